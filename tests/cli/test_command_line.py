@@ -46,14 +46,6 @@ def test_a_file_that_is_no_archive_is_told_in_one_line(
     c.fails(capsys, main([command, "given.zcr"]), pattern)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_python_says_the_same_as_the_command_line(fault: str) -> None:
-    make, pattern = FAULTS[fault]
-    make(Path("given.zcr"))
-    with pytest.raises(zcrecord.RecordError, match=pattern):
-        zcrecord.load_record("given.zcr")
-
-
 @pytest.mark.parametrize("command", ["info", "ls", "tree", "verify"])
 def test_the_one_archive_in_a_folder_is_opened(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     folder = Path("folder")
@@ -150,26 +142,6 @@ def test_version_names_package_and_format(command: Any, capsys: pytest.CaptureFi
     assert ended.value.code == 0
     version = re.escape(zcrecord.__version__)
     assert re.fullmatch(rf"(zcrecord|onnx2zc) {version}, archive format \d+\n", capsys.readouterr().out)
-
-
-@pytest.mark.slow
-def test_help_and_piped_output_import_no_rich_and_importing_zcrecord_imports_no_command_line(archive: Path) -> None:
-    code = f"""
-import sys, zcrecord
-assert not {{"rich", "argparse", "zcrecord.cli.dispatch", "zcrecord.cli.render", "zcrecord.cli.inspect"}} \
-    & set(sys.modules)
-from zcrecord.cli.dispatch import main
-for arguments in (["info"], ["ls"], ["tree"], ["verify", "-q"]):
-    assert main([arguments[0], {str(archive)!r}, *arguments[1:]]) == 0
-try:
-    main(["--help"])
-except SystemExit:
-    pass
-assert "rich" not in sys.modules
-"""
-    done = c.python("-c", code)
-    assert done.returncode == 0, done.stderr.decode()
-    assert b"usage: zcrecord" in done.stdout
 
 
 @pytest.mark.parametrize("command", c.COMMANDS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import re
@@ -13,15 +12,12 @@ from typing import Any
 
 import command_line as c
 import numpy as np
-import onnx
 import pytest
 import safetensors.numpy
-import zstandard
 
 import zcrecord.formats
 from zcrecord.cli import render
 from zcrecord.cli.dispatch import main
-from zcrecord.onnx import graph
 
 W = np.arange(6, dtype=np.float32).reshape(2, 3)
 np_peer: Any = safetensors.numpy
@@ -46,37 +42,6 @@ def test_converts_there_and_back(capsys: pytest.CaptureFixture[str]) -> None:
         f"again.safetensors: 2 tensors in 2 modules, {sizes['model.zcr']} bytes in"
     )
     assert Path("again.safetensors").read_bytes() == Path("model.safetensors").read_bytes()
-
-
-@pytest.mark.parametrize(
-    "source, dest",
-    [
-        ("model.safetensors", "out.npz"),
-        ("model.onnx", "out.zcr"),
-        ("model.onnx", "out.safetensors"),
-        ("model.onnx", "out.npz"),
-    ],
-)
-def test_converts_between_formats(source: str, dest: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    before = {p.name for p in tmp_path.iterdir()}
-    assert main(["convert", source, dest]) == 0
-    assert capsys.readouterr().out.startswith(f"{dest}: {2 if source != 'model.onnx' else 7} tensors")
-    assert {p.name for p in tmp_path.iterdir()} - before == {dest}
-
-
-def test_a_model_s_graph_survives_the_way_through_safetensors() -> None:
-    for source, dest in (("model.onnx", "a.zcr"), ("a.zcr", "b.safetensors"), ("b.safetensors", "c.zcr")):
-        assert main(["convert", source, dest, "--quiet"]) == 0
-    a, b = zcrecord.load_record("a.zcr"), zcrecord.load_record("c.zcr")
-    assert a.content_digest() == b.content_digest()
-    parts = graph.model_parts(b)
-    assert onnx.ModelProto.FromString(b"".join(parts)).graph.name == onnx.load("model.onnx").graph.name
-
-
-def test_an_archive_is_laid_out_anew() -> None:
-    zcrecord.save_record({"w": W}, "a.zcr")
-    assert main(["convert", "a.zcr", "b.zcr", "--alignment", "4096"]) == 0
-    assert zcrecord.load_record("b.zcr").info("w").offset % 4096 == 0
 
 
 def test_ties_that_are_written_again_are_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,17 +74,6 @@ def test_replaces_only_with_force_and_never_the_source(capsys: pytest.CaptureFix
     capsys.readouterr()
     same = ["convert", "model.zcr", "./model.zcr", "--force"]
     c.fails(capsys, main(same), "source and destination are the same file")
-
-
-def test_shards_are_as_large_as_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["convert", "model.safetensors", "model.zcr", "-q"]) == 0
-    assert main(["convert", "model.zcr", "new.safetensors", "--max-shard-size", "0.03kB"]) == 0
-    assert capsys.readouterr().out.startswith("new.safetensors: 2 tensors in 2 modules")
-    assert sorted(p.name for p in Path().glob("new*")) == [
-        "new-00001-of-00002.safetensors", "new-00002-of-00002.safetensors", "new.safetensors.index.json",
-    ]  # fmt: skip
-    assert main(["convert", "new.safetensors.index.json", "new.zcr", "-q"]) == 0
-    assert zcrecord.load_record("new.zcr").content_digest() == zcrecord.load_record("model.zcr").content_digest()
 
 
 def test_hands_its_options_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -215,17 +169,6 @@ def test_what_cannot_be_written_is_told(
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_content_counts_more_than_the_suffix(capsys: pytest.CaptureFixture[str]) -> None:
-    np.savez("a.npz", w=W)
-    zcrecord.save_record({"w": W}, "a.zcr")
-    for source in ("a.npz", "a.zcr", "model.safetensors"):
-        Path("wrong.onnx").write_bytes(Path(source).read_bytes())
-        assert main(["convert", "wrong.onnx", "out.zcr", "--force"]) == 0
-    capsys.readouterr()
-    told = main(["convert", "a.npz", "out.zcr", "--from", "onnx", "--force"])
-    c.fails(capsys, told, "a.npz: this is a .npz file, not an ONNX model; zcrecord convert makes an archive of it")
-
-
 def test_progress_without_a_terminal_is_a_line_now_and_then(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -251,22 +194,6 @@ def test_the_time_left_is_reckoned_from_the_first_byte(
     assert capsys.readouterr().err == "zcrecord: 750 B of 1.5 KiB, 50%, 68 B/s, 11 s left\n"
 
 
-@pytest.mark.parametrize("packed", ["gz", "zst"])
-def test_a_compressed_source_is_decompressed_on_the_way(packed: str, capsys: pytest.CaptureFixture[str]) -> None:
-    pack = gzip.compress if packed == "gz" else zstandard.compress
-    assert main(["convert", "model.safetensors", "plain.zcr", "-q"]) == 0
-    for name in ("model.safetensors", "model.onnx", "plain.zcr"):
-        assert main(["convert", name, "a.zcr", "-q", "-f"]) == 0
-        Path(f"{name}.{packed}").write_bytes(pack(Path(name).read_bytes()))
-        assert main(["convert", f"{name}.{packed}", "b.zcr", "-q", "-f"]) == 0
-        assert Path("a.zcr").read_bytes() == Path("b.zcr").read_bytes()
-    np.savez("model.npz", a=np.arange(3))
-    Path(f"x.npz.{packed}").write_bytes(pack(Path("model.npz").read_bytes()))
-    capsys.readouterr()
-    c.fails(capsys, main(["convert", f"x.npz.{packed}", "c.zcr"]), "npz cannot be read compressed; decompress it first")
-    c.fails(capsys, main(["convert", "model.onnx", f"c.zcr.{packed}"]), "no format has its suffix; name one")
-
-
 # A folder, as it was downloaded
 
 
@@ -280,17 +207,6 @@ def test_a_folder_stands_for_the_one_model_in_it(capsys: pytest.CaptureFixture[s
     assert zcrecord.formats.convert("repo", "c.zcr").source == os.path.join("repo", "model.safetensors")
     Path("repo/model.safetensors").unlink()
     assert zcrecord.formats.convert("repo", "d.zcr").source == os.path.join("repo", "pytorch_model.bin")
-
-
-def test_shards_in_a_folder_are_the_one_model_of_their_index(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("repo").mkdir()
-    assert main(["convert", "model.safetensors", "repo/model.safetensors", "--max-shard-size", "1", "--quiet"]) == 0
-    assert len(list(Path("repo").iterdir())) > 2
-    report = zcrecord.formats.convert("repo", "a.zcr")
-    assert report.source == os.path.join("repo", "model.safetensors.index.json")
-    zcrecord.formats.convert("model.safetensors", "b.zcr")
-    a, b = (zcrecord.load_record(path) for path in ("a.zcr", "b.zcr"))
-    assert {name: a[name].tobytes() for name in a} == {name: b[name].tobytes() for name in b}
 
 
 @pytest.mark.parametrize(

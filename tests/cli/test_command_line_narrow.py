@@ -103,27 +103,6 @@ def test_names_are_there_at_every_width(columns: int, archive: Path, monkeypatch
     assert columns < 40 or "bytes" in heading
 
 
-@pytest.mark.parametrize("columns", WIDTHS)
-def test_tree_and_diff_have_every_name_at_every_width(
-    columns: int, archive: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tree = shown(monkeypatch, columns, "tree", str(archive))
-    assert all(key in tree for key in ("c_attn", "weight", "bias", "experts", "wte", "重み", "epoch"))
-    diff = shown(monkeypatch, columns, "diff", str(archive), "other.zcr")
-    for told in ("lm_head.weight", "epoch", "license", "[1024,", "769]", "123456789012346", "float16"):
-        assert told in diff
-
-
-def test_progress_is_not_in_the_way_of_the_table(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    stream = c.Terminal()
-    monkeypatch.setattr(sys, "stdout", stream)
-    monkeypatch.setattr(sys, "stderr", stream)
-    assert main(["diff", str(archive), "other.zcr"]) == 1
-    table = stream.getvalue().rpartition("comparing")[2]
-    assert "lm_head.weight" in table  # after the bar's last line
-
-
 def test_names_keep_half_of_the_terminal_and_other_columns_leave_in_their_order() -> None:
     columns = [Column("name", breaks="fold"), Column("least", leaves=2), Column("most", "right", leaves=1)]
     row = ("n" * 50, "x" * 10, "9" * 12)
@@ -133,15 +112,6 @@ def test_names_keep_half_of_the_terminal_and_other_columns_leave_in_their_order(
     assert fitting_widths(columns, [row], 34) == [20, 0, 12]
     assert fitting_widths(columns, [row], 33) == [33, 0, 0]
     assert fitting_widths(columns, [row], 5) == [5, 0, 0]
-
-
-def test_lines_for_a_file_or_a_pipe_are_not_broken(
-    archive: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    assert main(["convert", str(archive), "out.npz"]) == 0
-    assert capsys.readouterr().out.count("\n") == 1
-    c.fails(capsys, main(["convert", str(archive), "out.npz"]), "out.npz: exists already; --force replaces it\n")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="platform: terminals of POSIX")

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -56,23 +55,6 @@ def test_a_file_that_is_no_model_is_told_in_one_line_and_leaves_nothing(
     assert sorted(tmp_path.iterdir()) == before
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        ([], "required: IN"),
-        (["a", "b", "c"], "unrecognized"),
-        (["a", "--alignment", "48"], "alignment 48 is not a power"),
-    ],
-)
-def test_wrong_usage_of_onnx2zc_is_status_2(
-    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        onnx2zc_main(arguments)
-    assert ended.value.code == 2
-    assert told in capsys.readouterr().err
-
-
 # onnx2zc
 
 
@@ -85,27 +67,11 @@ def test_onnx2zc_names_the_archive_after_the_model(capsys: pytest.CaptureFixture
     zcrecord.load_record("model.zcr", verify="full")
 
 
-def test_onnx2zc_replaces_an_archive_only_with_force(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("model.zcr").write_bytes(b"old")
-    c.fails(capsys, onnx2zc_main(["model.onnx"]), "model.zcr: exists already; .*--force", "onnx2zc: error: ")
-    assert Path("model.zcr").read_bytes() == b"old"
-    assert onnx2zc_main(["model.onnx", "--force"]) == 0
-    zcrecord.load_record("model.zcr", verify="full")
-
-
 @pytest.mark.parametrize("options", [[], ["--force"]])
 def test_onnx2zc_never_replaces_the_model_itself(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copy("model.onnx", "model.zcr")
     c.fails(capsys, onnx2zc_main(["model.zcr", *options]), "model.zcr: .*same file", "onnx2zc: error: ")
     assert Path("model.zcr").read_bytes() == c.DIGITS.read_bytes()
-
-
-def test_onnx2zc_reports_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert onnx2zc_main(["model.onnx", "out.zcr", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["source"], told["dest"], told["tensors"]) == ("model.onnx", "out.zcr", 7)
-    assert told["archive_bytes"] == Path("out.zcr").stat().st_size
-    assert told["input_bytes"] == c.DIGITS.stat().st_size
 
 
 def test_onnx2zc_hands_its_options_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -242,12 +208,6 @@ def test_to_onnx_goes_through_pipes(
     assert capsysbinary.readouterr() == (c.DIGITS.read_bytes(), b"")
 
 
-def test_to_onnx_of_an_archive_without_a_model_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    c.make_archive()
-    c.fails(capsys, main(["to-onnx", "model.zcr", "x.onnx"]), "model.zcr: no attribute 'onnx.graph'")
-    assert not Path("x.onnx").exists()
-
-
 def test_onnx2zc_writes_the_archive_to_standard_output_and_its_report_to_standard_error(
     capsysbinary: pytest.CaptureFixture[bytes],
 ) -> None:
@@ -282,16 +242,6 @@ def test_closed_standard_streams_are_told(monkeypatch: pytest.MonkeyPatch, capsy
     c.fails(capsys, main(["ls", "-"]), "standard input: is closed")
 
 
-def test_progress_without_a_terminal_is_a_line_now_and_then(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(render, "_PLAIN_REFRESH", 0)
-    assert onnx2zc_main(["model.onnx"]) == 0
-    assert re.search(r"^onnx2zc: 26\.4 KiB of 26\.4 KiB, 100%, [\d.]+ \w+/s, 0 s left$", capsys.readouterr().err, re.M)
-    assert onnx2zc_main(["model.onnx", "--force", "--quiet"]) == 0
-    assert capsys.readouterr() == ("", "")
-
-
 def test_progress_knows_the_size_of_a_redirected_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(render, "_PLAIN_REFRESH", 0)
     monkeypatch.setattr(sys, "stderr", errors := io.StringIO())
@@ -299,12 +249,6 @@ def test_progress_knows_the_size_of_a_redirected_file(monkeypatch: pytest.Monkey
         monkeypatch.setattr(sys, "stdin", model)
         assert onnx2zc_main(["-", "out.zcr"]) == 0
     assert "of 26.4 KiB, 100%" in errors.getvalue()
-
-
-def test_a_signal_s_own_handler_comes_back(capsys: pytest.CaptureFixture[str]) -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    assert onnx2zc_main(["model.onnx"]) == 0
-    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_progress_past_the_size_of_the_model_is_that_of_its_external_data(

@@ -16,10 +16,8 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from onnx import TensorProto, helper, numpy_helper
 
 import zcrecord
-from zcrecord.cli import render
 from zcrecord.cli.dispatch import main, onnx2zc_main
 from zcrecord.integrity.signing import sign
 from zcrecord.onnx import convert, target, tune, tuning
@@ -64,24 +62,6 @@ def test_an_archive_is_tuned_in_its_place_and_the_size_is_told_before(capsys: py
     assert tuning("model.zcr").used
 
 
-@pytest.mark.parametrize("count", [1, 300])
-def test_the_size_told_before_is_enough_if_nothing_is_packed(count: int, capsys: pytest.CaptureFixture[str]) -> None:
-    tables = [numpy_helper.from_array(np.full((90, 9), i, np.float32), f"table{i}") for i in range(count)]
-    nodes = [helper.make_node("Gather", [f"table{i}", "i"], [f"y{i}"]) for i in range(count)]
-    outputs = [helper.make_tensor_value_info(f"y{i}", TensorProto.FLOAT, None) for i in range(count)]
-    inputs = [helper.make_tensor_value_info("i", TensorProto.INT64, ["n"])]
-    made = helper.make_graph(nodes, "g", inputs, outputs, tables)
-    opset = helper.make_opsetid("", 17)
-    Path("tables.onnx").write_bytes(helper.make_model(made, opset_imports=[opset], ir_version=8).SerializeToString())
-    convert("tables.onnx", "tables.zcr")
-    assert main(["tune", "tables.zcr"]) == 0
-    out, err = capsys.readouterr()
-    ahead = re.search(r"at most (\d+) bytes", err)
-    assert ahead is not None and told(out)["packed"].startswith("0 of ")
-    size = Path("tables.zcr").stat().st_size
-    assert size <= int(ahead[1]) < 1.2 * size + 8192
-
-
 def test_removing_gives_the_bytes_from_before_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     before = Path("model.zcr").read_bytes()
     assert main(["tune", "model.zcr", "-q"]) == 0
@@ -124,23 +104,6 @@ def test_signatures_that_lapse_are_named(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["tune", "model.zcr"]) == 0
     lapsed = told(capsys.readouterr().out)["signatures"]
     assert lapsed == f"lapsed, of 1 key: {signed.key}; sign the tuned archive again"
-
-
-def test_an_archive_tuned_before_is_compared_with_itself_untuned(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tune", "model.zcr"]) == 0
-    first = capsys.readouterr()
-    assert main(["tune", "model.zcr"]) == 0
-    again = capsys.readouterr()
-    assert again.err == first.err
-    assert told(again.out) | {"seconds": ""} == told(first.out) | {"seconds": ""}
-
-
-def test_progress_follows_the_size(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(render, "_PLAIN_REFRESH", 0)
-    assert main(["tune", "model.zcr"]) == 0
-    first, *rest = capsys.readouterr().err.splitlines()
-    assert "will have at most" in first
-    assert rest and all(re.match(r"zcrecord: [\d.]+ (B|KiB) of [\d.]+ KiB, \d+%", line) for line in rest)
 
 
 @pytest.mark.parametrize(("arguments", "message"), [

@@ -11,14 +11,11 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import command_line as c
 import numpy as np
-import psutil
 import pytest
 import served
 
@@ -27,7 +24,6 @@ from zcrecord import DependencyError
 from zcrecord.cli import serving
 from zcrecord.cli.dispatch import main
 from zcrecord.cli.web_runtime import BUILDS, VERSION
-from zcrecord.transport import pack
 
 ARCHIVE = "/archive.zcr"
 WEIGHT = np.arange(3000, dtype=np.float32)
@@ -286,73 +282,11 @@ def test_ends_as_every_command_does(path: Path, by: signal.Signals, status: int,
     assert server.end(by) == (status, told)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(os.name != "posix", reason="platform: pseudo-terminals")
-def test_terminal_is_told_what_ends_it(path: Path) -> None:
-    ours, theirs = os.openpty()
-    command = [*served.COMMAND, str(path), "--port", "0"]
-    process = subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE, text=True, env=served.ENVIRONMENT)
-    os.close(theirs)
-    assert process.stderr is not None
-    assert process.stderr.readline() == "zcrecord: Ctrl-C ends the server\n"
-    assert os.read(ours, 100).startswith(b"http://127.0.0.1:")
-    process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=30)[1] == "zcrecord: interrupted\n"
-    assert process.returncode == 130
-    os.close(ours)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(os.name != "posix", reason="platform: a shell")
-def test_serves_whoever_closed_standard_output(path: Path) -> None:
-    command = ["/bin/sh", "-c", 'exec "$@" >&-', "sh", *served.COMMAND, str(path), "--port", "0"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=served.ENVIRONMENT)
-    listening: list[Any] = []
-    while process.poll() is None and not listening:
-        listening = [c for c in psutil.Process(process.pid).net_connections() if c.status == psutil.CONN_LISTEN]
-        time.sleep(0.02)
-    assert ask(f"http://127.0.0.1:{listening[0].laddr.port}/", ARCHIVE)[2] == path.read_bytes()
-    process.send_signal(signal.SIGTERM)
-    assert (process.communicate(timeout=30)[1], process.returncode) == ("", 0)
-
-
 def test_taken_port_is_told_if_it_was_asked_for(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         status = main(["serve", str(path), "--port", port])
     c.fails(capsys, status, f"127.0.0.1 port {port}: cannot listen there: Address already in use; --port 0")
-
-
-def test_host_that_is_not_of_this_machine_is_told_without_advice_on_ports(
-    path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["serve", str(path), "--host", "192.0.2.1", "--port", "0"]) == 1
-    told = capsys.readouterr().err
-    assert told.startswith("zcrecord: error: 192.0.2.1 port 0: cannot listen there: ") and told.count("\n") == 1
-    assert "--port" not in told
-
-
-@pytest.mark.slow
-def test_taken_port_is_another_if_none_was_asked_for(path: Path) -> None:
-    try:
-        taken = socket.create_server(("127.0.0.1", serving.PORT))
-    except OSError:  # somebody else has it, which does as well
-        taken = socket.socket()
-    with taken:
-        server = served.start(path, port=None)
-        assert server.port != serving.PORT
-        assert ask(server.url, "/")[0] == 200
-        assert server.end() == (0, "")
-
-
-@pytest.mark.parametrize("port", ["65536", "x", "-1"])
-def test_port_that_is_none_is_refused(path: Path, port: str, capsys: pytest.CaptureFixture[str]) -> None:
-    try:
-        status = main(["serve", str(path), "--port", port])
-    except SystemExit as end:
-        status = int(end.code or 0)
-    assert status in (1, 2)
-    assert "port" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -378,13 +312,6 @@ def test_samples_that_no_model_can_be_run_over_are_refused_at_once(
 ) -> None:
     status = main(["serve", str(path), "--samples", str(path)])
     c.fails(capsys, status, "samples need the tensors `images` .or `inputs`. and `labels`; one of the two is missing")
-
-
-def test_packed_archive_is_not_served(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pack(path, tmp_path / "m.zcr.zst")
-    status = main(["serve", str(tmp_path / "m.zcr.zst")])
-    c.fails(capsys, status, "m.zcr.zst: is packed or attached to a program, .* unpack or detach it first")
-    c.fails(capsys, main(["serve", str(path), "--samples", str(tmp_path / "m.zcr.zst")]), "is packed")
 
 
 @pytest.mark.slow

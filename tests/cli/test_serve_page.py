@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -44,7 +44,6 @@ NARROW = [d.name for d in KNOWN if d.packed and "float" not in d.name]
 WHOLE = [d.name for d in KNOWN if d.name not in (*FLOATS, *NARROW) and not d.name.startswith("complex")]
 HTML = ["<img src=x onerror=alert(1)>", "<script>alert(1)</script>", "</script><b>x</b>", "</title><i>", "&lt;u&gt;"]
 HOSTILE = [*names.NAMES, *HTML]
-Scheme = Literal["light", "dark"]
 MINI = [name for name in FLOATS if name not in ("float32", "float64")]
 
 
@@ -171,21 +170,6 @@ def test_every_element_type_is_shown(pages: Pages, site: dict[str, str]) -> None
         assert told == ["8", "0", most, "0.625", "3", "2"], name
 
 
-def test_what_is_no_number_is_counted_apart(pages: Pages, site: dict[str, str]) -> None:
-    page = visit(pages(), site["kinds"])
-    choose(page, "odd")
-    found = facts(page)
-    assert [found["not a number"], found["infinite"], found["zeros"]] == ["2", "2", "1"]
-    assert [found["smallest"], found["largest"], found["mean"]] == ["-1.5", "3.25", "1.0625"]
-
-
-def test_other_shapes_are_shown_too(pages: Pages, site: dict[str, str]) -> None:
-    page = visit(pages(), site["kinds"])
-    for name, mean in (("turned", "5.5"), ("complex", "2.5"), ("scalar", "0.25")):
-        choose(page, name)
-        assert facts(page)["mean"] == mean, name
-
-
 def test_strings_are_listed_and_nothing_is_of_no_elements(pages: Pages, site: dict[str, str], folder: Path) -> None:
     page = visit(pages(), site["kinds"])
     choose(page, "texts")
@@ -213,53 +197,6 @@ def test_heat_map_tells_what_is_pointed_at(pages: Pages, site: dict[str, str]) -
     expect(line).to_have_text("[1, 2] = 3.25")
 
 
-def test_legend_of_a_tensor_of_one_value_has_no_number_twice(pages: Pages, tmp_path: Path) -> None:
-    record = {"zeros": np.zeros((4, 4), np.float32), "nans": np.full((4, 4), np.nan, np.float32)}
-    zcrecord.save_record(record, tmp_path / "m.zcr")
-    with served.served(tmp_path / "m.zcr") as url:
-        page = visit(pages(), url)
-        for name, legend, colours in (("zeros", "0", 1), ("nans", "0not a number", 2)):
-            choose(page, name)
-            facts(page)
-            expect(page.locator(".scale")).to_have_text(legend)
-            expect(page.locator(".scale .colour")).to_have_count(colours)
-
-
-def in_window(page: Page, selector: str) -> bool:
-    """Return True if an element is wholly in the window."""
-    script = "e => { const { top, bottom } = e.getBoundingClientRect(); return top >= 0 && bottom <= innerHeight; }"
-    return bool(page.locator(selector).evaluate(script))
-
-
-def test_tensor_chosen_in_the_facts_is_told_of_in_the_window(pages: Pages, site: dict[str, str]) -> None:
-    page = visit(pages(height=600), site["kinds"])
-    page.locator("#facts").get_by_role("button", name="normal", exact=True).click()
-    expect(page.locator("#details h3")).to_have_text("normal")
-    assert in_window(page, "#details h3")
-    assert in_window(page, "#details h2")
-
-
-def test_only_a_click_in_a_picture_brings_details_into_the_window(pages: Pages, site: dict[str, str]) -> None:
-    page = visit(pages(height=300), site["kinds"])
-    name = page.locator("#details h3")
-    for picture in ("#treemap .stage", "#map .stage"):
-        page.locator(picture).focus()
-        page.evaluate("scrollTo(0, document.querySelector('#details').getBoundingClientRect().bottom + scrollY)")
-        page.keyboard.press("Home")
-        for _ in range(2):  # in the map what comes first is no tensor
-            page.keyboard.press("ArrowRight")
-        page.keyboard.press("Enter")
-        assert not in_window(page, "#details h3")
-        page.locator(picture).click(position={"x": 100, "y": 60})
-        expect(name).to_have_text("large")
-        assert in_window(page, "#details h3")
-        page.get_by_role("treeitem").first.click()
-    page.set_viewport_size({"width": 1280, "height": 3000})
-    before = page.evaluate("scrollY")
-    page.locator("#treemap .stage").click(position={"x": 100, "y": 60})
-    assert page.evaluate("scrollY") == before
-
-
 # Digests.
 
 
@@ -271,14 +208,6 @@ def test_digest_is_checked_of_bytes_that_are_fetched_anyway(pages: Pages, site: 
         expect(page.locator(".reading .status")).to_contain_text("read, its digest matches.")
         nbytes = zcrecord.load_record(folder / "kinds.zcr").info(name).nbytes
         assert page.evaluate("zcrecordPage.traffic.nbytes") - before == nbytes, name
-
-
-def test_digest_of_a_sample_or_of_pieces_is_told_not_to_be_checked(pages: Pages, site: dict[str, str]) -> None:
-    page = visit(pages(), site["kinds"])
-    choose(page, "large")
-    expect(page.locator(".reading .status")).to_contain_text("read, in 16 stretches, digest not checked.")
-    page.get_by_role("button", name="Read all of it, 24.0 MiB").click()
-    expect(page.locator(".reading .status")).to_contain_text("of 24.0 MiB (25,165,824 bytes) read, digest not checked.")
 
 
 def test_damaged_tensor_is_told_and_nothing_is_shown_of_it(pages: Pages, tmp_path: Path) -> None:
@@ -311,14 +240,6 @@ def test_view_of_a_larger_payload_is_read_without_the_rest_of_it(pages: Pages, t
         choose(page, "view")
         expect(page.locator(".reading .status")).to_contain_text("read, digest not checked.")
         assert page.evaluate("zcrecordPage.traffic.nbytes") - before == 4096
-
-
-def test_nothing_is_said_of_digests_where_there_are_none(pages: Pages, tmp_path: Path) -> None:
-    zcrecord.save_record({"w": np.ones(4)}, tmp_path / "m.zcr", digest="none")
-    with served.served(tmp_path / "m.zcr") as url:
-        page = visit(pages(), url)
-        choose(page, "w")
-        expect(page.locator(".reading .status")).to_have_text("32 bytes of 32 bytes read.")
 
 
 # Large ones.
@@ -376,21 +297,6 @@ def test_replaced_archive_is_told_and_can_be_opened_again(pages: Pages, tmp_path
         assert facts(page)["mean"] == "2"
 
 
-def test_archive_that_became_shorter_can_be_opened_again_and_nothing_is_shown_of_it(
-    pages: Pages, tmp_path: Path
-) -> None:
-    path = tmp_path / "m.zcr"
-    zcrecord.save_record({"w": np.ones(1 << 18, np.float32)}, path)
-    with served.served(path) as url:
-        page = visit(pages(), url)
-        os.truncate(path, 1 << 10)
-        choose(page, "w")
-        expect(page.get_by_role("alert")).to_contain_text("has become shorter since it was opened; open it again")
-        expect(page.get_by_role("button", name="Open it again")).to_be_visible()
-        expect(page.locator(".heatmap")).to_have_count(0)
-    pages.expect_complaints("416")
-
-
 def test_server_that_ended_is_asked_after(pages: Pages, tmp_path: Path) -> None:
     path = tmp_path / "m.zcr"
     zcrecord.save_record({"w": np.ones(1 << 18, np.float32)}, path)
@@ -417,39 +323,6 @@ def test_archive_that_is_damaged_or_gone_is_told_in_place(pages: Pages, tmp_path
         expect(page.locator("#summary.error")).to_contain_text("the file is damaged, copy it again")
         expect(page.locator("main")).to_be_hidden()
     pages.expect_complaints("404")
-
-
-def test_file_that_is_gone_is_told_in_the_head_until_it_is_back(pages: Pages, tmp_path: Path) -> None:
-    path, away = tmp_path / "m.zcr", tmp_path / "away"
-    zcrecord.save_record({"w": np.ones(8), "v": np.zeros(8)}, path)
-    with served.served(path) as url:
-        page = visit(pages(), url)
-        before = page.locator("#summary").inner_text()
-        os.rename(path, away)
-        choose(page, "w")
-        expect(page.locator("#summary.error")).to_contain_text("there is no such file: the server answered 404")
-        again = page.get_by_role("button", name="Open it again")
-        expect(again).to_be_visible()
-        os.rename(away, path)
-        choose(page, "v")
-        expect(page.locator("#summary")).to_have_text(before)
-        expect(again).to_be_hidden()
-    pages.expect_complaints("404")
-
-
-def test_what_is_no_archive_can_be_opened_again_when_it_is_one(pages: Pages, tmp_path: Path) -> None:
-    path = tmp_path / "m.zcr"
-    zcrecord.save_record({"w": np.ones(8)}, path)
-    with served.served(path) as url:
-        whole = path.read_bytes()
-        path.write_bytes(b"something else" * 40)
-        page = pages()
-        page.goto(url)
-        expect(page.locator("#summary.error")).to_be_visible()
-        path.write_bytes(whole)
-        page.get_by_role("button", name="Open it again").click()
-        expect(page.locator("html[data-ready=all]")).to_be_attached()
-        expect(page.locator("#summary")).to_contain_text("1 tensor in an archive of")
 
 
 def test_hostile_names_are_text(pages: Pages, site: dict[str, str]) -> None:
@@ -501,16 +374,6 @@ def test_digits_are_told_as_onnx_runtime_does(pages: Pages, site: dict[str, str]
     expect(wrong).to_have_count(360 - right)
     expect(page.locator(".samples canvas")).to_have_count(60)
     assert page.locator("#model progress").is_hidden()
-
-
-def test_without_webgpu_there_is_a_word_and_webassembly(pages: Pages, site: dict[str, str]) -> None:
-    page = pages()
-    page.add_init_script("Object.defineProperty(Navigator.prototype, 'gpu', { value: undefined })")
-    visit(page, site["digits"])
-    expect(page.locator("#model .note").first).to_contain_text("no WebGPU")
-    expect(page.get_by_role("radio", name="WebGPU")).to_be_disabled()
-    page.get_by_role("button", name="Run it on the samples").click()
-    expect(page.locator(".score")).to_contain_text(f"350 of 360 right, 97.2 %. onnxruntime-web {VERSION}: WebAssembly")
 
 
 def test_browser_without_jspi_runs_the_other_build(pages: Pages, site: dict[str, str]) -> None:
@@ -671,37 +534,7 @@ def test_policy_lets_a_page_fetch_no_more_than_onnxruntime_web(
     pages.expect_complaints("Content Security Policy")
 
 
-def test_model_without_samples_says_how_to_run_it(pages: Pages, folder: Path) -> None:
-    with served.served(folder / "digits.zcr") as url:
-        page = visit(pages(), url)
-        expect(page.locator("#model")).to_contain_text("start with --samples ARCHIVE")
-
-
 # How it looks, and who can use it.
-
-
-def is_dark(page: Page) -> bool:
-    """Return True if a page has a dark ground."""
-    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    return sum(int(v) for v in ground[4:-1].split(",")) < 3 * 128
-
-
-@pytest.mark.parametrize(("width", "schemes"), [(360, ("dark", "light")), (1280, ("light", "dark"))], ids=str)
-def test_fits_the_window_in_its_colours(
-    pages: Pages, site: dict[str, str], width: int, schemes: tuple[Scheme, Scheme]
-) -> None:
-    page = visit(pages(width=width, scheme=schemes[0]), site["digits"])
-    choose(page, "features.0.weight")
-    facts(page)
-    assert logits(page, "WebAssembly").shape == (360, 10)
-    assert not scrolls_sideways(page)
-    assert is_dark(page) == (schemes[0] == "dark")
-    picture = page.locator(".heatmap canvas").evaluate("c => c.toDataURL()")
-    page.emulate_media(color_scheme=schemes[1])
-    other = "(picture) => document.querySelector('.heatmap canvas').toDataURL() !== picture"
-    page.wait_for_function(other, arg=picture)
-    assert not scrolls_sideways(page)
-    assert is_dark(page) == (schemes[1] == "dark")
 
 
 def test_all_of_it_can_be_done_by_keyboard(pages: Pages, site: dict[str, str]) -> None:

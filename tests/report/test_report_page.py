@@ -5,7 +5,6 @@ What is in the page is in test_report. A page that complains, of its own policy 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,6 @@ import pytest
 from attacks import names as hostile
 
 import zcrecord
-from zcrecord.onnx import convert, tune
 from zcrecord.report import report
 
 if TYPE_CHECKING:
@@ -148,28 +146,6 @@ def test_says_what_the_archive_is(opened: Open, folder: Path) -> None:
     assert re.search(r"layers\.2\.heads\s+2", facts)
 
 
-def test_the_facts_have_the_machines_that_an_archive_is_tuned_for(pages: Pages, tmp_path: Path) -> None:
-    convert(DIGITS, tmp_path / "model.zcr")
-    (target,) = tune(tmp_path / "model.zcr").targets
-    report(tmp_path / "model.zcr", tmp_path / "model.html", durable=False)
-    page = pages()
-    page.goto((tmp_path / "model.html").as_uri())
-    page.wait_for_selector("html[data-ready=all]")
-    told = json.loads(target)
-    line = (
-        f"onnxruntime {told['onnxruntime']}, {told['provider']}, {told['machine']}, CPU with {', '.join(told['cpu'])}"
-    )
-    assert re.search(rf"tuned for\s+{re.escape(line)[:300]}", page.locator("#facts").inner_text())
-
-
-def test_legends_say_what_the_colours_are(opened: Open) -> None:
-    page = opened()
-    types = ["float32", "float16", "int8", "float64"]
-    assert page.locator("#treemap .legend li").all_inner_texts() == types
-    parts = ["header, index, trailer", *types, "bytes of attributes", "zeros between"]
-    assert page.locator("#map .legend li").all_inner_texts() == parts
-
-
 def test_space_adds_up_to_the_archive(opened: Open, folder: Path) -> None:
     cells = opened().locator("table", has_text="payloads, as stored").locator("tbody tr").all_inner_texts()
     numbers = [int(re.split(r"\t", text)[1].replace(",", "")) for text in cells]
@@ -202,13 +178,6 @@ def test_modules_open_and_tensors_tell_their_details(opened: Open, folder: Path)
     assert detail(page, "value") == "'of the model'"
     row(page, "head").click()
     assert "turned" not in rows(page)
-
-
-def test_equal_bytes_name_what_they_are_stored_with(opened: Open) -> None:
-    page = opened()
-    page.get_by_role("searchbox").fill("1.attention.bias")
-    row(page, "layers.1.attention.bias").click()
-    assert detail(page, "stored once with") == "layers.0.attention.bias, layers.2.attention.bias"
 
 
 def test_keyboard_alone_gets_everywhere_in_the_tree(opened: Open) -> None:
@@ -283,31 +252,6 @@ def test_treemap_names_what_is_pointed_at_and_chooses_it(opened: Open) -> None:
     assert page.locator("#map .mark").count() == 3  # it goes on in the rows below
 
 
-def test_areas_of_deep_modules_are_in_proportion_to_their_bytes(opened: Open) -> None:
-    page = opened("deep")
-    page.locator("#facts").get_by_role("button", name=re.compile("largest$")).click()
-    assert detail(page, "bytes").startswith("50.6 KiB")
-    script = """() => {
-        const [mark, stage] = ['#treemap .mark', '.treemap'].map((s) => document.querySelector(s));
-        return (mark.clientWidth * mark.clientHeight) / (stage.clientWidth * stage.clientHeight);
-    }"""
-    assert 0.72 / 1.3 < page.evaluate(script) < 0.72 * 1.3
-
-
-def test_what_is_chosen_in_the_facts_is_told_of_in_the_window(opened: Open) -> None:
-    page = opened(height=500)
-    name = page.locator("#details h3")
-    in_window = "e => { const { top, bottom } = e.getBoundingClientRect(); return top >= 0 && bottom <= innerHeight; }"
-    page.locator("#facts").get_by_role("button", name="layers.2.attention.weight").click()
-    assert (name.inner_text(), name.evaluate(in_window)) == ("layers.2.attention.weight", True)
-    page.locator(".treemap").focus()
-    page.evaluate("scrollTo(0, document.querySelector('#details').getBoundingClientRect().bottom + scrollY)")
-    press(page, "Home", "Enter")
-    assert not name.evaluate(in_window)
-    page.locator(".treemap").click(position={"x": 20, "y": 100})
-    assert name.evaluate(in_window)
-
-
 def test_what_is_chosen_elsewhere_is_opened_and_in_view_in_the_tree(opened: Open) -> None:
     page = opened()
     page.get_by_role("button", name="layers.2.attention.weight").click()
@@ -319,23 +263,6 @@ def test_what_is_chosen_elsewhere_is_opened_and_in_view_in_the_tree(opened: Open
         return row.top >= list.top && row.bottom <= list.bottom;
     }"""
     assert page.evaluate(script)
-
-
-def test_record_tells_what_its_tensors_take_and_what_is_stored_of_them(opened: Open, folder: Path) -> None:
-    page = opened()
-    with zcrecord.load_record(folder / "model.zcr") as record:
-        infos = [record.info(name) for name in record]
-    assert f"({sum(info.nbytes for info in infos):,} bytes)" in detail(page, "bytes")
-    stored = {info.offset: info.nbytes for info in infos if info.nbytes}
-    assert f"({sum(stored.values()):,} bytes)" in detail(page, "stored in")
-
-
-def test_choosing_a_module_marks_all_of_its_bytes(opened: Open) -> None:
-    page = opened()
-    row(page, "layers").click()
-    assert detail(page, "tensors") == "9"
-    assert page.locator("#treemap .mark").count() == 7  # three biases are one payload
-    assert page.locator("#map .mark").count() >= 7
 
 
 def test_keyboard_alone_goes_through_both_pictures(opened: Open) -> None:
@@ -395,35 +322,6 @@ def test_fits_every_window_and_can_be_read(opened: Open, name: str, scheme: str,
     lightness = sum(rgb(page.evaluate("getComputedStyle(document.body).backgroundColor")))
     assert lightness > 600 if scheme == "light" else lightness < 200
     assert worst_contrast(page) >= 4.5
-
-
-def test_type_names_are_whole_words_in_a_narrow_window(opened: Open) -> None:
-    page = opened(width=360)
-    script = """() => [...document.querySelectorAll("tbody .whole, tbody .typed")].map((cell) => {
-        const [text, range] = [cell.lastChild, document.createRange()];
-        const [first] = text.data.split(" ");
-        range.setStart(text, 0);
-        range.setEnd(text, first.length);
-        return [first, new Set([...range.getClientRects()].map((r) => r.top)).size];
-    })"""
-    lines = page.evaluate(script)
-    assert len(lines) > 5
-    assert {count for _, count in lines} == {1}, lines
-
-
-def test_pictures_follow_when_the_scheme_or_the_width_changes(opened: Open) -> None:
-    page = opened(scheme="light")
-    looks = [f"document.querySelectorAll('canvas')[{i}].toDataURL()" for i in range(2)]
-    before = [page.evaluate(look) for look in looks]
-    changed = f"(before) => [{', '.join(looks)}].every((look, i) => look !== before[i])"
-    page.emulate_media(color_scheme="dark")
-    page.wait_for_function(changed, arg=before)
-    dark = [page.evaluate(look) for look in looks]
-    page.set_viewport_size({"width": 500, "height": 700})
-    page.wait_for_function(changed, arg=dark)
-    assert all(page.evaluate(look) != first for look, first in zip(looks, before, strict=True))
-    row(page, "embed").click()
-    assert page.locator("#treemap .mark").count() == 1
 
 
 def rgb(text: str) -> tuple[float, ...]:
