@@ -99,7 +99,7 @@ CORE = (
     "tests/writing",
     "tests/storage",
     "tests/onnx/test_onnx_wire.py",
-    "tests/embed/test_c_reader.py",
+    "tests/embed/test_readers.py",
     "tests/embed/test_c_reader_calls.py",
     "tests/embed/test_rust_reader.py",
 )

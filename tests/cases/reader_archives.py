@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import malformed_attributes
+import malformed_contents
+import malformed_header
+import malformed_index
+import malformed_modules
+import malformed_names
+import malformed_payloads
+import malformed_tensors
 import numpy as np
 from changed_bytes import regions, resealed, with_crc
 from costly_archives import BIG, large, tensors
@@ -16,6 +23,10 @@ from forge import VECTORS, Forge, build_index
 from malformed import Case, compact, plain, rich, saved
 from readers import Level, Mode, Question
 
+MALFORMED = (
+    malformed_attributes, malformed_contents, malformed_header, malformed_index, malformed_modules, malformed_names,
+    malformed_payloads, malformed_tensors,
+)  # fmt: skip
 GOLDEN = Path(__file__).parents[1] / "conformance" / "valid"
 MOSTLY: list[Level] = ["i", "i", "f"]
 MODES: dict[str | None, Mode] = {None: "w", "prefix": "p", "suffix": "s"}
@@ -90,8 +101,7 @@ def catalogue() -> Iterator[bytes]:
     starts = [plain(front=front, sealed=sealed) for front in (True, False) for sealed in (True, False)]
     starts += [rich(), compact()]
     ends = [start.seal() for start in starts]
-    names = ("attributes", "contents", "header", "index", "modules", "names", "payloads", "tensors")
-    for module in [importlib.import_module(f"test_malformed_{name}") for name in names]:
+    for module in MALFORMED:
         lists = [value for value in vars(module).values() if isinstance(value, list)]
         for case in [item for found in lists for item in found if isinstance(item, Case)]:
             for data in ends:

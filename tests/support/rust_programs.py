@@ -12,11 +12,12 @@ from pathlib import Path
 
 from exhaustive import whole
 
-__all__ = ["READER", "SOURCES", "build", "compile_rust", "compilers", "editions"]
+__all__ = ["CHECKED", "READER", "SOURCES", "build", "checker", "compile_rust", "compilers", "editions"]
 
 SOURCES = Path(__file__).parents[1] / "programs" / "rust"
 READER = Path(__file__).parents[2] / "zcrecord" / "embed" / "zcrecord.rs"
 DEBIANS = "/usr/bin/rustc"
+CHECKED = ("-C", "opt-level=1", "-C", "debug-assertions=on", "-C", "overflow-checks=on")
 
 
 @lru_cache
@@ -53,3 +54,8 @@ def build(rustc: str, source: Path, out: Path, *flags: str, edition: str = "2021
     done = compile_rust(rustc, source, out, *flags, edition=edition)
     assert done.returncode == 0 and not done.stderr, f"{rustc} {source} {flags}\n{done.stderr[-6000:]}"
     return out
+
+
+def checker(folder: Path) -> Path:
+    """Build the checker of readers.py by the first compiler."""
+    return build(compilers()[0], SOURCES / "checker.rs", folder / "rust", *CHECKED)

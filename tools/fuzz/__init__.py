@@ -12,4 +12,4 @@ __all__ = ["CORPUS", "ROOT"]
 
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS = ROOT / "tests" / "data" / "corpus"
-sys.path.insert(0, str(ROOT / "tests" / "support"))  # for `forge`, `malformed` and `readers`, which are no package's
+sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("support", "cases")]  # which are no packages

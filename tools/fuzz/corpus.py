@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from reader_archives import catalogue
 from readers import Question, ours
 
 import zcrecord
@@ -27,8 +28,6 @@ __all__ = ["everything", "inputs", "make", "try_every_way"]
 MOST = {"archive": 4096, "model": 900}  # bytes of an input
 SUFFIXES = {"archive": "zcr", "model": "onnx"}
 MOST_FOR_EDGES = 1000  # of one that only the readers in C and Rust go another way for
-# They change one byte or number after another, or are about archives of megabytes.
-NOT_GATHERED = {"test_malformed_fuzz", "test_malformed_agreement", "test_malformed_cost"}
 WAYS: tuple[tuple[Any, Any], ...] = tuple(
     (level, embedded) for level in ("touch", "index", "full") for embedded in (None, "prefix", "suffix")
 )
@@ -55,38 +54,10 @@ def try_every_way(data: bytes) -> None:
     ours(Question(data, "w", "f"))  # as an archive and nothing else, whatever it looks like
 
 
-class _Gathering:
-    """A plugin of pytest that keeps whatever bytes the tests load."""
-
-    def __init__(self) -> None:
-        self.found: list[bytes] = []
-
-    def pytest_runtest_setup(self) -> None:
-        load = zcrecord.load_record
-        if load.__name__ == "gathering":
-            return
-
-        def gathering(source: Any, **options: Any) -> Any:
-            if isinstance(source, bytes) and len(source) <= MOST["archive"]:
-                self.found.append(source)
-            return load(source, **options)
-
-        zcrecord.load_record = gathering
-
-
 def forged() -> list[bytes]:
     """Return the archives that the tests forge, and golden ones."""
-    import pytest
-
-    tests = CORPUS.parent
-    files = [str(path) for path in tests.glob("test_malformed_*.py") if path.stem not in NOT_GATHERED]
-    gathering = _Gathering()
-    load = zcrecord.load_record
-    failed = pytest.main(["-q", "-p", "no:cacheprovider", *files], plugins=[gathering])
-    zcrecord.load_record = load
-    assert not failed
-    assert len(gathering.found) > 500
-    return gathering.found + [path.read_bytes() for path in sorted((tests / "conformance" / "valid").glob("*.zcr"))]
+    golden = (ROOT / "tests" / "conformance" / "valid").glob("*.zcr")
+    return [*catalogue(), *(path.read_bytes() for path in sorted(golden))]
 
 
 def models() -> Iterator[bytes]:
