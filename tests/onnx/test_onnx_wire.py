@@ -164,6 +164,13 @@ def test_a_graph_given_twice_is_merged() -> None:
     assert onnx.ModelProto.FromString(back) == onnx.ModelProto.FromString(data)
 
 
+def test_a_message_without_tensors_keeps_a_length_that_is_longer_than_it_need_be() -> None:
+    node = field(2, b"y") + field(4, b"Relu")
+    graph_ = b"\x0a" + bytes([len(node) | 128, 128, 0]) + node
+    data = b"\x3a" + bytes([len(graph_) | 128, 128, 128, 0]) + graph_
+    assert m.converted(data).attributes["onnx.graph"] == data
+
+
 def attribute(*fields: bytes) -> bytes:
     """A model with one Constant node, whose attribute has these fields."""
     return wire_model(graph=field(1, [field(2, b"c"), field(5, [field(1, b"value"), *fields])]))
@@ -410,9 +417,9 @@ def test_changed_bytes_are_an_error_or_an_archive_that_verifies() -> None:
     (field(7, b"\xff\xff\xff\xff\x7f\x00"), "a tag of more than 32 bits"),
     (b"\x3a" + varint(2**31), "claims 2147483648 bytes, more than protobuf's 2 GiB"),
     (b"\x3a\x05\x0a", "a node|the stream ends inside a field|inside"),
-    (field(7, field(1, b"\x2a\x05\x0a")), "an attribute reaches past the end of its node"),
-    (field(7, field(1, field(5, b"\x0a\x05"))), "an attribute ends inside a field|field 1 reaches past"),
-    (field(7, field(1, b"\x0a\x05")), "a node ends inside a field"),
+    (field(7, field(1, b"\x2a\x05\x0a")), "field 5 reaches past the end of the message it is in"),
+    (field(7, field(1, field(5, b"\x0a\x05"))), "field 1 reaches past the end of the message it is in"),
+    (field(7, field(1, b"\x0a\x05")), "field 1 reaches past the end of the message it is in"),
 ])  # fmt: skip
 def test_malformed_messages_are_refused_with_the_offset(data: bytes, message: str) -> None:
     error = refused(data, message)
@@ -485,17 +492,18 @@ def test_shapes_beyond_what_an_archive_holds_are_refused() -> None:
 
 
 def test_nesting_is_limited_as_protobuf_limits_it() -> None:
-    def nested(depth: int) -> bytes:
-        inner = field(5, FLOAT + NAME + field(9, bytes(4)))
+    tensor, nodes = field(5, FLOAT + NAME + field(9, bytes(4))), field(1, field(2, b"x")) * 20
+
+    def nested(depth: int, inner: bytes = tensor) -> bytes:
         for _ in range(depth):
             inner = field(1, field(3, b"n") + field(5, field(1, b"a") + field(6, inner)))
         return field(7, inner)
 
     assert len(m.converted(nested(32))) == len(list(m.every_tensor(onnx.ModelProto.FromString(nested(32))))) == 1
-    for depth in (33, 34, 5000):
-        refused(nested(depth), "nested more than 100 deep; flatten the model")
+    for data in (nested(33), nested(34), nested(5000), nested(33, nodes)):
+        refused(data, "nested more than 100 deep; flatten the model")
         with pytest.raises(Exception, match=r"(?i)pars|decod"):
-            onnx.ModelProto.FromString(nested(depth))
+            onnx.ModelProto.FromString(data)
     group = varint(100 << 3 | 3) * 101 + varint(100 << 3 | 4) * 101
     refused(wire_model() + group, "nested more than 100 deep")
 

@@ -8,8 +8,6 @@ Source: onnx's docs/IR.md; onnx.proto for the fields.
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from zcrecord.errors import printable
@@ -62,13 +60,13 @@ def interface_of(model: Any, initializers: Any = b"") -> ModelInterface:
         OnnxError: it is malformed.
     """
     found = ModelInterface(0, [], [], set())
-    reader = ProtobufReader(model if hasattr(model, "readinto") else io.BytesIO(model))
-    for _, tag, value in _fields(reader, OPEN_END):
+    reader = ProtobufReader(model)
+    for _, tag, value in reader.fields():
         if tag == _VERSION:
             found = found._replace(version=value)
         elif tag == _GRAPH:
-            _add_graph(reader, _end(reader, value), found)
-    _add_graph(ProtobufReader(io.BytesIO(initializers)), OPEN_END, found)
+            _add_graph(reader, reader.offset + value, found)
+    _add_graph(ProtobufReader(initializers), OPEN_END, found)
     return found
 
 
@@ -97,7 +95,7 @@ def difference(model: ModelInterface, other: ModelInterface) -> str | None:
 
 def _same_type(one: bytes, other: bytes, *, exact: bool) -> bool:
     """Return True if two types are equal, however they are written; or, unless `exact`, the other tells more."""
-    a, b = (_plain(ProtobufReader(io.BytesIO(data)), len(data), _TYPES, 0) for data in (one, other))
+    a, b = (_plain(ProtobufReader(data), len(data), _TYPES, 0) for data in (one, other))
     return a == b or (not exact and _tells(b, a))
 
 
@@ -122,12 +120,12 @@ def without_constant_inputs(model: Any) -> bytes:
     if found.version >= OVERRIDABLE:
         return bytes(model)
     kept, number = Skeleton(), 0
-    reader = ProtobufReader(io.BytesIO(model), kept)
-    for start, tag, value in _fields(reader, OPEN_END):
+    reader = ProtobufReader(model, kept)
+    for start, tag, value in reader.fields():
         if tag != _GRAPH:
             continue
-        end, mark = _end(reader, value), reader.open(start, tag, value)
-        for at, inner, nbytes in _fields(reader, end):
+        end, mark = reader.offset + value, reader.open(start, tag, value)
+        for at, inner, nbytes in reader.fields(end):
             if inner == _INPUT:
                 if found.inputs[number][0] in found.initial:
                     reader.drop(at)
@@ -140,21 +138,21 @@ def without_constant_inputs(model: Any) -> bytes:
 
 
 def _add_graph(reader: ProtobufReader, end: int, found: ModelInterface) -> None:
-    for _, tag, value in _fields(reader, end):
-        after = _end(reader, value)
+    for _, tag, value in reader.fields(end):
+        after = reader.offset + value
         if tag in (_INPUT, _OUTPUT):
             (found.inputs if tag == _INPUT else found.outputs).append(_value_info(reader, after))
         elif tag == _INITIALIZER:
             found.initial.add(_name_of(reader, after))
         elif tag == _SPARSE:
-            for _, inner, nbytes in _fields(reader, after):
+            for _, inner, nbytes in reader.fields(after):
                 if inner == _VALUES:
-                    found.initial.add(_name_of(reader, _end(reader, nbytes)))
+                    found.initial.add(_name_of(reader, reader.offset + nbytes))
 
 
 def _value_info(reader: ProtobufReader, end: int) -> tuple[str, bytes]:
     name, told = "", b""
-    for _, tag, value in _fields(reader, end):
+    for _, tag, value in reader.fields(end):
         if tag == _NAME:
             name = reader.text(value).decode("utf-8", "replace")
         elif tag == _TYPE:
@@ -167,9 +165,9 @@ def _plain(reader: ProtobufReader, end: int, children: dict[int, Any], depth: in
     if depth > MAX_NESTING:
         raise reader.fail(f"a type nested more than {MAX_NESTING} deep")
     found: list[tuple[int, Any]] = []
-    for _, tag, value in _fields(reader, end):
+    for _, tag, value in reader.fields(end):
         if tag in children:
-            found.append((tag, _plain(reader, _end(reader, value), children[tag], depth + 1)))
+            found.append((tag, _plain(reader, reader.offset + value, children[tag], depth + 1)))
         elif tag & 7 == VARINT:
             found.append((tag, value))
         elif tag & 7 == LEN and value:
@@ -178,26 +176,8 @@ def _plain(reader: ProtobufReader, end: int, children: dict[int, Any], depth: in
 
 
 def _name_of(reader: ProtobufReader, end: int) -> str:
-    """Return the name of a TensorProto. Models have thousands, so no generator is made for each."""
-    found = b""
-    while reader.base + reader.pos < end:
-        _, tag, value = reader.header(end)
+    name = b""
+    for _, tag, value in reader.fields(end):
         if tag == _TENSOR_NAME:
-            found = reader.text(value)
-        elif tag & 7 != VARINT:
-            reader.skip(tag, value, end)
-    return found.decode("utf-8", "replace")
-
-
-def _fields(reader: ProtobufReader, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield position, tag and length or value of each field of a message; what is not read of it is passed."""
-    while reader.base + reader.pos < end and not reader.at_end():
-        start, tag, value = reader.header(end)
-        at = reader.base + reader.pos
-        yield start, tag, value
-        if tag & 7 != VARINT and reader.base + reader.pos == at:
-            reader.skip(tag, value, end)
-
-
-def _end(reader: ProtobufReader, nbytes: int) -> int:
-    return reader.base + reader.pos + nbytes
+            name = reader.text(value)
+    return name.decode("utf-8", "replace")

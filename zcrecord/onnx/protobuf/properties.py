@@ -5,13 +5,14 @@ The meaning of keys is left to others.
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from zcrecord.errors import OnnxError
 
-from .reader import LEN, MAX_TEXT, OPEN_END, VARINT, ProtobufReader, Skeleton, encode_field, encode_varint, read_pair
+from .reader import LEN, MAX_TEXT, ProtobufReader, encode_field, read_pair
 
 __all__ = ["encode_properties", "read_properties", "without_properties"]
 
@@ -28,7 +29,10 @@ def read_properties(stream: io.RawIOBase | io.BufferedIOBase) -> dict[str, str]:
     Raises:
         OnnxError: it is malformed. SourceError: it cannot be read.
     """
-    return dict(_pass(ProtobufReader(stream)))
+    reader = ProtobufReader(stream)
+    return dict(
+        read_pair(reader, reader.offset + nbytes) for _, tag, nbytes in reader.fields() if _is_pair(tag, nbytes)
+    )
 
 
 def without_properties(data: Any, keys: Collection[str]) -> tuple[bytes, list[tuple[str, str]]]:
@@ -39,11 +43,20 @@ def without_properties(data: Any, keys: Collection[str]) -> tuple[bytes, list[tu
     Raises:
         OnnxError: the model is malformed around its pairs.
     """
-    kept = Skeleton()
-    reader = ProtobufReader(io.BytesIO(data), kept)
-    taken = _pass(reader, keys)
-    reader.finish()
-    return b"".join(kept.finish()), taken
+    pairs: list[tuple[str, str]] = []
+    parts, done = [], 0
+    reader = ProtobufReader(data)
+    for start, tag, nbytes in reader.fields(reader.limit):
+        if _is_pair(tag, nbytes):
+            end = reader.pos + nbytes
+            with contextlib.suppress(OnnxError):
+                pair = read_pair(reader, end)
+                if pair[0] in keys:
+                    pairs.append(pair)
+                    parts.append(reader.view[done:start])
+                    done = end
+            reader.pos = end
+    return b"".join([*parts, reader.view[done : reader.limit]]), pairs
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
@@ -52,37 +65,5 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
     return b"".join(encode_field(_METADATA_PROPS, encode_field(1, k) + encode_field(2, v)) for k, v in pairs)
 
 
-def _pass(reader: ProtobufReader, keys: Collection[str] = ()) -> list[tuple[str, str]]:
-    """Pass a whole model and return its pairs; if the reader keeps it, only those of these keys, which are left out."""
-    found: list[tuple[str, str]] = []
-    while not reader.at_end():
-        start, tag, value = reader.header(OPEN_END)
-        if tag != _METADATA_PROPS << 3 | LEN or value > MAX_TEXT:
-            if tag & 7 != VARINT:
-                reader.skip(tag, value, OPEN_END)
-            continue
-        reader.drop(start)
-        if not reader.hold(value):
-            raise reader.fail("the stream ends inside metadata_props")
-        if reader.skeleton is None:
-            found.append(read_pair(reader, reader.base + reader.pos + value))
-            continue
-        raw = bytes(reader.view[reader.pos : reader.pos + value])
-        pair = _pass_pair(reader, value)
-        if pair is not None and pair[0] in keys:
-            found.append(pair)
-        else:
-            reader.skeleton.tail += encode_varint(tag) + encode_varint(value) + raw
-        reader.keep()
-    return found
-
-
-def _pass_pair(reader: ProtobufReader, nbytes: int) -> tuple[str, str] | None:
-    """Pass a pair that the reader holds and return it, None if it is malformed."""
-    end = reader.pos + nbytes
-    try:
-        pair = read_pair(reader, reader.base + end)
-    except OnnxError:
-        pair = None
-    reader.pos = end
-    return pair
+def _is_pair(tag: int, nbytes: int) -> bool:
+    return tag == _METADATA_PROPS << 3 | LEN and nbytes <= MAX_TEXT

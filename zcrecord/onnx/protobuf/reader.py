@@ -17,16 +17,7 @@ import numpy.typing as npt
 
 from zcrecord.errors import OnnxError, SourceError
 
-__all__ = [
-    "MAX_NESTING",
-    "VARINT",
-    "ProtobufReader",
-    "Skeleton",
-    "VarintDecoder",
-    "encode_field",
-    "encode_varint",
-    "read_pair",
-]
+__all__ = ["ProtobufReader", "Skeleton", "VarintDecoder", "encode_field", "encode_varint", "read_pair"]
 
 VARINT, FIXED64, LEN, GROUP, END_GROUP, FIXED32 = range(6)
 MAX_NESTING = 100  # messages in messages, groups included: protobuf's own default
@@ -52,7 +43,7 @@ _MASKS = {
 _TAIL_MASKS = np.array([0x7F, 0x17F], np.uint64)  # of a ninth byte, of a ninth and the one bit of a tenth
 
 Array = npt.NDArray[Any]
-Mark = tuple[int, int, int] | None  # of an open message; None if nothing is kept
+Mark = tuple[int, int, int, int]  # of an open message: its tag and size as read; its header's place in the skeleton
 
 DAMAGED = "the model is truncated or damaged, copy or export it again"
 
@@ -73,14 +64,12 @@ def encode_field(number: int, data: bytes) -> bytes:
 
 
 class Skeleton:
-    """A message under construction whose parts may be views of foreign buffers; lengths are put in as messages close.
+    """A message under construction whose parts may be views of foreign buffers.
 
     Example:
         >>> s = Skeleton()
-        >>> s.tail += b"\\x3a"
-        >>> mark = s.open()
-        >>> s.tail += b"abc"
-        >>> s.close(mark)
+        >>> s.tail += b"\\x3a\\x05abc"
+        >>> s.replace(0, 2, b"\\x3a\\x03")
         >>> bytes().join(s.finish())
         b':\\x03abc'
     """
@@ -95,30 +84,24 @@ class Skeleton:
     def __len__(self) -> int:
         return self._size + len(self.tail)
 
-    def open(self, nbytes: int = 0) -> tuple[int, int, int]:
-        """Start a message of about `nbytes` bytes, its tag written already; return the mark that `close` takes."""
-        if nbytes > WINDOW and self.tail:  # so that a later length goes to the end of a part and moves nothing
-            self._push()
-            return len(self.parts) - 1, len(self.parts[-1]), self._size
-        return len(self.parts), len(self.tail), self._size + len(self.tail)
-
-    def close(self, mark: tuple[int, int, int]) -> None:
-        """Put in the length of the message opened last and still open."""
-        part, position, start = mark
-        length = encode_varint(self._size + len(self.tail) - start)
-        if part < len(self.parts):
-            self.parts[part][position:position] = length
-            self._size += len(length)
-        else:
-            self.tail[position:position] = length
+    def replace(self, offset: int, nbytes: int, header: bytes) -> None:
+        """Put another header of a message in the place of the one at an offset, which is not in an inserted part."""
+        place, number = offset - self._size, len(self.parts)
+        while place < 0:
+            number -= 1
+            place += len(self.parts[number])
+        part = self.tail if number == len(self.parts) else self.parts[number]
+        part[place : place + nbytes] = header
+        self._size += 0 if part is self.tail else len(header) - nbytes
 
     def insert(self, data: Any) -> None:
         """Append a bytes-like as a part of its own: not copied, so it must stay as it is."""
-        self._push()
+        self.push()
         self.parts.append(data)
         self._size += len(data)
 
-    def _push(self) -> None:
+    def push(self) -> None:
+        """Begin another part: a change of a header at the end of one moves no other byte."""
         self.parts.append(self.tail)
         self._size += len(self.tail)
         self.tail = bytearray()
@@ -126,7 +109,7 @@ class Skeleton:
     def finish(self) -> list[Any]:
         """Return the parts, in order."""
         if self.tail:
-            self._push()
+            self.push()
         return self.parts
 
 
@@ -145,15 +128,19 @@ class ProtobufReader:
     def __init__(
         self, source: Any, skeleton: Skeleton | None = None, progress: Callable[[int], None] | None = None
     ) -> None:
-        """Read a binary file object that has `readinto`."""
-        self._readinto = source.readinto
+        """Read a binary file object that has `readinto`, or bytes, which are all buffered at once."""
+        whole = not hasattr(source, "readinto")
+        self._readinto: Any = getattr(source, "readinto", None)
         self._piece = getattr(source, "piece", None)
         self._progress = progress
-        self._eof = False
+        self._eof = whole
         self.skeleton = skeleton
-        self.buffer = bytearray(WINDOW + 2 * HEADER)
+        self.buffer = bytearray((len(source) if whole else WINDOW) + 2 * HEADER)
         self.view = memoryview(self.buffer)
         self.base = self.pos = self.limit = 0
+        if whole:
+            self.limit = len(source)
+            self.view[: self.limit] = source
         self.mark = -1 if skeleton is None else 0
 
     def fail(self, what: str, pos: int | None = None, *, tensor: str | None = None, do: str = DAMAGED) -> OnnxError:
@@ -258,10 +245,31 @@ class ProtobufReader:
             raise self.fail(f"a length of more than {MOST_TAG} bytes", pos)
         return value, after
 
+    @property
+    def offset(self) -> int:
+        """The offset in the stream of the next byte."""
+        return self.base + self.pos
+
+    def fields(self, end: int = OPEN_END, depth: int = 0) -> Iterator[tuple[int, int, int]]:
+        """Yield start, tag, and length or value of each field up to an offset, as `header` returns them.
+
+        A caller that takes a field passes all of it. A field of which nothing was taken is passed here, and kept.
+        """
+        while self.base + self.pos < end:
+            if self.pos == self.limit and self.at_end() and end == OPEN_END:
+                return
+            field = _, tag, value = self.header(end)
+            body = self.base + self.pos
+            yield field
+            if tag & 7 != VARINT and self.base + self.pos == body:
+                self.skip(tag, value, end, depth)
+
     def skip(self, tag: int, value: int, end: int, depth: int = 0) -> None:
         """Pass the rest of a field whose header was read; it stays in the skeleton."""
         kind = tag & 7
-        if kind == GROUP:
+        if kind == LEN and value <= self.limit - self.pos:
+            self.pos += value
+        elif kind == GROUP:
             self._skip_group(tag, end, depth + 1)
         elif kind == END_GROUP:
             raise self.fail(f"the end of group {tag >> 3}, which was never started")
@@ -338,28 +346,31 @@ class ProtobufReader:
         if self.skeleton is not None:
             self.mark = self.pos
 
-    def open(self, start: int, tag: int, nbytes: int = 0) -> Mark:
-        """Begin a message in the skeleton: the one of about `nbytes` bytes whose header, just passed, began at `start`.
+    def open(self, start: int, tag: int, nbytes: int) -> Mark | None:
+        """Begin a message that is kept, whose header was just passed and began at `start`; None without a skeleton.
 
-        `close` puts in its length, and takes the mark returned.
+        `close` takes the mark returned.
         """
         skeleton = self.skeleton
         if skeleton is None:
             return None
-        if self.mark >= 0:
-            skeleton.tail += self.view[self.mark : start]
-        skeleton.tail += encode_varint(tag)
-        self.mark = self.pos
-        return skeleton.open(nbytes)
+        mark = tag, nbytes, len(skeleton) + start - self.mark, self.pos - start
+        if nbytes > WINDOW:
+            self.finish()
+            self.keep()
+            skeleton.push()
+        return mark
 
-    def close(self, mark: Mark) -> None:
-        """End the message opened last and still open."""
+    def close(self, mark: Mark | None) -> None:
+        """End the message opened last and still open: it gets another header if its size has changed."""
         skeleton = self.skeleton
         if mark is not None and skeleton is not None:
-            if self.mark >= 0:
-                skeleton.tail += self.view[self.mark : self.pos]
-            skeleton.close(mark)
-            self.mark = self.pos
+            tag, before, offset, size = mark
+            nbytes = len(skeleton) + self.pos - self.mark - offset - size
+            if nbytes != before:
+                self.finish()
+                self.keep()
+                skeleton.replace(offset, size, encode_varint(tag) + encode_varint(nbytes))
 
     def finish(self) -> None:
         """Keep the bytes that were passed last."""
@@ -371,14 +382,12 @@ def read_pair(reader: ProtobufReader, end: int) -> tuple[str, str]:
 
     Source: onnx.proto, StringStringEntryProto.
     """
-    texts = {1: b"", 2: b""}
-    while reader.base + reader.pos < end:
-        _, tag, value = reader.header(end)
-        if tag in (0x0A, 0x12):
-            texts[tag >> 3] = reader.text(value)
-        elif tag & 7 != VARINT:
-            reader.skip(tag, value, end)
-    return texts[1].decode("utf-8", "surrogateescape"), texts[2].decode("utf-8", "surrogateescape")
+    texts = {0x0A: b"", 0x12: b""}
+    for _, tag, nbytes in reader.fields(end):
+        if tag in texts:
+            texts[tag] = reader.text(nbytes)
+    key, value = (text.decode("utf-8", "surrogateescape") for text in texts.values())
+    return key, value
 
 
 class VarintDecoder:

@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 from zcrecord.errors import OnnxError
 from zcrecord.onnx.names import ATTRIBUTE, FUNCTION, GRAPH, MODEL, NODE, TENSOR, TRAINING
 
-from .reader import DAMAGED, FIXED32, FIXED64, LEN, MAX_LENGTH, MAX_NESTING, MOST_TAG, VARINT, encode_field
+from .reader import LEN, MAX_NESTING, VARINT, ProtobufReader, encode_field, read_pair
 from .scanner import CHILDREN
 
 __all__ = ["ExternalTensor", "domains_of", "encode_entries", "rewrite", "tensors_of"]
 
-_NAME, _EXTERNAL_DATA, _DATA_LOCATION, _INITIALIZER = 8, 13, 14, 5  # of TensorProto, the last of GraphProto
+_EXTERNAL_DATA, _DATA_LOCATION = 13 << 3 | LEN, 14 << 3 | VARINT  # of TensorProto
+_INITIALIZER = 5 << 3 | LEN  # of GraphProto
 _DOMAIN = 7 << 3 | LEN  # of NodeProto
 _EXTERNAL = b"\x70\x01"  # data_location = EXTERNAL
 MOST_ENTRIES = 256  # of one tensor's external_data: where, and one for each operator that packs it
-_SIZES = {FIXED32: 4, FIXED64: 8}
 
 
 class ExternalTensor(NamedTuple):
@@ -41,19 +41,19 @@ Change = Callable[[ExternalTensor, str], bytes | None]
 def encode_entries(entries: dict[str, str]) -> bytes:
     """Return the fields of a TensorProto that say its values are external data."""
     pairs = (encode_field(1, key.encode()) + encode_field(2, value.encode()) for key, value in entries.items())
-    return _EXTERNAL + b"".join(encode_field(_EXTERNAL_DATA, pair) for pair in pairs)
+    return _EXTERNAL + b"".join(encode_field(_EXTERNAL_DATA >> 3, pair) for pair in pairs)
 
 
 def rewrite(model: memoryview, change: Change) -> bytes:
-    """Return a ModelProto with each TensorProto that has external data replaced by what `change` returns.
+    """Return a ModelProto with each TensorProto that has external data replaced by the bytes that `change` returns.
 
-    `change` is also given the place of the tensor; it leaves the tensor out by returning None. What protobuf's own
-    parsers might read in another way is refused, so they find no other tensors with external data.
+    `change` is also given the place of the tensor; it leaves the tensor out by returning None.
 
     Raises:
         OnnxError: it is malformed.
     """
-    out = _rewritten(model, MODEL, change, 0, "main")
+    reader = ProtobufReader(model)
+    out = _rewritten(reader, reader.limit, MODEL, change, 0, "main")
     return bytes(model) if out is None else out
 
 
@@ -63,11 +63,12 @@ def tensors_of(graph: memoryview) -> Iterator[ExternalTensor]:
     Raises:
         OnnxError: it is malformed, or holds something else.
     """
-    for tag, _, body, end in _fields(graph):
-        found = _external(graph[body:end]) if tag == _INITIALIZER << 3 | LEN else None
-        if found is None:
+    reader = ProtobufReader(graph)
+    for _, tag, nbytes in reader.fields(reader.limit):
+        tensor = _external(reader, reader.pos + nbytes) if tag == _INITIALIZER else None
+        if tensor is None:
             raise OnnxError("a graph of initializers alone holds something else")
-        yield found
+        yield tensor
 
 
 def domains_of(model: memoryview) -> set[str]:
@@ -76,98 +77,70 @@ def domains_of(model: memoryview) -> set[str]:
     Raises:
         OnnxError: it is malformed.
     """
-    found: set[str] = set()
-    _add_domains(model, MODEL, found, 0)
-    return found
+    domains: set[str] = set()
+    reader = ProtobufReader(model)
+    _add_domains(reader, reader.limit, MODEL, domains, 0)
+    return domains
 
 
-def _add_domains(data: memoryview, kind: str, found: set[str], depth: int) -> None:
-    if depth > MAX_NESTING:
-        raise OnnxError(f"more than {MAX_NESTING} nested messages")
-    children = CHILDREN[kind]
+def _add_domains(reader: ProtobufReader, end: int, kind: str, domains: set[str], depth: int) -> None:
     domain = b""
-    for tag, _, body, end in _fields(data):
-        child = children.get(tag)
+    for _, tag, nbytes in _fields(reader, end, depth):
+        child = CHILDREN[kind].get(tag)
         if kind == NODE and tag == _DOMAIN:
-            domain = bytes(data[body:end])
+            domain = reader.text(nbytes)
         elif child is not None and child.kind in CHILDREN:
-            _add_domains(data[body:end], child.kind, found, depth + 1)
+            _add_domains(reader, reader.pos + nbytes, child.kind, domains, depth + 1)
     if kind == NODE:
-        found.add(domain.decode("utf-8", "replace"))
+        domains.add(domain.decode("utf-8", "replace"))
 
 
-def _rewritten(data: memoryview, kind: str, change: Change, depth: int, place: str) -> bytes | None:
+def _fields(reader: ProtobufReader, end: int, depth: int) -> Iterator[tuple[int, int, int]]:
+    if depth > MAX_NESTING:
+        raise reader.fail(f"messages nested more than {MAX_NESTING} deep")
+    return reader.fields(end, depth)
+
+
+def _rewritten(reader: ProtobufReader, end: int, kind: str, change: Change, depth: int, place: str) -> bytes | None:
     """Return a message with its tensors changed; None if nothing in it is. `place` is that of a graph in it."""
     if kind in (FUNCTION, TRAINING):
         place = ""
     elif kind == ATTRIBUTE and place:
         place = "inner"
-    if depth > MAX_NESTING:
-        raise OnnxError(f"more than {MAX_NESTING} nested messages")
-    children = CHILDREN[kind]
     parts: list[Any] = []
-    done = 0
-    for tag, start, body, end in _fields(data):
-        child = children.get(tag)
-        if child is None:
+    begin = done = reader.pos
+    children = CHILDREN[kind]
+    for start, tag, nbytes in _fields(reader, end, depth):
+        if (child := children.get(tag)) is None:
             continue
+        after = reader.pos + nbytes
         if child.kind == TENSOR:
-            found = _external(data[body:end])
-            if found is None:
+            tensor = _external(reader, after)
+            if tensor is None:
                 continue
-            new = change(found, place if kind == GRAPH else "")
-        elif (new := _rewritten(data[body:end], child.kind, change, depth + 1, place)) is None:
+            new = change(tensor, place if kind == GRAPH else "")
+        elif (new := _rewritten(reader, after, child.kind, change, depth + 1, place)) is None:
             continue
-        parts.append(data[done:start])
+        parts.append(reader.view[done:start])
         if new is not None:
             parts.append(encode_field(tag >> 3, new))
-        done = end
-    return b"".join([*parts, data[done:]]) if done else None
+        done = after
+    return b"".join([*parts, reader.view[done:end]]) if done != begin else None
 
 
-def _external(tensor: memoryview) -> ExternalTensor | None:
-    """Return a TensorProto taken apart; None if it has no external data."""
+def _external(reader: ProtobufReader, end: int) -> ExternalTensor | None:
+    """Pass a TensorProto and return it taken apart; None if it has no external data."""
     rest: list[Any] = []
     entries: dict[str, str] = {}
-    for tag, start, body, end in _fields(tensor):
-        if tag == _EXTERNAL_DATA << 3 | LEN:
+    done = reader.pos
+    for start, tag, nbytes in reader.fields(end):
+        if tag == _EXTERNAL_DATA:
             if len(entries) >= MOST_ENTRIES:
-                raise OnnxError(f"a tensor has more than {MOST_ENTRIES} external_data keys; {DAMAGED}")
-            pair = {t >> 3: bytes(tensor[body:end][b:e]) for t, _, b, e in _fields(tensor[body:end])}
-            entries[pair.get(1, b"").decode("utf-8", "replace")] = pair.get(2, b"").decode("utf-8", "replace")
-        elif tag >> 3 != _DATA_LOCATION:
-            rest.append(tensor[start:end])
-    return ExternalTensor(b"".join(rest), entries) if entries else None
-
-
-def _fields(data: memoryview) -> Iterator[tuple[int, int, int, int]]:
-    """Yield tag, start, start of the value and end of each field of a message."""
-    at, size = 0, len(data)
-    while at < size:
-        start = at
-        tag, at = _varint(data, at)
-        wire, long = tag & 7, at - start > MOST_TAG or tag >> 32  # protobuf cuts off what exceeds 32 bits
-        body = at
-        if wire == VARINT:
-            _, at = _varint(data, at)
-        elif wire == LEN:
-            nbytes, body = _varint(data, at)
-            long = long or body - at > MOST_TAG or nbytes > MAX_LENGTH
-            at = body + nbytes
-        else:
-            at += _SIZES.get(wire, size + 1)
-        if at > size or long or not tag >> 3:
-            raise OnnxError(f"byte {start} of a message: no field that ends inside it; {DAMAGED}")
-        yield tag, start, body, at
-
-
-def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while at < len(data) and shift < 64:
-        byte = data[at]
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, at
-        shift += 7
-    raise OnnxError(f"byte {at} of a message: a varint that does not end; {DAMAGED}")
+                raise reader.fail(f"a tensor has more than {MOST_ENTRIES} external_data keys")
+            key, value = read_pair(reader, reader.pos + nbytes)
+            entries[key] = value
+        elif tag != _DATA_LOCATION:
+            continue
+        rest.append(reader.view[done:start])
+        done = reader.pos
+    return ExternalTensor(b"".join([*rest, reader.view[done:end]]), entries) if entries else None

@@ -3,9 +3,9 @@
 All it passes stays in the reader's skeleton, if it has one, each tensor with a stub in place of its values.
 Tensors and their values go to a `TensorSink`; reading one is left to `tensors`, naming it to `names`.
 
-Most nodes hold neither tensor nor graph. Those that lie side by side in the buffer are walked in step, one field each
-per round, so that a model of 20,000 nodes takes some hundred numpy calls. Nodes of other shapes are looked at one by
-one, and only there is anything refused.
+Most nodes hold neither tensor nor graph. Those that lie side by side in the buffer are passed in step, one field each
+per round, so that a model of 20,000 nodes takes some hundred numpy calls. Every other node is read as any message is,
+and only there is anything refused.
 
 Source: onnx.proto (IR version 13).
 """
@@ -91,7 +91,6 @@ _STEP = np.array([_BEFORE.get(tag & 7, 0) if 8 <= tag < 128 else 0 for tag in ra
 _INNER_STEP = np.array([0 if tag in _HOLDING else step for tag, step in enumerate(_STEP)])  # in an attribute
 _SIZED = np.array([8 <= tag < 128 and tag & 7 == LEN for tag in range(256)])
 _VARINTS = np.array([8 <= tag < 128 and tag & 7 == VARINT for tag in range(256)])
-_SHORT_LEN = bytes(_SIZED)
 _TYPE = 0xA0  # with a 1, the tag of AttributeProto.type, which every attribute has; its varint takes one byte
 
 
@@ -167,7 +166,7 @@ class Scanner:
         return root
 
     def _message(self, scope: Scope, end: int, depth: int) -> None:
-        reader = self._reader
+        reader, buffer = self._reader, self._reader.buffer
         if depth > MAX_NESTING:
             raise reader.fail(f"messages nested more than {MAX_NESTING} deep", do="flatten the model")
         children, texts = CHILDREN[scope.kind], _TEXT_TAGS[scope.kind]
@@ -175,8 +174,8 @@ class Scanner:
         while reader.base + reader.pos < end:
             if reader.pos == reader.limit and reader.at_end() and end == OPEN_END:
                 return
-            ahead = reader.buffer[reader.pos]
-            if ahead == node_tag:
+            ahead = buffer[reader.pos]
+            if ahead == node_tag and depth < MAX_NESTING - 1:  # a node's attributes are one deeper
                 here = reader.base + reader.pos
                 if here >= judged:
                     runs, judged = _plain_runs(reader, node_tag, end)
@@ -196,29 +195,14 @@ class Scanner:
                     reader.skip(tag, value, end, depth)
             elif child.kind is TENSOR:
                 self._tensor(scope, child, tag, value, start, depth)
-            elif child.kind is not NODE or not self._pass_plain_node(tag, value, start):
+            else:
                 self._child(scope, child, tag, value, start, depth)
-
-    def _pass_plain_node(self, tag: int, nbytes: int, start: int) -> bool:
-        """Pass a node without tensors and graphs; of any other, pass nothing."""
-        reader = self._reader
-        if nbytes <= reader.limit - reader.pos:
-            plain = _is_plain(reader, reader.pos + nbytes)
-        else:
-            reader.drop(start)
-            plain = reader.hold(nbytes) and _is_plain(reader, reader.pos + nbytes)
-            if plain and reader.skeleton is not None:
-                reader.skeleton.tail += encode_varint(tag) + encode_varint(nbytes)
-                reader.keep()
-        if plain:
-            reader.pos += nbytes
-        return plain
 
     def _child(self, scope: Scope, child: ChildField, tag: int, nbytes: int, start: int, depth: int) -> None:
         """Read a message that may hold tensors."""
         reader = self._reader
-        inner = (scope.single or {}).get(tag)
-        if not isinstance(inner, Scope):
+        inner = None if scope.single is None else scope.single.get(tag)
+        if inner is None:
             inner = Scope(child.kind, scope, tag >> 3, scope.count(tag))
         mark = reader.open(start, tag, nbytes)
         self._message(inner, reader.base + reader.pos + nbytes, depth + 1)
@@ -230,10 +214,10 @@ class Scanner:
         if not child.repeated:
             scope.single = {} if scope.single is None else scope.single
             scope.single[tag] = inner
-        elif isinstance(inner, Scope):
-            self._finish(inner)
-        else:
+        elif isinstance(inner, TensorMessage):
             self._sink.finish(inner, self._tensors)
+        elif inner.counts is not None:  # else nothing was in it that needs its name
+            self._finish(inner)
 
     def _finish(self, scope: Scope) -> None:
         """Finish the tensors in singular fields, now that nothing can be merged into the message any more."""
@@ -249,18 +233,19 @@ class Scanner:
         reader = self._reader
         if depth >= MAX_NESTING:
             raise reader.fail(f"messages nested more than {MAX_NESTING} deep", do="flatten the model")
-        t = (scope.single or {}).get(tag)
-        again = isinstance(t, TensorMessage)
-        if not isinstance(t, TensorMessage):
+        t = None if scope.single is None else scope.single.get(tag)
+        again = t is not None
+        if t is None:
             t = TensorMessage(scope, tag >> 3, scope.count(tag), reader.base + start)
             self._sink.start(t)
-        mark = reader.open(start, tag)
+        mark = reader.open(start, tag, nbytes)
         body = reader.base + reader.pos
         t.parts.append((body, body + nbytes))
         self._tensors.read(t, body + nbytes, depth + 1)
         if not again and reader.skeleton is not None:
             reader.drop(reader.pos)
             self._sink.stub(t, reader.skeleton)
+            reader.keep()
         reader.close(mark)
         self._close(scope, child, tag, t)
 
@@ -379,61 +364,15 @@ def _advance(data: Array, at: Array, stop: Array, inside: Array) -> tuple[Array,
     sized = _SIZED.take(tag)
     wide = sized & (first > 127)
     length = np.where(sized, first & 127, 0) + np.where(wide, second.astype(np.int64) << 7, 0)
-    good = (step > 0) & ~(wide & (second > 127)) & ~(_VARINTS.take(tag) & (first > 127))
+    good = (step > 0) & ~(wide & (second > 127))
     typed = inside & (tag == _TYPE) & (first == 1) & (second < 128)
     body = at + np.where(typed, 3, step + wide)
+    (long,) = np.nonzero(_VARINTS.take(tag) & (first > 127))
+    if len(long):  # a negative number takes 10 bytes
+        last = data.take(at[long, None] + np.arange(2, 11)) < 128
+        body[long] += last.argmax(1) + 1
+        good[long] &= last.any(1)
     entering = ~inside & (tag == _ATTRIBUTE)
     past = body + length
     good = (good | typed) & (past <= stop)
     return np.where(entering, body, past), np.where(entering, past, stop), inside | entering, good
-
-
-def _is_plain(reader: ProtobufReader, end: int) -> bool:
-    """Return True if the NodeProto from the reader's position to `end`, all of it buffered, has no tensor or graph."""
-    buffer, short, pos = reader.buffer, _SHORT_LEN, reader.pos
-    while pos < end:
-        tag = buffer[pos]
-        if tag == _ATTRIBUTE:
-            nbytes, pos = reader.length(pos + 1)
-            if pos + nbytes > end:
-                raise reader.fail("an attribute reaches past the end of its node", pos)
-            if not _is_plain_attribute(reader, pos, pos + nbytes):
-                return False
-            pos += nbytes
-        elif short[tag] and buffer[pos + 1] < 128:
-            pos += 2 + buffer[pos + 1]
-        else:
-            tag, pos = _pass_field(reader, pos, end)
-            if tag == _ATTRIBUTE:
-                return False  # with a tag longer than it need be: the thorough way reads it
-    if pos != end:
-        raise reader.fail("a node ends inside a field", pos)
-    return True
-
-
-def _is_plain_attribute(reader: ProtobufReader, pos: int, end: int) -> bool:
-    buffer, short = reader.buffer, _SHORT_LEN
-    while pos < end:
-        tag = buffer[pos]
-        if tag in _HOLDING:
-            return False
-        if short[tag] and buffer[pos + 1] < 128:
-            pos += 2 + buffer[pos + 1]
-        else:
-            tag, pos = _pass_field(reader, pos, end)
-            if tag in _HOLDING:
-                return False
-    if pos != end:
-        raise reader.fail("an attribute ends inside a field", pos)
-    return True
-
-
-def _pass_field(reader: ProtobufReader, pos: int, end: int) -> tuple[int, int]:
-    """Return the tag of the field at `pos`, and the position of its end: at most `end`."""
-    here, reader.pos = reader.pos, pos
-    try:
-        _, tag, value = reader.header(reader.base + end)
-        reader.skip(tag, value, reader.base + end)
-        return tag, reader.pos
-    finally:
-        reader.pos = here
