@@ -21,7 +21,7 @@ from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.record.save import save_record
 from zcrecord.storage.files import open_sink, path_of, refusals, scratch_folder
-from zcrecord.storage.folders import MODEL, archive_in
+from zcrecord.storage.folders import MODEL, archive_in, local_folder
 from zcrecord.tensors.packed import StringTensor
 from zcrecord.writing.writers import SaveReport
 
@@ -128,7 +128,8 @@ def save_pretrained(
 
     Raises:
         UnsupportedError: the model is quantised, has adapters, or has weights on the meta device, as those offloaded
-        have. SourceError: the file system reports an error. DependencyError: transformers is not installed.
+        have; or the folder is a URL. SourceError: the file system reports an error. DependencyError: transformers is
+        not installed.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -150,7 +151,7 @@ def save_pretrained(
     if getattr(model, "_hf_peft_config_loaded", False):
         raise UnsupportedError("the model has adapters, which model.save_pretrained saves; delete_adapter removes them")
     state = _saved_state(model, save_original_format)
-    where = Path(path_of(folder))
+    where = Path(local_folder(folder))
     with refusals(os.fspath(where)):
         where.mkdir(parents=True, exist_ok=True)
     with scratch_folder(os.fspath(where / MODEL)) as scratch:

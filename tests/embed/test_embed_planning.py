@@ -15,10 +15,10 @@ import pytest
 import records as r
 
 import zcrecord
-from zcrecord import dtypes
+from zcrecord import dtypes, embed
 from zcrecord.embed.plan import Constant, Plan, plan
 from zcrecord.embed.write_files import write
-from zcrecord.errors import DestinationExistsError, RecordError
+from zcrecord.errors import DestinationExistsError, RecordError, UnsupportedError
 
 GOLDEN = Path(__file__).parents[1] / "conformance" / "valid"
 WHOLE = sorted(p.stem for p in GOLDEN.glob("*.zcr") if p.stem not in ("prefix", "suffix"))
@@ -275,6 +275,15 @@ def test_what_was_generated_is_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "new" / "folder" / "m_packed.bin").read_bytes() == b"\4"
     write({"m.rs": text(b'"m_packed.bin"'), "m_packed.bin": [b"\5"]}, tmp_path / "new" / "folder")
     assert (tmp_path / "new" / "folder" / "m_packed.bin").read_bytes() == b"\5"
+
+
+def test_a_url_is_refused_and_no_folder_of_its_name_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    zcrecord.save_record({"w": np.ones(3)}, "m.zcr")
+    for act in (lambda url: write({"m.S": text(b"one")}, url), lambda url: embed.generate("m.zcr", url, lang="c")):
+        with pytest.raises(UnsupportedError, match="memory://sources: is a URL, .* name one, and upload what is in it"):
+            act("memory://sources")
+    assert [path.name for path in tmp_path.iterdir()] == ["m.zcr"]
 
 
 @pytest.mark.parametrize("name", ["m.S", "m_packed.bin"])

@@ -437,8 +437,9 @@ def test_a_name_that_no_location_can_have_is_refused(original: Path) -> None:
 
 def test_a_destination_is_a_file_that_holds_no_original(original: Path, tmp_path: Path) -> None:
     dest = original.with_name("small.onnx")
-    refused(UnsupportedError, r"model\.onnx: a small model refers to its files from the folder .*; name a path",
-            original, io.BytesIO())  # fmt: skip
+    for nowhere in (io.BytesIO(), "memory://models/small.onnx"):
+        told = r"model\.onnx: a small model refers to its files from the folder .*; name a path"
+        refused(UnsupportedError, told, original, nowhere)
     refused(UnsupportedError, "null: a small model is a regular file in a folder; name one", original, os.devnull)
     refused(DestinationExistsError, r"model\.onnx: source and destination are the same", original, original, force=True)
     data = original.with_name("w.bin")

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from zcrecord.archive.name_patterns import Patterns
 from zcrecord.errors import UnsupportedError
 from zcrecord.record.record import Record
-from zcrecord.storage.files import path_of
+from zcrecord.storage.folders import local_folder
 
 from .identifiers import check_name, stem_of
 from .plan import Plan, plan, record_of
@@ -112,7 +112,7 @@ def generate(
     given = {"blob": blob, "assembly": assembly, "section": section, "prefix": prefix, "alignment": alignment}
     if wrong := out_of_place(lang, {**given, "reader": reader}):
         raise UnsupportedError(wrong)
-    folder, record = path_of(directory), record_of(source)
+    folder, record = local_folder(directory), record_of(source)
     stem = stem_of(str(record.archive.path)) if name is None else check_name(name)
     chosen: dict[str, Any] = {"select": select, "exclude": exclude, "prefix": prefix, "alignment": alignment}
     return _written(record, folder, stem, _Form(lang, blob, assembly, section, reader), chosen, force)

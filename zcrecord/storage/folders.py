@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from zcrecord.errors import SourceError, printable
+from zcrecord.errors import SourceError, UnsupportedError, printable
 
 from .files import check_destination, is_url, open_sink, path_of, put_in_place, refusals, scratch_folder, sync_folder
 from .scratch import SHARD_END
@@ -29,6 +29,7 @@ __all__ = [
     "copy_file",
     "in_hub_cache",
     "is_plain_name",
+    "local_folder",
     "model_folder",
     "names_folder",
     "takes_folder",
@@ -42,6 +43,20 @@ _INDEX = ".index.json"
 _PIECE = 1 << 20
 _UNLINKED = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK"))  # a pipe would wait for its writer
 SHARD_NAME = re.compile(r".*-\d{5}-of-\d{5}\.zcr")  # of a shard, which is no model by itself
+
+
+def local_folder(folder: Any) -> str:
+    """Return the path of a folder that several files are written to.
+
+    Raises:
+        UnsupportedError: it is no path, or a URL.
+    """
+    if is_url(folder):
+        from .urls import redacted  # here, because few folders are
+
+        what = "is a URL, and several files are written to a folder here; name one, and upload what is in it"
+        raise UnsupportedError(what, path=redacted(folder))
+    return path_of(folder)
 
 
 def archive_in(folder: str | os.PathLike[str]) -> str:

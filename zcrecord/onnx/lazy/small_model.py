@@ -20,7 +20,7 @@ from zcrecord.onnx.graph import Initializer, encode_reference, filled
 from zcrecord.onnx.names import name_tensors
 from zcrecord.onnx.protobuf.reader import LEN, MAX_LENGTH, Skeleton, encode_field, encode_varint
 from zcrecord.onnx.protobuf.tensors import RAW_DATA, STRING_DATA
-from zcrecord.storage.files import check_destination, open_sink, path_of
+from zcrecord.storage.files import check_destination, is_url, open_sink, path_of
 from zcrecord.tensors.packed import StringTensor
 from zcrecord.writing.module_tree import ModuleTreeBuilder
 from zcrecord.writing.writers import ConvertReport, peak_rss
@@ -46,8 +46,8 @@ def write_small_model(
 ) -> ConvertReport:
     """Write a small model over the one in which `entries` were found under these names; see `OnnxTensors.to_onnx`."""
     started = time.perf_counter()
-    if hasattr(dest, "write"):
-        what = "a small model refers to its files from the folder it lies in, and a stream has none; name a path"
+    if hasattr(dest, "write") or is_url(dest):
+        what = "a small model refers to its files from the folder it lies in, and a stream or URL has none; name a path"
         raise UnsupportedError(what)
     if not isinstance(alignment, int) or not 1 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
         raise LimitError(f"alignment {alignment!r} is not a power of two from 1 to {MAX_ALIGNMENT}")
