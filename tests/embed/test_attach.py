@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import pickle
 import signal
@@ -29,7 +28,6 @@ from zcrecord import (
     SourceNotFoundError,
     UnsupportedError,
 )
-from zcrecord.cli.dispatch import main
 from zcrecord.embed.attachment import attach, detach
 from zcrecord.transport import pack
 
@@ -107,15 +105,6 @@ def test_attached_archive_is_as_good_as_a_file_with_every_option(program: Path, 
     r.assert_same(pickle.loads(pickle.dumps(zcrecord.load_record(program))).tree(), TREE)
 
 
-def test_commands_take_a_program_for_the_archive_in_it(
-    program: Path, archive: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    attach(program, archive)
-    assert main(["verify", str(program)]) == 0
-    assert main(["ls", str(program)]) == 0
-    assert "large" in capsys.readouterr().out
-
-
 def test_archive_attached_before_is_replaced(program: Path, archive: Path, tmp_path: Path) -> None:
     attach(program, archive)
     report = attach(program, put(tmp_path / "other.zcr", OTHER))
@@ -140,24 +129,6 @@ def test_archive_comes_from_whatever_load_record_takes(archive: Path, program: P
     for source in (ARCHIVE, memoryview(ARCHIVE), program, tmp_path / "m.zcr.zst"):
         attach(second, source)
         assert second.read_bytes() == want
-
-
-def test_archive_written_to_a_pipe_is_attached_too(program: Path) -> None:
-    class Pipe(io.BytesIO):
-        def seekable(self) -> bool:
-            return False
-
-    pipe = Pipe()
-    zcrecord.save_record(TREE, pipe)
-    attach(program, pipe.getvalue())
-    r.assert_same(zcrecord.load_record(program).tree(), TREE)
-
-
-def test_progress_is_told_up_to_the_end(program: Path, archive: Path) -> None:
-    told: list[tuple[int, int | None]] = []
-    attach(program, archive, progress=lambda done, total: told.append((done, total)))
-    size = program.stat().st_size
-    assert told == sorted(told) and told[-1] == (size, size)
 
 
 @pytest.mark.slow
@@ -200,13 +171,6 @@ def test_neither_program_nor_archive_is_written_over(program: Path, archive: Pat
     with pytest.raises(DestinationExistsError, match="exists already"):
         detach(program, put(tmp_path / "there", b"there"))
     assert archive.read_bytes() == ARCHIVE and zcrecord.load_record(program)["w"].sum() == 15
-
-
-def test_detach_can_leave_the_program_alone(program: Path, archive: Path, tmp_path: Path) -> None:
-    attach(program, archive)
-    before = program.read_bytes()
-    assert detach(program, tmp_path / "again.zcr", keep=True).exact
-    assert program.read_bytes() == before and (tmp_path / "again.zcr").read_bytes() == ARCHIVE
 
 
 def test_detached_archive_is_beside_the_program_unless_it_is_to_be_thrown_away(

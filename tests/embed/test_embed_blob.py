@@ -168,31 +168,6 @@ def test_literals_are_ones_that_every_compiler_takes(generated: Generated) -> No
     assert max(map(len, body.splitlines())) < 1100
 
 
-def test_literals_end_in_a_zero_of_the_archive_where_there_is_one(generated: Generated) -> None:
-    """One without room for its zero is what C++ refuses, and what compilers warn of in C."""
-    header = (generated.folder / "string" / "noise_blob.h").read_text(encoding="utf-8")
-    assert (generated.folder / "string" / "noise_blob.c").read_text(encoding="utf-8").count(
-        "#ifdef __cplusplus"
-    ) <= 1  # the last bytes
-    sizes = [int(n) for n in re.findall(r"unsigned char part\d+\[(\d+)\];", header)]
-    assert sum(sizes) == (generated.folder / "noise.zcr").stat().st_size
-
-
-def test_strided_tensors_are_said_to_have_no_constant(generated: Generated) -> None:
-    header = (generated.folder / "incbin" / "views_blob.h").read_text(encoding="utf-8")
-    assert "/* column: float32 [6]: strided, so it has no constant here; zcrecord.h reads it */" in header
-    assert "VIEWS_COLUMN_OFFSET" not in header and "column[" not in header
-    assert "#define VIEWS_ROWS_OFFSET 1376\n" in header
-
-
-def test_selection_chooses_constants_and_leaves_the_archive_whole(tmp_path: Path) -> None:
-    zcrecord.save_record({"a": np.ones(3), "b": np.zeros(4)}, tmp_path / "m.zcr")
-    files = blob.files(plan(tmp_path / "m.zcr", select="b"), str(tmp_path), form="incbin")
-    header = b"".join(files["m_blob.h"]).decode()
-    assert "M_A_OFFSET" not in header and "double b[4];" in header
-    assert f"unsigned char bytes[{(tmp_path / 'm.zcr').stat().st_size}];" in header
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_section_is_the_one_that_is_asked_for(tmp_path: Path, form: blob.Form) -> None:
     zcrecord.save_record({"a": np.ones(3)}, tmp_path / "m.zcr")
@@ -218,13 +193,6 @@ def test_alignment_is_that_of_the_archive_or_more(
     e.quiet("clang-19", *e.WARNINGS, f"-I{tmp_path}", "-c", source, "-o", tmp_path / "m.o")
     symbol = e.symbols(tmp_path / "m.o")["m_blob"]
     assert e.section_flags(tmp_path / "m.o")[symbol.section][2] == found
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_alignment_that_a_tensor_s_place_does_not_have_is_refused(tmp_path: Path, form: blob.Form) -> None:
-    zcrecord.save_record({"a": np.ones(3)}, tmp_path / "m.zcr", alignment=256)
-    with pytest.raises(zcrecord.UnsupportedError, match="'a': its place in the archive is no multiple of 4096; save"):
-        blob.files(plan(tmp_path / "m.zcr", alignment=4096), str(tmp_path), form=form)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -280,11 +248,3 @@ def test_header_of_another_archive_is_noticed(tmp_path: Path, form: blob.Form) -
         sources = [tmp_path / "main.c", tmp_path / ("m_blob.S" if form == "incbin" else "m_blob.c")]
         out = e.compiled(e.COMPILERS["clang"], tmp_path / "main", sources, f"-I{tmp_path}")
         assert subprocess.run([out]).returncode == current
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_same_archive_gives_the_same_files(generated: Generated, form: blob.Form) -> None:
-    g = generated
-    for path in g.paths:
-        for name, pieces in blob.files(plan(path), str(g.folder / form), form=form).items():
-            assert (g.folder / form / name).read_bytes() == b"".join(pieces)

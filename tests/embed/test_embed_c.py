@@ -105,20 +105,6 @@ def test_c_header_is_cpp_too_and_both_go_together(generated: Generated) -> None:
         e.quiet(e.compiled(e.COMPILERS[compiler], g.folder / "both", [source, g.folder / "gen/views.S"], *flags))
 
 
-def test_two_files_that_include_the_header_have_one_of_each(generated: Generated) -> None:
-    g = generated
-    source = g.program("main_of_two", g.plans, "h")
-    other = g.folder / "other.c"
-    other.write_text(
-        '#include "views.h"\nconst float *other(void);\nconst float *other(void) { return &views_base[0][0]; }\n',
-        encoding="utf-8",
-    )
-    out = e.compiled(["gcc"], g.folder / "two", [source, other, *g.sources()], f"-I{g.folder}/gen")
-    check_shown(out, g.plans, g.own)
-    names = re.findall(r"\w+$", e.quiet("nm", out), re.MULTILINE)
-    assert names.count("views_base") == 1
-
-
 @pytest.mark.needs("arm-none-eabi-gcc", "arm-none-eabi-gcc --specs=nosys.specs")
 def test_cortex_m3_program_has_them_in_flash_alone(generated: Generated) -> None:
     g = generated
@@ -189,19 +175,6 @@ def test_linker_drops_what_nothing_uses(generated: Generated) -> None:
         kept = {name for name in e.symbols(out) if name.startswith("every_thing")}
         assert (kept == {"every_thing_layer_i8"}) == (how == "--gc-sections")
     assert sizes["--no-gc-sections"] - sizes["--gc-sections"] > 1 << 20
-
-
-def test_tied_and_equal_and_view_symbols_keep_what_they_are_part_of(generated: Generated) -> None:
-    g = generated
-    source = g.folder / "view.c"
-    source.write_text(
-        TINY.format(header="every_thing.h", reads="    sink = (int)every_thing_layer_rows[1][2];"), encoding="utf-8"
-    )
-    flags = ["-nostdlib", "-nostartfiles", "-fno-stack-protector", f"-I{g.folder}/gen", "-Wl,--gc-sections"]
-    out = e.compiled(["gcc"], g.folder / "view", [source, g.folder / "gen/every_thing.S"], *flags)
-    kept = {name for name in e.symbols(out) if name.startswith("every_thing")}
-    names = ("f32", "tied", "rows", "one", "same", "bits")
-    assert kept == {f"every_thing_layer_{name}" for name in names}
 
 
 BTI = ["-target", "aarch64-linux-gnu", "-mbranch-protection=standard"]
@@ -331,16 +304,6 @@ def test_assembler_programs_have_equates(generated: Generated) -> None:
     for compiler in ("gcc", "clang-19"):
         e.quiet(compiler, f"-I{g.folder}/asm", "-c", source, "-o", g.folder / "program.o")
         assert np.array([4, 96], np.int32).tobytes() in (g.folder / "program.o").read_bytes()
-
-
-def test_same_archive_gives_the_same_files(generated: Generated) -> None:
-    g = generated
-    for each, path in zip(g.plans, g.paths, strict=True):
-        again = plan(path)
-        for language in ("c", "cpp"):
-            made = c.files(again, str(g.folder / "gen"), language=language)
-            for name, pieces in made.items():
-                assert (g.folder / "gen" / name).read_bytes() == b"".join(pieces), (each.stem, name)
 
 
 def test_files_say_what_they_are_and_are_plain_text(generated: Generated) -> None:

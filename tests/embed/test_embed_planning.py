@@ -94,18 +94,6 @@ def test_ties_equal_bytes_and_views_say_what_they_are(tmp_path: Path) -> None:
     assert [found[name].alignment for name in ("rows", "one", "big")] == [32, 4, 64]
 
 
-def test_views_that_overlap_without_holding_each_other_have_bytes_of_their_own(tmp_path: Path) -> None:
-    big = np.arange(100, dtype=np.float32)
-    found = planned(tmp_path, {"a": big[:60], "b": big[40:], "c": big[45:50]})
-    assert [found[name].base for name in "abc"] == [None, None, "m_b"]
-
-
-def test_base_that_is_not_selected_is_not_referred_to(tmp_path: Path) -> None:
-    big = np.arange(24, dtype=np.float32).reshape(6, 4)
-    found = planned(tmp_path, {"big": big, "rows": big[2:4]}, select="rows")
-    assert [(c.base, c.shared, c.alignment) for c in found.values()] == [(None, None, 64)]
-
-
 def test_identifiers_do_not_depend_on_what_is_selected(tmp_path: Path) -> None:
     record = {"a": {"b": np.ones(1)}, "a_b": np.zeros(1), "c": np.ones(2)}
     everything = planned(tmp_path, record)
@@ -131,11 +119,6 @@ def test_patterns_choose_tensors_and_modules(tmp_path: Path, select: Any, exclud
 def test_pattern_that_matches_nothing_is_refused(tmp_path: Path, options: Any, pattern: str) -> None:
     with pytest.raises(zcrecord.TensorNotFoundError, match=re.escape(f"'{pattern}': not in this record")):
         planned(tmp_path, {"w": np.ones(3)}, **options)
-
-
-def test_patterns_that_leave_nothing_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(zcrecord.UnsupportedError, match=re.escape("select and exclude (w without w) leave no tensor")):
-        planned(tmp_path, {"w": np.ones(3)}, select="w", exclude="w")
 
 
 def test_names_in_a_namespace_go_without_the_prefix_unless_one_was_asked_for(tmp_path: Path) -> None:
@@ -309,12 +292,6 @@ def test_failure_on_the_way_leaves_every_file_as_it_was(tmp_path: Path) -> None:
     with pytest.raises(zcrecord.IntegrityError):
         write({"a.h": text(b"two"), "b.h": fails()}, tmp_path)
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
-
-
-def test_folder_that_cannot_be_made_is_one_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(zcrecord.SourceError, match="cannot make this folder"):
-        write({"a.h": text()}, tmp_path / "file" / "below")
 
 
 FULL = """
