@@ -19,8 +19,6 @@ from typing import Any
 
 from tools.measure import MIB
 
-__all__ = ["main", "table"]
-
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 # Module of attacks -> column -> its package, and the doors that it stands for.
 COLUMNS: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {

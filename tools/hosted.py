@@ -21,8 +21,6 @@ import zcrecord
 from tools.worker import ROOT
 from zcrecord.embed import generate
 
-__all__ = ["WARNINGS", "Hosted", "Pages", "build_c", "build_rust", "run_together", "write_model"]
-
 PROGRAMS = ROOT / "tests" / "programs"
 WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow", "-Werror")
 BIASES = (1, -2, 3, -4)

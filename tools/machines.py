@@ -50,8 +50,6 @@ from tools.lower_bounds import PROJECT
 from tools.userlands import CHECKOUT, Userland, apart, entered, inside, missing, run
 from tools.worker import ROOT
 
-__all__ = ["EMULATED", "MACHINES", "Machine", "main"]
-
 EMULATED = "ZCRECORD_EMULATED"  # set for the tests; `tests/support/absent_packages.py` reads it
 INSIDE = "ZCRECORD_MACHINES_INSIDE"  # set in the namespaces of a userland
 KEPT = Path("/var/cache/zcrecord")

@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["MIB", "Memory", "begin_peak", "free_bytes", "memory", "peak_rss", "private_peak"]
-
 MIB = 1 << 20
 
 

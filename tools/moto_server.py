@@ -11,8 +11,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["serving_moto"]
-
 
 @contextlib.contextmanager
 def serving_moto(bucket: str) -> Iterator[dict[str, Any]]:

@@ -31,7 +31,8 @@ from rich.table import Table
 import zcrecord
 import zcrecord.onnx
 from tools.measure import MIB, free_bytes, memory
-from tools.models.gpt import MAX_MIB, write_gpt
+from tools.models.gpt import write_gpt
+from tools.models.wire import MAX_MIB
 from tools.serving import make_session
 from tools.worker import Worker, WorkerError, call_alone
 

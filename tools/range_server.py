@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-__all__ = ["Request", "Server", "serving"]
-
 
 @dataclass
 class Request:

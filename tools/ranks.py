@@ -26,25 +26,6 @@ from typing import Any, Literal, Self
 from tools.measure import begin_peak, memory, peak_rss
 from tools.worker import Worker
 
-__all__ = [
-    "FILES",
-    "HUGGING_FACE",
-    "OURS",
-    "Ranks",
-    "Sharded",
-    "build",
-    "checksum",
-    "count",
-    "join",
-    "leave",
-    "load",
-    "load_views",
-    "reader",
-    "save",
-    "save_in_background",
-    "writer",
-]
-
 OURS, FILES, HUGGING_FACE = "zcrecord", "FileSystemWriter", "HuggingFaceStorageWriter"
 Sharded = Literal["rows", "columns"]
 _kept: dict[str, Any] = {}  # of a rank: its state dict, and what it was built from

@@ -29,8 +29,6 @@ from pathlib import Path
 
 from tools.generate import manifests
 
-__all__ = ["BUILDERS", "ReleaseError", "build_c", "build_npm", "build_python", "build_rust", "check", "main"]
-
 ROOT = Path(__file__).resolve().parents[1]
 HEADER_FILES = {
     "zcrecord.h": "zcrecord.h",

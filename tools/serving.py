@@ -17,27 +17,6 @@ import numpy as np
 
 from tools.measure import memory, peak_rss
 
-__all__ = [
-    "SEQUENCE",
-    "answer_digest",
-    "close_session",
-    "convert",
-    "first_answer",
-    "imported_rss",
-    "latency",
-    "onnx_ir_load",
-    "onnx_load",
-    "onnx_to_arrays",
-    "onnx_to_safetensors",
-    "open_session",
-    "prepare",
-    "private_bytes",
-    "providers",
-    "request_for",
-    "runtime_version",
-    "tune",
-]
-
 SEQUENCE = 16  # tokens to a request
 
 _session: Any = None

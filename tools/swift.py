@@ -22,8 +22,6 @@ from pathlib import Path
 
 from tools.worker import ROOT
 
-__all__ = ["TESTS", "main"]
-
 TESTS = (
     "tests/storage/test_uploads.py",
     "tests/remote/test_remote_s3.py",

@@ -17,8 +17,6 @@ import tempfile
 from functools import lru_cache
 from pathlib import Path
 
-__all__ = ["PACKAGES", "has", "link_bare_commands"]
-
 # The command, or a compiler and an option with which it has to build a program, and its Debian packages.
 PACKAGES = {
     "gcc": "gcc libc6-dev",

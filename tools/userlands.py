@@ -23,8 +23,6 @@ from pathlib import Path
 
 from tools.worker import ROOT
 
-__all__ = ["CHECKOUT", "STAMP", "Userland", "apart", "entered", "inside", "missing", "run"]
-
 TOOLS = {"debootstrap": "debootstrap", "unshare": "util-linux", "mount": "mount", "chroot": "coreutils"}
 RULES = Path("/usr/lib/binfmt.d")  # of the package qemu-user-static: what to write into the kernel's register
 BINFMT = Path("/proc/sys/fs/binfmt_misc")

@@ -30,8 +30,6 @@ from tools.range_server import serving
 from tools.worker import Worker, WorkerError, call_alone
 from zcrecord.errors import RecordError
 
-__all__ = ["ENVIRONMENT", "CheckError", "engine", "main", "tokens"]
-
 # Engines run in the process that asks for them; a small cache; no telemetry, no hub.
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",

@@ -24,8 +24,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-__all__ = ["Worker", "WorkerError", "call_alone", "reused_processes"]
-
 ROOT = Path(__file__).resolve().parents[1]
 _idle: list[subprocess.Popen[str]] | None = None  # processes that the next workers take, within `reused_processes`
 

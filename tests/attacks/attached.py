@@ -27,8 +27,6 @@ from attacks.doors import ARCHIVE_DOORS, command
 from zcrecord import FormatError, integrity
 from zcrecord.cli.dispatch import main
 
-__all__ = ["ATTACKS", "DOORS", "HARMLESS", "KEY", "signed"]
-
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 BLOCK = 4096
 

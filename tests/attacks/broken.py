@@ -26,8 +26,6 @@ from attacks.catalogue import Attack
 from attacks.doors import ARCHIVE_DOORS, FULL_DOORS
 from zcrecord import IntegrityError, LimitError
 
-__all__ = ["ATTACKS", "DOORS", "GROUPS", "HARMLESS", "Group", "file"]
-
 # What goes wrong with one rule does so on opening, whatever is asked then: not all commands need to be tried. The
 # path is opened at the level "index".
 LEFT_OUT = {"load_record index", "zcrecord info", "zcrecord tree"}

@@ -19,8 +19,6 @@ import zcrecord
 from tools.measure import MIB
 from zcrecord import RecordError
 
-__all__ = ["MOST_BYTES", "MOST_RESIDENT", "MOST_SECONDS", "Answer", "Attack", "Door", "Refused", "kind_of", "wrong"]
-
 MOST_BYTES = 64 * MIB  # that Python and numpy allocate, counted
 # Measured, and judged under --all alone: several times what the slowest and largest take, on machines of any kind.
 MOST_SECONDS, MOST_RESIDENT = 10.0, 256 * MIB

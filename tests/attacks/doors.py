@@ -19,8 +19,6 @@ from zcrecord import PackedTensor, Record, RecordError, StringTensor
 from zcrecord.archive.archive import Verify
 from zcrecord.cli.dispatch import main
 
-__all__ = ["ARCHIVE_DOORS", "FULL_DOORS", "command", "every_question", "mapped", "opened", "tell"]
-
 QUESTIONS: dict[str, Callable[[Record], object]] = {
     "names": list,
     "views": lambda record: [edges(value) for value in record.values()],

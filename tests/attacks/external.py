@@ -20,8 +20,6 @@ from zcrecord import RecordError
 from zcrecord.cli.dispatch import onnx2zc_main
 from zcrecord.errors import ExternalDataError, OnnxError
 
-__all__ = ["ATTACKS", "DOORS", "HARMLESS", "PEERS", "SECRET", "external", "folder_with"]
-
 SECRET = b"what no model may read, to be sure"[:24]
 INSIDE = bytes(range(24))
 FLOAT, STRING = field(2, 1), field(2, 8)

@@ -27,8 +27,6 @@ from zcrecord import LimitError, RecordError, UnsupportedError, formats
 from zcrecord.cli.dispatch import main
 from zcrecord.errors import FormatError
 
-__all__ = ["ATTACKS", "DOORS", "HARMLESS", "PEERS", "TOUCHED"]
-
 MIB = 1 << 20
 TOUCHED = "evil"  # the file that a pickle makes in the folder it is loaded in, if it runs
 

@@ -16,8 +16,6 @@ from onnx_models import field, wire_model
 
 import zcrecord
 
-__all__ = ["NAMES", "PATHS", "archive", "foreign"]
-
 ESCAPES = [
     "\x1b[31mred", "\x1b[2J\x1b[H", "\x1b]0;title\x07", "\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\",
     "\x1b]52;c;cm0gLXJm\x07",

@@ -27,8 +27,6 @@ from zcrecord.cli.dispatch import onnx2zc_main
 from zcrecord.errors import FormatError, OnnxError
 from zcrecord.onnx import convert, scan
 
-__all__ = ["ATTACKS", "DOORS", "HARMLESS", "PEERS", "check_untouched", "converted", "model", "old_archive"]
-
 MIB = 1 << 20
 OLD = "old.zcr"
 

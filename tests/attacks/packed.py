@@ -18,8 +18,6 @@ from attacks.doors import command, every_question, mapped
 from zcrecord import FormatError, LimitError, RecordError
 from zcrecord.cli.dispatch import main
 
-__all__ = ["ATTACKS", "DOORS", "HARMLESS"]
-
 NAME = "m.zcr.zst"
 GIB = 1 << 30
 

@@ -11,13 +11,12 @@ import windows
 from malformed import plain, saved
 
 import zcrecord
-from attacks.broken import HARMLESS, file
+from attacks.broken import HARMLESS as HARMLESS
+from attacks.broken import file
 from attacks.catalogue import Attack, Door
 from attacks.doors import every_question
 from zcrecord import FormatError, IntegrityError, RecordError
 from zcrecord.archive.archive import Embedded
-
-__all__ = ["ATTACKS", "DOORS", "HARMLESS"]
 
 
 def opened(embedded: Embedded) -> Door:

@@ -13,8 +13,6 @@ import numpy as np
 import zcrecord
 from attacks.catalogue import Attack, Door
 
-__all__ = ["ATTACKS", "DOORS", "LONGEST"]
-
 LONGEST = 3.0
 
 

@@ -26,8 +26,6 @@ from typing import Any, Literal, NoReturn
 from attacks.catalogue import Answer, Door, kind_of
 from tools.measure import begin_peak, peak_rss
 
-__all__ = ["answers", "run"]
-
 What = Literal["ours", "peers"]
 How = Literal["counted", "timed"]
 ROOT = Path(__file__).resolve().parents[2]

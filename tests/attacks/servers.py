@@ -27,8 +27,6 @@ from attacks.doors import tell
 from zcrecord import SourceError
 from zcrecord.remote import file, http
 
-__all__ = ["ATTACKS", "DOORS", "HARMLESS", "LONGEST", "PEERS"]
-
 LATE, PATIENCE = 0.3, 90.0  # seconds in place of five minutes: where that is what ends it, and where it must not be
 LONGEST = 120.0
 NAME = "m.zcr"

@@ -15,12 +15,11 @@ import numpy as np
 from forge import Forge, build_index, end_bytes
 from malformed import plain, rich, saved, sequence
 
-from attacks.broken import HARMLESS, file, sealed
+from attacks.broken import HARMLESS as HARMLESS
+from attacks.broken import file, sealed
 from attacks.catalogue import Attack
 from attacks.doors import ARCHIVE_DOORS
 from zcrecord import FormatError, IntegrityError, LimitError, RecordError
-
-__all__ = ["ATTACKS", "DOORS", "HARMLESS"]
 
 DOORS = ARCHIVE_DOORS
 MANY = 5000  # entries of legal archives: 25 million pairs

@@ -29,7 +29,7 @@ from exhaustive import some
 from onnx import TensorProto, helper, numpy_helper
 from onnx_exports import assert_same, outside, plain
 from onnx_graphs import SHARED, private_growth
-from onnx_scans import MIB, at, counted, growth, written
+from onnx_scans import MIB, at, counted, growth, written  # noqa: F401  # one is a fixture
 from onnx_scans import assert_same as assert_same_tensors
 from test_onnx_scan import cases_of, external_cases
 
@@ -46,8 +46,6 @@ from zcrecord.errors import (
 from zcrecord.onnx import convert, graph, scan
 from zcrecord.onnx.lazy import small_model
 from zcrecord.onnx.lazy.locate import STEP
-
-__all__ = ["counted"]  # a fixture
 
 
 def small(path: Path, dest: Path | None = None, **options: Any) -> onnx.ModelProto:
@@ -198,7 +196,10 @@ def test_values_that_are_not_as_aligned_as_asked_for_are_copied(alignment: int, 
         assert set(outside(tmp_path / "small.onnx")) == ({"w"} if refers else set())
 
 
-def test_messages_of_any_size_around_the_values_are_kept(tmp_path: Path, counted: list[int]) -> None:
+def test_messages_of_any_size_around_the_values_are_kept(
+    tmp_path: Path,
+    counted: list[int],  # noqa: F811
+) -> None:
     tensors = []
     for i, count in enumerate([0, 3, 200, STEP // 4, STEP, 3 * STEP, 40 * STEP]):
         t = numpy_helper.from_array(np.full(count, i), f"t{i}")

@@ -20,8 +20,6 @@ from packaging.requirements import Requirement
 from tools.lower_bounds import PROJECT
 from tools.machines import EMULATED
 
-__all__ = ["absent", "unavailable"]
-
 
 def unavailable(extra: str = "dev", environment: Mapping[str, str] | None = None) -> set[str]:
     """Return the packages of an extra that a machine, described as markers do, cannot have; this one by default."""

@@ -11,8 +11,6 @@ import json
 import time
 from typing import Any
 
-__all__ = ["heap_growth"]
-
 LONGEST = 300  # seconds that a script may take
 
 

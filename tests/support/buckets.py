@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from unittest import mock
 
-__all__ = ["S3", "serving_s3"]
-
 ERROR = b"<Error><Code>%s</Code><Message>refused by the test</Message></Error>"
 ELSEWHERE = os.environ.get("ZCRECORD_TEST_S3", "")
 PATIENCE = {"connect_timeout": 5, "read_timeout": 20, "retries": {"max_attempts": 1}}

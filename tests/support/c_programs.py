@@ -9,8 +9,6 @@ from pathlib import Path
 
 from readers import Question, ask, disagreements
 
-__all__ = ["COMPILERS", "HEADER", "SANITIZERS", "SOURCES", "WARNINGS", "agree", "build", "checkers"]
-
 SOURCES = Path(__file__).parents[1] / "programs" / "c"
 HEADER = Path(__file__).parents[2] / "zcrecord" / "embed" / "zcrecord.h"
 WARNINGS = [

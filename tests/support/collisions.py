@@ -13,8 +13,6 @@ import struct
 
 import xxhash
 
-__all__ = ["BLOCK", "JUNK", "colliding"]
-
 BLOCK = 1024  # bytes between two scrambles of the sums: 16 stripes of 64 bytes
 JUNK = 128  # the first bytes of a block, which are what they have to be; the others are chosen
 _SECRET = bytes.fromhex(

@@ -13,11 +13,6 @@ import numpy as np
 import zcrecord
 from zcrecord.embed.plan import Plan
 
-__all__ = [
-    "ARM", "COMPILERS", "HOSTILE", "WARNINGS", "Symbol", "archives", "compiled", "everything", "own_bytes", "quiet",
-    "section_flags", "shown", "symbols", "uses",
-]  # fmt: skip
-
 GOLDEN = Path(__file__).parents[1] / "conformance" / "valid"
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow", "-Wundef", "-Werror", "-O2"]
 COMPILERS: dict[str, list[str]] = {

@@ -22,8 +22,6 @@ from typing import Any, TypeVar
 
 import pytest
 
-__all__ = ["ALL", "KINDS", "left_out_by_default", "rounds", "run_whole", "some", "whole"]
-
 ALL = os.environ.get("ZCRECORD_TEST_ALL") == "1"
 KINDS = {  # of tests that do not run by default: the mark, and the words for their number
     "needs": "that run a system tool",

@@ -21,8 +21,6 @@ import onnx
 import torch
 from torch._higher_order_ops import while_loop
 
-__all__ = ["EXPORTERS", "EXPORTS", "Exported", "exported"]
-
 EXPORTERS = ("torchscript", "dynamo")
 WIDTH = 40  # of most layers; 40 x 40 floats are more than the dynamo exporter merges or keeps inside the model
 

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 
 from node_packages import PROGRAMS, node_packages
 
-__all__ = ["Visit", "visit_in_firefox"]
-
 
 class Visit(NamedTuple):
     """The result of a script in a page, and what the page complained of: console, exceptions, policy."""

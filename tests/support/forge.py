@@ -19,8 +19,6 @@ import numpy.typing as npt
 import specification
 import xxhash
 
-__all__ = ["END", "NONE", "STRUCTS", "VECTORS", "Forge", "align_up", "build_index", "end_bytes", "read_index"]
-
 Array = npt.NDArray[Any]
 NONE = 0xFFFFFFFF
 CODES = {"u8": "u1", "u16": "<u2", "u32": "<u4", "u64": "<u8", "i64": "<i8"}

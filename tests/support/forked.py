@@ -18,8 +18,6 @@ from typing import NoReturn
 
 import records as r
 
-__all__ = ["run_torch"]
-
 
 def run_torch(code: str, *arguments: object, ok: bool = True) -> subprocess.CompletedProcess[str]:
     """Run code as `records.run_python` does, with torch already imported."""

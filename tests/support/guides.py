@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["CONTRIBUTING", "GUIDES", "MAP", "PACKAGES", "README", "REFERENCE", "RELEASING", "ROOT"]
-
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 CONTRIBUTING = ROOT / ".github" / "CONTRIBUTING.md"

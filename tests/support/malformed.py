@@ -20,8 +20,6 @@ import zcrecord
 from zcrecord import FormatError, PackedTensor, RecordError, StringTensor
 from zcrecord.archive.archive import Verify
 
-__all__ = ["LEVELS", "PLAIN", "Case", "cases", "compact", "plain", "refused", "rich", "saved", "sequence"]
-
 LEVELS: tuple[Verify, ...] = ("touch", "index", "full")
 Point = namedtuple("Point", ["x", "y"])  # how a record of its own type name comes about
 

@@ -19,8 +19,6 @@ from exhaustive import ALL
 
 from tools.system_tools import PACKAGES, has
 
-__all__ = ["missing_tools", "named_tools"]
-
 TOOLS_RUN = pytest.StashKey[Path]()
 
 

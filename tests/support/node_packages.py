@@ -9,8 +9,6 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-__all__ = ["node_packages"]
-
 PROGRAMS = Path(__file__).parents[1] / "programs"
 ROOT = PROGRAMS.parents[1]
 

@@ -21,8 +21,6 @@ from pathlib import Path
 
 import onnxruntime
 
-__all__ = ["GENAI", "cpp_headers", "genai", "java_classes", "node_modules", "shared_library", "transformers_js"]
-
 CACHE = Path(__file__).parents[2] / ".cache"
 NPM = {  # package: version, digest, and the parts of its files' paths
     "onnxruntime-node": (

@@ -12,8 +12,6 @@ import numpy as np
 
 from tools.models import optimum
 
-__all__ = ["QUESTION", "copy_folder", "generate"]
-
 QUESTION = [30, 41, 52, 16, 1]
 
 

@@ -17,8 +17,6 @@ import pytest
 
 from tools.machines import EMULATED
 
-__all__ = ["COUNTS_MEMORY", "NO_AVX", "X86_64", "run_on_processor"]
-
 COUNTS_MEMORY = pytest.mark.skipif(EMULATED in os.environ, reason="platform: qemu-user's own memory is counted, too")
 X86_64 = pytest.mark.skipif(platform.machine() != "x86_64", reason="platform: the program is x86-64's")
 NO_AVX = "Nehalem"  # the oldest that numpy takes: with it no x86_64 of today has its features in common

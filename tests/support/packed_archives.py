@@ -14,20 +14,6 @@ import zstandard
 import zcrecord
 from zcrecord.transport import pack
 
-__all__ = [
-    "GOLDEN",
-    "MIB",
-    "Frame",
-    "OneWay",
-    "encoded",
-    "frames_of",
-    "mixed",
-    "packed",
-    "streamed",
-    "tabled",
-    "weights",
-]
-
 MIB = 1 << 20
 FOLDER = Path(__file__).parents[1] / "conformance" / "valid"
 GOLDEN = {p.stem: p.read_bytes() for p in sorted(FOLDER.glob("*.zcr")) if p.stem not in ("prefix", "suffix")}

@@ -14,8 +14,6 @@ import numpy as np
 import specification
 from forge import END, NONE, read_index
 
-__all__ = ["Plain"]
-
 WIDTHS = {int(row["code"]): int(row["bits"]) for row in specification.table("Element types")}
 STRING = 64
 LIMIT = 1 << 56

@@ -13,8 +13,6 @@ from typing import Any
 
 import forked
 
-__all__ = ["Rank", "run_ranks", "serve"]
-
 Scenario = Callable[["Rank"], Any]
 _RUN = """
 import os, runpy, sys

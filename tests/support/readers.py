@@ -30,8 +30,6 @@ from zcrecord.errors import RecordError, TensorNotFoundError
 from zcrecord.record.record import Record
 from zcrecord.storage.memory import Memory, buffer_of
 
-__all__ = ["Answer", "Question", "ask", "disagreements", "dump", "looked_up", "ours"]
-
 Mode = Literal["w", "p", "s"]
 Level = Literal["o", "i", "f"]
 EMBEDDED = {"w": None, "p": "prefix", "s": "suffix"}

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from exhaustive import whole
 
-__all__ = ["CHECKED", "READER", "SOURCES", "build", "checker", "compile_rust", "compilers", "editions"]
-
 SOURCES = Path(__file__).parents[1] / "programs" / "rust"
 READER = Path(__file__).parents[2] / "zcrecord" / "embed" / "zcrecord.rs"
 DEBIANS = "/usr/bin/rustc"

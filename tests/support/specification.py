@@ -6,24 +6,6 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = [
-    "CONVENTIONS",
-    "FBS",
-    "FORMAT",
-    "LEVELS",
-    "PAGES",
-    "Field",
-    "Vector",
-    "alignment_of",
-    "enums",
-    "hex_example",
-    "rules",
-    "size_of",
-    "structs",
-    "table",
-    "vectors",
-]
-
 ROOT = Path(__file__).resolve().parents[2]
 FORMAT = (ROOT / "schema" / "FORMAT.md").read_text(encoding="utf-8")
 CONVENTIONS = (ROOT / "schema" / "CONVENTIONS.md").read_text(encoding="utf-8")

@@ -15,8 +15,6 @@ from zcrecord.codec.index import decode
 from zcrecord.codec.layout import HEADER_SIZE, NONE, align_up, front_header
 from zcrecord.writing.catalogue import write_catalogue
 
-__all__ = ["Box", "boxes_along", "changed_index", "forge_catalogue", "outline_of", "save_split"]
-
 Box = tuple[slice, ...]
 _Piece = tuple[int, Any, list[int], list[int]]  # its shard, its values, origin and extent
 _Shard = tuple[str, bytes, bytes, list[int]]  # its name, trailer, index's SHA-256, and the number of each payload

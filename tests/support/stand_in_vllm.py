@@ -12,8 +12,6 @@ from dataclasses import dataclass, field, replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-__all__ = ["LOADERS", "Config", "DefaultModelLoader", "LoadConfig", "Model", "install", "model_config", "modules"]
-
 LOADERS: dict[str, Any] = {}
 
 

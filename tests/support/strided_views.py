@@ -17,8 +17,6 @@ from readers import Question
 
 from zcrecord import dtypes
 
-__all__ = ["ROOM", "Strided", "archive_of", "elements_of", "questions", "random_view", "random_views", "told"]
-
 FAR = 2**56  # the largest stride that there is (R53)
 ROOM = 512  # bytes of each payload
 # By bytes of a float: bits of it that a copy by way of a number may change.

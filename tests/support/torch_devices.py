@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["LazyTorch"]
-
 _now = threading.local()  # the stream of this thread, and the number of its device
 
 

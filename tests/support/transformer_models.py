@@ -21,8 +21,6 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-__all__ = ["MAKERS", "bert", "gpt2", "llama", "made", "mixtral", "off_the_mapping", "requests", "same_tensors", "t5"]
-
 VOCABULARY = 100
 SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 

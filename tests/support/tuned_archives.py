@@ -25,8 +25,6 @@ from zcrecord.record.save import stored_entries
 from zcrecord.storage.files import open_sink
 from zcrecord.writing.writers import StreamWriter
 
-__all__ = ["Tuned", "answers", "inputs"]
-
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -33,8 +33,6 @@ from tools.range_server import Server, serving
 from zcrecord.codec.layout import LARGE_ALIGNMENT
 from zcrecord.onnx import convert
 
-__all__ = ["READER", "ROOT", "SUITE", "WEB", "Misbehaving", "everything_served", "write_model", "write_sparse"]
-
 ROOT = Path(__file__).resolve().parents[2]
 WEB = ROOT / "zcrecord" / "web"
 READER = WEB / "reader"

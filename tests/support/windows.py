@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from malformed import plain, saved
 from readers import Question
 
-__all__ = ["ARCHIVE", "OTHER", "UNSEALED", "found", "program", "questions", "refused", "signed"]
-
 ARCHIVE = plain().seal()
 UNSEALED = plain(front=False, sealed=False).seal()
 OTHER = saved({"other": 1})

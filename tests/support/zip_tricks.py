@@ -5,8 +5,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
-__all__ = ["TRICKS", "directory", "two_directories"]
-
 END, END64, LOCATOR, ENTRY, LOCAL = b"PK\5\6", b"PK\6\6", b"PK\6\7", b"PK\1\2", b"PK\3\4"
 
 

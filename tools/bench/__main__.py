@@ -18,8 +18,6 @@ from tools.bench.reasons import figures
 from tools.bench.table import MEASURED, markdown, page_with, terminal_table
 from tools.worker import ROOT, reused_processes
 
-__all__ = ["AREAS", "PAGES", "RESULTS", "main"]
-
 AREAS = (
     "small", "shards", "dropin", "growth", "large", "cold", "sparse", "imports", "exchange", "convert", "session",
     "embedding", "loading", "sharing", "optimum", "remote", "jax", "upload", "integrity", "edits", "distributed",

@@ -21,8 +21,6 @@ from tools.bench.peers import PEERS, SAFETENSORS_TORCH
 from tools.measure import MIB
 from tools.worker import call_alone
 
-__all__ = ["cached_fraction", "drop_cached", "run", "touch_seconds"]
-
 AREA = "cold"
 READ = "zcrecord, mmap=False"
 PLAIN = "a plain read"

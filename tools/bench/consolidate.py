@@ -21,8 +21,6 @@ from tools.measure import MIB, private_peak
 from tools.ranks import HUGGING_FACE, Ranks, Sharded
 from tools.worker import Worker
 
-__all__ = ["consolidate", "prepare", "run"]
-
 AREA = "consolidate"
 MODEL = {"layers": 32, "width": 384, "vocabulary": 32000}
 SMALL = {"layers": 2, "width": 64, "vocabulary": 500}

@@ -26,8 +26,6 @@ from tools.models.typed import write_typed
 from tools.models.wire import Nodes, Weight, write_model
 from tools.worker import ROOT, call_alone
 
-__all__ = ["copy_seconds", "run", "settle"]
-
 AREA = "convert"
 SIZE_MIB = 1536  # 1.6 GB
 LARGEST_MIB = 1880  # 1.97 GB: protobuf ends a model at 2 GiB

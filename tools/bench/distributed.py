@@ -30,8 +30,6 @@ from zcrecord.distributed.join import joined
 from zcrecord.distributed.rank_archive import RankReport, WholeTensor
 from zcrecord.writing.catalogue import WrittenShard
 
-__all__ = ["open_metadata", "run", "write_metadata"]
-
 AREA = "distributed"
 TENSORS = "the tensors"  # a copy of them has to be held
 WAYS = (OURS, FILES, HUGGING_FACE)

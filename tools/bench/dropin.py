@@ -14,8 +14,6 @@ from tools.bench.harness import BURST, OURS, Promise, Row, Settings, median_seco
 from tools.bench.peers import PEERS, SAFETENSORS
 from tools.bench.small import COUNT, make_tensors
 
-__all__ = ["run"]
-
 AREA = "dropin"
 PACKAGES = {OURS: "zcrecord.compat.safetensors", SAFETENSORS: "safetensors"}  # only the import differs
 

@@ -24,8 +24,6 @@ from tools.bench.peers import PEERS, SAFETENSORS
 from tools.measure import MIB, begin_peak, peak_rss
 from tools.worker import call_alone
 
-__all__ = ["change_archive", "change_safetensors", "run"]
-
 AREA = "edits"
 CP = "cp"
 REFLINK = "cp --reflink=always"

@@ -31,8 +31,6 @@ from tools.measure import MIB, memory
 from tools.worker import ROOT, call_alone
 from zcrecord.embed import generate
 
-__all__ = ["LOADERS", "load_constant", "reader_code_size", "run", "write_constants"]
-
 AREA = "embedding"
 NONE_AT_ALL = Promise("under", 1)
 KIB = 1024

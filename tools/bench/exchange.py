@@ -18,8 +18,6 @@ from tools.bench.peers import PEERS, SAFETENSORS
 from tools.measure import MIB, peak_rss
 from tools.worker import call_alone
 
-__all__ = ["convert", "produce", "run"]
-
 AREA = "exchange"
 COPY = "cp"
 PEAK = 40 * MIB

@@ -27,8 +27,6 @@ from tools.moto_server import serving_moto
 from tools.worker import ROOT, call_alone
 from zcrecord.fleet import Job, Outcome, conversion, convert_one, plan
 
-__all__ = ["convert_or_die", "run", "with_dask", "with_ray", "write_models"]
-
 AREA = "fleet"
 FLAG = "ZCRECORD_BENCH_KILLED"  # environment variable: a file that the worker that dies makes first
 DIES = "00003.zcr"

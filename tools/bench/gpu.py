@@ -48,8 +48,6 @@ from tools.worker import ROOT, Worker, WorkerError
 from zcrecord import formats
 from zcrecord.errors import DependencyError
 
-__all__ = ["RESULT", "cold_load", "device_facts", "load_seconds", "loaded_sum", "main", "prepare_session"]
-
 AREA = "gpu"
 RESULT = ROOT / "tools" / "bench" / "gpu.json"
 PINNED, PLAIN = "pinned copy", "a plain read"

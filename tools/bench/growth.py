@@ -10,8 +10,6 @@ import numpy as np
 import zcrecord
 from tools.bench.harness import BURST, OURS, Promise, Row, Settings, median_seconds
 
-__all__ = ["run"]
-
 AREA = "growth"
 EACH = 0.2e-6  # seconds for a tensor
 FLAT = 1.5  # touch maps the file and reads the header, whatever there is in it

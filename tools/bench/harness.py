@@ -18,20 +18,6 @@ from typing import Any
 
 from tools.measure import MIB, free_bytes
 
-__all__ = [
-    "BURST",
-    "OURS",
-    "Promise",
-    "Row",
-    "Settings",
-    "collect",
-    "machine",
-    "median_seconds",
-    "on_path",
-    "require_disk",
-    "versions",
-]
-
 OURS = "zcrecord"
 BURST = 5
 PACKAGES = (

@@ -13,8 +13,6 @@ from functools import partial
 from tools.bench.harness import OURS, Promise, Row, Settings, collect
 from tools.worker import ROOT
 
-__all__ = ["run"]
-
 AREA = "imports"
 PEER = "numpy"
 

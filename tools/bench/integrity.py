@@ -24,8 +24,6 @@ from tools.measure import MIB
 from zcrecord.archive import damage
 from zcrecord.storage.threads import cores
 
-__all__ = ["run"]
-
 AREA = "integrity"
 SUM = "numpy sum"
 SHA = "hashlib's SHA-256"

@@ -20,8 +20,6 @@ from tools.bench.loading import MATRICES, make_matrices
 from tools.measure import MIB, memory
 from tools.worker import Worker, call_alone
 
-__all__ = ["private_growth", "restore_seconds", "run", "save_all"]
-
 AREA = "jax"
 BY_HAND, ORBAX = "safetensors by hand", "orbax"
 DEVICES = 8

@@ -16,8 +16,6 @@ from tools.bench.peers import GGUF, NPZ, PEERS, SAFETENSORS, SAFETENSORS_TORCH, 
 from tools.measure import MIB, memory
 from tools.worker import Worker, call_alone
 
-__all__ = ["WAYS_TO_LOAD", "load_growth", "make_buffers", "run", "save_seconds"]
-
 AREA = "large"
 COUNT = 24
 MIB_EACH = 64

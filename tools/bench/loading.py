@@ -27,8 +27,6 @@ from tools.worker import Worker, call_alone
 from zcrecord.loaders import load_into, shard
 from zcrecord.loaders.plan import MAX_IN_FLIGHT
 
-__all__ = ["load_seconds", "make_matrices", "peak_growth", "run", "slice_seconds"]
-
 AREA = "loading"
 COPY = "memcpy"
 READ, BY_POSITION = "zcrecord, mmap=False", "zcrecord, reads by position"

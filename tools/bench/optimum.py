@@ -20,8 +20,6 @@ from tools.measure import MIB, memory
 from tools.models import optimum
 from tools.worker import Worker, call_alone
 
-__all__ = ["convert_and_tune", "open_models", "run", "write_text"]
-
 AREA = "optimum"
 QUESTION = [30, 41, 52, 16, 1]
 STEPS, REPEATS = 24, 9  # tokens of a text, texts that are timed

@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["GGUF", "NPZ", "PEERS", "SAFETENSORS", "SAFETENSORS_TORCH", "TORCH", "Peer"]
-
 SAFETENSORS = "safetensors"
 SAFETENSORS_TORCH = "safetensors torch"
 NPZ = "npz"

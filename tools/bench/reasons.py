@@ -14,8 +14,6 @@ from typing import Any
 from tools.bench.harness import OURS, Row
 from tools.bench.table import quantity, rows_of, wins
 
-__all__ = ["REASONS", "WORKS", "figures", "table"]
-
 WORKS = {
     "open": "open and get one tensor of 10,000 x 1 KB, whole index verified",
     "save": "save 10,000 x 1 KB, digests on, no fsync",

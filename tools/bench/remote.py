@@ -18,8 +18,6 @@ from tools.bench.harness import OURS, Promise, Row, Settings, median_seconds
 from tools.range_server import Server, serving
 from zcrecord.loaders import load_into, shard
 
-__all__ = ["run", "write_sparse"]
-
 AREA = "remote"
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 LARGE = 9  # tensors beside the small one

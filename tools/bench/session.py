@@ -19,8 +19,6 @@ from tools.models import branches, convolutions, gpt, quantized
 from tools.serving import SEQUENCE
 from tools.worker import Worker, call_alone
 
-__all__ = ["AS_FAST", "LITTLE_MORE", "PEER", "UNTUNED", "run"]
-
 AREA = "session"
 PEER = ".onnx"
 UNTUNED = "zcrecord, not tuned"

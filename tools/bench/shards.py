@@ -12,8 +12,6 @@ import zcrecord
 from tools.bench.harness import BURST, OURS, Promise, Row, Settings, median_seconds
 from tools.bench.peers import PEERS, SAFETENSORS, SAFETENSORS_TORCH
 
-__all__ = ["run"]
-
 AREA = "shards"
 FILES, EACH = 30, 1000  # files, and tensors in a file
 ITEMS = 256  # float32: 1 KB

@@ -24,19 +24,6 @@ from tools.measure import MIB, memory
 from tools.models import branches, gpt
 from tools.worker import Worker, call_alone
 
-__all__ = [
-    "BARE",
-    "OWN",
-    "PROCESSES",
-    "SHARED",
-    "STARTS",
-    "serve",
-    "torch_workers",
-    "total_pss",
-    "write_archive",
-    "write_models",
-]
-
 AREA = "sharing"
 PROCESSES = 4
 MIB_IN_ALL = 512

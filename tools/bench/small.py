@@ -13,8 +13,6 @@ import zcrecord
 from tools.bench.harness import BURST, OURS, Promise, Row, Settings, median_seconds
 from tools.bench.peers import PEERS, SAFETENSORS
 
-__all__ = ["run"]
-
 AREA = "small"
 COUNT = 10_000
 ITEMS = 256  # float32: 1 KB

@@ -13,8 +13,6 @@ import numpy as np
 import zcrecord
 from tools.bench.harness import BURST, OURS, Promise, Row, Settings, median_seconds
 
-__all__ = ["run", "write_holes"]
-
 AREA = "sparse"
 COUNT = 100
 GIB = 1 << 30

@@ -14,8 +14,6 @@ from rich.table import Table
 from tools.bench.harness import OURS, Row
 from tools.measure import MIB
 
-__all__ = ["BEGIN", "END", "MEASURED", "markdown", "page_with", "quantity", "rows_of", "terminal_table", "wins"]
-
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 # Work that ours consists of, too: it can only be approached.
 FLOORS = ("an archive of 1 MiB", "1,000 tensors", "cat | cat", "cp", "cp and fsync", "memcpy", "numpy", "os.write",

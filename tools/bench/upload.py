@@ -22,8 +22,6 @@ from tools.measure import MIB, begin_peak, peak_rss
 from tools.moto_server import serving_moto
 from tools.worker import call_alone
 
-__all__ = ["run", "save_archive", "save_then_put"]
-
 AREA = "upload"
 PEER = "safetensors, then fs.put"
 EACH = 8 * MIB  # bytes of a tensor

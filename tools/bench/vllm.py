@@ -28,8 +28,6 @@ from tools.bench.harness import OURS, Promise, Row, machine, require_disk, versi
 from tools.models.causal_lms import LENGTH, copy_with_archive
 from tools.worker import Worker, WorkerError, call_alone
 
-__all__ = ["load", "main"]
-
 AREA = "vllm"
 THEIRS = "safetensors"
 PEERS = (THEIRS, "runai_streamer", "fastsafetensors")

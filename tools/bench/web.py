@@ -18,8 +18,6 @@ from tools.bench.harness import OURS, Promise, Row, Settings, on_path
 from tools.bench.remote import write_sparse
 from tools.range_server import Server, serving
 
-__all__ = ["run"]
-
 AREA = "web"
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 ROOT = Path(__file__).resolve().parents[2]

@@ -21,8 +21,6 @@ from .interrupting import build, run_in
 from .kills import kill_saves
 from .replacing import replace_under_readers
 
-__all__ = ["main"]
-
 
 def main(arguments: list[str] | None = None) -> int:
     """Print what was done and what came of it; the exit status tells whether all is as it has to be."""

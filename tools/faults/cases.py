@@ -15,8 +15,6 @@ from zcrecord import RecordError, load_record
 
 from .saves import SAVES
 
-__all__ = ["SCRATCH", "Case", "Files"]
-
 Files = dict[str, bytes]  # of a folder, by name
 SCRATCH = re.compile(r"\..*\.[0-9a-f]{12}\.zcr-scratch")
 

@@ -28,8 +28,6 @@ from tools.ranks import HUGGING_FACE, OURS, reader, writer
 from tools.worker import call_alone
 from zcrecord import load_record
 
-__all__ = ["Checkpoint", "RankKills", "kill_ranks", "state_of"]
-
 _TENSORS, _ROWS, _COLUMNS = 8, 256, 1024  # of a rank: 8 MiB
 _APART = 2 * _TENSORS  # values of a generation
 _PATIENCE = 120.0  # seconds for a save that nothing disturbs

@@ -16,8 +16,6 @@ from typing import Any
 from .cases import Case
 from .saves import SAVES, prepare
 
-__all__ = ["fill_disks", "mounting", "run_on_disk"]
-
 _ROOM = 3 << 20  # bytes of the disk
 _MOUNT = f'mount -t tmpfs -o size={_ROOM} none "$0" && exec "$@"'
 _PARTS = (0, 0.1, 0.5, 0.9)  # of what a save needs is free

@@ -23,8 +23,6 @@ from typing import Any
 from .cases import Case
 from .saves import SAVES, prepare
 
-__all__ = ["Mode", "build", "interrupt", "run_in"]
-
 SOURCE = Path(__file__).with_name("calls.c")
 _MOST = 3000  # calls of one save
 

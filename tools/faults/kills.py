@@ -17,8 +17,6 @@ import numpy as np
 
 import zcrecord
 
-__all__ = ["Kills", "generation", "kill_saves", "written"]
-
 _WORDS = 60_000  # of one tensor; a save takes several writes
 
 

@@ -19,8 +19,6 @@ from zcrecord import RecordError, load_record
 
 from .kills import generation, written
 
-__all__ = ["WAYS", "replace_under_readers"]
-
 _CHANGED = ("was replaced or changed since it was opened", "is not the archive that the hollow record is of")
 
 

@@ -13,8 +13,6 @@ import zcrecord
 from zcrecord import LazyTensor, RecordWriter, embed, formats, onnx, transport
 from zcrecord.cli import dispatch
 
-__all__ = ["OLD", "SAVES", "TREE", "Save", "prepare"]
-
 DIGITS = Path(__file__).resolve().parents[2] / "tests" / "data" / "digits.onnx"
 TREE: dict[str, Any] = {
     "a": np.arange(20_000),

@@ -14,8 +14,6 @@ from tempfile import TemporaryDirectory
 from tools.firmware.figures import measure
 from tools.firmware.images import FirmwareError
 
-__all__ = ["main"]
-
 
 def main(arguments: list[str]) -> int:
     """Build, run and show; return the exit status."""

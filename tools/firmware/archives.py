@@ -28,8 +28,6 @@ import zcrecord
 from zcrecord.codec.layout import HEADER_SIZE, decode_header
 from zcrecord.onnx import convert
 
-__all__ = ["LAYERS", "damaged", "fixed_point", "make", "multiplier_and_shift", "with_crcs"]
-
 DATA = Path(__file__).resolve().parents[2] / "tests" / "data"
 # The scale of what comes into each layer is that of what comes out of the one before.
 LAYERS = {"features.0": "features.0/relu", "features.2": "features.2/relu", "classifier": "logits"}

@@ -15,8 +15,6 @@ import zcrecord
 from tools.firmware.archives import DATA
 from tools.firmware.images import Image, Run, build, examine, run
 
-__all__ = ["BAD", "expected_words", "measure", "reference"]
-
 BAD = ("bad_index", "bad_name", "bad_header")
 TEST_DATA = "heldout_images"  # in flash beside the model, of which it is no part
 

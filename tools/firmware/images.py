@@ -15,20 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "INSTRUCTIONS_PER_TICK",
-    "MODEL_ADDRESS",
-    "FirmwareError",
-    "Image",
-    "Run",
-    "Section",
-    "Symbol",
-    "build",
-    "examine",
-    "missing_tools",
-    "run",
-]
-
 HERE = Path(__file__).resolve().parent
 # Commands, and the Debian packages that bring them.
 TOOLS = {

@@ -8,8 +8,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-__all__ = ["CORPUS", "ROOT"]
-
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS = ROOT / "tests" / "data" / "corpus"
 sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("support", "cases")]  # which are no packages

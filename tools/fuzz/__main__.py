@@ -21,8 +21,6 @@ from pathlib import Path
 
 from . import CORPUS, ROOT
 
-__all__ = ["guided", "main"]
-
 FOUND = Path(tempfile.gettempdir()) / "zcrecord-found"
 MOST = {"archive": 4096, "model": 1500}  # bytes of an input
 

@@ -15,8 +15,6 @@ import numpy as np
 import xxhash
 from forge import STRUCTS, VECTORS, Forge
 
-__all__ = ["mutated"]
-
 Raw = Callable[[bytes], bytes]  # a change that knows nothing of archives; the size may be another one
 END = 64
 ITEMS = {number: dtype.itemsize for number, dtype in VECTORS.values()}

@@ -16,8 +16,6 @@ import coverage
 
 from . import ROOT
 
-__all__ = ["VERIFIER", "Reached", "fewest", "reached"]
-
 PACKAGE = ROOT / "zcrecord" / "codec"
 # Modules; of those that hold more, the functions that read.
 VERIFIER: dict[str, set[str] | None] = {

@@ -23,8 +23,6 @@ from . import CORPUS, ROOT, native, targets
 from .branches import PACKAGE, VERIFIER, fewest
 from .crafted import crafted
 
-__all__ = ["everything", "inputs", "make", "try_every_way"]
-
 MOST = {"archive": 4096, "model": 900}  # bytes of an input
 SUFFIXES = {"archive": "zcr", "model": "onnx"}
 MOST_FOR_EDGES = 1000  # of one that only the readers in C and Rust go another way for

@@ -9,8 +9,6 @@ import numpy as np
 from forge import Forge
 from malformed import saved
 
-__all__ = ["crafted"]
-
 TOP = (1 << 64) - 1
 MIX = 0x9E3779B97F4A7C15  # of the hash by which zcrecord.codec.index looks for names that are there twice
 

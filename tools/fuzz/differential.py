@@ -25,8 +25,6 @@ from readers import Answer, Level, Mode, Question, ask, ours
 from . import ROOT, archives
 from .corpus import inputs
 
-__all__ = ["Compared", "asked_every_way", "checkers", "compare", "look_ups", "mutations"]
-
 BATCH = 2000
 NAMES = 16  # looked up in an archive, of each kind
 MODES: tuple[Mode, ...] = ("w", "w", "w", "w", "w", "w", "p", "s")

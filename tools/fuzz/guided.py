@@ -16,8 +16,6 @@ from tools.measure import begin_peak, peak_rss
 
 from . import archives, models
 
-__all__ = ["main"]
-
 MUTATORS = {"archive": archives.mutated, "model": models.mutated}
 INSTRUMENTED = {"archive": "zcrecord", "model": "zcrecord.onnx"}  # of the rest a model reaches the same, over and over
 SPARE = 64 << 20  # bytes that any input may take, ...

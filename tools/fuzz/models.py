@@ -9,8 +9,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-__all__ = ["mutated"]
-
 Raw = Callable[[bytes], bytes]
 # Number, wire type, and what it holds: a number, fixed bytes, bytes or a message.
 Node = tuple[int, int, "int | bytes | list[Node]"]

@@ -16,8 +16,6 @@ from typing import NamedTuple
 
 from . import CORPUS, ROOT
 
-__all__ = ["Outcome", "build", "fewest", "fuzz", "outcome"]
-
 CLANG = "clang-19"
 C_FLAGS = ["-std=c11", "-O2", "-g", f"-I{ROOT / 'zcrecord' / 'embed'}"]
 SANITIZERS = ["-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=all", "-DCHECKER_ASAN"]

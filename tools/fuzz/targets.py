@@ -20,8 +20,6 @@ from zcrecord.onnx import convert, scan, to_onnx, tuned
 from zcrecord.record.record import Record
 from zcrecord.tensors.packed import PackedTensor, StringTensor
 
-__all__ = ["archive", "model"]
-
 LEVELS: tuple[Any, ...] = ("touch", "index", "index", "index", "full", "full", "full", "full")
 EMBEDDED: tuple[Any, ...] = (None, None, None, None, None, None, "prefix", "suffix")
 

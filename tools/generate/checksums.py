@@ -11,8 +11,6 @@ from pathlib import Path
 
 from . import ROOT, golden, golden_edges, invalid
 
-__all__ = ["FOLDERS", "SUMS", "files", "frozen", "listed"]
-
 SUMS = Path("tests/conformance/SHA256SUMS")
 FOLDERS: tuple[Path, ...] = ()
 

@@ -14,8 +14,6 @@ from pathlib import Path
 
 from zcrecord.dtypes import DTYPES, DType
 
-__all__ = ["BLOCKS", "FOLDERS", "SCHEMA", "files"]
-
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS: tuple[Path, ...] = ()
 SCHEMA = Path("schema/zcrecord.fbs")

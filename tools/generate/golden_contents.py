@@ -13,8 +13,6 @@ import numpy as np
 
 from zcrecord import PackedTensor, StringTensor, dtypes
 
-__all__ = ["Content", "content_digest", "content_parts", "describe", "elements"]
-
 KINDS = {"mapping": 1, "list": 2, "tuple": 3, "object": 4, "numbered": 5}
 TYPES = {type(None): 0, bool: 1, int: 2, float: 4, str: 5, bytes: 6}
 UINT = 3

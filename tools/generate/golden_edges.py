@@ -23,8 +23,6 @@ from .golden_contents import Content
 from .invalid import chain, lists_used_up
 from .invalid_alone import table_to_the_end, vtable_behind
 
-__all__ = ["FOLDERS", "files"]
-
 FOLDER = Path("tests/conformance/edges")
 FOLDERS: tuple[Path, ...] = (FOLDER,)
 

@@ -28,8 +28,6 @@ from zcrecord.codec import layout
 from . import ROOT, invalid_alone
 from .golden import FOLDER as VALID
 
-__all__ = ["COMMITTED", "FOLDERS", "files", "version_of"]
-
 FOLDER = Path("tests/conformance/invalid")
 ANSWERS = FOLDER.with_suffix(".json")
 FOLDERS: tuple[Path, ...] = (FOLDER,)

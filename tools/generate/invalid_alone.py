@@ -19,8 +19,6 @@ from malformed_index import count, number
 
 from zcrecord import StringTensor
 
-__all__ = ["GROUPS", "changed_bytes", "table_to_the_end", "vtable_behind"]
-
 TABLE, TABLE_SIZE, VTABLE = 40, 52, 8  # where `build_index` lays them
 
 

@@ -14,8 +14,6 @@ from typing import Any
 
 from . import ROOT
 
-__all__ = ["CARGO", "CMAKE", "FOLDERS", "NPM", "files", "project", "repository", "semantic", "version"]
-
 FOLDERS: tuple[Path, ...] = ()
 NPM = Path("zcrecord/web/reader/package.json")
 CARGO = Path("zcrecord/embed/Cargo.toml")

@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["FOLDERS", "MODULES", "PAGES", "files", "find", "page_of", "source_of"]
-
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = Path("zcrecord/reference")  # relative to the root, as all paths that `files` returns
 FOLDERS: tuple[Path, ...] = (PAGES,)  # that hold nothing else

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from . import element_types
 
-__all__ = ["FOLDERS", "files"]
-
 TARGET = Path("zcrecord/_schema")
 FOLDERS: tuple[Path, ...] = (TARGET,)
 

@@ -22,8 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-__all__ = ["ARCHITECTURES", "EXPORTERS", "OPSET", "SEED", "Architecture", "Size", "quiet", "stir", "write_architecture"]
-
 EXPORTERS = ("dynamo", "torchscript")
 SEED = 7
 OPSET = 18

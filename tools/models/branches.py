@@ -14,8 +14,6 @@ from typing import IO
 
 from tools.models.wire import BOOL, FLOAT, INT64, Nodes, Weight, check_size, write_model
 
-__all__ = ["BranchesShape", "plan", "write_branches"]
-
 MULTIPLE = 64  # of the matrix's side
 
 

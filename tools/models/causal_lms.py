@@ -10,16 +10,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "MODELS",
-    "change_config",
-    "copy_with_archive",
-    "save_again",
-    "write_int8",
-    "write_large_llama",
-    "write_model",
-]
-
 VOCABULARY, LENGTH = 512, 256
 _SMALL = {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": VOCABULARY}
 _SMALL |= {"intermediate_size": 512, "max_position_embeddings": LENGTH}

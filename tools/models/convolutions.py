@@ -13,8 +13,6 @@ from typing import IO
 
 from tools.models.wire import FLOAT, Nodes, Weight, check_size, write_model
 
-__all__ = ["ConvolutionsShape", "plan", "write_convolutions"]
-
 IMAGE = 112  # pixels to a side
 STAGES = 4
 BLOCKS = 2  # to a stage; each stage halves the image's sides and doubles the channels

@@ -24,8 +24,6 @@ from warnings import catch_warnings, simplefilter
 
 import numpy as np
 
-__all__ = ["main"]
-
 DATA = Path(__file__).resolve().parents[2] / "tests" / "data"
 SEED = 2026
 HELD_OUT = 360

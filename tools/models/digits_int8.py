@@ -26,8 +26,6 @@ import numpy as np
 
 from tools.models.digits import DATA, split
 
-__all__ = ["main", "quantize"]
-
 
 def quantize(source: Path) -> bytes:
     """Return the quantized form of the model `source`, an ONNX file."""

@@ -11,9 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO
 
-from tools.models.wire import FLOAT, INT64, MAX_MIB, Nodes, Weight, check_size, write_model
-
-__all__ = ["MAX_MIB", "GptShape", "plan", "write_gpt"]
+from tools.models.wire import FLOAT, INT64, Nodes, Weight, check_size, write_model
 
 HEAD_SIZE = 64
 CONTEXT = 256

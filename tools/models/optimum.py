@@ -26,8 +26,6 @@ from typing import Any
 
 from tools.models.architectures import OPSET, SEED, Size, quiet, stir
 
-__all__ = ["DATA", "SEQ2SEQ", "TASKS", "generate", "make_model", "write_folder"]
-
 TASKS = ("seq2seq", "text-generation")
 SEQ2SEQ = ("encoder_model", "decoder_model", "decoder_with_past_model")
 DATA = ".onnx_data"  # suffix of the file of a model's weights

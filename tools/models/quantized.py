@@ -15,8 +15,6 @@ from typing import IO
 
 from tools.models.wire import FLOAT, INT8, UINT8, Nodes, Weight, check_size, write_model
 
-__all__ = ["QuantizedShape", "plan", "write_quantized"]
-
 BLOCKS = 12
 MULTIPLE = 64  # of the width
 LEAST_CLASSES = 16

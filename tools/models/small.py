@@ -10,8 +10,6 @@ from typing import IO
 
 import numpy as np
 
-__all__ = ["write_small"]
-
 SEED = 2026
 _SIZES = (32, 256)
 

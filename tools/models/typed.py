@@ -12,8 +12,6 @@ import numpy as np
 
 from zcrecord.onnx.protobuf.reader import encode_field, encode_varint
 
-__all__ = ["write_typed"]
-
 BLOCK = 1 << 18  # elements
 SEED = 2026
 _NUMBERS = {"float_data": (4, 1), "int64_data": (7, 7)}  # of the field in TensorProto, of the type

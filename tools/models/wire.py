@@ -22,19 +22,6 @@ import numpy as np
 
 from zcrecord.onnx.protobuf.reader import encode_field, encode_varint
 
-__all__ = [
-    "BOOL",
-    "FLOAT",
-    "INT8",
-    "INT64",
-    "MAX_MIB",
-    "UINT8",
-    "Nodes",
-    "Weight",
-    "check_size",
-    "write_model",
-]
-
 MAX_MIB = 1900  # leaves protobuf's limit of 2 GiB for one message well clear
 CHUNK_NBYTES = 4 << 20  # all the memory the weights ever take
 SEED = 2026
