@@ -306,7 +306,7 @@ def test_files_of_killed_saves_are_gone_after_the_next_and_no_others(when: str, 
     command = [sys.executable, "-c", KILLED, str(tmp_path), when]
     assert subprocess.run(command, cwd=Path(__file__).parents[2], check=False).returncode == -9
     left = [name for name in os.listdir(tmp_path) if name.endswith(".zcr-scratch")]
-    assert len(left) == 1 and left[0].startswith(".checkpoint~") and len(os.listdir(tmp_path)) == 3
+    assert len(left) == 1 and left[0].startswith(".checkpoint.zcr.") and len(os.listdir(tmp_path)) == 3
     others = {f"{stem}-00002-of-00002.zcr" for stem in ("checkpoint~00112233445566aa", "checkpoint~2", "other")}
     for name in others:
         (tmp_path / name).write_bytes(b"nobody knows whose")
@@ -362,3 +362,24 @@ def test_chunks_of_one_tensor_with_other_types_are_refused(tmp_path: Path) -> No
     what = r"tensor 'w': has the shape \(2, 4\), and was planned with \(3, 4\)"
     refused(MismatchError, what, lambda: save({"w": VALUES}, tmp_path, planner=Mixing()))
     assert ZcrStorageWriter.validate_checkpoint_id(tmp_path)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="platform: modes of POSIX")
+def test_archives_of_ranks_have_the_mode_of_the_catalogue_that_they_are_saved_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the start: they are never open to more people."""
+    save({"w": VALUES}, tmp_path)
+    for name in os.listdir(tmp_path):
+        (tmp_path / name).chmod(0o600)
+    opened, made = os.open, []
+
+    def noted(name: Any, flags: int, mode: int = 0o777, **more: Any) -> int:
+        if flags & os.O_CREAT and "checkpoint" in str(name):
+            made.append(mode)
+        return opened(name, flags, mode, **more)
+
+    monkeypatch.setattr(os, "open", noted)
+    save({"w": VALUES + 1}, tmp_path)
+    assert 0o600 in made
+    assert {(tmp_path / name).stat().st_mode & 0o777 for name in os.listdir(tmp_path)} == {0o600}

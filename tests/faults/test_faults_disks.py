@@ -411,3 +411,28 @@ def test_commands_that_read_tell_a_disk_that_cannot_be_read(
     assert "Input/output error" in capsys.readouterr().err
     assert onnx2zc_main([str(folder / "none.onnx"), str(folder / "out.zcr")]) == 1
     assert sorted(os.listdir(folder)) == ["in.npz", "in.zcr"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="platform: folders that can be synced")
+@pytest.mark.parametrize("size", [None, 8])
+def test_save_whose_folder_the_disk_does_not_take_is_no_finished_one_and_removes_nothing(
+    size: int | None, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The power may fail before the new name is on the disk, and then the old catalogue is back, with its shards."""
+    path, fsync = folder / "m.zcr", os.fsync
+    zcrecord.save_record({"a": np.ones(9), "b": np.zeros(9)}, path, max_shard_size=8)
+    before = {name: (folder / name).read_bytes() for name in os.listdir(folder)}
+
+    def refuse(fd: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(errno.EIO, "Input/output error")
+        fsync(fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", refuse)
+        with pytest.raises(SourceError, match="Input/output error") as caught:
+            zcrecord.save_record({"c": np.ones(3), "d": np.ones(4)}, path, max_shard_size=size)
+    assert caught.value.errno == errno.EIO
+    assert {name: (folder / name).read_bytes() for name in before if name != "m.zcr"} == {
+        name: octets for name, octets in before.items() if name != "m.zcr"
+    }

@@ -72,8 +72,9 @@ DIES = """
 import os, signal, sys
 import zcrecord
 from tools.faults.kills import written
-from zcrecord.record import sharded_writer
-sharded_writer.catalogue_tree = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+from zcrecord.storage import new_files
+replace = os.replace
+os.replace = lambda *a: os.kill(os.getpid(), signal.SIGKILL) if a[1] == sys.argv[1] else replace(*a)
 zcrecord.save_record(written(3), sys.argv[1], max_shard_size=300_000)
 """
 
@@ -96,8 +97,8 @@ def test_next_save_removes_shards_that_appeared_before_their_writer_died(tmp_pat
     assert (tmp_path / "m-00007-of-00009.zcr").read_bytes() == b"somebody's"
 
 
-DIES_LATER = DIES.replace("sharded_writer.catalogue_tree", "file_group.remove_unnamed").replace(
-    "zcrecord.record import sharded_writer", "zcrecord.storage import file_group"
+DIES_LATER = DIES.replace("os.replace = lambda *a:", "new_files.remove_unnamed = lambda *a:").replace(
+    "if a[1] == sys.argv[1] else replace(*a)", ""
 )
 
 
@@ -121,6 +122,37 @@ def test_next_save_removes_shards_that_were_replaced_before_their_writer_died(mo
         assert generation(zcrecord.load_record(kept, verify="full")) == 3
     named = {name for file in {path, kept} for name in zcrecord.load_record(file).archive.shard_names}
     assert {*os.listdir(tmp_path)} == named | {path.name, kept.name}
+
+
+@POSIX
+def test_replaced_shards_of_a_saver_that_died_before_it_replaced_their_catalogue_stay(tmp_path: Path) -> None:
+    """Wherever that is by then."""
+    path, aside = tmp_path / "m.zcr", tmp_path / "m.zcr.bak"
+    zcrecord.save_record(written(2), path, max_shard_size=300_000)
+    assert r.run_python(DIES, path, ok=False).returncode == -signal.SIGKILL
+    path.rename(aside)
+    zcrecord.save_record(written(4), path, durable=False)
+    assert not [name for name in os.listdir(tmp_path) if name.endswith("scratch")]
+    aside.rename(path)
+    assert generation(zcrecord.load_record(path, verify="full")) == 2
+
+
+@POSIX
+def test_note_of_another_user_stays_and_nothing_is_removed_on_its_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, left = tmp_path / "m.zcr", tmp_path / "m-00001-of-00002.zcr"
+    left.write_bytes(b"a shard")
+    note = dead(path)
+    note.write_bytes(note_of([ListedFile.at(str(left), left.name)]))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: 4242)
+        zcrecord.save_record(written(1), path, durable=False)
+    assert note.exists()
+    assert left.exists()
+    zcrecord.save_record(written(1), path, durable=False)
+    assert not note.exists()
+    assert not left.exists()
 
 
 @POSIX

@@ -30,7 +30,7 @@ from zcrecord import (
     UnsupportedError,
 )
 from zcrecord.codec.layout import LARGE_PAYLOAD
-from zcrecord.storage import files
+from zcrecord.storage import files, new_files
 
 LARGE = np.random.default_rng(1).integers(0, 255, LARGE_PAYLOAD + 1000, np.uint8)
 TREE: dict[str, Any] = {
@@ -410,7 +410,7 @@ def test_the_same_edit_gives_the_same_bytes_whatever_copies_them(
     for copies in (True, copied):
         path.write_bytes(data)
         if not copies:
-            monkeypatch.setattr(files, "copy_range", lambda *_: (0, False))
+            monkeypatch.setattr(new_files, "copy_range", lambda *_: (0, False))
         with zcrecord.edit(path) as model:
             model.metadata["license"] = "mit"
             model.drop("model.layers.0.w")

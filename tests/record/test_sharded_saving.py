@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import io
 import itertools
 import os
@@ -325,9 +326,59 @@ def test_each_step_is_on_the_disk_before_the_next_one_needs_it(tmp_path: Path, m
         monkeypatch.setattr(os, name, call)
     zcrecord.save_record(OTHER, path, max_shard_size=800)
     assert [what for what, _ in itertools.groupby(made)] == [
-        "sync file", "name model--of-.zcr", "sync folder", "sync file", "name model.zcr", "sync folder",
-        "remove model--of-.zcr",
+        "sync file", "name model--of-.zcr", "sync folder", "name model.zcr", "sync folder", "remove model--of-.zcr",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("save", SAVES)
+@pytest.mark.parametrize("fails", [False, True])
+def test_shards_of_a_catalogue_that_was_moved_aside_meanwhile_stay(
+    save: Any, fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, aside, fsync, replace = tmp_path / "model.zcr", tmp_path / "model.zcr.bak", os.fsync, os.replace
+    zcrecord.save_record(MODEL, path, max_shard_size=800)
+
+    def moved(fd: int) -> None:
+        fsync(fd)
+        if not aside.exists():
+            path.rename(aside)
+
+    def full(source: str, dest: str) -> None:
+        if Path(dest) == path:
+            raise OSError(28, "No space left on device")
+        replace(source, dest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", moved)
+        if fails:
+            patch.setattr(os, "replace", full)
+        with pytest.raises(SourceError, match="No space left") if fails else contextlib.nullcontext():
+            save(path)
+    if not fails:
+        r.assert_same(zcrecord.load_record(path, verify="full").tree(), OTHER)
+        path.unlink()
+    aside.rename(path)
+    r.assert_same(zcrecord.load_record(path, verify="full").tree(), MODEL)
+
+
+@pytest.mark.parametrize("save", SAVES)
+def test_shards_of_another_saver_that_came_meanwhile_are_removed_with_its_catalogue(
+    save: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, fsync = tmp_path / "model.zcr", os.fsync
+    came: list[Any] = []
+    zcrecord.save_record(OTHER, path)
+
+    def synced(fd: int) -> None:
+        fsync(fd)
+        if not came:
+            came.append(zcrecord.save_record(MODEL, path, max_shard_size=800, durable=False))
+
+    monkeypatch.setattr(os, "fsync", synced)
+    save(path)
+    assert came
+    r.assert_same(zcrecord.load_record(path, verify="full").tree(), OTHER)
+    assert {*files(tmp_path)} == {path.name, *zcrecord.load_record(path).archive.shard_names}
 
 
 def test_a_producer_that_fails_leaves_the_old_record_alone(tmp_path: Path) -> None:

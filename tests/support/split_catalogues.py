@@ -13,6 +13,7 @@ import numpy as np
 import zcrecord
 from zcrecord.codec.index import decode
 from zcrecord.codec.layout import HEADER_SIZE, NONE, align_up, front_header
+from zcrecord.storage.files import open_sink
 from zcrecord.writing.catalogue import write_catalogue
 
 Box = tuple[slice, ...]
@@ -65,7 +66,8 @@ def save_split(
     } | dict(forged or {})
     files = {name.split(".")[1]: tables.pop(name) for name in list(tables) if name.startswith("files.")}
     tree = {"files": files, **tables, **({"blobs": blobs} if blobs else {})}
-    write_catalogue(tree, str(path), kind=1, durable=False)
+    with open_sink(path, durable=False) as sink:
+        write_catalogue(tree, sink, kind=1)
 
 
 def outline_of(path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -136,7 +138,8 @@ def forge_catalogue(
     file, payload = (np.array(column, np.uint32) for column in zip(*pieces, strict=True))
     made = {"files": files, "file": file, "payload": payload, **tables}
     made["outline"] = np.frombuffer(header + index + header, np.uint8)
-    write_catalogue(made, str(path), kind=1, durable=False)
+    with open_sink(path, durable=False) as sink:
+        write_catalogue(made, sink, kind=1)
     return path
 
 

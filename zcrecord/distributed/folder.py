@@ -15,16 +15,17 @@ import errno
 import os
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from zcrecord.errors import SourceError, SourceNotFoundError
 from zcrecord.record.own_shards import own_shards, proved_shards
 from zcrecord.storage import uploads
-from zcrecord.storage.file_group import FileGroup, appearing
-from zcrecord.storage.files import Identity, is_url, path_of, refusals, sync_folder, version_of
+from zcrecord.storage.files import is_url, open_sink, path_of
 from zcrecord.storage.folders import archive_in
-from zcrecord.storage.scratch import MOST_OF_CATALOGUE, folder_lock, shard_pattern, unnamed
+from zcrecord.storage.new_files import FileGroup, Identity, Placement, put_in_place, refusals, version_of
+from zcrecord.storage.scratch import MOST_OF_CATALOGUE, shard_pattern, sync_folder, unnamed
 from zcrecord.storage.sink import Sink
 from zcrecord.storage.urls import redacted
 from zcrecord.writing.catalogue import write_catalogue
@@ -114,14 +115,14 @@ class CheckpointFolder:
             return version_of(self._catalogue)
 
     @contextlib.contextmanager
-    def new_shard(self, name: str) -> Iterator[Sink]:
-        """Yield a sink for a new file, which is to have this name, and gets it by `commit`.
+    def new_shard(self, _name: str) -> Iterator[Sink]:
+        """Yield a sink for a new file, which gets its name by `commit`.
 
         Raises:
             SourceError: the file system reports an error.
         """
         with contextlib.ExitStack() as stack:
-            group = stack.enter_context(FileGroup(os.path.join(self.path, name), durable=self._durable))
+            group = stack.enter_context(FileGroup(self._catalogue, durable=self._durable, clear=False))
             yield group.add()
             self.scratch = os.path.basename(group.finish()[0])
             self._written = stack.pop_all()
@@ -139,13 +140,16 @@ class CheckpointFolder:
             SourceError: another save has replaced the catalogue (DestinationExistsError: has made one); or the file
             system reports an error. The catalogue there is the old one, or this one.
         """
-        files = {os.path.join(self.path, scratch): name for name, scratch in archives.items()}
-        with folder_lock(self.path):
-            self._check_there(files)
-            with appearing(self._catalogue, files, own_shards(self._catalogue), durable=self._durable):
-                write_catalogue(tree, self._catalogue, kind=kind, durable=self._durable, replaces=version)
+        at = partial(os.path.join, self.path)
+        files = [Placement(at(scratch), at(name), ()) for name, scratch in archives.items()]
+        self._check_there(files)
+        with FileGroup(self._catalogue, durable=self._durable) as group:
+            write_catalogue(tree, group.add(), kind=kind)
+            [last] = group.finish()
+            files.append(Placement(last, self._catalogue, version))
+            put_in_place(files, durable=self._durable, shards_of=own_shards)
 
-    def _check_there(self, files: Mapping[str, str]) -> None:
+    def _check_there(self, files: Sequence[Placement]) -> None:
         """Raise unless files that ranks have written are there: a node may have a folder of this name to itself.
 
         Each is looked up by its name, which a network file system asks its server for; a listing may be an old one.
@@ -153,11 +157,11 @@ class CheckpointFolder:
         Raises:
             SourceNotFoundError: one is not.
         """
-        for scratch, name in files.items():
-            if not os.path.exists(scratch):
-                what = f"{name}, which a rank has written, is not in this folder as the first rank sees it"
-                advice = "all ranks save to one folder, on a file system that they share"
-                raise SourceNotFoundError(f"{what}; {advice}", path=self.path, errno=errno.ENOENT)
+        for file in files:
+            if not os.path.exists(file.scratch):
+                what = f"{os.path.basename(file.path)}, which a rank has written, is not in this folder"
+                advice = "as the first rank sees it; all ranks save to one folder, on a file system that they share"
+                raise SourceNotFoundError(f"{what} {advice}", path=self.path, errno=errno.ENOENT)
 
     def take_back(self, archives: Mapping[str, str]) -> None:
         """Remove the archives of a save that failed: the scratch files that its ranks have told."""
@@ -225,7 +229,8 @@ class CheckpointPrefix(CheckpointFolder):
             SourceError: another save has replaced it; or the store reports an error.
         """
         replaced = {name for name, _ in proved_shards(self._catalogue, self._options)}
-        write_catalogue(tree, self._catalogue, kind=kind, durable=True, options=self._options, replaces=version)
+        with open_sink(self._catalogue, options=self._options, replaces=version) as sink:
+            write_catalogue(tree, sink, kind=kind)
         self._remove(replaced - archives.keys())
 
     def take_back(self, archives: Mapping[str, str]) -> None:

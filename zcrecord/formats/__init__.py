@@ -31,17 +31,18 @@ from zcrecord.errors import FormatError, RecordError, SourceError, UnsupportedEr
 from zcrecord.formats.safetensors.shards import INDEX
 from zcrecord.onnx.tuned import untuned_record
 from zcrecord.record.load import load_record
-from zcrecord.record.own_shards import replacing
 from zcrecord.record.record import Record
 from zcrecord.record.record_writer import RecordWriter
 from zcrecord.record.save import Metadata, metadata_now, save_record
 from zcrecord.storage.compressed import SUFFIXES, PeekableStream, decompressed
 from zcrecord.storage.files import (
     Binary,
+    FreePlace,
     Progress,
     check_destination,
     is_url,
     open_source,
+    path_of,
     path_or_none,
     refusals,
     scratch_file,
@@ -124,15 +125,15 @@ def convert(
         if into and dest_path is not None:
             dest = stack.enter_context(_in_new_folder(source, folder, dest_path, target, force, durable))
             dest_path = os.path.join(dest_path, os.path.basename(dest))
-        check_destination(source_path, dest_path, force, storage_options)
+        if check_destination(source_path, dest_path, force, storage_options) == () and not is_url(dest):
+            dest = FreePlace(path_of(dest))
         opened: Any = source
         if remote is not None and not isinstance(remote, str):
             opened, source_path = remote, remote.shown
         given, kind = stack.enter_context(_recognised(opened, source_path, source_format))
         how = force, alignment, durable, max_shard_size, metadata, progress or (lambda *_: None), storage_options
-        work = _Conversion(source_path, path := path_or_none(dest), *how)
-        with replacing(path if target == ARCHIVE else None, durable):
-            report = work.run(kind, given, target, dest)
+        work = _Conversion(source_path, path_or_none(dest), *how)
+        report = work.run(kind, given, target, dest)
     seconds = time.perf_counter() - started
     return dataclasses.replace(report, source=source_path, dest=dest_path, seconds=seconds, peak_rss=peak_rss())
 

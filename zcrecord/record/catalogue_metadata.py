@@ -10,6 +10,7 @@ import numpy as np
 from zcrecord.archive.archive import Archive
 from zcrecord.codec.entries import PayloadId
 from zcrecord.errors import UnsupportedError
+from zcrecord.storage.files import open_sink
 from zcrecord.writing.catalogue import BLOBS, outline_of, write_catalogue
 
 from .record import Record
@@ -42,4 +43,5 @@ def add_to_catalogue(record: Record, metadata: Mapping[str, Any], *, durable: bo
         tree[BLOBS] = [bytes(catalogue.payload(archive.shards.blob(i))) for i in range(count)]
     assert catalogue.file is not None, "it is mapped"
     path, identity = catalogue.file
-    write_catalogue(tree, path, kind=kind, durable=durable, replaces=identity)
+    with open_sink(path, durable=durable, replaces=identity) as sink:
+        write_catalogue(tree, sink, kind=kind)

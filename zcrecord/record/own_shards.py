@@ -8,30 +8,26 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from zcrecord.archive.archive import Archive
+from zcrecord.codec.conventions import CATALOGUE_TYPE
 from zcrecord.codec.layout import MAGIC
 from zcrecord.errors import RecordError
-from zcrecord.storage.file_group import removing
-from zcrecord.storage.files import is_url, path_of, read_start
-from zcrecord.storage.scratch import ListedFile
+from zcrecord.storage.files import read_start
+from zcrecord.storage.scratch import MOST_OF_CATALOGUE, ListedFile
 
 from .load import load_record
 
-__all__ = ["own_shards", "proved_shards", "replacing"]
-
-
-@contextlib.contextmanager
-def replacing(dest: Any, durable: bool) -> Iterator[None]:
-    """Remove the shards of a catalogue at a path once the block has replaced it; of anything else there are none."""
-    path = None if dest is None or hasattr(dest, "write") or is_url(dest) else os.path.realpath(path_of(dest))
-    with removing(path or "", own_shards(path) if path else (), durable=durable):
-        yield
+__all__ = ["own_shards", "proved_shards"]
 
 
 def own_shards(path: str) -> list[ListedFile]:
-    """Return the files that a catalogue at a path names, and that are its shards; none if it is no catalogue."""
+    """Return the files that a catalogue at a path names, and that are its shards; none if it is no catalogue.
+
+    To be called under the folder's lock. A file is opened only if its first bytes have a catalogue's type name.
+    """
     out = []
-    with contextlib.suppress(RecordError):
-        if os.path.isfile(path) and read_start(path, len(MAGIC)) == MAGIC:  # and not packed, which would be unpacked
+    with contextlib.suppress(RecordError):  # it may be replaced and not read
+        start = read_start(path, MOST_OF_CATALOGUE) if os.path.isfile(path) else b""
+        if start.startswith(MAGIC) and CATALOGUE_TYPE.encode() in start:  # and not packed, which would be unpacked
             for name, shard in proved_shards(path):
                 if shard.file is not None:
                     _, inode, nbytes, changed = shard.file[1]

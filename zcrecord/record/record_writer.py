@@ -18,7 +18,8 @@ from zcrecord.writing.module_tree import ModuleTreeBuilder, path_of_name
 from zcrecord.writing.sharing import PayloadPlan, plan_sharing
 from zcrecord.writing.writers import SaveReport, StreamWriter
 
-from .save import metadata_entries, replacing_catalogue
+from .own_shards import own_shards
+from .save import metadata_entries
 
 if TYPE_CHECKING:
     from .sharded_writer import ShardedWriter
@@ -86,9 +87,9 @@ class RecordWriter:
     def _new_stream(self, stack: contextlib.ExitStack) -> StreamWriter | ShardedWriter:
         options: dict[str, Any] = {"alignment": self._alignment, "digest": self._digest}
         if self._max_shard_size is None:
-            stack.enter_context(replacing_catalogue(self._dest, self._durable))
-            sink = open_sink(self._dest, durable=self._durable, options=self._storage_options)
-            return StreamWriter(stack.enter_context(sink), **options)
+            how: dict[str, Any] = {"options": self._storage_options, "shards_of": own_shards}
+            sink = stack.enter_context(open_sink(self._dest, durable=self._durable, **how))
+            return StreamWriter(sink, **options)
         from .sharded_writer import ShardedWriter  # here, because few records have shards
 
         options |= {"durable": self._durable}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +10,6 @@ import numpy as np
 from zcrecord.archive import unflatten
 from zcrecord.archive.archive import Archive
 from zcrecord.archive.damage import check_digest
-from zcrecord.codec.conventions import CATALOGUE_TYPE
 from zcrecord.codec.entries import (
     AttributeEntry,
     Entries,
@@ -23,20 +20,20 @@ from zcrecord.codec.entries import (
     is_attribute,
 )
 from zcrecord.codec.layout import ALIGNMENT, NONE, check_alignment
-from zcrecord.errors import ProducerError, SourceError, UnsupportedError
-from zcrecord.storage.files import Progress, is_url, open_sink, read_start
-from zcrecord.storage.scratch import MOST_OF_CATALOGUE
+from zcrecord.errors import ProducerError, UnsupportedError
+from zcrecord.storage.files import Progress, open_sink
 from zcrecord.tensors.lazy import LazyTensor
 from zcrecord.writing import flatten
 from zcrecord.writing.sharing import PayloadPlan, plan_sharing
 from zcrecord.writing.writers import SaveReport, StreamWriter, write_plan
 
+from .own_shards import own_shards
 from .record import Record
 
 if TYPE_CHECKING:
     from .sharded_writer import ShardedWriter
 
-__all__ = ["Metadata", "metadata_entries", "metadata_now", "replacing_catalogue", "save_record", "stored_entries"]
+__all__ = ["Metadata", "metadata_entries", "metadata_now", "save_record", "stored_entries"]
 
 Metadata = Mapping[str, Any] | Callable[[], Mapping[str, Any]]  # of an archive; or a function that returns it, later
 
@@ -98,24 +95,10 @@ def save_record(
 
         with ShardedWriter(dest, max_shard_size, alignment=alignment, digest=digest, durable=durable) as out:
             return _stream(flat, plan, out, told)
-    with replacing_catalogue(dest, durable), open_sink(dest, durable=durable, options=storage_options) as sink:
+    with open_sink(dest, durable=durable, options=storage_options, shards_of=own_shards) as sink:
         if any(isinstance(s, LazyTensor) for s in plan.sources):
             return _stream(flat, plan, StreamWriter(sink, alignment=alignment, digest=digest), told)
         return write_plan(sink, flat, plan, alignment=alignment, kind=kind, progress=told)
-
-
-def replacing_catalogue(dest: Any, durable: bool) -> AbstractContextManager[None]:
-    """Return the context of a block that replaces a file: if it is a catalogue, its shards are removed at the end.
-
-    It is opened only if its first bytes have a catalogue's type name, since few files are one.
-    """
-    with suppress(SourceError):  # it may be replaced and not read
-        there = isinstance(dest, str | os.PathLike) and not is_url(dest) and os.path.isfile(dest)
-        if there and CATALOGUE_TYPE.encode() in read_start(os.fsdecode(dest), MOST_OF_CATALOGUE):
-            from .own_shards import replacing  # here, because few records have shards
-
-            return replacing(dest, durable)
-    return nullcontext()
 
 
 def _stream(

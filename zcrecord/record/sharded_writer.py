@@ -16,9 +16,9 @@ from typing import Any, SupportsIndex
 from zcrecord.codec.entries import Entries, digest_kind
 from zcrecord.codec.layout import NONE
 from zcrecord.errors import SourceError, UnsupportedError
-from zcrecord.storage.file_group import FileGroup, appearing
-from zcrecord.storage.files import FileSink, is_url, path_of, put_in_place, refusals
+from zcrecord.storage.files import FreePlace, is_url, path_of
 from zcrecord.storage.folders import is_plain_name
+from zcrecord.storage.new_files import FileGroup, FileSink, Placement, put_in_place, refusals
 from zcrecord.storage.scratch import folder_lock
 from zcrecord.writing.catalogue import WholeRecord, WrittenShard, catalogue_tree, some_of, write_catalogue
 from zcrecord.writing.writers import SaveReport, StreamWriter
@@ -50,6 +50,7 @@ class ShardedWriter:
         if hasattr(dest, "write") or is_url(dest):
             raise UnsupportedError("max_shard_size= is for paths: shards lie beside their catalogue")
         self._path, self._most = os.path.realpath(path_of(dest)), operator.index(most)
+        self._replaces = () if isinstance(dest, FreePlace) else None
         if os.path.exists(self._path) and not os.path.isfile(self._path):
             raise SourceError("is no regular file; name one, which is to be the catalogue", path=self._path)
         name = os.path.basename(self._path)
@@ -114,13 +115,14 @@ class ShardedWriter:
         shards = self._finish_shards(entries)
         kind = digest_kind(self._digest)
         whole = WholeRecord(entries, shards, alignment=self._alignment, kind=kind)
-        scratches = self._files.finish()
-        with folder_lock(os.path.dirname(self._path)):  # so that none takes names that another is to remove
+        scratches, folder = self._files.finish(), os.path.dirname(self._path)
+        last = FileGroup(self._path, durable=self._durable, clear=False)
+        with folder_lock(folder), last:  # so that none takes names that another is to take, or to remove
             names = self._free_names()
-            replaced, files = own_shards(self._path), dict(zip(scratches, names, strict=True))
-            with appearing(self._path, files, replaced, durable=self._durable):
-                tree = catalogue_tree(whole, [s._replace(name=name) for s, name in zip(shards, names, strict=True)])
-                catalogue = write_catalogue(tree, self._path, kind=kind, durable=self._durable)
+            tree = catalogue_tree(whole, [s._replace(name=name) for s, name in zip(shards, names, strict=True)])
+            catalogue = write_catalogue(tree, last.add(), kind=kind)
+            places = [Placement(s, os.path.join(folder, name), ()) for s, name in zip(scratches, names, strict=True)]
+            self._place(places, last.finish())
         return replace(whole.report, archive_bytes=catalogue.archive_bytes + sum(shard.nbytes for shard in shards))
 
     def _finish_one(self, entries: Entries) -> SaveReport:
@@ -128,13 +130,14 @@ class ShardedWriter:
         out = self._shards[0][0] if self._shards else self._room(0)  # a payload may be larger than a shard is to be
         entries.payloads = [NONE if p == NONE else self._homes[p][1] for p in entries.payloads]
         report = out.finish(entries)
-        [scratch] = self._files.finish()
-        with (
-            folder_lock(os.path.dirname(self._path)),
-            appearing(self._path, {}, own_shards(self._path), durable=self._durable),
-        ):
-            put_in_place(scratch, self._path, durable=self._durable)
+        self._place([], self._files.finish())
         return report
+
+    def _place(self, shards: list[Placement], written: list[str]) -> None:
+        """Put shards in their places, then the one other file that was written at the path."""
+        [last] = written
+        files = [*shards, Placement(last, self._path, self._replaces)]
+        put_in_place(files, durable=self._durable, shards_of=own_shards)
 
     def _finish_shards(self, entries: Entries) -> list[WrittenShard]:
         """Write each shard's index, and number the payloads of `entries` shard by shard, as those indexes do."""

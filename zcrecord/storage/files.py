@@ -12,19 +12,18 @@ import io
 import os
 import re
 import stat
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import IO, Any, NoReturn, TypeGuard
+from typing import IO, Any, TypeGuard
 
 from zcrecord.errors import DestinationExistsError, SourceError, SourceNotFoundError, UnsupportedError
 
-from .copying import copy_range
-from .scratch import Descriptor, folder_lock, scratch_file
+from .new_files import FileGroup, Identity, Placement, ShardsOf, identity_from, put_in_place, refusals, version_of
+from .scratch import scratch_file
 from .sink import ObjectSink, Sink
 
 __all__ = [
     "Binary",
-    "FileSink",
+    "FreePlace",
     "Identity",
     "Progress",
     "absolute_path",
@@ -37,30 +36,18 @@ __all__ = [
     "path_of",
     "path_of_open",
     "path_or_none",
-    "put_in_place",
     "read_start",
     "refusals",
     "scratch_file",
     "scratch_folder",
-    "sync_file",
-    "sync_folder",
     "version_of",
 ]
 
 Binary = IO[bytes] | io.RawIOBase | io.BufferedIOBase
-Identity = tuple[int, ...]  # of a file, to know it again: device, inode, size, time of change
 Progress = Callable[[int, int | None], None]  # bytes done, bytes in all where that is known
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::[A-Za-z][A-Za-z0-9+.-]+)*://")
 _REGULAR = sum(getattr(os, name, 0) for name in ("O_BINARY", "O_CLOEXEC", "O_NONBLOCK"))  # a pipe would wait otherwise
-
-_RESERVED = 64 << 20  # bytes of a file that is allocated before it is written
-_SMALL, _GATHERED = 1 << 15, 1 << 18  # bytes of a write that is gathered, and of all that are
-_AHEAD = 16 << 20  # bytes of a file that is to be durable, at a time, that the disk is set to work on
-_OF_CONTENT = ("security.ima", "security.evm")  # extended attributes that sign a file's bytes
-_MOST = 1 << 30  # bytes of one write; Linux takes no more than 2 GiB - 4 KiB
-
-_MAPPED = (5, 32, 1224)  # Windows' codes for replacing an open file: denied, shared, a user-mapped section
 
 
 # Paths.
@@ -161,7 +148,7 @@ def open_regular(path: str, opened: int | None = None) -> tuple[io.FileIO, Ident
         if not stat.S_ISREG(status.st_mode):
             raise SourceError("not a regular file; read it and pass the bytes", path=path)
         stack.pop_all()
-    return file, _identity(status)
+    return file, identity_from(status)
 
 
 def open_source(path: str) -> tuple[io.FileIO, int | None]:
@@ -207,29 +194,23 @@ def identity_of(file: int | str) -> Identity:
         SourceError: the system does not tell.
     """
     try:
-        return _identity(os.stat(file))
+        return identity_from(os.stat(file))
     except OSError as error:
         path = file if isinstance(file, str) else None
         raise SourceError(f"cannot be read: {error.strerror}", path=path, errno=error.errno) from error
 
 
-def version_of(path: str) -> Identity:
-    """Return the identity of the file at a path, which a saver may be given to replace; empty if none is there.
-
-    Raises:
-        OSError: the system does not tell.
-    """
-    try:
-        return _identity(os.stat(path))
-    except FileNotFoundError:
-        return ()
-
-
-def _identity(status: os.stat_result) -> Identity:
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-
-
 # Destinations.
+
+
+class FreePlace(os.PathLike[str]):
+    """A path to write to only while nothing is there: another saver may have come since `check_destination` looked."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = os.fspath(path)
+
+    def __fspath__(self) -> str:
+        return self._path
 
 
 def check_destination(
@@ -275,6 +256,7 @@ def open_sink(
     like: str | None = None,
     options: Mapping[str, Any] | None = None,
     replaces: Identity | str | None = None,
+    shards_of: ShardsOf | None = None,
 ) -> Iterator[Sink]:
     """Yield a sink for a path, a URL or a binary file object.
 
@@ -284,7 +266,7 @@ def open_sink(
     `uploads` does the same for a URL, with `options` for fsspec; its sink cannot be read back.
 
     `replaces` is the only version that may be replaced, as `version_of` tells it of a path, `uploads.version_at` of a
-    URL; None for any.
+    URL; None for any. `shards_of` is that of `put_in_place`.
 
     Raises:
         SourceError: the file system, or the store, reports an error, and `errno` says how; or another version is there.
@@ -303,6 +285,8 @@ def open_sink(
             return
         dest = local
     given = path_of(dest)
+    if isinstance(dest, FreePlace):
+        replaces = ()
     path = os.path.realpath(given)
     with refusals(path):
         mode = _mode_of(given)  # and not of `path`: that of /dev/fd/3 may be no path at all
@@ -314,7 +298,12 @@ def open_sink(
         with file:
             yield ObjectSink(file)
         return
-    yield from _replacing(path, mode, durable, like, replaces)
+    if mode is not None and not os.path.exists(path):
+        raise SourceError("is an open file that was removed; name a path, or pass the file object", path=given)
+    with FileGroup(path, durable=durable) as group:
+        yield group.add()
+        [scratch] = group.finish(like)
+        put_in_place([Placement(scratch, path, replaces)], durable=durable, shards_of=shards_of)
 
 
 def _mode_of(path: str) -> int | None:
@@ -323,197 +312,6 @@ def _mode_of(path: str) -> int | None:
         return os.stat(path).st_mode
     except FileNotFoundError:
         return None
-
-
-def _replacing(
-    path: str, old_mode: int | None, durable: bool, like: str | None, replaces: Identity | str | None
-) -> Iterator[Sink]:
-    """Yield a sink over a scratch file that takes the place of `path` at the end.
-
-    Refusals of the system are one typed error; an exception of the block goes through as it is.
-    """
-    replaced = os.name == "posix" and old_mode is not None  # Windows has no more than read-only, and replaces no such
-    mode = stat.S_IMODE(old_mode) if replaced and old_mode is not None else 0o666
-    with contextlib.ExitStack() as stack:
-        with refusals(path):
-            file, scratch = stack.enter_context(scratch_file(path, mode))
-            if replaced:
-                os.chmod(scratch, mode)
-        sink = FileSink(file.fileno(), path, durable=durable)
-        yield sink
-        sink.flush()
-        with refusals(path):
-            if like is not None:  # last: writing takes setuid and capabilities away
-                _make_like(scratch, like)
-            if durable:
-                sync_file(file.fileno())
-            file.close()
-        put_in_place(scratch, path, durable=durable, replaces=replaces)
-
-
-def put_in_place(scratch: str, path: str, *, durable: bool, replaces: Identity | str | None = None) -> None:
-    """Move a finished file to a path, where it replaces what is there: every saver's last step.
-
-    The folder is locked from the look at what is there to the move, so that no other saver comes in between. `durable`
-    adds an fsync of the folder; the file had its own.
-
-    Args:
-        replaces: the version, as `version_of` tells it, that alone may be replaced; None for any.
-
-    Raises:
-        SourceError: another version is there (DestinationExistsError: something is), and stays; or the file system
-        reports an error.
-    """
-    folder = os.path.dirname(path)
-    with refusals(path), folder_lock(folder):
-        if replaces is not None and version_of(path) != replaces:
-            if not replaces:
-                what = "was made by another saver meanwhile, and stays; look at it, and start again"
-                raise DestinationExistsError(what, path=path, errno=errno.EEXIST)
-            what = "was replaced meanwhile, and that stays; start again with the file that is there now"
-            raise SourceError(what, path=path)
-        os.replace(scratch, path)
-    if durable and os.name == "posix":
-        sync_folder(folder)
-
-
-def _make_like(path: str, like: str) -> None:
-    """Give a file another's mode, and its owner and extended attributes as far as one may."""
-    status = os.stat(like)
-    mode = stat.S_IMODE(status.st_mode)
-    if hasattr(os, "chown"):
-        try:
-            os.chown(path, status.st_uid, status.st_gid)
-        except OSError:
-            mode &= 0o777  # setuid would make it run as another user than before
-    if hasattr(os, "listxattr"):
-        with contextlib.suppress(OSError):  # not every file system has any
-            for name in os.listxattr(like):
-                if name not in _OF_CONTENT:
-                    with contextlib.suppress(OSError):
-                        os.setxattr(path, name, os.getxattr(like, name))
-    os.chmod(path, mode)
-
-
-def sync_file(fd: int) -> None:
-    """Flush a file to the disk, so that it survives power loss."""
-    os.fsync(fd)
-    if sys.platform == "darwin":  # there fsync leaves it in the drive's cache
-        import fcntl
-
-        with contextlib.suppress(OSError):  # not every file system has it
-            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
-
-
-def sync_folder(folder: str) -> None:
-    """Flush a folder to the disk, so that a rename survives power loss; failures are ignored, since it is done."""
-    # Some network file systems cannot; some folders may be written but not read.
-    with contextlib.suppress(OSError), Descriptor(os.open, folder or ".", os.O_RDONLY) as opened:
-        sync_file(opened.fileno())
-
-
-class FileSink:
-    """A sink over a regular file of our own, by its descriptor. Small writes are gathered; `flush` writes them."""
-
-    can_rewind = keeps = True
-
-    def __init__(self, fd: int, path: str, *, durable: bool) -> None:
-        self._fd, self._path = fd, path
-        self.position = 0
-        self._begun = 0 if durable and sys.platform == "linux" else 1 << 62  # up to where the disk was set to work
-        self._gathered = bytearray()  # the last bytes, not written yet
-
-    def reserve(self, nbytes: int) -> None:
-        """Allocate small files now: ext4 flushes bytes that are not yet allocated when a rename replaces a file.
-
-        Larger files gain little, and where the file system knows no fallocate the C library writes to every block.
-        """
-        if nbytes <= _RESERVED and hasattr(os, "posix_fallocate"):
-            with contextlib.suppress(OSError):  # a full disk is reported by the write
-                os.posix_fallocate(self._fd, 0, nbytes)
-
-    def write(self, data: Any) -> None:
-        """Append all of a bytes-like."""
-        view = memoryview(data)
-        nbytes = view.nbytes
-        if nbytes <= _SMALL and self.position:  # the first goes straight: a disk may be full from the start
-            self._gathered += view
-            self.position += nbytes
-            if len(self._gathered) > _GATHERED:
-                self.flush()
-            return
-        self.flush()
-        if nbytes:
-            self._write(view.cast("B"))
-        self.position += nbytes
-        if self.position - self._begun >= _AHEAD:
-            self._begin()
-
-    def _begin(self) -> None:
-        """Have the disk begin with the bytes written so far, so that little is left to wait for at the end."""
-        begun, self._begun = self._begun, self.position
-        with contextlib.suppress(OSError):  # Linux starts to write these pages out, and lets go of the few that are
-            os.posix_fadvise(self._fd, begun, self.position - begun, os.POSIX_FADV_DONTNEED)
-
-    def _write(self, view: memoryview) -> None:
-        try:
-            while len(view):
-                view = view[os.write(self._fd, view[:_MOST]) :]
-        except OSError as error:
-            refuse(error, self._path)
-
-    def flush(self) -> None:
-        """Write the bytes that were gathered."""
-        if self._gathered:
-            gathered, self._gathered = self._gathered, bytearray()
-            self._write(memoryview(gathered))
-
-    def read_back(self, offset: int, size: int) -> bytes:
-        """Return bytes written earlier."""
-        written = self.position - len(self._gathered)
-        if offset >= written:
-            return bytes(self._gathered[offset - written : offset - written + size])
-        self.flush()
-        with refusals(self._path):
-            here = os.lseek(self._fd, 0, os.SEEK_CUR)
-            os.lseek(self._fd, offset, os.SEEK_SET)
-            parts = []
-            while size and (part := os.read(self._fd, size)):
-                parts.append(part)
-                size -= len(part)
-            os.lseek(self._fd, here, os.SEEK_SET)
-            return b"".join(parts)
-
-    def rewind(self, offset: int) -> None:
-        """Forget everything from `offset` on."""
-        written = self.position - len(self._gathered)
-        del self._gathered[max(offset - written, 0) :]
-        self.position = offset
-        self._begun = min(self._begun, offset) if self._begun < 1 << 62 else self._begun
-        if offset < written:
-            with refusals(self._path):
-                os.ftruncate(self._fd, offset)
-                os.lseek(self._fd, offset, os.SEEK_SET)
-
-    def patch(self, offset: int, data: bytes) -> None:
-        """Overwrite bytes written earlier; the position stays."""
-        self.flush()
-        with refusals(self._path):
-            here = os.lseek(self._fd, 0, os.SEEK_CUR)
-            os.lseek(self._fd, offset, os.SEEK_SET)
-            self._write(memoryview(data))
-            os.lseek(self._fd, here, os.SEEK_SET)
-
-    def copy_from(self, file: int, offset: int, nbytes: int) -> tuple[int, bool]:
-        """Append bytes of an open file; returns how many, and whether the file system cloned them."""
-        self.flush()
-        with refusals(self._path):
-            done, cloned = copy_range(file, offset, self._fd, self.position, nbytes)
-            os.lseek(self._fd, self.position + done, os.SEEK_SET)
-        self.position += done
-        if self.position - self._begun >= _AHEAD and not cloned:
-            self._begin()
-        return done, cloned
 
 
 @contextlib.contextmanager
@@ -531,23 +329,3 @@ def scratch_folder(beside: str) -> Iterator[str]:
             found = tempfile.TemporaryDirectory(dir=where, prefix=".zcrecord-")
             folder = stack.enter_context(found)
         yield folder
-
-
-@contextlib.contextmanager
-def refusals(path: str) -> Iterator[None]:
-    """Raise refusals of the system about this path as one typed error."""
-    try:
-        yield
-    except OSError as error:
-        refuse(error, path)
-
-
-def refuse(error: OSError, path: str) -> NoReturn:
-    """Raise an error of the system as a SourceError that tells if the old file is untouched."""
-    if isinstance(error, SourceError) or error.errno is None:
-        raise error
-    reason = os.strerror(error.errno)
-    if getattr(error, "winerror", None) in _MAPPED:
-        reason = "it is mapped, by a record loaded from it here or in another program; close() that, drop its views"
-    kept = "; the file there before is untouched" if os.path.isfile(path) else ""
-    raise SourceError(f"cannot write: {reason}{kept}", path=path, errno=error.errno) from error

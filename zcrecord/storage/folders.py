@@ -17,8 +17,9 @@ from typing import Any
 
 from zcrecord.errors import SourceError, UnsupportedError, printable
 
-from .files import check_destination, is_url, open_sink, path_of, put_in_place, refusals, scratch_folder, sync_folder
-from .scratch import SHARD_END
+from .files import check_destination, is_url, open_sink, path_of, scratch_folder
+from .new_files import Placement, put_in_place, refusals
+from .scratch import SHARD_END, sync_folder
 
 __all__ = [
     "MODEL",
@@ -147,8 +148,8 @@ def model_folder(source: str | None, dest: str, weights: str = MODEL, *, force: 
     there = os.path.isdir(dest)
     found = {} if source is None else companions(source)
     names = [name for name in found if not (there and _same(found[name], os.path.join(dest, name)))]
-    for name in (*names, weights) if there else ():
-        check_destination(None, os.path.join(dest, name), force)
+    places = {name: os.path.join(dest, name) for name in (*names, weights) if there}
+    versions = {name: check_destination(None, place, force) for name, place in places.items()}
     with scratch_folder(os.path.join(dest, weights) if there else os.path.abspath(dest)) as scratch:
         made = os.path.join(scratch, "folder")
         with refusals(dest):
@@ -160,7 +161,8 @@ def model_folder(source: str | None, dest: str, weights: str = MODEL, *, force: 
             if not there:
                 os.rename(made, os.path.abspath(dest))
             for name in names if there else ():
-                put_in_place(os.path.join(made, name), os.path.join(dest, name), durable=False)
+                moved = Placement(os.path.join(made, name), places[name], versions[name])
+                put_in_place([moved], durable=False)
         if durable and os.name == "posix":
             sync_folder(dest if there else os.path.dirname(os.path.realpath(dest)))
 

@@ -13,6 +13,7 @@ import errno
 import os
 import re
 import stat
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,6 +34,8 @@ __all__ = [
     "remove_unnamed",
     "scratch_file",
     "shard_pattern",
+    "sync_file",
+    "sync_folder",
     "unnamed",
 ]
 
@@ -137,7 +140,7 @@ def _leave_locks() -> None:
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_leave_locks)
 
-_locked: ContextVar[Callable[[], Descriptor | None] | None] = ContextVar("_locked", default=None)  # by this thread
+_locked: ContextVar[tuple[weakref.ref[Descriptor], ...]] = ContextVar("_locked", default=())  # folders, by this thread
 
 
 @contextlib.contextmanager
@@ -159,13 +162,12 @@ def folder_lock(folder: str) -> Iterator[None]:
         return
     with here:
         outer = _locked.get()
-        around = outer() if outer is not None else None
-        if around and os.path.sameopenfile(around.fileno(), here.fileno()):
+        if any((lock := ref()) and os.path.sameopenfile(lock.fileno(), here.fileno()) for ref in outer):
             yield
             return
         _wait(here, folder)
         try:
-            _locked.set(weakref.ref(here))
+            _locked.set((*outer, weakref.ref(here)))
             yield
         finally:
             _unlock(here)
@@ -203,6 +205,30 @@ def _unlock(here: Descriptor) -> None:
         import fcntl
 
         fcntl.flock(here.fileno(), fcntl.LOCK_UN)
+
+
+def sync_file(fd: int) -> None:
+    """Flush a file to the disk, so that it survives power loss."""
+    os.fsync(fd)
+    if sys.platform == "darwin":  # there fsync leaves it in the drive's cache
+        import fcntl
+
+        with contextlib.suppress(OSError):  # not every file system has it
+            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+
+
+def sync_folder(folder: str) -> None:
+    """Flush a folder to the disk, so that renames survive power loss, where the file system can.
+
+    Raises:
+        OSError: the disk fails. Some network file systems cannot, and some folders may not be read: that is none.
+    """
+    try:
+        with Descriptor(os.open, folder or ".", os.O_RDONLY | _EXACT) as opened:
+            sync_file(opened.fileno())
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
 
 
 # Scratch files.
@@ -296,16 +322,35 @@ def _kept(file: Descriptor, scratch: str) -> Iterator[bool]:
     yield True
 
 
-def note_of(files: Iterable[ListedFile]) -> bytes:
-    """Return a note: the content of a scratch file while files may be there that no catalogue names."""
-    return _NOTE + "\n".join(" ".join(map(str, file)) for file in files).encode(errors="surrogateescape")
+def note_of(new: Iterable[ListedFile], last: ListedFile | None = None, replaced: Iterable[ListedFile] = ()) -> bytes:
+    """Return a note: the content of a scratch file during a commit.
+
+    Args:
+        new: files that are to appear before the one that refers to them.
+        last: that one; `replaced` are not needed any more once it is in its place.
+    """
+    blocks = (new, () if last is None else (last, *replaced))
+    text = "\n\n".join("\n".join(" ".join(map(str, file)) for file in block) for block in blocks)
+    return _NOTE + text.encode(errors="surrogateescape")
 
 
-def _noted(start: bytes) -> list[ListedFile]:
-    """Return the files that a note lists."""
-    lines = start[len(_NOTE) :].decode(errors="surrogateescape").split("\n")
-    found = [match.groups() for line in lines if (match := _LINE.fullmatch(line))]
-    return [ListedFile(int(inode), int(nbytes), int(changed), name) for inode, nbytes, changed, name in found]
+def _noted(start: bytes, folder: str) -> list[ListedFile]:
+    """Return the files that a note lists: new ones, and those replaced if the last file has left its scratch name."""
+    blocks = start[len(_NOTE) :].decode(errors="surrogateescape").partition("\n\n")
+    lines = ([match.groups() for line in block.split("\n") if (match := _LINE.fullmatch(line))] for block in blocks)
+    new, _, last = [[ListedFile(int(a), int(b), int(c), name) for a, b, c, name in block] for block in lines]
+    return new + (last[1:] if last and _is_in_place(folder, last[0]) else [])
+
+
+def _is_in_place(folder: str, file: ListedFile) -> bool:
+    """Return True if a file is in a folder under any name but a scratch file's.
+
+    Raises:
+        OSError: the folder cannot be listed.
+    """
+    with os.scandir(folder or ".") as entries:
+        names = [entry.name for entry in entries if not entry.name.endswith(_SUFFIX)]
+    return any(_is_there(folder, file._replace(name=name)) for name in names)
 
 
 def remove_unnamed(path: str, files: Sequence[ListedFile]) -> bool:
@@ -412,12 +457,8 @@ def shard_pattern(name: str) -> str:
 
 
 def _clear(folder: str, stem: str, path: str) -> None:
-    """Remove the scratch files of this stem, and of shards, that dead writers left, and shards that their notes list.
-
-    Ranks of a distributed save write shards each by itself, without a note.
-    """
-    shard = rf"\.{shard_pattern(os.path.basename(path))}\."
-    ours = re.compile(f"({re.escape(stem)}|{shard})[0-9a-f]{{12}}{re.escape(_SUFFIX)}")
+    """Remove the scratch files of this stem that dead writers left, and shards that their notes list."""
+    ours = re.compile(f"{re.escape(stem)}[0-9a-f]{{12}}{re.escape(_SUFFIX)}")
     with contextlib.suppress(OSError):  # a folder may be written to and not listed
         with os.scandir(folder or ".") as entries:
             found = [entry.path for entry in entries if ours.fullmatch(entry.name)]
@@ -441,6 +482,11 @@ def _remove_dead(scratch: str, path: str) -> None:
             return
         most = MOST_OF_CATALOGUE if status.st_size <= MOST_OF_CATALOGUE else len(_NOTE)
         start = os.read(file.fileno(), most)
-        if start.startswith(_NOTE) and status.st_uid == os.geteuid() and not remove_unnamed(path, _noted(start)):
-            return  # for the next save
+        if start.startswith(_NOTE):
+            folder = os.path.dirname(path)
+            if status.st_uid != os.geteuid():
+                return  # that user's next save needs it, and nothing is removed on its word
+            sync_folder(folder)  # first, or power loss could bring back what refers to the files
+            if not remove_unnamed(path, _noted(start, folder)):
+                return  # for the next save
         os.unlink(scratch)

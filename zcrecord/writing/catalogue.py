@@ -6,7 +6,7 @@ say in which file each payload of that index lies, and which box of a tensor eac
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from zcrecord.codec.digests import digest_of
 from zcrecord.codec.entries import Entries, ModuleKind, PayloadId, change_values, encode
 from zcrecord.codec.index import PAYLOAD, Array
 from zcrecord.codec.layout import ALIGNMENT, HEADER_SIZE, NONE, front_header, plan_payloads
-from zcrecord.storage.files import Identity, open_sink
+from zcrecord.storage.sink import Sink
 from zcrecord.tensors.packed import StringTensor
 
 from . import flatten
@@ -206,23 +206,8 @@ def catalogue_tree(whole: WholeRecord, shards: Sequence[WrittenShard]) -> dict[s
     return tree
 
 
-def write_catalogue(
-    tree: dict[str, Any],
-    path: str,
-    *,
-    kind: int,
-    durable: bool,
-    options: Mapping[str, Any] | None = None,
-    replaces: Identity | str | None = None,
-) -> SaveReport:
-    """Write a catalogue, given as the tree of its tables, to a path or a URL; whole or not at all.
-
-    `options` and `replaces` are those of `open_sink`.
-
-    Raises:
-        SourceError: the file system, or the store, reports an error.
-    """
+def write_catalogue(tree: dict[str, Any], sink: Sink, *, kind: int) -> SaveReport:
+    """Write a catalogue, given as the tree of its tables."""
     flat = flatten.flatten(tree)
     flat.modules[0] = flat.modules[0]._replace(type_name=CATALOGUE_TYPE)
-    with open_sink(path, durable=durable, options=options, replaces=replaces) as sink:
-        return write_plan(sink, flat, plan_sharing(flat.values), alignment=ALIGNMENT, kind=kind)
+    return write_plan(sink, flat, plan_sharing(flat.values), alignment=ALIGNMENT, kind=kind)

@@ -27,9 +27,8 @@ from zcrecord.storage.files import (
     is_url,
     open_sink,
     path_or_none,
-    refusals,
-    version_of,
 )
+from zcrecord.storage.new_files import FileGroup, Placement, put_in_place, refusals, version_of
 from zcrecord.storage.scratch import folder_lock
 from zcrecord.storage.sink import Sink
 from zcrecord.storage.stream_reader import PIECE, StreamReader
@@ -288,20 +287,18 @@ class _Output:
     ) -> int:
         """Write files and their index; none appears before all are written, and the index appears last."""
         index_path, paths = shards.shard_paths(dest, len(plan))
-        for path in (index_path, *paths):
-            check_destination(None, path, force)
+        places = {os.path.realpath(path): check_destination(None, path, force) for path in (*paths, index_path)}
         weight_map = {i.name: os.path.basename(p) for p, part in zip(paths, plan, strict=True) for i in part}
         text = structure.encode()
         index = shards.encode_index(weight_map, {} if text is None else {KEY: text}, self._payloads.nbytes)
         headers = [encode_header(_entries(part), metadata) for part in plan]
         old = version_of(dest) if os.path.isfile(dest) else ()
-        with contextlib.ExitStack() as stack:
-            sink = stack.enter_context(open_sink(index_path, durable=self._durable))  # left last
-            sink.write(index)
-            written = len(index)
-            for path, header, part in zip(paths, headers, plan, strict=True):
-                written += self.file(stack.enter_context(open_sink(path, durable=self._durable)), header, part)
-        with refusals(dest), folder_lock(os.path.dirname(dest)):
-            if old and version_of(dest) == old:
-                os.unlink(dest)  # what was to be replaced; readers would prefer it to the index
-        return written
+        with FileGroup(os.path.realpath(index_path), durable=self._durable) as group:
+            written = sum(self.file(group.add(), header, part) for header, part in zip(headers, plan, strict=True))
+            group.add().write(index)
+            files = [Placement(scratch, *place) for scratch, place in zip(group.finish(), places.items(), strict=True)]
+            with refusals(dest), folder_lock(os.path.dirname(os.path.realpath(index_path))):
+                put_in_place(files, durable=self._durable)
+                if old and version_of(dest) == old:
+                    os.unlink(dest)  # what was to be replaced; readers would prefer it to the index
+        return written + len(index)

@@ -1,0 +1,395 @@
+"""New files: sinks into scratch files beside their places, and the commit, by which they take these places.
+
+Every saver ends here. A commit is one step for all other savers: the folder's lock is held from the look at what is
+there to the last rename. A note, itself a scratch file, tells the next save what a commit that was killed left. Knows
+system calls, and how to undo; nothing of archives: the files that a replaced one needs no more are listed by a function
+of the saver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
+from types import TracebackType
+from typing import Any, NamedTuple, NoReturn
+
+from zcrecord.errors import DestinationExistsError, SourceError
+
+from .copying import copy_range
+from .scratch import (
+    ListedFile,
+    ScratchFile,
+    folder_lock,
+    note_of,
+    remove_unnamed,
+    scratch_file,
+    sync_file,
+    sync_folder,
+)
+
+__all__ = [
+    "FileGroup",
+    "FileSink",
+    "Identity",
+    "Placement",
+    "ShardsOf",
+    "identity_from",
+    "put_in_place",
+    "refusals",
+    "refuse",
+    "version_of",
+]
+
+Identity = tuple[int, ...]  # of a file, to know it again: device, inode, size, time of change
+identity_from: Callable[[os.stat_result], Identity] = attrgetter("st_dev", "st_ino", "st_size", "st_mtime_ns")
+ShardsOf = Callable[[str], Sequence[ListedFile]]  # lists the files that are proved to be the shards of one at a path
+
+_RESERVED = 64 << 20  # bytes of a file that is allocated before it is written
+_SMALL, _GATHERED = 1 << 15, 1 << 18  # bytes of a write that is gathered, and of all that are
+_AHEAD = 16 << 20  # bytes of a file that is to be durable, at a time, that the disk is set to work on
+_MOST = 1 << 30  # bytes of one write; Linux takes no more than 2 GiB - 4 KiB
+_MAPPED = (5, 32, 1224)  # Windows' codes for replacing an open file: denied, shared, a user-mapped section
+_NEW = 0o666  # mode of a new file, before the mask
+_OF_CONTENT = ("security.ima", "security.evm")  # extended attributes that sign a file's bytes
+
+
+def version_of(path: str) -> Identity:
+    """Return the identity of the file at a path, which a saver may be given to replace; empty if none is there.
+
+    Raises:
+        OSError: the system does not tell.
+    """
+    try:
+        return identity_from(os.stat(path))
+    except FileNotFoundError:
+        return ()
+
+
+class FileSink:
+    """A sink over a regular file of our own, by its descriptor. Small writes are gathered; `flush` writes them."""
+
+    can_rewind = keeps = True
+
+    def __init__(self, fd: int, path: str, *, durable: bool) -> None:
+        self._fd, self._path, self._process = fd, path, os.getpid()
+        self.position = 0
+        self._begun = 0 if durable and sys.platform == "linux" else 1 << 62  # up to where the disk was set to work
+        self._gathered = bytearray()  # the last bytes, not written yet
+
+    def reserve(self, nbytes: int) -> None:
+        """Allocate small files now: ext4 flushes bytes that are not yet allocated when a rename replaces a file.
+
+        Larger files gain little, and where the file system knows no fallocate the C library writes to every block.
+        """
+        if nbytes <= _RESERVED and hasattr(os, "posix_fallocate"):
+            with contextlib.suppress(OSError):  # a full disk is reported by the write
+                os.posix_fallocate(self._fd, 0, nbytes)
+
+    def write(self, data: Any) -> None:
+        """Append all of a bytes-like."""
+        view = memoryview(data)
+        nbytes = view.nbytes
+        if nbytes <= _SMALL and self.position:  # the first goes straight: a disk may be full from the start
+            self._gathered += view
+            self.position += nbytes
+            if len(self._gathered) > _GATHERED:
+                self.flush()
+            return
+        self.flush()
+        if nbytes:
+            self._write(view.cast("B"))
+        self.position += nbytes
+        if self.position - self._begun >= _AHEAD:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Have the disk begin with the bytes written so far, so that little is left to wait for at the end."""
+        begun, self._begun = self._begun, self.position
+        with contextlib.suppress(OSError):  # Linux starts to write these pages out, and lets go of the few that are
+            os.posix_fadvise(self._fd, begun, self.position - begun, os.POSIX_FADV_DONTNEED)
+
+    def _write(self, view: memoryview) -> None:
+        try:
+            while len(view):
+                view = view[os.write(self._fd, view[:_MOST]) :]
+        except OSError as error:
+            refuse(error, self._path)
+
+    def flush(self) -> None:
+        """Write the bytes that were gathered.
+
+        Raises:
+            SourceError: the file system reports an error; or this process was forked by the one that began the file,
+            which alone may go on with it.
+        """
+        self._check_process()
+        if self._gathered:
+            gathered, self._gathered = self._gathered, bytearray()
+            self._write(memoryview(gathered))
+
+    def _check_process(self) -> None:
+        """Raise SourceError in a child that was forked meanwhile: it shares the file's position with its parent."""
+        if os.getpid() != self._process:
+            what = "is being written by the process that forked this one, which alone may finish it"
+            raise SourceError(f"{what}; leave the block there, and end this process by os._exit", path=self._path)
+
+    def read_back(self, offset: int, size: int) -> bytes:
+        """Return bytes written earlier."""
+        written = self.position - len(self._gathered)
+        if offset >= written:
+            return bytes(self._gathered[offset - written : offset - written + size])
+        self.flush()
+        with refusals(self._path):
+            here = os.lseek(self._fd, 0, os.SEEK_CUR)
+            os.lseek(self._fd, offset, os.SEEK_SET)
+            parts = []
+            while size and (part := os.read(self._fd, size)):
+                parts.append(part)
+                size -= len(part)
+            os.lseek(self._fd, here, os.SEEK_SET)
+            return b"".join(parts)
+
+    def rewind(self, offset: int) -> None:
+        """Forget everything from `offset` on."""
+        self._check_process()
+        written = self.position - len(self._gathered)
+        del self._gathered[max(offset - written, 0) :]
+        self.position = offset
+        self._begun = min(self._begun, offset) if self._begun < 1 << 62 else self._begun
+        if offset < written:
+            with refusals(self._path):
+                os.ftruncate(self._fd, offset)
+                os.lseek(self._fd, offset, os.SEEK_SET)
+
+    def patch(self, offset: int, data: bytes) -> None:
+        """Overwrite bytes written earlier; the position stays."""
+        self.flush()
+        with refusals(self._path):
+            here = os.lseek(self._fd, 0, os.SEEK_CUR)
+            os.lseek(self._fd, offset, os.SEEK_SET)
+            self._write(memoryview(data))
+            os.lseek(self._fd, here, os.SEEK_SET)
+
+    def copy_from(self, file: int, offset: int, nbytes: int) -> tuple[int, bool]:
+        """Append bytes of an open file; returns how many, and whether the file system cloned them."""
+        self.flush()
+        with refusals(self._path):
+            done, cloned = copy_range(file, offset, self._fd, self.position, nbytes)
+            os.lseek(self._fd, self.position + done, os.SEEK_SET)
+        self.position += done
+        if self.position - self._begun >= _AHEAD and not cloned:
+            self._begin()
+        return done, cloned
+
+
+@contextlib.contextmanager
+def refusals(path: str) -> Iterator[None]:
+    """Raise refusals of the system about this path as one typed error."""
+    try:
+        yield
+    except OSError as error:
+        refuse(error, path)
+
+
+def refuse(error: OSError, path: str) -> NoReturn:
+    """Raise an error of the system as a SourceError that tells if the old file is untouched."""
+    if isinstance(error, SourceError) or error.errno is None:
+        raise error
+    reason = os.strerror(error.errno)
+    if getattr(error, "winerror", None) in _MAPPED:
+        reason = "it is mapped, by a record loaded from it here or in another program; close() that, drop its views"
+    kept = "; the file there before is untouched" if os.path.isfile(path) else ""
+    raise SourceError(f"cannot write: {reason}{kept}", path=path, errno=error.errno) from error
+
+
+class FileGroup:
+    """New files beside a path; scratch files, which are gone at the end unless they have got their places by then.
+
+    A context manager. Those of a process that was killed are removed by the next save to the path.
+
+    Args:
+        path: absolute; what will refer to the files, or the file itself. They have the mode of the file there.
+        durable: fsync them, so that they survive power loss.
+        clear: remove what killed savers left, before the first file is made.
+    """
+
+    def __init__(self, path: str, *, durable: bool, clear: bool = True) -> None:
+        self._path, self._durable, self._clear, self._mode = path, durable, clear, _NEW
+        if os.name == "posix":  # Windows has no more than read-only, and replaces no such file
+            with refusals(path), contextlib.suppress(FileNotFoundError):
+                self._mode = stat.S_IMODE(os.stat(path).st_mode)
+        self._stack = contextlib.ExitStack()
+        self._files: list[tuple[ScratchFile, str, FileSink]] = []
+
+    def __enter__(self) -> FileGroup:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def add(self) -> FileSink:
+        """Return a sink into one more file.
+
+        Raises:
+            SourceError: the file system reports an error; with very many files, that a process may open no more.
+        """
+        clear = self._clear and not self._files
+        with refusals(self._path):
+            file, scratch = self._stack.enter_context(scratch_file(self._path, self._mode, clear=clear))
+            sink = FileSink(file.fileno(), self._path, durable=self._durable)
+            self._files.append((file, scratch, sink))
+            if self._mode != _NEW:
+                os.chmod(scratch, self._mode)  # which the process's mask took from
+        return sink
+
+    def finish(self, like: str | None = None) -> list[str]:
+        """Finish the files; return their paths, in the order in which they were added.
+
+        Args:
+            like: a file whose mode, owner and extended attributes they get.
+
+        Raises:
+            SourceError: the file system reports an error; or another process began the files.
+        """
+        for _, _, sink in self._files:
+            sink.flush()
+        with refusals(self._path):
+            for file, scratch, _ in self._files:
+                if like is not None:  # last: writing takes setuid and capabilities away
+                    _make_like(scratch, like)
+                if self._durable:
+                    sync_file(file.fileno())
+                file.close()
+        return [scratch for _, scratch, _ in self._files]
+
+
+def _make_like(path: str, like: str) -> None:
+    """Give a file another's mode, and its owner and extended attributes as far as one may."""
+    status = os.stat(like)
+    mode = stat.S_IMODE(status.st_mode)
+    if hasattr(os, "chown"):
+        try:
+            os.chown(path, status.st_uid, status.st_gid)
+        except OSError:
+            mode &= 0o777  # setuid would make it run as another user than before
+    if hasattr(os, "listxattr"):
+        with contextlib.suppress(OSError):  # not every file system has any
+            for name in os.listxattr(like):
+                if name not in _OF_CONTENT:
+                    with contextlib.suppress(OSError):
+                        os.setxattr(path, name, os.getxattr(like, name))
+    os.chmod(path, mode)
+
+
+class Placement(NamedTuple):
+    """A finished scratch file, and the place that it is to take.
+
+    Attributes:
+        scratch, path: absolute.
+        replaces: the version, as `version_of` tells it, that alone may be replaced; None for any.
+    """
+
+    scratch: str
+    path: str
+    replaces: Identity | str | None = None
+
+
+def put_in_place(files: Sequence[Placement], *, durable: bool, shards_of: ShardsOf | None = None) -> None:
+    """Move finished files to their places, where they replace what is there: every saver's last step.
+
+    The last one may refer to the others, and appears after them. If a move fails, those that took a free place go back.
+
+    Args:
+        files: in one folder, if `shards_of` is given.
+        durable: fsync the folders, so that the moves survive power loss; the files had theirs.
+        shards_of: lists the shards of the file that the last one replaces. They are removed once it is replaced, and
+            that is on the disk, unless a catalogue in the folder names them then. If this process is killed before, or
+            the system refuses, the next save to the path does it.
+
+    Raises:
+        SourceError: another version is there (DestinationExistsError: something is), and stays; or the file system
+        reports an error.
+    """
+    last = files[-1]
+    folders = sorted({os.path.dirname(file.path) for file in files})
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(refusals(last.path))
+        for folder in folders:  # in one order, or two savers would wait for one another
+            stack.enter_context(folder_lock(folder))
+        for file in files:
+            _check_replaced(file)
+        replaced = shards_of(last.path) if shards_of is not None and version_of(last.path) else ()
+        listed = shards_of is not None and bool(replaced or files[1:])
+        with _note(files, replaced, durable=durable) if listed else contextlib.nullcontext() as note:
+            _move(files, note, durable=durable)
+            if note is not None:
+                _sync(folders if durable else (), last.path)  # first, or power loss could bring back the replaced one
+                note.stays = not remove_unnamed(last.path, replaced)
+    _sync(folders if durable and not listed else (), last.path)
+
+
+def _sync(folders: Iterable[str], path: str) -> None:
+    """Flush folders to the disk after a file has got its place.
+
+    Raises:
+        SourceError: the disk fails.
+    """
+    try:
+        for folder in folders:
+            sync_folder(folder)
+    except OSError as error:
+        what = f"is in its place, but may be lost if the power fails: {error.strerror}; save it again"
+        raise SourceError(what, path=path, errno=error.errno) from error
+
+
+def _check_replaced(file: Placement) -> None:
+    """Raise unless a file's place has the version that it may replace."""
+    if file.replaces is None or version_of(file.path) == file.replaces:
+        return
+    if not file.replaces:
+        what = "was made by another saver meanwhile, and stays; look at it, and start again"
+        raise DestinationExistsError(what, path=file.path, errno=errno.EEXIST)
+    raise SourceError(
+        "was replaced meanwhile, and that stays; start again with the file that is there now", path=file.path
+    )
+
+
+@contextlib.contextmanager
+def _note(files: Sequence[Placement], replaced: Sequence[ListedFile], *, durable: bool) -> Iterator[ScratchFile]:
+    """Yield a note of a commit, which is there until it is over; it `stays` unless that is taken back."""
+    *before, last = (ListedFile.at(file.scratch, os.path.basename(file.path)) for file in files)
+    with scratch_file(files[-1].path, clear=False) as (note, _):
+        out = FileSink(note.fileno(), files[-1].path, durable=durable)
+        out.write(note_of(before, last, replaced))
+        out.flush()
+        if durable:
+            sync_file(note.fileno())
+        note.stays = True
+        yield note
+
+
+def _move(files: Sequence[Placement], note: ScratchFile | None, *, durable: bool) -> None:
+    *before, last = files
+    free = [file for file in before if not os.path.lexists(file.path)]
+    try:
+        for file in before:
+            os.replace(file.scratch, file.path)
+        for folder in {os.path.dirname(file.path) for file in before} if durable else ():
+            sync_folder(folder)  # first, or power loss could leave a file that refers to none
+        os.replace(last.scratch, last.path)
+    except BaseException:
+        if os.path.lexists(last.scratch):  # else it is in its place, whatever the system said
+            with contextlib.suppress(OSError):
+                for file in free:
+                    if not os.path.lexists(file.scratch):
+                        os.replace(file.path, file.scratch)
+                if note is not None:
+                    note.stays = False
+        raise
