@@ -11,12 +11,15 @@ from zcrecord.archive.archive import Archive
 from zcrecord.codec.conventions import CATALOGUE_TYPE
 from zcrecord.codec.layout import MAGIC
 from zcrecord.errors import RecordError
-from zcrecord.storage.files import read_start
+from zcrecord.storage.files import open_source
 from zcrecord.storage.scratch import MOST_OF_CATALOGUE, ListedFile
 
 from .load import load_record
 
 __all__ = ["own_shards", "proved_shards"]
+
+
+_PIECE = 1 << 16  # bytes read at a time of a file that is to be replaced
 
 
 def own_shards(path: str) -> list[ListedFile]:
@@ -25,14 +28,27 @@ def own_shards(path: str) -> list[ListedFile]:
     To be called under the folder's lock. A file is opened only if its first bytes have a catalogue's type name.
     """
     out = []
-    with contextlib.suppress(RecordError):  # it may be replaced and not read
-        start = read_start(path, MOST_OF_CATALOGUE) if os.path.isfile(path) else b""
-        if start.startswith(MAGIC) and CATALOGUE_TYPE.encode() in start:  # and not packed, which would be unpacked
+    with contextlib.suppress(RecordError, OSError):  # it may be replaced and not read
+        if os.path.isfile(path) and _may_be_catalogue(path):
             for name, shard in proved_shards(path):
                 if shard.file is not None:
                     _, inode, nbytes, changed = shard.file[1]
                     out.append(ListedFile(inode, nbytes, changed, name))
     return out
+
+
+def _may_be_catalogue(path: str) -> bool:
+    """Return True for an archive, not a packed one, that has a catalogue's type name in its first bytes."""
+    kind, seen = CATALOGUE_TYPE.encode(), b""
+    with open_source(path)[0] as file:
+        for at in range(0, MOST_OF_CATALOGUE, _PIECE):
+            piece = file.read(_PIECE)
+            if not (at or piece.startswith(MAGIC)) or not piece:
+                break
+            if kind in seen + piece:
+                return True
+            seen = piece[-len(kind) :]
+    return False
 
 
 def proved_shards(path: str, options: Mapping[str, Any] | None = None) -> Iterator[tuple[str, Archive]]:

@@ -287,7 +287,8 @@ class _Output:
     ) -> int:
         """Write files and their index; none appears before all are written, and the index appears last."""
         index_path, paths = shards.shard_paths(dest, len(plan))
-        places = {os.path.realpath(path): check_destination(None, path, force) for path in (*paths, index_path)}
+        versions = [check_destination(None, path, force) for path in (index_path, *paths)]
+        places = zip(map(os.path.realpath, (*paths, index_path)), (*versions[1:], versions[0]), strict=True)
         weight_map = {i.name: os.path.basename(p) for p, part in zip(paths, plan, strict=True) for i in part}
         text = structure.encode()
         index = shards.encode_index(weight_map, {} if text is None else {KEY: text}, self._payloads.nbytes)
@@ -296,7 +297,7 @@ class _Output:
         with FileGroup(os.path.realpath(index_path), durable=self._durable) as group:
             written = sum(self.file(group.add(), header, part) for header, part in zip(headers, plan, strict=True))
             group.add().write(index)
-            files = [Placement(scratch, *place) for scratch, place in zip(group.finish(), places.items(), strict=True)]
+            files = [Placement(scratch, *place) for scratch, place in zip(group.finish(), places, strict=True)]
             with refusals(dest), folder_lock(os.path.dirname(os.path.realpath(index_path))):
                 put_in_place(files, durable=self._durable)
                 if old and version_of(dest) == old:
