@@ -261,20 +261,29 @@ def generated_now(path: Path) -> set[int]:
 def test_of_two_savers_of_several_files_one_wins_whole(
     save: Callable[[Path, int], None], now: Callable[[Path], set[int]], path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second comes when one file of the first has its name."""
+    """The second comes as soon as the folder's lock is off, after a file of the first has its place."""
+    import fcntl
+
     save(path, 1)
-    replace, second = os.replace, threading.Thread(target=save, args=(path, 2))
+    replace, lock = os.replace, fcntl.flock
+    placed: list[str] = []
+    saved: list[bool] = []
 
     def replaced(source: str, dest: str) -> None:
         replace(source, dest)
-        if second.ident is None and Path(dest).suffix in {".h", ".safetensors"}:
-            second.start()
-            second.join(1)  # all that it takes, unless it waits
+        placed.append(dest)
+
+    def unlocked(fd: int, what: int) -> None:
+        lock(fd, what)
+        if what == fcntl.LOCK_UN and not saved and any(name.endswith((".safetensors", ".h", ".c")) for name in placed):
+            saved.append(True)
+            save(path, 2)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", replaced)
+        patch.setattr(fcntl, "flock", unlocked)
         save(path, 3)
-        second.join()
+    assert saved
     assert len(now(path)) == 1
 
 
