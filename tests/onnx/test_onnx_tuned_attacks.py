@@ -6,6 +6,7 @@ a folder with a file that must not be read. Which version of ONNX Runtime notice
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
@@ -734,3 +735,48 @@ def other_before(before: bytes, what: str) -> bytes:
     end["index_crc"] = zlib.crc32(index)
     head = end_bytes(end) if before[:HEADER_SIZE] == before[-HEADER_SIZE:] else before[:HEADER_SIZE]
     return head + index + end_bytes(end)
+
+
+def more_targets(archive: Tuned, initializers: list[PayloadId]) -> None:
+    """Add a target with the graph of the first for each of some payloads of initializers."""
+    entries, of_target = archive.entries, archive.module + 1
+    own = [a for a in entries.attributes if a.parent == of_target]
+    module = entries.modules[of_target]
+    for i, number in enumerate(initializers, 1):
+        changed = {tuned.INITIALIZERS: PayloadId(number)}
+        parent = len(entries.modules)
+        entries.modules.append(module._replace(name=f"onnx.tuned.{i}", key_size=len(str(i)), place=module.place + i))
+        entries.attributes += [a._replace(parent=parent, value=changed.get(a.key, a.value)) for a in own]
+
+
+def test_a_graph_that_many_targets_share_is_read_once(
+    archives: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = Tuned(archives["mlp"])
+    more_targets(archive, [archive.target.initializers] * 300)
+    path = archive.write(tmp_path / "m.zcr")
+    calls: list[str] = []
+
+    def counted(work: Any, given: Any) -> Any:
+        calls.append(work.__name__)
+        return work(given)
+
+    for name in ("interface_of", "graph_interface_of", "_all_skeletons"):
+        monkeypatch.setattr(tuned, name, functools.partial(counted, getattr(tuned, name)))
+    with zcrecord.load_record(path) as record:
+        tuned.check_interfaces(record.archive)
+    assert sorted(calls) == ["_all_skeletons", "graph_interface_of", "interface_of", "interface_of"]
+
+
+def test_targets_that_share_a_graph_and_no_initializers_are_bounded(archives: dict[str, Path], tmp_path: Path) -> None:
+    archive = Tuned(archives["mlp"])
+    archive.graph.doc_string = "x" * 100_000
+    others = [archive.payloads[archive.add(m.field(10, b"%d" % i))] for i in range(300)]  # a doc_string
+    archive.payloads = archive.payloads[:-300]
+    more_targets(archive, others)
+    path, message = (
+        archive.write(tmp_path / "m.zcr"),
+        "its tuned targets share graphs of more than 64 times the archive's",
+    )
+    with zcrecord.load_record(path) as record, pytest.raises(LimitError, match=message):
+        tuned.check_interfaces(record.archive)

@@ -28,7 +28,7 @@ from zcrecord.codec.index import Index, decode
 from zcrecord.codec.layout import ALIGNMENT, DIGEST_ALLOWANCE, HEADER_SIZE, NONE, Header, decode_header, encode_unsealed
 from zcrecord.codec.verify import check_index
 from zcrecord.errors import FormatError, IntegrityError, LimitError, RecordError, printable
-from zcrecord.onnx.protobuf.interfaces import difference, interface_of
+from zcrecord.onnx.protobuf.interfaces import ModelInterface, difference, graph_interface_of, interface_of
 from zcrecord.onnx.protobuf.reader import encode_field
 from zcrecord.onnx.protobuf.rewriting import ExternalTensor, rewrite, tensors_of
 from zcrecord.record.record import Record
@@ -139,17 +139,8 @@ class TunedTarget(NamedTuple):
             raise IntegrityError("its tuned part is for other weights or another graph; tune it again")
 
     def check_interface(self, archive: Archive) -> None:
-        """Check that the graph has the model's inputs and outputs; those of earlier versions may have others.
-
-        Raises:
-            FormatError: it has others. OnnxError: it is malformed.
-        """
-        found = interface_of(archive.payload(self.graph), archive.payload(self.initializers))
-        for skeleton in _skeletons(archive.index, self.module):
-            what = difference(interface_of(archive.payload(skeleton)), found)
-            if what is not None:
-                of = f" of module '{printable(self.module)}'" if self.module else ""
-                raise FormatError(f"its tuned graph{of} {what}, unlike the model; tune it again")
+        """Check that the graph has the model's inputs and outputs; raises the errors of `check_interfaces`."""
+        _Interfaces(archive).check(self)
 
     def model(self, archive: Archive, location: str, start: int, *, packed: bool) -> TunedModel:
         """Return the model that ONNX Runtime takes; its external data lie in a file, where the archive is at `start`.
@@ -237,6 +228,48 @@ class TunedPart(NamedTuple):
     targets: list[TunedTarget]
 
 
+class _Interfaces:
+    """The inputs and outputs of an archive's models and tuned graphs: each read once, whatever targets share it."""
+
+    def __init__(self, archive: Archive) -> None:
+        self._archive = archive
+        self._models = _all_skeletons(archive.index)
+        self._known: dict[Any, ModelInterface] = {}
+        self._checked: set[Any] = set()
+        self._left = DIGEST_ALLOWANCE * archive.stored_nbytes()
+
+    def check(self, target: TunedTarget) -> None:
+        """Check that a target's graph has the model's inputs and outputs; those of earlier versions may have others.
+
+        Raises:
+            FormatError: it has others. OnnxError: it is malformed. LimitError: the targets share graphs so that to
+            compare them all would take out of all proportion to the archive.
+        """
+        archive, own = self._archive, (target.graph, target.initializers)
+        models = self._models.get(target.module, [])
+        key = *map(archive.place_of, own), target.module
+        if key in self._checked:
+            return
+        self._checked.add(key)
+        self._left -= sum(len(archive.payload(n)) for n in (*own, *models))
+        if self._left < 0:
+            what = f"its tuned targets share graphs of more than {DIGEST_ALLOWANCE} times the archive's bytes in all"
+            raise LimitError(f"{what}; {_AGAIN}")
+        graph, initializers = self._of(target.graph, interface_of), self._of(target.initializers, graph_interface_of)
+        found = graph.joined(initializers)
+        for skeleton in models:
+            differs = difference(self._of(skeleton, interface_of), found)
+            if differs is not None:
+                of = f" of module '{printable(target.module)}'" if target.module else ""
+                raise FormatError(f"its tuned graph{of} {differs}, unlike the model; tune it again")
+
+    def _of(self, number: int, read: Callable[[Any], ModelInterface]) -> ModelInterface:
+        key = self._archive.place_of(number), read
+        if key not in self._known:
+            self._known[key] = read(self._archive.payload(number))
+        return self._known[key]
+
+
 def encode_packed(key: str, buffers: list[tuple[int | None, str]]) -> str:
     """Return an entry of packed weights: ONNX Runtime's key, and for each buffer its payload and the padded size."""
     return "|".join([key, *(f"{'' if number is None else number};{padded}" for number, padded in buffers)])
@@ -276,12 +309,14 @@ def check_interfaces(archive: Archive) -> None:
     Those of other conventions may be written in another way, and are left out.
 
     Raises:
-        FormatError: one has others, or the tuned part is not as CONVENTIONS.md says.
+        FormatError: one has others, or the tuned part is not as CONVENTIONS.md says. LimitError: they share graphs so
+        that to compare them all would take out of all proportion to the archive.
     """
     part = read_tuned(archive)
+    interfaces = _Interfaces(archive)
     for target in part.targets if part is not None else ():
         if target.target.convention == CONVENTION:
-            target.check_interface(archive)
+            interfaces.check(target)
 
 
 def targets_of(archive: Archive) -> tuple[str, ...]:
@@ -511,7 +546,7 @@ def seal_of(ix: Index, target: str, module: str, own: Any) -> str:
     strided = tensors[tensors["strides"] != NONE]
     parts = [
         np.frombuffer(target.encode(), np.uint8), own["digest"], own["nbytes"],
-        _rows(ix, np.array(_skeletons(ix, module), np.int64))["digest"],
+        _rows(ix, np.array(_all_skeletons(ix).get(module, []), np.int64))["digest"],
         used["digest"], used["nbytes"],
         tensors["dtype"], tensors["bits"], tensors["rank"], tensors["byte_offset"], tensors["name_size"],
         _gather(np.frombuffer(ix.text, np.uint8), tensors["name"], tensors["name_size"]),
@@ -526,12 +561,13 @@ def seal_of(ix: Index, target: str, module: str, own: Any) -> str:
     return seal.hexdigest()
 
 
-def _skeletons(ix: Index, module: str) -> list[PayloadId]:
-    """Return the payloads of the models in a module, of which a sound archive has one."""
-    return [
-        a.value for a in unflatten.attribute_entries(ix, ix.attributes, PayloadId)
-        if a.key == GRAPH_ATTRIBUTE and isinstance(a.value, PayloadId) and ix.text_of(ix.modules[a.parent]) == module
-    ]  # fmt: skip
+def _all_skeletons(ix: Index) -> dict[str, list[PayloadId]]:
+    """Return the payloads of the models by the name of their module, of which a sound archive has one each."""
+    found: dict[str, list[PayloadId]] = {}
+    for a in unflatten.attribute_entries(ix, ix.attributes, PayloadId):
+        if a.key == GRAPH_ATTRIBUTE and isinstance(a.value, PayloadId):
+            found.setdefault(ix.text_of(ix.modules[a.parent]), []).append(a.value)
+    return found
 
 
 def _rows(ix: Index, numbers: Any) -> Any:

@@ -14,7 +14,9 @@ from zcrecord.errors import printable
 
 from .reader import LEN, MAX_NESTING, OPEN_END, VARINT, ProtobufReader, Skeleton, encode_varint
 
-__all__ = ["OVERRIDABLE", "ModelInterface", "difference", "interface_of", "without_constant_inputs"]
+__all__ = [
+    "OVERRIDABLE", "ModelInterface", "difference", "graph_interface_of", "interface_of", "without_constant_inputs",
+]  # fmt: skip
 
 OVERRIDABLE = 4  # the IR version from which on an initializer among the inputs is a default
 _VERSION, _GRAPH = 1 << 3 | VARINT, 7 << 3 | LEN  # tags of ModelProto
@@ -52,9 +54,14 @@ class ModelInterface(NamedTuple):
         """Return the inputs that a caller may feed, or leave at their defaults."""
         return [value for value in self.inputs if value[0] in self.initial and self.version >= OVERRIDABLE]
 
+    def joined(self, graph: ModelInterface) -> ModelInterface:
+        """Return the interface of the model with what another graph has, as protobuf joins the two graphs."""
+        inputs, outputs = self.inputs + graph.inputs, self.outputs + graph.outputs
+        return ModelInterface(self.version, inputs, outputs, self.initial | graph.initial)
 
-def interface_of(model: Any, initializers: Any = b"") -> ModelInterface:
-    """Return the interface of a ModelProto, in a file or in memory; a GraphProto may have more initializers of it.
+
+def interface_of(model: Any) -> ModelInterface:
+    """Return the interface of a ModelProto, in a file or in memory.
 
     Raises:
         OnnxError: it is malformed.
@@ -66,7 +73,17 @@ def interface_of(model: Any, initializers: Any = b"") -> ModelInterface:
             found = found._replace(version=value)
         elif tag == _GRAPH:
             _add_graph(reader, reader.offset + value, found)
-    _add_graph(ProtobufReader(initializers), OPEN_END, found)
+    return found
+
+
+def graph_interface_of(graph: Any) -> ModelInterface:
+    """Return the interface of a GraphProto in memory.
+
+    Raises:
+        OnnxError: it is malformed.
+    """
+    found = ModelInterface(0, [], [], set())
+    _add_graph(ProtobufReader(graph), OPEN_END, found)
     return found
 
 
