@@ -264,7 +264,9 @@ def test_a_url_is_refused_and_no_folder_of_its_name_is_made(tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     zcrecord.save_record({"w": np.ones(3)}, "m.zcr")
     for act in (lambda url: write({"m.S": text(b"one")}, url), lambda url: embed.generate("m.zcr", url, lang="c")):
-        with pytest.raises(UnsupportedError, match="memory://sources: is a URL, .* name one, and upload what is in it"):
+        with pytest.raises(
+            UnsupportedError, match=r"memory://sources: is a URL, .* name one, and upload what is in it"
+        ):
             act("memory://sources")
     assert [path.name for path in tmp_path.iterdir()] == ["m.zcr"]
 

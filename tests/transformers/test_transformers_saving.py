@@ -53,7 +53,7 @@ def test_the_archive_converts_to_the_tensors_that_transformers_saves(make: Calla
 
 def test_a_url_is_refused_and_no_folder_of_its_name_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UnsupportedError, match="s3://bucket/model: is a URL, .* name one, and upload what is in it"):
+    with pytest.raises(UnsupportedError, match=r"s3://bucket/model: is a URL, .* name one, and upload what is in it"):
         save_pretrained(models.made(models.t5), "s3://bucket/model?key=secret")
     assert not list(tmp_path.iterdir())
 

@@ -25,10 +25,11 @@ __all__ = ["NpyHeader", "encode_npy_header", "map_npy", "read_npy_header", "stri
 _MAGIC = b"\x93NUMPY"
 _MAX_HEADER = 65535  # bytes; numpy's own stay far below
 _ROWS = 1 << 14  # strings converted at a time
+_SPACE = " \t\n\r\f"  # as Python's own parser has it, by which numpy reads a header
 _FIELD = re.compile(
-    r"""\s*(?:'(?P<name>\w+)'|"(?P<also>\w+)")\s*:\s*"""
-    r"""(?:'(?P<text>[^'\\\n]*)'|"(?P<quoted>[^"\\\n]*)"|(?P<truth>True|False)|\((?P<dims>[0-9\s,L]*)\)|(?P<list>\[.*\]))"""
-    r"""\s*(?:,|$)""",
+    rf"""[{_SPACE}]*(?:'(?P<name>\w+)'|"(?P<also>\w+)")[{_SPACE}]*:[{_SPACE}]*"""
+    r"""(?:'(?P<text>[^'\\\n]*)'|"(?P<quoted>[^"\\\n]*)"|(?P<truth>True|False)|"""
+    rf"""\((?P<dims>[0-9{_SPACE},L]*)\)|(?P<list>\[.*\]))[{_SPACE}]*(?:,|$)""",
     re.DOTALL,
 )
 _DESCR = re.compile(r"[<>|=]?(?P<kind>[?a-zA-Z])(?P<size>[0-9]{0,10})(?P<unit>\[[^\]]*\])?")
@@ -104,12 +105,12 @@ def map_npy(path: str) -> np.ndarray[Any, np.dtype[Any]]:
 
 def _fields(text: str) -> dict[str, str]:
     """Return the three fields of the header's dict, as text; nothing is evaluated."""
-    text = text.strip()
+    text = text.strip(_SPACE)
     known = {"descr": ("text", "quoted", "list"), "fortran_order": ("truth",), "shape": ("dims",)}
     out: dict[str, str] = {}
     if text[:1] != "{" or text[-1:] != "}":
         raise FormatError("its .npy header is no dict")
-    body, pos = text[1:-1].rstrip(), 0
+    body, pos = text[1:-1].rstrip(_SPACE), 0
     while pos < len(body):
         found = _FIELD.match(body, pos)
         if found is None:
@@ -149,7 +150,8 @@ def _shape(dims: str) -> tuple[int, ...]:
     if parts and not parts[-1]:
         parts.pop()
     digits = [part.removesuffix("L") for part in parts]  # Python 2 wrote some so
-    if not all(d.isascii() and d.isdigit() and len(d) <= 20 for d in digits):
+    plain = all(re.fullmatch("0+|[1-9][0-9]{0,19}", d) for d in digits)
+    if not plain or (digits and "," not in dims):  # numpy takes (3) and (03,) for no shape either
         raise FormatError(f"its shape ({printable(dims)}) is none")
     if len(digits) > MAX_RANK:
         raise FormatError(f"{len(digits)} dimensions, at most {MAX_RANK} are legal")
