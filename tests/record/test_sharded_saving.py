@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 import records as r
+from web_archives import write_twins
 
 import zcrecord
 from zcrecord import formats
-from zcrecord.errors import ProducerError, SourceError, UnsupportedError
+from zcrecord.errors import LimitError, ProducerError, SourceError, UnsupportedError
 from zcrecord.storage.scratch import ListedFile, note_of
 
 MODEL = {f"layer{i}": {"w": np.full(100, i, np.float32)} for i in range(5)}
@@ -62,13 +63,37 @@ def test_what_fits_into_one_shard_is_one_archive(tmp_path: Path, tree: Any) -> N
     assert zcrecord.load_record(tmp_path / "model.zcr").content_digest() == r.round_trip(tree).content_digest()
 
 
-def test_ties_stay_in_one_shard_and_equal_bytes_are_stored_once_in_each(tmp_path: Path) -> None:
+def test_ties_stay_in_one_shard_and_equal_bytes_are_apart_when_they_are_edited(tmp_path: Path) -> None:
     shared = np.arange(100, dtype=np.float32)
     tree = {"a": shared, "b": np.ones(100, np.float32), "c": shared, "d": shared.copy(), "e": shared[10:20]}
     zcrecord.save_record(tree, tmp_path / "model.zcr", max_shard_size=800)
     record = zcrecord.load_record(tmp_path / "model.zcr", mode="c")
     record["a"][12] = 5
     assert record["c"][12] == 5 and record["e"][2] == 5 and record["d"][12] == 12
+
+
+@pytest.mark.parametrize("size", [100, 400, 800])
+def test_equal_bytes_are_stored_once_whatever_shard_they_would_come_to(tmp_path: Path, size: int) -> None:
+    """A shard that has nothing else, as here the last one, is none."""
+    names = [f"w{i}" for i in range(50)]
+    tree = {name: np.arange(100, dtype=np.float32) for name in names} | {"other": np.ones(100, np.float32)}
+    (tmp_path / "once.zcr").write_bytes(r.saved(tree))
+    loaded = zcrecord.load_record(tmp_path / "once.zcr")
+    for source in (tree, loaded, loaded.select("w*"), {"other": tree["other"], **{n: tree[n] for n in names}}):
+        zcrecord.save_record(source, tmp_path / "model.zcr", max_shard_size=size)
+        record = zcrecord.load_record(tmp_path / "model.zcr", verify="full")
+        r.assert_same(dict(record), dict(source))
+        assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 40_000 and record.info("w1").tied == ()
+        assert len(record.archive.shard_names) in ((0, 2) if "other" in record else (0,))
+
+
+def test_equal_bytes_are_not_multiplied_where_there_are_no_digests_to_find_them(tmp_path: Path) -> None:
+    write_twins(tmp_path / "twins.zcr", 1200, 1 << 20)
+    record = zcrecord.load_record(tmp_path / "twins.zcr")
+    for size in (None, 1 << 20):
+        with pytest.raises(LimitError, match=r"twins\.zcr: tensors that share their bytes would take 1\.26e\+09 bytes"):
+            zcrecord.save_record(record, tmp_path / "model.zcr", digest="none", max_shard_size=size)
+    assert files(tmp_path) == ["twins.zcr"]
 
 
 def test_lazy_tensors_and_pieces_are_written_forward(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from zcrecord.archive import unflatten
 from zcrecord.archive.archive import Archive
 from zcrecord.archive.damage import check_digest
+from zcrecord.archive.private_copy import check_apart
 from zcrecord.codec.entries import (
     AttributeEntry,
     Entries,
@@ -74,10 +75,11 @@ def save_record(
 
     Raises:
         UnsupportedError: a value or key the format cannot hold. NameCollisionError: two tensors would share a name.
-        LimitError: alignment, depth, rank or size out of bounds. ProducerError: a LazyTensor gave other bytes than it
-        declared. IntegrityError: a payload of a Record is damaged. SourceError: the file system or the file object
-        reports an error (PipeClosedError: the reader closed the pipe). A file object with a buffer may report the error
-        again when it is closed.
+        LimitError: alignment, depth, rank or size out of bounds; or a Record whose payloads share their bytes, without
+        digests to find equal ones by, would take out of all proportion to it. ProducerError: a LazyTensor gave other
+        bytes than it declared. IntegrityError: a payload of a Record is damaged. SourceError: the file system or the
+        file object reports an error (PipeClosedError: the reader closed the pipe). A file object with a buffer may
+        report the error again when it is closed.
 
     Example:
         >>> import numpy as np
@@ -87,6 +89,9 @@ def save_record(
     """
     kind, told, _ = digest_kind(digest), progress or (lambda *_: None), check_alignment(alignment)
     flat, plan = _taken_apart(record)
+    if isinstance(record, Record) and not kind:  # by digests equal payloads are found, and stored once
+        nbytes = int(record.archive.index.payloads["nbytes"].sum(dtype=np.float64))
+        check_apart(nbytes, record.archive.stored_nbytes(), record.path)
     if metadata is None:
         metadata = record.metadata if isinstance(record, Record) else {}
     flat.metadata = metadata_entries(metadata)

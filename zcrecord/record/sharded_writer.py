@@ -1,6 +1,7 @@
 """`ShardedWriter`: payloads as they come, into archives of a limited size, and a catalogue that makes one of them.
 
-A payload lies in one shard, and so do all tensors that share it. CONVENTIONS.md tells what a catalogue holds.
+A payload lies in one shard, and so do all tensors that share it. Payloads of equal bytes lie in the shard that has the
+first of them, stored once. CONVENTIONS.md tells what a catalogue holds.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class ShardedWriter:
         self._files = FileGroup(self._path, durable=durable)
         self._shards: list[tuple[StreamWriter, FileSink]] = []
         self._homes: list[tuple[int, int]] = []  # shard, and number there, of each payload
+        self._known: dict[tuple[int, int], tuple[int, int]] = {}  # the first with this size and digest, likewise
         self._held = self._coming = 0  # bytes of payloads in the last shard, and of the one in progress
 
     def __enter__(self) -> ShardedWriter:
@@ -102,14 +104,25 @@ class ShardedWriter:
     def _note(self, number: int, nbytes: int) -> int:
         if number == NONE:
             return NONE
-        self._held += nbytes
-        self._homes.append((len(self._shards) - 1, number))
+        here = len(self._shards) - 1
+        writer, key = self._shards[here][0], self._shards[here][0].key_of(number)
+        shard, first = (here, number) if key is None else self._known.setdefault(key, (here, number))
+        earlier = self._shards[shard][0]
+        if shard != here and all(map(operator.eq, earlier.pieces_of(first), writer.pieces_of(number))):
+            writer.forget(number)
+            self._homes.append((shard, earlier.repeat(first)))
+        else:
+            self._held += nbytes
+            self._homes.append((here, number))
         return len(self._homes) - 1
 
     # The end.
 
     def finish(self, entries: Entries) -> SaveReport:
         """Write indexes and the catalogue, and make them appear; the report counts the bytes of all files."""
+        if len(self._shards) > 1 and not self._shards[-1][0].payloads:  # what came last was in another already
+            self._shards.pop()
+            self._files.drop_last()
         if len(self._shards) < 2:
             return self._finish_one(entries)
         shards = self._finish_shards(entries)

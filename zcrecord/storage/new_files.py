@@ -249,6 +249,10 @@ class FileGroup:
                 os.chmod(scratch, self._mode)  # which the process's mask took from
         return sink
 
+    def drop_last(self) -> None:
+        """Leave out the file that was added last; it is gone at the end."""
+        self._files.pop()
+
     def finish(self, like: str | None = None) -> list[str]:
         """Finish the files; return their paths, in the order in which they were added.
 

@@ -461,6 +461,16 @@ class StreamWriter:
             waiting, self._waiting = self._waiting, None
             self._put(*waiting)
 
+    def key_of(self, number: int) -> tuple[int, int] | None:
+        """Return size and digest of a payload, by which equal ones are looked up; None without digests."""
+        _, nbytes, digest = self._rows[3 * number : 3 * number + 3]
+        return (nbytes, digest) if self._kind else None
+
+    def pieces_of(self, number: int) -> Iterator[bytes]:
+        """Yield the bytes of a payload that was written, read back in pieces."""
+        offset, nbytes, _ = self._rows[3 * number : 3 * number + 3]
+        return self._written(self._payload_offset + offset, nbytes)
+
     def repeat(self, number: int) -> int:
         """Add a payload that has the bytes of an earlier one, and return its id; writes none."""
         self._rows.extend(self._rows[3 * number : 3 * number + 3])
