@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +69,24 @@ def begin_peak() -> int:
     """Have `peak_rss` start again from what is resident now, and return that; on Linux alone."""
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     return peak_rss() or 0
+
+
+def private_bytes() -> int:
+    """Return this process's anonymous memory; on Linux alone."""
+    return _kib_fields(Path("/proc/self/smaps_rollup"))["Anonymous"]
+
+
+def most_allocated(work: Callable[[], object]) -> int:
+    """Return the most that Python and numpy have allocated at a time for a function and what it returns."""
+    work()  # imports what is imported on the way
+    tracemalloc.start()
+    try:
+        kept = work()
+        most = tracemalloc.get_traced_memory()[1]
+        del kept
+    finally:
+        tracemalloc.stop()
+    return most
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tools.measure import memory, peak_rss
+from tools.measure import peak_rss
 
 SEQUENCE = 16  # tokens to a request
 
@@ -28,13 +28,6 @@ def prepare() -> None:
 
     from zcrecord.archive import info  # noqa: F401
     from zcrecord.onnx import session, tuned  # noqa: F401
-
-
-def runtime_version() -> str:
-    """Return the version of ONNX Runtime that this process takes."""
-    import onnxruntime
-
-    return str(onnxruntime.__version__)
 
 
 def make_session(
@@ -83,12 +76,6 @@ def providers() -> list[str]:
     return list(_session.get_providers())
 
 
-def close_session() -> None:
-    """Let go of the session, before another takes its place."""
-    global _session
-    _session = None
-
-
 def first_answer(batch: int = 1, *, condition: bool = True) -> tuple[float, list[float]]:
     """Return the seconds that one request took, and some of its answer to compare with the other form's.
 
@@ -114,12 +101,6 @@ def latency(batch: int = 1, repeats: int = 20) -> float:
         _session.run(None, request)
         seconds.append(time.perf_counter() - start)
     return statistics.median(seconds)
-
-
-def private_bytes() -> int | None:
-    """Return this process's anonymous memory, or None where the system does not tell."""
-    now = memory()
-    return None if now is None else now.private
 
 
 def imported_rss() -> int | None:

@@ -92,16 +92,14 @@ def feeds() -> list[tuple[onnx.ModelProto, list[dict[str, np.ndarray]]]]:
 MEASURE = """
 import mmap, sys
 import numpy as np, onnxruntime as ort
+from tools.measure import private_bytes
 from zcrecord.onnx import session
-def private():
-    fields = dict(line.split(":") for line in open("/proc/self/smaps_rollup") if "kB" in line)
-    return int(fields["Anonymous"].split()[0]) << 10
 def grow(make, feeds):
-    before = private()
+    before = private_bytes()
     made = make()
     for feed in feeds:
         made.run(None, feed)
-    return private() - before
+    return private_bytes() - before
 def mapped(path):
     with open(path, "rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

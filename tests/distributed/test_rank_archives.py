@@ -80,19 +80,15 @@ def test_tensors_of_another_device_are_copied_block_by_block(tmp_path: Path, mon
 GROWN = """
 import json, sys, warnings
 import torch, torch.distributed.checkpoint as dcp
+from tools.measure import begin_peak, peak_rss
 from zcrecord.distributed import ZcrStorageWriter
 warnings.simplefilter("ignore")
 
-def peak():
-    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
-
 def grown(folder, make):
     state = make()
-    with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")
-    before = peak()
+    before = begin_peak()
     dcp.save(state, storage_writer=ZcrStorageWriter(f"{sys.argv[1]}/{folder}", durable=False))
-    return (peak() - before) >> 10
+    return (peak_rss() - before) >> 20
 
 class Cloning(dcp.DefaultSavePlanner):
     def resolve_data(self, item):

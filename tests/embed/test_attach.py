@@ -7,7 +7,6 @@ import pickle
 import signal
 import stat
 import sys
-import tracemalloc
 import zipapp
 import zlib
 from collections.abc import Callable
@@ -19,6 +18,7 @@ import pytest
 import records as r
 
 import zcrecord
+from tools.measure import most_allocated
 from zcrecord import (
     DestinationExistsError,
     FormatError,
@@ -135,16 +135,10 @@ def test_archive_comes_from_whatever_load_record_takes(archive: Path, program: P
 def test_attaching_holds_a_piece_at_a_time(program: Path, tmp_path: Path) -> None:
     zcrecord.save_record({"w": np.ones(4 * MIB)}, tmp_path / "large.zcr", durable=False)
 
-    def peak(act: Callable[[], Any]) -> int:
-        tracemalloc.start()
-        act()
-        most = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        return most
-
-    assert peak((tmp_path / "large.zcr").read_bytes) > 32 * MIB, "a copy would not be noticed"
-    assert peak(lambda: attach(program, tmp_path / "large.zcr", durable=False)) < 2 * MIB
-    assert peak(lambda: detach(program, tmp_path / "again.zcr", durable=False)) < 2 * MIB
+    assert most_allocated((tmp_path / "large.zcr").read_bytes) > 32 * MIB, "a copy would not be noticed"
+    assert most_allocated(lambda: attach(program, tmp_path / "large.zcr", durable=False)) < 2 * MIB
+    options: dict[str, Any] = {"keep": True, "force": True, "durable": False}
+    assert most_allocated(lambda: detach(program, tmp_path / "again.zcr", **options)) < 2 * MIB
 
 
 # Where it is written.

@@ -6,7 +6,8 @@ import ast
 import importlib.util
 import json
 import sys
-import tracemalloc
+from collections import deque
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 import records as r
 
 import zcrecord
+from tools.measure import most_allocated
 from zcrecord import LimitError
 from zcrecord.embed import python
 from zcrecord.embed.plan import plan
@@ -152,26 +154,19 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_module_is_made_in_memory_that_the_archive_does_not_matter_to(large: Path) -> None:
     planned = plan(large)
 
-    def peak(keep: bool) -> int:
-        kept = []
-        tracemalloc.start()
-        for piece in python.files(planned)["large.py"]:
-            kept += [piece] if keep else []
-            if len(kept) == 16:
-                break
-        most = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        return most
+    def pieces(keep: int) -> object:
+        return deque(islice(python.files(planned)["large.py"], keep or None), keep)
 
-    assert peak(keep=True) > 32 * MIB, "16 pieces would not be noticed"
-    assert peak(keep=False) < 16 * MIB
+    assert most_allocated(lambda: pieces(16)) > 32 * MIB, "16 pieces would not be noticed"
+    assert most_allocated(lambda: pieces(0)) < 16 * MIB
 
 
 COST = """
-import gc, json, sys, tracemalloc
+import gc, json, sys
 import numpy as np
 import zcrecord
-from tools.measure import memory
+from tools.measure import most_allocated
+from tools.measure import most_allocated, private_bytes
 
 sys.path.insert(0, sys.argv[1])
 import large
@@ -186,15 +181,11 @@ def copied():
 
 def cost(act):
     gc.collect()
-    before = memory()
+    before = private_bytes()
     kept = act()
-    grown = memory().private - before.private
+    grown = private_bytes() - before
     del kept
-    tracemalloc.start()
-    kept = act()
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    return {'private': grown, 'peak': peak}
+    return {'private': grown, 'peak': most_allocated(act)}
 
 zcrecord.load_record(bytes(memoryview(large.ARCHIVE)), names='layer0')  # imports what is imported on the way
 start = np.frombuffer(large.ARCHIVE, np.uint8).__array_interface__['data'][0]

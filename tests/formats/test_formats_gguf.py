@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import pytest
 import records as r
 
 import zcrecord
+from tools.measure import most_allocated
 from zcrecord import RecordWriter
 from zcrecord.formats import gguf as reading
 
@@ -333,14 +333,13 @@ def test_no_flipped_bit_gives_anything_but_an_archive_or_a_typed_error(tmp_path:
 def test_claims_cost_no_memory(tmp_path: Path) -> None:
     claims = [HOSTILE[name][0] for name in HOSTILE if "without end" in name or "past the end" in name]
     reading.read(str(written(tmp_path / "m.gguf")), RecordWriter(os.devnull).__enter__(), nothing)
-    tracemalloc.start()
-    try:
+
+    def refuse_all() -> None:
         for data in claims:
             with pytest.raises(zcrecord.FormatError):
                 read_bytes(data, tmp_path)
-        assert tracemalloc.get_traced_memory()[1] < 4 * MIB
-    finally:
-        tracemalloc.stop()
+
+    assert most_allocated(refuse_all) < 4 * MIB
 
 
 def test_metadata_without_end_is_refused_at_the_documented_limit(
@@ -383,13 +382,13 @@ def test_entries_cost_at_most_the_memory_that_is_counted_for_them(
     monkeypatch.setattr(reading._GgufHeader, "_reserve", lambda _, nbytes, __: counted.append(nbytes))
     path = tmp_path / "m.gguf"
     path.write_bytes(data)
-    tracemalloc.start()
-    try:
+
+    def read() -> None:
+        counted.clear()
         with RecordWriter(os.devnull) as out:
             reading.read(str(path), out, nothing)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+
+    peak = most_allocated(read)
     assert peak < 2 * MIB + sum(counted) + 8 * len(data)
 
 

@@ -12,12 +12,12 @@ import numpy as np
 import onnx
 import onnx_models as m
 import pytest
-import records as r
 from onnx import TensorProto, helper, numpy_helper
 from onnx.external_data_helper import convert_model_to_external_data
 from onnx_values import CODES, NUMBERS, sample
 
 import zcrecord
+from tools.measure import most_allocated
 from zcrecord.errors import DestinationExistsError, OnnxError, SourceNotFoundError
 from zcrecord.onnx import convert, graph
 from zcrecord.onnx.protobuf.reader import WINDOW
@@ -453,8 +453,8 @@ def test_a_conversion_allocates_a_window_and_the_graph_however_large_the_payload
     source = tmp_path / "m.onnx"
     weights = numpy_helper.from_array(np.ones(4 << 20, np.float32), "w")
     source.write_bytes(m.model_of(weights, numpy_helper.from_array(np.arange(9), "v")).SerializeToString())
-    assert r.most_allocated(lambda: convert(source, tmp_path / "m.zcr", durable=False, force=True)) < 4 << 20
-    assert r.most_allocated(source.read_bytes) > 16 << 20, "holding it would be noticed"
+    assert most_allocated(lambda: convert(source, tmp_path / "m.zcr", durable=False, force=True)) < 4 << 20
+    assert most_allocated(source.read_bytes) > 16 << 20, "holding it would be noticed"
 
 
 @pytest.mark.measured

@@ -66,10 +66,9 @@ def build(command: list[str]) -> None:
 
 
 PYTHON = """
-import re, sys
+import sys
 import numpy as np, onnxruntime
-def private_bytes():
-    return int(re.search(r"^Anonymous:\\s+(\\d+)", open("/proc/self/smaps_rollup").read(), re.M)[1]) * 1024
+from tools.measure import private_bytes
 before = private_bytes()
 # the guide's lines
 for number, run in enumerate("\\0".join(sys.argv[1:]).split("--")[1:]):

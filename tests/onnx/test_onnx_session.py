@@ -17,9 +17,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx_graphs import RNG, SHARED, branches, feeds, floats, graph_model, large_branches, mlp, private_growth, value
 from other_processors import COUNTS_MEMORY
-from records import most_allocated, saved
+from records import saved
 
 import zcrecord
+from tools.measure import most_allocated
 from zcrecord.errors import DependencyError, FormatError, LimitError, OnnxError, SourceError, UnsupportedError
 from zcrecord.onnx import convert, graph, runtime, session
 

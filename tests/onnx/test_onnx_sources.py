@@ -244,11 +244,10 @@ def test_a_bomb_takes_time_and_no_memory(tmp_path: Path) -> None:
     (tmp_path / "m.gz").write_bytes(gz + squeezer.flush())
     code = """
 import sys, zcrecord.onnx, zstandard, gzip
-def peak():
-    return next(int(l.split()[1]) << 10 for l in open("/proc/self/status") if l.startswith("VmHWM:"))
-before = peak()
+from tools.measure import peak_rss
+before = peak_rss()
 exec(sys.argv[1])
-print(peak() - before)
+print(peak_rss() - before)
 """
 
     def grown(work: str) -> int:

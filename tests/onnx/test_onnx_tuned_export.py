@@ -194,13 +194,11 @@ def test_the_command_line_says_that_a_tuned_model_needs_no_options(
     assert "--tuned and --no-tuned are about models with --external" in capsys.readouterr().err
 
 
-PRIVATE = r"""
-import re
-def private():
-    return int(re.search(r"^Anonymous:\s+(\d+)", open("/proc/self/smaps_rollup").read(), re.M)[1]) << 10
-before = private()
+PRIVATE = """
+from tools.measure import private_bytes
+before = private_bytes()
 answers(sys.argv[1])
-print(private() - before)
+print(private_bytes() - before)
 """
 
 

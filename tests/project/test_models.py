@@ -88,11 +88,11 @@ def private_growth(path: Path) -> int:
     """The private memory of a process that serves a model, both branches of an If included."""
     with Worker() as worker:
         worker.call("tools.serving:prepare")
-        before = int(worker.call("tools.serving:private_bytes"))
+        before = int(worker.call("tools.measure:private_bytes"))
         worker.call("tools.serving:open_session", path=str(path))
         for condition in (False, True):
             worker.call("tools.serving:first_answer", condition=condition)
-        return int(worker.call("tools.serving:private_bytes")) - before
+        return int(worker.call("tools.measure:private_bytes")) - before
 
 
 @pytest.mark.measured

@@ -18,6 +18,7 @@ import records as r
 from split_catalogues import boxes_along, save_split
 
 import zcrecord
+from tools.measure import most_allocated
 from zcrecord.archive.boxes import BLOCK
 
 MIB = 1 << 20
@@ -109,9 +110,9 @@ def test_loading_and_views_allocate_nothing_that_grows_with_the_payload(tmp_path
     data = path.read_bytes()
     for source in (path, data):
         record = zcrecord.load_record(source)
-        assert r.most_allocated(partial(_all_views, source)) < MIB // 4
-        assert r.most_allocated(record.verify) < 2 * MIB
-        assert r.most_allocated(record["m.0.w"].copy) >= 8 * MIB, "a copy would be noticed"
+        assert most_allocated(partial(_all_views, source)) < MIB // 4
+        assert most_allocated(record.verify) < 2 * MIB
+        assert most_allocated(record["m.0.w"].copy) >= 8 * MIB, "a copy would be noticed"
 
 
 @pytest.mark.measured

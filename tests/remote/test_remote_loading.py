@@ -6,7 +6,6 @@ import itertools
 import os
 import threading
 import time
-import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 from records import saved
 
 import zcrecord
+from tools.measure import most_allocated
 from tools.range_server import Server, serving
 from zcrecord import IntegrityError, SourceError
 from zcrecord.loaders import load_into
@@ -170,13 +170,8 @@ def test_loading_takes_little_memory_whatever_the_payloads_size(tmp_path: Path) 
     with serving(tmp_path) as server:
         record = zcrecord.load_record(f"{server.url}/m.zcr")
         room = np.empty(nbytes, np.uint8)
-        tracemalloc.start()
-        assert np.asarray(bytes(8 * MIB)).nbytes
-        assert tracemalloc.get_traced_memory()[1] > 7 * MIB, "it would be noticed"
-        tracemalloc.reset_peak()
-        load_into(record, "host", dst={"w": room}, max_in_flight=4 * MIB)
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
+        assert most_allocated(lambda: bytes(8 * MIB)) > 7 * MIB, "it would be noticed"
+        peak = most_allocated(lambda: load_into(record, "host", dst={"w": room}, max_in_flight=4 * MIB))
     assert np.array_equal(room[-300:], np.arange(nbytes - 300, nbytes).astype(np.uint8))
     assert peak < 7 * MIB, "two batches of 1 MiB each, and what aiohttp reads ahead"
 
@@ -189,10 +184,7 @@ def test_loading_many_small_ones_takes_as_little_memory(how: str, tmp_path: Path
     with serving(tmp_path) as server:
         record = zcrecord.load_record(f"{server.url}/m.zcr")
         rooms = {name: np.empty(1 << 16, np.uint8) for name in wanted}
-        tracemalloc.start()
-        load_into(record, how, dst=rooms, max_in_flight=4 * MIB)
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
+        peak = most_allocated(lambda: load_into(record, how, dst=rooms, max_in_flight=4 * MIB))
     assert all(np.array_equal(rooms[name], wanted[name]) for name in wanted)
     assert 2 * MIB < peak < 7 * MIB, "as above"
 
@@ -206,15 +198,15 @@ class Zeros(RemoteFile):
 
 
 def test_batches_together_take_no_more_than_read_ahead_may_hold() -> None:
-    ahead = ReadAhead(OnDemandMemory(Zeros("memory://m.zcr", {}), memoryview(b""), RangeSet(), None))
-    ahead.expect([PayloadRange(0, 60 * MIB, None, "w")], 12 * MIB)
     room = memoryview(bytearray(2 * MIB))
-    tracemalloc.start()
-    for at in range(0, 60 * MIB, 2 * MIB):
-        ahead.readinto_at(at, room)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert 8 * MIB < peak < 14 * MIB, "three batches of 4 MiB, and what the zeros take"
+
+    def read() -> None:
+        ahead = ReadAhead(OnDemandMemory(Zeros("memory://m.zcr", {}), memoryview(b""), RangeSet(), None))
+        ahead.expect([PayloadRange(0, 60 * MIB, None, "w")], 12 * MIB)
+        for at in range(0, 60 * MIB, 2 * MIB):
+            ahead.readinto_at(at, room)
+
+    assert 8 * MIB < most_allocated(read) < 14 * MIB, "three batches of 4 MiB, and what the zeros take"
 
 
 def test_a_server_that_fails_is_given_up_once_by_all_who_wait_for_it() -> None:

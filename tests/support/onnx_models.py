@@ -187,20 +187,10 @@ def rich_model() -> onnx.ModelProto:
 
 # Memory.
 
-PEAK = """
-import sys
-def peak():
-    if sys.platform == "linux":  # getrusage starts from the peak of the process that started this one
-        line = next(line for line in open("/proc/self/status") if line.startswith("VmHWM:"))
-        return int(line.split()[1]) << 10
-    import resource
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << (0 if sys.platform == "darwin" else 10)
-"""
-
 
 def peak_growth(setup: str, work: str) -> int:
     """The bytes by which the peak memory of a fresh process grows while it does this work."""
-    code = f"{PEAK}\n{setup}\nbefore = peak()\n{work}\nprint(peak() - before)"
+    code = f"from tools.measure import peak_rss\n{setup}\nbefore = peak_rss()\n{work}\nprint(peak_rss() - before)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return int(done.stdout.split()[-1])
 

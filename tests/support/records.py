@@ -8,8 +8,7 @@ import math
 import struct
 import subprocess
 import sys
-import tracemalloc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,19 +52,6 @@ class Owner:
 
     def state_dict(self) -> Any:
         return self._state
-
-
-def most_allocated(work: Callable[[], object]) -> int:
-    """Return the most that Python and numpy have allocated at a time for a function and what it returns."""
-    work()  # imports what is imported on the way
-    tracemalloc.start()
-    try:
-        kept = work()
-        most = tracemalloc.get_traced_memory()[1]
-        del kept
-    finally:
-        tracemalloc.stop()
-    return most
 
 
 def saved(record: Any, **options: Any) -> bytes:

@@ -131,10 +131,10 @@ def _warm(settings: Settings, subject: Subject, arguments: dict[str, Any]) -> tu
     """Return the figures of one session in a process of its own, and the digests of its answers."""
     with Worker() as worker:
         worker.call("tools.serving:prepare")
-        before = worker.call("tools.serving:private_bytes")
+        before = worker.call("tools.measure:private_bytes")
 
         def private() -> float:
-            return float("nan") if before is None else worker.call("tools.serving:private_bytes") - before
+            return float("nan") if before is None else worker.call("tools.measure:private_bytes") - before
 
         created = worker.call("tools.serving:open_session", **arguments)
         first, *_ = (worker.call("tools.serving:first_answer", condition=c)[0] for c in subject.conditions)
