@@ -20,11 +20,13 @@ from split_catalogues import boxes_along, save_split
 import zcrecord
 from zcrecord.archive.catalogue import ShardedArchive
 from zcrecord.errors import FormatError, SourceError, UnsupportedError
-from zcrecord.loaders import load_into, plan_load, shard
+from zcrecord.loaders import load, load_into, plan_load, shard
 from zcrecord.loaders.boxes import ByteGrid, _boxes_of_range
 from zcrecord.loaders.torch import TorchLoader
 
-LOADERS = ["mapped", "host", "read", "torch", "torch, reads"]
+OWN = [name for name in load._OWN if name != "cpu"]  # as in test_loaders
+COPYING = [name for name in OWN if name != "mapped"]
+LOADERS = [*OWN, "torch", "torch, reads"]
 BASE = np.arange(6 * 7 * 8, dtype=np.int32).reshape(6, 7, 8)
 TENSORS: dict[str, Any] = {
     "plain": BASE + 1,
@@ -160,7 +162,7 @@ def test_tied_tensors_with_one_box_are_one_and_with_several_are_each_their_own(h
         assert np.array_equal(_array(found[name]), want)
 
 
-@pytest.mark.parametrize("how", ["host", "read"])
+@pytest.mark.parametrize("how", COPYING)
 def test_a_box_goes_into_the_memory_that_is_given(how: str, record: zcrecord.Record) -> None:
     room = np.zeros((6, 7, 2), np.int32)
     found = load_into(record, how, "plain", slices={"plain": (..., slice(2, 4))}, dst={"plain": room})["plain"]
@@ -168,7 +170,7 @@ def test_a_box_goes_into_the_memory_that_is_given(how: str, record: zcrecord.Rec
     assert np.array_equal(room, TENSORS["plain"][..., 2:4])
 
 
-@pytest.mark.parametrize("how", ["mapped", "host", "read"])
+@pytest.mark.parametrize("how", OWN)
 @pytest.mark.parametrize("kind", ["int4", "uint2"])
 def test_packed_boxes_start_and_end_on_whole_bytes_or_are_refused(kind: str, how: str, tmp_path: Path) -> None:
     values = (np.arange(6 * 8 * 5) % 3).reshape(6, 5, 8).astype(kind)
@@ -187,7 +189,7 @@ def test_packed_boxes_start_and_end_on_whole_bytes_or_are_refused(kind: str, how
         load_into(record, how, "odd", slices={"odd": np.s_[:, :2]})
 
 
-@pytest.mark.parametrize("how", ["mapped", "host", "read"])
+@pytest.mark.parametrize("how", OWN)
 def test_tied_packed_tensors_may_have_several_boxes(how: str, tmp_path: Path) -> None:
     values = (np.arange(6 * 8) % 3).reshape(6, 8).astype("int4")
     packed = zcrecord.PackedTensor.pack(values)
