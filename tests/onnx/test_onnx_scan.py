@@ -30,7 +30,7 @@ import test_onnx_external
 import test_onnx_wire
 from exhaustive import KINDS, whole
 from onnx import TensorProto, helper, numpy_helper
-from onnx_scans import MIB, assert_same, at, growth, stored_bytes, written
+from onnx_scans import MIB, assert_same, at, counted, growth, stored_bytes, written  # noqa: F401  # one is a fixture
 
 import zcrecord
 from zcrecord.errors import (
@@ -150,7 +150,7 @@ def test_every_type_is_read_from_external_data(code: int, tmp_path: Path) -> Non
 # Without reading a payload.
 
 
-def test_a_scan_reads_no_payload(tmp_path: Path, counted: list[int]) -> None:
+def test_a_scan_reads_no_payload(tmp_path: Path, counted: list[int]) -> None:  # noqa: F811
     array = np.full(MIB, 7)
     typed = [
         helper.make_tensor("float_data", TensorProto.FLOAT, [MIB], array),
@@ -172,7 +172,7 @@ def test_a_scan_reads_no_payload(tmp_path: Path, counted: list[int]) -> None:
     assert sum(counted) > path.stat().st_size
 
 
-def test_small_tensors_and_a_graph_are_read_in_few_reads(tmp_path: Path, counted: list[int]) -> None:
+def test_small_tensors_and_a_graph_are_read_in_few_reads(tmp_path: Path, counted: list[int]) -> None:  # noqa: F811
     nodes = [helper.make_node("Relu", [f"r{i}"], [f"r{i + 1}"], alpha=1.0) for i in range(20_000)]
     model = m.model_of(*(numpy_helper.from_array(np.arange(8), f"w{i}") for i in range(10_000)), nodes=nodes)
     path = written(tmp_path / "m.onnx", model)

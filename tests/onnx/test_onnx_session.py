@@ -82,7 +82,7 @@ def test_the_node_cases_run_from_archives_bit_for_bit() -> None:
         model = onnx.ModelProto.FromString(case.model.SerializeToString())
         feed: dict[str, Any] = {}
         for info, array in zip(case.model.graph.input, case.data_sets[0][0], strict=False):
-            large = isinstance(array, np.ndarray) and array.nbytes > runtime.INLINE and array.dtype != object
+            large = isinstance(array, np.ndarray) and array.nbytes > graph.INLINE and array.dtype != object
             t = numpy_helper.from_array(array, info.name) if large else None
             if t is not None and t.data_type == info.type.tensor_type.elem_type:
                 model.graph.initializer.append(t)

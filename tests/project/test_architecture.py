@@ -34,7 +34,8 @@ UPWARDS = {
 }
 
 # Rooms that offer nothing to users: underscores alone say what a module of theirs keeps to itself.
-INTERNAL = tuple(f"zcrecord.{room}." for room in ("codec", "formats.safetensors", "tensors", "typed", "writing"))
+_INTERNAL = "codec", "formats.safetensors", "onnx", "tensors", "typed", "writing"
+INTERNAL = tuple(f"zcrecord.{room}." for room in _INTERNAL)
 
 HOSTS = {"vllm", "tqdm"}  # a program that loads a part of ours, and what it brings along: not for us to install
 GENERATED = {"zcrecord._schema", "zcrecord._schema.tables"}

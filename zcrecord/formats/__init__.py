@@ -48,7 +48,7 @@ from zcrecord.storage.files import (
     scratch_file,
 )
 from zcrecord.storage.folders import archive_in, model_folder, names_folder, takes_folder
-from zcrecord.writing.writers import ConvertReport, peak_rss
+from zcrecord.writing.writers import ConvertReport, conversion_report
 
 __all__ = ["FORMATS", "ConvertReport", "Format", "convert"]
 
@@ -132,10 +132,10 @@ def convert(
             opened, source_path = remote, remote.shown
         given, kind = stack.enter_context(_recognised(opened, source_path, source_format))
         how = force, alignment, durable, max_shard_size, metadata, progress or (lambda *_: None), storage_options
-        work = _Conversion(source_path, path_or_none(dest), *how)
+        work = _Conversion(started, source_path, path_or_none(dest), *how)
         report = work.run(kind, given, target, dest)
     seconds = time.perf_counter() - started
-    return dataclasses.replace(report, source=source_path, dest=dest_path, seconds=seconds, peak_rss=peak_rss())
+    return dataclasses.replace(report, source=source_path, dest=dest_path, seconds=seconds)
 
 
 @contextlib.contextmanager
@@ -160,6 +160,7 @@ def _in_new_folder(
 class _Conversion:
     """One conversion, with its options."""
 
+    started: float
     source_path: str | None
     dest_path: str | None
     force: bool
@@ -205,18 +206,14 @@ class _Conversion:
                 out.metadata.update(metadata_now(self.metadata))
             assert out.report is not None
             saved, modules = out.report, out.modules
-        return ConvertReport(
-            source=None,
-            dest=None,
+        return conversion_report(
+            self.started,
             tensors=saved.tensors,
             modules=modules,
-            renamed=0,
             payload_bytes=saved.payload_bytes,
             archive_bytes=saved.archive_bytes,
             input_bytes=nbytes,
             shared_bytes=saved.deduplicated,
-            seconds=0,
-            peak_rss=None,
         )
 
     def from_archive(self, given: Any, target: str, dest: Any) -> ConvertReport:
@@ -229,18 +226,13 @@ class _Conversion:
             record = untuned_record(loaded)
             written = _module(target).write(record, dest, **options)
             repeated, nbytes = _repeated(record)
-            return ConvertReport(
-                source=None,
-                dest=None,
+            return conversion_report(
+                self.started,
                 tensors=len(record),
                 modules=len(record.modules),
-                renamed=0,
                 payload_bytes=nbytes,
                 archive_bytes=written,
                 input_bytes=loaded.archive_nbytes,
-                shared_bytes=0,
-                seconds=0,
-                peak_rss=None,
                 repeated_bytes=repeated,
             )
 

@@ -10,8 +10,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from zcrecord.onnx.lazy.mapping import OnnxTensorInfo, OnnxTensors, scan
+from zcrecord.writing.writers import ConvertReport
 
-from .convert import ConvertReport, convert
+from .convert import convert
 
 if TYPE_CHECKING:
     from .archive_link import ExternalReport, verify_external

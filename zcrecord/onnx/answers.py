@@ -9,8 +9,6 @@ import numpy as np
 
 from zcrecord.errors import UnsupportedError, printable
 
-__all__ = ["same_answers"]
-
 _SIZES = 1, 2, 32  # of dimensions that a model leaves open; the first is taken with which it runs
 _TYPES = {"tensor(float)": "f4", "tensor(double)": "f8", "tensor(float16)": "f2", "tensor(string)": "O"}
 _CLOSE = 1e-3  # of the largest value, where ONNX Runtime packs nothing of the tuned graph, and rounds in another order

@@ -35,18 +35,6 @@ from zcrecord.storage.memory import map_file
 from . import external_data
 from .graph import OpenedModel, opened_model, skeleton_of
 
-__all__ = [
-    "MODULE",
-    "PROPERTIES",
-    "TUNED_FOR",
-    "ArchiveLink",
-    "ExternalReport",
-    "digest_of",
-    "is_link",
-    "link",
-    "verify_external",
-]
-
 # Keys of metadata_props.
 ARCHIVE = "zcrecord.archive"  # its path from the model's folder on, as external data have it in `location`
 CONTENT_DIGEST = "zcrecord.content_digest"

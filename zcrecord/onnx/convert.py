@@ -32,7 +32,7 @@ from zcrecord.errors import (
     printable,
 )
 from zcrecord.onnx.protobuf.reader import ProtobufReader, Skeleton
-from zcrecord.onnx.protobuf.scanner import Scanner, check_start
+from zcrecord.onnx.protobuf.scanner import Scanner, TensorSink, check_start, stub
 from zcrecord.onnx.protobuf.tensors import TensorMessage, TensorReader
 from zcrecord.record.own_shards import own_shards
 from zcrecord.record.save import Metadata, metadata_entries, metadata_now
@@ -41,20 +41,15 @@ from zcrecord.storage.files import Binary, Progress, check_destination, is_url, 
 from zcrecord.storage.sink import NullSink, Sink
 from zcrecord.storage.stream_reader import StreamReader
 from zcrecord.writing.module_tree import ModuleTreeBuilder
-from zcrecord.writing.writers import ConvertReport, SaveReport, StreamWriter, peak_rss
+from zcrecord.writing.writers import ConvertReport, SaveReport, StreamWriter, conversion_report
 
 from . import external_data
 from .names import GRAPH_ATTRIBUTE, LEFT_OUT, NamedTensor, Scope, name_tensors
 from .selection import Selection
 
-__all__ = ["STUB_KEY", "ConvertReport", "convert", "stub"]
-
-STUB_KEY = b"zcrecord"
 _SUFFIX = ".onnx"  # of the models in a folder
 _new = tuple.__new__  # called by a NamedTuple's own constructor, which takes twice the time
 _GRAPH, _EXPANDED = 16 << 20, 16  # bytes a graph may take, beyond so many times the compressed bytes it comes from
-# TensorProto.data_location = EXTERNAL, external_data { key, value } up to a value of so many digits.
-_STUBS = [b"\x70\x01\x6a%c\x0a%c%s\x12%c" % (len(STUB_KEY) + n + 4, len(STUB_KEY), STUB_KEY, n) for n in range(20)]
 
 
 def convert(
@@ -202,8 +197,8 @@ class _PassResult(NamedTuple):
 
     def report(self, started: float, **more: Any) -> ConvertReport:
         saved = self.saved
-        return ConvertReport(
-            seconds=time.perf_counter() - started,
+        return conversion_report(
+            started,
             tensors=saved.tensors,
             modules=self.modules,
             renamed=self.renamed,
@@ -211,7 +206,6 @@ class _PassResult(NamedTuple):
             archive_bytes=saved.archive_bytes,
             input_bytes=self.input_bytes,
             shared_bytes=saved.deduplicated,
-            peak_rss=peak_rss(),
             left_out=self.left_out,
             **more,
         )
@@ -325,11 +319,11 @@ def _stream(
     sink = _ArchiveSink(reader, out, selection, source.folder, report)
     Scanner(reader, sink).scan()
     input_bytes = reader.base + reader.limit + (source.folder.nbytes if source.folder is not None else 0)
-    renamed = name_tensors(sink.found, input_bytes, outline, module)
-    left_out = sum(f.payload == LEFT_OUT for f in sink.found)
+    renamed = name_tensors(sink.named, input_bytes, outline, module)
+    left_out = sum(f.payload == LEFT_OUT for f in sink.named)
     if selection is not None:
-        selection.check(sink.found)
-    sink.found.clear()
+        selection.check(sink.named)
+    sink.named.clear()
     if selection is None:
         above = (module,) if module else ()
         outline.attribute((*above, GRAPH_ATTRIBUTE), _write_skeleton(out, skeleton))
@@ -350,7 +344,7 @@ def _bounded(skeleton: Skeleton, source: _OpenModel, report: Callable[[int], Non
     return bounded
 
 
-class _ArchiveSink:
+class _ArchiveSink(TensorSink):
     """Numbers the tensors of a scan in order of appearance and writes the values of each as a payload."""
 
     def __init__(
@@ -361,7 +355,7 @@ class _ArchiveSink:
         folder: external_data.ModelFolder | None,
         report: Callable[[int], None] | None,
     ) -> None:
-        self.found: list[Any] = []
+        super().__init__()
         self._shapes: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._data: list[memoryview] = []  # of tensors in a row, to be written together
         self._next = 0  # the id of the first of them
@@ -381,10 +375,10 @@ class _ArchiveSink:
                 self._next = self._out.payloads
             payload = self._next + len(self._data)
             self._data.append(data)
-        found, shape = self.found, tuple(dims)
+        named, shape = self.named, tuple(dims)
         shape = self._shapes.setdefault(shape, shape)  # most have the shape of others
-        found.append(_new(NamedTensor, (scope, field, place, name, offset, by_onnx[code], shape, payload)))
-        return stub(len(found) - 1)
+        named.append(_new(NamedTensor, (scope, field, place, name, offset, by_onnx[code], shape, payload)))
+        return stub(len(named) - 1)
 
     def write_whole(self) -> None:
         if self._data:
@@ -403,16 +397,6 @@ class _ArchiveSink:
     def end(self) -> int:
         return self._out.end() if self._writing else NONE
 
-    def locate(self, _t: TensorMessage, _offset: int, _nbytes: int) -> bool:
-        return False
-
-    def start(self, t: TensorMessage) -> None:
-        t.index = len(self.found)
-        self.found.append(None)
-
-    def stub(self, t: TensorMessage, skeleton: Skeleton) -> None:
-        skeleton.tail += stub(t.index)
-
     def finish(self, t: TensorMessage, tensors: TensorReader) -> None:
         try:
             if t.external:
@@ -422,7 +406,7 @@ class _ArchiveSink:
         except RecordError as error:
             raise error.located(tensor=t.label or None, offset=t.offset) from error.__cause__
         kind = by_onnx[t.data_type]
-        self.found[t.index] = NamedTensor(t.scope, t.field, t.place, t.name, t.offset, kind, shape, payload)
+        self.named[t.index] = NamedTensor(t.scope, t.field, t.place, t.name, t.offset, kind, shape, payload)
 
     def _load(self, t: TensorMessage, tensors: TensorReader) -> None:
         """Copy the values of a tensor from its file."""
@@ -439,12 +423,6 @@ class _ArchiveSink:
             tensors.write(t, chunk, reference.length)
             if self._report is not None:
                 self._report(self._reader.base + self._reader.pos)
-
-
-def stub(index: int) -> bytes:
-    """Return the fields that stand for the values of the tensor with this number."""
-    digits = b"%d" % index
-    return _STUBS[len(digits)] + digits
 
 
 def _write_skeleton(out: StreamWriter, skeleton: Skeleton) -> PayloadId:

@@ -25,7 +25,7 @@ from zcrecord.onnx.protobuf.tensors import RAW_DATA, STRING_DATA
 from zcrecord.storage.files import Binary, Progress, check_destination, is_url, open_sink, path_or_none
 from zcrecord.storage.sink import Sink
 from zcrecord.tensors.packed import StringTensor
-from zcrecord.writing.writers import ConvertReport, peak_rss
+from zcrecord.writing.writers import ConvertReport, conversion_report
 
 from .archive_link import PROPERTIES, TUNED_FOR, ArchiveLink, digest_of, is_link, link
 from .external_data import ONE_COPY
@@ -33,8 +33,6 @@ from .graph import Initializer, OpenedModel, encode_reference, opened_model, res
 
 if TYPE_CHECKING:
     from .tuned_export import ExportedGraph
-
-__all__ = ["to_onnx"]
 
 _SMALL = 1 << 8  # bytes; smaller values are in memory with the skeleton, whose fields take as much
 _JOINED = 1 << 18  # bytes that are written together
@@ -176,7 +174,7 @@ class _ModelWriter:
         self._payloads = Payloads(self._record.archive)
         self._outside: set[int] = set()  # numbers of the tensors whose values stay in the archive
         self._parts: list[Any] = []
-        self._numbers: list[int] = []
+        self._tensors: list[Initializer] = []
         self._progress: Progress | None = None
         self._before = 0  # bytes of progress made when writing starts
         self._written = 0
@@ -191,7 +189,7 @@ class _ModelWriter:
             self._parts = [self._unlinked(self._tuned.data)]
         else:
             skeleton = self._unlinked(skeleton_of(self._record))
-            self._parts, self._numbers = restore(self._record, self._place, skeleton=skeleton)
+            self._parts, self._tensors = restore(self._record, self._place, skeleton=skeleton)
         nbytes = sum(map(len, self._parts))
         if nbytes > MAX_LENGTH:
             what = f"{nbytes} bytes in one model, and protobuf holds at most {MAX_LENGTH}"
@@ -265,19 +263,16 @@ class _ModelWriter:
 
     def report(self, source: str | None, dest: str | None, started: float) -> ConvertReport:
         """Return the report of the whole conversion."""
-        inside = [self._payloads.infos[n] for n in self._numbers if n not in self._outside]
-        return ConvertReport(
+        inside = [self._payloads.infos[t.number] for t in self._tensors if t.number not in self._outside]
+        return conversion_report(
+            started,
             source=source,
             dest=dest,
-            tensors=len(self._numbers) if self._tuned is None else self._tuned.tensors,
+            tensors=len(self._tensors) if self._tuned is None else self._tuned.tensors,
             modules=len(self._record.archive.index.modules),
-            renamed=0,
             payload_bytes=sum(info.nbytes for info in inside),
             archive_bytes=self._written,
             input_bytes=self._whole.archive_nbytes,
-            shared_bytes=0,
-            seconds=time.perf_counter() - started,
-            peak_rss=peak_rss(),
             repeated_bytes=self._repeated(inside),
             session_options={} if self._link is None else ONE_COPY if self._tuned is None else self._tuned.options,
         )

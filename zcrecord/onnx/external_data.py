@@ -22,18 +22,6 @@ from zcrecord.errors import ExternalDataError, OnnxError, RecordError, printable
 from zcrecord.onnx.protobuf.tensors import RAW_DATA, STRING, TensorMessage
 from zcrecord.storage.memory import read_some as _read_at
 
-__all__ = [
-    "COPYING",
-    "NO_PREPACKING",
-    "ONE_COPY",
-    "ExternalReference",
-    "ModelFolder",
-    "check_inside",
-    "location_from",
-    "parse",
-    "reference_of",
-]
-
 NO_PREPACKING = "session.disable_prepacking"
 COPYING = ("ConstantFolding", "NchwcTransformer")  # optimizers that make private copies of weights
 # Entries of a session's configuration with which ONNX Runtime, from 1.18 on and in every language, has no copy of

@@ -25,32 +25,14 @@ from zcrecord.codec.entries import PayloadId
 from zcrecord.dtypes import DType
 from zcrecord.errors import FormatError, UnsupportedError, printable
 from zcrecord.onnx.protobuf.reader import LEN, ProtobufReader, Skeleton, encode_field, encode_varint
-from zcrecord.onnx.protobuf.scanner import Scanner
+from zcrecord.onnx.protobuf.rewriting import encode_entries
+from zcrecord.onnx.protobuf.scanner import STUB_KEY, Scanner, TensorSink
 from zcrecord.onnx.protobuf.tensors import RAW_DATA, STRING_DATA, TensorMessage, TensorReader
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.tensors.packed import PackedTensor, StringTensor
 
-from .convert import STUB_KEY
 from .names import FUNCTION, GRAPH, GRAPH_ATTRIBUTE, MODEL, TRAINING, NamedTensor, Scope, full_names
-
-__all__ = [
-    "INLINE",
-    "MOST_MAPPED",
-    "TUNED_TYPE",
-    "Initializer",
-    "OpenedModel",
-    "RestoredModel",
-    "encode_reference",
-    "filled",
-    "model_parts",
-    "models_of",
-    "opened_model",
-    "raw_bytes",
-    "restore",
-    "skeleton_of",
-    "tuned_module",
-]
 
 MOST_MAPPED = 20_000  # weights in files, each a mapping of its own, of which Linux allows 65,530
 INLINE = 127  # bytes; up to here shape inference reads values, and it cannot read external data
@@ -121,10 +103,10 @@ class Initializer(NamedTuple):
 
 
 class RestoredModel(NamedTuple):
-    """A ModelProto as parts in order, and the numbers of its tensors in the archive, in the model's order."""
+    """A ModelProto as parts in order, and its tensors, in the model's order."""
 
     parts: list[Any]
-    numbers: list[int]
+    tensors: list[Initializer]
 
 
 def skeleton_of(record: Record) -> memoryview:
@@ -172,7 +154,7 @@ def model_parts(
 def restore(
     record: Record, place: Callable[[Initializer], Any] | None = None, *, skeleton: Any = None
 ) -> RestoredModel:
-    """Return a ModelProto as `model_parts` does, and the numbers of its tensors.
+    """Return a ModelProto as `model_parts` does, and its tensors.
 
     Args:
         place: called with each tensor, returns its values' replacement: None for themselves, bytes for fields as
@@ -188,12 +170,12 @@ def restore(
     values, path = _values(record), record.archive.path
     if copied := sum(value.nbytes for _, value in values if not _is_stored_so(value)):
         check_apart(copied, record.archive.stored_nbytes(), path)
-    found = _restored(data, _RestoringSink(values, path, place))
-    names, there = full_names(found.found, sum(map(len, record.names))), record.names
-    if names != [there[number] for number in found.numbers]:
-        found = _restored(data, _RestoringSink(values, path, place, _numbers(names, there, path)))
-    found.check()
-    return RestoredModel(found.parts, found.numbers)
+    model = _restored(data, _RestoringSink(values, path, place))
+    names, there = full_names(model.named, sum(map(len, record.names))), record.names
+    if names != [there[tensor.number] for tensor in model.tensors]:
+        model = _restored(data, _RestoringSink(values, path, place, _numbers(names, there, path)))
+    model.check()
+    return RestoredModel(model.parts, model.tensors)
 
 
 def filled(skeleton: Any, tensors: Sequence[tuple[DType, Any]], place: Callable[[Initializer], Any]) -> list[Any]:
@@ -223,12 +205,10 @@ def _restored(data: Any, tensors: _RestoringSink) -> _RestoringSink:
 
 def encode_reference(location: str, offset: int, nbytes: int) -> bytes:
     """Return the fields that say a tensor's values lie in a file; `location` is relative to the model's folder."""
-    pairs = (b"location", location.encode()), (b"offset", b"%d" % offset), (b"length", b"%d" % nbytes)
-    entries = (encode_field(13, encode_field(1, key) + encode_field(2, value)) for key, value in pairs)
-    return b"\x70\x01" + b"".join(entries)
+    return encode_entries({"location": location, "offset": str(offset), "length": str(nbytes)})
 
 
-class _RestoringSink:
+class _RestoringSink(TensorSink):
     """Puts values, or the replacement that `place` returns, in the place of stubs; `numbers` correct those in stubs."""
 
     def __init__(
@@ -238,58 +218,46 @@ class _RestoringSink:
         place: Callable[[Initializer], Any] | None,
         numbers: Sequence[int] | None = None,
     ) -> None:
+        super().__init__()
         self.parts: list[Any] = []
-        self.found: list[Any] = []  # in the order in which they start
-        self.numbers: list[int] = []
+        self.tensors: list[Initializer] = []
         self._place = place
-        self._given = numbers
+        self._numbers = numbers
         self._path = path
-        self._tensors = tensors
-        self._seen = bytearray(len(self._tensors))
+        self._values = tensors
+        self._seen = bytearray(len(tensors))
 
     def add_whole(self, *_: Any) -> bytes:
         raise self._disagree(None, _OWN_VALUES)
 
-    def write_whole(self) -> None:
-        raise AssertionError
-
-    def begin(self, t: TensorMessage, _nbytes: int) -> None:
+    def begin(self, t: TensorMessage, _: int) -> None:
         raise self._disagree(t.label, _OWN_VALUES)
 
-    def write(self, _data: Any) -> None:
-        raise AssertionError
-
-    def end(self) -> int:
-        raise AssertionError
-
-    def locate(self, t: TensorMessage, _offset: int, _nbytes: int) -> bool:
+    def locate(self, t: TensorMessage, *_: int) -> bool:
         raise self._disagree(t.label, _OWN_VALUES)
-
-    def start(self, t: TensorMessage) -> None:
-        t.index = len(self.found)
-        self.found.append(None)
 
     def stub(self, t: TensorMessage, skeleton: Skeleton) -> None:
-        number = self._given[t.index] if self._given is not None else self._told(t)
-        self.numbers.append(number)
-        kind, value = self._tensors[number]
-        told = None if self._place is None else self._place(Initializer(number, t.label, _graph(t), kind, value))
-        if isinstance(told, bytes):
-            skeleton.tail += told
+        number = self._numbers[t.index] if self._numbers is not None else self._number(t)
+        kind, value = self._values[number]
+        tensor = Initializer(number, t.label, _graph(t), kind, value)
+        self.tensors.append(tensor)
+        new = None if self._place is None else self._place(tensor)
+        if isinstance(new, bytes):
+            skeleton.tail += new
         elif kind is not dtypes.STRING:
-            _put_raw(skeleton, raw_bytes(value).data if told is None else told)
-        elif told is not None:
-            skeleton.insert(told)
+            _put_raw(skeleton, raw_bytes(value).data if new is None else new)
+        elif new is not None:
+            skeleton.insert(new)
         else:
             for text in value.strings():
                 skeleton.tail += encode_field(STRING_DATA, text)
 
-    def _told(self, t: TensorMessage) -> int:
+    def _number(self, t: TensorMessage) -> int:
         """Return the tensor's number in the archive, which a stub of the stored graph has."""
         text = (t.entries or {}).get(_KEY, "")
         number = int(text) if text.isascii() and text.isdigit() and len(text) < 12 else -1
-        if not 0 <= number < len(self._tensors) or self._seen[number]:
-            what = f"its stub says '{text}', not the number of one of {len(self._tensors)} tensors"
+        if not 0 <= number < len(self._values) or self._seen[number]:
+            what = f"its stub says '{text}', not the number of one of {len(self._values)} tensors"
             raise self._disagree(t.label, what)
         self._seen[number] = 1
         return number
@@ -298,16 +266,15 @@ class _RestoringSink:
         kind = t.dtype
         if kind is None:
             raise self._disagree(t.label, f"its data_type {t.data_type} is not known here; upgrade zcrecord")
-        self.found[t.index] = NamedTensor(t.scope, t.field, t.place, t.name, t.offset, kind, tuple(t.dims), 0)
+        self.named[t.index] = NamedTensor(t.scope, t.field, t.place, t.name, t.offset, kind, tuple(t.dims), 0)
 
     def check(self) -> None:
         """Raise FormatError unless skeleton and archive agree on every tensor's type and shape."""
-        for number, found in zip(self.numbers, self.found, strict=True):
-            kind, value = self._tensors[number]
-            if found.dtype is not kind or found.shape != value.shape:
-                ours = f"data_type {found.dtype.onnx} and shape {list(found.shape)}"
+        for (_, name, _, kind, value), tensor in zip(self.tensors, self.named, strict=True):
+            if tensor.dtype is not kind or tensor.shape != value.shape:
+                ours = f"data_type {tensor.dtype.onnx} and shape {list(tensor.shape)}"
                 what = f"the skeleton has {ours}, the archive {kind.name} and {list(value.shape)}"
-                raise self._disagree(found.name.decode("utf-8", "replace"), what)
+                raise self._disagree(name, what)
 
     def _disagree(self, label: str | None, what: str) -> FormatError:
         return FormatError(f"attribute '{GRAPH_ATTRIBUTE}': {what}", path=self._path, tensor=label)

@@ -19,8 +19,6 @@ from zcrecord.record.record import Record
 from .archive_link import ARCHIVE, CONTENT_DIGEST, INDEX_CRC, MODULE, PROPERTIES, TUNED_FOR, is_link
 from .export import to_onnx
 
-__all__ = ["LinkedModel", "check_places", "linked_models", "rewrite_models"]
-
 _TAIL = 16 << 20  # bytes at the end of a model in which its metadata_props are looked for; to_onnx writes them last
 
 

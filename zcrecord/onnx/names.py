@@ -27,8 +27,6 @@ from zcrecord.errors import LimitError, OnnxError, printable
 from zcrecord.onnx.protobuf.reader import LEN
 from zcrecord.writing.module_tree import ModuleTreeBuilder
 
-__all__ = ["GRAPH_ATTRIBUTE", "LEFT_OUT", "NamedTensor", "Scope", "full_names", "name_tensors", "plain_name", "seal"]
-
 MODEL, GRAPH, NODE, ATTRIBUTE = "ModelProto", "GraphProto", "NodeProto", "AttributeProto"
 TENSOR, SPARSE, FUNCTION, TRAINING = "TensorProto", "SparseTensorProto", "FunctionProto", "TrainingInfoProto"
 _SPARSE_INITIALIZER = 15  # field of GraphProto

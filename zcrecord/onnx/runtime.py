@@ -46,8 +46,6 @@ from . import graph
 from .external_data import COPYING, NO_PREPACKING
 from .graph import INLINE, Initializer
 
-__all__ = ["INLINE", "Tuning", "compares_packed", "make_session", "onnxruntime_module", "optimise", "session", "tuning"]
-
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 _DIRECT_SINCE = (1, 31)  # buffers used in place; earlier versions do not know the key and copy
@@ -331,21 +329,38 @@ def _whole(record: Record) -> Bytes:
     return np.frombuffer(owner, np.uint8)
 
 
-class _Home(NamedTuple):
-    """Memory in which weights lie, the resolved path of the file that is mapped there, None for none, its identity."""
+class _WeightMemory(NamedTuple):
+    """Memory in which weights lie; the resolved path and identity of the file that is mapped there, if there is one."""
 
     memory: Bytes
     path: str | None = None
     identity: Identity = ()
 
 
-def _homes(record: Record) -> list[_Home]:
+def _memories(record: Record) -> list[_WeightMemory]:
     """Return the memory of a record: of a catalogue that of each shard, of any other archive its whole file's."""
     whole = _whole(record)
     if not record.archive.shard_names:
-        return [_Home(whole, *_file_of(record.archive))]
+        return [_WeightMemory(whole, *_file_of(record.archive))]
     parts = [part for part in record.archive.parts_by_file() if part.file is not None]
-    return [_Home(whole), *(_Home(np.frombuffer(part.mapping, np.uint8), *_file_of(part)) for part in parts)]
+    shards = (_WeightMemory(np.frombuffer(part.mapping, np.uint8), *_file_of(part)) for part in parts)
+    return [_WeightMemory(whole), *shards]
+
+
+def _places(record: Record, memories: Sequence[_WeightMemory]) -> dict[int, tuple[int, int]]:
+    """Return, for each tensor that ONNX Runtime can use as it lies, the number of its memory and the offset there.
+
+    The number is -1 for a tensor with memory of its own.
+    """
+    starts = sorted((address(m.memory), len(m.memory), n) for n, m in enumerate(memories))
+    out: dict[int, tuple[int, int]] = {}
+    for number, value in enumerate(record.values()):
+        if _mappable(value):
+            start = address(graph.raw_bytes(value))
+            first, size, n = starts[max(bisect.bisect_right(starts, (start, _LAST)) - 1, 0)]
+            inside = first <= start and start + value.nbytes <= first + size
+            out[number] = (n, start - first) if inside else (-1, 0)
+    return out
 
 
 def _file_of(archive: Archive) -> tuple[str | None, Identity]:
@@ -374,59 +389,41 @@ class _SessionBuilder:
 
     def make(self) -> Any:
         """Return the session: the main graph's weights from memory if possible, all others from files."""
-        name = f"zcrecord-{next(_calls)}"  # options may be given to several calls
-        homes = _homes(self._record)
-        places = self._places(homes)
-        used = [homes[home] if home >= 0 else None for home in {home for home, _ in places.values()}]
-        files = {home.path: home.identity for home in used if home is not None and home.path is not None}
+        memories = _memories(self._record)
+        places = _places(self._record, memories)
+        used = [memories[n] if n >= 0 else None for n in {n for n, _ in places.values()}]
+        files = {m.path: m.identity for m in used if m is not None and m.path is not None}
         on_disk = len(files) == len(used) and len(set(map(os.path.dirname, files))) == 1
         direct = _version(self._ort) >= _DIRECT_SINCE and (not on_disk or _cpu_alone(self._providers[0]))
         least = INLINE + 1 if direct else self._least()
-        spill = _MappedWeights()
-        memories: dict[str, Bytes] = {}  # that ONNX Runtime is given, by name
+        tensors = graph.restore(self._record, lambda _: b"", skeleton=self._skeleton).tensors
+        weights = [w for w in tensors if w.number in places and not w.inside and w.value.nbytes >= least]
+        from_memory = [w for w in weights if direct and w.graph == "main"]
+        from_files = [w for w in weights if not direct or w.graph != "main"]
+        locations, given = _in_memory(from_memory, places, memories)
+        locations |= _in_archive(from_files, places, memories) if on_disk else _in_weights_file(from_files)
 
-        def refer(found: Initializer) -> bytes | None:
-            nbytes = found.value.nbytes
-            if found.inside or nbytes < least or found.number not in places:
-                return None
-            home, offset = places[found.number]
-            if direct and found.graph == "main":
-                key = f"{name}-{home}" if home >= 0 else f"{name}+{found.number}"
-                memories[key] = homes[home].memory if home >= 0 else graph.raw_bytes(found.value)
-                return graph.encode_reference(key, offset, nbytes)
-            return graph.encode_reference(*spill.place(homes[home].path if on_disk else None, offset, found), nbytes)
+        def reference(tensor: Initializer) -> bytes | None:
+            place = locations.get(tensor.number)
+            return None if place is None else graph.encode_reference(*place, tensor.value.nbytes)
 
-        model = self._joined(graph.model_parts(self._record, refer, skeleton=self._skeleton))
-        if direct and memories:
+        model = self._joined(graph.model_parts(self._record, reference, skeleton=self._skeleton))
+        if given:
             _configure(self._options, _DIRECT, "1")
-            held = list(memories.values())
-            self._options.add_external_initializers_from_files_in_memory(list(memories), held, list(map(len, held)))
+            sizes = list(map(len, given.values()))
+            self._options.add_external_initializers_from_files_in_memory(list(given), list(given.values()), sizes)
         with contextlib.ExitStack() as stack:
-            if spill.used:
-                self._check_apart(spill.nbytes)
-                folder = os.path.dirname(next(iter(files))) if on_disk else stack.enter_context(spill.written())
-                _configure(self._options, _FOLDER, folder)
+            if from_files and on_disk:
+                _configure(self._options, _FOLDER, os.path.dirname(next(iter(files))))
+            elif from_files:
+                self._check_apart(sum(w.value.nbytes for w in from_files))
+                _configure(self._options, _FOLDER, stack.enter_context(_weights_file(from_files, locations)))
             made = self._create(model)
         for path, identity in files.items():
-            if on_disk and spill.used and identity_of(path) != identity:
+            if on_disk and from_files and identity_of(path) != identity:
                 raise SourceError("replaced while the session was made; make it again", path=path)
-        made._zcrecord = self._record, homes, memories  # must outlive the session
+        made._zcrecord = self._record, memories, given  # must outlive the session
         return made
-
-    def _places(self, homes: Sequence[_Home]) -> dict[int, tuple[int, int]]:
-        """Return the place of each tensor that ONNX Runtime can use there: the number of its home, the offset in it.
-
-        The home is -1 if the tensor has memory of its own.
-        """
-        starts = sorted((address(home.memory), len(home.memory), n) for n, home in enumerate(homes))
-        out: dict[int, tuple[int, int]] = {}
-        for number, value in enumerate(self._record.values()):
-            if _mappable(value):
-                at = address(graph.raw_bytes(value))
-                start, size, home = starts[max(bisect.bisect_right(starts, (at, _LAST)) - 1, 0)]
-                inside = start <= at and at + value.nbytes <= start + size
-                out[number] = (home, at - start) if inside else (-1, 0)
-        return out
 
     def _least(self) -> int:
         """Return the smallest size of a tensor that is mapped: more than INLINE if there are very many."""
@@ -460,38 +457,51 @@ class _SessionBuilder:
         )
 
 
-class _MappedWeights:
-    """The weights that ONNX Runtime maps from a file: the archive's own, or a temporary one yet to be written."""
+Locations = dict[int, tuple[str, int]]  # by the numbers of weights: the file of each, and its offset there
 
-    def __init__(self) -> None:
-        self.used = False
-        self.nbytes = 0  # of the temporary file
-        self._pending: dict[int, tuple[int, Any]] = {}  # by number: `restore` may ask about a tensor again
 
-    def place(self, path: str | None, offset: int | None, found: Initializer) -> tuple[str, int]:
-        """Return the name of the file in its folder, and the offset of the value in it, now or once it is written."""
-        self.used = True
-        if path is not None and offset is not None:
-            return Path(path).name, offset
-        if found.number not in self._pending:
-            offset = align_up(self.nbytes, ALIGNMENT)
-            self.nbytes = offset + found.value.nbytes
-            self._pending[found.number] = offset, found.value
-        return "weights", self._pending[found.number][0]
+def _in_memory(
+    weights: Sequence[Initializer], places: dict[int, tuple[int, int]], memories: Sequence[_WeightMemory]
+) -> tuple[Locations, dict[str, Bytes]]:
+    """Return the locations of weights in files in memory, and these files by name."""
+    call = next(_calls)  # options may be given to several calls
+    locations: Locations = {}
+    given: dict[str, Bytes] = {}
+    for w in weights:
+        n, offset = places[w.number]
+        name = f"zcrecord-{call}-{n}" if n >= 0 else f"zcrecord-{call}+{w.number}"
+        given[name] = memories[n].memory if n >= 0 else graph.raw_bytes(w.value)
+        locations[w.number] = name, offset
+    return locations, given
 
-    @contextlib.contextmanager
-    def written(self) -> Iterator[str]:
-        """Yield a folder with the temporary file; a mapping of it stays valid when it is gone."""
-        with tempfile.TemporaryDirectory(prefix="zcrecord-", ignore_cleanup_errors=True) as folder:
-            with Path(folder, "weights").open("wb") as file:
-                for offset, value in self._pending.values():
-                    file.seek(offset)
-                    file.write(graph.raw_bytes(value).data)
-            yield folder
+
+def _in_archive(
+    weights: Sequence[Initializer], places: dict[int, tuple[int, int]], memories: Sequence[_WeightMemory]
+) -> Locations:
+    """Return the locations of weights in the archive's own files, which are in one folder."""
+    found = ((w.number, places[w.number]) for w in weights)
+    return {number: (os.path.basename(memories[n].path or ""), offset) for number, (n, offset) in found}
+
+
+def _in_weights_file(weights: Sequence[Initializer]) -> Locations:
+    """Return the locations of weights in the file that `_weights_file` writes."""
+    sizes = (align_up(w.value.nbytes, ALIGNMENT) for w in weights)
+    offsets = itertools.accumulate(sizes, initial=0)
+    return {w.number: ("weights", offset) for w, offset in zip(weights, offsets, strict=False)}
+
+
+@contextlib.contextmanager
+def _weights_file(weights: Sequence[Initializer], locations: Locations) -> Iterator[str]:
+    """Yield a folder with a temporary file of weights; a mapping of it stays valid when it is gone."""
+    with tempfile.TemporaryDirectory(prefix="zcrecord-", ignore_cleanup_errors=True) as folder:
+        with Path(folder, "weights").open("wb") as file:
+            for w in weights:
+                file.seek(locations[w.number][1])
+                file.write(graph.raw_bytes(w.value).data)
+        yield folder
 
 
 def _mappable(value: Any) -> bool:
-    """Return True if ONNX Runtime can use a tensor's bytes as they lie in the archive."""
     if isinstance(value, np.ndarray):
         return bool(value.flags.c_contiguous and value.size)
     return hasattr(value, "packed") and bool(value.nbytes)

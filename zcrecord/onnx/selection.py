@@ -17,8 +17,6 @@ from zcrecord.writing.writers import StreamWriter
 
 from .names import LEFT_OUT, NamedTensor, Scope, plain_name
 
-__all__ = ["Selection"]
-
 
 class Selection:
     """Decides for each tensor of a model if it is converted."""

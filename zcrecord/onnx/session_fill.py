@@ -56,8 +56,6 @@ from . import graph
 from .graph import Initializer
 from .runtime import make_session, onnxruntime_module
 
-__all__ = ["fill_session"]
-
 _IR_VERSION, _GRAPH, _INPUT, _NAME = 1, 7, 11, 1  # fields of ModelProto, GraphProto and ValueInfoProto
 _HELD: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # SessionOptions -> its weights' memory
 
@@ -153,16 +151,10 @@ def _options(ort: Any) -> Any:
 
 def _weights(record: Record) -> list[Initializer]:
     """Return the initializers of the main graph that can be OrtValues and whose names no other graph uses."""
-    found: dict[int, Initializer] = {}
-
-    def note(initializer: Initializer) -> bytes:
-        found[initializer.number] = initializer
-        return b""  # the values are not needed
-
-    graph.restore(record, note)
-    others = {i.name for i in found.values() if i.graph != "main"}
+    tensors = graph.restore(record, lambda _: b"").tensors  # the values are not needed
+    others = {i.name for i in tensors if i.graph != "main"}
     return [
-        i for i in found.values()
+        i for i in tensors
         if i.graph == "main" and not i.inside and i.name not in others and isinstance(i.value, np.ndarray)
     ]  # fmt: skip
 

@@ -40,8 +40,6 @@ import numpy as np
 
 from zcrecord.errors import FormatError, printable
 
-__all__ = ["CONVENTION", "TuningTarget", "this_target"]
-
 CONVENTION = 1  # of module, graph and payloads of a tuning; another number is another way to write them
 
 _CPUINFO = Path("/proc/cpuinfo")

@@ -31,45 +31,15 @@ from zcrecord.errors import FormatError, IntegrityError, LimitError, RecordError
 from zcrecord.onnx.protobuf.interfaces import ModelInterface, difference, graph_interface_of, interface_of
 from zcrecord.onnx.protobuf.reader import encode_field
 from zcrecord.onnx.protobuf.rewriting import ExternalTensor, rewrite, tensors_of
+from zcrecord.onnx.protobuf.scanner import STUB_KEY
 from zcrecord.record.record import Record
 from zcrecord.record.save import stored_entries
 from zcrecord.storage.files import identity_of
 from zcrecord.storage.threads import WORTH_A_THREAD, Going, cores, run_threads
 
-from .convert import STUB_KEY
 from .graph import MOST_MAPPED, tuned_module
 from .names import GRAPH_ATTRIBUTE
 from .target import CONVENTION, TuningTarget
-
-__all__ = [
-    "BEFORE",
-    "GRAPH",
-    "INITIALIZERS",
-    "MODULE",
-    "PACKED",
-    "PAYLOADS",
-    "SEAL",
-    "TARGET",
-    "TARGET_TYPE",
-    "NoTuning",
-    "TunedModel",
-    "TunedPart",
-    "TunedPlan",
-    "TunedTarget",
-    "bytes_before",
-    "check_interfaces",
-    "describe",
-    "encode_packed",
-    "fitting",
-    "places_before",
-    "plan",
-    "read_tuned",
-    "seal_of",
-    "size_before",
-    "targets_of",
-    "untuned",
-    "untuned_record",
-]
 
 TARGET_TYPE = "zcr:onnx_target"  # of the modules in that of TUNED_TYPE
 # Attributes of the first: the archive's header, index and trailer before tuning, and its payloads, in their order.

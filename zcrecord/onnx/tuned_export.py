@@ -24,8 +24,6 @@ from .runtime import compares_packed, onnxruntime_module
 from .target import this_target
 from .tuned import NoTuning, fitting
 
-__all__ = ["ExportedGraph", "tuned_graph"]
-
 _SAFE = {"", "ai.onnx", "ai.onnx.ml", "com.microsoft"}  # whose operators do not depend on the CPU
 
 

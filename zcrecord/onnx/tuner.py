@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zcrecord.archive.archive import Archive, takes_one_file
+from zcrecord.codec.conventions import TUNED_TYPE
 from zcrecord.codec.digests import digest_of
 from zcrecord.codec.entries import AttributeEntry, Entries, ModuleEntry, ModuleKind, PayloadId
 from zcrecord.codec.index import PAYLOAD
@@ -28,6 +29,7 @@ from zcrecord.integrity.signing import SIGNATURE_PREFIX
 from zcrecord.onnx.protobuf.interfaces import difference, interface_of
 from zcrecord.onnx.protobuf.reader import encode_field
 from zcrecord.onnx.protobuf.rewriting import ExternalTensor, rewrite
+from zcrecord.onnx.protobuf.scanner import STUB_KEY
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.record.save import stored_entries
@@ -37,13 +39,10 @@ from zcrecord.storage.sink import Sink
 from zcrecord.writing.writers import StreamWriter
 
 from . import graph, tuned
-from .convert import STUB_KEY
 from .linked_models import LinkedModel, check_places, linked_models, rewrite_models
 from .runtime import compares_packed, onnxruntime_module, optimise, session, tuning
 from .target import TuningTarget, this_target
 from .tuned import TunedPart, TunedTarget
-
-__all__ = ["TuneReport", "tune", "untune"]
 
 Progress = Callable[[int, int], None]
 
@@ -524,7 +523,7 @@ def _add_part(entries: Entries, before: PayloadId, originals: list[PayloadId], t
         p == 0 for p in (*entries.parents, *(m.parent for m in modules), *(a.parent for a in entries.attributes))
     )
     kind = int(ModuleKind.MAPPING)
-    modules.append(ModuleEntry(name, len(name), 0, place, kind, graph.TUNED_TYPE))
+    modules.append(ModuleEntry(name, len(name), 0, place, kind, TUNED_TYPE))
     found = {tuned.BEFORE: before, tuned.PAYLOADS: originals}
     entries.attributes += [AttributeEntry(key, top, i, value) for i, (key, value) in enumerate(found.items())]
     for i, attributes in enumerate(targets):

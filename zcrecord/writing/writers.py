@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import sys
+import time
 import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -89,6 +90,15 @@ class ConvertReport:
     verified: bool = False
     dry_run: bool = False
     session_options: Mapping[str, str] = field(default_factory=dict)
+
+
+def conversion_report(started: float, **facts: Any) -> ConvertReport:
+    """Return the report of a conversion that began at this reading of `time.perf_counter`, and ends now.
+
+    `facts` are fields of the report. Without them `source` and `dest` are None, `renamed` and `shared_bytes` 0.
+    """
+    usual = {"source": None, "dest": None, "renamed": 0, "shared_bytes": 0}
+    return ConvertReport(**{**usual, "seconds": time.perf_counter() - started, "peak_rss": peak_rss(), **facts})
 
 
 def peak_rss() -> int | None:

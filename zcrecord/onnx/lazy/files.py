@@ -21,8 +21,6 @@ from zcrecord.onnx.external_data import ExternalReference, ModelFolder, check_in
 from zcrecord.storage.files import open_source
 from zcrecord.storage.memory import aligned_empty, read_some
 
-__all__ = ["Bytes", "ModelFiles", "OpenFile", "open_model", "release"]
-
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 _OPEN = 32  # files of external data; each takes two descriptors

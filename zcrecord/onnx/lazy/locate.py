@@ -18,17 +18,14 @@ import numpy as np
 from zcrecord.codec.layout import align_up
 from zcrecord.dtypes import STRING, DType, by_onnx
 from zcrecord.errors import RecordError, SourceError
-from zcrecord.onnx.convert import stub
 from zcrecord.onnx.external_data import ExternalReference, reference_of
 from zcrecord.onnx.names import MODEL, NamedTensor, Scope
 from zcrecord.onnx.protobuf.reader import WINDOW, ProtobufReader, Skeleton
-from zcrecord.onnx.protobuf.scanner import Scanner, check_start
-from zcrecord.onnx.protobuf.tensors import BOOL, FIELDS, RAW_DATA, TensorMessage, TensorReader
+from zcrecord.onnx.protobuf.scanner import Scanner, TensorSink, check_start, stub
+from zcrecord.onnx.protobuf.tensors import BOOL, FIELDS, RAW_DATA, TensorMessage, TensorReader, ValueSink
 from zcrecord.storage.memory import aligned_empty
 
 from .files import Bytes, ModelFiles, OpenFile
-
-__all__ = ["LocatedTensor", "find_tensors", "is_aligned", "is_as_stored", "read"]
 
 STEP = 1 << 12  # bytes; read first after a move, and passed by reading rather than by moving
 _NO_FIELD = ""
@@ -159,16 +156,11 @@ class _RandomAccessReader(ProtobufReader):
         self._step = STEP
 
 
-class _LocatingSink:
-    """Sink of a scan that records the tensors and the places of their values, in the order in which `convert` has them.
-
-    Attributes:
-        named: the tensors, in the order in which they get their names.
-        located: the tensors, in the order in which their values were read.
-    """
+class _LocatingSink(TensorSink):
+    """Records tensors and the places of their values, in the order in which `convert` has them."""
 
     def __init__(self, reader: ProtobufReader) -> None:
-        self.named: list[Any] = []
+        super().__init__()
         self.located: list[Any] = []
         self._reader = reader
         self._runs: dict[int, tuple[int, int]] = {}  # number of a tensor -> offset and bytes of its last run
@@ -180,30 +172,14 @@ class _LocatingSink:
         self.located.append(LocatedTensor(kind, shape, len(data), _RAW_DATA, reader.base + reader.pos))
         return b"" if reader.skeleton is None else stub(len(self.located) - 1)
 
-    def write_whole(self) -> None:
-        pass
-
-    def begin(self, _t: TensorMessage, _nbytes: int) -> None:
-        pass
-
-    def write(self, _data: Any) -> None:
-        pass
-
-    def end(self) -> int:
-        return 0
-
     def locate(self, t: TensorMessage, offset: int, nbytes: int) -> bool:
         if t.data_type:  # without one they may turn out to be bools, which have to be looked at
             self._runs[t.index] = offset, nbytes
         return True
 
     def start(self, t: TensorMessage) -> None:
-        t.index = len(self.named)
-        self.named.append(None)
+        super().start(t)
         self.located.append(None)
-
-    def stub(self, t: TensorMessage, skeleton: Skeleton) -> None:
-        skeleton.tail += stub(t.index)
 
     def finish(self, t: TensorMessage, tensors: TensorReader) -> None:
         try:
@@ -235,26 +211,17 @@ def _located(
     return LocatedTensor(kind, shape, nbytes, field, parts=tuple(t.parts))
 
 
-class _MemorySink:
+class _MemorySink(ValueSink):
     """Memory of a known size that decoded values go to; the reader counts those that do not fit."""
 
     def __init__(self, nbytes: int) -> None:
         self.octets = aligned_empty(nbytes)
         self.filled = 0
 
-    def begin(self, _t: TensorMessage, _nbytes: int) -> None:
-        pass
-
     def write(self, data: Any) -> None:
         new = np.frombuffer(data, np.uint8)[: len(self.octets) - self.filled]
         self.octets[self.filled : self.filled + len(new)] = new
         self.filled += len(new)
-
-    def end(self) -> int:
-        return 0
-
-    def locate(self, _t: TensorMessage, _offset: int, _nbytes: int) -> bool:
-        return False
 
 
 def _decoded(files: ModelFiles, e: LocatedTensor) -> Bytes:

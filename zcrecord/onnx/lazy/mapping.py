@@ -27,8 +27,6 @@ from zcrecord.writing.writers import ConvertReport
 from .files import ModelFiles, open_model, release
 from .locate import LocatedTensor, find_tensors, is_aligned, read
 
-__all__ = ["OnnxTensorInfo", "OnnxTensors", "scan"]
-
 
 def scan(path: str | os.PathLike[str], *, allow_links: bool = False, mmap: bool = True) -> OnnxTensors:
     """List every tensor of an ONNX model without reading a payload; each lookup gives a view of the file if possible,

@@ -23,12 +23,10 @@ from zcrecord.onnx.protobuf.tensors import RAW_DATA, STRING_DATA
 from zcrecord.storage.files import check_destination, is_url, open_sink, path_of
 from zcrecord.tensors.packed import StringTensor
 from zcrecord.writing.module_tree import ModuleTreeBuilder
-from zcrecord.writing.writers import ConvertReport, peak_rss
+from zcrecord.writing.writers import ConvertReport, conversion_report
 
 from .files import ModelFiles
 from .locate import LocatedTensor, find_tensors, is_as_stored, read
-
-__all__ = ["write_small_model"]
 
 _SMALL = 1 << 8  # bytes; smaller values are in memory with the skeleton, whose fields take as much
 
@@ -62,18 +60,15 @@ def write_small_model(
         for part in parts:
             sink.write(part.read() if isinstance(part, _DeferredTensor) else part)
         written = sink.position
-    return ConvertReport(
+    return conversion_report(
+        started,
         source=source,
         dest=path,
         tensors=len(entries),
         modules=model.modules,
-        renamed=0,
         payload_bytes=model.inlined,
         archive_bytes=written,
         input_bytes=model.input_bytes,
-        shared_bytes=0,
-        seconds=time.perf_counter() - started,
-        peak_rss=peak_rss(),
         session_options=ONE_COPY,
     )
 

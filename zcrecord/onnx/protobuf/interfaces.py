@@ -14,10 +14,6 @@ from zcrecord.errors import printable
 
 from .reader import LEN, MAX_NESTING, OPEN_END, VARINT, ProtobufReader, Skeleton, encode_varint
 
-__all__ = [
-    "OVERRIDABLE", "ModelInterface", "difference", "graph_interface_of", "interface_of", "without_constant_inputs",
-]  # fmt: skip
-
 OVERRIDABLE = 4  # the IR version from which on an initializer among the inputs is a default
 _VERSION, _GRAPH = 1 << 3 | VARINT, 7 << 3 | LEN  # tags of ModelProto
 _INITIALIZER, _INPUT, _OUTPUT, _SPARSE = (n << 3 | LEN for n in (5, 11, 12, 15))  # of GraphProto

@@ -14,8 +14,6 @@ from zcrecord.errors import OnnxError
 
 from .reader import LEN, MAX_TEXT, ProtobufReader, encode_field, read_pair
 
-__all__ = ["encode_properties", "read_properties", "without_properties"]
-
 _METADATA_PROPS = 14  # of ModelProto; a StringStringEntryProto has its key in field 1, its value in field 2
 
 

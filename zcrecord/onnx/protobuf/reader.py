@@ -17,8 +17,6 @@ import numpy.typing as npt
 
 from zcrecord.errors import OnnxError, SourceError
 
-__all__ = ["ProtobufReader", "Skeleton", "VarintDecoder", "encode_field", "encode_varint", "read_pair"]
-
 VARINT, FIXED64, LEN, GROUP, END_GROUP, FIXED32 = range(6)
 MAX_NESTING = 100  # messages in messages, groups included: protobuf's own default
 MAX_LENGTH = (1 << 31) - 1  # of one field: protobuf's limit for a message

@@ -14,8 +14,6 @@ from zcrecord.onnx.names import ATTRIBUTE, FUNCTION, GRAPH, MODEL, NODE, TENSOR,
 from .reader import LEN, MAX_NESTING, VARINT, ProtobufReader, encode_field, read_pair
 from .scanner import CHILDREN
 
-__all__ = ["ExternalTensor", "domains_of", "encode_entries", "rewrite", "tensors_of"]
-
 _EXTERNAL_DATA, _DATA_LOCATION = 13 << 3 | LEN, 14 << 3 | VARINT  # of TensorProto
 _INITIALIZER = 5 << 3 | LEN  # of GraphProto
 _DOMAIN = 7 << 3 | LEN  # of NodeProto

@@ -12,7 +12,7 @@ Source: onnx.proto (IR version 13).
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,8 +37,6 @@ from .reader import (
     encode_varint,
 )
 from .tensors import BOOL, DATA_TYPE, DIMS, NAME, RAW, STRING, TensorMessage, TensorReader, ValueSink
-
-__all__ = ["CHILDREN", "Scanner", "TensorSink", "check_head", "check_start"]
 
 
 class ChildField(NamedTuple):
@@ -78,6 +76,10 @@ _SHORT = [bytes([n]) for n in range(128)]  # varints
 # Bits of the types whose raw_data is stored unchanged, whatever its bytes.
 _AS_IS = {code: d.bits for code, d in dtypes.by_onnx.items() if not d.packed and code not in (BOOL, STRING)}
 
+STUB_KEY = b"zcrecord"
+# TensorProto.data_location = EXTERNAL, external_data { key, value } up to a value of so many digits.
+_STUBS = [b"\x70\x01\x6a%c\x0a%c%s\x12%c" % (len(STUB_KEY) + n + 4, len(STUB_KEY), STUB_KEY, n) for n in range(20)]
+
 Array = npt.NDArray[Any]
 _ATTRIBUTE = 5 << 3 | LEN  # NodeProto.attribute
 _HOLDING = frozenset(CHILDREN[ATTRIBUTE])
@@ -94,11 +96,17 @@ _VARINTS = np.array([8 <= tag < 128 and tag & 7 == VARINT for tag in range(256)]
 _TYPE = 0xA0  # with a 1, the tag of AttributeProto.type, which every attribute has; its varint takes one byte
 
 
-class TensorSink(ValueSink, Protocol):
+class TensorSink(ValueSink):
     """Receives the tensors that a scan finds, and their values.
 
     Of each tensor either `add_whole` is called, or `start`, `stub` and `finish`.
+
+    Attributes:
+        named: the tensors, in the order in which they start; None for one that is not finished.
     """
+
+    def __init__(self) -> None:
+        self.named: list[Any] = []
 
     def add_whole(self, scope: Scope, field: int, place: int, offset: int, name: bytes, code: int, dims: list[int],
                   data: memoryview) -> bytes:  # fmt: skip
@@ -106,18 +114,29 @@ class TensorSink(ValueSink, Protocol):
 
         `data` is its raw_data, of the right length and not empty; the reader stands at its first byte.
         """
+        raise NotImplementedError
 
     def write_whole(self) -> None:
         """Write the data that `add_whole` was given: none of it is valid afterwards."""
 
     def start(self, t: TensorMessage) -> None:
         """Number a tensor that begins."""
+        t.index = len(self.named)
+        self.named.append(None)
 
     def stub(self, t: TensorMessage, skeleton: Skeleton) -> None:
         """Add the fields that stand for a tensor's values to the skeleton: its message is about to close."""
+        skeleton.tail += stub(t.index)
 
     def finish(self, t: TensorMessage, tensors: TensorReader) -> None:
         """Take a tensor of which all was read; `tensors` checks it, and closes its payload."""
+        raise NotImplementedError
+
+
+def stub(index: int) -> bytes:
+    """Return the fields that stand for the values of the tensor with this number."""
+    digits = b"%d" % index
+    return _STUBS[len(digits)] + digits
 
 
 def check_start(reader: ProtobufReader) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +25,6 @@ from zcrecord.onnx.names import Scope
 from zcrecord.tensors.packed import pack_bits
 
 from .reader import LEN, SLACK, VARINT, ProtobufReader, VarintDecoder, encode_varint, read_pair
-
-__all__ = ["TensorMessage", "TensorReader", "ValueSink", "ValueState"]
 
 Array = npt.NDArray[Any]
 
@@ -62,7 +60,6 @@ def _int32_form(kind: DType) -> tuple[str, int, int]:
 
 
 def _kept_as(*types: str) -> set[int]:
-    """Return the data_types whose elements, or their parts, are of one of these C types."""
     return {code for code, kind in dtypes.by_onnx.items() if kind.c in types}
 
 
@@ -146,20 +143,25 @@ class TensorMessage:
         return self.name.decode("utf-8", "replace")
 
 
-class ValueSink(Protocol):
-    """Receives the values of tensors, one payload at a time: an archive in the making, memory, a list of places."""
+class ValueSink:
+    """Receives the values of tensors, one payload at a time: an archive in the making, memory, a list of places.
 
-    def begin(self, t: TensorMessage, nbytes: int, /) -> None:
+    This one drops them.
+    """
+
+    def begin(self, t: TensorMessage, nbytes: int) -> None:
         """Start the payload of a tensor, of about so many bytes."""
 
-    def write(self, data: Any, /) -> None:
+    def write(self, data: Any) -> None:
         """Append to it."""
 
     def end(self) -> int:
         """Finish it and return its id."""
+        return 0
 
-    def locate(self, t: TensorMessage, offset: int, nbytes: int, /) -> bool:
+    def locate(self, _t: TensorMessage, _offset: int, _nbytes: int, /) -> bool:
         """Take a run of values as its place in the stream, and return True: it is passed unread, and not written."""
+        return False
 
 
 class TensorReader:
@@ -226,7 +228,6 @@ class TensorReader:
             raise reader.fail("dims end inside a varint", tensor=t.label)
 
     def _entry(self, t: TensorMessage, end: int) -> None:
-        """Read one key and value of external_data."""
         key, text = read_pair(self._reader, end)
         t.entries = {} if t.entries is None else t.entries
         if key in t.entries or len(t.entries) == _MAX_ENTRIES:
@@ -333,7 +334,6 @@ class TensorReader:
         return True
 
     def _raw(self, t: TensorMessage, nbytes: int) -> None:
-        """Pass stored bytes, as they are in raw_data."""
         if not self._pass_unread(t, nbytes, nbytes):
             for chunk in self._reader.chunks(nbytes):
                 self.write(t, chunk, nbytes)
@@ -375,7 +375,6 @@ class TensorReader:
             most = min(most << 3, _PIECE)
 
     def _gather(self, t: TensorMessage, data: Any) -> None:
-        """Collect single elements to write them together."""
         v = t.values
         if v.pending is None:
             v.pending = bytearray()
@@ -506,7 +505,6 @@ class TensorReader:
             self._close(self._open)
 
     def _finish_values(self, t: TensorMessage) -> None:
-        """Write single elements, and last ones that were not enough to pack."""
         v = t.values
         if v.pending:
             self._flush(t)
