@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zcrecord.archive import shards
+from zcrecord.archive import tilings
 from zcrecord.archive.boxes import BLOCK, Box, blocks_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -60,7 +60,7 @@ def test_rows_are_passed_on_without_a_copy() -> None:
 @pytest.mark.parametrize("few", [0, 64])
 def test_boxes_tile_a_shape_if_each_element_is_in_one_of_them(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However they are compared: one by one, or as columns."""
-    monkeypatch.setattr(shards, "_FEW", few)
+    monkeypatch.setattr(tilings, "_FEW", few)
     rng, told = np.random.default_rng(few), []
     for _ in range(1500):
         shape = tuple(rng.integers(1, 5, rng.integers(0, 4)).tolist())
@@ -70,7 +70,7 @@ def test_boxes_tile_a_shape_if_each_element_is_in_one_of_them(few: int, monkeypa
         if shape and rng.random() < 0.5:
             changed = origin if rng.random() < 0.5 else extent
             changed[rng.integers(len(boxes)), rng.integers(len(shape))] += rng.choice([-1, 1])
-        told.append(shards.tiles(origin, extent, shape))
+        told.append(tilings.tiles(origin, extent, shape))
         assert told[-1] == covered_once(origin.tolist(), extent.tolist(), shape)
     assert set(told) == {True, False}
 

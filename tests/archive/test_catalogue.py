@@ -21,7 +21,7 @@ from split_catalogues import Box, save_split
 
 import zcrecord
 from zcrecord.archive.payloads import Payloads
-from zcrecord.codec.layout import HEADER_SIZE
+from zcrecord.codec.layout import HEADER_SIZE, NONE
 from zcrecord.errors import FormatError, IntegrityError, RecordError, SourceNotFoundError, UnsupportedError
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -246,7 +246,7 @@ def test_loads_from_a_relative_path_mapped_or_read(path: Path, monkeypatch: pyte
     monkeypatch.chdir(path.parent)
     mapped, read = zcrecord.load_record("model.zcr"), zcrecord.load_record("model.zcr", mmap=False)
     monkeypatch.chdir("/")
-    assert mapped["head"][1] == 1 and mapped.archive.mapped and not read.archive.mapped
+    assert mapped["head"][1] == 1 and mapped.archive.source.is_mapped and not read.archive.source.is_mapped
     assert read["head"][1] == 1
 
 
@@ -314,7 +314,7 @@ def test_a_wrong_shard_is_named(path: Path, harm: Callable[[Path], None], kind: 
 def tables(path: Path) -> dict[str, Any]:
     """Return the tables of a catalogue, as they are saved."""
     whole = zcrecord.load_record(path).archive
-    catalogue = zcrecord.Record(whole.shards.catalogue)  # type: ignore[attr-defined]
+    catalogue = zcrecord.Record(whole.source.file_archive(NONE))
     return {
         name: value if isinstance(value, zcrecord.StringTensor) else np.array(value)
         for name, value in catalogue.items()

@@ -526,7 +526,7 @@ def test_part_of_a_part_is_a_part(rec: Record) -> None:
     part = rec.select(["layers", "embed"], rename={"layers": "blocks"})
     inner = part.select("blocks.[01].*", rename={"blocks.1": "second"}).module("blocks")
     r.assert_same(inner.tree(), [{"w": ONE, "b": TWO, "norm": {"weight": ONE, "bias": None}}])
-    assert inner.archive.parent is not None
+    assert inner.archive.part_of is not None
     assert r.address(inner["0.w"]) == r.address(rec["layers.0.w"])
     assert part.module("embed").select("*").module("").names == ("weight",)
     if rec.path and rec.mode == "r":

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zcrecord.archive.shards import tiles
+from zcrecord.archive.tilings import tiles
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

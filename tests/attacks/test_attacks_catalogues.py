@@ -21,7 +21,7 @@ import zcrecord
 from attacks import tricks
 from tools.range_server import serving
 from zcrecord import FormatError, IntegrityError, LimitError, Record, UnsupportedError, integrity
-from zcrecord.archive import shards, unflatten
+from zcrecord.archive import shards, tilings, unflatten
 from zcrecord.archive.archive import Verify
 from zcrecord.codec.layout import NONE
 from zcrecord.distributed.checkpoint import Checkpoint
@@ -250,11 +250,11 @@ def test_few_boxes_of_many_axes_are_compared_in_pairs(monkeypatch: pytest.Monkey
     number, axis = np.indices((rank + 1, rank))
     origin, extent = (axis < number).astype(np.int64), np.where(axis <= number, 1, 2).astype(np.int64)
     monkeypatch.setattr(np, "unique", None)
-    assert shards.tiles(origin, extent, (2,) * rank)
+    assert tilings.tiles(origin, extent, (2,) * rank)
     origin[3, 7] = 1
-    assert not shards.tiles(origin, extent, (2,) * rank)
+    assert not tilings.tiles(origin, extent, (2,) * rank)
     origin[3, 7], extent[3, 7] = 0, 1
-    assert not shards.tiles(origin, extent, (2,) * rank)
+    assert not tilings.tiles(origin, extent, (2,) * rank)
 
 
 def equal_payloads(count: int, nbytes: int) -> bytes:

@@ -63,7 +63,7 @@ def test_consolidate_and_convert_read_catalogues_behind_urls(memory: Any) -> Non
     for command, source in (("consolidate", "b"), ("consolidate", "b/checkpoint.zcr"), ("convert", "b/checkpoint.zcr")):
         assert main([command, f"memory://{source}", "one.zcr", "-q", "-f"]) == 0
         found = zcrecord.load_record("one.zcr")
-        assert not found.archive.shard_names and found["w"].tolist() == weights["w"].tolist()
+        assert not found.archive.source.file_names and found["w"].tolist() == weights["w"].tolist()
 
 
 @pytest.mark.parametrize("command", ["convert", "pack", "unpack", "consolidate"])

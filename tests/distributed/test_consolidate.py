@@ -62,7 +62,7 @@ def test_a_limit_gives_shards_of_whole_tensors(folder: Path) -> None:
     assert len(list(Path().glob("model-*-of-*.zcr"))) == 2
     assert is_whole(Path("model.zcr"))
     again = zcrecord.load_record("model.zcr")
-    assert all(again.archive.split(i) is None for i in range(len(again.archive.index.payloads)))
+    assert all(len(again.archive.source.pieces(i)) == 1 for i in range(len(again.archive.index.payloads)))
 
 
 def test_a_folder_gets_the_archive_and_the_small_files(folder: Path) -> None:

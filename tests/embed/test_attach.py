@@ -86,7 +86,7 @@ def test_record_is_mapped_where_it_lies_in_the_program(program: Path, archive: P
     report = attach(program, archive, force=True)  # one byte may be text
     record = zcrecord.load_record(program, verify="full")
     r.assert_same(record.tree(), TREE)
-    assert record.archive.mapped and record.archive.offset == report.offset
+    assert record.archive.source.is_mapped and record.archive.offset == report.offset
     start = r.address(record["w"]) - record.info("w").offset
     for name in ("w", "large"):
         info = record.info(name)

@@ -36,7 +36,7 @@ import zcrecord, weighty
 resource = importlib.resources.files("weighty") / "model.zcr"
 record = zcrecord.load_record(resource)
 start = {n: v.__array_interface__["data"][0] - record.info(n).offset for n, v in record.items() if n != "strings"}
-print(json.dumps({"where": weighty.__file__, "mapped": record.archive.mapped, "w": record["w"].tolist(),
+print(json.dumps({"where": weighty.__file__, "mapped": record.archive.source.is_mapped, "w": record["w"].tolist(),
                   "start": sorted(set(start.values())), "maps": open("/proc/self/maps").read().count("model.zcr")}))
 """
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="platform: only Linux lists what is mapped")

@@ -80,7 +80,7 @@ def files_of(path: Path) -> set[str]:
     if not path.exists():
         return set()
     with zcrecord.load_record(path, verify="full") as record:
-        return {path.name, *record.archive.shard_names}
+        return {path.name, *record.archive.source.file_names}
 
 
 def open_files() -> int:

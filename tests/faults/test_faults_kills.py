@@ -65,7 +65,7 @@ def test_save_in_shards_killed_at_any_moment_leaves_one_generation_whole(durable
     assert (told.times, told.whole) == (told.times, told.times)
     assert told.left == 0
     assert told.scratches, "no save was killed in the middle, so nothing was tried"
-    assert zcrecord.load_record(path).archive.shard_names
+    assert zcrecord.load_record(path).archive.source.file_names
 
 
 DIES = """
@@ -120,7 +120,7 @@ def test_next_save_removes_shards_that_were_replaced_before_their_writer_died(mo
     assert generation(zcrecord.load_record(path, verify="full")) == 4
     if moved:
         assert generation(zcrecord.load_record(kept, verify="full")) == 3
-    named = {name for file in {path, kept} for name in zcrecord.load_record(file).archive.shard_names}
+    named = {name for file in {path, kept} for name in zcrecord.load_record(file).archive.source.file_names}
     assert {*os.listdir(tmp_path)} == named | {path.name, kept.name}
 
 
@@ -161,7 +161,7 @@ def test_note_of_shards_that_a_catalogue_names_by_now_removes_none(tmp_path: Pat
     path = tmp_path / "m.zcr"
     zcrecord.save_record(written(1), path, max_shard_size=300_000)
     note = dead(path)
-    names = [*zcrecord.load_record(path).archive.shard_names, "../elsewhere.zcr", "m.zcr"]
+    names = [*zcrecord.load_record(path).archive.source.file_names, "../elsewhere.zcr", "m.zcr"]
     (tmp_path.parent / "elsewhere.zcr").write_bytes(b"somebody's")
     note.write_bytes(note_of([ListedFile.at(str(tmp_path / name), name) for name in names]))
     with scratch_file(str(path)):

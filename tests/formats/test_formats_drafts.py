@@ -101,10 +101,10 @@ def test_a_draft_s_tuned_part_is_left_out(tmp_path: Path) -> None:
 
 def test_a_draft_s_catalogue_is_converted_with_its_shards(tmp_path: Path) -> None:
     whole = converted("checkpoint", tmp_path)
-    assert len(whole) and not whole.archive.shard_names
+    assert len(whole) and not whole.archive.source.file_names
     (tmp_path / "sharded").mkdir()
     sharded = converted("checkpoint", tmp_path / "sharded", max_shard_size=64)
-    assert sharded.content_digest() == whole.content_digest() and len(sharded.archive.shard_names) > 1
+    assert sharded.content_digest() == whole.content_digest() and len(sharded.archive.source.file_names) > 1
 
 
 def test_a_catalogue_does_not_take_shards_of_the_draft(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_the_digest_is_that_of_one_archive(hub: Path, tmp_path: Path) -> None:
     convert(hub, tmp_path / "one.zcr")
     convert(hub, tmp_path / "many.zcr", max_shard_size=3000)
     one, many = (zcrecord.load_record(tmp_path / name) for name in ("one.zcr", "many.zcr"))
-    assert many.archive.shard_names and not one.archive.shard_names
+    assert many.archive.source.file_names and not one.archive.source.file_names
     assert (list(one), one.content_digest(), one.metadata) == (list(many), many.content_digest(), many.metadata)
 
 
@@ -111,11 +111,11 @@ def test_what_archives_alone_can_say_comes_back_through_shards_of_safetensors(tm
     }
     zcrecord.save_record(tree, tmp_path / "m.zcr", metadata={"steps": 5}, max_shard_size=2500)
     before = zcrecord.load_record(tmp_path / "m.zcr")
-    assert before.archive.shard_names
+    assert before.archive.source.file_names
     convert(tmp_path / "m.zcr", tmp_path / "m.safetensors.index.json", max_shard_size=3000)
     convert(tmp_path / "m.safetensors.index.json", tmp_path / "n.zcr", max_shard_size=2500)
     after = zcrecord.load_record(tmp_path / "n.zcr", verify="full")
-    assert after.archive.shard_names
+    assert after.archive.source.file_names
     assert (list(after), after.content_digest(), after.metadata) == (
         list(before),
         before.content_digest(),
@@ -330,7 +330,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.exhaustive(keep=0)
 def test_converting_folders_there_and_back_takes_bounded_memory(large: Path, tmp_path: Path) -> None:
     assert peak(large, tmp_path / "out", "zcr") < MOST
-    assert len(zcrecord.load_record(tmp_path / "out/model.zcr", verify="full").archive.shard_names) == 6
+    assert len(zcrecord.load_record(tmp_path / "out/model.zcr", verify="full").archive.source.file_names) == 6
     assert peak(tmp_path / "out", tmp_path / "back", "safetensors") < MOST
     assert tensors_in(tmp_path / "back") == tensors_in(large)
 

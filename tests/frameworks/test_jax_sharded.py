@@ -100,7 +100,7 @@ for sharding in (rows, columns, both, some, everywhere):
     for name, array in rec.jax(shardings=sharding).items():
         assert np.array_equal(np.asarray(array), rec[name]), name
 found = rec.jax(["rows"], shardings=rows)["rows"]  # saved by four ranks, two devices' shards in each one's file
-mapped = [np.frombuffer(rec.archive.shards[k].buffer, np.uint8) for k in range(4)]
+mapped = [np.frombuffer(rec.archive.source.file_archive(k).buffer, np.uint8) for k in range(4)]
 lies_in = [[k for k in range(4) if is_view(shard, mapped[k])] for shard in found.addressable_shards]
 assert lies_in == [[0], [0], [1], [1], [2], [2], [3], [3]], lies_in
 """

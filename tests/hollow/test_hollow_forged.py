@@ -45,7 +45,7 @@ def test_hollow_record_of_a_checked_catalogue_takes_no_weights_of_the_same_64_bi
     evil = forged(genuine, W, colliding(W.tobytes(), np.full(400, 666.0).tobytes()))
     with serving(tmp_path) as server:
         rec = zcrecord.load_record(f"{server.url}/m.zcr", expect=zcrecord.load_record(whole).content_digest())
-        assert rec.archive.shard_names
+        assert rec.archive.source.file_names
         source: dict[str, Callable[[], Any]] = {
             "part": lambda: rec.select("a.*"),
             "pickled record": lambda: pickle.loads(pickle.dumps(rec)),

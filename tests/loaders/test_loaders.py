@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -19,6 +19,7 @@ import zcrecord
 from tools.range_server import serving
 from zcrecord import LoadCancelledError, PackedTensor, Record, TensorNotFoundError, UnsupportedError, load_record
 from zcrecord.archive.archive import open_archive
+from zcrecord.archive.memory_source import MemorySource
 from zcrecord.dtypes import DType
 from zcrecord.loaders import LoadPlan, PayloadRef, load, load_into, loader_for, plan_load, shard
 from zcrecord.loaders.host import HostLoader
@@ -355,13 +356,14 @@ def test_remote_bytes_are_asked_for_once_and_only_those_that_are_wanted(
     data, asked = (tmp_path / "m.zcr").read_bytes(), []
 
     class Far:
-        pins: ClassVar[dict[int, bytes]] = {}
-
         def readinto_at(self, offset: int, target: memoryview) -> None:
             asked.append((offset, len(target)))
             target[:] = data[offset : offset + len(target)]
 
-    archive = open_archive(Memory(memoryview(data), remote=Far()), verify="index")
+    class FarSource(MemorySource):
+        remote = Far()
+
+    archive = open_archive(Memory(memoryview(data)), verify="index", source_in=FarSource)
     (ref,) = plan_load(archive, "m.w").refs
     assert (ref.path, ref.buffer) == (None, None)
     assert load_into(archive, device, "m.w")["m.w"].tobytes() == BASE.tobytes()

@@ -225,7 +225,7 @@ def signed(path: Path) -> Any:
         whole = integrity.sign(copy, private_key(), folder / "whole.zcr")
         assert again.replaced and whole.replaced
         record = zcrecord.load_record(folder / "whole.zcr", verify="full")
-        assert not record.archive.shard_names
+        assert not record.archive.source.file_names
         return made.key, made.content_digest, made.replaced, told(zcrecord.load_record(copy)), told(record)
 
 
@@ -274,7 +274,7 @@ def closed(record: Record) -> Any:
 
 def described(path: Path) -> Any:
     found = report.describe_archive(zcrecord.load_record(path))
-    assert found["archive"].pop("shards", []) == zcrecord.load_record(path).archive.shard_names
+    assert found["archive"].pop("shards", []) == zcrecord.load_record(path).archive.source.file_names
     return found
 
 
@@ -610,7 +610,7 @@ def test_commands_that_take_one_file_say_what_to_do(
     assert "one archive" in err and err.count("\n") == 1
     assert sorted(os.listdir()) == before
     assert run(capsys, "convert", "model.zcr", "one.zcr", "-q") == (0, "", "")  # as it advises
-    assert not zcrecord.load_record("one.zcr", verify="full").archive.shard_names
+    assert not zcrecord.load_record("one.zcr", verify="full").archive.source.file_names
 
 
 def test_info_tells_of_shards_and_else_the_same(
@@ -756,7 +756,10 @@ def test_only_shards_that_are_needed_are_fetched(models: Models) -> None:
         local = zcrecord.load_record(models.shards / "model.zcr")
         number = local.archive.row(local.archive.find("brain")).payload
         assert told(record["brain"]) == told(local["brain"])
-        assert {request.path for request in server.requests} == {"/model.zcr", f"/{local.archive.file_of(number)}"}
+        assert {request.path for request in server.requests} == {
+            "/model.zcr",
+            f"/{local.archive.source.file_name(number)}",
+        }
         part = zcrecord.load_record(f"{server.url}/model.zcr", names="linear.*", cache=False)
         assert told(part) == told(local.select("linear.*"))
 
@@ -817,7 +820,7 @@ def test_the_tuned_part_of_a_model_is_left_out_of_shards(models: Models, tmp_pat
     before = onnx.tune(tmp_path / "tuned.zcr").content_digest_before
     formats.convert(tmp_path / "tuned.zcr", tmp_path / "m.zcr", max_shard_size=4000)
     record = zcrecord.load_record(tmp_path / "m.zcr", verify="full")
-    assert record.archive.shard_names and record.content_digest() == before
+    assert record.archive.source.file_names and record.content_digest() == before
     assert not [name for name in record.modules if name.startswith("onnx.tuned")]
     whole = onnx.session(models.digits / "model.zcr")
     assert told(session_answers(onnx.session(record))) == told(session_answers(whole))

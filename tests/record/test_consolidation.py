@@ -18,7 +18,7 @@ from split_catalogues import Box, boxes_along, outline_of, save_split
 
 import zcrecord
 from zcrecord import formats
-from zcrecord.archive.catalogue import ShardedArchive
+from zcrecord.archive.sharded import ShardedSource
 from zcrecord.errors import FormatError, SourceNotFoundError
 from zcrecord.integrity import compare
 
@@ -57,7 +57,7 @@ def never(*_: Any) -> Any:
 
 @pytest.fixture
 def unassembled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ShardedArchive, "_assemble", never)
+    monkeypatch.setattr(ShardedSource, "_assemble", never)
 
 
 def equal(path: Path, tree: dict[str, Any]) -> bool:

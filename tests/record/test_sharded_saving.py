@@ -21,6 +21,7 @@ from web_archives import write_twins
 
 import zcrecord
 from zcrecord import formats
+from zcrecord.codec.layout import NONE
 from zcrecord.errors import LimitError, ProducerError, SourceError, UnsupportedError
 from zcrecord.storage.scratch import ListedFile, note_of
 
@@ -84,7 +85,7 @@ def test_equal_bytes_are_stored_once_whatever_shard_they_would_come_to(tmp_path:
         record = zcrecord.load_record(tmp_path / "model.zcr", verify="full")
         r.assert_same(dict(record), dict(source))
         assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 40_000 and record.info("w1").tied == ()
-        assert len(record.archive.shard_names) in ((0, 2) if "other" in record else (0,))
+        assert len(record.archive.source.file_names) in ((0, 2) if "other" in record else (0,))
 
 
 def test_equal_bytes_are_not_multiplied_where_there_are_no_digests_to_find_them(tmp_path: Path) -> None:
@@ -177,7 +178,7 @@ def test_a_catalogue_of_somebody_else_does_not_have_his_files_removed(tmp_path: 
     """Shards of other names, which a catalogue may have, are not known to be nobody's."""
     path = tmp_path / "model.zcr"
     zcrecord.save_record(MODEL, path, max_shard_size=800)
-    tables = zcrecord.Record(zcrecord.load_record(path).archive.shards.catalogue)  # type: ignore[attr-defined]
+    tables = zcrecord.Record(zcrecord.load_record(path).archive.source.file_archive(NONE))
     with zcrecord.RecordWriter(tmp_path / "forged.zcr") as out:
         out.module("", type_name="zcr:catalogue")
         for name, value in tables.items():
@@ -403,7 +404,7 @@ def test_shards_of_another_saver_that_came_meanwhile_are_removed_with_its_catalo
     save(path)
     assert came
     r.assert_same(zcrecord.load_record(path, verify="full").tree(), OTHER)
-    assert {*files(tmp_path)} == {path.name, *zcrecord.load_record(path).archive.shard_names}
+    assert {*files(tmp_path)} == {path.name, *zcrecord.load_record(path).archive.source.file_names}
 
 
 def test_a_producer_that_fails_leaves_the_old_record_alone(tmp_path: Path) -> None:

@@ -419,7 +419,7 @@ def test_a_file_url_is_the_local_file_mapped(tmp_path: Path) -> None:
     (tmp_path / "m.zcr").write_bytes(saved({"w": np.ones(3)}))
     rec = zcrecord.load_record((tmp_path / "m.zcr").as_uri())
     assert rec["w"].all()
-    assert rec.archive.mapped
+    assert rec.archive.source.is_mapped
 
 
 def test_any_file_system_of_fsspec_will_do() -> None:

@@ -143,7 +143,7 @@ def test_what_was_expected_cannot_be_exchanged_afterwards_for_what_has_its_short
 def test_what_a_loader_was_given_once_is_not_given_to_it_otherwise_again(server: Server) -> None:
     rec = zcrecord.load_record(f"{server.url}/m.zcr", expect=local(server).content_digest())
     info = rec.info("large")
-    ahead = ReadAhead(rec.archive.remote)
+    ahead = ReadAhead(rec.archive.source.remote)
     ahead.expect([PayloadRange(info.offset, info.nbytes, info.digest, "large")], 3 << 18)
     room = memoryview(bytearray(1 << 18))
     for at in range(0, 8 << 18, 1 << 18):

@@ -94,7 +94,7 @@ def test_record_survives_pickling_and_copying(source: str, part: str, protocol: 
     assert (again.names, again.path, again.mode) == (rec.names, rec.path, "r")
     assert again.content_digest() == rec.content_digest()
     r.assert_same(again.tree(), rec.tree())
-    assert again.archive.mapped is rec.archive.mapped
+    assert again.archive.source.is_mapped is rec.archive.source.is_mapped
 
 
 @LINUX

@@ -199,7 +199,7 @@ def test_plain_archives_do_not_pay_for_packed_ones(tmp_path: Path) -> None:
     modules = r.run_python(code, tmp_path / "m.zcr").stdout.split()
     assert "zcrecord.record.load" in modules
     assert not {
-        "zcrecord.transport.open",
+        "zcrecord.transport.open_packed",
         "zcrecord.transport.frames",
         "zcrecord.storage.compressed",
         "zstandard",

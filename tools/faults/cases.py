@@ -112,4 +112,4 @@ class Case(NamedTuple):
     def _named(self) -> set[str]:
         """Return the names of a catalogue and its shards, which are whole."""
         with load_record(self.dest, verify="full") as record:
-            return {self.dest.name, *record.archive.shard_names}
+            return {self.dest.name, *record.archive.source.file_names}

@@ -104,7 +104,7 @@ class Checkpoint(NamedTuple):
             return set()
         path = Path(self.folder, "checkpoint.zcr")
         with load_record(path) as record:
-            return {*os.listdir(self.folder)} - {path.name, *record.archive.shard_names}
+            return {*os.listdir(self.folder)} - {path.name, *record.archive.source.file_names}
 
 
 def run(folder: str, times: int, way: str, durable: bool, seed: int) -> dict[str, int]:

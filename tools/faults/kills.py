@@ -75,7 +75,7 @@ def kill_saves(
 def _others(path: Path) -> set[str]:
     """Return the files beside a record that are no part of it."""
     with zcrecord.load_record(path) as record:
-        return {*os.listdir(path.parent)} - {path.name, *record.archive.shard_names}
+        return {*os.listdir(path.parent)} - {path.name, *record.archive.source.file_names}
 
 
 def _kill_one(path: Path, number: int, after: float, how: dict[str, Any]) -> None:

@@ -1,16 +1,15 @@
-"""An opened archive: its bytes, its index, and views of its payloads. Copies no payload byte in mode "r".
+"""An opened archive: a header, an index and a payload source, and views of its payloads. Copies no payload byte.
 
-Computes the memory range of each view; every view keeps the mapping open. `codec.verify` checks the rules of the
-index, `digest` the bytes of payloads.
+`payload_source` has the protocol by which bytes are found. Every view keeps its memory, and with it the mapping, alive.
+`codec.verify` checks the rules of the index, `digest` the bytes of payloads.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import weakref
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any, Literal
 
@@ -25,28 +24,32 @@ from zcrecord.errors import FormatError, IntegrityError, RecordError, Unsupporte
 from zcrecord.storage.memory import Memory, Mode
 from zcrecord.tensors.packed import PackedTensor, StringTensor
 
-from .private_copy import Twins, check_apart, private_memory, twins_nbytes, twins_of
-from .released import Released, closed
-
-__all__ = [
-    "Archive", "Embedded", "Place", "Progress", "Verify", "check_crc", "is_catalogue",
-    "open_archive", "takes_one_file",
-]  # fmt: skip
+from .memory_source import source_in
+from .part_source import PartSource
+from .payload_source import Closed, FileSource, PayloadSource, PayloadTable, Place
 
 Embedded = Literal["prefix", "suffix"]
 Progress = Callable[[int, int], None]
 Verify = Literal["touch", "index", "full"]
 
 _ndarray = np.ndarray  # found sooner than an attribute of numpy: a tenth of the time of a view
-Place = tuple[int, int, int]  # a file, by its number, and the offset and size of a range of bytes in it
-_NOWHERE: Place = (-1, 0, 0)  # the place of no bytes
+_NOWHERE: Place = (-1, 0, 0)  # the place of empty tensors
+_UNKNOWN = -1  # in the place of a tensor's start in memory, until one of its neighbours is asked for
+SourceIn = Callable[[Memory, memoryview, PayloadTable, int], FileSource]
 
 
-def open_archive(memory: Memory, *, verify: Verify, embedded: Embedded | None = None, mode: Mode = "r") -> Archive:
+def open_archive(
+    memory: Memory,
+    *,
+    verify: Verify,
+    embedded: Embedded | None = None,
+    mode: Mode = "r",
+    source_in: SourceIn = source_in,
+) -> Archive:
     """Return the archive in `memory`, with the whole index checked, or ("touch") only what opening it needs.
 
     Payloads are not read, whatever `verify` says. In mode "c" the memory must be writable and nobody else's, and the
-    index is checked in any case.
+    index is checked in any case. `source_in` makes the payload source of the archive that was found.
 
     Raises:
         FormatError: a rule is broken. IntegrityError: the index has another CRC. LimitError: a limit of the format is
@@ -59,15 +62,15 @@ def open_archive(memory: Memory, *, verify: Verify, embedded: Embedded | None = 
             check_crc(octets, header)
         index = decode(octets.toreadonly()[header.index_offset :], header.index_size)
         (check_header if touch else check_index)(index, header)
-        how: dict[str, Any] = {"offset": offset, "mode": mode, "embedded": embedded, "whole": True}
-        archive = Archive(memory, octets, header, index, verified="touch" if touch else "index", **how)
+        table = PayloadTable(index.payloads, bool(index.digest_kind), header.payload_offset)
         if mode == "c":
-            check_apart(twins_nbytes(index, len(octets)), len(octets), None)
-            for number in twins_of(index).tolist():
-                archive.home(number)  # before the first can be edited: nothing keeps the bytes as they were
+            from .private_copy import PrivateSource  # here, because few archives are edited
+
+            source_in = PrivateSource
+        source = source_in(memory, octets, table, offset)
     except RecordError as error:
         raise error.located(path=memory.path) from None
-    return archive
+    return Archive(header, index, source, verified="touch" if touch else "index", embedded=embedded, whole=True)
 
 
 def check_crc(octets: memoryview, header: Header) -> None:
@@ -85,77 +88,78 @@ def is_catalogue(archive: Archive) -> bool:
 
 def takes_one_file(archive: Archive, what: str) -> None:
     """Raise UnsupportedError if an archive is a catalogue, for `what`, which takes all bytes in one file."""
-    if not archive.shard_names and not is_catalogue(archive):
+    if not archive.source.file_names and not is_catalogue(archive):
         return
     name = printable(os.path.basename(archive.path or "model.zcr"))
     advice = f"zcrecord convert {name} one.zcr makes one archive of it"
     raise UnsupportedError(f"is a catalogue of shards, and {what} takes one archive; {advice}", path=archive.path)
 
 
+class TouchChecks:
+    """The checks of tensors at level "touch", each made once: by an archive, its private copies and its source."""
+
+    __slots__ = ("_header", "_pool", "checked", "index")
+
+    def __init__(self, index: Index, header: Header) -> None:
+        self.index, self._header = index, header
+        self.checked: set[int] = set()
+        self._pool: Any = None
+
+    def ensure(self, i: int) -> None:
+        """Check tensor i, unless that was done."""
+        if i in self.checked:
+            return
+        if self._pool is None:
+            self._pool = self.index.pool()
+        check_touched(self.index, self._header, i, self._pool)
+        self.checked.add(i)
+
+
 class Archive:
     """An opened archive, another format's bytes under an index made for them, or a part of one.
 
+    Threads may share it, and one of them may close it at any time: then all others get UnsupportedError.
+
     Attributes:
-        path: the file, as it was named and as errors tell it.
-        absolute: its absolute path, by which it is opened again; None where the bytes are no local file's.
-        buffer: all bytes of the archive, read-only; every view keeps it, and with it the mapping, alive.
         header: the sealed header, or the trailer where the header is not sealed.
-        offset: where the archive starts in the file or buffer.
+        index: the columns of the index.
+        source: gives the bytes of payloads.
+        path: the file, as it was named and as errors show it.
+        absolute: its absolute path, by which it is opened again; None where the bytes are not a local file's.
         mode: "r", or "c" where views may be written, to a private copy.
         verified: "index" once the whole index is checked; "touch" where each tensor is checked when it is used.
         embedded: how the archive was found among other bytes.
         whole: whether the bytes are an archive's from end to end, and not part of one or another format's.
-        original: the read-only archive that a private copy is of.
-        parent: the archive whose payloads these are some of, and their numbers there.
-        recipe: gives for this archive a function and its arguments, which open it again, as pickle takes them; None
-            where nothing is known to open.
-        remote: fetches payloads, and reads by position, where not all bytes are in memory; None where they are.
+        part_of: the archive of which this is a part.
         tied: the names of the tensors of one payload, by its number, as far as they were asked for.
-
-    Another thread may release it at any time: code that makes views reads `_octets` first, and the index after it.
     """
 
     __slots__ = (
-        "_checked", "_mappings", "_memory", "_octets", "_pool", "_prepared", "_strings", "_twins", "absolute", "buffer",
-        "embedded", "header", "index", "mode", "offset", "original", "parent", "path", "recipe", "remote", "tied",
-        "verified", "whole",
+        "_checks", "_mappings", "_prepared", "_strings", "absolute", "embedded", "header", "index", "mode", "part_of",
+        "path", "source", "tied", "verified", "whole",
     )  # fmt: skip
 
     def __init__(
         self,
-        memory: Memory,
-        octets: memoryview,
         header: Header,
         index: Index,
+        source: PayloadSource,
         *,
-        offset: int = 0,
-        mode: Mode = "r",
         verified: Literal["touch", "index"] = "index",
         embedded: Embedded | None = None,
         whole: bool = False,
-        original: Archive | None = None,
+        checks: TouchChecks | None = None,
+        part_of: Archive | None = None,
     ) -> None:
-        """Take over `memory`, of which `octets` are the archive's own bytes; checks nothing."""
-        self.path, self.absolute, self.remote = memory.path, memory.absolute, memory.remote
-        self.header, self.index, self.offset, self.mode = header, index, offset, mode
-        self.verified, self.embedded, self.whole, self.original = verified, embedded, whole, original
-        self.parent: tuple[Archive, list[int]] | None = None
-        self.recipe: Callable[[Archive], tuple[Any, ...]] | None = None
+        """Put header, index and source together; checks nothing."""
+        self.path, self.absolute, self.mode = source.path, source.absolute, source.mode
+        self.header, self.index, self.source = header, index, source
+        self.verified, self.embedded, self.whole, self.part_of = verified, embedded, whole, part_of
         self.tied: dict[int, tuple[str, ...]] = {}
-        self.buffer = octets.toreadonly()
-        # ndarray(buffer=memoryview) keeps what the memoryview is of: here an array that holds the buffer's export.
-        writable = (self.buffer if mode == "r" else octets)[header.payload_offset :]
-        self._octets: memoryview = np.frombuffer(writable, np.uint8).data
-        self._memory: Memory | None = memory
-        self._mappings: list[weakref.ref[Any]] = [] if memory.mapping is None else [weakref.ref(memory.mapping)]
-        self._pool: Any = None  # with `_checked` for level "touch"
-        self._checked: set[int] = set()
+        self._checks: TouchChecks | None = checks or (TouchChecks(index, header) if verified == "touch" else None)
         self._strings: set[tuple[Place, int]] = set()  # payloads whose ends of strings were checked, and how many ends
-        self._prepared: tuple[memoryview, list[Layout | None], list[int]] | None = None
-        self._twins: Twins | None = None
-        if mode == "c":
-            source = self if original is None else original
-            self._twins = Twins(index, source.buffer, header.payload_offset, self._mappings)
+        self._prepared: tuple[list[Layout | None], list[Any], list[int]] | None = None
+        self._mappings: list[weakref.ref[Any]] | None = None  # of a closed archive, those that it had open
 
     @classmethod
     def foreign(cls, memory: Memory, index: Index) -> Archive:
@@ -163,7 +167,27 @@ class Archive:
 
         The index is taken for granted: its maker has checked that every payload lies inside.
         """
-        return cls(memory, memory.octets, Header(1, 1, 0, 0, 0, len(memory.octets), 0), index)
+        header = Header(1, 1, 0, 0, 0, len(memory.octets), 0)
+        return cls(header, index, source_in(memory, memory.octets, PayloadTable(index.payloads, False, 0)))
+
+    def _over(self, source: PayloadSource) -> Archive:
+        """Return the same archive over another source of the same bytes, with the checks that were made."""
+        out = Archive(
+            self.header,
+            self.index,
+            source,
+            verified=self.verified,
+            embedded=self.embedded,
+            whole=self.whole,
+            checks=self._checks,
+            part_of=self.part_of,
+        )
+        out._strings = self._strings
+        return out
+
+    def shared(self) -> Archive:
+        """Return this archive once more, to be closed by itself: parts outlive their record."""
+        return self._over(self.source)
 
     def private(self) -> Archive:
         """Return the same archive over a private copy of its bytes, which may be written and which nobody else sees.
@@ -174,128 +198,46 @@ class Archive:
             SourceError: the file was replaced since it was opened. LimitError: equal tensors, each by itself, would
             take out of all proportion to the archive.
         """
-        nbytes = self.opened_nbytes()
-        check_apart(twins_nbytes(self.index, nbytes), nbytes, self.path)
-        self.bring()
-        return self._private()
-
-    def _private(self) -> Archive:
-        if self.parent is not None:
-            whole, numbers = self.parent
-            return whole._private().part(self.index, numbers)
-        memory = self.private_memory()
-        how: dict[str, Any] = {"offset": self.offset, "embedded": self.embedded, "whole": self.whole}
-        out = Archive(
-            memory, memory.octets, self.header, self.index, mode="c", verified=self.verified, original=self, **how
-        )
-        out._checked, out._strings, out._pool = self._checked, self._strings, self._pool
-        return out
-
-    def private_memory(self) -> Memory:
-        """Return a private copy of the archive's bytes.
-
-        Raises:
-            SourceError: the file was replaced since it was opened.
-        """
-        return private_memory(self.held(), self.buffer, self.offset, self.mapped)._replace(path=self.path)
-
-    def _map_again(self) -> Memory | None:
-        original = self.original
-        return original.private_memory() if original is not None and original.mapped else None
-
-    def part(self, index: Index, numbers: list[int]) -> Archive:
-        """Return an archive with another index, whose payloads are those of this one that have these numbers."""
-        self.held()
-        memory = Memory(self.buffer, self.path, remote=self.remote, absolute=self.absolute)
-        out = Archive(memory, self.buffer, self.header, index, offset=self.offset, mode=self.mode)
-        out.parent, out._mappings, out._twins = (self, numbers), self._mappings, None
-        return out
-
-    def parts_by_file(self) -> list[Archive]:
-        """Return parts by file: itself; of a catalogue one for each shard, without modules, some perhaps in memory."""
-        return [self]
-
-    def files(self) -> list[tuple[int, Callable[[], Archive]]]:
-        """Return size and opener of each archive that verification reads: itself; of a catalogue itself and its shards.
-
-        Of a part of a catalogue they are parts of those that it lies in.
-        """
-        return [(self.header.archive_size, lambda: self)]
-
-    @property
-    def shard_names(self) -> list[str]:
-        """The file names of a catalogue's shards; none of any other archive."""
-        return []
-
-    def file_of(self, _number: int) -> str | None:
-        """Return the name of the shard that a payload of a catalogue lies in, whole; None of any other archive."""
-        return None
-
-    def kept(self) -> Archive:
-        """Return this archive once more, over the same memory, to be released by itself: parts outlive their record."""
-        out = Archive.__new__(Archive)
-        for name in filter("index".__ne__, Archive.__slots__):
-            setattr(out, name, getattr(self, name))
-        out.index = self.index  # last: if another thread releases this one meanwhile, it goes first
-        out.original = out.original and out.original.kept()
-        return out
-
-    @property
-    def mapped(self) -> bool:
-        """True if its bytes are those of a mapped file, and nobody can have written to them."""
-        held = self.held()
-        return held.mapping is not None and held.identity is not None and held.octets.readonly
-
-    @property
-    def gone(self) -> bool:
-        """True if the mapped file was replaced or removed at its path; the mapping is as it was."""
-        held = self.root.held()
-        if held.identity is None or held.absolute is None:
-            return False
+        if self.source.is_remote:
+            self.ensure_all()  # all payloads are fetched
         try:
-            now = os.stat(held.absolute)
-        except OSError as error:  # any other failure is raised when the file is opened
-            return error.errno in (errno.ENOENT, errno.ENOTDIR)
-        return (now.st_dev, now.st_ino) != held.identity[:2]
+            return self._over(self.source.private())
+        except RecordError as error:
+            raise self.located(error) from error.__cause__
 
-    @property
-    def file(self) -> tuple[str, tuple[int, ...]] | None:
-        """Absolute path and identity of the mapped file whose very bytes these are; None for others, or if edited.
+    def before_edits(self) -> Archive | None:
+        """Return the archive as it was read: itself, or what it is a private copy of; None if that was not kept."""
+        if self.mode == "r":
+            return self
+        source = self.source.original
+        return None if source is None else self._over(source)
 
-        An offset in the archive is an offset in that file once `self.offset` is added.
-        """
-        root = self.root
-        held = root.held()
-        return (held.absolute, held.identity) if root.mapped and held.absolute is not None and held.identity else None
+    def part(self, index: Index, numbers: Sequence[int]) -> Archive:
+        """Return an archive with another index, whose payloads are those of this one that have these numbers."""
+        return Archive(self.header, index, PartSource(self.source, numbers), part_of=self)
 
     @property
     def root(self) -> Archive:
         """The archive that this is a part of, or itself."""
-        return self if self.parent is None else self.parent[0].root
-
-    def held(self) -> Memory:
-        """Return the memory of the whole file or buffer; raises UnsupportedError if the archive was released."""
-        if self._memory is None:
-            raise closed(self.path)
-        return self._memory
+        return self if self.part_of is None else self.part_of.root
 
     @property
-    def mapping(self) -> Any:
-        """The mapping of the whole file; None where the bytes are not a mapped file's, or not as they are there."""
-        whole = self.root
-        return whole.held().mapping if (whole.original or whole).mapped else None
+    def buffer(self) -> memoryview:
+        """Header, index and trailer at their offsets, and all payloads that lie in the same memory; read-only."""
+        return self.source.buffer
+
+    @property
+    def offset(self) -> int:
+        """Where the archive starts in the file or buffer."""
+        return self.source.offset
 
     def ensure(self, i: int) -> None:
         """Check tensor i unless that was done, at open or when it was touched before."""
-        if self.verified != "touch" or i in self._checked:
-            return
-        if self._pool is None:
-            self._pool = self.index.pool()
-        try:
-            check_touched(self.index, self.header, i, self._pool)
-        except RecordError as error:
-            raise error.located(path=self.path) from None
-        self._checked.add(i)
+        if self.verified == "touch" and (checks := self._checks) is not None:
+            try:
+                checks.ensure(i)
+            except RecordError as error:
+                raise error.located(path=self.path) from None
 
     def ensure_all(self) -> None:
         """Check the whole index, modules, attributes and order included, unless that was done."""
@@ -353,102 +295,85 @@ class Archive:
         return None if start == NONE else tuple(self.index.strides[start : start + row.rank].tolist())
 
     def payload(self, number: int) -> memoryview:
-        """Return a payload's bytes; a read-only view. NONE gives an empty one."""
+        """Return a payload's bytes; a read-only view, of a split tensor a copy. NONE gives an empty one."""
         if number == NONE:
-            return self.buffer[:0]
-        if self.remote is not None:
-            self.bring([number])
-        offset, nbytes, _ = self.index.payloads[number].item()
-        if self.mode == "c":
-            octets, at = self.home(number)
-            return octets[at : at + nbytes].toreadonly()
-        start = self.header.payload_offset + offset
-        return self.buffer[start : start + nbytes]
+            return memoryview(b"")
+        try:
+            return self.source.payload(number)
+        except RecordError as error:
+            raise self.located(error) from error.__cause__
 
-    def place_of(self, number: int) -> Place:
-        """Return the identity of a payload: its file and its range there. Payloads of one place are the same bytes.
+    def blocks(self, number: int) -> Iterator[memoryview]:
+        """Yield a payload's bytes, each block valid until the next; a split tensor is not put together."""
+        return iter(()) if number == NONE else self.source.blocks(number)
 
-        Nothing else tells so: an offset in an index is an address within one layout, and of a catalogue two payloads of
-        one offset may lie in two files. In mode "c" each payload is memory of its own, and so a file of its own.
+    def place(self, number: int) -> Place:
+        """Return the identity of a payload, its file and its range there. Payloads of one place are the same bytes.
+
+        In mode "c" each payload is memory of its own, and so a file of its own.
         """
-        if number == NONE:
-            return _NOWHERE
-        if self.mode == "c":
-            return number, 0, 0
-        offset, nbytes, _ = self.index.payloads[number].item()
-        return 0, offset, nbytes
+        return _NOWHERE if number == NONE else self.source.place(number)
+
+    def boxes(self, i: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Return first index and size of each piece of tensor i, a row each; none if it is empty.
+
+        Raises:
+            FormatError: they do not tile the tensor.
+        """
+        row = self.row(i)
+        shape = self.shape(row)
+        if row.payload == NONE:
+            return np.zeros((0, row.rank), np.int64), np.zeros((0, row.rank), np.int64)
+        try:
+            origin, extent = self.source.boxes(row.payload, shape, row.bits)
+            if len(origin) > 1 and row.strides != NONE:
+                raise FormatError("its pieces in the shards do not tile it", path=self.path)
+        except FormatError as error:
+            raise error.located(path=self.path, tensor=self.index.name(i)) from None
+        return origin, extent
 
     def stored_nbytes(self) -> int:
         """Return the bytes of the index and of the payloads, each range once; of foreign bytes, those of the file.
 
         Holes do not count, and neither do sizes that nothing holds: what work a record may ask for is measured by it.
         """
-        rows = self.index.payloads
-        _, first = np.unique(rows["offset"], return_index=True)
-        return (self.header.index_size or self.header.archive_size) + int(rows["nbytes"][first].sum(dtype=np.uint64))
-
-    def opened_nbytes(self) -> int:
-        """Return the bytes of the archive, of a catalogue those of the shards that are open."""
-        return len(self.buffer)
+        return (self.header.index_size or self.header.archive_size) + self.source.stored_nbytes()
 
     def seal(self) -> bytes:
         """Return the bytes that tell this archive from others: its header; of a catalogue the SHA-256 of all of it."""
-        return self.header.encode()
+        return self.source.seal() or self.header.encode()
 
-    def pins(self) -> dict[Any, Any]:
-        """Return the SHA-256 digests that payloads of a remote archive had when all of it was hashed, for `pin`."""
-        return {} if self.remote is None else self.remote.pins
-
-    def pin(self, pins: dict[Any, Any]) -> None:
-        """Compare payloads of a remote archive, whenever they are fetched, with what they were then.
-
-        Raises:
-            IntegrityError: they are those of a catalogue, or of another one.
-        """
-        if any(isinstance(key, str) for key in pins):
-            raise IntegrityError("is not the catalogue that was checked; it was replaced since", path=self.path)
-        if self.remote is not None:
-            self.remote.pin(pins)
-
-    def pieces_of(self, number: int) -> list[tuple[Archive, int]]:
-        """Return the archives in which a payload is stored, piece by piece, and its numbers there."""
-        return [(self, number)]
-
-    def split(self, number: int) -> Iterator[memoryview] | None:  # noqa: ARG002  # a catalogue looks it up
-        """Return the bytes of a payload in several pieces, block by block; None: it is in one, as all are here."""
-        return None
-
-    def bring(self, numbers: list[int] | None = None) -> None:
+    def fetch(self, numbers: Sequence[int] | None = None) -> None:
         """Fetch payloads of a remote archive (all by default) and check their digests; does nothing for a local one.
 
         Raises:
             SourceError: they cannot be had. IntegrityError: a digest does not match.
         """
-        remote = self.remote
-        if remote is None:
-            return
         if numbers is None:
             self.ensure_all()
-        ix = self.index
-        rows = (ix.payloads if numbers is None else ix.payloads[numbers]).tolist()
-        base, known = self.header.payload_offset, bool(ix.digest_kind)
         try:
-            remote.bring([(base + offset, nbytes, digest if known else None) for offset, nbytes, digest in rows])
+            self.source.fetch(None if numbers is None else [number for number in numbers if number != NONE])
         except RecordError as error:
-            at = None if error.offset is None else error.offset - base
-            used = ix.payloads["offset"][np.minimum(ix.tensors["payload"], max(len(ix.payloads) - 1, 0))]
-            user = [] if at is None else np.flatnonzero((used == at) & (ix.tensors["payload"] != NONE)).tolist()
-            name = ix.name(user[0]) if user else None
-            raise error.located(path=self.path, tensor=name) from error.__cause__
+            raise self.located(error) from error.__cause__
+
+    def located(self, error: RecordError) -> RecordError:
+        """Return an error of the source with the path, and the tensor whose payload starts at its offset."""
+        known = error.offset is not None and error.tensor is None and len(self.index.payloads)
+        if known and not self.source.file_names:
+            ix, at = self.index, (error.offset or 0) - self.header.payload_offset
+            used = ix.payloads["offset"][np.minimum(ix.tensors["payload"], len(ix.payloads) - 1)]
+            users = np.flatnonzero((used == at) & (ix.tensors["payload"] != NONE)).tolist() if at >= 0 else []
+            error.located(tensor=ix.name(users[0]) if users else None)
+        return error.located(path=self.path)
 
     def view(self, i: int) -> Any:
-        """Return tensor i as an ndarray, PackedTensor or StringTensor over the archive's own bytes."""
+        """Return tensor i as an ndarray, PackedTensor or StringTensor over the memory its bytes lie in."""
         prepared = self._prepared
         if prepared is not None:
-            octets, layouts, offsets = prepared
-            if (layout := layouts[i]) is not None:
-                shape, kind, strides = layout
-                return _ndarray(shape, kind, octets, offsets[i], strides)
+            layouts, memories, starts = prepared
+            if (start := starts[i]) >= 0:
+                shape, kind, strides = layouts[i]  # type: ignore[misc]  # it has a start
+                return _ndarray(shape, kind, memories[i], start, strides)
         row = self.row(i)
         number = row.payload
         layout = self.layout_of(row.dims, row.strides, row.dtype, row.bits, row.rank)
@@ -457,7 +382,9 @@ class Archive:
         shape, kind, strides = layout
         if number == NONE:
             return np.frombuffer(b"" if self.mode == "r" else bytearray(), kind).reshape(shape)
-        octets, start = self.home(number)
+        octets, start = self._locate(i, number)
+        if prepared is not None:
+            self._fill(number, prepared)
         return np.ndarray(shape, kind, octets, start + row.byte_offset, strides)
 
     def layout_of(self, dims: int, strides: int, code: int, bits: int, rank: int) -> Layout | None:
@@ -478,59 +405,74 @@ class Archive:
     def prepare_views(self) -> None:
         """Prepare for views of all tensors, each of which then takes a fraction of the time; 48 bytes for each.
 
-        Does nothing at level "touch", where each tensor is checked on use. All payloads of a remote archive must have
-        been fetched.
+        Does nothing at level "touch", where each tensor is checked on use. Opens no file.
         """
-        if self._prepared is not None or self.verified == "touch":
+        if self._prepared is None and self.verified != "touch":
+            layouts = self.layouts()
+            self._prepared = layouts, [None] * len(layouts), [_UNKNOWN] * len(layouts)
+            if isinstance(self.source, Closed):
+                self._prepared = None  # another thread closed the archive meanwhile
+
+    def _fill(self, number: int, prepared: tuple[list[Layout | None], list[Any], list[int]]) -> None:
+        """Fill in the places of all tensors whose payloads lie in the memory that a payload lies in."""
+        layouts, memories, starts = prepared
+        near = self.source.neighbours(number)
+        if near is None:
             return
-        octets, ix = self._octets, self.index
-        rows = ix.tensors
-        near = rows["payload"] != NONE
-        if self.mode == "c":
-            near &= False if self._twins is None else self._twins.are_at_home(rows["payload"])
-        layouts = self.layouts()
-        for i in np.flatnonzero(~near).tolist():
-            layouts[i] = None
-        offsets = rows["byte_offset"].copy()
-        offsets[near] += ix.payloads["offset"][rows["payload"][near]]
-        self._prepared = octets, layouts, offsets.tolist()
-        if self._memory is None:
-            self._prepared = None  # another thread released the archive meanwhile
+        octets, offsets = near
+        rows = self.index.tensors
+        at = np.append(offsets, -1)[np.minimum(rows["payload"], len(offsets))]
+        places = np.where(at < 0, _UNKNOWN, at + rows["byte_offset"].astype(np.int64))
+        if (places >= 0).all() and None not in layouts:
+            memories[:], starts[:] = [octets] * len(starts), places.tolist()
+            return
+        for other in np.flatnonzero(places >= 0).tolist():
+            if layouts[other] is not None:
+                memories[other] = octets
+                starts[other] = int(places[other])  # last: another thread may read it now
 
     def elements(self, i: int) -> np.ndarray[Any, Any]:
         """Return a strided tensor as opaque elements of its width; unlike a view, whatever its type."""
         row = self.row(i)
         item = row.bits >> 3
         strides = tuple(s * item for s in self.strides(row) or ())
-        octets, start = self.home(row.payload)
+        octets, start = self._locate(i, row.payload)
         return np.ndarray(self.shape(row), np.dtype((np.void, item)), octets, start + row.byte_offset, strides)
 
+    def _locate(self, i: int, number: int) -> tuple[memoryview, int]:
+        try:
+            return self.source.locate(number)
+        except RecordError as error:  # of a payload, if it has an offset; else of a file
+            name = None if error.offset is None else self.index.name(i)
+            raise error.located(path=self.path, tensor=name) from error.__cause__
+
     def _special(self, i: int, kind: dtypes.DType | None, number: int, shape: tuple[int, ...]) -> Any:
+        """Return a tensor of packed elements or of strings."""
         name = self.index.name(i)
-        data = np.frombuffer(self.payload(number), np.uint8)
         if kind is None:
             code = self.row(i).dtype
             what = f"dtype code {code} is not known; .raw(name) gives its bytes"
             raise UnsupportedError(what, path=self.path, tensor=name)
-        known = (self.place_of(number), prod(shape))
-        if kind is dtypes.STRING and known in self._strings:
+        octets = memoryview(b"")
+        if number != NONE:
+            memory, at = self._locate(i, number)
+            octets = memory[at : at + self.source.nbytes(number)]
+        if kind is not dtypes.STRING:
+            return PackedTensor(np.frombuffer(octets, np.uint8), kind, shape)
+        data, key = np.frombuffer(octets.toreadonly(), np.uint8), (self.place(number), prod(shape))
+        if key in self._strings:
             return StringTensor(data, shape, checked=True)
         try:
-            if kind is not dtypes.STRING:
-                if self.mode == "c" and number != NONE:
-                    octets, at = self.home(number)
-                    data = np.frombuffer(octets, np.uint8)[at : at + len(data)]
-                return PackedTensor(data, kind, shape)
-            checked = StringTensor(data, shape)
-            self._strings.add(known)
-            return checked
+            strings = StringTensor(data, shape)
         except FormatError as error:
             raise error.located(path=self.path, tensor=name) from None
+        self._strings.add(key)
+        return strings
 
     def views(self) -> Iterator[Any]:
         """Yield every tensor in saved order, at a fraction of the cost of a first lookup each."""
         self.ensure_all()
-        self.bring()
+        self.fetch()
         self.prepare_views()
         return map(self.view, range(len(self.index.tensors)))
 
@@ -552,45 +494,25 @@ class Archive:
         text = ix.text
         return [str(text[a:b], "utf-8") for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
 
-    def home(self, number: int) -> tuple[memoryview, int]:
-        """Return the bytes in which a payload lies, and its offset in them.
-
-        In mode "c" payloads of equal bytes, stored once, have each its memory: their tensors are not tied.
-        """
-        octets = self._octets  # first: after another thread's release the index says so
-        if self.remote is not None:
-            self.bring([number])
-        offset, nbytes, _ = self.index.payloads[number].item()
-        if self.mode == "r":
-            return octets, offset
-        if self.parent is not None:
-            return self.parent[0].home(self.parent[1][number])
-        own = None if self._twins is None else self._twins.memory(number, offset, nbytes, self._map_again)
-        return (octets, offset) if own is None else (own, 0)
-
     def __reduce__(self) -> tuple[Any, ...]:
         if self.mode == "c":
             what = "a record of mode 'c' may hold edits that its file does not; save it, or pickle single tensors"
             raise UnsupportedError(what, path=self.path)
-        if self.recipe is None:
+        if self.source.recipe is None:
             raise UnsupportedError("only records of archives can be pickled", path=self.path)
-        return self.recipe(self)
+        return self.source.recipe(self)
 
-    def release(self) -> bool:
-        """Drop the archive's own hold on its mapping; returns whether that, or a later view's end, released it."""
-        released: Any = Released(self.path)
-        self.index = released  # first: numpy takes a lost `_octets` for leave to make new memory
-        self.buffer = self._octets = released
-        self._memory = self.parent = self.recipe = self.remote = self._prepared = self._twins = self._pool = None
-        gone = self.original is None or self.original.release()
-        for reference in self._mappings:
-            mapping = reference()
-            try:
-                if mapping is not None:
-                    mapping.close()
-            except BufferError:  # views live, or parts; the mapping goes with the last of them
-                gone = False
-        return gone
+    def close(self) -> bool:
+        """End all use of the archive; returns whether the mappings that it had open are released.
+
+        Parts, and views taken before, keep what they use; the last of them releases it.
+        """
+        if self._mappings is None:
+            self._mappings = self.source.mappings()
+            closed: Any = Closed(self.path)
+            self.index = self.source = closed
+            self._prepared = self._checks = self.part_of = None
+        return all(mapping() is None for mapping in self._mappings)
 
 
 def _integers(column: np.ndarray[Any, Any]) -> memoryview:

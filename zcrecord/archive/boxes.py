@@ -1,6 +1,6 @@
 """Elements of a tensor that is split into boxes, in C order, a block at a time.
 
-The rules of a tiling, and the places of its boxes in files, are `shards`'s.
+The rules of a tiling are those of `tilings`, the places of its boxes in files those of `sharded`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from zcrecord.errors import SourceError
 from zcrecord.storage.stream_reader import SequentialMapping
 from zcrecord.tensors.strides import address
 
-from .archive import Archive
-
-__all__ = ["BLOCK", "Box", "blocks_of", "box_of", "put_together"]
+from .payload_source import PayloadSource
 
 Array = np.ndarray[Any, np.dtype[Any]]
 BLOCK = 8 << 20  # bytes of a block: of hundreds of files each still gives enough of it to be worth a read
@@ -54,12 +52,12 @@ class Box(NamedTuple):
             self.mapped.let_go()
 
 
-def box_of(origin: Sequence[int], values: Array, archive: Archive) -> Box:
-    """Return a box of an archive; if that is a mapped file, pages are brought in and let go of."""
+def box_of(origin: Sequence[int], values: Array, source: PayloadSource) -> Box:
+    """Return a box of a file's payload; if the file is mapped, pages are brought in and let go of."""
     # Not of a private copy: to let go of it would undo what was written to it.
-    mapping: Any = archive.mapping if archive.mode == "r" and values.nbytes >= _WORTH else None
+    mapping: Any = source.mapping if source.mode == "r" and values.nbytes >= _WORTH else None
     passed = isinstance(mapping, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED")
-    return Box(tuple(origin), values, SequentialMapping(mapping) if passed else None, archive.path)
+    return Box(tuple(origin), values, SequentialMapping(mapping) if passed else None, source.path)
 
 
 def put_together(out: Array, boxes: Sequence[Box], first: int = 0) -> None:

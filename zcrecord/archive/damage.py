@@ -6,7 +6,7 @@ Holds no byte; takes the index for verified. A payload has one digest, so that i
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +22,7 @@ from . import unflatten
 
 if TYPE_CHECKING:
     from .archive import Archive
-
-__all__ = ["Damage", "Progress", "check_digest", "error_of", "find"]
+    from .payload_source import Piece
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Progress = Callable[[int, int], None]
@@ -69,16 +68,17 @@ def find(archive: Archive, progress: Progress | None = None, *, threads: int | N
     return _named(archive, check.numbers, found)
 
 
-def check_digest(archive: Archive, number: int, tensor: str | None) -> None:
-    """Check the digest of a payload, or of its pieces; the error names `tensor`. An archive without digests passes.
+def check_digest(pieces: Iterable[Piece], tensor: str | None) -> None:
+    """Check the digests of the pieces of a payload; the error names `tensor`. Those without digests pass.
 
     Raises:
         IntegrityError: it does not match.
     """
-    for file, there in archive.pieces_of(number):
-        if file.index.digest_kind and digest_of(file.payload(there)) != file.index.payloads["digest"][there]:
+    for source, there in pieces:
+        digest = source.digest(there)
+        if digest is not None and digest_of(source.payload(there)) != digest:
             what = "its payload's digest does not match; the file is damaged, copy it again"
-            raise IntegrityError(what, path=file.path, tensor=tensor)
+            raise IntegrityError(what, path=source.path, tensor=tensor)
 
 
 def error_of(found: list[Damage]) -> FormatError:

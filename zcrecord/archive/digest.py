@@ -23,12 +23,12 @@ from zcrecord.errors import FormatError, LimitError, RecordError, SourceError, U
 from zcrecord.storage.threads import MOST_THREADS, WORTH_A_THREAD, Going, cores, run_threads
 
 from . import damage
+from .by_file import files, parts_by_file
 from .damage import Progress
 
 if TYPE_CHECKING:
-    from .archive import Archive, Place
-
-__all__ = ["check", "check_as_read", "check_indexes", "content_digest"]
+    from .archive import Archive
+    from .payload_source import Place
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -55,8 +55,8 @@ def check(archive: Archive, progress: Progress | None = None) -> None:
     """
     archive.ensure_all()
     _check_files(archive, _check_file, progress)
-    if archive.shard_names:
-        for part in archive.parts_by_file():
+    if archive.source.file_names:
+        for part in parts_by_file(archive):
             _check_elements(part)  # by the element types of the whole: the shards' own may be others
 
 
@@ -74,14 +74,14 @@ def _check_files(
     archive: Archive, check_one: Callable[[Archive, Progress | None], None], progress: Progress | None
 ) -> None:
     """Check each file of an archive, whatever is wrong with the others; raises the first error, with all damage."""
-    files = archive.files()
-    if not archive.shard_names:
+    if not archive.source.file_names:
         check_one(archive, progress)
         return
-    done, total = 0, sum(size for size, _ in files)
+    each = files(archive)
+    done, total = 0, sum(size for size, _ in each)
     first: RecordError | None = None
     found: list[damage.Damage] = []
-    for size, open_file in files:
+    for size, open_file in each:
         try:
             check_one(open_file(), progress and _shifted(progress, done, total))
         except (FormatError, SourceError) as error:
@@ -104,8 +104,8 @@ def _shifted(progress: Progress, before: int, total: int) -> Progress:
 def _check_file(archive: Archive, progress: Progress | None) -> None:
     archive.ensure_all()
     try:
-        if archive.remote is not None:
-            archive.remote.check(archive, progress)
+        if archive.source.remote is not None:
+            archive.source.remote.check(archive, progress)
             return
         if found := damage.find(archive, progress):
             raise damage.error_of(found)
@@ -120,34 +120,23 @@ def check_as_read(archive: Archive, progress: Progress | None = None) -> None:
     Raises:
         What `check` raises. UnsupportedError: it was read straight into memory that may have been written to since.
     """
-    read = _before_edits(archive)
+    read = archive.before_edits()
     if read is None:
         what = "may have been edited, and nothing is left of what was read; load it with verify='full'"
         raise UnsupportedError(what, path=archive.path)
     check(read, progress)
 
 
-def _before_edits(archive: Archive) -> Archive | None:
-    """Return the read-only archive that a private copy is of, with the same index; None if there is none."""
-    if archive.mode == "r":
-        return archive
-    if archive.parent is None:
-        original: Archive | None = archive.original
-        return original
-    whole = _before_edits(archive.parent[0])
-    return whole and whole.part(archive.index, archive.parent[1])
-
-
 def _check_elements(archive: Archive) -> None:
     """Pad bits are zero, bools 0 or 1, string ends right (R70 to R72); each payload once, however many use it."""
-    rules = ElementRules(archive.index, archive.place_of)
+    rules = ElementRules(archive.index, archive.place)
     payloads = rules.payloads()
-    archive.bring([number for _, number in payloads])
+    archive.fetch([number for _, number in payloads])
     for i in rules.strings:
         archive.view(i)  # it checks itself, and the archive remembers
     try:
         for place, number in payloads:
-            for octets in _octets(archive, number):
+            for octets in archive.blocks(number):
                 rules.check(place, np.frombuffer(octets, np.uint8), last=True)  # no split tensor has pad bits
     except RecordError as error:
         raise error.located(path=archive.path) from None
@@ -233,39 +222,35 @@ def _text(octets: bytes) -> bytes:
 
 def _streamed(archive: Archive) -> Callable[[int], bytes] | None:
     """Return the SHA-256 of tensors of a remote archive, each hashed as it comes, in little memory; None for others."""
-    _pin_pieces(archive)  # before parts have shards of their own
-    parts = archive.parts_by_file()
-    if all(part.remote is None for part in parts):
+    _pin_pieces(archive)
+    parts = parts_by_file(archive)
+    if all(part.source.remote is None for part in parts):
         return None
     by_name: dict[str, Callable[[], bytes]] = {}
     for part in parts:
-        of = partial(_local_sha256, part) if part.remote is None else part.remote.sha256_of(part)
-        by_name |= {name: partial(of, i) for i, name in enumerate(part.names())}
+        remote = part.source.remote
+        sha256 = partial(_local_sha256, part) if remote is None else remote.sha256_of(part)
+        by_name |= {name: partial(sha256, i) for i, name in enumerate(part.names())}
     return lambda i: by_name[archive.index.name(i)]()
 
 
-def _pin_pieces(archive: Any) -> None:
+def _pin_pieces(archive: Archive) -> None:
     """Pin the pieces of split tensors in remote shards: a shard that has nothing else is not streamed."""
-    for number in archive.split_payloads() if archive.shard_names else ():
-        for file, there in archive.pieces_of(number):
-            start = file.header.payload_offset + int(file.index.payloads["offset"][there])
-            if file.remote is not None and start not in file.pins():
-                file.pin({start: hashlib.sha256(file.payload(there)).digest()})
+    table = archive.source.piece_table()
+    for number in table.split() if table is not None else ():
+        for piece in archive.source.pieces(number):
+            if piece.source.remote is not None and piece.start not in piece.source.pins():
+                piece.source.pin({piece.start: hashlib.sha256(piece.source.payload(piece.number)).digest()})
 
 
 def _local_sha256(archive: Archive, i: int) -> bytes:
     row = archive.row(i)
-    return _sha256_of(_octets(archive, row.payload) if archive.strides(row) is None else [_dense(archive, i)])
+    return _sha256_of(archive.blocks(row.payload) if archive.strides(row) is None else [_dense(archive, i)])
 
 
 def _dense(archive: Archive, i: int) -> memoryview:
     """Return a copy of a strided tensor's elements in C order, as bytes."""
     return np.ascontiguousarray(archive.elements(i)).data.cast("B")
-
-
-def _octets(archive: Archive, number: int) -> Iterable[memoryview]:
-    """Return a payload's bytes, those of a split tensor in blocks."""
-    return archive.split(number) or [archive.payload(number)]
 
 
 def _distinct(archive: Archive) -> tuple[list[Any], dict[Any, int]]:
@@ -277,7 +262,7 @@ def _distinct(archive: Archive) -> tuple[list[Any], dict[Any, int]]:
     for i in archive.index.by_name.tolist():
         row = archive.row(i)
         strides = archive.strides(row)
-        at = archive.place_of(row.payload)
+        at = archive.place(row.payload)
         key: Any = at if strides is None else (at, row.byte_offset, row.bits, archive.shape(row), strides)
         keys.append(key)
         if key not in first:
@@ -317,7 +302,7 @@ class _Hashing:
         _, key, i = item
         row = self._archive.row(i)
         if self._archive.strides(row) is None:
-            self._known[key] = self._sha256(_octets(self._archive, row.payload), going)
+            self._known[key] = self._sha256(self._archive.blocks(row.payload), going)
             return
         with self._copying:  # one copy is in memory at a time
             self._known[key] = self._sha256([_dense(self._archive, i)], going)
@@ -363,7 +348,7 @@ def _put_attributes(archive: Archive, numbers: Array, put: Callable[[bytes], Non
             if kind == ValueType.TEXT:
                 put(_text(bytes(ix.text[w & NONE : (w & NONE) + (w >> 32)])))
             elif kind == ValueType.PAYLOAD:
-                if (at := archive.place_of(w)) not in known:
+                if (at := archive.place(w)) not in known:
                     known[at] = _sha256_of([archive.payload(w)])
                 put(known[at])
             else:

@@ -22,19 +22,6 @@ from zcrecord.errors import UnsupportedError
 from . import unflatten
 from .archive import Archive
 
-__all__ = [
-    "ArchiveLayout",
-    "ModuleInfo",
-    "TensorInfo",
-    "attributes",
-    "child_of_type",
-    "info",
-    "infos",
-    "layout",
-    "modules",
-    "walk",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:

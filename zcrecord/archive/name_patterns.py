@@ -12,18 +12,6 @@ from typing import Any
 
 from zcrecord.errors import TensorNotFoundError, UnsupportedError, printable
 
-__all__ = [
-    "NameFilter",
-    "Patterns",
-    "is_pattern",
-    "matcher",
-    "name_test",
-    "prefix_advice",
-    "renamer",
-    "star_match",
-    "starred",
-]
-
 Patterns = str | Iterable[str]
 
 

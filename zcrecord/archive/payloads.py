@@ -19,8 +19,6 @@ from .damage import check_digest
 from .info import TensorInfo, infos
 from .private_copy import check_apart
 
-__all__ = ["Payloads", "check_copies", "check_views"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _SPAN = 2 << 20  # bytes of a record prepared at a time, in a thread of their own
@@ -85,10 +83,11 @@ class Payloads:
         """Yield the whole payload of a tensor as it lies, whatever the tensor's strides."""
         if info.payload is None:
             return
-        if (blocks := self._archive.split(info.payload)) is not None:
+        source = self._archive.source
+        if source.file_names and len(source.pieces(info.payload)) > 1:
             if self._archive.mode == "r":
-                check_digest(self._archive, info.payload, info.name)
-            yield from blocks
+                check_digest(source.pieces(info.payload), info.name)
+            yield from source.blocks(info.payload)
             return
         raw = self._archive.payload(info.payload)
         start = self._find(raw)

@@ -7,23 +7,20 @@ import mmap
 from zcrecord.codec.layout import MAX_ARCHIVE_SIZE
 
 from .archive import Archive
-
-__all__ = ["prefetch"]
+from .by_file import parts_by_file
 
 _NEAR = 1 << 16  # bytes between payloads for which one piece of advice does
 
 
 def prefetch(archive: Archive) -> None:
     """Advise the system that all payloads will be read soon; those of a remote archive are fetched."""
-    for part in archive.parts_by_file():
+    for part in parts_by_file(archive):
         _prefetch(part)
 
 
 def _prefetch(archive: Archive) -> None:
-    if archive.remote is not None:
-        archive.bring()
-        return
-    mapping = archive.mapping
+    archive.fetch()
+    mapping = archive.source.mapping
     if not hasattr(mapping, "madvise"):
         return
     rows = archive.index.payloads

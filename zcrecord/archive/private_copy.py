@@ -1,118 +1,148 @@
-"""Private copies of an archive's bytes, which may be written, and memory apart for equal payloads in them.
+"""The payload source of a private copy, which may be written, and the limit of payloads that share their bytes.
 
-Equal payloads that are not tied are stored once. In a private copy the first of them, its home, is edited in place; the
-others, its twins, get memory of their own when they are first asked for.
+Equal payloads that are not tied are stored once. In a private copy the first of them is edited in place; the others,
+its twins, get memory of their own when they are first asked for.
 """
 
 from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from zcrecord.codec.index import Index
 from zcrecord.errors import LimitError, SourceError
-from zcrecord.storage.memory import Memory, aligned_empty, map_file, private_copy
+from zcrecord.storage.memory import Memory, Mode, aligned_empty, private_copy
 
-__all__ = ["Twins", "check_apart", "private_memory", "twins_nbytes", "twins_of"]
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from .payload_source import Array, FileSource, PayloadSource, PayloadTable, Place
 
 _APART, _APART_FREE = 64, 1 << 30  # times what an archive holds, and bytes, that payloads may take apart
 _MAPPED = 1 << 20  # bytes from which a private mapping is cheaper than a copy
 _MAPPINGS = 32  # of one file at the most: each takes addresses for all of it, and on some systems a descriptor
 
 
-def private_memory(memory: Memory, buffer: memoryview, offset: int, mapped: bool) -> Memory:
-    """Return a private copy of `buffer`, an archive's bytes at an offset in memory: its file mapped again, or a copy.
+def twins_nbytes(payloads: Array, stored: int) -> int:
+    """Return the bytes that twins take apart; `stored` is the archive's size, which no payload in it exceeds."""
+    offsets = payloads["offset"]
+    sizes = payloads["nbytes"][1:][offsets[1:] == offsets[:-1]]
+    return int(np.minimum(sizes, np.uint64(stored)).sum(dtype=np.float64))
 
-    Raises:
-        SourceError: the file was replaced since it was opened.
+
+def check_apart(nbytes: int, stored: int, path: str | None) -> None:
+    """Raise LimitError if payloads that share their bytes would take out of all proportion to the bytes stored.
+
+    The limit is 64 times what the archive stores, and 1 GiB.
     """
-    if memory.absolute is None or not mapped:
-        return private_copy(buffer, memory.filled)._replace(absolute=memory.absolute)
-    copy = map_file(memory.absolute, private=True, least=0)
-    if copy.identity != memory.identity:
-        raise SourceError("was replaced or changed since it was opened; load it again", path=memory.absolute)
-    return copy._replace(octets=copy.octets[offset : offset + len(buffer)], absolute=memory.absolute)
-
-
-def twins_of(index: Index) -> Array:
-    """Return the payloads whose bytes are stored once with those of an earlier one."""
-    offsets = index.payloads["offset"]
-    return np.flatnonzero(offsets[1:] == offsets[:-1]) + 1
-
-
-def twins_nbytes(index: Index, held: int) -> int:
-    """Return the bytes that twins take apart; `held` is the archive's size, which no payload that is in it exceeds."""
-    sizes = index.payloads["nbytes"][twins_of(index)]
-    return int(np.minimum(sizes, np.uint64(held)).sum(dtype=np.float64))
-
-
-def check_apart(nbytes: int, held: int, path: str | None) -> None:
-    """Raise LimitError if payloads that share their bytes would take out of all proportion to the bytes that hold them.
-
-    Of an archive that is 64 times what it holds, and 1 GiB.
-    """
-    if nbytes > _APART * held + _APART_FREE:
+    if nbytes > _APART * stored + _APART_FREE:
         what = f"tensors that share their bytes would take {nbytes:.3g} bytes, each by itself"
         raise LimitError(f"{what}; load those that you need, or save what you need as a record of its own", path=path)
 
 
-class Twins:
-    """Memory of the twins among a private copy's payloads.
+class PrivateSource(FileSource):
+    """Payloads of one archive in memory that may be written, and that nobody else sees.
 
-    `source` is the archive before any edit, with payloads from `base` on. A further mapping of its file, made for large
-    twins, is added to `mappings`.
+    Twins are made of the archive as it was before any edit: of `original`, or, without it, at once.
     """
 
-    __slots__ = ("_base", "_mappings", "_offsets", "_own", "_ranks", "_source")
+    mode: Mode = "c"
 
-    def __init__(self, index: Index, source: memoryview, base: int, mappings: list[weakref.ref[Any]]) -> None:
-        self._offsets, self._source, self._base, self._mappings = index.payloads["offset"], source, base, mappings
-        self._own: dict[int, memoryview] = {}  # by the payload's number
-        self._ranks: dict[int, memoryview] = {}  # whole mappings, by the twins' number among their equals
+    def __init__(
+        self,
+        memory: Memory,
+        octets: memoryview,
+        table: PayloadTable,
+        offset: int = 0,
+        original: FileSource | None = None,
+    ) -> None:
+        """Take over writable memory.
 
-    def are_at_home(self, numbers: Any) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Return for each of these payloads True if it lies where the index says."""
-        offsets = self._offsets
-        first = np.ones(len(offsets) + 1, bool)
-        first[1:-1] = offsets[1:] != offsets[:-1]
-        at_home: np.ndarray[Any, np.dtype[np.bool_]] = first[np.minimum(numbers, len(offsets))]
-        return at_home
-
-    def memory(self, number: int, offset: int, nbytes: int, again: Callable[[], Memory | None]) -> memoryview | None:
-        """Return the memory of a twin, made on first use, as it was before any edit; None for any other payload.
-
-        `again` maps the file once more, or gives None if there is none.
+        Raises:
+            LimitError: without an original, twins would take out of all proportion to the archive.
         """
-        if not number or self._offsets[number - 1] != self._offsets[number]:
-            return None
-        own = self._own.get(number)
-        if own is None:
-            own = self._own.setdefault(number, self._made(number, offset, nbytes, again))
-        return own
+        super().__init__(memory, octets, table, offset)
+        self._original = original
+        offsets = self.table.rows["offset"]
+        self._is_twin = np.append(False, offsets[1:] == offsets[:-1])
+        self._twins: dict[int, memoryview] = {}
+        self._copies: dict[int, Memory] = {}  # further mappings of the file, by the twins' number among their equals
+        if original is None:
+            check_apart(twins_nbytes(self.table.rows, len(octets)), len(octets), None)
+            for number in np.flatnonzero(self._is_twin).tolist():
+                self.locate(number)
 
-    def _made(self, number: int, offset: int, nbytes: int, again: Callable[[], Memory | None]) -> memoryview:
-        source = self._source[self._base + offset : self._base + offset + nbytes]
+    @classmethod
+    def of(cls, original: FileSource, numbers: Array | None) -> PrivateSource:
+        """Return a private copy of another source, of which these payloads will be used."""
+        used = original.table.rows if numbers is None else original.table.rows[numbers]
+        check_apart(twins_nbytes(used, len(original.buffer)), len(original.buffer), original.path)
+        original.fetch(None if numbers is None else numbers.tolist())
+        memory = original.private_memory()
+        return cls(memory, memory.octets, original.table, original.offset, original)
+
+    def locate(self, number: int) -> tuple[memoryview, int]:
+        """Return memory in which a payload lies, and its offset there; a twin's is made on first use."""
+        offset, nbytes, _ = self.table.rows[number].item()
+        if not self._is_twin[number]:
+            return self.octets, offset
+        own = self._twins.get(number)
+        if own is None:
+            own = self._twins.setdefault(number, self._twin(number, offset, nbytes))
+        return own, 0
+
+    def payload(self, number: int) -> memoryview:
+        """Return the bytes of a payload as they are now, read-only."""
+        return PayloadSource.payload(self, number)
+
+    def neighbours(self, number: int) -> tuple[memoryview, Array] | None:
+        """Return the memory of the payloads that are not twins, and their offsets there."""
+        if self._is_twin[number]:
+            return None
+        return self.octets, np.where(self._is_twin, -1, self.table.rows["offset"].astype(np.int64))
+
+    def place(self, number: int) -> Place:
+        """Return the identity of a payload: each is memory of its own, and so a file of its own."""
+        return number, 0, 0
+
+    def private(self, numbers: Array | None = None) -> PayloadSource:
+        """Return a private copy of the bytes as they are now."""
+        return PrivateSource.of(self, numbers)
+
+    def private_memory(self) -> Memory:
+        """Return a copy of the archive's bytes as they are now."""
+        return private_copy(self.buffer, self.memory.filled)._replace(path=self.path, absolute=self.absolute)
+
+    @property
+    def mapping(self) -> Any:
+        """The private mapping of the file; None if the copy is of other bytes."""
+        return None if self._original is None or self._original.mapping is None else self.memory.mapping
+
+    @property
+    def original(self) -> PayloadSource | None:
+        """The read-only source that this is a copy of."""
+        return self._original
+
+    def mappings(self) -> list[weakref.ref[Any]]:
+        """Return all mappings of the file."""
+        further = [weakref.ref(copy.mapping) for copy in self._copies.values() if copy.mapping is not None]
+        return [*super().mappings(), *further, *(self._original.mappings() if self._original is not None else ())]
+
+    def _twin(self, number: int, offset: int, nbytes: int) -> memoryview:
+        """Return new memory with a twin's bytes."""
+        before = (self._original or self).buffer[self.table.base + offset : self.table.base + offset + nbytes]
         if nbytes < _MAPPED:
             room = aligned_empty(nbytes)
-            room[:] = source
+            room[:] = before
             return room.data
-        rank = number - int(np.searchsorted(self._offsets, np.uint64(offset)))
-        if rank <= _MAPPINGS and (mapped := self._mapped(rank, again)) is not None:
-            return mapped[offset : offset + nbytes]
-        return private_copy(source).octets
+        rank = number - int(np.searchsorted(self.table.rows["offset"], np.uint64(offset)))
+        copy = self._copy(rank)
+        if copy is None:
+            return private_copy(before).octets
+        return np.frombuffer(copy.octets[self.table.base :], np.uint8).data[offset : offset + nbytes]
 
-    def _mapped(self, rank: int, again: Callable[[], Memory | None]) -> memoryview | None:
-        """Return the payloads in one more private mapping; None if there is no file, or it was replaced."""
-        if rank not in self._ranks:
+    def _copy(self, rank: int) -> Memory | None:
+        """Return one more private mapping of the file; None if there is no file, it was replaced, or they are many."""
+        if rank not in self._copies and self._original is not None and self._original.mapping and rank <= _MAPPINGS:
             with contextlib.suppress(SourceError):
-                memory = again()
-                if memory is not None:
-                    self._mappings.append(weakref.ref(memory.mapping))
-                    self._ranks[rank] = np.frombuffer(memory.octets[self._base :], np.uint8).data
-        return self._ranks.get(rank)
+                self._copies[rank] = self._original.private_memory()
+        return self._copies.get(rank)

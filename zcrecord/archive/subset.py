@@ -7,11 +7,13 @@ tensors that are put into it, it is an index alone, for `record.edit` to write.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from zcrecord.codec.entries import AttributeEntry, ModuleKind, PayloadId, TensorLayout, change_values, in_memory
+from zcrecord.codec.index import Index
 from zcrecord.codec.layout import NONE
 from zcrecord.errors import TensorNotFoundError, UnsupportedError
 from zcrecord.writing.module_tree import ModuleTreeBuilder, split_dotted
@@ -20,25 +22,31 @@ from . import info, unflatten
 from .archive import Archive
 from .name_patterns import name_test, prefix_advice, renamer
 
-__all__ = [
-    "GONE",
-    "Names",
-    "Rename",
-    "changed",
-    "chosen_tensors",
-    "module",
-    "repeatable",
-    "select",
-    "single_tensor",
-    "without",
-]
-
 GONE: Any = object()  # in the place of an attribute's value: it is taken out
 
 Names = str | Iterable[str] | Callable[[info.TensorInfo], bool]
 Rename = Mapping[Any, str] | Callable[[str], str]  # keys: str or re.Pattern; a mapping's key type is invariant
 Told = list[tuple[int, int, tuple[str, ...]]]  # 0 module, 1 tensor, 2 attribute; its number; its path
 Children = dict[int, list[tuple[int, int, int]]]  # of a module: place, 0 to 2 as above, number
+
+
+@dataclass(frozen=True, slots=True)
+class PartIndex:
+    """The index of a part of an archive.
+
+    Attributes:
+        index: of the part alone.
+        numbers: the payloads of the archive that are the part's, by their numbers there.
+    """
+
+    index: Index
+    numbers: list[int]
+
+    def of(self, archive: Archive, recipe: Callable[[Archive], tuple[Any, ...]]) -> Archive:
+        """Return the part as an archive, which is pickled by a recipe."""
+        part = archive.part(self.index, self.numbers)
+        part.source.recipe = recipe
+        return part
 
 
 def module(archive: Archive, name: str) -> Archive:
@@ -58,9 +66,7 @@ def module(archive: Archive, name: str) -> Archive:
         names = archive.names()
         why = "is a tensor and no module; record[name] gives it" if name in names else prefix_advice(name, names)
         raise TensorNotFoundError(name, lambda: map(ix.text_of, ix.modules), path=archive.path, why=why)
-    part = _PartBuilder(archive, found[0]).part()
-    part.recipe = lambda _: (module, (archive, name))
-    return part
+    return _PartBuilder(archive, found[0]).part().of(archive, lambda _: (module, (archive, name)))
 
 
 def select(archive: Archive, names: Names | None, rename: Rename | None) -> Archive:
@@ -75,15 +81,28 @@ def select(archive: Archive, names: Names | None, rename: Rename | None) -> Arch
     if names is not None:
         builder.keep(names)
     if rename is not None:
-        new = renamer(rename)
-        builder.rename(new, new("") if isinstance(rename, Mapping) else "")
-    part = builder.part()
-    part.recipe = lambda _: (select, (archive, names, rename))
-    return part
+        builder.rename(*_renaming(rename))
+    return builder.part().of(archive, lambda _: (select, (archive, names, rename)))
 
 
-def without(archive: Archive, names: Names) -> Archive:
-    """Return an archive without the tensors, modules and attributes that names match; modules that are empty then go.
+def renamed(archive: Archive, rename: Rename) -> PartIndex:
+    """Return an archive's index under other names."""
+    archive.ensure_all()
+    builder = _PartBuilder(archive, 0)
+    builder.rename(*_renaming(rename))
+    return builder.part()
+
+
+def _renaming(rename: Rename) -> tuple[Callable[[str], str], str]:
+    """Return a function from name to new name, and the module that the whole record goes into."""
+    new = renamer(rename)
+    return new, new("") if isinstance(rename, Mapping) else ""
+
+
+def without(archive: Archive, names: Names) -> PartIndex:
+    """Return an archive's index without the tensors, modules and attributes that names match.
+
+    Modules that are empty then are left out, too.
 
     Raises:
         TensorNotFoundError: a name is none of these, or a pattern matches none.
@@ -96,7 +115,7 @@ def without(archive: Archive, names: Names) -> Archive:
 
 def changed(
     archive: Archive, tensors: Mapping[str, tuple[TensorLayout, int] | None], attributes: Mapping[str, Any], rows: Any
-) -> Archive:
+) -> PartIndex:
     """Return an archive's index with tensors and attributes replaced, added or taken out, by their full names.
 
     Those that are replaced keep their places; modules that are empty by then go.
@@ -275,8 +294,8 @@ class _PartBuilder:
             raise UnsupportedError(f"rename= gave a {type(changed).__name__} for this name", tensor=name)
         return split_dotted(changed) if changed else ()
 
-    def part(self) -> Archive:
-        """Return the part as an archive."""
+    def part(self) -> PartIndex:
+        """Return the index of the part."""
         archive, ix = self._archive, self._archive.index
         outline, order = ModuleTreeBuilder(), []
         children = self._children()
@@ -305,7 +324,7 @@ class _PartBuilder:
         for values in (entries.attributes, entries.metadata):
             change_values(values, lambda v: PayloadId(new[v]) if isinstance(v, PayloadId) else v)
         entries.payload_rows, entries.digest_kind = self._rows[numbers], ix.digest_kind
-        return archive.part(in_memory(entries), numbers)
+        return PartIndex(in_memory(entries), numbers)
 
     def _add(self, outline: ModuleTreeBuilder) -> range:
         """Add what was put in under names that are new; return the new tensors' numbers."""

@@ -16,16 +16,6 @@ from zcrecord.codec.entries import AttributeEntry, ModuleKind, ValueForm, ValueT
 from zcrecord.codec.index import Index
 from zcrecord.errors import FormatError, LimitError
 
-__all__ = [
-    "attribute_entries",
-    "below",
-    "check_full_names",
-    "key_of",
-    "keys_of_lists",
-    "plain",
-    "unflatten",
-]
-
 _NAME_ALLOWANCE = 64  # times an index's size that full names of attributes made from it may take
 
 Make = Callable[[int, str, list[tuple[str, Any]]], Any]

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from zcrecord.archive.by_file import files
 from zcrecord.archive.info import ModuleInfo, TensorInfo
 from zcrecord.errors import (
     DependencyError,
@@ -117,8 +118,8 @@ def _facts(record: Record, name: str) -> dict[str, Any]:
 
 def _catalogue(record: Record) -> dict[str, Any] | None:
     """Return names and sizes of a catalogue's shards, and the bytes of all its files; None for any other archive."""
-    sizes = [size for size, _ in record.archive.files()]
-    names = record.archive.shard_names
+    sizes = [size for size, _ in files(record.archive)]
+    names = record.archive.source.file_names
     shards = [{"name": name, "nbytes": size} for name, size in zip(names, sizes[1:], strict=True)]
     return {"nbytes": sum(sizes), "shards": shards} if names else None
 
@@ -155,7 +156,7 @@ def _tuned_lines(found: dict[str, Any], out: Printer) -> Iterator[tuple[str, str
 
 def _content_digest(record: Record, progress_on: Printer, digest: bool | None) -> str | None:
     if digest is None:
-        small = record.archive.remote is None and record.nbytes <= _HASHED_UNASKED
+        small = not record.archive.source.is_remote and record.nbytes <= _HASHED_UNASKED
         with contextlib.suppress(LimitError):  # views that add up to far more
             return record.content_digest() if small else None
     if not digest:
@@ -288,9 +289,10 @@ def _tensor_json(tensor: TensorInfo) -> dict[str, Any]:
 
 def _shard(record: Record, tensor: TensorInfo) -> dict[str, Any]:
     """Return the shard of a catalogue that a tensor lies in, whole; nothing for any other archive."""
-    if not record.archive.shard_names:
+    source = record.archive.source
+    if not source.file_names:
         return {}
-    return {"shard": None if tensor.payload is None else record.archive.file_of(tensor.payload)}
+    return {"shard": None if tensor.payload is None else source.file_name(tensor.payload)}
 
 
 def tree_arguments(parser: Parser) -> None:

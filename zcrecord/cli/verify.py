@@ -68,7 +68,7 @@ def _check_archive(args: Arguments, name: str, out: Printer, progress_on: Printe
                     from zcrecord.onnx.tuned import check_interfaces  # here, as below, because few archives are tuned
 
                     check_interfaces(record.archive)
-            elif level == "index" and record.archive.shard_names:
+            elif level == "index" and record.archive.source.file_names:
                 from zcrecord.archive.digest import check_indexes  # here, because few archives have shards
 
                 check_indexes(record.archive)

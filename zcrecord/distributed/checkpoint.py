@@ -15,7 +15,6 @@ import numpy as np
 
 from zcrecord import dtypes
 from zcrecord.archive.archive import Archive
-from zcrecord.archive.catalogue import ShardedArchive
 from zcrecord.archive.damage import check_digest
 from zcrecord.archive.unflatten import attribute_entries, check_full_names, key_of, plain, unflatten
 from zcrecord.codec.entries import ModuleKind
@@ -77,7 +76,7 @@ class Checkpoint:
     @property
     def identity(self) -> str:
         """The same for no two checkpoints: each save has file names of its own."""
-        names = "\n".join(self.archive.shard_names)
+        names = "\n".join(self.archive.source.file_names)
         return hashlib.sha256(names.encode() + self.archive.header.encode()).hexdigest()
 
     # Tensors.
@@ -115,15 +114,9 @@ class Checkpoint:
         """
         found = self._pieces.get(i)
         if found is None:
-            found = self._pieces[i] = [StoredBox(i, k, *box) for k, box in enumerate(self._boxes(i))]
+            boxes = zip(*(map(tuple, corners.tolist()) for corners in self.archive.boxes(i)), strict=True)
+            found = self._pieces[i] = [StoredBox(i, k, *box) for k, box in enumerate(boxes)]
         return found
-
-    def _boxes(self, i: int) -> Iterable[tuple[tuple[int, ...], tuple[int, ...]]]:
-        if isinstance(self.archive, ShardedArchive):
-            starts, sizes = self.archive.boxes(i)
-            return zip(map(tuple, starts.tolist()), map(tuple, sizes.tolist()), strict=True)
-        shape = self.type_of(i)[2]
-        return [((0,) * len(shape), shape)] if self.archive.row(i).payload != NONE else []
 
     def piece_at(self, i: int, origin: tuple[int, ...], hint: int | None = None) -> StoredBox | None:
         """Return the piece of a tensor that starts at an index; `hint` is the number that it may have."""
@@ -140,10 +133,11 @@ class Checkpoint:
         """Return the file of a piece, by number, and its payload's number there: in this order they are read."""
         found = self._places.get(box[:2])
         if found is None:
-            if isinstance(self.archive, ShardedArchive):
-                found = self.archive.box_place(box.tensor, box.piece)
-            else:
-                found = 0, self.archive.row(box.tensor).payload
+            number, table = self.archive.row(box.tensor).payload, self.archive.source.piece_table()
+            found = 0, number
+            if table is not None:
+                piece = table.pieces(number)[box.piece]
+                found = int(table.file[piece]), int(table.payload[piece])
             self._places[box[:2]] = found
         return found
 
@@ -156,12 +150,11 @@ class Checkpoint:
         by_file: dict[int, list[int]] = {}
         for file, number in sorted({self.place(box) for box in boxes}):
             by_file.setdefault(file, []).append(number)
-        if isinstance(self.archive, ShardedArchive):
-            self.archive.open_shards(by_file)
+        source = self.archive.source
+        source.open_files(by_file)
         for file, numbers in by_file.items():
             if file != NONE:
-                archive = self.archive.shards[file] if isinstance(self.archive, ShardedArchive) else self.archive
-                archive.bring([number for number in numbers if number != NONE])
+                (source.file_archive(file) if source.file_names else self.archive).fetch(numbers)
 
     def octets(self, box: StoredBox, archive: Archive | None = None, *, verify: bool = False) -> Any:
         """Return the bytes of a piece in C order, over the mapping; of a tensor with strides a copy.
@@ -177,22 +170,25 @@ class Checkpoint:
         nbytes = dtypes.nbytes(prod(box.extent), self.type_of(box.tensor)[1])
         if verify:
             self._verify(box)
-        if isinstance(archive, ShardedArchive) and len(self.pieces(box.tensor)) > 1:
-            return archive.box_octets(box.tensor, box.piece, nbytes)
         row = archive.row(box.tensor)
+        if len(self.pieces(box.tensor)) > 1:
+            (piece,) = archive.source.pieces(row.payload, [box.piece])
+            if piece.nbytes != nbytes:
+                what, name = "a piece of it has another size than its box", archive.index.name(box.tensor)
+                raise FormatError(what, path=piece.source.path, tensor=name)
+            octets, at = piece.source.locate(piece.number)
+            return octets[at : at + nbytes]
         if row.strides != NONE:
             return np.ascontiguousarray(archive.elements(box.tensor)).view(np.uint8).reshape(-1).data
-        octets, at = archive.home(row.payload)
+        octets, at = archive.source.locate(row.payload)
         return octets[at + row.byte_offset : at + row.byte_offset + nbytes]
 
     def _verify(self, box: StoredBox) -> None:
         place = self.place(box)
         if place in self._verified:
             return
-        archive, number = self.archive, place[1]
-        if isinstance(archive, ShardedArchive):
-            archive, number = archive.box_payload(box.tensor, box.piece)
-        check_digest(archive, number, self.archive.index.name(box.tensor))
+        pieces = self.archive.source.pieces(self.archive.row(box.tensor).payload, [box.piece])
+        check_digest(pieces, self.archive.index.name(box.tensor))
         self._verified.add(place)
 
     # Values that are no tensors.

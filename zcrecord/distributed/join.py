@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from zcrecord.archive.shards import tiles
+from zcrecord.archive.tilings import tiles
 from zcrecord.codec.entries import AttributeEntry, TensorLayout, digest_kind
 from zcrecord.codec.layout import NONE
 from zcrecord.errors import MismatchError

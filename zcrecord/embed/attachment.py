@@ -125,7 +125,7 @@ def attach(
     new = None if in_place else check_destination(_path_or_none(archive), out, force)
     with load_record(archive, verify=verify) as record:
         _check_whole(record.archive)
-        record.archive.bring()
+        record.archive.fetch()
         weights = record.archive.buffer
         memory = map_file(path, least=0)
         octets = memory.octets

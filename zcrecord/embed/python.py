@@ -120,7 +120,7 @@ def _archive(plan: Plan) -> Iterator[bytes]:
     """Yield the archive's bytes, or those of one of the chosen tensors alone."""
     archive = plan.record.archive
     if archive.whole and not plan.left_out:
-        archive.bring()
+        archive.fetch()
         for at in range(0, len(archive.buffer), _PIECE):
             yield bytes(archive.buffer[at : at + _PIECE])
         return

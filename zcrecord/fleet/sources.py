@@ -31,7 +31,7 @@ def local_path(place: str, options: Mapping[str, Any]) -> str | None:
     """Return the path that a path or a `file://` URL leads to, None for any other URL."""
     if not is_url(place):
         return place
-    from zcrecord.remote.open import remote_file  # here, because many fleets stay on disks
+    from zcrecord.remote.open_url import remote_file  # here, because many fleets stay on disks
 
     found = remote_file(place, options)
     return found if isinstance(found, str) else None
@@ -174,7 +174,7 @@ class Model:
             return []
         if self.kind == "zcr":
             with load_record(path, verify="touch") as record:
-                return list(record.archive.shard_names)
+                return record.archive.source.file_names
         if self.kind != "onnx":
             return []
         from zcrecord.onnx.lazy.files import open_model  # here, because other models refer to none
@@ -188,7 +188,7 @@ class Model:
         return sorted(found - {self.name})
 
     def _remote(self, name: str) -> Any:
-        from zcrecord.remote.open import remote_file  # here, as above
+        from zcrecord.remote.open_url import remote_file  # here, as above
 
         file = remote_file(self._place(name), self._options)
         assert not isinstance(file, str)

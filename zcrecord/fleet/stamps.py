@@ -54,7 +54,7 @@ def stamp_at(job: Job) -> Stamp | None:
     options = dict(job.dest_storage_options) if is_url(job.dest) else None
     try:
         with load_record(job.dest, verify="touch", cache=False, storage_options=options) as record:
-            folder, shards = os.path.dirname(job.dest), record.archive.shard_names
+            folder, shards = os.path.dirname(job.dest), record.archive.source.file_names
             if not all(os.path.exists(os.path.join(folder, name)) for name in shards):
                 return {"files": {}}  # that of no model: it is made again
             return _decoded(record.metadata.get(SOURCE_NAME))
@@ -113,7 +113,7 @@ def refusal_at(job: Job) -> tuple[Stamp, str] | None:
 def _start(place: str, options: Mapping[str, Any]) -> bytes:
     if not is_url(place):
         return b"" if os.path.exists(place) and not os.path.isfile(place) else read_start(place, _MOST)  # no pipe
-    from zcrecord.remote.open import remote_file  # here, because many fleets stay on disks
+    from zcrecord.remote.open_url import remote_file  # here, because many fleets stay on disks
 
     file = remote_file(place, options)
     assert not isinstance(file, str)

@@ -283,7 +283,7 @@ def _without_signatures(metadata: Mapping[str, Any]) -> dict[str, Any]:
 def _check_no_shard(record: Record, dest: str | None) -> None:
     """Raise DestinationExistsError if a destination is a shard of the source."""
     folder = os.path.dirname(record.path or "")
-    for name in record.archive.shard_names if dest is not None else ():
+    for name in record.archive.source.file_names if dest is not None else ():
         check_destination(os.path.join(folder, name), dest, force=True)
 
 

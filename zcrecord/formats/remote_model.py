@@ -12,7 +12,7 @@ from zcrecord.errors import RecordError
 from zcrecord.record.load import load_record
 from zcrecord.remote.file import RemoteFile
 from zcrecord.remote.files import ForwardReader, copy_to
-from zcrecord.remote.open import remote_file
+from zcrecord.remote.open_url import remote_file
 from zcrecord.storage.files import scratch_folder
 
 __all__ = ["RemoteModel", "remote_model"]

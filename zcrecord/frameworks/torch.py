@@ -85,7 +85,7 @@ def torch_tensors(
 
     def made(archive: Archive) -> dict[str, Any]:
         private = writable and where.type == "cpu" and archive.mode == "r"
-        copied = private and archive.gone
+        copied = private and archive.source.gone
         given = _TorchTensors(torch, archive.private() if private and not copied else archive, where, copied=copied)
         return dict(zip(archive.names(), given.tensors(), strict=True))
 
@@ -266,7 +266,7 @@ class _TorchTensors:
     def _base(self, number: int) -> Any:
         base = self._bases.get(number)
         if base is None:
-            octets, offset = self._archive.home(number)
+            octets, offset = self._archive.source.locate(number)
             nbytes = self._archive.index.payloads[number]["nbytes"]
             view: Array = np.ndarray(nbytes, np.uint8, octets, offset)
             base = self._torch.from_numpy(self._own(view)).to(self._where)

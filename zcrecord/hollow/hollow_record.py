@@ -17,6 +17,7 @@ import numpy as np
 
 from zcrecord.archive import subset
 from zcrecord.archive.archive import Archive
+from zcrecord.archive.by_file import parts_by_file
 from zcrecord.archive.info import ModuleInfo, TensorInfo
 from zcrecord.errors import FillError, LoadCancelledError, ProducerError, RecordError, UnsupportedError
 from zcrecord.loaders import Loader, load_into, plan_load
@@ -338,7 +339,7 @@ class HollowRecord:
         found = self._skeleton.find_in(record.archive)
         if found is None:
             raise FillError("is not the archive that the hollow record is of", path=record.archive.path)
-        found.pin(self._skeleton.pins)  # a loader's tensors on a device are not verified afterwards
+        found.source.pin(self._skeleton.pins)  # a loader's tensors on a device are not verified afterwards
         return found
 
     def _parts(self) -> dict[int, list[HollowConstant]]:
@@ -396,7 +397,7 @@ class HollowRecord:
     def _rooms(self, archive: Archive) -> dict[str, Any]:
         """Return the memory for each tensor's bytes, as they lie in the payload."""
         rooms: dict[str, Any] = {}
-        for part in archive.parts_by_file():
+        for part in parts_by_file(archive):
             for name, (ref, _) in plan_load(part, raw=True).targets.items():
                 constant = self._state.constants[name]
                 number = constant.info.payload
@@ -432,7 +433,7 @@ class HollowRecord:
         results = self._state.seal()
         if self._sink is not None:
             return results
-        sealed = Record(self._declared.archive.kept())
+        sealed = Record(self._declared.archive.shared())
         self._free()
         return sealed
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from zcrecord.archive import unflatten
 from zcrecord.archive.archive import Archive
-from zcrecord.archive.catalogue import ShardedArchive
+from zcrecord.archive.by_file import files
 from zcrecord.archive.private_copy import check_apart
 from zcrecord.codec.digests import RunningDigest
 from zcrecord.codec.entries import PayloadId
@@ -76,7 +76,7 @@ class RecordSkeleton:
         places["offset"] += np.uint64(header.payload_offset)
         blobs = {number: bytes(archive.payload(number)) for number in _blob_numbers(ix)}
         path, start = archive.absolute or archive.path, header.encode() if header.payload_offset else b""
-        pins = archive.pins()
+        pins = archive.source.pins()
         return cls(_copied(ix), places, blobs, start, path, pins, _expected_of(archive) if pins else {})
 
     def find_in(self, archive: Archive) -> Archive | None:
@@ -177,7 +177,7 @@ class RecordSkeleton:
 
 def check_filled(archive: Archive, nbytes: float) -> None:
     """Raise LimitError if the bytes to fill are out of all proportion to the files of an archive; opens no shard."""
-    check_apart(int(nbytes), sum(size for size, _ in archive.files()), archive.path)
+    check_apart(int(nbytes), sum(size for size, _ in files(archive)), archive.path)
 
 
 def _copied(ix: Index) -> Index:
@@ -199,33 +199,22 @@ def _blob_numbers(ix: Index) -> set[int]:
 
 def _expected_of(archive: Archive) -> dict[int, list[_Expected]]:
     """Return the pins of an archive by payload: each is looked up in the file that the payload, or a piece, lies in."""
-    import hashlib  # here, because it takes 3 ms
-
-    found: dict[int, list[_Expected]] = {}
-    catalogue = archive.shards.catalogue if isinstance(archive, ShardedArchive) else None
+    expected: dict[int, list[_Expected]] = {}
     for number, nbytes in enumerate(archive.index.payloads["nbytes"].tolist()):
-        pieces = archive.pieces_of(number)
-        pins = [file.pins().get(_offset_of(file, there)) for file, there in pieces]
-        if catalogue is not None and pieces[0][0] is catalogue:  # its SHA-256 is the seal, and it is in memory
-            pins = [hashlib.sha256(catalogue.payload(pieces[0][1])).digest()]
+        pins = archive.source.expected(number)
         if any(pins):
-            split = isinstance(archive, ShardedArchive) and len(pieces) > 1
-            boxes = _boxes_of(archive, number) if split else [((nbytes,), ())]
+            boxes = _boxes_of(archive, number) if len(pins) > 1 else [((nbytes,), ())]
             # A piece without a pin matches nothing.
-            found[number] = [_Expected(pin or b"", *box) for pin, box in zip(pins, boxes, strict=True)]
-    return found
+            expected[number] = [_Expected(pin or b"", *box) for pin, box in zip(pins, boxes, strict=True)]
+    return expected
 
 
-def _offset_of(file: Archive, number: int) -> int:
-    return file.header.payload_offset + int(file.index.payloads["offset"][number])
-
-
-def _boxes_of(archive: Any, number: int) -> list[tuple[tuple[int, ...], tuple[tuple[int, int], ...]]]:
+def _boxes_of(archive: Archive, number: int) -> list[tuple[tuple[int, ...], tuple[tuple[int, int], ...]]]:
     """Return the shape in bytes of a split payload, with the box of each piece."""
     i = int(np.flatnonzero(archive.index.tensors["payload"] == number)[0])
     row = archive.row(i)
     shape = *archive.shape(row), row.bits >> 3
-    origin, extent = (found.tolist() for found in archive.boxes(i))
+    origin, extent = (corners.tolist() for corners in archive.boxes(i))
     return [(shape, tuple(zip(lo, np.add(lo, n).tolist(), strict=True))) for lo, n in zip(origin, extent, strict=True)]
 
 

@@ -169,7 +169,7 @@ def _kind(archive: Archive, i: int) -> tuple[int, int, tuple[int, ...]]:
 def _place(archive: Archive, i: int) -> Key:
     """Return a key that is equal for tensors of one archive that are the same bytes in the same form."""
     row = archive.row(i)
-    return archive.place_of(row.payload), row.byte_offset, row.bits, row.dtype, archive.shape(row), archive.strides(row)
+    return archive.place(row.payload), row.byte_offset, row.bits, row.dtype, archive.shape(row), archive.strides(row)
 
 
 def _described_tensor(archive: Archive, i: int) -> str:
@@ -304,7 +304,7 @@ def _pieces(a: Archive, i: int, b: Archive, j: int) -> Iterator[tuple[Array, Arr
 
 def _blocks(archive: Archive, number: int) -> Iterator[Array]:
     """Yield a payload's bytes, those of a split tensor in blocks of whole elements."""
-    for octets in archive.split(number) or [archive.payload(number)]:
+    for octets in archive.blocks(number):
         yield np.frombuffer(octets, np.uint8)
 
 

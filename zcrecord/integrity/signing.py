@@ -112,7 +112,7 @@ def sign(
         if record.archive.embedded is not None:
             what = "is attached to a program; detach it, sign it, and attach it again"
             raise UnsupportedError(what, path=source)
-        if dest is None and not record.archive.mapped:
+        if dest is None and not record.archive.source.is_mapped:
             raise UnsupportedError("is packed, or remote; name a file for the signed archive", path=source)
         if dest is None:
             check_no_shard(source)
@@ -125,11 +125,11 @@ def sign(
 
 
 def _save_signed(record: Record, out: str, signature: dict[str, str], *, in_place: bool, durable: bool) -> None:
-    if in_place and record.archive.shard_names:
+    if in_place and record.archive.source.file_names:
         from zcrecord.record.catalogue_metadata import add_to_catalogue  # here, because few records have shards
 
         add_to_catalogue(record, signature, durable=durable)
-    elif record.archive.mapped and not record.archive.shard_names:
+    elif record.archive.source.file is not None:
         add_metadata(record, None if in_place else out, signature, durable=durable)
     else:
         layout = record.layout

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from zcrecord.archive.archive import Archive
-from zcrecord.archive.catalogue import ShardedArchive
 from zcrecord.archive.subset import Names
 from zcrecord.errors import LoadCancelledError, RecordError, TensorNotFoundError, UnsupportedError, printable
 from zcrecord.storage.files import Progress
@@ -115,8 +114,7 @@ def load_into(
 
 def _tell_unchecked(archive: Archive, plans: list[LoadPlan]) -> None:
     """Log the tensors of a remote archive whose bytes no digest covers."""
-    whole = archive.shards.catalogue if isinstance(archive, ShardedArchive) else archive
-    if whole.remote is None:
+    if not archive.source.is_remote:
         return
     names = [name for plan in plans for name in plan.unchecked]
     if not names:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from math import prod
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from zcrecord.archive.archive import Archive
-from zcrecord.archive.catalogue import ShardedArchive, SplitPiece
+from zcrecord.archive.payload_source import Piece
+from zcrecord.errors import FormatError, RecordError
 from zcrecord.remote.ranges import NEAR, Range
 from zcrecord.storage.memory import aligned_empty
 from zcrecord.tensors.strides import c_strides, is_c_order
@@ -18,47 +22,40 @@ from .regions import Region
 __all__ = ["PayloadSources"]
 
 
-class _StoredPayload(NamedTuple):
-    """The payload that bytes lie in: its archive, and its number there."""
+def _octets(piece: Piece) -> memoryview:
+    """Return a payload; of a remote archive its memory, in which only what was fetched is there."""
+    if not piece.source.is_remote:
+        return piece.source.payload(piece.number)
+    return piece.source.buffer[piece.start : piece.start + piece.nbytes]
 
-    archive: Archive
-    number: int
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the payload."""
-        return int(self.archive.index.payloads["nbytes"][self.number])
+def _ranges(piece: Piece, grid: ByteGrid) -> list[Range]:
+    """Return the ranges of a payload to fetch for a box.
 
-    @property
-    def start(self) -> int:
-        """Offset of the payload in its archive."""
-        return self.archive.header.payload_offset + int(self.archive.index.payloads["offset"][self.number])
+    All of it, to be checked, if only little else is left, or if its SHA-256 is known: after `expect=` the server's
+    word is not taken for any part.
+    """
+    ranges, nbytes = grid.ranges(), piece.nbytes
+    if piece.start in piece.source.pins():
+        return [(0, nbytes)]
+    if len(ranges) == 1 < len(grid.shape) and ranges[0][0] <= NEAR and nbytes - ranges[0][1] <= NEAR:
+        return [(0, nbytes)]
+    return ranges
 
-    @property
-    def octets(self) -> memoryview:
-        """The payload; of a remote archive its memory, in which only what was fetched is there."""
-        if self.archive.remote is None:
-            return self.archive.payload(self.number)
-        return self.archive.buffer[self.start : self.start + self.nbytes]
 
-    def ranges(self, grid: ByteGrid) -> list[Range]:
-        """Return the ranges of the payload to fetch for a box.
+def _is_checked(piece: Piece, ranges: list[Range]) -> bool:
+    """Return True if these ranges are compared with the payload's digest, or its pin, as they are fetched."""
+    source = piece.source
+    known = source.is_remote and (source.digest(piece.number) is not None or piece.start in source.pins())
+    return known and ranges == [(0, piece.nbytes)]
 
-        All of it, to be checked, if only little else is left, or if its SHA-256 is known: after `expect=` the server's
-        word is not taken for any part.
-        """
-        found, nbytes = grid.ranges(), self.nbytes
-        if self.start in self.archive.pins():
-            return [(0, nbytes)]
-        if len(found) == 1 < len(grid.shape) and found[0][0] <= NEAR and nbytes - found[0][1] <= NEAR:
-            return [(0, nbytes)]
-        return found
 
-    def is_checked(self, ranges: list[Range]) -> bool:
-        """Return True if these ranges are compared with the payload's digest, or its pin, as they are fetched."""
-        archive = self.archive
-        known = archive.remote is not None and (archive.index.digest_kind or self.start in archive.pins())
-        return bool(known) and ranges == [(0, self.nbytes)]
+class _BoxPiece(NamedTuple):
+    """A piece of a split tensor that a box meets: its first index and its size along each axis."""
+
+    piece: Piece
+    origin: tuple[int, ...]
+    extent: tuple[int, ...]
 
 
 class PayloadSources:
@@ -73,16 +70,16 @@ class PayloadSources:
 
     def __init__(self, archive: Archive, views: bool) -> None:
         self._archive, self._views = archive, views
-        file = archive.file
+        file = archive.source.file
         self.path = None if file is None else file[0]
         self.identity = None if file is None else file[1]
-        remote = archive.remote
+        remote = archive.source.remote
         self._ahead: Any = remote.read_ahead() if hasattr(remote, "read_ahead") else None
         self._source: RangeSource | None = self._ahead or remote
         self._start = archive.offset + archive.header.payload_offset
         self._offsets = archive.index.payloads["offset"].tolist()
         self._expected: list[tuple[int, int, int | None, str]] = []  # ranges of the archive, as `ReadAhead.expect` has
-        self._pieces: dict[Region, list[SplitPiece]] = {}
+        self._pieces: dict[Region, list[_BoxPiece]] = {}
 
     def shared_by(self, region: Region) -> Hashable:
         """Return the key of regions that one ref serves: the payload; a box that is gathered is served by itself."""
@@ -97,23 +94,37 @@ class PayloadSources:
         Of a remote archive that is everything if `views`. Pieces of split tensors always are: their payloads are not
         read in the order of a file.
         """
-        wanted: dict[int, list[tuple[_StoredPayload, list[Range]]]] = {}
+        wanted: dict[int, list[tuple[Piece, list[Range], str | None]]] = {}
         for region in regions:
+            name = None if region.bounds is None else self._archive.index.name(region.tensor)
             if region.bounds is not None:
-                assert isinstance(self._archive, ShardedArchive)  # no other has split tensors
-                self._pieces[region] = self._archive.split_pieces(region.tensor, region.bounds)
-                homes = [(_StoredPayload(p.archive, p.payload), _box_in(p, region)[1]) for p in self._pieces[region]]
+                self._pieces[region] = _pieces_in(self._archive, region)
+                boxes = [(box.piece, _box_in(box, region)[1]) for box in self._pieces[region]]
             elif self._views and self._ahead is not None:
-                homes = [(_StoredPayload(self._archive, region.payload), _grid(region))]
+                boxes = [(self._piece(region.payload), _grid(region))]
             else:
                 continue
-            for home, grid in homes:
-                if home.archive.remote is not None:
-                    wanted.setdefault(id(home.archive), []).append((home, home.ranges(grid)))
+            for piece, grid in boxes:
+                if piece.source.is_remote:
+                    wanted.setdefault(id(piece.source), []).append((piece, _ranges(piece, grid), name))
         for each in wanted.values():
-            _fetch(each)
+            self._fetch(each)
         if self._views and self._ahead is not None:
             self._source = self._ahead = None
+
+    def _fetch(self, wanted: list[tuple[Piece, list[Range], str | None]]) -> None:
+        """Fetch ranges of payloads of one remote archive into its memory; whole payloads are checked."""
+        source = wanted[0][0].source
+        whole = {piece.number: (piece, name) for piece, ranges, name in wanted if ranges == [(0, piece.nbytes)]}
+        try:
+            source.fetch(list(whole))
+        except RecordError as error:
+            name = next((name for piece, name in whole.values() if piece.start == error.offset), None)
+            raise self._archive.located(error.located(tensor=name)) from error.__cause__
+        parts = [(piece.start + lo, piece.start + hi) for piece, ranges, _ in wanted for lo, hi in ranges]
+        if len(whole) < len(wanted):
+            source.remote.fetch(parts)  # whole ones are there
+            source.remote.check_same()
 
     def announce(self, max_in_flight: int) -> int:
         """Plan the read-ahead of a remote archive; returns the share of `max_in_flight` that it takes."""
@@ -130,12 +141,12 @@ class PayloadSources:
         """Return a ref of a tensor's region; or of the same tensor `inside` a region of more bytes."""
         if self._is_gathered(region):
             return self._gathered(name, region)
-        held = region if inside is None else inside
-        start, stop, number = held.start, held.start + held.nbytes, region.payload
+        read = region if inside is None else inside
+        start, stop, number = read.start, read.start + read.nbytes, region.payload
         checked = False
-        if self._archive.remote is not None:
-            checked = inside is None and self._expect(_StoredPayload(self._archive, number), _grid(held), name)
-            octets = _StoredPayload(self._archive, number).octets if self._source is None else None
+        if self._archive.source.is_remote:
+            checked = inside is None and self._expect(self._piece(number), _grid(read), name)
+            octets = _octets(self._piece(number)) if self._source is None else None
         else:
             octets = self._archive.payload(number)
         return PayloadRef(
@@ -154,15 +165,20 @@ class PayloadSources:
             checked=checked,
         )
 
-    def _expect(self, home: _StoredPayload, grid: ByteGrid, name: str) -> bool:
+    def _piece(self, number: int) -> Piece:
+        """Return a payload that is not split, as the one piece that it is."""
+        (piece,) = self._archive.source.pieces(number)
+        return piece
+
+    def _expect(self, piece: Piece, grid: ByteGrid, name: str) -> bool:
         """Have a box's ranges read ahead, if they are; returns whether they are checked."""
-        if home.archive.remote is None:
+        if not piece.source.is_remote:
             return False
-        ranges = home.ranges(grid)
-        checked = home.is_checked(ranges)
+        ranges = _ranges(piece, grid)
+        checked = _is_checked(piece, ranges)
         if self._ahead is not None:
-            digest = int(home.archive.index.payloads["digest"][home.number]) if checked else None
-            self._expected += [(home.start + lo, hi - lo, digest, name) for lo, hi in ranges]
+            digest = (piece.source.digest(piece.number) or 0) if checked else None
+            self._expected += [(piece.start + lo, hi - lo, digest, name) for lo, hi in ranges]
         return checked
 
     def _gathered(self, name: str, region: Region) -> PayloadRef:
@@ -170,23 +186,26 @@ class PayloadSources:
         if region.bounds is not None:
             return self._split(name, region)
         assert region.grid is not None
-        home, grid = _StoredPayload(self._archive, region.payload), region.grid
-        checked = self._expect(home, grid, name)
-        octets = home.octets if self._source is None else None
+        grid, checked, octets = region.grid, False, None
+        if not self._archive.source.is_remote:
+            octets = self._archive.payload(region.payload)
+        else:
+            piece = self._piece(region.payload)
+            checked = self._expect(piece, grid, name)
+            octets = _octets(piece) if self._source is None else None
         offset = self._start + self._offsets[region.payload]
-        piece = BoxPiece((0,) * len(grid.shape), grid, octets, self._source, offset, self._archive.file)
-        source = BoxSource(offset + grid.start, grid.shape, [piece])
+        box = BoxPiece((0,) * len(grid.shape), grid, octets, self._source, offset, self._archive.source.file)
+        source = BoxSource(offset + grid.start, grid.shape, [box])
         return self._of_box(name, region._replace(strides=region.compact), source, grid.nbytes, checked)
 
     def _split(self, name: str, region: Region) -> PayloadRef:
         pieces = []
         checked = True
-        for piece in self._pieces[region]:
-            home = _StoredPayload(piece.archive, piece.payload)
-            origin, grid = _box_in(piece, region)
-            checked &= self._expect(home, grid, name)
-            offset = piece.archive.offset + home.start
-            pieces.append(BoxPiece(origin, grid, home.octets, None, offset, piece.archive.file))
+        for box in self._pieces[region]:
+            origin, grid = _box_in(box, region)
+            checked &= self._expect(box.piece, grid, name)
+            offset = box.piece.source.offset + box.piece.start
+            pieces.append(BoxPiece(origin, grid, _octets(box.piece), None, offset, box.piece.source.file))
         if self._views and len(pieces) == 1:
             return self._view_of_piece(name, region, self._pieces[region][0], pieces[0], checked)
         if self._views and region.nbytes == int(self._archive.index.payloads["nbytes"][region.payload]):
@@ -195,7 +214,7 @@ class PayloadSources:
         source = BoxSource(0, (*region.shape, region.bits // 8), pieces)
         return self._of_box(name, region, source, region.nbytes, checked)
 
-    def _view_of_piece(self, name: str, region: Region, piece: SplitPiece, box: BoxPiece, checked: bool) -> PayloadRef:
+    def _view_of_piece(self, name: str, region: Region, piece: _BoxPiece, box: BoxPiece, checked: bool) -> PayloadRef:
         assert box.octets is not None
         strides = c_strides(piece.extent)
         region = region._replace(strides=None if is_c_order(region.shape, strides) else strides)
@@ -217,17 +236,24 @@ class PayloadSources:
         )
 
 
-def _fetch(wanted: list[tuple[_StoredPayload, list[Range]]]) -> None:
-    """Fetch ranges of payloads of one remote archive into its memory; whole payloads are checked."""
-    archive = wanted[0][0].archive
-    whole = [home.number for home, ranges in wanted if ranges == [(0, home.nbytes)]]
-    archive.bring(whole)
-    parts = [(home.start + lo, home.start + hi) for home, ranges in wanted for lo, hi in ranges]
-    remote = archive.remote
-    assert remote is not None
-    if len(whole) < len(wanted):
-        remote.fetch(parts)  # what was brought is there
-        remote.check_same()
+def _pieces_in(archive: Archive, region: Region) -> list[_BoxPiece]:
+    """Return the pieces of a split tensor that a box meets; opens their shards, and reads no payload.
+
+    Raises:
+        FormatError: its pieces do not tile it, or one has another size than its box.
+    """
+    row = archive.row(region.tensor)
+    origin, extent = archive.boxes(region.tensor)
+    low, high = np.array(region.bounds, np.int64).reshape(-1, 2).T
+    chosen = np.flatnonzero(((low < origin + extent) & (origin < high)).all(axis=1)).tolist()
+    boxes = []
+    for k, piece in zip(chosen, archive.source.pieces(row.payload, chosen), strict=True):
+        size = tuple(extent[k].tolist())
+        if piece.nbytes != prod(size) * (row.bits >> 3):
+            what, name = "a piece of it has another size than its box", archive.index.name(region.tensor)
+            raise FormatError(what, path=piece.source.path, tensor=name)
+        boxes.append(_BoxPiece(piece, tuple(origin[k].tolist()), size))
+    return boxes
 
 
 def _grid(region: Region) -> ByteGrid:
@@ -235,7 +261,7 @@ def _grid(region: Region) -> ByteGrid:
     return region.grid or ByteGrid(region.start, (region.nbytes,), (1,))
 
 
-def _box_in(piece: SplitPiece, region: Region) -> tuple[tuple[int, ...], ByteGrid]:
+def _box_in(piece: _BoxPiece, region: Region) -> tuple[tuple[int, ...], ByteGrid]:
     """Return the part of a box that lies in a piece: its first byte's place in the box, and its bytes in the piece."""
     assert region.bounds is not None
     item = region.bits // 8

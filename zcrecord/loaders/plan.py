@@ -15,6 +15,7 @@ import numpy as np
 from zcrecord import dtypes
 from zcrecord.archive import subset
 from zcrecord.archive.archive import Archive
+from zcrecord.archive.by_file import parts_by_file
 from zcrecord.archive.name_patterns import is_pattern, matcher
 from zcrecord.archive.private_copy import check_apart
 from zcrecord.archive.subset import Names
@@ -111,15 +112,17 @@ def plan_files(
         archive = subset.select(archive, names, None)
     chosen = _slicer(slices, archive.names(), archive.path) if slices else None
     plans = []
-    for part in archive.parts_by_file():
+    for part in parts_by_file(archive):
         sources, names_here = PayloadSources(part, views), part.names()
         boxes = [(i, name, None if chosen is None else chosen(name)) for i, name in enumerate(names_here)]
         refs, found = _targets(part, sources, boxes, names_here, raw)
         places = {
-            part.place_of(ref.payload) for ref in refs if ref.payload >= 0
+            part.place(ref.payload) for ref in refs if ref.payload >= 0
         }  # a server may claim any size of the rest
-        held = min(part.opened_nbytes(), part.header.index_size + sum(nbytes for *_, nbytes in places))
-        check_apart(sum(ref.nbytes for ref in refs), held if part.mode == "r" else part.opened_nbytes(), part.path)
+        stored = part.source.opened_nbytes()
+        if part.mode == "r":
+            stored = min(stored, part.header.index_size + sum(nbytes for *_, nbytes in places))
+        check_apart(sum(ref.nbytes for ref in refs), stored, part.path)
         ahead = sources.announce(limit)
         targets = {name: found[name] for name in names_here}
         plans.append(LoadPlan(tuple(refs), targets, limit - ahead, sources.path, sources.identity))
@@ -136,7 +139,7 @@ def views_of(archive: Archive, boxes: Mapping[str, Sequence[Box]]) -> dict[tuple
         UnsupportedError: as `plan_load`.
     """
     out: dict[tuple[str, int], Target] = {}
-    for part in archive.parts_by_file():
+    for part in parts_by_file(archive):
         names = part.names()
         wanted = [(i, (name, k), box) for i, name in enumerate(names) for k, box in enumerate(boxes[name])]
         out |= _targets(part, PayloadSources(part, views=True), wanted, names, raw=False)[1]

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from zcrecord import dtypes
 from zcrecord.archive.archive import Archive
-from zcrecord.archive.catalogue import ShardedArchive
 from zcrecord.codec.layout import NONE
 from zcrecord.dtypes import DType
 from zcrecord.errors import UnsupportedError
@@ -53,9 +52,8 @@ class Regions:
         self._nbytes = archive.index.payloads["nbytes"].tolist()
         self._raw = raw
         self._users: dict[tuple[int, tuple[int, ...], int], int] = {}  # of split payloads, the first tensor
-        self._split: frozenset[int] = frozenset()
-        if isinstance(archive, ShardedArchive) and archive.mode == "r":  # in mode "c" edits are in one memory
-            self._split = archive.split_payloads()
+        table = archive.source.piece_table() if archive.mode == "r" else None  # in mode "c" edits are in one memory
+        self._split = frozenset() if table is None else table.split()
 
     def of(self, i: int, box: Box | None = None) -> Region:
         """Return a tensor's region, or that of a box of it.

@@ -128,7 +128,7 @@ def link(model: OpenedModel, dest: str) -> ArchiveLink:
     if os.path.exists(dest) and not os.path.isfile(dest):
         raise UnsupportedError("a model with external=True is a regular file in a folder; name one", path=dest)
     there: Record = load_record(os.path.realpath(path), embedded=archive.embedded)
-    if not there.archive.mapped:
+    if there.archive.source.file is None:
         what = "external=True refers to bytes as they lie in a file, and these lie there compressed; unpack it first"
         raise UnsupportedError(what, path=path)
     if there.archive.header.encode() != archive.header.encode():

@@ -15,8 +15,8 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from zcrecord import dtypes
-from zcrecord.archive.archive import Place
 from zcrecord.archive.info import TensorInfo
+from zcrecord.archive.payload_source import Place
 from zcrecord.archive.payloads import Payloads
 from zcrecord.errors import DependencyError, LimitError, RecordError, UnsupportedError, printable
 from zcrecord.onnx.protobuf.properties import encode_properties, without_properties
@@ -285,7 +285,7 @@ class _ModelWriter:
         repeated = 0
         for info in inside:
             if info.payload is not None:
-                place = self._record.archive.place_of(info.payload)
+                place = self._record.archive.place(info.payload)
                 repeated += info.nbytes if place in seen else 0
                 seen.add(place)
         return repeated

@@ -34,6 +34,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from zcrecord.archive.archive import Archive
+from zcrecord.archive.by_file import parts_by_file
 from zcrecord.archive.private_copy import check_apart
 from zcrecord.codec.layout import ALIGNMENT, align_up
 from zcrecord.errors import LimitError, SourceError, UnsupportedError, missing_package, printable
@@ -180,7 +181,7 @@ def _tuned(
     Raises:
         SourceError: the file was replaced while the session was made.
     """
-    part = model.record.archive.parent is not None
+    part = model.record.archive.part_of is not None
     reason = "a part of an archive is not: give the archive, and module=" if part else "it is not tuned"
     if graph.tuned_module(model.record.archive) is not None:
         from . import tuned
@@ -340,10 +341,10 @@ class _WeightMemory(NamedTuple):
 def _memories(record: Record) -> list[_WeightMemory]:
     """Return the memory of a record: of a catalogue that of each shard, of any other archive its whole file's."""
     whole = _whole(record)
-    if not record.archive.shard_names:
+    if not record.archive.source.file_names:
         return [_WeightMemory(whole, *_file_of(record.archive))]
-    parts = [part for part in record.archive.parts_by_file() if part.file is not None]
-    shards = (_WeightMemory(np.frombuffer(part.mapping, np.uint8), *_file_of(part)) for part in parts)
+    parts = [part for part in parts_by_file(record.archive) if part.source.file is not None]
+    shards = (_WeightMemory(np.frombuffer(part.source.mapping, np.uint8), *_file_of(part)) for part in parts)
     return [_WeightMemory(whole), *shards]
 
 
@@ -365,9 +366,10 @@ def _places(record: Record, memories: Sequence[_WeightMemory]) -> dict[int, tupl
 
 def _file_of(archive: Archive) -> tuple[str | None, Identity]:
     """Return the resolved path of the file that is mapped, and its identity; None if another is there, or none."""
-    if archive.file is None:
+    file = archive.source.file
+    if file is None:
         return None, ()
-    path, identity = os.path.realpath(archive.file[0]), archive.file[1]
+    path, identity = os.path.realpath(file[0]), file[1]
     with contextlib.suppress(OSError, ValueError):
         path.encode()  # ONNX Runtime takes no other names
         return (path if identity_of(path) == identity else None), identity

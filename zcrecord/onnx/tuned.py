@@ -217,7 +217,7 @@ class _Interfaces:
         """
         archive, own = self._archive, (target.graph, target.initializers)
         models = self._models.get(target.module, [])
-        key = *map(archive.place_of, own), target.module
+        key = *map(archive.place, own), target.module
         if key in self._checked:
             return
         self._checked.add(key)
@@ -234,7 +234,7 @@ class _Interfaces:
                 raise FormatError(f"its tuned graph{of} {differs}, unlike the model; tune it again")
 
     def _of(self, number: int, read: Callable[[Any], ModelInterface]) -> ModelInterface:
-        key = self._archive.place_of(number), read
+        key = self._archive.place(number), read
         if key not in self._known:
             self._known[key] = read(self._archive.payload(number))
         return self._known[key]
@@ -329,14 +329,14 @@ def plan(archive: Archive, module: str, here: TuningTarget, *, packed: bool) -> 
     Raises:
         NoTuning: the tuned part is for other machines, or damaged, or the archive is no mapped file.
     """
-    file = archive.file if archive.whole else None
+    file = archive.source.file if archive.whole else None
     if file is None:
         raise NoTuning("only the unedited archive in a local file, mapped, can use its tuned part")
     try:
         path, identity = os.path.realpath(file[0]), file[1]
         if not path.isascii() and path != path.encode("utf-8", "replace").decode():
             raise NoTuning("the path of its file is not UTF-8, as ONNX Runtime wants it")
-        if archive.gone or identity_of(path) != identity:
+        if archive.source.gone or identity_of(path) != identity:
             raise NoTuning("its file was replaced or removed since it was opened")
         found = fitting(archive, module, here)
         found.check(archive)

@@ -250,7 +250,7 @@ def _opened(archive: Any, dest: Any, force: bool, durable: bool) -> Iterator[_Wo
         takes_one_file(opened, "tuning")
         if opened.embedded is not None:
             raise UnsupportedError("is attached to a program; detach it, tune it, and attach it again", path=path)
-        if not opened.mapped:
+        if opened.source.file is None:
             raise UnsupportedError("is packed, or remote; unpack or download it, and tune that", path=path)
         try:
             part = tuned.read_tuned(opened)
@@ -277,8 +277,8 @@ class _Work(NamedTuple):
         Raises:
             SourceError: the archive was replaced meanwhile; or the file system reports an error.
         """
-        assert self.record.archive.file is not None, "it is mapped"
-        path, identity = self.record.archive.file
+        assert self.record.archive.source.file is not None, "it is mapped"
+        path, identity = self.record.archive.source.file
         with open_sink(self.dest, durable=self.durable, replaces=identity if self.in_place() else None) as sink:
             yield sink
             if identity_of(path) != identity:

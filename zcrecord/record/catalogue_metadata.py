@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from zcrecord.archive.archive import Archive
 from zcrecord.codec.entries import PayloadId
+from zcrecord.codec.layout import NONE
 from zcrecord.errors import UnsupportedError
 from zcrecord.storage.files import open_sink
 from zcrecord.writing.catalogue import BLOBS, outline_of, write_catalogue
@@ -26,8 +26,8 @@ def add_to_catalogue(record: Record, metadata: Mapping[str, Any], *, durable: bo
         FormatError: its list of blobs is not one. UnsupportedError: the metadata have bytes under such a name.
         SourceError: the file was replaced since it was opened, or the file system reports an error.
     """
-    archive: Any = record.archive
-    catalogue: Archive = archive.shards.catalogue
+    archive = record.archive
+    catalogue = archive.source.file_archive(NONE)
     entries = stored_entries(archive)
     if any(a.key in metadata and isinstance(a.value, PayloadId) for a in entries.metadata):
         what = "has bytes in its metadata under a name that is to be written; zcrecord convert makes one archive of it"
@@ -40,8 +40,9 @@ def add_to_catalogue(record: Record, metadata: Mapping[str, Any], *, durable: bo
     tree["outline"] = np.frombuffer(outline, np.uint8)
     if BLOBS in tree:
         count = len(tree[BLOBS]) if isinstance(tree[BLOBS], list | tuple) else 1  # else `blob` refuses it
-        tree[BLOBS] = [bytes(catalogue.payload(archive.shards.blob(i))) for i in range(count)]
-    assert catalogue.file is not None, "it is mapped"
-    path, identity = catalogue.file
+        blobs = archive.source.numbers_in_file(NONE, np.arange(count))
+        tree[BLOBS] = [bytes(catalogue.payload(number)) for number in blobs.tolist()]
+    assert catalogue.source.file is not None, "it is mapped"
+    path, identity = catalogue.source.file
     with open_sink(path, durable=durable, replaces=identity) as sink:
         write_catalogue(tree, sink, kind=kind)

@@ -20,6 +20,7 @@ import numpy as np
 from zcrecord.archive import info, subset, unflatten
 from zcrecord.archive.archive import Archive, Progress
 from zcrecord.archive.name_patterns import star_match, starred
+from zcrecord.archive.part_source import PartSource
 from zcrecord.archive.subset import GONE, Names, Rename
 from zcrecord.codec.conventions import SIGNATURE_PREFIX
 from zcrecord.codec.entries import Entries, PayloadId, TensorLayout, change_values, is_attribute
@@ -307,7 +308,7 @@ class RecordEditor(MutableMapping[str, Any]):
         if isinstance(rename, Mapping):
             self._check_known([name for name in rename if isinstance(name, str) and name])
         with self._located():
-            self._take(subset.select(archive, None, rename), self._refs)
+            self._take(subset.renamed(archive, rename), self._refs)
 
     def _check_name(self, name: Any) -> None:
         self._opened()
@@ -372,12 +373,12 @@ class RecordEditor(MutableMapping[str, Any]):
         except RecordError as error:
             raise error.located(path=self._source) from error.__cause__
 
-    def _take(self, part: Archive, refs: list[int]) -> None:
+    def _take(self, part: subset.PartIndex, refs: list[int]) -> None:
         """Go on with a part of `_now`, whose payloads are some of `refs`."""
-        assert part.parent is not None
-        self._refs = [refs[n] for n in part.parent[1]]
-        part.parent = self._opened().archive, self._refs
-        self._now, self._numbers, self._attributes, self._content = part, {}, None, True
+        self._refs = [refs[n] for n in part.numbers]
+        stored = self._opened().archive
+        self._now = Archive(stored.header, part.index, PartSource(stored.source, self._refs))
+        self._numbers, self._attributes, self._content = {}, None, True
 
     def _settle(self) -> Archive:
         """Take tensors and attributes that were set into the index; return the archive with it."""
@@ -452,7 +453,7 @@ class RecordEditor(MutableMapping[str, Any]):
         entries.metadata = metadata_entries(self.metadata)
         kept, sources = self._number_payloads(entries)
         stored = self._opened().archive
-        path, identity = stored.file or (self._source, None)
+        path, identity = stored.source.file or (self._source, None)
         with open_source(path)[0] as file:
             self._check_still(file.fileno(), identity)
             old = StoredArchive(stored.header, stored.index.payloads, stored.buffer, file.fileno())
@@ -466,7 +467,7 @@ class RecordEditor(MutableMapping[str, Any]):
 
     def _write(self, edited: EditedArchive, out: str) -> Written:
         durable, progress = self._how
-        path, identity = self._opened().archive.file or (self._source, None)
+        path, identity = self._opened().archive.source.file or (self._source, None)
         how: dict[str, Any] = {"replaces": self._replaces, "shards_of": own_shards}
         if self._dest is None:
             how = {"replaces": identity}

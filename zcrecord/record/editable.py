@@ -6,7 +6,6 @@ import os
 
 from zcrecord.archive import info, unflatten
 from zcrecord.archive.archive import Archive
-from zcrecord.archive.catalogue import ShardedArchive
 from zcrecord.codec.conventions import TUNED_TYPE
 from zcrecord.codec.entries import PayloadId, list_type, value_type
 from zcrecord.errors import UnsupportedError
@@ -29,12 +28,12 @@ def reformed_attribute(archive: Archive) -> str | None:
 
 def check_editable(archive: Archive) -> None:
     """Raise UnsupportedError unless an archive is one of a local file, alone, whole, and without a tuned part."""
-    if isinstance(archive, ShardedArchive):
+    if archive.source.file_names:
         what = "is a catalogue of shards; make one archive of it, edit that, and write shards of that again"
         raise UnsupportedError(what, path=archive.path)
     if archive.embedded is not None:
         raise UnsupportedError("is attached to a program; detach it, edit it, and attach it again", path=archive.path)
-    if not archive.mapped:
+    if archive.source.file is None:
         raise UnsupportedError("is packed; unpack it, edit that, and pack it again", path=archive.path)
     if info.child_of_type(archive, TUNED_TYPE) is not None:
         what = "is tuned, for the model as it is; remove the tuned part (untune), edit it, and tune it again"
@@ -47,8 +46,7 @@ def check_no_shard(path: str) -> None:
     catalogue = catalogue_of_shard(name)
     if catalogue is not None and os.path.isfile(beside := os.path.join(folder, catalogue)):
         with load_record(beside) as record:
-            archive = record.archive
-            known = isinstance(archive, ShardedArchive) and name in archive.shards.names
+            known = name in record.archive.source.file_names
         if known:
             what = f"is a shard of {catalogue}, which knows it by its index"
             raise UnsupportedError(f"{what}; name another file for the new one", path=path)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import mmap as _mmap
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from zcrecord.archive.archive import Archive, Embedded, Verify, is_catalogue, open_archive
@@ -19,7 +20,7 @@ from .record import Record
 if TYPE_CHECKING:
     from zcrecord.archive.subset import Names, Rename
 
-__all__ = ["load_record"]
+__all__ = ["LoadOptions", "load_record"]
 
 T = TypeVar("T")
 _DIGEST = re.compile("sha256:[0-9a-f]{64}")
@@ -115,119 +116,30 @@ def load_record(
         >>> load_record("model.zcr")["w"].shape
         (2, 3)
     """
-    _check_choices(verify, embedded, mode, expect)
-    if is_url(source):
-        source = _remote(source, verify, cache=cache, options=storage_options)
-    how: dict[str, Any] = {"mode": mode, "verify": verify, "expect": expect, "embedded": embedded}
-    record = Record(_loaded(source, names, rename, mmap, **how))
+    options = LoadOptions(mode, verify, mmap, expect, embedded, cache, storage_options)
+    record = Record(_load(source, names, rename, options))
     return record if into is None else record.into(into)
 
 
-def _remote(url: str, verify: Verify, **how: Any) -> Archive | str:
-    """Return a remote archive, or the path that a `file://` URL is of."""
-    from zcrecord.remote import open  # both here, because few archives are
-    from zcrecord.storage.urls import file_beside
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """The options of `load_record`, checked before anything is read."""
 
-    archive = open.open_url(url, verify=verify, **how)
-    if isinstance(archive, str) or not is_catalogue(archive):
-        return archive
-    archive.bring()
+    mode: Mode = "r"
+    verify: Verify = "index"
+    mmap: bool = True
+    expect: str | None = None
+    embedded: Embedded | None = None
+    cache: Any = None
+    storage_options: Mapping[str, Any] | None = None
 
-    def shard(name: str) -> Archive:
-        return _no_path(open.open_url(file_beside(url, name), verify="touch", **how))
-
-    named = {"cache": how["cache"], "storage_options": how["options"]}
-    return _over_shards(archive, shard, lambda whole: (_reload, (url, named, whole.seal(), whole.pins())))
-
-
-def _no_path(archive: Archive | str) -> Archive:
-    assert isinstance(archive, Archive), "the shards of a remote catalogue are remote"
-    return archive
-
-
-def _over_shards(catalogue: Archive, shard: Callable[[str], Archive], recipe: Callable[[Archive], Any]) -> Archive:
-    from zcrecord.archive.catalogue import open_catalogue  # here, because few archives are
-
-    whole = open_catalogue(catalogue, shard)
-    whole.recipe = recipe
-    return whole
-
-
-def _loaded(source: Any, names: Names | None, rename: Rename | None, mmap: bool, **how: Any) -> Archive:
-    if isinstance(source, Archive):
-        return _fetched(source, names, rename, **how)
-    memory, name = _memory(source, mmap)
-    try:
-        return _opened(memory, names, rename, **how)
-    except RecordError as error:
-        raise error.located(path=name) from error.__cause__
-
-
-def _opened(
-    memory: Memory,
-    names: Names | None,
-    rename: Rename | None,
-    *,
-    mode: Mode,
-    verify: Verify,
-    expect: str | None,
-    embedded: Embedded | None,
-) -> Archive:
-    """Return an archive in memory or in a mapped file, or a part of it."""
-    if names is not None and expect is None and embedded is None and is_packed(memory.octets):
-        from zcrecord.transport import open  # here, as below, because few archives are
-
-        return _verified(open.select_packed(memory, names, rename, verify=verify), verify, mode)
-    archive = _whole(memory, mode=mode, verify=verify, embedded=embedded)
-    _check_content(archive, expect)
-    return archive if names is None and rename is None else _part(archive, names, rename)
-
-
-def _fetched(
-    archive: Archive,
-    names: Names | None,
-    rename: Rename | None,
-    *,
-    mode: Mode,
-    verify: Verify,
-    expect: str | None,
-    embedded: Embedded | None,
-) -> Archive:
-    """Return a remote archive, or a part of one, with those payloads there that were asked for."""
-    if embedded is not None:
-        what = f"embedded={embedded!r} is for local files; download it, or have the archive served by itself"
-        raise UnsupportedError(what, path=archive.path)
-    _check_content(archive, expect)
-    if names is not None or rename is not None:
-        archive = _part(archive, names, rename)
-    if names is not None:
-        archive.bring()
-    return _verified(archive, verify, mode)
-
-
-def _part(archive: Archive, names: Names | None, rename: Rename | None) -> Archive:
-    from zcrecord.archive import subset  # here, because few load a part
-
-    return subset.select(archive, names, rename)
-
-
-def _verified(archive: Archive, verify: Verify, mode: Mode) -> Archive:
-    """Return an archive, its payloads verified if they are to be, or a private copy of it."""
-    if verify == "full":
-        from zcrecord.archive import digest  # here, because few loads read all of an archive
-
-        digest.check(archive)
-    return archive.private() if mode == "c" and archive.mode == "r" else archive
-
-
-def _check_choices(verify: Any, embedded: Any, mode: Any, expect: Any) -> None:
-    """Refuse arguments that mean nothing, before anything is read."""
-    _check_choice("verify", verify, ("touch", "index", "full"))
-    _check_choice("embedded", embedded, (None, "prefix", "suffix"))
-    _check_choice("mode", mode, ("r", "c"))
-    if expect is not None and not (isinstance(expect, str) and _DIGEST.fullmatch(expect)):
-        what = "is no content digest: 'sha256:' and 64 hexadecimal digits, a to f small"
-        raise UnsupportedError(f"expect={printable(repr(expect))} {what}")
+    def __post_init__(self) -> None:
+        _check_choice("verify", self.verify, ("touch", "index", "full"))
+        _check_choice("embedded", self.embedded, (None, "prefix", "suffix"))
+        _check_choice("mode", self.mode, ("r", "c"))
+        if self.expect is not None and not (isinstance(self.expect, str) and _DIGEST.fullmatch(self.expect)):
+            what = "is no content digest: 'sha256:' and 64 hexadecimal digits, a to f small"
+            raise UnsupportedError(f"expect={printable(repr(self.expect))} {what}")
 
 
 def _check_choice(name: str, value: Any, known: tuple[Any, ...]) -> None:
@@ -236,14 +148,94 @@ def _check_choice(name: str, value: Any, known: tuple[Any, ...]) -> None:
         raise UnsupportedError(f"{name}={value!r} is not known; {', '.join(others)} or {last}")
 
 
+def _load(source: Any, names: Names | None, rename: Rename | None, options: LoadOptions) -> Archive:
+    """Return an archive over the payload source of what was given, or a part of it, checked as the options ask."""
+    if is_url(source):
+        from zcrecord.remote.open_url import open_url  # here, because few archives are
+
+        opened = open_url(source, verify=options.verify, cache=options.cache, options=options.storage_options)
+        if not isinstance(opened, str):
+            return _chosen(_remote(source, opened, options), names, rename, options)
+        source = opened
+    memory, name = _memory(source, options.mmap)
+    try:
+        # The frames of a packed archive that hold the chosen tensors are decompressed; else all are, several at a time.
+        if names is not None and options.expect is None and options.embedded is None and is_packed(memory.octets):
+            from zcrecord.transport.open_packed import open_packed
+
+            return _chosen(open_packed(memory, verify=options.verify, lazily=True), names, rename, options)
+        archive = _checked(_local(memory, options), options)
+        _check_content(archive, options.expect)
+        return archive if names is None and rename is None else _part(archive, names, rename)
+    except RecordError as error:
+        raise error.located(path=name) from error.__cause__
+
+
+def _chosen(archive: Archive, names: Names | None, rename: Rename | None, options: LoadOptions) -> Archive:
+    """Return an archive whose payloads are fetched when they are needed, or a part of it, with those of `names`."""
+    _check_content(archive, options.expect)
+    if names is not None or rename is not None:
+        archive = _part(archive, names, rename)
+    if names is not None:
+        archive.fetch()
+    return _checked(archive, options)
+
+
+def _part(archive: Archive, names: Names | None, rename: Rename | None) -> Archive:
+    from zcrecord.archive import subset  # here, because few load a part
+
+    return subset.select(archive, names, rename)
+
+
+def _checked(archive: Archive, options: LoadOptions) -> Archive:
+    """Return an archive, its payloads verified if they are to be; in mode "c" a private copy of it."""
+    if options.verify == "full":
+        from zcrecord.archive import digest  # here, because few loads read all of an archive
+
+        digest.check(archive)
+    return archive.private() if options.mode == "c" and archive.mode == "r" else archive
+
+
 def _check_content(archive: Archive, expect: str | None) -> None:
     if expect is None:
         return
     from zcrecord.archive import digest
 
     archive.ensure_all()
-    if (found := digest.content_digest(archive)) != expect:
-        raise IntegrityError(f"content digest {expect} was expected, it has {found}", path=archive.path)
+    if (content := digest.content_digest(archive)) != expect:
+        raise IntegrityError(f"content digest {expect} was expected, it has {content}", path=archive.path)
+
+
+# Archives over what was given.
+
+
+def _remote(url: str, archive: Archive, options: LoadOptions) -> Archive:
+    """Return a remote archive, or what a remote catalogue describes.
+
+    Raises:
+        UnsupportedError: `embedded` is given.
+    """
+    if options.embedded is not None:
+        what = f"embedded={options.embedded!r} is for local files; download it, or have the archive served by itself"
+        raise UnsupportedError(what, path=archive.path)
+    if not is_catalogue(archive):
+        return archive
+    from zcrecord.archive.sharded import open_catalogue  # here, as below, because few archives are
+    from zcrecord.remote.open_url import open_url
+    from zcrecord.storage.urls import file_beside
+
+    archive.fetch()
+
+    def shard(name: str) -> Archive:
+        beside, named = file_beside(url, name), options.storage_options
+        opened = open_url(beside, verify="touch", cache=options.cache, options=named)
+        assert isinstance(opened, Archive), "the shards of a remote catalogue are remote"
+        return opened
+
+    again = LoadOptions(cache=options.cache, storage_options=options.storage_options)
+    whole = open_catalogue(archive, shard)
+    whole.source.recipe = lambda whole: (_reload, (url, again, whole.seal(), whole.source.pins()))
+    return whole
 
 
 def _memory(source: Any, mmap: bool) -> tuple[Memory, str | None]:
@@ -266,27 +258,30 @@ def _memory(source: Any, mmap: bool) -> tuple[Memory, str | None]:
         return memory, path
 
 
-def _whole(memory: Memory, *, mode: Mode, verify: Verify, embedded: Embedded | None) -> Archive:
+def _local(memory: Memory, options: LoadOptions) -> Archive:
+    """Return the archive in memory or in a mapped file, or what a catalogue there describes."""
+    embedded = options.embedded
     if embedded is None and is_packed(memory.octets):
-        from zcrecord.transport import open
+        from zcrecord.transport.open_packed import open_packed
 
-        archive = open.open_packed(memory, verify=verify, mode=mode)
+        archive = open_packed(memory, verify=options.verify, mode=options.mode)
     else:
         if embedded is None and ends_in_archive(memory.octets):
             embedded = "suffix"
         alone = memory.identity is not None and not memory.octets.readonly  # read from a file, and nobody else's
-        archive = open_archive(memory, verify=verify, embedded=embedded, mode=mode if alone else "r")
-    archive.recipe = _recipe
-    if is_catalogue(archive):
-        archive = _local_whole(archive, memory)
-    return _verified(archive, verify, mode)
+        mode: Mode = options.mode if alone else "r"
+        archive = open_archive(memory, verify=options.verify, embedded=embedded, mode=mode)
+    archive.source.recipe = _recipe
+    return _described(archive, memory) if is_catalogue(archive) else archive
 
 
-def _local_whole(catalogue: Archive, memory: Memory) -> Archive:
-    """Return the whole that a catalogue in a file tells of; its shards are mapped, or read, as it was.
+def _described(catalogue: Archive, memory: Memory) -> Archive:
+    """Return the archive that a catalogue in a file describes; its shards are mapped, or read, as it was.
 
     They lie beside it, or, if its path is a link, beside the file that it leads to.
     """
+    from zcrecord.archive.sharded import open_catalogue  # here, because few archives are
+
     if memory.absolute is None or catalogue.embedded is not None:
         what = "is a catalogue, whose shards lie beside it in files; load it by its path or URL"
         raise UnsupportedError(what, path=memory.path)
@@ -297,29 +292,34 @@ def _local_whole(catalogue: Archive, memory: Memory) -> Archive:
         if not os.path.exists(path):
             path = os.path.join(os.path.dirname(os.path.realpath(at)), name)
         archive = open_archive(read(path), verify="touch")
-        archive.recipe = _recipe
+        archive.source.recipe = _recipe
         return archive
 
-    return _over_shards(catalogue, shard, _recipe)
+    whole = open_catalogue(catalogue, shard)
+    whole.source.recipe = _recipe
+    return whole
+
+
+# Pickles.
 
 
 def _recipe(archive: Archive) -> tuple[Any, ...]:
     """Return function and arguments that load an archive again, of the same path or bytes."""
     path = archive.absolute or archive.path
-    how: dict[str, Any] = {"verify": archive.verified}
+    options = LoadOptions(verify=archive.verified)
     if path is not None:
-        how |= {"embedded": archive.embedded, "mmap": archive.mapped}
-    return _reload, (bytes(archive.buffer) if path is None else path, how, archive.seal())
+        options = replace(options, embedded=archive.embedded, mmap=archive.source.is_mapped)
+    return _reload, (bytes(archive.buffer) if path is None else path, options, archive.seal())
 
 
-def _reload(source: str | bytes, how: dict[str, Any], seal: bytes, pins: dict[Any, Any] | None = None) -> Archive:
+def _reload(source: str | bytes, options: LoadOptions, seal: bytes, pins: Mapping[Any, Any] | None = None) -> Archive:
     """Return the archive that was pickled.
 
     Raises:
         IntegrityError: the file has other content by now.
     """
-    archive: Archive = load_record(source, **how).archive
+    archive = _load(source, None, None, options)
     if archive.seal() != seal:
         raise IntegrityError("is not the archive that was pickled; it was replaced since", path=archive.path)
-    archive.pin(pins or {})
+    archive.source.pin(pins or {})
     return archive

@@ -31,8 +31,8 @@ def own_shards(path: str) -> list[ListedFile]:
     with contextlib.suppress(RecordError, OSError):  # it may be replaced and not read
         if os.path.isfile(path) and _may_be_catalogue(path):
             for name, shard in proved_shards(path):
-                if shard.file is not None:
-                    _, inode, nbytes, changed = shard.file[1]
+                if shard.source.file is not None:
+                    _, inode, nbytes, changed = shard.source.file[1]
                     out.append(ListedFile(inode, nbytes, changed, name))
     return out
 
@@ -56,10 +56,9 @@ def proved_shards(path: str, options: Mapping[str, Any] | None = None) -> Iterat
 
     What cannot be read is left out.
     """
-    from zcrecord.archive.catalogue import ShardedArchive  # here, because few records have shards
-
     with contextlib.suppress(RecordError), contextlib.ExitStack() as stack:
         record = load_record(path, verify="touch", cache=False, storage_options=options)
-        archive = stack.enter_context(record).archive
-        if isinstance(archive, ShardedArchive):
-            yield from archive.shards.proved()
+        source = stack.enter_context(record).archive.source
+        for file, name in enumerate(source.file_names):
+            with contextlib.suppress(RecordError):
+                yield name, source.file_archive(file)

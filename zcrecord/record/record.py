@@ -10,7 +10,7 @@ import numpy as np
 from zcrecord import dtypes
 from zcrecord.archive import unflatten
 from zcrecord.archive.archive import Archive, Progress
-from zcrecord.archive.released import closed
+from zcrecord.archive.payload_source import Closed
 from zcrecord.codec.layout import NONE
 from zcrecord.errors import TensorNotFoundError, UnsupportedError
 from zcrecord.storage.memory import Mode
@@ -52,7 +52,7 @@ class Record(Mapping[str, Any]):
     def archive(self) -> Archive:
         """The opened archive behind the record."""
         if self._closed:
-            raise closed(self._archive.path)
+            raise Closed.error(self._archive.path)
         return self._archive
 
     @property
@@ -85,8 +85,7 @@ class Record(Mapping[str, Any]):
             if few or archive.verified == "touch":  # a dictionary would touch all
                 self._lookups += 1
                 return archive.find(name)
-            if archive.remote is None:
-                archive.prepare_views()
+            archive.prepare_views()
             names = self._all_names()
             self._numbers = dict(zip(names, range(len(names)), strict=True))
         return self._numbers.get(name, -1)
@@ -242,7 +241,7 @@ class Record(Mapping[str, Any]):
         """
         from zcrecord.archive import subset  # here, as in `select`, because few loads need a part
 
-        return self if name == "" else Record(subset.module(self.archive.kept(), name))
+        return self if name == "" else Record(subset.module(self.archive.shared(), name))
 
     def select(self, names: Names | None = None, rename: Rename | None = None) -> Record:
         """Return chosen tensors as a record of their own, maybe under other names; copies no payload.
@@ -267,7 +266,7 @@ class Record(Mapping[str, Any]):
         """
         from zcrecord.archive import subset
 
-        return Record(subset.select(self.archive.kept(), names, rename))
+        return Record(subset.select(self.archive.shared(), names, rename))
 
     def into(self, kind: type[T]) -> T:
         """Return the record as an instance of a class: dataclasses, attrs classes, NamedTuples and what is in them.
@@ -364,7 +363,7 @@ class Record(Mapping[str, Any]):
     def close(self) -> bool:
         """End lookups; returns whether the mapping is released. Views taken before keep it, and stay valid."""
         self._closed = True
-        return self._archive.release()
+        return self._archive.close()
 
     def __enter__(self) -> Record:
         return self

@@ -134,7 +134,7 @@ def _taken_apart(record: Any) -> tuple[flatten.FlatRecord, PayloadPlan]:
         return flat, plan_sharing(flat.values)
     archive = record.archive
     archive.ensure_all()
-    archive.bring()
+    archive.fetch()
     return _from_index(archive, archive.payload), _plan_of(archive)
 
 
@@ -176,7 +176,7 @@ def _plan_of(archive: Archive) -> PayloadPlan:
     if archive.mode == "r":  # a private copy may have been edited
         users = dict(zip(ix.tensors["payload"].tolist(), archive.names(), strict=True))
         for number in range(len(ix.payloads)):
-            check_digest(archive, number, users.get(number))
+            check_digest(archive.source.pieces(number), users.get(number))
     out.sources = [_source_of(archive, p) for p in range(len(ix.payloads))]
     out.source_ids = [-1 if p == NONE else p for p in ix.tensors["payload"].tolist()]
     out.renumber()
@@ -185,10 +185,10 @@ def _plan_of(archive: Archive) -> PayloadPlan:
 
 def _source_of(archive: Archive, number: int) -> Any:
     """Return a payload's bytes; those of a split tensor are put together while they are written."""
-    blocks = archive.split(number)
-    if blocks is None:
+    source = archive.source
+    if not source.file_names or len(source.pieces(number)) < 2:
         return np.frombuffer(archive.payload(number), np.uint8)
-    return LazyTensor("uint8", (int(archive.index.payloads["nbytes"][number]),), blocks)
+    return LazyTensor("uint8", (source.nbytes(number),), source.blocks(number))
 
 
 def _layouts_of(archive: Archive) -> PayloadPlan:

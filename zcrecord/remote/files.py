@@ -14,7 +14,7 @@ from zcrecord.storage.files import refusals
 from zcrecord.storage.urls import connect, redacted, said
 
 from .file import RemoteFile
-from .open import remote_file
+from .open_url import remote_file
 
 __all__ = ["ForwardReader", "copy_to", "list_files", "open_forward", "remove_file"]
 

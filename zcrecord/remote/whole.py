@@ -29,7 +29,7 @@ _PIECE = 1 << 20  # bytes checked at a time: few enough to stay in a processor's
 
 
 class RemoteMemory(OnDemandMemory):
-    """Memory of a remote archive, as `Archive.remote`: fetched on demand, or streamed without being kept."""
+    """Memory of a remote archive, of a `RemoteSource`: fetched on demand, or streamed without being kept."""
 
     def read_ahead(self) -> ReadAhead:
         """Return a source for a loader, which fetches batches ahead, checks them, and keeps nothing."""
@@ -42,14 +42,14 @@ class RemoteMemory(OnDemandMemory):
             IntegrityError: a digest does not match. FormatError: another rule is broken. SourceError: reading failed.
         """
         self._keep_small(archive)
-        rules, base = ElementRules(archive.index, archive.place_of), archive.header.payload_offset
+        rules, base = ElementRules(archive.index, archive.place), archive.header.payload_offset
         gaps = set(_gaps(archive))
         for row, at, piece in self._pieces([*_payloads(archive), *gaps], progress):
             if row in gaps and piece.any():
                 what = f"the gap [{row.start:#x}, {row.end:#x}) holds bytes that are not zero"
                 raise FormatError(what, path=self.shown, offset=row.start)
             if row not in gaps:
-                place = 0, row.start - base, row.nbytes  # as `place_of` has it, of the one file
+                place = 0, row.start - base, row.nbytes  # as `Archive.place` has it, of the one file
                 rules.check(place, piece, last=at + len(piece) == row.end)
         for i in rules.strings:
             archive.view(i)  # it checks itself, and the archive remembers
@@ -87,7 +87,7 @@ class RemoteMemory(OnDemandMemory):
 
     def _keep_small(self, archive: Archive) -> None:
         if archive.header.archive_size <= _MOST:
-            archive.bring()
+            archive.fetch()
 
     def _pieces(self, rows: list[PayloadRange], progress: Progress | None) -> Iterator[tuple[PayloadRange, int, Any]]:
         """Yield all bytes of ranges in the order of the file: the range, the offset of the bytes, the bytes."""
@@ -110,11 +110,12 @@ def _payloads(archive: Archive) -> list[PayloadRange]:
     """Return all payloads, each once, with the name of a tensor that uses it."""
     ix, base = archive.index, archive.header.payload_offset
     users = dict(zip(ix.tensors["payload"][::-1].tolist(), range(len(ix.tensors) - 1, -1, -1), strict=True))
+    pins = archive.source.pins()
     out: dict[int, PayloadRange] = {}
     for number, (offset, nbytes, digest) in enumerate(ix.payloads.tolist()):
         if base + offset not in out:
             name = ix.name(users[number]) if number in users else ""
-            known = bool(ix.digest_kind) or base + offset in archive.pins()
+            known = bool(ix.digest_kind) or base + offset in pins
             out[base + offset] = PayloadRange(base + offset, nbytes, digest if known else None, name)
     return list(out.values())
 

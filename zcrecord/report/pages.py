@@ -175,7 +175,7 @@ def _archive(place: ArchiveLayout, archive: Archive, content_digest: str | None)
         "baseAlignment": place.base_alignment,
         "digest": place.digest,
         "contentDigest": content_digest,
-        **({"shards": archive.shard_names} if archive.shard_names else {}),
+        **({"shards": archive.source.file_names} if archive.source.file_names else {}),
     }
 
 

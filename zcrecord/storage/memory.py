@@ -74,7 +74,6 @@ class Memory(NamedTuple):
         mapping: closed to let go of them; None for a buffer that was given.
         identity: of the mapped file, to know it again.
         filled: ranges that hold data in sparse memory; None if all of it does.
-        remote: the source that reads the rest by position (`loaders.protocol.RangeSource`), of a remote archive.
         absolute: the file's absolute path, by which it is opened again: the working folder may change meanwhile.
     """
 
@@ -83,7 +82,6 @@ class Memory(NamedTuple):
     mapping: mmap.mmap | None = None
     identity: Identity | None = None
     filled: list[tuple[int, int]] | None = None
-    remote: Any = None
     absolute: str | None = None
 
 

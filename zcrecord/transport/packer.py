@@ -2,7 +2,7 @@
 
 Source and destination may be paths or binary file objects, pipes included. Held in memory are, for each thread, two or
 three frames of up to 6 MiB, packed or not, and zstd's own state (1 MiB at the default level, 50 MiB at 19); the index;
-some 200 bytes per frame. `load_record` opens packed archives by `transport.open`, and needs nothing of this module.
+some 200 bytes per frame. `transport.open_packed` opens packed archives, and needs nothing of this module.
 
 Weights hold little that repeats: zstd gains by how often each byte value occurs, and level 1 finds that, too. Of
 normally distributed float32 8 % are gained at every level up to 12, of bfloat16 28 % (29 % from level 9 on, at a
@@ -33,7 +33,7 @@ from zcrecord.storage.threads import Start, cores, map_ordered
 from zcrecord.writing.writers import peak_rss
 
 from .frames import EXPANDED, SeekEntry, encode_table
-from .open import sparse_memory
+from .open_packed import sparse_memory
 
 __all__ = ["PREADV", "ArchiveCheck", "PackReport", "checked_paths", "pack"]
 
@@ -240,7 +240,7 @@ def _pack_file(
     archive = open_archive(memory, verify="index")
     takes_one_file(archive, _PACKING)
     bounds = _frame_bounds(archive.header, archive.index.payloads["offset"])
-    archive.release()
+    archive.close()
     check.expected = bounds[-1]
     file, _ = open_source(path)
 

@@ -124,7 +124,7 @@ def _check_whole(record: Record, info: TensorInfo) -> None:
         IntegrityError: it does not match.
     """
     if info.payload is not None and info.nbytes == record.archive.index.payloads["nbytes"][info.payload]:
-        check_digest(record.archive, info.payload, info.name)
+        check_digest(record.archive.source.pieces(info.payload), info.name)
 
 
 def _check_types(infos: list[TensorInfo], path: str | None) -> None:

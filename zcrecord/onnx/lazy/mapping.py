@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from zcrecord.archive.released import closed
+from zcrecord.archive.payload_source import Closed
 from zcrecord.dtypes import STRING, DType
 from zcrecord.errors import RecordError, TensorNotFoundError, UnsupportedError
 from zcrecord.onnx.external_data import ModelFolder
@@ -133,7 +133,7 @@ class OnnxTensors(Mapping[str, Any]):
     def _held(self) -> ModelFiles:
         files = self._files  # once: another thread may close it
         if files is None:
-            raise closed(self._path)
+            raise Closed.error(self._path)
         return files
 
     def _known(self) -> dict[str, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from zcrecord.archive.archive import Archive, Verify, check_crc, open_archive
@@ -15,7 +16,7 @@ from zcrecord.codec.layout import HEADER_SIZE, Header, decode_header, too_short
 from zcrecord.errors import FormatError, IntegrityError, RecordError
 from zcrecord.storage.memory import Memory, is_packed
 from zcrecord.storage.urls import connect, protocols_of, redacted
-from zcrecord.transport.open import open_packed, sparse_memory
+from zcrecord.transport.open_packed import open_packed, sparse_memory
 
 from .cache import ArchiveCache, VersionCache, cache_at
 from .file import RemoteFile, Request
@@ -23,6 +24,7 @@ from .fsspec import FsspecFile
 from .http import HttpFile
 from .packed import UnpackedFile, read_table
 from .ranges import Range, RangeSet, cut
+from .source import RemoteSource
 from .whole import RemoteMemory
 
 __all__ = ["open_url", "remote_file"]
@@ -61,9 +63,9 @@ def open_url(
         raise error.located(path=file.shown) from error.__cause__
 
     def recipe(archive: Archive) -> tuple[Any, ...]:
-        return _reopen, (url, verify, cache, options, _sha256(archive), archive.pins())
+        return _reopen, (url, verify, cache, options, _sha256(archive), archive.source.pins())
 
-    archive.recipe = recipe
+    archive.source.recipe = recipe
     return archive
 
 
@@ -95,14 +97,14 @@ def _reopen(
     archive = open_url(url, verify=verify, cache=cache, options=options)
     if isinstance(archive, str) or _sha256(archive) != seal:
         raise IntegrityError("is not the archive that was pickled; it was replaced since", path=redacted(url))
-    archive.pin(pins)
+    archive.source.pin(pins)
     return archive
 
 
 def _sha256(archive: Archive) -> bytes:
     """Return the SHA-256 of header, index and trailer; of an archive that is in memory, of all of it."""
     octets = archive.buffer
-    ranges = [(0, len(octets))] if archive.remote is None else _ends(archive.header, len(octets))
+    ranges = [(0, len(octets))] if not archive.source.is_remote else _ends(archive.header, len(octets))
     running = hashlib.sha256()
     for start, end in ranges:
         running.update(octets[start:end])
@@ -131,7 +133,7 @@ def _open(file: RemoteFile, verify: Verify, cached: ArchiveCache | None) -> Arch
     if not known:
         _fetch_ends(remote, memory.octets, header)
     try:
-        archive = open_archive(memory._replace(remote=remote), verify=verify)
+        archive = open_archive(memory, verify=verify, source_in=partial(RemoteSource, remote))
         check_crc(archive.buffer, archive.header)  # at level "touch", too: unlike a local file, it came a long way
     except FormatError:
         file.check_same()  # if it was replaced meanwhile, it is not damaged

@@ -5,31 +5,34 @@ Frames and their table are left to `frames`, packing to `packer`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from zcrecord.archive import subset
 from zcrecord.archive.archive import Archive, Verify, open_archive
-from zcrecord.archive.subset import Names, Rename
+from zcrecord.archive.memory_source import MemorySource
+from zcrecord.archive.payload_source import Array, PayloadTable
 from zcrecord.codec.layout import HEADER_SIZE, Header, decode_header
-from zcrecord.errors import FormatError, IntegrityError, LimitError, RecordError
+from zcrecord.errors import FormatError, IntegrityError, LimitError, RecordError, SourceError
 from zcrecord.storage.compressed import ZstdFrames, import_zstandard
 from zcrecord.storage.memory import Memory, Mode, aligned, buffer_of, map_file
 from zcrecord.storage.threads import cores
 
 from . import frames
 
-__all__ = ["open_packed", "select_packed", "sparse_memory"]
+__all__ = ["PackedSource", "open_packed", "sparse_memory"]
 
 _PIECE = 1 << 20  # bytes decompressed at a time to count them
 
 
-def open_packed(memory: Memory, *, verify: Verify, mode: Mode) -> Archive:
+def open_packed(memory: Memory, *, verify: Verify, mode: Mode = "r", lazily: bool = False) -> Archive:
     """Return the archive whose packed form is in `memory`, decompressed once; in mode "c" it is writable as it is.
 
-    With a seek table, frames are decompressed in parallel; without one (`zstd` writes none) one after the other.
+    With a seek table, frames are decompressed in parallel, or, lazily, when a payload in them is needed; without one
+    (`zstd` writes none) one after the other.
 
     Raises:
         DependencyError: zstandard is not installed. FormatError: it is no packed archive, or a damaged one.
@@ -37,6 +40,8 @@ def open_packed(memory: Memory, *, verify: Verify, mode: Mode) -> Archive:
     """
     try:
         table = _table(memory)
+        if lazily and table is not None:
+            return _open_frames(memory, table)
         if table is None:
             block, octets = _decompress_stream(memory)
         else:
@@ -47,42 +52,17 @@ def open_packed(memory: Memory, *, verify: Verify, mode: Mode) -> Archive:
     return open_archive(memory._replace(octets=octets, mapping=block, identity=None), verify=verify, mode=mode)
 
 
-def select_packed(memory: Memory, names: Names | None, rename: Rename | None, *, verify: Verify) -> Archive:
-    """Return chosen tensors of a packed archive; only frames that hold any of them or the index are decompressed.
-
-    Without a seek table all frames are. The part is pickled by the path, or by the packed bytes, which it then keeps.
-
-    Raises:
-        As `open_packed` does. TensorNotFoundError: a name without wildcards is not there.
-    """
-    names = subset.repeatable(names)
-    table = _table(memory)
-    if table is None:
-        whole = open_packed(memory, verify=verify, mode="r")
-        part = subset.select(whole, names, rename)
-    else:
-        part = _part(memory, table, names, rename)
-    source = memory.octets if memory.absolute is None else memory.absolute
-
-    def recipe(part: Archive) -> tuple[Any, ...]:
-        pickled = source if isinstance(source, str) else bytes(source)
-        return _reopen, (pickled, part.root.header.encode(), names, rename)
-
-    part.recipe = recipe
-    return part
-
-
-def _reopen(source: str | bytes, seal: bytes, names: Names | None, rename: Rename | None) -> Archive:
-    """Open a pickled part of a packed archive again; `seal` is the archive's header.
+def _reopen(packed: str | bytes, seal: bytes) -> Archive:
+    """Open a pickled archive again; `seal` is its header.
 
     Raises:
         IntegrityError: it is another archive now.
     """
-    memory = map_file(source, least=0) if isinstance(source, str) else Memory(buffer_of(source))
-    part = select_packed(memory, names, rename, verify="index")
-    if part.root.header.encode() != seal:
+    memory = map_file(packed, least=0) if isinstance(packed, str) else Memory(buffer_of(packed))
+    archive = open_packed(memory, verify="index", lazily=True)
+    if archive.header.encode() != seal:
         raise IntegrityError("is not the archive that was pickled; it was replaced since", path=memory.path)
-    return part
+    return archive
 
 
 def sparse_memory(size: int, pieces: Iterable[tuple[int, Any]]) -> Memory:
@@ -107,27 +87,78 @@ def _table(memory: Memory) -> frames.SeekTable | None:
         raise error.located(path=memory.path) from None
 
 
-def _part(memory: Memory, table: frames.SeekTable, names: Names | None, rename: Rename | None) -> Archive:
-    """Return chosen tensors of an archive in sparse memory, into which their frames are decompressed."""
+def _open_frames(memory: Memory, table: frames.SeekTable) -> Archive:
+    """Return an archive in sparse memory, into which frames are decompressed when a payload in them is needed."""
     try:
         content = _FrameMemory(memory, table)
         h = content.trailer()
         content.bring([(0, HEADER_SIZE), (h.index_offset, h.index_offset + h.index_size)])
-        whole = open_archive(content.memory, verify="index")
-        part = subset.select(whole, names, rename)
-        chosen = part.index.payloads
-        starts = (chosen["offset"] + np.uint64(h.payload_offset)).tolist()
-        content.bring([(start, start + n) for start, n in zip(starts, chosen["nbytes"].tolist(), strict=True)])
+        archive = open_archive(content.memory, verify="index", source_in=partial(PackedSource, content))
     except RecordError as error:
         raise error.located(path=memory.path) from error.__cause__
-    return part
+    packed = memory.octets if memory.absolute is None else memory.absolute  # a path does not keep the file open
+
+    def recipe(archive: Archive) -> tuple[Any, ...]:
+        return _reopen, (packed if isinstance(packed, str) else bytes(packed), archive.header.encode())
+
+    archive.source.recipe = recipe
+    return archive
+
+
+class PackedSource(MemorySource):
+    """Payloads of an archive that was packed for transport; frames are decompressed, and checked, when needed."""
+
+    def __init__(
+        self, frame_memory: _FrameMemory, memory: Memory, octets: memoryview, table: PayloadTable, offset: int = 0
+    ) -> None:
+        super().__init__(memory, octets, table, offset)
+        self._frames, self._lock = frame_memory, threading.Lock()
+        self._ready = np.zeros(len(table.rows), bool)
+
+    def locate(self, number: int) -> tuple[memoryview, int]:
+        """Return memory in which a payload lies, and its offset there; its frames are decompressed first."""
+        self.fetch([number])
+        return super().locate(number)
+
+    def payload(self, number: int) -> memoryview:
+        """Return the bytes of a payload, read-only; its frames are decompressed first."""
+        self.fetch([number])
+        return super().payload(number)
+
+    def neighbours(self, number: int) -> tuple[memoryview, Array] | None:  # noqa: ARG002  # all lie in one memory
+        """Return the memory, and the offset of each payload that was decompressed."""
+        return self.octets, np.where(self._ready, self.table.rows["offset"].astype(np.int64), -1)
+
+    def fetch(self, numbers: Sequence[int] | None = None) -> None:
+        """Have the frames of payloads, of all by default, decompressed.
+
+        Raises:
+            FormatError: a frame is damaged. LimitError: they would take out of all proportion to the packed form.
+        """
+        chosen = np.arange(len(self.table.rows)) if numbers is None else np.array(numbers, np.int64)
+        if self._ready[chosen].all():
+            return
+        rows = self.table.rows[chosen]
+        starts = (rows["offset"] + np.uint64(self.table.base)).tolist()
+        try:
+            with self._lock:
+                self._frames.bring((start, start + n) for start, n in zip(starts, rows["nbytes"].tolist(), strict=True))
+                self._frames.let_go()  # nearly always all that was asked for is here
+                self._ready[chosen] = True
+        except RecordError as error:
+            raise error.located(path=self.path) from error.__cause__
 
 
 class _FrameMemory:
-    """Sparse memory for all of an archive, into which frames are decompressed when they are needed."""
+    """Sparse memory for all of an archive, into which frames are decompressed when they are needed.
+
+    A packed file is not kept open meanwhile: it is mapped again for frames that are needed later.
+    """
 
     def __init__(self, memory: Memory, table: frames.SeekTable) -> None:
-        self._data, self._table = memory.octets, table
+        self._packed: memoryview | None = memory.octets
+        self._path, self._identity, self._table = memory.absolute, memory.identity, table
+        self._packed_nbytes = len(memory.octets)
         self._done = np.zeros(len(table.sizes), bool)
         self._filled: list[tuple[int, int]] = []
         if table.nbytes < 2 * HEADER_SIZE:
@@ -149,10 +180,33 @@ class _FrameMemory:
         """Decompress the frames that hold any byte of these ranges, unless they are there."""
         chosen = self._table.covering(ranges)
         chosen = chosen[~self._done[chosen]]
-        self._done[chosen] = True
-        frames.check_expansion(int(self._table.sizes[self._done].sum()), len(self._data))
+        if not len(chosen):
+            return
+        done = self._done.copy()
+        done[chosen] = True
+        frames.check_expansion(int(self._table.sizes[done].sum()), self._packed_nbytes)
+        frames.decompress_frames(self._frames(), self._table, self._octets, chosen, cores())
+        self._done = done  # not before: after an error the frames are decompressed again
         self._filled += map(self._table.range, chosen.tolist())
-        frames.decompress_frames(self._data, self._table, self._octets, chosen, cores())
+
+    def let_go(self) -> None:
+        """Close the packed file."""
+        if self._path is not None:
+            self._packed = None
+
+    def _frames(self) -> memoryview:
+        """Return the packed bytes.
+
+        Raises:
+            SourceError: the file was replaced since it was opened.
+        """
+        if self._packed is not None or self._path is None:
+            assert self._packed is not None, "bytes without a path are kept"
+            return self._packed
+        memory = map_file(self._path, least=0)
+        if memory.identity != self._identity:
+            raise SourceError("was replaced or changed since it was opened; load it again", path=self._path)
+        return memory.octets
 
 
 def _decompress_stream(memory: Memory) -> tuple[Any, memoryview]:

@@ -1,0 +1,76 @@
+"""The files of an archive: parts of it that lie in one file each, and the archives that verification reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from zcrecord.codec.index import Index
+from zcrecord.codec.layout import NONE
+
+from .archive import Archive
+from .payload_source import Array
+from .piece_table import PieceTable
+
+
+def parts_by_file(archive: Archive) -> list[Archive]:
+    """Return parts that lie in one file each: the archive itself, or of a catalogue one for each shard.
+
+    Those of shards have the names and no tree. A last one has the tensors that are split, empty, or in the catalogue.
+    """
+    table = archive.source.piece_table()
+    if table is None:
+        return [archive]
+    archive.ensure_all()
+    at = _files_of_tensors(archive.index, table)
+    parts = [_part_in(archive, table, file, at == file) for file in np.unique(at[at != NONE]).tolist()]
+    rest = at == NONE
+    if np.count_nonzero(rest):
+        parts.append(archive.part(_index_of(archive.index, rest), range(len(archive.index.payloads))))
+    return parts
+
+
+def files(archive: Archive) -> list[tuple[int, Callable[[], Archive]]]:
+    """Return size and opener of each archive that verification reads: itself; of a catalogue itself and its shards.
+
+    Of a part of a catalogue they are parts of those that it lies in.
+    """
+    source, table = archive.source, archive.source.piece_table()
+    if table is None:
+        return [(archive.header.archive_size, lambda: archive)]
+    archive.ensure_all()
+    if archive.part_of is None:
+        every = [NONE, *range(len(source.file_names))]
+        return [(source.file_size(file), partial(source.file_archive, file)) for file in every]
+    at = _files_of_tensors(archive.index, table)
+    return [
+        (source.file_size(file), partial(_part_in, archive, table, file, (at == file) & (at != NONE)))
+        for file in table.files()
+    ]
+
+
+def _files_of_tensors(index: Index, table: PieceTable) -> Array:
+    """Return for each tensor the file that it lies in, whole; NONE for others."""
+    payloads = index.tensors["payload"]
+    at: Array = np.append(table.whole(), np.uint32(NONE))[np.minimum(payloads, len(index.payloads))]
+    return at
+
+
+def _part_in(archive: Archive, table: PieceTable, file: int, mine: Array) -> Archive:
+    """Return the part of one file that has some tensors, all that lie in it whole, and every piece in it."""
+    source = archive.source
+    shard: Archive = source.file_archive(file)
+    used = np.unique(source.numbers_in_file(file, np.unique(table.payload[table.in_file(file)])))
+    index = _index_of(archive.index, mine)
+    index.tensors["payload"] = np.searchsorted(used, table.numbers()[index.tensors["payload"]])
+    rows = shard.index.payloads[used]
+    return shard.part(index._replace(payloads=rows, digest_kind=shard.index.digest_kind), used.tolist())
+
+
+def _index_of(index: Index, mine: Array) -> Index:
+    """Return an index of some tensors, without attributes, and with the modules of the whole."""
+    by_name = (np.cumsum(mine) - 1)[index.by_name[mine[index.by_name]]].astype(np.uint32)
+    empty = index.attributes[:0]
+    return index._replace(tensors=index.tensors[mine], by_name=by_name, attributes=empty, metadata=empty)

@@ -1,0 +1,61 @@
+"""Payload sources in memory: bytes that were given, read or decompressed, and a mapped file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zcrecord.errors import SourceError
+from zcrecord.storage.memory import Memory, map_file, private_copy
+
+from .payload_source import Array, FileSource, PayloadSource, PayloadTable
+from .private_copy import PrivateSource
+
+
+def source_in(memory: Memory, octets: memoryview, table: PayloadTable, offset: int = 0) -> MemorySource:
+    """Return a source over memory: that of a mapped file, if it is one that nobody can have written to."""
+    mapped = memory.mapping is not None and memory.identity is not None and memory.octets.readonly
+    return (MappedSource if mapped else MemorySource)(memory, octets, table, offset)
+
+
+class MemorySource(FileSource):
+    """The payloads of one archive in memory that was given, read or decompressed."""
+
+    def private(self, numbers: Array | None = None) -> PayloadSource:
+        """Return a source over a private copy of the bytes."""
+        return PrivateSource.of(self, numbers)
+
+    def private_memory(self) -> Memory:
+        """Return a private copy of the archive's bytes.
+
+        Raises:
+            SourceError: the mapped file was replaced since it was opened.
+        """
+        return private_copy(self.buffer, self.memory.filled)._replace(path=self.path, absolute=self.absolute)
+
+
+class MappedSource(MemorySource):
+    """Payloads of one archive in a mapped file, which nobody can have written to."""
+
+    @property
+    def file(self) -> tuple[str, tuple[int, ...]] | None:
+        """Absolute path and identity of the mapped file."""
+        assert self.absolute is not None and self.memory.identity is not None, "it is mapped by its path"
+        return self.absolute, self.memory.identity
+
+    @property
+    def mapping(self) -> Any:
+        """The mapping of the file."""
+        return self.memory.mapping
+
+    def private_memory(self) -> Memory:
+        """Return the archive's bytes in a mapping whose pages are copied when they are written.
+
+        Raises:
+            SourceError: the file was replaced since it was opened.
+        """
+        path, identity = self.file or ("", ())
+        copy = map_file(path, private=True, least=0)
+        if copy.identity != identity:
+            raise SourceError("was replaced or changed since it was opened; load it again", path=path)
+        octets = copy.octets[self.offset : self.offset + len(self.buffer)]
+        return copy._replace(octets=octets, path=self.path, absolute=path)

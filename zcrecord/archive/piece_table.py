@@ -1,0 +1,81 @@
+"""The places of payloads in other files, as columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from zcrecord.codec.layout import NONE
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class PieceTable:
+    """The places of payloads in shards, as columns.
+
+    A payload that lies whole in one file is one piece; of a split tensor there are several, each a box of its elements.
+
+    Attributes:
+        file: by piece, the number of the shard; NONE for the catalogue itself.
+        payload: by piece, its number in that shard's index, or among the catalogue's blobs.
+        first: by payload, its first piece, and behind the last one their number; None where each has one.
+        origin, extent: by piece, first index and size of the box along each axis; None where nothing is split.
+    """
+
+    __slots__ = ("_by_file", "_whole", "extent", "file", "first", "origin", "payload")
+
+    def __init__(self, file: Array, payload: Array, first: Array | None, origin: Array | None, extent: Any) -> None:
+        self.file, self.payload, self.first, self.origin, self.extent = file, payload, first, origin, extent
+        self._by_file: tuple[Array, Array] | None = None  # made when needed, as below: there may be a million pieces
+        self._whole: Array | None = None
+
+    def chosen(self, numbers: Any) -> PieceTable:
+        """Return the table of some payloads."""
+        if self.first is None:
+            return PieceTable(self.file[numbers], self.payload[numbers], None, None, None)
+        counts = (self.first[1:] - self.first[:-1])[numbers].astype(np.int64)
+        ends = np.cumsum(counts)
+        rows = np.repeat(self.first[numbers].astype(np.int64) - (ends - counts), counts) + np.arange(ends[-1:].sum())
+        assert self.origin is not None
+        first = np.concatenate(([0], ends)).astype(np.uint64)
+        return PieceTable(self.file[rows], self.payload[rows], first, self.origin[rows], self.extent[rows])
+
+    def pieces(self, number: int) -> range:
+        """Return the pieces of a payload."""
+        first = self.first
+        return range(number, number + 1) if first is None else range(int(first[number]), int(first[number + 1]))
+
+    def files(self) -> list[int]:
+        """Return the numbers of the files that pieces lie in, ascending."""
+        return [int(file) for file in np.unique(self.file)]
+
+    def in_file(self, file: int) -> Array:
+        """Return the pieces that lie in a file, ascending."""
+        if self._by_file is None:
+            order = np.argsort(self.file, kind="stable")
+            self._by_file = order, self.file[order]
+        order, files = self._by_file
+        return order[slice(*np.searchsorted(files, np.array([file, file + 1], np.int64)))]
+
+    def payloads_of(self, pieces: Array) -> Array:
+        """Return the payload that each piece is of."""
+        return pieces if self.first is None else np.searchsorted(self.first, pieces.astype(np.uint64), "right") - 1
+
+    def whole(self) -> Array:
+        """Return for each payload the file that it lies in, whole; NONE for those in the catalogue, or split."""
+        if self.first is None:
+            return self.file
+        if self._whole is None:
+            alone = self.first[1:] - self.first[:-1] == 1
+            self._whole = np.where(alone, self.file[self.first[:-1].astype(np.int64)], NONE)
+        return self._whole
+
+    def numbers(self) -> Array:
+        """Return the number of each payload in its file; of a split one that of its first piece."""
+        return self.payload if self.first is None else self.payload[self.first[:-1].astype(np.int64)]
+
+    def split(self) -> frozenset[int]:
+        """Return the payloads that are stored in several pieces."""
+        first = self.first
+        return frozenset() if first is None else frozenset(np.flatnonzero(first[1:] - first[:-1] > 1).tolist())

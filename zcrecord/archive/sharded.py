@@ -1,0 +1,386 @@
+"""The payload source of a catalogue: payloads lie in shards, each opened when something in it is first needed.
+
+A catalogue is a plain archive whose tensors are tables, as CONVENTIONS.md has them. `open_catalogue` makes of it the
+archive that the tables describe. Copies nothing but tensors that are split over shards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from zcrecord.codec.digests import digest_of
+from zcrecord.codec.index import decode
+from zcrecord.codec.layout import HEADER_SIZE, NONE, Header, decode_header
+from zcrecord.codec.verify import PayloadColumns, check_header, check_payload
+from zcrecord.errors import FormatError, IntegrityError, RecordError
+from zcrecord.storage.memory import Mode
+
+from .archive import Archive, TouchChecks, check_crc
+from .boxes import Box, blocks_of, box_of, put_together
+from .payload_source import Array, PayloadSource, Piece, Place, distinct_nbytes
+from .piece_table import PieceTable
+from .private_copy import check_apart
+from .shards import COPY_AGAIN, Shards, piece_table, table_of
+from .tilings import tiles
+
+_SPLIT = -2  # in the place of a payload, for a file: the pieces of a split payload lie in several
+
+
+def open_catalogue(archive: Archive, open_shard: Callable[[str], Archive]) -> Archive:
+    """Return the archive that a catalogue describes; opens no shard. The tables must be in memory or mapped.
+
+    The checksum of its index is checked, and its tensors on use, as at level "touch".
+
+    Args:
+        archive: the catalogue.
+        open_shard: opens a shard, read-only, by its plain file name.
+
+    Raises:
+        FormatError: a table is missing or not of its form. IntegrityError: the index is damaged.
+    """
+    try:
+        archive.ensure_all()
+        header, outline = _outline(archive)
+        index = decode(outline[HEADER_SIZE:], header.index_size)
+        check_header(index, header)
+        shards = Shards(archive, open_shard)
+        table = piece_table(archive, len(index.payloads), len(shards.names))
+        checks = TouchChecks(index, header)
+        return Archive(header, index, ShardedSource(outline, shards, table, checks), verified="touch", checks=checks)
+    except RecordError as error:
+        raise error.located(path=archive.path) from error.__cause__
+
+
+def _outline(archive: Archive) -> tuple[Header, memoryview]:
+    """Return the header of the whole and its bytes, checked by the digest, which is faster, or by the index's CRC."""
+    outline = table_of(archive, "outline", np.uint8, (-1,)).data.toreadonly()
+    header = decode_header(bytes(outline[:HEADER_SIZE]), "outline") if len(outline) >= 2 * HEADER_SIZE else None
+    if header is None or not header.front or header.index_size + 2 * HEADER_SIZE != len(outline):
+        raise FormatError("is not a sealed header, the index behind it, and a trailer", tensor="outline")
+    if outline[:HEADER_SIZE] != outline[-HEADER_SIZE:]:
+        raise FormatError("header and trailer differ", tensor="outline")
+    if archive.index.digest_kind:
+        payload = archive.row(archive.find("outline")).payload
+        if digest_of(outline) != archive.index.payloads["digest"][payload]:
+            raise IntegrityError("its digest does not match; the file is damaged, copy it again", tensor="outline")
+    else:
+        check_crc(outline, header)
+    return header, outline
+
+
+class ShardedSource(PayloadSource):
+    """Payloads that lie in several files. Their offsets in the index are those that they would have in one file."""
+
+    def __init__(self, outline: memoryview, shards: Shards, table: PieceTable, checks: TouchChecks) -> None:
+        catalogue = shards.catalogue
+        self.path, self.absolute, self.recipe = catalogue.path, catalogue.absolute, None
+        self.mode: Mode = "r"
+        self.buffer = outline
+        self.shards, self._table, self._checks, self._index = shards, table, checks, checks.index
+        self._original: ShardedSource | None = None
+        self._compared: set[int] = set()  # files whose payloads were compared with this index
+        self._tiled: set[tuple[int, tuple[int, ...]]] = set()  # split payloads whose boxes tile a shape
+        self._assembled_nbytes: dict[int, int] = {}  # of split payloads that were put together: pieces may repeat
+        self._assembled: Any = weakref.WeakValueDictionary()  # split payloads in memory, while someone uses them
+        self._users: Array | None = None  # by payload, the first tensor that uses it
+
+    def private(self, numbers: Array | None = None) -> PayloadSource:  # noqa: ARG002  # each is checked when it is opened
+        """Return a source over private copies of the shards, each made when it is first needed."""
+        out = ShardedSource(self.buffer, self.shards.private(), self._table, self._checks)
+        out.mode, out._original, out._assembled = "c", self, {}  # edits of split tensors stay
+        return out
+
+    @property
+    def original(self) -> PayloadSource | None:
+        """The read-only source that this is a private copy of; itself if it is read-only."""
+        return self if self.mode == "r" else self._original
+
+    # Bytes.
+
+    def nbytes(self, number: int) -> int:
+        """Return the size of a payload."""
+        return int(self._index.payloads["nbytes"][number])
+
+    def locate(self, number: int) -> tuple[memoryview, int]:
+        """Return memory in which a payload lies, and its offset there; a split one is put together."""
+        if len(self._table.pieces(number)) > 1:
+            octets = self._assembly(number).data
+            return (octets.toreadonly() if self.mode == "r" else octets), 0
+        piece = self._only_piece(number)
+        return piece.source.locate(piece.number)
+
+    def payload(self, number: int) -> memoryview:
+        """Return the bytes of a payload, read-only; of a split one a copy."""
+        if len(self._table.pieces(number)) > 1:
+            return super().payload(number)
+        piece = self._only_piece(number)
+        return piece.source.payload(piece.number)
+
+    def blocks(self, number: int) -> Iterator[memoryview]:
+        """Yield the bytes of a payload in order; a split one is put together only if it was: there are its edits."""
+        if len(self._table.pieces(number)) < 2 or number in self._assembled:
+            yield self.payload(number)
+            return
+        for block in blocks_of(*self._filled_boxes(number)):
+            yield block.reshape(-1).view(np.uint8).data
+
+    def neighbours(self, number: int) -> tuple[memoryview, Array] | None:
+        """Return the memory of the shard that a payload lies in, and the offsets there of its payloads."""
+        whole = self._table.whole()
+        if (file := int(whole[number])) == NONE:
+            return None
+        numbers = self._table.numbers()
+        near = self._shard(file).source.neighbours(int(numbers[number]))
+        if near is None:
+            return None
+        here = whole == file
+        offsets = np.full(len(whole), -1, np.int64)
+        offsets[here] = near[1][numbers[here]]
+        return near[0], offsets
+
+    def fetch(self, numbers: Sequence[int] | None = None) -> None:
+        """Have payloads of remote shards in memory, all by default."""
+        table = self._table if numbers is None else self._table.chosen(list(numbers))
+        for file in table.files():
+            if file != NONE:
+                self._shard(file).fetch(table.payload[table.in_file(file)].tolist())
+
+    def _assembly(self, number: int) -> Array:
+        """Return the bytes of a split payload, put together; kept while a view of them lives, with edits for good."""
+        octets: Array | None = self._assembled.get(number)
+        return self._assembled.setdefault(number, self._assemble(number)) if octets is None else octets
+
+    def _assemble(self, number: int) -> Array:
+        shape, boxes = self._filled_boxes(number)
+        dtype = boxes[0].values.dtype
+        self._assembled_nbytes[number] = prod(shape) * dtype.itemsize
+        check_apart(sum(self._assembled_nbytes.values()), self.opened_nbytes(), self.path)
+        out = np.empty(prod(shape) * dtype.itemsize, np.uint8)  # the owner of the memory, as which it is looked up
+        put_together(out.view(dtype).reshape(shape), boxes)
+        return out
+
+    def _filled_boxes(self, number: int) -> tuple[tuple[int, ...], list[Box]]:
+        """Return the shape of a split payload's tensor, and its boxes of opaque elements.
+
+        Raises:
+            FormatError: they do not tile the tensor, one has another size than its piece, or no tensor uses it.
+        """
+        i = self._first_tensor(number)
+        self._checks.ensure(i)
+        row, ix = self._index.tensor(i), self._index
+        shape, item = tuple(ix.dims[row.dims : row.dims + row.rank].tolist()), row.bits >> 3
+        try:
+            if row.strides != NONE:
+                raise FormatError("its pieces in the shards do not tile it", path=self.path)
+            origin, extent = self.boxes(number, shape, row.bits)
+            dtype, boxes = np.dtype((np.void, item)), []
+            for piece, start, size in zip(self.pieces(number), origin.tolist(), extent.tolist(), strict=True):
+                if piece.nbytes != prod(size) * item:
+                    raise FormatError("a piece of it has another size than its box", path=piece.source.path)
+                octets, at = piece.source.locate(piece.number)
+                values = np.frombuffer(octets[at : at + piece.nbytes], dtype).reshape(size)
+                boxes.append(box_of(start, values, piece.source))
+        except FormatError as error:
+            raise error.located(tensor=ix.name(i)) from None
+        return shape, boxes
+
+    def _first_tensor(self, number: int) -> int:
+        """Return the number of the first tensor that uses a payload.
+
+        Raises:
+            FormatError: none does.
+        """
+        if self._users is None:
+            payloads = self._index.tensors["payload"]
+            # At level "touch" any number may be there.
+            order = np.flatnonzero(payloads < len(self._index.payloads))[::-1]
+            self._users = np.full(len(self._index.payloads), NONE, np.uint32)
+            self._users[payloads[order]] = order  # of several the last one stays here, which is the first tensor
+        if self._users[number] == NONE:
+            raise FormatError(f"payload {number} is in pieces, and no tensor's", path=self.path)
+        return int(self._users[number])
+
+    # Places.
+
+    def place(self, number: int) -> Place:
+        """Return the file of a payload and its range there; a split payload is the same as no other.
+
+        Raises:
+            SourceError, FormatError, IntegrityError: the shard cannot be had, or is another.
+        """
+        if self.mode == "c":
+            return number, 0, 0
+        pieces = self._table.pieces(number)
+        if len(pieces) > 1:
+            return _SPLIT, number, self.nbytes(number)
+        piece = self._only_piece(number)
+        return int(self._table.file[pieces[0]]), *piece.source.place(piece.number)[1:]
+
+    def pieces(self, number: int, chosen: Sequence[int] | None = None) -> list[Piece]:
+        """Return the payloads of shards, or of the catalogue, that a payload is stored as, or some; opens these."""
+        pieces = self._table.pieces(number)
+        return [self._piece(k) for k in (pieces if chosen is None else [pieces[k] for k in chosen])]
+
+    def boxes(self, number: int, shape: tuple[int, ...], bits: int) -> tuple[Array, Array]:
+        """Return first index and size of each piece of a payload, as a tensor of this shape and element size.
+
+        Raises:
+            FormatError: they do not tile the tensor.
+        """
+        table, rank, pieces = self._table, len(shape), self._table.pieces(number)
+        if len(pieces) < 2 or table.origin is None:
+            return super().boxes(number, shape, bits)
+        origin = table.origin[pieces.start : pieces.stop].astype(np.int64)
+        extent = table.extent[pieces.start : pieces.stop].astype(np.int64)
+        if (number, shape) not in self._tiled:
+            if bits % 8 or not bits or not tiles(origin, extent, shape):
+                raise FormatError("its pieces in the shards do not tile it", path=self.path)
+            self._tiled.add((number, shape))
+        return origin[:, :rank], extent[:, :rank]
+
+    def stored_nbytes(self, numbers: Array | None = None) -> int:
+        """Return the bytes that payloads take in the shards, all by default, each range once."""
+        table, total = self._table if numbers is None else self._table.chosen(numbers), 0
+        for file in table.files():
+            there = self.numbers_in_file(file, np.unique(table.payload[table.in_file(file)]))
+            total += distinct_nbytes(self.file_archive(file).index.payloads[there])
+        return total
+
+    def opened_nbytes(self) -> int:
+        """Return the bytes of the shards that are open."""
+        return sum(shard.source.opened_nbytes() for shard in list(self.shards.opened.values()))
+
+    def _piece(self, k: int) -> Piece:
+        file, number = int(self._table.file[k]), int(self._table.payload[k])
+        if file == NONE:
+            return Piece(self.shards.catalogue.source, self.shards.blob(number))  # type: ignore[arg-type]  # one file's
+        return Piece(self._shard(file).source, number)  # type: ignore[arg-type]  # likewise
+
+    def _only_piece(self, number: int) -> Piece:
+        """Return the piece that a payload is, whole, of the same size."""
+        piece = self._piece(self._table.pieces(number)[0])
+        if piece.nbytes != self.nbytes(number):
+            raise FormatError(f"payload {number} has another size than its piece", path=self.path)
+        return piece
+
+    # Files.
+
+    @property
+    def is_mapped(self) -> bool:
+        """True if the catalogue is mapped, as its shards are."""
+        return self.mode == "r" and self.shards.catalogue.source.is_mapped
+
+    @property
+    def is_remote(self) -> bool:
+        """True if the catalogue is remote, as its shards are."""
+        return self.shards.catalogue.source.is_remote
+
+    @property
+    def gone(self) -> bool:
+        """True if a shard that is open was replaced or removed at its path."""
+        return any(shard.source.gone for shard in list(self.shards.opened.values()))
+
+    @property
+    def file_names(self) -> list[str]:
+        """The file names of the shards."""
+        return self.shards.names
+
+    def piece_table(self) -> PieceTable | None:
+        """Return the places of all payloads in the shards; NONE is the catalogue's number."""
+        return self._table
+
+    def file_size(self, file: int) -> int:
+        """Return the size of a shard, as the catalogue has it; of NONE that of the catalogue."""
+        return self.shards.catalogue.header.archive_size if file == NONE else self.shards.size(file)
+
+    def file_archive(self, file: int) -> Archive:
+        """Return a shard, opened and compared with the outline; NONE is the catalogue."""
+        return self.shards.catalogue if file == NONE else self._shard(file)
+
+    def numbers_in_file(self, file: int, numbers: Array) -> Array:
+        """Return numbers of the table of pieces as those of payloads in their file: the catalogue's are in a list."""
+        if file != NONE:
+            return numbers
+        return np.array([self.shards.blob(number) for number in numbers.tolist()], np.int64)
+
+    def open_files(self, files: Iterable[int]) -> None:
+        """Open shards, by their numbers, so that they can be read even if they are removed."""
+        for file in files:
+            if file != NONE:
+                self._shard(file)
+
+    def _shard(self, file: int) -> Archive:
+        """Return a shard, its payloads compared with what this index says of them.
+
+        Raises:
+            FormatError: they differ.
+        """
+        shard = self.shards[file]
+        if file not in self._compared:
+            self._compare(file, shard)
+            self._compared.add(file)
+        return shard
+
+    def _compare(self, file: int, shard: Archive) -> None:
+        theirs, table = shard.index.payloads, self._table
+        try:
+            check_payload(PayloadColumns(shard.index, shard.header))  # all: one range is known by where it starts
+        except FormatError as error:
+            raise error.located(path=shard.path) from None
+        pieces = table.in_file(file)
+        named = table.payload[pieces]
+        # Each once: a payload that is a piece of many tensors would be as many times the memory.
+        if np.count_nonzero(named < len(theirs)) == len(named) == len(np.unique(named)):
+            numbers = table.payloads_of(pieces)
+            rows, mine = theirs[named], self._index.payloads[numbers]
+            whole = table.whole()[numbers] == file
+            wrong = whole & (rows["nbytes"] != mine["nbytes"])
+            if self._index.digest_kind:
+                wrong |= whole & ((rows["digest"] != mine["digest"]) | (shard.index.digest_kind == 0))
+            if not np.count_nonzero(wrong):
+                return
+        what = f"the catalogue {self.path} names payloads that this shard does not have, or one twice; {COPY_AGAIN}"
+        raise FormatError(what, path=shard.path)
+
+    def mappings(self) -> list[weakref.ref[Any]]:
+        """Return the mappings of the catalogue and of the shards that are open."""
+        archives = [self.shards.catalogue, *list(self.shards.opened.values())]
+        own = [mapping for archive in archives for mapping in archive.source.mappings()]
+        return own if self._original is None else [*own, *self._original.mappings()]
+
+    # Expected SHA-256 digests.
+
+    def seal(self) -> bytes | None:
+        """Return the SHA-256 of the catalogue: the header of the outline says nothing of the shards."""
+        return hashlib.sha256(self.shards.catalogue.buffer).digest()
+
+    def pins(self) -> dict[Any, Any]:
+        """Return the seal, as "", and the pins of each shard that has any, by its name."""
+        pins = self.shards.all_pins()
+        return {**pins, "": self.seal()} if pins else {}
+
+    def pin(self, pins: Mapping[Any, Any]) -> None:
+        """Compare payloads with what they were; shards are not opened for that.
+
+        Raises:
+            IntegrityError: the pins are those of another archive.
+        """
+        if pins and pins.get("") != self.seal():
+            raise IntegrityError("is not the catalogue that was checked; it was replaced since", path=self.path)
+        self.shards.pin(pins)
+
+    def expected(self, number: int) -> list[bytes | None]:
+        """Return the SHA-256 that each piece is compared with; of one in the catalogue, which has a seal, its own."""
+        catalogue = self.shards.catalogue.source
+        return [
+            hashlib.sha256(piece.source.payload(piece.number)).digest()
+            if piece.source is catalogue
+            else piece.source.pins().get(piece.start)
+            for piece in self.pieces(number)
+        ]
