@@ -146,7 +146,7 @@ def test_edits_of_a_private_copy_stay_apart(path: Path, one: zcrecord.Record) ->
     record.verify()
 
 
-ZEROS = {"m": {"w": np.zeros(100)}, "n": {"v": np.zeros(100)}}
+ZEROS = {"m": {"w": np.zeros(100)}, "n": {"v": np.ones(100)}}  # of equal bytes, both would lie in one shard
 EDITED: str = zcrecord.load_record(r.saved({**ZEROS, "m": {"w": np.append(9.0, np.zeros(99))}})).content_digest()
 SEEN: dict[str, Callable[[zcrecord.Record], tuple[Any, Callable[[], Any]]]] = {
     "a module's, by the record": lambda c: (c.module("m")["w"], lambda: c["m.w"]),
