@@ -88,13 +88,6 @@ def test_strings_of_width_0_and_none_at_all_come_through(tmp_path: Path) -> None
     assert [loaded[n].tolist() for n in arrays] == [[], ["", ""], [b"", b""]]
 
 
-def test_more_strings_than_are_converted_at_a_time(tmp_path: Path) -> None:
-    words = np.array([f"word {i}" for i in range(40_000)])
-    record = archive_of({"w": words, "b": words.astype("S")}, tmp_path)
-    assert record["w"][39_999] == b"word 39999"
-    assert_equal(np.load(io.BytesIO(npz_of(record))), {"w": words, "b": words.astype("S")})
-
-
 def test_fortran_order_is_kept_as_strides(tmp_path: Path) -> None:
     record = archive_of(ARRAYS, tmp_path)
     assert record.info("F").strides == (1, 2, 6)
@@ -153,17 +146,6 @@ def test_what_npz_cannot_say_comes_back_all_the_same(tmp_path: Path) -> None:
     assert (a.content_digest(), a.names, repr(a.metadata)) == (b.content_digest(), b.names, repr(b.metadata))
     r.assert_same(b.tree(), a.tree())
     assert b.info("m.bias").tied == ("m.weight.0", "m.bias")
-
-
-def test_a_plain_record_has_no_member_of_its_own() -> None:
-    assert np.load(io.BytesIO(npz_of({"m": {"w": np.ones(2)}, "b": np.ones(1)}))).files == ["m.w", "b"]
-
-
-def test_an_empty_record_is_an_empty_file(tmp_path: Path) -> None:
-    assert np.load(io.BytesIO(npz_of({}))).files == []
-    np.savez(tmp_path / "in.npz")
-    convert(tmp_path / "in.npz", tmp_path / "out.zcr")
-    assert zcrecord.load_record(tmp_path / "out.zcr").names == ()
 
 
 UNSUPPORTED: dict[str, tuple[Any, str]] = {

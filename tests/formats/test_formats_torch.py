@@ -16,11 +16,9 @@ import pytest
 import records as r
 import torch
 from forked import run_torch
-from torch_files import converted, nothing, saved
+from torch_files import converted, saved
 
 import zcrecord
-from zcrecord import RecordWriter
-from zcrecord.formats import torch as reading
 
 MIB = 1 << 20
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="platform: only Linux tells private from shared memory")
@@ -100,12 +98,6 @@ def test_plain_values_become_attributes_and_order_is_kept(tmp_path: Path) -> Non
     assert tree["last"].shape == ()
 
 
-def test_list_of_tensors_is_a_list(tmp_path: Path) -> None:
-    record = saved([torch.ones(2), {"a": torch.zeros(1)}], tmp_path)
-    assert list(record) == ["0", "1.a"]
-    assert type(record.tree()) is list
-
-
 NESTED: dict[str, Any] = {
     "nested": {"a.b": {"c.d": torch.ones(1), "c.n": 1}, "lr.min": 0.5, "e": {"f.g": 2}, "w.x": torch.ones(2)},
     "a state dict and a value": {"w.x": torch.ones(2), "b.y": torch.ones(1), "epoch": 3},
@@ -128,32 +120,11 @@ def test_state_dict_alone_is_split_whatever_extra_state_it_has(tmp_path: Path) -
     assert list(saved(state, tmp_path).modules) == ["", "a", "a._extra_state"]
 
 
-def test_name_that_continues_a_tensors_name_stays_whole(tmp_path: Path) -> None:
-    record = saved({"out": torch.ones(1), "out.bias": torch.zeros(1)}, tmp_path)
-    assert list(record) == ["out", "out.bias"]
-    assert list(record.modules) == [""]
-
-
-def test_parameters_are_tensors(tmp_path: Path) -> None:
-    weight = torch.nn.Parameter(torch.ones(3))
-    record = saved({"w": weight, "again": weight}, tmp_path)
-    assert record["w"].tolist() == [1, 1, 1]
-    assert record.info("w").tied == ("w", "again")
-
-
 def test_checkpoint_from_before_zip_files_comes_the_same(tmp_path: Path) -> None:
     value = {"model": tied().state_dict(), "epoch": 5}
     old = saved(value, tmp_path, _use_new_zipfile_serialization=False)
     assert (tmp_path / "m.pt").read_bytes()[:2] != b"PK"
     assert old.content_digest() == saved(value, tmp_path).content_digest()
-
-
-def test_progress_ends_with_the_whole_file(tmp_path: Path) -> None:
-    told: list[tuple[int, int | None]] = []
-    torch.save({"a": torch.ones(5000), "b": torch.ones(500)}, tmp_path / "m.pt")
-    converted(tmp_path / "m.pt", lambda done, total: told.append((done, total)))
-    size = (tmp_path / "m.pt").stat().st_size
-    assert told == [(20000, size), (22000, size), (size, size)]
 
 
 # What is refused.
@@ -303,11 +274,6 @@ def test_without_torch_the_error_says_how_to_install_it(tmp_path: Path, monkeypa
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(zcrecord.DependencyError, match=r"pip install torch, or in a checkout .*'\.\[torch\]'"):
         converted(tmp_path / "m.pt")
-
-
-def test_missing_file_is_a_file_not_found_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"none\.pt: cannot read"), RecordWriter(os.devnull) as out:
-        reading.read(str(tmp_path / "none.pt"), out, nothing)
 
 
 MEASURED = """

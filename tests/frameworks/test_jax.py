@@ -19,7 +19,7 @@ from jax import tree_util
 
 import zcrecord
 from zcrecord.dtypes import DTYPES, DType
-from zcrecord.errors import LimitError, TensorNotFoundError, UnsupportedError
+from zcrecord.errors import LimitError, UnsupportedError
 from zcrecord.tensors import interop
 
 
@@ -141,26 +141,9 @@ def test_registered_classes_become_modules_with_the_keys_that_jax_has_for_them()
     assert modules == {"model": "Keyed", "model.encoder.0": "Layer", "pair": "Plain", "empty": "Keyed"}
 
 
-def test_a_registered_class_may_be_the_record_itself() -> None:
-    rec = r.round_trip(Layer(jnp.ones((2, 3)), jnp.zeros(3)))
-    assert list(rec) == ["weight", "bias"]
-    assert rec.attributes == {"width": 3}
-
-
 def test_two_children_of_one_key_are_refused() -> None:
     with pytest.raises(UnsupportedError, match="the pytree Keyed has two children with the key 'a'"):
         r.saved({"x": Keyed(["a", "a"], [ONE, ONE])})
-
-
-@pytest.mark.parametrize("value", [{1, 2}, len, slice(1), object(), (i for i in "ab")], ids=lambda v: type(v).__name__)
-def test_what_is_no_pytree_is_refused_as_ever(value: Any) -> None:
-    with pytest.raises(UnsupportedError, match=rf"tensor 'm\.x': a {type(value).__name__} is neither a tensor"):
-        r.saved({"m": Keyed(["x"], [value])})
-
-
-def test_what_jax_takes_for_an_empty_pytree_is_no_record() -> None:
-    with pytest.raises(UnsupportedError, match=r"a record is a mapping.*, not a NoneType"):
-        r.saved(None)
 
 
 def deleted() -> jax.Array:
@@ -369,15 +352,6 @@ def test_tensors_that_jax_has_no_type_for_come_as_the_records_views(kind: DType,
     r.assert_same(found["m.x"], value)
     assert address_of(found["m.w"]) == r.address(rec["m.w"])
     r.assert_same(rec.tree("jax", like={"m": {"x": value, "w": ONE}})["m"]["x"], value)
-
-
-def test_names_choose_tensors_by_name_pattern_or_module(tmp_path: Path) -> None:
-    rec = opened(tmp_path, {"enc": [{"w": ONE, "b": ONE}], "dec": {"w": ONE}})
-    assert list(rec.jax("*.w")) == ["enc.0.w", "dec.w"]
-    assert list(rec.jax("enc")) == ["enc.0.w", "enc.0.b"]
-    assert rec.jax("nothing*") == {}
-    with pytest.raises(TensorNotFoundError, match=r"'dec\.ww': .*close names: 'dec\.w'"):
-        rec.jax(["dec.ww"])
 
 
 def test_arrays_outlive_their_record(tmp_path: Path) -> None:

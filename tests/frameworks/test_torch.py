@@ -23,7 +23,6 @@ from torch.nn import functional
 
 import zcrecord
 from zcrecord.dtypes import DTYPES, DType, by_name
-from zcrecord.errors import TensorNotFoundError, UnsupportedError
 
 KINDS = [d for d in DTYPES if d.torch and hasattr(torch, d.torch)]
 MIB = 1 << 20
@@ -226,31 +225,6 @@ def test_tied_pairs_of_float4_stay_tied(tmp_path: Path) -> None:
     assert found["b"].view(torch.uint8).tolist() == [[0, 0], [0, 0], [0, 0]]
 
 
-@pytest.mark.parametrize(
-    "names, expected",
-    [
-        (None, ["enc.0.w", "enc.0.b", "dec.w"]),
-        ("*.w", ["enc.0.w", "dec.w"]),
-        (["dec.w", "enc.0.b"], ["enc.0.b", "dec.w"]),
-        (("dec.*", "enc.0.b"), ["enc.0.b", "dec.w"]),
-        ("enc", ["enc.0.w", "enc.0.b"]),
-        ("nothing*", []),
-        ([], []),
-    ],
-)
-def test_names_choose_tensors_by_name_pattern_or_module(names: Any, expected: list[str], tmp_path: Path) -> None:
-    tree = {"enc": [{"w": np.ones(2), "b": np.ones(3)}], "dec": {"w": np.zeros(2)}}
-    found = opened(tmp_path, tree).torch(names=names)
-    assert list(found) == expected
-    assert all(found[name].sum() == len(found[name]) for name in expected if name != "dec.w")
-
-
-def test_a_name_that_is_not_there_is_told_with_those_close_to_it(tmp_path: Path) -> None:
-    rec = opened(tmp_path, {"enc.weight": np.ones(2)})
-    with pytest.raises(TensorNotFoundError, match=r"enc\.wieght.*close names: 'enc\.weight'"):
-        rec.torch(names=["enc.wieght"])
-
-
 @pytest.mark.parametrize("writable", [True, False])
 def test_warns_of_nothing_and_leaves_the_filters_of_warnings_alone(writable: bool, tmp_path: Path) -> None:
     rec = opened(tmp_path, equal_and_tied() | {"empty": np.ones((0, 2)), "scalar": np.ones(())})
@@ -286,22 +260,10 @@ def test_the_mapping_lives_as_long_as_any_tensor(writable: bool, tmp_path: Path)
     assert mappings(path) == 0
 
 
-def test_a_closed_record_hands_out_nothing(tmp_path: Path) -> None:
-    rec = opened(tmp_path, {"a": np.ones(2)})
-    rec.close()
-    with pytest.raises(UnsupportedError, match="the record is closed"):
-        rec.torch()
-
-
 def test_a_file_that_was_replaced_is_not_mixed_with_the_one_that_was_opened(tmp_path: Path) -> None:
     rec = opened(tmp_path, {"a": np.ones(2)})
     file_of(tmp_path, {"a": np.zeros(2)})
     assert rec.torch()["a"].tolist() == rec.torch(writable=False)["a"].tolist() == [1, 1]
-
-
-@pytest.mark.parametrize("verify", ["touch", "index", "full"])
-def test_any_level_of_verification_does(verify: Any, tmp_path: Path) -> None:
-    assert opened(tmp_path, {"a": np.ones(2)}, verify=verify).torch()["a"].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("device", ["meta", torch.device("meta")])
@@ -315,12 +277,6 @@ def test_other_devices_get_tensors_of_the_same_form_tied_ones_in_one_storage(dev
         )
     assert there["tied"].untyped_storage()._cdata == there["rows"].untyped_storage()._cdata
     assert there["one"].untyped_storage()._cdata != there["other"].untyped_storage()._cdata
-
-
-@pytest.mark.parametrize("device", ["nowhere", "cuda:99", 3.5, None])
-def test_a_device_that_is_not_there_is_told(device: Any, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match=f"torch has no device {device!r} here: "):
-        opened(tmp_path, {"a": np.ones(2)}).torch(device)
 
 
 WITHOUT = """

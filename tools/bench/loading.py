@@ -1,6 +1,4 @@
-"""1.6 GB brought to a device: the host device against memcpy of the same mapping, reads by position against plain ones.
-
-And the rows and the columns of one rank, against safetensors' slices.
+"""1.6 GB brought to a device: the host device against memcpy of the same mapping.
 
 Where new memory is filled its page faults count for all alike; the record is opened anew for every repetition, so that
 nobody finds the mapping's pages mapped already. The device is this machine's memory; for torch's see `gpu`.
@@ -19,27 +17,22 @@ from typing import Any
 import numpy as np
 
 import zcrecord
-from tools.bench.cold import drop_cached
 from tools.bench.harness import OURS, Promise, Row, Settings, collect, require_disk
 from tools.bench.large import make_buffers
 from tools.measure import MIB, peak_rss
 from tools.worker import Worker, call_alone
-from zcrecord.loaders import load_into, shard
+from zcrecord.loaders import load_into
 from zcrecord.loaders.plan import MAX_IN_FLIGHT
 
 AREA = "loading"
 COPY = "memcpy"
 READ, BY_POSITION = "zcrecord, mmap=False", "zcrecord, reads by position"
-PLAIN = "a plain read"
-WHOLE = "all of it"
-RANKS = 4
-VIEWS, SLICES = "zcrecord, views", "safetensors, get_slice"
 MATRICES = 16
 
 
 def run(settings: Settings) -> Iterator[Row]:
     """Yield the rows of 24 large tensors, warm and cold."""
-    mib_each = settings.pick(64, RANKS)  # as many rows
+    mib_each = settings.pick(64, 4)
     require_disk(settings.folder, 30 * mib_each * MIB)
     path = settings.folder / "loading.zcr"
     buffers = make_buffers(mib_each)
@@ -55,17 +48,7 @@ def run(settings: Settings) -> Iterator[Row]:
             seconds = measure(repeats, {OURS: ("host", warm), COPY: ("copy", warm)})
             yield Row(AREA, f"host device, {work} to {where}", "s", seconds, within, samples=repeats)
         yield _extra(path, work, total)
-        reads = {OURS: ("read", False), READ: ("load", False), PLAIN: ("plain", False)}
-        for cold in (False, True):
-            repeats = settings.pick(5, 1)
-            seconds = measure(repeats, reads, cold=cold)
-            state = "not in the page cache" if cold else "in the page cache"
-            yield Row(AREA, f"reads by position, {work} {state}", "s", seconds, samples=repeats)
-        seconds = measure(repeats, {OURS: ("rank", False), WHOLE: ("read", False)}, cold=True)
-        work = f"one rank of {RANKS}, of {work} not in the page cache"
-        yield Row(AREA, work, "s", seconds, samples=repeats)
     path.unlink()
-    yield from _parts(settings)
 
 
 def make_matrices(side: int) -> dict[str, np.ndarray[Any, np.dtype[np.float32]]]:
@@ -74,51 +57,15 @@ def make_matrices(side: int) -> dict[str, np.ndarray[Any, np.dtype[np.float32]]]
     return {f"blocks.{i}.weight": values.random((side, side), np.float32) for i in range(MATRICES)}
 
 
-def _parts(settings: Settings) -> Iterator[Row]:
-    """Yield the rows of what one of several ranks takes of each matrix."""
-    from safetensors.numpy import save_file
-
-    side = settings.pick(4096, 256)
-    path = settings.folder / "matrices.zcr"
-    peer = path.with_suffix(".safetensors")
-    matrices = make_matrices(side)
-    total = sum(value.nbytes for value in matrices.values())
-    require_disk(settings.folder, 3 * total)
-    zcrecord.save_record(matrices, path)
-    save_file(matrices, peer)
-    del matrices
-    os.sync()
-    repeats = settings.pick(9, 2)
-    with Worker() as worker:
-        for axis, what in enumerate(("rows", "columns")):
-            calls = {
-                name: partial(
-                    worker.call, "tools.bench.loading:slice_seconds", way=way, path=str(where), axis=axis
-                )
-                for name, (way, where) in {
-                    OURS: ("host", path), VIEWS: ("cpu", path), BY_POSITION: ("read", path), SLICES: ("peer", peer),
-                }.items()
-            }  # fmt: skip
-            collect(1, calls)
-            seconds = {name: statistics.median(found) for name, found in collect(repeats, calls).items()}
-            work = f"{what} of one rank of {RANKS}, of {MATRICES} matrices of {total / 1e9:.1f} GB"
-            yield Row(AREA, work, "s", seconds, samples=repeats)
-    path.unlink()
-    peer.unlink()
-
-
-def _medians(
-    worker: Worker, path: Path, repeats: int, ways: dict[str, tuple[str, bool]], *, cold: bool = False
-) -> dict[str, float]:
+def _medians(worker: Worker, path: Path, repeats: int, ways: dict[str, tuple[str, bool]]) -> dict[str, float]:
     """Return the median seconds of each way, after one call each that is not counted."""
 
     def seconds(way: str, warm: bool) -> float:
         target = "tools.bench.loading:load_seconds"
-        return float(worker.call(target, way=way, path=str(path), warm=warm, cold=cold))
+        return float(worker.call(target, way=way, path=str(path), warm=warm))
 
     calls: dict[str, Callable[[], float]] = {name: partial(seconds, *way) for name, way in ways.items()}
-    if not cold:
-        collect(1, calls)
+    collect(1, calls)
     return {name: statistics.median(s) for name, s in collect(repeats, calls).items()}
 
 
@@ -139,10 +86,10 @@ def _extra(path: Path, work: str, total: int) -> Row:
 _rooms: dict[str, np.ndarray[Any, Any]] = {}
 
 
-def load_seconds(way: str, path: str, warm: bool, cold: bool) -> float:
+def load_seconds(way: str, path: str, warm: bool) -> float:
     """Bring all tensors to memory of this process one way; return the seconds.
 
-    `warm`: to memory that is there and was touched. `cold`: the file is dropped from the page cache before.
+    `warm`: to memory that is there and was touched.
     """
     record = zcrecord.load_record(path)
     rooms: dict[str, Any] | None = None
@@ -151,8 +98,6 @@ def load_seconds(way: str, path: str, warm: bool, cold: bool) -> float:
     if warm:
         rooms = _rooms
         record = zcrecord.load_record(path)
-    if cold:
-        drop_cached(path)
     start = time.perf_counter()
     kept = _load(way, path, record, rooms)  # freed after the clock is read
     seconds = time.perf_counter() - start
@@ -163,33 +108,9 @@ def load_seconds(way: str, path: str, warm: bool, cold: bool) -> float:
 def _load(way: str, path: str, record: zcrecord.Record, rooms: dict[str, Any] | None) -> Any:
     if way == "copy":
         return {name: _copy(view, None if rooms is None else rooms[name]) for name, view in record.items()}
-    if way == "plain":
-        return Path(path).read_bytes()
     if way == "load":
         return zcrecord.load_record(path, mmap=False)
-    if way == "rank":
-        return load_into(record, "read", slices={"*": shard(0, RANKS)})
     return load_into(record, way, dst=rooms)
-
-
-def slice_seconds(way: str, path: str, axis: int) -> float:
-    """Take the part of rank 0 of every matrix, by a loader or by safetensors; return the seconds."""
-    start = time.perf_counter()
-    kept: Any
-    if way == "peer":
-        from safetensors import safe_open
-
-        with safe_open(path, framework="np") as file:
-            kept = {}
-            for name in file.keys():  # noqa: SIM118  # it is no mapping
-                part = file.get_slice(name)
-                count = part.get_shape()[axis] // RANKS
-                kept[name] = part[:, :count] if axis else part[:count]
-    else:
-        kept = load_into(zcrecord.load_record(path), way, slices={"*": shard(0, RANKS, axis)})
-    seconds = time.perf_counter() - start
-    del kept
-    return seconds
 
 
 def _copy(view: np.ndarray[Any, Any], room: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
