@@ -8,22 +8,27 @@ line `<!-- not run: why -->` is left alone.
 from __future__ import annotations
 
 import doctest
+import importlib
+import inspect
 import io
+import pkgutil
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import command_line as c
 import pytest
 from guides import GUIDES, README, ROOT
 from optimum_folders import copy_folder
-from public_examples import EXAMPLES
 from rich.console import Console
 
 import zcrecord
 import zcrecord.onnx
 from tools import quickstart
+from tools.generate import reference
 
 TABLES = {"attacks", "bench"}  # nothing to run
 PAGES = [README, *(page for page in GUIDES if page.parent.name not in TABLES)]
@@ -31,6 +36,24 @@ OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE | doctest.REPORT_ONLY_
 BLOCK = re.compile(
     r"(?P<before>[^\n]*)\n```(?P<kind>python|pycon|console|js)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
 )
+
+MODULES = [
+    found.name
+    for found in pkgutil.walk_packages(zcrecord.__path__, "zcrecord.")
+    if found.name.rpartition(".")[2] != "__main__" and "._schema" not in found.name
+]
+EXAMPLES = [
+    test
+    for module in ["zcrecord", *MODULES]
+    for test in doctest.DocTestFinder(exclude_empty=True).find(importlib.import_module(module))
+    if test.examples
+]
+FUNCTIONS = [
+    thing
+    for module in map(importlib.import_module, reference.MODULES)
+    for name in module.__all__
+    if inspect.isfunction(thing := getattr(module, name)) and module.__name__ != "zcrecord.errors"
+]
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +72,15 @@ def run(example: doctest.DocTest) -> None:
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda test: test.name)
 def test_docstring_example_works(example: doctest.DocTest) -> None:
     run(example)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_public_function_has_a_short_example_that_is_run(function: Callable[..., Any]) -> None:
+    text = inspect.getdoc(function) or ""
+    assert "Example:" in text
+    lines = re.findall(r"^\s*(?:>>>|\.\.\.) ", text, re.MULTILINE)
+    assert 0 < len(lines) <= 6, f"{len(lines)} lines of example"
+    assert f"{function.__module__}.{function.__name__}" in {example.name for example in EXAMPLES}
 
 
 def make_what_the_quickstart_leaves() -> None:

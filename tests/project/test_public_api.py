@@ -9,13 +9,11 @@ import importlib
 import inspect
 import pickle
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from public_examples import EXAMPLES
 
 import zcrecord
 import zcrecord.onnx
@@ -58,20 +56,6 @@ def test_everything_public_has_a_docstring() -> None:
     paths = [path for path in package.rglob("*.py") if "_schema" not in path.parts]
     bare = [place for path in paths for place in undocumented(path)]
     assert not bare, bare
-
-
-FUNCTIONS = [
-    thing for module in MODULES for name in module.__all__ if inspect.isfunction(thing := getattr(module, name))
-]
-
-
-@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
-def test_public_function_has_a_short_example_that_the_tests_run(function: Callable[..., Any]) -> None:
-    text = inspect.getdoc(function) or ""
-    assert "Example:" in text
-    lines = re.findall(r"^\s*(?:>>>|\.\.\.) ", text, re.MULTILINE)
-    assert 0 < len(lines) <= 6, f"{len(lines)} lines of example"
-    assert f"{function.__module__}.{function.__name__}" in {example.name for example in EXAMPLES}
 
 
 # Errors.
