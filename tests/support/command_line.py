@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,15 @@ def fails(capsys: pytest.CaptureFixture[str], status: int, pattern: str, start: 
     assert err.count("\n") == 1, err
     assert err.startswith(start), err
     assert re.search(pattern, err), err
+
+
+def misused(capsys: pytest.CaptureFixture[str], run: Callable[[], object], told: str) -> None:
+    """Check that a command ends with 2, as wrong usage does, and its message has this text, or matches it."""
+    with pytest.raises(SystemExit) as ended:
+        run()
+    assert ended.value.code == 2
+    err = " ".join(capsys.readouterr().err.split())
+    assert told in err or re.search(told, err), err
 
 
 def python(*arguments: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
