@@ -20,7 +20,7 @@ import records as r
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import zcrecord
-from zcrecord import embed, formats, integrity, onnx
+from zcrecord import embed, formats, integrity, onnx, transport
 from zcrecord.embed import write_files
 from zcrecord.errors import DestinationExistsError, SourceError
 from zcrecord.storage import scratch
@@ -211,7 +211,51 @@ def edit_to(path: Path) -> None:
         edited.metadata["by"] = "editor"
 
 
-@pytest.mark.parametrize("make", [edit_to, attach_to, detach_to, lambda path: onnx.convert(DIGITS, path)])
+def pack_to(path: Path) -> None:
+    archive(path.with_name("old.zcr"))
+    transport.pack(path.with_name("old.zcr"), path)
+
+
+def unpack_to(path: Path) -> None:
+    archive(path.with_name("old.zcr"))
+    transport.pack(path.with_name("old.zcr"), path.with_name("old.zst"), durable=False)
+    transport.unpack(path.with_name("old.zst"), path)
+
+
+def sign_to(make: Callable[[Path], None]) -> Callable[[Path], None]:
+    def sign(path: Path) -> None:
+        make(path.with_name("old.zcr"))
+        integrity.sign(path.with_name("old.zcr"), KEY, path)
+
+    return sign
+
+
+def tune_to(path: Path) -> None:
+    model(path.with_name("old.zcr"))
+    onnx.tune(path.with_name("old.zcr"), path)
+
+
+def convert_to(path: Path, **options: Any) -> None:
+    np.savez(path.with_name("old.npz"), a=np.ones(9), b=np.zeros(9))
+    formats.convert(path.with_name("old.npz"), path, dest_format="zcr", **options)
+
+
+TO_NEW: list[Any] = [
+    edit_to,
+    attach_to,
+    detach_to,
+    pack_to,
+    unpack_to,
+    pytest.param(sign_to(archive), id="sign_to"),
+    pytest.param(sign_to(catalogue), id="sign_to one of a catalogue"),
+    tune_to,
+    convert_to,
+    pytest.param(lambda path: convert_to(path, max_shard_size=8), id="convert_to shards"),
+    pytest.param(lambda path: onnx.convert(DIGITS, path), id="onnx_to"),
+]
+
+
+@pytest.mark.parametrize("make", TO_NEW)
 def test_what_came_to_a_free_place_meanwhile_is_replaced_only_by_force(
     make: Callable[[Path], Any], path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,6 +264,30 @@ def test_what_came_to_a_free_place_meanwhile_is_replaced_only_by_force(
         make(path)
     assert another.done
     assert path.read_bytes() == another.octets
+
+
+def test_a_linked_model_that_was_edited_while_its_archive_was_tuned_stays(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model(path)
+    linked = path.with_name("linked.onnx")
+    onnx.to_onnx(path, linked, external=True)
+    another = saved_at_the_first_fsync(linked, monkeypatch)
+    with pytest.raises(SourceError, match="was replaced meanwhile, and that stays") as caught:
+        onnx.tune(path)
+    assert another.done
+    assert caught.value.path == str(linked)
+    assert linked.read_bytes() == another.octets
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/fd"), reason="platform: /dev/fd")
+def test_a_descriptor_of_a_removed_file_is_no_destination(path: Path) -> None:
+    """Its path has " (deleted)" behind it, and a file of that name is not meant."""
+    with path.open("w+b") as file:
+        path.unlink()
+        with pytest.raises(SourceError, match="is an open file that was removed; name a path, or pass the file object"):
+            archive(Path(f"/dev/fd/{file.fileno()}"))
+    assert os.listdir(path.parent) == []
 
 
 def test_a_file_that_is_to_be_new_replaces_none(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -99,6 +100,24 @@ def test_a_file_of_someone_else_is_not_replaced_by_the_untuned_archive(tuned: Pa
     with pytest.raises(zcrecord.errors.DestinationExistsError, match=r"model_blob\.h: was not generated"):
         generate(tuned, tmp_path, lang="c", blob="incbin")
     assert [p.name for p in tmp_path.iterdir()] == ["model_blob.h"]
+
+
+def test_a_generation_that_fails_leaves_what_was_generated_before(
+    tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate(tuned, tmp_path, lang="c", blob="incbin")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert "model_untuned.zcr" in before
+    (tmp_path / "model_untuned.zcr").write_bytes(b"of an archive from before")
+    before["model_untuned.zcr"] = b"of an archive from before"
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(zcrecord.errors.SourceError, match="No space left on device"):
+        generate(tuned, tmp_path, lang="c", blob="incbin")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "npz"])

@@ -6,7 +6,9 @@ What the sources say is left to the generators, how files are written to `writin
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+import dataclasses
+import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -14,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 from zcrecord.archive.name_patterns import Patterns
 from zcrecord.errors import UnsupportedError
 from zcrecord.record.record import Record
+from zcrecord.storage.files import open_source
 from zcrecord.storage.folders import local_folder
 
 from .identifiers import check_name, stem_of
@@ -33,6 +36,7 @@ LANGUAGES: dict[str, frozenset[str]] = {  # and the options that mean something 
     "rust": frozenset({"alignment", "assembly", "prefix", "reader", "section"}),
     "python": frozenset(),
 }
+_PIECE = 1 << 20  # bytes of a file copied at a time
 _READERS = {"c": "zcrecord.h", "cpp": "zcrecord.h", "rust": "zcrecord.rs"}
 
 
@@ -145,14 +149,21 @@ class _Form(NamedTuple):
 
 def _written(record: Record, folder: str, stem: str, form: _Form, chosen: dict[str, Any], force: bool) -> EmbedReport:
     with contextlib.ExitStack() as stack:
-        untuned = None
-        if form.whole:
-            left = without_tuned_part(record, folder, stem, kept=form.included, force=force)
-            untuned = stack.enter_context(left)
+        untuned = stack.enter_context(without_tuned_part(record, folder)) if form.whole else None
         planned = plan(record if untuned is None else untuned, name=stem, **chosen)
-        written = write(form.files(planned, folder), folder, force=force)
-    written += [untuned] if untuned is not None and form.included else []
+        more: dict[str, Iterable[bytes]] = {}
+        if untuned is not None and form.included:  # compilers read it
+            name = f"{stem}_untuned.zcr"
+            planned = dataclasses.replace(planned, archive=os.path.join(folder, name))
+            more[name] = _pieces(untuned)
+        written = write({**form.files(planned, folder), **more}, folder, force=force)
     return _report(planned, str(record.archive.path), form.lang, form.blob is not None, written)
+
+
+def _pieces(path: str) -> Iterator[bytes]:
+    with open_source(path)[0] as file:
+        while piece := file.read(_PIECE):
+            yield piece
 
 
 def _report(planned: Plan, path: str, lang: str, blob: bool, written: list[str]) -> EmbedReport:

@@ -4,41 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterator
 from typing import Any
 
 from zcrecord.archive.archive import Archive
 from zcrecord.onnx import tuned
 from zcrecord.record.record import Record
+from zcrecord.storage.files import scratch_folder
 
-from .write_files import write
+from .write_files import make_folder, write
 
 __all__ = ["without_tuned_part"]
 
 
 @contextlib.contextmanager
-def without_tuned_part(record: Record, folder: str, stem: str, *, kept: bool, force: bool) -> Iterator[str | None]:
-    """Yield the path of a file with the archive's bytes from before it was tuned, None if it is not tuned.
+def without_tuned_part(record: Record, folder: str) -> Iterator[str | None]:
+    """Yield the path of a scratch file in a folder with an archive's bytes from before it was tuned.
 
-    The file is STEM_untuned.zcr in the folder if it is `kept`, since compilers read it; it is removed if the block
-    fails. Otherwise it is gone after the block.
+    None if it is not tuned.
     """
     archive = record.archive.root
     part = tuned.read_tuned(archive)
     if part is None:
         yield None
-    elif kept:
-        (path,) = write({f"{stem}_untuned.zcr": _pieces(archive, part)}, folder, force=force)
-        try:
-            yield path
-        except BaseException:
-            os.unlink(path)
-            raise
-    else:
-        with tempfile.TemporaryDirectory(prefix="zcrecord-") as scratch:
-            (path,) = write({os.path.basename(str(archive.path)): _pieces(archive, part)}, scratch)
-            yield path
+        return
+    make_folder(folder)
+    with scratch_folder(os.path.join(folder, "untuned")) as scratch:
+        (path,) = write({os.path.basename(str(archive.path)): _pieces(archive, part)}, scratch)
+        yield path
 
 
 def _pieces(archive: Archive, part: tuned.TunedPart) -> Iterator[Any]:

@@ -17,7 +17,7 @@ from zcrecord.storage.folders import local_folder
 from zcrecord.storage.new_files import FileGroup, Placement, put_in_place
 from zcrecord.storage.scratch import folder_lock
 
-__all__ = ["write"]
+__all__ = ["make_folder", "write"]
 
 _MARKS = (b"zcrecord", b"0BSD")  # both stand at the start of every text that is generated
 _BINARY = "_packed.bin", "_untuned.zcr"  # after the stem, which generated text beside them has, too
@@ -38,7 +38,7 @@ def write(files: Mapping[str, Iterable[bytes]], directory: Any, *, force: bool =
         ['out/model.h']
     """
     folder = local_folder(directory)
-    _make(folder)
+    make_folder(folder)
     paths = {os.path.join(folder, name): pieces for name, pieces in files.items()}
     _check_replaceable(() if force else paths)
     with contextlib.ExitStack() as stack:
@@ -64,7 +64,12 @@ def _check_replaceable(paths: Iterable[str]) -> None:
             raise DestinationExistsError(what, path=path, errno=errno.EEXIST)
 
 
-def _make(folder: str) -> None:
+def make_folder(folder: str) -> None:
+    """Make a folder, and those above it, unless it is there.
+
+    Raises:
+        SourceError: it cannot be made.
+    """
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:

@@ -37,13 +37,12 @@ from zcrecord.record.save import Metadata, metadata_now, save_record
 from zcrecord.storage.compressed import SUFFIXES, PeekableStream, decompressed
 from zcrecord.storage.files import (
     Binary,
-    FreePlace,
     Progress,
     check_destination,
     is_url,
     open_source,
-    path_of,
     path_or_none,
+    place_for,
     refusals,
     scratch_file,
 )
@@ -125,8 +124,7 @@ def convert(
         if into and dest_path is not None:
             dest = stack.enter_context(_in_new_folder(source, folder, dest_path, target, force, durable))
             dest_path = os.path.join(dest_path, os.path.basename(dest))
-        if check_destination(source_path, dest_path, force, storage_options) == () and not is_url(dest):
-            dest = FreePlace(path_of(dest))
+        dest = place_for(dest, check_destination(source_path, dest_path, force, storage_options))
         opened: Any = source
         if remote is not None and not isinstance(remote, str):
             opened, source_path = remote, remote.shown

@@ -26,7 +26,7 @@ from zcrecord.record.editable import check_no_shard, reformed_attribute
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.record.save import save_record
-from zcrecord.storage.files import check_destination, path_of, read_start
+from zcrecord.storage.files import check_destination, path_of, place_for, read_start
 
 __all__ = [
     "SIGNATURE_PREFIX",
@@ -106,8 +106,7 @@ def sign(
     source = path_of(path)
     private = _private(key, passphrase)
     out = source if dest is None else path_of(dest)
-    if dest is not None:
-        check_destination(source, out, force)
+    new = check_destination(source, dest if dest is None else out, force)
     with load_record(source) as record:
         if record.archive.embedded is not None:
             what = "is attached to a program; detach it, sign it, and attach it again"
@@ -120,11 +119,11 @@ def sign(
         record.verify(progress=progress)
         name, value, digest = _signed(record, private, progress)
         replaced = name in record.metadata
-        _save_signed(record, out, {name: value}, in_place=dest is None, durable=durable)
+        _save_signed(record, place_for(out, new), {name: value}, in_place=dest is None, durable=durable)
     return SignReport(source, out, name.removeprefix(SIGNATURE_PREFIX), digest, replaced)
 
 
-def _save_signed(record: Record, out: str, signature: dict[str, str], *, in_place: bool, durable: bool) -> None:
+def _save_signed(record: Record, out: Any, signature: dict[str, str], *, in_place: bool, durable: bool) -> None:
     if in_place and record.archive.source.file_names:
         from zcrecord.record.catalogue_metadata import add_to_catalogue  # here, because few records have shards
 

@@ -15,6 +15,8 @@ import numpy as np
 from zcrecord.errors import RecordError, SourceError, UnsupportedError, printable
 from zcrecord.onnx.protobuf.properties import read_properties
 from zcrecord.record.record import Record
+from zcrecord.storage.files import Identity, Place
+from zcrecord.storage.new_files import refusals, version_of
 
 from .archive_link import ARCHIVE, CONTENT_DIGEST, INDEX_CRC, MODULE, PROPERTIES, TUNED_FOR, is_link
 from .export import to_onnx
@@ -23,9 +25,16 @@ _TAIL = 16 << 20  # bytes at the end of a model in which its metadata_props are 
 
 
 class LinkedModel(NamedTuple):
-    """A model whose weights lie in an archive: its path, its module there, and the target if it is the tuned graph."""
+    """A model whose weights lie in an archive.
+
+    Attributes:
+        path, version: of its file, as it was read.
+        module: of the model in the archive.
+        target: if it is the tuned graph.
+    """
 
     path: str
+    version: Identity
     module: str | None
     target: str | None
 
@@ -45,6 +54,8 @@ def linked_models(record: Record, base: Record) -> list[LinkedModel]:
     found = []
     digests: set[str] = set()  # computed for the first model that needs them: all of the archive is read
     for path in (path for folder in folders for path in _models(folder)):
+        with refusals(path):
+            version = version_of(path)
         told = _properties(path)
         if told is None or not _same_file(os.path.join(os.path.dirname(path), told[ARCHIVE]), given):
             continue
@@ -52,7 +63,7 @@ def linked_models(record: Record, base: Record) -> list[LinkedModel]:
         if not now and not digests:
             digests = {base.content_digest(), record.content_digest()}
         if now or told[CONTENT_DIGEST] in digests:
-            found.append(LinkedModel(path, told.get(MODULE), told.get(TUNED_FOR)))
+            found.append(LinkedModel(path, version, told.get(MODULE), told.get(TUNED_FOR)))
     return found
 
 
@@ -110,7 +121,9 @@ def rewrite_models(models: Iterable[LinkedModel], archive: str, target: str | No
     for model in models:
         forced = True if target is not None and model.target == target else None
         try:
-            to_onnx(archive, model.path, module=model.module, external=True, tuned=forced, force=True)
+            to_onnx(
+                archive, Place(model.path, model.version), module=model.module, external=True, tuned=forced, force=True
+            )
         except RecordError as error:
             what = f"{error.message}; the archive is replaced, make this model again with to_onnx(external=True)"
             raise SourceError(what, path=model.path) from error

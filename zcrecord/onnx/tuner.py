@@ -33,7 +33,7 @@ from zcrecord.onnx.protobuf.scanner import STUB_KEY
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.record.save import stored_entries
-from zcrecord.storage.files import check_destination, identity_of, is_url, open_sink, path_of, scratch_folder
+from zcrecord.storage.files import Identity, check_destination, identity_of, is_url, open_sink, path_of, scratch_folder
 from zcrecord.storage.folders import MODEL, archive_in, copy_file
 from zcrecord.storage.sink import Sink
 from zcrecord.writing.writers import StreamWriter
@@ -241,10 +241,9 @@ def _opened(archive: Any, dest: Any, force: bool, durable: bool) -> Iterator[_Wo
     if os.path.isdir(path):
         path = archive_in(path)
     out = path if dest is None else path_of(dest)
-    if dest is not None:
-        check_destination(path, out, force)
-        if os.path.exists(out) and not os.path.isfile(out):
-            raise UnsupportedError("a tuned archive is a regular file in a folder; name one", path=out)
+    new = check_destination(path, dest if dest is None else out, force)
+    if dest is not None and os.path.exists(out) and not os.path.isfile(out):
+        raise UnsupportedError("a tuned archive is a regular file in a folder; name one", path=out)
     with load_record(path) as record:
         opened = record.archive
         takes_one_file(opened, "tuning")
@@ -257,7 +256,7 @@ def _opened(archive: Any, dest: Any, force: bool, durable: bool) -> Iterator[_Wo
             base = opened if part is None else tuned.untuned(opened, part)
         except FormatError as error:
             raise error.located(path=path) from None
-        yield _Work(path, os.path.realpath(out), record, part, base, durable)
+        yield _Work(path, os.path.realpath(out), record, part, base, durable, new)
 
 
 class _Work(NamedTuple):
@@ -269,6 +268,7 @@ class _Work(NamedTuple):
     part: TunedPart | None
     base: Archive
     durable: bool
+    replaces: Identity | None  # at another destination than the archive itself
 
     @contextlib.contextmanager
     def sink(self) -> Iterator[Sink]:
@@ -279,7 +279,8 @@ class _Work(NamedTuple):
         """
         assert self.record.archive.source.file is not None, "it is mapped"
         path, identity = self.record.archive.source.file
-        with open_sink(self.dest, durable=self.durable, replaces=identity if self.in_place() else None) as sink:
+        replaces = identity if self.in_place() else self.replaces
+        with open_sink(self.dest, durable=self.durable, replaces=replaces) as sink:
             yield sink
             if identity_of(path) != identity:
                 raise SourceError("was replaced while it was tuned; tune it again", path=self.path)

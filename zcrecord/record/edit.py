@@ -27,7 +27,7 @@ from zcrecord.codec.entries import Entries, PayloadId, TensorLayout, change_valu
 from zcrecord.codec.index import PAYLOAD
 from zcrecord.codec.layout import NONE
 from zcrecord.errors import RecordError, SourceError, TensorNotFoundError, UnsupportedError
-from zcrecord.storage.files import Identity, check_destination, identity_of, is_url, open_sink, open_source, path_of
+from zcrecord.storage.files import Place, check_destination, identity_of, is_url, open_sink, open_source, path_of
 from zcrecord.writing import flatten
 from zcrecord.writing.edited import EditedArchive, StoredArchive, Written, plan_edited
 from zcrecord.writing.sharing import layout_of, plan_sharing
@@ -141,7 +141,7 @@ class RecordEditor(MutableMapping[str, Any]):
         self._source = path_of(path)
         self._dest = None if dest is None else path_of(dest)
         self._force, self._how = force, (durable, progress)
-        self._replaces: Identity | None = None  # at `dest`
+        self._replaces: Any = dest.replaces if isinstance(dest, Place) else None
         self._record: Record | None = None
         self._put: dict[str, tuple[TensorLayout, int, Any] | None] = {}  # tensors: layout, reference, value
         self._set: dict[str, Any] = {}  # attributes
@@ -570,7 +570,7 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     return (list if isinstance(value, list) else tuple)(map(change, value))
 
 
-def add_metadata(record: Record, dest: str | None, added: Mapping[str, Any], *, durable: bool) -> None:
+def add_metadata(record: Record, dest: Any, added: Mapping[str, Any], *, durable: bool) -> None:
     """Write a record's archive, that of a whole local file, with more metadata to a path, or in its own place.
 
     Raises:

@@ -23,8 +23,8 @@ from .sink import ObjectSink, Sink
 
 __all__ = [
     "Binary",
-    "FreePlace",
     "Identity",
+    "Place",
     "Progress",
     "absolute_path",
     "check_destination",
@@ -36,6 +36,7 @@ __all__ = [
     "path_of",
     "path_of_open",
     "path_or_none",
+    "place_for",
     "read_start",
     "refusals",
     "scratch_file",
@@ -203,14 +204,23 @@ def identity_of(file: int | str) -> Identity:
 # Destinations.
 
 
-class FreePlace(os.PathLike[str]):
-    """A path to write to only while nothing is there: another saver may have come since `check_destination` looked."""
+class Place(os.PathLike[str]):
+    """A path to write to while it has one version: another saver may have come since `check_destination` looked.
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = os.fspath(path)
+    Attributes:
+        replaces: the version, as `version_of` tells it.
+    """
+
+    def __init__(self, path: str, replaces: Identity) -> None:
+        self._path, self.replaces = path, replaces
 
     def __fspath__(self) -> str:
         return self._path
+
+
+def place_for(dest: Any, replaces: Identity | None) -> Any:
+    """Return a destination as a Place, if it is a path of which one version alone may be replaced."""
+    return dest if replaces is None or is_url(dest) else Place(path_of(dest), replaces)
 
 
 def check_destination(
@@ -285,8 +295,8 @@ def open_sink(
             return
         dest = local
     given = path_of(dest)
-    if isinstance(dest, FreePlace):
-        replaces = ()
+    if isinstance(dest, Place):
+        replaces = dest.replaces
     path = os.path.realpath(given)
     with refusals(path):
         mode = _mode_of(given)  # and not of `path`: that of /dev/fd/3 may be no path at all

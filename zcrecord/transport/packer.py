@@ -25,7 +25,7 @@ from zcrecord.archive.archive import Archive, open_archive, takes_one_file
 from zcrecord.codec.layout import HEADER_SIZE, Header, decode_header, locate, too_short
 from zcrecord.errors import FormatError, LimitError, RecordError, SourceError, UnsupportedError
 from zcrecord.storage.compressed import import_zstandard
-from zcrecord.storage.files import Progress, check_destination, identity_of, open_sink, open_source, path_of
+from zcrecord.storage.files import Progress, check_destination, identity_of, open_sink, open_source, path_of, place_for
 from zcrecord.storage.memory import map_file, read_at
 from zcrecord.storage.sink import Sink
 from zcrecord.storage.stream_reader import StreamReader
@@ -108,7 +108,7 @@ def pack(
         0.0
     """
     started = time.perf_counter()
-    source_path, dest_path = checked_paths(source, dest, force, storage_options)
+    source_path, dest_path, place = checked_paths(source, dest, force, storage_options)
     compressors, threads = _compressors(level), cores(threads)
     check = ArchiveCheck(progress)
     entries: list[SeekEntry] = []
@@ -118,7 +118,7 @@ def pack(
                 packed = _pack_file(source_path, check, compressors, threads)
             else:
                 packed = _pack_stream(reader, check, compressors, threads)
-            with open_sink(dest, durable=durable, options=storage_options) as sink, closing(packed):
+            with open_sink(place, durable=durable, options=storage_options) as sink, closing(packed):
                 for entry, frame in packed:
                     sink.write(frame)
                     entries.append(entry)
@@ -134,12 +134,12 @@ def pack(
 
 def checked_paths(
     source: Any, dest: Any, force: bool, options: Mapping[str, Any] | None
-) -> tuple[str | None, str | None]:
-    """Return both paths, None for a file object, after checking that the destination may be written."""
+) -> tuple[str | None, str | None, Any]:
+    """Return both paths, None for a file object, and the destination, after checking that it may be written."""
     source_path = None if hasattr(source, "read") else path_of(source)
     dest_path = None if hasattr(dest, "write") else path_of(dest)
-    check_destination(source_path, dest_path, force, options)
-    return source_path, dest_path
+    new = check_destination(source_path, dest_path, force, options)
+    return source_path, dest_path, place_for(dest, new)
 
 
 class ArchiveCheck:

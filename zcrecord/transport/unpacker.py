@@ -66,7 +66,7 @@ def unpack(
         True
     """
     started = time.perf_counter()
-    source_path, dest_path = checked_paths(source, dest, force, storage_options)
+    source_path, dest_path, place = checked_paths(source, dest, force, storage_options)
     import_zstandard()  # before anything is opened
     threads = cores(threads)
     try:
@@ -75,7 +75,7 @@ def unpack(
             check = ArchiveCheck(progress, lambda: reader.position if reader.nbytes is None else reader.nbytes)
             check.expected = None if table is None else table.nbytes
             pieces = _decompress(reader, table, threads)
-            with open_sink(dest, durable=durable, options=storage_options) as sink, closing(pieces):
+            with open_sink(place, durable=durable, options=storage_options) as sink, closing(pieces):
                 for piece in pieces:
                     check.see(piece)
                     sink.write(piece)

@@ -50,12 +50,12 @@ def write_small_model(
     if not isinstance(alignment, int) or not 1 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
         raise LimitError(f"alignment {alignment!r} is not a power of two from 1 to {MAX_ALIGNMENT}")
     path = path_of(dest)
-    check_destination(source, path, force)
+    new = check_destination(source, path, force)
     if os.path.exists(path) and not os.path.isfile(path):
         raise UnsupportedError("a small model is a regular file in a folder; name one", path=path)
     model = _SmallModel(names, files, entries, path, alignment)
     parts = model.parts()
-    with open_sink(path, durable=durable) as sink:
+    with open_sink(path, durable=durable, replaces=new) as sink:
         sink.reserve(sum(map(len, parts)))
         for part in parts:
             sink.write(part.read() if isinstance(part, _DeferredTensor) else part)
