@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import records as r
 import torch
+from digest_trees import LISTS, swapped
 from exhaustive import rounds
 from hypothesis import strategies as st
 
@@ -142,3 +143,19 @@ def test_anything_that_torch_saved_comes_back_or_is_refused_with_its_place(value
 def test_this_notices_a_key_that_becomes_text() -> None:
     with pytest.raises(AssertionError):
         check({"a": {"0": 1}}, {"a": {0: 1}})
+
+
+@pytest.mark.parametrize(("items", "vector", "names"), LISTS.values(), ids=LISTS)
+def test_a_list_of_another_writer_stays_one_in_parts_and_edits(
+    items: Any, vector: str, names: tuple[str, str], tmp_path: Path
+) -> None:
+    """R76: no reader refuses places that are not the keys, so that items are where their places say."""
+    path = tmp_path / "m.zcr"
+    path.write_bytes(swapped(r.saved({"m": items, "w": np.ones(3)}), vector, *names))
+    record = zcrecord.load_record(path, verify="full")
+    whole = record.tree()
+    assert isinstance(whole["m"], list | tuple)
+    r.assert_same(record.select(None, rename={"m": "n"}).tree(), {"n": whole["m"], "w": whole["w"]})
+    with zcrecord.edit(path, tmp_path / "edited.zcr") as edited:
+        edited["more"] = np.ones(2)
+    r.assert_same(zcrecord.load_record(tmp_path / "edited.zcr").tree(), whole | {"more": np.ones(2)})

@@ -300,10 +300,10 @@ class _PartBuilder:
         outline, order = ModuleTreeBuilder(), []
         children = self._children()
         told = self._told(children)
-        kinds = self._kinds(told, children)
+        kinds, keys = self._kinds(told, children), unflatten.keys_of_lists(ix)
         for kind, number, path in told:
             if kind == 0:
-                outline.module(path, *kinds[path])
+                outline.module(path, *kinds[path], keys.get(self._names[number]))
             elif kind == 1:
                 t = archive.row(number)
                 form = TensorLayout(t.dtype, t.bits, archive.shape(t), archive.strides(t), t.byte_offset)

@@ -52,6 +52,7 @@ class ModuleTreeBuilder:
         self._module_places: list[int] = [0]
         self._counts: list[int] = [0]  # of its children
         self._kinds: dict[int, tuple[int, str]] = {}  # and class names, of those that are no plain mappings
+        self._keys: dict[int, Sequence[str]] = {}  # of lists and tuples, if they may be others than 0, 1, 2 and so on
         self._attributes: dict[str, AttributeEntry] = {}  # by full name; their parents are numbers like those above
         self._names: dict[str, int] = {}  # of tensors, and their numbers, in which order the columns below are
         self._parents: list[int] = []
@@ -132,11 +133,23 @@ class ModuleTreeBuilder:
         self._attributes[name] = AttributeEntry(path[-1], parent, self._counts[parent], value)
         self._counts[parent] += 1
 
-    def module(self, path: Sequence[str], kind: int = ModuleKind.MAPPING, type_name: str = "") -> None:
-        """Add a module, or set the kind of one; the empty path is the record itself."""
+    def module(
+        self,
+        path: Sequence[str],
+        kind: int = ModuleKind.MAPPING,
+        type_name: str = "",
+        keys: Sequence[str] | None = None,
+    ) -> None:
+        """Add a module, or set the kind of one; the empty path is the record itself.
+
+        `keys` are those of a list's or a tuple's children, if other writers may have given it others than 0, 1, 2.
+        """
         if path:
             _check_keys(path, ".".join(path))
-        self._kinds[self._parent((*path, ""))] = kind, type_name
+        number = self._parent((*path, ""))
+        self._kinds[number] = kind, type_name
+        if keys is not None:
+            self._keys[number] = keys
 
     def _parent(self, path: Sequence[str], *, make: bool = True) -> Any:
         """Return the module a path leads to but for its last key, made unless only looked for: None if not there."""
@@ -237,15 +250,17 @@ class ModuleTreeBuilder:
         return way[::-1]
 
     def _told_kinds(self) -> dict[int, tuple[int, str]]:
-        """Return kinds and class names of all but plain mappings; a list is one if its keys are 0, 1, 2 and so on."""
+        """Return kinds and class names of all but plain mappings; a list is one if it has its keys, in order."""
         kinds = dict(self._kinds)
         if any(kind in _ORDERED for kind in kinds.values()):
             modules = zip(self._modules, self._above, self._module_places, strict=True)
             tensors = zip(self._names, self._parents, self._places, strict=True)
             attributes = ((name, a.parent, a.place) for name, a in self._attributes.items())
             for name, parent, place in itertools.chain(modules, tensors, attributes):
-                if kinds.get(parent) in _ORDERED and name[self._sizes[parent] :] != str(place):
-                    kinds[parent] = _MAPPING
+                if kinds.get(parent) in _ORDERED:
+                    keys, key = self._keys.get(parent), name[self._sizes[parent] :]
+                    if key != str(place) if keys is None else [key] != keys[place : place + 1]:
+                        kinds[parent] = _MAPPING
         return kinds
 
 
