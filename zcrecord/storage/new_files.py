@@ -334,23 +334,21 @@ def put_in_place(files: Sequence[Placement], *, durable: bool, shards_of: Shards
         with _note(files, replaced, durable=durable) if listed else contextlib.nullcontext() as note:
             _move(files, note, durable=durable)
             if note is not None:
-                _sync(folders if durable else (), last.path)  # first, or power loss could bring back the replaced one
-                note.stays = not remove_unnamed(last.path, replaced)
-    _sync(folders if durable and not listed else (), last.path)
+                note.stays = not (_synced(folders if durable else ()) and remove_unnamed(last.path, replaced))
+    _synced(folders if durable and not listed else ())
 
 
-def _sync(folders: Iterable[str], path: str) -> None:
-    """Flush folders to the disk after a file has got its place.
+def _synced(folders: Iterable[str]) -> bool:
+    """Flush folders to the disk; return False if that fails.
 
-    Raises:
-        SourceError: the disk fails.
+    That is no failure of the save, which is done: but until then power loss may bring back what it replaced.
     """
     try:
         for folder in folders:
             sync_folder(folder)
-    except OSError as error:
-        what = f"is in its place, but may be lost if the power fails: {error.strerror}; save it again"
-        raise SourceError(what, path=path, errno=error.errno) from error
+    except OSError:
+        return False
+    return True
 
 
 def _check_replaced(file: Placement) -> None:

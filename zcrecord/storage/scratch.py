@@ -357,26 +357,22 @@ def remove_unnamed(path: str, files: Sequence[ListedFile]) -> bool:
     """Remove shards beside a path: those that are still the files listed, and that no catalogue in the folder names.
 
     Catalogues are known by `.zcr`, and read as far as MOST_OF_CATALOGUE; their names come first. Returns False if a
-    file could not be removed, or a catalogue not be read, which may name any: then nothing is removed.
-
-    Raises:
-        SourceError: the folder cannot be locked.
+    file could not be removed, the folder not be locked, or a catalogue not be read, which may name any: then nothing
+    is removed.
     """
+    if not files:
+        return True
     folder, name = os.path.split(path)
-    ours = re.compile(shard_pattern(name))
-    with folder_lock(folder):
+    ours, done = re.compile(shard_pattern(name)), True
+    with contextlib.suppress(OSError, UnicodeError), folder_lock(folder):
         names = [file.name for file in files if ours.fullmatch(file.name) and _is_there(folder, file)]
-        try:
-            names = _unnamed_by_any(folder, name, names, ours) if names else []
-        except (OSError, UnicodeError):
-            return False
-        done = True
-        for shard in names:
+        for shard in _unnamed_by_any(folder, name, names, ours) if names else ():
             try:
                 os.unlink(os.path.join(folder, shard))
             except OSError:
                 done = False
         return done
+    return False
 
 
 def _is_there(folder: str, file: ListedFile) -> bool:
