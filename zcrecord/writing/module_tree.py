@@ -258,8 +258,8 @@ class ModuleTreeBuilder:
             attributes = ((name, a.parent, a.place) for name, a in self._attributes.items())
             for name, parent, place in itertools.chain(modules, tensors, attributes):
                 if kinds.get(parent) in _ORDERED:
-                    keys, key = self._keys.get(parent), name[self._sizes[parent] :]
-                    if key != str(place) if keys is None else [key] != keys[place : place + 1]:
+                    keys = self._keys.get(parent, ())
+                    if name[self._sizes[parent] :] != (keys[place] if place < len(keys) else str(place)):
                         kinds[parent] = _MAPPING
         return kinds
 
