@@ -281,7 +281,7 @@ class _HeaderScanner:
         return tuple(out)
 
     def _items(self, opening: str, closing: str) -> Iterator[int]:
-        """Yield where each item of an object or array starts; the caller passes the item."""
+        """Yield the place of each item of an object or array; the caller passes the item."""
         self._expect(opening)
         if self._skip(closing):
             return
