@@ -25,7 +25,7 @@ def hole(before: int) -> Callable[[Forge], Any]:
     return change
 
 
-EMPTY = r"^payloads\[1\]: empty, or larger than an archive may be"
+EMPTY = r"^payload \[.*\) is empty, or larger than an archive may be"
 PAST = r"^payload \[0x[0-9a-f]+, 0x[0-9a-f]+\) ends past the region of payloads \(0x[0-9a-f]+\); the file is damaged"
 ORDER = r"^payload \[0x[0-9a-f]+, 0x[0-9a-f]+\) overlaps the one before it, or is out of order"
 HOLE = r"^payload \[0x[0-9a-f]+, 0x[0-9a-f]+\) comes after a hole of 64 bytes or more"

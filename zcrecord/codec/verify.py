@@ -1,14 +1,13 @@
-"""Every rule of an index, checked before a view exists: in whole columns, or of the tensor that is just touched.
+"""The rules of an index: of one tensor, at level `touch`; of every entry and of the index as a whole, at level `index`.
 
-The rules of one tensor and one payload are written once, for both: `TensorRow` holds plain integers, `TensorColumns`
-arrays, and the rules use only what both have: comparisons, `&`, `|`, arithmetic and the few methods that each defines.
-Then come the rules of the index as a whole. Rule numbers are FORMAT.md's. Decoding is left to `index`, rules about the
-payloads' bytes to full verification.
+A rule of one payload or one tensor stands once, in `check_payload` and `check_tensor`. The fields that it compares are
+Python's integers at level `touch`, of a single entry, and numpy's columns at level `index`, of all entries. Operators
+mean the same for both; `&` and `|` stand for `and` and `or`. The rest of the module are rules of the whole index. Rule
+numbers are FORMAT.md's. Decoding is left to `index`, rules about the payloads' bytes to full verification.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,8 @@ from .index import Index, TextPool, list_bounds
 from .layout import INDEX_ALLOWANCE, MAX_ARCHIVE_SIZE, MAX_DEPTH, MAX_RANK, NONE, Header, align_up, first_children
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Some = Any  # an int, or an array of them
+Number = int | Array  # of one entry, or of each
+Truth = bool | Array
 _BIT_LIMIT = MAX_ARCHIVE_SIZE * 8
 _SURELY_FITS = 2.0**58  # bits; a product in floating point below this is below the limit for certain
 _STRING = dtypes.STRING.code
@@ -39,61 +39,35 @@ def _types() -> Array:
     return ~allowed.reshape(-1)
 
 
-_BAD_TYPES = _types()
-_BAD_TYPE_BYTES = _BAD_TYPES.tobytes()
+_WRONG_TYPES = _types()
+_WRONG_TYPE_BYTES = _WRONG_TYPES.tobytes()
 
 
-class _OneEntry:
-    """One entry, as plain integers; no call into numpy.
-
-    `some`: any entry is bad. `where`: a or b, by a condition. `at`: the number of the first bad entry.
-    """
-
-    number: int
-
-    def some(self, bad: Some) -> bool:
-        return bool(bad)
-
-    def where(self, condition: Some, a: Some, b: Some) -> Some:
-        return a if condition else b
-
-    def greatest(self, value: Some) -> Any:
-        return value
-
-    def at(self, _: Some) -> int:
-        return self.number
+def _first(bad: Truth) -> int | None:
+    """Return the position of the first entry that breaks a rule; a single one is at 0."""
+    if isinstance(bad, np.ndarray):
+        return int(bad.argmax()) if np.count_nonzero(bad) else None
+    return 0 if bad else None
 
 
-class _ManyEntries:
-    """Whole columns; the methods are those of `_OneEntry`."""
-
-    def some(self, bad: Some) -> bool:
-        return bool(np.count_nonzero(bad))
-
-    def where(self, condition: Some, a: Some, b: Some) -> Some:
-        return np.where(condition, a, b)
-
-    def greatest(self, value: Some) -> Any:
-        return value.max()
-
-    def at(self, bad: Some) -> int:
-        return int(np.argmax(bad))
+def _signed(value: Number) -> Number:
+    return value.astype(np.int64) if isinstance(value, np.ndarray) else value
 
 
-class PayloadRow(_OneEntry):
-    """Payload i beside the one before it."""
+class PayloadRow:
+    """Payload i beside the one before it, for level `touch`."""
 
     def __init__(self, ix: Index, header: Header, i: int) -> None:
-        self.ix, self.header, self.number = ix, header, i
+        self.ix, self.header, self.start = ix, header, i
         self.offset, self.nbytes, self.digest = ix.payloads[i].item()
         self.before = ix.payloads[i - 1].item() if i else (0, 0, 0)
 
 
-class PayloadColumns(_ManyEntries):
-    """All payloads, each beside the one before it."""
+class PayloadColumns:
+    """All payloads, each beside the one before it, for level `index`."""
 
     def __init__(self, ix: Index, header: Header) -> None:
-        self.ix, self.header = ix, header
+        self.ix, self.header, self.start = ix, header, 0
         columns = np.zeros((3, len(ix.payloads) + 1), np.uint64)
         columns[:, 1:] = ix.payloads.view("<u8").reshape(-1, 3).T
         self.offset, self.nbytes, self.digest = columns[:, 1:]
@@ -107,67 +81,58 @@ def check_payload(p: PayloadRow | PayloadColumns) -> None:
         FormatError: with the offsets concerned.
     """
     h = p.header
+    start, room, alignment = h.payload_offset, h.payload_room, h.alignment
     wild = (p.nbytes == 0) | (p.nbytes > MAX_ARCHIVE_SIZE) | (p.offset > MAX_ARCHIVE_SIZE)
-    if p.some(wild):
-        raise FormatError(f"payloads[{p.at(wild)}]: empty, or larger than an archive may be")
-    end = p.offset + p.nbytes
-    if p.some(bad := end > h.payload_room):
-        raise FormatError(
-            f"payload {_range(p, bad)} ends past the region of payloads ({h.payload_offset + h.payload_room:#x}); "
-            "the file is damaged, copy it again"
-        )
-    if p.some(bad := ((p.offset + h.payload_offset) & (h.alignment - 1)) != 0):
-        raise FormatError(f"payload {_range(p, bad)} is not aligned to {h.alignment} bytes")
+    _refuse_payload(p, wild, "is empty, or larger than an archive may be")  # R56
+    past = p.offset + p.nbytes > room
+    _refuse_payload(p, past, "ends past the region of payloads ({room:#x}); the file is damaged, copy it again")  # R56
+    _refuse_payload(p, (p.offset + start) & (alignment - 1) != 0, "is not aligned to {alignment} bytes")  # R57
     offset, nbytes, digest = p.before
-    before = offset + nbytes
-    other = (p.offset != offset) | (p.nbytes != nbytes)
-    if p.some(bad := other & (p.offset < before)):
-        raise FormatError(f"payload {_range(p, bad)} overlaps the one before it, or is out of order")
-    if p.some(bad := other & (p.offset > before + (h.base_alignment - 1))):
-        raise FormatError(f"payload {_range(p, bad)} comes after a hole of {h.base_alignment} bytes or more")
-    if p.some(bad := (other == False) & (p.digest != digest)):  # noqa: E712  # `not` knows no arrays
-        raise FormatError(f"payload {_range(p, bad)} shares its range with one of another digest")
-    if not p.ix.digest_kind and p.some(bad := p.digest != 0):
-        raise FormatError(f"payload {_range(p, bad)} has a digest in an archive without")
+    end = offset + nbytes
+    same = (p.offset == offset) & (p.nbytes == nbytes)
+    other = same ^ True  # `not` takes no columns
+    _refuse_payload(p, other & (p.offset < end), "overlaps the one before it, or is out of order")  # R58
+    behind_hole = other & (p.offset > end + (h.base_alignment - 1))
+    _refuse_payload(p, behind_hole, "comes after a hole of {base_alignment} bytes or more")  # R59
+    _refuse_payload(p, same & (p.digest != digest), "shares its range with one of another digest")  # R60
+    if not p.ix.digest_kind:
+        _refuse_payload(p, p.digest != 0, "has a digest in an archive without")  # R60
 
 
-def _range(p: PayloadRow | PayloadColumns, bad: Some) -> str:
-    offset, nbytes, _ = p.ix.payloads[p.at(bad)].item()
-    start = p.header.payload_offset + offset
-    return f"[{start:#x}, {start + nbytes:#x})"
+def _refuse_payload(p: PayloadRow | PayloadColumns, bad: Truth, message: str) -> None:
+    """Raise for the first payload that breaks a rule; `message` may name fields of the header in braces."""
+    if bad is not False and (i := _first(bad)) is not None:
+        h = p.header
+        offset, nbytes, _ = p.ix.payloads[p.start + i].item()
+        start = h.payload_offset + offset
+        why = message.format(**h._asdict(), room=h.payload_offset + h.payload_room)
+        raise FormatError(f"payload [{start:#x}, {start + nbytes:#x}) {why}")
 
 
-class _Refusing:
-    """Refusal of the first bad entry, for one tensor and for many."""
-
-    ix: Index
-    some: Callable[[Some], bool]
-    at: Callable[[Some], int]
-
-    def refuse(self, bad: Some, message: str, kind: type[FormatError | LimitError] = FormatError) -> None:
-        """Raise for the first bad entry, naming its tensor; `message` may name fields of its struct in braces."""
-        if self.some(bad):
-            i = self.at(bad)
-            raise kind(message.format(**self.ix.tensor(i)._asdict()), tensor=self.ix.name(i))
-
-
-class TensorRow(_OneEntry, _Refusing):
-    """Tensor i as plain integers."""
+class TensorRow:
+    """Tensor i, for level `touch`; after its fields are read nothing calls numpy."""
 
     def __init__(self, ix: Index, header: Header, i: int) -> None:
-        self.ix, self.header, self.number = ix, header, i
+        self.ix, self.header, self.start = ix, header, i
         (self.name, self.name_size, self.key_size, self.parent, self.place, self.payload, self.byte_offset, self.dims,
          self.strides, dtype, self.bits, self.rank, reserved0, reserved1) = ix.tensors[i].item()  # fmt: skip
         self.reserved = reserved0 | reserved1
-        self.bad_type = _BAD_TYPE_BYTES[dtype | self.bits << 8]
+        self.wrong_type = bool(_WRONG_TYPE_BYTES[dtype | self.bits << 8])
         self.string = self.any_string = dtype == _STRING
         self.strided = self.any_strided = self.strides != NONE
+        self.exact = not self.string and not self.strided
+        self.size_bits = 64 if self.string else self.bits
+        self.axes = self.rank
 
-    def axis(self, pool: Array, starts: Some, axis: int, missing: int) -> Some:
-        """Return the items of the pool for one axis, `missing` for tensors without it."""
-        return int(pool[starts + axis]) if axis < self.rank else missing
+    def dim(self, axis: int) -> int:
+        """Return the dim of an axis."""
+        return int(self.ix.dims[self.dims + axis])
 
-    def payload_bytes(self) -> Some:
+    def stride(self, axis: int) -> int:
+        """Return the stride of an axis."""
+        return int(self.ix.strides[self.strides + axis])
+
+    def payload_bytes(self) -> int:
         """Return the bytes of the payload, 0 without one, after checking its own entry."""
         if self.payload == NONE:
             return 0
@@ -175,11 +140,11 @@ class TensorRow(_OneEntry, _Refusing):
         return int(self.ix.payloads["nbytes"][self.payload])
 
 
-class TensorColumns(_ManyEntries, _Refusing):
-    """All tensors as columns, each in one piece. Payloads are checked before."""
+class TensorColumns:
+    """All tensors, for level `index`: a column for each field. Payloads are checked before."""
 
     def __init__(self, ix: Index, header: Header) -> None:
-        self.ix, self.header = ix, header
+        self.ix, self.header, self.start = ix, header, 0
         words = np.ascontiguousarray(ix.tensors.view("<u4").reshape(-1, 12).T)
         self.name, self.name_size, self.key_size, self.parent, self.place, self.payload = words[:6]
         self.dims, self.strides = words[8].astype(np.int64), words[9].astype(np.int64)
@@ -187,31 +152,45 @@ class TensorColumns(_ManyEntries, _Refusing):
         self.bits = (kind >> 8).astype(np.uint64)
         self.rank = ((words[10] >> 16) & 0xFF).astype(np.int64)
         self.reserved = (words[10] >> 24) | words[11]
-        self.bad_type = _BAD_TYPES[kind]
-        self.string = kind == _STRING
-        self.strided = self.strides != NONE
-        self.any_strided, self.any_string = self.some(self.strided), self.some(self.string)
+        self.wrong_type = _WRONG_TYPES[kind]
+        self.string, self.strided = kind == _STRING, self.strides != NONE
+        self.any_string, self.any_strided = bool(np.count_nonzero(self.string)), bool(np.count_nonzero(self.strided))
+        self.exact = ~(self.string | self.strided)
+        self.size_bits = np.where(self.string, np.uint64(64), self.bits) if self.any_string else self.bits
+        self.axes = int(self.rank.max(initial=0))
         self.byte_offset = words[6]  # 32 bits do for "is it 0?", all that is asked without strides
         if self.any_strided or np.count_nonzero(words[7]):
             self.byte_offset = words[6] | words[7].astype(np.uint64) << np.uint64(32)
 
-    def axis(self, pool: Array, starts: Some, axis: int, missing: int) -> Some:
-        active = self.rank > axis
-        if starts is self.strides:
-            active &= self.strided
-        elif np.count_nonzero(active) == len(active):
-            return pool[starts + axis]
-        if not len(pool):
-            return np.full(len(active), missing, pool.dtype)
-        return np.where(active, pool[np.where(active, starts + axis, 0)], pool.dtype.type(missing))
+    def dim(self, axis: int) -> Array:
+        """Return the dims of an axis, 1 of tensors without it."""
+        return _picked(self.ix.dims, self.dims + axis, self.rank > axis, 1)
 
-    def payload_bytes(self) -> Some:
-        has = self.payload != NONE
-        if np.count_nonzero(has) == len(has):
-            return self.ix.payloads["nbytes"][self.payload]
-        if not len(self.ix.payloads):
-            return np.zeros(len(has), np.uint64)
-        return np.where(has, self.ix.payloads["nbytes"][np.where(has, self.payload, 0)], np.uint64(0))
+    def stride(self, axis: int) -> Array:
+        """Return the strides of an axis, 0 of tensors without it or without strides."""
+        return _picked(self.ix.strides, self.strides + axis, self.strided & (self.rank > axis), 0)
+
+    def payload_bytes(self) -> Array:
+        """Return the bytes of each payload, 0 without one."""
+        return _picked(self.ix.payloads["nbytes"], self.payload, self.payload != NONE, 0)
+
+
+def _picked(pool: Array, places: Array, there: Array, missing: int) -> Array:
+    """Return the items of a pool at those places that are there, `missing` for the others."""
+    if np.count_nonzero(there) == len(there):
+        return pool[places]
+    if not len(pool):
+        return np.full(len(there), missing, pool.dtype)
+    return np.where(there, pool[np.where(there, places, 0)], pool.dtype.type(missing))
+
+
+def _refuse(
+    t: TensorRow | TensorColumns, bad: Truth, message: str, kind: type[FormatError | LimitError] = FormatError
+) -> None:
+    """Raise for the first tensor that breaks a rule; `message` may name fields of its struct in braces."""
+    if bad is not False and (i := _first(bad)) is not None:
+        i += t.start
+        raise kind(message.format(**t.ix.tensor(i)._asdict()), tensor=t.ix.name(i))
 
 
 def check_tensor(t: TensorRow | TensorColumns) -> None:
@@ -220,86 +199,74 @@ def check_tensor(t: TensorRow | TensorColumns) -> None:
     Raises:
         FormatError, LimitError: naming the tensor.
     """
-    t.refuse(t.reserved != 0, "a reserved field is not zero")
-    t.refuse(t.rank > MAX_RANK, f"rank {{rank}} is more than {MAX_RANK}", LimitError)
-    t.refuse(t.parent >= len(t.ix.modules), "its parent {parent} is no module")
-    t.refuse(
-        (t.key_size == 0) | (t.key_size > t.name_size), "its key takes {key_size} of {name_size} bytes of its name"
-    )
-    t.refuse(t.bad_type, "dtype {dtype} cannot take {bits} bits an element")
-    t.refuse(t.dims + t.rank > len(t.ix.dims), "its dims leave their pool")
-    t.refuse((t.payload != NONE) & (t.payload >= len(t.ix.payloads)), "its payload {payload} is not in the index")
+    ix = t.ix
+    _refuse(t, t.reserved != 0, "a reserved field is not zero")  # R26
+    _refuse(t, t.rank > MAX_RANK, f"rank {{rank}} is more than {MAX_RANK}", LimitError)  # R47
+    _refuse(t, t.parent >= len(ix.modules), "its parent {parent} is no module")  # R45
+    wrong_key = (t.key_size == 0) | (t.key_size > t.name_size)
+    _refuse(t, wrong_key, "its key takes {key_size} of {name_size} bytes of its name")  # R33
+    _refuse(t, t.wrong_type, "dtype {dtype} cannot take {bits} bits an element")  # R46, R77
+    _refuse(t, t.dims + t.rank > len(ix.dims), "its dims leave their pool")  # R48
+    missing = (t.payload != NONE) & (t.payload >= len(ix.payloads))
+    _refuse(t, missing, "its payload {payload} is not in the index")  # R50
     if t.any_strided:
-        t.refuse(t.strided & (t.string | (t.bits & 7 != 0)), "only types of whole bytes may have strides")
-        t.refuse(t.strided & (t.strides + t.rank > len(t.ix.strides)), "its strides leave their pool")
-    bits = t.where(t.string, 64, t.bits) if t.any_string else t.bits
-    count, empty = _count(t, bits)
-    available = t.payload_bytes()
-    t.refuse(empty != (t.payload == NONE), "it has a payload exactly if it has bytes, or should have")
-    plain = t.strided == False  # noqa: E712  # `not` knows no arrays
-    t.refuse(plain & (t.byte_offset != 0), "byte_offset {byte_offset} without strides")
-    need = (count * bits + 7) >> 3
+        _refuse(t, t.strided & (t.string | (t.bits & 7 != 0)), "only types of whole bytes may have strides")  # R52
+        _refuse(t, t.strided & (t.strides + t.rank > len(ix.strides)), "its strides leave their pool")  # R52
+    count = _count(t)  # R49
+    need = (count * t.size_bits + 7) >> 3
+    available = t.payload_bytes()  # R56 to R60
+    _refuse(t, (count == 0) != (t.payload == NONE), "it has a payload exactly if it has bytes, or should have")  # R50
+    _refuse(t, (t.strides == NONE) & (t.byte_offset != 0), "byte_offset {byte_offset} without strides")  # R51
     if t.any_string:
         short = (available < (count + 1) * 8) | (available & 7 != 0)
-        t.refuse(t.string & (empty == False) & short, "its payload cannot hold its strings")  # noqa: E712
-        plain = plain & (t.string == False)  # noqa: E712
-    if t.some(bad := plain & (empty == False) & (need != available)):  # noqa: E712
-        i = t.at(bad) if isinstance(t, TensorColumns) else None
-        want, got = (need, available) if i is None else (int(need[i]), int(available[i]))
-        t.refuse(bad, f"its shape takes {want} bytes, its payload has {got}")
+        _refuse(t, t.string & (count > 0) & short, "its payload cannot hold its strings")  # R71
+    if (i := _first(bad := t.exact & (need != available))) is not None:
+        takes, has = (v[i] if isinstance(v, np.ndarray) else v for v in (need, available))
+        _refuse(t, bad, f"its shape takes {takes} bytes, its payload has {has}")  # R51
     if t.any_strided:
-        t.refuse(empty & t.strided, "an empty tensor has no strides")
-        _check_strides(t, need, available)
+        _refuse(t, t.strided & (count == 0), "an empty tensor has no strides")  # R50
+        _refuse(t, t.strided & _reach_outside(t, available), "its strides reach outside its payload")  # R53
+        misplaced = t.strided & (t.byte_offset % (t.size_bits + 7 >> 3) != 0)
+        _refuse(t, misplaced, "byte_offset {byte_offset} is no multiple of its element size")  # R54
+        _refuse(t, t.strided & (need > available), "its shape claims more bytes than its payload has")  # R55
 
 
-def _count(t: TensorRow | TensorColumns, bits: Some) -> tuple[Some, Some]:
-    """Return the number of elements, zeros left out, and True if there are none; no product passes 2^56 bytes (R49)."""
-    product = t.where(t.rank >= 0, np.uint64(1) if isinstance(t, TensorColumns) else 1, 1)
-    size = bits * 1.0  # an upper bound that cannot wrap
-    empty = t.rank < 0
-    for axis in range(int(t.greatest(t.rank))):
-        dim = t.axis(t.ix.dims, t.dims, axis, 1)
-        zero = dim == 0
-        if t.some(zero):
-            empty = empty | zero
-            dim = t.where(zero, 1, dim)
-        size = size * dim
-        if t.greatest(size) >= _SURELY_FITS:  # exactly, by division, before anything is multiplied
-            t.refuse(dim > _BIT_LIMIT // bits // product, "its shape claims more than 2^56 bytes", LimitError)
-        product = product * dim
-    return product, empty
+def _count(t: TensorRow | TensorColumns) -> Number:
+    """Return the number of elements; zeros left out, no product passes 2^56 bytes (R49)."""
+    count: Number = 1
+    product: Number = 1  # of the dims but zeros
+    size = t.size_bits * 1.0  # in bits, and in floating point, which cannot wrap
+    for axis in range(t.axes):
+        dim = t.dim(axis)
+        factor = dim + (dim == 0)
+        size = size * factor
+        if _first(size >= _SURELY_FITS) is not None:  # exactly, by division, before anything is multiplied
+            past = factor > _BIT_LIMIT // t.size_bits // product
+            _refuse(t, past, "its shape claims more than 2^56 bytes", LimitError)
+        count, product = count * dim, product * factor
+    return count
 
 
-def _check_strides(t: TensorRow | TensorColumns, need: Some, available: Some) -> None:
-    """Lowest and highest element reached stay inside the payload; each axis bounded by division first (R53 to R55)."""
+def _reach_outside(t: TensorRow | TensorColumns, available: Number) -> Truth:
+    """Return True for strides outside their limits, or with a first or last byte outside the payload (R53).
+
+    Each axis is bounded by division first. What wraps later, in a column, belongs to a tensor that is outside already.
+    """
     limit = MAX_ARCHIVE_SIZE
-    low, high = t.rank * 0, t.rank * 0
-    wild = t.rank < 0
-    for axis in range(int(t.greatest(t.rank))):
-        reach = _signed(t.axis(t.ix.dims, t.dims, axis, 1)) - 1
-        stride = t.axis(t.ix.strides, t.strides, axis, 0)
-        far = (stride > limit) | (stride < -limit)
-        stride = t.where(far, 0, stride)
-        far = far | (abs(stride) > limit // t.where(reach > 1, reach, 1))
-        step = stride * t.where(far, 0, reach)
-        low, high = low + t.where(step < 0, step, 0), high + t.where(step > 0, step, 0)
-        wild = wild | far | (high > limit) | (low < -limit)
-        low, high = t.where(wild, 0, low), t.where(wild, 0, high)
-    item = _signed(t.where(t.strided, t.bits >> 3, 1))
-    first = _signed(t.where(t.byte_offset > limit, limit + 1, t.byte_offset))
-    outside = wild | (first + low * item < 0) | (first + (high + 1) * item > _signed(available))
-    t.refuse(t.strided & outside, "its strides reach outside its payload")
-    t.refuse(t.strided & (first % item != 0), "byte_offset {byte_offset} is no multiple of its element size")
-    t.refuse(t.strided & (need > available), "its shape claims more bytes than its payload has")
-
-
-def _signed(value: Some) -> Some:
-    return value if isinstance(value, int) else value.astype(np.int64)
-
-
-def _first(bad: Array) -> int | None:
-    """Return the position of the first entry that breaks a rule."""
-    return int(bad.argmax()) if np.count_nonzero(bad) else None
+    low: Number = 0
+    high: Number = 0
+    outside: Truth = t.byte_offset > limit
+    for axis in range(t.axes):
+        dim, stride = _signed(t.dim(axis)), t.stride(axis)
+        steps = dim - (dim > 0)
+        most = limit // (steps + (steps == 0))
+        outside = outside | (stride > most) | (stride < -most)
+        reach = stride * steps
+        low, high = low + reach * (reach < 0), high + reach * (reach > 0)
+    outside = outside | (high > limit) | (low < -limit)
+    first, item = _signed(t.byte_offset), _signed(t.size_bits + 7 >> 3)
+    outside = outside | (first + low * item < 0)
+    return outside | (first + (high + 1) * item > _signed(available))
 
 
 def check_header(ix: Index, header: Header) -> None:
