@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zcrecord.codec.digests import RunningDigest, digest_of_pieces
+from zcrecord.codec.digests import RunningDigest
 from zcrecord.codec.entries import Entries, encode
 from zcrecord.codec.index import PAYLOAD, Array
 from zcrecord.codec.layout import HEADER_SIZE, LARGE_PAYLOAD, Header, align_up, payload_alignment
@@ -23,8 +23,9 @@ from zcrecord.storage.copying import BLOCK
 from zcrecord.storage.sink import Sink
 from zcrecord.tensors.lazy import LazyTensor
 
+from .equal import equal_sources
 from .sharing import chunks
-from .writers import renumber_payloads, same_bytes
+from .writers import renumber_payloads
 
 _WORTH = 1 << 16  # bytes of a run from which on it is handed to the file system, and has to stay on its blocks
 _PIECE = 16 << 20  # bytes written at a time where it is not: signals are handled between two
@@ -39,6 +40,12 @@ class StoredArchive(NamedTuple):
     rows: Array
     buffer: memoryview
     file: int
+
+    def payload(self, number: int) -> Array:
+        """Return the bytes of a payload."""
+        offset, nbytes, _ = self.rows[number].item()
+        start = self.header.payload_offset + offset
+        return np.frombuffer(self.buffer[start : start + nbytes], np.uint8)
 
 
 class Written(NamedTuple):
@@ -108,7 +115,9 @@ class EditedArchive(NamedTuple):
                 digest.update(piece)
                 out.write(piece)
         except ProducerError as error:
-            raise error.located(tensor=self.entries.names[self.entries.payloads.index(row)]) from error.__cause__
+            raise error.located(
+                tensor=self.entries.names[self.entries.payloads.tolist().index(row)]
+            ) from error.__cause__
         if self.entries.digest_kind:
             self.entries.payload_rows["digest"][row] = digest.intdigest()
 
@@ -167,13 +176,14 @@ def plan_edited(stored: StoredArchive, kept: Sequence[int], entries: Entries, so
     rows = np.zeros(first + len(sources), PAYLOAD)
     rows[:first] = stored.rows[kept]
     rows["nbytes"][first:] = [source.nbytes for source in sources]
-    homes = list(range(total, total + len(sources)))
+    numbers = list(range(total, total + len(sources)))  # of the payloads that sources are stored with
     if entries.digest_kind and sources:
-        homes, rows["digest"][first:] = _homes(stored, sources)
-    used = sorted({*kept, *(home for home in homes if home < total)})
+        known = list(zip(*(stored.rows[column].tolist() for column in ("nbytes", "digest")), strict=True))
+        numbers, rows["digest"][first:] = equal_sources(sources, known, stored.payload)
+    used = sorted({*kept, *(number for number in numbers if number < total)})
     places = np.zeros(total + len(sources), np.uint64)
     runs, places[used], end = _plan_runs(stored, used)
-    own = [s for s, home in enumerate(homes) if home == total + s]
+    own = [s for s, number in enumerate(numbers) if number == total + s]
     alignments = [payload_alignment(sources[s].nbytes, old.alignment) for s in own]
     base = max([old.base_alignment, *alignments])
     phase = old.payload_offset % base  # the payloads' first byte may move, by multiples of that
@@ -181,38 +191,12 @@ def plan_edited(stored: StoredArchive, kept: Sequence[int], entries: Entries, so
         start = align_up(phase + end, alignment) - phase
         places[total + s] = start
         end = start + sources[s].nbytes
-    rows["offset"] = places[[*kept, *homes]]
+    rows["offset"] = places[[*kept, *numbers]]
     order = renumber_payloads(entries, rows)
     new = dict(zip(order.tolist(), range(len(order)), strict=True))
     header, index = _plan_header(old, encode(entries), base, end)
     added = [(int(places[total + s]), sources[s], new[first + s]) for s in own]
     return EditedArchive(stored, header, entries, index, runs, added)
-
-
-def _homes(stored: StoredArchive, sources: Sequence[Any]) -> tuple[list[int], list[int]]:
-    """Return for each source the number of the payload that it is stored with, and its digest, 0 while not known.
-
-    Numbers are those of stored payloads, then of sources.
-    """
-    total = len(stored.rows)
-    homes, digests = list(range(total, total + len(sources))), [0] * len(sources)
-    seen: dict[tuple[int, int], int] = {}
-    for number, (_, nbytes, digest) in enumerate(stored.rows.tolist()):
-        seen.setdefault((digest, nbytes), number)
-    for s, source in enumerate(sources):
-        if isinstance(source, LazyTensor):
-            continue
-        digests[s] = digest_of_pieces(chunks(source))
-        home = seen.setdefault((digests[s], source.nbytes), total + s)
-        if home == total + s:
-            continue
-        other: Any = sources[home - total] if home >= total else None
-        if home < total:
-            start = stored.header.payload_offset + int(stored.rows["offset"][home])
-            other = np.frombuffer(stored.buffer[start : start + source.nbytes], np.uint8)
-        if same_bytes(other, source):
-            homes[s] = home
-    return homes, digests
 
 
 def _plan_runs(stored: StoredArchive, used: Sequence[int]) -> tuple[list[_KeptRange], Any, int]:

@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import eq
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -42,10 +42,10 @@ from zcrecord.storage.sink import Sink
 from zcrecord.tensors.lazy import LazyTensor
 from zcrecord.tensors.strides import address
 
+from .equal import COMPARED, EqualPayloads, equal_sources, key_of
 from .sharing import PayloadPlan, SplitSource, chunks
 
 _BATCH = 1 << 20  # bytes of small payloads joined into one write
-_COMPARE = 1 << 20  # bytes compared at a time
 _ZEROS = bytes(MAX_ALIGNMENT)
 HELD = 1 << 19  # bytes of a payload on its way into a pipe that are held until it is whole
 
@@ -134,53 +134,40 @@ def report_of(entries: Entries, size: int) -> SaveReport:
     )
 
 
-def same_bytes(a: SplitSource | Array, b: SplitSource | Array) -> bool:
-    """Return True if two sources of one size hold the same bytes; copies only those in pieces or with gaps."""
-    x, y = (np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in (list(chunks(s)) for s in (a, b)))
-    return all(np.array_equal(x[i : i + _COMPARE], y[i : i + _COMPARE]) for i in range(0, len(x), _COMPARE))
-
-
-def _homes(sources: Sequence[SplitSource | Array], kind: int) -> tuple[list[int], list[int]]:
-    """Return for each source the one it is stored with, itself or an equal earlier one, and the digests."""
-    homes = list(range(len(sources)))
-    if not kind:
-        return homes, [0] * len(sources)
-    if set(map(type, sources)) == {np.ndarray}:
-        digests = list(map(digest_of, cast(list[Any], sources)))  # they have the buffer protocol
-    else:
-        digests = [digest_of_pieces(chunks(s)) for s in sources]
-    if len(set(digests)) < len(digests):
-        seen: dict[int, int] = {}
-        for i, digest in enumerate(digests):
-            home = seen.setdefault(digest, i)
-            if home != i and sources[i].nbytes == sources[home].nbytes and same_bytes(sources[i], sources[home]):
-                homes[i] = home
-    return homes, digests
-
-
 def write_plan(
     sink: Sink, flat: Entries, plan: PayloadPlan, *, alignment: int, kind: int, progress: Progress | None = None
 ) -> SaveReport:
     """Write a record with all values in memory, index first; bytes among its attributes become payloads.
 
-    `progress` is called with the bytes of payloads written and those to be.
+    Every size is known before the first byte is written. `progress` is called with the bytes of payloads written and
+    those to be.
     """
+    check_alignment(alignment)
     flat.layout_ids, flat.layouts = plan.layout_ids, plan.layouts
     blobs = _Blobs(plan.sources)
     change_values(flat.attributes, blobs.take)
     change_values(flat.metadata, blobs.take)
-
-    def number(payloads: Any) -> Entries:
-        def numbered(value: Any) -> Any:
-            return PayloadId(payloads[value]) if isinstance(value, PayloadId) else value
-
-        flat.payloads = payloads[plan.source_ids] if flat.names else []
-        change_values(flat.attributes, numbered)
-        change_values(flat.metadata, numbered)
-        return flat
-
     sources = [*plan.sources, *blobs.sources]
-    return _write_front(sink, number, sources, alignment=alignment, kind=kind, progress=progress)
+    source_ids = np.array(plan.source_ids, np.int64)
+    flat.payloads = np.where(source_ids < 0, NONE, source_ids)
+    numbers, digests = equal_sources(sources) if kind else (list(range(len(sources))), [0] * len(sources))
+    first = np.flatnonzero(np.array(numbers, np.intp) == np.arange(len(sources)))
+    stored = [sources[i] for i in first.tolist()]
+    sizes = np.array([source.nbytes for source in stored], np.uint64)
+    offsets, end, base = plan_payloads(sizes, alignment)
+    rows = np.zeros(len(sources), PAYLOAD)
+    slots = np.searchsorted(first, numbers)
+    rows["offset"], rows["nbytes"], rows["digest"] = offsets[slots], sizes[slots], np.array(digests, np.uint64)
+    renumber_payloads(flat, rows)
+    flat.digest_kind = kind
+    index = encode(flat)
+    header = front_header(index, alignment, base, end)
+    sink.reserve(header.archive_size)
+    sink.write(header.encode() + index)
+    places = offsets + np.uint64(header.payload_offset)
+    _write_sources(sink, stored, places, sizes, progress or (lambda *_: None))
+    sink.write(bytes(header.archive_size - HEADER_SIZE - sink.position) + header.encode())
+    return report_of(flat, header.archive_size)
 
 
 class _Blobs:
@@ -197,7 +184,7 @@ class _Blobs:
         self.sources: list[Any] = []
 
     def take(self, value: Any) -> Any:
-        """Return the number of a source in place of bytes (-1: empty), all else as it is."""
+        """Return the number of a source in place of bytes, NONE for empty ones; all else as it is."""
         if not isinstance(value, bytes | memoryview):
             return value
         if isinstance(value, bytes) or value.format != "B" or value.ndim != 1 or not len(value):
@@ -213,7 +200,7 @@ class _Blobs:
 
     def _number(self, value: bytes) -> PayloadId:
         if not value:
-            return PayloadId(-1)
+            return PayloadId(NONE)
         number = self._known.setdefault(value, self._first + len(self.sources))
         if number == self._first + len(self.sources):
             self.sources.append(np.frombuffer(value, np.uint8))
@@ -224,56 +211,17 @@ def renumber_payloads(entries: Entries, rows: Array) -> Array:
     """Give entries their payloads ordered by offset, equal ranges side by side; return the order of the old numbers."""
     order = np.argsort(rows["offset"], kind="stable")
     entries.payload_rows = rows[order]
-    if (order == np.arange(len(order))).all():
-        return order
-    new = {old: i for i, old in enumerate(order.tolist())} | {NONE: NONE}
+    count = len(order)
+    new = np.full(count + 1, NONE)  # NONE, greater than any number, stays
+    new[order] = np.arange(count)
 
     def renumbered(value: Any) -> Any:
-        return PayloadId(new[value]) if isinstance(value, PayloadId) else value
+        return PayloadId(new[min(value, count)]) if isinstance(value, PayloadId) else value
 
-    entries.payloads = [new[p] for p in entries.payloads]
+    entries.payloads = new[np.minimum(np.asarray(entries.payloads, np.int64), count)]
     change_values(entries.attributes, renumbered)
     change_values(entries.metadata, renumbered)
     return order
-
-
-def _write_front(
-    sink: Sink,
-    number: Any,
-    sources: Sequence[SplitSource | Array],
-    *,
-    alignment: int,
-    kind: int,
-    progress: Progress | None,
-) -> SaveReport:
-    """Write a front-indexed archive, straight through; every size is known from one plan before the first byte.
-
-    `number(payloads)` gives the entries, told which payload holds each source.
-    """
-    check_alignment(alignment)
-    homes, digests = _homes(sources, kind)
-    home = np.array(homes, np.int64)
-    order = np.argsort(home, kind="stable")  # equal ranges side by side
-    kept = np.flatnonzero(home == np.arange(len(home)))
-    sizes = np.array([sources[i].nbytes for i in kept.tolist()], np.uint64)
-    offsets, end, base = plan_payloads(sizes, alignment)
-    rows = np.zeros(len(homes), PAYLOAD)
-    slot = np.searchsorted(kept, home[order])
-    rows["offset"], rows["nbytes"] = offsets[slot], sizes[slot]
-    rows["digest"] = np.array(digests, np.uint64)[order]
-    payloads = np.empty(len(homes), np.int64)
-    payloads[order] = np.arange(len(homes))
-    entries: Entries = number(np.append(payloads, NONE))
-    entries.payload_rows, entries.digest_kind = rows, kind
-    index = encode(entries)
-    planned = front_header(index, alignment, base, end)
-    header, payload_offset, size = planned.encode(), planned.payload_offset, planned.archive_size
-    sink.reserve(size)
-    sink.write(header + index)
-    stored = sources if len(kept) == len(sources) else [sources[i] for i in kept.tolist()]
-    _write_sources(sink, stored, offsets + np.uint64(payload_offset), sizes, progress or (lambda *_: None))
-    sink.write(bytes(size - HEADER_SIZE - sink.position) + header)
-    return report_of(entries, size)
 
 
 def _write_sources(
@@ -335,8 +283,8 @@ class StreamWriter:
         self._base = alignment
         self._payload_offset = align_up(HEADER_SIZE, alignment)
         self._rows = array("Q")  # offset, nbytes, digest of each payload; numbers, not objects: there may be millions
-        self._seen: dict[Any, int] = {}  # digest and nbytes as one number, or SHA-256 -> absolute offset
-        self._before: tuple[int, int, Any] = (0, 0, None)  # the last payload: end and base without it, key in `_seen`
+        self._equal = EqualPayloads()  # by size and digest, or by SHA-256; their numbers are absolute offsets
+        self._before = 0, 0  # end and base without the last payload
         self._start = -1
         self._end = self._payload_offset
         self._hash = RunningDigest()
@@ -374,22 +322,21 @@ class StreamWriter:
             return
         assert self._start < 0, "end() the payload in progress first"
         parts: list[Any] = []  # written together, each after zeros up to its alignment
-        position, rows, seen = sink.position, self._rows, self._seen
+
+        def same(earlier: int) -> bool:
+            sink.write(b"".join(parts))
+            parts.clear()
+            return not sink.keeps or sink.read_back(earlier, len(data)) == data
+
+        position = sink.position
         for data, digest in zip(payloads, map(digest_of, payloads), strict=True):
-            nbytes = len(data)
+            self._before = self._end, self._base
             gap = -position & self._alignment - 1
-            start = position + gap
-            key = nbytes << 64 | digest
-            earlier = seen.setdefault(key, start)
-            self._before = self._end, self._base, key if earlier == start else None
-            if earlier != start:
-                sink.write(b"".join(parts))
-                parts.clear()
-            if earlier == start or (sink.keeps and sink.read_back(earlier, nbytes) != data):
-                earlier = start
+            start = self._equal.first(key_of(len(data), digest), position + gap, same)
+            if start == position + gap:
                 parts += _ZEROS[:gap], data
-                position = self._end = start + nbytes
-            rows.extend((earlier - self._payload_offset, nbytes, digest))
+                position = self._end = start + len(data)
+            self._rows.extend((start - self._payload_offset, len(data), digest))
         sink.write(b"".join(parts))
 
     @property
@@ -402,7 +349,7 @@ class StreamWriter:
         assert self._start < 0, "end() the payload in progress first"
         self._settle()
         strongest = max(payload_alignment(nbytes, self._alignment), alignment)
-        self._before = self._end, self._base, None
+        self._before = self._end, self._base
         self._base = max(self._base, strongest)
         self._start = align_up(self._sink.position, strongest)
         self._hash.reset()
@@ -437,33 +384,26 @@ class StreamWriter:
             return NONE
         digest = self._hash.intdigest() if self._kind else 0
         if self._kind and self._sink.can_rewind:
-            earlier = self._note(nbytes << 64 | digest, start)
-            if earlier != start and self._same(earlier, start, nbytes):
+            earlier = self._equal.first(key_of(nbytes, digest), start, lambda e: self._same(e, start, nbytes))
+            if earlier != start:
                 self._sink.rewind(self._end)
-                start = earlier
+            return self._row(earlier, nbytes, digest)
         return self._row(start, nbytes, digest)
 
     def _end_held(self, start: int, data: bytearray) -> int:
         """Finish a payload that is still held; no byte of it is written yet."""
         import hashlib  # here, because few write into pipes
 
-        earlier = self._note(hashlib.sha256(data).digest(), start)
+        earlier = self._equal.first(hashlib.sha256(data).digest(), start, lambda _: True)
         if earlier == start:
             self._waiting = start, data
         return self._row(earlier, len(data), digest_of(data))
-
-    def _note(self, key: Any, start: int) -> int:
-        """Return the offset of an earlier payload with this key, else that of this one."""
-        earlier = self._seen.setdefault(key, start)
-        if earlier == start:
-            self._before = *self._before[:2], key
-        return earlier
 
     def _row(self, start: int, nbytes: int, digest: int) -> int:
         if start + nbytes > self._end:
             self._end = start + nbytes
         self._rows.extend((start - self._payload_offset, nbytes, digest))
-        return len(self._rows) // 3 - 1
+        return self.payloads - 1
 
     def _settle(self) -> None:
         """Write the payload that is still held back."""
@@ -484,7 +424,7 @@ class StreamWriter:
     def repeat(self, number: int) -> int:
         """Add a payload that has the bytes of an earlier one, and return its id; writes none."""
         self._rows.extend(self._rows[3 * number : 3 * number + 3])
-        self._before = self._end, self._base, None
+        self._before = self._end, self._base
         return self.payloads - 1
 
     def forget(self, number: int) -> None:
@@ -493,17 +433,17 @@ class StreamWriter:
         Raises:
             UnsupportedError: another was written since, or it is on its way through a pipe.
         """
-        if number != len(self._rows) // 3 - 1:
+        if number != self.payloads - 1:
             raise UnsupportedError("only the last payload can be taken back")
         start = self._rows[-3] + self._payload_offset
         del self._rows[-3:]
-        end, base, key = self._before
+        end, base = self._before
         if start < end:
             return  # equal to an earlier one: nothing was added
         if self._waiting is None and not self._sink.can_rewind:
             raise UnsupportedError("bytes in a pipe cannot be taken back; write to a file")
         self._waiting = None
-        self._seen.pop(key, None)
+        self._equal.forget(start)
         if self._sink.can_rewind:
             self._sink.rewind(end)
         self._end, self._base = end, base
@@ -514,8 +454,8 @@ class StreamWriter:
 
     def _written(self, start: int, nbytes: int) -> Iterator[bytes]:
         """Yield bytes written earlier, in pieces."""
-        for done in range(0, nbytes, _COMPARE):
-            yield self._sink.read_back(start + done, min(_COMPARE, nbytes - done))
+        for done in range(0, nbytes, COMPARED):
+            yield self._sink.read_back(start + done, min(COMPARED, nbytes - done))
 
     def finish(self, entries: Entries) -> SaveReport:
         """Write index and trailer, and seal the header if the sink can seek."""

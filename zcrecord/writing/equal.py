@@ -1,0 +1,84 @@
+"""Payloads with equal bytes, which are stored once: found by digest and size, then compared byte by byte.
+
+Tensors that share memory are `sharing`'s: they are one payload, and not two equal ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import numpy as np
+
+from zcrecord.codec.digests import digest_of, digest_of_pieces
+from zcrecord.tensors.lazy import LazyTensor
+
+from .sharing import chunks
+
+COMPARED = 1 << 20  # bytes compared at a time
+
+
+class EqualPayloads:
+    """Payloads that were written, by a key of their bytes, such as digest and size."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Hashable, int] = {}
+
+    def first(self, key: Hashable, number: int, same: Callable[[int], bool]) -> int:
+        """Return the number of the first payload with this key if `same` says that its bytes are equal, else `number`.
+
+        Numbers differ, and each is one by which the caller knows the payload.
+        """
+        earlier = self._numbers.setdefault(key, number)
+        return earlier if earlier != number and same(earlier) else number
+
+    def forget(self, number: int) -> None:
+        """Forget the payload that came last."""
+        if self._numbers and next(reversed(self._numbers.values())) == number:
+            self._numbers.popitem()
+
+
+def key_of(nbytes: int, digest: int) -> int:
+    """Return size and digest as one number: it takes less memory than a tuple, and there may be millions."""
+    return nbytes << 64 | digest
+
+
+def equal_sources(
+    sources: Sequence[Any], stored: Sequence[tuple[int, int]] = (), stored_bytes: Callable[[int], Any] = lambda _: None
+) -> tuple[list[int], list[int]]:
+    """Return for each source the number of the payload that it is stored with, and its digest, 0 for lazy values.
+
+    Numbers are those of stored payloads, then of sources.
+
+    Args:
+        sources: arrays, `SplitSource`s, `LazyTensor`s; lazy ones equal no other.
+        stored: size and digest of payloads that are stored already; they are not compared with each other.
+        stored_bytes: gives the bytes of one of them, by its number.
+    """
+    total, digests = len(stored), _digests(sources)
+    numbers = list(range(total, total + len(sources)))
+    if not stored and len(set(digests)) == len(digests):
+        return numbers, digests
+    known = EqualPayloads()
+    for number, (nbytes, digest) in enumerate(stored):
+        known.first(key_of(nbytes, digest), number, lambda _: False)
+    for number, source, digest in zip(list(numbers), sources, digests, strict=True):
+
+        def same(other: int, source: Any = source) -> bool:
+            return same_bytes(stored_bytes(other) if other < total else sources[other - total], source)
+
+        if not isinstance(source, LazyTensor):
+            numbers[number - total] = known.first(key_of(source.nbytes, digest), number, same)
+    return numbers, digests
+
+
+def _digests(sources: Sequence[Any]) -> list[int]:
+    if set(map(type, sources)) == {np.ndarray}:
+        return list(map(digest_of, sources))  # they have the buffer protocol
+    return [0 if isinstance(s, LazyTensor) else digest_of_pieces(chunks(s)) for s in sources]
+
+
+def same_bytes(a: Any, b: Any) -> bool:
+    """Return True if two sources of one size hold the same bytes; copies only those in pieces or with gaps."""
+    x, y = (np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in (list(chunks(s)) for s in (a, b)))
+    return all(np.array_equal(x[i : i + COMPARED], y[i : i + COMPARED]) for i in range(0, len(x), COMPARED))
