@@ -112,13 +112,15 @@ def numbered(nbytes: int, seed: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("how", ["back", "pipe", "file"])
-@pytest.mark.parametrize("nbytes", [1, 64, writers.HELD - 1, writers.HELD, writers.HELD + 1, 3 * MIB])
+@pytest.mark.parametrize(
+    "nbytes", [1, 64, writers.MOST_WAITING - 1, writers.MOST_WAITING, writers.MOST_WAITING + 1, 3 * MIB]
+)
 def test_equal_payloads_are_stored_once_into_a_pipe_up_to_what_is_held(how: str, nbytes: int) -> None:
     arrays = {"a": numbered(nbytes), "b": numbered(nbytes, 1), "c": numbered(nbytes), "d": numbered(nbytes, 1)}
     record = zcrecord.load_record(written(how, arrays, 64), verify="full")
     assert all((record[name] == array).all() for name, array in arrays.items())
     assert how != "file" or written("back", arrays, 64) == written("file", arrays, 64)
-    shared = how != "pipe" or nbytes <= writers.HELD
+    shared = how != "pipe" or nbytes <= writers.MOST_WAITING
     assert record.layout.deduplicated == (2 * nbytes if shared else 0)
     assert (record.info("a").offset == record.info("c").offset) == shared
     assert record.info("a").payload != record.info("c").payload, "equal is not tied"
@@ -144,7 +146,7 @@ def test_payloads_that_only_share_a_digest_are_both_stored(how: str, monkeypatch
 
 @pytest.mark.parametrize("how", ["back", "pipe"])
 def test_a_payload_that_is_forgotten_leaves_no_trace(how: str) -> None:
-    kept = {"a": numbered(100), "b": numbered(writers.HELD, 1), "c": numbered(100)}
+    kept = {"a": numbered(100), "b": numbered(writers.MOST_WAITING, 1), "c": numbered(100)}
     file: Any = io.BytesIO() if how == "back" else Pipe()
     with open_sink(file) as sink:
         out = writers.StreamWriter(sink)
@@ -164,8 +166,8 @@ def test_a_payload_that_is_forgotten_leaves_no_trace(how: str) -> None:
 def test_what_went_into_a_pipe_cannot_be_forgotten() -> None:
     with open_sink(Pipe()) as sink:
         out = writers.StreamWriter(sink)
-        out.begin(writers.HELD + 1)
-        out.write(bytes(writers.HELD + 1))
+        out.begin(writers.MOST_WAITING + 1)
+        out.write(bytes(writers.MOST_WAITING + 1))
         number = out.end()
         with pytest.raises(zcrecord.errors.UnsupportedError, match="cannot be taken back; write to a file"):
             out.forget(number)

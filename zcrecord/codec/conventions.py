@@ -73,8 +73,8 @@ def _complex(value: Any) -> Any:
 
 def _dtype(value: Any) -> Any:
     torch = sys.modules.get("torch")
-    found = vars(torch).get(value) if torch is not None and isinstance(value, str) else None
-    return found if isinstance(found, getattr(torch, "dtype", ())) else ABSENT
+    known = vars(torch).get(value) if torch is not None and isinstance(value, str) else None
+    return known if isinstance(known, getattr(torch, "dtype", ())) else ABSENT
 
 
 def _device(value: Any) -> Any:

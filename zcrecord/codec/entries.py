@@ -21,14 +21,7 @@ from zcrecord.errors import LimitError, UnsupportedError
 from .index import ATTRIBUTE, IDENTIFIER, MODULE, TENSOR, VECTORS, Array, Index
 from .layout import INDEX_ALLOWANCE, MAX_ARCHIVE_SIZE, MAX_INDEX_SIZE, MAX_RANK, NONE, first_children
 
-KIND_NAMES = {
-    ModuleKind.MAPPING: "mapping",
-    ModuleKind.LIST: "list",
-    ModuleKind.TUPLE: "tuple",
-    ModuleKind.OBJECT: "object",
-    ModuleKind.NUMBERED: "numbered",
-}
-
+KIND_NAMES = {getattr(ModuleKind, name): name.lower() for name in ("MAPPING", "LIST", "TUPLE", "OBJECT", "NUMBERED")}
 DIGEST_NAMES = {0: "none", 1: "xxh3"}
 
 _ROOM = 4096  # bytes of a FlatBuffer that are no vector's

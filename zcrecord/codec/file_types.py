@@ -136,8 +136,8 @@ def read_elsewhere(octets: memoryview) -> str | None:
     Programs and text are not of them, nor bytes of no type. A file that is protobuf from end to end is taken for an
     ONNX model, whatever it starts with.
     """
-    if (found := _known_format(bytes(octets[:HEAD]))) is not None:
-        return found.what
+    if (kind := _known_format(bytes(octets[:HEAD]))) is not None:
+        return kind.what
     return "this looks like an ONNX model" if _is_protobuf(octets) else None
 
 
@@ -159,10 +159,10 @@ def _is_protobuf(octets: memoryview) -> bool:
 
 def _varint(octets: memoryview, at: int) -> tuple[int, int]:
     """Return a varint's value and its end; 0, and the bytes' own end, where there is none."""
-    found = _VARINT.match(octets, at)
-    if found is None:
+    match = _VARINT.match(octets, at)
+    if match is None:
         return 0, len(octets) + 1
-    return sum((c & 127) << 7 * i for i, c in enumerate(found[0])), found.end()
+    return sum((c & 127) << 7 * i for i, c in enumerate(match[0])), match.end()
 
 
 def wrong_type(head: bytes, wanted: str, *, sure: bool = False) -> str | None:
@@ -177,7 +177,7 @@ def wrong_type(head: bytes, wanted: str, *, sure: bool = False) -> str | None:
         >>> wrong_type(b"GGUF", "an ONNX model")
         'this is a GGUF file, not an ONNX model; zcrecord convert makes an archive of it'
     """
-    found = sniff_file_type(head)
-    if found is None or (sure and not found.sure) or found.what == f"this is {wanted}":
+    kind = sniff_file_type(head)
+    if kind is None or (sure and not kind.sure) or kind.what == f"this is {wanted}":
         return None
-    return f"{found.what}, not {wanted}" + (f"; {found.advice}" if found.advice else "")
+    return f"{kind.what}, not {wanted}" + (f"; {kind.advice}" if kind.advice else "")

@@ -291,8 +291,8 @@ class TextPool:
                 return np.zeros(len(starts), bool)
         if self._nuls is None:
             self._nuls = np.flatnonzero(self.octets == 0)
-        found: Array = self._nuls[np.searchsorted(self._nuls, starts)]
-        return found < ends
+        first: Array = self._nuls[np.searchsorted(self._nuls, starts)]
+        return first < ends
 
     def _words(self, starts: Array, sizes: Array, done: int) -> Array:
         """Return bytes [done, done + 32) of each span, zeros past its end, as 4 rows of big-endian numbers.
@@ -330,9 +330,9 @@ class TextPool:
             few = [bytes(text[a : a + n]) for a, n in zip(starts.tolist(), sizes.tolist(), strict=True)]
             return next((i for i, (a, b) in enumerate(itertools.pairwise(few)) if a >= b), None)
         for lo in range(0, len(starts) - 1, _CHUNK):
-            found = self._first_not_ascending(starts[lo : lo + _CHUNK + 1], sizes[lo : lo + _CHUNK + 1])
-            if found is not None:
-                return lo + found
+            first = self._first_not_ascending(starts[lo : lo + _CHUNK + 1], sizes[lo : lo + _CHUNK + 1])
+            if first is not None:
+                return lo + first
         return None
 
     def _first_not_ascending(self, starts: Array, sizes: Array) -> int | None:

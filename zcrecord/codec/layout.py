@@ -76,20 +76,10 @@ class Header(NamedTuple):
 
     def encode(self) -> bytes:
         """Return the sealed form, for the trailer and a front header."""
+        log2, base_log2 = self.alignment.bit_length() - 1, self.base_alignment.bit_length() - 1
+        sizes = self.index_offset, self.index_size, self.payload_offset, self.archive_size
         body = _HEADER.pack(
-            MAGIC,
-            self.version,
-            self.alignment.bit_length() - 1,
-            self.base_alignment.bit_length() - 1,
-            0,
-            0,
-            self.required_features,
-            self.index_offset,
-            self.index_size,
-            self.payload_offset,
-            self.archive_size,
-            self.index_crc,
-            0,
+            MAGIC, self.version, log2, base_log2, 0, 0, self.required_features, *sizes, self.index_crc, 0
         )[:60]
         return body + struct.pack("<I", zlib.crc32(body))
 

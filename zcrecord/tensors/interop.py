@@ -58,8 +58,8 @@ def as_array(value: Any) -> Array | PackedTensor:
     Raises:
         UnsupportedError: it is no tensor, or one that numpy cannot view.
     """
-    found = viewed(value)
-    return found.fetch() if isinstance(found, DeviceTensor) else found
+    view = viewed(value)
+    return view.fetch() if isinstance(view, DeviceTensor) else view
 
 
 def viewed(value: Any) -> Array | PackedTensor | DeviceTensor:
@@ -184,20 +184,20 @@ def _why_not_dense(tensor: Any, torch: Any) -> str:
     indices = {torch.sparse_coo: ".coalesce() it, save its .indices() and .values()"}.get(tensor.layout)
     if indices is None and str(tensor.layout).startswith("torch.sparse"):
         indices = "save its .values() and both kinds of indices"
-    told = f"a tensor of layout {tensor.layout}"
-    return f"{told}; {indices}, or .to_dense() it" if indices else f"{told}; .to_dense() it"
+    what = f"a tensor of layout {tensor.layout}"
+    return f"{what}; {indices}, or .to_dense() it" if indices else f"{what}; .to_dense() it"
 
 
 def _torch_kind(tensor: Any, torch: Any) -> DType:
     if not _torch_kinds:
         known = {d.torch: d for d in dtypes.DTYPES if d.torch} | {FLOAT4_PAIRS: dtypes.by_name["float4_e2m1fn"]}
         _torch_kinds.update({getattr(torch, name): d for name, d in known.items() if hasattr(torch, name)})
-    found = _torch_kinds.get(tensor.dtype)
-    if found is None:
+    kind = _torch_kinds.get(tensor.dtype)
+    if kind is None:
         raise UnsupportedError(
             f"dtype {tensor.dtype} has no place in an archive; convert the tensor with .to(...) first"
         )
-    return found
+    return kind
 
 
 def _torch_shape(tensor: Any, kind: DType) -> tuple[int, ...]:

@@ -20,8 +20,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 def address(data: Any) -> int:
     """Return the address of an array's first element, or of a contiguous buffer's first byte."""
     array = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
-    found: int = array.__array_interface__["data"][0]
-    return found
+    first: int = array.__array_interface__["data"][0]
+    return first
 
 
 def addresses(arrays: Sequence[Any]) -> list[int]:

@@ -16,7 +16,7 @@ from zcrecord.errors import MismatchError, printable
 from zcrecord.tensors.packed import PackedTensor, StringTensor
 
 from . import fields
-from .leaves import CONVERTED, EXACT, NAMED, NO, SavedModule, Want, found, keys_of, mismatch
+from .leaves import CONVERTED, EXACT, NAMED, NO, SavedModule, Want, in_words, keys_of, mismatch
 
 SEQUENCES: dict[Any, Any] = {  # and their constructors; None: list or tuple, as it was saved
     list: list,
@@ -60,7 +60,7 @@ class Sequence(Want):
     def _items(self) -> list[Want]:
         return [self.read_hint(a) for a in get_args(self.hint) if a is not ...]
 
-    def _taken(self, value: Any) -> list[tuple[Want, str, Any]] | None:
+    def _parts(self, value: Any) -> list[tuple[Want, str, Any]] | None:
         """Return the want, key and value of each item; None if the value does not have such items."""
         parts = _numbered(value)
         fixed = get_origin(self.hint) is tuple and ... not in get_args(self.hint)
@@ -75,23 +75,23 @@ class Sequence(Want):
 
     def rank(self, value: Any, /) -> int:
         """Return how well a value's kind, and its keys, fit; of a list that is an attribute the items count, too."""
-        taken = self._taken(value)
-        if taken is None:
+        parts = self._parts(value)
+        if parts is None:
             return NO
         own = EXACT if self._made_by in (None, _sequence_type(value)) else CONVERTED
-        return own if isinstance(value, SavedModule) else min([own, *(want.rank(item) for want, _, item in taken)])
+        return own if isinstance(value, SavedModule) else min([own, *(want.rank(item) for want, _, item in parts)])
 
     def fits(self, value: Any, /) -> bool:
         """Return True if a value fits, and each child by its `rank`: no deeper, so that deciding stays linear."""
-        taken = self._taken(value)
-        return taken is not None and all(want.rank(item) for want, _, item in taken)
+        parts = self._parts(value)
+        return parts is not None and all(want.rank(item) for want, _, item in parts)
 
     def build(self, value: Any, where: str, /) -> Any:
         """Build a value from its children; MismatchError at the first that does not fit."""
-        taken = self._taken(value)
-        if taken is None:
+        parts = self._parts(value)
+        if parts is None:
             raise mismatch(where, self, value, _hole(value))
-        made = [want.build(item, _below(where, key)) for want, key, item in taken]
+        made = [want.build(item, _below(where, key)) for want, key, item in parts]
         made_by = self._made_by or _sequence_type(value)
         return tuple(made) if made_by is tuple else made
 
@@ -215,7 +215,7 @@ class Class(Want):
     def _extra(self, items: dict[str, Any], where: str) -> MismatchError:
         key = next(key for key in items if key not in self._wants)
         known = f"its fields are {keys_of(self._wants)}" if self._wants else "it has no fields"
-        what = f"expected no such key, found {found(items[key])}: {self} has no field for it, {known}"
+        what = f"expected no such key, found {in_words(items[key])}: {self} has no field for it, {known}"
         choice = isinstance(
             items[key], SavedModule | np.ndarray | PackedTensor | StringTensor
         )  # names= chooses among these
@@ -271,7 +271,7 @@ class Choice(Want):
         if len(fitting) > 1 and _differ(fitting, value, best):
             names = " and ".join(map(str, fitting))
             todo = "save an instance of the class that is meant, or name one class"
-            what = f"expected one of {self}, found {found(value)}, which fits {names} alike; {todo}"
+            what = f"expected one of {self}, found {in_words(value)}, which fits {names} alike; {todo}"
             raise MismatchError(what, tensor=where or None)
         return fitting[0].build(value, where)
 

@@ -108,7 +108,7 @@ def _family(kind: type) -> Callable[[Any, Hints], ClassFields] | None:
 def _of_dataclass(kind: Any, hints: Hints) -> ClassFields:
     stored = {f.name for f in dataclasses.fields(kind)}
     has_init = bool(kind.__dataclass_params__.init)
-    found = []
+    fields = []
     for f in kind.__dataclass_fields__.values():  # those of `dataclasses.fields`, and InitVars and ClassVars
         hint = hints.get(f.name, Any)
         if f.name not in stored and not isinstance(hint, dataclasses.InitVar):
@@ -116,8 +116,8 @@ def _of_dataclass(kind: Any, hints: Hints) -> ClassFields:
         missing = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         argument = f.name if has_init and f.init else None
         default = None if has_init or missing else _default(f)
-        found.append(Field(f.name, hint, argument, missing and f.init, f.name in stored, default))
-    return ClassFields(kind, tuple(found), kind if has_init else lambda: kind.__new__(kind))
+        fields.append(Field(f.name, hint, argument, missing and f.init, f.name in stored, default))
+    return ClassFields(kind, tuple(fields), kind if has_init else lambda: kind.__new__(kind))
 
 
 def _default(field: dataclasses.Field[Any]) -> Callable[[], Any]:
@@ -133,12 +133,12 @@ def _of_attrs(kind: Any, hints: Hints) -> ClassFields:
         return made
 
     nothing = sys.modules["attr"].NOTHING
-    found = []
+    fields = []
     for a in kind.__attrs_attrs__:
         argument = getattr(a, "alias", None) or a.name.lstrip("_")  # attrs before 22.2 has no aliases
         hint = hints.get(a.name, Any if a.type is None else a.type)
-        found.append(Field(a.name, hint, argument if a.init else None, a.init and a.default is nothing))
-    return ClassFields(kind, tuple(found), construct if hasattr(kind, "__attrs_init__") else kind)
+        fields.append(Field(a.name, hint, argument if a.init else None, a.init and a.default is nothing))
+    return ClassFields(kind, tuple(fields), construct if hasattr(kind, "__attrs_init__") else kind)
 
 
 def _of_namedtuple(kind: Any, hints: Hints) -> ClassFields:
@@ -147,14 +147,14 @@ def _of_namedtuple(kind: Any, hints: Hints) -> ClassFields:
 
 
 def _of_typed_dict(kind: Any, hints: Hints) -> ClassFields:
-    found = []
+    fields = []
     marked = _read_hints(kind, include_extras=True)
     for name, hint in hints.items():
         marks = {get_origin(marked[name])} | {get_origin(a) for a in get_args(marked[name])[:1]}
         required = name in kind.__required_keys__  # which has not seen marks in annotations that are text
         required = typing.Required in marks or (required and typing.NotRequired not in marks)
-        found.append(Field(name, hint, name, required))
-    return ClassFields(kind, tuple(found), dict)
+        fields.append(Field(name, hint, name, required))
+    return ClassFields(kind, tuple(fields), dict)
 
 
 # Annotations.

@@ -197,8 +197,8 @@ class Array(Want):
         return value
 
     def advice(self, value: Any, /) -> str:
-        kept = isinstance(value, PackedTensor | StringTensor)
-        return f"annotate it {type(value).__name__}, whose unpack() gives an array" if kept else ""
+        unpacks = isinstance(value, PackedTensor | StringTensor)
+        return f"annotate it {type(value).__name__}, whose unpack() gives an array" if unpacks else ""
 
     def __str__(self) -> str:
         names = [t.__name__ for t in self._types if t is not np.generic]
@@ -232,13 +232,13 @@ class TorchClass(Want):
 def mismatch(where: str, want: Want, value: Any, todo: str = "") -> MismatchError:
     """Return the error for a value that does not fit."""
     todo = todo or "annotate what is there, or save what is annotated"
-    return MismatchError(f"expected {want}, found {found(value)}; {todo}", tensor=where or None)
+    return MismatchError(f"expected {want}, found {in_words(value)}; {todo}", tensor=where or None)
 
 
-def found(value: Any) -> str:
+def in_words(value: Any) -> str:
     """Return a value in words."""
     if isinstance(value, SavedModule):
-        return _found_module(value)
+        return _module_in_words(value)
     if isinstance(value, np.ndarray):
         return f"an array of {value.dtype.name}, shape {value.shape}"
     if isinstance(value, PackedTensor):
@@ -252,7 +252,7 @@ def found(value: Any) -> str:
     return "None" if value is None else f"{type(value).__name__} {printable(repr(value), 60)}"
 
 
-def _found_module(module: SavedModule) -> str:
+def _module_in_words(module: SavedModule) -> str:
     if not module.has_names:
         return f"a {'list' if module.kind == ModuleKind.LIST else 'tuple'} of {len(module.items)}"
     what = f"a {printable(module.type_name)}" if module.type_name else "a mapping"

@@ -38,13 +38,13 @@ class WrittenShard(NamedTuple):
 
 def some_of(entries: Entries, chosen: Sequence[int]) -> Entries:
     """Return the entries of some tensors, in the modules that they are in, which are mappings; without attributes."""
-    kept = {0}
+    needed = {0}
     for i in chosen:
         m = entries.parents[i]
-        while m not in kept:
-            kept.add(m)
+        while m not in needed:
+            needed.add(m)
             m = entries.modules[m].parent
-    order = sorted(kept)
+    order = sorted(needed)
     new = {old: number for number, old in enumerate(order)} | {NONE: NONE}
     children: dict[int, list[tuple[int, int, int]]] = {}
     for m in order[1:]:
@@ -52,8 +52,8 @@ def some_of(entries: Entries, chosen: Sequence[int]) -> Entries:
     for i in chosen:
         children.setdefault(entries.parents[i], []).append((entries.places[i], 1, i))
     place = {(0, 0): 0}
-    for found in children.values():
-        place |= {(kind, number): at for at, (_, kind, number) in enumerate(sorted(found))}
+    for siblings in children.values():
+        place |= {(kind, number): at for at, (_, kind, number) in enumerate(sorted(siblings))}
     layouts = {number: at for at, number in enumerate(dict.fromkeys(entries.layout_ids[i] for i in chosen))}
     return Entries(
         names=[entries.names[i] for i in chosen],
@@ -153,15 +153,15 @@ class WholeRecord:
         """Return the rows of all payloads, without offsets, and False for each that is the range of the one before."""
         starts = np.cumsum([0, *(len(shard.payloads) for shard in shards)])
         known = np.concatenate([np.zeros(0, PAYLOAD), *(shard.payloads for shard in shards)])
-        found = known[starts[pieces.file.astype(np.int64)] + pieces.payload.astype(np.int64)]
-        first = np.arange(len(found)) if pieces.first is None else pieces.first[:-1].astype(np.int64)
+        located = known[starts[pieces.file.astype(np.int64)] + pieces.payload.astype(np.int64)]
+        first = np.arange(len(located)) if pieces.first is None else pieces.first[:-1].astype(np.int64)
         rows = np.zeros(len(first) + len(self.blobs), PAYLOAD)
         new = np.ones(len(rows), bool)
         if len(first):
-            ends = np.append(first[1:], len(found))
-            rows["nbytes"][: len(first)] = np.add.reduceat(found["nbytes"], first)
-            rows["digest"][: len(first)] = found["digest"][first] if kind else 0
-            file, offset, alone = pieces.file[first], found["offset"][first], ends - first == 1
+            ends = np.append(first[1:], len(located))
+            rows["nbytes"][: len(first)] = np.add.reduceat(located["nbytes"], first)
+            rows["digest"][: len(first)] = located["digest"][first] if kind else 0
+            file, offset, alone = pieces.file[first], located["offset"][first], ends - first == 1
             same = (file[1:] == file[:-1]) & (offset[1:] == offset[:-1]) & alone[1:] & alone[:-1]
             new[1 : len(first)] = ~same
         rows["nbytes"][len(first) :] = [len(blob) for blob in self.blobs]

@@ -162,25 +162,27 @@ class _PayloadOutput:
             self._progress(self._sink.position, self._header.archive_size)
 
 
-def plan_edited(stored: StoredArchive, kept: Sequence[int], entries: Entries, sources: Sequence[Any]) -> EditedArchive:
+def plan_edited(
+    stored: StoredArchive, staying: Sequence[int], entries: Entries, sources: Sequence[Any]
+) -> EditedArchive:
     """Return the archive to be written, with every place in it.
 
     A new payload that equals a stored one, or another new one, is stored with it, if the archive has digests.
 
     Args:
-        kept: the numbers of stored payloads that stay, ascending.
-        entries: their payloads are places in `kept`, then in `sources`; they are renumbered.
+        staying: the numbers of stored payloads that stay, ascending.
+        entries: their payloads are places in `staying`, then in `sources`; they are renumbered.
         sources: new payloads, none of them empty: arrays, `SplitSource`s, `LazyTensor`s.
     """
-    old, first, total = stored.header, len(kept), len(stored.rows)
+    old, first, total = stored.header, len(staying), len(stored.rows)
     rows = np.zeros(first + len(sources), PAYLOAD)
-    rows[:first] = stored.rows[kept]
+    rows[:first] = stored.rows[staying]
     rows["nbytes"][first:] = [source.nbytes for source in sources]
     numbers = list(range(total, total + len(sources)))  # of the payloads that sources are stored with
     if entries.digest_kind and sources:
         known = list(zip(*(stored.rows[column].tolist() for column in ("nbytes", "digest")), strict=True))
         numbers, rows["digest"][first:] = equal_sources(sources, known, stored.payload)
-    used = sorted({*kept, *(number for number in numbers if number < total)})
+    used = sorted({*staying, *(number for number in numbers if number < total)})
     places = np.zeros(total + len(sources), np.uint64)
     runs, places[used], end = _plan_runs(stored, used)
     own = [s for s, number in enumerate(numbers) if number == total + s]
@@ -191,7 +193,7 @@ def plan_edited(stored: StoredArchive, kept: Sequence[int], entries: Entries, so
         start = align_up(phase + end, alignment) - phase
         places[total + s] = start
         end = start + sources[s].nbytes
-    rows["offset"] = places[[*kept, *numbers]]
+    rows["offset"] = places[[*staying, *numbers]]
     order = renumber_payloads(entries, rows)
     new = dict(zip(order.tolist(), range(len(order)), strict=True))
     header, index = _plan_header(old, encode(entries), base, end)

@@ -159,18 +159,7 @@ class ModuleTreeBuilder:
 
     def _make(self, above: tuple[str, ...], name: str, make: bool = True) -> Any:
         """Make the module with this path, and those around it, for something that is called `name`."""
-        here = self._paths.get(above[:-1])
-        if here is not None:  # as nearly always: one is missing, and nothing has its name
-            module = name[: self._sizes[here] + len(above[-1])]
-            taken = module in self._modules or module in self._names or module in self._attributes
-            if not taken and len(module) < self._room:
-                return self._add(here, above, module) if make else None
-        self._check_new(above, name)
-        return self._add_all(above, name) if make else None
-
-    def _check_new(self, above: tuple[str, ...], name: str) -> None:
-        """Refuse modules that are missing on a path, before any of their names is made."""
-        first = len(above)  # of those, counted from 1
+        first = len(above)  # of the modules that are missing, counted from 1
         while (here := self._paths.get(above[: first - 1])) is None:
             first -= 1
         sizes = itertools.accumulate((len(key) + 1 for key in above[first - 1 :]), initial=self._sizes[here])
@@ -184,13 +173,11 @@ class ModuleTreeBuilder:
             if name[: end - 1] in self._modules:
                 what = "two keys with dots lead to this name of a module; rename one"
                 raise NameCollisionError(what, tensor=name[: end - 1])
-
-    def _add_all(self, above: tuple[str, ...], name: str) -> int:
-        """Add all modules that are missing on a path, for something that is called `name`."""
-        here = self._paths.get(above[:-1])
-        if here is None:
-            here = self._add_all(above[:-1], name)
-        return self._add(here, above, name[: self._sizes[here] + len(above[-1])])
+        if not make:
+            return None
+        for count, end in enumerate(ends, first):
+            here = self._add(here, above[:count], name[: end - 1])
+        return here
 
     def _add(self, here: int, path: tuple[str, ...], name: str) -> int:
         """Add one module to another, by its path and its full name."""
@@ -206,13 +193,13 @@ class ModuleTreeBuilder:
     def entries(self, order: Sequence[int] | None = None) -> Entries:
         """Return the entries so far, tensors in the order of their coming, or that of the numbers in `order`.
 
-        A list or tuple whose keys are not 0, 1, 2 and so on is told as a mapping.
+        A list or tuple whose keys are not 0, 1, 2 and so on is written as a mapping.
         """
-        numbers, sizes, kinds = self._preorder(), self._sizes, self._told_kinds()
+        numbers, sizes, kinds = self._preorder(), self._sizes, self._final_kinds()
         above = [NONE, *map(numbers.__getitem__, self._above[1:])]
         inner_sizes = map(_size, self._modules, [0, *map(sizes.__getitem__, self._above[1:])])
-        told = zip(*[kinds.get(i, _MAPPING) for i in range(len(sizes))], strict=True)
-        rows = zip(self._modules, inner_sizes, above, self._module_places, *told, strict=True)
+        columns_of_kinds = zip(*[kinds.get(i, _MAPPING) for i in range(len(sizes))], strict=True)
+        rows = zip(self._modules, inner_sizes, above, self._module_places, *columns_of_kinds, strict=True)
         modules = [ModuleEntry("", 0, NONE, 0, *_MAPPING)] * len(sizes)
         for number, entry in zip(numbers, map(ModuleEntry._make, rows), strict=True):
             modules[number] = entry
@@ -249,7 +236,7 @@ class ModuleTreeBuilder:
             module = self._above[module]
         return way[::-1]
 
-    def _told_kinds(self) -> dict[int, tuple[int, str]]:
+    def _final_kinds(self) -> dict[int, tuple[int, str]]:
         """Return kinds and class names of all but plain mappings; a list is one if it has its keys, in order."""
         kinds = dict(self._kinds)
         if any(kind in _ORDERED for kind in kinds.values()):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,15 +34,13 @@ _CACHED = 1 << 26  # bytes of packed copies held in all; those beyond are made t
 class PayloadPlan:
     """The payloads of a record: `layout_ids[i]` and `source_ids[i]` are tensor i's layout and source (-1: no bytes)."""
 
-    __slots__ = ("_numbers", "held", "layout_ids", "layouts", "source_ids", "sources")
-
     def __init__(self, count: int) -> None:
         self.layout_ids = [0] * count
         self.source_ids = [-1] * count
         self.layouts: list[TensorLayout] = []
         self.sources: list[Any] = []  # SplitSource, LazyTensor, or an array in C order that has the buffer protocol
         self._numbers: dict[TensorLayout, int] = {}
-        self.held = 0  # bytes of packed copies among the sources
+        self.copied_bytes = 0  # bytes of packed copies among the sources
 
     def layout(self, layout: TensorLayout) -> int:
         """Return the number of a layout, each distinct one kept once."""
@@ -63,30 +62,26 @@ class PayloadPlan:
             order.setdefault(s, len(order) - 1)
         self.source_ids = [order[s] for s in self.source_ids]
         self.sources = [self.sources[old] for old in order if old >= 0]
-        kept: dict[int, int] = {}
-        self.layout_ids = [kept.setdefault(f, len(kept)) for f in self.layout_ids]
-        self.layouts = [self.layouts[old] for old in kept]
+        new: dict[int, int] = {}
+        self.layout_ids = [new.setdefault(f, len(new)) for f in self.layout_ids]
+        self.layouts = [self.layouts[old] for old in new]
 
 
-class SplitSource:
+class SplitSource(NamedTuple):
     """The bytes of one payload-to-be that do not lie in one piece: arrays to be read one after the other."""
 
-    __slots__ = ("nbytes", "parts")
-
-    def __init__(self, parts: list[Array], nbytes: int) -> None:
-        self.parts = parts
-        self.nbytes = nbytes
+    parts: list[Array]
+    nbytes: int
 
 
+@dataclass(slots=True)
 class _Run:
     """Memory [lo, hi) that dense members cover without a hole, and the source it becomes."""
 
-    __slots__ = ("hi", "lo", "members", "source")
-
-    def __init__(self, first: _Member, source: int) -> None:
-        self.lo, self.hi = first.lo, first.hi
-        self.members = [first]
-        self.source = source
+    lo: int
+    hi: int
+    members: list[_Member]
+    source: int
 
 
 class _Member(NamedTuple):
@@ -280,7 +275,7 @@ def _place_group(group: list[_Member], out: PayloadPlan) -> None:
         if m.plain or not m.dense:
             continue
         if not runs or m.lo >= runs[-1].hi:
-            runs.append(_Run(m, len(out.sources)))
+            runs.append(_Run(m.lo, m.hi, [m], len(out.sources)))
             out.sources.append(SplitSource([], 0))
         elif (m.lo - runs[-1].lo) % m.array.itemsize == 0:
             runs[-1].hi = max(runs[-1].hi, m.hi)
@@ -326,8 +321,8 @@ def _place_alone(m: _Member, out: PayloadPlan) -> None:
     array = m.array
     out.put(m.users, TensorLayout(m.kind.code, m.kind.bits, m.shape), len(out.sources))
     copied = 0 if array.flags.c_contiguous and array.dtype.isnative else array.nbytes
-    if out.held + copied <= _CACHED:
-        out.held += copied
+    if out.copied_bytes + copied <= _CACHED:
+        out.copied_bytes += copied
         out.sources.append(as_bytes(array))
     else:
         out.sources.append(SplitSource([array], array.nbytes))

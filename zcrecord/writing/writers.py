@@ -47,7 +47,7 @@ from .sharing import PayloadPlan, SplitSource, chunks
 
 _BATCH = 1 << 20  # bytes of small payloads joined into one write
 _ZEROS = bytes(MAX_ALIGNMENT)
-HELD = 1 << 19  # bytes of a payload on its way into a pipe that are held until it is whole
+MOST_WAITING = 1 << 19  # bytes of a payload on its way into a pipe that wait until it is whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,20 +237,20 @@ def _write_sources(
     cut[1:] |= single[:-1] | ((ends // np.uint64(_BATCH))[1:] != (ends // np.uint64(_BATCH))[:-1])
     cuts = [*np.flatnonzero(cut).tolist(), len(sources)]
     parts: list[Any] = [] if cut[:1].all() else list(sources[: cuts[0]])  # from cut to cut nothing but bytes to join
-    held, done, total = 0, 0, int(sizes.sum())
+    waiting, done, total = 0, 0, int(sizes.sum())
     for lo, hi in itertools.pairwise(cuts):
         if gaps[lo]:
             parts.append(bytes(int(gaps[lo])))
-        if single[lo] or held >= _BATCH:
+        if single[lo] or waiting >= _BATCH:
             sink.write(b"".join(parts))
-            parts, held = [], 0
+            parts, waiting = [], 0
         if single[lo]:
             progress(done, total)
             for chunk in chunks(sources[lo]):
                 sink.write(chunk)
         else:
             parts += sources[lo:hi]
-            held += int(ends[hi - 1] - offsets[lo])
+            waiting += int(ends[hi - 1] - offsets[lo])
         done += int(sizes[lo:hi].sum())
     sink.write(b"".join(parts))
     progress(total, total)
@@ -259,11 +259,10 @@ def _write_sources(
 class StreamWriter:
     """A back-indexed archive, written forward as payloads come; nothing but their offsets is held.
 
-    Into a sink that can seek and be read back, a payload equal to an earlier one is taken back after its digest and
-    its bytes were compared, and the header is sealed at the end. Into a pipe, payloads up to HELD bytes wait until
-    they are whole, and those equal to an earlier one of that size are not written; their bytes are gone by then, so
-    it is their SHA-256 that is compared. Larger ones all stay. The header is unsealed, which readers of whole files
-    do not mind.
+    Into a sink that can seek and be read back, a payload equal to an earlier one is removed again after its digest and
+    its bytes were compared, and the header is sealed at the end. Into a pipe, payloads up to MOST_WAITING bytes wait
+    until they are whole, and those with the SHA-256 of an earlier one are not written. Larger ones all stay.
+    The header is unsealed, which readers of whole files do not mind.
 
     Example:
         >>> import io
@@ -288,7 +287,7 @@ class StreamWriter:
         self._start = -1
         self._end = self._payload_offset
         self._hash = RunningDigest()
-        self._held: bytearray | None = None  # the payload in progress, while it may turn out to be there already
+        self._incomplete: bytearray | None = None  # the payload in progress, while it may turn out to be there already
         self._waiting: tuple[int, bytearray] | None = None  # the payload before it, and where it is to start
         self.index: bytes | bytearray = b""  # as they were written
         self.trailer = b""
@@ -353,16 +352,16 @@ class StreamWriter:
         self._base = max(self._base, strongest)
         self._start = align_up(self._sink.position, strongest)
         self._hash.reset()
-        if self._kind and not self._sink.can_rewind and nbytes <= HELD:
-            self._held = bytearray()
+        if self._kind and not self._sink.can_rewind and nbytes <= MOST_WAITING:
+            self._incomplete = bytearray()
 
     def write(self, data: Any) -> None:
         """Append any bytes-like to the payload in progress."""
-        if self._held is not None:
-            self._held.extend(data)  # not +=, which an ndarray takes for arithmetic
-            if len(self._held) <= HELD:
+        if self._incomplete is not None:
+            self._incomplete.extend(data)  # not +=, which an ndarray takes for arithmetic
+            if len(self._incomplete) <= MOST_WAITING:
                 return
-            data, self._held = self._held, None
+            data, self._incomplete = self._incomplete, None
         self._hash.update(data)
         if memoryview(data).nbytes:  # only then: where no byte follows there must be no zeros either (R13)
             self._put(self._start, data)
@@ -376,9 +375,9 @@ class StreamWriter:
     def end(self) -> int:
         """Finish the payload in progress and return its id, NONE if no byte was written."""
         start, self._start = self._start, -1
-        if self._held is not None:
-            held, self._held = self._held, None
-            return self._end_held(start, held) if held else NONE
+        if self._incomplete is not None:
+            data, self._incomplete = self._incomplete, None
+            return self._end_waiting(start, data) if data else NONE
         nbytes = self._sink.position - start
         if nbytes <= 0:
             return NONE
@@ -390,7 +389,7 @@ class StreamWriter:
             return self._row(earlier, nbytes, digest)
         return self._row(start, nbytes, digest)
 
-    def _end_held(self, start: int, data: bytearray) -> int:
+    def _end_waiting(self, start: int, data: bytearray) -> int:
         """Finish a payload that is still held; no byte of it is written yet."""
         import hashlib  # here, because few write into pipes
 

@@ -76,7 +76,7 @@ def read(source: str | Binary, out: RecordWriter, progress: Progress) -> int:
             raise UnsupportedError("its tensors were saved in another order; read it from a file, not from a pipe")
         done = nbytes - sum(p.entry.end - p.entry.start for p in places)
         total = nbytes if reader.seekable else None
-        for read_bytes in _tell(out, places, structure):
+        for read_bytes in _write_tensors(out, places, structure):
             done += read_bytes
             progress(done, total)
         structure.tell(out)
@@ -96,7 +96,7 @@ def _scan(reader: StreamReader, stack: contextlib.ExitStack) -> tuple[list[_Tens
     if len(data) > MAX_HEADER:
         raise FormatError(f"an index of more than {MAX_HEADER} bytes")
     index = shards.decode_index(data)
-    found: list[_TensorPlace] = []
+    tensors: list[_TensorPlace] = []
     merged: dict[str, Any] = {}
     nbytes = len(data)
     for file in index.files:
@@ -108,12 +108,12 @@ def _scan(reader: StreamReader, stack: contextlib.ExitStack) -> tuple[list[_Tens
             raise error.located(path=shard.path) from error.__cause__
         metadata.pop(KEY, None)  # a single file's, who knows where from; that of shards is in their index
         shards.merge(merged, metadata, file)
-        found += places
+        tensors += places
         nbytes += shard.nbytes or 0
     shards.merge(merged, index.metadata, "index")
     if KEY in merged and not isinstance(merged[KEY], str):
         raise FormatError(f"the index's '{KEY}' entry is no text")
-    return found, merged, nbytes
+    return tensors, merged, nbytes
 
 
 def _scan_file(reader: StreamReader) -> tuple[list[_TensorPlace], dict[str, str]]:
@@ -125,11 +125,11 @@ def _scan_file(reader: StreamReader) -> tuple[list[_TensorPlace], dict[str, str]
     header = reader.read(length)
     if len(header) < length:
         raise FormatError(f"ends inside its header of {length} bytes; it is truncated", offset=8 + len(header))
-    said = decode_header(header, None if reader.nbytes is None else reader.nbytes - 8 - length)
-    return [_TensorPlace(entry, reader, 8 + length + entry.start) for entry in said.entries()], said.metadata
+    decoded = decode_header(header, None if reader.nbytes is None else reader.nbytes - 8 - length)
+    return [_TensorPlace(entry, reader, 8 + length + entry.start) for entry in decoded.entries()], decoded.metadata
 
 
-def _tell(out: RecordWriter, places: list[_TensorPlace], structure: Structure) -> Iterable[int]:
+def _write_tensors(out: RecordWriter, places: list[_TensorPlace], structure: Structure) -> Iterable[int]:
     """Write every tensor in saved order; yields the bytes passed."""
     known = {p.entry.name: p for p in places}
     names = structure.in_order(known) if structure.order else known

@@ -40,22 +40,22 @@ def decode_index(data: bytes) -> ShardIndex:
         FormatError: it is no index, names a tensor twice, or a file that is not a plain name.
     """
     try:
-        told = json.loads(data.decode(), object_pairs_hook=_once)
+        index = json.loads(data.decode(), object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         if isinstance(error, RecordError):
             raise
         raise FormatError(f"not an index of shards, no JSON that can be read ({printable(str(error))})") from None
-    found = told.get("weight_map") if isinstance(told, dict) else None
-    if not isinstance(found, dict):
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(weight_map, dict):
         raise FormatError("not an index of safetensors shards: it has no 'weight_map'")
-    for name, file in found.items():
+    for name, file in weight_map.items():
         if not isinstance(file, str) or not is_plain_name(file, _SUFFIX):
             what = f"its shard {printable(repr(file))} is not the plain name of a {_SUFFIX} file"
             raise FormatError(f"{what}; shards lie beside their index", tensor=_encodable(name))
-    metadata = told.get("metadata", {})
+    metadata = index.get("metadata", {})
     if not isinstance(metadata, dict):
         raise FormatError("the index's metadata is not an object")
-    return ShardIndex(found, {_name(k): _typed(k, v) for k, v in metadata.items() if k != _TOTAL})
+    return ShardIndex(weight_map, {_name(k): _typed(k, v) for k, v in metadata.items() if k != _TOTAL})
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -89,11 +89,11 @@ def _typed(key: str, value: Any) -> Any:
 
 def check_shard(index: ShardIndex, file: str, names: Iterable[str]) -> None:
     """Raise FormatError unless a shard holds exactly the tensors that the index has in it."""
-    found = set(names)
+    present = set(names)
     due = {name for name, there in index.weight_map.items() if there == file}
-    if missing := due - found:
+    if missing := due - present:
         raise FormatError("the index has it in this file, which does not hold it", tensor=_encodable(min(missing)))
-    if extra := found - due:
+    if extra := present - due:
         raise FormatError("the index does not have it in this file, which holds it", tensor=min(extra))
 
 
@@ -108,13 +108,13 @@ def merge(into: dict[str, Any], metadata: Mapping[str, Any], label: str) -> None
 def fill(sizes: Sequence[int], most: int | None) -> list[list[int]]:
     """Distribute tensors over shards: in their order, each shard as full as it may be, none empty."""
     shards: list[list[int]] = [[]]
-    held = 0
+    filled = 0
     for i, size in enumerate(sizes):
-        if shards[-1] and most is not None and held + size > most:
+        if shards[-1] and most is not None and filled + size > most:
             shards.append([])
-            held = 0
+            filled = 0
         shards[-1].append(i)
-        held += size
+        filled += size
     return shards
 
 
@@ -126,5 +126,5 @@ def shard_paths(dest: str, count: int) -> tuple[str, list[str]]:
 
 def encode_index(weight_map: Mapping[str, str], metadata: Mapping[str, Any], nbytes: int) -> bytes:
     """Return an index as transformers writes it, but in saved order."""
-    told = {"metadata": {_TOTAL: nbytes, **metadata}, "weight_map": weight_map}
-    return (json.dumps(told, indent=2, ensure_ascii=False) + "\n").encode()
+    index = {"metadata": {_TOTAL: nbytes, **metadata}, "weight_map": weight_map}
+    return (json.dumps(index, indent=2, ensure_ascii=False) + "\n").encode()
