@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,22 @@ def test_every_attack_is_answered_as_it_must_be(module: Any, tmp_path: Path) -> 
     faults = [fault for answer in told if (fault := wrong(found[answer.attack], answer))]
     assert not faults, "\n".join(faults)
     assert os.listdir(tmp_path) == ["harmless"]  # what was made for attacks is gone
+
+
+@pytest.mark.parametrize("listed", [False, True], ids=["attributes", "a list"])
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda record: record.into(dict[str, Any]),
+        lambda record: record.hollow(),
+        lambda record: zcrecord.save_record(record, io.BytesIO()),
+    ],
+    ids=["into", "hollow", "save"],
+)
+def test_bytes_that_many_values_share_are_not_copied_for_each(act: Callable[[Any], Any], listed: bool) -> None:
+    record = zcrecord.load_record(tricks.named_bytes(2000, 1 << 20, listed=listed).seal())
+    with pytest.raises(LimitError, match=r"tensors that share their bytes would take 2\.1e\+09 bytes"):
+        act(record)
 
 
 def test_every_rule_that_readers_check_has_an_attack() -> None:

@@ -79,6 +79,15 @@ def attributes(count: int, record: dict[str, Any]) -> Forge:
     return f
 
 
+def named_bytes(count: int, nbytes: int, *, listed: bool) -> Forge:
+    """Return a legal archive of one range of bytes that so many attributes have, or the items of a list."""
+    if not listed:
+        return attributes(count, {"n": bytes(nbytes)})
+    f = Forge(saved({"n": [bytes(nbytes)]}))
+    f.columns["attributes"]["value"] = f.add("words", [0] * count) | count << 32
+    return f
+
+
 def below_a_long_name() -> bytes:
     """Let attributes have a module whose name is a MiB: every full name would be one."""
     f = attributes(FLOOD // 100, {"m": {"n": 1}})

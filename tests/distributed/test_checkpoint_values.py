@@ -17,6 +17,7 @@ import pytest
 import records as r
 import torch
 import torch.distributed.checkpoint as dcp
+from attacks import tricks
 from forge import Forge
 from rank_checkpoints import WEIGHT, a_state, assert_equal, load, refused, save, shards_in
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner, _EmptyStateDictLoadPlanner
@@ -190,7 +191,7 @@ def test_lists_that_forged_paths_make_are_bounded_together(tmp_path: Path) -> No
     assert paths_told(tmp_path, ["a"] * 500, ["a"] * 501, ["b", -1]) == {".".join(["a"] * 500)}
 
 
-@pytest.mark.parametrize("path", [("l", 60_000), ["l", 10**12], ("l", None, -1)])
+@pytest.mark.parametrize("path", [("l", 60_000), ["l", 10**12], ("l", -1)])
 def test_lists_of_a_forged_pickle_of_paths_are_bounded_unless_it_is_allowed(tmp_path: Path, path: Any) -> None:
     pickled = io.BytesIO()
     torch.save({"w": path, "other": 5}, pickled)
@@ -199,6 +200,29 @@ def test_lists_of_a_forged_pickle_of_paths_are_bounded_unless_it_is_allowed(tmp_
     with pytest.raises(UnsupportedError, match=r"planner_data' has paths with places in lists .* allow_pickle=True$"):
         ZcrStorageReader(tmp_path).read_metadata()
     assert ZcrStorageReader(tmp_path, allow_pickle=True).read_metadata().planner_data["w"] == path
+
+
+@pytest.mark.parametrize(
+    "path",
+    [("l", 1e12), ("l", True), ("l", None), ("l", torch.tensor(10**12)), torch.tensor([1, 10**12]), b"\xff" * 9, "w"
+     , {0: "l", 1: 10**12}, 7, None],
+    ids=str,
+)  # fmt: skip
+def test_a_path_in_a_forged_pickle_is_of_texts_and_integers(tmp_path: Path, path: Any) -> None:
+    """A list grows while its length is at most the place, and that may be any number."""
+    pickled = io.BytesIO()
+    torch.save({"w": path, "no name": b"other data"}, pickled)
+    metadata = {"zcrecord.checkpoint": 1, "zcrecord.checkpoint.planner_data": pickled.getvalue()}
+    zcrecord.save_record({"w": np.ones(2)}, tmp_path / "checkpoint.zcr", metadata=metadata)
+    with pytest.raises(UnsupportedError, match=r"planner_data' has paths that are not of texts and integers; .*=True$"):
+        ZcrStorageReader(tmp_path).read_metadata()
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_bytes_that_many_values_name_are_not_copied_for_each(tmp_path: Path, listed: bool) -> None:
+    (tmp_path / "checkpoint.zcr").write_bytes(tricks.named_bytes(2000, 1 << 20, listed=listed).seal())
+    what = r"checkpoint\.zcr: tensors that share their bytes would take 2\.1e\+09 bytes"
+    refused(LimitError, what, lambda: load({"n": 0}, tmp_path))
 
 
 @pytest.mark.parametrize("value", [-1, 2**40, 1.5, "pickle", [1, 2], True])

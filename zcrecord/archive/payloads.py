@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from zcrecord.codec.digests import RunningDigest
+from zcrecord.codec.entries import ValueForm, ValueType
 from zcrecord.codec.layout import NONE
 from zcrecord.errors import IntegrityError
 from zcrecord.storage.stream_reader import KEPT, SequentialMapping
@@ -39,6 +40,23 @@ def check_views(archive: Archive) -> None:
     if archive.index.payloads["nbytes"][numbers].sum(dtype=np.float64) > archive.stored_nbytes():  # not all are apart
         views = {(t.payload, t.offset, t.dtype, t.bits, t.shape, t.strides): t for t in infos(archive)}
         check_copies(archive, views.values())
+
+
+def check_blobs(archive: Archive) -> None:
+    """Raise LimitError if copies of the bytes in attributes and metadata would come to far more than the file has.
+
+    Many values, and items of lists, may name one payload. Opens no shard.
+    """
+    ix, nbytes = archive.index, 0.0
+    sizes = np.append(ix.payloads["nbytes"], np.uint64(0)).astype(np.float64)  # the last for NONE
+    for rows in (ix.attributes, ix.metadata):
+        rows = rows[rows["type"] == ValueType.PAYLOAD]
+        listed = rows["form"] != ValueForm.SCALAR
+        starts, counts = rows["value"][listed] & np.uint64(0xFFFFFFFF), rows["value"][listed] >> np.uint64(32)
+        spans = zip(starts.tolist(), counts.tolist(), strict=True)
+        for numbers in (rows["value"][~listed], *(ix.words[start : start + count] for start, count in spans)):
+            nbytes += sizes[np.minimum(numbers, np.uint64(len(ix.payloads)))].sum()
+    check_apart(int(nbytes), archive.source.opened_nbytes(), archive.path)
 
 
 class Payloads:

@@ -253,8 +253,9 @@ class ShardedSource(PayloadSource):
         return total
 
     def opened_nbytes(self) -> int:
-        """Return the bytes of the shards that are open."""
-        return sum(shard.source.opened_nbytes() for shard in list(self.shards.opened.values()))
+        """Return the bytes of the catalogue and of the shards that are open."""
+        shards = sum(shard.source.opened_nbytes() for shard in list(self.shards.opened.values()))
+        return len(self.shards.catalogue.buffer) + shards
 
     def _piece(self, k: int) -> Piece:
         file, number = int(self._table.file[k]), int(self._table.payload[k])

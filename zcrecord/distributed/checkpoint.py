@@ -16,6 +16,7 @@ import numpy as np
 from zcrecord import dtypes
 from zcrecord.archive.archive import Archive
 from zcrecord.archive.damage import check_digest
+from zcrecord.archive.payloads import check_blobs
 from zcrecord.archive.unflatten import attribute_entries, check_full_names, key_of, plain, unflatten
 from zcrecord.codec.entries import ModuleKind
 from zcrecord.codec.layout import NONE
@@ -199,6 +200,7 @@ class Checkpoint:
         if self._values is None:
             ix = self.archive.index
             check_full_names(ix, self.archive.header.index_size)
+            check_blobs(self.archive)
             names = list(map(ix.text_of, ix.modules))
             objects = self.metadata.get(OBJECTS, [])
             modules = dict(zip(names, range(len(names)), strict=True))
@@ -251,11 +253,19 @@ class Checkpoint:
         return {".".join(map(str, path)): path for path in self._bounded(path for path in paths if path)}
 
     def check_planner_data(self, data: Any) -> None:
-        """Raise UnsupportedError if planners would make lists out of all proportion of unpickled data of a planner."""
-        paths = [path for path in data.values() if isinstance(path, tuple | list)] if isinstance(data, dict) else []
-        plain = [tuple(key if type(key) in (int, str) else "" for key in path) for path in paths]
-        if len(list(self._bounded(plain))) < len(plain):
-            what = f"metadata '{PLANNER_DATA}' has paths with places in lists that are longer than the checkpoint"
+        """Raise UnsupportedError if planners would make lists out of all proportion of unpickled data of a planner.
+
+        They take the path of each name for one without looking: a place may be any number, such as a float or a tensor.
+        """
+        known = data if isinstance(data, dict) else {}
+        paths = [known[name] for name in (*self.tensors, *self.values) if name in known]
+        what = ""
+        if not all(type(path) in (tuple, list) and all(type(key) in (int, str) for key in path) for path in paths):
+            what = "paths that are not of texts and integers"
+        elif len(list(self._bounded(map(tuple, paths)))) < len(paths):
+            what = "paths with places in lists that are longer than the checkpoint"
+        if what:
+            what = f"metadata '{PLANNER_DATA}' has {what}"
             raise UnsupportedError(f"{what}; if you trust where it comes from, allow_pickle=True", path=self.path)
 
     def _bounded(self, paths: Iterable[Path]) -> Iterator[Path]:

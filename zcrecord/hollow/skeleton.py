@@ -16,6 +16,7 @@ import numpy as np
 from zcrecord.archive import unflatten
 from zcrecord.archive.archive import Archive
 from zcrecord.archive.by_file import files
+from zcrecord.archive.payloads import check_blobs
 from zcrecord.archive.private_copy import check_apart
 from zcrecord.codec.digests import RunningDigest
 from zcrecord.codec.entries import PayloadId
@@ -72,6 +73,7 @@ class RecordSkeleton:
         archive.ensure_all()
         ix, header = archive.index, archive.header
         check_filled(archive, ix.payloads["nbytes"].sum(dtype=np.float64))
+        check_blobs(archive)
         places = ix.payloads.copy()
         places["offset"] += np.uint64(header.payload_offset)
         blobs = {number: bytes(archive.payload(number)) for number in _blob_numbers(ix)}

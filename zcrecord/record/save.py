@@ -10,6 +10,7 @@ import numpy as np
 from zcrecord.archive import unflatten
 from zcrecord.archive.archive import Archive
 from zcrecord.archive.damage import check_digest
+from zcrecord.archive.payloads import check_blobs
 from zcrecord.archive.private_copy import check_apart
 from zcrecord.codec.entries import (
     AttributeEntry,
@@ -134,6 +135,7 @@ def _taken_apart(record: Any) -> tuple[flatten.FlatRecord, PayloadPlan]:
         return flat, plan_sharing(flat.values)
     archive = record.archive
     archive.ensure_all()
+    check_blobs(archive)
     archive.fetch()
     return _from_index(archive, archive.payload), _plan_of(archive)
 

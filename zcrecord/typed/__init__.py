@@ -22,6 +22,7 @@ import numpy as np
 
 from zcrecord.archive import unflatten
 from zcrecord.archive.archive import Archive
+from zcrecord.archive.payloads import check_blobs
 from zcrecord.codec import conventions
 from zcrecord.codec.entries import ModuleKind, is_attribute
 from zcrecord.errors import RecordError, UnsupportedError
@@ -47,6 +48,7 @@ def into(archive: Archive, kind: type[T]) -> T:
 
     Raises:
         MismatchError: a field is missing, or of another kind. UnsupportedError: nothing is loaded into such a `kind`.
+        LimitError: bytes that attributes share would take, copied for each, out of all proportion to the archive.
 
     Example:
         >>> import zcrecord; from dataclasses import make_dataclass
@@ -56,6 +58,7 @@ def into(archive: Archive, kind: type[T]) -> T:
         8
     """
     views = list(archive.views())
+    check_blobs(archive)
     tree = unflatten.unflatten(archive.index, 0, views.__getitem__, archive.payload, _module)
     try:
         return structure(kind, tree)
