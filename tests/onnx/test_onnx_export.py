@@ -407,7 +407,7 @@ def test_more_than_protobuf_holds_is_refused_before_anything_is_written(
 ) -> None:
     made, dest = archive(mlp(), tmp_path / "m.zcr"), tmp_path / "m.onnx"
     size = to_onnx(made, dest).archive_bytes
-    monkeypatch.setattr(export, "MAX_LENGTH", size - 1)
+    monkeypatch.setattr(graph, "MAX_LENGTH", size - 1)
     what = rf"{size} bytes in one model, and protobuf holds at most {size - 1}; external=True leaves"
     out = io.BytesIO()
     with pytest.raises(LimitError, match=what):
@@ -417,7 +417,7 @@ def test_more_than_protobuf_holds_is_refused_before_anything_is_written(
         to_onnx(made, dest, force=True)
     assert dest.stat().st_size == size
     to_onnx(made, dest, force=True, external=True)
-    monkeypatch.setattr(export, "MAX_LENGTH", 100)
+    monkeypatch.setattr(graph, "MAX_LENGTH", 100)
     with pytest.raises(LimitError, match=r"save the record again with np\.ascontiguousarray of its arrays"):
         to_onnx(made, dest, force=True, external=True)
 

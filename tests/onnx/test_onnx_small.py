@@ -499,7 +499,7 @@ def test_values_that_do_not_fit_are_refused_and_the_old_file_stays(tmp_path: Pat
 
 
 def test_more_than_one_model_may_hold_is_refused(original: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(small_model, "MAX_LENGTH", 400)
+    monkeypatch.setattr(graph, "MAX_LENGTH", 400)
     small(original)
     what = r"model\.onnx: \d+ bytes in one model, and protobuf holds at most 400; convert the model, and use to_onnx\("
     refused(LimitError, what, original, original.with_name("large.onnx"), alignment=65536)

@@ -54,7 +54,6 @@ def same_answers(model: Any, tuned: Any, path: str, *, exact: bool) -> bool:
 
 
 def _feed(made: Any, size: int) -> dict[str, Any]:
-    """Return inputs for a session, in the shapes that it tells: noise, ones, True and "a"."""
     rng, feed = np.random.default_rng(0), {}
     for value in made.get_inputs():
         if not value.type.startswith("tensor("):

@@ -224,7 +224,6 @@ def verify_external(
 
 
 def _tensors_by_location(file: io.FileIO, model: str) -> dict[str, dict[str, LocatedTensor]]:
-    """Return the tensors of an open model that are external data, by name, for each location."""
     opened = OpenFile(os.dup(file.fileno()), model)
     named, places = find_tensors(opened)
     out: dict[str, dict[str, LocatedTensor]] = {}
@@ -235,7 +234,6 @@ def _tensors_by_location(file: io.FileIO, model: str) -> dict[str, dict[str, Loc
 
 
 def _told(file: io.FileIO) -> dict[str, str]:
-    """Return the metadata_props by which a model identifies its archive."""
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         raise UnsupportedError("not a regular file; write the model to one, beside its archive")
     check_head(file.read(HEAD))
@@ -249,11 +247,7 @@ def _told(file: io.FileIO) -> dict[str, str]:
 
 
 def _archive(model: str, told: dict[str, str], allow_links: bool) -> tuple[Record, str]:
-    """Return the archive, if external data may lie at its path, and its location; it is the very file that was checked.
-
-    Raises:
-        ExternalDataError: a rule of external data is broken.
-    """
+    """Return the archive at a path where external data may lie, and its location; opens the file that was checked."""
     embedded: Any = told.get(EMBEDDED)
     if embedded not in (None, "prefix", "suffix"):
         raise OnnxError(f"its '{EMBEDDED}' is '{printable(str(embedded))}', not prefix or suffix; {_AGAIN}")
@@ -268,7 +262,6 @@ def _archive(model: str, told: dict[str, str], allow_links: bool) -> tuple[Recor
 
 
 def _compare(record: Record, model: str, told: dict[str, str], full: bool, progress: Progress | None) -> None:
-    """Raise IntegrityError unless the archive is the one that the model was written for."""
 
     def differ(what: str, expected: str, found: str) -> None:
         if found != expected:
@@ -283,7 +276,6 @@ def _compare(record: Record, model: str, told: dict[str, str], full: bool, progr
 
 
 def _check_reference(record: Record, model: str, name: str, expected: LocatedTensor, found: TensorInfo | None) -> None:
-    """Raise IntegrityError unless the archive has a tensor with the type, shape and offset that the model gives."""
     if found is None:
         theirs = "nothing of this name"
     elif found.strides is not None:
@@ -296,7 +288,6 @@ def _check_reference(record: Record, model: str, name: str, expected: LocatedTen
 
 
 def _check_tuned(record: Record, model: str, expected: Mapping[str, LocatedTensor]) -> None:
-    """Raise IntegrityError unless each tensor that the model expects is a payload of the archive."""
     rows = record.archive.index.payloads
     offsets = (rows["offset"] + _payload_offset(record)).tolist()
     payloads = set(zip(offsets, rows["nbytes"].tolist(), strict=True))

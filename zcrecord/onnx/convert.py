@@ -130,12 +130,7 @@ class _ModelSource(NamedTuple):
 
 
 def _models(source: Any, path: str | None, test: NameFilter | None) -> list[_ModelSource]:
-    """Return the model, or those of a folder, in the order of their names.
-
-    Raises:
-        SourceError: a folder has none. NameCollisionError: two would have one name. UnsupportedError: patterns are
-            given for several models.
-    """
+    """Return the model, or those of a folder, in the order of their names."""
     if path is None or not os.path.isdir(path):
         return [_ModelSource(source, path, "")]
     with refusals(path):
@@ -277,11 +272,7 @@ class _ModelConversion(NamedTuple):
         return report
 
     def check(self, done: _PassResult, dest_path: str | None) -> None:
-        """Read the source again and the archive back, and compare them.
-
-        Raises:
-            IntegrityError: they differ.
-        """
+        """Read the source again and the archive back, and compare them."""
         again = self.write(NullSink(), done.passed)
         if again.out.index != done.out.index:
             what = "read again, it is another model than the one converted; it was changed meanwhile, convert it again"
@@ -409,7 +400,6 @@ class _ArchiveSink(TensorSink):
         self.named[t.index] = NamedTensor(t.scope, t.field, t.place, t.name, t.offset, kind, shape, payload)
 
     def _load(self, t: TensorMessage, tensors: TensorReader) -> None:
-        """Copy the values of a tensor from its file."""
         reference = external_data.reference_of(t)
         if reference is None:
             return  # empty, or wrong: `finish` says how

@@ -18,9 +18,9 @@ from zcrecord import dtypes
 from zcrecord.archive.info import TensorInfo
 from zcrecord.archive.payload_source import Place
 from zcrecord.archive.payloads import Payloads
-from zcrecord.errors import DependencyError, LimitError, RecordError, UnsupportedError, printable
+from zcrecord.errors import DependencyError, RecordError, UnsupportedError, printable
 from zcrecord.onnx.protobuf.properties import encode_properties, without_properties
-from zcrecord.onnx.protobuf.reader import LEN, MAX_LENGTH, encode_field, encode_varint
+from zcrecord.onnx.protobuf.reader import encode_field
 from zcrecord.onnx.protobuf.tensors import RAW_DATA, STRING_DATA
 from zcrecord.storage.files import Binary, Progress, check_destination, is_url, open_sink, path_or_none
 from zcrecord.storage.sink import Sink
@@ -29,7 +29,17 @@ from zcrecord.writing.writers import ConvertReport, conversion_report
 
 from .archive_link import PROPERTIES, TUNED_FOR, ArchiveLink, digest_of, is_link, link
 from .external_data import ONE_COPY
-from .graph import Initializer, OpenedModel, encode_reference, opened_model, restore, skeleton_of, tuned_module
+from .graph import (
+    DeferredValues,
+    Initializer,
+    OpenedModel,
+    encode_reference,
+    opened_model,
+    restore,
+    size_of,
+    skeleton_of,
+    tuned_module,
+)
 
 if TYPE_CHECKING:
     from .tuned_export import ExportedGraph
@@ -112,11 +122,7 @@ def _linked(opened: OpenedModel, dest: str | None, stack: contextlib.ExitStack) 
 
 
 def _tuned(found: ArchiveLink, tuned: bool | None) -> ExportedGraph | None:
-    """Return the tuned graph if it is to be written.
-
-    Raises:
-        UnsupportedError: it is asked for, and there is none.
-    """
+    """Return the tuned graph if it is to be written."""
     record = found.model.record
     if tuned is False or (tuned is None and tuned_module(record.archive) is None):
         return None
@@ -134,31 +140,7 @@ def _tuned(found: ArchiveLink, tuned: bool | None) -> ExportedGraph | None:
         raise UnsupportedError(f"{what}; tune the archive here, or leave tuned=True out") from error
 
 
-class _DeferredValues:
-    """Stands for the values of a tensor until they are written."""
-
-    __slots__ = ("_nbytes", "info", "value")
-
-    def __init__(self, info: TensorInfo, value: Any) -> None:
-        self.info = info
-        self.value = value if isinstance(value, StringTensor) else None
-        self._nbytes = info.nbytes if self.value is None else sum(map(len, _string_fields(self.value)))
-
-    def __len__(self) -> int:
-        return self._nbytes
-
-    def pieces(self, payloads: Payloads) -> Iterator[Any]:
-        """Yield them, each piece valid until the next is asked for."""
-        if self.value is None:
-            yield from payloads.pieces(self.info)
-            return
-        for _ in payloads.stored(self.info):  # checks the digest
-            pass
-        yield from _string_fields(self.value)
-
-
 def _string_fields(value: StringTensor) -> Iterator[bytes]:
-    """Yield strings as string_data fields, some at a time."""
     flat = StringTensor(value.data, (prod(value.shape),), checked=True)
     for start in range(0, len(flat), _STRINGS):
         yield b"".join(encode_field(STRING_DATA, text) for text in flat[start : start + _STRINGS].strings())
@@ -180,23 +162,16 @@ class _ModelWriter:
         self._written = 0
 
     def plan(self, progress: Progress | None) -> None:
-        """Put the model together, but for the values that are written later.
-
-        Raises:
-            LimitError: it would be larger than a model may be.
-        """
+        """Put the model together, but for the values that are written later."""
         if self._tuned is not None:
             self._parts = [self._unlinked(self._tuned.data)]
         else:
             skeleton = self._unlinked(skeleton_of(self._record))
             self._parts, self._tensors = restore(self._record, self._place, skeleton=skeleton)
-        nbytes = sum(map(len, self._parts))
-        if nbytes > MAX_LENGTH:
-            what = f"{nbytes} bytes in one model, and protobuf holds at most {MAX_LENGTH}"
-            do = "external=True leaves the weights in the archive"
-            if self._link is not None:
-                do = "save the record again with np.ascontiguousarray of its arrays, so that they can stay out"
-            raise LimitError(f"{what}; {do}")
+        do = "external=True leaves the weights in the archive"
+        if self._link is not None:
+            do = "save the record again with np.ascontiguousarray of its arrays, so that they can stay out"
+        size_of(self._parts, do)
         self._progress = progress
         if self._link is not None:
             payloads = self._payloads if self._whole is self._record else Payloads(self._whole.archive)
@@ -209,9 +184,6 @@ class _ModelWriter:
         """Return a skeleton or graph without metadata_props about an archive that the model referred to before.
 
         Others under the same keys are the model's own, and stay.
-
-        Raises:
-            UnsupportedError: it would have a key twice.
         """
         rest, taken = without_properties(skeleton, PROPERTIES)
         if not taken or is_link(taken):
@@ -227,16 +199,21 @@ class _ModelWriter:
             self._progress(done, total + sum(map(len, self._parts)))
 
     def _place(self, found: Initializer) -> Any:
-        """Return the fields that stand for a tensor's values, or a part to write in their place."""
         info = self._payloads.infos[found.number]
         self._outside.discard(found.number)
         if self._link is not None and not found.inside and found.graph != "apart" and info.strides is None:
             self._outside.add(found.number)
             return encode_reference(self._link.location, info.offset, info.nbytes)
-        if info.nbytes > _SMALL or info.dtype is dtypes.STRING:
-            return _DeferredValues(info, found.value)
-        data = b"".join(bytes(piece) for piece in self._payloads.pieces(info))
-        return encode_varint(RAW_DATA << 3 | LEN) + encode_varint(len(data)) + data
+        if info.dtype is dtypes.STRING:
+            return DeferredValues(sum(map(len, _string_fields(found.value))), lambda: self._strings(info, found.value))
+        if info.nbytes > _SMALL:
+            return DeferredValues(info.nbytes, lambda: self._payloads.pieces(info))
+        return encode_field(RAW_DATA, b"".join(map(bytes, self._payloads.pieces(info))))
+
+    def _strings(self, info: TensorInfo, value: StringTensor) -> Iterator[bytes]:
+        for _ in self._payloads.stored(info):  # checks the digest
+            pass
+        yield from _string_fields(value)
 
     def write(self, sink: Sink) -> None:
         """Write it all."""
@@ -244,7 +221,7 @@ class _ModelWriter:
         sink.reserve(total)
         held = bytearray()
         for part in self._parts:
-            for piece in part.pieces(self._payloads) if isinstance(part, _DeferredValues) else (part,):
+            for piece in part.pieces() if isinstance(part, DeferredValues) else (part,):
                 if len(piece) < _JOINED:
                     held.extend(piece)  # not +=, which an ndarray takes for arithmetic
                 if len(piece) >= _JOINED or len(held) >= _JOINED:
@@ -278,7 +255,6 @@ class _ModelWriter:
         )
 
     def _repeated(self, inside: list[TensorInfo]) -> int:
-        """Return the bytes of values in the model that the archive holds once for several, or in another order."""
         if self._link is not None:
             return sum(info.nbytes for info in inside if info.strides is not None)
         seen: set[Place] = set()

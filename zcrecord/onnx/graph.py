@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,8 +24,8 @@ from zcrecord.archive.private_copy import check_apart
 from zcrecord.codec.conventions import TUNED_TYPE
 from zcrecord.codec.entries import PayloadId
 from zcrecord.dtypes import DType
-from zcrecord.errors import FormatError, UnsupportedError, printable
-from zcrecord.onnx.protobuf.reader import LEN, ProtobufReader, Skeleton, encode_field, encode_varint
+from zcrecord.errors import FormatError, LimitError, UnsupportedError, printable
+from zcrecord.onnx.protobuf.reader import LEN, MAX_LENGTH, ProtobufReader, Skeleton, encode_field, encode_varint
 from zcrecord.onnx.protobuf.rewriting import encode_entries
 from zcrecord.onnx.protobuf.scanner import STUB_KEY, Scanner, TensorSink
 from zcrecord.onnx.protobuf.tensors import RAW_DATA, STRING_DATA, TensorMessage, TensorReader
@@ -100,6 +101,17 @@ class Initializer(NamedTuple):
     def inside(self) -> bool:
         """True if its values must be in the model: its readers take them from no external data."""
         return not self.graph or self.dtype in _INSIDE or self.value.nbytes <= INLINE
+
+
+@dataclass(frozen=True, slots=True)
+class DeferredValues:
+    """Part of a model that is read while it is written: its size, and a function that yields its pieces."""
+
+    nbytes: int
+    pieces: Callable[[], Iterable[Any]]
+
+    def __len__(self) -> int:
+        return self.nbytes
 
 
 class RestoredModel(NamedTuple):
@@ -185,6 +197,14 @@ def filled(skeleton: Any, tensors: Sequence[tuple[DType, Any]], place: Callable[
     of `restore`, but never returns None.
     """
     return _restored(skeleton, _RestoringSink(tensors, None, place)).parts
+
+
+def size_of(parts: Sequence[Any], do: str) -> int:
+    """Return the bytes of a model; LimitError, with this advice, if it is larger than a model may be."""
+    nbytes = sum(map(len, parts))
+    if nbytes > MAX_LENGTH:
+        raise LimitError(f"{nbytes} bytes in one model, and protobuf holds at most {MAX_LENGTH}; {do}")
+    return nbytes
 
 
 def _numbers(names: list[str], there: Sequence[str], path: str | None) -> list[int]:
@@ -281,7 +301,6 @@ class _RestoringSink(TensorSink):
 
 
 def _graph(t: TensorMessage) -> str:
-    """Return the kind of graph that a tensor is in, as in `Initializer.graph`."""
     if t.scope.kind is not GRAPH:
         return ""
     above: Scope | None = t.scope.parent
@@ -303,7 +322,6 @@ def _kind(value: Any) -> DType:
 
 
 def _is_stored_so(value: Any) -> bool:
-    """Return True if the archive has a tensor's values as raw_data has them."""
     return isinstance(value, PackedTensor) or (isinstance(value, np.ndarray) and value.flags.c_contiguous)
 
 
@@ -315,7 +333,6 @@ def raw_bytes(value: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def _put_raw(skeleton: Skeleton, data: Any) -> None:
-    """Add raw_data: bytes, or an object with their length that stands for them."""
     skeleton.tail += encode_varint(RAW_DATA << 3 | LEN) + encode_varint(len(data))
     if isinstance(data, memoryview) and len(data) < _COPIED:
         skeleton.tail += data

@@ -166,7 +166,6 @@ def _name(
 
 
 def _exact(found: Sequence[NamedTensor]) -> list[str]:
-    """Return the names of the main graph's initializers, decoded all at once if they are valid."""
     raw = [f.name for f in found]
     joined = b"\0".join(raw)
     if raw and all(raw) and joined.count(b"\0") == len(raw) - 1:
@@ -181,7 +180,6 @@ def _exact(found: Sequence[NamedTensor]) -> list[str]:
 
 
 def _is_initializer(f: NamedTensor) -> bool:
-    """Return True for a tensor that is an initializer of a graph, or the values of a sparse one."""
     return f.scope.kind is GRAPH or (f.scope.kind is SPARSE and f.scope.field == _SPARSE_INITIALIZER and f.field == 1)
 
 
@@ -219,7 +217,6 @@ def seal(scope: Scope) -> None:
 
 
 def _prefix(scope: Scope) -> tuple[str, ...]:
-    """Return the parts of a name that a message stands for, those of the messages around it included."""
     return () if scope.parent is None else (*_prefix(scope.parent), *scope.own)
 
 
@@ -246,7 +243,6 @@ def _own(scope: Scope) -> tuple[str, ...]:
 
 
 def _name_of_values(sparse: Scope) -> bytes:
-    """Return the name of a sparse tensor, that of its values, as far as it was read."""
     name: bytes = getattr((sparse.single or {}).get(1 << 3 | LEN), "name", b"")
     return name
 

@@ -163,11 +163,6 @@ def tuning(source: Any, *, module: str | None = None) -> Tuning:
 
 
 def _plan(ort: Any, model: graph.OpenedModel) -> Any:
-    """Return the plan of a session over an archive's tuned part.
-
-    Raises:
-        NoTuning: none can be made.
-    """
     from . import target, tuned
 
     return tuned.plan(model.record.archive, model.module, target.this_target(ort, _CPU), packed=compares_packed(ort))
@@ -176,11 +171,6 @@ def _plan(ort: Any, model: graph.OpenedModel) -> Any:
 def _tuned(
     ort: Any, model: graph.OpenedModel, options: Any, providers: Sequence[Any] | None, more: Any
 ) -> tuple[Any, str | None]:
-    """Return a session over the archive's tuned part, or None and the reason.
-
-    Raises:
-        SourceError: the file was replaced while the session was made.
-    """
     part = model.record.archive.part_of is not None
     reason = "a part of an archive is not: give the archive, and module=" if part else "it is not tuned"
     if graph.tuned_module(model.record.archive) is not None:
@@ -247,7 +237,6 @@ def _tuned_session(
 
 
 def _tell_untuned(record: Record, reason: str) -> None:
-    """Say once in a process that answers come more slowly than they could."""
     global _told
     if not _told:
         _told = True
@@ -320,7 +309,6 @@ def optimise(record: Record, dest: str, weights: str, threads: int | None) -> No
 
 
 def _cpu_alone(providers: Sequence[Any] | None) -> bool:
-    """Return True if a session computes on the CPU alone."""
     return providers is None or [p if isinstance(p, str) else p[0] for p in providers] == [_CPU]
 
 
@@ -465,7 +453,6 @@ Locations = dict[int, tuple[str, int]]  # by the numbers of weights: the file of
 def _in_memory(
     weights: Sequence[Initializer], places: dict[int, tuple[int, int]], memories: Sequence[_WeightMemory]
 ) -> tuple[Locations, dict[str, Bytes]]:
-    """Return the locations of weights in files in memory, and these files by name."""
     call = next(_calls)  # options may be given to several calls
     locations: Locations = {}
     given: dict[str, Bytes] = {}
@@ -480,13 +467,11 @@ def _in_memory(
 def _in_archive(
     weights: Sequence[Initializer], places: dict[int, tuple[int, int]], memories: Sequence[_WeightMemory]
 ) -> Locations:
-    """Return the locations of weights in the archive's own files, which are in one folder."""
     found = ((w.number, places[w.number]) for w in weights)
     return {number: (os.path.basename(memories[n].path or ""), offset) for number, (n, offset) in found}
 
 
 def _in_weights_file(weights: Sequence[Initializer]) -> Locations:
-    """Return the locations of weights in the file that `_weights_file` writes."""
     sizes = (align_up(w.value.nbytes, ALIGNMENT) for w in weights)
     offsets = itertools.accumulate(sizes, initial=0)
     return {w.number: ("weights", offset) for w, offset in zip(weights, offsets, strict=False)}
@@ -494,7 +479,6 @@ def _in_weights_file(weights: Sequence[Initializer]) -> Locations:
 
 @contextlib.contextmanager
 def _weights_file(weights: Sequence[Initializer], locations: Locations) -> Iterator[str]:
-    """Yield a folder with a temporary file of weights; a mapping of it stays valid when it is gone."""
     with tempfile.TemporaryDirectory(prefix="zcrecord-", ignore_cleanup_errors=True) as folder:
         with Path(folder, "weights").open("wb") as file:
             for w in weights:

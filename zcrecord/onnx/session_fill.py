@@ -13,24 +13,6 @@ OrtValue, not transposed, its place. Results are then wrong without an error.
 
 Weights of subgraphs, strings, complex numbers, packed elements and small weights are passed as by `session`.
 
-A function that reads part of a file into a tensor, as browsers' and devices' runtimes have, becomes a loader in a few
-lines, since a PayloadRef holds its arguments::
-
-    class LoadTensor:
-        device = "mine"
-
-        def can_load(self, device, dtype):
-            return dtype.bits >= 8
-
-        def load(self, ref, dst=None):
-            out = np.empty(ref.shape, ref.dtype.numpy) if dst is None else dst
-            load_tensor(ref.path, ref.offset, ref.nbytes, out)
-            return out
-
-        def begin(self, plan): ...
-        def finish(self): ...
-        def abort(self): ...
-
 Source: ONNX Runtime 1.31, `onnxruntime_c_api.h` (AddInitializer, AddExternalInitializers), its issue 29009 for the
 copy; `ort_optimizer_api_impl.cc` (GetConstant, TransposeInitializer) for the transformations of constants.
 """
@@ -135,7 +117,6 @@ def _loaded(record: Record, loader: Loader | Mapping[str, Any] | str | None, nam
 
 
 def _missing_weight(name: str, given: Mapping[str, Any], path: str | None) -> TensorNotFoundError:
-    """Return the error for a weight that the given mapping lacks."""
     error = TensorNotFoundError(name, lambda: [key for key in given if isinstance(key, str)], path=path)
     close = error.message.partition("close names: ")[2]
     what = f"is a weight of the model, and not among the {len(given)} tensors given as loader="
@@ -160,11 +141,7 @@ def _weights(record: Record) -> list[Initializer]:
 
 
 def _ort_value(ort: Any, made: Any, weight: Initializer, name: str) -> Any:
-    """Return an OrtValue over a loader's tensor, or over a copy of it if it is not in C order.
-
-    Raises:
-        MismatchError: the tensor has another shape or element type, which ONNX Runtime would not check.
-    """
+    """Return an OrtValue over a loader's tensor, or over a copy of it if it is not in C order."""
     if hasattr(ort.OrtValue, "from_dlpack") and (isinstance(made, ort.OrtValue) or _on_device(made)):
         # ONNX Runtime takes as initializers only OrtValues that do not own their memory, as those from DLPack.
         value = ort.OrtValue.from_dlpack(made)
@@ -205,7 +182,6 @@ def _with_inputs(record: Record, weights: Sequence[Initializer]) -> bytes:
 
 
 def _value_info(weight: Initializer) -> bytes:
-    """Return the ValueInfoProto of a weight: its name, its element type and its shape."""
     dims = b"".join(encode_field(1, b"\x08" + encode_varint(dim)) for dim in weight.value.shape)
     code = weight.dtype.onnx
     assert code is not None, "tensors of an ONNX model have element types of ONNX"

@@ -65,25 +65,11 @@ _MODEL_LINES = "cpu", "cpu model", "isa", "machine", "model name", "uarch"  # of
 _FEATURE_LINES = "flags", "features"
 
 # The same features by their names in numpy's table. It has other names for those of arm64 that matter, or lacks them.
-_NUMPY_X86 = {
-    "SSE2": "sse2",
-    "SSE3": "pni",
-    "SSSE3": "ssse3",
-    "SSE41": "sse4_1",
-    "AVX": "avx",
-    "F16C": "f16c",
-    "FMA3": "fma",
-    "AVX2": "avx2",
-    "AVX512F": "avx512f",
-    "AVX512CD": "avx512cd",
-    "AVX512BW": "avx512bw",
-    "AVX512DQ": "avx512dq",
-    "AVX512VL": "avx512vl",
-    "AVX512VNNI": "avx512_vnni",
-    "AVX512BF16": "avx512_bf16",
-    "AVX512FP16": "avx512_fp16",
-}
-_NUMPY_ARM = {"ASIMD": "asimd", "FPHP": "fphp", "ASIMDHP": "asimdhp", "ASIMDDP": "asimddp", "SVE": "sve"}
+_NUMPY_X86 = {"SSE3": "pni", "SSE41": "sse4_1", "FMA3": "fma"}
+_NUMPY_X86 |= {name: name.lower() for name in ("SSE2", "SSSE3", "AVX", "F16C", "AVX2")}
+_NUMPY_X86 |= {f"AVX512{end}": f"avx512{end.lower()}" for end in ("F", "CD", "BW", "DQ", "VL")}
+_NUMPY_X86 |= {f"AVX512{end}": f"avx512_{end.lower()}" for end in ("VNNI", "BF16", "FP16")}
+_NUMPY_ARM = {name: name.lower() for name in ("ASIMD", "FPHP", "ASIMDHP", "ASIMDDP", "SVE")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +131,15 @@ class TuningTarget:
         """Return the reason why a graph tuned for this target must not run at `here`; None if it may."""
         if self.convention != here.convention:
             return f"made by convention {self.convention} of tuning, this zcrecord has {here.convention}"
-        if self.machine != here.machine:
-            return f"made for {self.machine}, this is {here.machine}"
-        if self.provider != here.provider:
-            return f"made for {self.provider}, this is {here.provider}"
-        if self.onnxruntime != here.onnxruntime:
-            return f"made for onnxruntime {self.onnxruntime}, this is {here.onnxruntime}"
-        if self.build != here.build:
-            return f"made for build {self.build} of onnxruntime {self.onnxruntime}, this is {here.build}"
+        release = f"onnxruntime {self.onnxruntime}"
+        for ours, theirs, words in (
+            (self.machine, here.machine, self.machine),
+            (self.provider, here.provider, self.provider),
+            (self.onnxruntime, here.onnxruntime, release),
+            (self.build, here.build, f"build {self.build} of {release}"),
+        ):
+            if ours != theirs:
+                return f"made for {words}, this is {theirs}"
         if set(self.cpu) != set(here.cpu):
             return _cpu_misfit(set(self.cpu), set(here.cpu))
         if self.nchwc_block != here.nchwc_block:
@@ -195,7 +182,6 @@ def _nchwc_block(ort: Any) -> int:
 
 
 def _build(ort: Any) -> str:
-    """Return commit and checksum of a build's description, "unknown" before ONNX Runtime has one."""
     describe = getattr(ort, "get_build_info", None)
     if describe is None:
         return "unknown"
@@ -205,7 +191,6 @@ def _build(ort: Any) -> str:
 
 
 def _cpuinfo_text() -> str:
-    """Return /proc/cpuinfo, "" where there is none."""
     try:
         return _CPUINFO.read_text(errors="replace", encoding="utf-8")
     except OSError:
@@ -213,7 +198,6 @@ def _cpuinfo_text() -> str:
 
 
 def _numpy_table() -> Mapping[str, bool]:
-    """Return numpy's table of CPU features by name; empty if this numpy keeps it elsewhere."""
     try:
         return dict(importlib.import_module("numpy._core._multiarray_umath").__cpu_features__)
     except (ImportError, AttributeError):
@@ -221,14 +205,12 @@ def _numpy_table() -> Mapping[str, bool]:
 
 
 def _processor_name() -> str:
-    """Return the processor's name where there is no /proc/cpuinfo."""
     if sys.platform == "darwin":  # platform.processor() is "arm" for all of Apple's
         return _sysctl("machdep.cpu.brand_string") or platform.processor()
     return platform.processor()
 
 
 def _sysctl(name: str) -> str:
-    """Return a text of macOS's sysctl, "" if it does not have it."""
     import ctypes
 
     try:
@@ -266,7 +248,6 @@ def _cpu_features(machine: str, cpuinfo: str, table: Mapping[str, bool], name: s
 
 
 def _processors(cpuinfo: str) -> list[dict[str, str]]:
-    """Return the lines of each kind of processor in /proc/cpuinfo, by their keys in lower case."""
     kinds = {}
     for block in re.split(r"\n[ \t]*\n", cpuinfo):
         pairs = [line.partition(":") for line in block.splitlines()]
@@ -298,23 +279,8 @@ def _shortened(text: str) -> str:
 
 
 def _cpu_misfit(made_for: set[str], here: set[str]) -> str:
-    """Return the sentence about two sets of features that differ."""
-    lacks, has = made_for - here, here - made_for
-    for kind, word in (("model:", "model"), ("part:", "part")):
-        models = [sorted(f.removeprefix(kind) for f in side if f.startswith(kind)) for side in (made_for, here)]
-        if not any(f for f in lacks | has if not f.startswith(("model:", "part:"))) and models[0] != models[1]:
-            first, second = (_listing(names) if names else "another" for names in models)
-            return f"made for a CPU of {word} {first}, this is {second}"
-    sentences = [f"the CPU {verb} {_listing(sorted(side))}" for verb, side in (("lacks", lacks), ("has", has)) if side]
-    return ", and ".join(sentences)
-
-
-def _listing(names: list[str]) -> str:
-    """Return at most four names as a part of a sentence."""
-    shown = names[:3] if len(names) > 4 else names
-    rest = [f"{len(names) - 3} more"] if len(names) > 4 else []
-    *first, last = [printable(name, 60) for name in shown] + rest
-    return f"{', '.join(first)} and {last}" if first else last
+    sides = ("lacks", made_for - here), ("has", here - made_for)
+    return ", and ".join(f"the CPU {verb} {printable(', '.join(sorted(side)), 200)}" for verb, side in sides if side)
 
 
 def _fault(found: Any) -> str | None:

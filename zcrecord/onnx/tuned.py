@@ -209,12 +209,7 @@ class _Interfaces:
         self._left = DIGEST_ALLOWANCE * archive.stored_nbytes()
 
     def check(self, target: TunedTarget) -> None:
-        """Check that a target's graph has the model's inputs and outputs; those of earlier versions may have others.
-
-        Raises:
-            FormatError: it has others. OnnxError: it is malformed. LimitError: the targets share graphs so that to
-            compare them all would take out of all proportion to the archive.
-        """
+        """Check that a target's graph has the model's inputs and outputs; those of earlier versions may have others."""
         archive, own = self._archive, (target.graph, target.initializers)
         models = self._models.get(target.module, [])
         key = *map(archive.place, own), target.module
@@ -532,7 +527,6 @@ def seal_of(ix: Index, target: str, module: str, own: Any) -> str:
 
 
 def _all_skeletons(ix: Index) -> dict[str, list[PayloadId]]:
-    """Return the payloads of the models by the name of their module, of which a sound archive has one each."""
     found: dict[str, list[PayloadId]] = {}
     for a in unflatten.attribute_entries(ix, ix.attributes, PayloadId):
         if a.key == GRAPH_ATTRIBUTE and isinstance(a.value, PayloadId):
@@ -547,7 +541,6 @@ def _rows(ix: Index, numbers: Any) -> Any:
 
 
 def _gather(pool: Any, starts: Any, counts: Any) -> Any:
-    """Return ranges of a pool, one after the other."""
     counts = counts.astype(np.int64)
     ends = np.cumsum(counts)
     at = np.repeat(starts.astype(np.int64) - (ends - counts), counts)

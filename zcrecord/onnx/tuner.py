@@ -209,7 +209,6 @@ def untune(
 
 
 def _modules_to_tune(base: Record, path: str) -> list[str]:
-    """Return the modules of the models of an archive, "" for one that is all of it."""
     modules = graph.models_of(base.archive) or [graph.opened_model(base, None).module]
     if not base.archive.index.digest_kind:
         what = "has no digests, which packed weights need; save it with digest='xxh3'"
@@ -225,7 +224,6 @@ def _sent(
     options: Mapping[str, Any] | None,
     how: dict[str, Any],
 ) -> TuneReport:
-    """Write a tuned archive, or one without its tuned part, into a scratch folder, and send it to a URL."""
     started = time.perf_counter()
     check_destination(path_of(archive), url, force, options)
     with scratch_folder(url) as folder:
@@ -272,11 +270,7 @@ class _Work(NamedTuple):
 
     @contextlib.contextmanager
     def sink(self) -> Iterator[Sink]:
-        """Yield a sink that takes the place of the destination at the end.
-
-        Raises:
-            SourceError: the archive was replaced meanwhile; or the file system reports an error.
-        """
+        """Yield a sink that takes the place of the destination at the end."""
         assert self.record.archive.source.file is not None, "it is mapped"
         path, identity = self.record.archive.source.file
         replaces = identity if self.in_place() else self.replaces
@@ -325,11 +319,7 @@ class _Work(NamedTuple):
         return lapsed
 
     def same_answers(self, graphs: list[_TunedGraph], modules: list[str], folder: str) -> bool:
-        """Return True if sessions of the tuned archive answer as those of the models; it is written to a folder first.
-
-        Raises:
-            UnsupportedError: one answers otherwise, or does not use its tuned graph.
-        """
+        """Write the tuned archive into a folder and return True if its sessions answer as those of the models."""
         from .answers import same_answers  # here, because few compare them
 
         path, cpu = os.path.join(folder, MODEL), ["CPUExecutionProvider"]
@@ -353,11 +343,7 @@ class _Work(NamedTuple):
         verified: bool,
         started: float,
     ) -> TuneReport:
-        """Return the report, once the untuned part was found untouched; the first `others` graphs were there before.
-
-        Raises:
-            IntegrityError: it is another than before.
-        """
+        """Return the report, once the untuned part was found untouched; the first `others` graphs were there before."""
         with load_record(self.dest) as written:
             part = tuned.read_tuned(written.archive)
             base = written if part is None else Record(tuned.untuned(written.archive, part))
@@ -461,7 +447,7 @@ class _PayloadPool:
         self.sources = [np.frombuffer(base.payload(p), np.uint8) for p in range(len(rows))]
         self.originals = list(map(PayloadId, range(len(rows))))
         self.on_pages: set[int] = set()
-        self.alignment = base.header.alignment
+        self._alignment = base.header.alignment
         self._rows: list[tuple[int, int, int]] = rows.tolist()
         self._known = {(digest, nbytes): p for p, (_, nbytes, digest) in enumerate(self._rows)}
 
@@ -484,7 +470,7 @@ class _PayloadPool:
     def room(self) -> int:
         """Return the bytes that the new payloads take at most, their rows in the index included."""
         new = self.sources[len(self.originals) :]
-        align = max(self.alignment, ALIGNMENT)
+        align = max(self._alignment, ALIGNMENT)
         return sum(s.nbytes + align + PAYLOAD.itemsize for s in new) + _PAGE * len(self.on_pages)
 
     def take(self, graph: _TunedGraph) -> list[PayloadId]:
@@ -506,7 +492,6 @@ class _PayloadPool:
 
 
 def _head(archive: Archive) -> bytes:
-    """Return an archive's header, index and trailer, one after the other."""
     at, size = archive.header.index_offset, archive.header.index_size
     buffer = archive.buffer
     return b"".join([buffer[:HEADER_SIZE], buffer[at : at + size], buffer[-HEADER_SIZE:]])
@@ -534,7 +519,6 @@ def _add_part(entries: Entries, before: PayloadId, originals: list[PayloadId], t
 
 
 def _room(*values: Any) -> int:
-    """Return the bytes that modules with these attributes take in the index, at most."""
     lists = [v for value in values for v in (value.values() if isinstance(value, dict) else [value])]
     return _PAGE + sum(_PER_ITEM * len(v) if isinstance(v, list) else len(str(v)) for v in lists)
 

@@ -93,7 +93,6 @@ def is_as_stored(files: ModelFiles, e: LocatedTensor) -> bool:
 
 
 def _unused(e: LocatedTensor) -> int:
-    """Return the number of bits of the last byte that belong to no element."""
     return -prod(e.shape) * e.dtype.bits % 8 if e.dtype.packed else 0
 
 
@@ -104,7 +103,6 @@ def _is_canonical(e: LocatedTensor, data: Bytes) -> bool:
 
 
 def _stored(files: ModelFiles, e: LocatedTensor, mmap: bool) -> Bytes:
-    """Return the bytes of a tensor that lie together in a file: a view of them, or a copy."""
     if mmap and is_aligned(e):
         data = files.mapped(e.reference, e.offset, e.nbytes)
         if data is not None and _is_canonical(e, data):
@@ -225,7 +223,6 @@ class _MemorySink(ValueSink):
 
 
 def _decoded(files: ModelFiles, e: LocatedTensor) -> Bytes:
-    """Return the bytes of a tensor whose values have to be decoded: its message is read again."""
     reader = _RandomAccessReader(files.read_model, max(end for _, end in e.parts))
     memory = _MemorySink(e.nbytes)
     tensors = TensorReader(reader, memory)

@@ -16,9 +16,9 @@ from zcrecord.codec.layout import MAX_ALIGNMENT
 from zcrecord.dtypes import STRING
 from zcrecord.errors import LimitError, RecordError, SourceError, UnsupportedError
 from zcrecord.onnx.external_data import ONE_COPY, location_from
-from zcrecord.onnx.graph import Initializer, encode_reference, filled
+from zcrecord.onnx.graph import DeferredValues, Initializer, encode_reference, filled, size_of
 from zcrecord.onnx.names import name_tensors
-from zcrecord.onnx.protobuf.reader import LEN, MAX_LENGTH, Skeleton, encode_field, encode_varint
+from zcrecord.onnx.protobuf.reader import Skeleton, encode_field
 from zcrecord.onnx.protobuf.tensors import RAW_DATA, STRING_DATA
 from zcrecord.storage.files import check_destination, is_url, open_sink, path_of
 from zcrecord.tensors.packed import StringTensor
@@ -58,7 +58,8 @@ def write_small_model(
     with open_sink(path, durable=durable, replaces=new) as sink:
         sink.reserve(sum(map(len, parts)))
         for part in parts:
-            sink.write(part.read() if isinstance(part, _DeferredTensor) else part)
+            for piece in part.pieces() if isinstance(part, DeferredValues) else (part,):
+                sink.write(piece)
         written = sink.position
     return conversion_report(
         started,
@@ -71,23 +72,6 @@ def write_small_model(
         input_bytes=model.input_bytes,
         session_options=ONE_COPY,
     )
-
-
-class _DeferredTensor:
-    """Stands for the bytes of a tensor until they are written."""
-
-    __slots__ = ("_entry", "_files")
-
-    def __init__(self, files: ModelFiles, entry: LocatedTensor) -> None:
-        self._files = files
-        self._entry = entry
-
-    def __len__(self) -> int:
-        return self._entry.nbytes
-
-    def read(self) -> Any:
-        """Return the bytes, read now."""
-        return read(self._files, self._entry, mmap=False).data
 
 
 class _SmallModel:
@@ -111,11 +95,7 @@ class _SmallModel:
         self.modules = self.inlined = self.input_bytes = 0
 
     def parts(self) -> list[Any]:
-        """Return the model as parts in order, each bytes-like or a `_DeferredTensor`.
-
-        Raises:
-            SourceError: a file is no longer the one that was scanned. LimitError: more bytes than a model may have.
-        """
+        """Return the model as parts in order, each bytes-like or `DeferredValues`."""
         original, skeleton = self._files.file_of(None), Skeleton()
         original.check_current()
         named, located = find_tensors(original, skeleton)
@@ -129,14 +109,10 @@ class _SmallModel:
         self.input_bytes = original.nbytes + sum(e.nbytes for e in located if e.reference is not None)
         tensors = [(e.dtype, e) for e in located]
         parts = filled(b"".join(skeleton.finish()), tensors, self._place)
-        nbytes = sum(map(len, parts))
-        if nbytes > MAX_LENGTH:
-            what = f"{nbytes} bytes in one model, and protobuf holds at most {MAX_LENGTH}"
-            raise LimitError(f"{what}; convert the model, and use to_onnx(external=True)")
+        size_of(parts, "convert the model, and use to_onnx(external=True)")
         return parts
 
     def _place(self, found: Initializer) -> Any:
-        """Return the fields that stand for a tensor's values, or a part to write in their place."""
         e: LocatedTensor = found.value
         try:
             if not found.inside and found.graph != "apart" and self._fits(e):
@@ -163,7 +139,6 @@ class _SmallModel:
             self.inlined += len(fields)
             return fields
         self.inlined += e.nbytes
-        values = _DeferredTensor(self._files, e)
         if e.nbytes > _SMALL:
-            return values
-        return encode_varint(RAW_DATA << 3 | LEN) + encode_varint(e.nbytes) + bytes(values.read())
+            return DeferredValues(e.nbytes, lambda: (read(self._files, e, mmap=False).data,))
+        return encode_field(RAW_DATA, bytes(read(self._files, e, mmap=False)))

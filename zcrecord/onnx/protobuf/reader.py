@@ -430,7 +430,6 @@ class VarintDecoder:
         return values, int(ends[2 * count - 1]) + 1
 
     def _bounds(self, ends: Array) -> tuple[Array, Array]:
-        """Return the first and the last byte of varints that lie side by side from 0 on."""
         starts = self._room("starts", len(ends), np.int64)
         starts[:1] = 0
         np.add(ends[:-1], 1, out=starts[1:])
@@ -468,7 +467,6 @@ class VarintDecoder:
 
 
 def _add_tails(words: Array, every: Array, starts: Array, longer: Array) -> None:
-    """Add the bits of ninth and tenth bytes."""
     which = np.flatnonzero(longer > 7)
     tails = every.take(starts.take(which) + 8)
     tails &= _TAIL_MASKS.take(longer.take(which) - 8)

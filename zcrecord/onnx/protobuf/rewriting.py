@@ -127,7 +127,6 @@ def _rewritten(reader: ProtobufReader, end: int, kind: str, change: Change, dept
 
 
 def _external(reader: ProtobufReader, end: int) -> ExternalTensor | None:
-    """Pass a TensorProto and return it taken apart; None if it has no external data."""
     rest: list[Any] = []
     entries: dict[str, str] = {}
     done = reader.pos

@@ -218,7 +218,6 @@ class Scanner:
                 self._child(scope, child, tag, value, start, depth)
 
     def _child(self, scope: Scope, child: ChildField, tag: int, nbytes: int, start: int, depth: int) -> None:
-        """Read a message that may hold tensors."""
         reader = self._reader
         inner = None if scope.single is None else scope.single.get(tag)
         if inner is None:
@@ -229,7 +228,6 @@ class Scanner:
         self._close(scope, child, tag, inner)
 
     def _close(self, scope: Scope, child: ChildField, tag: int, inner: Scope | TensorMessage) -> None:
-        """Finish a message, unless a second one may be merged into it."""
         if not child.repeated:
             scope.single = {} if scope.single is None else scope.single
             scope.single[tag] = inner

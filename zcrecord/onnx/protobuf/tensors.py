@@ -314,7 +314,6 @@ class TensorReader:
         t.values.held = 0 if t.packed else -1
 
     def _begin(self, t: TensorMessage, estimate: int) -> None:
-        """Start the tensor's payload of about so many bytes, unless it is the one that is open."""
         if self._open is not t:
             self.close_open()
             self._sink.begin(t, max(estimate, t.expected()))
@@ -449,7 +448,6 @@ class TensorReader:
         return self.fail(t, f"{FIELDS[t.values.field]} holds {value}, out of range for {name}")
 
     def _wait(self, t: TensorMessage, chunks: Iterable[Any], nbytes: int) -> bytearray:
-        """Hold varints until the data_type comes; return all that are held."""
         v = t.values
         early = v.early = bytearray() if v.early is None else v.early
         if nbytes + len(early) > MAX_EARLY:
@@ -460,7 +458,6 @@ class TensorReader:
         return early
 
     def _single(self, t: TensorMessage, tag: int, value: int, end: int) -> None:
-        """Integers one to a field, as proto2 writes them unless packed. Those that follow are taken along."""
         reader, number = self._reader, tag >> 3
         self._singles(t, number, np.array([value], np.uint64))
         for data in self._ahead(tag, end):
@@ -555,7 +552,6 @@ class TensorReader:
         return shape
 
     def _check_count(self, t: TensorMessage) -> None:
-        """Raise OnnxError unless there are, or with unread varints may be, as many values as the shape takes."""
         v, what, need = t.values, "bytes", t.expected()
         least = most = v.nbytes
         if t.data_type == STRING:
