@@ -12,23 +12,16 @@ from zcrecord.errors import RecordError, printable
 
 __all__ = ["error_json", "spoken", "spoken_message"]
 
-_SPOKEN = {  # regular expressions, in this order
-    r"force=True": "--force",
-    r"discard=True": "--discard",
-    r"keep=True": "--keep",
-    r"allow_links=True": "--allow-links",
-    r"verify=True": "--verify",
+_OPTIONS = (
+    *("alignment", "allow_links", "discard", "exclude", "external", "force", "keep", "max_shard_size", "module"),
+    *("select", "tuned", "verify"),
+)  # arguments whose option has their name
+_SPOKEN: dict[str, Any] = {  # regular expressions, in this order
     r"to_onnx\(external=True\)": "zcrecord to-onnx --external",
-    r"external=True": "--external",
     r"remove the tuned part \(untune\)": "remove the tuned part (zcrecord tune --remove)",
-    r"\btuned=True": "--tuned",
-    r"name one with module=": "name one with --module",
-    r"select= and exclude= are": "--select and --exclude are",
     r"dest_format=(, --to)?": "--to",
     r"source_format=(, --from)?": "--from",
-    r"\balignment= ": "--alignment ",
     r"save it with digest='xxh3'": "zcrecord convert writes one with digests",
-    r"max_shard_size= ": "--max-shard-size ",
     r"list\(record\) gives all names": "zcrecord ls lists them",
     r"read it and pass the bytes": "pipe it in, and give - in its place",
     r", or open it as it is with embedded='suffix'": "",
@@ -37,11 +30,16 @@ _SPOKEN = {  # regular expressions, in this order
     r"scan\(\.\.\., mmap=False\) reads it instead": "copy it to a disk from which files can be mapped",
     r"in cache=": "in $ZCRECORD_CACHE",
     r"give credentials in storage_options=": "give credentials in the URL, as https://user:password@host/",
-    r"does storage_options= fit\?": "do the URL and its credentials fit?",
     r"do the URL and storage_options= fit, headers as text\?": "is the URL right?",
-    r"do the URL and storage_options= fit\?": "do the URL and its credentials fit?",
+    r"(do the URL and|does) storage_options= fit\?": "do the URL and its credentials fit?",
     r"storage_options= does not fit URLs": "the settings do not fit URLs",
+    rf"\b(?:{'|'.join(_OPTIONS)})=(?:True\b|(?![\w'\"(\[]))": lambda match: _option(match[0]),
 }
+
+
+def _option(argument: str) -> str:
+    """Return the option of the command line for an argument of Python."""
+    return "--" + argument.partition("=")[0].replace("_", "-")
 
 
 def spoken_message(message: str) -> str:
@@ -51,8 +49,8 @@ def spoken_message(message: str) -> str:
         >>> spoken_message("exists already; force=True replaces it")
         'exists already; --force replaces it'
     """
-    for pattern, said in _SPOKEN.items():
-        message = re.sub(pattern, said, message)
+    for pattern, words in _SPOKEN.items():
+        message = re.sub(pattern, words, message)
     return message
 
 
