@@ -269,11 +269,11 @@ class Archive:
             end = start + words[12 * i + 1]
             if end >= size or text[end]:
                 self.ensure(i)  # raises: the name breaks R27
-            found = text[start:end].tobytes()
-            if found == wanted:
+            candidate = text[start:end].tobytes()
+            if candidate == wanted:
                 self.ensure(i)
                 return i
-            if found < wanted:
+            if candidate < wanted:
                 lo = mid + 1
             else:
                 hi = mid

@@ -33,14 +33,14 @@ class Box(NamedTuple):
 
     def part(self, start: int, stop: int) -> Array:
         """Return the elements of some of the tensor's leading indices, their pages brought in."""
-        found = self.values[max(start - self.origin[0], 0) : stop - self.origin[0]]
+        values = self.values[max(start - self.origin[0], 0) : stop - self.origin[0]]
         if self.mapped is not None:
-            at = address(found) - address(self.mapped.view)
+            at = address(values) - address(self.mapped.view)
             try:
-                self.mapped.bring(at, at + found.nbytes)
+                self.mapped.bring(at, at + values.nbytes)
             except SourceError as error:
                 raise error.located(path=self.path) from error.__cause__
-        return found
+        return values
 
     def row(self, index: int) -> Box:
         """Return the elements of one leading index, as a box of one axis less."""
@@ -84,11 +84,11 @@ def blocks_of(shape: tuple[int, ...], boxes: Sequence[Box], most: int = BLOCK) -
     return _blocks(shape, boxes, np.empty(max(1, min(most // dtype.itemsize, prod(shape))), dtype))
 
 
-def _blocks(shape: tuple[int, ...], boxes: Sequence[Box], held: Array) -> Iterator[Array]:
+def _blocks(shape: tuple[int, ...], boxes: Sequence[Box], room: Array) -> Iterator[Array]:
     starts = np.array([box.origin[0] for box in boxes])
     stops = starts + [len(box.values) for box in boxes]
     row = prod(shape[1:])
-    step, done = len(held) // row, 0
+    step, done = len(room) // row, 0
     while done < shape[0]:
         stop = min(done + max(step, 1), shape[0])
         here = [boxes[i] for i in np.flatnonzero((starts < stop) & (stops > done)).tolist()]
@@ -98,11 +98,11 @@ def _blocks(shape: tuple[int, ...], boxes: Sequence[Box], held: Array) -> Iterat
             yield whole.part(done, stop)
             whole.let_go()
         elif step:
-            block = held[: (stop - done) * row].reshape(stop - done, *shape[1:])
+            block = room[: (stop - done) * row].reshape(stop - done, *shape[1:])
             put_together(block, here, done)
             yield block
         else:
-            yield from _blocks(shape[1:], [box.row(done) for box in here], held)
+            yield from _blocks(shape[1:], [box.row(done) for box in here], room)
         done = stop
 
 

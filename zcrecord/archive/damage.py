@@ -60,12 +60,12 @@ def find(archive: Archive, progress: Progress | None = None, *, threads: int | N
     Raises:
         LimitError: something is damaged, and the full names that use it would take out of all proportion.
     """
-    check = _DamageSearch(archive, progress)
-    check.run(cores(threads))
-    found = sorted(check.found)
+    search = _DamageSearch(archive, progress)
+    search.run(cores(threads))
+    ranges = sorted(search.damaged)
     if progress:
-        progress(check.total, check.total)
-    return _named(archive, check.numbers, found)
+        progress(search.total, search.total)
+    return _named(archive, search.numbers, ranges)
 
 
 def check_digest(pieces: Iterable[Piece], tensor: str | None) -> None:
@@ -81,20 +81,20 @@ def check_digest(pieces: Iterable[Piece], tensor: str | None) -> None:
             raise IntegrityError(what, path=source.path, tensor=tensor)
 
 
-def error_of(found: list[Damage]) -> FormatError:
+def error_of(damage: list[Damage]) -> FormatError:
     """Return the error that names the first damaged payload, or gap if no payload is, counts the rest, and has all."""
-    first = next((d for d in found if d.what == _CHANGED), found[0])
+    first = next((d for d in damage if d.what == _CHANGED), damage[0])
     lo, hi = first.offset, first.offset + first.nbytes
-    rest = f" there and in {len(found) - 1} more" if len(found) > 1 else ""
-    rest += (" place" if len(found) == 2 else " places") if rest else ""
+    rest = f" there and in {len(damage) - 1} more" if len(damage) > 1 else ""
+    rest += (" place" if len(damage) == 2 else " places") if rest else ""
     error: FormatError
     if first.what == _CHANGED:
         what = f"payload [{lo:#x}, {hi:#x}): its digest does not match; the file is damaged{rest}, copy it again"
         error = IntegrityError(what, tensor=first.tensors[0] if first.tensors else None, offset=lo)
     else:
-        rest = "" if len(found) == 1 else ", as does 1 more" if len(found) == 2 else f", as do {len(found) - 1} more"
+        rest = "" if len(damage) == 1 else ", as does 1 more" if len(damage) == 2 else f", as do {len(damage) - 1} more"
         error = FormatError(f"the gap [{lo:#x}, {hi:#x}) holds bytes that are not zero{rest}", offset=lo)
-    error.damage = tuple(found)
+    error.damage = tuple(damage)
     return error
 
 
@@ -108,7 +108,7 @@ class _DamageSearch:
         new[1:] = offsets[1:] != offsets[:-1]
         self.numbers = np.flatnonzero(new)  # of each range the first payload
         self.rows: Array = ix.payloads[self.numbers]
-        self.found: list[tuple[int, int, int]] = []  # from where to where, and of `rows` which; -1 for a gap
+        self.damaged: list[tuple[int, int, int]] = []  # from where to where, and of `rows` which; -1 for a gap
         self._start, self._end = h.payload_region
         self.total = self._end - self._start
         self._base, self._shift = h.payload_offset, archive.offset
@@ -153,7 +153,7 @@ class _DamageSearch:
             lo, hi = self._base + offset, self._base + offset + nbytes
             self._gap(done, lo)
             if self._hashed and self._digest(lo, hi, going) != digest:
-                self.found.append((lo + self._shift, hi + self._shift, number))
+                self.damaged.append((lo + self._shift, hi + self._shift, number))
             done = hi
         self._add(int(self.rows["nbytes"][first:last].sum()) if hi - lo <= _PIECE else 0)  # larger ones counted pieces
 
@@ -181,16 +181,16 @@ class _DamageSearch:
 
     def _gap(self, lo: int, hi: int) -> None:
         if lo < hi and self._whole and self._buffer[lo:hi].tobytes().strip(b"\0"):
-            self.found.append((lo + self._shift, hi + self._shift, -1))
+            self.damaged.append((lo + self._shift, hi + self._shift, -1))
 
 
-def _named(archive: Archive, numbers: Array, found: list[tuple[int, int, int]]) -> list[Damage]:
+def _named(archive: Archive, numbers: Array, ranges: list[tuple[int, int, int]]) -> list[Damage]:
     """Return the damage found, with the names that use each payload; payloads of one range are one."""
-    if not found:
+    if not ranges:
         return []
-    tensors, attributes, metadata = _users(archive, numbers, {number for _, _, number in found})
+    tensors, attributes, metadata = _users(archive, numbers, {number for _, _, number in ranges})
     out = []
-    for lo, hi, number in found:
+    for lo, hi, number in ranges:
         users = [tuple(names.get(number, ())) for names in (tensors, attributes, metadata)]
         out.append(Damage(_FILLED if number < 0 else _CHANGED, lo, hi - lo, users[0], users[1], users[2]))
     return out

@@ -80,17 +80,17 @@ def _check_files(
     each = files(archive)
     done, total = 0, sum(size for size, _ in each)
     first: RecordError | None = None
-    found: list[damage.Damage] = []
+    damaged: list[damage.Damage] = []
     for size, open_file in each:
         try:
             check_one(open_file(), progress and _shifted(progress, done, total))
         except (FormatError, SourceError) as error:
             first = first or error
             whole = damage.Damage(error.message, 0, 0)
-            found += [replace(d, path=error.path) for d in error.damage or (whole,)]
+            damaged += [replace(d, path=error.path) for d in error.damage or (whole,)]
         done += size
     if first is not None:
-        first.damage = tuple(found)
+        first.damage = tuple(damaged)
         raise first
     if progress:
         progress(total, total)
@@ -107,8 +107,8 @@ def _check_file(archive: Archive, progress: Progress | None) -> None:
         if archive.source.remote is not None:
             archive.source.remote.check(archive, progress)
             return
-        if found := damage.find(archive, progress):
-            raise damage.error_of(found)
+        if damaged := damage.find(archive, progress):
+            raise damage.error_of(damaged)
     except RecordError as error:
         raise error.located(path=archive.path) from None
     _check_elements(archive)

@@ -146,7 +146,7 @@ def _ties(archive: Archive, names: list[str]) -> dict[int, tuple[str, ...]]:
     out: dict[int, list[str]] = {}
     for i in shared.tolist():
         out.setdefault(int(payloads[i]), []).append(names[i])
-    return {number: tuple(found) for number, found in out.items()}
+    return {number: tuple(names) for number, names in out.items()}
 
 
 def _info(archive: Archive, name: str, row: TensorEntry, module: str, tied: tuple[str, ...]) -> TensorInfo:
@@ -189,7 +189,7 @@ def modules(archive: Archive) -> dict[str, ModuleInfo]:
     """Return every module by its full name, the record itself as ''; in pre-order."""
     archive.ensure_all()
     ix = archive.index
-    found = [_module_name(archive, m) for m in range(len(ix.modules))]
+    names = [_module_name(archive, m) for m in range(len(ix.modules))]
     values: dict[int, dict[str, Any]] = {}
     for a in unflatten.attribute_entries(ix, ix.attributes, archive.payload):
         values.setdefault(a.parent, {})[a.key] = a.value
@@ -199,7 +199,7 @@ def modules(archive: Archive) -> dict[str, ModuleInfo]:
     sums = np.concatenate(([0], np.cumsum(sizes)))
     first = [*ix.modules["first_tensor"].tolist(), len(ix.tensors)]
     out = {}
-    for m, (name, row) in enumerate(zip(found, ix.modules, strict=True)):
+    for m, (name, row) in enumerate(zip(names, ix.modules, strict=True)):
         last = first[int(row["end"])]
         out[name] = ModuleInfo(
             name=name,
@@ -238,8 +238,8 @@ def child_of_type(archive: Archive, type_name: str) -> int | None:
     archive.ensure_all()
     ix = archive.index
     rows = ix.modules
-    found = np.flatnonzero((rows["parent"] == 0) & (rows["type_name_size"] == len(type_name.encode()))).tolist()
-    return next((m for m in found if ix.text_of(rows[m], "type_name") == type_name), None)
+    numbers = np.flatnonzero((rows["parent"] == 0) & (rows["type_name_size"] == len(type_name.encode()))).tolist()
+    return next((m for m in numbers if ix.text_of(rows[m], "type_name") == type_name), None)
 
 
 def walk(archive: Archive) -> Iterator[tuple[int, str, Any]]:
@@ -247,7 +247,7 @@ def walk(archive: Archive) -> Iterator[tuple[int, str, Any]]:
 
     Children of all kinds come in saved order. A module is a ModuleInfo, a tensor a TensorInfo, an attribute its value.
     """
-    found = list(modules(archive).values())
+    described = list(modules(archive).values())
     ix = archive.index
     tensors, module_count = ix.tensors, len(ix.modules)
     rows = (ix.modules[1:], tensors, ix.attributes)
@@ -256,7 +256,7 @@ def walk(archive: Archive) -> Iterator[tuple[int, str, Any]]:
     starts = np.searchsorted(parents[order], np.arange(module_count + 1))
     names = archive.names()
     ties = _ties(archive, names)
-    yield 0, "", found[0]
+    yield 0, "", described[0]
     stack = [(0, iter(order[starts[0] : starts[1]].tolist()))]
     while stack:
         parent, children = stack[-1]
@@ -265,13 +265,13 @@ def walk(archive: Archive) -> Iterator[tuple[int, str, Any]]:
             stack.pop()
         elif child < module_count - 1:
             m = child + 1
-            yield len(stack), unflatten.key_of(ix, ix.modules[m]), found[m]
+            yield len(stack), unflatten.key_of(ix, ix.modules[m]), described[m]
             stack.append((m, iter(order[starts[m] : starts[m + 1]].tolist())))
         elif child < module_count - 1 + len(tensors):
             i = child - (module_count - 1)
             row = ix.tensor(i)
-            told = _info(archive, names[i], row, found[parent].name, ties.get(row.payload, ()))
-            yield len(stack), unflatten.key_of(ix, tensors[i]), told
+            tensor = _info(archive, names[i], row, described[parent].name, ties.get(row.payload, ()))
+            yield len(stack), unflatten.key_of(ix, tensors[i]), tensor
         else:
             key = ix.text_of(ix.attributes[child - (module_count - 1) - len(tensors)])
-            yield len(stack), key, found[parent].attributes[key]
+            yield len(stack), key, described[parent].attributes[key]

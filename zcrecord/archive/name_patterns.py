@@ -154,7 +154,7 @@ def starred(old: str, new: str) -> Callable[[str], str]:
     match = star_match(old)
 
     def renamed(name: str) -> str:
-        found = match(name)
-        return name if found is None else "".join(a + b for a, b in zip(parts, [*found.groups(), ""], strict=True))
+        groups = match(name)
+        return name if groups is None else "".join(a + b for a, b in zip(parts, [*groups.groups(), ""], strict=True))
 
     return renamed

@@ -91,9 +91,9 @@ class Payloads:
                 for _ in self.stored(info):
                     pass
             self._find(self._archive.payload(info.payload))
-            held = np.empty(min(info.nbytes, _GATHERED), np.uint8)
+            room = np.empty(min(info.nbytes, _GATHERED), np.uint8)
             for block in in_blocks(self._archive.view(self._archive.find(info.name)), _GATHERED):
-                octets = held[: block.nbytes]
+                octets = room[: block.nbytes]
                 self._gather(octets.view(block.dtype).reshape(block.shape), block)
                 yield octets
 

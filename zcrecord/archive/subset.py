@@ -26,7 +26,7 @@ GONE: Any = object()  # in the place of an attribute's value: it is taken out
 
 Names = str | Iterable[str] | Callable[[info.TensorInfo], bool]
 Rename = Mapping[Any, str] | Callable[[str], str]  # keys: str or re.Pattern; a mapping's key type is invariant
-Told = list[tuple[int, int, tuple[str, ...]]]  # 0 module, 1 tensor, 2 attribute; its number; its path
+Members = list[tuple[int, int, tuple[str, ...]]]  # 0 module, 1 tensor, 2 attribute; its number; its path
 Children = dict[int, list[tuple[int, int, int]]]  # of a module: place, 0 to 2 as above, number
 
 
@@ -61,12 +61,12 @@ def module(archive: Archive, name: str) -> Archive:
     if not isinstance(name, str):
         raise UnsupportedError(f"a module's name is a str, not a {type(name).__name__}")
     sized = np.flatnonzero(ix.modules["name_size"] == len(name.encode(errors="surrogatepass")))
-    found = [m for m in sized.tolist() if ix.text_of(ix.modules[m]) == name]
-    if not found:
+    matches = [m for m in sized.tolist() if ix.text_of(ix.modules[m]) == name]
+    if not matches:
         names = archive.names()
         why = "is a tensor and no module; record[name] gives it" if name in names else prefix_advice(name, names)
         raise TensorNotFoundError(name, lambda: map(ix.text_of, ix.modules), path=archive.path, why=why)
-    return _PartBuilder(archive, found[0]).part().of(archive, lambda _: (module, (archive, name)))
+    return _PartBuilder(archive, matches[0]).part().of(archive, lambda _: (module, (archive, name)))
 
 
 def select(archive: Archive, names: Names | None, rename: Rename | None) -> Archive:
@@ -148,7 +148,7 @@ def chosen_tensors(archive: Archive, names: Names) -> set[int]:
     archive.ensure_all()
     builder = _PartBuilder(archive, 0)
     builder.keep(names)
-    return builder.kept
+    return builder.chosen
 
 
 def single_tensor(archive: Archive, i: int) -> Archive:
@@ -174,8 +174,8 @@ class _PartBuilder:
         self._tensors = tensors
         self._attributes = list(unflatten.attribute_entries(ix, ix.attributes[attributes], PayloadId))
         self._names = {m: ix.text_of(ix.modules[m]) for m in range(top, self._last)}
-        self._kept_modules = set(self._names)
-        self.kept = set(tensors)
+        self._modules = set(self._names)
+        self.chosen = set(tensors)
         self._shorter: set[int] = set()  # modules that lose members
         self._paths: dict[int, tuple[str, ...]] = {top: ()}
         for m in range(top + 1, self._last):
@@ -195,7 +195,7 @@ class _PartBuilder:
         chosen: set[int] = set()
         if callable(names):
             keep = names
-            self.kept = {i for i, told in enumerate(info.infos(archive)) if keep(told)}
+            self.chosen = {i for i, tensor in enumerate(info.infos(archive)) if keep(tensor)}
         else:
             matches = name_test(names, archive.names, list(self._names.values()), archive.path)
             chosen = {m for m, name in self._names.items() if matches(name)}
@@ -203,20 +203,20 @@ class _PartBuilder:
                 if self._parent(m) in chosen:
                     chosen.add(m)
             parents = ix.tensors["parent"]
-            self.kept = {i for i in self._tensors if int(parents[i]) in chosen or matches(ix.name(i))}
-        kept = {int(ix.tensors["parent"][i]) for i in self.kept} | chosen | {self._top}
+            self.chosen = {i for i in self._tensors if int(parents[i]) in chosen or matches(ix.name(i))}
+        modules = {int(ix.tensors["parent"][i]) for i in self.chosen} | chosen | {self._top}
         for m in range(self._last - 1, self._top, -1):
-            if m in kept:
-                kept.add(self._parent(m))
-        self._kept_modules = kept
-        self._shorter = {self._parent(m) for m in self._names if m and m not in kept}
-        self._shorter |= {int(ix.tensors["parent"][i]) for i in self._tensors if i not in self.kept}
+            if m in modules:
+                modules.add(self._parent(m))
+        self._modules = modules
+        self._shorter = {self._parent(m) for m in self._names if m and m not in modules}
+        self._shorter |= {int(ix.tensors["parent"][i]) for i in self._tensors if i not in self.chosen}
 
     def drop(self, names: Names) -> None:
         """Leave out the tensors, modules and attributes that are chosen."""
         archive, ix = self._archive, self._archive.index
         if callable(names):
-            self._leave_out({i for i, told in enumerate(info.infos(archive)) if names(told)}, set(), set())
+            self._leave_out({i for i, tensor in enumerate(info.infos(archive)) if names(tensor)}, set(), set())
             return
         attributes = self._attribute_names()
         matches = name_test(names, archive.names, [*self._names.values(), *attributes], archive.path, each=True)
@@ -253,11 +253,11 @@ class _PartBuilder:
     def _leave_out(self, tensors: set[int], modules: set[int], attributes: set[int]) -> None:
         """Leave out tensors, whole modules and attributes, and the modules that nothing is left in."""
         rows = self._archive.index.tensors["parent"]
-        self.kept = set(self._tensors) - tensors
+        self.chosen = set(self._tensors) - tensors
         self._gone = attributes
         left = dict.fromkeys(self._names, 0)
         members = [self._parent(m) for m in self._names if m > self._top and m not in modules]
-        members += [int(rows[i]) for i in self.kept]
+        members += [int(rows[i]) for i in self.chosen]
         members += [a.parent for n, a in enumerate(self._attributes) if n not in attributes]
         for m in members:
             left[m] += 1
@@ -268,7 +268,7 @@ class _PartBuilder:
                 if m not in modules:
                     left[self._parent(m)] -= 1
                     self._shorter.add(self._parent(m))
-                self._kept_modules.discard(m)
+                self._modules.discard(m)
 
     def rename(self, new: Callable[[str], str], whole: str) -> None:
         """Rename modules, tensors and attributes, and put all of them below the module `whole` (or "").
@@ -299,9 +299,9 @@ class _PartBuilder:
         archive, ix = self._archive, self._archive.index
         outline, order = ModuleTreeBuilder(), []
         children = self._children()
-        told = self._told(children)
-        kinds, keys = self._kinds(told, children), unflatten.keys_of_lists(ix)
-        for kind, number, path in told:
+        members = self._members(children)
+        kinds, keys = self._kinds(members, children), unflatten.keys_of_lists(ix)
+        for kind, number, path in members:
             if kind == 0:
                 outline.module(path, *kinds[path], keys.get(self._names[number]))
             elif kind == 1:
@@ -332,7 +332,7 @@ class _PartBuilder:
         if not self._tensors_put and not self._attributes_put:
             return range(0)
         names = set(self._archive.names())
-        modules = {self._names[m]: m for m in self._kept_modules}
+        modules = {self._names[m]: m for m in self._modules}
         # A flat record's names are keys of one module, with dots in them: so are those that join them.
         flat = {int(row["parent"]) for row in ix.tensors if "." in unflatten.key_of(ix, row)}
 
@@ -349,24 +349,24 @@ class _PartBuilder:
             outline.attribute(path_of(name), value)
         return range(len(ix.tensors), len(ix.tensors) + len(self._tensors_put))
 
-    def _kinds(self, told: Told, children: Children) -> dict[tuple[str, ...], tuple[int, str]]:
+    def _kinds(self, members: Members, children: Children) -> dict[tuple[str, ...], tuple[int, str]]:
         """Return kind and class name by path: those of the saved module, unless members joined or left it.
 
         A list that has lost members is a mapping too, but the outline sees to that. Integers among the keys of a
         NUMBERED module stay integers, whatever joins them.
         """
         ix = self._archive.index
-        members: dict[tuple[str, ...], list[int]] = {}
-        for kind, number, path in told:
+        parents_at: dict[tuple[str, ...], list[int]] = {}
+        for kind, number, path in members:
             if path and (kind or number != self._top):
                 parents = (ix.modules["parent"], ix.tensors["parent"])
                 parent = self._attributes[number].parent if kind == 2 else int(parents[kind][number])
-                members.setdefault(path[:-1], []).append(parent)
+                parents_at.setdefault(path[:-1], []).append(parent)
         out: dict[tuple[str, ...], tuple[int, str]] = {}
-        for kind, number, path in told:
+        for kind, number, path in members:
             if kind:
                 continue
-            row, mine = ix.modules[number], members.get(path, [])
+            row, mine = ix.modules[number], parents_at.get(path, [])
             was, type_name = int(row["kind"]), ix.text_of(row, "type_name")
             lacks = number in self._shorter or len(mine) < len(children[number])
             if was == ModuleKind.NUMBERED:
@@ -377,13 +377,13 @@ class _PartBuilder:
                 out[path] = was, type_name
         return out
 
-    def _told(self, children: Children) -> Told:
+    def _members(self, children: Children) -> Members:
         """Return (0, module, path), (1, tensor, path), (2, attribute, path) of all that is kept, in order.
 
         A module whose children all have names elsewhere by now is not.
         """
         ix = self._archive.index
-        told = []
+        members = []
         for kind, number in self._in_order(children):
             if kind == 0:
                 path = self._paths[number]
@@ -394,21 +394,21 @@ class _PartBuilder:
                 a = self._attributes[number]
                 name = f"{self._names[a.parent]}.{a.key}" if self._names[a.parent] else a.key
                 path = self._path(a.parent, a.key, name)
-            told.append((kind, number, path))
+            members.append((kind, number, path))
         if self._new is None:
-            return told
-        ends = {path if kind == 0 else path[:-1] for kind, number, path in told if kind or not children[number]}
+            return members
+        ends = {path if kind == 0 else path[:-1] for kind, number, path in members if kind or not children[number]}
         used = {path[:depth] for path in ends for depth in range(len(path) + 1)}
-        return [(kind, number, path) for kind, number, path in told if kind or path in used]
+        return [(kind, number, path) for kind, number, path in members if kind or path in used]
 
     def _children(self) -> Children:
         """Return (place, 0, module), (place, 1, tensor), (place, 2, attribute) of what is kept, by module."""
         ix = self._archive.index
-        children: Children = {m: [] for m in self._kept_modules}
-        for m in self._kept_modules:
+        children: Children = {m: [] for m in self._modules}
+        for m in self._modules:
             if m > self._top:
                 children[self._parent(m)].append((int(ix.modules["place"][m]), 0, m))
-        for i in self.kept:
+        for i in self.chosen:
             children[int(ix.tensors["parent"][i])].append((int(ix.tensors["place"][i]), 1, i))
         for number, a in enumerate(self._attributes):
             if a.parent in children and number not in self._gone:
