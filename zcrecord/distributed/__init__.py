@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .consolidation import consolidate
-    from .reader import CheckpointReading as ZcrStorageReader
+    from .reader import ZcrStorageReader
     from .views import load_views
-    from .writer import CheckpointWriting as ZcrStorageWriter
+    from .writer import ZcrStorageWriter
 
 __all__ = ["ZcrStorageReader", "ZcrStorageWriter", "consolidate", "load_views"]
 
@@ -25,13 +25,13 @@ __all__ = ["ZcrStorageReader", "ZcrStorageWriter", "consolidate", "load_views"]
 def __getattr__(name: str) -> Any:
     found: Any
     if name == "ZcrStorageWriter":
-        from .writer import CheckpointWriting
+        from .writer import ZcrStorageWriter
 
-        found = _over_torch(name, CheckpointWriting, "StorageWriter")
+        found = _over_torch(name, ZcrStorageWriter, "StorageWriter")
     elif name == "ZcrStorageReader":
-        from .reader import CheckpointReading
+        from .reader import ZcrStorageReader
 
-        found = _over_torch(name, CheckpointReading, "StorageReader")
+        found = _over_torch(name, ZcrStorageReader, "StorageReader")
     elif name == "load_views":
         from .views import load_views as found
     elif name == "consolidate":

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 else:
     StorageReader = object  # torch's comes after it, in `__getattr__` of the package
 
-__all__ = ["CheckpointReading", "loaded_object"]
+__all__ = ["ZcrStorageReader", "loaded_object"]
 
 
-class CheckpointReading(StorageReader):  # type: ignore[misc]  # mypy takes torch for Any
+class ZcrStorageReader(StorageReader):  # type: ignore[misc]  # mypy takes torch for Any
     """Loads a checkpoint into a distributed state dict, of whatever layout and number of ranks.
 
         dcp.load(state_dict, storage_reader=ZcrStorageReader("checkpoints/100"))

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 else:
     StorageWriter = object  # torch's comes after it, in `__getattr__` of the package
 
-__all__ = ["CheckpointWriting"]
+__all__ = ["ZcrStorageWriter"]
 
 
-class CheckpointWriting(StorageWriter):  # type: ignore[misc]  # mypy takes torch for Any
+class ZcrStorageWriter(StorageWriter):  # type: ignore[misc]  # mypy takes torch for Any
     """Saves a distributed state dict as one archive for each rank and a catalogue, `checkpoint.zcr`, written last.
 
         dcp.save(state_dict, storage_writer=ZcrStorageWriter("checkpoints/100"))
@@ -43,6 +43,10 @@ class CheckpointWriting(StorageWriter):  # type: ignore[misc]  # mypy takes torc
     disk those of saves that were killed are, too. Nothing depends on clocks. Of two saves to one folder at a time the
     one that would end last is refused. If a rank fails, its own file is removed, the old checkpoint stays, and DCP
     raises CheckpointException in every rank, with the error of the rank that failed.
+
+    DCP calls, in this order (see torch's `StorageWriter`): 0. `reset`, on all ranks; 1. `set_up_storage_writer`, on
+    all; 2. `prepare_local_plan`, on all; 3. `prepare_global_plan`, on the coordinator; 4. `write_data`, on all; 5.
+    `finish`, on the coordinator, once all have written.
 
     `zcrecord.load_record("checkpoints/100/checkpoint.zcr")` has the state dict as one record, its tensors whole.
     Tensors are written from their own memory; those of a device, and those not in C order, through 8 MiB. Tied ones
