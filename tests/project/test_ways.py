@@ -59,7 +59,7 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Callable[[], Any
 
 @pytest.mark.parametrize(
     "way, most",
-    [("record[name]", 3), ("load_record", 8), ("save_record", 11), ("convert", 17), ("session", 18), ("fill_by", 23)],
+    [("record[name]", 4), ("load_record", 10), ("save_record", 12), ("convert", 18), ("session", 22), ("fill_by", 26)],
 )
 def test_a_way_enters_few_modules(way: str, most: int, ways: dict[str, Callable[[], Any]]) -> None:
     entered = modules_entered(ways[way])

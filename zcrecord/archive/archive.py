@@ -228,7 +228,7 @@ class Archive:
 
     @property
     def offset(self) -> int:
-        """Where the archive starts in the file or buffer."""
+        """Offset of the archive in the file or buffer."""
         return self.source.offset
 
     def ensure(self, i: int) -> None:

@@ -219,7 +219,8 @@ class FileGroup:
     """
 
     def __init__(self, path: str, *, durable: bool, clear: bool = True) -> None:
-        self._path, self._durable, self._clear, self._mode = path, durable, clear, _NEW
+        self._path, self._durable, self._clear = path, durable, clear
+        self._mode: int | None = None  # of the file there
         if os.name == "posix":  # Windows has no more than read-only, and replaces no such file
             with refusals(path), contextlib.suppress(FileNotFoundError):
                 self._mode = stat.S_IMODE(os.stat(path).st_mode)
@@ -242,10 +243,12 @@ class FileGroup:
         """
         clear = self._clear and not self._files
         with refusals(self._path):
-            file, scratch = self._stack.enter_context(scratch_file(self._path, self._mode, clear=clear))
+            file, scratch = self._stack.enter_context(
+                scratch_file(self._path, _NEW if self._mode is None else self._mode, clear=clear)
+            )
             sink = FileSink(file.fileno(), self._path, durable=self._durable)
             self._files.append((file, scratch, sink))
-            if self._mode != _NEW:
+            if self._mode is not None:
                 os.chmod(scratch, self._mode)  # which the process's mask took from
         return sink
 
