@@ -34,7 +34,7 @@ UPWARDS = {
 }
 
 # Rooms that offer nothing to users: underscores alone say what a module of theirs keeps to itself.
-_INTERNAL = "archive", "codec", "formats.safetensors", "onnx", "tensors", "typed", "writing"
+_INTERNAL = "archive", "cli", "codec", "formats.safetensors", "onnx", "tensors", "typed", "writing"
 INTERNAL = tuple(f"zcrecord.{room}." for room in _INTERNAL)
 
 HOSTS = {"vllm", "tqdm"}  # a program that loads a part of ours, and what it brings along: not for us to install

@@ -1,7 +1,7 @@
 """Completion scripts of the commands, for bash, zsh and fish.
 
-Knows which arguments are files. The scripts are shtab's, made of the parsers; when a shell completes, nothing of
-zcrecord runs.
+Marks the arguments that are files. shtab makes the scripts from the parsers; a shell that completes does not run
+zcrecord.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from zcrecord.errors import missing_package
 
 from .convert import onnx2zc_arguments
 from .parsers import Arguments, Parser, onnx2zc_parser, zcrecord_parser
-
-__all__ = ["completion", "completion_arguments", "script"]
 
 _FILES = {"A", "ARCHIVE", "B", "FILE", "IN", "KEY", "OUT", "PACKED", "PROGRAM", "PUB"}
 _FOLDERS = {"DIR"}
@@ -50,7 +48,7 @@ def script(shell: str) -> str:
 
 
 def _mark_files(parser: Any, shtab: Any) -> None:
-    """Tell shtab which arguments are files or folders, those of subcommands included."""
+    """Mark the arguments that are files or folders for shtab, those of subcommands included."""
     for action in vars(parser)["_actions"]:
         named = str(action.metavar)
         if named in _FILES or named in _FOLDERS:

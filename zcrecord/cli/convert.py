@@ -20,25 +20,13 @@ from .render import Printer, counted, human, showing_progress, shown
 from .stdio import binary, check_file, name_of, read_stdin, size_ahead, taking_urls
 from .tune import print_tuning, run_tuning
 
-__all__ = [
-    "consolidate",
-    "consolidate_arguments",
-    "convert",
-    "convert_arguments",
-    "onnx2zc",
-    "onnx2zc_arguments",
-    "run_conversion",
-    "to_onnx",
-    "to_onnx_arguments",
-]
-
 
 def convert_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord convert`."""
-    from zcrecord.formats import FORMATS  # here, because the other commands need none of them
+    from zcrecord.formats import FORMATS  # here, because other commands do not convert
 
-    read = ", ".join(name for name, found in FORMATS.items() if found.reads)
-    written = ", ".join(name for name, found in FORMATS.items() if found.writes)
+    read = ", ".join(name for name, row in FORMATS.items() if row.reads)
+    written = ", ".join(name for name, row in FORMATS.items() if row.writes)
     parser.description = f"""Convert a model to an archive (zcr), or an archive to another format. Formats to read:
         {read}. Formats to write: {written}. The first bytes of IN give its format, the suffix of OUT gives that of
         OUT. - is standard input or standard output. With --jobs, every model below the folder or URL IN becomes an
@@ -126,7 +114,7 @@ def to_onnx(args: Arguments) -> int:
         if args.external and source.lower().endswith(".onnx"):
             if options["tuned"] or args.module is not None:
                 args.refuse("--tuned and --module are about archives, not .onnx files")
-            return onnx.scan(source).to_onnx(dest, force=force, durable=durable)  # in no time: there is no progress
+            return onnx.scan(source).to_onnx(dest, force=force, durable=durable)  # too fast for a progress bar
         whole = source if isinstance(source, str) else read_stdin()
         return onnx.to_onnx(whole, dest, force=force, durable=durable, **options)
 
@@ -185,7 +173,7 @@ def onnx2zc(args: Arguments) -> int:
 
 
 def _onnx2zc_tuned(args: Arguments, options: dict[str, Any]) -> int:
-    """Convert a model to a scratch archive, and tune that to OUT: OUT gets the tuned archive, or stays as it was."""
+    """Convert a model to a scratch archive, and tune that to OUT; OUT stays as it was if either fails."""
     from zcrecord import onnx
 
     if "-" in (args.source, args.dest):
@@ -201,17 +189,17 @@ def _onnx2zc_tuned(args: Arguments, options: dict[str, Any]) -> int:
         check_destination(args.source, args.dest, args.force)
 
     def work(source: str, _: str, **more: Any) -> Any:
-        return replace(onnx.convert(source, scratch, **more), dest=told)
+        return replace(onnx.convert(source, scratch, **more), dest=target)
 
     def tuning(errors: Printer) -> Any:
         report = run_tuning(scratch, args, errors, dest=dest, verify=args.verify)
-        return replace(report, source=args.source, dest=told)
+        return replace(report, source=args.source, dest=target)
 
     with writing(args.source), contextlib.ExitStack() as stack:
-        dest = told = args.dest
+        dest = target = args.dest
         if whole:
             copied = model_folder(args.source, dest, force=args.force, durable=not args.no_sync)
-            dest, told = stack.enter_context(copied), os.path.join(dest, MODEL)
+            dest, target = stack.enter_context(copied), os.path.join(dest, MODEL)
         scratch = os.path.join(stack.enter_context(scratch_folder(dest)), MODEL)
         return run_conversion("onnx2zc", args, work, _facts, then=tuning, **options)
 
@@ -227,8 +215,8 @@ def run_conversion(
 ) -> int:
     """Convert from and to files or standard streams, show progress, and print the report.
 
-    `facts` yields what the report's line says. `then` tunes the archive, and returns the report of that. With OUT on
-    standard output the report goes to standard error.
+    `facts` yields the parts of the report's line. `then` tunes the archive, and returns the report of tuning. If OUT is
+    standard output, the report goes to standard error.
     """
     if args.source == "-" and sys.stdin is not None and sys.stdin.isatty():
         args.refuse("standard input is a terminal; pipe something into it, or name a file")
@@ -237,7 +225,7 @@ def run_conversion(
     source = binary(sys.stdin, "input") if args.source == "-" else args.source
     sink = binary(sys.stdout, "output") if args.dest == "-" else args.dest
     known = size_ahead(source) if args.source == "-" else None
-    alone = args.json and args.dest == "-"  # nothing but the report is then on standard error
+    alone = args.json and args.dest == "-"  # then standard error gets the report only
     errors = Printer(None if args.quiet or alone else sys.stderr)
     with writing(name_of(args.source)):
         with showing_progress(prog, errors) as progress:
@@ -277,8 +265,8 @@ def _print_report(report: Any, facts: Callable[[Any, Printer], Iterator[str]], o
 def _facts(report: Any, out: Printer) -> Iterator[str]:
     size = out.size
     if report.dry_run:
-        there = report.dest is not None and os.path.exists(report.dest)
-        yield "would replace the file there, with --force" if there else "would be written"
+        exists = report.dest is not None and os.path.exists(report.dest)
+        yield "would replace the file there, with --force" if exists else "would be written"
     yield f"{counted(report.tensors, 'tensor')} in {counted(report.modules, 'module')}"
     yield f"{size(report.input_bytes)} in"
     yield f"{size(report.archive_bytes)} out"

@@ -14,8 +14,6 @@ from .parsers import Arguments, Parser, add_json, add_quiet
 from .render import Column, Printer, jsonable, printers, showing_progress, shown, shown_value
 from .stdio import opened_archive
 
-__all__ = ["diff", "diff_arguments"]
-
 _COLUMNS = (
     Column(""),
     Column("what"),
@@ -74,7 +72,7 @@ def _print_changes(
     """Print the differences of two records as they are found; return True if there are any."""
     different = beyond_tuning = False
 
-    def found(progress: Any) -> Iterator[Change]:
+    def relevant(progress: Any) -> Iterator[Change]:
         nonlocal different, beyond_tuning
         for change in compare(before, after, fast=fast, progress=progress):
             if change.what != "metadata" or metadata:
@@ -83,14 +81,14 @@ def _print_changes(
                 yield change
 
     with showing_progress("comparing", progress_on) as progress:
-        changes: Iterable[Change] = found(progress)
+        changes: Iterable[Change] = relevant(progress)
         if as_json or out.pretty:  # a progress bar would be in the way of the table
             changes = list(changes)
         else:
             out.table(_COLUMNS, map(_change_cells, changes))
     if as_json:
-        told = [_change_json(change) for change in changes]
-        out.json({"before": names[0], "after": names[1], "same": not different, "changes": told})
+        listed = [_change_json(change) for change in changes]
+        out.json({"before": names[0], "after": names[1], "same": not different, "changes": listed})
     elif out.pretty:
         out.table(_COLUMNS, map(_change_cells, changes), _change_line)
     if different and not beyond_tuning and _is_tuned(before, after):
@@ -109,16 +107,16 @@ def _may_be_tuning(change: Change) -> bool:
 
 def _is_tuned(*records: Record) -> bool:
     """Return True if one of the archives has a tuned part."""
-    from zcrecord.onnx.graph import tuned_module  # here, because few have
+    from zcrecord.onnx.graph import tuned_module  # here, because few archives are tuned
 
     return any(tuned_module(record.archive) is not None for record in records)
 
 
 def _change_json(change: Change) -> dict[str, Any]:
-    told = {"what": change.what, "name": change.name, "change": change.change}
-    told |= {"before": jsonable(change.before), "after": jsonable(change.after)}
+    fields = {"what": change.what, "name": change.name, "change": change.change}
+    fields |= {"before": jsonable(change.before), "after": jsonable(change.after)}
     differing, elements = change.elements or (None, None)
-    return {**told, "differing": differing, "elements": elements, "largest": jsonable(change.largest)}
+    return {**fields, "differing": differing, "elements": elements, "largest": jsonable(change.largest)}
 
 
 def _change_cells(change: Change) -> tuple[str, ...]:
@@ -139,5 +137,5 @@ def _change_line(cells: tuple[str, ...]) -> str:
     """Return the cells of a change as one line, for a terminal with no room for columns."""
     sign, what, name, before, after, apart = cells
     values = f"{before} -> {after}" if before and after else before or after
-    told = ", ".join(part for part in (values, apart) if part)
-    return f"{sign} {what} {name}" + (f": {told}" if told else "")
+    details = ", ".join(part for part in (values, apart) if part)
+    return f"{sign} {what} {name}" + (f": {details}" if details else "")

@@ -13,8 +13,6 @@ from .endings import guarded
 from .parsers import parse_onnx2zc, parse_zcrecord
 from .registry import COMMANDS
 
-__all__ = ["main", "onnx2zc_main"]
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `zcrecord` and return its exit status; wrong usage, --help and --version end in SystemExit."""

@@ -1,4 +1,4 @@
-"""`zcrecord edit`: metadata, attributes, names and tensors of an archive changed."""
+"""`zcrecord edit`: change metadata, attributes, names and tensors of an archive."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from .endings import writing
 from .parsers import Arguments, Parser, add_output_options
 from .render import Printer, counted, printers, showing_progress, shown
 from .stdio import check_file
-
-__all__ = ["edit", "edit_arguments"]
 
 
 def edit_arguments(parser: Parser) -> None:
@@ -49,7 +47,7 @@ def edit(args: Arguments) -> int:
     check_file(args.file)
     out, errors = printers(args.quiet)
     with writing(args.file), contextlib.ExitStack() as stack:
-        import zcrecord  # here, because what it takes is imported only for it
+        import zcrecord  # here, because only this command needs all of it
 
         options = {"force": args.force, "durable": not args.no_sync}
         progress = stack.enter_context(showing_progress("zcrecord", errors))
@@ -65,7 +63,7 @@ def edit(args: Arguments) -> int:
 
 
 def _pair(what: str, text: str, refuse: Callable[[str], Any]) -> tuple[str, ...]:
-    """Return a name and what it gets, or a name alone."""
+    """Return the name and the value of a change, or the name alone."""
     if what.startswith("drop"):
         return (text,)
     name, equals, value = text.partition("=")

@@ -14,8 +14,6 @@ from .stdio import check_file
 if TYPE_CHECKING:
     from zcrecord.embed import AttachReport, DetachReport, EmbedReport
 
-__all__ = ["attach", "attach_arguments", "detach", "detach_arguments", "embed", "embed_arguments"]
-
 
 def embed_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord embed`."""
@@ -110,7 +108,7 @@ def detach_arguments(parser: Parser) -> None:
 
 
 def detach(args: Arguments) -> int:
-    """Take an attached archive off an executable."""
+    """Remove an attached archive from an executable."""
     from zcrecord.embed import detach
 
     if args.discard and (args.keep or args.output is not None):
@@ -125,7 +123,7 @@ def detach(args: Arguments) -> int:
 
 
 def _print_embedded(report: EmbedReport, out: Printer, *, as_json: bool) -> None:
-    """Print the files written, and the tensors whose layout or name is not the plain one."""
+    """Print the files written, and the tensors whose layout or name was changed."""
     if as_json:
         out.json(asdict(report))
         return

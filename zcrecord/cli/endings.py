@@ -16,8 +16,6 @@ from . import interrupts
 from .option_words import spoken
 from .render import wrapped
 
-__all__ = ["guarded", "located", "tell", "writing"]
-
 _PIPE_CLOSED = 141  # 128 + SIGPIPE, as shells have it
 _LONGEST = 2000  # characters of an error
 
@@ -25,12 +23,12 @@ _LONGEST = 2000  # characters of an error
 @contextlib.contextmanager
 def writing(name: str) -> Iterator[None]:
     """Run a block that writes files: errors name the input, and an interrupted block leaves no scratch file."""
-    with located(name), _ending_on_signals(), _broken_off():
+    with located(name), _ending_on_signals(), _reporting_closed_pipe():
         yield
 
 
 @contextlib.contextmanager
-def _broken_off() -> Iterator[None]:
+def _reporting_closed_pipe() -> Iterator[None]:
     """Turn a closed pipe into an error: a conversion without a reader has failed."""
     try:
         yield
@@ -53,7 +51,7 @@ def located(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _ending_on_signals() -> Iterator[None]:
-    """Have SIGTERM and SIGHUP end the program as Ctrl-C does, by an exception, so that scratch files are removed."""
+    """Make SIGTERM and SIGHUP raise SystemExit, as Ctrl-C raises, so that scratch files are removed."""
 
     def end(number: int, _frame: object) -> None:
         raise SystemExit(128 + number)
@@ -77,12 +75,13 @@ def guarded(prog: str, work: Callable[[], int]) -> int:
 
 
 def _status(prog: str, work: Callable[[], int]) -> int:
+    """Run `work`; print its error as one line, and return its exit status."""
     try:
         try:
             return work()
         finally:
             if sys.stdout is not None:
-                sys.stdout.flush()  # here, where its failing can be told
+                sys.stdout.flush()  # here, so that a failed flush is reported
     except BrokenPipeError:
         _spare_stdout()
         return _PIPE_CLOSED
@@ -105,14 +104,14 @@ def _status(prog: str, work: Callable[[], int]) -> int:
 
 
 def tell(prog: str, what: str) -> None:
-    """Print a line on standard error, where there is one: escaped, and cut if it is very long."""
+    """Print a line on standard error, unless it is closed; the line is escaped, and cut if it is very long."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError):
             print(wrapped(f"{prog}: {printable(what, _LONGEST)}", sys.stderr), file=sys.stderr)
 
 
 def _spare_stdout() -> None:
-    """Keep the interpreter from flushing a failed standard output again at its end, and complaining."""
+    """Redirect a failed standard output to the null device: the interpreter flushes it again at its end."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

@@ -1,7 +1,7 @@
 """`zcrecord convert --jobs N`: a fleet of conversions by processes of this machine, and its report.
 
 Runs `zcrecord.fleet.convert_one` in worker processes, starts them again when one is killed, and ends them with the
-command. What a conversion does, and what it need not do again, is left to `zcrecord.fleet`.
+command. `zcrecord.fleet` lists the conversions, runs one, and skips models that are converted already.
 """
 
 from __future__ import annotations
@@ -28,12 +28,10 @@ from .option_words import spoken, spoken_message
 from .parsers import Arguments
 from .render import Printer, Progress, counted, showing_progress, shown
 
-__all__ = ["run_fleet"]
-
-_TRIES = 3  # of one job, if it fails by what may pass
+_TRIES = 3  # of one job, if its fault may be temporary
 _KILLED = "its worker was killed {tried} times; is there enough memory for so many --jobs?"
 
-_ending = False  # this worker was told to end
+_ending = False  # whether this worker was told to end
 _working = False  # whether a job is running in this worker
 
 
@@ -47,12 +45,12 @@ class _Results:
         self._done = 0
 
     def done(self, job: Job, progress: Progress) -> None:
-        """Tell that one job more has ended."""
+        """Report that one more job has ended."""
         self._done += job.nbytes
         progress(self._done, self._bytes)
 
     def count(self, state: str) -> int:
-        """Return the number of jobs that ended so."""
+        """Return the number of jobs with this outcome."""
         return sum(outcome.state == state for outcome in self.outcomes)
 
 
@@ -70,8 +68,8 @@ def run_fleet(args: Arguments) -> int:
         with showing_progress("zcrecord", errors) as progress:
             results = _run(jobs, min(args.jobs or _cores(), len(jobs)), progress)
     refused = [(o.job, spoken_message(o.error)) for o in results.outcomes if o.state == "refused"]
-    for _, told in sorted([*refused, *results.failed], key=lambda pair: pair[0].source):
-        tell("zcrecord", f"error: {told}")
+    for _, message in sorted([*refused, *results.failed], key=lambda pair: pair[0].source):
+        tell("zcrecord", f"error: {message}")
     if not args.quiet:
         _print(args, jobs, results, refused, time.perf_counter() - started)
     return 1 if refused or results.failed else 0
@@ -81,16 +79,16 @@ def _print(args: Arguments, jobs: list[Job], results: _Results, refused: list[tu
     out = Printer(sys.stdout)
     archive_bytes = sum(outcome.nbytes for outcome in results.outcomes)
     if args.json:
-        told = {
-            kind: [{"source": shown_place(job.source), "dest": shown_place(job.dest), "error": e} for job, e in found]
-            for kind, found in (("refused", refused), ("failed", results.failed))
+        faults = {
+            kind: [{"source": shown_place(job.source), "dest": shown_place(job.dest), "error": e} for job, e in group]
+            for kind, group in (("refused", refused), ("failed", results.failed))
         }
         counts = {state: results.count(state) for state in ("converted", "kept")}
-        out.json({"models": len(jobs), **counts, **told, "archive_bytes": archive_bytes, "seconds": seconds})
+        out.json({"models": len(jobs), **counts, **faults, "archive_bytes": archive_bytes, "seconds": seconds})
         return
     parts = [f"{results.count('converted')} of {counted(len(jobs), 'model')} converted"]
     parts += [f"{results.count('kept')} kept"]
-    parts += [f"{len(found)} {kind}" for kind, found in (("refused", refused), ("failed", results.failed)) if found]
+    parts += [f"{len(group)} {kind}" for kind, group in (("refused", refused), ("failed", results.failed)) if group]
     out.line(f"{shown(shown_place(args.dest))}: {', '.join(parts)}, {out.size(archive_bytes)} out, {seconds:.2f} s")
 
 
@@ -99,9 +97,9 @@ def _cores() -> int:
 
 
 def _run(jobs: list[Job], count: int, progress: Progress) -> _Results:
-    """Run all jobs, `count` at a time; those that fail by what may pass come again behind all others.
+    """Run all jobs, `count` at a time; a job with a temporary fault is tried again after all others.
 
-    The last try of a job is alone: a killed worker ends all others, too, and only so is it known which job it was.
+    The last try of a job runs alone: a killed worker ends all others, too, and only then is its job known.
     """
     waiting = deque((job, 1) for job in jobs)
     results = _Results(jobs)
@@ -114,7 +112,7 @@ def _run(jobs: list[Job], count: int, progress: Progress) -> _Results:
 def _work_off(
     waiting: deque[tuple[Job, int]], workers: ProcessPoolExecutor, count: int, results: _Results, progress: Progress
 ) -> None:
-    """Run jobs until none is left or a worker is killed: the jobs that were running then are waiting again."""
+    """Run jobs until none is left or a worker is killed; jobs that were running then go back to `waiting`."""
     running: dict[Future[Outcome], tuple[Job, int]] = {}
     killed = False
     while running or (waiting and not killed):
@@ -135,16 +133,16 @@ def _work_off(
                 waiting.append((job, tried + 1))
                 continue
             else:
-                results.failed.append((job, _said(job, error, tried)))
+                results.failed.append((job, _error_line(job, error, tried)))
             results.done(job, progress)
 
 
 def _may_start(tried: int, running: dict[Future[Outcome], tuple[Job, int]]) -> bool:
-    """Return True if a job may run beside those that are running."""
+    """Return True if a job may run beside the running ones."""
     return not running or _TRIES not in (tried, *(others for _, others in running.values()))
 
 
-def _said(job: Job, error: BaseException, tried: int) -> str:
+def _error_line(job: Job, error: BaseException, tried: int) -> str:
     """Return the error of a job that failed, as one line."""
     place = shown_place(job.source)
     if isinstance(error, BrokenProcessPool):
@@ -173,12 +171,12 @@ def _workers(count: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def _submit(workers: ProcessPoolExecutor, job: Job) -> Future[Outcome]:
-    """Submit a job. A process that this starts never sees Ctrl-C, which terminals send to all: the command ends it."""
+    """Submit a job; a process that this starts ignores Ctrl-C, which terminals send to all: the command ends it."""
     if not hasattr(signal, "pthread_sigmask"):
         return workers.submit(_work, job)
     from multiprocessing import resource_tracker
 
-    resource_tracker.ensure_running()  # here: as it starts, it lets SIGINT through
+    resource_tracker.ensure_running()  # here, because its start unblocks SIGINT
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return workers.submit(_work, job)
@@ -190,14 +188,14 @@ def _submit(workers: ProcessPoolExecutor, job: Job) -> Future[Outcome]:
 
 
 def _begin() -> None:
-    """Have this worker end by an exception when it is told to, and at once when the command is gone."""
+    """Make this worker end by an exception at SIGTERM, and at once when the command has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _end)
     threading.Thread(target=_follow, daemon=True).start()
 
 
 def _end(number: int, _frame: Any) -> None:
-    """End this worker: by an exception that removes scratch files in a job; between jobs the pool would catch that."""
+    """End this worker: in a job by an exception, so that scratch files are removed; between jobs at once."""
     global _ending
     if not _working:
         os._exit(128 + number)
@@ -216,7 +214,7 @@ def _follow() -> None:
 def _work(job: Job) -> Outcome:
     try:
         return _converted(job)
-    except SystemExit as ended:  # the pool would take it for the job's answer, and have this worker wait for the next
+    except SystemExit as ended:  # the pool would take it for the job's result, and keep this worker
         os._exit(int(ended.code or 1))
 
 

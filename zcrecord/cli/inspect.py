@@ -25,8 +25,6 @@ from .parsers import Arguments, Parser, add_archive, add_json, natural
 from .render import Column, Printer, counted, jsonable, printers, showing_progress, shown, shown_value
 from .stdio import name_of, opened_archive
 
-__all__ = ["info", "info_arguments", "ls", "ls_arguments", "tree", "tree_arguments"]
-
 _HASHED_UNASKED = 64 << 20  # bytes of payload whose content digest takes no noticeable time
 _GLANCE = 50  # attributes that `info` shows on a terminal
 _COLUMNS = (
@@ -67,7 +65,7 @@ def info(args: Arguments) -> int:
 def _print_info(
     record: Record, name: str, out: Printer, progress_on: Printer, digest: bool | None, *, as_json: bool
 ) -> None:
-    """Print the facts; the content digest, which reads everything, if `digest`; if None, where that is quick."""
+    """Print the facts, with the content digest if `digest` is True, or if it is None and the archive is small."""
     facts = _facts(record, name)
     facts["catalogue"] = _catalogue(record)
     facts["tuned"] = _tuned(record)
@@ -79,6 +77,7 @@ def _print_info(
 
 
 def _facts(record: Record, name: str) -> dict[str, Any]:
+    """Return sizes, layout, types, metadata and attributes of an archive, by their names in JSON."""
     from zcrecord.onnx.names import GRAPH_ATTRIBUTE  # here, for the sake of the other commands' start
 
     types: dict[str, dict[str, int]] = {}
@@ -125,33 +124,33 @@ def _catalogue(record: Record) -> dict[str, Any] | None:
 
 
 def _tuned(record: Record) -> dict[str, Any] | None:
-    """Return sizes and targets of an archive's tuned part, and the reason why one does not fit here; None without."""
+    """Return sizes and targets of an archive's tuned part, and why one does not fit this machine; None if untuned."""
     from zcrecord.onnx.graph import tuned_module  # here, for the sake of the other commands' start
 
     if tuned_module(record.archive) is None:
         return None
     from zcrecord.onnx import runtime, target, tuned
 
-    here = None
+    this_machine = None
     with contextlib.suppress(DependencyError):
-        here = target.this_target(runtime.onnxruntime_module())
+        this_machine = target.this_target(runtime.onnxruntime_module())
     try:
-        return tuned.describe(record.archive, here)
+        return tuned.describe(record.archive, this_machine)
     except (FormatError, IntegrityError) as error:
         return {"fault": error.message}
 
 
-def _tuned_lines(found: dict[str, Any], out: Printer) -> Iterator[tuple[str, str]]:
-    if "fault" in found:
-        yield "tuned", f"cannot be used: {found['fault']}"
+def _tuned_lines(part: dict[str, Any], out: Printer) -> Iterator[tuple[str, str]]:
+    if "fault" in part:
+        yield "tuned", f"cannot be used: {part['fault']}"
         return
-    before = found["untuned_nbytes"]
-    yield "tuned", f"{out.size(found['nbytes'])} more than the {out.size(before)} without the tuned part"
-    for target in found["targets"]:
+    before = part["untuned_nbytes"]
+    yield "tuned", f"{out.size(part['nbytes'])} more than the {out.size(before)} without the tuned part"
+    for target in part["targets"]:
         fits = {True: "fits this machine", None: "fits this machine or not: needs onnxruntime to tell"}
-        told = fits.get(target["fits"], f"does not fit this machine: {target['misfit']}")
+        verdict = fits.get(target["fits"], f"does not fit this machine: {target['misfit']}")
         model = f"{shown(target['module'])}: " if target["module"] else ""
-        yield "tuned for", f"{model}{target['words']}; {out.size(target['nbytes'])}; {told}"
+        yield "tuned for", f"{model}{target['words']}; {out.size(target['nbytes'])}; {verdict}"
 
 
 def _content_digest(record: Record, progress_on: Printer, digest: bool | None) -> str | None:
@@ -166,10 +165,11 @@ def _content_digest(record: Record, progress_on: Printer, digest: bool | None) -
 
 
 def _fact_lines(facts: dict[str, Any], out: Printer) -> Iterator[tuple[str, str]]:
+    """Yield the facts as labels and values for people."""
     size, index = out.size, facts["index"]
     tensors, modules = facts["tensors"], facts["modules"]
-    if (found := facts["catalogue"]) is not None:
-        yield "catalogue", f"of {counted(len(found['shards']), 'shard')}, {size(found['nbytes'])} in all files"
+    if (catalogue := facts["catalogue"]) is not None:
+        yield "catalogue", f"of {counted(len(catalogue['shards']), 'shard')}, {size(catalogue['nbytes'])} in all files"
         yield "as one", f"{size(facts['archive_nbytes'])} of archive, format version {facts['version']}"
     else:
         yield "archive", f"{size(facts['archive_nbytes'])}, format version {facts['version']}"
@@ -219,10 +219,10 @@ def ls(args: Arguments) -> int:
 def _print_tensors(
     record: Record, out: Printer, *, as_json: bool, sort: str = "saved", patterns: Sequence[str] = ()
 ) -> None:
-    """Print every tensor, or those that `select` would choose; tied ones with one that they are tied to.
+    """Print every tensor, or those whose names match `patterns`; a tied tensor with one that it is tied to.
 
     Raises:
-        TensorNotFoundError: no name matches any pattern, or one without wildcards is not there.
+        TensorNotFoundError: no name matches any pattern, or no tensor has the name of a pattern without wildcards.
     """
     tensors = _picked(record, sort, patterns)
     if as_json:
@@ -232,6 +232,7 @@ def _print_tensors(
 
 
 def _picked(record: Record, sort: str, patterns: Sequence[str]) -> Iterable[TensorInfo]:
+    """Return the tensors whose names match, sorted."""
     tensors = record.infos()
     if patterns:
         from zcrecord.archive import subset  # here, for the sake of the other commands' start
@@ -241,7 +242,7 @@ def _picked(record: Record, sort: str, patterns: Sequence[str]) -> Iterable[Tens
             if not chosen:
                 raise TensorNotFoundError(" ".join(patterns), lambda: record.names, path=record.archive.path)
         except TensorNotFoundError as error:
-            str(error)  # looks for close names now, before the record is closed
+            str(error)  # searches for similar names before the record is closed
             raise
         tensors = (tensor for number, tensor in enumerate(tensors) if number in chosen)
     if sort == "saved":
@@ -250,7 +251,7 @@ def _picked(record: Record, sort: str, patterns: Sequence[str]) -> Iterable[Tens
 
 
 def _dtype(tensor: TensorInfo) -> str:
-    """Return the type's name, with the bits of an element where they are not the type's."""
+    """Return the type's name, with the bits of a stored element if they differ from the type's."""
     natural = tensor.bits == tensor.dtype.bits
     return tensor.dtype.name if natural else f"{tensor.dtype.name} in {tensor.bits} bits"
 
@@ -270,7 +271,7 @@ def _tensor_cells(tensor: TensorInfo, out: Printer) -> tuple[str, ...]:
 
 
 def _tensor_json(tensor: TensorInfo) -> dict[str, Any]:
-    """Return everything but the names of its ties: there may be a million, and equal `payload` numbers tell them."""
+    """Return all facts of a tensor but the names of its ties, of which there may be a million: see `payload`."""
     return {
         "name": tensor.name,
         "dtype": tensor.dtype.name,
@@ -288,7 +289,7 @@ def _tensor_json(tensor: TensorInfo) -> dict[str, Any]:
 
 
 def _shard(record: Record, tensor: TensorInfo) -> dict[str, Any]:
-    """Return the shard of a catalogue that a tensor lies in, whole; nothing for any other archive."""
+    """Return the shard of a catalogue that contains a whole tensor; an empty dict for any other archive."""
     source = record.archive.source
     if not source.file_names:
         return {}

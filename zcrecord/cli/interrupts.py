@@ -1,9 +1,9 @@
 """Ctrl-C on the command line: one line on standard error and exit status 130, from the first import on.
 
-Knows SIGINT, and whether this process is one of our commands; a program that only imports zcrecord keeps its own
-handler. What a command gives up, and what it removes then, is left to the command.
+Handles SIGINT if this process is one of our commands; a program that only imports zcrecord keeps its own handler.
+Each command removes its own scratch files.
 
-Imports nothing that the interpreter has not loaded by itself (not `signal`, which brings `enum`): until this module has
+Imports only modules that the interpreter has loaded already (not `signal`, which imports `enum`): until this module has
 run, Ctrl-C is a traceback.
 """
 
@@ -12,19 +12,17 @@ import os
 import sys
 import time
 
-__all__ = ["STATUS", "raised_once"]
-
 STATUS = 130  # 128 + SIGINT, as shells have it
 _COMMANDS = ("zcrecord", "onnx2zc")
 _ECHO = 1.0  # seconds: the terminal sends SIGINT to the whole group, and a parent (make, npm, uv) may send it on
 
-_line = b""  # what is said when the process ends at once
+_line = b""  # printed when the process ends at once
 
 
 def _started_as() -> str | None:
     """Return the name of our command that runs in this process, by a script or `python -m`; None for other programs."""
     arguments = getattr(sys, "argv", None) or [""]
-    if arguments[0] == "-m":  # so it is until the module is found
+    if arguments[0] == "-m":  # its value until Python has found the module
         module = sys.orig_argv[-len(arguments)] if len(sys.orig_argv) >= len(arguments) else ""
         return "zcrecord" if module == "zcrecord" or (module[:1] == "-" and module.endswith("mzcrecord")) else None
     name = os.path.basename(arguments[0]).removesuffix(".exe")
@@ -40,13 +38,13 @@ def _end(_number: int, _frame: object) -> None:
 
 
 def _guard_imports() -> None:
-    """Have Ctrl-C end this process at once, if it is one of our commands: nothing is open yet.
+    """Make Ctrl-C end this process at once, if it is one of our commands: no file is open yet.
 
     A KeyboardInterrupt would end in a traceback out of a half-imported module, and some extension modules lose it.
     """
     global _line
     if (command := _started_as()) is None or _signal.getsignal(_signal.SIGINT) is not _signal.default_int_handler:
-        return  # a shell's background jobs ignore it
+        return  # such as a shell's background job, which ignores SIGINT
     _line = f"{command}: interrupted\n".encode()
     try:
         _signal.signal(_signal.SIGINT, _end)
@@ -58,9 +56,9 @@ def _guard_imports() -> None:
 
 
 class raised_once:  # noqa: N801  # reads as a context manager does
-    """Within it Ctrl-C raises a KeyboardInterrupt, one for all signals of a second: cleaning up is left in peace.
+    """Context in which Ctrl-C raises KeyboardInterrupt, at most once a second, so that cleaning up is not interrupted.
 
-    Does nothing outside the main thread, or where somebody else handles SIGINT.
+    Has no effect outside the main thread, or if the program has its own handler of SIGINT.
     """
 
     def __init__(self) -> None:
@@ -86,7 +84,7 @@ class raised_once:  # noqa: N801  # reads as a context manager does
         global _line
         if self._before is not None:
             if self._due:
-                _line = b""  # it was said; from here on Ctrl-C only ends what still runs
+                _line = b""  # printed already; from now on Ctrl-C only ends the process
             _signal.signal(_signal.SIGINT, self._before)
 
 

@@ -1,4 +1,4 @@
-"""Error messages in words of the command line: options in the place of Python's arguments.
+"""Error messages in words of the command line: options in place of Python's arguments.
 
 `_SPOKEN` has a row for every message of the library that names an argument and that a command can print.
 """
@@ -9,8 +9,6 @@ import re
 from typing import Any
 
 from zcrecord.errors import RecordError, printable
-
-__all__ = ["error_json", "spoken", "spoken_message"]
 
 _OPTIONS = (
     *("alignment", "allow_links", "discard", "exclude", "external", "force", "keep", "max_shard_size", "module"),

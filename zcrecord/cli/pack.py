@@ -10,8 +10,6 @@ from .parsers import Arguments, Parser, add_output_options, choose_dest, natural
 from .render import Printer, counted
 from .stdio import taking_urls
 
-__all__ = ["pack", "pack_arguments", "unpack", "unpack_arguments"]
-
 
 def pack_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord pack`."""

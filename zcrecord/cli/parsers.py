@@ -24,44 +24,26 @@ from zcrecord.storage.files import is_url
 from .registry import COMMANDS
 from .render import columns_of, wrapped
 
-__all__ = [
-    "Arguments",
-    "Parser",
-    "add_alignment",
-    "add_archive",
-    "add_json",
-    "add_output_options",
-    "add_quiet",
-    "alignment",
-    "choose_dest",
-    "natural",
-    "onnx2zc_parser",
-    "parse_onnx2zc",
-    "parse_zcrecord",
-    "size",
-    "zcrecord_parser",
-]
-
 Arguments = argparse.Namespace  # parsed; `refuse(message)` of them prints the usage and ends with status 2
 
 
 class _HelpFormatter(argparse.HelpFormatter):
-    """Help whose usage fits a narrow terminal, too."""
+    """Formatter of help texts whose usage line fits a narrow terminal."""
 
     def _format_usage(self, *arguments: Any) -> str:
         usage = super()._format_usage(*arguments)
         width = columns_of(sys.stdout)
         if max(map(len, usage.splitlines()), default=0) <= width:
             return usage
-        together = re.sub(r"\[[^][]*\]", lambda found: found[0].replace(" ", "\0"), " ".join(usage.split()))
-        told = textwrap.fill(together, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-        return told.replace("\0", " ") + "\n\n"
+        together = re.sub(r"\[[^][]*\]", lambda match: match[0].replace(" ", "\0"), " ".join(usage.split()))
+        filled = textwrap.fill(together, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        return filled.replace("\0", " ") + "\n\n"
 
 
 class Parser(argparse.ArgumentParser):
     """A parser without abbreviations, whose output is no wider than the terminal.
 
-    Its arguments are declared by `declare`, when they are first needed: of all commands, that is one.
+    `declare` declares its arguments when they are first needed, so that only the module of one command is imported.
     """
 
     def __init__(self, *, declare: Callable[[Parser], None] | None = None, **options: Any) -> None:
@@ -108,7 +90,7 @@ def zcrecord_parser() -> Parser:
 def parse_zcrecord(arguments: Sequence[str] | None) -> Arguments:
     """Return the arguments of `zcrecord`.
 
-    Patterns may follow options, which argparse takes ill before Python 3.13.
+    Patterns may follow options; argparse before Python 3.13 refuses that.
     """
     parser = zcrecord_parser()
     args: Arguments
@@ -138,7 +120,7 @@ def parse_onnx2zc(declare: Callable[[Parser], None], arguments: Sequence[str] | 
 def add_archive(parser: Parser) -> None:
     """Add the argument FILE, an archive or standard input, and the option --embedded."""
     parser.add_argument("file", metavar="FILE", help="an archive; - for standard input, read into memory")
-    about = "take the archive that FILE ends in, or begins with; unasked one is looked for at the end of programs alone"
+    about = "read the archive at the end (suffix) or start of FILE (default: at the end, if FILE is a program)"
     parser.add_argument("--embedded", choices=("suffix", "prefix"), help=about)
 
 
@@ -176,6 +158,7 @@ def choose_dest(args: Arguments, off: tuple[str, ...], on: str) -> None:
 
 
 def _default_dest(args: Arguments, off: tuple[str, ...], on: str) -> str:
+    """Return the default of OUT; refuse a source from which it cannot be made."""
     if is_url(args.source):
         args.refuse("OUT is required if the source is a URL")
     if args.source == "-":
@@ -183,7 +166,7 @@ def _default_dest(args: Arguments, off: tuple[str, ...], on: str) -> str:
             args.refuse("OUT is required if IN is standard input and standard output is a terminal")
         return "-"
     with contextlib.suppress(OSError, ValueError):  # other faults are reported when it is opened
-        if stat.S_ISFIFO(os.stat(args.source).st_mode):  # such as <(...), which leaves no name for OUT
+        if stat.S_ISFIFO(os.stat(args.source).st_mode):  # such as <(...), whose name is of no use for OUT
             args.refuse("OUT is required if the source is a pipe; - is standard output")
     name = str(args.source)
     for suffix in off:

@@ -18,36 +18,20 @@ from typing import Any, Literal, NamedTuple, TextIO
 
 from zcrecord.errors import missing_package, printable
 
-__all__ = [
-    "Column",
-    "Printer",
-    "Progress",
-    "columns_of",
-    "counted",
-    "fitting_widths",
-    "human",
-    "jsonable",
-    "printers",
-    "showing_progress",
-    "shown",
-    "shown_value",
-    "wrapped",
-]
-
 Progress = Callable[[int, int | None], None]  # bytes done, bytes in all where that is known
 
-_PAGE = 1000  # rows to a table: rich holds and measures all of one
+_PAGE = 1000  # rows of one table: rich keeps and measures all rows of a table
 _WHOLE = 1 << 31  # no text of an archive is longer
 _VALUE = 200  # characters of a value
-_ITEMS = 20  # of a list: a vocabulary is among what is shown
+_ITEMS = 20  # items of a list, which may be a vocabulary
 _REFRESH = 0.05  # seconds between two looks of a progress bar
 _PLAIN_REFRESH = 10.0  # seconds between two lines where there is no terminal
-_USUAL = 80  # columns of a terminal that does not tell
+_USUAL = 80  # columns of a terminal of unknown width
 _GAP = 2  # columns between two of a table's
-_NAME = 20  # of names at least, unless all are shorter: where there is no room for that, other columns go
-_TEXT = 12  # of notes at least
-_LONGEST_NUMBER = 24  # of a float, or of an integer of 64 bits with its comma
-_LABEL = 18  # of labels at least
+_NAME = 20  # least width of a column of names; other columns are left out first
+_TEXT = 12  # least width of a column of notes
+_LONGEST_NUMBER = 24  # characters of a float, or of an integer of 64 bits with its comma
+_LABEL = 18  # least width of labels
 
 
 def shown(text: str) -> str:
@@ -95,8 +79,8 @@ def jsonable(value: Any) -> Any:
 class Column(NamedTuple):
     """A column of a table: heading, side, and its rank and line breaks on a narrow terminal.
 
-    `leaves` is 0 for one that stays; of the others those with the highest number are left out first. A cell is broken
-    anywhere ("fold", for names), between words ("words"), or not at all ("").
+    On a narrow terminal the columns with the highest `leaves` are left out first; a column with 0 always stays. A cell
+    is broken anywhere ("fold", for names), between words ("words"), or not at all ("").
     """
 
     heading: str
@@ -106,9 +90,9 @@ class Column(NamedTuple):
 
 
 def fitting_widths(columns: Sequence[Column], rows: Sequence[tuple[str, ...]], width: int) -> list[int]:
-    """Return how wide each column of a table is, so that all fit into `width`; 0 for those that are left out.
+    """Return the width of each column of a table that is to fit into `width`; 0 for a column that is left out.
 
-    Names are the last to go, and no number is broken: a column that would have to be narrower than that is left out.
+    Columns of names are left out last. A number is never broken: a column too narrow for it is left out.
     """
     from rich.cells import cell_len  # here, because tables are for terminals
 
@@ -121,35 +105,35 @@ def fitting_widths(columns: Sequence[Column], rows: Sequence[tuple[str, ...]], w
             least[place] = min(natural[place], max(longest, _TEXT), _LONGEST_NUMBER)
         elif column.breaks == "fold":
             least[place] = min(natural[place], _TEXT if column.leaves else max(_NAME, width // 2))
-    kept = set(range(len(columns)))
-    while sum(least[place] + _GAP for place in kept) - _GAP > width:
-        first = max(columns[place].leaves for place in kept)
+    visible = set(range(len(columns)))
+    while sum(least[place] + _GAP for place in visible) - _GAP > width:
+        first = max(columns[place].leaves for place in visible)
         if not first:
             break
-        kept -= {place for place in kept if columns[place].leaves == first}
-    spare = width - sum(least[place] + _GAP for place in kept) + _GAP
-    widths = [least[place] if place in kept else 0 for place in range(len(columns))]
-    for place in sorted(kept, key=lambda place: columns[place].leaves):
+        visible -= {place for place in visible if columns[place].leaves == first}
+    spare = width - sum(least[place] + _GAP for place in visible) + _GAP
+    widths = [least[place] if place in visible else 0 for place in range(len(columns))]
+    for place in sorted(visible, key=lambda place: columns[place].leaves):
         more = min(max(spare, 0), natural[place] - least[place])
         widths[place], spare = widths[place] + more, spare - more
     if spare < 0:  # narrower than any name should be
-        names = max(kept, key=lambda place: widths[place])
+        names = max(visible, key=lambda place: widths[place])
         widths[names] = max(widths[names] + spare, 1)
     return widths
 
 
 def columns_of(stream: TextIO | None) -> int:
-    """Return how wide a terminal is, as the environment or the terminal itself says; 80 where neither does."""
-    told = os.environ.get("COLUMNS", "")
-    if told.isascii() and told.isdigit() and int(told):
-        return int(told)
+    """Return the width of a terminal, from the environment or the terminal itself; 80 if neither gives it."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isascii() and columns.isdigit() and int(columns):
+        return int(columns)
     with contextlib.suppress(OSError, ValueError, AttributeError):
         return os.get_terminal_size(stream.fileno()).columns or _USUAL  # type: ignore[union-attr]
     return _USUAL
 
 
 def wrapped(text: str, stream: TextIO) -> str:
-    """Return a line for a terminal, broken between words, so that it breaks no number; for anything else as it is."""
+    """Return a line broken between words, never within a number, if the stream is a terminal; else the line itself."""
     if not stream.isatty() or len(text) <= (width := columns_of(stream)):
         return text
     import textwrap  # here, because most lines fit
@@ -165,7 +149,7 @@ class Printer:
         self._stream = stream
         self.pretty = stream is not None and stream.isatty()
         if stream is not None and hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # so that an ASCII terminal gets every name, too
+            stream.reconfigure(errors="backslashreplace")  # so that an ASCII terminal can show every name
 
     def number(self, nbytes: int) -> str:
         """Return a number of bytes for a table: rounded for people, exact for programs."""
@@ -196,7 +180,7 @@ class Printer:
         most = max(console.width // 3, _LABEL)
         width = max((len(label) for label, _ in labelled if len(label) <= most), default=0)
         for label, value in labelled:
-            if len(label) > width:  # it has a name in it: above its value, so that neither is narrow
+            if len(label) > width:  # contains a name: printed above its value, so that neither is narrow
                 console.print(text(label, style="cyan", overflow="fold"))
             grid = table_type.grid(padding=(0, 2, 0, 0))
             grid.add_column(style="cyan", width=width)
@@ -237,7 +221,7 @@ class Printer:
         _rich()
         from rich.console import Console
 
-        width, height = columns_of(self._stream), 25  # without a height rich takes a dumb terminal for one of 80
+        width, height = columns_of(self._stream), 25  # without a height, rich ignores the width of a dumb terminal
         return Console(file=self._stream, width=width, height=height, markup=False, highlight=False, emoji=False)
 
     def json(self, value: Any) -> None:
@@ -265,17 +249,17 @@ def printers(quiet: bool = False) -> tuple[Printer, Printer]:
 def _table(columns: Sequence[Column], rows: Sequence[tuple[str, ...]], widths: Sequence[int]) -> Any:
     table_type, text, box = _rich()
     table = table_type(box=box, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    kept = [place for place, width in enumerate(widths) if width]
-    for place in kept:
+    visible = [place for place, width in enumerate(widths) if width]
+    for place in visible:
         column = columns[place]
         table.add_column(column.heading, justify=column.side, width=widths[place], overflow="fold")
     for row in rows:
-        table.add_row(*(text(row[place]) for place in kept))
+        table.add_row(*(text(row[place]) for place in visible))
     return table
 
 
 def _rich() -> tuple[Any, Any, Any]:
-    """Return rich's Table and Text and the box of our tables; imported where a terminal is there to show them."""
+    """Return rich's Table and Text and the box of our tables; rich is imported only for a terminal."""
     try:
         from rich.box import SIMPLE_HEAD
         from rich.table import Table
@@ -295,16 +279,16 @@ def showing_progress(label: str, printer: Printer) -> Iterator[Progress]:
     started = 0.0
     throttled: Progress | None = None
 
-    def tell(done: int, total: int | None) -> None:
+    def print_line(done: int, total: int | None) -> None:
         seconds = time.monotonic() - started
-        of = f" of {human(total)}, {100 * done // max(total, 1)}%" if total is not None else ""
+        share = f" of {human(total)}, {100 * done // max(total, 1)}%" if total is not None else ""
         left = f", {seconds * (total - done) / done:.0f} s left" if total is not None and done else ""
-        printer.line(f"{label}: {human(done)}{of}, {human(int(done / max(seconds, 1e-3)))}/s{left}")
+        printer.line(f"{label}: {human(done)}{share}, {human(int(done / max(seconds, 1e-3)))}/s{left}")
 
     def first_or_later(done: int, total: int | None) -> None:
         nonlocal started, throttled
-        if throttled is None:  # the clock starts here: what was imported before takes longer than many a conversion
-            started, throttled = time.monotonic(), _throttled(tell, _PLAIN_REFRESH, first=False)
+        if throttled is None:  # the clock starts here: imports take longer than many conversions
+            started, throttled = time.monotonic(), _throttled(print_line, _PLAIN_REFRESH, first=False)
         throttled(done, total)
 
     yield first_or_later
@@ -328,7 +312,7 @@ def _bar(label: str, printer: Printer) -> Iterator[Progress]:
 
 
 def _throttled(call: Progress, seconds: float, *, first: bool = True) -> Progress:
-    """Return `call` for frequent use: it comes through at most every so many seconds, at the end in any case."""
+    """Return a function that calls `call` at most every `seconds`, and always at the end."""
     due = -math.inf if first else time.monotonic() + seconds
 
     def maybe(done: int, total: int | None) -> None:

@@ -9,8 +9,6 @@ from .convert import run_conversion
 from .parsers import Arguments, Parser, add_output_options, choose_dest
 from .render import Printer, counted
 
-__all__ = ["report", "report_arguments"]
-
 
 def report_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord report`."""

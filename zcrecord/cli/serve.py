@@ -12,8 +12,6 @@ from .parsers import Arguments, Parser, natural
 from .render import Printer
 from .stdio import check_file
 
-__all__ = ["serve", "serve_arguments"]
-
 
 def serve_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord serve`."""

@@ -1,7 +1,7 @@
 """A web server for one archive: serves its bytes by ranges, and the page that shows it.
 
-Serves the archive, the samples, the page's files, onnxruntime-web from a folder, and no others; sets the headers, and
-refuses requests from other hosts. HTTP is left to aiohttp, the page to `web/page`.
+Serves only the archive, the samples, the page's files, and onnxruntime-web from a folder; sets the headers, and refuses
+requests from other hosts. aiohttp does HTTP; the page is `web/page`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ from zcrecord.storage.files import read_start
 
 from .web_runtime import WebRuntime, web_runtime
 
-__all__ = ["PORT", "is_loopback", "serve"]
-
 PORT = 8000  # the default, if it is free
 _WEB = Path(__file__).parents[1] / "web"
 _ROOMS = "reader", "view", "page"  # of the folder `web`: all that the page loads
@@ -40,13 +38,13 @@ _POLICY = (
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _HEADERS = {
-    "Cache-Control": "no-cache",  # may be kept, but is validated each time: the archive may be replaced
+    "Cache-Control": "no-cache",  # cached, but validated at each use: the archive may be replaced
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
 _HOST = re.compile(r"[A-Za-z0-9._:\[\]%-]{0,261}")  # a name of at most 253 characters, and a port
-_LEAVE = 1.0  # seconds that responses have to finish when the server stops
+_LEAVE = 1.0  # seconds for responses to finish when the server stops
 
 
 def serve(
@@ -61,19 +59,19 @@ def serve(
 ) -> None:
     """Serve an archive and its page until SIGTERM, or until Ctrl-C, which raises; reads only the requested bytes.
 
-    Each response has the file as it is then: a replaced file has another ETag, by which readers notice.
+    Each response is from the file as it is at that time; a replaced file has another ETag.
 
     Args:
         source: an archive that is a file of its own.
         samples: an archive with inputs (`images` or `inputs`) and `labels`, for a model that the page can run.
         runtime: a folder of the npm package onnxruntime-web, with which the page runs the model; None: the browser
             fetches the version that `web_runtime` pins from a public server, when the model is run first.
-        host: the address to listen on. On a loopback address, requests that name another host are refused: a foreign
-            page whose name was made to point here (DNS rebinding) gets nothing.
+        host: the address to listen on. On a loopback address, requests that name another host are refused, against DNS
+            rebinding: a foreign page whose name was made to point here.
         port: 0 for any that is free; None for 8000, or any if that is taken.
         started: called with the URL as soon as the server answers there.
-        failed: called with each of the server's own faults, as one line. Malformed requests are not reported: they get
-            their status.
+        failed: called with each fault of the server itself, as one line. Malformed requests get an error status, and
+            are not reported.
 
     Raises:
         SourceError: a file cannot be read, or the server cannot listen at the address. FormatError: a file is no valid
@@ -101,15 +99,15 @@ def serve(
 
 @contextlib.contextmanager
 def _reporting_faults(web: Any, report: Callable[[str], object]) -> Iterator[None]:
-    """Report aiohttp's faults in a line each; it logs a traceback, and also for each malformed request."""
+    """Report aiohttp's faults in a line each; aiohttp logs tracebacks, for malformed requests, too."""
     from aiohttp.http import HttpProcessingError  # here, as `web`
 
-    theirs = (HttpProcessingError, web.RequestPayloadError, ConnectionError, TimeoutError)
+    client_faults = (HttpProcessingError, web.RequestPayloadError, ConnectionError, TimeoutError)
 
     class Lines(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             error = record.exc_info[1] if record.exc_info else None
-            if not isinstance(error, theirs):
+            if not isinstance(error, client_faults):
                 report(record.getMessage() if error is None else f"{type(error).__name__}: {error}")
 
     logger, lines = logging.getLogger("aiohttp.server"), Lines(logging.WARNING)
@@ -126,7 +124,7 @@ def _reporting_faults(web: Any, report: Callable[[str], object]) -> Iterator[Non
 def _ended_by_signals(web: Any, app: Any) -> Iterator[None]:
     """End an application on SIGTERM and SIGINT; after SIGINT raise KeyboardInterrupt once it has ended.
 
-    aiohttp does not tell which signal it was, and a signal while it makes the event loop would leave half of one.
+    aiohttp's own handling does not say which signal came, and a signal while it makes the event loop would break it.
     """
     seen: list[int] = []
     loops: list[asyncio.AbstractEventLoop] = []
@@ -167,7 +165,7 @@ def _aiohttp() -> Any:
 
 
 def _check_archive(path: Path, *, samples: bool) -> None:
-    """Raise RecordError unless a file is an archive that the page can read, and samples have their tensors."""
+    """Raise RecordError unless a file is an archive that the page can read; `samples` need inputs and labels."""
     with load_record(path) as record:
         takes_one_file(record.archive, "serve")
         fits = not samples or ("labels" in record and ("images" in record or "inputs" in record))
@@ -188,6 +186,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _listen(host: str, port: int | None) -> socket.socket:
+    """Return a socket that listens; if no port is given and 8000 is in use, on any free port."""
     asked = PORT if port is None else port
     where = f"{host} port {asked}: cannot listen there"
     if asked > 0xFFFF:
@@ -250,7 +249,7 @@ def _application(web: Any, files: dict[str, Path], runtime: WebRuntime, *, local
 
 
 def _has_valid_headers(request: Any) -> bool:
-    """Return True if a request's headers are text, and those that are used can be parsed; else aiohttp fails later."""
+    """Return True if a request's headers are text, and aiohttp can parse those it uses."""
     hosts = request.headers.getall("Host", [])
     if len(hosts) > 1 or any(not _HOST.fullmatch(host) for host in hosts):
         return False
@@ -270,14 +269,16 @@ def _names_this_machine(host: str) -> bool:
 
 
 def _responding(web: Any, path: Path, kind: str) -> Callable[[Any], Awaitable[Any]]:
+    """Return a handler that responds with a file."""
+
     class Response(web.FileResponse):  # type: ignore[misc]
-        """The file itself, not a compressed sibling; a range only of the version that was asked for."""
+        """Response with the file itself, not a compressed sibling; a range only of the version in If-Range."""
 
         async def prepare(self, request: Any) -> Any:
             headers = request.headers.copy()
             headers.popall("Accept-Encoding", None)  # aiohttp would send the bytes of PATH.gz
             wanted = headers.get("If-Range", "").strip()
-            if wanted.startswith(('"', "W/")) and wanted != _tag(path):  # aiohttp knows dates alone
+            if wanted.startswith(('"', "W/")) and wanted != _tag(path):  # aiohttp compares dates only
                 headers.popall("Range", None)
             return await super().prepare(request.clone(headers=headers))
 

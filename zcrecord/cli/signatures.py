@@ -17,8 +17,6 @@ from .parsers import Arguments, Parser, add_archive, add_json, add_output_option
 from .render import Printer, printers, showing_progress, shown
 from .stdio import check_file, name_of, opened_archive
 
-__all__ = ["check", "check_arguments", "sign", "sign_arguments"]
-
 
 def sign_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord sign`."""
@@ -60,10 +58,10 @@ def _passphrase(key: str) -> bytes | None:
 def _sign(
     path: str, key: str, dest: str | None, out: Printer, progress_on: Printer, *, as_json: bool, **options: Any
 ) -> None:
-    """Sign an archive, and print what was signed.
+    """Sign an archive, and print the signed digest.
 
     Raises:
-        RecordError: it cannot be.
+        RecordError: the archive cannot be signed.
     """
     from zcrecord import integrity  # here, because few need cryptography
 
@@ -105,17 +103,19 @@ def _check(
     """
     from zcrecord import integrity
 
-    told: dict[str, Any] = {"file": name, "ok": True, "signed_by": integrity.signers(record), "checked": []}
+    result: dict[str, Any] = {"file": name, "ok": True, "signed_by": integrity.signers(record), "checked": []}
     try:
         with showing_progress("checking", progress_on) as progress:
             for key in keys:
-                told["checked"].append({"file": key, "key": integrity.check_signature(record, key, progress=progress)})
+                result["checked"].append(
+                    {"file": key, "key": integrity.check_signature(record, key, progress=progress)}
+                )
     except RecordError as error:
         if as_json:
-            out.json({**told, "ok": False, "error": error_json(error)})
+            out.json({**result, "ok": False, "error": error_json(error)})
         raise
     if as_json:
-        out.json(told)
+        out.json(result)
         return
-    for checked in told["checked"]:
+    for checked in result["checked"]:
         out.line(f"{shown(name)}: OK, signed by the key {checked['key']} ({shown(checked['file'])})")

@@ -18,18 +18,7 @@ from zcrecord.storage.folders import archive_in
 
 from .endings import located
 
-__all__ = [
-    "binary",
-    "check_file",
-    "name_of",
-    "opened_archive",
-    "read_stdin",
-    "size_ahead",
-    "source_of",
-    "taking_urls",
-]
-
-_PIPE = 1 << 20  # bytes of a pipe, where the system grants them; a sixteenth is usual, and as many more switches
+_PIPE = 1 << 20  # bytes of a pipe's buffer, if the system allows it; a sixteenth is usual, with 16 times the switches
 
 
 def binary(stream: Any, what: str) -> Any:
@@ -84,7 +73,7 @@ def taking_urls(convert: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def source_of(given: str) -> Any:
-    """Return the source of an archive: all of standard input if `given` is "-", the one archive in a folder.
+    """Return the source of an archive: all bytes of standard input for "-", the one archive of a folder, or `given`.
 
     Raises:
         SourceError: standard input cannot be read, or a folder has no archive, or several.
@@ -108,7 +97,7 @@ def check_file(path: str) -> None:
         SourceError: the path is one.
     """
     mode = stat.S_IFREG
-    with contextlib.suppress(OSError, ValueError):  # what is wrong otherwise is told when it is opened
+    with contextlib.suppress(OSError, ValueError):  # other faults are reported when the file is opened
         mode = os.stat(path).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise SourceError("not a regular file; copy it to one, and give that", path=path)

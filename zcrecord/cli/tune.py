@@ -1,4 +1,4 @@
-"""`zcrecord tune`, and `onnx2zc --tune`: an archive's model made as fast as the .onnx on this machine."""
+"""`zcrecord tune`, and `onnx2zc --tune`: make an archive's model as fast as the .onnx on this machine."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from .endings import writing
 from .parsers import Arguments, Parser, add_output_options, natural
 from .render import Printer, counted, printers, showing_progress, shown
 from .stdio import check_file, opened_archive
-
-__all__ = ["print_tuning", "run_tuning", "tune", "tune_arguments"]
 
 
 def tune_arguments(parser: Parser) -> None:
@@ -47,8 +45,8 @@ def tune(args: Arguments) -> int:
         args.source = archive_in(args.source)
     out, errors = printers(args.quiet)
     with writing(args.source):
-        how = {"dest": args.dest, "threads": args.threads, "remove": args.remove}
-        report = run_tuning(args.source, args, errors, **how)
+        options = {"dest": args.dest, "threads": args.threads, "remove": args.remove}
+        report = run_tuning(args.source, args, errors, **options)
     if args.json:
         out.json(asdict(report))
     else:
@@ -66,7 +64,7 @@ def run_tuning(
     verify: bool = False,
     remove: bool = False,
 ) -> Any:
-    """Tune the archive at `source`, into `dest` if that is given; the size is told before anything is written."""
+    """Tune the archive at `source`, into `dest` if given; prints the archive's size before writing it."""
     from zcrecord import onnx
 
     options: dict[str, Any] = {"force": args.force, "durable": not args.no_sync}
@@ -95,8 +93,8 @@ def _announcing(
             with opened_archive(source) as record:
                 before = size_before(record.archive)
             least = "" if remove else "at most "
-            of = "" if remove else f", {total / before:.2f} times the {errors.size(before)} without the tuned part"
-            errors.line(f"{shown(dest)}: will have {least}{errors.size(total)}{of}")
+            ratio = "" if remove else f", {total / before:.2f} times the {errors.size(before)} without the tuned part"
+            errors.line(f"{shown(dest)}: will have {least}{errors.size(total)}{ratio}")
             shows.append(stack.enter_context(showing_progress("zcrecord", errors)))
         shows[0](done, total)
 
@@ -109,6 +107,7 @@ def print_tuning(report: Any, name: str, out: Printer) -> None:
 
 
 def _facts(report: Any, out: Printer) -> Iterator[tuple[str, str]]:
+    """Yield the labels and values of a report of tuning."""
     from zcrecord.onnx.target import TuningTarget
 
     for target in report.targets:

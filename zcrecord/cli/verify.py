@@ -19,8 +19,6 @@ from .parsers import Arguments, Parser, add_archive, add_json, add_quiet
 from .render import Printer, counted, printers, showing_progress, shown
 from .stdio import name_of, source_of
 
-__all__ = ["verify", "verify_arguments"]
-
 _GLANCE = 5  # names beside a damaged range; --json has all
 
 
@@ -51,13 +49,13 @@ def verify(args: Arguments) -> int:
 
 
 def _check_archive(args: Arguments, name: str, out: Printer, progress_on: Printer) -> None:
-    """Open an archive, check it as thoroughly as --level says, and print that it is sound, or all that is damaged.
+    """Check an archive at the level of --level; print that it is valid, or every damaged range.
 
     Raises:
-        RecordError: it is not sound.
+        RecordError: the archive is not valid.
     """
     level: Verify = args.level
-    told: dict[str, Any] = {"file": name, "ok": True, "level": level}
+    result: dict[str, Any] = {"file": name, "ok": True, "level": level}
     source = source_of(args.file)
     try:
         with load_record(source, verify="touch" if level == "touch" else "index", embedded=args.embedded) as record:
@@ -72,23 +70,23 @@ def _check_archive(args: Arguments, name: str, out: Printer, progress_on: Printe
                 from zcrecord.archive.digest import check_indexes  # here, because few archives have shards
 
                 check_indexes(record.archive)
-            told |= {"tensors": len(record), "archive_nbytes": record.archive_nbytes}
-            told["content_digest"] = _digest(record, progress_on) if args.digest else None
+            result |= {"tensors": len(record), "archive_nbytes": record.archive_nbytes}
+            result["content_digest"] = _digest(record, progress_on) if args.digest else None
     except RecordError as error:
         damage = error.damage
         if args.json:
-            out.json({**told, "ok": False, "error": error_json(error), "damage": [asdict(d) for d in damage]})
-        elif len(damage) > 1 or any(d.nbytes and not d.tensors for d in damage):  # the one tensor is in the error
+            out.json({**result, "ok": False, "error": error_json(error), "damage": [asdict(d) for d in damage]})
+        elif len(damage) > 1 or any(d.nbytes and not d.tensors for d in damage):  # the error names a single tensor
             for d in damage:
                 out.line(f"{shown(d.path or name)}: {_damaged(d)}")
         raise
     if args.json:
-        out.json(told)
+        out.json(result)
         return
-    size = out.size(told["archive_nbytes"])
-    out.line(f"{shown(name)}: OK, {counted(told['tensors'], 'tensor')}, {size}, checked: {level}")
+    size = out.size(result["archive_nbytes"])
+    out.line(f"{shown(name)}: OK, {counted(result['tensors'], 'tensor')}, {size}, checked: {level}")
     if args.digest:
-        out.line(f"{shown(name)}: {told['content_digest']}")
+        out.line(f"{shown(name)}: {result['content_digest']}")
 
 
 def _digest(record: Record, progress_on: Printer) -> str:
@@ -99,19 +97,19 @@ def _digest(record: Record, progress_on: Printer) -> str:
 def _damaged(damage: Damage) -> str:
     """Return a damaged range and its users in one line."""
     users = [("tensor", damage.tensors), ("attribute", damage.attributes), ("metadata", damage.metadata)]
-    told = [f"{what} '{shown(name)}'" for what, names in users for name in names[:_GLANCE]]
+    labels = [f"{what} '{shown(name)}'" for what, names in users for name in names[:_GLANCE]]
     more = sum(len(names[_GLANCE:]) for _, names in users)
-    told += [f"{more} more"] if more else []
-    used = f" of {', '.join(told)}" if told else ""
-    place = f"[{damage.offset:#x}, {damage.offset + damage.nbytes:#x}){used}: " if damage.nbytes else ""
+    labels += [f"{more} more"] if more else []
+    users_text = f" of {', '.join(labels)}" if labels else ""
+    place = f"[{damage.offset:#x}, {damage.offset + damage.nbytes:#x}){users_text}: " if damage.nbytes else ""
     return f"{place}{damage.what}"
 
 
 def _check_model(model: str, out: Printer, progress_on: Printer, *, level: Verify, as_json: bool) -> None:
-    """Check that the archive beside an ONNX model is the one it was written for, and print that it is.
+    """Check that the archive beside an ONNX model is the one that the model was written for, and print the result.
 
     Raises:
-        RecordError: it is not.
+        RecordError: it is another archive.
     """
     from zcrecord import onnx
 

@@ -1,8 +1,8 @@
 """onnxruntime-web for the page of `zcrecord serve`: one pinned version from a public server, or a folder of the user's.
 
-Of the package two builds are used, each a script and a WebAssembly module: the one with JSPI, which reads weights one
-by one, and the one for browsers without. What comes from the public server is checked by the browser against the
-digests here, so it can only be what npm has under that version.
+Two builds of the package are used, each a script and a WebAssembly module: one with JSPI, which reads weights one by
+one, and one for browsers without JSPI. The browser checks files from the public server against the digests here, so
+they can only be those of that version on npm.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ from typing import Any, NamedTuple
 
 from zcrecord.errors import SourceNotFoundError
 
-__all__ = ["CDN", "VERSION", "WebRuntime", "web_runtime"]
-
 VERSION = "1.30.0"
 CDN = f"https://cdn.jsdelivr.net/npm/onnxruntime-web@{VERSION}/dist/"
 _LOCAL = "onnxruntime-web/"  # the path of a folder's files on the server
 
 
 class RuntimeFile(NamedTuple):
-    """One file of onnxruntime-web's folder `dist`: its bytes, and its digest as browsers take it."""
+    """One file of onnxruntime-web's folder `dist`: its size in bytes, and its digest in the form browsers check."""
 
     name: str
     nbytes: int
@@ -57,10 +55,10 @@ BUILDS = {
 
 
 class WebRuntime(NamedTuple):
-    """The place that a page takes onnxruntime-web from.
+    """The location of onnxruntime-web for a page.
 
-    `about` is what the page is told, `files` are served by their paths, `connect` is the address that the page may
-    connect to besides its own.
+    `about` is sent to the page. `files` are served by their paths. `connect` is the address that the page may connect
+    to, besides its own.
     """
 
     about: dict[str, Any]
@@ -69,10 +67,10 @@ class WebRuntime(NamedTuple):
 
 
 def web_runtime(folder: str | os.PathLike[str] | None) -> WebRuntime:
-    """Return the place of onnxruntime-web: a folder, or the public server if there is none.
+    """Return the location of onnxruntime-web: a folder, or the public server if `folder` is None.
 
     Raises:
-        SourceNotFoundError: the folder has not the files of onnxruntime-web.
+        SourceNotFoundError: the folder does not have the files of onnxruntime-web.
     """
     if folder is None:
         builds = {name: [file._asdict() for file in files] for name, files in BUILDS.items()}
