@@ -30,7 +30,7 @@ from zcrecord.errors import (
     SourceError,
     UnsupportedError,
 )
-from zcrecord.onnx import convert, export, graph, session, to_onnx, verify_external
+from zcrecord.onnx import convert, graph, session, to_onnx, verify_external
 from zcrecord.onnx.protobuf.properties import encode_properties
 
 # The whole model.

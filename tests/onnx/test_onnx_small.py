@@ -44,7 +44,6 @@ from zcrecord.errors import (
     UnsupportedError,
 )
 from zcrecord.onnx import convert, graph, scan
-from zcrecord.onnx.lazy import small_model
 from zcrecord.onnx.lazy.locate import STEP
 
 
