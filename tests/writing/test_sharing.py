@@ -254,7 +254,7 @@ def test_without_digests_only_ties_are_found() -> None:
 
 
 def test_equal_digests_of_different_bytes_are_not_one_payload(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zcrecord.writing.writers.digest_of", lambda _: 42)
+    monkeypatch.setattr("zcrecord.writing.equal.digest_of", lambda _: 42)
     data = r.saved({"a": np.zeros(8), "b": np.ones(8), "c": np.zeros(8), "d": np.zeros(4)})
     monkeypatch.undo()
     rec = zcrecord.load_record(data)

@@ -489,36 +489,14 @@ def _check_full_names(ix: Index, t: TensorColumns, pool: TextPool) -> None:
             raise FormatError(f"{what}: the name of one in module 0 is not its key")
         if not np.count_nonzero(nested):
             continue
-        whole = np.count_nonzero(nested) == len(nested)
-        name, size, key, parent = columns if whole else (c[nested] for c in columns)
+        name, size, key, parent = (column[nested] for column in columns)
         prefix = ix.modules["name_size"][parent]
         split = (key != 0) & (size == prefix + np.uint64(1) + key)
-        if what == "tensors" and np.count_nonzero(split) == len(split) and _start_as_modules(ix, t, pool):
-            continue
         split &= pool.octets[name + np.where(split, prefix, 0)] == ord(".")
         split &= pool.equal(name, ix.modules["name"][parent], np.where(split, prefix, 0))
         if (i := _first(~split)) is not None:
             full = ix.string(int(name[i]), int(size[i]))
             raise FormatError(f"{what}: '{printable(full)}' is not its module's name, a dot and its key")
-
-
-def _start_as_modules(ix: Index, t: TensorColumns, pool: TextPool) -> bool:
-    """Return True if every tensor's name starts with its module's and a dot; all are long enough, and in order.
-
-    Of the names in a module the first and the last tell: names between two that start alike start so, too.
-    """
-    ranks = np.empty(len(t.name), np.uint32)
-    ranks[ix.by_name] = np.arange(len(ranks), dtype=np.uint32)
-    parents = t.parent
-    if ix.by_module is not None:
-        ranks, parents = ranks[ix.by_module], parents[ix.by_module]
-    starts = np.concatenate(([0], np.flatnonzero(parents[1:] != parents[:-1]) + 1))
-    ends = ix.by_name[np.concatenate((np.minimum.reduceat(ranks, starts), np.maximum.reduceat(ranks, starts)))]
-    ends = ends[t.parent[ends] != 0]
-    modules = ix.modules[t.parent[ends]]
-    names, prefixes = t.name[ends], modules["name_size"]
-    dots = pool.octets[names + prefixes] == ord(".")
-    return bool(dots.all() and pool.equal(names, modules["name"], prefixes).all())
 
 
 def _check_collisions(ix: Index, t: TensorColumns, pool: TextPool) -> None:
