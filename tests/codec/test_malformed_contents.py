@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from malformed import LEVELS, Case, cases, refused, rich, saved
 from malformed_contents import CASES, STRINGS, flipped
 
 import zcrecord
-from zcrecord import FormatError, IntegrityError, PackedTensor, StringTensor, UnsupportedError
+from zcrecord import FormatError, IntegrityError, PackedTensor
 from zcrecord.archive.archive import Verify
 
 
@@ -148,35 +147,3 @@ def test_index_error_comes_before_any_payload_is_read() -> None:
     for level in LEVELS[1:]:
         with pytest.raises(zcrecord.LimitError, match="rank 65"):
             zcrecord.load_record(archive.seal(), verify=level)
-
-
-# The tensors that numpy has no array for check what they are made from by themselves, wherever it is from.
-
-
-@pytest.mark.parametrize(
-    ("data", "count"), [(np.zeros(9, np.uint8), 1), (np.zeros(8, np.uint8), 1), (np.zeros(0, np.uint8), 2)]
-)
-def test_strings_need_room_for_their_ends(data: Any, count: int) -> None:
-    """R71."""
-    with pytest.raises(FormatError, match=rf"^{count} strings cannot lie in {len(data)} bytes$"):
-        StringTensor(data, (count,))
-
-
-def test_strings_must_fit_their_shape() -> None:
-    with pytest.raises(FormatError, match=r"^shape \(2, 2\) does not hold 3 strings$"):
-        StringTensor.from_strings(["a", "b", "c"], (2, 2))
-
-
-@pytest.mark.parametrize(
-    "packed", [np.zeros(1, np.uint8), np.zeros(3, np.uint8), np.zeros((1, 2), np.uint8), np.zeros(2, np.int8)]
-)
-def test_packed_bytes_must_fit_their_shape(packed: Any) -> None:
-    """R51."""
-    with pytest.raises(FormatError, match=r"^shape \(3,\) of int4 takes 2 packed bytes, got \("):
-        PackedTensor(packed, "int4", (3,))
-
-
-def test_only_narrow_types_are_packed() -> None:
-    """R70."""
-    with pytest.raises(UnsupportedError, match=r"^float32 is not packed; use a numpy array$"):
-        PackedTensor(np.zeros(4, np.uint8), "float32", (1,))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import array
 import ctypes
-import io
 import mmap
 import signal
 import sys
@@ -248,9 +247,3 @@ def test_torch_takes_read_only_views_for_writable_ones_which_is_why_there_is_rec
         return
     assert crashed.stdout.split() == ["taken"]
     assert -crashed.returncode in (signal.SIGSEGV, signal.SIGBUS)
-
-
-def test_what_dlpack_brought_in_goes_out_again(tmp_path: Path) -> None:
-    file = io.BytesIO()
-    zcrecord.save_record({"x": Exporter(ONE)}, file)
-    assert torch.from_dlpack(zcrecord.load_record(file.getvalue(), mode="c")["x"]).tolist() == ONE.tolist()
