@@ -414,7 +414,8 @@ def test_generators_and_files_are_closed_however_it_ends(
 
 
 @pytest.mark.parametrize("form", ["a generator", "bytes"])
-def test_values_are_produced_once(form: str, path: Path) -> None:
+def test_values_are_produced_once(form: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.zcr"
     tensor = lazy(PRODUCERS[form]())
     zcrecord.save_record({"w": tensor}, path)
     before = path.read_bytes()
