@@ -100,7 +100,8 @@ def test_packed_tensor_of_rank_0_has_no_rows() -> None:
 def test_packed_tensor_wants_exactly_its_bytes_and_a_narrow_type() -> None:
     with pytest.raises(FormatError, match=r"shape \(3,\) of int4 takes 2 packed bytes, got \(3,\)"):
         PackedTensor(np.zeros(3, np.uint8), "int4", (3,))
-    for packed in (np.zeros(1, np.uint8), np.zeros((1, 2), np.uint8), np.zeros(2, np.int8)):
+    wrong: list[Any] = [np.zeros(1, np.uint8), np.zeros((1, 2), np.uint8), np.zeros(2, np.int8)]
+    for packed in wrong:
         with pytest.raises(FormatError, match="takes 2 packed bytes"):
             PackedTensor(packed, "int4", (3,))
     with pytest.raises(UnsupportedError, match="float32 is not packed; use a numpy array"):
