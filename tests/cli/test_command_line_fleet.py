@@ -132,7 +132,9 @@ def test_wrong_usage_of_jobs_ends_with_2(arguments: list[str], told: str, capsys
 def test_faults_of_the_plan_are_told_before_a_process_starts(capsys: pytest.CaptureFixture[str]) -> None:
     Path("models").mkdir()
     c.fails(
-        capsys, main(["convert", "models", "out", "--jobs", "2"]), "models: has no model below it; models are told by"
+        capsys,
+        main(["convert", "models", "out", "--jobs", "2"]),
+        "models: has no model below it; models are recognised by",
     )
     c.fails(capsys, main(["convert", "model.onnx", "out", "--jobs", "2"]), "model.onnx: .*")
     for name in ("m.onnx", "m.npz"):

@@ -138,7 +138,7 @@ def test_another_name_may_stand_for_the_file_s(tmp_path: Path) -> None:
     found = plan(tmp_path / "MobileNet-v2.zcr", name="net")
     assert (found.stem, found.constants[0].identifier) == ("net", "net_w")
     for name in ("Net", "int", "7b", "a b", ""):
-        with pytest.raises(zcrecord.UnsupportedError, match=r"no taken word; '.+' would do"):
+        with pytest.raises(zcrecord.UnsupportedError, match=r"not a reserved word; '.+' would do"):
             plan(tmp_path / "MobileNet-v2.zcr", name=name)
 
 

@@ -284,7 +284,7 @@ def test_assembles_for_machines_and_systems_other_than_this(
 def test_refuses_alignment_that_places_in_the_archive_do_not_have(tmp_path: Path) -> None:
     zcrecord.save_record({"a": np.ones(4), "w": np.ones(4)}, tmp_path / "model.zcr")
     made = plan(tmp_path / "model.zcr", alignment=4096)
-    with pytest.raises(UnsupportedError, match=r"tensor 'a': its place in the archive is no multiple of 4096"):
+    with pytest.raises(UnsupportedError, match=r"tensor 'a': its offset is not a multiple of 4096"):
         rust.files(made, str(tmp_path))
     generate(made, tmp_path, assembly=True)
     address = "model::W.as_ptr() as usize, model::A.as_ptr() as usize"

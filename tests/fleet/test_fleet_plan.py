@@ -113,7 +113,7 @@ def test_wrong_options_are_refused_at_once(models: Path) -> None:
 
 def test_prefix_without_models_is_an_error(models: Path) -> None:
     make(models, "notes.txt")
-    with pytest.raises(SourceError, match="models: has no model below it; models are told by their suffixes"):
+    with pytest.raises(SourceError, match="models: has no model below it; models are recognised by their suffixes"):
         plan(models, "out")
     with pytest.raises(SourceError, match="models: has no model of gguf below it"):
         plan(models, "out", source_format="gguf")

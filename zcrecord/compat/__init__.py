@@ -1,3 +1,3 @@
-"""Stand-ins for other libraries: the same names and signatures, over archives. One import line is the whole trial."""
+"""Replacements for other libraries: the same names and signatures, over archives; change one import line to try."""
 
 __all__ = []

@@ -1,7 +1,7 @@
 """Assembler source with a symbol for each tensor: `.incbin` reads its bytes from the archive, into its own section.
 
-For GNU as and clang, after the C preprocessor; for ELF, Mach-O, COFF and WebAssembly. Declarations for C programs are
-in `c`, constants for assembler programs here.
+For GNU as and clang, after the C preprocessor; for ELF, Mach-O, COFF and WebAssembly. `c` declares the symbols for C
+and C++.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ from math import prod
 
 from zcrecord.errors import UnsupportedError, printable
 
-from .comments import head, literal, path_between, told
+from .comments import description, head, literal, path_between
 from .plan import Constant, Plan
-
-__all__ = ["equates", "files", "footer", "macros", "packed_file", "placed", "sections", "source"]
 
 _NAME = re.compile(r"[A-Za-z._$][A-Za-z0-9._$-]{0,100}")
 
@@ -132,14 +130,14 @@ def files(plan: Plan, directory: str, *, section: str | None = None) -> dict[str
     """Return the files for a program in assembler: `.S`, `.inc` with constants, and the packed file if there is one.
 
     Args:
-        plan: what is to be embedded.
-        directory: where the files will lie; the archive is found from there.
+        plan: the plan of the archive.
+        directory: the folder of the files; the path of the archive is relative to it.
         section: an ELF or COFF section for all symbols; one that ends in a dot gets each identifier added to it.
-            `.rodata.` by default, which every linker script keeps in flash. One that a script does not name is left
-            out, or copied to RAM.
+            `.rodata.` by default, which every linker script puts into flash. A section that a script does not name is
+            left out, or copied to RAM.
 
     Raises:
-        UnsupportedError: no section can have that name.
+        UnsupportedError: a section cannot have that name.
 
     Example:
         >>> import numpy as np, zcrecord
@@ -153,12 +151,12 @@ def files(plan: Plan, directory: str, *, section: str | None = None) -> dict[str
 
 
 def packed_file(plan: Plan) -> dict[str, Iterable[bytes]]:
-    """Return the file that holds the bytes of strided tensors, if there are any."""
+    """Return the file with the bytes of strided tensors, if there are any."""
     return {f"{plan.stem}_packed.bin": plan.packed_chunks()} if plan.packed_size else {}
 
 
 def source(plan: Plan, directory: str, section: str | None) -> Iterator[bytes]:
-    """Yield the assembler file: one symbol a tensor."""
+    """Yield the assembler file: one symbol for each tensor."""
     stem, upper = plan.stem, plan.stem.upper()
     yield head(plan, _about(plan, section)).encode()
     yield macros(plan, directory, section).encode()
@@ -168,15 +166,15 @@ def source(plan: Plan, directory: str, section: str | None) -> Iterator[bytes]:
     yield placed(f"{stem}_check", plan.archive_size - 8, 8, 4).encode()
     for c in plan.constants:
         if c.nbytes:
-            yield f"\n/* {told(c)} */\n{_symbol(c, plan.packed_size)}".encode()
+            yield f"\n/* {description(c)} */\n{_symbol(c, plan.packed_size)}".encode()
     yield footer().encode()
 
 
 def _about(plan: Plan, section: str | None) -> list[str]:
     stem = plan.stem
-    found = f"-I has to name this file's folder, or -D{stem.upper()}_ZCR='\"...\"' the archive"
+    advice = f"-I has to name this file's folder, or -D{stem.upper()}_ZCR='\"...\"' the archive"
     return [
-        f"Every tensor as a symbol, its bytes taken from the archive. Assemble it with cc -c {stem}.S; {found}.",
+        f"Every tensor as a symbol, its bytes taken from the archive. Assemble it with cc -c {stem}.S; {advice}.",
         "Assemble it again when the archive changes: a build system does not see what .incbin reads.",
         f"Sections: {'.rodata.NAME' if section is None else section}.",
     ]
@@ -192,12 +190,12 @@ def _symbol(c: Constant, packed_size: int) -> str:
 
 
 def placed(name: str, offset: int, nbytes: int, alignment: int) -> str:
-    """Return a symbol over the archive's last bytes, by which its size is checked."""
+    """Return a symbol over the archive's last bytes, by which the assembler checks its size."""
     return f"\nzcr_constant_last {name}, {offset}, {nbytes}, {alignment.bit_length() - 1}\n"
 
 
 def footer() -> str:
-    """Return the notes that a linker looks for in every object."""
+    """Return the notes that a linker expects in every object."""
     return f"\n{_NOTES}"
 
 
@@ -205,24 +203,24 @@ def macros(plan: Plan, directory: str, section: str | None) -> str:
     """Return the archive's path, and the macros that define symbols."""
     upper = plan.stem.upper()
     path = literal(path_between(directory, plan.archive).encode(errors="surrogateescape"))
-    found = f"\n#ifndef {upper}_ZCR\n#define {upper}_ZCR {path}\n#endif\n\n"
+    path_macro = f"\n#ifndef {upper}_ZCR\n#define {upper}_ZCR {path}\n#endif\n\n"
     macro = _SECTION.format(upper=upper, **sections(section))
     defined = _MACROS.format(upper=upper, macro=macro)
-    return f"\n{ENDIAN}{found}{defined}" + _CONSTANT.format(macro="zcr_constant", file=f"{upper}_ZCR")
+    return f"\n{ENDIAN}{path_macro}{defined}" + _CONSTANT.format(macro="zcr_constant", file=f"{upper}_ZCR")
 
 
 def sections(section: str | None) -> dict[str, str]:
     """Return the arguments of `.section` in each object format, for a symbol `\\name`.
 
-    ELF sections of one name stay apart by groups of one each, so that a linker can drop what is not used. (`unique`
-    would do the same, but in binutils 2.35 and later alone.)
+    Each ELF section is in a group of its own, so that a linker can drop unused ones although they have one name.
+    (`unique` does the same, but only in binutils 2.35 and later.)
 
     Raises:
-        UnsupportedError: no section can have that name.
+        UnsupportedError: a section cannot have that name.
     """
     given = ".rodata." if section is None else section
     if not _NAME.fullmatch(given):
-        what = "a section's name is letters, digits, '.', '_', '$' and '-', and starts with none of the digits"
+        what = "a section's name is letters, digits, '.', '_', '$' and '-', and does not start with a digit"
         raise UnsupportedError(f"section '{printable(given)}': {what}")
     elf, coff = f'{given}, "aG", %progbits, \\name', given
     if given.endswith("."):
@@ -232,7 +230,7 @@ def sections(section: str | None) -> dict[str, str]:
 
 
 def equates(plan: Plan, *, offsets: bool = False) -> Iterator[bytes]:
-    """Yield constants for assembler programs, with `offsets` where each tensor lies in the archive."""
+    """Yield constants for assembler programs; with `offsets`, also each tensor's offset in the archive."""
     about = (
         "Where the tensors lie in the archive." if offsets else "Numbers of the tensors, whose symbols are the .S's."
     )
@@ -242,5 +240,5 @@ def equates(plan: Plan, *, offsets: bool = False) -> Iterator[bytes]:
         values = {"RANK": len(c.shape), "COUNT": prod(c.shape), **{f"DIM{i}": dim for i, dim in enumerate(c.shape)}}
         values |= {"NBYTES": c.nbytes, "DTYPE": c.dtype.code, "BITS": c.bits}
         values |= {"OFFSET": c.offset} if offsets and c.place == "archive" else {}
-        yield f"\n/* {told(c, placed=not offsets)} */\n".encode()
+        yield f"\n/* {description(c, placed=not offsets)} */\n".encode()
         yield "".join(f".equ {upper}_{word}, {value}\n" for word, value in values.items()).encode()

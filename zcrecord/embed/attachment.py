@@ -1,8 +1,8 @@
-"""Archives attached to executables: a program with its weights behind it, in one file that runs as before.
+"""Archives attached to executables: a program and its weights in one file that runs as before.
 
-Such a file is the program, zeros, a note of 32 bytes, and the archive on a multiple of 65536, so that every system can
-map it by itself. The note holds the program's own size, by which `detach` gives it back byte for byte. `load_record`
-opens the file as it is, and needs nothing of this module. What speaks against attaching is `programs`'s.
+The file is the program, zeros, a note of 32 bytes, and the archive at a multiple of 65536, so that every system can map
+it by itself. The note has the size of the program alone, by which `detach` restores it byte for byte. `load_record`
+opens the file as it is, without this module. `executables` has the reasons not to attach.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ from zcrecord.storage.sink import Sink
 
 from .executables import objection
 
-__all__ = ["AttachReport", "DetachReport", "attach", "detach"]
-
 _PIECE = 1 << 20  # bytes of one write
 
 
@@ -40,8 +38,8 @@ _PIECE = 1 << 20  # bytes of one write
 class AttachReport:
     """Report of `attach`; sizes in bytes.
 
-    `dest` is the file that was written, `program_bytes` what of it is the program, `offset` where the archive starts
-    in it, `replaced_bytes` the size of the archive that was attached before, None without one.
+    `dest` is the file that was written. It has the program, of `program_bytes`, and the archive at `offset`.
+    `replaced_bytes` is the size of the archive that was attached before; None if no archive was.
     """
 
     program: str
@@ -56,9 +54,9 @@ class AttachReport:
 class DetachReport:
     """Report of `detach`; sizes in bytes.
 
-    `dest` is the archive that was written, None if it was thrown away, `program_bytes` the program's size without it.
-    `exact` tells whether these are the bytes that the program had before `attach`: of an archive that was appended by
-    other means nobody knows where the program ended, so what lies between stays.
+    `dest` is the archive that was written, None if it was discarded. `program_bytes` is the program's size without it.
+    `exact` is True if the program has the bytes from before `attach`. If another tool appended the archive, the
+    program's end is not known: the bytes between program and archive stay, and `exact` is False.
     """
 
     program: str
@@ -69,9 +67,9 @@ class DetachReport:
 
 
 class _Parts(NamedTuple):
-    """Parts of a file: the program's size, and where an attached archive starts (None without one) and ends.
+    """Parts of a file: the program's size, and start (None if there is none) and end of an attached archive.
 
-    What follows the end is a signature.
+    A signature may follow the end. `noted` is True if the file has the note of `attach`.
     """
 
     program: int
@@ -90,26 +88,27 @@ def attach(
     durable: bool = True,
     progress: Progress | None = None,
 ) -> AttachReport:
-    """Append an archive to a program, which runs as before and finds its weights by `load_record(sys.executable)`.
+    """Append an archive to a program, which runs as before and opens it by `load_record(sys.executable)`.
 
-    The program is replaced in one step, or left as it was: it may be running, and a process that runs keeps the old
-    file. Mode, owner and extended attributes stay; hard links of it keep the old file. An archive that was attached
-    before is replaced. `strip` first, since it would take the archive off again; sign a Windows program after. One that
-    looks for data of its own at its very end (Nuitka's onefile mode, `deno compile`) does not find it there any more.
+    The program is replaced in one step, or left as it was. It may be running: a running process keeps the old file.
+    Mode, owner and extended attributes stay; hard links keep the old file. An archive that was attached before is
+    replaced. Use `strip` before, since it would remove the archive; sign a Windows program after. A program that reads
+    its own data at the end of its file (Nuitka's onefile mode, `deno compile`) does not find that data any more.
 
     Args:
-        program: the path of an executable, of any kind that bears bytes at its end: ELF, what PyInstaller makes.
-        archive: whatever `load_record` takes.
-        dest: a path, to leave the program as it is and write this file.
+        program: the path of an executable that may have bytes at its end: ELF, or one that PyInstaller made.
+        archive: any source that `load_record` takes.
+        dest: a path for the new file; then the program stays as it is.
         verify: how much of the archive is checked before, as in `load_record`.
-        force: whether `dest` may be replaced if it is there, and a program that would break be attached to.
-        durable: whether to wait until the file would survive power loss.
-        progress: called with the bytes written, and with all there are.
+        force: replace `dest` if it exists, and attach to a program that may not run any more.
+        durable: wait until the file would survive power loss.
+        progress: called with the bytes written, and the number of all bytes.
 
     Raises:
-        UnsupportedError: the program is a script, a zip, a model, signed, or an archive. FormatError: the archive is
-        none, or the program is empty. IntegrityError: the archive is damaged. DestinationExistsError: `dest` exists and
-        `force` was not given. SourceError: the file system reports an error, or the program was replaced meanwhile.
+        UnsupportedError: the program is a script, a zip, a model, signed, or an archive. FormatError: `archive` is not
+        an archive, or the program is empty. IntegrityError: the archive is damaged. DestinationExistsError: `dest`
+        exists and `force` was not given. SourceError: the file system reports an error, or the program was replaced
+        meanwhile.
 
     Example:
         >>> import shutil, sys, numpy as np, zcrecord
@@ -152,26 +151,26 @@ def detach(
     force: bool = False,
     durable: bool = True,
 ) -> DetachReport:
-    """Take an attached archive off a program, which becomes byte for byte the one before `attach`.
+    """Remove an attached archive from a program, which becomes byte for byte the one before `attach`.
 
-    The archive's bytes are those that were attached. They are not checked, so that a damaged one can be taken off. The
-    program is replaced in one step, as by `attach`, after `dest` was written. Of one that was signed since, only a copy
-    of the archive is taken (`keep`): first the signature has to go, by the tool that made it, which leaves the
-    checksum in the program's headers as signing made it.
+    The archive gets the bytes that were attached. They are not checked, so that a damaged archive can be removed. The
+    program is replaced in one step, as by `attach`, after `dest` was written. If the program was signed with its
+    archive, only a copy of the archive can be made (`keep`). To remove it, first remove the signature with the tool
+    that made it; that tool leaves the checksum in the program's headers as signing made it.
 
     Args:
         program: the path of a program with an archive attached.
-        dest: a path for the archive; without one it is written beside the program, as PROGRAM.zcr.
-        keep: whether the program keeps it, too.
-        discard: whether the archive is thrown away.
-        force: whether `dest` may be replaced if it is there.
-        durable: whether to wait until the files would survive power loss.
+        dest: a path for the archive; by default PROGRAM.zcr, beside the program.
+        keep: leave the program as it is.
+        discard: do not write the archive.
+        force: replace `dest` if it exists.
+        durable: wait until the files would survive power loss.
 
     Raises:
-        FormatError: no archive is attached. UnsupportedError: the program was signed since, and `keep` was not given;
-        or `discard` beside `dest` or `keep`.
-        DestinationExistsError: `dest` exists and `force` was not given, or is the program. SourceError: the file system
-        refused, or the program was replaced meanwhile, and `dest` has the archive.
+        FormatError: no archive is attached. UnsupportedError: the program was signed with its archive and `keep` was
+        not given; or `discard` was given with `dest` or `keep`. DestinationExistsError: `dest` is the program, or
+        exists and `force` was not given. SourceError: the file system refused, or the program was replaced meanwhile,
+        and `dest` has the archive.
 
     Example:
         >>> import shutil, sys, numpy as np, zcrecord
@@ -209,7 +208,7 @@ def _same(out: str, path: str) -> bool:
 
 
 def _check_whole(archive: Archive) -> None:
-    """Raise UnsupportedError unless an archive is one from end to end."""
+    """Raise UnsupportedError unless an archive is complete, and in one file."""
     takes_one_file(archive, "attach")
     if not archive.whole:
         raise UnsupportedError("only whole archives can be attached", path=archive.path)
@@ -223,7 +222,7 @@ def _parts(octets: memoryview, path: str) -> _Parts:
     """Find program and attached archive in a file by its last bytes.
 
     Raises:
-        UnsupportedError: it is an archive and nothing else. FormatError: what is attached does not hold together.
+        UnsupportedError: the file is only an archive. FormatError: the attached archive is damaged.
     """
     size, end = len(octets), unsigned_size(octets)
     try:
@@ -239,9 +238,9 @@ def _parts(octets: memoryview, path: str) -> _Parts:
 
 
 def _check_unsigned(octets: memoryview, parts: _Parts, path: str) -> None:
-    """Raise if a program was signed with its archive attached: without it the signature would hold no more.
+    """Raise UnsupportedError if a program was signed with its archive: without the archive the signature is invalid.
 
-    It is not taken off here: that is more than cutting bytes off, since the program's headers name it.
+    The signature is not removed here: the program's headers refer to it, so that cutting bytes off is not enough.
     """
     if parts.archive is not None and parts.end < len(octets):
         off = (
@@ -265,15 +264,15 @@ def _check(program: memoryview, path: str, force: bool) -> None:
 
 
 class _Copy:
-    """Bytes on their way into a sink, a piece at a time."""
+    """Writes bytes into a sink, a piece at a time."""
 
     def __init__(self, sink: Sink, total: int, progress: Progress | None) -> None:
         self._sink, self._total, self._progress = sink, total, progress
 
     def add(self, data: Any) -> None:
-        """Write bytes, and tell how far that is."""
+        """Write bytes, and report the progress."""
         view = memoryview(data)
-        for at in range(0, len(view), _PIECE):
-            self._sink.write(view[at : at + _PIECE])
+        for start in range(0, len(view), _PIECE):
+            self._sink.write(view[start : start + _PIECE])
             if self._progress is not None:
                 self._progress(self._sink.position, self._total)

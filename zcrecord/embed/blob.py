@@ -1,7 +1,7 @@
 """A whole archive as one constant: by `.incbin`, by C23's `#embed`, or as string literals that every compiler takes.
 
-For toolchains that know no symbols with bytes of a file, and for `zcrecord.h`, which opens an archive in memory. The
-header says where each tensor lies, and lays its type over its bytes. Tensors one by one are `assembly`'s and `c`'s.
+For toolchains without an assembler that reads files, and for `zcrecord.h`, which opens an archive in memory. The header
+declares each tensor with its type at its offset. Symbols of single tensors are left to `asm` and `c`.
 """
 
 from __future__ import annotations
@@ -15,16 +15,14 @@ from zcrecord.storage.stream_reader import StreamReader
 
 from .asm import equates, footer, macros, placed, sections
 from .c import NOT_TELLING, Language, aligned, assertions, declared, dimensions, forms, in_other_memory, included
-from .comments import head, path_between, told
+from .comments import description, head, path_between
 from .plan import Constant, Plan, check_places
-
-__all__ = ["Form", "files"]
 
 Form = Literal["incbin", "embed", "string"]
 
-_HALVES = (range(4), range(4, 8))  # of the last 8 bytes, for lines of a bearable length
-_PIECE = 4_000  # bytes of a literal: C99 promises 4,095 ...
-_LINE = 256  # ... and MSVC takes parts of up to 2,048, which is more than these bytes take with every one escaped
+_HALVES = (range(4), range(4, 8))  # of the last 8 bytes, for shorter lines
+_PIECE = 4_000  # bytes of a literal: C99 guarantees 4,095 ...
+_LINE = 256  # ... and MSVC takes parts of up to 2,048 characters; an escaped byte has 4
 _ESCAPED = [chr(c) if 32 <= c < 127 and chr(c) not in '"\\?' else f"\\{c:03o}" for c in range(256)]
 
 _HEADER = """\
@@ -113,18 +111,18 @@ _EMBED = """\
 def files(
     plan: Plan, directory: str, *, form: Form, language: Language | Literal["asm"] = "c", section: str | None = None
 ) -> dict[str, Iterable[bytes]]:
-    """Return the files that make the archive one constant `STEM_blob`, aligned as its payloads ask for.
+    """Return the files that make the archive one constant `STEM_blob`, aligned as its payloads need.
 
-    What is selected has a place in the header; the constant is always the whole archive. C++ takes the same files.
+    The header declares the selected tensors; the constant is always the whole archive. C++ takes the same files.
 
     Args:
-        form: 'incbin' for an assembler file; 'embed' for C23's `#embed`; 'string' for literals, which make a source of
-            three to four times the archive.
-        section: as in `assembly.files`, its name alone.
+        form: 'incbin' for an assembler file; 'embed' for C23's `#embed`; 'string' for literals, whose source is three
+            to four times as large as the archive.
+        section: as in `asm.files`, used as it is given.
 
     Raises:
-        UnsupportedError: an assembler has no such form; `#embed` cannot name that path; no section has such a name; a
-            tensor is to be aligned to more than its place in the archive is.
+        UnsupportedError: an assembler does not have that form; `#embed` cannot name that path; a section cannot have
+            that name; or a tensor's offset is not a multiple of the alignment asked for.
 
     Example:
         >>> import numpy as np, zcrecord
@@ -141,7 +139,7 @@ def files(
         return {f"{name}.S": _assembler(plan, directory, section), **rest}
     if language == "asm":
         raise UnsupportedError(f"a blob by '{form}' is C; for an assembler there is 'incbin'")
-    sections(section)  # for its refusal
+    sections(section)  # raises for an illegal name
     return {f"{name}.c": _source(plan, directory, form, section), f"{name}.h": header}
 
 
@@ -154,6 +152,7 @@ def _assembler(plan: Plan, directory: str, section: str | None) -> Iterator[byte
 
 
 def _header(plan: Plan, form: Form, flash: bool) -> Iterator[bytes]:
+    """Yield the header: the constant's type, with a member for each tensor, and its macros."""
     stem, size = plan.stem, plan.archive_size
     names = dict(zip(plan.constants, plan.local, strict=True))
     strings = form == "string"
@@ -173,7 +172,7 @@ def _header(plan: Plan, form: Form, flash: bool) -> Iterator[bytes]:
     ).encode()
     for number, (c, name) in enumerate(names.items()):
         upper = c.identifier.upper()
-        out = f"\n/* {told(c, placed=False)}: {_where(plan, c, name)} */\n{dimensions(c)}"
+        out = f"\n/* {description(c, placed=False)}: {_where(plan, c, name)} */\n{dimensions(c)}"
         if c.place == "archive":
             place = f"offsetof(struct {stem}_blob_at, {name}) == {upper}_OFFSET"
             out += f"#define {upper}_OFFSET {c.offset}\ntypedef char {stem}_blob_check_{number}[{place} ? 1 : -1];\n"
@@ -186,19 +185,19 @@ def _current(plan: Plan, flash: bool) -> str:
         return NOT_TELLING
     last = plan.index_crc.to_bytes(4, "little") + plan.header_crc.to_bytes(4, "little")
     byte = "pgm_read_byte(last + {})" if flash else "last[{}]"
-    found = " &&\n        ".join(" && ".join(f"{byte.format(i)} == {last[i]}" for i in half) for half in _HALVES)
-    return _CURRENT.format(stem=plan.stem, last=plan.archive_size - 8, bytes=found)
+    comparison = " &&\n        ".join(" && ".join(f"{byte.format(i)} == {last[i]}" for i in half) for half in _HALVES)
+    return _CURRENT.format(stem=plan.stem, last=plan.archive_size - 8, bytes=comparison)
 
 
 def _about(plan: Plan, form: Form) -> list[str]:
     name = f"{plan.stem}_blob"
-    how = {
+    build = {
         "incbin": f"{name}.S takes it from the file: cc -I. program.c {name}.S",
         "embed": f"{name}.c takes it from the file by #embed: cc -std=c23 program.c {name}.c",
         "string": f"{name}.c holds it: cc program.c {name}.c",
     }
     return [
-        f"The archive as one constant, {name}, of {plan.archive_size} bytes of read-only memory; no RAM. {how[form]}",
+        f"The archive as one constant, {name}, of {plan.archive_size} bytes of read-only memory; no RAM. {build[form]}",
         f"{name}.at.NAME is a tensor with its type: no cast, and no pointer that a linker or loader would have to fill"
         f" in. {name}.bytes is what zcrecord.h opens.",
         *forms(plan.constants),
@@ -212,24 +211,23 @@ def _where(plan: Plan, c: Constant, name: str) -> str:
 
 
 def _members(plan: Plan, names: dict[Constant, str]) -> Iterator[str]:
-    """Yield the members of a struct in which each tensor lies at its offset, those that share bytes in a union.
+    """Yield the members of a struct in which each tensor lies at its offset; tensors that share bytes are in a union.
 
-    Capitals keep the names of gaps apart from those of tensors. Gaps are spelled out, so that no compiler has any of
-    its own to add.
+    Gaps are explicit members, so that no compiler adds its own. Their names have capitals, which tensors' names lack.
     """
-    at = gap = 0
+    position = gap = 0
     for group in _overlapping(c for c in plan.constants if c.place == "archive"):
         start, end = group[0].offset, max(c.offset + c.nbytes for c in group)
-        if start > at:
-            yield f"    unsigned char Gap{gap}[{start - at}];\n"
+        if start > position:
+            yield f"    unsigned char Gap{gap}[{start - position}];\n"
             gap += 1
-        at = end
+        position = end
         if len(group) == 1:
             yield f"    {declared(group[0], names[group[0]])};\n"
             continue
-        at = align_up(end, 8)  # every compiler's size of the union, whatever it aligns a double to
+        position = align_up(end, 8)  # every compiler's size of the union, whatever it aligns a double to
         extension = f"{plan.stem.upper()}_EXTENSION"
-        yield f"    {extension} union {{\n        unsigned char Gap{gap}[{at - start}];\n"
+        yield f"    {extension} union {{\n        unsigned char Gap{gap}[{position - start}];\n"
         gap += 1
         for c in group:
             member = f"{declared(c, names[c])};"
@@ -238,12 +236,12 @@ def _members(plan: Plan, names: dict[Constant, str]) -> Iterator[str]:
                 gap += 1
             yield f"        {member}\n"
         yield "    };\n"
-    if not at:
+    if not position:
         yield "    unsigned char Gap0[1];\n"
 
 
 def _overlapping(constants: Iterable[Constant]) -> Iterator[list[Constant]]:
-    """Yield constants in the order of their bytes, together with all that share some."""
+    """Yield groups of constants that share bytes, in the order of the bytes."""
     group: list[Constant] = []
     end = 0
     for c in sorted(constants, key=lambda c: (c.offset, -c.nbytes)):
@@ -257,6 +255,7 @@ def _overlapping(constants: Iterable[Constant]) -> Iterator[list[Constant]]:
 
 
 def _source(plan: Plan, directory: str, form: Form, section: str | None) -> Iterator[bytes]:
+    """Yield the C source that defines the constant."""
     upper, before = plan.stem.upper(), _STRINGS
     if form == "embed":
         path = path_between(directory, plan.archive)
@@ -277,9 +276,9 @@ def _source(plan: Plan, directory: str, form: Form, section: str | None) -> Iter
 
 
 def _pieces(plan: Plan) -> Iterator[bytes]:
-    """Yield the archive in pieces that are strings: each ends in a zero, where there is one in reach.
+    """Yield the archive in pieces for literals: each ends in a zero byte, if there is one within _PIECE bytes.
 
-    A literal ends in a zero of its own, which C++ never leaves out: so it should be one of the archive's.
+    A literal ends in a zero, which C++ always stores: so that should be a zero of the archive.
     """
     left, seen = b"", 0
     with StreamReader(plan.archive) as reader:
@@ -304,7 +303,7 @@ def _pieces_declared(plan: Plan) -> str:
 
 def _initialiser(piece: bytes, number: int) -> str:
     """Return a piece as literals, a line each."""
-    text = piece.rstrip(b"\0")  # what no initialiser says is zero
+    text = piece.rstrip(b"\0")  # elements without an initialiser are zero
     lines = [text[i : i + _LINE] for i in range(0, len(text), _LINE)] or [b""]
     literals = "\n".join('"' + "".join(map(_ESCAPED.__getitem__, line)) + '"' for line in lines)
     if len(text) == len(piece):  # no zero to end in

@@ -1,6 +1,6 @@
-"""Tensors as typed constants of C and C++: the headers that go with the symbols of `assembly`.
+"""Tensors as typed constants of C and C++: headers that declare the symbols of `asm`.
 
-Knows how each element type and shape is declared; where the bytes come from is left to `assembly` and `blob`.
+Declares each element type and shape; the bytes come from `asm` and `blob`.
 """
 
 from __future__ import annotations
@@ -10,22 +10,8 @@ from math import prod
 from typing import Literal
 
 from .asm import ENDIAN, packed_file, source
-from .comments import head, told
+from .comments import description, head
 from .plan import Constant, Plan
-
-__all__ = [
-    "NOT_TELLING",
-    "Language",
-    "aligned",
-    "assertions",
-    "declared",
-    "dimensions",
-    "files",
-    "forms",
-    "in_other_memory",
-    "included",
-    "numbers",
-]
 
 Language = Literal["c", "cpp"]
 
@@ -91,7 +77,7 @@ def files(
 ) -> dict[str, Iterable[bytes]]:
     """Return the files for a C or C++ program: `.S`, `.h` or `.hpp`, and the packed file if there is one.
 
-    No pointer table, no initialiser, no run time: each tensor is a symbol with its type. Args as in `assembly.files`.
+    No pointer table, no initialiser, no run time: each tensor is a symbol with its type. Args as in `asm.files`.
 
     Example:
         >>> import numpy as np, zcrecord
@@ -142,14 +128,14 @@ def forms(constants: Iterable[Constant]) -> list[str]:
 
 
 def numbers(c: Constant) -> dict[str, int]:
-    """Return a constant's numbers by the words that are appended to its name."""
+    """Return a constant's numbers, by the word that is appended to its name for each."""
     dims = {f"dim{i}": dim for i, dim in enumerate(c.shape)}
     return {"rank": len(c.shape), **dims, "count": prod(c.shape), "nbytes": c.nbytes, "bits": c.bits,
             "dtype": c.dtype.code}  # fmt: skip
 
 
 def dimensions(c: Constant) -> str:
-    """Return the macros of a constant's numbers; none for the shape of rank 0, `{}` being no initialiser in C99."""
+    """Return the macros of a constant's numbers; rank 0 has no shape macro, since C99 has no initialiser `{}`."""
     upper = c.identifier.upper()
     out = [f"#define {upper}_{word.upper()} {value}\n" for word, value in numbers(c).items()]
     if c.shape:
@@ -158,12 +144,12 @@ def dimensions(c: Constant) -> str:
 
 
 def aligned(stem: str) -> str:
-    """Return the macro that aligns a declaration, and the refusal of big-endian machines."""
+    """Return the macro that aligns a declaration, and the #error for big-endian machines."""
     return ENDIAN + "\n" + _ALIGNED.format(upper=stem.upper())
 
 
 def assertions(plan: Plan) -> str:
-    """Return checks that a C compiler's floating-point types are the archive's; some small machines' are not."""
+    """Return checks that a C compiler's floating-point types have the archive's sizes; some small machines' differ."""
     used = {_form(c)[0] for c in plan.constants if c.nbytes}
     sizes = {"float": 4, "double": 8}
     return "".join(
@@ -174,14 +160,14 @@ def assertions(plan: Plan) -> str:
 
 
 def _header(plan: Plan, flash: bool) -> Iterator[bytes]:
-    """Yield the C header, which C++ takes too."""
+    """Yield the C header, which C++ takes, too."""
     upper = plan.stem.upper()
     yield head(plan, _about(plan, "h")).encode()
     yield f"#ifndef {upper}_H\n#define {upper}_H\n\n#include <stdint.h>\n".encode()
     yield f"{included(flash)}\n{aligned(plan.stem)}\n".encode()
     yield f'#ifdef __cplusplus\nextern "C" {{\n#endif\n\n{assertions(plan)}\n{_current(plan, "", flash)}'.encode()
     for c in plan.constants:
-        yield f"\n/* {told(c)} */\n{_extern(plan, c)}{dimensions(c)}".encode()
+        yield f"\n/* {description(c)} */\n{_extern(plan, c)}{dimensions(c)}".encode()
     yield f"\n#ifdef __cplusplus\n}}\n#endif\n\n#endif /* {upper}_H */\n".encode()
 
 
@@ -205,8 +191,8 @@ def _current(plan: Plan, prefix: str, flash: bool) -> str:
 
 
 def _about(plan: Plan, suffix: str) -> list[str]:
-    stem, kept = plan.stem, [c for c in plan.constants if c.nbytes and c.base is None]
-    nbytes = sum(c.nbytes for c in kept)
+    stem, own = plan.stem, [c for c in plan.constants if c.nbytes and c.base is None]
+    nbytes = sum(c.nbytes for c in own)
     compiler = "cc" if suffix == "h" else "c++"
     return [
         f"{len(plan.constants)} tensors in {nbytes} bytes of read-only memory; no RAM, nothing to initialise, nothing"
@@ -220,21 +206,21 @@ def _about(plan: Plan, suffix: str) -> list[str]:
 
 
 def _cpp_header(plan: Plan, flash: bool) -> Iterator[bytes]:
-    """Yield the C++ header: the same symbols in a namespace, which spares them the prefix."""
+    """Yield the C++ header: the same symbols in a namespace, without the prefix."""
     upper, space = plan.stem.upper(), plan.stem
     yield head(plan, [*_about(plan, "hpp"), f"Names are in namespace {space}."]).encode()
     yield f"#ifndef {upper}_HPP\n#define {upper}_HPP\n\n#include <cstddef>\n#include <cstdint>\n".encode()
     yield f"{included(flash)}\n{aligned(plan.stem)}\n{_INLINE.format(upper=upper)}\nnamespace {space} {{\n\n".encode()
     yield f'extern "C" {{\n{_current(plan, "std::", flash)}}}\n\n{assertions(plan)}'.encode()
     for c, name in zip(plan.constants, plan.local, strict=True):
-        yield f"\n/* {told(c)} */\n".encode()
+        yield f"\n/* {description(c)} */\n".encode()
         if c.nbytes:
             yield f'extern "C" {{\n{_extern(plan, c, "std::")}}}\n'.encode()
         if c.nbytes and name != c.identifier:
             reference = declared(c, f"(&{name})" if _form(c)[1] else f"&{name}", "std::")  # g++ warns of others
             yield f"{upper}_INLINE const {reference} = {c.identifier};\n".encode()
-        kept = {word: value for word, value in numbers(c).items() if not word.startswith("dim")}  # the shape has them
-        values = "".join(f"{upper}_INLINE std::size_t {name}_{word} = {value};\n" for word, value in kept.items())
+        sizes = {word: value for word, value in numbers(c).items() if not word.startswith("dim")}  # the shape has them
+        values = "".join(f"{upper}_INLINE std::size_t {name}_{word} = {value};\n" for word, value in sizes.items())
         shape = ", ".join(f"{dim}" for dim in c.shape)
         values += f"{upper}_INLINE std::size_t {name}_shape[] = {{{shape}}};\n" if c.shape else ""
         yield values.encode()

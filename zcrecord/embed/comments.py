@@ -1,7 +1,7 @@
 """Text that all generated files share: head, comments, literals, paths.
 
-A name or a path may hold anything; what comes out is ASCII that ends no comment and no literal early. What is said of
-constants is left to the generators.
+A name or a path may contain any text; the result is ASCII, and never ends a comment or literal early. The generators
+say the rest about their constants.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from .plan import Constant, Plan
-
-__all__ = ["commented", "head", "literal", "path_between", "told"]
 
 _PLAIN = frozenset(" !#$%&'()+,-./0123456789:;<=>@[]^_`{|}~ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 _MOST = 100  # characters of a name in a comment
@@ -48,9 +46,9 @@ def literal(data: bytes) -> str:
 
 
 def path_between(directory: str, path: str) -> str:
-    """Return the path from a folder to a file, with forward slashes; an absolute one where no other leads there."""
+    """Return the path from a folder to a file, with forward slashes; absolute if the file is on another drive."""
     folder, name = os.path.split(path)
-    target = os.path.join(os.path.realpath(folder or "."), name)  # what the file itself is linked to may change
+    target = os.path.join(os.path.realpath(folder or "."), name)  # a link at the file itself is kept: it may change
     try:
         relative = os.path.relpath(target, os.path.realpath(directory))
     except ValueError:  # another drive
@@ -73,7 +71,7 @@ def head(plan: Plan, paragraphs: Iterable[str]) -> str:
     return "\n".join(out[:-1]) + "\n */\n"
 
 
-def told(c: Constant, *, placed: bool = True) -> str:
+def description(c: Constant, *, placed: bool = True) -> str:
     """Return the comment of a constant: name, type, shape and, if it is placed, the file of its bytes."""
     shape = ", ".join(map(str, c.shape))
     out = f"{commented(c.name)}: {commented(c.dtype.name)} [{shape}]"
@@ -82,6 +80,6 @@ def told(c: Constant, *, placed: bool = True) -> str:
     if c.repacked:
         out += ", put into C order"
     if c.base is not None:
-        how = {"tied": "tied to", "equal": "the same bytes as", "view": "a part of"}[c.shared or ""]
-        out += f", {how} {c.base}"
+        relation = {"tied": "tied to", "equal": "the same bytes as", "view": "a part of"}[c.shared or ""]
+        out += f", {relation} {c.base}"
     return out if c.nbytes else f"{out}, empty"

@@ -1,6 +1,6 @@
-"""Files that bear no archive behind them: text, scripts, zip files, signed programs, models.
+"""Files that an archive cannot be attached to: text, scripts, zip files, signed programs, models.
 
-Knows just enough of Mach-O to find a signature, `layout` of Windows programs; what it says, a person reads.
+Parses just enough of Mach-O to find a signature; `codec.layout` parses Windows programs. The result is for people.
 """
 
 from __future__ import annotations
@@ -8,17 +8,15 @@ from __future__ import annotations
 from zcrecord.codec.file_types import read_elsewhere
 from zcrecord.codec.layout import certificate_table
 
-__all__ = ["objection"]
-
 _ZIP_END = b"PK\x05\x06"
 _ZIP_END_SIZE, _ZIP_COMMENT = 22, 65535  # bytes of a zip's last entry, and of the comment that may follow it
 _MACHO_SIGNATURE = 0x1D  # LC_CODE_SIGNATURE
-_HEAD = 4096  # bytes that tell text from programs, which have zeros among their first
-_MOST_SLICES = 32  # of a universal program; what starts as one with more is a Java class
+_HEAD = 4096  # bytes by which text and programs are distinguished: programs have zeros among them
+_MOST_SLICES = 32  # of a universal program; a file with a larger count is a Java class
 
 
 def objection(program: memoryview) -> str | None:
-    """Return why a program would not work as before with bytes after it; None where nothing speaks against it.
+    """Return the reason why a program would not work with an archive attached; None if it would.
 
     Example:
         >>> objection(memoryview(b"#!/bin/sh\\nexit 0\\n"))
@@ -39,19 +37,19 @@ def objection(program: memoryview) -> str | None:
     return None
 
 
-def _number(data: memoryview, at: int, size: int = 4, order: str = "little") -> int:
+def _number(data: memoryview, offset: int, size: int = 4, order: str = "little") -> int:
     """Return an unsigned number; bytes past the end count as zeros."""
     big = order == "big"
-    return int.from_bytes(data[at : at + size], "big" if big else "little")
+    return int.from_bytes(data[offset : offset + size], "big" if big else "little")
 
 
 def _is_text(program: memoryview) -> bool:
-    """Return True if a file starts as text: UTF-8 without control characters, but for spaces and escapes."""
+    """Return True if a file starts as text: UTF-8 without control characters, except white space and escapes."""
     head = bytes(program[:_HEAD])
     try:
         text = head.decode()
     except UnicodeDecodeError as error:
-        if error.start < len(head) - 3 or len(head) < _HEAD:  # a character that is cut is none that is wrong
+        if error.start < len(head) - 3 or len(head) < _HEAD:  # a character cut at the end is not an error
             return False
         text = head[: error.start].decode()
     return not any(c < " " and c not in "\t\n\v\f\r\x1b" for c in text)
@@ -59,27 +57,28 @@ def _is_text(program: memoryview) -> bool:
 
 def _is_zip(program: memoryview) -> bool:
     tail = bytes(program[-(_ZIP_END_SIZE + _ZIP_COMMENT) :])
-    at = tail.rfind(_ZIP_END)
-    while at >= 0:
-        if at + _ZIP_END_SIZE + int.from_bytes(tail[at + 20 : at + 22], "little") == len(tail):
+    offset = tail.rfind(_ZIP_END)
+    while offset >= 0:
+        if offset + _ZIP_END_SIZE + int.from_bytes(tail[offset + 20 : offset + 22], "little") == len(tail):
             return True
-        at = tail.rfind(_ZIP_END, 0, at)
+        offset = tail.rfind(_ZIP_END, 0, offset)
     return False
 
 
 def _is_signed_macho(program: memoryview) -> bool:
+    """Return True if a file is a Mach-O program, or a universal one, with a code signature."""
     magic = bytes(program[:4])
     if magic == b"\xca\xfe\xba\xbe" and (count := _number(program, 4, order="big")) <= _MOST_SLICES:
         starts = [_number(program, 8 + 20 * i + 8, order="big") for i in range(count)]
         return any(_is_signed_macho(program[start:]) for start in starts if start)
     if magic not in (b"\xcf\xfa\xed\xfe", b"\xce\xfa\xed\xfe"):
         return False
-    at = 32 if magic[0] == 0xCF else 28
-    end = min(at + _number(program, 20), len(program))
+    offset = 32 if magic[0] == 0xCF else 28
+    end = min(offset + _number(program, 20), len(program))
     for _ in range(_number(program, 16)):
-        if at >= end:
+        if offset >= end:
             return False
-        if _number(program, at) == _MACHO_SIGNATURE:
+        if _number(program, offset) == _MACHO_SIGNATURE:
             return True
-        at += max(_number(program, at + 4), 8)
+        offset += max(_number(program, offset + 4), 8)
     return False

@@ -1,6 +1,6 @@
-"""From an archive to the sources that make it part of a program: which generator, with which options, and a report.
+"""Sources that make an archive part of a program: chooses the generator, checks its options, reports.
 
-What the sources say is left to the generators, how files are written to `writing`.
+The generators (`asm`, `blob`, `c`, `python`, `rust`) make the text of the sources; `write_files` writes them.
 """
 
 from __future__ import annotations
@@ -24,12 +24,10 @@ from .plan import Plan, plan, record_of
 from .untuned import without_tuned_part
 from .write_files import write
 
-__all__ = ["LANGUAGES", "BlobForm", "EmbedReport", "Language", "generate", "out_of_place", "reader_source"]
-
 Language = Literal["c", "cpp", "asm", "rust", "python"]
 BlobForm = Literal["incbin", "embed", "string"]
 
-LANGUAGES: dict[str, frozenset[str]] = {  # and the options that mean something to each
+LANGUAGES: dict[str, frozenset[str]] = {  # each with its options
     "c": frozenset({"alignment", "blob", "prefix", "reader", "section"}),
     "cpp": frozenset({"alignment", "blob", "prefix", "reader", "section"}),
     "asm": frozenset({"alignment", "blob", "prefix", "section"}),
@@ -44,10 +42,11 @@ _READERS = {"c": "zcrecord.h", "cpp": "zcrecord.h", "rust": "zcrecord.rs"}
 class EmbedReport:
     """Report of `generate`.
 
-    `nbytes` is what the program has of it: the tensors' bytes, each stored one once, or the whole archive. `shared`
-    tensors lie in another's bytes, `empty` ones have none, and so no symbol, `left_out` ones were not selected.
-    `renamed` are names with identifiers that are more than the name cleaned. Strided tensors are `repacked`, their
-    bytes put into C order into a file of their own, or, of a blob, `unplaced`: they have no member in it.
+    `nbytes` is the size of the program's constants: the bytes of the tensors, shared ones counted once, or the whole
+    archive. `shared` tensors lie in another's bytes, `empty` ones have no bytes and no symbol, `left_out` ones were not
+    selected. `renamed` are names whose identifiers are numbered, or avoid a reserved word. Strided tensors are
+    `repacked`: their bytes are put into C order, into a file of their own. In a blob they are `unplaced`: the blob has
+    no member for them.
     """
 
     archive: str
@@ -81,31 +80,33 @@ def generate(
 ) -> EmbedReport:
     """Write sources that make an archive's tensors constants of a program; all of them or none.
 
-    For C, C++, assembler and Rust the bytes stay in the archive, and are taken from it when the program is built; but
-    for tensors that are not in C order, and for `blob="string"` and Python, whose sources hold them. What tuning added
-    to an archive for ONNX Runtime goes into no program: where all of the archive does, it is taken from a file without
-    the tuned part, STEM_untuned.zcr.
+    For C, C++, assembler and Rust the bytes stay in the archive, and the build reads them from it. Exceptions: tensors
+    that are not in C order are written to a second file, and sources for `blob="string"` and Python contain the bytes.
+    The part that tuning added for ONNX Runtime is left out: a program that includes a whole archive gets a copy without
+    that part, STEM_untuned.zcr.
 
     Args:
         source: an archive's path, or a record loaded from one.
-        directory: where the files go; it is made if it is not there.
+        directory: the folder for the files; it is made if it does not exist.
         lang: "c" (.S and .h), "cpp" (.S and .hpp), "asm" (.S and .inc), "rust" (.rs), "python" (.py and .pyi).
         blob: C, C++, assembler: the archive as one constant, by .incbin; C and C++ also by C23's #embed or as literals.
-        assembly: Rust: each tensor placed by `global_asm!`, so that what is not used is dropped.
+        assembly: Rust: each tensor placed by `global_asm!`, so that the linker drops unused ones.
         select, exclude: shell patterns of names; one that matches a module stands for all below it.
-        prefix: before every identifier, may be empty. By default the file's stem and an underscore, and nothing where
-            C++ and Rust have a namespace or module.
-        name: what files, namespace and the like are called; the archive's stem, as an identifier, by default.
-        section: where payloads go; one that ends in a dot gets each identifier added to it. `.rodata.` by default.
-        alignment: the least of every tensor, from 16 to 65536. Where the bytes stay in their place in the archive (a
-            blob, Rust without `assembly`), the archive has to have it.
+        prefix: before every identifier, may be empty. By default the file's stem and an underscore; empty for C++ and
+            Rust, which have a namespace or module.
+        name: the name of files, namespace and module; by default the archive's stem, as an identifier.
+        section: the section for payloads; one that ends in a dot gets each identifier added to it. `.rodata.` by
+            default.
+        alignment: the least alignment of every tensor, from 16 to 65536. A blob, and Rust without `assembly`, use the
+            archive's own offsets: the archive has to have that alignment.
         reader: write `zcrecord.h` or `zcrecord.rs`, too, which open archives at run time.
         force: replace files that were not generated before.
 
     Raises:
-        UnsupportedError: an option that means nothing to the language, or see `planning.plan`. TensorNotFoundError: a
-        pattern matches nothing. DestinationExistsError: a file is there that was not generated. FormatError,
-        SourceError: as `load_record`. LimitError: too large for the form.
+        UnsupportedError: the language does not have an option; the archive is not a file of its own; a prefix is not an
+        identifier; or a strided tensor has an unknown element type. TensorNotFoundError: a pattern matches nothing.
+        DestinationExistsError: a file exists that was not generated. FormatError, SourceError: as `load_record`.
+        LimitError: the archive is too large for the form.
 
     Example:
         >>> import numpy as np, zcrecord
@@ -133,16 +134,16 @@ class _Form(NamedTuple):
 
     @property
     def included(self) -> bool:
-        """True if the compiler takes all of the archive out of its file."""
+        """True if the compiler reads the whole archive from its file."""
         return self.blob in ("incbin", "embed") or (self.lang == "rust" and not self.assembly)
 
     @property
     def whole(self) -> bool:
-        """True if the program gets all of the archive."""
+        """True if the program contains the whole archive."""
         return self.included or self.blob is not None or self.lang == "python"
 
     def files(self, planned: Plan, folder: str) -> dict[str, Iterable[bytes]]:
-        """Return the files of a plan, that of the reader included."""
+        """Return the files of a plan, with the reader's file if it was asked for."""
         files = _files(planned, folder, self.lang, self.blob, self.assembly, self.section)
         return {**files, _READERS[self.lang]: [reader_source(self.lang)]} if self.reader else files
 
@@ -167,6 +168,7 @@ def _pieces(path: str) -> Iterator[bytes]:
 
 
 def _report(planned: Plan, path: str, lang: str, blob: bool, written: list[str]) -> EmbedReport:
+    """Return the report of written files."""
     own = [c for c in planned.constants if c.base is None]
     strided = tuple(c.name for c in planned.constants if c.repacked)
     whole = blob or (lang == "python" and not planned.left_out)
@@ -189,7 +191,7 @@ def _report(planned: Plan, path: str, lang: str, blob: bool, written: list[str])
 
 
 def out_of_place(lang: str, options: dict[str, Any]) -> str | None:
-    """Return the fault of options for a language, a sentence that starts with the option; None if all fit."""
+    """Return a sentence about an option that a language does not have; None if it has all of them."""
     if lang not in LANGUAGES:
         return f"lang {lang!r} is not known; {', '.join(LANGUAGES)}"
     for name, value in options.items():
@@ -203,7 +205,7 @@ def reader_source(lang: str) -> bytes:
     """Return the file that opens archives at run time: `zcrecord.h` for C and C++, `zcrecord.rs` for Rust.
 
     Raises:
-        UnsupportedError: there is none for that language.
+        UnsupportedError: that language has no reader.
 
     Example:
         >>> reader_source("c").splitlines()[0]
@@ -217,7 +219,7 @@ def reader_source(lang: str) -> bytes:
 def _files(
     planned: Plan, folder: str, lang: Language, blob: BlobForm | None, assembly: bool, section: str | None
 ) -> dict[str, Iterable[bytes]]:
-    # Each here, because one alone is used.
+    """Return the generated files; imports only the generator it needs."""
     if lang == "python":
         from . import python
 

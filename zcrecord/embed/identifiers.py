@@ -1,6 +1,6 @@
-"""Names of tensors as identifiers that C, C++, Rust, Python and assemblers all take, no two of them alike.
+"""Names of tensors as unique identifiers, legal in C, C++, Rust, Python and assemblers.
 
-Knows which words are taken and how names collide; what is done with an identifier is left to the generators.
+Has the reserved words, and resolves collisions of names; the generators use the identifiers.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from collections.abc import Iterable, Sequence
 
 from zcrecord.errors import UnsupportedError, printable
 
-__all__ = ["DERIVED", "PER_FILE", "check_name", "check_prefix", "cleaned", "identifiers", "stem_of"]
-
-# What generators append to a tensor's identifier, and `dim0`, `dim1`, ... None has an underscore: were "a_b" one and
-# "b" another, then x + "_a" and x would both have an x_a_b.
+# Words that generators append to a tensor's identifier, as `dim0`, `dim1`, ... No word contains an underscore: with
+# words "a_b" and "b", the identifiers x and x + "_a" would both have an x_a_b.
 _DERIVED = """
     alignment bits count dims dtype info name nbytes offset place rank shape strides type
 """
-# What generators append to a file's stem.
+# Words that generators append to a file's stem.
 _PER_FILE = """
     aligned alignment archive archive_size blob check check_double check_float h hpp inc index_crc inline is_current
     namespace packed section tensors underscore zcr
@@ -27,7 +25,7 @@ _PER_FILE = """
 _LONGEST = 160  # characters; linkers take more, people and some debug formats do not
 
 # Keywords of C, C++, Rust and Python; macros that compilers define without underscores; registers and operators of
-# assemblers; what the C library exports or compilers have built in, since a symbol of that name would replace it.
+# assemblers; functions of the C library and of compilers, which a symbol of that name would replace.
 _WORDS = """
     abstract alignas alignof and and_eq as asm assert async atomic auto await become bitand bitor bool box break case
     catch char char16_t char32_t char8_t class co_await co_return co_yield compl concept const const_cast consteval
@@ -89,10 +87,10 @@ _WORDS = """
     u128 u16 u32 u64 u8 uchar uint uint16_t uint32_t uint64_t uint8_t uintmax_t uintptr_t usize utility va_list valarray
     variant vector version wchar wint_t zcr zcrecord
 """
-_TAKEN = frozenset(_WORDS.split())
+_RESERVED = frozenset(_WORDS.split())
 DERIVED = frozenset(_DERIVED.split())
 PER_FILE = frozenset(_PER_FILE.split())
-_SAFE = "t_"  # put before what would be no identifier, or somebody else's
+_SAFE = "t_"  # put before a name that is not an identifier, or is reserved
 _LEGAL = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*_?")
 _DIM = re.compile(r"dim[0-9]+")
 _REGISTER = re.compile(r"([a-z]|c[rp]|f[ast]|[xyz]?mm|st)[0-9]{1,2}")  # of ARM, RISC-V, MIPS, x86
@@ -101,15 +99,15 @@ _REGISTER = re.compile(r"([a-z]|c[rp]|f[ast]|[xyz]?mm|st)[0-9]{1,2}")  # of ARM,
 def cleaned(name: str) -> str:
     """Return a name in lower-case letters, digits and single underscores, none at its ends; '' if nothing is left.
 
-    Accents are dropped, other letters become `u` and their code point. What is very long is cut, its CRC-32 at its end.
+    Accents are dropped; other letters become `u` and their code point. A very long name is cut, and ends in its CRC-32.
 
     Example:
         >>> cleaned("Encoder.0.attn/Wé"), cleaned("β"), cleaned("...")
         ('encoder_0_attn_we', 'u3b2', '')
     """
     if not name.isascii():
-        kept = (c for c in unicodedata.normalize("NFKD", name) if not unicodedata.combining(c))
-        name = "".join(c if ord(c) < 128 else f"_u{ord(c):x}_" for c in kept)
+        letters = (c for c in unicodedata.normalize("NFKD", name) if not unicodedata.combining(c))
+        name = "".join(c if ord(c) < 128 else f"_u{ord(c):x}_" for c in letters)
     out = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
     if len(out) > _LONGEST:
         out = f"{out[: _LONGEST - 9].rstrip('_')}_{zlib.crc32(out.encode()):08x}"
@@ -117,7 +115,7 @@ def cleaned(name: str) -> str:
 
 
 def stem_of(path: str) -> str:
-    """Return a file's name as an identifier: without its folders and its last suffix, and never a taken word.
+    """Return a file's name as an identifier: without its folders and its last suffix, and never a reserved word.
 
     Example:
         >>> stem_of("models/Digits-v2.zcr"), stem_of("7b.zcr"), stem_of("string.zcr")
@@ -132,11 +130,11 @@ def check_name(name: str) -> str:
     """Return `name` if it is a legal stem of generated files, as `stem_of` makes them.
 
     Raises:
-        UnsupportedError: it is something else.
+        UnsupportedError: it is not.
     """
     if not isinstance(name, str) or _allowed(cleaned(name) or "model") != name:
         proposed = _allowed(cleaned(str(name)) or "model")
-        what = "a name is lower-case letters, digits and single underscores, and no taken word"
+        what = "a name is lower-case letters, digits and single underscores, and not a reserved word"
         raise UnsupportedError(f"name '{printable(str(name))}': {what}; '{proposed}' would do")
     return name
 
@@ -145,7 +143,7 @@ def check_prefix(prefix: str) -> str:
     """Return `prefix` if identifiers may start with it: lower-case letters, digits, single underscores, or nothing.
 
     Raises:
-        UnsupportedError: it is something else.
+        UnsupportedError: they may not.
     """
     if not isinstance(prefix, str):
         raise UnsupportedError(f"a prefix is a str, not a {type(prefix).__name__}")
@@ -176,7 +174,7 @@ def identifiers(names: Sequence[str], *, prefix: str, stem: str) -> tuple[list[s
         if out[-1] is not None:
             claims.add(identifier)
     last: dict[str, int] = {}
-    told = []
+    changed = []
     for i, identifier in enumerate(plain):
         if out[i] is None:
             number = last.get(identifier, 1) + 1
@@ -186,22 +184,22 @@ def identifiers(names: Sequence[str], *, prefix: str, stem: str) -> tuple[list[s
             out[i] = f"{identifier}_{number}"
             claims.add(f"{identifier}_{number}")
         if out[i] != prefix + re.sub(r"[^a-z0-9]+", "_", names[i].lower()).strip("_"):
-            told.append(i)
-    return [identifier for identifier in out if identifier is not None], told
+            changed.append(i)
+    return [identifier for identifier in out if identifier is not None], changed
 
 
 class _Claims:
-    """Identifiers that are taken, with everything that is derived from them."""
+    """Identifiers in use, with all that are derived from them."""
 
-    def __init__(self, taken: Iterable[str]) -> None:
-        self._taken = set(taken)
-        self._bases: set[str] = set()  # to append something to these would give one that is taken
+    def __init__(self, words: Iterable[str]) -> None:
+        self._used = set(words)
+        self._bases: set[str] = set()  # identifiers that become used ones when a generator appends a word
 
     def free(self, identifier: str) -> bool:
-        return identifier not in self._taken and identifier not in self._bases and _base(identifier) not in self._taken
+        return identifier not in self._used and identifier not in self._bases and _base(identifier) not in self._used
 
     def add(self, identifier: str) -> None:
-        self._taken.add(identifier)
+        self._used.add(identifier)
         if (base := _base(identifier)) is not None:
             self._bases.add(base)
 
@@ -213,7 +211,7 @@ def _base(identifier: str) -> str | None:
 
 
 def _allowed(name: str, prefix: str = "") -> str:
-    """Return a cleaned name with its prefix, and `t_` between them where it would be no identifier or a taken word."""
+    """Return a cleaned name with its prefix; `t_` is put between them if the result is illegal or reserved."""
     whole = prefix + name
-    theirs = whole in _TAKEN or not whole[:1].isalpha() or _REGISTER.fullmatch(whole)
+    theirs = whole in _RESERVED or not whole[:1].isalpha() or _REGISTER.fullmatch(whole)
     return prefix + _SAFE + name if theirs else whole

@@ -1,8 +1,7 @@
 """Plan of an archive's tensors as constants: identifiers, types, byte ranges of files, shared bytes.
 
-Every generator works from this one plan, so no two of them disagree. Reads no payload byte, but for tensors that are
-not in C order: their bytes are put into that order in a second file. What a constant looks like in a language is left
-to the generators.
+Every generator works from this one plan, so that all of them agree. Reads no payload byte, except of tensors that are
+not in C order, whose bytes are put into C order in a second file. The generators declare constants in their languages.
 """
 
 from __future__ import annotations
@@ -27,8 +26,6 @@ from zcrecord.tensors.strides import is_c_order
 
 from .identifiers import check_name, check_prefix, identifiers, stem_of
 
-__all__ = ["Constant", "Plan", "check_places", "item_alignment", "plan", "record_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Constant:
@@ -40,11 +37,11 @@ class Constant:
         dtype, bits, shape, nbytes: as in `TensorInfo`; an unknown element type is named "unknown N" and has no C type.
         place: "archive": its bytes lie at `offset` of the archive file; "packed": at `offset` of the packed file; None:
             an empty tensor, which has no bytes.
-        alignment: what its address is a multiple of: what the archive gives the payload, or more where that was asked
-            for; of a view, what is left of that at its place.
-        base: the identifier of the constant in whose bytes these lie, `base_offset` from its start; None has its own.
-        shared: why there is a base: "tied" (the same bytes), "equal" (bytes stored once), "view" (a part of them).
-        repacked: it was strided; its bytes were put into C order.
+        alignment: of its address: the payload's alignment in the archive, or the larger one that was asked for; for a
+            view, the alignment at its offset.
+        base: the identifier of the constant that contains its bytes, at `base_offset`; None if it has its own bytes.
+        shared: the relation to `base`: "tied" (the same bytes), "equal" (bytes stored once), "view" (a part of them).
+        repacked: True if it was strided, and its bytes were put into C order.
     """
 
     name: str
@@ -67,17 +64,17 @@ class Plan:
     """An archive as constants; holds no payload byte.
 
     Attributes:
-        stem: the archive's file name as an identifier, for names of files and of what there is one of.
-        prefix: what every identifier starts with.
+        stem: the archive's file name as an identifier, for names of files and of the archive's own constants.
+        prefix: the start of every identifier.
         archive: the path of the .zcr, as it was given.
-        archive_size, base_alignment, index_crc, header_crc: what its header says; the two CRCs are its last 8 bytes.
+        archive_size, base_alignment, index_crc, header_crc: from its header; the two CRCs are its last 8 bytes.
         constants: in saved order.
         packed_size: bytes of the packed file, 0 if none is needed.
-        renamed: names with identifiers that are more than the name cleaned: numbered, or a taken word avoided.
-        local: what each constant is called in a namespace or module of its own: without the prefix, unless one was
-            asked for. `renamed_locally` is of these.
-        telling: whether the archive's last 8 bytes change with every payload: it has digests.
-        left_out: tensors that were not selected.
+        renamed: names whose identifiers are numbered, or avoid a reserved word.
+        local: the name of each constant in a namespace or module of its own: without the prefix, unless a prefix was
+            asked for. `renamed_locally` has the renamed ones.
+        telling: whether the archive's last 8 bytes change with every payload, because it has digests.
+        left_out: the number of tensors that were not selected.
     """
 
     stem: str
@@ -100,7 +97,7 @@ class Plan:
         """Yield the bytes of the packed file: strided tensors in C order, zeros between. Holds 16 MiB at a time.
 
         Raises:
-            IntegrityError: a payload is not what was saved. SourceError: it cannot be read any more.
+            IntegrityError: a payload differs from the saved one. SourceError: it cannot be read any more.
         """
         own = [c for c in self.constants if c.place == "packed" and c.base is None]
         if not own:
@@ -111,8 +108,8 @@ class Plan:
         for c in own:
             yield bytes(c.offset - position)
             for block in payloads.pieces(infos[c.name]):
-                for at in range(0, len(block), PIECE):
-                    yield bytes(block[at : at + PIECE])
+                for start in range(0, len(block), PIECE):
+                    yield bytes(block[start : start + PIECE])
             payloads.let_go()
             position = c.offset + c.nbytes
 
@@ -121,10 +118,10 @@ class _Bytes(NamedTuple):
     """Source of a constant's bytes: the archive itself, or its strided elements put into C order."""
 
     start: int
-    order: tuple[Any, ...] | None  # shape, strides and bits of what is strided
+    order: tuple[Any, ...] | None  # shape, strides and bits of a strided tensor
 
     @classmethod
-    def of(cls, info: TensorInfo) -> _Bytes:
+    def from_info(cls, info: TensorInfo) -> _Bytes:
         strided = info.strides is not None and not is_c_order(info.shape, info.strides)
         return cls(info.offset, (info.shape, info.strides, info.bits) if strided else None)
 
@@ -138,19 +135,19 @@ def plan(
     name: str | None = None,
     alignment: int | None = None,
 ) -> Plan:
-    """Return an archive's tensors as constants. A tensor has the same identifier whatever else is selected.
+    """Return an archive's tensors as constants. A tensor's identifier does not depend on the selection.
 
     Args:
         source: an archive's path, or a record loaded from one: generated files name the archive's file.
         select, exclude: shell patterns of names; one that matches a module stands for all below it.
-        prefix: what identifiers start with; the file's stem and an underscore by default, may be empty.
-        name: what stands for the file's stem.
-        alignment: the least that constants with bytes of their own are aligned to, from 16 to 65536.
+        prefix: the start of identifiers; the file's stem and an underscore by default, may be empty.
+        name: used in place of the file's stem.
+        alignment: the least alignment of constants with bytes of their own, from 16 to 65536.
 
     Raises:
-        UnsupportedError: the archive is no file of its own, a prefix is no identifier, or a strided tensor has an
-            unknown element type. TensorNotFoundError: a pattern matches nothing. LimitError: `alignment`. FormatError,
-            SourceError: as `load_record`.
+        UnsupportedError: the archive is not a file of its own, a prefix is not an identifier, or a strided tensor has
+            an unknown element type. TensorNotFoundError: a pattern matches nothing. LimitError: `alignment` is out of
+            range. FormatError, SourceError: as `load_record`.
 
     Example:
         >>> import numpy as np, zcrecord
@@ -164,12 +161,12 @@ def plan(
     names = [info.name for info in infos]
     stem = stem_of(path) if name is None else check_name(name)
     whole = check_prefix(f"{stem}_" if prefix is None else prefix)
-    named, told = identifiers(names, prefix=whole, stem=stem)
-    local, told_locally = (named, told) if prefix is not None else identifiers(names, prefix="", stem=stem)
+    named, changed = identifiers(names, prefix=whole, stem=stem)
+    local, changed_locally = (named, changed) if prefix is not None else identifiers(names, prefix="", stem=stem)
     chosen = _chosen(names, select, exclude)
-    kept = [i for i, full in enumerate(names) if full in chosen]
-    planned = [_constant(infos[i], named[i], max(header.alignment, least), path) for i in kept]
-    constants = _shared([infos[i] for i in kept], planned)
+    selected = [i for i, full in enumerate(names) if full in chosen]
+    planned = [_constant(infos[i], named[i], max(header.alignment, least), path) for i in selected]
+    constants = _shared([infos[i] for i in selected], planned)
     constants, packed_size = _packed(constants)
     last = bytes(record.archive.buffer[-8:])
     return Plan(
@@ -182,33 +179,33 @@ def plan(
         header_crc=int.from_bytes(last[4:], "little"),
         constants=tuple(constants),
         packed_size=packed_size,
-        renamed=tuple((names[i], named[i]) for i in told if names[i] in chosen),
-        local=tuple(local[i] for i in kept),
-        renamed_locally=tuple((names[i], local[i]) for i in told_locally if names[i] in chosen),
+        renamed=tuple((names[i], named[i]) for i in changed if names[i] in chosen),
+        local=tuple(local[i] for i in selected),
+        renamed_locally=tuple((names[i], local[i]) for i in changed_locally if names[i] in chosen),
         telling=bool(record.archive.index.digest_kind),
-        left_out=len(infos) - len(kept),
+        left_out=len(infos) - len(selected),
         record=record,
     )
 
 
 def check_places(planned: Plan) -> None:
-    """Check that each tensor lies in the archive as it was asked for, where its bytes stay in their place there.
+    """Check that each tensor that stays in the archive has the alignment that was asked for.
 
     Raises:
-        UnsupportedError: one does not.
+        UnsupportedError: a tensor does not.
     """
     given = planned.record.archive.header.alignment
     for c in planned.constants:
         own = max(payload_alignment(c.nbytes, given), item_alignment(c.dtype))
         if c.base is None and c.place == "archive" and c.alignment > own and c.offset % c.alignment:
-            what = f"its place in the archive is no multiple of {c.alignment}; save the archive with that alignment"
+            what = f"its offset is not a multiple of {c.alignment}; save the archive with that alignment"
             raise UnsupportedError(f"{what}, or have each tensor placed by itself", path=planned.archive, tensor=c.name)
 
 
 def item_alignment(dtype: DType) -> int:
     """Return the alignment of an element in every language: 8 at most."""
     if not dtype.bits:
-        return 8  # of strings: their ends are u64
+        return 8  # strings: their offsets are u64
     whole = dtype.bits // 2 if dtype.name.startswith("complex") else dtype.bits
     return 1 if dtype.c is None else max(1, min(8, whole // 8))
 
@@ -217,7 +214,7 @@ def record_of(source: Any) -> Record:
     """Return the record of an archive that is a file by itself.
 
     Raises:
-        UnsupportedError: it is in memory, packed, or part of another file.
+        UnsupportedError: the archive is in memory, packed, or part of another file.
     """
     if isinstance(source, Record):
         takes_one_file(source.archive, "embed")
@@ -239,7 +236,7 @@ def record_of(source: Any) -> Record:
 
 
 def _chosen(names: Sequence[str], select: Patterns | None, exclude: Patterns | None) -> set[str]:
-    """Return the names that `select` matches and `exclude` does not; every pattern has to match something."""
+    """Return the names that `select` matches and `exclude` does not; each pattern must match a name."""
     chosen = set(names) if select is None else _matching(names, select)
     dropped = set() if exclude is None else _matching(names, exclude)
     if names and not chosen - dropped:
@@ -248,18 +245,18 @@ def _chosen(names: Sequence[str], select: Patterns | None, exclude: Patterns | N
 
 
 def _matching(names: Sequence[str], patterns: Patterns) -> set[str]:
-    found: set[str] = set()
+    matched: set[str] = set()
     for pattern in (patterns,) if isinstance(patterns, str) else patterns:
         these = set(filter(matcher([pattern], below=True), names))
         if not these:
             raise TensorNotFoundError(pattern, lambda: names)
-        found |= these
-    return found
+        matched |= these
+    return matched
 
 
 def _constant(info: TensorInfo, identifier: str, alignment: int, path: str) -> Constant:
-    """Return a constant with bytes of its own, those of a strided tensor at no place of the packed file yet."""
-    repacked = info.nbytes > 0 and _Bytes.of(info).order is not None
+    """Return a constant with bytes of its own; a strided tensor gets its offset in the packed file later."""
+    repacked = info.nbytes > 0 and _Bytes.from_info(info).order is not None
     if repacked and info.dtype.c is None and info.dtype.bits:
         what = (
             f"it is strided, and of an element type ({info.dtype.name}) not known here; upgrade zcrecord, or exclude it"
@@ -286,12 +283,12 @@ def _constant(info: TensorInfo, identifier: str, alignment: int, path: str) -> C
 def _shared(infos: Sequence[TensorInfo], constants: Sequence[Constant]) -> list[Constant]:
     """Return the constants; one whose bytes lie in another's becomes a part of that one.
 
-    Views that overlap, neither of which has all of the other's bytes, get bytes of their own.
+    Views that overlap only in part get bytes of their own.
     """
     out = list(constants)
     dense = [i for i, c in enumerate(out) if c.place == "archive"]
     dense.sort(key=lambda i: (out[i].offset, -out[i].nbytes, i))
-    above: int | None = None  # the last with bytes of its own: it starts first, so it alone can reach around the next
+    above: int | None = None  # the last one with bytes of its own: only this one can contain the next
     for i in dense:
         if above is not None and out[i].offset + out[i].nbytes <= out[above].offset + out[above].nbytes:
             out[i] = _part(out[i], out[above], infos[i].payload == infos[above].payload)
@@ -300,7 +297,7 @@ def _shared(infos: Sequence[TensorInfo], constants: Sequence[Constant]) -> list[
     packed: dict[Any, int] = {}
     for i, c in enumerate(out):
         if c.repacked:
-            first = packed.setdefault(_Bytes.of(infos[i]), i)
+            first = packed.setdefault(_Bytes.from_info(infos[i]), i)
             if first != i:
                 out[i] = _part(c, out[first], infos[i].payload == infos[first].payload)
     return out
@@ -308,15 +305,15 @@ def _shared(infos: Sequence[TensorInfo], constants: Sequence[Constant]) -> list[
 
 def _part(c: Constant, base: Constant, one_payload: bool) -> Constant:
     """Return a constant as a part of another's bytes."""
-    at = c.offset - base.offset
-    whole = at == 0 and c.nbytes == base.nbytes
+    offset = c.offset - base.offset
+    whole = offset == 0 and c.nbytes == base.nbytes
     shared = ("tied" if one_payload else "equal") if whole else "view"
-    alignment = min(base.alignment, at & -at) if at else base.alignment
-    return replace(c, base=base.identifier, base_offset=at, shared=shared, alignment=alignment)
+    alignment = min(base.alignment, offset & -offset) if offset else base.alignment
+    return replace(c, base=base.identifier, base_offset=offset, shared=shared, alignment=alignment)
 
 
 def _packed(constants: Iterable[Constant]) -> tuple[list[Constant], int]:
-    """Return the constants, those of the packed file at their places in it, and that file's size."""
+    """Return the constants with their offsets in the packed file, and that file's size."""
     out, end = [], 0
     placed: dict[str, int] = {}
     for c in constants:

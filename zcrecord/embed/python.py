@@ -1,9 +1,9 @@
-"""A Python module that holds an archive as one constant, over which `load_record` makes its views without a copy.
+"""A Python module with an archive as one constant, over which `load_record` makes its views without a copy.
 
-The constant is a bytes literal in pieces, one to a line. The compiler joins them; it takes 10 times the archive's size
-of memory, and a second for 40 MiB, once, since a compiled module is kept. Base64, or anything compressed, would be
-shorter, but would have to be decoded at every start, into memory of its own. A constant is read into each process; an
-archive beside the module, as a package resource, is mapped, and shared by all. Files are written by `writing`.
+The constant is a bytes literal in pieces, one to a line, which the compiler joins. That takes 10 times the archive's
+size of memory and a second for 40 MiB, once: Python keeps the compiled module. Base64 or compressed data would be
+shorter, but would be decoded at every start, into other memory. Each process reads the constant into its memory; an
+archive beside the module, as a package resource, is mapped and shared by all. `write_files` writes the files.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ from zcrecord.record.save import save_record
 from .comments import commented
 from .plan import Constant, Plan
 
-__all__ = ["MAX_CONSTANT", "files"]
-
-MAX_CONSTANT = 512 << 20  # bytes; the compiler counts source in 32 bits, and takes 5 GiB of memory for these
+MAX_CONSTANT = 512 << 20  # bytes, for which the compiler takes 5 GiB of memory; it counts source in 32 bits
 _LINE = 256  # bytes of the archive on a line: short enough for editors, and more would not compile faster
 _PIECE = 1 << 20
 
@@ -80,8 +78,8 @@ def load(*, into: type[T], **options: Any) -> T: ...
 def files(plan: Plan) -> dict[str, Iterable[bytes]]:
     """Return a module's files: the module, made while it is read, a MiB of the archive at a time, and its type stub.
 
-    What is left out of the plan is left out of the constant: the chosen tensors are saved anew, on disk. All else is
-    the archive byte for byte.
+    The constant is the archive byte for byte. If tensors are left out of the plan, the selected ones are saved anew, to
+    a temporary file, and the constant has those bytes.
 
     Raises:
         LimitError: the archive is more than 512 MiB, too much for a constant.
@@ -108,7 +106,8 @@ def _module(plan: Plan) -> Iterator[bytes]:
     name = commented(os.path.basename(plan.archive))
     yield _MODULE.format(name=name, title=title, stem=plan.stem, tensors=tensors).encode("ascii")
     for piece in _archive(plan):
-        yield b"".join(f"    {piece[at : at + _LINE]!r}\n".encode("ascii") for at in range(0, len(piece), _LINE))
+        lines = (piece[start : start + _LINE] for start in range(0, len(piece), _LINE))
+        yield b"".join(f"    {line!r}\n".encode("ascii") for line in lines)
     yield b")\n"
 
 
@@ -117,12 +116,12 @@ def _count(constants: tuple[Constant, ...]) -> str:
 
 
 def _archive(plan: Plan) -> Iterator[bytes]:
-    """Yield the archive's bytes, or those of one of the chosen tensors alone."""
+    """Yield the archive's bytes, or those of a new archive of the selected tensors."""
     archive = plan.record.archive
     if archive.whole and not plan.left_out:
         archive.fetch()
-        for at in range(0, len(archive.buffer), _PIECE):
-            yield bytes(archive.buffer[at : at + _PIECE])
+        for start in range(0, len(archive.buffer), _PIECE):
+            yield bytes(archive.buffer[start : start + _PIECE])
         return
     chosen = {c.name for c in plan.constants}
     with tempfile.TemporaryFile() as file:

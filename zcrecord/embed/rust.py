@@ -1,7 +1,7 @@
-"""Tensors as typed statics of Rust: a module without std, each one a reference into the archive's own bytes.
+"""Tensors as typed statics of Rust: a module without std; each static is a reference into the archive's own bytes.
 
-Knows how Rust declares each element type and shape. Two forms: the archive as one aligned static, by `include_bytes!`,
-or each tensor a symbol of its own, by `global_asm!`. What shares whose bytes is `planning`'s.
+Declares each element type and shape. Two forms: the archive as one aligned static, by `include_bytes!`, or each tensor
+a symbol of its own, by `global_asm!`. `plan` says which tensors share bytes.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ from zcrecord.codec.digests import digest_of_pieces
 from zcrecord.storage.stream_reader import StreamReader
 
 from .asm import packed_file, sections
-from .comments import head, literal, path_between, told
+from .comments import description, head, literal, path_between
 from .plan import Constant, Plan, check_places
 
-__all__ = ["files"]
-
-_TRACKED = 16 << 20  # bytes; a compiler that includes more takes seconds and hundreds of MB, and of a GB fails
+_TRACKED = 16 << 20  # bytes; for more, a compiler takes seconds and hundreds of MB, and it fails for a GB
 _FORMS = {
     "bool": "bool is u8, 0 or 1.",
     "half": "16-bit floats are u16: their bits.",
@@ -65,7 +63,8 @@ _ARCHIVE = """
 pub static {upper}_ARCHIVE: &[u8] = &ZCR__BLOB.0;
 """
 
-# Edition 2024 wants an `unsafe` that compilers before it do not know. In it alone `_` is an expression to a macro.
+# Edition 2024 demands an `unsafe` that older compilers do not know. Only in that edition macros match `_` as an
+# expression.
 _BY_EDITION = """
 #[allow(unused_macros)]
 macro_rules! {name} {{
@@ -80,7 +79,7 @@ _NO_WASM = """\
 #[cfg(target_family = "wasm")]
 compile_error!("WebAssembly has no assembler here: generate this module again, without --assembly");
 """
-_TARGETS = {  # to what begins a section, and whether names have an underscore before them
+_TARGETS = {  # object format, alignment directives, and the character before names
     _ELF: ("elf", (r".p2align \log2",), ""),
     'target_vendor = "apple"': ("macho", (r".p2align \log2",), "_"),
     'all(windows, target_arch = "x86")': ("coff", _COFF, "_"),
@@ -94,16 +93,16 @@ def files(
     """Return the module for a Rust program, and the packed file if there is one; `core` alone, rustc 1.63 and later.
 
     Args:
-        plan: what is to be embedded.
-        directory: where the files will lie; the archive is found from there.
-        assembly: each tensor is a symbol by `global_asm!`, with the archive's absolute path: for large archives, of
-            which the linker then drops what is not used, and which the compiler does not read. Whether the archive is
-            still the same is then checked up to 16 MiB. Otherwise the whole archive is one static.
+        plan: the plan of the archive.
+        directory: the folder of the files; the path of the archive is relative to it.
+        assembly: make each tensor a symbol, by `global_asm!` and the archive's absolute path; otherwise the whole
+            archive is one static. For large archives: the compiler does not read the bytes, and the linker drops unused
+            tensors. The build then notices a changed archive only if it has less than 16 MiB.
         section: an ELF or COFF section for the bytes; one that ends in a dot gets a name added to it.
 
     Raises:
-        UnsupportedError: no section can have that name; or, without `assembly`, a tensor is to be aligned to more than
-            its place in the archive is.
+        UnsupportedError: a section cannot have that name; or, without `assembly`, a tensor's offset is not a multiple
+            of the alignment asked for.
 
     Example:
         >>> import numpy as np, zcrecord
@@ -128,16 +127,17 @@ def _module(plan: Plan, body: Iterable[str], assembly: bool) -> Iterator[bytes]:
 
 
 def _about(plan: Plan, assembly: bool) -> list[str]:
-    kept = [c for c in plan.constants if c.nbytes and c.base is None]
-    nbytes = sum(c.nbytes for c in kept)
-    how = (
+    """Return the paragraphs of the module's first comment."""
+    own = [c for c in plan.constants if c.nbytes and c.base is None]
+    nbytes = sum(c.nbytes for c in own)
+    linking = (
         "Each is a symbol of its own, and the linker drops those that nothing uses."
         if assembly
         else "They refer to one static, which holds the whole archive; for large ones see --assembly."
     )
     return [
         f"{len(plan.constants)} tensors in {nbytes} bytes of read-only memory; no RAM, nothing to initialise, no std."
-        f" All are in C order and aligned. {how}",
+        f" All are in C order and aligned. {linking}",
         f"   mod {plan.stem};",
         "or, where build.rs generates it,",
         f'   mod {plan.stem} {{ include!(concat!(env!("OUT_DIR"), "/{plan.stem}.rs")); }}',
@@ -192,7 +192,7 @@ def _included(plan: Plan, directory: str, section: str | None) -> Iterator[str]:
 def _assembled(plan: Plan, directory: str, where: dict[str, str]) -> Iterator[str]:
     """Yield the form with a symbol for each tensor."""
     if plan.archive_size < _TRACKED:
-        yield _file(plan, directory)  # no part of what is linked; the compiler sees when it changes
+        yield _file(plan, directory)  # not linked; by it the compiler notices changes
     yield "\n// Each symbol has a section of its own, which a linker drops where nothing uses it.\n"
     yield "macro_rules! symbols {\n    ($($line:literal)*) => {\n"
     for cfg, (form, aligned, mark) in _TARGETS.items():
@@ -216,7 +216,7 @@ def _assembled(plan: Plan, directory: str, where: dict[str, str]) -> Iterator[st
 
 
 def _macros(section: str, aligned: Iterable[str], mark: str, *, elf: bool) -> list[str]:
-    """Return the assembler's macros that start a symbol, and that name a part of one."""
+    """Return the assembler's macros that define a symbol, and that name a part of one."""
     hidden = [r".hidden \name", r".type \name, %object", r".size \name, \nbytes"] if elf else []
     out = [".macro zcr_at name, log2, nbytes", f".section {section}", *aligned]
     out += [rf".globl {mark}\name", *hidden, rf"{mark}\name:", ".endm"]
@@ -225,7 +225,7 @@ def _macros(section: str, aligned: Iterable[str], mark: str, *, elf: bool) -> li
 
 
 def _lines(plan: Plan, directory: str) -> Iterator[str]:
-    """Yield a symbol for each tensor, its bytes taken from a file by its absolute path."""
+    """Yield a symbol for each tensor, with its bytes from the file at an absolute path."""
     places = {"archive": plan.archive, "packed": os.path.join(directory, f"{plan.stem}_packed.bin")}
     paths = {place: literal(os.path.realpath(path).encode(errors="surrogateescape")) for place, path in places.items()}
     for c in plan.constants:
@@ -255,7 +255,7 @@ def _link_section(section: str, stem: str) -> str:
     """Return the macro that puts a static into a section."""
     name = f"{section}{stem}" if section.endswith(".") else section
     placed = f'link_section = "{name}"'
-    new, old = (f"#[cfg_attr({_ELF}, {how})] $($item)*" for how in (f"unsafe({placed})", placed))
+    new, old = (f"#[cfg_attr({_ELF}, {attribute})] $($item)*" for attribute in (f"unsafe({placed})", placed))
     return _BY_EDITION.format(name="zcr_static", new=new, old=old)
 
 
@@ -263,7 +263,7 @@ def _declared(c: Constant, name: str, value: str) -> str:
     """Return a tensor's static, if it has bytes, and its constants."""
     kind = "u64" if max(c.shape, default=0) >> 32 else "usize"
     static = f"pub static {name}: &{_type(c)} = unsafe {{ {value} }};\n" if c.nbytes else ""
-    about = f"/// {told(c)}\n" if c.nbytes else f"// {told(c)}\n"
+    about = f"/// {description(c)}\n" if c.nbytes else f"// {description(c)}\n"
     out = f"\n{about}{static}pub const {name}_NAME: &str = {_string(c.name)};\n"
     out += f"pub const {name}_DTYPE: &str = {_string(c.dtype.name)};\npub const {name}_BITS: u8 = {c.bits};\n"
     return out + f"pub const {name}_SHAPE: [{kind}; {len(c.shape)}] = [{', '.join(map(str, c.shape))}];\n"

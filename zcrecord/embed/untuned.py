@@ -1,4 +1,4 @@
-"""Archives without their tuned part, for the forms that take all of an archive's bytes: flash is not to carry it."""
+"""Archives without their tuned part, for constants that contain a whole archive: a program does not need that part."""
 
 from __future__ import annotations
 
@@ -14,15 +14,10 @@ from zcrecord.storage.files import scratch_folder
 
 from .write_files import make_folder, write
 
-__all__ = ["without_tuned_part"]
-
 
 @contextlib.contextmanager
 def without_tuned_part(record: Record, folder: str) -> Iterator[str | None]:
-    """Yield the path of a scratch file in a folder with an archive's bytes from before it was tuned.
-
-    None if it is not tuned.
-    """
+    """Yield the path of a scratch file with the archive's bytes from before it was tuned; None if it is not tuned."""
     archive = record.archive.root
     part = tuned.read_tuned(archive)
     if part is None:

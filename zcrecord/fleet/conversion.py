@@ -1,6 +1,6 @@
-"""`convert_one`: one job of a fleet, done once however often it is run.
+"""`convert_one`: one job of a fleet; a second run of the same job does nothing.
 
-Decides whether there is anything to do, and whose fault a failure is. Reading a model is left to `zcrecord.formats`.
+Decides whether an archive is current, and whether a failure is final. `zcrecord.formats` reads the models.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ from .jobs import Job
 from .sources import GONE, Model, shown
 from .stamps import forget_refusal, is_current, keep_refusal, metadata_of, refusal_at, stamp_at, stamp_of
 
-__all__ = ["Outcome", "State", "convert_one"]
-
 State = Literal["converted", "kept", "refused"]
 
 
@@ -38,12 +36,12 @@ class Outcome:
 
     Attributes:
         job: the job.
-        state: "converted"; "kept", if the archive there was made of this very model with these options; or "refused",
-            if the model is at fault, or something at `dest` that no fleet wrote. All three are final: nothing is to be
-            tried again before a file or an option changes.
-        error: of a model that was refused, with the place of the fault; else "".
-        nbytes: of the archive that was written, else 0.
-        seconds: that the job took.
+        state: "converted"; "kept", if the archive at `dest` was made from this model with these options; or "refused",
+            if the model has a fault, or a file at `dest` is not from a fleet. All three are final: do not try again
+            before a file or an option changes.
+        error: the reason why the model was refused, with the place of the fault; else "".
+        nbytes: the size of the archive that was written, else 0.
+        seconds: the time that the job took.
     """
 
     job: Job
@@ -56,18 +54,18 @@ class Outcome:
 def convert_one(job: Job) -> Outcome:
     """Convert one model to its archive, in bounded memory; a second call does nothing.
 
-    The archive keeps the versions of the files it was made of (ETag, or size and time of change) and the options, so
-    that a later run, anywhere, knows that it is current by its index alone. Its bytes depend on nothing else: not on
-    machine, time or engine. It appears whole or not at all; killed workers leave the old one. An archive of an older
-    model, or of other options, is replaced. The error of a model that is refused is kept beside it, in
-    `dest`.refused, and told again by later runs, until model, options or the version of zcrecord change.
+    The archive stores the options and the versions of the files it was made from (ETag, or size and time of change). By
+    its index alone a later run, on any machine, decides whether it is current. The archive's bytes do not depend on
+    machine, time or engine. It appears whole or not at all; a killed worker leaves the old archive. An archive of an
+    older model, or of other options, is replaced. If a model is refused, `dest`.refused gets the error. Later runs
+    return that error until model, options or the version of zcrecord change.
 
-    From URLs, ONNX and safetensors in one file are streamed; others, and models of several files, are copied to the
-    folder for temporary files first.
+    From URLs, ONNX and safetensors in one file are streamed. Other models are copied to the folder for temporary files
+    first.
 
     Raises:
-        SourceError: the network, the disk, a model that is missing or changed meanwhile: it may pass, and the engine is
-            to try again. DependencyError: this worker lacks a package.
+        SourceError: the network or the disk failed, or the model is missing or changed meanwhile. Such a fault may be
+            temporary: the engine should try again. DependencyError: this worker lacks a package.
 
     Example:
         >>> from zcrecord.fleet import plan
@@ -107,10 +105,10 @@ class _JobRun:
         except (SourceError, DependencyError):
             raise
         except RecordError as error:
-            model.check_same()  # if it changes, it may not be at fault
-            told = str(error.located(path=shown(job.source)))
-            keep_refusal(job, stamp_of(job, model.versions), told)
-            return "refused", told, 0
+            model.check_same()  # raises if the file changed, which may be the reason
+            message = str(error.located(path=shown(job.source)))
+            keep_refusal(job, stamp_of(job, model.versions), message)
+            return "refused", message, 0
         if refusal is not None:
             forget_refusal(job)
         return "converted", "", nbytes
@@ -125,7 +123,7 @@ class _JobRun:
                 with self._model.stream() as stream:
                     return self._write(stream)
             except (ExternalDataError, UnsupportedError):
-                pass  # it needs other files, or to be read in another order
+                pass  # the model needs other files, or cannot be read forward
         with self._model.on_disk() as path:
             return self._write(path)
 
@@ -134,6 +132,7 @@ class _JobRun:
         return is_url(self._job.source) and kind != "zcr" and FORMATS[kind].streams and not name.endswith(".json")
 
     def _write(self, source: Any) -> int:
+        """Convert a path or stream to the archive; return its bytes."""
         job, model = self._job, self._model
 
         def metadata() -> dict[str, str]:

@@ -1,6 +1,6 @@
 """`plan`: the models below a folder or a URL, each with its format and the place of its archive.
 
-Decides by names alone; no model is opened. Reading and converting are left to `conversion`.
+Decides by names alone, and opens no model. `conversion` reads and converts them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,9 @@ from zcrecord.storage.urls import cut_in_url, is_http
 
 from .sources import folder_among, list_files, local_path, shown
 
-__all__ = ["Job", "plan"]
-
 _ARCHIVE, _ONNX, _TORCH = "zcr", "onnx", "torch"
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors")
-_EXTERNAL = (".bin",)  # a suffix of torch's that external data of ONNX have, too
+_EXTERNAL = (".bin",)  # a suffix of torch's files that ONNX's external data have, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +32,13 @@ class Job:
     """One conversion: a model, and the archive it becomes. Plain values, to be pickled or written by hand.
 
     Attributes:
-        source, dest: absolute paths or URLs, `dest` of an archive.
+        source, dest: absolute paths or URLs of the model and of its archive.
         source_format: a name of `zcrecord.formats.FORMATS`.
-        nbytes: of the source's own file, as it was listed.
-        alignment, max_shard_size, durable: as of `zcrecord.formats.convert`.
-        force: convert in any case, and replace whatever is at `dest`.
-        storage_options, dest_storage_options: for fsspec, where source and dest are URLs; not shown, since they may
-            have credentials.
+        nbytes: the size of the source's own file, as it was listed.
+        alignment, max_shard_size, durable: as in `zcrecord.formats.convert`.
+        force: convert in any case, and replace any file at `dest`.
+        storage_options, dest_storage_options: for fsspec, if source and dest are URLs; `repr` hides them, since they
+            may contain credentials.
     """
 
     source: str
@@ -69,22 +67,21 @@ def plan(
 ) -> list[Job]:
     """List the models below a folder or a URL, each with its archive at the same path below another; reads none.
 
-    A model is a file with a suffix of a format that `zcrecord convert` reads, compressed ones included. Left out are
-    what belongs to another file: shards beside their index or catalogue, and .bin files beside an .onnx; archives,
-    unless `source_format` asks for them; and names that begin with a dot. Sorted by path, so that equal prefixes give
-    equal plans.
+    A model is a file with a suffix of a format that `zcrecord convert` reads, compressed ones included. Some files are
+    left out: shards beside their index or catalogue, and .bin files beside an .onnx; archives, unless `source_format`
+    is "zcr"; and names that begin with a dot. The jobs are sorted by path, so that equal prefixes give equal plans.
 
     Args:
-        source_prefix, dest_prefix: folders, or URLs that fsspec knows, but those of HTTP servers, which list no files;
-            nothing has to be at `dest_prefix`.
-        source_format: list files of this format alone.
-        alignment, max_shard_size, durable: as of `zcrecord.formats.convert`.
-        force: convert everything anew, and replace archives that no fleet wrote.
+        source_prefix, dest_prefix: folders, or URLs that fsspec knows; HTTP servers cannot list files, so their URLs
+            are refused. `dest_prefix` need not exist.
+        source_format: list files of this format only.
+        alignment, max_shard_size, durable: as in `zcrecord.formats.convert`.
+        force: convert everything anew, and replace archives that are not from a fleet.
         storage_options: for fsspec: credentials, the endpoint of an S3 server.
-        dest_storage_options: the same for `dest_prefix`, where they differ.
+        dest_storage_options: the same for `dest_prefix`, if they differ.
 
     Raises:
-        NameCollisionError: two models would become one archive, or one an archive and others a folder of its name.
+        NameCollisionError: two models would become one archive, or an archive would have the name of a folder.
         SourceError: there is no model, or the prefix cannot be listed. UnsupportedError, LimitError: a prefix or an
         option is wrong. DependencyError: fsspec is not installed.
 
@@ -104,11 +101,11 @@ def plan(
         raise UnsupportedError("max_shard_size= is not for ONNX; convert the archives that are made of it")
     if not models:
         what = "has no model below it" if source_format is None else f"has no model of {source_format} below it"
-        raise SourceError(f"{what}; models are told by their suffixes", path=shown(source))
-    how: dict[str, Any] = {"alignment": alignment, "max_shard_size": max_shard_size, "durable": durable, "force": force}
-    how |= {"storage_options": options, "dest_storage_options": dest_options}
+        raise SourceError(f"{what}; models are recognised by their suffixes", path=shown(source))
+    shared: dict[str, Any] = {"alignment": alignment, "durable": durable, "force": force}
+    shared |= {"max_shard_size": max_shard_size, "storage_options": options, "dest_storage_options": dest_options}
     return [
-        Job(_below(source, path), _below(dest, target), models[path], listed[path], **how)
+        Job(_below(source, path), _below(dest, target), models[path], listed[path], **shared)
         for target, path in _targets(models, source, dest).items()
     ]
 
@@ -123,10 +120,10 @@ def _check_options(source_format: str | None, alignment: int, max_shard_size: in
 
 
 def _prefix(given: str | os.PathLike[str], options: Mapping[str, Any], *, written: bool = False) -> str:
-    """Return a URL, or an absolute path, which means the same on every worker.
+    """Return a URL, or an absolute path, which is the same on every worker.
 
     Raises:
-        UnsupportedError: it is no URL that is written to, if it is to be `written`, or one that cannot be listed.
+        UnsupportedError: the URL cannot be listed or, if `written`, cannot be written to.
     """
     if isinstance(given, str) and is_url(given):
         if is_http(given) and not written:
@@ -162,10 +159,10 @@ def _targets(models: Mapping[str, str], source: str, dest: str) -> dict[str, str
     out: dict[str, str] = {}
     for path in models:
         target = _stem(path) + ".zcr"
-        if "" in path.split("/"):  # the key of an object: a folder of files has one name for both
+        if "" in path.split("/"):  # an object's key, such as a//b: a folder would have one name for a//b and a/b
             what = f"the name {printable(repr(path))} has an empty part; rename it"
             raise NameCollisionError(what, path=shown(source))
-        if (is_url(source) or is_url(dest)) and (cut := cut_in_url(path)):  # a URL with it is another file's
+        if (is_url(source) or is_url(dest)) and (cut := cut_in_url(path)):  # such a URL would name another file
             what = f"the name {printable(repr(path))} has '{cut}' in it, which means something else in a URL"
             raise NameCollisionError(f"{what}; rename it", path=shown(source))
         if (other := out.setdefault(target, path)) != path:

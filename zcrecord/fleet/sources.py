@@ -1,7 +1,7 @@
 """Sources of a fleet: files below a folder or a URL, their versions, and a model with the files that belong to it.
 
-A version is a text that changes when a file does: of a local file its size and time of change, of a remote one its size
-and what the server calls a version (ETag). It says nothing of host, folder or user.
+A version is a text that changes when a file does: size and time of change of a local file, size and ETag of a remote
+one. It contains no host, folder or user.
 """
 
 from __future__ import annotations
@@ -22,19 +22,17 @@ from zcrecord.storage.compressed import SUFFIXES
 from zcrecord.storage.files import is_url, open_source, refusals, scratch_folder
 from zcrecord.storage.urls import file_beside, redacted
 
-__all__ = ["GONE", "Model", "folder_among", "list_files", "local_path", "shown"]
-
-GONE = "missing"  # the version of a file that is not there
+GONE = "missing"  # the version of a file that does not exist
 
 
 def local_path(place: str, options: Mapping[str, Any]) -> str | None:
-    """Return the path that a path or a `file://` URL leads to, None for any other URL."""
+    """Return the path of a path or a `file://` URL; None for any other URL."""
     if not is_url(place):
         return place
     from zcrecord.remote.open_url import remote_file  # here, because many fleets stay on disks
 
-    found = remote_file(place, options)
-    return found if isinstance(found, str) else None
+    file = remote_file(place, options)
+    return file if isinstance(file, str) else None
 
 
 def shown(place: str) -> str:
@@ -43,10 +41,10 @@ def shown(place: str) -> str:
 
 
 def list_files(prefix: str, options: Mapping[str, Any]) -> dict[str, int]:
-    """Return the files below a folder or a URL, in any depth, sorted: paths from there on, with "/", and sizes.
+    """Return the files below a folder or a URL, in any depth, sorted: relative paths, with "/", and sizes.
 
     Raises:
-        SourceError: it is missing, no folder, or cannot be read.
+        SourceError: the folder is missing, is not a folder, or cannot be read.
     """
     if is_url(prefix):
         from zcrecord.remote.files import list_files  # here, as above
@@ -57,27 +55,27 @@ def list_files(prefix: str, options: Mapping[str, Any]) -> dict[str, int]:
         kind = SourceNotFoundError if isinstance(error, FileNotFoundError) else SourceError
         raise kind(f"cannot be listed: {error.strerror}", path=error.filename, errno=error.errno) from error
 
-    found = {}
+    sizes = {}
     for folder, _, names in os.walk(prefix, onerror=fail):
         for name in names:
             path = os.path.join(folder, name)
             with contextlib.suppress(OSError):  # removed since, or a link to nothing
-                found[os.path.relpath(path, prefix).replace(os.sep, "/")] = os.path.getsize(path)
-    return dict(sorted(found.items()))
+                sizes[os.path.relpath(path, prefix).replace(os.sep, "/")] = os.path.getsize(path)
+    return dict(sorted(sizes.items()))
 
 
 def folder_among(names: Iterable[str]) -> str | None:
-    """Return a path that others lie below, of paths whose parts are joined by "/"; None if there is none such."""
+    """Return a path, with parts joined by "/", that others lie below; None if no path is a folder of others."""
     parts = sorted(name.split("/") for name in set(names))
     return next(("/".join(a) for a, b in pairwise(parts) if a == b[: len(a)]), None)
 
 
 class Model:
-    """A model and the files that belong to it, by their paths from its folder on; where they are does not matter.
+    """A model and the files that belong to it, by their paths relative to its folder; local or remote.
 
     Attributes:
-        name: of the model's own file.
-        versions: of the files asked for so far, when they were first asked for; None where a server tells none.
+        name: the name of the model's own file.
+        versions: the first known version of each file that was looked at; None if a server gives no version.
     """
 
     def __init__(self, source: str, kind: str, options: Mapping[str, Any]) -> None:
@@ -87,7 +85,7 @@ class Model:
         self._looked_at: dict[str, Any] = {}  # remote files whose size is known
 
     def version(self, name: str) -> str | None:
-        """Return a file's version as it is now, GONE if it is not there, None if the server tells none.
+        """Return a file's version as it is now, GONE if it does not exist, None if the server gives no version.
 
         Raises:
             SourceError: the system or the server reports an error.
@@ -99,7 +97,7 @@ class Model:
             except (FileNotFoundError, NotADirectoryError):
                 return GONE
             except OSError as error:
-                if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):  # a name that no file has: the model's fault
+                if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):  # no file can have the name: the model's fault
                     return GONE
                 raise SourceError(f"cannot be read: {error.strerror}", path=path, errno=error.errno) from error
             return f"{status.st_size}-{status.st_mtime_ns:x}"
@@ -112,7 +110,7 @@ class Model:
         return f"{file.size}-{file.tag}" if file.tag is not None and file.strong else None
 
     def note(self, names: Iterable[str]) -> None:
-        """Take the versions of files into `versions`, unless they are there."""
+        """Add the versions of files to `versions`, unless it has them."""
         for name in names:
             if name not in self.versions:
                 self.versions[name] = self.version(name)
@@ -132,12 +130,12 @@ class Model:
 
     @contextlib.contextmanager
     def on_disk(self) -> Iterator[str]:
-        """Yield the path of the model on a disk, with all its files: where it is, or a copy that is removed.
+        """Yield the path of the model on a disk, with all its files; a remote model is copied, and the copy removed.
 
-        The versions of all of them are noted before they are read.
+        The versions of all files are noted before they are read.
 
         Raises:
-            SourceError: they cannot be read. RecordError: the model does not say which they are.
+            SourceError: a file cannot be read. RecordError: the model's list of files is damaged.
         """
         if not is_url(self._source):
             self.note(self._others(self._source))
@@ -159,7 +157,7 @@ class Model:
 
         for name in names:
             self.note([name])
-            if self.versions[name] != GONE:  # which the reader of the model says better
+            if self.versions[name] != GONE:  # the reader of the model has a better error
                 path = os.path.join(folder, *name.split("/"))
                 with refusals(path):
                     os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -170,7 +168,7 @@ class Model:
         if path.endswith(".json"):
             with open_source(path)[0] as file:
                 return decode_index(file.read(MAX_HEADER)).files
-        if path.lower().endswith(SUFFIXES):  # compressed ones have no others, see `conversion`
+        if path.lower().endswith(SUFFIXES):  # compressed models are single files
             return []
         if self.kind == "zcr":
             with load_record(path, verify="touch") as record:
@@ -181,11 +179,11 @@ class Model:
         from zcrecord.onnx.lazy.locate import find_tensors
 
         located = find_tensors(open_model(path))[1]
-        found = {tensor.reference.location for tensor in located if tensor.reference is not None}
-        if clash := folder_among([*found, self.name]):
+        locations = {tensor.reference.location for tensor in located if tensor.reference is not None}
+        if clash := folder_among([*locations, self.name]):
             what = f"external data '{printable(clash)}': a file by one location, and a folder by another"
             raise ExternalDataError(what)
-        return sorted(found - {self.name})
+        return sorted(locations - {self.name})
 
     def _remote(self, name: str) -> Any:
         from zcrecord.remote.open_url import remote_file  # here, as above

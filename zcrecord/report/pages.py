@@ -1,7 +1,7 @@
 """`zcrecord report`: an archive's content and layout as one HTML file, which needs no server.
 
-Makes the description that `web/view/view.js` draws, and a page from it that loads nothing else. Drawing is left to the
-scripts in `web`. Reads no payload, unless a content digest is asked for.
+Makes the description that `web/view/view.js` draws, and a page with it that loads no other file. The scripts in `web`
+draw it. Reads no payload, unless a content digest is asked for.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ from zcrecord.record.record import Record
 from zcrecord.storage.files import Progress, check_destination, open_sink, path_or_none
 from zcrecord.writing.writers import peak_rss
 
-__all__ = ["PageReport", "describe_archive", "report", "report_page"]
-
 _WEB = Path(__file__).parents[1] / "web"
 _SCRIPTS = (  # each after those it imports
     "view/text.js",
@@ -51,8 +49,8 @@ _SCRIPTS = (  # each after those it imports
 _STYLES = ("view/view.css", "report/report.css")
 _MODULE_WORDS = re.compile(r"^import [^;]*;\n|^export (?=async |class |const |function )", re.MULTILINE)
 _MOST_TEXT, _MOST_ITEMS, _MOST_ITEM = 2000, 20, 200  # of a value: characters, items, characters of an item
-_SAFE = (1 << 53) - 1  # integers beyond it JavaScript rounds
-_CUT = 100  # of names that go into a title
+_SAFE = (1 << 53) - 1  # JavaScript rounds larger integers
+_CUT = 100  # characters of a name in a title
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +59,11 @@ class PageReport:
 
     Attributes:
         source, dest: paths; None for streams.
-        tensors, modules: how many the archive has.
+        tensors, modules: their numbers in the archive.
         archive_bytes, html_bytes: the sizes of the archive and of the page.
         content_digest: None unless it was asked for.
         seconds: the time it took.
-        peak_rss: the most memory the process has used so far; None on systems that do not tell.
+        peak_rss: the largest memory of the process so far; None if the system does not report it.
     """
 
     source: str | None
@@ -91,11 +89,11 @@ def report(
 ) -> PageReport:
     """Write an HTML page that shows an archive: its tree, its bytes, its values; the same page for the same archive.
 
-    The page is one file that loads nothing else. No payload is read; of an archive behind a URL none is fetched.
+    The page is one file that loads no other. No payload is read, or fetched if the archive is behind a URL.
 
     Args:
         source: any source that `load_record` takes, or a binary file object, which is read to its end.
-        dest: a path or a URL, which gets the page whole or not at all, or a binary file object.
+        dest: a path or a URL, written whole or not at all, or a binary file object.
         digest: show the content digest, too; reads everything.
         force: replace `dest`.
         durable: wait until the page would survive power loss.
@@ -103,7 +101,7 @@ def report(
         storage_options: for fsspec, if `source` or `dest` is a URL.
 
     Raises:
-        RecordError: `source` is no archive (a FormatError) or cannot be read, `dest` exists or cannot be written.
+        RecordError: `source` is not an archive (a FormatError) or cannot be read, `dest` exists or cannot be written.
 
     Example:
         >>> import numpy as np, zcrecord
@@ -115,13 +113,13 @@ def report(
     given, to = (path_or_none(file) if _is_path(file) else None for file in (source, dest))
     new = check_destination(given, to, force, storage_options)
     with load_record(source.read() if hasattr(source, "read") else source, storage_options=storage_options) as record:
-        found = record.content_digest(progress=progress) if digest else None
-        description = describe_archive(record, content_digest=found)
+        content_digest = record.content_digest(progress=progress) if digest else None
+        description = describe_archive(record, content_digest=content_digest)
         page = report_page(description)
         counts = len(record), len(record.archive.index.modules), record.archive_nbytes
     with open_sink(dest, durable=durable, options=storage_options, replaces=new) as sink:
         sink.write(page)
-    return PageReport(given, to, *counts, len(page), found, time.perf_counter() - started, peak_rss())
+    return PageReport(given, to, *counts, len(page), content_digest, time.perf_counter() - started, peak_rss())
 
 
 def _is_path(source: Any) -> bool:
@@ -129,12 +127,12 @@ def _is_path(source: Any) -> bool:
 
 
 def describe_archive(record: Record, *, content_digest: str | None = None) -> dict[str, Any]:
-    """Return the description of an archive that `web/view/view.js` draws, and documents; all of it fits JSON.
+    """Return the description of an archive that `web/view/view.js` draws and documents, as values for JSON.
 
     Takes time linear in the index; reads no payload.
 
     Raises:
-        FormatError: the index breaks a rule, if the record was loaded without checking all of it.
+        FormatError: the index breaks a rule, and the record was loaded without checking all rules.
 
     Example:
         >>> import numpy as np, zcrecord
@@ -162,6 +160,7 @@ def describe_archive(record: Record, *, content_digest: str | None = None) -> di
 
 
 def _archive(place: ArchiveLayout, archive: Archive, content_digest: str | None) -> dict[str, Any]:
+    """Return the facts of an archive as a whole."""
     return {
         "nbytes": place.archive_nbytes,
         "version": place.version,
@@ -186,10 +185,11 @@ def _keys(ix: Index, rows: Any) -> list[str]:
 
 
 def _tensors(archive: Archive) -> dict[str, Any]:
+    """Return the columns of the table of tensors, and the texts that their numbers refer to."""
     ix = archive.index
-    types: dict[str, int] = {}  # numbered as they come
+    types: dict[str, int] = {}  # each text with its number, since many tensors have the same
     shapes: dict[str, int] = {}
-    steps: dict[str, int] = {}  # as shapes: tensors may share them, and text is far longer
+    steps: dict[str, int] = {}
     dtype, shape, strided = [], [], {}
     for i, row in enumerate(map(TensorEntry._make, ix.tensors.tolist())):
         dtype.append(types.setdefault(_type_name(row.dtype, row.bits), len(types)))
@@ -236,21 +236,21 @@ def _modules(ix: Index) -> dict[str, Any]:
 
 def _values(archive: Archive, rows: Any, *, placed: bool) -> dict[str, Any]:
     ix = archive.index
-    found = list(unflatten.attribute_entries(ix, rows, lambda number: _BlobSize(ix, number)))
-    columns = {"key": [a.key for a in found], "value": [_jsonable(a.value) for a in found]}
-    where = {"module": [a.parent for a in found], "place": [a.place for a in found]}
+    entries = list(unflatten.attribute_entries(ix, rows, lambda number: _BlobSize(ix, number)))
+    columns = {"key": [a.key for a in entries], "value": [_jsonable(a.value) for a in entries]}
+    where = {"module": [a.parent for a in entries], "place": [a.place for a in entries]}
     return {**columns, **where} if placed else columns
 
 
 class _BlobSize:
-    """Stands for an attribute's bytes, of which the report shows the size alone: they are not read."""
+    """The size of an attribute's bytes, which the report shows without reading them."""
 
     def __init__(self, ix: Index, number: int) -> None:
         self.nbytes = 0 if number == NONE else int(ix.payloads["nbytes"][number])
 
 
 def _jsonable(value: Any, most: int = _MOST_TEXT) -> Any:
-    """Return a value in a form that JSON can hold, shortened if it is long: lists may share their items."""
+    """Return a value as JSON can represent it, shortened if it is long."""
     if isinstance(value, _BlobSize):
         return {"nbytes": value.nbytes}
     if isinstance(value, list | tuple):
@@ -264,9 +264,9 @@ def _jsonable(value: Any, most: int = _MOST_TEXT) -> Any:
 
 
 def report_page(description: dict[str, Any]) -> bytes:
-    """Return a description as one HTML document that loads nothing, and runs nothing but its own script.
+    """Return a description as one HTML document that loads no other file, and runs only its own script.
 
-    Its Content-Security-Policy allows its own script and style alone, by their hashes. Names in the description may
+    Its Content-Security-Policy allows only its own script and style, by their hashes. Names in the description may
     contain any text: it is data, not code.
 
     Example:
@@ -289,7 +289,7 @@ def report_page(description: dict[str, Any]) -> bytes:
         "script_hash": _hash(script),
         "style_hash": _hash(style),
     }
-    page = re.sub(r"\{(\w+)\}", lambda found: parts[found[1]], _read("report/report.html"))
+    page = re.sub(r"\{(\w+)\}", lambda match: parts[match[1]], _read("report/report.html"))
     return page.encode()
 
 

@@ -1,22 +1,22 @@
-"""safetensors' Python package, over archives: change the import, and nothing else, to try zcrecord.
+"""safetensors' Python package, over archives: change only the import to try zcrecord.
 
     from zcrecord.compat.safetensors import safe_open
     from zcrecord.compat.safetensors.torch import load_file, load_model, save_file, save_model
     from zcrecord.compat.safetensors.numpy import load, load_file, save, save_file
     from zcrecord.compat.safetensors.flax import load, load_file, save, save_file
 
-Names, arguments and results are those of safetensors 0.8.0. What is written are zcrecord archives, whatever the name
-of the file; archives and genuine safetensors files are read alike, told apart by their content. Beyond it, this package
-has `save_file`, `load_file`, `save` and `load` itself, for tensors of any library.
+Names, arguments and results are those of safetensors 0.8.0. All functions write zcrecord archives, whatever the suffix
+of the file, and read archives and genuine safetensors files, which they distinguish by content. In addition to
+safetensors, this package itself has `save_file`, `load_file`, `save` and `load`, for tensors of any library.
 
-For programs that import safetensors themselves, such as transformers, before they do:
+For a program that imports safetensors itself, such as transformers, run this before its import:
 
     import sys
     import zcrecord.compat.safetensors
 
     sys.modules["safetensors"] = zcrecord.compat.safetensors
 
-What differs on purpose, and why, zcrecord/compat/README.md lists: bytes, ties, strides, orders, wordings.
+zcrecord/compat/README.md lists the intended differences, with reasons: bytes, ties, strides, orders, wordings.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-# By its own name, here and in the modules beside it: as `safetensors` in sys.modules this package has another.
+# Absolute imports, here and in the modules beside it: in sys.modules this package may have the name `safetensors`.
 from zcrecord.compat.safetensors.opening import SafetensorError, safe_open, write, write_bytes
 from zcrecord.compat.safetensors.specs import TensorSpec, deserialize, serialize, serialize_file
 from zcrecord.errors import UnsupportedError
@@ -58,7 +58,7 @@ def save_file(
         (2, 3)
 
     Raises:
-        UnsupportedError: a value is no tensor, or metadata no text. SourceError: the file system reports an error.
+        UnsupportedError: a value is not a tensor, or metadata not text. SourceError: the file system reports an error.
     """
     write(tensors, filename, metadata)
 

@@ -1,6 +1,6 @@
 """`safetensors.flax`, over archives: the same functions, with the same arguments. It needs jax, not flax.
 
-Written are archives; read are archives and safetensors files. What differs, zcrecord/compat/README.md lists.
+Writes archives; reads archives and safetensors files. zcrecord/compat/README.md lists the differences.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def save_file(
         (512, 1024)
 
     Raises:
-        UnsupportedError: a value is no tensor, or metadata no text. SourceError: the file system reports an error.
+        UnsupportedError: a value is not a tensor, or metadata not text. SourceError: the file system reports an error.
     """
     write(tensors, filename, metadata)
 
@@ -54,7 +54,7 @@ def load_file(filename: str | os.PathLike[str], *, backend: str = "mmap") -> dic
 
     Raises:
         SourceError: the file is missing or cannot be read. FormatError: it is neither archive nor safetensors file.
-        DependencyError: jax is not installed. UnsupportedError: jax would make 32 bits of a tensor's 64.
+        DependencyError: jax is not installed. UnsupportedError: jax would convert elements of 64 bits to 32.
     """
     with open_record(filename, backend=backend, writable=False) as record:
         return record.jax()

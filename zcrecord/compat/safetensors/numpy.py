@@ -1,6 +1,6 @@
 """`safetensors.numpy`, over archives: the same functions, with the same arguments.
 
-Written are archives; read are archives and safetensors files. What differs, zcrecord/compat/README.md lists.
+Writes archives; reads archives and safetensors files. zcrecord/compat/README.md lists the differences.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def save_file(
         (512, 1024)
 
     Raises:
-        UnsupportedError: a value is no tensor, or metadata no text. SourceError: the file system reports an error.
+        UnsupportedError: a value is not a tensor, or metadata not text. SourceError: the file system reports an error.
     """
     write(tensor_dict, filename, metadata)
 
@@ -74,7 +74,7 @@ def load(data: Any) -> dict[str, Any]:
         [1.0, 1.0]
 
     Raises:
-        FormatError: it is neither archive nor safetensors file. UnsupportedError: it has no contiguous bytes.
+        FormatError: it is neither archive nor safetensors file. UnsupportedError: its bytes are not contiguous.
     """
     with open_record(data) as record:
         return dict(record.items())

@@ -1,6 +1,6 @@
-"""Archives and safetensors files, told apart by their content: `safe_open`, and helpers of the other modules.
+"""Archives and safetensors files, distinguished by content: `safe_open`, and helpers of the other modules.
 
-Where tensors' memory comes from is `record`'s, how torch and jax get at it `frameworks`'s.
+`record` opens the files; `frameworks` makes tensors of torch and jax over their memory.
 """
 
 from __future__ import annotations
@@ -29,30 +29,17 @@ from zcrecord.storage.memory import read_file
 from zcrecord.tensors.lazy import LazyTensor
 from zcrecord.tensors.packed import PackedTensor, StringTensor
 
-__all__ = [
-    "IndexingError",
-    "SafetensorError",
-    "SavingError",
-    "dtype_name",
-    "no_stand_in",
-    "on_cpu",
-    "open_record",
-    "safe_open",
-    "write",
-    "write_bytes",
-]
-
 SafetensorError = RecordError
 
 _FRAMEWORKS = {"pt": "torch", "torch": "torch", "pytorch": "torch", "np": "numpy", "numpy": "numpy",
                "jax": "jax", "flax": "jax"}  # fmt: skip
 _BACKENDS = ("mmap", "pread")
-_SINGLES = 16  # tensors converted each by itself, before all are, at a tenth of the cost of each
-_SHARE = 8  # views of numpy cost a quarter of one each, made together: worth it from that part of all on
+_SINGLES = 16  # tensors converted one by one, before all are converted together at a tenth of the cost of each
+_SHARE = 8  # for numpy all are made together, at a quarter of the cost of each, after one in so many was asked for
 
 
 class IndexingError(RecordError, IndexError):
-    """An index that a tensor does not have: out of bounds, of too many dimensions, or no index."""
+    """An index that a tensor does not have: out of bounds, of too many dimensions, or of a wrong type."""
 
 
 class SavingError(UnsupportedError, ValueError):
@@ -60,15 +47,15 @@ class SavingError(UnsupportedError, ValueError):
 
 
 class safe_open:  # noqa: N801  # the name people import
-    """An archive or a safetensors file, opened; reads no payload byte. A context manager, and a mapping to look into.
+    """An opened archive or safetensors file: a context manager and a mapping. Opening reads no payload byte.
 
     Args:
-        filename: a path; what the file is its content tells, not its suffix.
+        filename: a path; the content decides which of the two the file is, not its suffix.
         framework: "pt" (torch, pytorch), "np" (numpy) or "jax" (flax).
-        device: where torch's tensors go; "cpu", or None, for the others.
-        backend: "mmap", or "pread" to read the file into memory, all of it, now.
+        device: the device for torch's tensors; "cpu", or None, for the others.
+        backend: "mmap", or "pread" to read the whole file into memory now.
 
-    Tensors of torch and numpy may be written: they lie on a private mapping, whose pages are copied when they are.
+    Tensors of torch and numpy may be written: they lie on a private mapping, whose pages are copied at the first write.
 
     Example:
         >>> import numpy as np, zcrecord
@@ -79,8 +66,8 @@ class safe_open:  # noqa: N801  # the name people import
 
     Raises:
         SourceNotFoundError (a FileNotFoundError), SourceError: the file is missing or cannot be read. FormatError: it
-        is neither of the two, or damaged. UnsupportedError: no such framework, device or backend. Each is a
-        SafetensorError.
+        is neither an archive nor a safetensors file, or is damaged. UnsupportedError: an unknown framework, device or
+        backend. Each is a SafetensorError.
     """
 
     def __init__(
@@ -104,7 +91,7 @@ class safe_open:  # noqa: N801  # the name people import
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if isinstance(error, TensorNotFoundError):
-            str(error)  # close names are looked for when they are asked for, and then it would be too late
+            str(error)  # searches for similar names before the record is closed
         self._made = None
         self._record.close()
 
@@ -113,16 +100,16 @@ class safe_open:  # noqa: N801  # the name people import
         return list(self._record)
 
     def offset_keys(self) -> list[str]:
-        """Return the names of all tensors, ordered by where they lie in the file."""
+        """Return the names of all tensors, in the order of their offsets in the file."""
         return [info.name for info in sorted(self._record.infos(), key=lambda info: info.offset)]
 
     def metadata(self) -> dict[str, str] | None:
-        """Return the file's metadata, None where there is none; values that are no text come as JSON, bytes not."""
-        found = {k: _text(v) for k, v in self._record.metadata.items() if not _has_bytes(v)}
-        return found or None
+        """Return the file's metadata, None if it has none; other values than text become JSON, bytes are left out."""
+        texts = {k: _text(v) for k, v in self._record.metadata.items() if not _has_bytes(v)}
+        return texts or None
 
     def get_tensor(self, name: str) -> Any:
-        """Return one tensor; TensorNotFoundError lists close names. Two calls give the same memory."""
+        """Return one tensor; TensorNotFoundError lists similar names. Two calls return the same memory."""
         if self._made is None and self._singles < self._worth_all():
             self._singles += 1
             tensor = self._single(name)
@@ -153,10 +140,10 @@ class safe_open:  # noqa: N801  # the name people import
 
     def _one_of_all(self, name: str) -> Any:
         if name not in self._record:
-            self._record.info(name)  # says what names there are
+            self._record.info(name)  # raises, with similar names
         try:
             return self._all()[name]
-        except UnsupportedError:  # of some other tensor
+        except UnsupportedError:  # about another tensor
             self._singles = -sys.maxsize
             return self.get_tensor(name)
 
@@ -166,7 +153,7 @@ class safe_open:  # noqa: N801  # the name people import
         return self._made
 
     def _converted(self, record: Record) -> dict[str, Any]:
-        """Return tensors in the framework's hands, still in the archive's memory: a device gets them one by one."""
+        """Return tensors of the framework, still in the archive's memory; they are moved to a device one by one."""
         if self._framework == "numpy":
             return dict(record.items())
         return record.jax() if self._framework == "jax" else record.torch(writable=self._on_cpu)
@@ -189,10 +176,10 @@ class safe_open:  # noqa: N801  # the name people import
 
 
 class Slice:
-    """One tensor, to be indexed as its framework indexes: `[...]` gives a view, copied where numpy or torch copy.
+    """One tensor to be indexed: `[...]` returns a view, or a copy if numpy or torch copies for that index.
 
     Raises:
-        IndexingError (an IndexError): the tensor has no such index, whatever the framework makes of it.
+        IndexingError (an IndexError): the index is invalid, even if the framework accepts it.
     """
 
     __slots__ = ("_dtype", "_name", "_shape", "_take")
@@ -205,14 +192,14 @@ class Slice:
         return list(self._shape)
 
     def get_dtype(self) -> str:
-        """Return the element type as safetensors calls it ("F32"); where it has no name for it, numpy's."""
+        """Return safetensors' name of the element type ("F32"); numpy's if safetensors has none."""
         return self._dtype
 
     def __getitem__(self, index: Any) -> Any:
         tensor = self._take()
         try:
-            if not isinstance(tensor, np.ndarray) and hasattr(tensor, "at"):  # jax puts an index that is out of bounds
-                _ = np.broadcast_to(np.False_, self._shape)[index]  # at the end of its axis, and says nothing
+            if not isinstance(tensor, np.ndarray) and hasattr(tensor, "at"):  # jax silently moves an index that is out
+                _ = np.broadcast_to(np.False_, self._shape)[index]  # of bounds to the end of its axis
             part = tensor[index]
         except (IndexError, TypeError, ValueError) as error:
             if isinstance(error, RecordError):
@@ -223,7 +210,7 @@ class Slice:
 
 
 def dtype_name(view: Any) -> str:
-    """Return the element type of a view as safetensors calls it, numpy's name where it has none."""
+    """Return safetensors' name of a view's element type; numpy's if safetensors has none."""
     kind = STRING if isinstance(view, StringTensor) else getattr(view, "kind", None) or from_numpy(view.dtype)
     return kind.safetensors or kind.name
 
@@ -232,20 +219,20 @@ def _alone(record: Record, name: str) -> Record:
     """Return a record of one tensor, in the same memory."""
     number = record.archive.find(name)
     if number < 0:
-        record.info(name)  # says what names there are
+        record.info(name)  # raises, with similar names
     return Record(subset.single_tensor(record.archive, number))
 
 
 def on_cpu(device: Any) -> bool:
-    """Return True if a device, by any name, is the CPU; None is."""
+    """Return True if a device is the CPU, which None is, too."""
     return device is None or str(device).partition(":")[0] == "cpu"
 
 
 def open_record(source: Any, *, backend: str = "mmap", writable: bool = True) -> Record:
-    """Return a record of an archive or a safetensors file, a path or bytes; with views that may be written, if asked.
+    """Return a record of an archive or a safetensors file, a path or bytes; if `writable`, its views may be written.
 
     Raises:
-        FormatError: it is neither. UnsupportedError: no such backend. SourceError: it cannot be read.
+        FormatError: the source is neither. UnsupportedError: an unknown backend. SourceError: it cannot be read.
     """
     if backend not in _BACKENDS:
         raise UnsupportedError(f"backend {backend!r} is not known; 'mmap' or 'pread'")
@@ -277,10 +264,10 @@ def _is_safetensors(source: Any) -> bool:
 
 
 def write(tensors: Any, dest: Any, metadata: Any) -> None:
-    """Write a flat mapping of tensors as an archive; names stay as they are, dots and all.
+    """Write a flat mapping of tensors as an archive; names with dots stay as they are.
 
     Raises:
-        SavingError: `tensors` is no mapping of names to tensors, or `metadata` none of texts.
+        SavingError: `tensors` is not a mapping of names to tensors, or `metadata` not a mapping of names to texts.
     """
     try:
         _write(tensors, dest, metadata)
@@ -325,13 +312,13 @@ def _has_bytes(value: Any) -> bool:
     return any(isinstance(v, memoryview) for v in (value if isinstance(value, list | tuple) else [value]))
 
 
-def no_stand_in(module: str, how: str) -> Callable[[str], Any]:
-    """Return a `__getattr__` that raises an ImportError with advice, for a module that has no stand-in."""
+def no_stand_in(module: str, instead: str) -> Callable[[str], Any]:
+    """Return a `__getattr__` that raises an ImportError with advice, for a module without a replacement."""
 
     def missing(name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         what = f"safetensors.{module}.{name} has no stand-in here; load with zcrecord.compat.safetensors.numpy, and"
-        raise DependencyError(f"{what} {how}, or pip install safetensors and import it")
+        raise DependencyError(f"{what} {instead}, or pip install safetensors and import it")
 
     return missing

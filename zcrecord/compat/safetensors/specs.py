@@ -1,6 +1,6 @@
 """`safetensors.serialize` and `deserialize`, over archives: tensors by their addresses, and as bytes.
 
-Whoever gives an address answers for what lies there, as with safetensors: nothing here can check it.
+The caller must give valid addresses, as with safetensors: they cannot be checked.
 """
 
 from __future__ import annotations
@@ -24,18 +24,16 @@ from zcrecord.tensors.interop import FLOAT4_PAIRS
 from zcrecord.tensors.packed import PackedTensor, StringTensor
 from zcrecord.tensors.strides import as_bytes
 
-__all__ = ["TensorSpec", "deserialize", "serialize", "serialize_file"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """A tensor in C order somewhere in memory, which has to stay there until it was written.
+    """A tensor in C order in memory, which must stay valid until the tensor is written.
 
     Attributes:
-        dtype: its element type: given as "float32", kept as safetensors' "F32".
-        shape: its dimensions; of `float4_e2m1fn_x2`, given in pairs, the last one is kept in elements.
-        data_ptr: its address.
-        data_len: its bytes.
+        dtype: the element type: given as "float32", stored as safetensors' "F32".
+        shape: the dimensions; for `float4_e2m1fn_x2` the last one is given in pairs, and stored in elements.
+        data_ptr: the address.
+        data_len: the number of bytes.
 
     Example:
         >>> array = np.ones((2, 3), np.float32)
@@ -43,7 +41,7 @@ class TensorSpec:
         TensorSpec(dtype='F32', shape=[2, 3], data_ptr=0, data_len=24)
 
     Raises:
-        UnsupportedError: no such element type, or numbers that no tensor has.
+        UnsupportedError: an unknown element type, or numbers that no tensor can have.
     """
 
     dtype: str
@@ -52,6 +50,7 @@ class TensorSpec:
     data_len: int
 
     def __post_init__(self) -> None:
+        """Check all fields, and convert dtype and shape to safetensors' form."""
         kind = by_name.get("float4_e2m1fn" if self.dtype == FLOAT4_PAIRS else str(self.dtype))
         if kind is None or kind is STRING:
             known = ", ".join(name for name in by_name if name != STRING.name)
@@ -76,11 +75,11 @@ def serialize(tensor_dict: Mapping[str, TensorSpec], metadata: Mapping[str, str]
     Example:
         >>> a = np.ones((2, 3), np.float32)
         >>> spec = TensorSpec(dtype="float32", shape=a.shape, data_ptr=a.ctypes.data, data_len=a.nbytes)
-        >>> [(name, told["dtype"], told["shape"]) for name, told in deserialize(serialize({"a": spec}))]
+        >>> [(name, fields["dtype"], fields["shape"]) for name, fields in deserialize(serialize({"a": spec}))]
         [('a', 'F32', [2, 3])]
 
     Raises:
-        UnsupportedError: a value is no TensorSpec, or its length is not that of its shape.
+        UnsupportedError: a value is not a TensorSpec, or its length does not fit its shape.
     """
     return write_bytes(_arrays(tensor_dict), metadata)
 
@@ -106,7 +105,7 @@ def serialize_file(
 def deserialize(bytes: Any) -> list[tuple[str, dict[str, Any]]]:  # the name people pass it by
     """Return (name, {"dtype", "shape", "data"}) of every tensor of an archive or a safetensors file in memory.
 
-    `data` is a new bytearray in C order. Takes any bytes-like.
+    `data` is a new bytearray in C order. The source is any bytes-like object.
 
     Example:
         >>> a = np.arange(3, dtype=np.uint8)
@@ -115,8 +114,8 @@ def deserialize(bytes: Any) -> list[tuple[str, dict[str, Any]]]:  # the name peo
         [('a', {'dtype': 'U8', 'shape': [3], 'data': bytearray(b'\\x00\\x01\\x02')})]
 
     Raises:
-        FormatError: it is neither. UnsupportedError: a tensor of strings. LimitError: tensors that share their bytes
-        would take, each by itself, out of all proportion to them.
+        FormatError: the source is neither. UnsupportedError: a tensor of strings. LimitError: copies of tensors that
+        share bytes would take far more memory than the source.
     """
     out = []
     with open_record(bytes, writable=False) as record:
@@ -153,5 +152,5 @@ def _array(name: Any, spec: Any) -> Any:
         octets = np.ctypeslib.as_array((ctypes.c_ubyte * need).from_address(spec.data_ptr))
     if kind.packed:
         return PackedTensor(octets, kind, tuple(spec.shape))
-    assert kind.numpy is not None  # strings are no TensorSpec
+    assert kind.numpy is not None  # a TensorSpec never has strings
     return octets.view(kind.numpy).reshape(spec.shape)

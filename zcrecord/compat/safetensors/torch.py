@@ -1,6 +1,6 @@
 """`safetensors.torch`, over archives: the same functions, with the same arguments.
 
-Written are archives; read are archives and safetensors files. What differs, zcrecord/compat/README.md lists.
+Writes archives; reads archives and safetensors files. zcrecord/compat/README.md lists the differences.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def save_file(
         6.0
 
     Raises:
-        UnsupportedError: a value is no tensor, or sparse, or metadata no text. SourceError: the file system reports an
-        error.
+        UnsupportedError: a value is not a tensor, or sparse, or metadata not text. SourceError: the file system reports
+        an error.
     """
     write(tensors, filename, metadata)
 
@@ -99,9 +99,9 @@ def save_model(
     metadata: Mapping[str, str] | None = None,
     force_contiguous: bool = True,
 ) -> None:
-    """Write a module's parameters and buffers as an archive; tied ones have all their names and are stored once.
+    """Write a module's parameters and buffers as an archive; a tied tensor keeps all its names and is stored once.
 
-    `force_contiguous` writes every tensor in C order; without it a dense tensor keeps its strides, as of channels_last.
+    `force_contiguous` writes every tensor in C order; without it a dense tensor keeps its strides (channels_last).
 
     Example:
         >>> import torch
@@ -119,10 +119,10 @@ def save_model(
 def load_model(
     model: Any, filename: str | os.PathLike[str], strict: bool = True, device: Any = "cpu", *, backend: str = "mmap"
 ) -> tuple[list[str], list[str]]:
-    """Copy a file's tensors into a module; return the names that are missing in the file, and those it has besides.
+    """Copy a file's tensors into a module; return the names that the file lacks, and those that the module lacks.
 
-    A name is not missing where the module ties it to one that was loaded. It is unexpected where the module ties it to
-    another, but the file holds two separate tensors: only one of them can be loaded.
+    A name is not missing if the module ties it to a loaded one. A name is unexpected if the module ties it to another
+    but the file has two separate tensors, of which only one can be loaded.
 
     Example:
         >>> import torch
@@ -131,25 +131,25 @@ def load_model(
         (['bias'], ['scale'])
 
     Raises:
-        RuntimeError: as torch's own `load_state_dict`: a shape differs, or `strict` and a name is missing or
+        RuntimeError: as torch's own `load_state_dict`: a shape differs, or with `strict` a name is missing or
         unexpected. SourceError: the file cannot be read. FormatError: it is neither archive nor safetensors file.
     """
     loaded = load_file(filename, device=device, backend=backend)
     own = model.state_dict()
     missing, unexpected = model.load_state_dict(loaded, strict=False)
-    found = [name for name in own if name in loaded]
-    missing = _uncovered(missing, own, found)
-    unexpected = [*unexpected, *_torn(own, loaded, found)]
+    matching = [name for name in own if name in loaded]
+    missing = _uncovered(missing, own, matching)
+    unexpected = [*unexpected, *_torn(own, loaded, matching)]
     if strict and (missing or unexpected):
-        said = [f"Error(s) in loading state_dict for {type(model).__name__} from {os.fspath(filename)}:"]
-        said += [f"Missing key(s) in state_dict: {_quoted(missing)}"] if missing else []
-        said += [f"Unexpected key(s) in state_dict: {_quoted(unexpected)}"] if unexpected else []
-        raise RuntimeError("\n\t".join(said))
+        lines = [f"Error(s) in loading state_dict for {type(model).__name__} from {os.fspath(filename)}:"]
+        lines += [f"Missing key(s) in state_dict: {_quoted(missing)}"] if missing else []
+        lines += [f"Unexpected key(s) in state_dict: {_quoted(unexpected)}"] if unexpected else []
+        raise RuntimeError("\n\t".join(lines))
     return missing, unexpected
 
 
 def _contiguous(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return tensors in C order, ties kept; other values are returned as they are, to be refused later."""
+    """Return tensors in C order, with their ties; other values stay as they are, and are refused later."""
     out, made = {}, {}
     for name, value in state.items():
         strided = str(getattr(value, "layout", "")) == "torch.strided"
@@ -163,15 +163,15 @@ def _contiguous(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _view(tensor: Any) -> tuple[Any, ...]:
-    """Return a key that two tensors share only if they are the same view of memory; empty tensors share none."""
+    """Return a key that is equal for two tensors if they are the same view of memory; unique for empty tensors."""
     where = tensor.data_ptr() or id(tensor)
     return tensor.device, where, tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
-def _uncovered(missing: Iterable[str], own: Mapping[str, Any], found: Iterable[str]) -> list[str]:
-    """Return the names of tensors whose memory lies in no loaded tensor."""
+def _uncovered(missing: Iterable[str], own: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    """Return the missing names whose memory does not lie in a loaded tensor."""
     loaded: dict[Any, list[tuple[int, int]]] = {}
-    for name in found:
+    for name in names:
         loaded.setdefault(_storage(own[name]), []).append(_extent(own[name]))
     out = []
     for name in missing:
@@ -182,15 +182,15 @@ def _uncovered(missing: Iterable[str], own: Mapping[str, Any], found: Iterable[s
     return out
 
 
-def _torn(own: Mapping[str, Any], loaded: Mapping[str, Any], found: Iterable[str]) -> list[str]:
-    """Return the names that the module ties to an earlier one, and the file does not."""
+def _torn(own: Mapping[str, Any], loaded: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    """Return the names that the module ties to an earlier one, but the file does not."""
     first: dict[Any, str] = {}
-    ties = [(name, first.setdefault(_view(own[name]), name)) for name in found]
+    ties = [(name, first.setdefault(_view(own[name]), name)) for name in names]
     return [name for name, other in ties if name != other and _view(loaded[name]) != _view(loaded[other])]
 
 
 def _quoted(names: Iterable[str]) -> str:
-    return ", ".join(f'"{name}"' for name in sorted(names))  # as torch and safetensors say it: programs look for it
+    return ", ".join(f'"{name}"' for name in sorted(names))  # torch's and safetensors' form: programs search for it
 
 
 def _storage(tensor: Any) -> tuple[Any, int]:
@@ -198,18 +198,18 @@ def _storage(tensor: Any) -> tuple[Any, int]:
 
 
 def _extent(tensor: Any) -> tuple[int, int]:
-    """Return the first address a tensor reaches and one past its last."""
+    """Return the first address of a tensor's elements, and the address past its last."""
     start: int = tensor.data_ptr()
     if not tensor.numel():
         return start, start
     return start, start + (reach(tensor.shape, tensor.stride())[1] + 1) * tensor.itemsize
 
 
-# What transformers, vLLM, torch and others import from safetensors.torch, though much of it is nobody's public name.
+# Names that transformers, vLLM, torch and others import from safetensors.torch, though many are private there.
 
 
 def storage_ptr(tensor: Any) -> int:
-    """Return the address of the memory that a tensor is a view of; 0 where it has none.
+    """Return the address of the memory that a tensor is a view of; 0 if it has no memory.
 
     Example:
         >>> import torch
@@ -219,12 +219,12 @@ def storage_ptr(tensor: Any) -> int:
     """
     try:
         return int(tensor.untyped_storage().data_ptr())
-    except (NotImplementedError, RuntimeError):  # of devices without addresses
+    except (NotImplementedError, RuntimeError):  # devices without addresses
         return 0
 
 
 def storage_size(tensor: Any) -> int:
-    """Return how many bytes the memory has that a tensor is a view of.
+    """Return the size in bytes of the memory that a tensor is a view of.
 
     Example:
         >>> import torch
@@ -235,7 +235,7 @@ def storage_size(tensor: Any) -> int:
 
 
 def _end_ptr(tensor: Any) -> int:
-    """Return the address behind a tensor's last element."""
+    """Return the address past a tensor's last element."""
     return _extent(tensor)[1]
 
 
@@ -246,7 +246,7 @@ def _is_complete(tensor: Any) -> bool:
 
 
 def _find_shared_tensors(state_dict: Mapping[str, Any]) -> list[set[str]]:
-    """Return names in groups: in one are those that overlap, directly or by way of others; without memory, in none."""
+    """Return groups of names whose tensors overlap, directly or by others; tensors without memory are in no group."""
     stored: dict[Any, list[str]] = {}
     for name, tensor in state_dict.items():
         if tensor.device.type != "meta" and storage_ptr(tensor) and storage_size(tensor):
@@ -268,7 +268,7 @@ def _remove_duplicate_names(
     preferred_names: Iterable[str] | None = None,
     discard_names: Iterable[str] | None = None,
 ) -> dict[str, list[str]]:
-    """Return a dict for groups of overlapping tensors: from the name to keep to the names to leave out.
+    """Return, for groups of overlapping tensors, the name to keep and the names to leave out.
 
     The tensor to keep covers its whole storage. If several do, names in `preferred_names` come first, names in
     `discard_names` last, and then the first by alphabet.
@@ -283,17 +283,17 @@ def _remove_duplicate_names(
         if not complete:
             what = "none of them is all of the memory that it is a view of; save clones of them"
             raise RuntimeError(f"{', '.join(sorted(group))}: {what}")
-        kept = min(complete & preferred or complete - discarded or complete)
-        if rest := sorted(group - {kept}):
-            out[kept] = rest
+        name_kept = min(complete & preferred or complete - discarded or complete)
+        if rest := sorted(group - {name_kept}):
+            out[name_kept] = rest
     return out
 
 
 def _types() -> dict[str, Any]:
-    """Return torch's dtypes by safetensors' names, as far as torch has them one element to an entry."""
+    """Return torch's dtypes by safetensors' names, without the dtypes of pairs."""
     torch = import_torch()
-    found = {name: getattr(torch, kind.torch, None) for name, kind in by_safetensors.items() if kind.torch}
-    return {name: dtype for name, dtype in found.items() if dtype is not None}
+    dtypes = {name: getattr(torch, kind.torch, None) for name, kind in by_safetensors.items() if kind.torch}
+    return {name: dtype for name, dtype in dtypes.items() if dtype is not None}
 
 
 def _getdtype(dtype_str: str) -> Any:
@@ -302,7 +302,7 @@ def _getdtype(dtype_str: str) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "_TYPES":  # not when this is imported, which works without torch
+    if name == "_TYPES":  # here, because the import of this module works without torch
         return _types()
     if name == "_SIZE":
         return {dtype: dtype.itemsize for dtype in _types().values()}
