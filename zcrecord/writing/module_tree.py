@@ -162,9 +162,13 @@ class ModuleTreeBuilder:
         first = len(above)  # of the modules that are missing, counted from 1
         while (here := self._paths.get(above[: first - 1])) is None:
             first -= 1
+        module = name[: self._sizes[here] + len(above[first - 1])]
+        taken = module in self._modules or module in self._names or module in self._attributes
+        if first == len(above) and not taken and len(module) < self._room:  # as nearly always
+            return self._add(here, above, module) if make else None
         sizes = itertools.accumulate((len(key) + 1 for key in above[first - 1 :]), initial=self._sizes[here])
         ends = list(sizes)[1:]
-        if self._child(here, module := name[: ends[0] - 1]):
+        if self._child(here, module):
             raise NameCollisionError("a tensor or an attribute has the name of this module", tensor=module)
         if sum(ends) > self._room + _TIMES * (len(name) + 1):
             what = f"names of modules would take more than {_ROOM >> 20} MiB and {_TIMES} times those of tensors"
