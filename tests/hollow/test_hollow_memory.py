@@ -7,7 +7,10 @@ their tensors are made or read, not mapped, so that all of it is their own. Each
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,8 +20,10 @@ from attacks import tricks
 
 import zcrecord
 from tools.bench.sparse import COUNT, write_holes
-from zcrecord import LimitError
+from tools.measure import begin_peak, peak_rss
+from zcrecord import LimitError, SourceError
 from zcrecord.hollow import hollow_of
+from zcrecord.hollow.hollow_record import _fan_out
 
 MIB = 1 << 20
 LARGE = 2048 * MIB
@@ -147,3 +152,18 @@ def test_views_of_the_same_bytes_are_not_handed_to_a_sink_without_end() -> None:
     with pytest.raises(LimitError, match=r"tensors that share their bytes would take 1\.26e\+09 bytes"):
         hollow_of(saved, sink=lambda *_: bytearray())
     assert hollow_of(saved).state == "declared"  # in memory they are views of a MiB
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="platform: only Linux tells the peak from now on")
+def test_memory_of_a_strided_payload_is_taken_as_its_chunks_come() -> None:
+    def breaks_off() -> Iterator[memoryview]:
+        yield memoryview(bytes(MIB))
+        raise SourceError("broke off")
+
+    strided: Any = SimpleNamespace(constant=SimpleNamespace(info=SimpleNamespace(strides=(1, 2))))
+    claimed = 192 * MIB
+    before = begin_peak()
+    with pytest.raises(SourceError, match="broke off"):
+        _fan_out([strided], breaks_off(), claimed)
+    assert (peak_rss() or 0) - before < claimed // 3
+    assert bytearray(claimed) and (peak_rss() or 0) - before > claimed // 2, "the measurement notices"

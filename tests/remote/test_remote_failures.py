@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import struct
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from aiohttp import DigestAuthMiddleware
 from records import saved
 
 import zcrecord
+from tools.measure import begin_peak, peak_rss
 from tools.range_server import Server, serving
 from zcrecord import (
     DependencyError,
@@ -335,6 +337,43 @@ def test_a_size_that_cannot_be_is_refused_and_takes_no_memory(server: Server, si
     server.misbehave = lambda handler, _: answered(handler, head, Content_Range=f"bytes 0-65535/{size}")
     with pytest.raises(RecordError, match=rf"{size} bytes|the source {size}"):
         load(server)
+
+
+def packed_claim(what: str, claimed: int) -> tuple[int, dict[int, bytes]]:
+    """Return size and ends of a packed file whose first frame, or whose seek table, claims many bytes."""
+    rows = struct.pack("<II", claimed, claimed) if what == "frame" else bytes(claimed // 8 * 8)
+    count, start = len(rows) // 8, claimed if what == "frame" else 100
+    footer = struct.pack("<IB", count, 0) + (0x8F92EAB1).to_bytes(4, "little")
+    head = (0x184D2A5E).to_bytes(4, "little") + struct.pack("<I", len(rows) + 9)
+    end = start + 8 + len(rows)
+    return end + 9, {0: bytes.fromhex("28b52ffd"), start: head + rows[:8], end: footer}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="platform: only Linux tells the peak from now on")
+@pytest.mark.parametrize("what", ["frame", "table"])
+def test_memory_for_packed_bytes_is_taken_as_they_come(server: Server, what: str) -> None:
+    claimed = 192 << 20
+    size, ends = packed_claim(what, claimed)
+
+    def claims(handler: Any, number: int) -> bool:
+        lo, hi = map(int, handler.headers["Range"].removeprefix("bytes=").split("-"))
+        hi = min(hi + 1, size)
+        if hi - lo > 1 << 17:
+            handler.say(403)
+            return True
+        body = bytearray(hi - lo)
+        for at, octets in ends.items():
+            start, stop = max(lo, at), min(hi, at + len(octets))
+            if start < stop:
+                body[start - lo : stop - lo] = octets[start - at : stop - at]
+        return answered(handler, bytes(body), Content_Range=f"bytes {lo}-{hi - 1}/{size}", ETag='"1"')
+
+    server.misbehave = claims
+    before = begin_peak()
+    with pytest.raises(SourceError, match="the server refused it"):
+        load(server, cache=False)
+    assert (peak_rss() or 0) - before < claimed // 3
+    assert bytearray(claimed) and (peak_rss() or 0) - before > claimed // 2, "the measurement notices"
 
 
 def test_a_failure_in_one_thread_leaves_no_other_waiting(server: Server) -> None:

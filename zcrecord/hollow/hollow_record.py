@@ -497,7 +497,7 @@ def _fan_out(writers: list[ConstantWriter], chunks: Iterable[memoryview], nbytes
     """Write a payload to each constant that lies in it; strided ones need the whole payload first."""
     strided = [w for w in writers if w.constant.info.strides is not None]
     plain = [w for w in writers if w.constant.info.strides is None]
-    whole, done = bytearray(nbytes if strided else 0), 0
+    whole, done = np.empty(nbytes if strided else 0, np.uint8).data, 0  # pages are taken as chunks come
     for chunk in chunks:
         for writer in plain:
             writer.write(chunk)

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from zcrecord.errors import FormatError, IntegrityError
+from zcrecord.storage.memory import aligned
 from zcrecord.transport import frames
 
 from .file import RemoteFile, Request
@@ -44,7 +45,7 @@ def _read(packed: RemoteFile, have: list[Request], offset: int, nbytes: int) -> 
     for at, octets in have:
         if at <= offset and offset + nbytes <= at + len(octets):
             return octets[offset - at : offset - at + nbytes]
-    out = memoryview(bytearray(nbytes))
+    _, out = aligned(nbytes, sparse=True)  # a server may claim 4 GiB: pages are taken as its bytes come
     packed.fill([(offset + lo, out[lo:hi]) for lo, hi in cut([(0, nbytes)], _REQUEST)])
     return out
 
