@@ -31,7 +31,6 @@ from zcrecord.errors import (
 )
 from zcrecord.onnx import convert
 from zcrecord.onnx.protobuf.reader import WINDOW
-from zcrecord.storage import compressed
 
 RNG = np.random.default_rng(0)
 
@@ -305,12 +304,6 @@ def test_patterns_choose_what_is_converted(how: str, select: Any, exclude: Any, 
     assert "onnx.graph" not in record.attributes, "a graph without all of its weights is none"
 
 
-def test_the_report_says_how_many_were_left_out() -> None:
-    report = convert(io.BytesIO(layered()), io.BytesIO(), select="encoder", exclude="*.0.*")
-    assert (report.tensors, report.left_out) == (2, 3)
-    assert report.payload_bytes == 2 * 20
-
-
 def test_what_is_left_out_takes_no_place_whatever_it_is_and_however_it_comes(tmp_path: Path) -> None:
     large = RNG.standard_normal(WINDOW)
     typed = helper.make_tensor(
@@ -462,10 +455,6 @@ def test_streams_cannot_be_verified(source: Any, dest: Any, tmp_path: Path, monk
     Path("m.onnx").write_bytes(MODEL)
     with pytest.raises(UnsupportedError, match="both must be files by path"):
         convert(source, dest, verify=True)
-
-
-def test_suffixes_of_compressed_files_are_known() -> None:
-    assert compressed.SUFFIXES == (".zst", ".gz")
 
 
 # Metadata.
