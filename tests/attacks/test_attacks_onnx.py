@@ -195,7 +195,7 @@ def test_what_a_model_tells_and_what_it_refers_to_come_from_one_file(
 ) -> None:
     model, right = checked_archive(tmp_path)
     right.rename(model.with_name("model.zcr"))
-    told = archive_link._told
+    told = archive_link._link_properties
 
     def late(*given: Any) -> Any:
         found = told(*given)
@@ -203,7 +203,7 @@ def test_what_a_model_tells_and_what_it_refers_to_come_from_one_file(
         model.write_bytes(at("w.bin"))
         return found
 
-    monkeypatch.setattr(archive_link, "_told", late)
+    monkeypatch.setattr(archive_link, "_link_properties", late)
     assert verify_external(model).tensors == 5
 
 

@@ -230,7 +230,7 @@ def test_the_first_untuned_session_of_a_process_says_so_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     convert(DIGITS, tmp_path / "model.zcr")
-    monkeypatch.setattr(runtime, "_told", False)
+    monkeypatch.setattr(runtime, "_warned", False)
     with caplog.at_level(logging.INFO, "zcrecord"):
         for _ in range(2):
             assert tuning(session(tmp_path / "model.zcr")).reason == "it is not tuned"

@@ -37,8 +37,8 @@ _LATER = {
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = found = getattr(importlib.import_module(f".{_LATER[name]}", __name__), name)
-    return found
+    globals()[name] = value = getattr(importlib.import_module(f".{_LATER[name]}", __name__), name)
+    return value
 
 
 def __dir__() -> list[str]:

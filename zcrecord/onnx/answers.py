@@ -27,20 +27,20 @@ def same_answers(model: Any, tuned: Any, path: str, *, exact: bool) -> bool:
     Raises:
         UnsupportedError: the tuned graph answers otherwise, or not at all.
     """
-    told = ""
+    reason = ""
     for size in _SIZES:
         try:
             feed = _feed(model, size)
             expected = model.run(None, feed)
         except Exception as error:  # those of ONNX Runtime have no common class
-            told = printable(str(error))
+            reason = printable(str(error))
             continue
         try:
-            found = tuned.run(None, feed)
+            answers = tuned.run(None, feed)
         except Exception as error:
             what = f"cannot be tuned: the tuned graph does not run: {printable(str(error))}"
             raise UnsupportedError(what, path=path) from error
-        alike = [_alike(a, b, exact) for a, b in zip(expected, found, strict=True)]
+        alike = [_alike(a, b, exact) for a, b in zip(expected, answers, strict=True)]
         if not all(alike):
             again = model.run(None, feed)
             for output, same, a, b in zip(model.get_outputs(), alike, expected, again, strict=True):
@@ -49,7 +49,7 @@ def same_answers(model: Any, tuned: Any, path: str, *, exact: bool) -> bool:
                     raise UnsupportedError(f"cannot be tuned: {what} than the model", path=path)
         return True
     message = "%s: the tuned graph's answers are not compared: the model runs on no inputs made up for it: %s"
-    logging.getLogger("zcrecord").warning(message, path, told)
+    logging.getLogger("zcrecord").warning(message, path, reason)
     return False
 
 

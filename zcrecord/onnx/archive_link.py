@@ -66,14 +66,14 @@ class ArchiveLink:
 
     def properties(self, digest: str) -> dict[str, str]:
         """Return the metadata_props by which the model identifies the archive."""
-        told = {
+        pairs = {
             ARCHIVE: self.location,
             CONTENT_DIGEST: digest,
             PAYLOAD_OFFSET: str(_payload_offset(self.model.record)),
             INDEX_CRC: _index_crc(self.model.record),
         }
         more = {EMBEDDED: self.model.record.archive.embedded, MODULE: self.model.module}
-        return told | {key: value for key, value in more.items() if value}
+        return pairs | {key: value for key, value in more.items() if value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,8 @@ def is_link(pairs: Sequence[tuple[str, str]]) -> bool:
         >>> is_link([("zcrecord.archive", "m.zcr")])
         False
     """
-    told = dict(pairs)
-    whole = len(told) == len(pairs) and told.keys() >= set(PROPERTIES[:4])
+    values = dict(pairs)
+    whole = len(values) == len(pairs) and values.keys() >= set(PROPERTIES[:4])
     return whole and all(_WRITTEN[key].fullmatch(value) for key, value in pairs)
 
 
@@ -158,9 +158,9 @@ def digest_of(payloads: Payloads, record: Record, progress: Callable[[int, int],
                 progress(done, total)
         return digest.digest()
 
-    found = content_digest(record.archive, sha256)
+    digest_text = content_digest(record.archive, sha256)
     payloads.let_go()
-    return found
+    return digest_text
 
 
 def verify_external(
@@ -193,18 +193,18 @@ def verify_external(
     model = path_of(path)
     try:
         with open_source(model)[0] as file:  # once, so that all is told by one file
-            told = _told(file)
+            props = _link_properties(file)
             tensors = _tensors_by_location(file, model)
             file.seek(0)
             interface = interface_of(file)
-        record, location = _archive(model, told, allow_links)
+        record, location = _archive(model, props, allow_links)
         expected = tensors.get(location, {})
     except RecordError as error:
         raise error.located(path=model) from error.__cause__
     with record:
-        _compare(record, model, told, full, progress)
-        part = opened_model(record, told.get(MODULE)).part
-        if TUNED_FOR in told:
+        _compare(record, model, props, full, progress)
+        part = opened_model(record, props.get(MODULE)).part
+        if TUNED_FOR in props:
             _check_tuned(record, model, expected)
             if (what := difference(interface_of(skeleton_of(part)), interface)) is not None:
                 raise IntegrityError(
@@ -216,7 +216,7 @@ def verify_external(
                 _check_reference(record, model, name, place, known.get(name))
     return ExternalReport(
         archive=record.path or "",
-        content_digest=told[CONTENT_DIGEST],
+        content_digest=props[CONTENT_DIGEST],
         tensors=len(expected),
         nbytes=sum(place.nbytes for place in expected.values()),
         full=full,
@@ -233,25 +233,25 @@ def _tensors_by_location(file: io.FileIO, model: str) -> dict[str, dict[str, Loc
     return out
 
 
-def _told(file: io.FileIO) -> dict[str, str]:
+def _link_properties(file: io.FileIO) -> dict[str, str]:
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         raise UnsupportedError("not a regular file; write the model to one, beside its archive")
     check_head(file.read(HEAD))
     file.seek(0)
-    told = read_properties(file)
+    props = read_properties(file)
     for key in PROPERTIES[:4]:
-        if key not in told:
+        if key not in props:
             what = f"no '{key}' in its metadata_props: it was not written by to_onnx(external=True)"
             raise UnsupportedError(f"{what}, and nothing tells which archive it is for")
-    return told
+    return props
 
 
-def _archive(model: str, told: dict[str, str], allow_links: bool) -> tuple[Record, str]:
+def _archive(model: str, props: dict[str, str], allow_links: bool) -> tuple[Record, str]:
     """Return the archive at a path where external data may lie, and its location; opens the file that was checked."""
-    embedded: Any = told.get(EMBEDDED)
+    embedded: Any = props.get(EMBEDDED)
     if embedded not in (None, "prefix", "suffix"):
         raise OnnxError(f"its '{EMBEDDED}' is '{printable(str(embedded))}', not prefix or suffix; {_AGAIN}")
-    location = external_data.parse({"location": told[ARCHIVE]}, 0).location
+    location = external_data.parse({"location": props[ARCHIVE]}, 0).location
     with external_data.ModelFolder(os.path.dirname(os.path.abspath(model)), allow_links=allow_links) as folder:
         path = folder.locate(location)
         with open(path, "rb", opener=lambda *_: folder.open(location)) as file:
@@ -261,27 +261,27 @@ def _archive(model: str, told: dict[str, str], allow_links: bool) -> tuple[Recor
     return Record(archive), location
 
 
-def _compare(record: Record, model: str, told: dict[str, str], full: bool, progress: Progress | None) -> None:
+def _compare(record: Record, model: str, props: dict[str, str], full: bool, progress: Progress | None) -> None:
 
-    def differ(what: str, expected: str, found: str) -> None:
-        if found != expected:
-            wanted = f"{what} {printable(expected)} was expected by '{printable(model)}', it has {found}"
+    def differ(what: str, expected: str, actual: str) -> None:
+        if actual != expected:
+            wanted = f"{what} {printable(expected)} was expected by '{printable(model)}', it has {actual}"
             raise IntegrityError(f"{wanted}; put that archive back, or {_AGAIN}", path=record.archive.path)
 
-    differ("payload offset", told[PAYLOAD_OFFSET], str(_payload_offset(record)))
-    if TUNED_FOR in told:  # packed weights are no tensors, whose offsets could be compared
-        differ("index checksum", told[INDEX_CRC], _index_crc(record))
-    if full or told[INDEX_CRC] != _index_crc(record):
-        differ("content digest", told[CONTENT_DIGEST], digest_of(Payloads(record.archive), record, progress))
+    differ("payload offset", props[PAYLOAD_OFFSET], str(_payload_offset(record)))
+    if TUNED_FOR in props:  # packed weights are no tensors, whose offsets could be compared
+        differ("index checksum", props[INDEX_CRC], _index_crc(record))
+    if full or props[INDEX_CRC] != _index_crc(record):
+        differ("content digest", props[CONTENT_DIGEST], digest_of(Payloads(record.archive), record, progress))
 
 
-def _check_reference(record: Record, model: str, name: str, expected: LocatedTensor, found: TensorInfo | None) -> None:
-    if found is None:
+def _check_reference(record: Record, model: str, name: str, expected: LocatedTensor, stored: TensorInfo | None) -> None:
+    if stored is None:
         theirs = "nothing of this name"
-    elif found.strides is not None:
+    elif stored.strides is not None:
         theirs = "it by strides, not in C order"
     else:
-        theirs = _described(found)
+        theirs = _described(stored)
     if theirs != _described(expected):
         what = f"'{printable(model)}' expects {_described(expected)}, the archive has {theirs}; {_AGAIN}"
         raise IntegrityError(what, path=record.archive.path, tensor=name)

@@ -106,12 +106,12 @@ def convert(
     test = None if select is None and exclude is None else NameFilter(select, exclude)
     models = _models(source, source_path, test)
     work = _ModelConversion(models, source_path, alignment, allow_links, test, 1 + verify, metadata, progress)
-    how = {"force": force, "durable": durable, "dry_run": dry_run}
-    with _destination(models, source_path, dest, storage_options, **how) as (sink, told):
+    settings = {"force": force, "durable": durable, "dry_run": dry_run}
+    with _destination(models, source_path, dest, storage_options, **settings) as (sink, dest_path):
         done = work.write(sink)
         if verify:
-            work.check(done, told)
-    return done.report(started, source=source_path, dest=told, verified=verify, dry_run=dry_run)
+            work.check(done, dest_path)
+    return done.report(started, source=source_path, dest=dest_path, verified=verify, dry_run=dry_run)
 
 
 def _check_verifiable(source: str | None, dest: Any, verify: bool, dry_run: bool) -> None:
@@ -136,17 +136,17 @@ def _models(source: Any, path: str | None, test: NameFilter | None) -> list[_Mod
     with refusals(path):
         names = sorted(name for name in os.listdir(path) if name.lower().endswith(_SUFFIX))
         names = [name for name in names if name[0] != "." and not os.path.isdir(os.path.join(path, name))]
-    found: dict[str, str] = {}
+    files: dict[str, str] = {}
     for name in names:
         module = name[: -len(_SUFFIX)]
-        if (other := found.setdefault(module, name)) != name:
+        if (other := files.setdefault(module, name)) != name:
             what = f"{printable(other)} and {printable(name)} would both be module '{printable(module)}'"
             raise NameCollisionError(f"{what}; rename one", path=path)
-    if not found:
+    if not files:
         raise SourceError(f"is a folder without a model (*{_SUFFIX})", path=path, errno=errno.EISDIR)
-    if len(found) > 1 and test is not None:
-        raise UnsupportedError(f"select= and exclude= are for one model, and the folder has {len(found)}", path=path)
-    paths = {module: os.path.join(path, name) for module, name in found.items()}
+    if len(files) > 1 and test is not None:
+        raise UnsupportedError(f"select= and exclude= are for one model, and the folder has {len(files)}", path=path)
+    paths = {module: os.path.join(path, name) for module, name in files.items()}
     return [_ModelSource(file, file, module if len(paths) > 1 else "") for module, file in paths.items()]
 
 
@@ -174,8 +174,8 @@ def _destination(
         new = None
         for model in models:
             new = check_destination(model.path, path, force or dry_run, options)
-        how: dict[str, Any] = {"durable": durable, "options": options, "replaces": new, "shards_of": own_shards}
-        sink = None if dry_run else open_sink(dest, **how)
+        settings: dict[str, Any] = {"durable": durable, "options": options, "replaces": new, "shards_of": own_shards}
+        sink = None if dry_run else open_sink(dest, **settings)
         yield (NullSink() if sink is None else stack.enter_context(sink)), path
 
 

@@ -116,21 +116,21 @@ def _linked(opened: OpenedModel, dest: str | None, stack: contextlib.ExitStack) 
     if dest is None or is_url(dest):
         what = "refers to its archive from the folder it lies in, and a stream or a URL has none; name a path"
         raise UnsupportedError(f"a model with external=True {what}")
-    found = link(opened, dest)
-    stack.enter_context(found.model.record)
-    return found
+    linked = link(opened, dest)
+    stack.enter_context(linked.model.record)
+    return linked
 
 
-def _tuned(found: ArchiveLink, tuned: bool | None) -> ExportedGraph | None:
+def _tuned(linked: ArchiveLink, tuned: bool | None) -> ExportedGraph | None:
     """Return the tuned graph if it is to be written."""
-    record = found.model.record
+    record = linked.model.record
     if tuned is False or (tuned is None and tuned_module(record.archive) is None):
         return None
     from .tuned import NoTuning  # here, because most archives are not tuned
     from .tuned_export import tuned_graph
 
     try:
-        return tuned_graph(found, anywhere=not tuned)
+        return tuned_graph(linked, anywhere=not tuned)
     except (NoTuning, DependencyError) as error:
         if tuned is None:
             message = "%s: the original graph is written, not the tuned one: %s"
@@ -149,10 +149,10 @@ def _string_fields(value: StringTensor) -> Iterator[bytes]:
 class _ModelWriter:
     """One model on its way out."""
 
-    def __init__(self, opened: OpenedModel, found: ArchiveLink | None, tuned: bool | None) -> None:
-        self._whole, _, self._record = opened if found is None else found.model
-        self._link = found
-        self._tuned = None if found is None else _tuned(found, tuned)
+    def __init__(self, opened: OpenedModel, linked: ArchiveLink | None, tuned: bool | None) -> None:
+        self._whole, _, self._record = opened if linked is None else linked.model
+        self._link = linked
+        self._tuned = None if linked is None else _tuned(linked, tuned)
         self._payloads = Payloads(self._record.archive)
         self._outside: set[int] = set()  # numbers of the tensors whose values stay in the archive
         self._parts: list[Any] = []
@@ -175,21 +175,21 @@ class _ModelWriter:
         self._progress = progress
         if self._link is not None:
             payloads = self._payloads if self._whole is self._record else Payloads(self._whole.archive)
-            told = self._link.properties(digest_of(payloads, self._whole, self._tell_read))
+            props = self._link.properties(digest_of(payloads, self._whole, self._tell_read))
             if self._tuned is not None:
-                told[TUNED_FOR] = self._tuned.target
-            self._parts.append(encode_properties(told))
+                props[TUNED_FOR] = self._tuned.target
+            self._parts.append(encode_properties(props))
 
     def _unlinked(self, skeleton: Any) -> Any:
         """Return a skeleton or graph without metadata_props about an archive that the model referred to before.
 
         Others under the same keys are the model's own, and stay.
         """
-        rest, taken = without_properties(skeleton, PROPERTIES)
-        if not taken or is_link(taken):
+        rest, removed = without_properties(skeleton, PROPERTIES)
+        if not removed or is_link(removed):
             return rest
         if self._link is not None:
-            what = f"the model's own metadata_props have '{printable(taken[0][0])}', which external=True needs"
+            what = f"the model's own metadata_props have '{printable(removed[0][0])}', which external=True needs"
             raise UnsupportedError(f"{what} to say which archive the model is for; rename it there and convert again")
         return skeleton
 
@@ -198,14 +198,15 @@ class _ModelWriter:
         if self._progress is not None:
             self._progress(done, total + sum(map(len, self._parts)))
 
-    def _place(self, found: Initializer) -> Any:
-        info = self._payloads.infos[found.number]
-        self._outside.discard(found.number)
-        if self._link is not None and not found.inside and found.graph != "apart" and info.strides is None:
-            self._outside.add(found.number)
+    def _place(self, tensor: Initializer) -> Any:
+        info = self._payloads.infos[tensor.number]
+        self._outside.discard(tensor.number)
+        if self._link is not None and not tensor.inside and tensor.graph != "apart" and info.strides is None:
+            self._outside.add(tensor.number)
             return encode_reference(self._link.location, info.offset, info.nbytes)
         if info.dtype is dtypes.STRING:
-            return DeferredValues(sum(map(len, _string_fields(found.value))), lambda: self._strings(info, found.value))
+            nbytes = sum(map(len, _string_fields(tensor.value)))
+            return DeferredValues(nbytes, lambda: self._strings(info, tensor.value))
         if info.nbytes > _SMALL:
             return DeferredValues(info.nbytes, lambda: self._payloads.pieces(info))
         return encode_field(RAW_DATA, b"".join(map(bytes, self._payloads.pieces(info))))
@@ -219,17 +220,17 @@ class _ModelWriter:
         """Write it all."""
         total = sum(map(len, self._parts))
         sink.reserve(total)
-        held = bytearray()
+        pending = bytearray()
         for part in self._parts:
             for piece in part.pieces() if isinstance(part, DeferredValues) else (part,):
                 if len(piece) < _JOINED:
-                    held.extend(piece)  # not +=, which an ndarray takes for arithmetic
-                if len(piece) >= _JOINED or len(held) >= _JOINED:
-                    self._put(sink, held, total)
-                    held = bytearray()
+                    pending.extend(piece)  # not +=, which an ndarray takes for arithmetic
+                if len(piece) >= _JOINED or len(pending) >= _JOINED:
+                    self._put(sink, pending, total)
+                    pending = bytearray()
                 if len(piece) >= _JOINED:
                     self._put(sink, piece, total)
-        self._put(sink, held, total)
+        self._put(sink, pending, total)
         self._payloads.let_go()
 
     def _put(self, sink: Sink, data: Any, total: int) -> None:

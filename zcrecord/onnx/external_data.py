@@ -94,8 +94,8 @@ def reference_of(t: TensorMessage) -> ExternalReference | None:
     need = t.expected()
     if t.dtype is None or need < 0:
         return None  # `TensorReader.finish` names the fault
-    found = parse(t.entries or {}, need)
-    return found if need else None
+    reference = parse(t.entries or {}, need)
+    return reference if need else None
 
 
 def location_from(model: str, path: str) -> str:
@@ -216,15 +216,15 @@ class ModelFolder:
             yield self._buffer[:done]
 
     def _open(self, location: str) -> _ExternalFile:
-        found = self._files.get(location)
-        if found is not None:
+        file = self._files.get(location)
+        if file is not None:
             self._files.move_to_end(location)
-            return found
+            return file
         fd = self.open(location)
         if len(self._files) >= _OPEN:
             os.close(self._files.popitem(last=False)[1].fd)
-        self._files[location] = found = _ExternalFile(fd, os.fstat(fd).st_size)
-        return found
+        self._files[location] = file = _ExternalFile(fd, os.fstat(fd).st_size)
+        return file
 
     def locate(self, location: str) -> str:
         """Return the path of a file in the folder, links followed; looks at no more than its name."""

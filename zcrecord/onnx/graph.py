@@ -70,9 +70,9 @@ def opened_model(source: Any, module: str | None) -> OpenedModel:
     if not module and modules and "" not in modules:
         what = f"its models are in modules: {', '.join(map(printable, modules))}"
         raise UnsupportedError(f"{what}; name one with module=", path=record.archive.path)
-    found = OpenedModel(record, module or "", record.module(module or ""))
-    skeleton_of(found.part)
-    return found
+    model = OpenedModel(record, module or "", record.module(module or ""))
+    skeleton_of(model.part)
+    return model
 
 
 def models_of(archive: Archive) -> list[str]:
@@ -127,13 +127,13 @@ def skeleton_of(record: Record) -> memoryview:
     Raises:
         UnsupportedError: the record was not made from an ONNX model.
     """
-    found = record.attributes.get(GRAPH_ATTRIBUTE)
-    if not isinstance(found, bytes | memoryview):
+    skeleton = record.attributes.get(GRAPH_ATTRIBUTE)
+    if not isinstance(skeleton, bytes | memoryview):
         raise UnsupportedError(
             f"no attribute '{GRAPH_ATTRIBUTE}': the archive holds tensors but no ONNX model; make one with onnx2zc",
             path=record.archive.path,
         )
-    return memoryview(found)
+    return memoryview(skeleton)
 
 
 def tuned_module(archive: Archive) -> int | None:

@@ -51,20 +51,20 @@ def linked_models(record: Record, base: Record) -> list[LinkedModel]:
     """
     given = os.path.abspath(str(record.path))
     folders = dict.fromkeys(os.path.dirname(path) for path in (given, os.path.realpath(given)))
-    found = []
+    models = []
     digests: set[str] = set()  # computed for the first model that needs them: all of the archive is read
     for path in (path for folder in folders for path in _models(folder)):
         with refusals(path):
             version = version_of(path)
-        told = _properties(path)
-        if told is None or not _same_file(os.path.join(os.path.dirname(path), told[ARCHIVE]), given):
+        props = _properties(path)
+        if props is None or not _same_file(os.path.join(os.path.dirname(path), props[ARCHIVE]), given):
             continue
-        now = told[INDEX_CRC] == f"{record.archive.header.index_crc:08x}"
+        now = props[INDEX_CRC] == f"{record.archive.header.index_crc:08x}"
         if not now and not digests:
             digests = {base.content_digest(), record.content_digest()}
-        if now or told[CONTENT_DIGEST] in digests:
-            found.append(LinkedModel(path, version, told.get(MODULE), told.get(TUNED_FOR)))
-    return found
+        if now or props[CONTENT_DIGEST] in digests:
+            models.append(LinkedModel(path, version, props.get(MODULE), props.get(TUNED_FOR)))
+    return models
 
 
 def _models(folder: str) -> Iterator[str]:
@@ -81,8 +81,8 @@ def _properties(path: str) -> dict[str, str] | None:
         if ARCHIVE.encode() not in file.read():
             return None
         file.seek(0)
-        told = read_properties(file)
-        return told if is_link([(k, v) for k, v in told.items() if k in PROPERTIES]) else None
+        props = read_properties(file)
+        return props if is_link([(k, v) for k, v in props.items() if k in PROPERTIES]) else None
     return None
 
 

@@ -79,11 +79,11 @@ class NamedTensor(NamedTuple):
     payload: int
 
 
-def name_tensors(found: Sequence[NamedTensor], input_bytes: int, outline: ModuleTreeBuilder, module: str = "") -> int:
+def name_tensors(tensors: Sequence[NamedTensor], input_bytes: int, outline: ModuleTreeBuilder, module: str = "") -> int:
     """Add the tensors to a tree under their names, in the order given; return how many names had to be changed.
 
     Args:
-        found: all tensors of a model.
+        tensors: all those of a model.
         input_bytes: the model's size, which limits what names may take.
         outline: the tree.
         module: the key of the module of the tree that the model is in; "" for the record itself.
@@ -92,15 +92,15 @@ def name_tensors(found: Sequence[NamedTensor], input_bytes: int, outline: Module
         OnnxError: a graph has two initializers of one name, or one whose name is empty, contains NUL or is not UTF-8.
         LimitError: names made of deeply nested parts would take many times the input.
     """
-    taken: set[str] = {GRAPH_ATTRIBUTE}
+    used: set[str] = {GRAPH_ATTRIBUTE}
     within, prefix = ((module,), f"{module}.") if module else ((), "")
-    tree = _ModulePaths(taken, 2 * input_bytes + _SPARE, MAX_DEPTH - len(within))
-    exact, parts, renamed = _name(found, input_bytes, taken)
+    tree = _ModulePaths(used, 2 * input_bytes + _SPARE, MAX_DEPTH - len(within))
+    exact, parts, renamed = _name(tensors, input_bytes, used)
     named = zip(list(map(tree.split, exact)), exact, strict=True)
     nested = zip(map(tree.nest, parts), map(".".join, parts), strict=True)  # after the main graph's
-    main = _main(found)
+    main = _main(tensors)
     forms: dict[tuple[DType, tuple[int, ...]], TensorLayout] = {}
-    for scope, _, _, _, _, dtype, shape, payload in found:
+    for scope, _, _, _, _, dtype, shape, payload in tensors:
         above, name = next(named) if scope is main else next(nested)
         if payload != LEFT_OUT:
             form = forms.get((dtype, shape))
@@ -110,11 +110,11 @@ def name_tensors(found: Sequence[NamedTensor], input_bytes: int, outline: Module
     return renamed
 
 
-def full_names(found: Sequence[NamedTensor], input_bytes: int) -> list[str]:
+def full_names(tensors: Sequence[NamedTensor], input_bytes: int) -> list[str]:
     """Return the full names that `name_tensors` gives, in the order given; raises the same errors."""
-    exact, parts, _ = _name(found, input_bytes, {GRAPH_ATTRIBUTE})
-    main, names, derived = _main(found), iter(exact), iter(parts)
-    return [next(names) if f.scope is main else ".".join(next(derived)) for f in found]
+    exact, parts, _ = _name(tensors, input_bytes, {GRAPH_ATTRIBUTE})
+    main, names, derived = _main(tensors), iter(exact), iter(parts)
+    return [next(names) if f.scope is main else ".".join(next(derived)) for f in tensors]
 
 
 def plain_name(scope: Scope, field: int, place: int, name: bytes) -> str | None:
@@ -137,36 +137,36 @@ def _so_far(scope: Scope) -> tuple[str, ...]:
     return (*_so_far(scope.parent), *(scope.own or _own(scope)))
 
 
-def _main(found: Sequence[NamedTensor]) -> Scope | None:
-    return next((f.scope for f in found if f.scope.kind is GRAPH and not _prefix(f.scope)), None)
+def _main(tensors: Sequence[NamedTensor]) -> Scope | None:
+    return next((f.scope for f in tensors if f.scope.kind is GRAPH and not _prefix(f.scope)), None)
 
 
 def _name(
-    found: Sequence[NamedTensor], input_bytes: int, taken: set[str]
+    tensors: Sequence[NamedTensor], input_bytes: int, used: set[str]
 ) -> tuple[list[str], list[tuple[str, ...]], int]:
     """Return the main graph's names, the parts of all others, and how many had to be changed; note them as taken."""
-    main = _main(found)
-    exact = _exact([f for f in found if f.scope is main])
-    others = [f for f in found if f.scope is not main and _is_initializer(f)]
-    _check_defined([*filter(_is_initializer, found)] if any(f.scope.kind is SPARSE for f in others) else others)
-    taken.update(exact)
+    main = _main(tensors)
+    exact = _exact([f for f in tensors if f.scope is main])
+    others = [f for f in tensors if f.scope is not main and _is_initializer(f)]
+    _check_defined([*filter(_is_initializer, tensors)] if any(f.scope.kind is SPARSE for f in others) else others)
+    used.update(exact)
     parts: list[tuple[str, ...]] = []
     renamed, budget = 0, 8 * input_bytes + _SPARE
     counters: dict[str, int] = {}
-    for f in found:
+    for f in tensors:
         if f.scope is not main:
             derived = _parts(f)
             budget -= sum(map(len, derived)) + len(derived)
             if budget < 0:
                 raise LimitError("the names of nested tensors take more than 8 times the input; flatten the model")
-            unique = _unique(derived, taken, counters)
+            unique = _unique(derived, used, counters)
             renamed += unique is not derived
             parts.append(unique)
     return exact, parts, renamed
 
 
-def _exact(found: Sequence[NamedTensor]) -> list[str]:
-    raw = [f.name for f in found]
+def _exact(tensors: Sequence[NamedTensor]) -> list[str]:
+    raw = [f.name for f in tensors]
     joined = b"\0".join(raw)
     if raw and all(raw) and joined.count(b"\0") == len(raw) - 1:
         try:
@@ -175,17 +175,17 @@ def _exact(found: Sequence[NamedTensor]) -> list[str]:
             names = []
         if len(set(names)) == len(raw):
             return names
-    _check_defined(found)
-    return [_strict(f) for f in found]
+    _check_defined(tensors)
+    return [_strict(f) for f in tensors]
 
 
 def _is_initializer(f: NamedTensor) -> bool:
     return f.scope.kind is GRAPH or (f.scope.kind is SPARSE and f.scope.field == _SPARSE_INITIALIZER and f.field == 1)
 
 
-def _check_defined(found: Sequence[NamedTensor]) -> None:
+def _check_defined(tensors: Sequence[NamedTensor]) -> None:
     defined: set[tuple[int, bytes]] = set()
-    for f in found:
+    for f in tensors:
         graph = f.scope if f.scope.kind is GRAPH else f.scope.parent
         key = id(graph), f.name
         if key in defined:
@@ -260,18 +260,18 @@ def _parts_in(above: tuple[str, ...], scope: Scope, field: int, place: int, name
     return (*above, _loose(name))
 
 
-def _unique(parts: tuple[str, ...], taken: set[str], counters: dict[str, int]) -> tuple[str, ...]:
+def _unique(parts: tuple[str, ...], used: set[str], counters: dict[str, int]) -> tuple[str, ...]:
     """Return the parts, the last one changed so that the full name is new, and note the name as taken."""
     name = ".".join(parts)
     count = counters.get(name, 1)
     unique = name
-    while unique in taken:
+    while unique in used:
         count += 1
         unique = f"{name}~{count}"
     if unique != name:
         counters[name] = count
         parts = (*parts[:-1], f"{parts[-1]}~{count}")
-    taken.add(unique)
+    used.add(unique)
     return parts
 
 

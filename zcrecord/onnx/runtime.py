@@ -59,7 +59,7 @@ _MODEL_LIMIT = (1 << 31) - 1
 _DIRECT = "session.use_external_initializer_file_buffers_directly"
 _LAST = 1 << 64  # more than any size
 _calls = itertools.count()
-_told = False
+_warned = False
 
 
 def session(
@@ -237,9 +237,9 @@ def _tuned_session(
 
 
 def _tell_untuned(record: Record, reason: str) -> None:
-    global _told
-    if not _told:
-        _told = True
+    global _warned
+    if not _warned:
+        _warned = True
         where = "the archive in memory" if record.path is None else record.path
         logging.getLogger("zcrecord").warning(
             "%s: not tuned for this machine (%s): answers take 1.1 to 2.9 times as long as from the .onnx; "
@@ -467,8 +467,8 @@ def _in_memory(
 def _in_archive(
     weights: Sequence[Initializer], places: dict[int, tuple[int, int]], memories: Sequence[_WeightMemory]
 ) -> Locations:
-    found = ((w.number, places[w.number]) for w in weights)
-    return {number: (os.path.basename(memories[n].path or ""), offset) for number, (n, offset) in found}
+    placed = ((w.number, places[w.number]) for w in weights)
+    return {number: (os.path.basename(memories[n].path or ""), offset) for number, (n, offset) in placed}
 
 
 def _in_weights_file(weights: Sequence[Initializer]) -> Locations:

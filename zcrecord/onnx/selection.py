@@ -51,17 +51,17 @@ class Selection:
             out.forget(payload)
         return payload if keeps else LEFT_OUT
 
-    def check(self, found: Sequence[NamedTensor]) -> None:
+    def check(self, tensors: Sequence[NamedTensor]) -> None:
         """Check, now that all names are known, that each tensor was treated by its own, and that there is one.
 
         Raises:
             TensorNotFoundError: no tensor is wanted. OnnxError: one was named after its values came.
         """
-        names = [plain_name(f.scope, f.field, f.place, f.name) or "" for f in found]
-        for name, f in zip(names, found, strict=True):
+        names = [plain_name(f.scope, f.field, f.place, f.name) or "" for f in tensors]
+        for name, f in zip(names, tensors, strict=True):
             if self._test(name) != (f.payload != LEFT_OUT):
                 raise _late(name, f.offset)
-        if all(f.payload == LEFT_OUT for f in found):
+        if all(f.payload == LEFT_OUT for f in tensors):
             raise TensorNotFoundError(self._test.text, lambda: names)
 
 

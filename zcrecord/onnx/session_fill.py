@@ -95,12 +95,12 @@ def fill_session(
     options = _options(ort) if sess_options is None else sess_options
     if options in _HELD:
         raise UnsupportedError("these sess_options have weights of another session; make new ones for each")
-    held = [(_ort_value(ort, loaded[name], w, name), loaded[name]) for w, name in zip(weights, names, strict=True)]
-    _HELD[options] = held  # ONNX Runtime keeps addresses alone, and options pass them on to any session
-    for weight, (value, _) in zip(weights, held, strict=True):
+    pairs = [(_ort_value(ort, loaded[name], w, name), loaded[name]) for w, name in zip(weights, names, strict=True)]
+    _HELD[options] = pairs  # ONNX Runtime keeps addresses alone, and options pass them on to any session
+    for weight, (value, _) in zip(weights, pairs, strict=True):
         options.add_initializer(weight.name, value)
     made = make_session(record, options, providers, provider_options, skeleton=_with_inputs(record, weights))
-    made._zcrecord_weights = held
+    made._zcrecord_weights = pairs
     return made
 
 
@@ -160,8 +160,8 @@ def _ort_value(ort: Any, made: Any, weight: Initializer, name: str) -> Any:
 
 
 def _on_device(made: Any) -> bool:
-    found = getattr(made, "__dlpack_device__", None)
-    return not isinstance(made, np.ndarray) and found is not None and int(found()[0]) != 1
+    device = getattr(made, "__dlpack_device__", None)
+    return not isinstance(made, np.ndarray) and device is not None and int(device()[0]) != 1
 
 
 def _check_type(value: Any, weight: Initializer, name: str) -> None:
@@ -174,10 +174,10 @@ def _check_type(value: Any, weight: Initializer, name: str) -> None:
 def _with_inputs(record: Record, weights: Sequence[Initializer]) -> bytes:
     """Return the skeleton of a model with weights as inputs of its graph, besides those it has."""
     skeleton = graph.skeleton_of(record)
-    found = interface_of(skeleton)
-    known = dict(found.inputs)
+    interface = interface_of(skeleton)
+    known = dict(interface.inputs)
     inputs = b"".join(encode_field(_INPUT, _value_info(w)) for w in weights if w.name not in known)
-    version = encode_varint(_IR_VERSION << 3 | VARINT) + encode_varint(max(found.version, OVERRIDABLE))
+    version = encode_varint(_IR_VERSION << 3 | VARINT) + encode_varint(max(interface.version, OVERRIDABLE))
     return b"".join([skeleton, encode_field(_GRAPH, inputs), version])
 
 

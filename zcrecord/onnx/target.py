@@ -110,12 +110,12 @@ class TuningTarget:
         if len(text) > _LONGEST:
             raise FormatError(_DAMAGED.format(what=f"has {len(text)} characters, at most {_LONGEST} are allowed"))
         try:
-            found = json.loads(text)
+            values = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise FormatError(_DAMAGED.format(what=f"is not JSON ({printable(str(error), 80)})")) from error
-        what = _fault(found)
+        what = _fault(values)
         if what is None:
-            made = cls(**{**found, "cpu": tuple(found["cpu"])})
+            made = cls(**{**values, "cpu": tuple(values["cpu"])})
             if made.encode() == text:
                 return made
             what = "is not written as `TuningTarget.encode` does"
@@ -217,10 +217,10 @@ def _sysctl(name: str) -> str:
         ask = ctypes.CDLL(None).sysctlbyname
     except (OSError, AttributeError):
         return ""
-    held = ctypes.create_string_buffer(256)
-    size = ctypes.c_size_t(len(held))
-    failed = ask(name.encode(), held, ctypes.byref(size), None, ctypes.c_size_t(0))
-    return "" if failed else held.value.decode("ascii", "replace")
+    buffer = ctypes.create_string_buffer(256)
+    size = ctypes.c_size_t(len(buffer))
+    failed = ask(name.encode(), buffer, ctypes.byref(size), None, ctypes.c_size_t(0))
+    return "" if failed else buffer.value.decode("ascii", "replace")
 
 
 def _cpu_features(machine: str, cpuinfo: str, table: Mapping[str, bool], name: str) -> tuple[str, ...]:
@@ -283,17 +283,17 @@ def _cpu_misfit(made_for: set[str], here: set[str]) -> str:
     return ", and ".join(f"the CPU {verb} {printable(', '.join(sorted(side)), 200)}" for verb, side in sides if side)
 
 
-def _fault(found: Any) -> str | None:
+def _fault(values: Any) -> str | None:
     """Return the first thing that makes a value of JSON no target, None if it is one."""
-    if not isinstance(found, dict) or set(found) != {field.name for field in fields(TuningTarget)}:
+    if not isinstance(values, dict) or set(values) != {field.name for field in fields(TuningTarget)}:
         return "does not have exactly the fields " + ", ".join(field.name for field in fields(TuningTarget))
     for name, least in (("convention", 1), ("nchwc_block", 0)):
-        if type(found[name]) is not int or not least <= found[name] < 1 << 31:
+        if type(values[name]) is not int or not least <= values[name] < 1 << 31:
             return f"has a {name} that is no number from {least} to 2^31 - 1"
     for name in ("onnxruntime", "build", "provider", "machine"):
-        if not isinstance(found[name], str) or not _WORD.fullmatch(found[name]):
+        if not isinstance(values[name], str) or not _WORD.fullmatch(values[name]):
             return f"has no 1 to 100 printable ASCII characters as {name}"
-    cpu = found["cpu"]
+    cpu = values["cpu"]
     if not isinstance(cpu, list) or len(cpu) > _MOST_FEATURES:
         return f"has no list of at most {_MOST_FEATURES} features as cpu"
     if not all(isinstance(feature, str) and _WORD.fullmatch(feature) for feature in cpu):

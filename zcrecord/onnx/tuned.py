@@ -221,12 +221,12 @@ class _Interfaces:
             what = f"its tuned targets share graphs of more than {DIGEST_ALLOWANCE} times the archive's bytes in all"
             raise LimitError(f"{what}; {_AGAIN}")
         graph, initializers = self._of(target.graph, interface_of), self._of(target.initializers, graph_interface_of)
-        found = graph.joined(initializers)
+        joined = graph.joined(initializers)
         for skeleton in models:
-            differs = difference(self._of(skeleton, interface_of), found)
+            differs = difference(self._of(skeleton, interface_of), joined)
             if differs is not None:
-                of = f" of module '{printable(target.module)}'" if target.module else ""
-                raise FormatError(f"its tuned graph{of} {differs}, unlike the model; tune it again")
+                where = f" of module '{printable(target.module)}'" if target.module else ""
+                raise FormatError(f"its tuned graph{where} {differs}, unlike the model; tune it again")
 
     def _of(self, number: int, read: Callable[[Any], ModelInterface]) -> ModelInterface:
         key = self._archive.place(number), read
@@ -259,11 +259,11 @@ def read_tuned(archive: Archive) -> TunedPart | None:
         values.setdefault(a.parent, {})[a.key] = a.value
     targets = []
     for m in numbers:
-        found = values.get(m, {})
-        graph, initializers = (_typed(found, k, PayloadId) for k in (GRAPH, INITIALIZERS))
-        target, seal = TuningTarget.decode(_typed(found, TARGET, str)), _typed(found, SEAL, str)
-        module = _typed(found, MODULE, str) if MODULE in found else ""
-        targets.append(TunedTarget(target, module, graph, initializers, _payloads(found), seal))
+        attributes = values.get(m, {})
+        graph, initializers = (_typed(attributes, k, PayloadId) for k in (GRAPH, INITIALIZERS))
+        target, seal = TuningTarget.decode(_typed(attributes, TARGET, str)), _typed(attributes, SEAL, str)
+        module = _typed(attributes, MODULE, str) if MODULE in attributes else ""
+        targets.append(TunedTarget(target, module, graph, initializers, _payloads(attributes), seal))
     above = values.get(top, {})
     return TunedPart(top, archive.payload(_typed(above, BEFORE, PayloadId)), _payloads(above), targets)
 
@@ -290,7 +290,7 @@ def targets_of(archive: Archive) -> tuple[str, ...]:
         part = read_tuned(archive)
     except FormatError:
         part = None
-    return () if part is None else tuple(dict.fromkeys(found.target.encode() for found in part.targets))
+    return () if part is None else tuple(dict.fromkeys(target.target.encode() for target in part.targets))
 
 
 def describe(archive: Archive, here: TuningTarget | None) -> dict[str, Any] | None:
@@ -307,12 +307,12 @@ def describe(archive: Archive, here: TuningTarget | None) -> dict[str, Any] | No
         return None
     before, sizes = _header_before(part).archive_size, archive.index.payloads["nbytes"]
     targets = []
-    for found in part.targets:
-        added = {found.graph, found.initializers, *found.payloads} - {NONE, *part.originals}
-        told = {"words": found.target.words(), **asdict(found.target), "module": found.module}
-        told["nbytes"] = int(sizes[sorted(added)].sum())
-        misfit = None if here is None else found.target.misfit(here)
-        targets.append({**told, "fits": None if here is None else misfit is None, "misfit": misfit})
+    for target in part.targets:
+        added = {target.graph, target.initializers, *target.payloads} - {NONE, *part.originals}
+        facts = {"words": target.target.words(), **asdict(target.target), "module": target.module}
+        facts["nbytes"] = int(sizes[sorted(added)].sum())
+        misfit = None if here is None else target.target.misfit(here)
+        targets.append({**facts, "fits": None if here is None else misfit is None, "misfit": misfit})
     return {"nbytes": archive.header.archive_size - before, "untuned_nbytes": before, "targets": targets}
 
 
@@ -333,10 +333,10 @@ def plan(archive: Archive, module: str, here: TuningTarget, *, packed: bool) -> 
             raise NoTuning("the path of its file is not UTF-8, as ONNX Runtime wants it")
         if archive.source.gone or identity_of(path) != identity:
             raise NoTuning("its file was replaced or removed since it was opened")
-        found = fitting(archive, module, here)
-        found.check(archive)
-        model = found.model(archive, os.path.basename(path), archive.offset, packed=packed)
-        found.check_interface(archive)
+        target = fitting(archive, module, here)
+        target.check(archive)
+        model = target.model(archive, os.path.basename(path), archive.offset, packed=packed)
+        target.check_interface(archive)
         count = len(model.weights) + len(model.packed)
         if count > MOST_MAPPED:
             raise NoTuning(f"its {count} weights and packed forms are each a mapping; {MOST_MAPPED} are the most")
@@ -346,7 +346,7 @@ def plan(archive: Archive, module: str, here: TuningTarget, *, packed: bool) -> 
     def check() -> None:
         added = set(model.weights) - set(archive.index.tensors["payload"].tolist())
         try:
-            found.check_payloads(archive, added, spare=1)
+            target.check_payloads(archive, added, spare=1)
         except RecordError as error:
             raise NoTuning(error.message) from error
 
@@ -361,15 +361,15 @@ def fitting(archive: Archive, module: str, here: TuningTarget) -> TunedTarget:
     """
     part = read_tuned(archive)
     reasons = []
-    for found in (t for t in part.targets if t.module == module) if part is not None else ():
-        reason = found.target.misfit(here)
+    for target in (t for t in part.targets if t.module == module) if part is not None else ():
+        reason = target.target.misfit(here)
         if reason is None:
-            return found
+            return target
         reasons.append(reason)
-    told = list(dict.fromkeys(reasons))
-    if len(told) > _MOST_REASONS:
-        told[_MOST_REASONS:] = [f"and {len(told) - _MOST_REASONS} more"]
-    raise NoTuning("; ".join(told) or "it is not tuned")
+    different = list(dict.fromkeys(reasons))
+    if len(different) > _MOST_REASONS:
+        different[_MOST_REASONS:] = [f"and {len(different) - _MOST_REASONS} more"]
+    raise NoTuning("; ".join(different) or "it is not tuned")
 
 
 def _typed(values: dict[str, Any], key: str, kind: type) -> Any:
@@ -380,10 +380,10 @@ def _typed(values: dict[str, Any], key: str, kind: type) -> Any:
 
 
 def _payloads(values: dict[str, Any]) -> list[PayloadId]:
-    found: list[PayloadId] = _typed(values, PAYLOADS, list)
-    if not all(isinstance(n, PayloadId) and n != NONE for n in found):
+    payloads: list[PayloadId] = _typed(values, PAYLOADS, list)
+    if not all(isinstance(n, PayloadId) and n != NONE for n in payloads):
         raise FormatError(f"attribute '{PAYLOADS}' of its tuned part is no list of payloads; {_AGAIN}")
-    return found
+    return payloads
 
 
 def untuned(archive: Archive, part: TunedPart) -> Archive:
@@ -527,11 +527,11 @@ def seal_of(ix: Index, target: str, module: str, own: Any) -> str:
 
 
 def _all_skeletons(ix: Index) -> dict[str, list[PayloadId]]:
-    found: dict[str, list[PayloadId]] = {}
+    skeletons: dict[str, list[PayloadId]] = {}
     for a in unflatten.attribute_entries(ix, ix.attributes, PayloadId):
         if a.key == GRAPH_ATTRIBUTE and isinstance(a.value, PayloadId):
-            found.setdefault(ix.text_of(ix.modules[a.parent]), []).append(a.value)
-    return found
+            skeletons.setdefault(ix.text_of(ix.modules[a.parent]), []).append(a.value)
+    return skeletons
 
 
 def _rows(ix: Index, numbers: Any) -> Any:
@@ -543,5 +543,5 @@ def _rows(ix: Index, numbers: Any) -> Any:
 def _gather(pool: Any, starts: Any, counts: Any) -> Any:
     counts = counts.astype(np.int64)
     ends = np.cumsum(counts)
-    at = np.repeat(starts.astype(np.int64) - (ends - counts), counts)
-    return pool[at + np.arange(len(at))]
+    places = np.repeat(starts.astype(np.int64) - (ends - counts), counts)
+    return pool[places + np.arange(len(places))]

@@ -52,11 +52,11 @@ def tuned_graph(link: ArchiveLink, *, anywhere: bool) -> ExportedGraph:
     archive = link.model.record.archive
     ort = onnxruntime_module()
     try:
-        found, packed = fitting(archive, link.model.module, this_target(ort)), compares_packed(ort)
-        found.check(archive)
-        model = found.model(archive, link.location, archive.offset, packed=packed)
-        found.check_interface(archive)
-        found.check_payloads(archive, {*model.weights, *model.packed})
+        target, packed = fitting(archive, link.model.module, this_target(ort)), compares_packed(ort)
+        target.check(archive)
+        model = target.model(archive, link.location, archive.offset, packed=packed)
+        target.check_interface(archive)
+        target.check_payloads(archive, {*model.weights, *model.packed})
         added = domains_of(memoryview(model.data)) - _SAFE - domains_of(graph.skeleton_of(link.model.part))
     except RecordError as error:
         raise NoTuning(error.message) from error
@@ -66,4 +66,4 @@ def tuned_graph(link: ArchiveLink, *, anywhere: bool) -> ExportedGraph:
         )
         raise NoTuning(f"{what}; --tuned or tuned=True writes it for this one")
     options = {} if packed else {NO_PREPACKING: "1"}
-    return ExportedGraph(model.data, len(model.weights), found.target.encode(), options)
+    return ExportedGraph(model.data, len(model.weights), target.target.encode(), options)

@@ -142,8 +142,8 @@ def tune(
             archive was replaced meanwhile. Errors of ONNX Runtime come as they are.
     """
     if is_url(dest):
-        how = {"threads": threads, "verify": verify, "progress": progress}
-        return _sent(tune, archive, dest, force, storage_options, how)
+        arguments = {"threads": threads, "verify": verify, "progress": progress}
+        return _sent(tune, archive, dest, force, storage_options, arguments)
     started = time.perf_counter()
     ort = onnxruntime_module()
     with _opened(archive, dest, force, durable) as work:
@@ -222,13 +222,13 @@ def _sent(
     url: str,
     force: bool,
     options: Mapping[str, Any] | None,
-    how: dict[str, Any],
+    arguments: dict[str, Any],
 ) -> TuneReport:
     started = time.perf_counter()
     check_destination(path_of(archive), url, force, options)
     with scratch_folder(url) as folder:
         path = os.path.join(folder, MODEL)
-        report = work(archive, path, durable=False, **how)
+        report = work(archive, path, durable=False, **arguments)
         copy_file(path, url, durable=True, options=options)
     return replace(report, dest=url, seconds=time.perf_counter() - started)
 
@@ -324,14 +324,14 @@ class _Work(NamedTuple):
 
         path, cpu = os.path.join(folder, MODEL), ["CPUExecutionProvider"]
         self._replace(dest=path, durable=False).write(graphs, [], None)
-        found = []
+        same = []
         for module in modules:
             made = session(path, module=module, providers=cpu)
             if (reason := tuning(made).reason) is not None:
                 raise UnsupportedError(f"cannot be tuned: {reason}", path=self.path)
             model = session(Record(self.base), module=module, memory="speed", providers=cpu)
-            found.append(same_answers(model, made, self.path, exact=compares_packed(onnxruntime_module())))
-        return all(found)
+            same.append(same_answers(model, made, self.path, exact=compares_packed(onnxruntime_module())))
+        return all(same)
 
     def report(
         self,
@@ -389,8 +389,8 @@ class _TunedGraph:
         """Return one that an archive has."""
         graph, initializers, *sources = map(archive.payload, (target.graph, target.initializers, *target.payloads))
         packed = target.model(archive, "", 0, packed=True).packed
-        found = [(np.frombuffer(s, np.uint8), n in packed) for s, n in zip(sources, target.payloads, strict=True)]
-        return cls(target.target.encode(), target.module, graph, initializers, found)
+        pairs = [(np.frombuffer(s, np.uint8), n in packed) for s, n in zip(sources, target.payloads, strict=True)]
+        return cls(target.target.encode(), target.module, graph, initializers, pairs)
 
     @classmethod
     def made(cls, base: Record, module: str, target: TuningTarget, folder: str, threads: int | None) -> _TunedGraph:
@@ -456,10 +456,10 @@ class _PayloadPool:
         if not source.nbytes:
             return PayloadId(NONE)
         key = digest_of(source), source.nbytes
-        found = self._known.get(key)
-        placed = not page or found in self.on_pages or source.nbytes >= LARGE_PAYLOAD
-        if found is not None and placed and np.array_equal(self.sources[found], source):
-            return PayloadId(found)
+        earlier = self._known.get(key)
+        placed = not page or earlier in self.on_pages or source.nbytes >= LARGE_PAYLOAD
+        if earlier is not None and placed and np.array_equal(self.sources[earlier], source):
+            return PayloadId(earlier)
         self._known[key] = number = len(self.sources)
         self.sources.append(source)
         self._rows.append((0, key[1], key[0]))
@@ -492,29 +492,29 @@ class _PayloadPool:
 
 
 def _head(archive: Archive) -> bytes:
-    at, size = archive.header.index_offset, archive.header.index_size
+    offset, size = archive.header.index_offset, archive.header.index_size
     buffer = archive.buffer
-    return b"".join([buffer[:HEADER_SIZE], buffer[at : at + size], buffer[-HEADER_SIZE:]])
+    return b"".join([buffer[:HEADER_SIZE], buffer[offset : offset + size], buffer[-HEADER_SIZE:]])
 
 
 def _add_part(entries: Entries, before: PayloadId, originals: list[PayloadId], targets: list[dict[str, Any]]) -> None:
     """Add the modules and attributes of a tuned part."""
     modules = entries.modules
-    taken = {m.name for m in modules} | {n for n, p in zip(entries.names, entries.parents, strict=True) if p == 0}
-    taken |= {a.key for a in entries.attributes if a.parent == 0}
+    used = {m.name for m in modules} | {n for n, p in zip(entries.names, entries.parents, strict=True) if p == 0}
+    used |= {a.key for a in entries.attributes if a.parent == 0}
     names = itertools.chain([_KEY], (f"{_KEY}~{i}" for i in itertools.count(2)))
-    name = next(n for n in names if n not in taken)
+    name = next(n for n in names if n not in used)
     top = len(modules)
     place = sum(
         p == 0 for p in (*entries.parents, *(m.parent for m in modules), *(a.parent for a in entries.attributes))
     )
     kind = int(ModuleKind.MAPPING)
     modules.append(ModuleEntry(name, len(name), 0, place, kind, TUNED_TYPE))
-    found = {tuned.BEFORE: before, tuned.PAYLOADS: originals}
-    entries.attributes += [AttributeEntry(key, top, i, value) for i, (key, value) in enumerate(found.items())]
+    own = {tuned.BEFORE: before, tuned.PAYLOADS: originals}
+    entries.attributes += [AttributeEntry(key, top, i, value) for i, (key, value) in enumerate(own.items())]
     for i, attributes in enumerate(targets):
         number = len(modules)
-        modules.append(ModuleEntry(f"{name}.{i}", len(str(i)), top, len(found) + i, kind, tuned.TARGET_TYPE))
+        modules.append(ModuleEntry(f"{name}.{i}", len(str(i)), top, len(own) + i, kind, tuned.TARGET_TYPE))
         entries.attributes += [AttributeEntry(key, number, p, v) for p, (key, v) in enumerate(attributes.items())]
 
 

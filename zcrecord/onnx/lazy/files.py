@@ -149,10 +149,10 @@ class ModelFiles:
         """Return the path of the file referred to, the model's own for None; links followed, nothing opened."""
         if reference is None:
             return self._model.path
-        found = self._located.get(reference.location)
-        if found is None:
-            found = self._located[reference.location] = self._folder.locate(reference.location)
-        return found
+        path = self._located.get(reference.location)
+        if path is None:
+            path = self._located[reference.location] = self._folder.locate(reference.location)
+        return path
 
     def read_model(self, buffer: memoryview, offset: int) -> int:
         """Read the model's own file, as `OpenFile.read_at` does."""

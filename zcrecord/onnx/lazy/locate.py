@@ -134,9 +134,9 @@ class _RandomAccessReader(ProtobufReader):
 
     def read(self, buffer: memoryview) -> int:
         """Read the next bytes of the file, none past `nbytes`."""
-        at = self.base + self.limit
+        offset = self.base + self.limit
         step, self._step = self._step, min(2 * self._step, WINDOW)
-        return self._read_at(buffer[: min(step, self._nbytes - at)], at) if at < self._nbytes else 0
+        return self._read_at(buffer[: min(step, self._nbytes - offset)], offset) if offset < self._nbytes else 0
 
     def advance(self, nbytes: int) -> None:
         """Pass so many bytes; those further than a step behind the buffer are not read, unless they are kept."""

@@ -112,14 +112,14 @@ class _SmallModel:
         size_of(parts, "convert the model, and use to_onnx(external=True)")
         return parts
 
-    def _place(self, found: Initializer) -> Any:
-        e: LocatedTensor = found.value
+    def _place(self, tensor: Initializer) -> Any:
+        e: LocatedTensor = tensor.value
         try:
-            if not found.inside and found.graph != "apart" and self._fits(e):
+            if not tensor.inside and tensor.graph != "apart" and self._fits(e):
                 return encode_reference(self._location(e), e.offset, e.nbytes)
             return self._inlined(e)
         except RecordError as error:
-            raise error.located(tensor=self._names[found.number]) from error.__cause__
+            raise error.located(tensor=self._names[tensor.number]) from error.__cause__
 
     def _fits(self, e: LocatedTensor) -> bool:
         return e.offset % self._alignment == 0 and is_as_stored(self._files, e)

@@ -62,14 +62,14 @@ def interface_of(model: Any) -> ModelInterface:
     Raises:
         OnnxError: it is malformed.
     """
-    found = ModelInterface(0, [], [], set())
+    interface = ModelInterface(0, [], [], set())
     reader = ProtobufReader(model)
     for _, tag, value in reader.fields():
         if tag == _VERSION:
-            found = found._replace(version=value)
+            interface = interface._replace(version=value)
         elif tag == _GRAPH:
-            _add_graph(reader, reader.offset + value, found)
-    return found
+            _add_graph(reader, reader.offset + value, interface)
+    return interface
 
 
 def graph_interface_of(graph: Any) -> ModelInterface:
@@ -78,9 +78,9 @@ def graph_interface_of(graph: Any) -> ModelInterface:
     Raises:
         OnnxError: it is malformed.
     """
-    found = ModelInterface(0, [], [], set())
-    _add_graph(ProtobufReader(graph), OPEN_END, found)
-    return found
+    interface = ModelInterface(0, [], [], set())
+    _add_graph(ProtobufReader(graph), OPEN_END, interface)
+    return interface
 
 
 def difference(model: ModelInterface, other: ModelInterface) -> str | None:
@@ -129,63 +129,63 @@ def without_constant_inputs(model: Any) -> bytes:
     Raises:
         OnnxError: it is malformed.
     """
-    found = interface_of(model)
-    if found.version >= OVERRIDABLE:
+    interface = interface_of(model)
+    if interface.version >= OVERRIDABLE:
         return bytes(model)
-    kept, number = Skeleton(), 0
-    reader = ProtobufReader(model, kept)
+    skeleton, number = Skeleton(), 0
+    reader = ProtobufReader(model, skeleton)
     for start, tag, value in reader.fields():
         if tag != _GRAPH:
             continue
         end, mark = reader.offset + value, reader.open(start, tag, value)
-        for at, inner, nbytes in reader.fields(end):
+        for place, inner, nbytes in reader.fields(end):
             if inner == _INPUT:
-                if found.inputs[number][0] in found.initial:
-                    reader.drop(at)
+                if interface.inputs[number][0] in interface.initial:
+                    reader.drop(place)
                     reader.advance(nbytes)
                     reader.keep()
                 number += 1
         reader.close(mark)
     reader.finish()
-    return b"".join([*kept.finish(), encode_varint(_VERSION), encode_varint(OVERRIDABLE)])  # the last one counts
+    return b"".join([*skeleton.finish(), encode_varint(_VERSION), encode_varint(OVERRIDABLE)])  # the last one counts
 
 
-def _add_graph(reader: ProtobufReader, end: int, found: ModelInterface) -> None:
+def _add_graph(reader: ProtobufReader, end: int, interface: ModelInterface) -> None:
     for _, tag, value in reader.fields(end):
         after = reader.offset + value
         if tag in (_INPUT, _OUTPUT):
-            (found.inputs if tag == _INPUT else found.outputs).append(_value_info(reader, after))
+            (interface.inputs if tag == _INPUT else interface.outputs).append(_value_info(reader, after))
         elif tag == _INITIALIZER:
-            found.initial.add(_name_of(reader, after))
+            interface.initial.add(_name_of(reader, after))
         elif tag == _SPARSE:
             for _, inner, nbytes in reader.fields(after):
                 if inner == _VALUES:
-                    found.initial.add(_name_of(reader, reader.offset + nbytes))
+                    interface.initial.add(_name_of(reader, reader.offset + nbytes))
 
 
 def _value_info(reader: ProtobufReader, end: int) -> tuple[str, bytes]:
-    name, told = "", b""
+    name, kind = "", b""
     for _, tag, value in reader.fields(end):
         if tag == _NAME:
             name = reader.text(value).decode("utf-8", "replace")
         elif tag == _TYPE:
-            told += reader.text(value)  # protobuf joins messages so
-    return name, told
+            kind += reader.text(value)  # protobuf joins messages so
+    return name, kind
 
 
 def _plain(reader: ProtobufReader, end: int, children: dict[int, Any], depth: int) -> tuple[Any, ...]:
     """Return the fields of a type, sorted by their numbers: equal for equal types, however they are written."""
     if depth > MAX_NESTING:
         raise reader.fail(f"a type nested more than {MAX_NESTING} deep")
-    found: list[tuple[int, Any]] = []
+    fields: list[tuple[int, Any]] = []
     for _, tag, value in reader.fields(end):
         if tag in children:
-            found.append((tag, _plain(reader, reader.offset + value, children[tag], depth + 1)))
+            fields.append((tag, _plain(reader, reader.offset + value, children[tag], depth + 1)))
         elif tag & 7 == VARINT:
-            found.append((tag, value))
+            fields.append((tag, value))
         elif tag & 7 == LEN and value:
-            found.append((_OPEN if children is _DIMENSION and tag == _DIM_PARAM else tag, reader.text(value)))
-    return tuple(sorted(found, key=lambda field: field[0]))
+            fields.append((_OPEN if children is _DIMENSION and tag == _DIM_PARAM else tag, reader.text(value)))
+    return tuple(sorted(fields, key=lambda field: field[0]))
 
 
 def _name_of(reader: ProtobufReader, end: int) -> str:

@@ -392,16 +392,16 @@ class VarintDecoder:
     """Decodes many varints at a time, in memory that it keeps: fresh memory costs more than the arithmetic does."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, Array] = {}
+        self._memory: dict[str, Array] = {}
         # The C library of Linux maps blocks larger than the largest it has seen freed, and unmaps them again: a
         # page fault for every 4 KiB each time. It learns from one block, of which nothing is touched.
         np.empty(_LARGEST, np.uint8)
 
     def _room(self, name: str, count: int, kind: Any) -> Array:
-        kept = self._kept.get(name)
-        if kept is None or len(kept) < count:
-            self._kept[name] = kept = np.empty(count + (count >> 2), kind)
-        return kept[:count]
+        memory = self._memory.get(name)
+        if memory is None or len(memory) < count:
+            self._memory[name] = memory = np.empty(count + (count >> 2), kind)
+        return memory[:count]
 
     def decode(self, data: Array, nbytes: int) -> Array:
         """Return the varints that fill the first `nbytes` bytes of `data`, unsigned, valid until the next call.

@@ -283,40 +283,40 @@ class Scanner:
                 size, body = length(start + 1) if buffer[body] > 127 else ((buffer[body] << 7) + size - 128, body + 1)
             if (stop := body + size) > limit:
                 break
-            at, count, dims = body, 1, []
-            while buffer[at] == DIMS and at < stop:
-                dim, at = buffer[at + 1], at + 2
+            pos, count, dims = body, 1, []
+            while buffer[pos] == DIMS and pos < stop:
+                dim, pos = buffer[pos + 1], pos + 2
                 if dim > 127:
-                    dim, at = varint(at - 1) if buffer[at] > 127 else ((buffer[at] << 7) + dim - 128, at + 1)
+                    dim, pos = varint(pos - 1) if buffer[pos] > 127 else ((buffer[pos] << 7) + dim - 128, pos + 1)
                 dims.append(dim)
                 count *= dim
-            bits = _AS_IS.get(code := buffer[at + 1])
-            if bits is None or buffer[at] != DATA_TYPE or not count or len(dims) > MAX_RANK:
+            bits = _AS_IS.get(code := buffer[pos + 1])
+            if bits is None or buffer[pos] != DATA_TYPE or not count or len(dims) > MAX_RANK:
                 break
-            at, name = at + 2, b""
-            if buffer[at] == NAME:
-                size, at = buffer[at + 1], at + 2
+            pos, name = pos + 2, b""
+            if buffer[pos] == NAME:
+                size, pos = buffer[pos + 1], pos + 2
                 if size > 127:
-                    size, at = length(at - 1)
-                name, at = bytes(view[at : at + size]), at + size
-            kept = at
-            if at >= stop or buffer[at] != RAW or len(name) > MAX_TEXT:
+                    size, pos = length(pos - 1)
+                name, pos = bytes(view[pos : pos + size]), pos + size
+            raw_start = pos
+            if pos >= stop or buffer[pos] != RAW or len(name) > MAX_TEXT:
                 break
-            size, at = buffer[at + 1], at + 2
+            size, pos = buffer[pos + 1], pos + 2
             if size > 127:
-                size, at = length(at - 1) if buffer[at] > 127 else ((buffer[at] << 7) + size - 128, at + 1)
-            if at + size != stop or count * bits != size * 8:
+                size, pos = length(pos - 1) if buffer[pos] > 127 else ((buffer[pos] << 7) + size - 128, pos + 1)
+            if pos + size != stop or count * bits != size * 8:
                 break
             if place == first_place:
                 self._tensors.close_open()
                 reader.drop(start)
-            reader.pos = at
-            stub = add(scope, tag >> 3, place, reader.base + start, name, code, dims, view[at:stop])
+            reader.pos = pos
+            stub = add(scope, tag >> 3, place, reader.base + start, name, code, dims, view[pos:stop])
             if tail is not None:
                 tail.append(tag)
-                size = kept - body + len(stub)
+                size = raw_start - body + len(stub)
                 tail += encode_varint(size) if size > 127 else _SHORT[size]
-                tail += view[body:kept]
+                tail += view[body:raw_start]
                 tail += stub
             place, start = place + 1, stop
         if place == first_place:
@@ -333,19 +333,19 @@ def _plain_runs(reader: ProtobufReader, tag: int, end: int) -> tuple[dict[int, i
 
     `end` is the offset at which their message ends, `tag` that of their field, one byte.
     """
-    buffer, at, limit = reader.buffer, reader.pos, min(reader.limit, end - reader.base)
+    buffer, pos, limit = reader.buffer, reader.pos, min(reader.limit, end - reader.base)
     starts: list[int] = []
     ends: list[int] = []
-    while at < limit and buffer[at] == tag:
-        nbytes, start = buffer[at + 1], at + 2
+    while pos < limit and buffer[pos] == tag:
+        nbytes, start = buffer[pos + 1], pos + 2
         if nbytes > 127:
             nbytes, start = nbytes & 127 | buffer[start] << 7, start + 1
         if nbytes > 16383 or start + nbytes > limit or len(starts) == _MANY:  # three bytes of length, or cut off
             break
-        at = start + nbytes
+        pos = start + nbytes
         starts.append(start)
-        ends.append(at)
-    looked = reader.base + max(at, reader.pos + 1)
+        ends.append(pos)
+    looked = reader.base + max(pos, reader.pos + 1)
     if len(starts) < _FEW:
         return {}, looked
     plain = _plain(np.frombuffer(reader.view, np.uint8), np.array(starts), np.array(ends))
@@ -358,35 +358,35 @@ def _plain(data: Array, starts: Array, ends: Array) -> npt.NDArray[np.bool_]:
     """Return a bool for each node, in [start, end) of `data`: True if it certainly is plain and well formed."""
     plain = np.zeros(len(starts), bool)
     which = np.arange(len(starts))
-    at, stop = starts, ends  # stop: of the attribute a node is in, otherwise of the node
+    pos, stop = starts, ends  # stop: of the attribute a node is in, otherwise of the node
     inside = np.zeros(len(starts), bool)  # an attribute
     for _ in range(_ROUNDS):
-        leaving = inside & (at == stop)
+        leaving = inside & (pos == stop)
         stop = np.where(leaving, ends[which], stop)
         inside &= ~leaving
-        plain[which[~inside & (at == stop)]] = True
-        on = at < stop
-        which, at, stop, inside = which[on], at[on], stop[on], inside[on]
+        plain[which[~inside & (pos == stop)]] = True
+        on = pos < stop
+        which, pos, stop, inside = which[on], pos[on], stop[on], inside[on]
         if len(which) < _FEW:
             break
-        at, stop, inside, good = _advance(data, at, stop, inside)
-        which, at, stop, inside = which[good], at[good], stop[good], inside[good]
+        pos, stop, inside, good = _advance(data, pos, stop, inside)
+        which, pos, stop, inside = which[good], pos[good], stop[good], inside[good]
     return plain
 
 
-def _advance(data: Array, at: Array, stop: Array, inside: Array) -> tuple[Array, Array, Array, Array]:
+def _advance(data: Array, pos: Array, stop: Array, inside: Array) -> tuple[Array, Array, Array, Array]:
     """Pass one field of each node, or step into an attribute; return the new places, and which nodes go on."""
-    tag, first, second = data.take(at), data.take(at + 1), data.take(at + 2)
+    tag, first, second = data.take(pos), data.take(pos + 1), data.take(pos + 2)
     step = np.where(inside, _INNER_STEP.take(tag), _STEP.take(tag))
     sized = _SIZED.take(tag)
     wide = sized & (first > 127)
     length = np.where(sized, first & 127, 0) + np.where(wide, second.astype(np.int64) << 7, 0)
     good = (step > 0) & ~(wide & (second > 127))
     typed = inside & (tag == _TYPE) & (first == 1) & (second < 128)
-    body = at + np.where(typed, 3, step + wide)
+    body = pos + np.where(typed, 3, step + wide)
     (long,) = np.nonzero(_VARINTS.take(tag) & (first > 127))
     if len(long):  # a negative number takes 10 bytes
-        last = data.take(at[long, None] + np.arange(2, 11)) < 128
+        last = data.take(pos[long, None] + np.arange(2, 11)) < 128
         body[long] += last.argmax(1) + 1
         good[long] &= last.any(1)
     entering = ~inside & (tag == _ATTRIBUTE)

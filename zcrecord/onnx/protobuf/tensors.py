@@ -88,7 +88,7 @@ class ValueState:
     payload: int = NONE
     closed: bool = False  # the payload is finished
     stored: tuple[int, int] | None = None  # data_type, and for packed ones the count, as they were stored
-    held: int = -1  # the last byte, until it is known which of its bits count
+    last_byte: int = -1  # not written until it is known which of its bits count
     top: int = 0  # the greatest byte seen before the data_type was known
     early: bytearray | None = None  # varints that came before the data_type
     pending: bytearray | None = None  # single elements, to be written together
@@ -220,11 +220,11 @@ class TensorReader:
     def _packed_dims(self, t: TensorMessage, nbytes: int) -> None:
         reader = self._reader
         data = reader.text(min(nbytes, 10 * MAX_RANK + 10))
-        at = reader.pos - len(data)
-        while at < reader.pos:
-            value, at = reader.varint(at)
+        pos = reader.pos - len(data)
+        while pos < reader.pos:
+            value, pos = reader.varint(pos)
             self._dim(t, value)
-        if at > reader.pos:
+        if pos > reader.pos:
             raise reader.fail("dims end inside a varint", tensor=t.label)
 
     def _entry(self, t: TensorMessage, end: int) -> None:
@@ -299,11 +299,11 @@ class TensorReader:
                 data = (raw != 0).view(np.uint8).data
         if not len(data):
             return
-        if v.held >= 0:
-            self._sink.write(bytes([v.held]))
-            v.held = -1
+        if v.last_byte >= 0:
+            self._sink.write(bytes([v.last_byte]))
+            v.last_byte = -1
         if t.packed:
-            v.held = data[-1]
+            v.last_byte = data[-1]
             data = data[:-1]
         self._sink.write(data)
 
@@ -311,7 +311,7 @@ class TensorReader:
         """Count stored bytes of a tensor that are not written, as if they were."""
         self._begin(t, nbytes)
         t.values.nbytes += nbytes
-        t.values.held = 0 if t.packed else -1
+        t.values.last_byte = 0 if t.packed else -1
 
     def _begin(self, t: TensorMessage, estimate: int) -> None:
         if self._open is not t:
@@ -417,23 +417,23 @@ class TensorReader:
 
     def _decoded(self, t: TensorMessage, number: int, data: Any, nbytes: int) -> Any:
         try:
-            found = self._decoder.decode(data, nbytes)
+            numbers = self._decoder.decode(data, nbytes)
         except ValueError as error:
             what = f"{FIELDS[number]} holds a varint of more than 10 bytes"
             raise self._reader.fail(what, self._reader.pos + int(error.args[0]), tensor=t.label) from None
-        return self._stored(t, number, found)
+        return self._stored(t, number, numbers)
 
-    def _stored(self, t: TensorMessage, number: int, found: Any) -> Any:
+    def _stored(self, t: TensorMessage, number: int, numbers: Any) -> Any:
         """Return decoded varints as the bytes that are stored."""
         v = t.values
         if number == INT64_DATA:
-            return found.astype("<u8", copy=False).view(np.uint8).data
+            return numbers.astype("<u8", copy=False).view(np.uint8).data
         if number == UINT64_DATA:
-            if t.data_type == UINT32 and found.itemsize > 4 and int(found.max(initial=0)) >> 32:
-                raise self._out_of_range(t, int(found.max()))
-            return found.astype("<u4" if t.data_type == UINT32 else "<u8", copy=False).view(np.uint8).data
+            if t.data_type == UINT32 and numbers.itemsize > 4 and int(numbers.max(initial=0)) >> 32:
+                raise self._out_of_range(t, int(numbers.max()))
+            return numbers.astype("<u4" if t.data_type == UINT32 else "<u8", copy=False).view(np.uint8).data
         try:
-            values = _narrow(found, *_INT32_FORMS[t.data_type])
+            values = _narrow(numbers, *_INT32_FORMS[t.data_type])
         except ValueError as error:
             raise self._out_of_range(t, int(error.args[1])) from None
         kind = dtypes.by_onnx[t.data_type]
@@ -462,15 +462,15 @@ class TensorReader:
         self._singles(t, number, np.array([value], np.uint64))
         for data in self._ahead(tag, end):
             padded = np.frombuffer(reader.view[reader.pos : reader.pos + len(data) + SLACK], np.uint8)
-            found, passed = self._decoder.pairs(padded, len(data), tag)
-            self._singles(t, number, found)
+            numbers, passed = self._decoder.pairs(padded, len(data), tag)
+            self._singles(t, number, numbers)
             reader.pos += passed
 
-    def _singles(self, t: TensorMessage, number: int, found: Any) -> None:
+    def _singles(self, t: TensorMessage, number: int, numbers: Any) -> None:
         if t.data_type or number == INT64_DATA:
-            self._gather(t, self._stored(t, number, found))
+            self._gather(t, self._stored(t, number, numbers))
         else:
-            data = b"".join(map(encode_varint, found.tolist()))
+            data = b"".join(map(encode_varint, numbers.tolist()))
             self._wait(t, (data,), len(data))
 
     def _string(self, t: TensorMessage, nbytes: int) -> None:
@@ -516,7 +516,7 @@ class TensorReader:
         if v.ends is not None:
             self._sink.write(bytes(-v.nbytes % 8))
             self._sink.write(np.frombuffer(v.ends, np.uint64).astype("<u8", copy=False).view(np.uint8))
-        elif v.held >= 0:
+        elif v.last_byte >= 0:
             self._close_packed(t)
         v.payload = self._sink.end()
         v.closed = True
@@ -526,8 +526,8 @@ class TensorReader:
         """Write the last byte, its bits after the last element zero."""
         kind, v = t.dtype, t.values
         used = prod(t.dims) * kind.bits % 8 if kind is not None and kind.packed else 0
-        self._sink.write(bytes([v.held & ((1 << used) - 1) if used else v.held]))
-        v.held = -1
+        self._sink.write(bytes([v.last_byte & ((1 << used) - 1) if used else v.last_byte]))
+        v.last_byte = -1
         v.stored = t.data_type, prod(t.dims)
 
     def finish(self, t: TensorMessage) -> tuple[int, ...]:
