@@ -6,6 +6,7 @@ proportion to its files.
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zstandard
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from forge import Forge
 from split_catalogues import changed_index, forge_catalogue, outline_of, save_split
@@ -20,8 +22,8 @@ from split_catalogues import changed_index, forge_catalogue, outline_of, save_sp
 import zcrecord
 from attacks import tricks
 from tools.range_server import serving
-from zcrecord import FormatError, IntegrityError, LimitError, Record, UnsupportedError, integrity
-from zcrecord.archive import shards, tilings, unflatten
+from zcrecord import FillError, FormatError, IntegrityError, LimitError, Record, UnsupportedError, formats, integrity
+from zcrecord.archive import digest, shards, tilings, unflatten
 from zcrecord.archive.archive import Verify
 from zcrecord.codec.layout import NONE
 from zcrecord.distributed.checkpoint import Checkpoint
@@ -332,3 +334,101 @@ def test_bytes_in_the_catalogue_are_listed_once(tmp_path: Path, monkeypatch: pyt
     assert {name: bytes(value) for name, value in record.attributes.items()} == tree
     record.content_digest()
     assert decoded == 1
+
+
+@pytest.mark.parametrize(
+    ("view", "message"),
+    [
+        (lambda base: base.T, "has strides"),
+        (lambda base: np.lib.stride_tricks.as_strided(base, (4, 4), (0, 0)), "has strides"),
+        (lambda base: base.reshape(-1), "has another shape than a tensor it is tied to"),
+    ],
+    ids=["turned", "constant", "flat"],
+)
+def test_another_view_of_a_payload_in_pieces_is_refused(view: Any, message: str, tmp_path: Path) -> None:
+    """Its boxes would show other elements than it does: one door would give what another had not checked."""
+    base = np.arange(16, dtype=np.float32).reshape(4, 4)
+    save_split(tmp_path / "m.zcr", {"a": base, "b": view(base)}, {"a": [np.s_[:2, :], np.s_[2:, :]]})
+    with pytest.raises(FormatError, match=rf"m\.zcr: tensor 'b': {message}, and its payload is in pieces"):
+        zcrecord.load_record(tmp_path / "m.zcr")
+
+
+SPLIT = {"s": np.arange(16, dtype=np.float32).reshape(4, 4), "u": np.arange(64, dtype=np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("forged", "message"),
+    [
+        ({"origin": [[0, 0], [1, 0], [0, 0]]}, "its pieces in the shards do not tile it"),
+        ({"origin": [[0, 0], [3, 0], [0, 0]], "extent": [[3, 4], [1, 4], [0, 0]]}, "another size than its box"),
+    ],
+)
+def test_verification_checks_the_boxes_of_split_tensors(forged: Any, message: str, tmp_path: Path) -> None:
+    tables = {name: np.array(rows, np.uint64) for name, rows in forged.items()}
+    save_split(tmp_path / "m.zcr", SPLIT, {"s": [np.s_[:2, :], np.s_[2:, :]]}, forged=tables)
+    for act in (digest.check, digest.check_indexes):
+        with pytest.raises(FormatError, match=f"tensor 's': .*{message}"):
+            act(zcrecord.load_record(tmp_path / "m.zcr").archive)
+
+
+def with_damage(folder: Path) -> Path:
+    """Return a catalogue without digests of its own, one of whose shards has a damaged payload."""
+    save_split(folder / "m.zcr", SPLIT, {"s": [np.s_[:2, :], np.s_[2:, :]]})
+    shard = folder / "m-00003-of-00003.zcr"
+    octets = bytearray(shard.read_bytes())
+    octets[octets.index(SPLIT["u"].tobytes()) + 5] ^= 64
+    shard.write_bytes(octets)
+    return folder / "m.zcr"
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        pytest.param(lambda path: formats.convert(path, path.with_name("o.safetensors")), id="safetensors"),
+        pytest.param(lambda path: formats.convert(path, path.with_name("o.npz")), id="npz"),
+        pytest.param(lambda path: zcrecord.save_record(zcrecord.load_record(path), path.with_name("o.zcr")), id="save"),
+        pytest.param(lambda path: hollow_of(path).fill_by("host"), id="hollow"),
+        pytest.param(lambda path: hollow_of(path, sink=lambda n, i: bytearray(i.nbytes)).fill_by("read"), id="sink"),
+    ],
+)
+def test_damage_in_a_shard_is_found_though_the_catalogue_has_no_digests(act: Any, tmp_path: Path) -> None:
+    with pytest.raises(IntegrityError, match=r"tensor 'u': .*digest does not match"):
+        act(with_damage(tmp_path))
+
+
+def test_a_hollow_record_is_not_filled_from_a_later_checkpoint(tmp_path: Path) -> None:
+    save_split(tmp_path / "m.zcr", SPLIT, {"s": [np.s_[:2, :], np.s_[2:, :]]})
+    zcrecord.save_record(SPLIT, tmp_path / "one.zcr", digest="none")
+    records = [hollow_of(tmp_path / name) for name in ("m.zcr", "one.zcr")]
+    later = {name: value + 1 for name, value in SPLIT.items()}
+    save_split(tmp_path / "m.zcr", later, {"s": [np.s_[:2, :], np.s_[2:, :]]})
+    zcrecord.save_record(later, tmp_path / "one.zcr", digest="none")
+    for record in records:
+        with pytest.raises(FillError, match="is not the archive that the hollow record is of"):
+            record.fill_by("host")
+
+
+def test_a_packed_catalogue_has_the_same_names_through_every_door(tmp_path: Path) -> None:
+    zcrecord.save_record({f"w{i}": np.full(50, i) for i in range(3)}, tmp_path / "m.zcr", max_shard_size=900)
+    packed = tmp_path / "m.zcr.zst"
+    packed.write_bytes(zstandard.ZstdCompressor().compress((tmp_path / "m.zcr").read_bytes()))
+    assert zcrecord.load_record(packed).names == zcrecord.load_record(packed, names="*").names == ("w0", "w1", "w2")
+
+
+def test_a_shard_that_is_only_claimed_lifts_no_limit(tmp_path: Path) -> None:
+    """The catalogue says how large its shards are; one that holds nothing of the record need not be there."""
+    shard = equal_payloads(1200, MIB)
+    zcrecord.save_record({"x": np.ones(1)}, tmp_path / "t.zcr")
+    archives = [zcrecord.load_record(source).archive for source in (shard, tmp_path / "t.zcr")]
+    headers = [archive.header for archive in archives]
+    size = headers[1].index_size
+    headers[1] = headers[1]._replace(archive_size=1 << 50, index_offset=(1 << 50) - 64 - size, payload_offset=64)
+    index = archives[0].buffer[headers[0].index_offset :][: headers[0].index_size]
+    files = {
+        "name": zcrecord.StringTensor.from_strings(["s.zcr", "t.zcr"]),
+        "trailer": np.frombuffer(b"".join(h.encode() for h in headers), np.uint8).reshape(2, -1),
+        "index_sha256": np.frombuffer(hashlib.sha256(index).digest() * 2, np.uint8).reshape(2, -1),
+    }
+    path = forge_catalogue(tmp_path / "m.zcr", shard, {"s.zcr": shard}, [(0, i) for i in range(1200)], files=files)
+    with pytest.raises(LimitError, match="tensors that share their bytes would take"):
+        hollow_of(path)

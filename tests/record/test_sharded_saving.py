@@ -223,13 +223,15 @@ def test_files_that_a_strangers_catalogue_names_and_that_are_not_its_shards_stay
     r.assert_same(zcrecord.load_record(path, verify="full").tree(), OTHER)
 
 
+@pytest.mark.parametrize("other", ["best.zcr", "rmodel.zcr", "zcrmodel.zcr"])
 @pytest.mark.parametrize("save", SAVES)
-def test_shards_that_another_catalogue_there_names_stay(save: Any, tmp_path: Path) -> None:
+def test_shards_that_another_catalogue_there_names_stay(save: Any, other: str, tmp_path: Path) -> None:
+    """Names stand one behind the other: `r` and the next look like one that begins with `rmodel`."""
     path = tmp_path / "model.zcr"
     zcrecord.save_record(MODEL, path, max_shard_size=800)
-    shutil.copy(path, tmp_path / "best.zcr")
+    shutil.copy(path, tmp_path / other)
     save(path)
-    r.assert_same(zcrecord.load_record(tmp_path / "best.zcr", verify="full").tree(), MODEL)
+    r.assert_same(zcrecord.load_record(tmp_path / other, verify="full").tree(), MODEL)
     r.assert_same(zcrecord.load_record(path, verify="full").tree(), OTHER)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from aiohttp import DigestAuthMiddleware
+from forge import Forge
 from records import saved
 
 import zcrecord
@@ -298,6 +299,17 @@ def test_a_payload_that_is_damaged_where_it_lies_is_never_shown(server: Server, 
     with pytest.raises(IntegrityError, match="tensor 'w6'"):
         rec.torch()
     assert np.array_equal(rec["w5"], WEIGHTS["w5"])
+
+
+def test_payloads_that_overlap_are_refused_at_touch_too(server: Server, tmp_path: Path) -> None:
+    """Payloads that are there are known by where they start: another of that start would be shown unfetched."""
+    path = tmp_path / "m.zcr"
+    f = Forge(path.read_bytes())
+    f.set("payloads", 1, offset=int(f.columns["payloads"]["offset"][0]))  # that of the first, and not its size
+    path.write_bytes(f.seal())
+    assert len(zcrecord.load_record(path, verify="touch")) == len(WEIGHTS)
+    with pytest.raises(FormatError, match=r"m\.zcr: payload .*"):
+        load(server, verify="touch")
 
 
 @pytest.mark.parametrize(

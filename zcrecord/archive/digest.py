@@ -56,6 +56,7 @@ def check(archive: Archive, progress: Progress | None = None) -> None:
     archive.ensure_all()
     _check_files(archive, _check_file, progress)
     if archive.source.file_names:
+        _check_pieces(archive)
         for part in parts_by_file(archive):
             _check_elements(part)  # by the element types of the whole: the shards' own may be others
 
@@ -68,6 +69,23 @@ def check_indexes(archive: Archive) -> None:
     """
     archive.ensure_all()
     _check_files(archive, lambda file, _: file.ensure_all(), None)
+    _check_pieces(archive)
+
+
+def _check_pieces(archive: Archive) -> None:
+    """Check that the pieces of each split tensor tile it, and that each has the size of its box.
+
+    Raises:
+        FormatError: they do not.
+    """
+    table = archive.source.piece_table()
+    split = frozenset() if table is None else table.split()
+    for i in np.flatnonzero(np.isin(archive.index.tensors["payload"], list(split))).tolist():
+        row, (_, extent) = archive.row(i), archive.boxes(i)
+        for piece, size in zip(archive.source.pieces(row.payload), extent.tolist(), strict=True):
+            if piece.nbytes != prod(size) * (row.bits >> 3):
+                what = "a piece of it has another size than its box"
+                raise FormatError(what, path=piece.source.path, tensor=archive.index.name(i))
 
 
 def _check_files(

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from zcrecord.codec.digests import digest_of
-from zcrecord.codec.index import decode
+from zcrecord.codec.index import Index, decode
 from zcrecord.codec.layout import HEADER_SIZE, NONE, Header, decode_header
 from zcrecord.codec.verify import PayloadColumns, check_header, check_payload
 from zcrecord.errors import FormatError, IntegrityError, RecordError
@@ -51,10 +51,33 @@ def open_catalogue(archive: Archive, open_shard: Callable[[str], Archive]) -> Ar
         check_header(index, header)
         shards = Shards(archive, open_shard)
         table = piece_table(archive, len(index.payloads), len(shards.names))
+        _check_split(index, table)
         checks = TouchChecks(index, header)
         return Archive(header, index, ShardedSource(outline, shards, table, checks), verified="touch", checks=checks)
     except RecordError as error:
         raise error.located(path=archive.path) from error.__cause__
+
+
+def _check_split(index: Index, table: PieceTable) -> None:
+    """Raise FormatError if a tensor has strides, or another shape than the others, and its payload is in pieces.
+
+    Boxes are of elements in C order. Any other view would have other elements than its boxes: two ways of reading one
+    tensor that give two values.
+    """
+    if table.first is None:
+        return
+    alone = np.append(table.first[1:] - table.first[:-1] == 1, True)
+    rows = index.tensors
+    split = np.flatnonzero(~alone[np.minimum(rows["payload"], len(index.payloads))])
+    shapes: dict[int, tuple[int, ...]] = {}
+    for i, payload, strides, at, rank in zip(
+        split.tolist(), *(rows[field][split].tolist() for field in ("payload", "strides", "dims", "rank")), strict=True
+    ):
+        shape = tuple(index.dims[at : at + rank].tolist())
+        if strides != NONE or shapes.setdefault(payload, shape) != shape:
+            what = "has strides" if strides != NONE else "has another shape than a tensor it is tied to"
+            what += ", and its payload is in pieces; the catalogue is damaged, or of another writer"
+            raise FormatError(what, tensor=index.name(i))
 
 
 def _outline(archive: Archive) -> tuple[Header, memoryview]:
@@ -176,8 +199,6 @@ class ShardedSource(PayloadSource):
         row, ix = self._index.tensor(i), self._index
         shape, item = tuple(ix.dims[row.dims : row.dims + row.rank].tolist()), row.bits >> 3
         try:
-            if row.strides != NONE:
-                raise FormatError("its pieces in the shards do not tile it", path=self.path)
             origin, extent = self.boxes(number, shape, row.bits)
             dtype, boxes = np.dtype((np.void, item)), []
             for piece, start, size in zip(self.pieces(number), origin.tolist(), extent.tolist(), strict=True):

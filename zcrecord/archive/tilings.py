@@ -9,7 +9,8 @@ import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _FEW = 64  # boxes that are compared one by one, which takes less than a pass over columns
-_MOST_CORNERS = 1 << 24  # of the pieces of a tensor
+_CORNERS, _CORNERS_FREE = 16, 1 << 16  # of a piece, and of all pieces of a tensor, that are compared
+_PAIRS = 1 << 12  # pieces that are compared in pairs, where they have more corners
 
 
 def _tile_one_axis(origin: list[list[int]], extent: list[list[int]], shape: tuple[int, ...]) -> bool | None:
@@ -42,8 +43,8 @@ def _are_apart(origin: Array, extent: Array) -> bool:
 def tiles(origin: Array, extent: Array, shape: tuple[int, ...]) -> bool:
     """Return True if boxes lie inside a shape and cover every element of it once.
 
-    Few boxes of many axes are compared in pairs, others by their corners. False, too, for boxes with more than 2^24
-    corners: 2^20 boxes may differ along four axes.
+    Few boxes of many axes are compared in pairs, others by their corners. False, too, for more than 4,096 boxes that
+    differ along more than four axes.
     """
     rank = len(shape)
     if origin.shape[1] < rank or (origin.shape[1] > rank and (origin[:, rank:].any() or extent[:, rank:].any())):
@@ -55,9 +56,9 @@ def tiles(origin: Array, extent: Array, shape: tuple[int, ...]) -> bool:
     if (origin < 0).any() or (extent < 1).any() or (extent > limit).any() or (origin > limit - extent).any():
         return False
     moving = [axis for axis in range(rank) if (extent[:, axis] != limit[axis]).any()]
-    if len(origin) << len(moving) > _MOST_CORNERS:
-        return False
-    if len(origin) < 1 << len(moving):
+    if len(origin) < 1 << len(moving) or len(origin) << len(moving) > _CORNERS * len(origin) + _CORNERS_FREE:
+        if len(origin) > _PAIRS:
+            return False
         return _are_apart(origin[:, moving], extent[:, moving]) and sum(map(prod, extent.tolist())) == prod(shape)
     # How often an element is covered changes along every axis only at corners. If those of all boxes, each with its
     # sign, add up to the corners of the shape, then the boxes cover what the shape does, as often.

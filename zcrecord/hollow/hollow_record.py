@@ -18,7 +18,10 @@ import numpy as np
 from zcrecord.archive import subset
 from zcrecord.archive.archive import Archive
 from zcrecord.archive.by_file import parts_by_file
+from zcrecord.archive.damage import check_digest
 from zcrecord.archive.info import ModuleInfo, TensorInfo
+from zcrecord.archive.private_copy import check_apart
+from zcrecord.codec.layout import NONE
 from zcrecord.errors import FillError, LoadCancelledError, ProducerError, RecordError, UnsupportedError
 from zcrecord.loaders import Loader, load_into, plan_load
 from zcrecord.loaders.host import MappedLoader
@@ -221,6 +224,8 @@ class HollowRecord:
         if isinstance(source, str | os.PathLike):
             raise UnsupportedError("a path is no source; stream(open(path, 'rb')), or fill_by('read', path)")
         if isinstance(source, Record | Mapping):
+            if isinstance(source, Record):
+                check_apart(self.nbytes, source.archive.stored_nbytes(), source.path)
             for name in self.missing():
                 if name in source and not self._state.is_tied(name):
                     self.set(name, source[name])
@@ -315,6 +320,8 @@ class HollowRecord:
         verify = verify_digests and archive.mode == "r"  # the edits of a private copy are meant to differ
         parts = self._parts() if verify else {}
         for batch in self._batches(parts):
+            if verify and not self._skeleton.has_digests:
+                _check_pieces(archive, batch)
             self._load(_part_of(archive, batch), chosen, batch, verify, progress=watch, cancel=cancel)
             done += sum(constant.nbytes for constant in batch)
             if done < self.nbytes_filled - before:  # others lie in what was loaded
@@ -336,11 +343,13 @@ class HollowRecord:
         if source is None and self._path is None:
             raise FillError("no path is known to load from; name the source")
         record = source if isinstance(source, Record) else load_record(self._path if source is None else source)
-        found = self._skeleton.find_in(record.archive)
-        if found is None:
+        archive = self._skeleton.find_in(record.archive)
+        # Without digests nothing else tells an archive of the same names and sizes.
+        if archive is None or (not self._skeleton.has_digests and self._skeleton.is_replaced(record.archive)):
             raise FillError("is not the archive that the hollow record is of", path=record.archive.path)
-        found.source.pin(self._skeleton.pins)  # a loader's tensors on a device are not verified afterwards
-        return found
+        check_apart(self.nbytes, archive.stored_nbytes(), archive.path)
+        archive.source.pin(self._skeleton.pins)  # a loader's tensors on a device are not verified afterwards
+        return archive
 
     def _parts(self) -> dict[int, list[HollowConstant]]:
         """Return the missing constants of payloads that no loader brings whole, by payload; none without digests.
@@ -506,6 +515,18 @@ def _fan_out(writers: list[ConstantWriter], chunks: Iterable[memoryview], nbytes
         done += len(chunk)
     for writer in strided:
         writer.take(writer.constant.view(whole))
+
+
+def _check_pieces(archive: Archive, constants: list[HollowConstant]) -> None:
+    """Check the digests that shards of a local catalogue have, where its own index has none.
+
+    Raises:
+        IntegrityError: one does not match.
+    """
+    for constant in constants if archive.source.file_names and not archive.source.is_remote else ():
+        number = archive.row(archive.find(constant.name)).payload
+        if number != NONE:
+            check_digest(archive.source.pieces(number), constant.name)
 
 
 def _part_of(archive: Archive, constants: list[HollowConstant]) -> Archive:

@@ -15,7 +15,6 @@ import numpy as np
 
 from zcrecord.archive import unflatten
 from zcrecord.archive.archive import Archive
-from zcrecord.archive.by_file import files
 from zcrecord.archive.payloads import check_blobs
 from zcrecord.archive.private_copy import check_apart
 from zcrecord.codec.digests import RunningDigest
@@ -51,6 +50,8 @@ class RecordSkeleton:
         blobs: the bytes of the payloads that attributes and metadata use, by number.
         header: of the archive; empty for a file of another format.
         path: of the archive.
+        seal: of the archive, as `Archive.seal` has it.
+        file: absolute path and identity of the mapped file, if it is one.
         pins: the expected SHA-256 of payloads as `Archive.pins` has them, if a remote record was checked against them.
         expected: the same by a payload's number, each with the box of the payload that it is of.
     """
@@ -60,6 +61,8 @@ class RecordSkeleton:
     blobs: dict[int, bytes]
     header: bytes = b""
     path: str | None = None
+    seal: bytes = b""
+    file: tuple[str, tuple[int, ...]] | None = None
     pins: dict[Any, Any] = field(default_factory=dict)
     expected: dict[int, list[_Expected]] = field(default_factory=dict)
 
@@ -79,7 +82,14 @@ class RecordSkeleton:
         blobs = {number: bytes(archive.payload(number)) for number in _blob_numbers(ix)}
         path, start = archive.absolute or archive.path, header.encode() if header.payload_offset else b""
         pins = archive.source.pins()
-        return cls(_copied(ix), places, blobs, start, path, pins, _expected_of(archive) if pins else {})
+        seal, file = archive.seal(), archive.source.file
+        return cls(_copied(ix), places, blobs, start, path, seal, file, pins, _expected_of(archive) if pins else {})
+
+    def is_replaced(self, archive: Archive) -> bool:
+        """Return True if an archive is another than the skeleton's, as its seal or the identity of its file tells."""
+        file = archive.source.file
+        moved = self.file is None or file is None or self.file[0] != file[0]
+        return archive.seal() != self.seal or not (moved or file == self.file)
 
     def find_in(self, archive: Archive) -> Archive | None:
         """Return an archive, or the part of it, that this is the skeleton of; None if it is of another one."""
@@ -178,8 +188,15 @@ class RecordSkeleton:
 
 
 def check_filled(archive: Archive, nbytes: float) -> None:
-    """Raise LimitError if the bytes to fill are out of all proportion to the files of an archive; opens no shard."""
-    check_apart(int(nbytes), sum(size for size, _ in files(archive)), archive.path)
+    """Raise LimitError if the bytes to fill are out of all proportion to the files of an archive; opens no shard.
+
+    Sizes of shards are what the catalogue says: `HollowRecord` asks the shards themselves when they are opened.
+    """
+    source, table = archive.source, archive.source.piece_table()
+    stored = archive.header.archive_size
+    if table is not None:
+        stored = sum(source.file_size(file) for file in {NONE, *table.files()})
+    check_apart(int(nbytes), stored, archive.path)
 
 
 def _copied(ix: Index) -> Index:

@@ -25,7 +25,7 @@ from zcrecord.errors import LimitError, RecordError, TensorNotFoundError, Unsupp
 from .boxes import Box, is_box
 from .payload_sources import PayloadSources
 from .protocol import LoadPlan, PayloadRef, Target
-from .regions import Region, Regions
+from .regions import Region, Regions, pools_of
 
 __all__ = ["MAX_IN_FLIGHT", "HasArchive", "Slices", "archive_of", "plan_files", "plan_load", "views_of"]
 
@@ -111,11 +111,11 @@ def plan_files(
     if names is not None:
         archive = subset.select(archive, names, None)
     chosen = _slicer(slices, archive.names(), archive.path) if slices else None
-    plans = []
+    plans, pools = [], pools_of(archive)
     for part in parts_by_file(archive):
         sources, names_here = PayloadSources(part, views), part.names()
         boxes = [(i, name, None if chosen is None else chosen(name)) for i, name in enumerate(names_here)]
-        refs, found = _targets(part, sources, boxes, names_here, raw)
+        refs, found = _targets(part, sources, boxes, names_here, Regions(part, raw, pools))
         places = {
             part.place(ref.payload) for ref in refs if ref.payload >= 0
         }  # a server may claim any size of the rest
@@ -139,10 +139,11 @@ def views_of(archive: Archive, boxes: Mapping[str, Sequence[Box]]) -> dict[tuple
         UnsupportedError: as `plan_load`.
     """
     out: dict[tuple[str, int], Target] = {}
+    pools = pools_of(archive)
     for part in parts_by_file(archive):
         names = part.names()
         wanted = [(i, (name, k), box) for i, name in enumerate(names) for k, box in enumerate(boxes[name])]
-        out |= _targets(part, PayloadSources(part, views=True), wanted, names, raw=False)[1]
+        out |= _targets(part, PayloadSources(part, views=True), wanted, names, Regions(part, False, pools))[1]
     return out
 
 
@@ -151,10 +152,9 @@ def _targets(
     sources: PayloadSources,
     wanted: Iterable[tuple[int, Key, Box | None]],
     names: list[str],
-    raw: bool,
+    regions: Regions,
 ) -> tuple[list[PayloadRef], dict[Key, Target]]:
     """Return the refs to load for boxes of tensors, in the order of the file, and the target of each by its key."""
-    regions = Regions(archive, raw)
     users: dict[Hashable, list[tuple[Key, str, Region]]] = {}
     empty: list[tuple[Key, str, Region]] = []
     for i, key, box in wanted:

@@ -14,7 +14,7 @@ from zcrecord.tensors.strides import c_strides, is_c_order, reach
 
 from .boxes import Bounds, Box, ByteGrid, bounds_of, grid_of
 
-__all__ = ["Region", "Regions"]
+__all__ = ["Region", "Regions", "pools_of"]
 
 
 class Region(NamedTuple):
@@ -44,11 +44,12 @@ class Region(NamedTuple):
 class Regions:
     """Regions of all tensors of an archive, whose whole index was checked; its columns are read once, for speed."""
 
-    def __init__(self, archive: Archive, raw: bool) -> None:
+    def __init__(self, archive: Archive, raw: bool, pools: tuple[list[int], list[int]]) -> None:
+        """Read the columns; `pools` are the archive's dims and strides, which all parts of a catalogue share."""
         rows = archive.index.tensors
         fields = ("payload", "dtype", "bits", "dims", "rank", "strides", "byte_offset")
         self._rows = list(zip(*(rows[field].tolist() for field in fields), strict=True))
-        self._dims, self._strides = archive.index.dims.tolist(), archive.index.strides.tolist()
+        self._dims, self._strides = pools
         self._nbytes = archive.index.payloads["nbytes"].tolist()
         self._raw = raw
         self._users: dict[tuple[int, tuple[int, ...], int], int] = {}  # of split payloads, the first tensor
@@ -81,6 +82,11 @@ class Regions:
         else:
             whole = _strided(payload, kind, bits, shape, tuple(self._strides[at : at + rank]), byte_offset)
         return whole if box is None else _cut(whole, bounds_of(box, shape))
+
+
+def pools_of(archive: Archive) -> tuple[list[int], list[int]]:
+    """Return the dims and strides of all tensors of an archive."""
+    return archive.index.dims.tolist(), archive.index.strides.tolist()
 
 
 def _strided(

@@ -163,7 +163,9 @@ def _load(source: Any, names: Names | None, rename: Rename | None, options: Load
         if names is not None and options.expect is None and options.embedded is None and is_packed(memory.octets):
             from zcrecord.transport.open_packed import open_packed
 
-            return _chosen(open_packed(memory, verify=options.verify, lazily=True), names, rename, options)
+            archive = open_packed(memory, verify=options.verify, lazily=True)
+            if not is_catalogue(archive):
+                return _chosen(archive, names, rename, options)
         archive = _checked(_local(memory, options), options)
         _check_content(archive, options.expect)
         return archive if names is None and rename is None else _part(archive, names, rename)

@@ -13,6 +13,7 @@ from typing import Any
 
 from zcrecord.archive.archive import Archive, Verify, check_crc, open_archive
 from zcrecord.codec.layout import HEADER_SIZE, Header, decode_header, too_short
+from zcrecord.codec.verify import PayloadColumns, check_payload
 from zcrecord.errors import FormatError, IntegrityError, RecordError
 from zcrecord.storage.memory import Memory, is_packed
 from zcrecord.storage.urls import connect, protocols_of, redacted
@@ -135,6 +136,7 @@ def _open(file: RemoteFile, verify: Verify, cached: ArchiveCache | None) -> Arch
     try:
         archive = open_archive(memory, verify=verify, source_in=partial(RemoteSource, remote))
         check_crc(archive.buffer, archive.header)  # at level "touch", too: unlike a local file, it came a long way
+        check_payload(PayloadColumns(archive.index, archive.header))  # all: what is there is known by where it starts
     except FormatError:
         file.check_same()  # if it was replaced meanwhile, it is not damaged
         raise

@@ -432,7 +432,10 @@ def _start(folder: str, catalogue: str, name: str) -> bytes:
             raise
         return b""
     if catalogue != name and catalogue.endswith(name):
-        return re.sub(os.fsencode(shard_pattern(catalogue)), b"", start)
+        # Names follow one another: of `rmodel.zcr` the end of one and the next would be taken for a name of its own.
+        before = catalogue.removesuffix(name)
+        if not ".zcr".endswith(before) and not before.endswith(".zcr"):
+            return re.sub(os.fsencode(shard_pattern(catalogue)), b"", start)
     return start
 
 
