@@ -376,14 +376,14 @@ def test_entries_cost_at_most_the_memory_that_is_counted_for_them(
 def test_what_takes_far_more_memory_than_the_file_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "_HELD", 1 << 10)
+    monkeypatch.setattr(reading, "_MEMORY", 1 << 10)
     with pytest.raises(zcrecord.LimitError, match=r"m\.gguf: .*more than 0 MiB and 16 times the file in memory"):
         read_bytes(DENSE[name], tmp_path)
 
 
 def test_vocabulary_alone_in_a_file_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the proportions of the largest vocabularies there are, 262,144 tokens and 514,906 merges, one in 128 of it."""
-    monkeypatch.setattr(reading, "_HELD", reading._HELD >> 7)
+    monkeypatch.setattr(reading, "_MEMORY", reading._MEMORY >> 7)
     tokens = [f"token{i:03}"[-7:] for i in range(1 << 11)]
 
     def fields(made: Any) -> None:

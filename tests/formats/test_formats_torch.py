@@ -193,9 +193,9 @@ REFUSED = {
     "empty key inside": ({"a": [{"": 1}]}, "in 'a.0': an empty key; keys are non-empty"),
     "the same key": ({0: torch.ones(1), "0": torch.ones(1)}, "in the record: the key '0' is a text that reads"),
     "large integer as key": ({"a": {1 << 70: 1}}, "in 'a': the key 0x40{17} is an integer outside"),
-    "objects of numpy": ({"a": [np.array([None])]}, "tensor 'a.0': a numpy array of dtype 'O8'; plain numbers"),
-    "text of numpy": ({"a": np.array(["x"])}, "tensor 'a': a numpy array of dtype 'U1'; plain numbers"),
-    "dates of numpy": ({"a": np.datetime64("2020")}, "tensor 'a': a numpy array of dtype 'M8'; plain numbers"),
+    "objects of numpy": ({"a": [np.array([None])]}, "tensor 'a.0': a numpy array of dtype 'O8'; only plain numbers"),
+    "text of numpy": ({"a": np.array(["x"])}, "tensor 'a': a numpy array of dtype 'U1'; only plain numbers"),
+    "dates of numpy": ({"a": np.datetime64("2020")}, "tensor 'a': a numpy array of dtype 'M8'; only plain numbers"),
     "no names": (torch.ones(3), "a single Tensor without a name; save a dict"),
 }
 
@@ -390,5 +390,5 @@ FORGED = {
 
 @pytest.mark.parametrize("name", FORGED)
 def test_arrays_of_numpy_that_are_none_are_refused_by_name(name: str, tmp_path: Path) -> None:
-    with pytest.raises(zcrecord.UnsupportedError, match=r"m\.pt: tensor 'x\.0': (a|no) numpy array"):
+    with pytest.raises(zcrecord.UnsupportedError, match=r"m\.pt: tensor 'x\.0': (a|no valid pickle of a) numpy array"):
         saved({"x": [FORGED[name]]}, tmp_path)

@@ -1,7 +1,7 @@
 """Conversion from and to other formats: `convert`.
 
 A format is a row of FORMATS (`zcrecord.codec.file_types`) and a module of this folder with the row's name. The module
-has one or both of these functions, which hold one piece of a tensor in memory:
+has one or both of these functions, which have only one piece of a tensor in memory:
 
     read(path, out: RecordWriter, progress) -> int      add a file's tensors and metadata to `out`; returns bytes read
     write(record: Record, dest, ..., progress) -> int   write a record in the format; returns bytes written
@@ -52,7 +52,7 @@ from zcrecord.writing.writers import ConvertReport, conversion_report
 __all__ = ["FORMATS", "ConvertReport", "Format", "convert"]
 
 ARCHIVE, ONNX, SAFETENSORS = "zcr", "onnx", "safetensors"
-_OWN_NAMES = ("adapter_model", "diffusion_pytorch_model")  # by which PEFT and Diffusers find weights in a folder
+_OWN_NAMES = ("adapter_model", "diffusion_pytorch_model")  # names of weights that PEFT and Diffusers expect
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors$")
 _PIECE = 1 << 20  # bytes read at a time of a packed archive
 
@@ -78,26 +78,27 @@ def convert(
 ) -> ConvertReport:
     """Convert a file to another format, in bounded memory; one of the two is usually an archive.
 
-    A path at `dest` holds the old file or the whole new one at any time, and is replaced only with `force`. Between
-    two other formats it goes through an archive beside `dest` that is removed. An archive of one is laid out anew; one
-    of version 0, a draft of the format, too, without its signatures and tuned part.
+    A path at `dest` has the old file or the whole new one at any time, and is replaced only with `force`. A conversion
+    between two other formats writes an archive beside `dest`, and removes it. An archive becomes an archive with a new
+    layout; an archive of version 0, a draft of the format, loses its signatures and its tuned part.
 
     Args:
-        source, dest: paths or URLs; where the format is one forward pass, binary file objects, too, and compressed
-            sources. A folder is read as the one model in it, or as all its .onnx (see `onnx.convert`); into a folder,
-            one that is there or whose name ends in "/", goes model.zcr or the like, with its companions (an adapter as
-            adapter_model.zcr). Of a URL ONNX and safetensors are read forward, archives fetched into memory, other
-            files copied to a temporary one.
-        source_format, dest_format: names of FORMATS. By default what the first bytes say, or else the suffix; for
-            `dest` the suffix, an archive for a file object.
+        source, dest: paths or URLs. For formats that are read or written in one forward pass also binary file objects
+            and, for `source`, compressed files. A folder at `source` is read as the one model in it, or as all its
+            .onnx (see `onnx.convert`). A folder at `dest` (one that exists, or a name that ends in "/") gets model.zcr
+            or the like, with its companions (an adapter as adapter_model.zcr). At a URL ONNX and safetensors are read
+            forward, archives fetched into memory, other files copied to a temporary one.
+        source_format, dest_format: names of FORMATS. By default the first bytes of `source` decide, or else its
+            suffix; for `dest` the suffix, and a file object gets an archive.
         alignment, durable, storage_options: those of `save_record`; the last for `source`, too.
         max_shard_size: write files of at most so many bytes of tensors, and a catalogue (safetensors: index) of them.
-        metadata: to add to that of an archive; a function in its place is called once `source` was read.
-        progress: called with the bytes done of the input (an archive: of its tensors) and, where known, of all of it.
+        metadata: added to the archive's; a function in its place is called once `source` was read.
+        progress: called with the bytes of input converted so far (for an archive: of its tensors) and the number of
+            all, if known.
 
     Raises:
-        FormatError: the source is damaged or has another format. UnsupportedError: the format is not known or cannot be
-        written, or it cannot hold a value of the record. DestinationExistsError: `dest` exists and `force` was not
+        FormatError: the source is damaged or has another format. UnsupportedError: the format is not known, cannot be
+        written, or does not have a value of the record. DestinationExistsError: `dest` exists and `force` was not
         given, or `dest` is the source. DependencyError: a package is missing. SourceError: the file system refused.
 
     Example:
@@ -129,8 +130,8 @@ def convert(
         if remote is not None and not isinstance(remote, str):
             opened, source_path = remote, remote.shown
         given, kind = stack.enter_context(_recognised(opened, source_path, source_format))
-        how = force, alignment, durable, max_shard_size, metadata, progress or (lambda *_: None), storage_options
-        work = _Conversion(started, source_path, path_or_none(dest), *how)
+        options = force, alignment, durable, max_shard_size, metadata, progress or (lambda *_: None), storage_options
+        work = _Conversion(started, source_path, path_or_none(dest), *options)
         report = work.run(kind, given, target, dest)
     seconds = time.perf_counter() - started
     return dataclasses.replace(report, source=source_path, dest=dest_path, seconds=seconds)
@@ -140,10 +141,10 @@ def convert(
 def _in_new_folder(
     source: Any, folder: str | None, dest: str, target: str, force: bool, durable: bool
 ) -> Iterator[str]:
-    """Yield a path for the weights in a model folder; if the source is in a folder, its companions go there, too.
+    """Yield a path for the weights in a model folder; companions in the source's folder are copied, too.
 
     Raises:
-        DestinationExistsError: the weights, in one file or with an index, are the source.
+        DestinationExistsError: the source is the weights, or their index.
     """
     stem = os.path.basename(path_or_none(source) or "").partition(".")[0]
     weights = f"{stem if stem in _OWN_NAMES else 'model'}{FORMATS[target].suffixes[0]}"
@@ -181,6 +182,7 @@ class _Conversion:
             raise error.located(path=self.source_path) from error.__cause__
 
     def to_archive(self, kind: str, given: Any, dest: Any) -> ConvertReport:
+        """Convert a source of any format to an archive."""
         options: dict[str, Any] = {"alignment": self.alignment, "durable": self.durable}
         options |= {"storage_options": self.storage_options}
         if kind == ONNX:
@@ -194,8 +196,8 @@ class _Conversion:
                 _check_no_shard(loaded, self.dest_path)
                 draft = loaded.archive.header.is_draft
                 record = untuned_record(loaded) if draft or self.max_shard_size is not None else loaded
-                kept = _without_signatures(record.metadata) if draft else record.metadata
-                options["metadata"] = {**kept, **metadata_now(self.metadata)}
+                own = _without_signatures(record.metadata) if draft else record.metadata
+                options["metadata"] = {**own, **metadata_now(self.metadata)}
                 saved, modules = save_record(record, dest, progress=self.progress, **options), len(record.modules)
                 nbytes = loaded.archive_nbytes
         else:
@@ -215,6 +217,7 @@ class _Conversion:
         )
 
     def from_archive(self, given: Any, target: str, dest: Any) -> ConvertReport:
+        """Convert an archive to another format."""
         options: dict[str, Any] = {"durable": self.durable, "progress": self.progress}
         options |= {"storage_options": self.storage_options}
         if target == SAFETENSORS:
@@ -235,6 +238,7 @@ class _Conversion:
             )
 
     def through_archive(self, kind: str, given: Any, target: str, dest: Any) -> ConvertReport:
+        """Convert between two other formats, by a scratch archive."""
         beside = self.dest_path
         if beside is None or is_url(beside):
             beside = os.path.join(tempfile.gettempdir(), "zcrecord")
@@ -255,10 +259,10 @@ def _loaded(given: Any) -> Record:
 
 
 def _expanded(given: Any, packed: PeekableStream, nbytes: int | None) -> bytearray:
-    """Return the bytes of an archive that a packed stream, of `nbytes` bytes if known, expands to.
+    """Return the bytes of the archive in a packed stream, which has `nbytes` bytes if known.
 
     Raises:
-        LimitError: they are out of all proportion to it.
+        LimitError: the archive is far larger than the packed stream.
     """
     from zcrecord.transport.frames import check_expansion  # here, because few archives are packed
 
@@ -270,12 +274,12 @@ def _expanded(given: Any, packed: PeekableStream, nbytes: int | None) -> bytearr
 
 
 def _without_signatures(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a draft's metadata, whose signatures are of a content digest that version 1 has in another form."""
-    kept = {name: value for name, value in metadata.items() if not name.startswith(SIGNATURE_PREFIX)}
-    if len(kept) < len(metadata):
+    """Return a draft's metadata without signatures, whose content digest is computed in another way in version 1."""
+    unsigned = {name: value for name, value in metadata.items() if not name.startswith(SIGNATURE_PREFIX)}
+    if len(unsigned) < len(metadata):
         message = "the signatures of a draft of the format (version 0) are left out; sign the new archive"
         logging.getLogger("zcrecord").warning(message)
-    return kept
+    return unsigned
 
 
 def _check_no_shard(record: Record, dest: str | None) -> None:
@@ -340,10 +344,11 @@ def _recognised(source: Any, path: str | None, named: str | None) -> Iterator[tu
         packed = given is not peeked
         if packed:
             given = PeekableStream(given)
-        found = sniff_file_type(given.head)
-        kind = named if named is not None else _by_content(found, given.head, path) or _by_suffix(path or "", SUFFIXES)
+        file_type = sniff_file_type(given.head)
+        kind = named
         if kind is None:
-            kind = _guessed(found, path)
+            kind = _by_content(file_type, given.head, path) or _by_suffix(path or "", SUFFIXES)
+        kind = _guessed(file_type, path) if kind is None else kind
         if kind not in FORMATS:
             raise UnsupportedError(f"format {printable(kind)} is not known; {', '.join(FORMATS)}", path=path)
         if path is not None and nbytes is not None and not packed:
@@ -351,8 +356,8 @@ def _recognised(source: Any, path: str | None, named: str | None) -> Iterator[tu
         elif fetch is not None and (kind == ARCHIVE or not (packed or FORMATS[kind].streams)):
             given, packed = stack.enter_context(fetch(FORMATS[kind])), False
         elif not FORMATS[kind].streams:
-            how = "compressed; decompress it first" if packed else "from a pipe; write it to a file first"
-            raise UnsupportedError(f"{kind} cannot be read {how}", path=path)
+            reason = "compressed; decompress it first" if packed else "from a pipe; write it to a file first"
+            raise UnsupportedError(f"{kind} cannot be read {reason}", path=path)
         yield _expanded(given, peeked, nbytes) if packed and kind == ARCHIVE else given, kind
 
 
@@ -363,30 +368,29 @@ def _by_suffix(path: str, off: tuple[str, ...] = ()) -> str | None:
     return next((f.name for f in FORMATS.values() if name.endswith(f.suffixes)), None)
 
 
-def _by_content(found: FileType | None, head: bytes, path: str | None) -> str | None:
+def _by_content(file_type: FileType | None, head: bytes, path: str | None) -> str | None:
     if head.lstrip()[:1] == b"{" and path is not None and path.lower().endswith(".json"):
         return SAFETENSORS  # an index of shards
-    return found.format if found is not None and found.format != ONNX else None
+    return file_type.format if file_type is not None and file_type.format != ONNX else None
 
 
-def _guessed(found: FileType | None, path: str | None) -> str:
+def _guessed(file_type: FileType | None, path: str | None) -> str:
     """Return the format of a file without a known suffix, if its first bytes leave little doubt.
 
     Raises:
-        FormatError: they do not; says what the file is where that is plain.
+        FormatError: they do not; names the type of the file if it is known.
     """
-    if found is not None and found.format is not None:
-        return found.format
-    if found is not None and not found.what.startswith("this is a zip"):
-        raise FormatError(
-            f"{found.what}, which is not converted" + (f"; {found.advice}" * bool(found.advice)), path=path
-        )
-    what = "it has no format's first bytes, nor a suffix that is known" if found is None else found.what
+    if file_type is not None and file_type.format is not None:
+        return file_type.format
+    if file_type is not None and not file_type.what.startswith("this is a zip"):
+        advice = f"; {file_type.advice}" if file_type.advice else ""
+        raise FormatError(f"{file_type.what}, which is not converted{advice}", path=path)
+    what = "it has no format's first bytes, nor a suffix that is known" if file_type is None else file_type.what
     raise FormatError(f"{what}; name its format (source_format=, --from): {', '.join(FORMATS)}", path=path)
 
 
 def _takes_folder(source: str | None, dest: str, dest_format: str | None) -> bool:
-    """Return True if what is made of a source is put into a folder: by what is there, by the source and the suffix."""
+    """Return True if the output goes into a folder `dest`; depends on `dest`, its suffix, and the source."""
     if is_url(dest):
         return False
     folder, plain = source is not None and os.path.isdir(source), _by_suffix(dest) is None
@@ -398,11 +402,11 @@ def _takes_folder(source: str | None, dest: str, dest_format: str | None) -> boo
 def _in_folder(source: Any, named: str | None) -> Any:
     """Return the path of the one model in a folder; the folder, if it has several of ONNX; any other source as it is.
 
-    Of several formats the first in FORMATS is taken, an archive last; shards count as their index or catalogue; of .bin
-    files pytorch_model.bin is taken.
+    With models of several formats the first format in FORMATS is chosen, an archive last. Shards count as their index
+    or catalogue; of .bin files pytorch_model.bin is chosen.
 
     Raises:
-        SourceError: there is none, or more than one.
+        SourceError: the folder has no model, or more than one.
     """
     folder = path_or_none(source)
     if folder is None or not os.path.isdir(folder):
@@ -420,14 +424,14 @@ def _in_folder(source: Any, named: str | None) -> Any:
     kind = next((kind for kind in order if kind in by_kind), None)
     if kind == ARCHIVE:
         return archive_in(folder)
-    found = [] if kind is None else by_kind[kind]
-    if len(found) == 1:
-        return os.path.join(folder, found[0])
-    if found and found == by_kind.get(ONNX):
+    candidates = [] if kind is None else by_kind[kind]
+    if len(candidates) == 1:
+        return os.path.join(folder, candidates[0])
+    if candidates and candidates == by_kind.get(ONNX):
         return folder
     what = (
-        f"is a folder with several models: {', '.join(map(printable, found))}"
-        if found
+        f"is a folder with several models: {', '.join(map(printable, candidates))}"
+        if candidates
         else "is a folder without a model"
     )
     raise SourceError(f"{what}; name a file that can be converted", path=folder, errno=errno.EISDIR)

@@ -1,7 +1,7 @@
 """GGUF files into an archive: tensors as they are, quantised ones as blocks under the `zcr:quantized` convention.
 
-The header is read by a walk of our own: every count and length is held against what is left of the file before
-anything is made of it, which `gguf.GGUFReader` leaves out. What the type numbers mean, the `gguf` package says.
+The header is parsed here: every count and length is compared with the bytes left in the file before memory is
+allocated for it, which `gguf.GGUFReader` does not do. The `gguf` package has the table of type numbers.
 
 Source: the GGUF specification, versions 2 and 3 (ggml, docs/gguf.md).
 """
@@ -23,8 +23,6 @@ from zcrecord.storage.files import Progress
 from zcrecord.storage.stream_reader import PIECE, StreamReader
 from zcrecord.writing.module_tree import state_path
 
-__all__ = ["QUANTIZED", "read"]
-
 QUANTIZED = "zcr:quantized"
 MAGIC = b"GGUF"
 
@@ -38,9 +36,9 @@ _NUMBERS = {
 _LEAST_FIELD, _LEAST_TENSOR = 13, 24  # bytes of the smallest metadata entry and the smallest description of a tensor
 _MOST_HEADER = 1 << 28  # bytes; a vocabulary takes some ten million
 _LONGEST_NAME = 65535
-# Bytes of memory that metadata and descriptions of tensors may take beyond so many times the file; and what each takes,
-# most of it while the archive's index is encoded. A file of short ones would else take 300 times its length.
-_HELD, _TIMES = 64 << 20, 16
+# Bytes of memory that metadata and descriptions of tensors may take in addition to so many times the file; and the cost
+# of each, mostly while the archive's index is encoded. Without the limit a file of short ones takes 300 times its size.
+_MEMORY, _TIMES = 64 << 20, 16
 _FIELD_COST, _TEXT_COST, _NUMBER_COST = 640, 320, 96
 _BLOCKS_COST, _TENSOR_COST, _MODULE_COST = 3500, 600, 900  # of a quantised tensor, of another, of a dot in its name
 _PLAIN: dict[str, DType] = {d.safetensors: d for d in DTYPES if d.safetensors}  # F32, BF16, I8: ggml's names too
@@ -49,12 +47,12 @@ _PLAIN: dict[str, DType] = {d.safetensors: d for d in DTYPES if d.safetensors}  
 def read(path: str, out: RecordWriter, progress: Progress) -> int:
     """Write a GGUF file's tensors and metadata to `out`; returns the bytes of input. Holds one window of payload.
 
-    Dimensions come in numpy's order, the reverse of GGUF's. A tensor of floats or integers is a tensor; one of
-    quantised blocks is a module of type name `zcr:quantized` with the tensor `data`, uint8, whose rows are the blocks
-    as they are, and the attributes `ggml_type`, `shape`, `block` and `block_nbytes`; `gguf.quants.dequantize` takes
-    that `data`. Names are split at their dots, as those of a `state_dict()` are. The file's metadata becomes the
-    archive's: text, int, float, bool, and lists of one of these; text that is not UTF-8 comes as bytes, a list with
-    such a one as a list of bytes.
+    Dimensions come in numpy's order, the reverse of GGUF's. A tensor of floats or integers becomes a tensor. A tensor
+    of quantised blocks becomes a module of type name `zcr:quantized`. It has the tensor `data`, uint8, whose rows are
+    the unchanged blocks, and the attributes `ggml_type`, `shape`, `block` and `block_nbytes`.
+    `gguf.quants.dequantize` takes that `data`. Names are split at their dots, as those of a `state_dict()`. The file's
+    metadata becomes the archive's: text, int, float, bool, and lists of one of these. Text that is not UTF-8 becomes
+    bytes, and so does a list that has such a text.
 
     Example:
         >>> import gguf, zcrecord
@@ -66,8 +64,8 @@ def read(path: str, out: RecordWriter, progress: Progress) -> int:
         {'general.architecture': 'llama'}
 
     Raises:
-        FormatError: it is no valid GGUF file. LimitError: metadata of more than 256 MiB, or so many short texts,
-            numbers or tensors that they would take far more memory than the file has bytes. UnsupportedError:
+        FormatError: the file is not a valid GGUF file. LimitError: metadata of more than 256 MiB, or so many short
+            texts, numbers or tensors that they would take far more memory than the file has bytes. UnsupportedError:
             big-endian, or lists within lists. DependencyError: gguf is not installed. SourceError: the file cannot be
             read.
     """
@@ -77,11 +75,11 @@ def read(path: str, out: RecordWriter, progress: Progress) -> int:
             size = file.nbytes
             if size is None:
                 raise UnsupportedError("not a regular file; GGUF is read by seeking, write it to one first")
-            found = _GgufHeader(file, size, types)
-            _check_apart(found.tensors)
-            out.metadata.update(found.metadata)
-            names = {t.name for t in found.tensors}
-            for t in found.tensors:
+            header = _GgufHeader(file, size, types)
+            _check_apart(header.tensors)
+            out.metadata.update(header.metadata)
+            names = {t.name for t in header.tensors}
+            for t in header.tensors:
                 _write(file, t, state_path(t.name, names), out, lambda done: progress(done, size))
             progress(size, size)
             return size
@@ -99,7 +97,7 @@ class _GgufType(NamedTuple):
 
 
 class _GgufTensor(NamedTuple):
-    """One tensor as the header describes it; its offset is the file's."""
+    """One tensor as the header describes it, with its offset in the file."""
 
     name: str
     kind: _GgufType
@@ -120,30 +118,30 @@ def _types() -> dict[int, _GgufType]:
 
 
 class _GgufHeader:
-    """Header of a GGUF file, read forward; every count is held against the bytes left in the file.
+    """Header of a GGUF file, read forward; every count is compared with the bytes left in the file.
 
     Attributes:
-        metadata: by key, with Python's own values.
+        metadata: Python's own values by key.
         tensors: in the file's order.
     """
 
     def __init__(self, file: StreamReader, size: int, types: dict[int, _GgufType]) -> None:
         self._file, self._size, self._types = file, size, types
         self._buffer, self._base, self._pos = b"", 0, 0  # bytes read, where they lie in the file, how many are used
-        self._room = _HELD + _TIMES * size
+        self._room = _MEMORY + _TIMES * size
         tensors, fields = self._start()
         self.metadata: dict[str, Any] = {}
         for _ in range(fields):
             self._field()
         described = self._described(tensors)
-        start = self._at + -self._at % self._alignment()
+        start = self._position + -self._position % self._alignment()
         self.tensors = [self._placed(t, start) for t in described]
 
-    def _fail(self, what: str) -> FormatError:
-        return FormatError(f"byte {self._at:#x}: {what}", offset=self._at)
+    def _fail(self, what: str, kind: type[RecordError] = FormatError) -> RecordError:
+        return kind(f"byte {self._position:#x}: {what}", offset=self._position)
 
     @property
-    def _at(self) -> int:
+    def _position(self) -> int:
         return self._base + self._pos
 
     def _take(self, count: int, what: str) -> bytes:
@@ -153,32 +151,32 @@ class _GgufHeader:
         return self._buffer[start : self._pos]
 
     def _fill(self, count: int, what: str) -> None:
-        """Have the next `count` bytes in the buffer, and some more."""
-        left = self._size - self._at
+        """Read at least the next `count` bytes into the buffer."""
+        left = self._size - self._position
         if count > left:
             raise self._fail(f"{what} takes {count} bytes, {left} are left; the file is truncated or damaged")
-        if self._at + count > _MOST_HEADER:
-            raise LimitError(f"byte {self._at:#x}: more than {_MOST_HEADER >> 20} MiB of metadata", offset=self._at)
-        rest, self._base, self._pos = self._buffer[self._pos :], self._at, 0
+        if self._position + count > _MOST_HEADER:
+            raise self._fail(f"more than {_MOST_HEADER >> 20} MiB of metadata", LimitError)
+        rest, self._base, self._pos = self._buffer[self._pos :], self._position, 0
         self._buffer = rest + self._file.read(max(count - len(rest), PIECE))
         if len(self._buffer) < count:
             raise self._fail("the file became shorter while it was read")
 
     def _reserve(self, nbytes: int, what: str) -> None:
-        """Count memory that something will take, before it is made."""
+        """Subtract memory that will be allocated from the limit."""
         self._room -= nbytes
         if self._room < 0:
-            limit = f"more than {_HELD >> 20} MiB and {_TIMES} times the file"
-            raise LimitError(f"byte {self._at:#x}: {what} would take {limit} in memory", offset=self._at)
+            limit = f"more than {_MEMORY >> 20} MiB and {_TIMES} times the file"
+            raise self._fail(f"{what} would take {limit} in memory", LimitError)
 
     def _number(self, nbytes: int, what: str) -> int:
         return int.from_bytes(self._take(nbytes, what), "little")
 
     def _count(self, least: int, what: str) -> int:
-        """Return a number of things that take at least so many bytes each."""
+        """Return the number of items, each of at least `least` bytes."""
         count = self._number(8, f"the number of {what}")
-        if count * least > self._size - self._at:
-            raise self._fail(f"{count} {what} are claimed, {self._size - self._at} bytes are left")
+        if count * least > self._size - self._position:
+            raise self._fail(f"{count} {what} are claimed, {self._size - self._position} bytes are left")
         return count
 
     def _name(self, what: str) -> str:
@@ -194,7 +192,7 @@ class _GgufHeader:
         raise self._fail(f"{what} is not UTF-8 without NUL: {raw[:40]!r}")
 
     def _start(self) -> tuple[int, int]:
-        """Return how many tensors and metadata entries the file says it has."""
+        """Return the claimed numbers of tensors and metadata entries."""
         head = self._take(min(HEAD, self._size), "the start")
         self._pos = len(MAGIC)
         if not head.startswith(MAGIC):
@@ -218,15 +216,14 @@ class _GgufHeader:
     def _list(self, key: str) -> list[Any]:
         kind = self._number(4, "a metadata type")
         if kind == _ARRAY:
-            what = f"metadata '{printable(key)}' has lists within a list"
-            raise UnsupportedError(f"byte {self._at:#x}: {what}", offset=self._at)
+            raise self._fail(f"metadata '{printable(key)}' has lists within a list", UnsupportedError)
         least, cost = (_NUMBERS[kind].itemsize, _NUMBER_COST) if kind in _NUMBERS else (8, _TEXT_COST)
         count = self._count(least, f"items of metadata '{printable(key)}'")
         self._reserve(count * cost, f"the list '{printable(key)}'")
         return self._values(kind, count, key)
 
     def _values(self, kind: int, count: int, key: str) -> list[Any]:
-        """Return values of one type; text that is not UTF-8 turns all of them into bytes."""
+        """Return values of one type; all texts become bytes if one is not UTF-8."""
         what = f"metadata '{printable(key)}'"
         if kind == _STRING:
             raw = [self._take(self._number(8, what), what) for _ in range(count)]
@@ -250,18 +247,19 @@ class _GgufHeader:
         return alignment
 
     def _described(self, count: int) -> list[_GgufTensor]:
-        found: dict[str, _GgufTensor] = {}
+        tensors: dict[str, _GgufTensor] = {}
         for _ in range(count):
             name = self._name("a tensor's name")
-            if name in found:
+            if name in tensors:
                 raise self._fail("this name is there twice").located(tensor=name)
             try:
-                found[name] = self._tensor(name)
+                tensors[name] = self._tensor(name)
             except RecordError as error:
                 raise error.located(tensor=name) from None
-        return list(found.values())
+        return list(tensors.values())
 
     def _tensor(self, name: str) -> _GgufTensor:
+        """Read the description of a tensor after its name."""
         rank = self._number(4, "the rank")
         if rank > MAX_RANK:
             raise self._fail(f"rank {rank}; at most {MAX_RANK} is legal")
@@ -290,7 +288,7 @@ class _GgufHeader:
 
 
 def _check_apart(tensors: list[_GgufTensor]) -> None:
-    """Raise where tensors overlap: a small file could claim terabytes else."""
+    """Raise FormatError if tensors overlap, by which a small file could claim terabytes."""
     end, last = 0, ""
     for t in sorted((t for t in tensors if t.nbytes), key=lambda t: t.offset):
         if t.offset < end:
@@ -301,6 +299,7 @@ def _check_apart(tensors: list[_GgufTensor]) -> None:
 def _write(
     file: StreamReader, t: _GgufTensor, path: tuple[str, ...], out: RecordWriter, report: Callable[[int], None]
 ) -> None:
+    """Write one tensor, or the module of a quantised one."""
     dtype, shape = t.kind.plain, t.shape
     if dtype is None:
         out.module(path, type_name=QUANTIZED)

@@ -15,14 +15,12 @@ from zcrecord.remote.files import ForwardReader, copy_to
 from zcrecord.remote.open_url import remote_file
 from zcrecord.storage.files import scratch_folder
 
-__all__ = ["RemoteModel", "remote_model"]
-
 
 def remote_model(url: str, options: Mapping[str, Any] | None) -> RemoteModel | str:
-    """Return the model behind a URL, of which nothing is asked yet; of a `file://` URL the path.
+    """Return the model behind a URL, without a request to the server; for a `file://` URL the path.
 
     Raises:
-        DependencyError: a package is missing. UnsupportedError: no such kind of URL is known.
+        DependencyError: a package is missing. UnsupportedError: the kind of URL is not known.
     """
     file = remote_file(url, options)
     return file if isinstance(file, str) else RemoteModel(file, url, options)
@@ -41,10 +39,10 @@ class RemoteModel:
 
     @contextlib.contextmanager
     def fetched(self, kind: Format) -> Iterator[Any]:
-        """Yield an archive's record, of any other format the path of a copy; errors name the URL.
+        """Yield the record of an archive, or the path of a copy of any other file; errors name the URL.
 
         Raises:
-            SourceError: it cannot be read.
+            SourceError: the file cannot be read.
         """
         if kind.name == "zcr":
             with load_record(self._url, storage_options=self._options) as record:

@@ -1,8 +1,8 @@
 """Structure of a record (modules, attributes, ties) as one text, for formats that have no place for it.
 
-Kinds and class names of modules, attributes and metadata with their types, keys that hold dots, ties and saved order:
-with this text beside the tensors the record comes back with the same content digest. It is JSON; bytes are base64,
-and who reads it believes nothing. Where the text is kept is left to the formats.
+The text has the kinds and class names of modules, attributes and metadata with their types, keys that contain dots,
+ties, and the saved order. With it and the tensors, the record is restored with the same content digest. The text is
+JSON, bytes are base64, and `decode_structure` checks all of it. Each format decides on the place of the text.
 """
 
 from __future__ import annotations
@@ -22,10 +22,8 @@ from zcrecord.record.record import Record
 from zcrecord.record.record_writer import RecordWriter
 from zcrecord.writing.module_tree import state_path
 
-__all__ = ["KEY", "MAX_TEXT", "Structure", "decode_structure", "structure_of"]
-
 KEY = "zcrecord"
-MAX_TEXT = 100_000_000  # bytes; as of a safetensors header, in which it lies there
+MAX_TEXT = 100_000_000  # bytes; the limit of a safetensors header, which contains it
 _VERSION = 1
 
 
@@ -34,13 +32,13 @@ class Structure:
     """Modules, attributes, metadata and ties of a record, without its tensors.
 
     Attributes:
-        items: modules as (at, path, kind, class name), attributes as (at, path, value), in ascending order of `at`:
-            how many tensors come before them.
-        paths: of tensors whose names are not split at every dot.
-        ties: names of tensors that are the same memory.
-        order: all names as saved, where the format had to store the tensors in another order.
-        metadata: what the format's own metadata cannot say.
-        marked: whether metadata entry 'format' is the writer's and not the record's.
+        items: modules as (position, path, kind, class name), attributes as (position, path, value). The position is the
+            number of tensors that come before; items are in ascending order of it.
+        paths: the keys of tensors whose names are not split at every dot.
+        ties: groups of names of tensors with the same memory.
+        order: all names in saved order, if the format had to store the tensors in another order.
+        metadata: entries that the format's own metadata cannot represent.
+        marked: True if the metadata entry 'format' was added by the writer, and is not the record's.
     """
 
     items: list[tuple[Any, ...]] = field(default_factory=list)
@@ -49,17 +47,17 @@ class Structure:
     order: list[str] = field(default_factory=list)
     metadata: dict[str, Any] = field(default_factory=dict)
     marked: bool = False
-    _told: int = 0
+    _written: int = 0
     _twins: dict[str, list[str]] | None = None
 
     def path(self, name: str, names: Container[str]) -> tuple[str, ...]:
-        """Return the keys that a tensor's name stands for, `names` being all of them."""
+        """Return the keys of a tensor by its name; `names` has the names of all tensors."""
         return self.paths.get(name) or state_path(name, names)
 
     def twin(self, name: str) -> str | None:
-        """Return the tensor that this one was tied to, once it was asked for all those before it; None for the first.
+        """Return the first tensor that this one was tied to; None for the first itself. Call it in the file's order.
 
-        Whether the two still are the same is to be seen.
+        The caller must check that the bytes of the two are still equal.
         """
         if self._twins is None:
             self._twins = {}
@@ -72,59 +70,59 @@ class Structure:
         asked.append(name)
         return asked[0] if asked[0] != name else None
 
-    def tell(self, out: RecordWriter, count: int | None = None) -> None:
-        """Tell modules and attributes that come before tensor number `count`, all that are left by default."""
-        while self._told < len(self.items) and (count is None or self.items[self._told][0] <= count):
-            _, path, *what = self.items[self._told]
-            self._told += 1
+    def write_items(self, out: RecordWriter, count: int | None = None) -> None:
+        """Write modules and attributes that come before tensor number `count`; by default all remaining ones."""
+        while self._written < len(self.items) and (count is None or self.items[self._written][0] <= count):
+            _, path, *what = self.items[self._written]
+            self._written += 1
             if len(what) == 1:
                 out.attribute(path, what[0])
             else:
                 out.module(path, *what)
 
     def in_order(self, names: Iterable[str]) -> list[str]:
-        """Return names in the order in which they were saved; those it does not know come last."""
+        """Return names in saved order; unknown names come last."""
         rank = {name: i for i, name in enumerate(self.order)}
         return sorted(names, key=lambda name: rank.get(name, len(rank)))
 
     def encode(self) -> str | None:
-        """Return the text, None where there is nothing to say."""
-        told: dict[str, Any] = {
-            "items": [[at, path, *map(_encode, what)] for at, path, *what in self.items],
+        """Return the text; None if all parts are empty."""
+        parts: dict[str, Any] = {
+            "items": [[position, path, *map(_encode, what)] for position, path, *what in self.items],
             "paths": self.paths,
             "ties": self.ties,
             "order": self.order,
             "metadata": {name: _encode(value) for name, value in self.metadata.items()},
             "marked": self.marked,
         }
-        told = {name: value for name, value in told.items() if value}
-        if not told:
+        parts = {name: value for name, value in parts.items() if value}
+        if not parts:
             return None
-        return json.dumps({"version": _VERSION, **told}, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        return json.dumps({"version": _VERSION, **parts}, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def structure_of(record: Record, infos: Sequence[TensorInfo], *, texts: bool) -> Structure:
-    """Return a record's structure; with `texts`, without metadata that is text, which has a place of its own."""
+    """Return a record's structure; `texts` leaves out metadata that is text, if the format stores that itself."""
     out = Structure()
     number = {info.name: i for i, info in enumerate(infos)}
-    frames: list[tuple[tuple[str, ...], list[int]]] = []  # of the open modules: path, and what came before, as `at`
+    frames: list[tuple[tuple[str, ...], list[int]]] = []  # of the open modules: path, and current position
     for depth, key, child in record.walk():
         while len(frames) > max(depth, 0):
             _, (done,) = frames.pop()
             if frames:
                 frames[-1][1][0] = max(frames[-1][1][0], done)
         path = (*frames[-1][0], key) if frames else ()
-        at = frames[-1][1][0] if frames else 0
+        position = frames[-1][1][0] if frames else 0
         if isinstance(child, ModuleInfo):
             if child.kind != "mapping" or child.type_name or (path and not child.tensors and not child.attributes):
-                out.items.append((at, path, child.kind, child.type_name))
-            frames.append((path, [at]))
+                out.items.append((position, path, child.kind, child.type_name))
+            frames.append((path, [position]))
         elif isinstance(child, TensorInfo):
-            frames[-1][1][0] = max(at, number[child.name] + 1)
+            frames[-1][1][0] = max(position, number[child.name] + 1)
             if path != state_path(child.name, number):
                 out.paths[child.name] = path
         else:
-            out.items.append((at, path, child))
+            out.items.append((position, path, child))
     out.items.sort(key=lambda item: item[0])
     out.ties = _ties(infos)
     plain = {name for name, value in record.metadata.items() if texts and isinstance(value, str) and name != KEY}
@@ -160,32 +158,32 @@ def decode_structure(text: str | None) -> Structure:
     """Decode a structure; an empty one for None.
 
     Raises:
-        FormatError: it is not such a text. VersionError: it is of a later version.
+        FormatError: the text is malformed. VersionError: it has a later version.
     """
     if text is None:
         return Structure()
     try:
-        told = json.loads(text, object_pairs_hook=_once)
+        parts = json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         if isinstance(error, RecordError):
             raise
         raise _wrong(f"is no JSON that can be read ({printable(str(error))})") from None
-    if not isinstance(told, dict) or type(told.get("version")) is not int:
+    if not isinstance(parts, dict) or type(parts.get("version")) is not int:
         raise _wrong("is no JSON object with a version")
-    if told["version"] != _VERSION:
-        raise VersionError(f"its 'zcrecord' entry has version {told['version']}, this is {_VERSION}; upgrade zcrecord")
+    if parts["version"] != _VERSION:
+        raise VersionError(f"its 'zcrecord' entry has version {parts['version']}, this is {_VERSION}; upgrade zcrecord")
     known: dict[str, Callable[[Any], Any]] = {
         "items": _items,
-        "paths": lambda found: {name: _path(path, name) for name, path in _object(found).items()},
-        "ties": lambda found: [_names(tie) for tie in _list(found)],
+        "paths": lambda entry: {name: _path(path, name) for name, path in _object(entry).items()},
+        "ties": lambda entry: [_names(tie) for tie in _list(entry)],
         "order": _names,
-        "metadata": lambda found: {name: _value(value, name) for name, value in _object(found).items()},
-        "marked": lambda found: found is True or _fail("marks with something other than true"),
+        "metadata": lambda entry: {name: _value(value, name) for name, value in _object(entry).items()},
+        "marked": lambda entry: entry is True or _fail("marks with something other than true"),
     }
-    del told["version"]
-    if unknown := told.keys() - known.keys():
+    del parts["version"]
+    if unknown := parts.keys() - known.keys():
         raise _wrong(f"has an unknown part '{printable(min(unknown))}'")
-    return Structure(**{name: known[name](value) for name, value in told.items()})
+    return Structure(**{name: known[name](value) for name, value in parts.items()})
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -199,65 +197,66 @@ def _fail(what: str) -> Any:
     raise _wrong(what)
 
 
-def _object(found: Any) -> dict[str, Any]:
-    return found if isinstance(found, dict) else _fail("has something other than an object where one is due")
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else _fail("has something other than an object where one is due")
 
 
-def _list(found: Any) -> list[Any]:
-    return found if isinstance(found, list) else _fail("has something other than a list where one is due")
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else _fail("has something other than a list where one is due")
 
 
-def _text(found: Any) -> str:
-    if not isinstance(found, str):
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
         raise _wrong("has something other than text where text is due")
-    if not encodable(found):
+    if not encodable(value):
         raise _wrong("has text with lone surrogates, which are not UTF-8")
-    return found
+    return value
 
 
-def _names(found: Any) -> list[str]:
-    return [_text(name) for name in _list(found)]
+def _names(value: Any) -> list[str]:
+    return [_text(name) for name in _list(value)]
 
 
-def _path(found: Any, name: str | None = None) -> tuple[str, ...]:
-    path = tuple(_names(found))
+def _path(value: Any, name: str | None = None) -> tuple[str, ...]:
+    path = tuple(_names(value))
     if name is not None and ".".join(path) != name:
         raise _wrong(f"splits '{printable(name)}' into other keys")
     return path
 
 
-def _items(found: Any) -> list[tuple[Any, ...]]:
+def _items(value: Any) -> list[tuple[Any, ...]]:
     out: list[tuple[Any, ...]] = []
-    for item in _list(found):
+    for item in _list(value):
         if not isinstance(item, list) or not 3 <= len(item) <= 4 or type(item[0]) is not int:
             raise _wrong("has an item that is neither a module nor an attribute")
-        at, path = item[0], _path(item[1])
-        if out and at < out[-1][0]:
+        position, path = item[0], _path(item[1])
+        if out and position < out[-1][0]:
             raise _wrong("has items out of order")
         if len(item) == 3:
-            out.append((at, path, _value(item[2], ".".join(path))))
+            out.append((position, path, _value(item[2], ".".join(path))))
         elif item[2] in KIND_NAMES.values():
-            out.append((at, path, item[2], _text(item[3])))
+            out.append((position, path, item[2], _text(item[3])))
         else:
             raise _wrong("has a module of unknown kind")
     return out
 
 
-def _value(found: Any, name: str) -> Any:
-    value = _decoded(found)
+def _value(encoded: Any, name: str) -> Any:
+    value = _decoded(encoded)
     if isinstance(value, dict) or not is_attribute(value, name):
         raise _wrong(f"has a value for '{printable(name)}' that no attribute has")
     return value
 
 
-def _decoded(found: Any) -> Any:
-    if isinstance(found, list):
-        return [_decoded(v) for v in found]
-    if not isinstance(found, dict):
-        return _text(found) if isinstance(found, str) else found
-    if len(found) != 1:
+def _decoded(value: Any) -> Any:
+    """Decode an attribute's value; see `_encode`."""
+    if isinstance(value, list):
+        return [_decoded(v) for v in value]
+    if not isinstance(value, dict):
+        return _text(value) if isinstance(value, str) else value
+    if len(value) != 1:
         raise _wrong("has an object of no known type for a value")
-    ((kind, inner),) = found.items()
+    ((kind, inner),) = value.items()
     try:
         if kind == "bytes":
             return base64.b64decode(_text(inner), validate=True)
@@ -266,7 +265,7 @@ def _decoded(found: Any) -> Any:
     except (ValueError, OverflowError) as error:
         if isinstance(error, RecordError):
             raise
-        raise _wrong(f"has a value of {kind} that is none") from None
+        raise _wrong(f"has a malformed value of type {kind}") from None
     if kind != "tuple":
         raise _wrong("has an object of no known type for a value")
     return tuple(map(_decoded, _list(inner)))

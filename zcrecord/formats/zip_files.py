@@ -1,8 +1,8 @@
-"""Zip files in and out, for npz and torch's checkpoints: every damage one typed error, members read piece by piece.
+"""Zip files in and out, for npz and torch's checkpoints: one typed error for any damage, members read piece by piece.
 
-Two readers of one zip file may find different members: zipfile takes the directory in front of the end record, miniz in
-torch the one at the offset that the record states. `check_alike` refuses a file that can be read in two ways. What is
-in members is left to `npz` and `torch`.
+Two readers of one zip file may find different members: zipfile uses the directory in front of the end record, miniz in
+torch the one at the offset in that record. `check_alike` refuses a file that can be read in two ways. `npz` and `torch`
+read the content of members.
 
 Source: APPNOTE.TXT 6.3.10 (PKWARE), sections 4.3 and 4.5, for the records; CPython's zipfile and miniz 3.0 for what
 each of them looks at.
@@ -21,15 +21,13 @@ from zcrecord.codec.entries import encodable
 from zcrecord.errors import FormatError, RecordError, SourceError, UnsupportedError, printable
 from zcrecord.storage.sink import Sink
 
-__all__ = ["ZipSink", "check_alike", "members", "open_zip", "read_end", "read_exactly", "zip_entry", "zip_faults"]
-
 _END, _END_MAGIC = struct.Struct("<4s4H2IH"), b"PK\5\6"  # without its comment
 _END64, _END64_MAGIC = struct.Struct("<4sQ2H2I4Q"), b"PK\6\6"
 _LOCATOR, _LOCATOR_MAGIC = struct.Struct("<4sIQI"), b"PK\6\7"  # of the ZIP64 end record
 _ENTRY, _ENTRY_MAGIC = struct.Struct("<4s6H3I5H2I"), b"PK\1\2"  # of the directory, without name, extra and comment
 _LOCAL, _LOCAL_MAGIC = struct.Struct("<4s5H3I2H"), b"PK\3\4"  # a member's own header, without name and extra
 _ZIP64, _OTHER_NAME = 0x0001, 0x7075  # extra fields: sizes of 64 bits, another name for the member
-_FOLDER = 0x10  # of a member's external attributes: miniz takes nothing out of a folder, and says that all went well
+_FOLDER = 0x10  # of a member's external attributes: miniz extracts no bytes of a folder, and reports success
 _NPZ = "not a .npz file"
 _ALIKE = "readers of zip files would differ about what is in it; save it anew"
 
@@ -38,7 +36,7 @@ def open_zip(file: Any, wrong: str = _NPZ) -> zipfile.ZipFile:
     """Open a seekable file as a zip file; `wrong` names the expected format in the error for another file.
 
     Raises:
-        FormatError: it is none, or is damaged.
+        FormatError: the file is not a zip file, or is damaged.
     """
     with zip_faults(wrong):
         return zipfile.ZipFile(file)
@@ -53,7 +51,7 @@ def zip_faults(wrong: str = _NPZ) -> Iterator[None]:
         raise
     except OSError as error:
         raise SourceError(f"cannot read: {error.strerror or error}", errno=error.errno) from error
-    except Exception as error:  # BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError: it promises none
+    except Exception as error:  # BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError: not documented
         what = printable(str(error) or type(error).__name__)
         raise FormatError(f"damaged, or {wrong} ({what}); copy it again") from error
 
@@ -61,21 +59,21 @@ def zip_faults(wrong: str = _NPZ) -> Iterator[None]:
 def check_alike(opened: zipfile.ZipFile, file: Any, total: int) -> None:
     """Refuse a zip file of `total` bytes unless every reader finds the same members, each with the same bytes.
 
-    So one directory, which ends where the end records begin, these at the end of the file, and nothing in front of the
-    first member; members that do not overlap, each as its own header and the directory say.
+    The file must begin with the first member, and end with one directory and the end records right behind it. Members
+    must not overlap, and each member's own header must agree with the directory.
 
     Raises:
-        FormatError: it can be read in two ways, or is damaged.
+        FormatError: the file can be read in two ways, or is damaged.
     """
     start, end, count = _directory(file, total)
     names = _names(_read(file, start, end - start), start)
-    found = opened.infolist()
-    if not len(names) == len(found) == count:
+    infos = opened.infolist()
+    if not len(names) == len(infos) == count:
         raise FormatError(f"its directory has {len(names)} members, {count} is what its end says; {_ALIKE}")
-    if min((info.header_offset for info in found), default=start):
+    if min((info.header_offset for info in infos), default=start):
         raise FormatError(f"something stands in front of its first member; {_ALIKE}", offset=0)
     passed = 0
-    for info, name in sorted(zip(found, names, strict=True), key=lambda pair: pair[0].header_offset):
+    for info, name in sorted(zip(infos, names, strict=True), key=lambda pair: pair[0].header_offset):
         label = info.orig_filename.removesuffix(".npy")
         if info.header_offset < passed:
             raise FormatError(f"this member overlaps another; {_ALIKE}", tensor=label)
@@ -97,13 +95,13 @@ def _directory(file: Any, total: int) -> tuple[int, int, int]:
     """Return start and end of the directory and its number of members, from the end records.
 
     Raises:
-        FormatError: they are not the last bytes, or do not agree with each other and with where they lie.
+        FormatError: the records are not the last bytes, or contradict each other or the directory's end.
     """
     end = total - _END.size
-    magic, disk, first_disk, here, count, nbytes, start, comment = _END.unpack(_read(file, end, _END.size))
+    magic, disk, first_disk, entries, count, nbytes, start, comment = _END.unpack(_read(file, end, _END.size))
     if magic != _END_MAGIC or comment:
         raise FormatError(f"a comment or other bytes behind its end record; {_ALIKE}", offset=end)
-    told: tuple[int, ...] = (disk, first_disk, here, count, nbytes, start)
+    narrow: tuple[int, ...] = (disk, first_disk, entries, count, nbytes, start)
     before = end - _LOCATOR.size
     if before >= 0 and (locator := _LOCATOR.unpack(_read(file, before, _LOCATOR.size)))[0] == _LOCATOR_MAGIC:
         end = before - _END64.size
@@ -113,11 +111,11 @@ def _directory(file: Any, total: int) -> tuple[int, int, int]:
         if magic != _END64_MAGIC or size != _END64.size - 12:
             raise FormatError(f"its ZIP64 end record is damaged; {_ALIKE}", offset=end)
         full = (0xFFFF,) * 4 + (0xFFFFFFFF,) * 2
-        if any(small not in (large, most) for small, large, most in zip(told, wide, full, strict=True)):
+        if any(small not in (large, most) for small, large, most in zip(narrow, wide, full, strict=True)):
             raise FormatError(f"its two end records contradict each other; {_ALIKE}", offset=end)
-        told = tuple(wide)
-    disk, first_disk, here, count, nbytes, start = told
-    if disk or first_disk or here != count:
+        narrow = tuple(wide)
+    disk, first_disk, entries, count, nbytes, start = narrow
+    if disk or first_disk or entries != count:
         raise FormatError("one part of a zip file that was split; join the parts", offset=end)
     if start + nbytes != end:
         what = f"its directory is at [{start}, {start + nbytes}) as its end says, and should end at {end}"
@@ -128,38 +126,39 @@ def _directory(file: Any, total: int) -> tuple[int, int, int]:
 def _names(directory: bytes, start: int) -> list[bytes]:
     """Return the members' names as they stand in a directory that lies at `start`."""
     names: list[bytes] = []
-    at = 0
-    while at < len(directory):
-        if at + _ENTRY.size > len(directory) or not directory.startswith(_ENTRY_MAGIC, at):
-            raise FormatError(f"its directory is damaged; {_ALIKE}", offset=start + at)
-        sizes = _ENTRY.unpack_from(directory, at)[10:13]
-        names.append(directory[at + _ENTRY.size : at + _ENTRY.size + sizes[0]])
-        at += _ENTRY.size + sum(sizes)
-    if at > len(directory):
-        raise FormatError(f"its directory is damaged; {_ALIKE}", offset=start + at)
+    position = 0
+    while position < len(directory):
+        if position + _ENTRY.size > len(directory) or not directory.startswith(_ENTRY_MAGIC, position):
+            raise FormatError(f"its directory is damaged; {_ALIKE}", offset=start + position)
+        sizes = _ENTRY.unpack_from(directory, position)[10:13]
+        names.append(directory[position + _ENTRY.size : position + _ENTRY.size + sizes[0]])
+        position += _ENTRY.size + sum(sizes)
+    if position > len(directory):
+        raise FormatError(f"its directory is damaged; {_ALIKE}", offset=start + position)
     return names
 
 
 def _check_member(info: zipfile.ZipInfo, name: bytes, file: Any) -> int:
     """Return the end of a member, after checking that its header agrees with the directory."""
-    label, at = info.orig_filename.removesuffix(".npy"), info.header_offset
-    local = _LOCAL.unpack(_read(file, at, _LOCAL.size))
-    if local[0] != _LOCAL_MAGIC or local[3] != info.compress_type or _read(file, at + _LOCAL.size, local[9]) != name:
+    label, offset = info.orig_filename.removesuffix(".npy"), info.header_offset
+    local = _LOCAL.unpack(_read(file, offset, _LOCAL.size))
+    own_name = _read(file, offset + _LOCAL.size, local[9])
+    if local[0] != _LOCAL_MAGIC or local[3] != info.compress_type or own_name != name:
         what = "the directory and the member's own header contradict each other"
-        raise FormatError(f"{what}; {_ALIKE}", tensor=label, offset=at)
+        raise FormatError(f"{what}; {_ALIKE}", tensor=label, offset=offset)
     if info.compress_type == zipfile.ZIP_STORED and info.compress_size != info.file_size:
         what = f"stored in {info.compress_size} bytes, of which {info.file_size} should come"
-        raise FormatError(f"{what}; {_ALIKE}", tensor=label, offset=at)
+        raise FormatError(f"{what}; {_ALIKE}", tensor=label, offset=offset)
     if info.file_size and (info.external_attr & _FOLDER or name.endswith(b"/")):
-        raise FormatError(f"a folder, and {info.file_size} bytes in it; {_ALIKE}", tensor=label, offset=at)
+        raise FormatError(f"a folder, and {info.file_size} bytes in it; {_ALIKE}", tensor=label, offset=offset)
     extra, kinds = info.extra, []
     while len(extra) >= 4:
         kind, size = struct.unpack_from("<2H", extra)
         kinds.append(kind)
         extra = extra[4 + size :]
     if kinds.count(_ZIP64) > 1 or _OTHER_NAME in kinds:
-        raise FormatError(f"two sizes or two names for this member; {_ALIKE}", tensor=label, offset=at)
-    return int(at + _LOCAL.size + local[9] + local[10] + info.compress_size)
+        raise FormatError(f"two sizes or two names for this member; {_ALIKE}", tensor=label, offset=offset)
+    return int(offset + _LOCAL.size + local[9] + local[10] + info.compress_size)
 
 
 def members(
@@ -168,16 +167,16 @@ def members(
     """Return members by their names without `suffix`, in their order, and the text of the one named `besides`.
 
     Args:
-        most: bytes that this text may have.
+        most: the largest legal size of that text, in bytes.
 
     Raises:
-        FormatError: a name is empty or there twice, or `check_alike` says so. UnsupportedError: a member is encrypted,
-        or neither stored nor deflated.
+        FormatError: a name is empty, two members have one name, or `check_alike` refuses the file. UnsupportedError: a
+        member is encrypted, or neither stored nor deflated.
     """
     out: dict[str, zipfile.ZipInfo] = {}
     apart: zipfile.ZipInfo | None = None
     for info in opened.infolist():
-        name = info.orig_filename.removesuffix(suffix)  # the other may have been changed for the system
+        name = info.orig_filename.removesuffix(suffix)  # zipfile may change `filename` for the system
         if info.flag_bits & 1:
             raise UnsupportedError("this member is encrypted", tensor=name)
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -204,10 +203,10 @@ def _text(opened: zipfile.ZipFile, info: zipfile.ZipInfo, most: int) -> str:
 
 
 def read_exactly(member: Any, size: int) -> bytes:
-    """Return the next bytes of a member, exactly so many.
+    """Return exactly `size` next bytes of a member.
 
     Raises:
-        FormatError: it ends before, or is damaged.
+        FormatError: the member ends before, or is damaged.
     """
     with zip_faults():
         data = member.read(size)
@@ -217,7 +216,7 @@ def read_exactly(member: Any, size: int) -> bytes:
 
 
 def read_end(member: Any) -> None:
-    """Read the end of a member, where zipfile compares its checksum."""
+    """Read the end of a member, so that zipfile compares its checksum."""
     with zip_faults():
         member.read(1)
 
@@ -225,38 +224,38 @@ def read_end(member: Any) -> None:
 def zip_entry(name: str, nbytes: int) -> zipfile.ZipInfo:
     """Return a member's entry, the same at any time and on any system."""
     info = zipfile.ZipInfo(name)  # its date is that of 1980
-    info.filename = name  # which may have been changed for the system
+    info.filename = name  # which zipfile may have changed for the system
     info.create_system, info.external_attr, info.file_size = 3, 0o600 << 16, nbytes
     return info
 
 
 class ZipSink:
-    """A sink as zipfile wants a file: it goes back to complete a member's header, where the sink lets it."""
+    """A sink with the methods of a file for zipfile, which goes back to complete a member's header if it can."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._at = sink.position
+        self._position = sink.position
 
     def write(self, data: Any) -> int:
         """Append, or overwrite bytes written before."""
         size = memoryview(data).nbytes
-        if self._at == self._sink.position:
+        if self._position == self._sink.position:
             self._sink.write(data)
         else:
-            self._sink.patch(self._at, bytes(data))
-        self._at += size
+            self._sink.patch(self._position, bytes(data))
+        self._position += size
         return size
 
     def tell(self) -> int:
-        """Return the position; an OSError where there is no way back."""
+        """Return the position; raises OSError if the sink cannot go back."""
         if not self._sink.can_rewind:
             raise OSError("a stream")
-        return self._at
+        return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Go to a position from the start, or to the end."""
-        self._at = offset if whence == io.SEEK_SET else self._sink.position
-        return self._at
+        self._position = offset if whence == io.SEEK_SET else self._sink.position
+        return self._position
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: bytes are not buffered."""

@@ -1,6 +1,6 @@
 """Tensors whose elements a framework has no type for: strings, and some that are narrower than a byte.
 
-They come as the record's own views beside the framework's tensors, so that all that was saved comes back.
+They come as the record's own views, beside the framework's tensors, so that every saved tensor is loaded.
 """
 
 from __future__ import annotations
@@ -14,28 +14,25 @@ from zcrecord.archive.subset import Names
 from zcrecord.dtypes import DType, by_code
 from zcrecord.errors import RecordError, UnsupportedError
 
-__all__ = ["beside_views", "unsupported_elements"]
-
 Holds = Callable[[DType, int, tuple[int, ...]], bool]
 
 
 def beside_views(
     archive: Archive, names: Names | None, holds: Holds, make: Callable[[Archive], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return tensors by name, in saved order: those that a framework holds made by `make`, others as views.
+    """Return tensors by name, in saved order: those that a framework has a type for from `make`, others as views.
 
     Args:
         archive: an opened archive.
         names: as `Record.select` takes them; None for all.
-        holds: tells of an element type, the bits an element is stored in, and a shape whether the framework has such
-            tensors.
+        holds: returns True if the framework has tensors of an element type, stored in so many bits, and of a shape.
         make: returns the framework's tensors of an archive, by name.
     """
     if names is not None:
         archive = subset.select(archive, names, None)
     archive.ensure_all()
     kinds = map(by_code.get, set(archive.index.tensors["dtype"].tolist()))
-    if all(kind and kind.bits >= 8 and holds(kind, kind.bits, ()) for kind in kinds):  # as nearly always
+    if all(kind and kind.bits >= 8 and holds(kind, kind.bits, ()) for kind in kinds):  # the usual case
         return make(archive)
     all_names, others = archive.names(), {}
     for i, name in enumerate(all_names):

@@ -2,14 +2,14 @@
 
 ==============  ======================================================================================================
 CPU             over the mapping, uncopied: elements of whole bytes, in C order, at an address that is a multiple of
-                64, as archives have them unless `alignment=` was less; all else, and mode "c", is copied
+                64, as in archives unless `alignment=` was less; all other tensors, and all in mode "c", are copied
 device          one copy, on the device
 ==============  ======================================================================================================
 
-Arrays that are sharded over devices are left to `loaders.jax`.
+`loaders.jax` has arrays that are sharded over devices.
 
-A pytree (named tuples, optimizer states, other classes that jax knows) is built like a template; the values are the
-record's, found by the keys on the way to each leaf, under which the tree was saved.
+A pytree (named tuples, optimizer states, other classes that jax knows) is built like a template; the values come from
+the record, by the keys on the path to each leaf, under which the tree was saved.
 """
 
 from __future__ import annotations
@@ -33,31 +33,29 @@ from zcrecord.tensors.interop import path_key
 from .elements import beside_views, unsupported_elements
 from .torch import shared_payloads
 
-__all__ = ["ElementCheck", "beside_jax_views", "import_jax", "jax_arrays", "like_template"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_ADVICE = "make the template of what was saved, such as optimizer.init(params)"
+_ADVICE = "make the template from the saved object, such as optimizer.init(params)"
 
 
 def jax_arrays(archive: Archive, names: Names | None = None) -> dict[str, Any]:
     """Return jax arrays by name, in saved order, on jax's default device; tied ones are one and the same array.
 
-    On the CPU an array lies on the archive's own memory, and keeps it, where jax can use it: elements of whole bytes,
-    in C order, at an address that is a multiple of 64. Everything else is copied once: other strides, elements narrower
-    than a byte, archives saved with `alignment=16` or 32 as it falls, all of a record of mode "c" (its memory may be
-    edited, jax's never), and whatever goes to another device. Donating an uncopied array to a jitted function is safe:
-    jax does not write to memory that is not its own. Tensors that jax has no type for, such as strings, come as the
-    record's own views: a StringTensor or a PackedTensor.
+    On the CPU an array lies on the archive's own memory, and keeps it mapped, if jax can use it: elements of whole
+    bytes, in C order, at an address that is a multiple of 64. All others are copied once: other strides; elements
+    narrower than a byte; other addresses, which archives saved with `alignment=16` or 32 may have; all of a record of
+    mode "c", whose memory may be edited; and all tensors for another device. Donating an uncopied array to a jitted
+    function is safe: jax does not write to memory that it does not own. Tensors that jax has no type for, such as
+    strings, come as the record's own views: a StringTensor or a PackedTensor.
 
     Args:
         archive: an opened archive.
         names: a name, a pattern, several, or a function of a TensorInfo; see `Record.select`.
 
     Raises:
-        DependencyError: jax is not installed. TensorNotFoundError: a name without wildcards is not there.
-        UnsupportedError: jax would make 32 bits of a tensor's 64, unless `jax_enable_x64` is set; or leave it out with
-        `names`. LimitError: different views of the same bytes, each by itself, would take out of all proportion.
+        DependencyError: jax is not installed. TensorNotFoundError: no tensor has a name without wildcards.
+        UnsupportedError: jax would convert elements of 64 bits to 32; set `jax_enable_x64`, or leave the tensor out
+        with `names`. LimitError: copies of different views of the same bytes would be far larger than the archive.
 
     Example:
         >>> import numpy as np, zcrecord
@@ -76,7 +74,7 @@ def jax_arrays(archive: Archive, names: Names | None = None) -> dict[str, Any]:
 def beside_jax_views(
     archive: Archive, names: Names | None, make: Callable[[Archive], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return tensors by name: those that jax has a type for made by `make`, the others as views of the record."""
+    """Return tensors by name: those that jax has a type for from `make`, the others as views of the record."""
     jax = import_jax()
 
     @functools.cache
@@ -93,7 +91,7 @@ def import_jax() -> Any:
     """Return jax.
 
     Raises:
-        DependencyError: it is not installed.
+        DependencyError: jax is not installed.
     """
     try:
         import jax
@@ -131,10 +129,10 @@ class _JaxArrays:
 
 
 class ElementCheck:
-    """Gives what jax takes for tensors, after checking that it keeps their elements as they are."""
+    """Returns arrays for jax, after checking that jax does not convert their elements."""
 
     def __init__(self, jax: Any, archive: Archive) -> None:
-        """Raise LimitError if copies of an archive's different views would come to far more than it has."""
+        """Raise LimitError if copies of an archive's different views would be far larger than the archive."""
         check_views(archive)
         self._jax, self._archive = jax, archive
         self._known: set[Any] = set()
@@ -143,14 +141,14 @@ class ElementCheck:
         """Return a view of tensor i, or of a part of it, as an array; narrow elements are unpacked.
 
         Raises:
-            UnsupportedError: jax would make 32 bits of 64.
+            UnsupportedError: jax would convert elements of 64 bits to 32.
         """
         if view.dtype not in self._known:
             self._check(i, view.dtype)
         return view if isinstance(view, np.ndarray) else view.unpack()
 
     def dtype_of(self, i: int) -> np.dtype[Any]:
-        """Return the type of tensor i's elements; raises UnsupportedError, as for a view of it."""
+        """Return the type of tensor i's elements; raises UnsupportedError as `__call__` does."""
         dtype = dtypes.by_code[self._archive.row(i).dtype].numpy
         assert dtype is not None, "jax has it"
         if dtype not in self._known:
@@ -158,10 +156,10 @@ class ElementCheck:
         return dtype
 
     def _check(self, i: int, dtype: np.dtype[Any]) -> None:
-        """Raise unless jax keeps elements of this type as they are."""
-        found = self._jax.device_put(np.zeros(1, dtype)).dtype
-        if found != dtype:
-            what = f'jax would make {found} of {dtype}, unless jax.config.update("jax_enable_x64", True) comes first'
+        """Raise UnsupportedError if jax would convert elements of this type."""
+        made = self._jax.device_put(np.zeros(1, dtype)).dtype
+        if made != dtype:
+            what = f'jax would make {made} of {dtype}, unless jax.config.update("jax_enable_x64", True) comes first'
             error = unsupported_elements(dtype.name, what)
             raise error.located(path=self._archive.path, tensor=self._archive.index.name(i))
         self._known.add(dtype)
@@ -179,22 +177,22 @@ class _Branch(NamedTuple):
 
 
 class _Leaf(NamedTuple):
-    """A tensor or attribute, which the template may have a place for."""
+    """A tensor or attribute, which may be a leaf of the template."""
 
     value: Any
     is_tensor: bool
 
 
 def like_template(archive: Archive, tensors: Sequence[Any], like: Any) -> Any:
-    """Return a pytree of the structure of `like`, each leaf the tensor or attribute that was saved at its place."""
+    """Return a pytree of the structure of `like`; each leaf is the tensor or attribute saved under its keys."""
     tree_util = import_jax().tree_util
     leaves, structure = tree_util.tree_flatten_with_path(like)
     root = unflatten.unflatten(archive.index, 0, lambda i: _Leaf(tensors[i], True), archive.payload, _made)
     used: set[int] = set()
     try:
-        values = [_found(root, path, leaf, used) for path, leaf in leaves]
+        values = [_value_at(root, path, leaf, used) for path, leaf in leaves]
         for where, left in _left(root, "", used):
-            what = f"expected no such key, found {_told(left)}: like= has no place for it"
+            what = f"expected no such key, found {_described(left)}: like= has no place for it"
             raise MismatchError(f"{what}; {_ADVICE}", tensor=where)
     except RecordError as error:
         raise error.located(path=archive.path) from error.__cause__
@@ -211,45 +209,46 @@ def _made(kind: int, type_name: str, items: list[tuple[str, Any]]) -> Any:
 
 
 def _leaves_of(children: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Return the items of a module all of whose children are leaves, none of any other."""
+    """Return the items of a module if all are leaves; else an empty list."""
     return list(children.items()) if all(isinstance(child, _Leaf) for child in children.values()) else []
 
 
-def _found(root: _Branch, path: Sequence[Any], leaf: Any, used: set[int]) -> Any:
-    """Return the value that the record has at a leaf's place."""
-    here: Any = root
+def _value_at(root: _Branch, path: Sequence[Any], leaf: Any, used: set[int]) -> Any:
+    """Return the record's value under a leaf's keys."""
+    node: Any = root
     keys = [str(path_key(step)) for step in path]
     for depth, key in enumerate(keys):
-        inner = here.items.get(key) if isinstance(here, _Branch) else _item(here, key, used)
+        inner = node.items.get(key) if isinstance(node, _Branch) else _item(node, key, used)
         if inner is None:
             where = ".".join(keys[: depth + 1])
             raise MismatchError(f"expected {_wanted(leaf)}, found no such key; {_ADVICE}", tensor=where)
-        here = inner
+        node = inner
     is_array = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
-    fits = isinstance(here, _Leaf) and (here.is_tensor or not is_array)
-    if fits and here.is_tensor and is_array:
-        fits = tuple(leaf.shape) == tuple(here.value.shape)  # an optimizer's dtypes may not be those of its init
+    fits = isinstance(node, _Leaf) and (node.is_tensor or not is_array)
+    if fits and node.is_tensor and is_array:
+        fits = tuple(leaf.shape) == tuple(node.value.shape)  # an optimizer's dtypes may not be those of its init
     if not fits:
-        raise MismatchError(f"expected {_wanted(leaf)}, found {_told(here)}; {_ADVICE}", tensor=".".join(keys) or None)
-    used.add(id(here))
-    return here.value
+        what = f"expected {_wanted(leaf)}, found {_described(node)}"
+        raise MismatchError(f"{what}; {_ADVICE}", tensor=".".join(keys) or None)
+    used.add(id(node))
+    return node.value
 
 
-def _item(here: Any, key: str, used: set[int]) -> Any:
-    """Return one item of a list or tuple that is an attribute; None if there is none."""
-    if not isinstance(here, _Leaf) or not isinstance(here.value, list | tuple) or not key.isdecimal():
+def _item(node: Any, key: str, used: set[int]) -> Any:
+    """Return one item of a list or tuple that is an attribute; None for any other node or key."""
+    if not isinstance(node, _Leaf) or not isinstance(node.value, list | tuple) or not key.isdecimal():
         return None
-    used.add(id(here))
-    return _Leaf(here.value[int(key)], False) if int(key) < len(here.value) else None
+    used.add(id(node))
+    return _Leaf(node.value[int(key)], False) if int(key) < len(node.value) else None
 
 
-def _left(here: Any, where: str, used: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yield values that no leaf of the template took; None and empty lists are structure, as plain fields are."""
-    for key, child in here.items.items():
+def _left(branch: Any, where: str, used: set[int]) -> Iterator[tuple[str, Any]]:
+    """Yield values that no leaf of the template used; None, empty lists and plain fields of objects are structure."""
+    for key, child in branch.items.items():
         name = f"{where}.{key}" if where else key
         if isinstance(child, _Branch):
             yield from _left(child, name, used)
-        elif id(child) not in used and (child.is_tensor or not (here.is_object or child.value in (None, [], ()))):
+        elif id(child) not in used and (child.is_tensor or not (branch.is_object or child.value in (None, [], ()))):
             yield name, child
 
 
@@ -259,10 +258,10 @@ def _wanted(leaf: Any) -> str:
     return f"a value as {printable(repr(leaf), 60)}"
 
 
-def _told(found: Any) -> str:
-    if isinstance(found, _Branch):
+def _described(node: Any) -> str:
+    if isinstance(node, _Branch):
         return "a module"
-    if found.is_tensor:
-        return f"an array of {found.value.dtype}, shape {tuple(found.value.shape)}"
-    value = found.value
+    if node.is_tensor:
+        return f"an array of {node.value.dtype}, shape {tuple(node.value.shape)}"
+    value = node.value
     return "None" if value is None else f"{type(value).__name__} {printable(repr(value), 60)}"

@@ -7,8 +7,6 @@ from typing import Any
 from zcrecord.archive import unflatten
 from zcrecord.errors import UnsupportedError, printable
 
-__all__ = ["tree"]
-
 _KINDS = ("numpy", "torch", "jax")
 
 
@@ -16,21 +14,21 @@ def tree(record: Any, tensors: str = "numpy", device: Any = None, like: Any = No
     """Return a record nested as it was saved: dicts, lists and tuples of tensors and plain values.
 
     Named tuples come as tuples, dataclasses as dicts, numpy's scalars as arrays of rank 0, bytes as memoryviews.
-    Tensors that torch or jax have no type for, such as strings, come as numpy's do: the record's own views.
+    Tensors that torch or jax have no type for, such as strings, come as the record's own views.
 
     Args:
         record: a Record.
         tensors: "numpy": views, uncopied. "torch": those of one call of `Record.torch`: on the CPU on private pages,
-            which may be written, tied ones one memory. "jax": those of `Record.jax`.
-        device: where torch's are; the CPU by default.
-        like: a pytree of the same structure, such as `optimizer.init(params)` or its `jax.eval_shape`, to be built
-            anew of the saved values. Its arrays give shapes, no values, and dtypes are those that were saved;
-            None and other structure stay as they are in it.
+            which may be written; tied tensors share memory. "jax": those of `Record.jax`.
+        device: the device for torch's tensors; the CPU by default.
+        like: a pytree of the same structure, such as `optimizer.init(params)` or its `jax.eval_shape`. The result has
+            its structure and the saved values. Only the shapes of its arrays are used; dtypes are the saved ones. None
+            and other structure stay as they are.
 
     Raises:
         MismatchError: a leaf of `like` is not in the record, or has another shape there; or `like` has no place for a
-        tensor or value of the record. UnsupportedError: arguments that do not go together; jax would make 32
-        bits of a tensor's 64. DependencyError: torch or jax is not installed.
+        tensor or value of the record. UnsupportedError: arguments that exclude each other; or jax would convert
+        elements of 64 bits to 32. DependencyError: torch or jax is not installed.
 
     Example:
         >>> import numpy as np, zcrecord
@@ -41,19 +39,19 @@ def tree(record: Any, tensors: str = "numpy", device: Any = None, like: Any = No
     archive = record.archive
     _check(tensors, device, like)
     if tensors == "numpy":
-        found = list(archive.views())
+        leaves = list(archive.views())
     else:
         by_name = record.jax() if tensors == "jax" else record.torch("cpu" if device is None else device)
-        found = [by_name[name] for name in record.names]
+        leaves = [by_name[name] for name in record.names]
     if like is not None:
         from .jax import like_template  # here, because few trees are jax's
 
-        return like_template(archive, found, like)
-    return unflatten.unflatten(archive.index, 0, found.__getitem__, archive.payload)
+        return like_template(archive, leaves, like)
+    return unflatten.unflatten(archive.index, 0, leaves.__getitem__, archive.payload)
 
 
 def _check(tensors: object, device: object, like: object) -> None:
-    """Raise UnsupportedError for arguments that do not go together."""
+    """Raise UnsupportedError for arguments that exclude each other."""
     if tensors not in _KINDS:
         raise UnsupportedError(f"tensors={printable(repr(tensors))} is not known; 'numpy', 'torch' or 'jax'")
     if device is not None and tensors != "torch":

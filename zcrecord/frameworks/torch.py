@@ -1,11 +1,11 @@
 """An archive's tensors as torch's: over the archive's own memory where torch can use it, copied where it cannot.
 
 ==============  ======================================================================================================
-CPU             over a mapping, uncopied; but strides below zero, which torch does not have, are copied, and so is
-                everything where the file was replaced or removed since the record was opened
+CPU             over a mapping, uncopied. Negative strides, which torch does not have, are copied; all tensors are
+                copied if the file was replaced or removed since the record was opened
 device          one copy, on the device, one tensor at a time; tied ones once
-numpy, DLPack   the record's own views, uncopied, and `np.from_dlpack` of them. `torch.from_dlpack` takes a read-only
-                view for a writable one, and the first write to it ends the process: use `torch_tensors`
+numpy, DLPack   the record's own views, uncopied, and `np.from_dlpack` of them. `torch.from_dlpack` treats a read-only
+                view as writable, and the first write to it ends the process: use `torch_tensors`
 ==============  ======================================================================================================
 """
 
@@ -27,18 +27,6 @@ from zcrecord.tensors.packed import PackedTensor
 
 from .elements import beside_views, unsupported_elements
 
-__all__ = [
-    "beside_torch_views",
-    "import_torch",
-    "shared_payloads",
-    "torch_bytes",
-    "torch_device",
-    "torch_dtype",
-    "torch_over",
-    "torch_shape",
-    "torch_tensors",
-]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -49,29 +37,29 @@ def torch_tensors(
 
     Attributes are not among them; a module's `_extra_state`, if it has one, is in `Record.tree()`.
 
-    On the CPU they lie on a private mapping of the file: opening it reads and copies nothing, and a page is copied when
-    it is first written. So an optimizer step, or any other in-place write, changes neither the file nor the record nor
-    any other tensor but those tied to it, which share one storage. Equal tensors that are not tied are apart. Each call
-    makes a mapping of its own (of bytes in memory, a whole copy); on a record of mode "c" the tensors lie on the
-    record's own memory instead. Each tensor has a storage of its payload's size, and the mapping lives as long as any.
-    Where the file was replaced or removed since the record was opened, the tensors asked for are copied instead, out of
-    the mapping that the record has, so that they are those of its numpy views.
+    On the CPU they lie on a private mapping of the file: opening it reads and copies nothing, and a page is copied at
+    its first write. So an in-place write, such as an optimizer step, changes only the tensor and those tied to it,
+    which share one storage; it changes neither the file nor the record. Equal tensors that are not tied have separate
+    storages. Each call makes its own mapping (of bytes in memory, a whole copy). On a record of mode "c" the tensors
+    lie on the record's own memory instead. Each tensor has a storage of its payload's size, and the mapping lives as
+    long as any of them. If the file was replaced or removed since the record was opened, the tensors are copied from
+    the record's own mapping instead, so that they equal its numpy views.
 
     Args:
         archive: an opened archive.
-        device: where to. To one that is not the CPU each tensor is copied by itself, straight from the read-only
-            mapping; tied ones once.
+        device: the device for the tensors. For another one than the CPU each tensor is copied by itself, straight from
+            the read-only mapping; tied ones once.
         names: a name, a pattern, several, or a function of a TensorInfo; see `Record.select`.
-        writable: False gives tensors over the read-only mapping, on the CPU, shared with all that have mapped the file.
-            **Any in-place write then ends the process**: torch has no read-only tensors.
+        writable: False gives tensors over the read-only mapping, on the CPU, shared with all processes that map the
+            file. **Any in-place write then ends the process**: torch has no read-only tensors.
 
     A torch float4_e2m1fn_x2 has two elements to an entry, so that the last axis is half as long. Tensors that torch has
     no type for, such as strings and int4, come as the record's own views, on any device: a StringTensor, a
     PackedTensor, or an ndarray.
 
     Raises:
-        DependencyError: torch is not installed. TensorNotFoundError: a name without wildcards is not there.
-        UnsupportedError: no such device. SourceError: the file was changed in place since it was opened.
+        DependencyError: torch is not installed. TensorNotFoundError: no tensor has a name without wildcards.
+        UnsupportedError: an unknown device. SourceError: the file was changed in place since it was opened.
 
     Example:
         >>> import numpy as np, zcrecord
@@ -95,7 +83,7 @@ def torch_tensors(
 def beside_torch_views(
     archive: Archive, names: Names | None, make: Callable[[Archive], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return tensors by name: those that torch has a type for made by `make`, the others as views of the record."""
+    """Return tensors by name: those that torch has a type for from `make`, the others as views of the record."""
     torch = import_torch()
 
     def holds(kind: DType, bits: int, shape: tuple[int, ...]) -> bool:
@@ -113,7 +101,7 @@ def import_torch() -> Any:
     """Return torch.
 
     Raises:
-        DependencyError: it is not installed.
+        DependencyError: torch is not installed.
     """
     try:
         import torch
@@ -123,10 +111,10 @@ def import_torch() -> Any:
 
 
 def torch_device(torch: Any, device: Any) -> Any:
-    """Return a torch.device on which there can be tensors.
+    """Return a torch.device that can have tensors.
 
     Raises:
-        UnsupportedError: torch has no such device here.
+        UnsupportedError: torch does not have this device here.
     """
     if device == "cpu":
         return torch.device("cpu")
@@ -163,10 +151,10 @@ def torch_bytes(torch: Any, octets: Any) -> Any:
 
 
 def torch_shape(kind: DType, bits: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of a tensor in torch: of pairs, the last axis is half as long.
+    """Return the shape of a tensor in torch; with pairs of elements, the last axis is half as long.
 
     Raises:
-        UnsupportedError: it cannot be halved.
+        UnsupportedError: the last axis cannot be halved.
     """
     if bits >= 8:
         return shape
@@ -199,11 +187,11 @@ class _TorchTensors:
         payloads = rows["payload"].tolist()
         whole = (rows["strides"] == NONE) & (rows["payload"] != NONE) & (rows["bits"] >= 8)
         easy = whole.tolist() if self._on_cpu and self._archive.mode == "c" else [False] * len(payloads)
-        known: set[np.dtype[Any]] = set()  # dtypes that torch takes as they are
+        known: set[np.dtype[Any]] = set()  # dtypes that torch takes without conversion
         for i, (number, view) in enumerate(zip(payloads, self._archive.views(), strict=True)):
             if number in shared:
                 yield self._part(i, number, view)
-            elif easy[i] and view.dtype in known:  # as nearly all are
+            elif easy[i] and view.dtype in known:  # the usual case
                 yield from_numpy(view)
             else:
                 made = self._whole(view)
@@ -212,7 +200,7 @@ class _TorchTensors:
                 yield made if self._on_cpu else made.to(self._where)
 
     def _form(self, view: Any) -> tuple[Any, Any]:
-        """Return torch's dtype for a view, and numpy's for the same bytes, as torch takes them."""
+        """Return torch's dtype for a view, and a dtype of numpy for the same bytes that torch takes."""
         kind = getattr(view, "kind", None) or getattr(view, "dtype", None)
         form = self._forms.get(kind)
         if form is None:
@@ -244,13 +232,13 @@ class _TorchTensors:
         return made if made.dtype is dtype else made.view(dtype)
 
     def _own(self, view: Array) -> Array:
-        """Return an array that torch takes for writable: this one, or a copy where the file cannot be mapped again."""
+        """Return an array that torch treats as writable: this one, or a copy if the file cannot be mapped again."""
         if view.flags.writeable:
             return view
         return view.copy("K") if self._copied else _as_writable(view)
 
     def _part(self, i: int, number: int, view: Any) -> Any:
-        """Return one of several tensors of a payload, in the storage that all of them have."""
+        """Return one of several tensors of a payload, in their common storage."""
         dtype, _ = self._form(view)
         base = self._base(number)
         base = base[: len(base) // dtype.itemsize * dtype.itemsize].view(dtype)
@@ -260,7 +248,7 @@ class _TorchTensors:
             made = self._whole(view)
             return made if self._on_cpu else made.to(self._where)
         strides = tuple(s // view.itemsize for s in view.strides)
-        # Detached, it is no view to autograd, but shares the count of in-place writes with those it is tied to.
+        # A detached tensor is not a view for autograd, but shares the count of in-place writes with its tied ones.
         return base.as_strided(view.shape, strides, self._archive.row(i).byte_offset // view.itemsize).detach()
 
     def _base(self, number: int) -> Any:
@@ -275,14 +263,14 @@ class _TorchTensors:
 
 
 class _WritableView:
-    """Read-only memory that numpy takes for writable, so that torch does not warn: `writable=False` was asked for."""
+    """Read-only memory that numpy treats as writable, so that torch does not warn: `writable=False` was asked for."""
 
     __slots__ = ("__array_interface__", "_owner")
 
     def __init__(self, view: Array) -> None:
-        told = view.__array_interface__
-        told["data"] = told["data"][0], False
-        self.__array_interface__, self._owner = told, view
+        interface = view.__array_interface__
+        interface["data"] = interface["data"][0], False
+        self.__array_interface__, self._owner = interface, view
 
 
 def _as_writable(view: Array) -> Array:

@@ -1,13 +1,13 @@
-"""torch tensors over a mapped file, for programs that take parts of them: the pages of a part are read, and no others.
+"""torch tensors over a mapped file, for programs that use parts of them: only the pages of those parts are read.
 
-A page fault reads ahead as the system is set to, and so most of a file of which a program takes rows and columns here
-and there; without read-ahead each page is a request of its own, and waited for. So read-ahead is switched off for the
-mapping, and when a tensor, or a part of one, is about to be read (copied, compared, multiplied), all of its pages are
-asked for first. Views (`narrow`, `[...]`, `view`, `chunk` and so on) read nothing.
+With the system's read-ahead, page faults of a program that uses rows and columns of tensors read most of the file;
+without it, each page is a request, for which the program waits. So read-ahead is switched off for the mapping. Before a
+tensor, or a part of one, is read (copied, compared, multiplied), all of its pages are requested. Views (`narrow`,
+`[...]`, `view`, `chunk` and so on) read nothing.
 
-torch has no read-only tensors: a write to a mapping that is read-only ends the process. Here the written tensor gets
-memory of its own first. One thing goes unseen: after `parameter.data = tensor` the parameter lies on the file, too, and
-torch tells nobody when it is written. So give it a clone.
+torch has no read-only tensors: a write to a read-only mapping ends the process. So a tensor gets memory of its own
+before it is written. One case is not noticed: after `parameter.data = tensor` the parameter lies on the file, and a
+write to the parameter ends the process. Use `parameter.data = tensor.clone()`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,10 @@ from zcrecord.storage.memory import advise
 
 from .torch import import_torch
 
-__all__ = ["paged"]
+_REQUEST = 1 << 17  # bytes of one request: the system cuts longer ones at the device's largest request
+_MOST_RUNS = 1 << 20  # runs of pages of one tensor that are requested one by one
 
-_REQUEST = 1 << 17  # bytes asked for at a time: the system cuts what is longer than a device's largest request
-_MOST_RUNS = 1 << 20  # pieces of one tensor that are asked for each by itself
-
-# Methods and functions that read no element: their results are views, or say something of the tensor.
+# Methods and functions that read no element: they return views, or facts about the tensor.
 _LOOKS = frozenset(
     {"__get__", "__len__", "data_ptr", "dim", "element_size", "is_complex", "is_contiguous", "is_floating_point"}
     | {"is_pinned", "ndimension", "nelement", "numel", "size", "storage_offset", "stride", "untyped_storage"}
@@ -42,11 +40,11 @@ _WRITES = frozenset(
 
 
 def paged(tensor: Any, check: Callable[[], None] | None = None) -> Any:
-    """Return a torch tensor over the same memory, whose pages are asked for when it or a part of it is read.
+    """Return a torch tensor over the same memory, whose pages are requested when it or a part of it is read.
 
     It is an instance of a subclass of `torch.Tensor`; results that are not views of it are plain tensors. Copies
-    nothing. A write to it, or to a part of it, first copies its storage, once: the file and its other tensors stay as
-    they are.
+    nothing. The first write to it, or to a part of it, copies its storage: the file and its other tensors stay as they
+    are.
 
     Args:
         tensor: a torch tensor on the CPU, such as those of `Record.torch(writable=False)`.
@@ -61,35 +59,35 @@ def paged(tensor: Any, check: Callable[[], None] | None = None) -> Any:
 
 @functools.cache
 def _tensor_class() -> Any:
-    """Return the subclass, made when torch is first needed."""
+    """Return the subclass; made at the first call, since it needs torch."""
     torch = import_torch()
     base: Any = torch.Tensor
 
     class PagedTensor(base):  # type: ignore[misc]  # its class is known when torch is imported
         """A tensor over a mapped file, or a view of one.
 
-        A view has `whole`, the tensor that the file has; that has `mapped`, False once its memory is its own, to which
-        its views follow, and `check`, None once it was called.
+        A view has `whole`, the tensor of the file. That one has `mapped`, False once it has memory of its own, to which
+        its views move, too; and `check`, None once it was called.
         """
 
         @classmethod
         def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             given = [each for each in _flat([*args, *(kwargs or {}).values()]) if isinstance(each, cls)]
             with torch._C.DisableTorchFunctionSubclass():  # as torch's notes on subclasses do
-                mine = [each for each in given if _still_mapped(each)]
-                _prepare(func.__name__, mine, args, kwargs or {})
+                mapped = [each for each in given if _still_mapped(each)]
+                _prepare(func.__name__, mapped, args, kwargs or {})
                 out = func(*args, **(kwargs or {}))
-                return _wrapped(cls, out, [each for each in mine if _whole(each).mapped])
+                return _wrapped(cls, out, [each for each in mapped if _whole(each).mapped])
 
     return PagedTensor
 
 
-def _prepare(name: str, mine: list[Any], args: Any, kwargs: Any) -> None:
-    """Ask for what a call will read, and give memory of its own to what it will write."""
+def _prepare(name: str, inputs: list[Any], args: Any, kwargs: Any) -> None:
+    """Request the pages that a call will read, and give memory of its own to a tensor that it will write."""
     written = [kwargs.get("out")]
     if name in _WRITES or (name.endswith("_") and not name.endswith("__")):
         written.append(args[0] if args else None)
-    for each in mine:
+    for each in inputs:
         if any(each is one for one in written):
             _move(each)
         elif name not in _LOOKS and not (name == "__getitem__" and _selects_view(args[1])):
@@ -113,15 +111,15 @@ def _flat(values: Iterable[Any]) -> Iterator[Any]:
             yield value
 
 
-def _wrapped(cls: Any, out: Any, mine: list[Any]) -> Any:
-    """Return a call's result, its tensors over mapped storage as instances of the subclass again."""
-    if isinstance(out, list | tuple) and mine:
-        made = [_wrapped(cls, each, mine) for each in out]
+def _wrapped(cls: Any, out: Any, inputs: list[Any]) -> Any:
+    """Return a call's result, with tensors over mapped storage as instances of the subclass."""
+    if isinstance(out, list | tuple) and inputs:
+        made = [_wrapped(cls, each, inputs) for each in out]
         return made if isinstance(out, list) else tuple(made) if type(out) is tuple else out
-    if not mine or not hasattr(out, "untyped_storage") or isinstance(out, cls):
+    if not inputs or not hasattr(out, "untyped_storage") or isinstance(out, cls):
         return out
     address = out.untyped_storage().data_ptr()
-    for each in mine:
+    for each in inputs:
         if address and each.untyped_storage().data_ptr() == address:
             made = out.as_subclass(cls)
             made.whole = _whole(each)
@@ -130,11 +128,11 @@ def _wrapped(cls: Any, out: Any, mine: list[Any]) -> Any:
 
 
 def _whole(tensor: Any) -> Any:
-    return tensor.__dict__.get("whole", tensor)  # not of itself: a circle would keep the mapping until it is collected
+    return tensor.__dict__.get("whole", tensor)  # not stored for itself: a cycle would delay the mapping's close
 
 
 def _still_mapped(tensor: Any) -> bool:
-    """Return True if a tensor lies on the file; one whose whole tensor was moved since goes after it first."""
+    """Return True if a tensor lies on the file; a view of a moved tensor is moved first."""
     whole = _whole(tensor)
     if not whole.mapped and tensor is not whole:
         _put(tensor, whole.untyped_storage())
@@ -142,7 +140,7 @@ def _still_mapped(tensor: Any) -> bool:
 
 
 def _move(tensor: Any) -> None:
-    """Give a tensor, and the whole one it is a part of, memory of their own."""
+    """Give a tensor, and the whole tensor that it is a part of, memory of their own."""
     whole = _whole(tensor)
     if whole.mapped:
         _ask_for(whole)
@@ -157,7 +155,7 @@ def _put(tensor: Any, storage: Any) -> None:
 
 
 def _ask_for(tensor: Any) -> None:
-    """Have the system read the pages of a tensor, without waiting for them; check those of a whole one."""
+    """Make the system read the pages of a tensor, without waiting; for a whole tensor call `check`."""
     _advise(tensor)
     whole = _whole(tensor)
     if whole.check is not None and tensor.numel() >= whole.numel():
@@ -169,8 +167,8 @@ def _advise(tensor: Any) -> None:
     if not tensor.numel() or not hasattr(mmap, "MADV_WILLNEED"):
         return
     for start, nbytes in _page_runs(tensor.data_ptr(), tensor.element_size(), tensor.shape, tensor.stride()):
-        for at in range(start, start + nbytes, _REQUEST):
-            advise(at, min(_REQUEST, start + nbytes - at), mmap.MADV_WILLNEED)
+        for request in range(start, start + nbytes, _REQUEST):
+            advise(request, min(_REQUEST, start + nbytes - request), mmap.MADV_WILLNEED)
 
 
 def _page_runs(address: int, itemsize: int, shape: Iterable[int], strides: Iterable[int]) -> list[tuple[int, int]]:
@@ -179,7 +177,7 @@ def _page_runs(address: int, itemsize: int, shape: Iterable[int], strides: Itera
     starts = np.zeros(1, np.int64)
     for stride, length in sorted((s * itemsize, n) for n, s in zip(shape, strides, strict=True) if n > 1 and s):
         if stride <= run or count * length > _MOST_RUNS:
-            run = max(run, run + stride * (length - 1))  # without a gap, or with gaps that are read, too
+            run = max(run, run + stride * (length - 1))  # without gaps, or including the gaps
         else:
             starts = np.add.outer(np.arange(length) * stride, starts).ravel()
             count *= length

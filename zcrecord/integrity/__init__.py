@@ -1,8 +1,9 @@
 """Compares two records by content; signs records, and checks signatures."""
 
+from zcrecord.codec.conventions import SIGNATURE_PREFIX
+
 from .comparing import Change, compare
 from .signing import (
-    SIGNATURE_PREFIX,
     SignReport,
     check_signature,
     is_encrypted_key,

@@ -1,6 +1,6 @@
 """Compares two records by their content: tensors, modules, attributes and metadata; layout is ignored.
 
-Payloads are read forward, a piece at a time; nothing larger is held. Printing is left to the command line.
+Payloads are read forward, a piece at a time, and no more is in memory. The command line prints the differences.
 """
 
 from __future__ import annotations
@@ -24,13 +24,11 @@ from zcrecord.record.record import Record
 from zcrecord.tensors.packed import PackedTensor
 from zcrecord.tensors.strides import address
 
-__all__ = ["Change", "compare"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 Key = tuple[Any, ...]
 Difference = tuple[int | None, float | int | None]  # elements that differ, and the largest absolute difference
 
-_PIECE = 3 * 5 * 7 << 13  # bytes of each compared at a time: they stay in the cache; whole elements of any width
+_PIECE = 3 * 5 * 7 << 13  # bytes compared at a time: they fit the cache, and are whole elements of any width
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +36,15 @@ class Change:
     """One difference between two records.
 
     Attributes:
-        what: the kind of thing that differs.
-        name: its full name.
-        change: 'added' if only the second record has it, 'removed' if only the first has. A tensor else differs in
-            'type' (dtype or shape) or 'contents', a module, attribute or metadata has 'changed'. 'moved' if it lies in
-            another module though both records have both modules.
-        before, after: descriptions of tensors and modules, values of attributes and metadata; of a moved thing, the
+        what: the kind of item that differs.
+        name: the item's full name.
+        change: 'added' if only the second record has the item, 'removed' if only the first has. Otherwise a tensor
+            differs in 'type' (dtype or shape) or 'contents'; a module, attribute or metadata entry has 'changed'.
+            'moved' if it lies in another module, and both records have both modules.
+        before, after: descriptions of tensors and modules, values of attributes and metadata; for a moved item the
             names of its modules.
-        elements: of contents, the number of elements that differ, and of all.
-        largest: of contents, the largest absolute difference; None for elements that are no numbers, NaN if only NaNs
+        elements: for contents, the number of elements that differ, and of all elements.
+        largest: for contents, the largest absolute difference; None if the elements are not numbers, NaN if only NaNs
             differ.
     """
 
@@ -64,16 +62,16 @@ def compare(
 ) -> Iterator[Change]:
     """Yield the differences of two records: tensors first, then modules, attributes and metadata.
 
-    Layout, the order of mappings, ties and strides are ignored. Values are equal if all their bits are. Tensors that
-    both have are read forward, a piece at a time, while the result is iterated; nothing is copied.
+    Layout, the order of mappings, ties and strides are ignored. Values are equal if all their bits are. Tensors of both
+    records are read forward, a piece at a time, while the result is iterated; nothing is copied.
 
     Args:
-        fast: take tensors for equal, unread, if their payloads have the same digest (XXH3, 64 bits). It detects
-            damage, but an attacker can make two payloads with one digest.
-        progress: called with the bytes compared so far, and None: the total is not known.
+        fast: do not read tensors whose payloads have the same digest (XXH3, 64 bits), but take them as equal. The
+            digest detects damage, but an attacker can make two payloads with one digest.
+        progress: called with the bytes compared so far, and None, since the total is not known.
 
     Raises:
-        LimitError: comparing different views of the same bytes would read over 64 times what both archives hold; or
+        LimitError: comparing different views of the same bytes would read over 64 times the bytes of both archives; or
         attributes' full names would be far larger than the index.
 
     Example:
@@ -93,15 +91,15 @@ def compare(
     was, now = _described_modules((before.archive, after.archive))
     yield from _mappings("module", was, now, equal)
     a, b = before.modules, after.modules
-    mine, others = ({name: m.attributes for name, m in found.items()} for found in (a, b))
+    old, new = ({name: m.attributes for name, m in modules.items()} for modules in (a, b))
     for module in {**a, **b}:
         prefix = f"{module}." if module else ""
-        yield from _mappings("attribute", mine.get(module, {}), others.get(module, {}), equal, prefix=prefix)
+        yield from _mappings("attribute", old.get(module, {}), new.get(module, {}), equal, prefix=prefix)
     yield from _mappings("metadata", before.metadata, after.metadata, _ValueEquality())
 
 
 class _TensorComparison:
-    """Compares the tensors of two archives by name, and each pair of places once."""
+    """Compares the tensors of two archives by name; each pair of byte ranges once."""
 
     def __init__(self, a: Archive, b: Archive, fast: bool, progress: Callable[[int, int | None], None] | None) -> None:
         self._a, self._b, self._fast, self._progress = a, b, fast, progress
@@ -112,16 +110,16 @@ class _TensorComparison:
     def changes(self) -> Iterator[Change]:
         """Yield the differences in the first archive's order, then the tensors that only the second has."""
         a, b = self._a, self._b
-        mine, others = a.names(), {name: j for j, name in enumerate(b.names())}
-        for i, name in enumerate(mine):
+        names, others = a.names(), {name: j for j, name in enumerate(b.names())}
+        for i, name in enumerate(names):
             j = others.pop(name, None)
             if j is None:
                 yield Change("tensor", name, "removed", before=_described_tensor(a, i))
             elif (kinds := [_kind(a, i), _kind(b, j)])[0] != kinds[1]:
                 yield Change("tensor", name, "type", _described_tensor(a, i), _described_tensor(b, j))
-            elif (found := self._compare(name, i, j)) is not None:
-                elements = None if found[0] is None else (found[0], prod(kinds[0][2]))
-                yield Change("tensor", name, "contents", elements=elements, largest=found[1])
+            elif (difference := self._compare(name, i, j)) is not None:
+                elements = None if difference[0] is None else (difference[0], prod(kinds[0][2]))
+                yield Change("tensor", name, "contents", elements=elements, largest=difference[1])
         for name, j in others.items():
             yield Change("tensor", name, "added", after=_described_tensor(b, j))
 
@@ -143,14 +141,14 @@ class _TensorComparison:
                 f"views of the same bytes add up to more than {DIGEST_ALLOWANCE} times both archives, too much to read"
             )
             raise LimitError(what, path=self._a.path, tensor=name)
-        found = _difference(self._a, i, self._b, j)
+        difference = _difference(self._a, i, self._b, j)
         self._done += nbytes
         if self._progress:
             self._progress(self._done, None)
-        return found
+        return difference
 
     def _same_digest(self, i: int, j: int) -> bool:
-        """Return True if the payloads of two tensors have the same digest, and the tensors lie alike in them."""
+        """Return True if two tensors have payloads of the same digest, and the same offset and strides in them."""
         places = []
         for archive, number in ((self._a, i), (self._b, j)):
             row = archive.row(number)
@@ -167,7 +165,7 @@ def _kind(archive: Archive, i: int) -> tuple[int, int, tuple[int, ...]]:
 
 
 def _place(archive: Archive, i: int) -> Key:
-    """Return a key that is equal for tensors of one archive that are the same bytes in the same form."""
+    """Return a key that is equal for tensors of one archive with the same bytes, type, shape and strides."""
     row = archive.row(i)
     return archive.place(row.payload), row.byte_offset, row.bits, row.dtype, archive.shape(row), archive.strides(row)
 
@@ -181,18 +179,18 @@ def _described_tensor(archive: Archive, i: int) -> str:
 
 
 def _moved(a: Archive, b: Archive) -> Iterator[Change]:
-    """Yield the tensors and modules that lie in another module, though both archives have both modules."""
+    """Yield the tensors and modules that lie in another module, if both archives have both modules."""
     modules = [set(map(archive.index.text_of, archive.index.modules)) for archive in (a, b)]
     whats: tuple[Literal["tensor", "module"], ...] = ("tensor", "module")
     for what in whats:
-        mine, others = _homes(a, what), _homes(b, what)
-        for name, before in mine.items():
-            after = others.get(name, before)
+        parents, other_parents = _parents(a, what), _parents(b, what)
+        for name, before in parents.items():
+            after = other_parents.get(name, before)
             if before != after and after in modules[0] and before in modules[1]:
                 yield Change(what, name, "moved", before, after)
 
 
-def _homes(archive: Archive, what: str) -> dict[str, str]:
+def _parents(archive: Archive, what: str) -> dict[str, str]:
     """Return the full name of the module of each tensor, or of each module, by full name."""
     ix = archive.index
     rows = ix.tensors if what == "tensor" else ix.modules[1:]
@@ -201,22 +199,23 @@ def _homes(archive: Archive, what: str) -> dict[str, str]:
 
 
 def _described_modules(archives: tuple[Archive, Archive]) -> list[dict[str, str]]:
-    """Return each module's kind and class, of both archives; of lists with items in another order their keys, too."""
+    """Return each module's kind and class, for both archives; with the keys of lists whose items are reordered."""
     orders = [unflatten.keys_of_lists(archive.index) for archive in archives]
     turned = {name for name in orders[0].keys() & orders[1].keys() if _turned(orders[0][name], orders[1][name])}
     out = []
     for archive, order in zip(archives, orders, strict=True):
-        told = {}
+        descriptions = {}
         for row in archive.index.modules:
-            name, kind = archive.index.text_of(row), int(row["kind"])
-            told[name] = f"{KIND_NAMES.get(kind, f'unknown {kind}')} {archive.index.text_of(row, 'type_name')}".strip()
-            told[name] += f" of {', '.join(order[name])}" if name in turned else ""
-        out.append(told)
+            name, type_name = archive.index.text_of(row), archive.index.text_of(row, "type_name")
+            kind = int(row["kind"])
+            descriptions[name] = f"{KIND_NAMES.get(kind, f'unknown {kind}')} {type_name}".strip()
+            descriptions[name] += f" of {', '.join(order[name])}" if name in turned else ""
+        out.append(descriptions)
     return out
 
 
 def _turned(a: list[str], b: list[str]) -> bool:
-    """Return True if the keys that two lists have in common are not in one order."""
+    """Return True if the common keys of two lists are not in the same order."""
     both = set(a) & set(b)
     return [key for key in a if key in both] != [key for key in b if key in both]
 
@@ -237,7 +236,7 @@ def _mappings(
 class _ValueEquality:
     """Compares values by type and bits: True is not 1, and a NaN equals only the same NaN.
 
-    Bytes are read once, however many items of a list share them; all compared values must outlive this object.
+    Bytes that several items of a list share are read once. All compared values must outlive this object.
     """
 
     def __init__(self) -> None:
@@ -258,8 +257,8 @@ class _ValueEquality:
         u, v = np.frombuffer(x, np.uint8), np.frombuffer(y, np.uint8)
         key = address(u), address(v), len(u)
         if key not in self._known:
-            starts = range(0, len(u), _PIECE)
-            self._known[key] = all(_equal_bytes(u[at : at + _PIECE], v[at : at + _PIECE]) for at in starts)
+            pieces = (slice(start, start + _PIECE) for start in range(0, len(u), _PIECE))
+            self._known[key] = all(_equal_bytes(u[piece], v[piece]) for piece in pieces)
         return self._known[key]
 
 
@@ -290,13 +289,13 @@ def _difference(a: Archive, i: int, b: Archive, j: int) -> Difference | None:
 
 def _pieces(a: Archive, i: int, b: Archive, j: int) -> Iterator[tuple[Array, Array]]:
     """Yield the bytes of two tensors in C order, a piece of each at a time."""
-    mine, other = a.row(i), b.row(j)
-    if a.strides(mine) is None and b.strides(other) is None:
-        yield from _in_step(_blocks(a, mine.payload), _blocks(b, other.payload))
+    row, other = a.row(i), b.row(j)
+    if a.strides(row) is None and b.strides(other) is None:
+        yield from _in_step(_blocks(a, row.payload), _blocks(b, other.payload))
         return
-    item = mine.bits >> 3
+    item = row.bits >> 3
     flags: Any = ["external_loop", "buffered", "zerosize_ok"]
-    both: Any = [_elements(a, i, mine), _elements(b, j, other)]
+    both: Any = [_elements(a, i, row), _elements(b, j, other)]
     each = np.nditer(both, flags=flags, order="C", buffersize=_PIECE // item // 8 * 8)
     for u, v in each:
         yield np.ascontiguousarray(u).view(np.uint8), np.ascontiguousarray(v).view(np.uint8)
@@ -309,7 +308,7 @@ def _blocks(archive: Archive, number: int) -> Iterator[Array]:
 
 
 def _in_step(a: Iterator[Array], b: Iterator[Array]) -> Iterator[tuple[Array, Array]]:
-    """Yield the same bytes of two payloads, a piece of each at a time; of one that is longer the last ones alone."""
+    """Yield the bytes of two payloads together, a piece of each at a time; the rest of a longer one comes alone."""
     x = y = np.zeros(0, np.uint8)
     while True:
         x, y = (x if len(x) else next(a, x)), (y if len(y) else next(b, y))
@@ -338,7 +337,7 @@ def _equal_bytes(x: Array, y: Array) -> bool:
 
 
 def _values(piece: Array, kind: DType, bits: int, elements: int) -> Array:
-    """Return bytes as elements, narrow ones unpacked to one per byte."""
+    """Return bytes as elements; elements below 8 bits are unpacked to one per byte."""
     if bits < 8:
         return PackedTensor(piece, kind, (elements,)).unpack()
     assert kind.numpy is not None
@@ -352,7 +351,7 @@ def _bits(values: Array) -> Array:
 
 
 def _largest(u: Array, v: Array) -> float | int:
-    """Return the largest absolute difference; NaN only if there is no other."""
+    """Return the largest absolute difference; NaN only if all differences are NaN."""
     name = u.dtype.name
     if name == "bool":
         return 1

@@ -1,8 +1,8 @@
-"""Ed25519 signatures over a record's content digest, kept in the metadata of its archive.
+"""Ed25519 signatures over a record's content digest, stored in the metadata of its archive.
 
 The content digest is the same for every layout and does not cover metadata, so a signature stays valid when the archive
-is aligned anew, packed, converted and converted back. CONVENTIONS.md has the signed bytes. Keys and cryptography are
-left to the package `cryptography`.
+is aligned anew, packed, converted and converted back. CONVENTIONS.md has the signed bytes. The package `cryptography`
+reads keys, signs and verifies.
 """
 
 from __future__ import annotations
@@ -27,17 +27,6 @@ from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.record.save import save_record
 from zcrecord.storage.files import check_destination, path_of, place_for, read_start
-
-__all__ = [
-    "SIGNATURE_PREFIX",
-    "SignReport",
-    "check_signature",
-    "is_encrypted_key",
-    "make_signature",
-    "sign",
-    "signed_message",
-    "signers",
-]
 
 Progress = Callable[[int, int], None]
 
@@ -76,23 +65,22 @@ def sign(
 ) -> SignReport:
     """Add a signature to an archive's metadata, in place or to a new file; whole or not at all.
 
-    The archive is verified in full first. Its payloads stay where they are in it, as `zcrecord.edit` leaves them.
-    Signatures by other keys stay; one by the same key is replaced. Of a catalogue the shards stay as they are; at
-    `dest` it becomes one archive.
+    The archive is verified in full first. Its payloads keep their offsets, as with `zcrecord.edit`. Signatures by other
+    keys stay; one by the same key is replaced. The shards of a catalogue stay as they are; with `dest` a catalogue
+    becomes one archive.
 
     Args:
         key: an Ed25519 private key: the path of a PEM file (PKCS #8, or OpenSSH's own form), its bytes, or a
             `cryptography` key.
         dest: a path; by default the archive itself is replaced.
-        passphrase: of an encrypted key.
+        passphrase: the passphrase of an encrypted key.
         force: replace `dest` if it exists.
 
     Raises:
-        IntegrityError: the archive is damaged. FormatError: the file is no archive. UnsupportedError: the key cannot
-        sign, or the archive is attached to a program, a shard of the catalogue beside it (sign that), or of another
-        writer, so that it has to be saved again first.
-        DestinationExistsError: `dest` exists. DependencyError: cryptography is not installed. SourceError: the file
-        system refused, or the archive was replaced in the meantime.
+        IntegrityError: the archive is damaged. FormatError: the file is not an archive. UnsupportedError: the key
+        cannot sign; the archive is attached to a program, or is a shard (sign its catalogue); or another writer wrote
+        attributes in another form (save it again first). DestinationExistsError: `dest` exists. DependencyError:
+        cryptography is not installed. SourceError: the file system refused, or the archive was replaced meanwhile.
 
     Example:
         >>> import numpy as np, zcrecord
@@ -137,7 +125,7 @@ def _save_signed(record: Record, out: Any, signature: dict[str, str], *, in_plac
 
 
 def _check_attribute_forms(record: Record) -> None:
-    """Raise UnsupportedError if saving would change the stored form of an attribute, and so the signed digest."""
+    """Raise UnsupportedError if saving would change the stored form of an attribute, and with it the signed digest."""
     key = reformed_attribute(record.archive)
     if key is not None:
         what = f"attribute '{printable(key)}' is not in the form that saving gives it, so the content digest"
@@ -165,15 +153,15 @@ def make_signature(record: Record, key: Any, *, passphrase: bytes | None = None)
 def check_signature(record: Record, key: Any, *, progress: Progress | None = None) -> str:
     """Check that the owner of a key signed a record's content; returns the key's id. Reads the whole record.
 
-    Tensors, modules and attributes are covered; metadata, the order of mappings, ties and layout are not. The result is
-    about `record` itself, not about a file that lies at its path later.
+    Tensors, modules and attributes are covered; metadata, the order of mappings, ties and layout are not. The result
+    holds for `record` itself, not for a later file at its path.
 
     Args:
         key: an Ed25519 public key: the path of a PEM file or of one line of OpenSSH's, its bytes, or a `cryptography`
             key.
 
     Raises:
-        IntegrityError: the record has no signature by this key, or other content than was signed. UnsupportedError:
+        IntegrityError: the record has no signature by this key, or its content is not the signed one. UnsupportedError:
         the key is not a public Ed25519 key. DependencyError: cryptography is not installed.
 
     Example:
@@ -210,7 +198,7 @@ def check_signature(record: Record, key: Any, *, progress: Progress | None = Non
 
 
 def signers(record: Record) -> tuple[str, ...]:
-    """Return the ids of the keys that a record claims to be signed by; checks nothing.
+    """Return the ids of the keys of a record's signatures, unchecked.
 
     Example:
         >>> import numpy as np, zcrecord
@@ -248,7 +236,7 @@ def _takes_passphrase(data: bytes) -> bool:
         load_ssh_private_key(data, None)
     except TypeError:  # the package raises it if a passphrase is missing
         return True
-    except (ValueError, UnsupportedAlgorithm):  # no key, or none that it knows: signing says so
+    except (ValueError, UnsupportedAlgorithm):  # not a key, or an unknown kind: signing reports it
         return False
     return False
 
@@ -271,7 +259,7 @@ def _signed(record: Record, private: Any, progress: Progress | None) -> tuple[st
 
 
 def _decoded(value: Any) -> bytes | None:
-    """Return the 64 bytes of a signature from metadata; None unless it is their one base64 form."""
+    """Return the 64 bytes of a signature from metadata; None unless the value is their canonical base64 text."""
     with contextlib.suppress(ValueError, TypeError):
         signed = base64.b64decode(value, validate=True) if isinstance(value, str) else b""
         if len(signed) == 64 and base64.b64encode(signed).decode() == value:
@@ -289,6 +277,7 @@ def _key_id(public: Any) -> str:
 
 
 def _private(key: Any, passphrase: bytes | None) -> Any:
+    """Return a private Ed25519 key from a path, bytes or a key of cryptography's."""
     _require()
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -299,16 +288,17 @@ def _private(key: Any, passphrase: bytes | None) -> Any:
     ssh = data.startswith(b"-----BEGIN OPENSSH")
     load: Any = serialization.load_ssh_private_key if ssh else serialization.load_pem_private_key
     if not _takes_passphrase(data):
-        passphrase = None  # the package refuses one that is not needed
+        passphrase = None  # the package refuses an unneeded one
     elif passphrase is None:
         raise UnsupportedError("is encrypted; it takes its passphrase", path=path)
-    found = _loaded(lambda: load(data, password=passphrase), path, "private", data)
-    if not isinstance(found, Ed25519PrivateKey):
+    loaded = _loaded(lambda: load(data, password=passphrase), path, "private", data)
+    if not isinstance(loaded, Ed25519PrivateKey):
         raise UnsupportedError("the key is not an Ed25519 one", path=path)
-    return found
+    return loaded
 
 
 def _public(key: Any) -> Any:
+    """Return a public Ed25519 key from a path, bytes or a key of cryptography's."""
     _require()
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -320,14 +310,14 @@ def _public(key: Any) -> Any:
         raise UnsupportedError("is a private key; to check takes the public one", path=path)
     ssh = data.lstrip().startswith((b"ssh-", b"ecdsa-", b"sk-"))
     load: Any = serialization.load_ssh_public_key if ssh else serialization.load_pem_public_key
-    found = _loaded(lambda: load(data), path, "public", data)
-    if not isinstance(found, Ed25519PublicKey):
+    loaded = _loaded(lambda: load(data), path, "public", data)
+    if not isinstance(loaded, Ed25519PublicKey):
         raise UnsupportedError("the key is not an Ed25519 one", path=path)
-    return found
+    return loaded
 
 
 def _loaded(load: Callable[[], Any], path: str | None, which: str, data: bytes) -> Any:
-    """Return a loaded key; the package's errors become one typed error, which does not contain the key."""
+    """Return the loaded key; errors of the package become one typed error, which does not contain the key."""
     from cryptography.exceptions import UnsupportedAlgorithm
 
     try:

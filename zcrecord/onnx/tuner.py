@@ -19,13 +19,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zcrecord.archive.archive import Archive, takes_one_file
-from zcrecord.codec.conventions import TUNED_TYPE
+from zcrecord.codec.conventions import SIGNATURE_PREFIX, TUNED_TYPE
 from zcrecord.codec.digests import digest_of
 from zcrecord.codec.entries import AttributeEntry, Entries, ModuleEntry, ModuleKind, PayloadId
 from zcrecord.codec.index import PAYLOAD
 from zcrecord.codec.layout import ALIGNMENT, HEADER_SIZE, LARGE_PAYLOAD, NONE
 from zcrecord.errors import FormatError, IntegrityError, SourceError, UnsupportedError
-from zcrecord.integrity.signing import SIGNATURE_PREFIX
 from zcrecord.onnx.protobuf.interfaces import difference, interface_of
 from zcrecord.onnx.protobuf.reader import encode_field
 from zcrecord.onnx.protobuf.rewriting import ExternalTensor, rewrite

@@ -1,8 +1,8 @@
 """Npz in and out: numpy's zip files of arrays, streamed, one piece in memory; nothing is ever unpickled.
 
-Names are split at their dots; Fortran order is kept, as strides; arrays of strings become StringTensors. What an
-archive says besides is kept in a member of its own, 'zcrecord.json', written only where there is something to say: see
-`structure`. What an array's header says is `npy`'s.
+Names are split at their dots; Fortran order becomes strides; arrays of strings become StringTensors. The rest of an
+archive's content (see `structure`) is in the member 'zcrecord.json', which is written only if needed. `npy` reads and
+writes the headers of arrays.
 """
 
 from __future__ import annotations
@@ -29,21 +29,19 @@ from zcrecord.storage.stream_reader import PIECE
 
 from .npy import NpyHeader, encode_npy_header, read_npy_header, string_rows, string_tensor
 
-__all__ = ["read", "write"]
-
 STRUCTURE = "zcrecord.json"
 BYTES = "npz.bytes"  # metadata: names of StringTensors that were arrays of bytes, not of text
 _NPY = ".npy"
-_HELD = 64 << 20  # bytes of strings that are held, whatever the size of the file
-_TIMES = 16  # and so many times the file
+_MEMORY = 64 << 20  # bytes of strings in memory that are allowed for a file of any size ...
+_TIMES = 16  # ... plus so many times the size of the file
 _LONGEST = 65535  # bytes of a member's name
 
 
 def read(path: str, out: RecordWriter, progress: Progress) -> int:
     """Write the arrays of a .npz file to `out`; returns the bytes of input.
 
-    Stored and deflated members are read piece by piece, no further than their arrays' shapes say. An array of strings
-    is held while it is converted. Arrays of the other byte order come as little-endian.
+    Stored and deflated members are read piece by piece, to the end given by their arrays' shapes. An array of strings
+    is in memory while it is converted. Big-endian arrays are converted to little-endian.
 
     Example:
         >>> np.savez("arrays.npz", weight=np.ones((2, 3)), names=np.array(["a", "bc"]))
@@ -53,7 +51,7 @@ def read(path: str, out: RecordWriter, progress: Progress) -> int:
         2
 
     Raises:
-        FormatError: the zip file or an array in it is damaged, or a name is there twice. UnsupportedError: arrays of
+        FormatError: the zip file or an array in it is damaged, or it has a name twice. UnsupportedError: arrays of
         objects or structures, other types, other compression. LimitError: compressed strings that claim too much
         memory. SourceError: the file cannot be read.
     """
@@ -68,13 +66,13 @@ def read(path: str, out: RecordWriter, progress: Progress) -> int:
             reader = io.BufferedReader(file)
         with reader as buffered:
             opened = open_zip(buffered)
-            found, text = members(opened, buffered, total, _NPY, STRUCTURE, MAX_TEXT)
-            _Arrays(opened, found, decode_structure(text), out, total, progress).tell()
+            arrays, text = members(opened, buffered, total, _NPY, STRUCTURE, MAX_TEXT)
+            _Arrays(opened, arrays, decode_structure(text), out, total, progress).write()
     return total
 
 
 class _Arrays:
-    """The members of one file, on their way to an archive."""
+    """Writes the members of one file to an archive."""
 
     def __init__(
         self,
@@ -90,10 +88,10 @@ class _Arrays:
         self._done = 0
         self._octets: list[str] = []  # names of arrays of bytes
 
-    def tell(self) -> None:
-        """Write all of them."""
+    def write(self) -> None:
+        """Write all members, modules, attributes and metadata."""
         for number, (name, info) in enumerate(self._members.items()):
-            self._structure.tell(self._out, number)
+            self._structure.write_items(self._out, number)
             try:
                 with zip_faults():
                     member = self._opened.open(info)
@@ -102,18 +100,19 @@ class _Arrays:
             except RecordError as error:
                 raise error.located(tensor=name) from error.__cause__
             self._done += info.compress_size
-        self._structure.tell(self._out)
+        self._structure.write_items(self._out)
         self._out.metadata.update(self._structure.metadata)
         if self._octets:
             self._out.metadata[BYTES] = self._octets
         self._progress(self._total, self._total)
 
     def _array(self, name: str, info: zipfile.ZipInfo, member: Any) -> None:
+        """Write one array; tie it to an earlier one if the structure says so and their bytes are the same."""
         header = read_npy_header(lambda size: read_exactly(member, size))
         due = header.nbytes + header.data_nbytes
         if due != info.file_size:
             what = f"shape {header.shape} of {header.dtype} takes {header.data_nbytes} bytes"
-            raise FormatError(f"{what}, {info.file_size - header.nbytes} are there")
+            raise FormatError(f"{what}, the file has {info.file_size - header.nbytes}")
         path = self._structure.path(name, self._members)
         twin = self._structure.twin(name)
         if header.dtype.kind == "S":
@@ -147,7 +146,7 @@ class _Arrays:
 
     def _strings(self, header: NpyHeader, member: Any, info: zipfile.ZipInfo) -> Any:
         inflated = header.data_nbytes if info.compress_type != zipfile.ZIP_STORED else 0
-        if inflated + 8 * prod(header.shape) > _HELD + _TIMES * self._total:
+        if inflated + 8 * prod(header.shape) > _MEMORY + _TIMES * self._total:
             raise LimitError(
                 f"its {prod(header.shape)} strings take much more memory than the file; save it uncompressed"
             )
@@ -169,9 +168,9 @@ def write(
 ) -> int:
     """Write a record as .npz, uncompressed, whole or not at all; returns the bytes written.
 
-    `numpy.load` gives the arrays under their full names; tensors in Fortran order stay in it. Strings become arrays
-    of text, or of bytes where they are not UTF-8 or came so from a .npz file. Attributes, metadata, modules and ties
-    are kept in the member 'zcrecord.json', for the way back.
+    `numpy.load` gives the arrays under their full names; tensors in Fortran order stay in that order. Strings become
+    arrays of text, or of bytes if they are not UTF-8 or were bytes in a .npz file. Attributes, metadata, modules and
+    ties are in the member 'zcrecord.json', from which `read` restores them.
 
     Example:
         >>> import zcrecord
@@ -181,7 +180,7 @@ def write(
         (2, 3)
 
     Raises:
-        UnsupportedError: a type that numpy's files cannot name (bfloat16, float8, narrower ones); names the tensor.
+        UnsupportedError: a type that numpy's files do not have (bfloat16, float8, narrower ones).
         LimitError: a name of more than 65535 bytes, or attributes and metadata of more than 100 MB. IntegrityError: a
         payload is damaged. SourceError: the file system refused.
     """
@@ -218,7 +217,7 @@ def write(
 
 
 def _check(info: TensorInfo) -> None:
-    """Raise unless numpy's files have a place for this tensor."""
+    """Raise LimitError or UnsupportedError if numpy's files cannot represent a tensor."""
     kind = info.dtype
     if len(info.name.encode()) + len(_NPY) > _LONGEST:
         raise LimitError(f"its name is longer than the {_LONGEST} bytes that a zip file takes")
@@ -237,7 +236,7 @@ def _member(
     pieces: Iterator[Any]
     if info.dtype is dtypes.STRING:
         try:
-            descr, pieces = string_rows(record[info.name], octets=octets, most=_HELD + _TIMES * info.nbytes)
+            descr, pieces = string_rows(record[info.name], octets=octets, most=_MEMORY + _TIMES * info.nbytes)
         except RecordError as error:
             raise error.located(path=record.archive.path, tensor=info.name) from None
         header, nbytes = encode_npy_header(descr, info.shape), np.dtype(descr).itemsize * prod(info.shape)

@@ -1,6 +1,6 @@
-"""The header of one .npy array: read with care, and never a pickle; and numpy's strings as StringTensors and back.
+"""Headers of .npy arrays, read without pickle; numpy's strings as StringTensors and back; arrays over .npy files.
 
-Knows what an array says of itself; where its bytes come from and go, but for a file of its own, is left to `npz`.
+`npz` reads and writes the members of .npz files.
 
 Source: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html, versions 1.0 to 3.0.
 """
@@ -19,8 +19,6 @@ from zcrecord.codec.layout import MAX_ARCHIVE_SIZE, MAX_RANK
 from zcrecord.errors import FormatError, LimitError, RecordError, UnsupportedError, printable
 from zcrecord.storage.memory import map_file
 from zcrecord.tensors.packed import StringTensor
-
-__all__ = ["NpyHeader", "encode_npy_header", "map_npy", "read_npy_header", "string_rows", "string_tensor"]
 
 _MAGIC = b"\x93NUMPY"
 _MAX_HEADER = 65535  # bytes; numpy's own stay far below
@@ -50,11 +48,11 @@ class NpyHeader(NamedTuple):
 
 
 def read_npy_header(read: Callable[[int], bytes]) -> NpyHeader:
-    """Return the header at the start of a stream, by a function that reads exactly so many bytes from it.
+    """Return the header at the start of a stream; `read` returns exactly so many next bytes of it.
 
     Raises:
-        FormatError: it is none. UnsupportedError: an array of objects, of structures, or of another type that no
-        archive holds.
+        FormatError: the bytes are not a valid header. UnsupportedError: an array of objects, of structures, or of
+        another type that archives do not have.
     """
     start = read(8)
     if start[:6] != _MAGIC:
@@ -80,8 +78,8 @@ def map_npy(path: str) -> np.ndarray[Any, np.dtype[Any]]:
     """Return the array of a .npy file, over its mapping.
 
     Raises:
-        SourceError: it cannot be read. FormatError, UnsupportedError: as `read_npy_header`; or the array is cut off, or
-        followed by other bytes.
+        SourceError: the file cannot be read. FormatError, UnsupportedError: as `read_npy_header`; or the file's length
+        does not fit the array.
     """
     octets, position = map_file(path, least=0).octets, 0
 
@@ -112,14 +110,14 @@ def _fields(text: str) -> dict[str, str]:
         raise FormatError("its .npy header is no dict")
     body, pos = text[1:-1].rstrip(_SPACE), 0
     while pos < len(body):
-        found = _FIELD.match(body, pos)
-        if found is None:
+        field = _FIELD.match(body, pos)
+        if field is None:
             raise FormatError(f"its .npy header cannot be read: '{printable(body[pos:], 60)}'")
-        pos = found.end()
-        name = found["name"] or found["also"]
-        value = next((found[kind] for kind in known.get(name, ()) if found[kind] is not None), None)
+        pos = field.end()
+        name = field["name"] or field["also"]
+        value = next((field[kind] for kind in known.get(name, ()) if field[kind] is not None), None)
         if value is None or name in out:
-            raise FormatError(f"its .npy header has '{printable(name)}' twice, of the wrong kind, or not to be there")
+            raise FormatError(f"its .npy header has '{printable(name)}' twice, of the wrong kind, or unexpectedly")
         out[name] = value
     if len(out) < len(known):
         raise FormatError(f"its .npy header lacks {', '.join(known.keys() - out.keys())}")
@@ -127,32 +125,33 @@ def _fields(text: str) -> dict[str, str]:
 
 
 def _dtype(descr: str) -> np.dtype[Any]:
+    """Return the dtype of a header's `descr`; raises RecordError if archives cannot have it."""
     if descr.startswith("["):
         raise UnsupportedError("a structured array; save each of its fields as an array of its own")
-    found = _DESCR.fullmatch(descr)
-    if found is None:
-        raise FormatError(f"its dtype '{printable(descr)}' is none of numpy's")
-    if found["kind"] == "O":
+    match = _DESCR.fullmatch(descr)
+    if match is None:
+        raise FormatError(f"its dtype '{printable(descr)}' is not one of numpy's")
+    if match["kind"] == "O":
         raise UnsupportedError("an array of objects is a pickle, which may run anything; save it with a plain dtype")
-    if found["kind"] == "V" or (found["kind"], found["size"]) == ("f", "1"):
+    if match["kind"] == "V" or (match["kind"], match["size"]) == ("f", "1"):
         what = "raw bytes of unknown meaning (numpy names bfloat16, float8 and their like so)"
         raise UnsupportedError(f"{what}; save them viewed as uint8 or uint16")
-    if found["kind"] not in "?biufcSU":
+    if match["kind"] not in "?biufcSU":
         raise UnsupportedError(f"dtype {printable(descr)} has no place in an archive; save it as numbers")
     try:
         return np.dtype(descr)
     except (TypeError, ValueError, OverflowError):
-        raise FormatError(f"its dtype '{printable(descr)}' is none of numpy's") from None
+        raise FormatError(f"its dtype '{printable(descr)}' is not one of numpy's") from None
 
 
 def _shape(dims: str) -> tuple[int, ...]:
     parts = [part.strip() for part in dims.split(",")]
     if parts and not parts[-1]:
         parts.pop()
-    digits = [part.removesuffix("L") for part in parts]  # Python 2 wrote some so
+    digits = [part.removesuffix("L") for part in parts]  # the form of Python 2's long integers
     plain = all(re.fullmatch("0+|[1-9][0-9]{0,19}", d) for d in digits)
     if not plain or (digits and "," not in dims):  # numpy takes (3) and (03,) for no shape either
-        raise FormatError(f"its shape ({printable(dims)}) is none")
+        raise FormatError(f"its shape ({printable(dims)}) is not a tuple of dimensions")
     if len(digits) > MAX_RANK:
         raise FormatError(f"{len(digits)} dimensions, at most {MAX_RANK} are legal")
     return tuple(map(int, digits))
@@ -169,7 +168,7 @@ def string_tensor(array: np.ndarray[Any, Any]) -> StringTensor:
     """Return an array of numpy's fixed-width strings, 'U' or 'S', as a StringTensor; 'U' as UTF-8.
 
     Raises:
-        FormatError: a character is none. UnsupportedError: one is a lone surrogate.
+        FormatError: a character is out of Unicode's range. UnsupportedError: a character is a lone surrogate.
     """
     flat = array.reshape(-1)
     if not len(flat):
@@ -181,7 +180,7 @@ def string_tensor(array: np.ndarray[Any, Any]) -> StringTensor:
         if array.dtype.kind == "U":
             codes = rows.astype(rows.dtype.newbyteorder("<")).view("<u4")
             if len(codes) and int(codes.max()) > 0x10FFFF:
-                raise FormatError("a character of its strings is none of Unicode's")
+                raise FormatError("its strings have a character that is not in Unicode")
             try:
                 strings = [text.encode() for text in rows.tolist()]
             except UnicodeEncodeError:
@@ -197,9 +196,9 @@ def string_tensor(array: np.ndarray[Any, Any]) -> StringTensor:
 
 
 def string_rows(tensor: StringTensor, *, octets: bool, most: int) -> tuple[str, Iterator[bytes]]:
-    """Return the dtype that holds all strings of a tensor in numpy, and an iterator over their bytes in it.
+    """Return numpy's dtype for the strings of a tensor, and an iterator over their bytes in that dtype.
 
-    Strings that are not all UTF-8 come as 'S', whatever is asked for.
+    The dtype is 'S' with `octets`, or if not all strings are UTF-8; else 'U'.
 
     Raises:
         UnsupportedError: a string ends with NUL, which numpy drops. LimitError: padded to one width they take more
@@ -222,13 +221,13 @@ def string_rows(tensor: StringTensor, *, octets: bool, most: int) -> tuple[str, 
     dtype = np.dtype(f"|S{longest or 1}" if octets else f"<U{width or 1}")
 
     def rows() -> Iterator[bytes]:
-        held: list[Any] = []
+        batch: list[Any] = []
         for string in tensor.strings():
-            held.append(string if octets else string.decode())
-            if len(held) == _ROWS:
-                yield np.array(held, dtype).tobytes()
-                held.clear()
-        if held:
-            yield np.array(held, dtype).tobytes()
+            batch.append(string if octets else string.decode())
+            if len(batch) == _ROWS:
+                yield np.array(batch, dtype).tobytes()
+                batch.clear()
+        if batch:
+            yield np.array(batch, dtype).tobytes()
 
     return dtype.str, rows()

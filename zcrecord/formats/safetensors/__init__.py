@@ -79,7 +79,7 @@ def read(source: str | Binary, out: RecordWriter, progress: Progress) -> int:
         for read_bytes in _write_tensors(out, places, structure):
             done += read_bytes
             progress(done, total)
-        structure.tell(out)
+        structure.write_items(out)
         if not reader.seekable and reader.read(1):
             raise FormatError("bytes behind the last tensor belong to none", offset=reader.position - 1)
         progress(nbytes, nbytes)
@@ -134,7 +134,7 @@ def _write_tensors(out: RecordWriter, places: list[_TensorPlace], structure: Str
     known = {p.entry.name: p for p in places}
     names = structure.in_order(known) if structure.order else known
     for number, name in enumerate(names):
-        structure.tell(out, number)
+        structure.write_items(out, number)
         place, path = known[name], structure.path(name, known)
         twin = structure.twin(name)
         if twin in known and _same(place, known[twin]):

@@ -1,7 +1,7 @@
 """Checkpoints of `torch.save` into an archive: state dicts, optimizers' states, and dicts and lists of them.
 
-torch reads the file, and only what it calls safe (`weights_only`), from a private mapping whose pages are never
-written. How tensors become arrays is `foreign`'s, which of them share memory `sharing`'s.
+torch reads the file with `weights_only`, from a private mapping whose pages are never written. `writing.flatten` makes
+arrays of tensors; `writing.sharing` decides which of them share memory.
 """
 
 from __future__ import annotations
@@ -31,23 +31,21 @@ from zcrecord.writing.module_tree import state_path
 from .numpy_types import Noted, allowed
 from .pickled import claimed
 
-__all__ = ["read"]
-
 _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
-_ADVICE = re.compile(r"torch\.load|weights_only|Weights only")  # lines that say what else one might do
-_REPEATS, _REPEATED = 1 << 16, 64  # items that may be met again: so many, and so many times those that are there
+_ADVICE = re.compile(r"torch\.load|weights_only|Weights only")  # lines of advice in torch's messages
+_REPEATS, _REPEATED = 1 << 16, 64  # limit of items visited again: so many, plus so many for each distinct item
 _PICKLES = 5  # in a file from before torch 1.6: magic, version, system, the checkpoint, keys of its storages
-_EXPANDED, _TIMES = 64 << 20, 4  # bytes that tensors may come to beyond so many times the file
+_EXPANDED, _TIMES = 64 << 20, 4  # limit of the bytes of all tensors: so many, plus so many times the file
 
 
 def read(path: str, out: RecordWriter, progress: Progress) -> int:
     """Write a checkpoint's tensors and values to `out`; returns the bytes of input. Copies no tensor in C order.
 
-    It becomes what `save_record` makes of what `torch.load` returns: dicts, lists and tuples are modules, keys that
-    are integers stay so, names with dots stay whole, so that `tree("torch")` gives what `load_state_dict` takes. Only
-    where the file is one `state_dict()` and nothing else are its names split at their dots, as `save_record(module)`
-    splits them. Tied tensors stay tied, and views of one storage share what they reach of it; what no tensor reaches
-    is left out. Arrays and scalars of numpy are read, too, if they are of plain numbers.
+    The archive is the one that `save_record` makes of the result of `torch.load`: dicts, lists and tuples are modules,
+    integer keys stay integers, names with dots stay whole. So `tree("torch")` returns an object for `load_state_dict`.
+    Names are split at their dots only if the file is a single `state_dict()`, as `save_record(module)` splits them.
+    Tied tensors stay tied, and views of one storage share its bytes; bytes that no tensor uses are left out. Arrays and
+    scalars of numpy are read, too, if their elements are plain numbers.
 
     Tensors are read from the mapped file, a page at a time. A checkpoint from before torch 1.6, which is no zip file,
     cannot be mapped: torch reads it into memory, whole.
@@ -60,9 +58,9 @@ def read(path: str, out: RecordWriter, progress: Progress) -> int:
         {'model': {'fc.bias': tensor([1., 1., 1.])}, 'epoch': 5}
 
     Raises:
-        FormatError: it is no checkpoint, is damaged, or holds objects of classes that torch does not load from
-            strangers. UnsupportedError: a key, value or tensor no archive can hold. LimitError: a small file claims
-            huge tensors. DependencyError: torch is not installed. SourceError: the file cannot be read.
+        FormatError: the file is not a checkpoint, is damaged, or has objects of classes that torch does not load from
+            untrusted files. UnsupportedError: a key, value or tensor that archives cannot have. LimitError: a small
+            file claims huge tensors. DependencyError: torch is not installed. SourceError: the file cannot be read.
     """
     torch = import_torch()
     try:
@@ -71,12 +69,12 @@ def read(path: str, out: RecordWriter, progress: Progress) -> int:
             head = file.read(HEAD)
         if size is None:
             raise UnsupportedError("not a regular file; torch seeks in it, write it to one first")
-        found = list(_StateDictWalk(torch).items((), _load(torch, path, head)))
-        arrays = [as_tensor(f.value, ".".join(f.path)) for f in found if f.kind == "tensor"]
+        items = list(_StateDictWalk(torch).items((), _load(torch, path, head)))
+        arrays = [as_tensor(f.value, ".".join(f.path)) for f in items if f.kind == "tensor"]
         _check_amount(arrays, size)
         parts = iter(out.parts(arrays))
         done = 0
-        for f in found:
+        for f in items:
             if f.kind == "tensor":
                 out.add(f.path, next(parts))
                 done += f.value.nbytes
@@ -102,7 +100,7 @@ def _load(torch: Any, path: str, head: bytes) -> Any:
     try:
         (_check_zip if zipped else _check_pickles)(path)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what there is to say about a damaged file, the error says
+            warnings.simplefilter("ignore")  # the error describes a damaged file
             with allowed(torch):
                 return torch.load(os.fspath(path), map_location="cpu", weights_only=True, mmap=zipped)
     except (MemoryError, RecordError):
@@ -112,9 +110,9 @@ def _load(torch: Any, path: str, head: bytes) -> Any:
 
 
 def _check_zip(path: str) -> None:
-    """Refuse a zip file with compressed members, which `torch.save` never writes: torch holds each of them whole.
+    """Refuse a zip file with compressed members, which torch reads whole into memory; `torch.save` never writes them.
 
-    That torch finds the same members as zipfile does, `check_alike` sees to.
+    `check_alike` ensures that torch finds the same members as zipfile.
     """
     file, size = open_source(path)
     with file, io.BufferedReader(file) as buffered:
@@ -125,12 +123,12 @@ def _check_zip(path: str) -> None:
             raise UnsupportedError(f"{what}; unpack it and pack it without compression, or save it anew")
         check_alike(opened, buffered, size or 0)
         for info in opened.infolist():
-            if info.filename.lower().endswith("data.pkl"):  # torch looks for it whatever its letters' case
+            if info.filename.lower().endswith("data.pkl"):  # torch ignores the case of the name
                 _check_claim(claimed(opened.read(info)), size or 0)
 
 
 def _check_pickles(path: str) -> None:
-    """Refuse a checkpoint of the format before zip whose pickles ask for too much memory."""
+    """Refuse a checkpoint from before torch 1.6 whose pickles ask for too much memory."""
     file, size = open_source(path)
     with file, io.BufferedReader(file) as buffered:
         for _ in range(_PICKLES):
@@ -143,21 +141,21 @@ def _check_claim(nbytes: int, size: int) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Return the first line of torch's message, which tends to be a page."""
+    """Return the first useful line of torch's message, which may fill a page."""
     text = re.sub(r"\x1b\[\d*m", "", str(error))
-    if found := re.search(r"GLOBAL ([\w.]*\w) (?:was|whose)", text):
+    if match := re.search(r"GLOBAL ([\w.]*\w) (?:was|whose)", text):
         return (
-            f"holds an object of {found[1]}, and loading that may run code; have whoever made the file save plain "
+            f"holds an object of {match[1]}, and loading that may run code; have whoever made the file save plain "
             "tensors, as torch.save(model.state_dict(), ...) does"
         )
     lines = [line.strip() for line in text.splitlines()]
     line = next((line for line in lines if line and not _ADVICE.search(line)), "it ends too early")
-    if isinstance(error, LookupError):  # of a number that is no instruction of pickle, or whose values are not there
+    if isinstance(error, LookupError):  # an unknown opcode of pickle, or missing values
         line = "its pickle cannot be read"
     return f"no torch checkpoint, or a damaged one: {printable(line)}; copy it again"
 
 
-class _FoundTensor(NamedTuple):
+class _CheckpointItem(NamedTuple):
     """A tensor, an attribute, or the start of a module with its kind and class name."""
 
     path: tuple[str, ...]
@@ -168,8 +166,8 @@ class _FoundTensor(NamedTuple):
 class _StateDictWalk:
     """A walk through a checkpoint, in its own order.
 
-    A pickle may refer to one list from many places, and from within itself: a few bytes can stand for billions of
-    items, so what is met again is counted.
+    A pickle may refer to one list many times, or from within itself, so that a few bytes stand for billions of items:
+    repeated items are counted, and limited.
     """
 
     def __init__(self, torch: Any) -> None:
@@ -177,7 +175,7 @@ class _StateDictWalk:
         self._met: set[int] = set()
         self._left = _REPEATS
 
-    def items(self, path: tuple[str, ...], value: Any) -> Iterator[_FoundTensor]:
+    def items(self, path: tuple[str, ...], value: Any) -> Iterator[_CheckpointItem]:
         """Yield a module and everything below it."""
         name = ".".join(path)
         if isinstance(value, Mapping) and any(isinstance(key, Noted) for key in value):
@@ -190,7 +188,7 @@ class _StateDictWalk:
             raise UnsupportedError(what, tensor=name)
         if len(path) >= MAX_DEPTH:
             raise LimitError(f"nested more than {MAX_DEPTH} deep; does it contain itself?", tensor=name)
-        yield _FoundTensor(path, KIND_NAMES[kind], type_name)
+        yield _CheckpointItem(path, KIND_NAMES[kind], type_name)
         split = not path and self._is_state_dict(value)
         for key, child in children:
             if not key:
@@ -198,24 +196,24 @@ class _StateDictWalk:
             yield from self._item((*path, *(state_path(key, value) if split else (key,))), child)
 
     def _is_state_dict(self, value: Any) -> bool:
-        """Return True if a checkpoint is a module's `state_dict()` and nothing else: names of tensors, extra state."""
+        """Return True if a checkpoint is only a module's `state_dict()`: tensors and extra state by name."""
         return isinstance(value, Mapping) and all(
             isinstance(key, str) and (isinstance(child, self._torch.Tensor) or key.endswith("_extra_state"))
             for key, child in value.items()
         )
 
-    def _item(self, path: tuple[str, ...], value: Any) -> Iterator[_FoundTensor]:
+    def _item(self, path: tuple[str, ...], value: Any) -> Iterator[_CheckpointItem]:
         name = ".".join(path)
         if isinstance(value, Noted):
             value = value.array(name)
         if isinstance(value, self._torch.Tensor | np.ndarray | np.generic):
-            yield _FoundTensor(path, "tensor", value.detach() if isinstance(value, self._torch.Tensor) else value)
+            yield _CheckpointItem(path, "tensor", value.detach() if isinstance(value, self._torch.Tensor) else value)
             return
         if isinstance(value, str | bytes | list | tuple | Mapping):
             self._meet(value, name)
         value = bytes(value) if isinstance(value, bytearray) else value
         if is_attribute(value, name):
-            yield _FoundTensor(path, "attribute", value)
+            yield _CheckpointItem(path, "attribute", value)
         else:
             yield from self.items(path, value)
 
@@ -229,7 +227,7 @@ class _StateDictWalk:
 
 
 def _check_amount(arrays: list[Any], size: int) -> None:
-    """Raise where tensors, most of them expanded from few elements, come to far more bytes than the file has."""
+    """Raise LimitError if tensors, such as expanded ones, have far more bytes than the file."""
     distinct = {}
     for array in arrays:
         plain = isinstance(array, np.ndarray)

@@ -1,8 +1,8 @@
 """numpy's arrays and scalars in a checkpoint of torch, without numpy's own unpickling.
 
-`torch.load(weights_only=True)` refuses them, since numpy's functions for them were not made for strangers' files. Here
-stand-ins of the same names note what the pickle says, and it is looked at before an array is made: of a plain element
-type, over bytes that are there. They are numpy's names as of pickle protocol 2, which `torch.save` uses.
+`torch.load(weights_only=True)` refuses them, since numpy's functions for them are not safe for untrusted files. Here
+stand-ins of the same names record the arguments in the pickle. They are checked before an array is made: it has a plain
+element type, and the pickle has all its bytes. The names are those of pickle protocol 2, which `torch.save` uses.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 
 from zcrecord.errors import UnsupportedError, printable
-
-__all__ = ["Noted", "allowed"]
 
 _PLAIN = re.compile(r"b1|[iu][1248]|f[248]|c(8|16)")
 
@@ -34,9 +32,9 @@ class _Dtype:
             self._order = state[1]
 
     def dtype(self, path: str) -> np.dtype[Any]:
-        """Return the dtype; UnsupportedError if it is none of plain numbers."""
+        """Return the dtype; raises UnsupportedError unless it is one of plain numbers."""
         if not isinstance(self._name, str) or not _PLAIN.fullmatch(self._name) or self._order not in list("<>|="):
-            what = f"a numpy array of dtype {printable(repr(self._name), 60)}; plain numbers are what is read"
+            what = f"a numpy array of dtype {printable(repr(self._name), 60)}; only plain numbers can be read"
             raise UnsupportedError(f"{what}, save it as such or as a tensor of torch", tensor=path)
         return np.dtype(self._name).newbyteorder(self._order)
 
@@ -52,19 +50,17 @@ class Noted:
         self._state = state
 
     def array(self, path: str) -> np.ndarray[Any, Any]:
-        """Return the array, the same one each time: views of the bytes that the pickle had.
+        """Return the array, the same one each time: a view of the bytes in the pickle.
 
         Raises:
-            UnsupportedError: it is not of plain numbers, or its bytes are not as many as it takes.
+            UnsupportedError: the elements are not plain numbers, or the number of bytes does not fit the shape.
         """
         if self._array is None:
             state = self._state if isinstance(self._state, tuple) and len(self._state) == 5 else (None,) * 5
             _, shape, dtype, is_fortran, data = state
             sizes = shape if isinstance(shape, tuple) and all(type(n) is int and n >= 0 for n in shape) else None
             if sizes is None or not isinstance(dtype, _Dtype) or len(sizes) > 32:
-                raise UnsupportedError(
-                    "no numpy array as numpy pickles them; save it as a tensor of torch", tensor=path
-                )
+                raise UnsupportedError("no valid pickle of a numpy array; save it as a tensor of torch", tensor=path)
             kind = dtype.dtype(path)
             if not isinstance(data, bytes) or prod(sizes) * kind.itemsize != len(data):
                 what = f"a numpy array of shape {shape} and dtype {kind} with other bytes than it takes"
@@ -74,14 +70,14 @@ class Noted:
 
 
 class _NoBytes:
-    """Stand-in for the call by which pickles of protocol 2 make empty bytes."""
+    """Stand-in for the call that makes empty bytes in pickles of protocol 2."""
 
     def __new__(cls, *_: Any) -> Any:
         return b""
 
 
 def _named(name: str, base: type) -> type:
-    """Return a class that torch takes for the one, or the function, of that name."""
+    """Return a class with a full name, which torch uses for the class or function of that name."""
     module, _, short = name.rpartition(".")
     return type(short, (base,), {"__module__": module, "__qualname__": short})
 
@@ -99,9 +95,9 @@ _STAND_INS = [
 
 
 def allowed(torch: Any) -> Any:
-    """Return a context in which `torch.load` takes the stand-ins.
+    """Return a context in which `torch.load` uses the stand-ins.
 
-    Not before torch 2.5, nor where the caller has allowed numpy's own functions: then those are called.
+    The context has no effect before torch 2.5, or if the caller has allowed numpy's own functions.
     """
     safe = getattr(torch.serialization, "safe_globals", None)
     if safe is None or any("numpy" in str(getattr(f, "__module__", f)) for f in torch.serialization.get_safe_globals()):

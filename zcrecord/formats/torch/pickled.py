@@ -1,8 +1,8 @@
-"""Memory that a checkpoint's pickle asks for, added up before torch unpickles it.
+"""Memory that a checkpoint's pickle asks for, summed before torch unpickles it.
 
-torch lets a pickle call a few functions (`weights_only`). Some of them make much of little: `bytearray(n)` of a number,
-`_codecs.encode` of one text again and again. What each call would make is reckoned from its arguments, by a walk over
-the opcodes that runs none of them; what torch then makes of the pickle is left to `torch`.
+torch lets a pickle call a few functions (`weights_only`). Some make large results of small arguments: `bytearray(n)` of
+a number, `_codecs.encode` of one text many times. The size of each result is estimated from the arguments, by a walk
+over the opcodes that executes none of them.
 
 Source: the opcodes as `pickletools` has them; the functions that torch 2.13 allows (torch/_weights_only_unpickler.py).
 """
@@ -14,14 +14,12 @@ import pickletools
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["claimed"]
-
 _ITEM = 16  # bytes, at least, of an item in a container
-_VIEWS, _COPIES = ("_rebuild_", "Parameter"), "_rebuild_device_"  # names of functions that copy nothing, but for one
+_VIEWS, _COPIES = ("_rebuild_", "Parameter"), "_rebuild_device_"  # prefixes of functions: no copies, but for one
 _MODULES = ("torch", "builtins", "__builtin__", "collections", "_codecs")  # of the functions that torch calls
 _REFUSED = "refused"  # stands for any other function
 _LONGEST = 64  # characters of a function's name
-_GROWS = {"APPEND": 1, "SETITEM": 2, "BUILD": 1}  # what they add to the value below, which stays
+_GROWS = {"APPEND": 1, "SETITEM": 2, "BUILD": 1}  # values that each opcode adds to the container below them
 _GROWS_BY_MARK = {"APPENDS", "SETITEMS", "ADDITEMS"}
 
 
@@ -35,14 +33,14 @@ class _Value:
 
 
 def claimed(pickle: Any) -> int:
-    """Return how many bytes the calls in a pickle make; it is bytes, or a file, read on to the pickle's end.
+    """Return the number of bytes that the calls in a pickle make; a file is read to the pickle's end.
 
     Example:
         >>> claimed(b"\\x80\\x02cbuiltins\\nbytearray\\nM\\xff\\xff\\x85R.")
         65535
 
     Raises:
-        ValueError and others: it is no sound pickle; anything may be raised.
+        ValueError or any other: the pickle is damaged.
     """
     total = 0
     stack: list[_Value | None] = []  # None is a mark
@@ -69,10 +67,10 @@ def claimed(pickle: Any) -> int:
     return total
 
 
-def _value(found: _Value | None) -> _Value:
-    if found is None:
+def _value(entry: _Value | None) -> _Value:
+    if entry is None:
         raise ValueError("a mark where a value is due")
-    return found
+    return entry
 
 
 def _popped(stack: list[_Value | None]) -> list[_Value]:
@@ -109,12 +107,12 @@ def _pass(code: Any, argument: Any, stack: list[_Value | None]) -> None:
 
 
 def _function(module: str, name: str) -> _Value:
-    """Return a function. Those of other modules make nothing: torch refuses them, or calls `torch_numpy`'s instead."""
+    """Return a function. Those of other modules make no memory: torch refuses them, or calls those of `numpy_types`."""
     return _Value(0, name=name if module.partition(".")[0] in _MODULES else _REFUSED)
 
 
 def _made(function: str, arguments: _Value) -> int:
-    """Return the bytes of a function's result: as many as its arguments have, or as a number in them says."""
+    """Return the bytes of a function's result: those of its arguments, or a number among them."""
     if function.startswith("_rebuild_tensor"):
         return 4 * _count(arguments.items[2:3])  # storage, offset, shape; an element has 1 to 16 bytes
     numbers = 0 if function in ("device", "complex", "Size", _REFUSED) else _count(arguments.items)
@@ -123,8 +121,8 @@ def _made(function: str, arguments: _Value) -> int:
 
 def _count(items: Iterable[_Value]) -> int:
     """Return the product of all numbers among values, and in tuples among them; 0 if there is none."""
-    found = [n for item in items for n in ([item.number] if item.number is not None else _numbers(item.items))]
-    return int(math.prod(min(abs(n), 1 << 64) or 1 for n in found[:64])) if found else 0
+    numbers = [n for item in items for n in ([item.number] if item.number is not None else _numbers(item.items))]
+    return int(math.prod(min(abs(n), 1 << 64) or 1 for n in numbers[:64])) if numbers else 0
 
 
 def _numbers(items: Iterable[_Value]) -> list[int]:
