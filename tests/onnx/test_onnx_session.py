@@ -20,8 +20,8 @@ from records import saved
 
 import zcrecord
 from tools.measure import most_allocated
-from zcrecord.errors import DependencyError, FormatError, LimitError, SourceError, UnsupportedError
-from zcrecord.onnx import convert, graph, runtime, session
+from zcrecord.errors import DependencyError, FormatError, LimitError, OnnxError, SourceError, UnsupportedError
+from zcrecord.onnx import convert, fill_session, graph, runtime, session, tune
 
 
 def archive(model: onnx.ModelProto, **options: Any) -> bytes:
@@ -327,9 +327,9 @@ def test_other_providers_than_the_cpu_read_weights_from_the_file(
     given: list[bytes] = []
     create = runtime._SessionBuilder._create
 
-    def noting(self: Any, model: bytes) -> Any:
+    def noting(self: Any, model: bytes, folder: str | None) -> Any:
         given.append(model)
-        return create(self, model)
+        return create(self, model, folder)
 
     monkeypatch.setattr(runtime._SessionBuilder, "_create", noting)
     feed = {"x": floats(2, 64)}
@@ -339,3 +339,15 @@ def test_other_providers_than_the_cpu_read_weights_from_the_file(
     in_file = [b"model.zcr" in model for model in given]
     by_file = runtime._version(ort) < runtime._DIRECT_SINCE
     assert in_file == [by_file and mode == "r", mode == "r"], "memory that may be edited is no file's"
+
+
+@pytest.mark.parametrize("nodes", [[], [helper.make_node("Nothing", [], [])]], ids=["no node", "no such operator"])
+@pytest.mark.parametrize("call", [session, fill_session, tune])
+def test_a_model_that_onnx_runtime_refuses_is_one_typed_error(call: Any, nodes: list[Any], tmp_path: Path) -> None:
+    (tmp_path / "model.zcr").write_bytes(archive(graph_model(nodes, [], [], {})))
+    before = (tmp_path / "model.zcr").read_bytes()
+    what = r"model\.zcr: ONNX Runtime \S+ makes no session of the model: .*; the \.onnx itself has to run there: mend"
+    with pytest.raises(OnnxError, match=what):
+        call(tmp_path / "model.zcr")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.zcr"]
+    assert (tmp_path / "model.zcr").read_bytes() == before

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
-from zcrecord.errors import OnnxError
+from zcrecord.errors import RecordError
 from zcrecord.storage.folders import archive_in
 
 from .endings import writing
@@ -74,10 +74,9 @@ def run_tuning(
             return onnx.untune(source, dest, **options)
         try:
             return onnx.tune(source, dest, threads=threads or None, verify=verify, **options)
-        except Exception as error:  # those of ONNX Runtime have no common class
-            if not type(error).__module__.startswith("onnxruntime"):
-                raise
-            raise OnnxError(f"ONNX Runtime cannot tune it: {error}", path=args.source) from error
+        except RecordError as error:
+            error.path = args.source if error.path == source else error.path  # the archive may be a scratch file
+            raise
 
 
 def _announcing(

@@ -37,7 +37,7 @@ from zcrecord.archive.archive import Archive
 from zcrecord.archive.by_file import parts_by_file
 from zcrecord.archive.private_copy import check_apart
 from zcrecord.codec.layout import ALIGNMENT, align_up
-from zcrecord.errors import LimitError, SourceError, UnsupportedError, missing_package, printable
+from zcrecord.errors import LimitError, OnnxError, SourceError, UnsupportedError, missing_package, printable
 from zcrecord.onnx.protobuf.interfaces import without_constant_inputs
 from zcrecord.record.record import Record
 from zcrecord.storage.files import Identity, identity_of
@@ -94,7 +94,7 @@ def session(
             `module` names none; the error lists them. TensorNotFoundError: there is no such module. FormatError: its
             graph and its tensors disagree. LimitError: values that have to be copied, since they are strided, strings
             or of a subgraph, take out of all proportion to the bytes that they share; before any is. SourceError: the
-            archive was replaced meanwhile. Errors of ONNX Runtime itself pass unchanged.
+            archive was replaced meanwhile. OnnxError: ONNX Runtime refuses the model, the options or the providers.
     """
     if memory not in ("shared", "speed"):
         raise UnsupportedError(f"memory={memory!r} is not known; 'shared' or 'speed'")
@@ -256,6 +256,19 @@ def onnxruntime_module() -> Any:
     return onnxruntime
 
 
+@contextlib.contextmanager
+def model_errors(record: Record) -> Iterator[None]:
+    """Raise OnnxError for any error of ONNX Runtime in the block, which have no common class."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:
+        what = f"ONNX Runtime {onnxruntime_module().__version__} makes no session of the model"
+        do = "the .onnx itself has to run there: mend the model, or install an onnxruntime that runs it"
+        raise OnnxError(f"{what}: {printable(str(error), 1000)}; {do}", path=record.archive.path) from error
+
+
 def compares_packed(ort: Any) -> bool:
     """Return True if ONNX Runtime compares packed weights of a file with its own before it uses them."""
     return _version(ort) >= _COMPARES_SINCE
@@ -403,12 +416,14 @@ class _SessionBuilder:
             sizes = list(map(len, given.values()))
             self._options.add_external_initializers_from_files_in_memory(list(given), list(given.values()), sizes)
         with contextlib.ExitStack() as stack:
+            folder = None
             if from_files and on_disk:
-                _configure(self._options, _FOLDER, os.path.dirname(next(iter(files))))
+                folder = os.path.dirname(next(iter(files)))
             elif from_files:
                 self._check_apart(sum(w.value.nbytes for w in from_files))
-                _configure(self._options, _FOLDER, stack.enter_context(_weights_file(from_files, locations)))
-            made = self._create(model)
+                folder = stack.enter_context(_weights_file(from_files, locations))
+            with model_errors(self._record):
+                made = self._create(model, folder)
         for path, identity in files.items():
             if on_disk and from_files and identity_of(path) != identity:
                 raise SourceError("replaced while the session was made; make it again", path=path)
@@ -432,7 +447,9 @@ class _SessionBuilder:
         """Raise LimitError if so many bytes of values, which tensors may share, are out of all proportion."""
         check_apart(nbytes, self._record.archive.stored_nbytes(), self._record.archive.path)
 
-    def _create(self, model: bytes) -> Any:
+    def _create(self, model: bytes, folder: str | None) -> Any:
+        if folder is not None:
+            _configure(self._options, _FOLDER, folder)
         _configure(self._options, _FORMAT, "ONNX")  # or bytes that look like ONNX Runtime's own format are read as that
         if self._shared:
             _configure(self._options, NO_PREPACKING, "1")

@@ -36,7 +36,7 @@ from zcrecord.tensors import interop
 
 from . import graph
 from .graph import Initializer
-from .runtime import make_session, onnxruntime_module
+from .runtime import make_session, model_errors, onnxruntime_module
 
 _IR_VERSION, _GRAPH, _INPUT, _NAME = 1, 7, 11, 1  # fields of ModelProto, GraphProto and ValueInfoProto
 _HELD: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # SessionOptions -> its weights' memory
@@ -73,7 +73,7 @@ def fill_session(
         DependencyError: onnxruntime is not installed. UnsupportedError: the record holds no ONNX model, or is still
             hollow; or `sess_options` is no SessionOptions, or another session's. MismatchError: the loader returned
             another shape or element type. TensorNotFoundError: the mapping lacks a weight. RecordError: as `load_into`.
-            ONNX Runtime's errors come as they are.
+            OnnxError: ONNX Runtime refuses the model, the options or the providers.
 
     Example:
         >>> from zcrecord.onnx import convert
@@ -97,8 +97,9 @@ def fill_session(
         raise UnsupportedError("these sess_options have weights of another session; make new ones for each")
     pairs = [(_ort_value(ort, loaded[name], w, name), loaded[name]) for w, name in zip(weights, names, strict=True)]
     _HELD[options] = pairs  # ONNX Runtime keeps addresses alone, and options pass them on to any session
-    for weight, (value, _) in zip(weights, pairs, strict=True):
-        options.add_initializer(weight.name, value)
+    with model_errors(record):
+        for weight, (value, _) in zip(weights, pairs, strict=True):
+            options.add_initializer(weight.name, value)
     made = make_session(record, options, providers, provider_options, skeleton=_with_inputs(record, weights))
     made._zcrecord_weights = pairs
     return made

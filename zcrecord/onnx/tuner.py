@@ -138,7 +138,7 @@ def tune(
             packed, remote or attached to a program, a model beside it needs its tensors at places that would change,
             ONNX Runtime is older than 1.21, or its graph has other inputs, outputs or answers. IntegrityError: it is
             damaged. DestinationExistsError: something is at `dest`. SourceError: the file system refused, or the
-            archive was replaced meanwhile. Errors of ONNX Runtime come as they are.
+            archive was replaced meanwhile. OnnxError: ONNX Runtime refuses the model.
     """
     if is_url(dest):
         arguments = {"threads": threads, "verify": verify, "progress": progress}
