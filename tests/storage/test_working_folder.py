@@ -14,8 +14,12 @@ import pytest
 import records as r
 
 import zcrecord
+import zcrecord.embed
+import zcrecord.formats
 import zcrecord.onnx
 from zcrecord import Record, load_record
+from zcrecord.distributed.folder import CheckpointFolder
+from zcrecord.errors import SourceError
 from zcrecord.hollow import hollow_of
 from zcrecord.loaders import load_into
 from zcrecord.loaders.torch import TorchLoader
@@ -57,6 +61,25 @@ LATE: dict[str, Callable[[Record], Any]] = {
     "private": lambda rec: Record(rec.archive.private())["a"],
     "path": lambda rec: load_record(rec.path)["a"],
     "parts that were made before": lambda rec: rec.select("a").select("a").torch()["a"].numpy(),
+}
+
+
+# Called with the path of another folder, which has an archive and a model.
+IN_NO_FOLDER: dict[str, Callable[[Path], Any]] = {
+    "save": lambda _: zcrecord.save_record(TREE, "m.zcr"),
+    "save of shards": lambda _: zcrecord.save_record(TREE, "m.zcr", max_shard_size=1000),
+    "writer": lambda _: zcrecord.RecordWriter("m.zcr").__enter__(),
+    "load": lambda _: load_record("m.zcr"),
+    "edit": lambda _: zcrecord.edit("m.zcr").__enter__(),
+    "convert": lambda there: zcrecord.formats.convert(there / "m.zcr", "m.safetensors"),
+    "convert to files": lambda there: zcrecord.formats.convert(there / "m.zcr", "m.safetensors", max_shard_size=1000),
+    "convert of a folder": lambda there: zcrecord.formats.convert(there / "model", "new"),
+    "convert of a model": lambda there: zcrecord.onnx.convert(there / "model" / "model.onnx", "m.zcr"),
+    "tune": lambda there: zcrecord.onnx.tune(there / "m.zcr", "new.zcr"),
+    "pack": lambda there: pack(there / "m.zcr", "m.zcr.zst"),
+    "embed": lambda there: zcrecord.embed.generate(there / "m.zcr", ".", lang="c"),
+    "embed in a new folder": lambda there: zcrecord.embed.generate(there / "m.zcr", "new", lang="rust"),
+    "checkpoint": lambda _: CheckpointFolder("new", durable=True).make(),
 }
 
 
@@ -144,3 +167,19 @@ def test_a_folder_that_was_removed_does_not_keep_from_loading(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     assert load_record("../m.zcr")["a"].tolist() == load_record(tmp_path / "m.zcr")["a"].tolist()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="platform: a folder in use can be removed on Linux")
+@pytest.mark.parametrize("name", IN_NO_FOLDER)
+def test_a_relative_path_in_a_folder_that_was_removed_is_one_typed_error(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zcrecord.save_record(TREE, tmp_path / "m.zcr", durable=False)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.onnx").write_bytes((r.ROOT / "tests" / "data" / "digits.onnx").read_bytes())
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(SourceError, match=r"removed; go to another one|[Nn]o such file"):
+        IN_NO_FOLDER[name](tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.zcr", "model"]

@@ -22,7 +22,7 @@ from typing import Any
 from zcrecord.errors import SourceError, SourceNotFoundError
 from zcrecord.record.own_shards import own_shards, proved_shards
 from zcrecord.storage import uploads
-from zcrecord.storage.files import is_url, open_sink, path_of
+from zcrecord.storage.files import is_url, open_sink, path_of, real_path
 from zcrecord.storage.folders import archive_in
 from zcrecord.storage.new_files import FileGroup, Identity, Placement, put_in_place, refusals, version_of
 from zcrecord.storage.scratch import MOST_OF_CATALOGUE, shard_pattern, sync_folder, unnamed
@@ -75,7 +75,7 @@ class CheckpointFolder:
         self.path, self._durable = path_of(path), durable
         self._catalogue = os.path.join(self.path, CATALOGUE)
         if os.path.islink(self._catalogue):  # what it leads to is replaced, and shards lie beside that
-            self._catalogue = os.path.realpath(self._catalogue)
+            self._catalogue = real_path(self._catalogue)
             self.path = os.path.dirname(self._catalogue)
         self._written = contextlib.ExitStack()  # of the scratch file, which is gone at its end
         self.scratch = ""
@@ -86,7 +86,7 @@ class CheckpointFolder:
         Raises:
             SourceError: it cannot be made, or is a file.
         """
-        new, at = [], os.path.abspath(self.path)
+        new, at = [], real_path(self.path)
         while not os.path.exists(at):
             new.append(at)
             at = os.path.dirname(at)

@@ -10,6 +10,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from zcrecord.storage.files import real_path
+
 from .plan import Constant, Plan
 
 _PLAIN = frozenset(" !#$%&'()+,-./0123456789:;<=>@[]^_`{|}~ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
@@ -48,9 +50,9 @@ def literal(data: bytes) -> str:
 def path_between(directory: str, path: str) -> str:
     """Return the path from a folder to a file, with forward slashes; absolute if the file is on another drive."""
     folder, name = os.path.split(path)
-    target = os.path.join(os.path.realpath(folder or "."), name)  # a link at the file itself is kept: it may change
+    target = os.path.join(real_path(folder or "."), name)  # a link at the file itself is kept: it may change
     try:
-        relative = os.path.relpath(target, os.path.realpath(directory))
+        relative = os.path.relpath(target, real_path(directory))
     except ValueError:  # another drive
         relative = target
     return Path(relative).as_posix()

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Iterator
 
 from zcrecord.codec.digests import digest_of_pieces
+from zcrecord.storage.files import real_path
 from zcrecord.storage.stream_reader import StreamReader
 
 from .asm import packed_file, sections
@@ -227,7 +228,7 @@ def _macros(section: str, aligned: Iterable[str], mark: str, *, elf: bool) -> li
 def _lines(plan: Plan, directory: str) -> Iterator[str]:
     """Yield a symbol for each tensor, with its bytes from the file at an absolute path."""
     places = {"archive": plan.archive, "packed": os.path.join(directory, f"{plan.stem}_packed.bin")}
-    paths = {place: literal(os.path.realpath(path).encode(errors="surrogateescape")) for place, path in places.items()}
+    paths = {place: literal(real_path(path).encode(errors="surrogateescape")) for place, path in places.items()}
     for c in plan.constants:
         if c.base is not None:
             yield f"zcr_set {c.identifier}, {c.base}, {c.base_offset}, {c.nbytes}"

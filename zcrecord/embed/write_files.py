@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from zcrecord.errors import DestinationExistsError, SourceError
-from zcrecord.storage.files import read_start
+from zcrecord.storage.files import read_start, real_path
 from zcrecord.storage.folders import local_folder
 from zcrecord.storage.new_files import FileGroup, Placement, put_in_place
 from zcrecord.storage.scratch import folder_lock
@@ -42,7 +42,7 @@ def write(files: Mapping[str, Iterable[bytes]], directory: Any, *, force: bool =
     with contextlib.ExitStack() as stack:
         places = []
         for path, pieces in paths.items():
-            real = os.path.realpath(path)  # a link stays, and its target is replaced
+            real = real_path(path)  # a link stays, and its target is replaced
             group = stack.enter_context(FileGroup(real, durable=False))
             sink = group.add()
             for piece in pieces:

@@ -29,7 +29,7 @@ from zcrecord.onnx.protobuf.properties import read_properties
 from zcrecord.onnx.protobuf.scanner import check_head
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
-from zcrecord.storage.files import Progress, open_source, path_of
+from zcrecord.storage.files import Progress, absolute_path, open_source, path_of
 from zcrecord.storage.memory import map_file
 
 from . import external_data
@@ -252,7 +252,7 @@ def _archive(model: str, props: dict[str, str], allow_links: bool) -> tuple[Reco
     if embedded not in (None, "prefix", "suffix"):
         raise OnnxError(f"its '{EMBEDDED}' is '{printable(str(embedded))}', not prefix or suffix; {_AGAIN}")
     location = external_data.parse({"location": props[ARCHIVE]}, 0).location
-    with external_data.ModelFolder(os.path.dirname(os.path.abspath(model)), allow_links=allow_links) as folder:
+    with external_data.ModelFolder(os.path.dirname(absolute_path(model)), allow_links=allow_links) as folder:
         path = folder.locate(location)
         with open(path, "rb", opener=lambda *_: folder.open(location)) as file:
             memory = map_file(path, opened=file.fileno())

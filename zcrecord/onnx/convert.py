@@ -14,7 +14,6 @@ import errno
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from zcrecord.archive.name_patterns import NameFilter, Patterns
@@ -37,7 +36,16 @@ from zcrecord.onnx.protobuf.tensors import TensorMessage, TensorReader
 from zcrecord.record.own_shards import own_shards
 from zcrecord.record.save import Metadata, metadata_entries, metadata_now
 from zcrecord.storage.compressed import PeekableStream, decompressed
-from zcrecord.storage.files import Binary, Progress, check_destination, is_url, open_sink, path_or_none, refusals
+from zcrecord.storage.files import (
+    Binary,
+    Progress,
+    absolute_path,
+    check_destination,
+    is_url,
+    open_sink,
+    path_or_none,
+    refusals,
+)
 from zcrecord.storage.sink import NullSink, Sink
 from zcrecord.storage.stream_reader import StreamReader
 from zcrecord.writing.module_tree import ModuleTreeBuilder
@@ -246,7 +254,7 @@ class _ModelConversion(NamedTuple):
             peeked = PeekableStream(model.given)
             yield _OpenModel(decompressed(peeked), peeked, None, None)
             return
-        folder = external_data.ModelFolder(Path(model.path).absolute().parent, allow_links=self.allow_links)
+        folder = external_data.ModelFolder(os.path.dirname(absolute_path(model.path)), allow_links=self.allow_links)
         with StreamReader(model.path) as file, folder:
             peeked = PeekableStream(file)
             stream = decompressed(peeked)

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from zcrecord.errors import ExternalDataError, OnnxError, RecordError, printable
 from zcrecord.onnx.protobuf.tensors import RAW_DATA, STRING, TensorMessage
+from zcrecord.storage.files import real_path
 from zcrecord.storage.memory import read_some as _read_at
 
 NO_PREPACKING = "session.disable_prepacking"
@@ -181,7 +182,7 @@ class ModelFolder:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, allow_links: bool = False) -> None:
-        self.path = os.path.realpath(path)
+        self.path = real_path(os.fspath(path))
         self.nbytes = 0  # read so far
         self._allow_links = allow_links
         self._files: OrderedDict[str, _ExternalFile] = OrderedDict()

@@ -32,7 +32,16 @@ from zcrecord.onnx.protobuf.scanner import STUB_KEY
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.record.save import stored_entries
-from zcrecord.storage.files import Identity, check_destination, identity_of, is_url, open_sink, path_of, scratch_folder
+from zcrecord.storage.files import (
+    Identity,
+    check_destination,
+    identity_of,
+    is_url,
+    open_sink,
+    path_of,
+    real_path,
+    scratch_folder,
+)
 from zcrecord.storage.folders import MODEL, archive_in, copy_file
 from zcrecord.storage.sink import Sink
 from zcrecord.writing.writers import StreamWriter
@@ -253,7 +262,7 @@ def _opened(archive: Any, dest: Any, force: bool, durable: bool) -> Iterator[_Wo
             base = opened if part is None else tuned.untuned(opened, part)
         except FormatError as error:
             raise error.located(path=path) from None
-        yield _Work(path, os.path.realpath(out), record, part, base, durable, new)
+        yield _Work(path, real_path(out), record, part, base, durable, new)
 
 
 class _Work(NamedTuple):

@@ -9,6 +9,7 @@ from zcrecord.archive.archive import Archive
 from zcrecord.codec.conventions import TUNED_TYPE
 from zcrecord.codec.entries import PayloadId, list_type, value_type
 from zcrecord.errors import UnsupportedError
+from zcrecord.storage.files import real_path
 from zcrecord.storage.folders import catalogue_of_shard
 
 from .load import load_record
@@ -42,7 +43,7 @@ def check_editable(archive: Archive) -> None:
 
 def check_no_shard(path: str) -> None:
     """Raise UnsupportedError if a file is a shard of the catalogue beside it, which would not know it again."""
-    folder, name = os.path.split(os.path.realpath(path))
+    folder, name = os.path.split(real_path(path))
     catalogue = catalogue_of_shard(name)
     if catalogue is not None and os.path.isfile(beside := os.path.join(folder, catalogue)):
         with load_record(beside) as record:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from zcrecord.archive.archive import Archive, Embedded, Verify, is_catalogue, open_archive
 from zcrecord.codec.layout import ends_in_archive
 from zcrecord.errors import FormatError, IntegrityError, RecordError, UnsupportedError, printable
-from zcrecord.storage.files import is_url, path_of, path_of_open
+from zcrecord.storage.files import is_url, path_of, path_of_open, real_path
 from zcrecord.storage.memory import Memory, Mode, buffer_of, is_packed, map_file, read_file, read_resource, read_stream
 
 from .record import Record
@@ -292,7 +292,7 @@ def _described(catalogue: Archive, memory: Memory) -> Archive:
     def shard(name: str) -> Archive:
         path = os.path.join(os.path.dirname(at), name)
         if not os.path.exists(path):
-            path = os.path.join(os.path.dirname(os.path.realpath(at)), name)
+            path = os.path.join(os.path.dirname(real_path(at)), name)
         archive = open_archive(read(path), verify="touch")
         archive.source.recipe = _recipe
         return archive

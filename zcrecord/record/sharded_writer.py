@@ -17,7 +17,7 @@ from typing import Any, SupportsIndex
 from zcrecord.codec.entries import Entries, digest_kind
 from zcrecord.codec.layout import NONE
 from zcrecord.errors import SourceError, UnsupportedError
-from zcrecord.storage.files import Place, is_url, path_of
+from zcrecord.storage.files import Place, is_url, path_of, real_path
 from zcrecord.storage.folders import is_plain_name
 from zcrecord.storage.new_files import FileGroup, FileSink, Placement, put_in_place, refusals
 from zcrecord.storage.scratch import folder_lock
@@ -50,7 +50,7 @@ class ShardedWriter:
             raise UnsupportedError(f"max_shard_size={most!r} is not a number of bytes from 1 on")
         if hasattr(dest, "write") or is_url(dest):
             raise UnsupportedError("max_shard_size= is for paths: shards lie beside their catalogue")
-        self._path, self._most = os.path.realpath(path_of(dest)), operator.index(most)
+        self._path, self._most = real_path(path_of(dest)), operator.index(most)
         self._replaces = dest.replaces if isinstance(dest, Place) else None
         if os.path.exists(self._path) and not os.path.isfile(self._path):
             raise SourceError("is no regular file; name one, which is to be the catalogue", path=self._path)

@@ -38,6 +38,7 @@ __all__ = [
     "path_or_none",
     "place_for",
     "read_start",
+    "real_path",
     "refusals",
     "scratch_file",
     "scratch_folder",
@@ -110,6 +111,19 @@ def absolute_path(path: str) -> str:
     with contextlib.suppress(FileNotFoundError):  # the working folder was removed
         return os.path.join(os.getcwd(), path)
     return path
+
+
+def real_path(path: str) -> str:
+    """Return the absolute path of a file, without links.
+
+    Raises:
+        SourceNotFoundError: the path is relative, and the working folder was removed.
+    """
+    try:
+        return os.path.realpath(path)
+    except FileNotFoundError as error:
+        what = "the working folder was removed; go to another one, or give an absolute path"
+        raise SourceNotFoundError(what, path=path, errno=error.errno) from error
 
 
 # Opening to read.
@@ -297,7 +311,7 @@ def open_sink(
     given = path_of(dest)
     if isinstance(dest, Place):
         replaces = dest.replaces
-    path = os.path.realpath(given)
+    path = real_path(given)
     with refusals(path):
         mode = _mode_of(given)  # and not of `path`: that of /dev/fd/3 may be no path at all
     if not os.path.basename(given) or (mode is not None and stat.S_ISDIR(mode)):
@@ -335,7 +349,7 @@ def scratch_folder(beside: str) -> Iterator[str]:
 
     with contextlib.ExitStack() as stack:
         with refusals(beside):
-            where = None if is_url(beside) else os.path.dirname(os.path.realpath(beside))
+            where = None if is_url(beside) else os.path.dirname(real_path(beside))
             found = tempfile.TemporaryDirectory(dir=where, prefix=".zcrecord-")
             folder = stack.enter_context(found)
         yield folder

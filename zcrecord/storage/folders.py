@@ -150,7 +150,7 @@ def model_folder(source: str | None, dest: str, weights: str = MODEL, *, force: 
     names = [name for name in found if not (there and _same(found[name], os.path.join(dest, name)))]
     places = {name: os.path.join(dest, name) for name in (*names, weights) if there}
     versions = {name: check_destination(None, place, force) for name, place in places.items()}
-    with scratch_folder(os.path.join(dest, weights) if there else os.path.abspath(dest)) as scratch:
+    with scratch_folder(os.path.join(dest, weights) if there else dest) as scratch:
         made = os.path.join(scratch, "folder")
         with refusals(dest):
             os.mkdir(made)

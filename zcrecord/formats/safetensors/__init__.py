@@ -27,6 +27,7 @@ from zcrecord.storage.files import (
     is_url,
     open_sink,
     path_or_none,
+    real_path,
 )
 from zcrecord.storage.new_files import FileGroup, Placement, put_in_place, refusals, version_of
 from zcrecord.storage.scratch import folder_lock
@@ -288,13 +289,13 @@ class _Output:
         """Write files and their index; none appears before all are written, and the index appears last."""
         index_path, paths = shards.shard_paths(dest, len(plan))
         versions = [check_destination(None, path, force) for path in (index_path, *paths)]
-        places = zip(map(os.path.realpath, (*paths, index_path)), (*versions[1:], versions[0]), strict=True)
+        places = zip(map(real_path, (*paths, index_path)), (*versions[1:], versions[0]), strict=True)
         weight_map = {i.name: os.path.basename(p) for p, part in zip(paths, plan, strict=True) for i in part}
         text = structure.encode()
         index = shards.encode_index(weight_map, {} if text is None else {KEY: text}, self._payloads.nbytes)
         headers = [encode_header(_entries(part), metadata) for part in plan]
         old = version_of(dest) if os.path.isfile(dest) else ()
-        with FileGroup(os.path.realpath(index_path), durable=self._durable) as group:
+        with FileGroup(real_path(index_path), durable=self._durable) as group:
             written = sum(self.file(group.add(), header, part) for header, part in zip(headers, plan, strict=True))
             group.add().write(index)
             files = [Placement(scratch, *place) for scratch, place in zip(group.finish(), places, strict=True)]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -20,7 +19,7 @@ from zcrecord.dtypes import STRING, DType
 from zcrecord.errors import RecordError, TensorNotFoundError, UnsupportedError
 from zcrecord.onnx.external_data import ModelFolder
 from zcrecord.onnx.names import full_names
-from zcrecord.storage.files import path_of
+from zcrecord.storage.files import absolute_path, path_of
 from zcrecord.tensors.packed import PackedTensor, StringTensor
 from zcrecord.writing.writers import ConvertReport
 
@@ -63,7 +62,7 @@ def scan(path: str | os.PathLike[str], *, allow_links: bool = False, mmap: bool 
         names = full_names(named, file.nbytes)
     except RecordError as error:
         raise error.located(path=source) from error.__cause__
-    folder = ModelFolder(Path(source).absolute().parent, allow_links=allow_links)
+    folder = ModelFolder(os.path.dirname(absolute_path(source)), allow_links=allow_links)
     return OnnxTensors(source, ModelFiles(file, folder), names, located, mmap=mmap)
 
 
