@@ -126,9 +126,9 @@ ENTRIES: dict[str, tuple[Any, str]] = {
         {"version": 1, "metadata": {"a": {"float": "x" * 16}}},
         "has a malformed value of type float",
     ),
-    "float too short": ({"version": 1, "metadata": {"a": {"float": "7f"}}}, "an object of no known type"),
-    "unknown type": ({"version": 1, "metadata": {"a": {"set": []}}}, "an object of no known type"),
-    "empty type": ({"version": 1, "metadata": {"a": {}}}, "an object of no known type"),
+    "float too short": ({"version": 1, "metadata": {"a": {"float": "7f"}}}, "an object of an unknown type"),
+    "unknown type": ({"version": 1, "metadata": {"a": {"set": []}}}, "an object of an unknown type"),
+    "empty type": ({"version": 1, "metadata": {"a": {}}}, "an object of an unknown type"),
     "mixed list": ({"version": 1, "metadata": {"a": [1, "x"]}}, "a value for 'a' that no attribute has"),
     "nested list": ({"version": 1, "metadata": {"a": [[1]]}}, "a value for 'a' that no attribute has"),
 }

@@ -166,7 +166,7 @@ def _default_dest(args: Arguments, off: tuple[str, ...], on: str) -> str:
             args.refuse("OUT is required if IN is standard input and standard output is a terminal")
         return "-"
     with contextlib.suppress(OSError, ValueError):  # other faults are reported when it is opened
-        if stat.S_ISFIFO(os.stat(args.source).st_mode):  # such as <(...), whose name is of no use for OUT
+        if stat.S_ISFIFO(os.stat(args.source).st_mode):  # such as <(...): OUT cannot have its name
             args.refuse("OUT is required if the source is a pipe; - is standard output")
     name = str(args.source)
     for suffix in off:

@@ -255,7 +255,7 @@ def _decoded(value: Any) -> Any:
     if not isinstance(value, dict):
         return _text(value) if isinstance(value, str) else value
     if len(value) != 1:
-        raise _wrong("has an object of no known type for a value")
+        raise _wrong("has an object of an unknown type for a value")
     ((kind, inner),) = value.items()
     try:
         if kind == "bytes":
@@ -267,5 +267,5 @@ def _decoded(value: Any) -> Any:
             raise
         raise _wrong(f"has a malformed value of type {kind}") from None
     if kind != "tuple":
-        raise _wrong("has an object of no known type for a value")
+        raise _wrong("has an object of an unknown type for a value")
     return tuple(map(_decoded, _list(inner)))
