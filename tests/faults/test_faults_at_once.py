@@ -222,6 +222,21 @@ def unpack_to(path: Path) -> None:
     transport.unpack(path.with_name("old.zst"), path)
 
 
+def pack_to_url(path: Path) -> None:
+    archive(path.with_name("old.zcr"))
+    transport.pack(path.with_name("old.zcr"), path.as_uri())
+
+
+def sign_to_url(path: Path) -> None:
+    archive(path.with_name("old.zcr"))
+    integrity.sign(path.with_name("old.zcr"), KEY, path.as_uri())
+
+
+def convert_to_url(path: Path) -> None:
+    np.savez(path.with_name("old.npz"), a=np.ones(9))
+    formats.convert(path.with_name("old.npz"), path.as_uri(), dest_format="zcr")
+
+
 def sign_to(make: Callable[[Path], None]) -> Callable[[Path], None]:
     def sign(path: Path) -> None:
         make(path.with_name("old.zcr"))
@@ -245,7 +260,10 @@ TO_NEW: list[Any] = [
     attach_to,
     detach_to,
     pack_to,
+    pack_to_url,
     unpack_to,
+    sign_to_url,
+    convert_to_url,
     pytest.param(sign_to(archive), id="sign_to"),
     pytest.param(sign_to(catalogue), id="sign_to one of a catalogue"),
     tune_to,

@@ -125,7 +125,7 @@ def convert(
         if into and dest_path is not None:
             dest = stack.enter_context(_in_new_folder(source, folder, dest_path, target, force, durable))
             dest_path = os.path.join(dest_path, os.path.basename(dest))
-        dest = place_for(dest, check_destination(source_path, dest_path, force, storage_options))
+        dest = place_for(dest, check_destination(source_path, dest_path, force, storage_options), storage_options)
         opened: Any = source
         if remote is not None and not isinstance(remote, str):
             opened, source_path = remote, remote.shown

@@ -232,9 +232,15 @@ class Place(os.PathLike[str]):
         return self._path
 
 
-def place_for(dest: Any, replaces: Identity | None) -> Any:
+def place_for(dest: Any, replaces: Identity | None, options: Mapping[str, Any] | None = None) -> Any:
     """Return a destination as a Place, if it is a path of which one version alone may be replaced."""
-    return dest if replaces is None or is_url(dest) else Place(path_of(dest), replaces)
+    if replaces is None:
+        return dest
+    if is_url(dest):
+        from . import uploads  # here, because few destinations are URLs
+
+        dest = uploads.local_path(dest, options)  # versions are of local files
+    return Place(path_of(dest), replaces)
 
 
 def check_destination(

@@ -139,7 +139,7 @@ def checked_paths(
     source_path = None if hasattr(source, "read") else path_of(source)
     dest_path = None if hasattr(dest, "write") else path_of(dest)
     new = check_destination(source_path, dest_path, force, options)
-    return source_path, dest_path, place_for(dest, new)
+    return source_path, dest_path, place_for(dest, new, options)
 
 
 class ArchiveCheck:
