@@ -421,3 +421,35 @@ def test_packed_archives_models_and_pages_are_sent_to_urls_too(s3: S3, tmp_path:
     assert s3.file_system().cat_file("bucket/m.onnx") == DIGITS.read_bytes()
     with pytest.raises(UnsupportedError, match="a stream or a URL has none; name a path"):
         onnx.to_onnx(path, "s3://bucket/n.onnx", external=True, storage_options=options)
+
+
+@pytest.mark.filterwarnings("ignore")  # of forks beside threads
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="platform: no fork")
+@pytest.mark.parametrize("end", ["leaves the block", "fails in it", "fills a part"])
+def test_a_child_that_was_forked_meanwhile_ends_no_upload_of_its_parent(
+    end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer, said = os.pipe()
+    monkeypatch.setattr(uploads._RenamedUpload, "discard", lambda _: os.write(said, b"discarded "))
+    url, parent = "memory://forked/m.bin", os.getpid()
+    try:
+        with uploads.upload(url) as sink:
+            sink.write(b"parent")
+            child = os.fork()
+            if not child and end == "fails in it":
+                raise RuntimeError("in the child")
+            if not child and end == "fills a part":
+                sink.write(bytes(1 << 25))
+            if child:
+                os.waitpid(child, 0)
+    except Exception as error:
+        os.write(said, str(error).encode())
+    finally:
+        if os.getpid() != parent:
+            os._exit(0)
+    os.close(said)
+    with open(answer, "rb") as file:
+        told = file.read()
+    refused = b"memory://forked/m.bin: is being written by the process that forked this one"
+    assert told == b"in the child" if end == "fails in it" else told.startswith(refused)
+    assert content(fsspec.filesystem("memory"), url) == b"parent"

@@ -68,7 +68,7 @@ class OnDemandMemory:
 
     def __init__(self, file: RemoteFile, octets: memoryview, held: RangeSet, cache: VersionCache | None) -> None:
         """Take the file, memory as large as the file, the ranges that are in memory already, and the cache."""
-        self._file, self._octets, self._held, self.cache = file, octets, held, cache
+        self._file, self._octets, self._held, self.cache, self.near = file, octets, held, cache, file.near
         self.pins: dict[int, bytes] = {}
         self._ready: set[int] = set()  # offsets of payloads that are there and were checked
         self._fetching: dict[int, threading.Event] = {}  # offsets of payloads that a thread is fetching
@@ -235,7 +235,7 @@ class OnDemandMemory:
                     self._written.wait()
                     continue
                 # Gaps between two of them are fetched, too, unless they are there: views of those may be in use.
-                claimed = self._unclaimed(self._missing(merged(free)))
+                claimed = self._unclaimed(self._missing(merged(free, self.near)))
                 self._writing += claimed
             try:
                 self._fill(claimed)

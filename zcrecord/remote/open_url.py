@@ -132,7 +132,7 @@ def _open(file: RemoteFile, verify: Verify, cached: ArchiveCache | None) -> Arch
     remote = RemoteMemory(file, memory.octets, held, cache)
     known = cache is not None and _read_cached(cache, memory.octets, held)
     if not known:
-        _fetch_ends(remote, memory.octets, header)
+        _fetch_ends(remote, memory.octets, header, max(HEADER_SIZE, file.near))
     try:
         archive = open_archive(memory, verify=verify, source_in=partial(RemoteSource, remote))
         check_crc(archive.buffer, archive.header)  # at level "touch", too: unlike a local file, it came a long way
@@ -154,11 +154,11 @@ def _ends(header: Header, size: int) -> list[Range]:
     ]
 
 
-def _fetch_ends(remote: RemoteMemory, octets: memoryview, header: Header | None) -> None:
-    """Fetch index and trailer. If sizes do not fit, the archive raises the error."""
+def _fetch_ends(remote: RemoteMemory, octets: memoryview, header: Header | None, nbytes: int) -> None:
+    """Fetch index and trailer, to find it `nbytes` at the end. If sizes do not fit, the archive raises the error."""
     size = len(octets)
     if header is None:
-        remote.fetch([(max(0, size - FIRST), size)])
+        remote.fetch([(max(0, size - nbytes), size)])
         header = decode_header(bytes(octets[-HEADER_SIZE:]), "trailer")
     if header is not None and header.archive_size == size:
         remote.fetch(_ends(header, size))

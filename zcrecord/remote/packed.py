@@ -6,8 +6,6 @@ file without a seek table is not read here, but fetched whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from zcrecord.errors import FormatError, IntegrityError
@@ -15,7 +13,7 @@ from zcrecord.storage.memory import aligned
 from zcrecord.transport import frames
 
 from .file import RemoteFile, Request
-from .ranges import cut, merged
+from .ranges import NEAR, cut, merged
 
 __all__ = ["UnpackedFile", "read_table"]
 
@@ -51,7 +49,12 @@ def _read(packed: RemoteFile, have: list[Request], offset: int, nbytes: int) -> 
 
 
 class UnpackedFile(RemoteFile):
-    """The archive in a remote packed file, read as if it were not packed. Several threads may use it."""
+    """The archive in a remote packed file, read as if it were not packed. Several threads may use it.
+
+    Near ranges are merged in the packed file, so that only frames asked for are decompressed and checked.
+    """
+
+    near = 0
 
     def __init__(self, packed: RemoteFile, table: frames.SeekTable, have: list[Request]) -> None:
         """Open a packed file by its seek table; the bytes fetched so far are kept and not fetched again."""
@@ -73,34 +76,35 @@ class UnpackedFile(RemoteFile):
             SourceError: they cannot be read. FormatError, IntegrityError: a frame is damaged, even when it was fetched
             again. LimitError: decompressed they are out of all proportion.
         """
-        for request in requests:
-            for group in self._groups(request):
-                self._copy(request, group, self._contents(group))
+        users: dict[int, list[Request]] = {}
+        for offset, target in requests:
+            for i in self._table.covering([(offset, offset + len(target))]).tolist():
+                users.setdefault(i, []).append((offset, target))
+        for group in self._groups(sorted(users)):
+            for i, content in self._contents(group).items():
+                lo, hi = self._table.range(i)
+                for offset, target in users[i]:
+                    start, stop = max(lo, offset), min(hi, offset + len(target))
+                    target[start - offset : stop - offset] = content[start - lo : stop - lo]
 
     def check_same(self) -> None:
         """Raise SourceError if the packed file was replaced, as far as its server can tell."""
         self._packed.check_same()
 
-    def _groups(self, request: Request) -> list[list[int]]:
-        """Return the frames that a request needs, in groups of limited size, so that not all of them are in memory."""
-        offset, target = request
-        sizes = np.maximum(self._table.sizes, np.diff(self._table.starts))
+    def _groups(self, chosen: list[int]) -> list[list[int]]:
+        """Return frames in groups of limited size, so that not all of them are in memory."""
+        starts = self._table.starts
+        sizes = np.maximum(self._table.sizes, np.diff(starts))
         groups: list[list[int]] = []
         held = 0
-        for i in self._table.covering([(offset, offset + len(target))]).tolist():
-            if not groups or held + int(sizes[i]) > _RECENT:
+        for i in chosen:
+            gap = min(int(starts[i] - starts[groups[-1][-1] + 1]), NEAR) if groups else 0
+            if not groups or held + gap + int(sizes[i]) > _RECENT:
                 groups.append([])
-                held = 0
+                held = gap = 0
             groups[-1].append(i)
-            held += int(sizes[i])
+            held += gap + int(sizes[i])
         return groups
-
-    def _copy(self, request: Request, group: Iterable[int], contents: dict[int, memoryview]) -> None:
-        offset, target = request
-        for i in group:
-            lo, hi = self._table.range(i)
-            start, stop = max(lo, offset), min(hi, offset + len(target))
-            target[start - offset : stop - offset] = contents[i][start - lo : stop - lo]
 
     def _contents(self, group: list[int]) -> dict[int, memoryview]:
         """Return the content of frames, of those decompressed recently without fetching them again."""
@@ -124,11 +128,10 @@ class UnpackedFile(RemoteFile):
         return found | made
 
     def _fetch(self, chosen: list[int]) -> dict[int, memoryview]:
-        """Return the content of frames, neighbours fetched together."""
+        """Return the content of frames, near ones fetched together."""
         table = self._table
         fetched = {
-            lo: _read(self._packed, self._have, lo, hi - lo)
-            for lo, hi in merged((table.packed_range(i) for i in chosen), near=0)
+            lo: _read(self._packed, self._have, lo, hi - lo) for lo, hi in merged(table.packed_range(i) for i in chosen)
         }
         decompress = frames.frame_decompressor(table)
         out: dict[int, memoryview] = {}

@@ -196,7 +196,8 @@ class ReadAhead:
 
         parts = self._parts[number]
         cached = [self._read_cached(part, octets(part.lo, part.hi)) for part in parts]
-        missing = merged((part.lo, part.hi) for part, there in zip(parts, cached, strict=True) if not there)
+        lacking = [(part.lo, part.hi) for part, there in zip(parts, cached, strict=True) if not there]
+        missing = merged(lacking, self._memory.near)
         self._memory.read([(lo, octets(lo, hi)) for lo, hi in cut(missing, self._request)])
         for part, there in zip(parts, cached, strict=True):
             checksum = self._memory.checksum(part.row.start, part.row.digest)
