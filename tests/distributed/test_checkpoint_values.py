@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import sys
+import tracemalloc
 import warnings
 from collections import OrderedDict
 from pathlib import Path
@@ -200,6 +201,28 @@ def test_lists_of_a_forged_pickle_of_paths_are_bounded_unless_it_is_allowed(tmp_
     with pytest.raises(UnsupportedError, match=r"planner_data' has paths with places in lists .* allow_pickle=True$"):
         ZcrStorageReader(tmp_path).read_metadata()
     assert ZcrStorageReader(tmp_path, allow_pickle=True).read_metadata().planner_data["w"] == path
+
+
+def test_paths_of_a_forged_pickle_are_bounded_together(tmp_path: Path) -> None:
+    """A pickle has one list for as many names as refer to it, and planners go through it for each."""
+    pickled = io.BytesIO()
+    torch.save(dict.fromkeys(map(str, range(1000)), ["a"] * 499), pickled)
+    metadata = {"zcrecord.checkpoint": 1, "zcrecord.checkpoint.planner_data": pickled.getvalue()}
+    zcrecord.save_record(dict.fromkeys(map(str, range(1000)), True), tmp_path / "checkpoint.zcr", metadata=metadata)
+    with pytest.raises(UnsupportedError, match=r"planner_data' has paths that are together longer than the checkpoint"):
+        ZcrStorageReader(tmp_path).read_metadata()
+
+
+def test_a_place_of_a_million_digits_is_not_added_to(tmp_path: Path) -> None:
+    zcrecord.save_record({"w": np.ones(2)}, tmp_path / "checkpoint.zcr", metadata={"zcrecord.checkpoint": 1})
+    checkpoint, place = Checkpoint(tmp_path), 1 << 8_000_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(UnsupportedError, match="has paths with places in lists"):
+            checkpoint.check_planner_data({"w": ["l", place]})
+        assert tracemalloc.get_traced_memory()[1] < 500_000 < sys.getsizeof(place)
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from exchange import file_of, read, refused, tensor
 
-from zcrecord.errors import FormatError, LimitError, RecordError, UnsupportedError, VersionError
+from zcrecord.errors import FormatError, LimitError, RecordError, SourceError, UnsupportedError, VersionError
 from zcrecord.formats import convert
 
 # Shards.
@@ -91,6 +93,25 @@ def test_error_in_a_shard_names_the_shard(tmp_path: Path) -> None:
     (tmp_path / "m-2.safetensors").write_bytes(file_of({"c": tensor(0, 2)}, b"c"))
     with pytest.raises(FormatError, match=r"m-2\.safetensors: tensor 'c': data_offsets"):
         convert(index, tmp_path / "out.zcr")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="platform: named pipes")
+def test_shard_that_is_a_pipe_is_refused_without_waiting_for_its_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = shards_of(tmp_path, RIGHT)
+    (tmp_path / "m-2.safetensors").unlink()
+    os.mkfifo(tmp_path / "m-2.safetensors")
+    before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("waits for the pipe's writer"))
+    signal.alarm(60)
+    try:
+        with pytest.raises(
+            SourceError, match=r"m-2\.safetensors: not a regular file; put a copy of the file in its pl"
+        ):
+            convert(index, tmp_path / "out.zcr")
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 # What an archive says besides its tensors.

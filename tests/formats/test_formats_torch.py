@@ -271,6 +271,26 @@ def test_few_bytes_that_stand_for_billions_of_items_are_refused(tmp_path: Path) 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("item", [b"]", b")", b"}"])
+def test_items_of_a_byte_each_are_refused_before_they_take_much_memory(item: bytes, tmp_path: Path) -> None:
+    """An item takes some 900 bytes in memory, so that a file of 1 MiB would take 900 MiB."""
+    pickled = b"\x80\x02}X\1\0\0\0a](" + item * 90_000 + b"es."
+    with zipfile.ZipFile(tmp_path / "m.pt", "w") as file:
+        file.writestr("m/data.pkl", pickled)
+        file.writestr("m/version", b"3\n")
+    with pytest.raises(
+        zcrecord.LimitError, match=r"m\.pt: tensor 'a': its items would take more than 64 MiB and 64 tim"
+    ):
+        converted(tmp_path / "m.pt")
+
+
+@pytest.mark.slow
+def test_a_vocabulary_without_weights_is_no_attack(tmp_path: Path) -> None:
+    words = {f"w{number}": number for number in range(80_000)}
+    assert saved({"words": words}, tmp_path).tree() == {"words": words}
+
+
+@pytest.mark.slow
 def test_lists_that_are_there_many_times_are_welcome(tmp_path: Path) -> None:
     betas, text = (0.9, 0.999), "a text that is there many times"
     groups = [{"betas": betas, "text": text, "lr": 0.1} for _ in range(3000)]
@@ -384,6 +404,13 @@ FORGED = {
     "no dtype": Pickled(RECONSTRUCT, np.ndarray, (0,), b"b", state=(1, (1,), "f8", False, b"12345678")),
     "a list": Pickled(RECONSTRUCT, np.ndarray, (0,), b"b", state=(1, (1,), np.dtype("O"), False, [1])),
     "a dtype made of text": Pickled(SCALAR, Pickled(np.dtype, "f8,O"), b"12345678"),
+    "a dim of 2^70": Pickled(RECONSTRUCT, np.ndarray, (0,), b"b", state=(1, (2**70, 0), np.dtype("f8"), False, b"")),
+    "dims of 2^80": Pickled(
+        RECONSTRUCT, np.ndarray, (0,), b"b", state=(1, (2**40,) * 2 + (0,), np.dtype("?"), False, b"")
+    ),
+    "an order that is a tensor": Pickled(
+        RECONSTRUCT, np.ndarray, (0,), b"b", state=(1, (1,), np.dtype("f8"), torch.ones(2), b"12345678")
+    ),
     "a large scalar": Pickled(SCALAR, Pickled(np.dtype, "V999999999"), b"x"),
 }
 
@@ -392,3 +419,17 @@ FORGED = {
 def test_arrays_of_numpy_that_are_none_are_refused_by_name(name: str, tmp_path: Path) -> None:
     with pytest.raises(zcrecord.UnsupportedError, match=r"m\.pt: tensor 'x\.0': (a|no valid pickle of a) numpy array"):
         saved({"x": [FORGED[name]]}, tmp_path)
+
+
+def test_empty_array_of_numpy_has_as_many_rows_as_numpy_allows(tmp_path: Path) -> None:
+    assert saved({"x": np.empty((1 << 53, 0))}, tmp_path)["x"].shape == (1 << 53, 0)
+
+
+def test_array_of_numpy_as_a_key_is_one_number(tmp_path: Path) -> None:
+    key = Pickled(RECONSTRUCT, np.ndarray, (0,), b"b", state=(1, (2,), np.dtype("i4"), False, b"12345678"))
+    with pytest.raises(
+        zcrecord.UnsupportedError, match=r"m\.pt: a numpy array of shape \(2,\) is a key; save a number"
+    ):
+        saved({key: 1}, tmp_path)
+    key = Pickled(RECONSTRUCT, np.ndarray, (0,), b"b", state=(1, (), np.dtype("i4"), False, b"\7\0\0\0"))
+    assert saved({key: 1}, tmp_path).tree() == {7: 1}

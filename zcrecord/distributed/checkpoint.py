@@ -259,8 +259,11 @@ class Checkpoint:
         """
         known = data if isinstance(data, dict) else {}
         paths = [known[name] for name in (*self.tensors, *self.values) if name in known]
+        listed = all(type(path) in (tuple, list) for path in paths)
         what = ""
-        if not all(type(path) in (tuple, list) and all(type(key) in (int, str) for key in path) for path in paths):
+        if listed and sum(map(len, paths)) > self._most_keys:  # a pickle may have one path for all names
+            what = "paths that are together longer than the checkpoint"
+        elif not listed or not all(type(key) in (int, str) for path in paths for key in path):
             what = "paths that are not of texts and integers"
         elif len(list(self._bounded(map(tuple, paths)))) < len(paths):
             what = "paths with places in lists that are longer than the checkpoint"
@@ -268,16 +271,22 @@ class Checkpoint:
             what = f"metadata '{PLANNER_DATA}' has {what}"
             raise UnsupportedError(f"{what}; if you trust where it comes from, allow_pickle=True", path=self.path)
 
+    @property
+    def _most_keys(self) -> int:
+        """Number of keys in all paths together, and in the lists that they make: in proportion to the index."""
+        return self.archive.header.index_size + _UNNAMED
+
     def _bounded(self, paths: Iterable[Path]) -> Iterator[Path]:
         """Yield the paths of which planners make lists of bounded length: a list is as long as the places in it say.
 
         An item of a list, named or not, counts as often as keys lead to it, which is what going through it costs. Paths
         that bring the sum out of proportion to the index are left out.
         """
-        left = self.archive.header.index_size + _UNNAMED
+        left = most = self._most_keys
         root: dict[Any, Any] = {}  # by key; the length of a list under None
         for path in paths:
-            if len(path) > _MOST_KEYS or any(type(key) is int and key < 0 for key in path):
+            # No list comes to be longer than `most`; sums with integers of a million digits take long.
+            if len(path) > _MOST_KEYS or any(type(key) is int and not 0 <= key < most for key in path):
                 continue
             node, more = root, 0
             lists: list[tuple[dict[Any, Any], int]] = []

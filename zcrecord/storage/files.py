@@ -166,22 +166,33 @@ def open_regular(path: str, opened: int | None = None) -> tuple[io.FileIO, Ident
     return file, identity_from(status)
 
 
-def open_source(path: str) -> tuple[io.FileIO, int | None]:
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | _REGULAR)
+
+
+def open_source(path: str, *, regular: bool = False) -> tuple[io.FileIO, int | None]:
     """Return a file to read forward, and its length if it is a regular one.
 
+    Args:
+        regular: refuse any other, without waiting for a pipe's writer; for a path that another file names.
+
     Raises:
-        SourceError: it is missing (SourceNotFoundError), a directory, or cannot be read. UnsupportedError: it is a URL.
+        SourceError: it is missing (SourceNotFoundError), a directory, or cannot be read; or it is no regular file, as
+            `regular` demands. UnsupportedError: it is a URL.
     """
     _check_no_url(path)
     try:
         with contextlib.ExitStack() as stack:
-            file = stack.enter_context(_ReadOnlyFile(path))
+            file = stack.enter_context(_ReadOnlyFile(path, opener=_open_at_once if regular else None))
             status = os.fstat(file.fileno())
             stack.pop_all()
     except OSError as error:
         kind = SourceNotFoundError if isinstance(error, FileNotFoundError) else SourceError
         raise kind(f"cannot read: {error.strerror or error}", path=path, errno=error.errno) from error
     if not stat.S_ISREG(status.st_mode):
+        if regular:
+            file.close()
+            raise SourceError("not a regular file; put a copy of the file in its place", path=path)
         return file, None
     if hasattr(os, "posix_fadvise"):
         with contextlib.suppress(OSError):  # advice

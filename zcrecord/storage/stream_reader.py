@@ -85,6 +85,8 @@ def _map(file: io.FileIO, nbytes: int) -> SequentialMapping | None:
 class StreamReader:
     """A file or a stream, read in pieces that are valid until the next is asked for; it never holds more than one.
 
+    `regular` is that of `open_source`.
+
     A regular file is mapped where that is safe, which spares a copy, and can be read at any place; of a stream what
     was passed is gone. Attributes: `nbytes`, None for a stream; `position`; `path`, None unless one was given.
 
@@ -94,14 +96,14 @@ class StreamReader:
         (b'ab', [b'cde'])
     """
 
-    def __init__(self, source: str | Binary) -> None:
+    def __init__(self, source: str | Binary, *, regular: bool = False) -> None:
         self.path = source if isinstance(source, str) else None
         self.nbytes: int | None = None
         self.position = 0
         self._own: io.FileIO | None = None
         self._stream: Any = source
         if isinstance(source, str):
-            self._own, self.nbytes = open_source(source)
+            self._own, self.nbytes = open_source(source, regular=regular)
             self._stream = self._own
         else:
             check_readable(source)

@@ -101,7 +101,8 @@ def _scan(reader: StreamReader, stack: contextlib.ExitStack) -> tuple[list[_Tens
     merged: dict[str, Any] = {}
     nbytes = len(data)
     for file in index.files:
-        shard = stack.enter_context(StreamReader(os.path.join(os.path.dirname(reader.path), file)))
+        path = os.path.join(os.path.dirname(reader.path), file)
+        shard = stack.enter_context(StreamReader(path, regular=True))
         try:
             places, metadata = _scan_file(shard)
             shards.check_shard(index, file, (p.entry.name for p in places))

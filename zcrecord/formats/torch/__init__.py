@@ -36,6 +36,7 @@ _ADVICE = re.compile(r"torch\.load|weights_only|Weights only")  # lines of advic
 _REPEATS, _REPEATED = 1 << 16, 64  # limit of items visited again: so many, plus so many for each distinct item
 _PICKLES = 5  # in a file from before torch 1.6: magic, version, system, the checkpoint, keys of its storages
 _EXPANDED, _TIMES = 64 << 20, 4  # limit of the bytes of all tensors: so many, plus so many times the file
+_ITEM_COST, _ITEM_TIMES = 900, 64  # bytes of memory of a child of a module, which may be one byte; a word takes 20
 
 
 def read(path: str, out: RecordWriter, progress: Progress) -> int:
@@ -69,7 +70,7 @@ def read(path: str, out: RecordWriter, progress: Progress) -> int:
             head = file.read(HEAD)
         if size is None:
             raise UnsupportedError("not a regular file; torch seeks in it, write it to one first")
-        items = list(_StateDictWalk(torch).items((), _load(torch, path, head)))
+        items = list(_StateDictWalk(torch, size).items((), _load(torch, path, head)))
         arrays = [as_tensor(f.value, ".".join(f.path)) for f in items if f.kind == "tensor"]
         _check_amount(arrays, size)
         parts = iter(out.parts(arrays))
@@ -167,19 +168,20 @@ class _StateDictWalk:
     """A walk through a checkpoint, in its own order.
 
     A pickle may refer to one list many times, or from within itself, so that a few bytes stand for billions of items:
-    repeated items are counted, and limited.
+    repeated items are counted, and limited. So is the memory that all items take, before the archive has any.
     """
 
-    def __init__(self, torch: Any) -> None:
+    def __init__(self, torch: Any, size: int) -> None:
         self._torch = torch
         self._met: set[int] = set()
         self._left = _REPEATS
+        self._room = _EXPANDED + _ITEM_TIMES * size
 
     def items(self, path: tuple[str, ...], value: Any) -> Iterator[_CheckpointItem]:
         """Yield a module and everything below it."""
         name = ".".join(path)
         if isinstance(value, Mapping) and any(isinstance(key, Noted) for key in value):
-            value = {key.array(name)[()] if isinstance(key, Noted) else key: inner for key, inner in value.items()}
+            value = {key.scalar(name) if isinstance(key, Noted) else key: inner for key, inner in value.items()}
         kind, type_name, children = children_of(value, name)
         if kind is None or (not path and not isinstance(value, Mapping | list | tuple)):
             if not path:
@@ -193,7 +195,13 @@ class _StateDictWalk:
         for key, child in children:
             if not key:
                 refuse_key(key, name)
-            yield from self._item((*path, *(state_path(key, value) if split else (key,))), child)
+            parts = state_path(key, value) if split else (key,)
+            self._room -= len(parts) * _ITEM_COST + len(name) + len(key)
+            if self._room < 0:
+                limit = f"{_EXPANDED >> 20} MiB and {_ITEM_TIMES} times the file"
+                what = f"its items would take more than {limit} in memory; save many values as tensors"
+                raise LimitError(what, tensor=name or None)
+            yield from self._item((*path, *parts), child)
 
     def _is_state_dict(self, value: Any) -> bool:
         """Return True if a checkpoint is only a module's `state_dict()`: tensors and extra state by name."""

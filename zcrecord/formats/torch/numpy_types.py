@@ -35,7 +35,7 @@ class _Dtype:
         """Return the dtype; raises UnsupportedError unless it is one of plain numbers."""
         if not isinstance(self._name, str) or not _PLAIN.fullmatch(self._name) or self._order not in list("<>|="):
             what = f"a numpy array of dtype {printable(repr(self._name), 60)}; only plain numbers can be read"
-            raise UnsupportedError(f"{what}, save it as such or as a tensor of torch", tensor=path)
+            raise UnsupportedError(f"{what}, save it as such or as a tensor of torch", tensor=path or None)
         return np.dtype(self._name).newbyteorder(self._order)
 
 
@@ -59,14 +59,28 @@ class Noted:
             state = self._state if isinstance(self._state, tuple) and len(self._state) == 5 else (None,) * 5
             _, shape, dtype, is_fortran, data = state
             sizes = shape if isinstance(shape, tuple) and all(type(n) is int and n >= 0 for n in shape) else None
-            if sizes is None or not isinstance(dtype, _Dtype) or len(sizes) > 32:
-                raise UnsupportedError("no valid pickle of a numpy array; save it as a tensor of torch", tensor=path)
+            # numpy makes no array whose dims, zeros left out, come to 2^63 bytes; no plain type has over 16.
+            sound = sizes is not None and len(sizes) <= 32 and prod(n or 1 for n in sizes) < 1 << 59
+            if sizes is None or not sound or not isinstance(dtype, _Dtype) or not isinstance(is_fortran, bool):
+                what = "no valid pickle of a numpy array; save it as a tensor of torch"
+                raise UnsupportedError(what, tensor=path or None)
             kind = dtype.dtype(path)
             if not isinstance(data, bytes) or prod(sizes) * kind.itemsize != len(data):
                 what = f"a numpy array of shape {shape} and dtype {kind} with other bytes than it takes"
-                raise UnsupportedError(f"{what}; copy the file again", tensor=path)
+                raise UnsupportedError(f"{what}; copy the file again", tensor=path or None)
             self._array = np.ndarray(sizes, kind, data, order="F" if is_fortran else "C")
         return self._array
+
+    def scalar(self, path: str) -> Any:
+        """Return the one number of an array of rank 0, which can be a key.
+
+        Raises:
+            UnsupportedError: as `array`, or its rank is another.
+        """
+        array = self.array(path)
+        if array.ndim:
+            raise UnsupportedError(f"a numpy array of shape {array.shape} is a key; save a number", tensor=path or None)
+        return array[()]
 
 
 class _NoBytes:

@@ -19,6 +19,7 @@ _VIEWS, _COPIES = ("_rebuild_", "Parameter"), "_rebuild_device_"  # prefixes of 
 _MODULES = ("torch", "builtins", "__builtin__", "collections", "_codecs")  # of the functions that torch calls
 _REFUSED = "refused"  # stands for any other function
 _LONGEST = 64  # characters of a function's name
+_LEAVES = {code.name for code in pickletools.opcodes if not code.stack_before} - {"GLOBAL", "MARK", "PROTO", "FRAME"}
 _GROWS = {"APPEND": 1, "SETITEM": 2, "BUILD": 1}  # values that each opcode adds to the container below them
 _GROWS_BY_MARK = {"APPENDS", "SETITEMS", "ADDITEMS"}
 
@@ -52,6 +53,8 @@ def claimed(pickle: Any) -> int:
             memo[len(memo) if argument is None else int(argument)] = _value(stack[-1])
         elif name in ("GET", "BINGET", "LONG_BINGET"):
             stack.append(memo[int(argument)])
+        elif name in _LEAVES:
+            stack.append(_leaf(argument))
         elif name in ("REDUCE", "NEWOBJ"):
             arguments, function = _value(stack.pop()), _value(stack.pop())
             made = _made(function.name, arguments)
@@ -81,6 +84,15 @@ def _popped(stack: list[_Value | None]) -> list[_Value]:
     return items[::-1]
 
 
+def _leaf(argument: Any) -> _Value:
+    """Return the value of an opcode that takes none from the stack."""
+    if isinstance(argument, int):
+        return _Value(_ITEM, number=int(argument))
+    if isinstance(argument, str | bytes | bytearray):
+        return _Value(len(argument), name=str(argument[:_LONGEST]))
+    return _Value(0)
+
+
 def _pass(code: Any, argument: Any, stack: list[_Value | None]) -> None:
     """Apply any other opcode to the stack."""
     items: list[_Value] = []
@@ -92,12 +104,8 @@ def _pass(code: Any, argument: Any, stack: list[_Value | None]) -> None:
     for kind in code.stack_after:
         if kind.name == "mark":
             stack.append(None)
-        elif isinstance(argument, int):
-            stack.append(_Value(_ITEM, number=int(argument)))
         elif code.name in ("GLOBAL", "INST"):
             stack.append(_function(*argument.split(" ", 1)))
-        elif isinstance(argument, str | bytes | bytearray):
-            stack.append(_Value(len(argument), name=str(argument)[:_LONGEST]))
         elif code.name == "STACK_GLOBAL":
             stack.append(_function(items[0].name, items[1].name))
         elif code.name == "DUP":
