@@ -533,3 +533,4 @@ def test_other_files_are_told_apart(data: bytes, message: str) -> None:
 def test_a_name_longer_than_64_kib_is_refused() -> None:
     check(DIMS + FLOAT + field(8, b"n" * 65536) + RAW, "n" * 65536)
     refused(wire_model(DIMS + FLOAT + field(8, b"n" * 65537) + RAW), "a name of 65537 bytes, more than 65536")
+    refused(wire_model(graph=field(1, field(2, b"n" * 65537))), "a name of 65537 bytes, more than 65536")
