@@ -298,6 +298,25 @@ def test_a_linked_model_that_was_edited_while_its_archive_was_tuned_stays(
     assert linked.read_bytes() == another.octets
 
 
+def test_an_archive_that_was_replaced_as_soon_as_it_was_tuned_is_told_as_that(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not as a disk that fails."""
+    model(path)
+    another, replace = Another(path.with_name("another.zcr")), os.replace
+    another.save()
+
+    def replaced(source: str, dest: str) -> None:
+        replace(source, dest)
+        if dest == str(path):
+            replace(path.with_name("another.zcr"), path)
+
+    monkeypatch.setattr(os, "replace", replaced)
+    with pytest.raises(SourceError, match="was replaced by another saver as soon as it was written"):
+        onnx.tune(path, threads=1)
+    assert path.read_bytes() == another.octets
+
+
 @pytest.mark.skipif(not os.path.isdir("/dev/fd"), reason="platform: /dev/fd")
 def test_a_descriptor_of_a_removed_file_is_no_destination(path: Path) -> None:
     """Its path has " (deleted)" behind it, and a file of that name is not meant."""
@@ -371,6 +390,40 @@ def test_of_two_savers_of_several_files_one_wins_whole(
         save(path, 3)
     assert saved
     assert len(now(path)) == 1
+
+
+@POSIX
+@pytest.mark.parametrize("save", [sharded_safetensors, generated])
+def test_savers_of_files_that_are_links_into_each_others_folders_lock_these_in_one_order(
+    save: Callable[[Path, int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each would wait for the other."""
+    import fcntl
+
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+        save(folder / "m.zcr", 1)
+    for folder, other in (folders, folders[::-1]):
+        for file in {*folder.glob("m*.safetensors"), *folder.glob("m.[hc]")}:
+            file.rename(other / f"of-{folder.name}-{file.name}")
+            file.symlink_to(other / f"of-{folder.name}-{file.name}")
+    numbers, lock = {folder.stat().st_ino: folder.name for folder in folders}, fcntl.flock
+    locked: list[str] = []
+
+    def noted(fd: int, what: int) -> None:
+        lock(fd, what)
+        if what & fcntl.LOCK_EX and (name := numbers.get(os.fstat(fd).st_ino)):
+            locked.append(name)
+
+    orders = []
+    monkeypatch.setattr(fcntl, "flock", noted)
+    for folder in folders:
+        locked.clear()
+        save(folder / "m.zcr", 2)
+        orders.append(locked[-2:])  # those of the last step
+    assert sorted(orders[0]) == ["a", "b"]
+    assert orders[0] == orders[1]
 
 
 # The lock.

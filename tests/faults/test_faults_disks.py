@@ -415,7 +415,7 @@ def test_commands_that_read_tell_a_disk_that_cannot_be_read(
 
 @pytest.mark.skipif(os.name != "posix", reason="platform: folders that can be synced")
 def test_old_shards_stay_while_the_disk_does_not_take_the_folder_that_names_them_no_more(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The power may fail before the new name is on the disk, and then the old catalogue is back, with its shards."""
     path, fsync = folder / "m.zcr", os.fsync
@@ -430,6 +430,11 @@ def test_old_shards_stay_while_the_disk_does_not_take_the_folder_that_names_them
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", refuse)
         zcrecord.save_record({"c": np.ones(3), "d": np.ones(4)}, path)
+        zcrecord.save_record({"c": np.ones(3)}, folder / "new.zcr")
+    assert [message.partition(" (")[0] for message in caplog.messages] == [
+        f"{file}: is written, but the system refused to flush its folder to the disk"
+        for file in (path, folder / "new.zcr")
+    ]
     assert {name: (folder / name).read_bytes() for name in before if name != "m.zcr"} == {
         name: octets for name, octets in before.items() if name != "m.zcr"
     }

@@ -375,3 +375,12 @@ def test_scratch_of_a_long_name_is_named_in_whole_characters(tmp_path: Path) -> 
         assert len(os.fsencode(left.name)) <= 255
         zcrecord.save_record({"w": np.ones(1)}, tmp_path / name)
         assert not left.exists()
+
+
+@POSIX
+def test_scratch_of_a_long_name_is_not_that_of_another_with_the_same_start(tmp_path: Path) -> None:
+    left = dead(tmp_path / ("x" * 220 + "A"))
+    zcrecord.save_record({"w": np.ones(1)}, tmp_path / ("x" * 220 + "B"))
+    assert left.exists()
+    zcrecord.save_record({"w": np.ones(1)}, tmp_path / ("x" * 220 + "A"))
+    assert not left.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -218,6 +219,32 @@ def test_members_of_more_than_4_gib_have_room_for_their_size(tmp_path: Path, mon
     convert(tmp_path / "m.npz", tmp_path / "n.zcr")
     for source in (io.BytesIO(pipe.data), tmp_path / "m.npz"):
         assert_equal(np.load(source), {"a": A, "b": np.ones(1)})
+
+
+def test_ctrl_c_as_a_member_is_opened_is_told_as_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    zcrecord.save_record({"a": A}, tmp_path / "m.zcr")
+    opened: list[Any] = []
+    open_member = zipfile.ZipFile.open
+
+    def interrupted(self: zipfile.ZipFile, *args: Any) -> Any:
+        opened.append(open_member(self, *args))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(zipfile.ZipFile, "open", interrupted)
+        convert(tmp_path / "m.zcr", tmp_path / "m.npz")
+    assert opened and [file.name for file in tmp_path.iterdir()] == ["m.zcr"]
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/fd"), reason="platform: /dev/fd")
+def test_what_goes_through_an_archive_goes_into_a_pipe_too(tmp_path: Path) -> None:
+    zcrecord.save_record({"a": A}, tmp_path / "m.zcr")
+    convert(tmp_path / "m.zcr", tmp_path / "m.safetensors")
+    reading, writing = os.pipe()
+    with open(reading, "rb") as pipe:
+        with open(writing, "wb"):
+            convert(tmp_path / "m.safetensors", f"/dev/fd/{writing}", dest_format="npz", force=True)
+        assert_equal(np.load(io.BytesIO(pipe.read())), {"a": A})
 
 
 def test_npz_is_read_from_a_file_alone(tmp_path: Path) -> None:

@@ -60,6 +60,8 @@ def test_a_stream_cannot_point_to_an_archive_nor_can_a_model_to_memory(tmp_path:
         to_onnx(zcrecord.load_record(made).select("*"), tmp_path / "m.onnx", external=True)
     with pytest.raises(UnsupportedError, match="null: a model with external=True is a regular file in a folder"):
         to_onnx(made, os.devnull, external=True)
+    with pytest.raises(RecordError, match="no file can have this name, it contains NUL"):
+        to_onnx(made, "m\0.onnx", external=True)
     packed = tmp_path / "m.zcr.zst"
     packed.write_bytes(zstandard.ZstdCompressor().compress(made.read_bytes()))
     assert whole(packed) == mlp()

@@ -31,6 +31,7 @@ LAYERS = [
 UPWARDS = {
     ("zcrecord", "zcrecord.cli.interrupts"),
     ("zcrecord.record.record", "zcrecord.hollow"),
+    ("zcrecord.storage.files", "zcrecord.record.own_shards"),
 }
 
 # Rooms with at most one public module, the package itself, whose `__all__` the reference needs: in the other modules

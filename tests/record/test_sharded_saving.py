@@ -20,9 +20,9 @@ import records as r
 from web_archives import write_twins
 
 import zcrecord
-from zcrecord import formats
+from zcrecord import formats, onnx, transport
 from zcrecord.codec.layout import NONE
-from zcrecord.errors import LimitError, ProducerError, SourceError, UnsupportedError
+from zcrecord.errors import DestinationExistsError, LimitError, ProducerError, SourceError, UnsupportedError
 from zcrecord.storage.scratch import ListedFile, note_of
 
 MODEL = {f"layer{i}": {"w": np.full(100, i, np.float32)} for i in range(5)}
@@ -459,10 +459,80 @@ def test_shards_need_a_path(dest: Any) -> None:
 
 
 def test_a_folder_and_a_missing_folder_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="is no regular file; name one"):
+    with pytest.raises(SourceError, match="is a directory; name a file in it"):
         zcrecord.save_record(MODEL, tmp_path, max_shard_size=800)
     with pytest.raises(SourceError, match="No such file or directory"):
         zcrecord.save_record(MODEL, tmp_path / "none" / "model.zcr", max_shard_size=800)
+
+
+def safetensors_shards(record: Any, dest: Any) -> None:
+    formats.convert(io.BytesIO(r.saved(record)), dest, dest_format="safetensors", max_shard_size=800, force=True)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="platform: devices and links")
+@pytest.mark.parametrize("save", [lambda *a: zcrecord.save_record(*a, max_shard_size=800), safetensors_shards])
+@pytest.mark.parametrize(
+    "dest, message",
+    [
+        ("/dev/null", "is no regular file; name one, beside which the shards are to lie"),
+        ("loop", "Too many levels of symbolic links"),
+        ("nul\0", "it contains NUL"),
+        ("surrogate\ud800", "it has lone surrogates"),
+        ("", "is a directory; name a file in it"),
+    ],
+)
+def test_shards_go_beside_no_device_and_under_no_name_that_one_file_could_not_have(
+    save: Any, dest: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.symlink("loop", "loop")
+    with pytest.raises(SourceError, match=message):
+        save(MODEL, dest)
+    assert os.listdir() == ["loop"]
+
+
+@pytest.mark.parametrize("options", [{}, {"max_shard_size": 10_000}])
+def test_a_record_is_not_saved_onto_a_shard_of_its_own_catalogue(options: Any, tmp_path: Path) -> None:
+    zcrecord.save_record(MODEL, tmp_path / "model.zcr", max_shard_size=800)
+    record = zcrecord.load_record(tmp_path / "model.zcr")
+    with pytest.raises(DestinationExistsError, match="source and destination are the same file"):
+        zcrecord.save_record(record, tmp_path / numbered(3)[1], **options)
+    r.assert_same(zcrecord.load_record(tmp_path / "model.zcr", verify="full").tree(), MODEL)
+
+
+def edited_copy(source: Path, dest: Path) -> None:
+    with zcrecord.edit(source, dest, force=True) as model:
+        model.metadata["a"] = 1
+
+
+def unpacked(source: Path, dest: Path) -> None:
+    transport.pack(source, source.with_name("one.zst"))
+    transport.unpack(source.with_name("one.zst"), dest, force=True)
+
+
+def tuned(source: Path, dest: Path) -> None:
+    onnx.convert(r.ROOT / "tests" / "data" / "digits.onnx", source, force=True)
+    onnx.tune(source, dest, force=True, threads=1)
+
+
+@pytest.mark.parametrize(
+    "replace",
+    [
+        lambda source, dest: transport.pack(source, dest, force=True),
+        unpacked,
+        tuned,
+        edited_copy,
+        lambda source, dest: formats.convert(source, dest, dest_format="npz", force=True),
+        lambda source, dest: formats.convert(source, dest, dest_format="safetensors", force=True),
+    ],
+    ids=["pack", "unpack", "tune", "edit", "npz", "safetensors"],
+)
+def test_shards_go_with_their_catalogue_whatever_replaces_it(replace: Any, tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    zcrecord.save_record(OTHER, tmp_path / "source" / "one.zcr")
+    zcrecord.save_record(MODEL, tmp_path / "model.zcr", max_shard_size=800)
+    replace(tmp_path / "source" / "one.zcr", tmp_path / "model.zcr")
+    assert files(tmp_path) == ["model.zcr", "source"]
 
 
 def test_one_payload_larger_than_a_shard_is_one_archive(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from zcrecord.errors import DestinationExistsError, SourceError
 from zcrecord.storage.files import read_start, real_path
 from zcrecord.storage.folders import local_folder
 from zcrecord.storage.new_files import FileGroup, Placement, put_in_place
-from zcrecord.storage.scratch import folder_lock
+from zcrecord.storage.scratch import folder_locks
 
 _MARKS = (b"zcrecord", b"0BSD")  # both are at the start of every generated text
 _BINARY = "_packed.bin", "_untuned.zcr"  # follow the stem of generated text in the same folder
@@ -48,7 +48,7 @@ def write(files: Mapping[str, Iterable[bytes]], directory: Any, *, force: bool =
             for piece in pieces:
                 sink.write(piece)
             places += [Placement(scratch, real) for scratch in group.finish()]
-        stack.enter_context(folder_lock(folder))
+        stack.enter_context(folder_locks([folder, *(os.path.dirname(place.path) for place in places)]))
         _check_replaceable(() if force else paths)  # again: somebody may have written one meanwhile
         put_in_place(places, durable=False)
     return list(paths)

@@ -30,6 +30,7 @@ from zcrecord.codec.layout import ALIGNMENT, check_alignment, reading_drafts
 from zcrecord.errors import FormatError, RecordError, SourceError, UnsupportedError, printable
 from zcrecord.formats.safetensors.shards import INDEX
 from zcrecord.onnx.tuned import untuned_record
+from zcrecord.record.editable import check_no_own_shard
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.record.record_writer import RecordWriter
@@ -193,7 +194,6 @@ class _Conversion:
         options |= {"max_shard_size": self.max_shard_size}
         if kind == ARCHIVE:
             with _loaded(given) as loaded:
-                _check_no_shard(loaded, self.dest_path)
                 draft = loaded.archive.header.is_draft
                 record = untuned_record(loaded) if draft or self.max_shard_size is not None else loaded
                 own = _without_signatures(record.metadata) if draft else record.metadata
@@ -223,7 +223,7 @@ class _Conversion:
         if target == SAFETENSORS:
             options |= {"max_shard_size": self.max_shard_size, "force": self.force}
         with _loaded(given) as loaded:
-            _check_no_shard(loaded, self.dest_path)
+            check_no_own_shard(loaded, self.dest_path)
             record = untuned_record(loaded)
             written = _module(target).write(record, dest, **options)
             repeated, nbytes = _repeated(record)
@@ -240,7 +240,7 @@ class _Conversion:
     def through_archive(self, kind: str, given: Any, target: str, dest: Any) -> ConvertReport:
         """Convert between two other formats, by a scratch archive."""
         beside = self.dest_path
-        if beside is None or is_url(beside):
+        if beside is None or is_url(beside) or (os.path.exists(beside) and not os.path.isfile(beside)):  # a pipe
             beside = os.path.join(tempfile.gettempdir(), "zcrecord")
         with contextlib.ExitStack() as stack:
             with refusals(beside):
@@ -280,13 +280,6 @@ def _without_signatures(metadata: Mapping[str, Any]) -> dict[str, Any]:
         message = "the signatures of a draft of the format (version 0) are left out; sign the new archive"
         logging.getLogger("zcrecord").warning(message)
     return unsigned
-
-
-def _check_no_shard(record: Record, dest: str | None) -> None:
-    """Raise DestinationExistsError if a destination is a shard of the source."""
-    folder = os.path.dirname(record.path or "")
-    for name in record.archive.source.file_names if dest is not None else ():
-        check_destination(os.path.join(folder, name), dest, force=True)
 
 
 def _repeated(record: Record) -> tuple[int, int]:

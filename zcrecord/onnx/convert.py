@@ -33,7 +33,6 @@ from zcrecord.errors import (
 from zcrecord.onnx.protobuf.reader import ProtobufReader, Skeleton
 from zcrecord.onnx.protobuf.scanner import Scanner, TensorSink, check_start, stub
 from zcrecord.onnx.protobuf.tensors import TensorMessage, TensorReader
-from zcrecord.record.own_shards import own_shards
 from zcrecord.record.save import Metadata, metadata_entries, metadata_now
 from zcrecord.storage.compressed import PeekableStream, decompressed
 from zcrecord.storage.files import (
@@ -182,8 +181,7 @@ def _destination(
         new = None
         for model in models:
             new = check_destination(model.path, path, force or dry_run, options)
-        settings: dict[str, Any] = {"durable": durable, "options": options, "replaces": new, "shards_of": own_shards}
-        sink = None if dry_run else open_sink(dest, **settings)
+        sink = None if dry_run else open_sink(dest, durable=durable, options=options, replaces=new)
         yield (NullSink() if sink is None else stack.enter_context(sink)), path
 
 

@@ -43,6 +43,7 @@ from zcrecord.storage.files import (
     scratch_folder,
 )
 from zcrecord.storage.folders import MODEL, archive_in, copy_file
+from zcrecord.storage.new_files import FileSink
 from zcrecord.storage.sink import Sink
 from zcrecord.writing.writers import StreamWriter
 
@@ -262,7 +263,7 @@ def _opened(archive: Any, dest: Any, force: bool, durable: bool) -> Iterator[_Wo
             base = opened if part is None else tuned.untuned(opened, part)
         except FormatError as error:
             raise error.located(path=path) from None
-        yield _Work(path, real_path(out), record, part, base, durable, new)
+        yield _Work(path, real_path(out), record, part, base, durable, new, [])
 
 
 class _Work(NamedTuple):
@@ -275,6 +276,7 @@ class _Work(NamedTuple):
     base: Archive
     durable: bool
     replaces: Identity | None  # at another destination than the archive itself
+    written: list[Identity]  # of the files that were written, the archive last
 
     @contextlib.contextmanager
     def sink(self) -> Iterator[Sink]:
@@ -286,6 +288,8 @@ class _Work(NamedTuple):
             yield sink
             if identity_of(path) != identity:
                 raise SourceError("was replaced while it was tuned; tune it again", path=self.path)
+            assert isinstance(sink, FileSink), "a regular file"
+            self.written.append(sink.identity())
 
     def models(self) -> list[LinkedModel]:
         """Return the models beside the archive that have to be written again, if the archive is replaced."""
@@ -353,6 +357,9 @@ class _Work(NamedTuple):
     ) -> TuneReport:
         """Return the report, once the untuned part was found untouched; the first `others` graphs were there before."""
         with load_record(self.dest) as written:
+            if written.archive.source.file is None or written.archive.source.file[1][:3] != self.written[-1][:3]:
+                what = "was replaced by another saver as soon as it was written"
+                raise SourceError(f"{what}; look at the file there, and tune it again", path=self.dest)
             part = tuned.read_tuned(written.archive)
             base = written if part is None else Record(tuned.untuned(written.archive, part))
             if (now := base.content_digest()) != digest:
@@ -369,7 +376,7 @@ class _Work(NamedTuple):
             packed=sum(g.packed for g in made),
             packed_bytes=sum(g.packed_bytes for g in made),
             input_bytes=self.record.archive_nbytes,
-            archive_bytes=os.path.getsize(self.dest),
+            archive_bytes=self.written[-1][2],
             content_digest_before=digest,
             content_digest=after,
             lapsed=lapsed,

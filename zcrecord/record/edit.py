@@ -34,7 +34,6 @@ from zcrecord.writing.sharing import layout_of, plan_sharing
 
 from .editable import check_editable, check_no_shard, reformed_attribute
 from .load import load_record
-from .own_shards import own_shards
 from .record import Record
 from .save import metadata_entries, stored_entries
 
@@ -468,10 +467,8 @@ class RecordEditor(MutableMapping[str, Any]):
     def _write(self, edited: EditedArchive, out: str) -> Written:
         durable, progress = self._how
         path, identity = self._opened().archive.source.file or (self._source, None)
-        how: dict[str, Any] = {"replaces": self._replaces, "shards_of": own_shards}
-        if self._dest is None:
-            how = {"replaces": identity}
-        with open_sink(out, durable=durable, **how) as sink:
+        replaces = identity if self._dest is None else self._replaces
+        with open_sink(out, durable=durable, replaces=replaces) as sink:
             if not sink.can_rewind:
                 raise UnsupportedError("an edited archive is a regular file in a folder; name one", path=out)
             written = edited.write(sink, progress)

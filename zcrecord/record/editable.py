@@ -9,12 +9,13 @@ from zcrecord.archive.archive import Archive
 from zcrecord.codec.conventions import TUNED_TYPE
 from zcrecord.codec.entries import PayloadId, list_type, value_type
 from zcrecord.errors import UnsupportedError
-from zcrecord.storage.files import real_path
+from zcrecord.storage.files import check_destination, real_path
 from zcrecord.storage.folders import catalogue_of_shard
 
 from .load import load_record
+from .record import Record
 
-__all__ = ["check_editable", "check_no_shard", "reformed_attribute"]
+__all__ = ["check_editable", "check_no_own_shard", "check_no_shard", "reformed_attribute"]
 
 
 def reformed_attribute(archive: Archive) -> str | None:
@@ -51,3 +52,10 @@ def check_no_shard(path: str) -> None:
         if known:
             what = f"is a shard of {catalogue}, which knows it by its index"
             raise UnsupportedError(f"{what}; name another file for the new one", path=path)
+
+
+def check_no_own_shard(record: Record, dest: str | None) -> None:
+    """Raise DestinationExistsError if a destination is a shard of the catalogue that a record was loaded from."""
+    folder = os.path.dirname(record.path or "")
+    for name in record.archive.source.file_names if dest is not None else ():
+        check_destination(os.path.join(folder, name), dest, force=True)

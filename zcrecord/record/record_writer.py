@@ -18,7 +18,6 @@ from zcrecord.writing.module_tree import ModuleTreeBuilder, path_of_name
 from zcrecord.writing.sharing import PayloadPlan, plan_sharing
 from zcrecord.writing.writers import SaveReport, StreamWriter
 
-from .own_shards import own_shards
 from .save import metadata_entries
 
 if TYPE_CHECKING:
@@ -87,8 +86,7 @@ class RecordWriter:
     def _new_stream(self, stack: contextlib.ExitStack) -> StreamWriter | ShardedWriter:
         options: dict[str, Any] = {"alignment": self._alignment, "digest": self._digest}
         if self._max_shard_size is None:
-            how: dict[str, Any] = {"options": self._storage_options, "shards_of": own_shards}
-            sink = stack.enter_context(open_sink(self._dest, durable=self._durable, **how))
+            sink = stack.enter_context(open_sink(self._dest, durable=self._durable, options=self._storage_options))
             return StreamWriter(sink, **options)
         from .sharded_writer import ShardedWriter  # here, because few records have shards
 

@@ -23,13 +23,13 @@ from zcrecord.codec.entries import (
 )
 from zcrecord.codec.layout import ALIGNMENT, NONE, check_alignment
 from zcrecord.errors import ProducerError, UnsupportedError
-from zcrecord.storage.files import Progress, open_sink
+from zcrecord.storage.files import Progress, open_sink, path_or_none
 from zcrecord.tensors.lazy import LazyTensor
 from zcrecord.writing import flatten
 from zcrecord.writing.sharing import PayloadPlan, plan_sharing
 from zcrecord.writing.writers import SaveReport, StreamWriter, write_plan
 
-from .own_shards import own_shards
+from .editable import check_no_own_shard
 from .record import Record
 
 if TYPE_CHECKING:
@@ -65,7 +65,9 @@ def save_record(
             do. A file opened by fsspec publishes what it got when it is closed, even by an error: give the URL instead.
         alignment: of every payload in bytes, a power of two from 16 to 65536. Those of 1 MiB and more lie on 16384.
         digest: 'xxh3' for a checksum of each payload, and equal payloads stored once; 'none' for neither.
-        durable: fsync file and folder, so that the archive survives power loss.
+        durable: fsync file and folder, so that the archive survives power loss. If the system reports an error of the
+            folder's fsync, the archive is in its place and the save returns: a warning of the logger "zcrecord" says
+            that power loss may bring the old file back.
         metadata: of the file: names to None, bool, int, float, str, bytes, or lists of one of these. A Record keeps
             its own unless other is given.
         max_shard_size: write shards of at most so many bytes of payloads (but at least one payload) beside `dest`, as
@@ -75,7 +77,8 @@ def save_record(
         storage_options: for fsspec, if `dest` is a URL: credentials, the endpoint of an S3 server.
 
     Raises:
-        UnsupportedError: a value or key the format cannot hold. NameCollisionError: two tensors would share a name.
+        UnsupportedError: a value or key the format cannot hold. DestinationExistsError: `dest` is a shard of the
+        catalogue that the record was loaded from. NameCollisionError: two tensors would share a name.
         LimitError: alignment, depth, rank or size out of bounds; or a Record whose payloads share their bytes, without
         digests to find equal ones by, would take out of all proportion to it. ProducerError: a LazyTensor gave other
         bytes than it declared. IntegrityError: a payload of a Record is damaged. SourceError: the file system or the
@@ -89,6 +92,8 @@ def save_record(
         (1, 24)
     """
     kind, told, _ = digest_kind(digest), progress or (lambda *_: None), check_alignment(alignment)
+    if isinstance(record, Record):
+        check_no_own_shard(record, path_or_none(dest))
     flat, plan = _taken_apart(record)
     if isinstance(record, Record) and not kind:  # by digests equal payloads are found, and stored once
         nbytes = int(record.archive.index.payloads["nbytes"].sum(dtype=np.float64))
@@ -101,7 +106,7 @@ def save_record(
 
         with ShardedWriter(dest, max_shard_size, alignment=alignment, digest=digest, durable=durable) as out:
             return _stream(flat, plan, out, told)
-    with open_sink(dest, durable=durable, options=storage_options, shards_of=own_shards) as sink:
+    with open_sink(dest, durable=durable, options=storage_options) as sink:
         if any(isinstance(s, LazyTensor) for s in plan.sources):
             return _stream(flat, plan, StreamWriter(sink, alignment=alignment, digest=digest), told)
         return write_plan(sink, flat, plan, alignment=alignment, kind=kind, progress=told)

@@ -16,8 +16,8 @@ from typing import Any, SupportsIndex
 
 from zcrecord.codec.entries import Entries, digest_kind
 from zcrecord.codec.layout import NONE
-from zcrecord.errors import SourceError, UnsupportedError
-from zcrecord.storage.files import Place, is_url, path_of, real_path
+from zcrecord.errors import UnsupportedError
+from zcrecord.storage.files import Place, is_url, place_beside_shards
 from zcrecord.storage.folders import is_plain_name
 from zcrecord.storage.new_files import FileGroup, FileSink, Placement, put_in_place, refusals
 from zcrecord.storage.scratch import folder_lock
@@ -42,7 +42,8 @@ class ShardedWriter:
         most: bytes of payloads in a shard; one that is larger has a shard of its own.
 
     Raises:
-        UnsupportedError: `dest` is no path, or its name no plain one, or `most` no number of bytes.
+        UnsupportedError: `dest` is no path, or its name no plain one, or `most` no number of bytes. SourceError: a
+        folder, a device or the like is there.
     """
 
     def __init__(self, dest: Any, most: Any, *, alignment: int, digest: str | None, durable: bool) -> None:
@@ -50,10 +51,8 @@ class ShardedWriter:
             raise UnsupportedError(f"max_shard_size={most!r} is not a number of bytes from 1 on")
         if hasattr(dest, "write") or is_url(dest):
             raise UnsupportedError("max_shard_size= is for paths: shards lie beside their catalogue")
-        self._path, self._most = real_path(path_of(dest)), operator.index(most)
+        self._path, self._most = place_beside_shards(dest), operator.index(most)
         self._replaces = dest.replaces if isinstance(dest, Place) else None
-        if os.path.exists(self._path) and not os.path.isfile(self._path):
-            raise SourceError("is no regular file; name one, which is to be the catalogue", path=self._path)
         name = os.path.basename(self._path)
         if not is_plain_name(f"{name.removesuffix('.zcr')}-00001-of-00001.zcr", ".zcr"):
             what = "a catalogue's name, which its shards' begin with, has none of"

@@ -12,13 +12,13 @@ import io
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any, TypeGuard
 
 from zcrecord.errors import DestinationExistsError, SourceError, SourceNotFoundError, UnsupportedError
 
-from .new_files import FileGroup, Identity, Placement, ShardsOf, identity_from, put_in_place, refusals, version_of
-from .scratch import scratch_file
+from .new_files import FileGroup, Identity, Placement, identity_from, put_in_place, refusals, version_of
+from .scratch import ListedFile, scratch_file
 from .sink import ObjectSink, Sink
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "path_of",
     "path_of_open",
     "path_or_none",
+    "place_beside_shards",
     "place_for",
     "read_start",
     "real_path",
@@ -77,10 +78,10 @@ def path_of(value: Any) -> str:
 
 
 def path_or_none(file: Any) -> str | None:
-    """Return a path as text, None for a file object."""
+    """Return a path as text, by `path_of`; None for a file object."""
     if hasattr(file, "read") or hasattr(file, "write"):
         return None
-    return os.fsdecode(os.fspath(file))
+    return path_of(file)
 
 
 def path_of_open(file: Any) -> str | None:
@@ -297,7 +298,6 @@ def open_sink(
     like: str | None = None,
     options: Mapping[str, Any] | None = None,
     replaces: Identity | str | None = None,
-    shards_of: ShardsOf | None = None,
 ) -> Iterator[Sink]:
     """Yield a sink for a path, a URL or a binary file object.
 
@@ -307,7 +307,8 @@ def open_sink(
     `uploads` does the same for a URL, with `options` for fsspec; its sink cannot be read back.
 
     `replaces` is the only version that may be replaced, as `version_of` tells it of a path, `uploads.version_at` of a
-    URL; None for any. `shards_of` is that of `put_in_place`.
+    URL; None for any. The shards of a catalogue that is replaced are removed, unless `replaces` names its version: then
+    it is edited, and they stay.
 
     Raises:
         SourceError: the file system, or the store, reports an error, and `errno` says how; or another version is there.
@@ -328,11 +329,7 @@ def open_sink(
     given = path_of(dest)
     if isinstance(dest, Place):
         replaces = dest.replaces
-    path = real_path(given)
-    with refusals(path):
-        mode = _mode_of(given)  # and not of `path`: that of /dev/fd/3 may be no path at all
-    if not os.path.basename(given) or (mode is not None and stat.S_ISDIR(mode)):
-        raise SourceError("is a directory; name a file in it", path=path, errno=errno.EISDIR)
+    path, mode = _real_path_and_mode(given)
     if mode is not None and not stat.S_ISREG(mode):
         with refusals(given):
             file = open(given, "wb", buffering=0)  # noqa: SIM115  # an exception of the block is no refusal
@@ -344,7 +341,40 @@ def open_sink(
     with FileGroup(path, durable=durable) as group:
         yield group.add()
         [scratch] = group.finish(like)
-        put_in_place([Placement(scratch, path, replaces)], durable=durable, shards_of=shards_of)
+        placement = Placement(scratch, path, replaces)
+        put_in_place([placement], durable=durable, shards_of=None if replaces else _shards_of)
+
+
+def _shards_of(path: str) -> Sequence[ListedFile]:
+    from zcrecord.record.own_shards import own_shards  # here, because catalogues are records: all savers replace some
+
+    return own_shards(path)
+
+
+def place_beside_shards(dest: Any) -> str:
+    """Return the real path of a destination that is a regular file or not there yet, for shards beside it.
+
+    Raises:
+        SourceError: something else is there, or the system does not tell. UnsupportedError: it is no path.
+    """
+    path, mode = _real_path_and_mode(path_of(dest))
+    if mode is not None and not (stat.S_ISREG(mode) and os.path.exists(path)):
+        raise SourceError("is no regular file; name one, beside which the shards are to lie", path=path)
+    return path
+
+
+def _real_path_and_mode(given: str) -> tuple[str, int | None]:
+    """Return the real path of a destination, and the type and mode of what is there.
+
+    Raises:
+        SourceError: it is a directory, or the system does not tell.
+    """
+    path = real_path(given)
+    with refusals(path):
+        mode = _mode_of(given)  # and not of `path`: that of /dev/fd/3 may be no path at all
+    if not os.path.basename(given) or (mode is not None and stat.S_ISDIR(mode)):
+        raise SourceError("is a directory; name a file in it", path=path, errno=errno.EISDIR)
+    return path, mode
 
 
 def _mode_of(path: str) -> int | None:

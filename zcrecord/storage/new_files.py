@@ -24,7 +24,7 @@ from .copying import copy_range
 from .scratch import (
     ListedFile,
     ScratchFile,
-    folder_lock,
+    folder_locks,
     note_of,
     remove_unnamed,
     scratch_file,
@@ -80,6 +80,12 @@ class FileSink:
         self.position = 0
         self._begun = 0 if durable and sys.platform == "linux" else 1 << 62  # up to where the disk was set to work
         self._gathered = bytearray()  # the last bytes, not written yet
+
+    def identity(self) -> Identity:
+        """Return the file's identity, all bytes so far written."""
+        self.flush()
+        with refusals(self._path):
+            return identity_from(os.fstat(self._fd))
 
     def reserve(self, nbytes: int) -> None:
         """Allocate small files now: ext4 flushes bytes that are not yet allocated when a rename replaces a file.
@@ -328,8 +334,7 @@ def put_in_place(files: Sequence[Placement], *, durable: bool, shards_of: Shards
     folders = sorted({os.path.dirname(file.path) for file in files})
     with contextlib.ExitStack() as stack:
         stack.enter_context(refusals(last.path))
-        for folder in folders:  # in one order, or two savers would wait for one another
-            stack.enter_context(folder_lock(folder))
+        stack.enter_context(folder_locks(folders))
         for file in files:
             _check_replaced(file)
         replaced = shards_of(last.path) if shards_of is not None and version_of(last.path) else ()
@@ -337,19 +342,28 @@ def put_in_place(files: Sequence[Placement], *, durable: bool, shards_of: Shards
         with _note(files, replaced, durable=durable) if listed else contextlib.nullcontext() as note:
             _move(files, note, durable=durable)
             if note is not None:
-                note.stays = not (_synced(folders if durable else ()) and remove_unnamed(last.path, replaced))
-    _synced(folders if durable and not listed else ())
+                note.stays = not (
+                    _synced(folders if durable else (), last.path) and remove_unnamed(last.path, replaced)
+                )
+    _synced(folders if durable and not listed else (), last.path)
 
 
-def _synced(folders: Iterable[str]) -> bool:
-    """Flush folders to the disk; return False if that fails.
+def _synced(folders: Iterable[str], path: str) -> bool:
+    """Flush folders to the disk; if that fails, log a warning about the file at `path` and return False.
 
     That is no failure of the save, which is done: but until then power loss may bring back what it replaced.
     """
     try:
         for folder in folders:
             sync_folder(folder)
-    except OSError:
+    except OSError as error:
+        import logging  # here, because few disks fail
+
+        what = "is written, but the system refused to flush its folder to the disk"
+        message = (
+            f"{path}: {what} ({error.strerror or error}); power loss may undo the save: check the disk, save again"
+        )
+        logging.getLogger("zcrecord").warning(message)
         return False
     return True
 

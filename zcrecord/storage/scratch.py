@@ -30,6 +30,7 @@ __all__ = [
     "ListedFile",
     "ScratchFile",
     "folder_lock",
+    "folder_locks",
     "note_of",
     "remove_unnamed",
     "scratch_file",
@@ -174,6 +175,29 @@ def folder_lock(folder: str) -> Iterator[None]:
             _locked.set(outer)
 
 
+@contextlib.contextmanager
+def folder_locks(folders: Iterable[str]) -> Iterator[None]:
+    """Run a block under the locks of several folders, taken in one order: else two savers would wait for one another.
+
+    A block inside that needs one of them goes on at once; it takes no lock of another folder.
+
+    Raises:
+        SourceError: as `folder_lock`.
+    """
+    with contextlib.ExitStack() as stack:
+        for folder in sorted(folders, key=_number_of):
+            stack.enter_context(folder_lock(folder))
+        yield
+
+
+def _number_of(folder: str) -> tuple[int, ...]:
+    """Return device and inode of a folder; nothing if the system does not tell them, as `folder_lock` will say."""
+    with contextlib.suppress(OSError):
+        status = os.stat(folder or ".")
+        return status.st_dev, status.st_ino
+    return ()
+
+
 def _refused(error: OSError, folder: str) -> SourceError:
     what = f"cannot write: the folder cannot be locked: {error.strerror}"
     return SourceError(what, path=folder, errno=error.errno)
@@ -276,9 +300,7 @@ def scratch_file(path: str, mode: int = 0o666, *, clear: bool = True) -> Iterato
         OSError: the file system reports an error.
     """
     folder, name = os.path.split(path)
-    while len(os.fsencode(name)) > _LONGEST:  # file systems count bytes, and some take no part of a character
-        name = name[:-1]
-    stem = f".{name}."
+    stem = f".{_shortened(name)}."
     if clear:
         _clear(folder, stem, path)
     process = os.getpid()
@@ -297,6 +319,21 @@ def scratch_file(path: str, mode: int = 0o666, *, clear: bool = True) -> Iterato
             if (file is None or not file.stays) and os.getpid() == process:  # a child that ends leaves it alone
                 with contextlib.suppress(OSError):
                     os.unlink(scratch)
+
+
+def _shortened(name: str) -> str:
+    """Return a name of at most _LONGEST bytes: a longer one's start, and a hash of the whole in place of the rest."""
+    octets = os.fsencode(name)
+    if len(octets) <= _LONGEST:
+        return name
+    from hashlib import sha256  # here, because few names are long
+
+    end = f"~{sha256(octets).hexdigest()[:16]}"
+    while len(os.fsencode(name)) > _LONGEST - len(
+        end
+    ):  # file systems count bytes, and some take no part of a character
+        name = name[:-1]
+    return name + end
 
 
 @contextlib.contextmanager

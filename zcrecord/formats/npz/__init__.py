@@ -200,7 +200,8 @@ def write(
     done = 0
     with open_sink(dest, durable=durable, options=storage_options) as sink:
         file: Any = ZipSink(sink)
-        with zipfile.ZipFile(file, "w") as opened:
+        opened = zipfile.ZipFile(file, "w")
+        try:
             for info in payloads.infos:
                 member, header, pieces = _member(record, payloads, info, info.name in octets)
                 with opened.open(member, "w") as entry:
@@ -212,6 +213,9 @@ def write(
                             progress(done, max(done, payloads.nbytes))
             if data:
                 opened.writestr(zip_entry(STRUCTURE, len(data)), data)
+            opened.close()
+        finally:
+            opened.fp = None  # closed; or given up, where `close` would refuse a member that Ctrl-C left open
         payloads.let_go()
         return sink.position
 

@@ -27,10 +27,10 @@ from zcrecord.storage.files import (
     is_url,
     open_sink,
     path_or_none,
-    real_path,
+    place_beside_shards,
 )
 from zcrecord.storage.new_files import FileGroup, Placement, put_in_place, refusals, version_of
-from zcrecord.storage.scratch import folder_lock
+from zcrecord.storage.scratch import folder_locks
 from zcrecord.storage.sink import Sink
 from zcrecord.storage.stream_reader import PIECE, StreamReader
 
@@ -288,19 +288,21 @@ class _Output:
         self, dest: str, plan: list[list[TensorInfo]], metadata: dict[str, str], structure: Structure, force: bool
     ) -> int:
         """Write files and their index; none appears before all are written, and the index appears last."""
+        place_beside_shards(dest)
         index_path, paths = shards.shard_paths(dest, len(plan))
         versions = [check_destination(None, path, force) for path in (index_path, *paths)]
-        places = zip(map(real_path, (*paths, index_path)), (*versions[1:], versions[0]), strict=True)
+        reals = [*map(place_beside_shards, (*paths, index_path))]
+        places = zip(reals, (*versions[1:], versions[0]), strict=True)
         weight_map = {i.name: os.path.basename(p) for p, part in zip(paths, plan, strict=True) for i in part}
         text = structure.encode()
         index = shards.encode_index(weight_map, {} if text is None else {KEY: text}, self._payloads.nbytes)
         headers = [encode_header(_entries(part), metadata) for part in plan]
         old = version_of(dest) if os.path.isfile(dest) else ()
-        with FileGroup(real_path(index_path), durable=self._durable) as group:
+        with FileGroup(reals[-1], durable=self._durable) as group:
             written = sum(self.file(group.add(), header, part) for header, part in zip(headers, plan, strict=True))
             group.add().write(index)
             files = [Placement(scratch, *place) for scratch, place in zip(group.finish(), places, strict=True)]
-            with refusals(dest), folder_lock(os.path.dirname(os.path.realpath(index_path))):
+            with refusals(dest), folder_locks(map(os.path.dirname, reals)):
                 put_in_place(files, durable=self._durable)
                 if old and version_of(dest) == old:
                     os.unlink(dest)  # what was to be replaced; readers would prefer it to the index
