@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,20 @@ from malformed import saved
 N = 100_000
 LONG = 1 << 20
 BIG = 1 << 26
+
+
+def write_twins(path: Path, count: int, nbytes: int, filler: int = 0) -> None:
+    """Write an archive of payloads w0, w1, ... that are one range; and of the tensor `last`, if it has any bytes."""
+    record = {f"w{i}": np.full(1, i % 256, np.uint8) for i in range(count)}
+    forged = Forge(saved(record | ({"last": np.zeros(1, np.uint8)} if filler else {})))
+    payloads, tensors = forged.columns["payloads"], forged.columns["tensors"]
+    payloads["offset"], payloads["nbytes"], payloads["digest"], forged.digest_kind = 0, nbytes, 0, 0
+    tensors["dims"], tensors["payload"] = forged.add("dims", [nbytes]), np.arange(len(tensors))
+    if filler:
+        payloads["offset"][-1], payloads["nbytes"][-1] = nbytes, filler
+        tensors["dims"][-1] = forged.add("dims", [filler])
+    forged.payload = bytearray(nbytes + filler)
+    path.write_bytes(forged.seal())
 
 
 def start() -> Forge:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from aiohttp import DigestAuthMiddleware
+from costly_archives import write_twins
 from forge import Forge
 from records import saved
 
@@ -24,6 +25,7 @@ from zcrecord import (
     DependencyError,
     FormatError,
     IntegrityError,
+    LimitError,
     RecordError,
     SourceError,
     SourceNotFoundError,
@@ -386,6 +388,16 @@ def test_memory_for_packed_bytes_is_taken_as_they_come(server: Server, what: str
         load(server, cache=False)
     assert (peak_rss() or 0) - before < claimed // 3
     assert bytearray(claimed) and (peak_rss() or 0) - before > claimed // 2, "the measurement notices"
+
+
+def test_payloads_that_are_not_loaded_make_no_room_for_others_that_share_their_bytes(
+    server: Server, tmp_path: Path
+) -> None:
+    write_twins(tmp_path / "m.zcr", 1200, 1 << 20, filler=32 << 20)
+    with pytest.raises(LimitError, match=r"tensors that share their bytes would take 1\.26e\+09 bytes"):
+        load(server, names="w*", mode="c", cache=False)
+    assert server.sent < 2 << 20
+    assert len(load(server, names="w1??", mode="c", cache=False)) == 100
 
 
 def test_a_failure_in_one_thread_leaves_no_other_waiting(server: Server) -> None:

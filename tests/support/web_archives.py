@@ -22,6 +22,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from costly_archives import write_twins
 from forge import Forge, align_up, build_index, end_bytes
 from malformed import saved
 from node_packages import node_packages
@@ -245,16 +246,6 @@ def write_model(path: Path) -> None:
     convert(io.BytesIO(model_of(*weights).SerializeToString()), path, durable=False)
 
 
-def write_twins(path: Path, count: int, nbytes: int) -> None:
-    """Write an archive of payloads w0, w1, ... that are one range."""
-    forged = Forge(saved({f"w{i}": np.full(1, i % 256, np.uint8) for i in range(count)}))
-    forged.columns["payloads"]["offset"], forged.columns["payloads"]["nbytes"] = 0, nbytes
-    forged.columns["payloads"]["digest"] = 0
-    forged.columns["tensors"]["dims"], forged.digest_kind = forged.add("dims", [nbytes]), 0
-    forged.payload = bytearray(nbytes)
-    path.write_bytes(forged.seal())
-
-
 @contextmanager
 def everything_served(folder: Path) -> Iterator[Server]:
     """Serve everything the suite reads, which is written into a folder."""
@@ -277,6 +268,7 @@ def everything_served(folder: Path) -> Iterator[Server]:
     write_sparse(folder / "huge.zcr", [1 << 43], {})
     write_sparse(folder / "repeated.zcr", [1 << 43], {}, repeated=True)
     write_twins(folder / "twins.zcr", 1200, 1 << 20)
+    write_twins(folder / "twins_and_more.zcr", 1200, 1 << 20, filler=32 << 20)
     write_model(folder / "model.zcr")
     misbehaving = Misbehaving()
     with serving(folder) as server:

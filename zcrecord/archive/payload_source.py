@@ -275,9 +275,11 @@ class PayloadTable(NamedTuple):
 
 
 def distinct_nbytes(payloads: Array) -> int:
-    """Return the bytes that entries of payloads of one file take, each range once."""
-    _, first = np.unique(payloads["offset"], return_index=True)
-    return int(payloads["nbytes"][first].sum(dtype=np.uint64))
+    """Return the bytes that entries of payloads of one file take, each byte once, whatever unchecked entries claim."""
+    rows = np.sort(payloads, order=("offset", "nbytes"))
+    starts = rows["offset"].astype(np.float64)  # exact for every size of a file; 64 bits would wrap
+    ends = np.maximum.accumulate(starts + rows["nbytes"])
+    return int((ends - np.maximum(starts, np.append(0.0, ends)[:-1])).sum())
 
 
 class FileSource(PayloadSource):

@@ -67,18 +67,27 @@ class PrivateSource(FileSource):
         self._twins: dict[int, memoryview] = {}
         self._copies: dict[int, Memory] = {}  # further mappings of the file, by the twins' number among their equals
         if original is None:
-            check_apart(twins_nbytes(self.table.rows, len(octets)), len(octets), None)
+            self.check_twins(self, None)
             for number in np.flatnonzero(self._is_twin).tolist():
                 self.locate(number)
 
     @classmethod
     def of(cls, original: FileSource, numbers: Array | None) -> PrivateSource:
         """Return a private copy of another source, of which these payloads will be used."""
-        used = original.table.rows if numbers is None else original.table.rows[numbers]
-        check_apart(twins_nbytes(used, len(original.buffer)), len(original.buffer), original.path)
+        cls.check_twins(original, numbers)
         original.fetch(None if numbers is None else numbers.tolist())
         memory = original.private_memory()
         return cls(memory, memory.octets, original.table, original.offset, original)
+
+    @staticmethod
+    def check_twins(source: FileSource, numbers: Array | None) -> None:
+        """Raise LimitError if twins would take out of all proportion to payloads used and their entries in the index.
+
+        The rest may be holes of a file, or a size that a server claims and never sends.
+        """
+        used = source.table.rows if numbers is None else source.table.rows[numbers]
+        stored = source.stored_nbytes(numbers) + source.table.rows.nbytes
+        check_apart(twins_nbytes(used, len(source.buffer)), min(stored, len(source.buffer)), source.path)
 
     def locate(self, number: int) -> tuple[memoryview, int]:
         """Return memory in which a payload lies, and its offset there; a twin's is made on first use."""

@@ -103,7 +103,7 @@ class Shards:
         def open_private(name: str) -> Archive:
             nonlocal apart, stored
             shard = self[self.names.index(name)]
-            nbytes = shard.source.opened_nbytes()
+            nbytes = shard.stored_nbytes()
             apart, stored = apart + twins_nbytes(shard.index.payloads, nbytes), stored + nbytes
             check_apart(apart, stored, self.catalogue.path)
             return shard.private()

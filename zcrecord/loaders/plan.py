@@ -116,12 +116,12 @@ def plan_files(
         sources, names_here = PayloadSources(part, views), part.names()
         boxes = [(i, name, None if chosen is None else chosen(name)) for i, name in enumerate(names_here)]
         refs, found = _targets(part, sources, boxes, names_here, Regions(part, raw, pools))
-        places = {
-            part.place(ref.payload) for ref in refs if ref.payload >= 0
-        }  # a server may claim any size of the rest
-        stored = part.source.opened_nbytes()
+        numbers = {ref.payload for ref in refs if ref.payload >= 0}  # a server may claim any size of the rest
         if part.mode == "r":
-            stored = min(stored, part.header.index_size + sum(nbytes for *_, nbytes in places))
+            used = sum(nbytes for *_, nbytes in {part.place(number) for number in numbers})
+        else:  # each is memory of its own
+            used = sum(map(part.source.nbytes, numbers))
+        stored = min(part.source.opened_nbytes(), part.header.index_size + used)
         check_apart(sum(ref.nbytes for ref in refs), stored, part.path)
         ahead = sources.announce(limit)
         targets = {name: found[name] for name in names_here}

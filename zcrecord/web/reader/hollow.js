@@ -6,7 +6,7 @@
  */
 
 import { FillError, UnsupportedError, checkCancelled, need, printable, range } from "./format.js";
-import { checkApart } from "./payloads.js";
+import { checkApart, payloadRanges } from "./payloads.js";
 import { Record, Tensor } from "./record.js";
 import { Writer, scatter, sinkTarget } from "./writer.js";
 
@@ -16,13 +16,14 @@ const PIECE = 1 << 20; // bytes of a record's tensor that are passed on at a tim
 export async function hollow(record, { sink = null, signal } = {}) {
   need(sink === null || typeof sink === "function", "sink is a function of a name and a TensorInfo", UnsupportedError);
   const rooms = new Map();
-  checkApart(record, range(record._ix.payloads.n, (number) => record._nbytes(number)).reduce((a, b) => a + b, 0));
+  const ranges = payloadRanges(record);
+  checkApart(record, ranges.reduce((sum, { start, end, numbers }) => sum + (end - start) * numbers.length, 0), ranges);
   const weights = new Set(record.names.map((name) => record.info(name).payload));
   for (let number = 0; sink === null && number < record._ix.payloads.n; number++) {
     if (!weights.has(number)) rooms.set(number, await record._payload(number, 0, record._nbytes(number), signal));
   }
   const made = new HollowRecord(record, sink, rooms);
-  if (sink) checkApart(record, made.nbytes);
+  if (sink) checkApart(record, made.nbytes, ranges);
   return made;
 }
 

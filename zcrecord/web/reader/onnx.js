@@ -5,7 +5,7 @@
  */
 
 import { FormatError, KINDS, UnsupportedError, need } from "./format.js";
-import { checkApart } from "./payloads.js";
+import { checkApart, payloadRanges } from "./payloads.js";
 import { parseSkeleton, rawData, reference, stringData } from "./skeleton.js";
 import { Weights } from "./weights.js";
 
@@ -32,7 +32,8 @@ export async function toOnnx(record, { signal, verify = false, module = "" } = {
   const octets = await skeleton.read({ signal });
   const model = inSkeleton(() => parseSkeleton(octets, record.names));
   const tensors = model.found.map((t) => [t, checked(record, t, prefix + t.full)]);
-  checkApart(record, tensors.reduce((sum, [, { nbytes }]) => sum + nbytes, 0));
+  const used = tensors.filter(([, { payload }]) => payload !== null).map(([, { payload }]) => payload);
+  checkApart(record, tensors.reduce((sum, [, { nbytes }]) => sum + nbytes, 0), payloadRanges(record, used));
   for (const [t, info] of tensors) t.outside = isOutside(t, info);
   const few = smallOnes(tensors);
   const rest = tensors.filter(([t, { payload }]) => t.outside && !few.has(payload)).map(([, { payload }]) => payload);

@@ -6,11 +6,13 @@ import { LimitError, UnsupportedError, checkCancelled, need } from "./format.js"
 
 export const NEAR = 1 << 16; // bytes between payloads that are fetched to save a request
 const GROUP = 1 << 26; // bytes of small payloads in one request, at most
-const [APART, APART_FREE] = [64, 2 ** 30]; // times what an archive has, and bytes, that tensors may take apart
+const [APART, APART_FREE] = [64, 2 ** 30]; // times what is stored, and bytes, that tensors may take apart
 
-/** Throws LimitError if tensors that share their bytes would take, each by itself, far more than the archive has. */
-export function checkApart({ layout: { archiveSize } }, nbytes) {
-  need(nbytes <= APART * archiveSize + APART_FREE, () => `tensors that share their bytes would take ${nbytes} bytes, \
+/** Throws LimitError if tensors that share their bytes would take, each by itself, far more than the index and the
+ *  ranges of their payloads. The rest may be a size that a server claims and never sends. */
+export function checkApart({ _header: { indexSize } }, nbytes, ranges) {
+  const stored = ranges.reduce((sum, { start, end }) => sum + end - start, indexSize);
+  need(nbytes <= APART * stored + APART_FREE, () => `tensors that share their bytes would take ${nbytes} bytes, \
 each by itself; load those that you need, or save them as a record of their own`, LimitError);
 }
 

@@ -30,7 +30,7 @@ export async function uploadTo(record, device, names = record.names, options = {
   need(typeof names !== "string", "uploadTo takes a list of names, not one name", UnsupportedError);
   const infos = [...names].map((name) => record.info(name));
   const ranges = payloadRanges(record, infos.filter((info) => info.payload !== null).map((info) => info.payload));
-  checkApart(record, ranges.reduce((sum, { start, end, numbers }) => sum + (end - start) * numbers.length, 0));
+  checkApart(record, ranges.reduce((sum, { start, end, numbers }) => sum + (end - start) * numbers.length, 0), ranges);
   const upload = new Upload(record, device, usage | COPY_DST);
   try {
     await upload.create(ranges);

@@ -188,6 +188,15 @@ test("payloads that share their bytes get no buffers out of proportion to the ar
   equal((await record.uploadTo(device, record.names.slice(0, 20))).size, 20);
 });
 
+test("payloads that are not uploaded make no room for others that share their bytes", async ({ base }) => {
+  const record = await open(`${base}/twins_and_more.zcr`);
+  const device = new FakeDevice({ keep: false });
+  const names = record.names.filter((name) => name !== "last");
+  const what = /more\.zcr: tensors that share their bytes would take 1258291200 bytes, each by itself; load those/;
+  await rejects(() => record.uploadTo(device, names), "LimitError", what);
+  equal([names.length, device.buffers.length], [1200, 0]);
+});
+
 test("requests at a time are a number", async ({ base }) => {
   const record = await open(`${base}/things.zcr`);
   for (const maxInFlight of [NaN, 0, -1, "many", null]) {
