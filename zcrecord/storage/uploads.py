@@ -186,7 +186,7 @@ class _UploadSink:
 
     def __init__(self, upload: _Upload, shown: str) -> None:
         self.position = 0
-        self._upload, self._shown = upload, shown
+        self._upload, self._shown, self._process = upload, shown, os.getpid()
         self._total = 0
         self._number = 1
         self._part = bytearray()
@@ -212,6 +212,7 @@ class _UploadSink:
         if self._number == _MOST_PARTS:
             what = f"takes more than {_MOST_PARTS} parts of an upload; write to a file, and upload that"
             raise SourceError(what, path=self._shown)
+        self._check_process()
         part, self._part = self._part, bytearray()
         with store_refusals(self._shown, "cannot write, and what was there is untouched"):
             self._upload.put(part)
@@ -220,11 +221,20 @@ class _UploadSink:
 
     def commit(self) -> None:
         """Send the rest, and publish the whole."""
+        self._check_process()
         with store_refusals(self._shown, "cannot write"):
             self._upload.commit(self._part)
 
+    def _check_process(self) -> None:
+        """Raise SourceError in a child that was forked meanwhile, as `FileSink` does."""
+        if os.getpid() != self._process:
+            what = "is being written by the process that forked this one, which alone may finish it"
+            raise SourceError(f"{what}; leave the block there, and end this process by os._exit", path=self._shown)
+
     def discard(self, reason: BaseException) -> None:
-        """Remove what was sent; if that fails, too, the reason gets a note."""
+        """Remove what was sent, but not in a child that was forked; if that fails, the reason gets a note."""
+        if os.getpid() != self._process:
+            return
         try:
             self._upload.discard()
         except Exception as error:
