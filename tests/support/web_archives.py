@@ -270,6 +270,8 @@ def everything_served(folder: Path) -> Iterator[Server]:
     write_twins(folder / "twins.zcr", 1200, 1 << 20)
     write_twins(folder / "twins_and_more.zcr", 1200, 1 << 20, filler=32 << 20)
     write_model(folder / "model.zcr")
+    models = {f"m{i}\x1b[31m\u202e": {"onnx.graph": b"x"} for i in range(1000)}
+    zcrecord.save_record(models, folder / "models.zcr")
     misbehaving = Misbehaving()
     with serving(folder) as server:
         server.misbehave = misbehaving

@@ -10,8 +10,10 @@ export function range(count, make) {
   return out;
 }
 
-export const printable = (text) => (text.length > 200 ? `${text.slice(0, 100)}…${text.slice(-100)}` : text)
+export const shortened = (text) => (text.length > 200 ? `${text.slice(0, 100)}…${text.slice(-100)}` : text);
+const escaped = (text) => text
   .replace(/(?! )[\p{C}\p{Z}]/gu, (c) => `\\u{${c.codePointAt(0).toString(16)}}`);
+export const printable = (text) => escaped(shortened(text));
 
 export class RecordError extends Error {
   static name = "RecordError";
@@ -25,7 +27,7 @@ export class RecordError extends Error {
   located(where) {
     for (const key of ["path", "tensor", "offset"]) this[key] ??= where[key] ?? null;
     const { path, tensor, what } = this;
-    const parts = [path && printable(path), tensor !== null && `tensor '${printable(tensor)}'`, what];
+    const parts = [path && printable(path), tensor !== null && `tensor '${printable(tensor)}'`, escaped(what)];
     this.message = parts.filter(Boolean).join(": ");
     return this;
   }

@@ -4,7 +4,7 @@
  * by ranges when they are asked for. skeleton.js has the ModelProto.
  */
 
-import { FormatError, KINDS, UnsupportedError, need } from "./format.js";
+import { FormatError, KINDS, UnsupportedError, need, shortened } from "./format.js";
 import { checkApart, payloadRanges } from "./payloads.js";
 import { parseSkeleton, rawData, reference, stringData } from "./skeleton.js";
 import { Weights } from "./weights.js";
@@ -25,7 +25,7 @@ export async function toOnnx(record, { signal, verify = false, module = "" } = {
   const prefix = module && `${module}.`;
   const skeleton = attributes.get(prefix + GRAPH);
   const others = [...attributes.keys()].filter((name) => name.endsWith(`.${GRAPH}`));
-  const modules = others.map((name) => name.slice(0, -GRAPH.length - 1)).join(", ");
+  const modules = shortened(others.map((name) => name.slice(0, -GRAPH.length - 1)).join(", "));
   const named = modules && `its models are in modules: ${modules}; name one, as the option module`;
   const none = `no attribute '${GRAPH}': the archive holds tensors but no ONNX model; make one with onnx2zc`;
   need(typeof skeleton?.read === "function", named || none, UnsupportedError);

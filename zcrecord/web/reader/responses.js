@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: 0BSD
 /** Responses that are not the requested range: busy servers, whole files, errors; loaded when there is one. */
 
-import { FormatError, SourceError, SourceNotFoundError, checkCancelled, need } from "./format.js";
+import { FormatError, SourceError, SourceNotFoundError, checkCancelled, need, shortened } from "./format.js";
 
 const BUSY = [429, 502, 503, 504]; // statuses that another try may change
 const WAITS = [250, 1000]; // milliseconds before each further try, or what the server asks for
@@ -42,9 +42,10 @@ export async function unexpected(source, response, { at, end, lo, last, size, ta
     await pause(Math.min(1000 * header("retry-after") || WAITS[tries], LONGEST), signal);
     return source.request(at, end, signal, tries + 1);
   }
-  check(status === 200 || status === 206, `the server answered ${status} ${response.statusText}`.trim());
+  check(status === 200 || status === 206, `the server answered ${status} ${shortened(response.statusText)}`.trim());
   const encoding = header("content-encoding") ?? "identity";
-  check(encoding === "identity", `the server sent it encoded as ${encoding}; have it serve .zcr files as they are`);
+  check(encoding === "identity",
+    `the server sent it encoded as ${shortened(encoding)}; have it serve .zcr files as they are`);
   if (status === 200 && opening) {
     const length = header("content-length");
     check(source.allowWhole || (length !== null && Number(length) <= end), "the server does not answer requests for \

@@ -19,6 +19,12 @@ async function largeOf(source, { fetch, ...options } = {}) {
   return { ...made, made, blob: made.externalData.find(({ path }) => path === "large").data };
 }
 
+test("names of an archive's models are escaped in errors, and few of them shown", async ({ base }) => {
+  const record = await open(`${base}/models.zcr`);
+  const shown = /its models are in modules: m0\\u\{1b\}\[31m\\u\{202e\}, m1.{80,400}; name one, as the option module$/;
+  await rejects(() => record.toOnnx(), "UnsupportedError", shown);
+});
+
 test("large weights are fetched when they are read, and each in one request", async ({ base }) => {
   const told = counting();
   const { model, blob } = await largeOf(`${base}/model.zcr`, { fetch: told.fetch });

@@ -302,6 +302,15 @@ test("an answer that cannot be let go of is not waited for", async ({ base }) =>
   await rejects(() => open(`${base}/front.zcr`, { fetch: bodied(held) }), "SourceError", /are missing/);
 });
 
+test("errors show what a server says escaped and shortened", async ({ base }) => {
+  const said = (status, statusText, headers = {}) => async () => new Response("", { status, statusText, headers });
+  const open500 = (text) => open(`${base}/front.zcr`, { fetch: said(500, text) });
+  await rejects(() => open500("a\u009b31mb"), "SourceError", /answered 500 a\\u\{9b\}31mb$/);
+  await rejects(() => open500("x".repeat(5000)), "SourceError", /answered 500 x{100}…x{100}$/);
+  const coded = said(206, "", { "Content-Encoding": `x\u009by${"z".repeat(5000)}` });
+  await rejects(() => open(`${base}/front.zcr`, { fetch: coded }), "SourceError", /as x\\u\{9b\}yz+…z{100}; have it/);
+});
+
 test("a load from a Blob is cancelled, too", async ({ base }) => {
   const record = await open(await (await fetch(`${base}/front.zcr`)).blob());
   const stop = new AbortController();
