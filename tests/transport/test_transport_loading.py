@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 import records as r
@@ -236,6 +237,21 @@ def test_only_frames_that_are_needed_are_decompressed(names: tuple[str, ...], mo
         assert got.attributes == want.attributes
         with pytest.raises(FormatError, match=r"frame \[0x[0-9a-f]+, 0x[0-9a-f]+\): "):
             zcrecord.load_record(source)
+
+
+def test_a_damaged_frame_between_those_of_a_part_is_not_looked_at_behind_a_url() -> None:
+    archive = r.saved({name: weights(4000, seed) for seed, name in enumerate("axb")})
+    between = zcrecord.load_record(archive).info("x").offset
+    data = bytearray(tabled([archive[:between], archive[between : between + 4000], archive[between + 4000 :]]))
+    frame = frames_of(data)[1]
+    data[frame.offset : frame.offset + frame.nbytes] = bytes(frame.nbytes)
+    fsspec.filesystem("memory").pipe_file("/needed/m.zcr.zst", bytes(data))
+    ways: list[tuple[Any, Any]] = [(bytes(data), {}), ("memory://needed/m.zcr.zst", {"cache": False})]
+    for source, options in ways:
+        got = zcrecord.load_record(source, names=("a", "b"), **options)
+        assert_same(got, zcrecord.load_record(archive).select(("a", "b")))
+    with pytest.raises(FormatError, match=r"frame \[0x[0-9a-f]+, 0x[0-9a-f]+\): "):
+        zcrecord.load_record("memory://needed/m.zcr.zst", cache=False)["x"]
 
 
 @pytest.mark.exhaustive(keep=2)
