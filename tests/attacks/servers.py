@@ -219,6 +219,8 @@ def attack(
 
 
 WHOLE = ("200 OK", 'ETag: "1"')
+CHUNKS = (*PART, "Transfer-Encoding: chunked")
+IN_CHUNKS = r"sends it in chunks \(Transfer-Encoding\)"
 CHUNKED = (*WHOLE, "Transfer-Encoding: chunked")
 UNREADABLE = "tried 5 times: HTTP status 400"
 TWICE = "headers {} that say different things; download|HTTP status 400"  # as releases of aiohttp have it themselves
@@ -258,8 +260,11 @@ ATTACKS: tuple[Attack, ...] = (
     attack("a range of a file that has no size", "W4", reply("206 Part", "Content-Range: bytes 0-9/*"),
            "answered the range"),
     attack("a range without an end", "W5", reply(*PART), MORE, more=ZEROS),
-    attack("a range in chunks without an end", "W5", reply(*PART, "Transfer-Encoding: chunked"), MORE,
+    attack("a range in chunks without an end", "W13", reply(*CHUNKS), IN_CHUNKS,
            more=b"1000\r\n" + bytes(4096) + b"\r\n"),
+    attack("a chunk's extension without an end", "W13", reply(*CHUNKS, body=b"5;"), IN_CHUNKS, more=b"a" * (1 << 16)),
+    attack("a chunk's length without an end", "W13", reply(*CHUNKS), IN_CHUNKS, more=b"0" * (1 << 16)),
+    attack("empty lines for ever", "W8", b"\r\n", TOO_LATE, more=b"\r\n" * 1000),
     attack("a range cut short", "W6", reply(*PART, "Content-Length: @LENGTH@", body=b"x"), "tried 5 times",
            peer=True),
     attack("another version", "W7", reply("206 Part", "Content-Range: @RANGE@", 'ETag: "2"'),

@@ -297,10 +297,14 @@ class HttpFile(RemoteFile):
         await self._pour(answer, part)
 
     async def _pour(self, answer: Any, part: _Transfer) -> None:
-        """Write a body to its place as it comes; of one that is too long, one chunk is read and refused.
+        """Write a body to its place as it comes; of one that is too long, one piece is read and refused.
 
-        Content-Length is not relied on: with Transfer-Encoding a body may go on for ever.
+        In chunks it is not read: their lengths and extensions go on for as long as the server likes, and count as none
+        of its bytes.
         """
+        if "Transfer-Encoding" in answer.headers:
+            what = "the server sends it in chunks (Transfer-Encoding), and a range's length is known"
+            raise SourceError(f"{what}; {_DOWNLOAD}", path=self.shown)
         async for chunk in answer.content.iter_any():
             if len(chunk) > part.left:
                 what = f"the server sent more than the {len(part.target)} bytes that were asked for"
