@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import records as r
-from web_archives import write_twins
+from costly_archives import write_twins
 
 import zcrecord
 from zcrecord import formats, onnx, transport

@@ -243,7 +243,7 @@ def test_a_damaged_frame_between_those_of_a_part_is_not_looked_at_behind_a_url()
     archive = r.saved({name: weights(4000, seed) for seed, name in enumerate("axb")})
     between = zcrecord.load_record(archive).info("x").offset
     data = bytearray(tabled([archive[:between], archive[between : between + 4000], archive[between + 4000 :]]))
-    frame = frames_of(data)[1]
+    frame = frames_of(bytes(data))[1]
     data[frame.offset : frame.offset + frame.nbytes] = bytes(frame.nbytes)
     fsspec.filesystem("memory").pipe_file("/needed/m.zcr.zst", bytes(data))
     ways: list[tuple[Any, Any]] = [(bytes(data), {}), ("memory://needed/m.zcr.zst", {"cache": False})]
