@@ -296,6 +296,15 @@ def test_failure_on_the_way_leaves_every_file_as_it_was(tmp_path: Path) -> None:
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 
+def test_a_directory_under_one_of_the_names_leaves_every_file_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "a.h").write_bytes(b"int precious;\n")
+    (tmp_path / "b.h").mkdir()
+    with pytest.raises(zcrecord.SourceError, match=r"b\.h: is a directory; name a file in it"):
+        write({"a.h": text(b"two"), "b.h": text(b"two"), "c.h": text(b"two")}, tmp_path, force=True)
+    assert (tmp_path / "a.h").read_bytes() == b"int precious;\n"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.h", "b.h"]
+
+
 FULL = """
 import resource, signal, sys
 from zcrecord import SourceError

@@ -318,13 +318,25 @@ def test_an_archive_that_was_replaced_as_soon_as_it_was_tuned_is_told_as_that(
 
 
 @pytest.mark.skipif(not os.path.isdir("/dev/fd"), reason="platform: /dev/fd")
-def test_a_descriptor_of_a_removed_file_is_no_destination(path: Path) -> None:
+@pytest.mark.parametrize("strangers", [False, True])
+@pytest.mark.parametrize("save", ["one", "shards", "tune"])
+def test_a_descriptor_of_a_removed_file_is_no_destination(save: str, strangers: bool, path: Path) -> None:
     """Its path has " (deleted)" behind it, and a file of that name is not meant."""
+    old, other = path.with_name("old.zcr"), path.with_name(f"{path.name} (deleted)")
+    model(old)
     with path.open("w+b") as file:
         path.unlink()
+        if strangers:
+            other.write_bytes(b"stranger's")
+        dest = f"/dev/fd/{file.fileno()}"
         with pytest.raises(SourceError, match="is an open file that was removed; name a path, or pass the file object"):
-            archive(Path(f"/dev/fd/{file.fileno()}"))
-    assert os.listdir(path.parent) == []
+            if save == "tune":
+                onnx.tune(old, dest, force=True)
+            else:
+                arrays = {"a": np.arange(3), "b": np.arange(4)}
+                zcrecord.save_record(arrays, dest, max_shard_size=8 if save == "shards" else None)
+    assert sorted(path.parent.iterdir()) == [*[other] * strangers, old]
+    assert not strangers or other.read_bytes() == b"stranger's"
 
 
 def test_a_file_that_is_to_be_new_replaces_none(path: Path) -> None:
@@ -588,11 +600,17 @@ def test_a_folder_whose_lock_cannot_be_asked_for_now_is_an_error(
 FORKS = """
 import os, sys
 import numpy as np, zcrecord
-with zcrecord.RecordWriter(sys.argv[1]) as out:
+from zcrecord.storage.files import scratch_folder
+with scratch_folder(sys.argv[1]) as folder, zcrecord.RecordWriter(sys.argv[1]) as out:
     out.add("w", np.arange(3))
-    if not (child := os.fork()):
-        sys.exit()
-    os.waitpid(child, 0)
+    for leaves in True, False:  # the blocks, by an exception; or the interpreter alone, which then ends
+        if not (child := os.fork()):
+            if leaves:
+                sys.exit()
+            __import__("atexit")._run_exitfuncs()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert os.path.isdir(folder)
 """
 
 

@@ -39,8 +39,8 @@ from zcrecord.storage.files import (
     is_url,
     open_sink,
     path_of,
-    real_path,
     scratch_folder,
+    target_of,
 )
 from zcrecord.storage.folders import MODEL, archive_in, copy_file
 from zcrecord.storage.new_files import FileSink
@@ -251,6 +251,7 @@ def _opened(archive: Any, dest: Any, force: bool, durable: bool) -> Iterator[_Wo
     new = check_destination(path, dest if dest is None else out, force)
     if dest is not None and os.path.exists(out) and not os.path.isfile(out):
         raise UnsupportedError("a tuned archive is a regular file in a folder; name one", path=out)
+    target, _ = target_of(out)
     with load_record(path) as record:
         opened = record.archive
         takes_one_file(opened, "tuning")
@@ -263,7 +264,7 @@ def _opened(archive: Any, dest: Any, force: bool, durable: bool) -> Iterator[_Wo
             base = opened if part is None else tuned.untuned(opened, part)
         except FormatError as error:
             raise error.located(path=path) from None
-        yield _Work(path, real_path(out), record, part, base, durable, new, [])
+        yield _Work(path, target, record, part, base, durable, new, [])
 
 
 class _Work(NamedTuple):

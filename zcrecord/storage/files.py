@@ -43,6 +43,7 @@ __all__ = [
     "refusals",
     "scratch_file",
     "scratch_folder",
+    "target_of",
     "version_of",
 ]
 
@@ -329,15 +330,13 @@ def open_sink(
     given = path_of(dest)
     if isinstance(dest, Place):
         replaces = dest.replaces
-    path, mode = _real_path_and_mode(given)
+    path, mode = target_of(given)
     if mode is not None and not stat.S_ISREG(mode):
         with refusals(given):
             file = open(given, "wb", buffering=0)  # noqa: SIM115  # an exception of the block is no refusal
         with file:
             yield ObjectSink(file)
         return
-    if mode is not None and not os.path.exists(path):
-        raise SourceError("is an open file that was removed; name a path, or pass the file object", path=given)
     with FileGroup(path, durable=durable) as group:
         yield group.add()
         [scratch] = group.finish(like)
@@ -357,30 +356,35 @@ def place_beside_shards(dest: Any) -> str:
     Raises:
         SourceError: something else is there, or the system does not tell. UnsupportedError: it is no path.
     """
-    path, mode = _real_path_and_mode(path_of(dest))
+    path, mode = target_of(path_of(dest))
     if mode is not None and not (stat.S_ISREG(mode) and os.path.exists(path)):
         raise SourceError("is no regular file; name one, beside which the shards are to lie", path=path)
     return path
 
 
-def _real_path_and_mode(given: str) -> tuple[str, int | None]:
+def target_of(given: str) -> tuple[str, int | None]:
     """Return the real path of a destination, and the type and mode of what is there.
 
     Raises:
-        SourceError: it is a directory, or the system does not tell.
+        SourceError: it is a directory; or /dev/fd/3, of a file that was removed, whose path has " (deleted)" behind it,
+            and a file of that name is another; or the system does not tell.
     """
-    path = real_path(given)
-    with refusals(path):
-        mode = _mode_of(given)  # and not of `path`: that of /dev/fd/3 may be no path at all
+    with refusals(given):
+        before, path = _status_of(given), real_path(given)
+        there, after = _status_of(path), _status_of(given)  # `after` is another if a saver came in between
+    mode = before and before.st_mode
     if not os.path.basename(given) or (mode is not None and stat.S_ISDIR(mode)):
         raise SourceError("is a directory; name a file in it", path=path, errno=errno.EISDIR)
+    if before is not None and stat.S_ISREG(before.st_mode) and after is not None and os.path.samestat(before, after):
+        if there is None or not os.path.samestat(before, there):
+            raise SourceError("is an open file that was removed; name a path, or pass the file object", path=given)
     return path, mode
 
 
-def _mode_of(path: str) -> int | None:
-    """Return a file's type and mode, None if it is not there; any other failure is an error."""
+def _status_of(path: str) -> os.stat_result | None:
+    """Return a file's status, None if it is not there; any other failure is an error."""
     try:
-        return os.stat(path).st_mode
+        return os.stat(path)
     except FileNotFoundError:
         return None
 
@@ -392,11 +396,17 @@ def scratch_folder(beside: str) -> Iterator[str]:
     Raises:
         SourceError: it cannot be made.
     """
-    import tempfile  # here, because few files are written twice
+    import shutil  # here, because few files are written twice
+    import tempfile
 
     with contextlib.ExitStack() as stack:
         with refusals(beside):
             where = None if is_url(beside) else os.path.dirname(real_path(beside))
-            found = tempfile.TemporaryDirectory(dir=where, prefix=".zcrecord-")
-            folder = stack.enter_context(found)
+            process, folder = os.getpid(), tempfile.mkdtemp(dir=where, prefix=".zcrecord-")
+
+            def remove() -> None:
+                if os.getpid() == process:  # a child that ends leaves it alone, as TemporaryDirectory would not
+                    shutil.rmtree(folder, ignore_errors=True)
+
+            stack.callback(remove)
         yield folder

@@ -369,7 +369,9 @@ def _synced(folders: Iterable[str], path: str) -> bool:
 
 
 def _check_replaced(file: Placement) -> None:
-    """Raise unless a file's place has the version that it may replace."""
+    """Raise unless a file's place has the version that it may replace, and is no directory."""
+    if os.path.isdir(file.path) and not os.path.islink(file.path):  # before the first is moved: none is put back
+        raise SourceError("is a directory; name a file in it", path=file.path, errno=errno.EISDIR)
     if file.replaces is None or version_of(file.path) == file.replaces:
         return
     if not file.replaces:
