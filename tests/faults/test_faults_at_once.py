@@ -6,6 +6,7 @@ its place. `python -m tools.faults` has them come at any.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import stat
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 import records as r
@@ -23,6 +25,7 @@ import zcrecord
 from zcrecord import embed, formats, integrity, onnx, transport
 from zcrecord.embed import write_files
 from zcrecord.errors import DestinationExistsError, SourceError
+from zcrecord.report import report
 from zcrecord.storage import scratch
 from zcrecord.storage.files import open_sink
 
@@ -282,6 +285,43 @@ def test_what_came_to_a_free_place_meanwhile_is_replaced_only_by_force(
         make(path)
     assert another.done
     assert path.read_bytes() == another.octets
+
+
+def report_to(url: str, **options: Any) -> None:
+    report("m.zcr", url, digest=True, **options)
+
+
+URLS: dict[str, Callable[..., Any]] = {
+    "convert": lambda url, **options: formats.convert("m.zcr", url, **options),
+    "pack": lambda url, **options: transport.pack("m.zcr", url, **options),
+    "unpack": lambda url, **options: transport.unpack("m.zst", url, **options),
+    "onnx.convert": lambda url, **options: onnx.convert(DIGITS, url, **options),
+    "to_onnx": lambda url, **options: onnx.to_onnx("m.zcr", url, **options),
+    "tune": lambda url, **options: onnx.tune("m.zcr", url, threads=1, **options),
+    "report": report_to,
+}
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("save", URLS)
+def test_what_came_to_a_free_url_meanwhile_is_replaced_only_by_force(
+    save: str, force: bool, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(path.parent)
+    model(path)
+    transport.pack("m.zcr", "m.zst", durable=False)
+    store, at = fsspec.filesystem("memory"), "/at_once/m.zcr"
+
+    def another(*_: Any) -> None:
+        if not store.exists(at):
+            store.pipe_file(at, b"another's")
+
+    try:
+        with contextlib.nullcontext() if force else pytest.raises(SourceError, match="was written by another"):
+            URLS[save](f"memory:/{at}", force=force, progress=another)
+        assert (store.cat_file(at) == b"another's") != force
+    finally:
+        store.rm_file(at)
 
 
 def test_a_linked_model_that_was_edited_while_its_archive_was_tuned_stays(

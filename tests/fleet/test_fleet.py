@@ -209,6 +209,15 @@ def test_file_of_somebody_else_under_the_name_of_a_refusal_is_not_removed(folder
     assert note.read_text(encoding="utf-8") == '{"reason": "ours"}'
 
 
+def test_file_of_somebody_else_under_the_name_of_a_refusal_is_not_replaced(folder: Path) -> None:
+    truncate(Path("models/0/00000.onnx"))
+    Path("out/0").mkdir(parents=True)
+    note = Path("out/0/00000.zcr.refused")
+    note.write_text("ours", encoding="utf-8")
+    assert [outcome.state for outcome in fleet()] == ["refused", "converted"]
+    assert note.read_text(encoding="utf-8") == "ours"
+
+
 def mended() -> None:
     write_models(Path("models"), 1, 1)
 
@@ -292,6 +301,26 @@ def test_archive_that_no_fleet_wrote_is_refused_by_name(folder: Path) -> None:
         assert Path(job.dest).read_bytes() == before
     assert converted(force=True) == ["converted"] * 2
     assert converted() == ["kept"] * 2
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_archive_that_somebody_else_makes_meanwhile_stays(
+    there: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [job, _] = plan("models", "out", durable=False, alignment=128)
+    if there:
+        fleet()
+    real = formats.convert
+
+    def late(*arguments: Any, **options: Any) -> Any:
+        Path(job.dest).write_bytes(b"somebody's")
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(formats, "convert", late)
+    with pytest.raises(SourceError, match="meanwhile, and"):
+        convert_one(job)
+    assert Path(job.dest).read_bytes() == b"somebody's"
+    assert convert_one(job).state == "refused"
 
 
 # -- raised ----------------------------------------------------------------------------------------------------------

@@ -21,11 +21,11 @@ from zcrecord.errors import (
     SourceNotFoundError,
     UnsupportedError,
 )
-from zcrecord.storage.files import is_url, refusals
+from zcrecord.storage.files import Identity, is_url, place_for, refusals
 
 from .jobs import Job
 from .sources import GONE, Model, shown
-from .stamps import forget_refusal, is_current, keep_refusal, metadata_of, refusal_at, stamp_at, stamp_of
+from .stamps import forget_refusal, is_current, keep_refusal, metadata_of, refusal_at, stamp_at, stamp_of, version_at
 
 State = Literal["converted", "kept", "refused"]
 
@@ -84,6 +84,7 @@ class _JobRun:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._model = Model(job.source, job.source_format, job.storage_options)
+        self._replaces: Identity | str | None = None  # the version of the destination as the run begins
 
     def run(self) -> tuple[State, str, int]:
         """Return state, error and bytes of the archive."""
@@ -91,6 +92,7 @@ class _JobRun:
         model.note([model.name])
         if model.versions[model.name] == GONE:
             raise SourceNotFoundError("no such file", path=shown(job.source))
+        self._replaces = None if job.force else version_at(job.dest, job.dest_storage_options)
         stamp = stamp_at(job)
         if stamp and not job.force and is_current(stamp, job, model):
             return "kept", "", 0
@@ -102,7 +104,11 @@ class _JobRun:
             return "refused", str(DestinationExistsError(what, path=shown(job.dest))), 0
         try:
             nbytes = self._convert()
-        except (SourceError, DependencyError):
+        except SourceError:
+            if not job.force and (made := stamp_at(job)) and is_current(made, job, model):
+                return "kept", "", 0  # another worker, which did the same job, came first
+            raise
+        except DependencyError:
             raise
         except RecordError as error:
             model.check_same()  # raises if the file changed, which may be the reason
@@ -141,7 +147,7 @@ class _JobRun:
 
         report = formats.convert(
             source,
-            job.dest,
+            place_for(job.dest, self._replaces, job.dest_storage_options),
             source_format=job.source_format,
             force=True,
             alignment=job.alignment,

@@ -18,7 +18,7 @@ from zcrecord.codec.conventions import SOURCE_NAME
 from zcrecord.codec.layout import VERSION
 from zcrecord.errors import FormatError, SourceNotFoundError, printable
 from zcrecord.record.load import load_record
-from zcrecord.storage.files import is_url, open_sink, read_start, refusals
+from zcrecord.storage.files import Identity, is_url, open_sink, read_start, refusals, version_of
 from zcrecord.storage.urls import leads_inside
 
 from .jobs import Job
@@ -88,6 +88,22 @@ def is_current(stamp: Stamp, job: Job, model: Model) -> bool:
     return None not in versions.values() and stamp_of(job, versions) == stamp
 
 
+def version_at(place: str, options: Mapping[str, Any]) -> Identity | str | None:
+    """Return the version of the file at a path or a URL, empty if there is none, None if the store has no versions.
+
+    Raises:
+        SourceError: the system or the server reports an error.
+    """
+    if is_url(place):
+        from zcrecord.storage import uploads  # here, because many fleets stay on disks
+
+        if (local := uploads.local_path(place, options)) is None:
+            return uploads.version_at(place, options)
+        place = local
+    with refusals(place):
+        return version_of(place)
+
+
 def refusal_at(job: Job) -> tuple[Stamp, str] | None:
     """Return the stamp and the error of a refused model, from its refusal; None if there is no refusal.
 
@@ -119,13 +135,17 @@ def _start(place: str, options: Mapping[str, Any]) -> bytes:
 
 
 def keep_refusal(job: Job, stamp: Stamp, error: str) -> None:
-    """Write the refusal of a model, for the next run.
+    """Write the refusal of a model, for the next run; a file there that is none stays.
 
     Raises:
         SourceError: the system or the server reports an error.
     """
     refusal = {"error": error[:_LONGEST], "stamp": stamp, "zcrecord": __version__}
-    with open_sink(job.dest + _REFUSED, durable=False, options=job.dest_storage_options) as sink:
+    place, options = job.dest + _REFUSED, job.dest_storage_options
+    version = version_at(place, options)
+    if version not in ((), "") and refusal_at(job) is None:
+        return
+    with open_sink(place, durable=False, options=options, replaces=version) as sink:
         sink.write(json.dumps(refusal, indent=1, sort_keys=True).encode() + b"\n")
 
 

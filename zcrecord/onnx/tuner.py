@@ -39,6 +39,7 @@ from zcrecord.storage.files import (
     is_url,
     open_sink,
     path_of,
+    place_for,
     scratch_folder,
     target_of,
 )
@@ -234,11 +235,11 @@ def _sent(
     arguments: dict[str, Any],
 ) -> TuneReport:
     started = time.perf_counter()
-    check_destination(path_of(archive), url, force, options)
+    place = place_for(url, check_destination(path_of(archive), url, force, options), options)
     with scratch_folder(url) as folder:
         path = os.path.join(folder, MODEL)
         report = work(archive, path, durable=False, **arguments)
-        copy_file(path, url, durable=True, options=options)
+        copy_file(path, place, durable=True, options=options)
     return replace(report, dest=url, seconds=time.perf_counter() - started)
 
 
@@ -276,7 +277,7 @@ class _Work(NamedTuple):
     part: TunedPart | None
     base: Archive
     durable: bool
-    replaces: Identity | None  # at another destination than the archive itself
+    replaces: Identity | str | None  # at another destination than the archive itself
     written: list[Identity]  # of the files that were written, the archive last
 
     @contextlib.contextmanager

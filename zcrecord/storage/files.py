@@ -232,37 +232,37 @@ def identity_of(file: int | str) -> Identity:
 
 
 class Place(os.PathLike[str]):
-    """A path to write to while it has one version: another saver may have come since `check_destination` looked.
+    """A path or a URL to write to while it has one version: another saver may come after `check_destination`.
 
     Attributes:
-        replaces: the version, as `version_of` tells it.
+        replaces: the version, as `version_of` tells it, of a URL `uploads.version_at`.
     """
 
-    def __init__(self, path: str, replaces: Identity) -> None:
+    def __init__(self, path: str, replaces: Identity | str) -> None:
         self._path, self.replaces = path, replaces
 
     def __fspath__(self) -> str:
         return self._path
 
 
-def place_for(dest: Any, replaces: Identity | None, options: Mapping[str, Any] | None = None) -> Any:
-    """Return a destination as a Place, if it is a path of which one version alone may be replaced."""
+def place_for(dest: Any, replaces: Identity | str | None, options: Mapping[str, Any] | None = None) -> Any:
+    """Return a destination as a Place, if one version of it alone may be replaced."""
     if replaces is None:
         return dest
     if is_url(dest):
         from . import uploads  # here, because few destinations are URLs
 
-        dest = uploads.local_path(dest, options)  # versions are of local files
+        dest = uploads.local_path(dest, options) or dest
     return Place(path_of(dest), replaces)
 
 
 def check_destination(
     source: str | None, dest: str | None, force: bool, options: Mapping[str, Any] | None = None
-) -> Identity | None:
+) -> Identity | str | None:
     """Raise unless `dest` may be written: it is not there, or is to be replaced, and is never the source.
 
-    Both may be URLs; `options` are those for fsspec to reach `dest`. Returns what `open_sink` may replace: of a path
-    where nothing is, nothing unless `force` is given, since another saver may come first.
+    Both may be URLs; `options` are those for fsspec to reach `dest`. Returns what `open_sink` may replace: where
+    nothing is, nothing unless `force` is given, since another saver may come first.
 
     Raises:
         DestinationExistsError: it is there and `force` is not given, or it is the source.
@@ -277,7 +277,7 @@ def check_destination(
             if source == dest:
                 raise DestinationExistsError("source and destination are the same URL; name another", path=dest)
             uploads.check_new(dest, options, force)
-            return None
+            return None if force else ""
         dest = local
     from pathlib import Path  # here, because a program that only loads is spared 3 ms
 
@@ -319,6 +319,8 @@ def open_sink(
         yield sink
         sink.flush()
         return
+    if isinstance(dest, Place):
+        dest, replaces = os.fspath(dest), dest.replaces
     if is_url(dest):
         from . import uploads  # here, because few destinations are URLs
 
@@ -328,8 +330,6 @@ def open_sink(
             return
         dest = local
     given = path_of(dest)
-    if isinstance(dest, Place):
-        replaces = dest.replaces
     path, mode = target_of(given)
     if mode is not None and not stat.S_ISREG(mode):
         with refusals(given):
@@ -375,9 +375,9 @@ def target_of(given: str) -> tuple[str, int | None]:
     mode = before and before.st_mode
     if not os.path.basename(given) or (mode is not None and stat.S_ISDIR(mode)):
         raise SourceError("is a directory; name a file in it", path=path, errno=errno.EISDIR)
-    if before is not None and stat.S_ISREG(before.st_mode) and after is not None and os.path.samestat(before, after):
-        if there is None or not os.path.samestat(before, there):
-            raise SourceError("is an open file that was removed; name a path, or pass the file object", path=given)
+    moved = before is None or after is None or not os.path.samestat(before, after)
+    if before and not moved and stat.S_ISREG(before.st_mode) and not (there and os.path.samestat(before, there)):
+        raise SourceError("is an open file that was removed; name a path, or pass the file object", path=given)
     return path, mode
 
 

@@ -167,7 +167,7 @@ def model_folder(source: str | None, dest: str, weights: str = MODEL, *, force: 
             sync_folder(dest if there else os.path.dirname(os.path.realpath(dest)))
 
 
-def copy_file(source: str, dest: str, *, durable: bool, options: Mapping[str, Any] | None = None) -> None:
+def copy_file(source: str, dest: Any, *, durable: bool, options: Mapping[str, Any] | None = None) -> None:
     """Copy a file to a path or a URL, whole or not at all.
 
     Raises:
