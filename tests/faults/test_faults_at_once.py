@@ -324,6 +324,35 @@ def test_what_came_to_a_free_url_meanwhile_is_replaced_only_by_force(
         store.rm_file(at)
 
 
+def test_an_edit_ends_where_it_began_though_the_working_folder_is_another(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive(path)
+    (path.parent / "other").mkdir()
+    other = path.parent / "other" / "new.zcr"
+    other.write_bytes(b"another's")
+    for dest in (None, "new.zcr"):
+        monkeypatch.chdir(path.parent)
+        with zcrecord.edit(path.name, dest, force=True) as edited:
+            edited["added"] = np.arange(2)
+            monkeypatch.chdir("other")
+        assert "added" in zcrecord.load_record(path.with_name(dest or path.name))
+    assert other.read_bytes() == b"another's"
+
+
+def test_companions_go_where_the_conversion_began_though_the_working_folder_is_another(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(path.parent)
+    for folder, text in {"from": "new", "to": "old", "other/to": "another's"}.items():
+        Path(folder).mkdir(parents=True)
+        Path(folder, "config.json").write_text(text, encoding="utf-8")
+    archive(Path("from/model.zcr"))
+    formats.convert("from", "to", force=True, progress=lambda *_: os.chdir(path.parent / "other"))
+    assert (path.parent / "to" / "config.json").read_text(encoding="utf-8") == "new"
+    assert (path.parent / "other" / "to" / "config.json").read_text(encoding="utf-8") == "another's"
+
+
 def test_a_linked_model_that_was_edited_while_its_archive_was_tuned_stays(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

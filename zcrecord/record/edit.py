@@ -27,7 +27,16 @@ from zcrecord.codec.entries import Entries, PayloadId, TensorLayout, change_valu
 from zcrecord.codec.index import PAYLOAD
 from zcrecord.codec.layout import NONE
 from zcrecord.errors import RecordError, SourceError, TensorNotFoundError, UnsupportedError
-from zcrecord.storage.files import Place, check_destination, identity_of, is_url, open_sink, open_source, path_of
+from zcrecord.storage.files import (
+    Place,
+    absolute_path,
+    check_destination,
+    identity_of,
+    is_url,
+    open_sink,
+    open_source,
+    path_of,
+)
 from zcrecord.writing import flatten
 from zcrecord.writing.edited import EditedArchive, StoredArchive, Written, plan_edited
 from zcrecord.writing.sharing import layout_of, plan_sharing
@@ -118,7 +127,7 @@ class RecordEditor(MutableMapping[str, Any]):
     """
 
     __slots__ = (
-        "_attributes", "_blobs", "_content", "_dest", "_first", "_force", "_how", "_now", "_numbers", "_put",
+        "_attributes", "_blobs", "_content", "_dest", "_first", "_force", "_how", "_now", "_numbers", "_out", "_put",
         "_record", "_refs", "_replaces", "_set", "_source", "_started", "_values", "_views", "metadata", "report",
     )  # fmt: skip
 
@@ -176,6 +185,8 @@ class RecordEditor(MutableMapping[str, Any]):
         """Take over an opened record."""
         self._started = time.perf_counter()
         self._record = record
+        out = self._source if self._dest is None else self._dest
+        self._out = out if is_url(out) else absolute_path(out)  # the working folder may be another at the end
         self._now: Archive = record.archive  # its index has all changes but those in `_put` and `_set`
         # Payloads are referred to by numbers: those of the stored archive, from `_first` on those of `_values`.
         self._first = len(record.archive.index.payloads)
@@ -422,7 +433,7 @@ class RecordEditor(MutableMapping[str, Any]):
         lapsed = self._leave_out_signatures()
         with self._planned(archive) as edited:
             same = edited.unchanged and self._dest is None
-            written = Written(record.archive_nbytes, 0) if same else self._write(edited, out)
+            written = Written(record.archive_nbytes, 0) if same else self._write(edited, self._out)
         self.report = EditReport(
             source=self._source,
             dest=out,

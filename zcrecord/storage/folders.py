@@ -17,7 +17,7 @@ from typing import Any
 
 from zcrecord.errors import SourceError, UnsupportedError, printable
 
-from .files import check_destination, is_url, open_sink, path_of, scratch_folder
+from .files import check_destination, is_url, open_sink, path_of, real_path, scratch_folder
 from .new_files import Placement, put_in_place, refusals
 from .scratch import SHARD_END, sync_folder
 
@@ -145,6 +145,7 @@ def model_folder(source: str | None, dest: str, weights: str = MODEL, *, force: 
         DestinationExistsError: the archive, or another file of this name, is there, and `force` was not given.
         SourceError: the file system reports an error.
     """
+    dest = real_path(dest)  # once: the working folder may be another at the end
     there = os.path.isdir(dest)
     found = {} if source is None else companions(source)
     names = [name for name in found if not (there and _same(found[name], os.path.join(dest, name)))]
@@ -159,12 +160,12 @@ def model_folder(source: str | None, dest: str, weights: str = MODEL, *, force: 
         yield os.path.join(dest if there else made, weights)
         with refusals(dest):
             if not there:
-                os.rename(made, os.path.abspath(dest))
+                os.rename(made, dest)
             for name in names if there else ():
                 moved = Placement(os.path.join(made, name), places[name], versions[name])
                 put_in_place([moved], durable=False)
         if durable and os.name == "posix":
-            sync_folder(dest if there else os.path.dirname(os.path.realpath(dest)))
+            sync_folder(dest if there else os.path.dirname(dest))
 
 
 def copy_file(source: str, dest: Any, *, durable: bool, options: Mapping[str, Any] | None = None) -> None:
