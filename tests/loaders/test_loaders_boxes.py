@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from split_catalogues import boxes_along, save_split
 
 import zcrecord
-from zcrecord.errors import FormatError, SourceError, UnsupportedError
+from zcrecord.errors import SourceError, UnsupportedError
 from zcrecord.loaders import load, load_into, plan_load, shard
 from zcrecord.loaders.boxes import ByteGrid, _boxes_of_range
 from zcrecord.loaders.torch import TorchLoader
@@ -309,16 +309,3 @@ def test_edits_of_a_split_tensor_are_in_its_boxes_and_parts(split: zcrecord.Reco
         assert loaded(own, how, "columns", slices={"columns": np.s_[2:, 2:]})["columns"][0, 0, 2] == 77, how
     zcrecord.save_record(own.select("columns"), tmp_path / "edited.zcr", durable=False)
     assert zcrecord.load_record(tmp_path / "edited.zcr")["columns"][2, 2, 2] == 77
-
-
-@pytest.mark.parametrize("how", LOADERS)
-def test_tied_tensors_of_another_shape_than_the_pieces_are_refused(how: str, tmp_path: Path) -> None:
-    base = np.arange(12 * 10, dtype=np.float32)
-    tree = {"a": base.reshape(12, 10), "b": base.reshape(10, 12)}
-    save_split(tmp_path / "m.zcr", tree, {"b": boxes_along(0, 3, (10, 12))})
-    record = zcrecord.load_record(tmp_path / "m.zcr")
-    assert np.array_equal(loaded(record, how, "b", slices={"b": np.s_[1:, 1:]})["b"], tree["b"][1:, 1:])
-    for names in ("a", ["b", "a"]):
-        for slices in (None, {"a": np.s_[1:, 1:]}):
-            with pytest.raises(FormatError, match="tensor 'a': its pieces in the shards do not tile it"):
-                loaded(record, how, names, slices=slices)
