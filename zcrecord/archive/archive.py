@@ -26,7 +26,7 @@ from zcrecord.tensors.packed import PackedTensor, StringTensor
 
 from .memory_source import source_in
 from .part_source import PartSource
-from .payload_source import Closed, FileSource, PayloadSource, PayloadTable, Place
+from .payload_source import Closed, FileSource, PayloadSource, PayloadTable, Piece, Place
 
 Embedded = Literal["prefix", "suffix"]
 Progress = Callable[[int, int], None]
@@ -328,6 +328,21 @@ class Archive:
             return self.source.boxes(row.payload, shape, row.bits)
         except FormatError as error:
             raise error.located(path=self.path, tensor=self.index.name(i)) from None
+
+    def boxed_pieces(self, i: int, chosen: Sequence[int] | None = None) -> list[Piece]:
+        """Return the pieces of a split tensor i, or some of them, each of its box's size; opens their files.
+
+        Raises:
+            FormatError: the boxes do not tile the tensor, or one has another size than its piece.
+        """
+        row, (_, extent) = self.row(i), self.boxes(i)
+        sizes = extent.tolist() if chosen is None else extent[list(chosen)].tolist()
+        pieces = self.source.pieces(row.payload, chosen)
+        for piece, size in zip(pieces, sizes, strict=True):
+            if piece.nbytes != prod(size) * (row.bits >> 3):
+                what = "a piece of it has another size than its box"
+                raise FormatError(what, path=piece.source.path, tensor=self.index.name(i))
+        return pieces
 
     def stored_nbytes(self) -> int:
         """Return the bytes of the index and of the payloads, each range once; of foreign bytes, those of the file.

@@ -173,10 +173,7 @@ class Checkpoint:
             self._verify(box)
         row = archive.row(box.tensor)
         if len(self.pieces(box.tensor)) > 1:
-            (piece,) = archive.source.pieces(row.payload, [box.piece])
-            if piece.nbytes != nbytes:
-                what, name = "a piece of it has another size than its box", archive.index.name(box.tensor)
-                raise FormatError(what, path=piece.source.path, tensor=name)
+            (piece,) = archive.boxed_pieces(box.tensor, [box.piece])
             octets, at = piece.source.locate(piece.number)
             return octets[at : at + nbytes]
         if row.strides != NONE:

@@ -135,7 +135,7 @@ def _start(place: str, options: Mapping[str, Any]) -> bytes:
 
 
 def keep_refusal(job: Job, stamp: Stamp, error: str) -> None:
-    """Write the refusal of a model, for the next run; a file there that is none stays.
+    """Write the refusal of a model, for the next run; a file there that is not a refusal stays.
 
     Raises:
         SourceError: the system or the server reports an error.

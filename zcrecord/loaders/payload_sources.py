@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from zcrecord.archive.archive import Archive
 from zcrecord.archive.payload_source import Piece
-from zcrecord.errors import FormatError, RecordError
+from zcrecord.errors import RecordError
 from zcrecord.remote.ranges import NEAR, Range
 from zcrecord.storage.memory import aligned_empty
 from zcrecord.tensors.strides import c_strides, is_c_order
@@ -242,18 +241,12 @@ def _pieces_in(archive: Archive, region: Region) -> list[_BoxPiece]:
     Raises:
         FormatError: its pieces do not tile it, or one has another size than its box.
     """
-    row = archive.row(region.tensor)
     origin, extent = archive.boxes(region.tensor)
     low, high = np.array(region.bounds, np.int64).reshape(-1, 2).T
     chosen = np.flatnonzero(((low < origin + extent) & (origin < high)).all(axis=1)).tolist()
-    boxes = []
-    for k, piece in zip(chosen, archive.source.pieces(row.payload, chosen), strict=True):
-        size = tuple(extent[k].tolist())
-        if piece.nbytes != prod(size) * (row.bits >> 3):
-            what, name = "a piece of it has another size than its box", archive.index.name(region.tensor)
-            raise FormatError(what, path=piece.source.path, tensor=name)
-        boxes.append(_BoxPiece(piece, tuple(origin[k].tolist()), size))
-    return boxes
+    pieces = archive.boxed_pieces(region.tensor, chosen)
+    corners = zip(origin[chosen].tolist(), extent[chosen].tolist(), strict=True)
+    return [_BoxPiece(piece, tuple(at), tuple(size)) for piece, (at, size) in zip(pieces, corners, strict=True)]
 
 
 def _grid(region: Region) -> ByteGrid:

@@ -326,7 +326,7 @@ class RecordEditor(MutableMapping[str, Any]):
             raise UnsupportedError(f"{name!r}: a name is a non-empty str", path=self._source)
 
     def _check_known(self, names: list[str], match: Callable[[str], Any] = lambda _: None) -> None:
-        """Raise TensorNotFoundError for a name that is none, that no name continues after a dot, and none matches."""
+        """Raise TensorNotFoundError for a name that is not there, begins no name before a dot, and matches nothing."""
         ix = self._now.index
         known = [*self._known(), *map(ix.text_of, ix.modules), *self._stored_attributes()] if names else []
         for name in names:

@@ -129,7 +129,7 @@ class ShardedWriter:
         whole = WholeRecord(entries, shards, alignment=self._alignment, kind=kind)
         scratches, folder = self._files.finish(), os.path.dirname(self._path)
         last = FileGroup(self._path, durable=self._durable, clear=False)
-        with folder_lock(folder), last:  # so that none takes names that another is to take, or to remove
+        with folder_lock(folder), last:  # no other saver takes or removes these names meanwhile
             names = self._free_names()
             tree = catalogue_tree(whole, [s._replace(name=name) for s, name in zip(shards, names, strict=True)])
             catalogue = write_catalogue(tree, last.add(), kind=kind)

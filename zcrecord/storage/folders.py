@@ -82,7 +82,7 @@ def archive_in(folder: str | os.PathLike[str]) -> str:
 
 
 def catalogue_of_shard(name: str) -> str | None:
-    """Return the name of the catalogue whose shard a file of this name would be; None for a name of no shard."""
+    """Return the name of the catalogue whose shard a file of this name would be; None for other names."""
     return re.sub(f"{SHARD_END}$", ".zcr", name) if SHARD_NAME.fullmatch(name) else None
 
 

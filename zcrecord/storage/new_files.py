@@ -38,6 +38,7 @@ __all__ = [
     "Identity",
     "Placement",
     "ShardsOf",
+    "check_writer",
     "identity_from",
     "put_in_place",
     "refusals",
@@ -68,6 +69,13 @@ def version_of(path: str) -> Identity:
         return identity_from(os.stat(path))
     except FileNotFoundError:
         return ()
+
+
+def check_writer(process: int, path: str | None) -> None:
+    """Raise SourceError unless this is the process that began to write."""
+    if os.getpid() != process:
+        what = "is being written by the process that forked this one, which alone may finish it"
+        raise SourceError(f"{what}; leave the block there, and end this process by os._exit", path=path)
 
 
 class FileSink:
@@ -140,9 +148,7 @@ class FileSink:
 
     def _check_process(self) -> None:
         """Raise SourceError in a child that was forked meanwhile: it shares the file's position with its parent."""
-        if os.getpid() != self._process:
-            what = "is being written by the process that forked this one, which alone may finish it"
-            raise SourceError(f"{what}; leave the block there, and end this process by os._exit", path=self._path)
+        check_writer(self._process, self._path)
 
     def read_back(self, offset: int, size: int) -> bytes:
         """Return bytes written earlier."""

@@ -245,7 +245,7 @@ def sync_folder(folder: str) -> None:
     """Flush a folder to the disk, so that renames survive power loss, where the file system can.
 
     Raises:
-        OSError: the disk fails. Some network file systems cannot, and some folders may not be read: that is none.
+        OSError: the disk fails. No error: file systems that cannot, folders that may not be read.
     """
     try:
         with Descriptor(os.open, folder or ".", os.O_RDONLY | _EXACT) as opened:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from zcrecord.errors import DestinationExistsError, RecordError, SourceError, SourceNotFoundError, UnsupportedError
 
+from .new_files import check_writer
 from .sink import Sink, flat_view
 from .urls import connect, first_answer, protocols_of, redacted, said, version_tag
 
@@ -227,9 +228,7 @@ class _UploadSink:
 
     def _check_process(self) -> None:
         """Raise SourceError in a child that was forked meanwhile, as `FileSink` does."""
-        if os.getpid() != self._process:
-            what = "is being written by the process that forked this one, which alone may finish it"
-            raise SourceError(f"{what}; leave the block there, and end this process by os._exit", path=self._shown)
+        check_writer(self._process, self._shown)
 
     def discard(self, reason: BaseException) -> None:
         """Remove what was sent, but not in a child that was forked; if that fails, the reason gets a note."""
