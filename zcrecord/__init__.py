@@ -43,6 +43,7 @@ from zcrecord.tensors.packed import PackedTensor, StringTensor
 if TYPE_CHECKING:
     from zcrecord.archive.info import ArchiveLayout, ModuleInfo, TensorInfo
     from zcrecord.record.edit import EditReport, RecordEditor, edit
+    from zcrecord.record.indexing import index
     from zcrecord.record.record_writer import RecordWriter
     from zcrecord.record.save import save_record
     from zcrecord.tensors.lazy import LazyTensor
@@ -83,6 +84,7 @@ __all__ = [
     "UnsupportedError",
     "VersionError",
     "edit",
+    "index",
     "load_record",
     "save_record",
 ]
@@ -98,6 +100,7 @@ _LATER = {
     "SaveReport": "writing.writers",
     "TensorInfo": "archive.info",
     "edit": "record.edit",
+    "index": "record.indexing",
     "save_record": "record.save",
 }
 

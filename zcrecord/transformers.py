@@ -21,7 +21,7 @@ from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.record.save import save_record
 from zcrecord.storage.files import open_sink, path_of, refusals, scratch_folder
-from zcrecord.storage.folders import MODEL, archive_in, local_folder
+from zcrecord.storage.folders import MODEL, local_folder
 from zcrecord.tensors.packed import StringTensor
 from zcrecord.writing.writers import SaveReport
 
@@ -84,7 +84,7 @@ def from_pretrained(folder: Any, model_class: Any, *args: Any, archive: Any = No
     _check(where, kwargs)
     config, overrides, rest = _configured(transformers, where, model_class, kwargs)
     model_class, config = _concrete(model_class, config, where, rest.get("trust_remote_code"))
-    record = archive if isinstance(archive, Record) else load_record(archive_in(where) if archive is None else archive)
+    record = archive if isinstance(archive, Record) else load_record(where if archive is None else archive)
     state = _model_tensors(record)
     repeated = _repeated(transformers, state, config) if rest.get("key_mapping") is None else set()
     asked = rest.pop("output_loading_info", False)

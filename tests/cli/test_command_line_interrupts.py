@@ -77,6 +77,7 @@ AT_WORK = {
     "diff FILE FILE": "zcrecord.cli.diff",
     "convert FILE out.npz": "zcrecord.formats",
     "consolidate FILE out.zcr": "zcrecord.distributed",
+    "index FILE out.zcr": "zcrecord.record.indexing",
     "to-onnx FILE out.onnx": "zcrecord.onnx",
     "tune FILE": "onnxruntime",
     "pack FILE": "zstandard",

@@ -20,7 +20,8 @@ import records as r
 import zcrecord
 from tools.measure import most_allocated
 from zcrecord import RecordWriter
-from zcrecord.formats import gguf as reading
+from zcrecord.foreign import gguf as reading
+from zcrecord.formats.copying import copy_file
 
 TYPES = gguf.GGMLQuantizationType
 MIB = 1 << 20
@@ -48,7 +49,7 @@ def nothing(done: int, total: int | None) -> None:
 def converted(path: Path, progress: Any = nothing) -> zcrecord.Record:
     """Return the archive of a GGUF file, every digest checked."""
     with RecordWriter(path.with_suffix(".zcr")) as out:
-        assert reading.read(str(path), out, progress) == path.stat().st_size
+        assert copy_file("gguf", str(path), out, progress) == path.stat().st_size
     return zcrecord.load_record(path.with_suffix(".zcr"), verify="full")
 
 
@@ -137,7 +138,7 @@ def test_metadata_comes_with_its_types(tmp_path: Path) -> None:
 def test_metadata_that_was_there_before_stays(tmp_path: Path) -> None:
     path = written(tmp_path / "m.gguf")
     with RecordWriter(tmp_path / "m.zcr", metadata={"source": "hub"}) as out:
-        reading.read(str(path), out, nothing)
+        copy_file("gguf", str(path), out, nothing)
     assert zcrecord.load_record(tmp_path / "m.zcr").metadata == {"source": "hub", "general.architecture": "llama"}
 
 
@@ -303,7 +304,7 @@ def test_no_flipped_bit_gives_anything_but_an_archive_or_a_typed_error(tmp_path:
         path.write_bytes(data)
         try:
             with RecordWriter(os.devnull) as out:
-                reading.read(str(path), out, nothing)
+                copy_file("gguf", str(path), out, nothing)
         except zcrecord.RecordError as error:
             refused += 1
             assert str(path) in str(error)
@@ -312,7 +313,7 @@ def test_no_flipped_bit_gives_anything_but_an_archive_or_a_typed_error(tmp_path:
 
 def test_claims_cost_no_memory(tmp_path: Path) -> None:
     claims = [HOSTILE[name][0] for name in HOSTILE if "without end" in name or "past the end" in name]
-    reading.read(str(written(tmp_path / "m.gguf")), RecordWriter(os.devnull).__enter__(), nothing)
+    copy_file("gguf", str(written(tmp_path / "m.gguf")), RecordWriter(os.devnull).__enter__(), nothing)
 
     def refuse_all() -> None:
         for data in claims:
@@ -366,7 +367,7 @@ def test_entries_cost_at_most_the_memory_that_is_counted_for_them(
     def read() -> None:
         counted.clear()
         with RecordWriter(os.devnull) as out:
-            reading.read(str(path), out, nothing)
+            copy_file("gguf", str(path), out, nothing)
 
     peak = most_allocated(read)
     assert peak < 2 * MIB + sum(counted) + 8 * len(data)
@@ -410,7 +411,7 @@ import gc, json, sys
 import gguf
 from tools.measure import memory, peak_rss
 from zcrecord import RecordWriter
-from zcrecord.formats import gguf as reading
+from zcrecord.formats.copying import copy_file
 
 def act(path):
     {act}
@@ -421,7 +422,7 @@ before = peak_rss()
 kept = act(sys.argv[1])
 print(json.dumps(peak_rss() - before))
 """
-READ = "with RecordWriter(path + '.zcr', durable=False) as out: reading.read(path, out, lambda done, total: None)"
+READ = "with RecordWriter(path + '.zcr', durable=False) as out: copy_file('gguf', path, out, lambda done, total: None)"
 WHOLE = "return open(path, 'rb').read()"
 
 

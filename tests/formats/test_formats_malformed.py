@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 import zcrecord
 from zcrecord.errors import FormatError, RecordError
+from zcrecord.foreign.safetensors_header import MAX_HEADER
 from zcrecord.formats import convert
-from zcrecord.formats.safetensors.header import MAX_HEADER
 
 HUGE = 10**30
 HEADERS: dict[str, tuple[bytes, str]] = {

@@ -19,8 +19,8 @@ from hypothesis.extra import numpy as hnp
 import zcrecord
 from zcrecord import PackedTensor, StringTensor
 from zcrecord.errors import IntegrityError, LimitError, UnsupportedError
+from zcrecord.foreign.npz import BYTES, STRUCTURE
 from zcrecord.formats import convert
-from zcrecord.formats.npz import BYTES, STRUCTURE
 
 MIB = 1 << 20
 Arrays = dict[str, Any]

@@ -13,8 +13,8 @@ import torch
 
 import zcrecord
 from zcrecord import LimitError
+from zcrecord.foreign.pickled import claimed
 from zcrecord.formats import convert
-from zcrecord.formats.torch.pickled import claimed
 
 MIB = 1 << 20
 

@@ -30,9 +30,9 @@ from zcrecord.errors import (
     SourceError,
     UnsupportedError,
 )
+from zcrecord.foreign.structure import KEY
 from zcrecord.formats import convert
 from zcrecord.formats.safetensors import write
-from zcrecord.formats.structure import KEY
 
 np_peer: Any = safetensors.numpy
 KNOWN = [d for d in DTYPES if d.safetensors is not None]

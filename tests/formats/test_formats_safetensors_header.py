@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from zcrecord.errors import FormatError
-from zcrecord.formats.safetensors import header
+from zcrecord.foreign import safetensors_header as header
 
 peer: Any = safetensors.numpy
 LENGTHS = st.sampled_from([None, 0, 12, 13, 14, 1 << 60])

@@ -19,7 +19,7 @@ from forked import run_torch
 
 import zcrecord
 from zcrecord import RecordWriter
-from zcrecord.formats import torch as reading
+from zcrecord.formats.copying import copy_file
 
 MIB = 1 << 20
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="platform: only Linux tells private from shared memory")
@@ -32,7 +32,7 @@ def nothing(done: int, total: int | None) -> None:
 def converted(path: Path, progress: Any = nothing) -> zcrecord.Record:
     """Return the archive of a checkpoint, every digest checked."""
     with RecordWriter(path.with_suffix(".zcr")) as out:
-        assert reading.read(str(path), out, progress) == path.stat().st_size
+        assert copy_file("torch", str(path), out, progress) == path.stat().st_size
     return zcrecord.load_record(path.with_suffix(".zcr"), verify="full")
 
 
@@ -319,7 +319,7 @@ import gc, json, sys
 import torch
 from tools.measure import memory
 from zcrecord import RecordWriter
-from zcrecord.formats import torch as reading
+from zcrecord.formats.copying import copy_file
 
 most = 0
 
@@ -336,7 +336,7 @@ before = most = memory().private
 act(sys.argv[1])
 print(json.dumps(most - before))
 """
-READ = "with RecordWriter(path + '.zcr', durable=False) as out: reading.read(path, out, look)"
+READ = "with RecordWriter(path + '.zcr', durable=False) as out: copy_file('torch', path, out, look)"
 WHOLE = "kept = torch.load(path); look()"
 
 

@@ -19,8 +19,8 @@ from zip_tricks import TRICKS, directory, two_directories
 import zcrecord
 from tools.measure import MIB
 from zcrecord import FormatError, RecordError
+from zcrecord.foreign.zip_files import check_alike, open_zip
 from zcrecord.formats import convert
-from zcrecord.formats.zip_files import check_alike, open_zip
 
 GIB = 1 << 30
 
@@ -172,7 +172,7 @@ def test_no_array_at_all_is_an_empty_archive(tmp_path: Path) -> None:
 def test_every_rule_of_zip_files_that_is_written_down_has_its_error() -> None:
     root = Path(__file__).resolve().parents[2]
     page = (root / "schema" / "SECURITY.md").read_text(encoding="utf-8")
-    code = (root / "zcrecord" / "formats" / "zip_files.py").read_text(encoding="utf-8")
+    code = (root / "zcrecord" / "foreign" / "zip_files.py").read_text(encoding="utf-8")
     rules = re.findall(r"^\| (Z\d+) \|.*\| (.*) \|$", page, re.MULTILINE)
     assert [rule for rule, _ in rules] == [f"Z{i}" for i in range(1, len(rules) + 1)]
     assert len(rules) == 8

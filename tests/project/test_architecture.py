@@ -23,8 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # Packages, lowest first: each imports only those before it; "zcrecord" is its own `__init__`. See zcrecord/README.md.
 LAYERS = [
     *("errors", "dtypes", "_schema", "codec", "tensors", "storage", "writing", "archive", "typed", "frameworks"),
-    *("transport", "remote", "loaders", "record", "zcrecord", "hollow", "integrity", "onnx", "embed", "formats"),
-    *("compat", "transformers", "vllm", "distributed", "fleet", "report", "cli", "__main__"),
+    *("transport", "remote", "loaders", "foreign", "record", "zcrecord", "hollow", "integrity", "onnx", "embed"),
+    *("formats", "compat", "transformers", "vllm", "distributed", "fleet", "report", "cli", "__main__"),
 ]
 
 # Imports that run the other way, each with its reason beside it in the code.
@@ -37,8 +37,9 @@ UPWARDS = {
 # Rooms with at most one public module, the package itself, whose `__all__` the reference needs: in the other modules
 # only underscores say which names are private.
 _INTERNAL = (
-    *("archive", "cli", "codec", "compat.safetensors.opening", "compat.safetensors.specs", "embed", "fleet", "formats"),
-    *("frameworks", "integrity", "onnx", "report", "tensors", "typed", "writing"),
+    *("archive", "cli", "codec", "compat.safetensors.mapped", "compat.safetensors.opening", "compat.safetensors.specs"),
+    *("embed", "fleet", "foreign", "formats", "frameworks", "integrity", "onnx", "report", "tensors", "typed"),
+    "writing",
 )
 INTERNAL = tuple(f"zcrecord.{room}." for room in _INTERNAL)
 

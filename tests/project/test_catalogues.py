@@ -413,7 +413,7 @@ FUNCTIONS: dict[str, Row | None] = {
 # They take no archive, but tensors, keys, packed archives, programs and models; or their row stands for them.
 OTHERS = """
 zcrecord: ArchiveLayout DType EditReport LazyTensor ModuleInfo PackedTensor Record RecordEditor RecordWriter SaveReport
-    StringTensor TensorInfo
+    StringTensor TensorInfo index
 zcrecord.compat.safetensors: TensorSpec load save save_file serialize serialize_file
 zcrecord.compat.safetensors.flax: load load_file save save_file
 zcrecord.compat.safetensors.numpy: load load_file save save_file
@@ -557,7 +557,7 @@ REFUSED = {
     "serve": ["serve", "model.zcr", "--port", "0"],
 }
 OTHER_COMMANDS = {"info", "convert", "report"}  # tested below
-NO_COMMANDS = {"unpack", "detach", "completion"}  # take no archive by its path
+NO_COMMANDS = {"index", "unpack", "detach", "completion"}  # take no archive by its path
 
 
 def test_no_command_is_forgotten() -> None:

@@ -19,7 +19,7 @@ import pytest
 
 import zcrecord
 from tools.conformance import judge_contents
-from tools.generate import golden, golden_catalogue, golden_edges
+from tools.generate import golden, golden_catalogue, golden_edges, golden_references
 from tools.generate.__main__ import stale
 from tools.generate.golden_contents import elements
 from zcrecord import dtypes
@@ -149,6 +149,18 @@ def test_a_checkpoint_whose_tensors_are_split_is_the_record_written_down(level: 
     record = zcrecord.load_record(CHECKPOINT / "checkpoint.zcr", verify=level, mode=mode)
     assert list(judge_contents(want, json.loads(json.dumps(PYTHON_READER["contents"](record))))) == []
     assert tree(record.tree()) == tree(golden_catalogue.CONTENT.record)
+    record.verify()
+
+
+@every_level
+@pytest.mark.parametrize("mode", ["r", "c"])
+@pytest.mark.parametrize("name", golden_references.CONTENTS)
+def test_an_archive_of_references_is_the_record_written_down(name: str, level: Verify, mode: Any) -> None:
+    """The tables of references: payloads in a safetensors file, and in the archive itself."""
+    folder = FOLDER.parents[1] / "data" / "references"
+    want = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    record = zcrecord.load_record(folder / f"{name}.zcr", verify=level, mode=mode)
+    assert list(judge_contents(want, json.loads(json.dumps(PYTHON_READER["contents"](record))))) == []
     record.verify()
 
 

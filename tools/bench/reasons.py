@@ -31,7 +31,8 @@ REASONS = (  # instead of, what is gained, when to stay
         "safetensors",
         "one tensor of 10,000 opened in {open|safetensors}, 10,000 saved in {save|safetensors}; checksums, ties, "
         "nesting, any memory order; [one import](zcrecord/compat/README.md) to try",
-        "others have to read your files: every tool reads safetensors",
+        "you write for others; what they wrote opens "
+        "[as it is](zcrecord/compat/README.md#use-a-folder-as-it-came-from-a-hub)",
     ),
     (
         "GGUF",

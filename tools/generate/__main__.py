@@ -19,6 +19,7 @@ from . import (
     golden,
     golden_catalogue,
     golden_edges,
+    golden_references,
     invalid,
     manifests,
     reference,
@@ -40,7 +41,8 @@ class Generator(Protocol):
 
 
 GENERATORS: tuple[Generator, ...] = (
-    element_types, schema, golden, golden_edges, invalid, checksums, golden_catalogue, manifests, reference,
+    element_types, schema, golden, golden_edges, invalid, checksums, golden_catalogue, golden_references, manifests,
+    reference,
 )  # fmt: skip
 
 FREEZE = "bring back what generates it, and give what is new another name"  # see CONTRIBUTING, "Golden archives"

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from zcrecord import dtypes
-from zcrecord.codec.conventions import CATALOGUE_TYPE
+from zcrecord.codec.conventions import CATALOGUE_TYPE, REFERENCES_TYPE
 from zcrecord.codec.index import FORM, NUMPY, Index, Layout, Layouts, TensorEntry, decode
 from zcrecord.codec.layout import NONE, Header, locate
 from zcrecord.codec.verify import check_header, check_index, check_touched
@@ -80,15 +80,34 @@ def check_crc(octets: memoryview, header: Header) -> None:
 
 
 def is_catalogue(archive: Archive) -> bool:
-    """Return True if an archive says that it is a catalogue, by a name that keeps R27; checks nothing else of it."""
-    rows, name = archive.index.modules[:1], f"{CATALOGUE_TYPE}\0".encode()
+    """Return True if an archive says that it is a catalogue; checks nothing else of it."""
+    return has_type_name(archive, CATALOGUE_TYPE)
+
+
+def names_files(archive: Archive) -> bool:
+    """Return True if an archive says that its payloads lie in other files: a catalogue, or one of references."""
+    return is_catalogue(archive) or has_type_name(archive, REFERENCES_TYPE)
+
+
+def has_type_name(archive: Archive, type_name: str) -> bool:
+    """Return True if module 0 of an archive has a type name, which keeps R27; checks nothing else of it."""
+    rows, name = archive.index.modules[:1], f"{type_name}\0".encode()
     spans = zip(rows["type_name"].tolist(), rows["type_name_size"].tolist(), strict=True)
     return any(size + 1 == len(name) and archive.index.text[at : at + size + 1] == name for at, size in spans)
 
 
+def takes_archive(archive: Archive, what: str) -> None:
+    """Raise UnsupportedError for another format's file, for `what`, which takes an archive."""
+    if not archive.whole and archive.part_of is None and not archive.source.file_names:
+        name = printable(os.path.basename(archive.path or "model"))
+        advice = f"make one by zcrecord convert {name} model.zcr, and use model.zcr"
+        raise UnsupportedError(f"is a file of another format, and {what} takes an archive; {advice}", path=archive.path)
+
+
 def takes_one_file(archive: Archive, what: str) -> None:
-    """Raise UnsupportedError if an archive is a catalogue, for `what`, which takes all bytes in one file."""
-    if not archive.source.file_names and not is_catalogue(archive):
+    """Raise UnsupportedError for a catalogue or another format's file, for `what`: it takes one archive file."""
+    takes_archive(archive, what)
+    if not archive.source.file_names and not names_files(archive):
         return
     name = printable(os.path.basename(archive.path or "model.zcr"))
     advice = f"zcrecord convert {name} one.zcr makes one archive of it"
@@ -230,6 +249,13 @@ class Archive:
     def offset(self) -> int:
         """Offset of the archive in the file or buffer."""
         return self.source.offset
+
+    @property
+    def described(self) -> tuple[int, int]:
+        """The range of the file that tells it from others: of an archive its index, of a referenced file its header."""
+        h = self.header
+        start = self.source.offset + h.index_offset
+        return start, start + h.index_size
 
     def ensure(self, i: int) -> None:
         """Check tensor i unless that was done, at open or when it was touched before."""

@@ -31,7 +31,8 @@ class TensorInfo:
     `strides` count elements (None: C order), `alignment` is the strongest power of two, up to 65536, that divides the
     payload's offset; of a catalogue both are those in the one archive that it would be. `payload` numbers the stored
     bytes, `digest` is theirs (None where none was stored), and `tied` names all tensors that share them, this one
-    included, where there are others.
+    included, where there are others. `decoding` says why the bytes of another format's tensor are decoded
+    or copied when they are first used; it is None where views lie in the file.
     """
 
     name: str
@@ -46,6 +47,7 @@ class TensorInfo:
     tied: tuple[str, ...]
     bits: int
     module: str
+    decoding: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,7 @@ def _info(archive: Archive, name: str, row: TensorEntry, module: str, tied: tupl
         tied=tied,
         bits=row.bits,
         module=module,
+        decoding=None if row.payload == NONE else archive.source.decoding(row.payload),
     )
 
 

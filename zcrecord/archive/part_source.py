@@ -45,6 +45,10 @@ class PartSource(PayloadSource):
         """Yield the bytes of a payload in order."""
         return self.whole.blocks(int(self.numbers[number]))
 
+    def decoding(self, number: int) -> str | None:
+        """Return why a payload is decoded when it is used; None if it is used as it lies."""
+        return self.whole.decoding(int(self.numbers[number]))
+
     def neighbours(self, number: int) -> tuple[memoryview, Array] | None:
         """Return memory in which a payload lies, and the offset there of each payload of the part."""
         near = self.whole.neighbours(int(self.numbers[number]))

@@ -12,6 +12,7 @@ kind of storage is one class in a file of its own:
 | the shards of a catalogue | `sharded.ShardedSource` |
 | a file behind a URL | `remote.source.RemoteSource` |
 | frames of a packed file | `transport.open_packed.PackedSource` |
+| files of another format | `foreign.source.ForeignSource` |
 
 Ownership is Python's own: an archive, its parts and views hold the source or its memory, and the last of them to go
 releases the mapping. Nothing else tells what kind a source is: ask it by this protocol.
@@ -105,6 +106,10 @@ class PayloadSource(ABC):
     def blocks(self, number: int) -> Iterator[memoryview]:
         """Yield the bytes of a payload in order, each block valid until the next; a split one is not put together."""
         yield self.payload(number)
+
+    def decoding(self, _number: int) -> str | None:
+        """Return why a payload is decoded when it is used, as another format may ask; None if it is used as it lies."""
+        return None
 
     @abstractmethod
     def neighbours(self, number: int) -> tuple[memoryview, Array] | None:
@@ -282,6 +287,17 @@ def distinct_nbytes(payloads: Array) -> int:
     return int((ends - np.maximum(starts, np.append(0.0, ends)[:-1])).sum())
 
 
+def was_replaced(memory: Memory) -> bool:
+    """Return True if a mapped file was replaced or removed at its path."""
+    if memory.identity is None or memory.absolute is None:
+        return False
+    try:
+        now = os.stat(memory.absolute)
+    except OSError as error:  # any other failure is raised when the file is opened
+        return error.errno in (errno.ENOENT, errno.ENOTDIR)
+    return (now.st_dev, now.st_ino) != memory.identity[:2]
+
+
 class FileSource(PayloadSource):
     """The payloads of one archive, all in one memory: of a file, or of bytes that were given.
 
@@ -347,13 +363,7 @@ class FileSource(PayloadSource):
     @property
     def gone(self) -> bool:
         """True if the file was replaced or removed at its path."""
-        if self.memory.identity is None or self.absolute is None:
-            return False
-        try:
-            now = os.stat(self.absolute)
-        except OSError as error:  # any other failure is raised when the file is opened
-            return error.errno in (errno.ENOENT, errno.ENOTDIR)
-        return (now.st_dev, now.st_ino) != self.memory.identity[:2]
+        return was_replaced(self.memory)
 
     def mappings(self) -> list[weakref.ref[Any]]:
         """Return the mapping that the memory is of, if it is of one."""

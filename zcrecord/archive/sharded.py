@@ -17,7 +17,7 @@ import numpy as np
 from zcrecord.codec.digests import digest_of
 from zcrecord.codec.index import Index, decode
 from zcrecord.codec.layout import HEADER_SIZE, NONE, Header, decode_header
-from zcrecord.codec.verify import PayloadColumns, check_header, check_payload
+from zcrecord.codec.verify import check_header
 from zcrecord.errors import FormatError, IntegrityError, RecordError
 from zcrecord.storage.memory import Mode
 
@@ -26,20 +26,21 @@ from .boxes import Box, blocks_of, box_of, put_together
 from .payload_source import Array, PayloadSource, Piece, Place, distinct_nbytes
 from .piece_table import PieceTable
 from .private_copy import check_apart
-from .shards import COPY_AGAIN, Shards, piece_table, table_of
+from .shards import COPY_AGAIN, Shards, table_of
 from .tilings import tiles
 
 _SPLIT = -2  # in the place of a payload, for a file: the pieces of a split payload lie in several
 
 
-def open_catalogue(archive: Archive, open_shard: Callable[[str], Archive]) -> Archive:
-    """Return the archive that a catalogue describes; opens no shard. The tables must be in memory or mapped.
+def open_catalogue(archive: Archive, make_shards: Callable[[Archive, Index], Shards]) -> Archive:
+    """Return the archive that a catalogue, or an archive of references, describes; opens no file.
 
-    The checksum of its index is checked, and its tensors on use, as at level "touch".
+    The tables must be in memory or mapped. The checksum of its index is checked, and tensors on use, as at level
+    "touch".
 
     Args:
         archive: the catalogue.
-        open_shard: opens a shard, read-only, by its plain file name.
+        make_shards: makes its files of the catalogue and the outline's index.
 
     Raises:
         FormatError: a table is missing or not of its form. IntegrityError: the index is damaged.
@@ -49,11 +50,11 @@ def open_catalogue(archive: Archive, open_shard: Callable[[str], Archive]) -> Ar
         header, outline = _outline(archive)
         index = decode(outline[HEADER_SIZE:], header.index_size)
         check_header(index, header)
-        shards = Shards(archive, open_shard)
-        table = piece_table(archive, len(index.payloads), len(shards.names))
-        _check_split(index, table)
+        shards = make_shards(archive, index)
+        _check_split(index, shards.table)
         checks = TouchChecks(index, header)
-        return Archive(header, index, ShardedSource(outline, shards, table, checks), verified="touch", checks=checks)
+        source = ShardedSource(outline, shards, shards.table, checks)
+        return Archive(header, index, source, verified="touch", checks=checks)
     except RecordError as error:
         raise error.located(path=archive.path) from error.__cause__
 
@@ -352,7 +353,7 @@ class ShardedSource(PayloadSource):
     def _compare(self, file: int, shard: Archive) -> None:
         theirs, table = shard.index.payloads, self._table
         try:
-            check_payload(PayloadColumns(shard.index, shard.header))  # all: one range is known by where it starts
+            self.shards.check_ranges(shard)
         except FormatError as error:
             raise error.located(path=shard.path) from None
         pieces = table.in_file(file)
@@ -380,7 +381,7 @@ class ShardedSource(PayloadSource):
 
     def seal(self) -> bytes | None:
         """Return the SHA-256 of the catalogue: the header of the outline says nothing of the shards."""
-        return hashlib.sha256(self.shards.catalogue.buffer).digest()
+        return self.shards.seal()
 
     def pins(self) -> dict[Any, Any]:
         """Return the seal, as "", and the pins of each shard that has any, by its name."""

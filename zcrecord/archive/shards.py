@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ import numpy as np
 
 from zcrecord.codec.entries import PayloadId
 from zcrecord.codec.layout import HEADER_SIZE, NONE, decode_header
+from zcrecord.codec.verify import PayloadColumns, check_payload
 from zcrecord.errors import FormatError, IntegrityError, SourceError, printable
 from zcrecord.storage.folders import is_plain_name
 from zcrecord.tensors.packed import StringTensor
@@ -38,6 +40,25 @@ def table_of(archive: Archive, name: str, dtype: Any, shape: tuple[int, ...]) ->
     if table.ndim != len(shape) or any(n not in (-1, m) for n, m in zip(shape, table.shape, strict=True)):
         raise FormatError(f"its table has the shape {table.shape}, which does not fit the others", tensor=name)
     return table
+
+
+def file_names(archive: Archive, suffix: str, kind: str) -> list[str]:
+    """Return the names in a catalogue's table of files, each plain and with a suffix.
+
+    Raises:
+        FormatError: the table is not of its form, or a name leads to another folder; `kind` says what it names.
+    """
+    number = archive.find("files.name")
+    table = None if number < 0 else archive.view(number)
+    if not isinstance(table, StringTensor) or len(table.shape) != 1:
+        raise FormatError("its table is missing, or not of strings", tensor="files.name")
+    names = [str(name) for name in table.unpack().tolist()]
+    if len(set(names)) < len(names):
+        raise FormatError("names a file twice", tensor="files.name")
+    for name in names:
+        if not is_plain_name(name, suffix):
+            raise FormatError(f"{printable(repr(name))} is not the plain name of {kind}", tensor="files.name")
+    return names
 
 
 def piece_table(archive: Archive, payloads: int, files: int) -> PieceTable:
@@ -69,49 +90,58 @@ class Shards:
         names: their file names.
         opened: those that are open, by number.
         pins: by file name, the SHA-256 digests that payloads are compared with when their shard is opened.
+        table: the pieces of all payloads.
     """
 
-    def __init__(self, catalogue: Archive, open_shard: Callable[[str], Archive]) -> None:
-        """Read the table of files.
+    def __init__(self, catalogue: Archive, open_shard: Callable[[str], Archive], payloads: int) -> None:
+        """Read the tables of files and of pieces, for an outline of so many payloads.
 
         Raises:
-            FormatError: it is not of its form, or a name leads to another folder.
+            FormatError: one is not of its form, or a name leads to another folder.
         """
-        number = catalogue.find("files.name")
-        names = None if number < 0 else catalogue.view(number)
-        if not isinstance(names, StringTensor) or len(names.shape) != 1:
-            raise FormatError("its table is missing, or not of strings", tensor="files.name")
-        self.catalogue, self.names = catalogue, [str(n) for n in names.unpack().tolist()]
-        if len(set(self.names)) < len(self.names):
-            raise FormatError("names a file twice", tensor="files.name")
-        for name in self.names:
-            if not is_plain_name(name, ".zcr"):
-                what = "is not the plain name of a .zcr file; shards lie beside their catalogue"
-                raise FormatError(f"{printable(repr(name))} {what}", tensor="files.name")
+        self.set_files(catalogue, file_names(catalogue, ".zcr", "a .zcr file; shards lie beside their catalogue"))
         count = len(self.names)
         self._trailers = table_of(catalogue, "files.trailer", np.uint8, (count, HEADER_SIZE))
         self._digests = table_of(catalogue, "files.index_sha256", np.uint8, (count, 32))
-        self._open, self._lock = open_shard, threading.Lock()
+        self._open = open_shard
+        self.table = piece_table(catalogue, payloads, count)
+
+    def set_files(self, catalogue: Archive, names: list[str]) -> None:
+        """Set the catalogue and the names of its files, none of which is open."""
+        self.catalogue, self.names, self._lock = catalogue, names, threading.Lock()
         self.opened: dict[int, Archive] = {}
         self.pins: Mapping[Any, Any] = {}
         self._blobs: Sequence[Any] | None = None  # decoded once: each may be looked up
+        self._make: Callable[[int], Archive] = self._checked  # opens a file
 
     def private(self) -> Shards:
         """Return private copies of them, each made when it is first needed."""
         apart = stored = 0
 
-        def open_private(name: str) -> Archive:
+        def open_private(file: int) -> Archive:
             nonlocal apart, stored
-            shard = self[self.names.index(name)]
+            shard = self[file]
             nbytes = shard.stored_nbytes()
             apart, stored = apart + twins_nbytes(shard.index.payloads, nbytes), stored + nbytes
             check_apart(apart, stored, self.catalogue.path)
             return shard.private()
 
-        out = Shards.__new__(Shards)
-        vars(out).update(vars(self), catalogue=self.catalogue.private(), opened={}, _lock=threading.Lock())
-        out._open = open_private
+        out = copy.copy(self)
+        out.catalogue, out.opened, out._lock = self.catalogue.private(), {}, threading.Lock()
+        out._make = open_private
         return out
+
+    def check_ranges(self, shard: Archive) -> None:
+        """Check the payloads of a shard's index against each other, all: one range is known by where it starts.
+
+        Raises:
+            FormatError: they overlap, or lie outside.
+        """
+        check_payload(PayloadColumns(shard.index, shard.header))
+
+    def seal(self) -> bytes:
+        """Return the SHA-256 of the catalogue."""
+        return hashlib.sha256(self.catalogue.buffer).digest()
 
     def size(self, file: int) -> int:
         """Return the bytes of a shard, as the catalogue's trailer of it says.
@@ -133,15 +163,19 @@ class Shards:
             with self._lock:
                 shard = self.opened.get(file)
                 if shard is None:
-                    shard = self.opened[file] = self._checked(file)
+                    shard = self.opened[file] = self._make(file)
         return shard
 
-    def _checked(self, file: int) -> Archive:
+    def open_named(self, file: int, open_file: Callable[[str], Archive]) -> Archive:
+        """Return what a function opens by the name of a file; its SourceError says who names the file."""
         try:
-            shard = self._open(self.names[file])
+            return open_file(self.names[file])
         except SourceError as error:
             what = f"{error.message}; {self._whose(file)}"
             raise type(error)(what, path=error.path, errno=error.errno) from error
+
+    def _checked(self, file: int) -> Archive:
+        shard = self.open_named(file, self._open)
         h = shard.header
         if h.encode() != self._trailers[file].tobytes():
             what = f"is another archive than the one that the catalogue names: {self._whose(file)}"

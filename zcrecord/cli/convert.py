@@ -84,6 +84,26 @@ def consolidate(args: Arguments) -> int:
     return run_conversion("zcrecord", args, distributed.consolidate, _facts, **options)
 
 
+def index_arguments(parser: Parser) -> None:
+    """Declare the arguments of `zcrecord index`."""
+    parser.description = """Make an archive of a few KB that names the weights in files of another format, which stay as
+        they are. It opens as any archive does: names as a tree, checksums, signatures. It lies beside the files, and
+        refuses one that was changed. zcrecord convert makes an archive with its own weights of it."""
+    about = "a file of safetensors, GGUF or npz, an index of shards, or a folder with one of these"
+    parser.add_argument("source", metavar="SOURCE", help=about)
+    parser.add_argument("dest", metavar="OUT", help="the new archive, in the folder of the files")
+    about = "read no weights, and store no checksums of them"
+    parser.add_argument("--no-digest", dest="digest", action="store_const", const="none", default="xxh3", help=about)
+    add_output_options(parser)
+
+
+def index(args: Arguments) -> int:
+    """Make an archive that names the weights in other files."""
+    import zcrecord
+
+    return run_conversion("zcrecord", args, zcrecord.index, _facts, digest=args.digest)
+
+
 def to_onnx_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord to-onnx`."""
     parser.description = """Write the ONNX model of an archive that was made from ONNX. With --external the weights stay

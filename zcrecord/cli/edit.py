@@ -80,7 +80,7 @@ def _value(text: str) -> Any:
 
 
 def _set_tensor(model: Any, name: str, path: str) -> None:
-    from zcrecord.formats.npz.npy import map_npy
+    from zcrecord.foreign.npy import map_npy
 
     check_file(path)
     model[name] = map_npy(path)

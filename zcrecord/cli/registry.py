@@ -49,6 +49,7 @@ COMMANDS = {
         Command("edit", "change metadata, attributes, names and tensors of an archive", "edit"),
         Command("convert", "convert archives from and to other formats", "convert"),
         Command("consolidate", "make one archive of a checkpoint by many ranks", "convert"),
+        Command("index", "make an archive that names the weights in files of other formats", "convert"),
         Command("to-onnx", "write the ONNX model of an archive", "convert"),
         Command("tune", "make the model of an archive as fast as the .onnx on this machine", "tune"),
         Command("pack", "compress an archive for transport, to .zcr.zst", "pack"),

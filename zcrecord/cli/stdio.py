@@ -11,10 +11,10 @@ from typing import Any, BinaryIO
 
 from zcrecord.archive.archive import Embedded
 from zcrecord.errors import RecordError, SourceError
+from zcrecord.foreign.folders import model_in
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.storage.files import is_url
-from zcrecord.storage.folders import archive_in
 
 from .endings import located
 
@@ -73,14 +73,14 @@ def taking_urls(convert: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def source_of(given: str) -> Any:
-    """Return the source of an archive: all bytes of standard input for "-", the one archive of a folder, or `given`.
+    """Return the source of a record: all bytes of standard input for "-", the one model of a folder, or `given`.
 
     Raises:
-        SourceError: standard input cannot be read, or a folder has no archive, or several.
+        SourceError: standard input cannot be read, or a folder has no model, or several.
     """
     if given == "-":
         return read_stdin()
-    return archive_in(given) if os.path.isdir(given) else given
+    return model_in(given, archive_first=True) if os.path.isdir(given) else given
 
 
 @contextlib.contextmanager

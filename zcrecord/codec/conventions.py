@@ -19,6 +19,7 @@ from zcrecord.errors import UnsupportedError, printable
 SIGNATURE_PREFIX = "zcrecord.signature."  # of a name in the metadata; the key's id follows
 SOURCE_NAME = "zcrecord.source"  # in the metadata: the files and options that an archive was converted from, as JSON
 TUNED_TYPE = "zcr:onnx_tuned"  # of the module that holds a tuned part, see `onnx.tuned`
+REFERENCES_TYPE = "zcr:references"  # of module 0 in an archive whose payloads are ranges of other files
 CATALOGUE_TYPE = "zcr:catalogue"  # of module 0 in an archive that names others, its shards
 
 ABSENT: Any = object()  # no value, where None is one

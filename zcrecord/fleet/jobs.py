@@ -14,7 +14,7 @@ from typing import Any
 from zcrecord.codec.file_types import FORMATS
 from zcrecord.codec.layout import ALIGNMENT, check_alignment
 from zcrecord.errors import NameCollisionError, SourceError, UnsupportedError, printable
-from zcrecord.formats.safetensors.shards import INDEX
+from zcrecord.foreign.safetensors_index import INDEX
 from zcrecord.storage.compressed import SUFFIXES
 from zcrecord.storage.files import absolute_path, is_url, path_of
 from zcrecord.storage.folders import catalogue_of_shard

@@ -15,8 +15,8 @@ from itertools import pairwise
 from typing import Any
 
 from zcrecord.errors import ExternalDataError, RecordError, SourceError, SourceNotFoundError, printable
-from zcrecord.formats.safetensors.header import MAX_HEADER
-from zcrecord.formats.safetensors.shards import decode_index
+from zcrecord.foreign.safetensors_header import MAX_HEADER
+from zcrecord.foreign.safetensors_index import decode_index
 from zcrecord.record.load import load_record
 from zcrecord.storage.compressed import SUFFIXES
 from zcrecord.storage.files import is_url, open_source, refusals, scratch_folder
@@ -167,7 +167,7 @@ class Model:
         """Return the files that a model on a disk refers to."""
         if path.endswith(".json"):
             with open_source(path)[0] as file:
-                return decode_index(file.read(MAX_HEADER)).files
+                return list(decode_index(file.read(MAX_HEADER)).by_file())
         if path.lower().endswith(SUFFIXES):  # compressed models are single files
             return []
         if self.kind == "zcr":

@@ -1,9 +1,8 @@
 """Conversion from and to other formats: `convert`.
 
-A format is a row of FORMATS (`zcrecord.codec.file_types`) and a module of this folder with the row's name. The module
-has one or both of these functions, which have only one piece of a tensor in memory:
+A format is a row of FORMATS (`zcrecord.codec.file_types`). A module of `zcrecord.foreign` with the row's name reads it.
+A module of this folder with that name writes it, with one piece of a tensor in memory:
 
-    read(path, out: RecordWriter, progress) -> int      add a file's tensors and metadata to `out`; returns bytes read
     write(record: Record, dest, ..., progress) -> int   write a record in the format; returns bytes written
 
 The first bytes of a file give its format, or else its suffix. Archives and ONNX are not in this folder.
@@ -13,11 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import importlib
 import logging
 import os
-import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -27,8 +24,8 @@ from zcrecord import onnx
 from zcrecord.codec.conventions import SIGNATURE_PREFIX
 from zcrecord.codec.file_types import FORMATS, FileType, Format, sniff_file_type
 from zcrecord.codec.layout import ALIGNMENT, check_alignment, reading_drafts
-from zcrecord.errors import FormatError, RecordError, SourceError, UnsupportedError, printable
-from zcrecord.formats.safetensors.shards import INDEX
+from zcrecord.errors import FormatError, RecordError, UnsupportedError, printable
+from zcrecord.foreign.folders import format_by_suffix, model_in
 from zcrecord.onnx.tuned import untuned_record
 from zcrecord.record.editable import check_no_own_shard
 from zcrecord.record.load import load_record
@@ -47,19 +44,20 @@ from zcrecord.storage.files import (
     refusals,
     scratch_file,
 )
-from zcrecord.storage.folders import archive_in, model_folder, names_folder, takes_folder
+from zcrecord.storage.folders import model_folder, names_folder, takes_folder
 from zcrecord.writing.writers import ConvertReport, conversion_report
+
+from .copying import copy_file
 
 __all__ = ["FORMATS", "ConvertReport", "Format", "convert"]
 
 ARCHIVE, ONNX, SAFETENSORS = "zcr", "onnx", "safetensors"
 _OWN_NAMES = ("adapter_model", "diffusion_pytorch_model")  # names of weights that PEFT and Diffusers expect
-_SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors$")
 _PIECE = 1 << 20  # bytes read at a time of a packed archive
 
 
-def _module(kind: str) -> Any:
-    """Return a format's module; imported here, because a conversion needs one or two of them."""
+def _writer(kind: str) -> Any:
+    """Return the module that writes a format; imported here, because a conversion needs one at the most."""
     return importlib.import_module(f".{kind}", __name__)
 
 
@@ -116,7 +114,9 @@ def convert(
 
         remote = remote_model(source, storage_options)
         source = remote if isinstance(remote, str) else source
-    folder, source = path_or_none(source), _in_folder(source, source_format)
+    folder = path_or_none(source)
+    if folder is not None and os.path.isdir(folder):
+        source = model_in(folder, source_format)
     source_path, dest_path = path_or_none(source), path_or_none(dest)
     into = dest_path is not None and _takes_folder(folder, dest_path, dest_format)
     target = _dest_format(None if into else dest_path, dest_format)
@@ -202,7 +202,7 @@ class _Conversion:
                 nbytes = loaded.archive_nbytes
         else:
             with RecordWriter(dest, **options) as out:
-                nbytes = _module(kind).read(given, out, self.progress)
+                nbytes = copy_file(kind, given, out, self.progress)
                 out.metadata.update(metadata_now(self.metadata))
             assert out.report is not None
             saved, modules = out.report, out.modules
@@ -225,7 +225,7 @@ class _Conversion:
         with _loaded(given) as loaded:
             check_no_own_shard(loaded, self.dest_path)
             record = untuned_record(loaded)
-            written = _module(target).write(record, dest, **options)
+            written = _writer(target).write(record, dest, **options)
             repeated, nbytes = _repeated(record)
             return conversion_report(
                 self.started,
@@ -308,7 +308,7 @@ def _check_options(
 
 
 def _dest_format(path: str | None, named: str | None) -> str:
-    kind = named if named is not None else ARCHIVE if path is None else _by_suffix(path)
+    kind = named if named is not None else ARCHIVE if path is None else format_by_suffix(path)
     written = ", ".join(f.name for f in FORMATS.values() if f.writes)
     if kind is None:
         raise UnsupportedError(f"no format has its suffix; name one (dest_format=, --to): {written}", path=path)
@@ -340,7 +340,7 @@ def _recognised(source: Any, path: str | None, named: str | None) -> Iterator[tu
         file_type = sniff_file_type(given.head)
         kind = named
         if kind is None:
-            kind = _by_content(file_type, given.head, path) or _by_suffix(path or "", SUFFIXES)
+            kind = _by_content(file_type, given.head, path) or format_by_suffix(path or "", SUFFIXES)
         kind = _guessed(file_type, path) if kind is None else kind
         if kind not in FORMATS:
             raise UnsupportedError(f"format {printable(kind)} is not known; {', '.join(FORMATS)}", path=path)
@@ -352,13 +352,6 @@ def _recognised(source: Any, path: str | None, named: str | None) -> Iterator[tu
             reason = "compressed; decompress it first" if packed else "from a pipe; write it to a file first"
             raise UnsupportedError(f"{kind} cannot be read {reason}", path=path)
         yield _expanded(given, peeked, nbytes) if packed and kind == ARCHIVE else given, kind
-
-
-def _by_suffix(path: str, off: tuple[str, ...] = ()) -> str | None:
-    name = os.path.basename(path).lower()
-    for suffix in off:
-        name = name.removesuffix(suffix)
-    return next((f.name for f in FORMATS.values() if name.endswith(f.suffixes)), None)
 
 
 def _by_content(file_type: FileType | None, head: bytes, path: str | None) -> str | None:
@@ -386,45 +379,7 @@ def _takes_folder(source: str | None, dest: str, dest_format: str | None) -> boo
     """Return True if the output goes into a folder `dest`; depends on `dest`, its suffix, and the source."""
     if is_url(dest):
         return False
-    folder, plain = source is not None and os.path.isdir(source), _by_suffix(dest) is None
+    folder, plain = source is not None and os.path.isdir(source), format_by_suffix(dest) is None
     if names_folder(dest):
         return folder or plain or dest.endswith("/")
     return folder and plain and dest_format is None and takes_folder(dest)
-
-
-def _in_folder(source: Any, named: str | None) -> Any:
-    """Return the path of the one model in a folder; the folder, if it has several of ONNX; any other source as it is.
-
-    With models of several formats the first format in FORMATS is chosen, an archive last. Shards count as their index
-    or catalogue; of .bin files pytorch_model.bin is chosen.
-
-    Raises:
-        SourceError: the folder has no model, or more than one.
-    """
-    folder = path_or_none(source)
-    if folder is None or not os.path.isdir(folder):
-        return source
-    with refusals(folder):
-        names = sorted(name for name in os.listdir(folder) if os.path.isfile(os.path.join(folder, name)))
-    by_kind: dict[str | None, list[str]] = {}
-    for name in names:
-        by_kind.setdefault(_by_suffix(name), []).append(name)
-    if any(name.endswith(INDEX) for name in by_kind.get(SAFETENSORS, ())):
-        by_kind[SAFETENSORS] = [name for name in by_kind[SAFETENSORS] if not _SHARD.search(name)]
-    if "pytorch_model.bin" in by_kind.get("torch", ()):
-        by_kind["torch"] = ["pytorch_model.bin"]
-    order = [*(name for name in FORMATS if name != ARCHIVE), ARCHIVE] if named is None else [named]
-    kind = next((kind for kind in order if kind in by_kind), None)
-    if kind == ARCHIVE:
-        return archive_in(folder)
-    candidates = [] if kind is None else by_kind[kind]
-    if len(candidates) == 1:
-        return os.path.join(folder, candidates[0])
-    if candidates and candidates == by_kind.get(ONNX):
-        return folder
-    what = (
-        f"is a folder with several models: {', '.join(map(printable, candidates))}"
-        if candidates
-        else "is a folder without a model"
-    )
-    raise SourceError(f"{what}; name a file that can be converted", path=folder, errno=errno.EISDIR)

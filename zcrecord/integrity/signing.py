@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from zcrecord.archive.archive import takes_archive
 from zcrecord.codec.conventions import SIGNATURE_PREFIX
 from zcrecord.errors import (
     IntegrityError,
@@ -96,6 +97,7 @@ def sign(
     out = source if dest is None else path_of(dest)
     new = check_destination(source, dest if dest is None else out, force)
     with load_record(source) as record:
+        takes_archive(record.archive, "sign")
         if record.archive.embedded is not None:
             what = "is attached to a program; detach it, sign it, and attach it again"
             raise UnsupportedError(what, path=source)

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from zcrecord.archive.archive import has_type_name
+from zcrecord.codec.conventions import CATALOGUE_TYPE, REFERENCES_TYPE
 from zcrecord.codec.entries import PayloadId
 from zcrecord.codec.layout import NONE
 from zcrecord.errors import UnsupportedError
@@ -41,8 +43,9 @@ def add_to_catalogue(record: Record, metadata: Mapping[str, Any], *, durable: bo
     if BLOBS in tree:
         count = len(tree[BLOBS]) if isinstance(tree[BLOBS], list | tuple) else 1  # else `blob` refuses it
         blobs = archive.source.numbers_in_file(NONE, np.arange(count))
-        tree[BLOBS] = [bytes(catalogue.payload(number)) for number in blobs.tolist()]
+        tree[BLOBS] = [catalogue.payload(number) for number in blobs.tolist()]
     assert catalogue.source.file is not None, "it is mapped"
     path, identity = catalogue.source.file
     with open_sink(path, durable=durable, replaces=identity) as sink:
-        write_catalogue(tree, sink, kind=kind)
+        kind_name = REFERENCES_TYPE if has_type_name(catalogue, REFERENCES_TYPE) else CATALOGUE_TYPE
+        write_catalogue(tree, sink, kind=kind, type_name=kind_name)

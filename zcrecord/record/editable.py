@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from zcrecord.archive import info, unflatten
-from zcrecord.archive.archive import Archive
+from zcrecord.archive.archive import Archive, takes_archive
 from zcrecord.codec.conventions import TUNED_TYPE
 from zcrecord.codec.entries import PayloadId, list_type, value_type
 from zcrecord.errors import UnsupportedError
@@ -30,6 +30,7 @@ def reformed_attribute(archive: Archive) -> str | None:
 
 def check_editable(archive: Archive) -> None:
     """Raise UnsupportedError unless an archive is one of a local file, alone, whole, and without a tuned part."""
+    takes_archive(archive, "edit")
     if archive.source.file_names:
         what = "is a catalogue of shards; make one archive of it, edit that, and write shards of that again"
         raise UnsupportedError(what, path=archive.path)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import mmap as _mmap
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from zcrecord.archive.archive import Archive, Embedded, Verify, is_catalogue, open_archive
-from zcrecord.codec.layout import ends_in_archive
-from zcrecord.errors import FormatError, IntegrityError, RecordError, UnsupportedError, printable
+from zcrecord.archive.archive import Archive, Embedded, Verify, is_catalogue, names_files, open_archive
+from zcrecord.codec.layout import MAGIC, ends_in_archive
+from zcrecord.errors import FormatError, IntegrityError, RecordError, SourceError, UnsupportedError, printable
 from zcrecord.storage.files import is_url, path_of, path_of_open, real_path
 from zcrecord.storage.memory import Memory, Mode, buffer_of, is_packed, map_file, read_file, read_resource, read_stream
 
 from .record import Record
 
 if TYPE_CHECKING:
+    from zcrecord.archive.references import OpenFile
     from zcrecord.archive.subset import Names, Rename
 
 __all__ = ["LoadOptions", "load_record"]
@@ -151,9 +153,11 @@ def _check_choice(name: str, value: Any, known: tuple[Any, ...]) -> None:
 def _load(source: Any, names: Names | None, rename: Rename | None, options: LoadOptions) -> Archive:
     """Return an archive over the payload source of what was given, or a part of it, checked as the options ask."""
     if is_url(source):
-        from zcrecord.remote.open_url import open_url  # here, because few archives are
+        from zcrecord.foreign import open_remote  # here, because few archives are remote
+        from zcrecord.remote.open_url import open_url
 
-        opened = open_url(source, verify=options.verify, cache=options.cache, options=options.storage_options)
+        cache, named = options.cache, options.storage_options
+        opened = open_url(source, verify=options.verify, cache=cache, options=named, open_other=open_remote)
         if not isinstance(opened, str):
             return _chosen(_remote(source, opened, options), names, rename, options)
         source = opened
@@ -164,7 +168,7 @@ def _load(source: Any, names: Names | None, rename: Rename | None, options: Load
             from zcrecord.transport.open_packed import open_packed
 
             archive = open_packed(memory, verify=options.verify, lazily=True)
-            if not is_catalogue(archive):
+            if not names_files(archive):
                 return _chosen(archive, names, rename, options)
         archive = _checked(_local(memory, options), options)
         _check_content(archive, options.expect)
@@ -220,22 +224,26 @@ def _remote(url: str, archive: Archive, options: LoadOptions) -> Archive:
     if options.embedded is not None:
         what = f"embedded={options.embedded!r} is for local files; download it, or have the archive served by itself"
         raise UnsupportedError(what, path=archive.path)
-    if not is_catalogue(archive):
+    again = LoadOptions(cache=options.cache, storage_options=options.storage_options)
+    if not archive.whole:
+        archive.source.recipe = lambda other: (_reload, (url, again, other.seal(), other.source.pins()))
+    if not names_files(archive):
         return archive
-    from zcrecord.archive.sharded import open_catalogue  # here, as below, because few archives are
-    from zcrecord.remote.open_url import open_url
+    from zcrecord.remote.open_url import open_ranges, open_url
     from zcrecord.storage.urls import file_beside
 
     archive.fetch()
 
-    def shard(name: str) -> Archive:
+    def open_shard(name: str) -> Archive:
         beside, named = file_beside(url, name), options.storage_options
         opened = open_url(beside, verify="touch", cache=options.cache, options=named)
         assert isinstance(opened, Archive), "the shards of a remote catalogue are remote"
         return opened
 
-    again = LoadOptions(cache=options.cache, storage_options=options.storage_options)
-    whole = open_catalogue(archive, shard)
+    def open_file(name: str, open_memory: Any) -> Archive:
+        return open_ranges(file_beside(url, name), open_memory, options.storage_options)
+
+    whole = _described(archive, open_shard, open_file)
     whole.source.recipe = lambda whole: (_reload, (url, again, whole.seal(), whole.source.pins()))
     return whole
 
@@ -253,9 +261,16 @@ def _memory(source: Any, mmap: bool) -> tuple[Memory, str | None]:
     path, read = path_of(source), map_file if mmap else read_file
     try:
         return read(path, opened=opened), path
+    except SourceError as error:
+        if error.errno != errno.EISDIR or opened is not None:
+            raise
+        from zcrecord.foreign.folders import model_in  # here, because few sources are folders
+
+        path = model_in(path, archive_first=True)
+        return read(path, least=0), path
     except FormatError:
         memory = read(path, least=0, opened=opened)  # a small archive is packed into less than an archive can have
-        if not is_packed(memory.octets):
+        if not is_packed(memory.octets) and _foreign_format(memory) is None:
             raise
         return memory, path
 
@@ -267,6 +282,10 @@ def _local(memory: Memory, options: LoadOptions) -> Archive:
         from zcrecord.transport.open_packed import open_packed
 
         archive = open_packed(memory, verify=options.verify, mode=options.mode)
+    elif embedded is None and memory.octets[:8] != MAGIC and (kind := _foreign_format(memory)) is not None:
+        from zcrecord.foreign import open_foreign
+
+        archive = open_foreign(kind, memory, read=map_file if options.mmap else read_file)
     else:
         if embedded is None and ends_in_archive(memory.octets):
             embedded = "suffix"
@@ -274,30 +293,53 @@ def _local(memory: Memory, options: LoadOptions) -> Archive:
         mode: Mode = options.mode if alone else "r"
         archive = open_archive(memory, verify=options.verify, embedded=embedded, mode=mode)
     archive.source.recipe = _recipe
-    return _described(archive, memory) if is_catalogue(archive) else archive
+    return _local_files(archive, memory) if names_files(archive) else archive
 
 
-def _described(catalogue: Archive, memory: Memory) -> Archive:
-    """Return the archive that a catalogue in a file describes; its shards are mapped, or read, as it was.
+def _foreign_format(memory: Memory) -> str | None:
+    from zcrecord.foreign import foreign_format  # here, because few files are of another format
+
+    return foreign_format(memory)
+
+
+def _described(archive: Archive, open_shard: Callable[[str], Archive], open_file: OpenFile) -> Archive:
+    """Return the archive that a catalogue, or an archive of references, describes."""
+    from zcrecord.archive.sharded import open_catalogue  # here, because few archives are
+
+    if is_catalogue(archive):
+        from zcrecord.archive.shards import Shards
+
+        return open_catalogue(archive, lambda archive, index: Shards(archive, open_shard, len(index.payloads)))
+    from zcrecord.archive.references import ReferencedFiles
+
+    return open_catalogue(archive, lambda archive, index: ReferencedFiles(archive, open_file, index))
+
+
+def _local_files(catalogue: Archive, memory: Memory) -> Archive:
+    """Return the archive that one in a local file describes; its files are mapped, or read, as it was.
 
     They lie beside it, or, if its path is a link, beside the file that it leads to.
     """
-    from zcrecord.archive.sharded import open_catalogue  # here, because few archives are
-
     if memory.absolute is None or catalogue.embedded is not None:
-        what = "is a catalogue, whose shards lie beside it in files; load it by its path or URL"
+        what = "names files that lie beside it; load it by its path or URL"
         raise UnsupportedError(what, path=memory.path)
     at, read = memory.absolute, map_file if memory.octets.readonly else read_file
 
-    def shard(name: str) -> Archive:
-        path = os.path.join(os.path.dirname(at), name)
-        if not os.path.exists(path):
-            path = os.path.join(os.path.dirname(real_path(at)), name)
-        archive = open_archive(read(path), verify="touch")
+    def holder(name: str) -> str:
+        return at if os.path.exists(os.path.join(os.path.dirname(at), name)) else real_path(at)
+
+    def open_shard(name: str) -> Archive:
+        archive = open_archive(read(os.path.join(os.path.dirname(holder(name)), name)), verify="touch")
         archive.source.recipe = _recipe
         return archive
 
-    whole = open_catalogue(catalogue, shard)
+    def open_file(name: str, open_memory: Any) -> Archive:
+        from zcrecord.foreign.readers import path_beside  # here, because few archives refer to files
+
+        opened: Archive = open_memory(read(path_beside(holder(name), name), least=0))
+        return opened
+
+    whole = _described(catalogue, open_shard, open_file)
     whole.source.recipe = _recipe
     return whole
 

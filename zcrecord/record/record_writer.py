@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from types import TracebackType
@@ -21,7 +22,7 @@ from zcrecord.writing.writers import SaveReport, StreamWriter
 from .save import metadata_entries
 
 if TYPE_CHECKING:
-    from .sharded_writer import ShardedWriter
+    from .save import Writer
 
 __all__ = ["OpenTensor", "RecordWriter"]
 
@@ -36,8 +37,8 @@ class RecordWriter:
     are split at their dots, as those of a `state_dict()` are; a tuple of keys is taken as it is.
 
     Args:
-        dest, alignment, digest, durable, metadata, max_shard_size, storage_options: as of `save_record`. `metadata` may
-            be changed until the end.
+        dest, alignment, digest, durable, metadata, max_shard_size, base, storage_options: as of `save_record`.
+            `metadata` may be changed until the end.
 
     Example:
         >>> import numpy as np, zcrecord
@@ -57,6 +58,7 @@ class RecordWriter:
         durable: bool = True,
         metadata: Mapping[str, Any] | None = None,
         max_shard_size: int | None = None,
+        base: str | os.PathLike[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         digest_kind(digest)
@@ -65,11 +67,13 @@ class RecordWriter:
         self.report: SaveReport | None = None
         self.modules = 0  # in the record, known at its end as the report is
         self._dest, self._durable, self._alignment, self._digest = dest, durable, alignment, digest
-        self._max_shard_size, self._storage_options = max_shard_size, storage_options
+        if base is not None and max_shard_size is not None:
+            raise UnsupportedError("base= and max_shard_size= do not go together")
+        self._max_shard_size, self._base, self._storage_options = max_shard_size, base, storage_options
         self._tree = ModuleTreeBuilder()
         self._numbers: dict[str, tuple[TensorLayout, int]] = {}
         self._stack = contextlib.ExitStack()
-        self._stream: StreamWriter | ShardedWriter | None = None
+        self._stream: Writer | None = None
         self._unfinished: str | None = None
         self._used = False
 
@@ -83,8 +87,12 @@ class RecordWriter:
             self._stack = stack.pop_all()
         return self
 
-    def _new_stream(self, stack: contextlib.ExitStack) -> StreamWriter | ShardedWriter:
+    def _new_stream(self, stack: contextlib.ExitStack) -> Writer:
         options: dict[str, Any] = {"alignment": self._alignment, "digest": self._digest}
+        if self._base is not None:
+            from .references import referencing  # here, because few records refer to another
+
+            return stack.enter_context(referencing(self._dest, self._base, durable=self._durable, **options))
         if self._max_shard_size is None:
             sink = stack.enter_context(open_sink(self._dest, durable=self._durable, options=self._storage_options))
             return StreamWriter(sink, **options)
@@ -109,7 +117,7 @@ class RecordWriter:
             self.report, self.modules = self._open().finish(entries), len(entries.modules)
             self._stream = None
 
-    def _open(self) -> StreamWriter | ShardedWriter:
+    def _open(self) -> Writer:
         if self._stream is None:
             raise UnsupportedError("a RecordWriter writes only inside its with block")
         if self._unfinished is not None:
@@ -245,7 +253,7 @@ class _PlannedTensor:
         self.writer = writer
         self._plan, self._number, self._payloads = plan, number, payloads
 
-    def store(self, out: StreamWriter | ShardedWriter) -> tuple[TensorLayout, int]:
+    def store(self, out: Writer) -> tuple[TensorLayout, int]:
         """Write the source that holds the tensor, unless it was written for another; return layout and payload."""
         p, i = self._plan, self._number
         source = p.source_ids[i]
@@ -260,7 +268,7 @@ class OpenTensor:
 
     __slots__ = ("_broken", "_out", "_pieces")
 
-    def __init__(self, out: StreamWriter | ShardedWriter, pieces: Pieces) -> None:
+    def __init__(self, out: Writer, pieces: Pieces) -> None:
         self._out, self._pieces = out, pieces
         self._broken = False
 

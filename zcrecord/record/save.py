@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -13,19 +14,18 @@ from zcrecord.archive.damage import check_digest
 from zcrecord.archive.payloads import check_blobs
 from zcrecord.archive.private_copy import check_apart
 from zcrecord.codec.entries import (
-    AttributeEntry,
     Entries,
     ModuleEntry,
     PayloadId,
     TensorLayout,
     digest_kind,
-    is_attribute,
 )
 from zcrecord.codec.layout import ALIGNMENT, NONE, check_alignment
 from zcrecord.errors import ProducerError, UnsupportedError
 from zcrecord.storage.files import Progress, open_sink, path_or_none
 from zcrecord.tensors.lazy import LazyTensor
 from zcrecord.writing import flatten
+from zcrecord.writing.flatten import metadata_entries
 from zcrecord.writing.sharing import PayloadPlan, plan_sharing
 from zcrecord.writing.writers import SaveReport, StreamWriter, write_plan
 
@@ -33,7 +33,10 @@ from .editable import check_no_own_shard
 from .record import Record
 
 if TYPE_CHECKING:
+    from .references import ReferencingWriter
     from .sharded_writer import ShardedWriter
+
+    Writer: TypeAlias = StreamWriter | ShardedWriter | ReferencingWriter
 
 __all__ = ["Metadata", "metadata_entries", "metadata_now", "save_record", "stored_entries"]
 
@@ -49,6 +52,7 @@ def save_record(
     durable: bool = True,
     metadata: Mapping[str, Any] | None = None,
     max_shard_size: int | None = None,
+    base: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> SaveReport:
@@ -73,6 +77,9 @@ def save_record(
         max_shard_size: write shards of at most so many bytes of payloads (but at least one payload) beside `dest`, as
             `model-00001-of-00002.zcr`, and a catalogue at `dest`, which opens as one record. What fits into one shard
             is one archive at `dest`. Tied tensors stay in one shard; equal ones are stored once in each.
+        base: the path of an archive in `dest`'s folder, or of an index of other formats' files (`zcrecord.index`):
+            payloads that it has are not written, but referred to. The new archive opens only beside these files, and
+            refuses changed ones. Nothing ever removes a base. The report's `archive_bytes` counts the new file alone.
         progress: called with the bytes of tensors written, and those to be, between large tensors and at the end.
         storage_options: for fsspec, if `dest` is a URL: credentials, the endpoint of an S3 server.
 
@@ -101,6 +108,13 @@ def save_record(
     if metadata is None:
         metadata = record.metadata if isinstance(record, Record) else {}
     flat.metadata = metadata_entries(metadata)
+    if base is not None:
+        if max_shard_size is not None:
+            raise UnsupportedError("base= and max_shard_size= do not go together")
+        from .references import referencing  # here, because few records refer to another
+
+        with referencing(dest, base, alignment=alignment, digest=digest, durable=durable) as referring:
+            return _stream(flat, plan, referring, told)
     if max_shard_size is not None:
         from .sharded_writer import ShardedWriter  # here, because few records have shards
 
@@ -112,9 +126,7 @@ def save_record(
         return write_plan(sink, flat, plan, alignment=alignment, kind=kind, progress=told)
 
 
-def _stream(
-    flat: flatten.FlatRecord, plan: PayloadPlan, out: StreamWriter | ShardedWriter, progress: Progress
-) -> SaveReport:
+def _stream(flat: flatten.FlatRecord, plan: PayloadPlan, out: Writer, progress: Progress) -> SaveReport:
     """Write a record with lazy tensors forward, payloads in the order of first use, the index last."""
     flat.layout_ids, flat.layouts = plan.layout_ids, plan.layouts
     first: dict[int, str] = {}
@@ -216,21 +228,3 @@ def _layouts_of(archive: Archive) -> PayloadPlan:
 def metadata_now(metadata: Metadata | None) -> Mapping[str, Any]:
     """Return metadata that were given, or what the function in their place returns."""
     return metadata() if callable(metadata) else metadata or {}
-
-
-def metadata_entries(metadata: Any) -> list[AttributeEntry]:
-    """Return a file's metadata as entries.
-
-    Raises:
-        UnsupportedError: a name or a value that the format cannot hold.
-    """
-    if not isinstance(metadata, Mapping):
-        raise UnsupportedError(f"metadata is a mapping from names to plain values, not a {type(metadata).__name__}")
-    metadata = {k: tuple(v) if isinstance(v, tuple) else v for k, v in metadata.items()}  # named ones are plain here
-    for key, value in metadata.items():
-        what = f"metadata {key!r}"
-        if not isinstance(key, str) or not key or "\0" in key or not is_attribute(key, what):
-            raise UnsupportedError(f"{what}: names are non-empty strings without NUL")
-        if not is_attribute(value, what):
-            raise UnsupportedError(f"{what}: values are None, bool, int, float, str, bytes, or lists of one of these")
-    return [AttributeEntry(key, NONE, 0, value) for key, value in metadata.items()]

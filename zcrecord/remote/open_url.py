@@ -7,14 +7,14 @@ index and payloads.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from zcrecord.archive.archive import Archive, Verify, check_crc, open_archive
-from zcrecord.codec.layout import HEADER_SIZE, Header, decode_header, too_short
+from zcrecord.codec.layout import HEADER_SIZE, MAGIC, Header, decode_header, too_short
 from zcrecord.codec.verify import PayloadColumns, check_payload
-from zcrecord.errors import FormatError, IntegrityError, RecordError
+from zcrecord.errors import FormatError, IntegrityError, RecordError, UnsupportedError
 from zcrecord.storage.memory import Memory, is_packed
 from zcrecord.storage.urls import connect, protocols_of, redacted
 from zcrecord.transport.open_packed import open_packed, sparse_memory
@@ -28,13 +28,22 @@ from .ranges import Range, RangeSet, cut
 from .source import RemoteSource
 from .whole import RemoteMemory
 
-__all__ = ["open_url", "remote_file"]
+__all__ = ["open_ranges", "open_url", "remote_file"]
+
+# Opens the file in sparse memory, of which the second argument fetches a range, by a payload source that the third
+# makes of memory; returns None for a file of no known format.
+OpenOther = Callable[[Memory, Callable[[int, int], None], Any], Archive | None]
 
 FIRST = 64 << 10  # bytes of the first request, of either end: on most lines they take no longer than the request
 
 
 def open_url(
-    url: str, *, verify: Verify = "index", cache: Any = None, options: Mapping[str, Any] | None = None
+    url: str,
+    *,
+    verify: Verify = "index",
+    cache: Any = None,
+    options: Mapping[str, Any] | None = None,
+    open_other: OpenOther | None = None,
 ) -> Archive | str:
     """Return a remote archive with header, index and trailer in memory; of a `file://` URL the path.
 
@@ -47,6 +56,7 @@ def open_url(
         verify: "index" or "touch".
         cache: a folder; None for the environment variable ZCRECORD_CACHE, False for no cache.
         options: for fsspec's file system: headers, credentials, an S3 endpoint.
+        open_other: opens a file that is no archive; None refuses it.
 
     Raises:
         SourceError: it cannot be read; SourceNotFoundError: it does not exist. FormatError: it is no valid archive.
@@ -59,14 +69,14 @@ def open_url(
     options = dict(options or {})
     fs, _ = file.connection()
     try:
-        archive = _open(file, verify, cache_at(cache, url, {**fs.storage_options, **options}))
+        archive = _open(file, verify, cache_at(cache, url, {**fs.storage_options, **options}), open_other)
     except RecordError as error:
         raise error.located(path=file.shown) from error.__cause__
 
     def recipe(archive: Archive) -> tuple[Any, ...]:
         return _reopen, (url, verify, cache, options, _sha256(archive), archive.source.pins())
 
-    archive.source.recipe = recipe
+    archive.source.recipe = recipe if archive.whole else None
     return archive
 
 
@@ -112,7 +122,9 @@ def _sha256(archive: Archive) -> bytes:
     return running.digest()
 
 
-def _open(file: RemoteFile, verify: Verify, cached: ArchiveCache | None) -> Archive:
+def _open(
+    file: RemoteFile, verify: Verify, cached: ArchiveCache | None, open_other: OpenOther | None = None
+) -> Archive:
     first = file.start(HEADER_SIZE if cached is not None and cached.holds_any() else FIRST)
     if is_packed(first):
         table, have = read_table(file, first)
@@ -122,7 +134,6 @@ def _open(file: RemoteFile, verify: Verify, cached: ArchiveCache | None) -> Arch
         first = file.start(HEADER_SIZE)
     if file.size < 2 * HEADER_SIZE or len(first) < HEADER_SIZE:
         raise too_short(file.size, bytes(first[:HEADER_SIZE]))
-    header = decode_header(bytes(first[:HEADER_SIZE]))
     held = RangeSet()
     held.add(0, len(first))
     memory = sparse_memory(file.size, [(0, first)])._replace(path=file.shown, filled=held.ranges)
@@ -130,6 +141,11 @@ def _open(file: RemoteFile, verify: Verify, cached: ArchiveCache | None) -> Arch
     if cached is not None and file.tag is not None and file.strong:  # else two versions could not be told apart
         cache = cached.version(file.size, file.tag)
     remote = RemoteMemory(file, memory.octets, held, cache)
+    if open_other is not None and first[:8] != MAGIC:
+        other = open_other(memory, partial(_bring, remote), partial(RemoteSource, remote))
+        if other is not None:
+            return other
+    header = decode_header(bytes(first[:HEADER_SIZE]))
     known = cache is not None and _read_cached(cache, memory.octets, held)
     if not known:
         _fetch_ends(remote, memory.octets, header, max(HEADER_SIZE, file.near))
@@ -142,6 +158,32 @@ def _open(file: RemoteFile, verify: Verify, cached: ArchiveCache | None) -> Arch
         raise
     if cache is not None and not known:
         cache.put_index([(start, memory.octets[start:end]) for start, end in _ends(archive.header, file.size)])
+    return archive
+
+
+def _bring(remote: RemoteMemory, start: int, end: int) -> None:
+    remote.fetch([(start, end)])
+
+
+def open_ranges(url: str, open_memory: OpenOther, options: Mapping[str, Any] | None) -> Archive:
+    """Return what a function makes of the file behind a URL, whatever that is; only its first bytes are in memory.
+
+    Raises:
+        SourceError: it cannot be read; or what `open_memory` raises. UnsupportedError: a `file://` URL.
+    """
+    file = remote_file(url, options)
+    if isinstance(file, str):
+        raise UnsupportedError("is a local file, which an archive behind a URL cannot name", path=file)
+    try:
+        first = file.start(FIRST)
+        held = RangeSet()
+        held.add(0, len(first))
+        memory = sparse_memory(file.size, [(0, first)])._replace(path=file.shown, filled=held.ranges)
+        remote = RemoteMemory(file, memory.octets, held, None)
+        archive = open_memory(memory, partial(_bring, remote), partial(RemoteSource, remote))
+    except RecordError as error:
+        raise error.located(path=file.shown) from error.__cause__
+    assert archive is not None, "it takes any file"
     return archive
 
 

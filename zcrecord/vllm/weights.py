@@ -14,12 +14,12 @@ from zcrecord.archive.damage import check_digest
 from zcrecord.archive.info import TensorInfo
 from zcrecord.archive.payloads import check_copies
 from zcrecord.errors import MismatchError, RecordError, UnsupportedError, printable
+from zcrecord.foreign.folders import model_in
 from zcrecord.frameworks.torch import import_torch, torch_dtype, torch_shape
 from zcrecord.frameworks.torch_pages import paged
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.storage.files import is_url
-from zcrecord.storage.folders import archive_in
 
 __all__ = ["LoaderOptions", "has_own_head", "loader_options", "mismatch", "open_weights", "torch_weights"]
 
@@ -87,7 +87,7 @@ def open_weights(folder: str | None, options: LoaderOptions) -> Record:
     if options.url is not None:
         return load_record(options.url, storage_options=options.storage_options, cache=options.cache)
     assert folder is not None
-    return load_record(archive_in(folder))
+    return load_record(model_in(folder, archive_first=True))
 
 
 def has_own_head(record: Record) -> bool:

@@ -206,8 +206,8 @@ def catalogue_tree(whole: WholeRecord, shards: Sequence[WrittenShard]) -> dict[s
     return tree
 
 
-def write_catalogue(tree: dict[str, Any], sink: Sink, *, kind: int) -> SaveReport:
-    """Write a catalogue, given as the tree of its tables."""
+def write_catalogue(tree: dict[str, Any], sink: Sink, *, kind: int, type_name: str = CATALOGUE_TYPE) -> SaveReport:
+    """Write a catalogue, or an archive of references, given as the tree of its tables."""
     flat = flatten.flatten(tree)
-    flat.modules[0] = flat.modules[0]._replace(type_name=CATALOGUE_TYPE)
+    flat.modules[0] = flat.modules[0]._replace(type_name=type_name)
     return write_plan(sink, flat, plan_sharing(flat.values), alignment=ALIGNMENT, kind=kind)

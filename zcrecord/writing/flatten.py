@@ -275,3 +275,21 @@ def _nested(state: Mapping[str, Any]) -> dict[str, Any]:
             here = here.setdefault(key, {})
         here[path[-1]] = value
     return out
+
+
+def metadata_entries(metadata: Any) -> list[AttributeEntry]:
+    """Return a file's metadata as entries.
+
+    Raises:
+        UnsupportedError: a name or a value that the format cannot hold.
+    """
+    if not isinstance(metadata, Mapping):
+        raise UnsupportedError(f"metadata is a mapping from names to plain values, not a {type(metadata).__name__}")
+    metadata = {k: tuple(v) if isinstance(v, tuple) else v for k, v in metadata.items()}  # named ones are plain here
+    for key, value in metadata.items():
+        what = f"metadata {key!r}"
+        if not isinstance(key, str) or not key or "\0" in key or not is_attribute(key, what):
+            raise UnsupportedError(f"{what}: names are non-empty strings without NUL")
+        if not is_attribute(value, what):
+            raise UnsupportedError(f"{what}: values are None, bool, int, float, str, bytes, or lists of one of these")
+    return [AttributeEntry(key, NONE, 0, value) for key, value in metadata.items()]

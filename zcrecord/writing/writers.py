@@ -415,6 +415,10 @@ class StreamWriter:
         _, nbytes, digest = self._rows[3 * number : 3 * number + 3]
         return (nbytes, digest) if self._kind else None
 
+    def size_of(self, number: int) -> int:
+        """Return the size of a payload."""
+        return self._rows[3 * number + 1]
+
     def pieces_of(self, number: int) -> Iterator[bytes]:
         """Yield the bytes of a payload that was written, read back in pieces."""
         offset, nbytes, _ = self._rows[3 * number : 3 * number + 3]

@@ -17,9 +17,9 @@ import numpy as np
 
 from zcrecord.archive import subset
 from zcrecord.codec.layout import MAGIC
+from zcrecord.compat.safetensors import mapped as genuine
 from zcrecord.dtypes import STRING, from_numpy
 from zcrecord.errors import DependencyError, RecordError, TensorNotFoundError, UnsupportedError
-from zcrecord.formats.safetensors import mapped as genuine
 from zcrecord.frameworks.torch import import_torch, torch_device
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record

@@ -1,170 +1,31 @@
-"""Safetensors in and out: single files and shards with their index, streamed, one piece in memory.
+"""Writes safetensors: single files and shards with their index, one piece in memory.
 
-Tensors come in the order of their bytes, names are split at their dots, and the file's metadata is the archive's.
-What an archive says besides (types of metadata, attributes, kinds of modules, ties) is kept in one entry of the
-metadata, so that it comes back; see `structure`. Rules are `safetensors_header`'s.
+What an archive has besides tensors and texts is kept in one entry of the metadata, from which `foreign.safetensors`
+reads it back.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from zcrecord import dtypes
 from zcrecord.archive.info import TensorInfo
 from zcrecord.archive.payloads import Payloads
-from zcrecord.errors import FormatError, RecordError, UnsupportedError
-from zcrecord.formats.structure import KEY, Structure, decode_structure, structure_of
+from zcrecord.errors import RecordError, UnsupportedError
+from zcrecord.foreign import safetensors_index as shards
+from zcrecord.foreign.safetensors import FORMAT
+from zcrecord.foreign.safetensors_header import METADATA, HeaderEntry, encode_header
+from zcrecord.foreign.structure import KEY, Structure
 from zcrecord.record.record import Record
-from zcrecord.record.record_writer import RecordWriter
-from zcrecord.storage.files import (
-    Binary,
-    Progress,
-    check_destination,
-    is_url,
-    open_sink,
-    path_or_none,
-    place_beside_shards,
-)
+from zcrecord.storage.files import Progress, check_destination, is_url, open_sink, path_or_none, place_beside_shards
 from zcrecord.storage.new_files import FileGroup, Placement, put_in_place, refusals, version_of
 from zcrecord.storage.scratch import folder_locks
 from zcrecord.storage.sink import Sink
-from zcrecord.storage.stream_reader import PIECE, StreamReader
 
-from . import shards
-from .header import MAX_HEADER, METADATA, HeaderEntry, check_length, decode_header, encode_header
-
-_FORMAT = "format"  # metadata without it is refused by transformers
-
-
-class _TensorPlace(NamedTuple):
-    """A tensor and where its bytes are."""
-
-    entry: HeaderEntry
-    reader: StreamReader
-    offset: int
-
-
-def read(source: str | Binary, out: RecordWriter, progress: Progress) -> int:
-    """Write a safetensors file, or the shards of an index, to `out`; returns the bytes of input.
-
-    Read once, forward, from a path or a stream; only a file written from an archive whose tensors had to change their
-    order is read in the archive's order, and so not from a pipe. Tensors that the archive had tied are tied again if
-    their bytes are still the same.
-
-    Example:
-        >>> import io
-        >>> header = b'{"w":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}'
-        >>> file = io.BytesIO(len(header).to_bytes(8, "little") + header + b"ab")
-        >>> with RecordWriter("model.zcr") as out: read(file, out, lambda done, total: None)
-        63
-
-    Raises:
-        FormatError: a rule is broken. UnsupportedError: a stream, where a file is needed. SourceError: it cannot be
-        read.
-    """
-    with contextlib.ExitStack() as stack:
-        reader = stack.enter_context(StreamReader(source))
-        places, metadata, nbytes = _scan(reader, stack)
-        structure = decode_structure(metadata.pop(KEY, None))
-        if structure.marked:
-            metadata.pop(_FORMAT, None)
-        out.metadata.update(metadata | structure.metadata)
-        if structure.order and not reader.seekable:
-            raise UnsupportedError("its tensors were saved in another order; read it from a file, not from a pipe")
-        done = nbytes - sum(p.entry.end - p.entry.start for p in places)
-        total = nbytes if reader.seekable else None
-        for read_bytes in _write_tensors(out, places, structure):
-            done += read_bytes
-            progress(done, total)
-        structure.write_items(out)
-        if not reader.seekable and reader.read(1):
-            raise FormatError("bytes behind the last tensor belong to none", offset=reader.position - 1)
-        progress(nbytes, nbytes)
-        return nbytes
-
-
-def _scan(reader: StreamReader, stack: contextlib.ExitStack) -> tuple[list[_TensorPlace], dict[str, Any], int]:
-    """Return all tensors in the order of their bytes, the metadata, and how many bytes of input there are."""
-    if reader.path is None or not reader.path.endswith(".json"):
-        places, metadata = _scan_file(reader)
-        end = places[-1].offset + places[-1].entry.end - places[-1].entry.start if places else reader.position
-        return places, dict(metadata), end
-    data = reader.read(MAX_HEADER + 1)
-    if len(data) > MAX_HEADER:
-        raise FormatError(f"an index of more than {MAX_HEADER} bytes")
-    index = shards.decode_index(data)
-    tensors: list[_TensorPlace] = []
-    merged: dict[str, Any] = {}
-    nbytes = len(data)
-    for file in index.files:
-        path = os.path.join(os.path.dirname(reader.path), file)
-        shard = stack.enter_context(StreamReader(path, regular=True))
-        try:
-            places, metadata = _scan_file(shard)
-            shards.check_shard(index, file, (p.entry.name for p in places))
-        except RecordError as error:
-            raise error.located(path=shard.path) from error.__cause__
-        metadata.pop(KEY, None)  # a single file's, who knows where from; that of shards is in their index
-        shards.merge(merged, metadata, file)
-        tensors += places
-        nbytes += shard.nbytes or 0
-    shards.merge(merged, index.metadata, "index")
-    if KEY in merged and not isinstance(merged[KEY], str):
-        raise FormatError(f"the index's '{KEY}' entry is no text")
-    return tensors, merged, nbytes
-
-
-def _scan_file(reader: StreamReader) -> tuple[list[_TensorPlace], dict[str, str]]:
-    """Return one file's tensors in the order of their bytes, and its metadata."""
-    head = reader.read(8)
-    if len(head) == 8 and int.from_bytes(head, "little") > MAX_HEADER:
-        head += reader.read(64)
-    length = check_length(head, reader.nbytes)
-    header = reader.read(length)
-    if len(header) < length:
-        raise FormatError(f"ends inside its header of {length} bytes; it is truncated", offset=8 + len(header))
-    decoded = decode_header(header, None if reader.nbytes is None else reader.nbytes - 8 - length)
-    return [_TensorPlace(entry, reader, 8 + length + entry.start) for entry in decoded.entries()], decoded.metadata
-
-
-def _write_tensors(out: RecordWriter, places: list[_TensorPlace], structure: Structure) -> Iterable[int]:
-    """Write every tensor in saved order; yields the bytes passed."""
-    known = {p.entry.name: p for p in places}
-    names = structure.in_order(known) if structure.order else known
-    for number, name in enumerate(names):
-        structure.write_items(out, number)
-        place, path = known[name], structure.path(name, known)
-        twin = structure.twin(name)
-        if twin in known and _same(place, known[twin]):
-            out.tie(path, structure.path(twin, known))
-            yield place.entry.end - place.entry.start
-            continue
-        try:
-            place.reader.seek(place.offset)
-            with out.tensor(path, place.entry.kind, place.entry.shape) as tensor:
-                for piece in place.reader.pieces(place.entry.end - place.entry.start):
-                    tensor.write(piece)
-                    yield len(piece)
-        except RecordError as error:
-            raise error.located(path=place.reader.path, tensor=name) from error.__cause__
-
-
-def _same(a: _TensorPlace, b: _TensorPlace) -> bool:
-    """Return True if two tensors have the same type, shape and bytes; False for a stream, which is read once."""
-    if a.entry[1:3] != b.entry[1:3] or not (a.reader.seekable and b.reader.seekable):
-        return False
-    for at in range(0, a.entry.end - a.entry.start, PIECE):
-        size = min(PIECE, a.entry.end - a.entry.start - at)
-        a.reader.seek(a.offset + at)
-        one = a.reader.read(size)
-        b.reader.seek(b.offset + at)
-        if one != b.reader.read(size):
-            return False
-    return True
+from .structure_of import structure_of
 
 
 def write(
@@ -217,8 +78,8 @@ def write(
             raise UnsupportedError("safetensors in shards are for paths; write one file", path=path)
         return out.shards(path, plan, metadata, structure, force)
     if structure.encode() is not None:
-        structure.marked = _FORMAT not in metadata
-        metadata |= {_FORMAT: "pt"} if structure.marked else {}
+        structure.marked = FORMAT not in metadata
+        metadata |= {FORMAT: "pt"} if structure.marked else {}
         metadata[KEY] = structure.encode()
     header = encode_header(_entries(plan[0]), metadata)
     with open_sink(dest, durable=durable, options=storage_options) as sink:

@@ -27,10 +27,12 @@ class ShardIndex(NamedTuple):
     weight_map: dict[str, str]
     metadata: dict[str, Any]
 
-    @property
-    def files(self) -> list[str]:
-        """The shards, in the order of their names."""
-        return sorted(set(self.weight_map.values()))
+    def by_file(self) -> dict[str, set[str]]:
+        """Return the names that each shard should hold, the shards in the order of their names."""
+        out: dict[str, set[str]] = {file: set() for file in sorted(set(self.weight_map.values()))}
+        for name, file in self.weight_map.items():
+            out[file].add(name)
+        return out
 
 
 def decode_index(data: bytes) -> ShardIndex:
@@ -48,8 +50,10 @@ def decode_index(data: bytes) -> ShardIndex:
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict):
         raise FormatError("not an index of safetensors shards: it has no 'weight_map'")
+    texts = {file for file in weight_map.values() if isinstance(file, str)}
+    plain = {file for file in texts if is_plain_name(file, _SUFFIX)}
     for name, file in weight_map.items():
-        if not isinstance(file, str) or not is_plain_name(file, _SUFFIX):
+        if not isinstance(file, str) or file not in plain:
             what = f"its shard {printable(repr(file))} is not the plain name of a {_SUFFIX} file"
             raise FormatError(f"{what}; shards lie beside their index", tensor=_encodable(name))
     metadata = index.get("metadata", {})
@@ -87,10 +91,9 @@ def _typed(key: str, value: Any) -> Any:
     return json.dumps(value, separators=(",", ":"))
 
 
-def check_shard(index: ShardIndex, file: str, names: Iterable[str]) -> None:
+def check_shard(due: set[str], names: Iterable[str]) -> None:
     """Raise FormatError unless a shard holds exactly the tensors that the index has in it."""
     present = set(names)
-    due = {name for name, there in index.weight_map.items() if there == file}
     if missing := due - present:
         raise FormatError("the index has it in this file, which does not hold it", tensor=_encodable(min(missing)))
     if extra := present - due:

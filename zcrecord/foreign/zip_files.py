@@ -1,4 +1,4 @@
-"""Zip files in and out, for npz and torch's checkpoints: one typed error for any damage, members read piece by piece.
+"""Zip files of npz and torch: one typed error for any damage, members read piece by piece.
 
 Two readers of one zip file may find different members: zipfile uses the directory in front of the end record, miniz in
 torch the one at the offset in that record. `check_alike` refuses a file that can be read in two ways. `npz` and `torch`
@@ -11,7 +11,6 @@ each of them looks at.
 from __future__ import annotations
 
 import contextlib
-import io
 import struct
 import zipfile
 from collections.abc import Iterator
@@ -19,7 +18,6 @@ from typing import Any
 
 from zcrecord.codec.entries import encodable
 from zcrecord.errors import FormatError, RecordError, SourceError, UnsupportedError, printable
-from zcrecord.storage.sink import Sink
 
 _END, _END_MAGIC = struct.Struct("<4s4H2IH"), b"PK\5\6"  # without its comment
 _END64, _END64_MAGIC = struct.Struct("<4sQ2H2I4Q"), b"PK\6\6"
@@ -216,46 +214,12 @@ def read_exactly(member: Any, size: int) -> bytes:
 
 
 def read_end(member: Any) -> None:
-    """Read the end of a member, so that zipfile compares its checksum."""
+    """Read the end of a member, so that zipfile reads its checksum."""
     with zip_faults():
         member.read(1)
 
 
-def zip_entry(name: str, nbytes: int) -> zipfile.ZipInfo:
-    """Return a member's entry, the same at any time and on any system."""
-    info = zipfile.ZipInfo(name)  # its date is that of 1980
-    info.filename = name  # which zipfile may have changed for the system
-    info.create_system, info.external_attr, info.file_size = 3, 0o600 << 16, nbytes
-    return info
-
-
-class ZipSink:
-    """A sink with the methods of a file for zipfile, which goes back to complete a member's header if it can."""
-
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-        self._position = sink.position
-
-    def write(self, data: Any) -> int:
-        """Append, or overwrite bytes written before."""
-        size = memoryview(data).nbytes
-        if self._position == self._sink.position:
-            self._sink.write(data)
-        else:
-            self._sink.patch(self._position, bytes(data))
-        self._position += size
-        return size
-
-    def tell(self) -> int:
-        """Return the position; raises OSError if the sink cannot go back."""
-        if not self._sink.can_rewind:
-            raise OSError("a stream")
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a position from the start, or to the end."""
-        self._position = offset if whence == io.SEEK_SET else self._sink.position
-        return self._position
-
-    def flush(self) -> None:
-        """Do nothing: bytes are not buffered."""
+def data_offset(file: Any, info: zipfile.ZipInfo) -> int:
+    """Return the offset in the file of a member's bytes, by its own header, which `check_alike` has checked."""
+    local = _LOCAL.unpack(_read(file, info.header_offset, _LOCAL.size))
+    return int(info.header_offset + _LOCAL.size + local[9] + local[10])

@@ -1,4 +1,4 @@
-"""Checkpoints of `torch.save` into an archive: state dicts, optimizers' states, and dicts and lists of them.
+"""Reads checkpoints of `torch.save`: state dicts, optimizers' states, and dicts and lists of them.
 
 torch reads the file with `weights_only`, from a private mapping whose pages are never written. `writing.flatten` makes
 arrays of tensors; `writing.sharing` decides which of them share memory.
@@ -6,8 +6,6 @@ arrays of tensors; `writing.sharing` decides which of them share memory.
 
 from __future__ import annotations
 
-import io
-import os
 import re
 import warnings
 import zipfile
@@ -20,16 +18,16 @@ from zcrecord.codec.entries import KIND_NAMES, is_attribute
 from zcrecord.codec.file_types import HEAD, wrong_type
 from zcrecord.codec.layout import MAX_DEPTH
 from zcrecord.errors import FormatError, LimitError, RecordError, UnsupportedError, printable
-from zcrecord.formats.zip_files import check_alike, open_zip
 from zcrecord.frameworks.torch import import_torch
-from zcrecord.record.record_writer import RecordWriter
-from zcrecord.storage.files import Progress, open_source
 from zcrecord.tensors.strides import address
 from zcrecord.writing.flatten import as_tensor, children_of, refuse_key
 from zcrecord.writing.module_tree import state_path
 
 from .numpy_types import Noted, allowed
 from .pickled import claimed
+from .readers import Reader, as_file
+from .receiver import Receiver
+from .zip_files import check_alike, open_zip
 
 _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
 _ADVICE = re.compile(r"torch\.load|weights_only|Weights only")  # lines of advice in torch's messages
@@ -39,8 +37,8 @@ _EXPANDED, _TIMES = 64 << 20, 4  # limit of the bytes of all tensors: so many, p
 _ITEM_COST, _ITEM_TIMES = 900, 64  # bytes of memory of a child of a module, which may be one byte; a word takes 20
 
 
-def read(path: str, out: RecordWriter, progress: Progress) -> int:
-    """Write a checkpoint's tensors and values to `out`; returns the bytes of input. Copies no tensor in C order.
+def read(reader: Reader, out: Receiver) -> int:
+    """Give a checkpoint's tensors and values to `out`; returns the bytes of input. Copies no tensor in C order.
 
     The archive is the one that `save_record` makes of the result of `torch.load`: dicts, lists and tuples are modules,
     integer keys stay integers, names with dots stay whole. So `tree("torch")` returns an object for `load_state_dict`.
@@ -51,46 +49,30 @@ def read(path: str, out: RecordWriter, progress: Progress) -> int:
     Tensors are read from the mapped file, a page at a time. A checkpoint from before torch 1.6, which is no zip file,
     cannot be mapped: torch reads it into memory, whole.
 
-    Example:
-        >>> import torch, zcrecord
-        >>> torch.save({"model": {"fc.bias": torch.ones(3)}, "epoch": 5}, "last.pt")
-        >>> with RecordWriter("last.zcr") as out: size = read("last.pt", out, lambda done, total: None)
-        >>> zcrecord.load_record("last.zcr").tree("torch")
-        {'model': {'fc.bias': tensor([1., 1., 1.])}, 'epoch': 5}
-
     Raises:
         FormatError: the file is not a checkpoint, is damaged, or has objects of classes that torch does not load from
             untrusted files. UnsupportedError: a key, value or tensor that archives cannot have. LimitError: a small
             file claims huge tensors. DependencyError: torch is not installed. SourceError: the file cannot be read.
     """
     torch = import_torch()
-    try:
-        file, size = open_source(path)
-        with file:
-            head = file.read(HEAD)
-        if size is None:
-            raise UnsupportedError("not a regular file; torch seeks in it, write it to one first")
-        items = list(_StateDictWalk(torch, size).items((), _load(torch, path, head)))
-        arrays = [as_tensor(f.value, ".".join(f.path)) for f in items if f.kind == "tensor"]
-        _check_amount(arrays, size)
-        parts = iter(out.parts(arrays))
-        done = 0
-        for f in items:
-            if f.kind == "tensor":
-                out.add(f.path, next(parts))
-                done += f.value.nbytes
-                progress(min(done, size), size)
-            elif f.kind == "attribute":
-                out.attribute(f.path, f.value)
-            else:
-                out.module(f.path, f.kind, f.value)
-        progress(size, size)
-        return size
-    except RecordError as error:
-        raise error.located(path=path) from error.__cause__
+    if reader.nbytes is None or reader.path is None:
+        raise UnsupportedError("torch seeks in a checkpoint, in a regular file; write it to one first")
+    size, head = reader.nbytes, reader.read(HEAD)
+    items = list(_StateDictWalk(torch, size).items((), _load(torch, reader, head)))
+    arrays = [as_tensor(f.value, ".".join(f.path)) for f in items if f.kind == "tensor"]
+    _check_amount(arrays, size)
+    parts = iter(out.parts(arrays))
+    for f in items:
+        if f.kind == "tensor":
+            out.add(f.path, next(parts))
+        elif f.kind == "attribute":
+            out.attribute(f.path, f.value)
+        else:
+            out.module(f.path, f.kind, f.value)
+    return size
 
 
-def _load(torch: Any, path: str, head: bytes) -> Any:
+def _load(torch: Any, reader: Reader, head: bytes) -> Any:
     """Load a checkpoint by torch; storages of a zip file are mapped."""
     zipped = head.startswith(_ZIP)
     if not head:
@@ -99,41 +81,40 @@ def _load(torch: Any, path: str, head: bytes) -> Any:
         what = "no torch checkpoint, which begins as a zip file or a pickle; name its format (source_format=, --from)"
         raise FormatError(wrong_type(head, "a torch checkpoint", sure=True) or what)
     try:
-        (_check_zip if zipped else _check_pickles)(path)
+        (_check_zip if zipped else _check_pickles)(reader)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the error describes a damaged file
             with allowed(torch):
-                return torch.load(os.fspath(path), map_location="cpu", weights_only=True, mmap=zipped)
+                return torch.load(reader.path, map_location="cpu", weights_only=True, mmap=zipped)
     except (MemoryError, RecordError):
         raise
     except Exception as error:  # unpickling a damaged file raises anything
         raise FormatError(_reason(error)) from error
 
 
-def _check_zip(path: str) -> None:
+def _check_zip(reader: Reader) -> None:
     """Refuse a zip file with compressed members, which torch reads whole into memory; `torch.save` never writes them.
 
     `check_alike` ensures that torch finds the same members as zipfile.
     """
-    file, size = open_source(path)
-    with file, io.BufferedReader(file) as buffered:
-        opened = open_zip(buffered, "no torch checkpoint")
-        packed = next((info.filename for info in opened.infolist() if info.compress_type != zipfile.ZIP_STORED), None)
-        if packed is not None:
-            what = f"no torch checkpoint, or one that was packed again: '{printable(packed)}' is compressed"
-            raise UnsupportedError(f"{what}; unpack it and pack it without compression, or save it anew")
-        check_alike(opened, buffered, size or 0)
-        for info in opened.infolist():
-            if info.filename.lower().endswith("data.pkl"):  # torch ignores the case of the name
-                _check_claim(claimed(opened.read(info)), size or 0)
+    size, file = reader.nbytes or 0, as_file(reader)
+    opened = open_zip(file, "no torch checkpoint")
+    packed = next((info.filename for info in opened.infolist() if info.compress_type != zipfile.ZIP_STORED), None)
+    if packed is not None:
+        what = f"no torch checkpoint, or one that was packed again: '{printable(packed)}' is compressed"
+        raise UnsupportedError(f"{what}; unpack it and pack it without compression, or save it anew")
+    check_alike(opened, file, size)
+    for info in opened.infolist():
+        if info.filename.lower().endswith("data.pkl"):  # torch ignores the case of the name
+            _check_claim(claimed(opened.read(info)), size)
 
 
-def _check_pickles(path: str) -> None:
+def _check_pickles(reader: Reader) -> None:
     """Refuse a checkpoint from before torch 1.6 whose pickles ask for too much memory."""
-    file, size = open_source(path)
-    with file, io.BufferedReader(file) as buffered:
-        for _ in range(_PICKLES):
-            _check_claim(claimed(buffered), size or 0)
+    file = as_file(reader)
+    file.seek(0)
+    for _ in range(_PICKLES):
+        _check_claim(claimed(file), reader.nbytes or 0)
 
 
 def _check_claim(nbytes: int, size: int) -> None:

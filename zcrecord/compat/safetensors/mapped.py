@@ -12,13 +12,12 @@ from zcrecord.codec.entries import ModuleKind, TensorLayout, in_memory
 from zcrecord.codec.index import PAYLOAD
 from zcrecord.codec.layout import NONE
 from zcrecord.errors import RecordError
+from zcrecord.foreign.safetensors_header import check_length, decode_header
 from zcrecord.record.record import Record
 from zcrecord.record.save import metadata_entries
 from zcrecord.storage.files import path_of
 from zcrecord.storage.memory import Memory, buffer_of, map_file, read_file
 from zcrecord.writing.flatten import FlatRecord
-
-from .header import check_length, decode_header
 
 
 def open_record(source: Any, *, mmap: bool = True) -> Record:

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from zcrecord.archive.info import ModuleInfo, TensorInfo
 from zcrecord.codec.entries import KIND_NAMES, encodable, is_attribute
 from zcrecord.errors import FormatError, RecordError, VersionError, printable
-from zcrecord.record.record import Record
-from zcrecord.record.record_writer import RecordWriter
-from zcrecord.writing.module_tree import state_path
+from zcrecord.writing.module_tree import split_dotted, state_path
+
+from .receiver import Receiver
 
 KEY = "zcrecord"
 MAX_TEXT = 100_000_000  # bytes; the limit of a safetensors header, which contains it
@@ -48,11 +47,15 @@ class Structure:
     metadata: dict[str, Any] = field(default_factory=dict)
     marked: bool = False
     _written: int = 0
+    _prefixed: bool | None = None  # whether a tensor's name goes on in another's
     _twins: dict[str, list[str]] | None = None
 
-    def path(self, name: str, names: Container[str]) -> tuple[str, ...]:
+    def path(self, name: str, names: Collection[str]) -> tuple[str, ...]:
         """Return the keys of a tensor by its name; `names` has the names of all tensors."""
-        return self.paths.get(name) or state_path(name, names)
+        if self._prefixed is None:
+            self._prefixed = not _prefixes(names).isdisjoint(names)
+        path = self.paths.get(name)
+        return path or (state_path(name, names) if self._prefixed else split_dotted(name))
 
     def twin(self, name: str) -> str | None:
         """Return the first tensor that this one was tied to; None for the first itself. Call it in the file's order.
@@ -70,7 +73,7 @@ class Structure:
         asked.append(name)
         return asked[0] if asked[0] != name else None
 
-    def write_items(self, out: RecordWriter, count: int | None = None) -> None:
+    def write_items(self, out: Receiver, count: int | None = None) -> None:
         """Write modules and attributes that come before tensor number `count`; by default all remaining ones."""
         while self._written < len(self.items) and (count is None or self.items[self._written][0] <= count):
             _, path, *what = self.items[self._written]
@@ -101,43 +104,13 @@ class Structure:
         return json.dumps({"version": _VERSION, **parts}, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
-def structure_of(record: Record, infos: Sequence[TensorInfo], *, texts: bool) -> Structure:
-    """Return a record's structure; `texts` leaves out metadata that is text, if the format stores that itself."""
-    out = Structure()
-    number = {info.name: i for i, info in enumerate(infos)}
-    frames: list[tuple[tuple[str, ...], list[int]]] = []  # of the open modules: path, and current position
-    for depth, key, child in record.walk():
-        while len(frames) > max(depth, 0):
-            _, (done,) = frames.pop()
-            if frames:
-                frames[-1][1][0] = max(frames[-1][1][0], done)
-        path = (*frames[-1][0], key) if frames else ()
-        position = frames[-1][1][0] if frames else 0
-        if isinstance(child, ModuleInfo):
-            if child.kind != "mapping" or child.type_name or (path and not child.tensors and not child.attributes):
-                out.items.append((position, path, child.kind, child.type_name))
-            frames.append((path, [position]))
-        elif isinstance(child, TensorInfo):
-            frames[-1][1][0] = max(position, number[child.name] + 1)
-            if path != state_path(child.name, number):
-                out.paths[child.name] = path
-        else:
-            out.items.append((position, path, child))
-    out.items.sort(key=lambda item: item[0])
-    out.ties = _ties(infos)
-    plain = {name for name, value in record.metadata.items() if texts and isinstance(value, str) and name != KEY}
-    out.metadata = {name: value for name, value in record.metadata.items() if name not in plain}
+def _prefixes(names: Iterable[str]) -> set[str]:
+    """Return what stands before a dot in names."""
+    out: set[str] = set()
+    for name in names:
+        while (name := name.rpartition(".")[0]) and name not in out:
+            out.add(name)
     return out
-
-
-def _ties(infos: Iterable[TensorInfo]) -> list[list[str]]:
-    """Return groups of names of tied tensors with the same offset, dtype, shape and strides."""
-    groups: dict[Any, list[str]] = {}
-    for info in infos:
-        if len(info.tied) > 1 and info.payload is not None:
-            seen = info.payload, info.offset, info.dtype.code, info.shape, info.strides
-            groups.setdefault(seen, []).append(info.name)
-    return [names for names in groups.values() if len(names) > 1]
 
 
 def _encode(value: Any) -> Any:

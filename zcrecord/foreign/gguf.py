@@ -1,4 +1,4 @@
-"""GGUF files into an archive: tensors as they are, quantised ones as blocks under the `zcr:quantized` convention.
+"""Reads GGUF: tensors as they are, quantised ones as blocks under the `zcr:quantized` convention.
 
 The header is parsed here: every count and length is compared with the bytes left in the file before memory is
 allocated for it, which `gguf.GGUFReader` does not do. The `gguf` package has the table of type numbers.
@@ -8,7 +8,6 @@ Source: the GGUF specification, versions 2 and 3 (ggml, docs/gguf.md).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import prod
 from typing import Any, NamedTuple
 
@@ -16,12 +15,13 @@ import numpy as np
 
 from zcrecord.codec.file_types import HEAD, wrong_type
 from zcrecord.codec.layout import MAX_ARCHIVE_SIZE, MAX_RANK
-from zcrecord.dtypes import DTYPES, DType
+from zcrecord.dtypes import DTYPES, DType, by_name
 from zcrecord.errors import FormatError, LimitError, RecordError, UnsupportedError, missing_package, printable
-from zcrecord.record.record_writer import RecordWriter
-from zcrecord.storage.files import Progress
-from zcrecord.storage.stream_reader import PIECE, StreamReader
+from zcrecord.storage.stream_reader import PIECE
 from zcrecord.writing.module_tree import state_path
+
+from .readers import Reader
+from .receiver import Receiver
 
 QUANTIZED = "zcr:quantized"
 MAGIC = b"GGUF"
@@ -44,8 +44,8 @@ _BLOCKS_COST, _TENSOR_COST, _MODULE_COST = 3500, 600, 900  # of a quantised tens
 _PLAIN: dict[str, DType] = {d.safetensors: d for d in DTYPES if d.safetensors}  # F32, BF16, I8: ggml's names too
 
 
-def read(path: str, out: RecordWriter, progress: Progress) -> int:
-    """Write a GGUF file's tensors and metadata to `out`; returns the bytes of input. Holds one window of payload.
+def read(reader: Reader, out: Receiver) -> int:
+    """Give a GGUF file's tensors and metadata to `out`; returns the bytes of input.
 
     Dimensions come in numpy's order, the reverse of GGUF's. A tensor of floats or integers becomes a tensor. A tensor
     of quantised blocks becomes a module of type name `zcr:quantized`. It has the tensor `data`, uint8, whose rows are
@@ -54,15 +54,6 @@ def read(path: str, out: RecordWriter, progress: Progress) -> int:
     metadata becomes the archive's: text, int, float, bool, and lists of one of these. Text that is not UTF-8 becomes
     bytes, and so does a list that has such a text.
 
-    Example:
-        >>> import gguf, zcrecord
-        >>> made = gguf.GGUFWriter("model.gguf", "llama")
-        >>> made.add_tensor("blk.0.norm", np.ones(4, np.float32))
-        >>> _ = made.write_header_to_file(), made.write_kv_data_to_file(), made.write_tensors_to_file(), made.close()
-        >>> with RecordWriter("model.zcr") as out: size = read("model.gguf", out, lambda done, total: None)
-        >>> zcrecord.load_record("model.zcr").metadata
-        {'general.architecture': 'llama'}
-
     Raises:
         FormatError: the file is not a valid GGUF file. LimitError: metadata of more than 256 MiB, or so many short
             texts, numbers or tensors that they would take far more memory than the file has bytes. UnsupportedError:
@@ -70,21 +61,16 @@ def read(path: str, out: RecordWriter, progress: Progress) -> int:
             read.
     """
     types = _types()
-    try:
-        with StreamReader(path) as file:
-            size = file.nbytes
-            if size is None:
-                raise UnsupportedError("not a regular file; GGUF is read by seeking, write it to one first")
-            header = _GgufHeader(file, size, types)
-            _check_apart(header.tensors)
-            out.metadata.update(header.metadata)
-            names = {t.name for t in header.tensors}
-            for t in header.tensors:
-                _write(file, t, state_path(t.name, names), out, lambda done: progress(done, size))
-            progress(size, size)
-            return size
-    except RecordError as error:
-        raise error.located(path=path) from error.__cause__
+    if reader.nbytes is None:
+        raise UnsupportedError("not a regular file; GGUF is read by seeking, write it to one first")
+    header = _GgufHeader(reader, reader.nbytes, types)
+    _check_apart(header.tensors)
+    reader.described = 0, header.end
+    out.metadata.update(header.metadata)
+    names = {t.name for t in header.tensors}
+    for t in header.tensors:
+        _give(reader, t, state_path(t.name, names), out)
+    return reader.nbytes
 
 
 class _GgufType(NamedTuple):
@@ -125,7 +111,7 @@ class _GgufHeader:
         tensors: in the file's order.
     """
 
-    def __init__(self, file: StreamReader, size: int, types: dict[int, _GgufType]) -> None:
+    def __init__(self, file: Reader, size: int, types: dict[int, _GgufType]) -> None:
         self._file, self._size, self._types = file, size, types
         self._buffer, self._base, self._pos = b"", 0, 0  # bytes read, where they lie in the file, how many are used
         self._room = _MEMORY + _TIMES * size
@@ -134,7 +120,8 @@ class _GgufHeader:
         for _ in range(fields):
             self._field()
         described = self._described(tensors)
-        start = self._position + -self._position % self._alignment()
+        self.end = self._position
+        start = self.end + -self.end % self._alignment()
         self.tensors = [self._placed(t, start) for t in described]
 
     def _fail(self, what: str, kind: type[RecordError] = FormatError) -> RecordError:
@@ -296,10 +283,8 @@ def _check_apart(tensors: list[_GgufTensor]) -> None:
         end, last = t.offset + t.nbytes, t.name
 
 
-def _write(
-    file: StreamReader, t: _GgufTensor, path: tuple[str, ...], out: RecordWriter, report: Callable[[int], None]
-) -> None:
-    """Write one tensor, or the module of a quantised one."""
+def _give(reader: Reader, t: _GgufTensor, path: tuple[str, ...], out: Receiver) -> None:
+    """Give one tensor, or the module of a quantised one."""
     dtype, shape = t.kind.plain, t.shape
     if dtype is None:
         out.module(path, type_name=QUANTIZED)
@@ -307,12 +292,7 @@ def _write(
             out.attribute((*path, key), value)
         path = (*path, "data")
         shape = (*t.shape[:-1], t.shape[-1] // t.kind.block * t.kind.nbytes)
-    with out.tensor(path, dtype or "uint8", shape) as tensor:
-        if t.nbytes:  # the offset of an empty one may be anything
-            file.seek(t.offset)
-        for piece in file.pieces(t.nbytes):
-            tensor.write(piece)
-            report(file.position)
+    out.put_range(path, dtype or by_name["uint8"], shape, reader, t.offset if t.nbytes else 0, t.nbytes)
 
 
 def _attributes(t: _GgufTensor) -> dict[str, Any]:

@@ -1,0 +1,210 @@
+"""Files of other formats open as the records that their conversions are: views, or decoded when used."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import zcrecord
+from tools.range_server import serving
+from zcrecord import FormatError, SourceError, UnsupportedError
+from zcrecord.formats import convert
+from zcrecord.tensors.strides import address
+
+W = np.arange(600, dtype=np.float32).reshape(20, 30)
+TREE: dict[str, Any] = {
+    "encoder": {"w": W, "b": np.ones(30, bool), "half": np.ones((2, 2), np.float16)},
+    "layers": [{"w": W + 1}, {"w": W + 2}],
+    "empty": np.zeros((0, 3), np.int8),
+    "step": 500,
+    "blob": b"bytes",
+}
+
+
+def gguf_file(path: Path) -> None:
+    gguf = pytest.importorskip("gguf", reason="extra: gguf")
+    made = gguf.GGUFWriter(path, "llama")
+    made.add_tensor("blk.0.norm", W)
+    kind = gguf.GGMLQuantizationType.Q8_0
+    made.add_tensor("blk.0.q", gguf.quants.quantize(np.ones((4, 64), np.float32), kind), raw_dtype=kind)
+    made.add_array("tokens", ["a", "b"])
+    made.write_header_to_file()
+    made.write_kv_data_to_file()
+    made.write_tensors_to_file()
+    made.close()
+
+
+def converted(suffix: str, **options: Any) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        zcrecord.save_record(TREE, path.with_suffix(".zcr"))
+        convert(path.with_suffix(".zcr"), path, **options)
+        os.unlink(path.with_suffix(".zcr"))
+
+    return write
+
+
+def torch_file(path: Path) -> None:
+    w = torch.from_numpy(W.copy())
+    torch.save(
+        {"model": {"fc.w": w, "tied": w, "turned": w.T}, "epoch": 3, "bf16": torch.ones(3, dtype=torch.bfloat16)}, path
+    )
+
+
+def deflated(path: Path) -> None:
+    arrays: dict[str, Any] = {"a.w": W, "F": np.asfortranarray(W), "words": np.array(["a", "bc"])}
+    np.savez_compressed(path, **arrays)
+
+
+FILES: dict[str, Callable[[Path], Any]] = {
+    "m.safetensors": converted(".safetensors"),
+    "m.safetensors.index.json": converted(".safetensors", max_shard_size=2500),
+    "m.npz": converted(".npz"),
+    "deflated.npz": deflated,
+    "swapped.npz": lambda path: np.savez(path, big=W.astype(">f4"), b=np.ones(5, np.int8)),
+    "m.gguf": gguf_file,
+    "m.pt": torch_file,
+}  # fmt: skip
+
+
+@pytest.fixture(params=FILES)
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path: Path = tmp_path / "hub" / request.param
+    path.parent.mkdir()
+    FILES[request.param](path)
+    return path
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+def test_a_file_opens_as_the_record_that_its_conversion_is(path: Path, mmap: bool) -> None:
+    convert(path, path.parent / "own.zcr")
+    own, opened = zcrecord.load_record(path.parent / "own.zcr"), zcrecord.load_record(path, mmap=mmap)
+    assert opened.names == own.names and opened.metadata == own.metadata
+    assert opened.content_digest() == own.content_digest()
+    for name in own.names:
+        assert opened.raw(name) == own.raw(name), name
+    zcrecord.save_record(opened, path.parent / "saved.zcr")
+    assert zcrecord.load_record(path.parent / "saved.zcr", verify="full").content_digest() == own.content_digest()
+    opened.verify()
+
+
+def test_parts_pickles_private_copies_and_frameworks_take_it(path: Path) -> None:
+    record = zcrecord.load_record(path, expect=zcrecord.load_record(path).content_digest())
+    name = next(
+        n for n in record.names if record.info(n).nbytes and record.info(n).dtype.name.startswith(("float", "uint"))
+    )
+    part = zcrecord.load_record(path, names=[name])
+    again = pickle.loads(pickle.dumps(record))
+    assert part.names == (name,) and part.raw(name) == record.raw(name) == again.raw(name)
+    edited = zcrecord.load_record(path, mode="c")
+    edited[name][...] = 7
+    assert (edited[name] == 7).all() and record.raw(name) == zcrecord.load_record(path).raw(name)
+    numeric = [n for n in record.names if record.info(n).dtype.name != "string"]
+    assert set(record.select(numeric).torch()) == set(numeric)
+
+
+@pytest.mark.parametrize("name", ["m.safetensors", "m.gguf"])
+def test_views_lie_in_the_mapping_and_info_says_so(name: str, tmp_path: Path) -> None:
+    FILES[name](tmp_path / name)
+    record = zcrecord.load_record(tmp_path / name)
+    start = address(record.archive.buffer)
+    for tensor in record.infos():
+        if tensor.nbytes:
+            assert tensor.decoding is None
+            assert start <= address(record.raw(tensor.name)) < start + os.path.getsize(tmp_path / name)
+
+
+def test_what_does_not_lie_as_it_is_used_is_decoded_while_it_is_used(tmp_path: Path) -> None:
+    FILES["deflated.npz"](tmp_path / "d.npz")
+    record = zcrecord.load_record(tmp_path / "d.npz")
+    assert [record.info(n).decoding for n in record.names] == ["deflated", "deflated", None]
+    view = record["a.w"]
+    assert address(record["a.w"]) == address(view) and not view.flags.writeable
+    assert record["F"].flags.f_contiguous
+    FILES["swapped.npz"](tmp_path / "s.npz")
+    swapped = zcrecord.load_record(tmp_path / "s.npz")
+    assert swapped.info("big").decoding == "big-endian" and swapped["big"].dtype == np.dtype("<f4")
+
+
+def test_an_unaligned_tensor_is_copied_at_first_use(tmp_path: Path) -> None:
+    header = (
+        b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"F32","shape":[1],"data_offsets":[1,5]}}'
+    )
+    data = len(header).to_bytes(8, "little") + header + b"\1" + np.float32(2).tobytes()
+    (tmp_path / "m.safetensors").write_bytes(data)
+    record = zcrecord.load_record(tmp_path / "m.safetensors")
+    assert record.info("b").decoding == "not aligned in its file"
+    assert record["b"].flags.aligned and record["b"].tolist() == [2.0] and record["a"].tolist() == [1]
+    assert zcrecord.load_record(data)["b"].tolist() == [2.0]
+
+
+def test_a_folder_opens_as_its_one_model_an_archive_first(tmp_path: Path) -> None:
+    FILES["m.safetensors.index.json"](tmp_path / "m.safetensors.index.json")
+    assert zcrecord.load_record(tmp_path)["encoder.w"].tolist() == W.tolist()
+    zcrecord.save_record({"x": np.ones(1)}, tmp_path / "model.zcr")
+    assert zcrecord.load_record(tmp_path).names == ("x",)
+    (tmp_path / "none").mkdir()
+    with pytest.raises(SourceError, match="none: is a folder without a model; name a file"):
+        zcrecord.load_record(tmp_path / "none")
+
+
+def test_links_are_followed_inside_the_folder_or_a_hub_cache_alone(tmp_path: Path) -> None:
+    snapshot, blobs = tmp_path / "models--x" / "snapshots" / "1", tmp_path / "models--x" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    FILES["m.safetensors.index.json"](snapshot / "m.safetensors.index.json")
+    shards = sorted(snapshot.glob("*.safetensors"))
+    for number, shard in enumerate(shards):
+        shard.rename(blobs / f"{number}")
+        shard.symlink_to(blobs / f"{number}")
+    assert zcrecord.load_record(snapshot)["encoder.w"].tolist() == W.tolist()
+    (blobs / "0").rename(tmp_path / "elsewhere")
+    shards[0].unlink()
+    shards[0].symlink_to(tmp_path / "elsewhere")
+    for use in (zcrecord.load_record, lambda folder: convert(folder, tmp_path / "out.zcr")):
+        with pytest.raises(SourceError, match=r"is a link to .*elsewhere, out of its folder"):
+            use(snapshot)
+
+
+def test_a_bad_file_gets_the_error_of_its_reader(tmp_path: Path) -> None:
+    (tmp_path / "m.safetensors").write_bytes((10**6).to_bytes(8, "little") + b"{")
+    (tmp_path / "m.onnx").write_bytes(b"\x08\x07\x12\x01x")
+    with pytest.raises(FormatError, match=r"m\.safetensors: .*header"):
+        zcrecord.load_record(tmp_path / "m.safetensors")
+    with pytest.raises(UnsupportedError, match=r"zcrecord\.onnx\.scan\(path\) gives its weights as they lie"):
+        zcrecord.load_record(tmp_path / "m.onnx")
+    with pytest.raises(FormatError, match="not a zcrecord archive"):
+        zcrecord.load_record(b"\0" * 200)
+
+
+@pytest.mark.parametrize("name", ["m.safetensors", "m.gguf"])
+def test_a_url_is_read_in_two_requests(name: str, tmp_path: Path) -> None:
+    FILES[name](tmp_path / name)
+    with serving(tmp_path) as server:
+        record = zcrecord.load_record(f"{server.url}/{name}")
+        wanted = record.names[0]
+        assert record.raw(wanted) == zcrecord.load_record(tmp_path / name).raw(wanted)
+        again = pickle.loads(pickle.dumps(record))
+        assert again.raw(wanted) == record.raw(wanted)
+        np.savez(tmp_path / "a.npz", a=W)
+        with pytest.raises(
+            UnsupportedError, match=r"is a \.npz file, which is not read by URL; download it, or convert"
+        ):
+            zcrecord.load_record(f"{server.url}/a.npz")
+
+
+def test_what_needs_an_archive_says_how_to_make_one(tmp_path: Path) -> None:
+    FILES["m.safetensors"](tmp_path / "m.safetensors")
+    with (
+        pytest.raises(
+            UnsupportedError, match=r"edit takes an archive; make one by zcrecord convert m\.safetensors model\.zcr"
+        ),
+        zcrecord.edit(tmp_path / "m.safetensors"),
+    ):
+        pass

@@ -1,0 +1,300 @@
+"""Archives of references: an index of other formats' files, and records saved without what a base has."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+import zcrecord
+from tools.range_server import serving
+from zcrecord import (
+    DestinationExistsError,
+    FormatError,
+    IntegrityError,
+    RecordError,
+    SourceError,
+    SourceNotFoundError,
+    UnsupportedError,
+    integrity,
+)
+from zcrecord.archive.archive import open_archive
+from zcrecord.codec.conventions import REFERENCES_TYPE
+from zcrecord.formats import convert
+from zcrecord.storage.memory import map_file
+
+LAYERS = {f"layer{i}": {"w": np.random.default_rng(i).random((20, 30), np.float32)} for i in range(6)}
+TREE: dict[str, Any] = {
+    **LAYERS,
+    "equal": [np.ones(64, np.float32), np.ones(64, np.float32)],
+    "step": 5,
+    "blob": b"bytes",
+}
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Path:
+    """A folder with shards of safetensors, and the same as one archive beside it."""
+    zcrecord.save_record(TREE, tmp_path / "own.zcr")
+    (tmp_path / "hub").mkdir()
+    convert(tmp_path / "own.zcr", tmp_path / "hub" / "model.safetensors", max_shard_size=5000)
+    return tmp_path / "hub"
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    zcrecord.save_record(TREE, tmp_path / "base.zcr")
+    return tmp_path / "base.zcr"
+
+
+TUNED = {**TREE, "layer3": {"w": LAYERS["layer3"]["w"] + 1}, "step": 6, "note": b"more bytes"}
+
+
+def tables(path: Path) -> zcrecord.Record:
+    """Return an archive of references as readers see it that do not know the convention."""
+    return zcrecord.Record(open_archive(map_file(str(path)), verify="index"))
+
+
+def changed(path: Path, at: int) -> None:
+    octets = bytearray(path.read_bytes())
+    octets[at] ^= 1
+    path.write_bytes(octets)
+
+
+# An index of other formats' files.
+
+
+@pytest.mark.parametrize("digest", ["xxh3", "none"])
+def test_an_index_opens_as_the_record_that_the_files_hold(hub: Path, digest: str) -> None:
+    report = zcrecord.index(hub, hub / "index.zcr", digest=digest)
+    assert report.archive_bytes == os.path.getsize(hub / "index.zcr") < 8192
+    own, record = zcrecord.load_record(hub.parent / "own.zcr"), zcrecord.load_record(hub / "index.zcr")
+    assert record.names == own.names and record.content_digest() == own.content_digest()
+    assert record.tree()["blob"] == b"bytes" and record.archive.source.file_names == sorted(
+        p.name for p in hub.glob("*.safetensors")
+    )
+    record.verify()
+    zcrecord.load_record(hub / "index.zcr", expect=own.content_digest())
+    assert pickle.loads(pickle.dumps(record))["layer2.w"].tolist() == LAYERS["layer2"]["w"].tolist()
+    edited = zcrecord.load_record(hub / "index.zcr", mode="c")
+    edited["equal.0"][...] = 3
+    assert edited["equal.1"].tolist() == [1] * 64 == record["equal.0"].tolist()
+    convert(hub / "index.zcr", hub.parent / "whole.zcr")
+    (hub.parent / "alone").mkdir()
+    shutil.move(hub.parent / "whole.zcr", hub.parent / "alone" / "whole.zcr")
+    assert (
+        zcrecord.load_record(hub.parent / "alone" / "whole.zcr", verify="full").content_digest() == own.content_digest()
+    )
+
+
+def test_an_index_is_signed_and_the_signature_holds_for_the_files(hub: Path) -> None:
+    zcrecord.index(hub, hub / "index.zcr")
+    key = Ed25519PrivateKey.generate()
+    integrity.sign(hub / "index.zcr", key)
+    integrity.check_signature(zcrecord.load_record(hub / "index.zcr"), key.public_key())
+    changed(hub / "model-00001-of-00004.safetensors", -1)
+    with pytest.raises(IntegrityError):
+        integrity.check_signature(zcrecord.load_record(hub / "index.zcr"), key.public_key())
+
+
+def test_the_tables_are_plain_tensors_to_other_readers(hub: Path) -> None:
+    zcrecord.index(hub, hub / "index.zcr")
+    plain = tables(hub / "index.zcr")
+    assert REFERENCES_TYPE.encode() in bytes(plain.archive.buffer)
+    first = plain["offset"][plain["file"].tolist().index(0)]
+    name = plain["files.name"].unpack().tolist()[0]
+    assert first == plain["files.described"][0][1] and (hub / name).stat().st_size == plain["files.nbytes"][0]
+
+
+def test_a_file_that_was_changed_is_refused_by_name(hub: Path) -> None:
+    zcrecord.index(hub, hub / "index.zcr")
+    shard = hub / "model-00002-of-00004.safetensors"
+    changed(shard, -1)
+    with pytest.raises(IntegrityError, match=r"00002-of-00004\.safetensors: .*digest does not match"):
+        zcrecord.load_record(hub / "index.zcr", verify="full")
+    changed(shard, 20)
+    record = zcrecord.load_record(hub / "index.zcr")
+    with pytest.raises(IntegrityError, match="is another file than the one that was indexed"):
+        record.verify()
+    shard.write_bytes(shard.read_bytes() + b"\0")
+    with pytest.raises(IntegrityError, match=r"has \d+ bytes, \d+ when it was indexed: .*index\.zcr refers to "):
+        zcrecord.load_record(hub / "index.zcr").verify()
+    shard.unlink()
+    with pytest.raises(
+        SourceNotFoundError, match=r"refers to model-00002-of-00004\.safetensors; put the very file beside"
+    ):
+        zcrecord.load_record(hub / "index.zcr").verify()
+
+
+def test_what_lies_in_no_file_as_it_is_used_is_refused_by_name(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "d.npz", w=np.ones(300))
+    with pytest.raises(UnsupportedError, match=r"d\.npz: tensor 'w': is deflated, and an index names ranges"):
+        zcrecord.index(tmp_path / "d.npz", tmp_path / "i.zcr")
+    zcrecord.save_record({"w": np.ones(1)}, tmp_path / "m.zcr")
+    with pytest.raises(UnsupportedError, match="archives and catalogues need no index"):
+        zcrecord.index(tmp_path / "m.zcr", tmp_path / "i.zcr")
+    assert sorted(os.listdir(tmp_path)) == ["d.npz", "m.zcr"]
+
+
+def test_an_index_lies_beside_its_files_and_never_in_their_place(hub: Path) -> None:
+    with pytest.raises(UnsupportedError, match="lies in another folder than the archive"):
+        zcrecord.index(hub, hub.parent / "index.zcr")
+    single = hub / "model-00001-of-00004.safetensors"
+    with pytest.raises(DestinationExistsError):
+        zcrecord.index(single, single, force=True)
+    (hub / "index.zcr").write_bytes(b"old")
+    with pytest.raises(DestinationExistsError):
+        zcrecord.index(hub, hub / "index.zcr")
+    zcrecord.index(hub, hub / "index.zcr", force=True)
+
+
+def test_an_index_by_url_fetches_what_is_asked_for(hub: Path) -> None:
+    zcrecord.index(hub, hub / "index.zcr")
+    with serving(hub) as server:
+        record = zcrecord.load_record(f"{server.url}/index.zcr")
+        assert record["layer4.w"].tolist() == LAYERS["layer4"]["w"].tolist()
+        assert record.content_digest() == zcrecord.load_record(hub.parent / "own.zcr").content_digest()
+
+
+# A base.
+
+
+@pytest.mark.parametrize("writer", [False, True])
+def test_only_what_changed_is_written(base: Path, writer: bool) -> None:
+    path = base.parent / "tuned.zcr"
+    if writer:
+        with zcrecord.RecordWriter(path, base=base) as out:
+            for name, layer in TUNED.items():
+                if isinstance(layer, dict):
+                    out.add(f"{name}.w", layer["w"])
+        report = out.report
+    else:
+        report = zcrecord.save_record(TUNED, path, base=base)
+    assert report is not None and report.archive_bytes == os.path.getsize(path) < os.path.getsize(base) / 2
+    record = zcrecord.load_record(path)
+    assert record["layer3.w"].tolist() == TUNED["layer3"]["w"].tolist()
+    assert record["layer5.w"].tolist() == LAYERS["layer5"]["w"].tolist()
+    record.verify()
+    assert record.archive.source.file_names == ["base.zcr"]
+
+
+def test_it_is_the_record_that_it_would_be_without_a_base(base: Path) -> None:
+    zcrecord.save_record(TUNED, base.parent / "tuned.zcr", base=base)
+    zcrecord.save_record(TUNED, base.parent / "full.zcr")
+    tuned, full = (zcrecord.load_record(base.parent / name) for name in ("tuned.zcr", "full.zcr"))
+    assert tuned.content_digest() == full.content_digest() and tuned.tree()["note"] == b"more bytes"
+
+
+def test_references_name_files_directly_and_never_chains(base: Path, hub: Path) -> None:
+    zcrecord.save_record(TUNED, base.parent / "tuned.zcr", base=base)
+    third = {**TUNED, "layer4": {"w": LAYERS["layer4"]["w"] * 2}}
+    zcrecord.save_record(third, base.parent / "third.zcr", base=base.parent / "tuned.zcr")
+    assert zcrecord.load_record(base.parent / "third.zcr").archive.source.file_names == ["base.zcr", "tuned.zcr"]
+    zcrecord.index(hub, hub / "index.zcr")
+    zcrecord.save_record(TUNED, hub / "tuned.zcr", base=hub / "index.zcr")
+    os.unlink(hub / "index.zcr")
+    record = zcrecord.load_record(hub / "tuned.zcr", verify="full")
+    assert record.content_digest() == zcrecord.load_record(base.parent / "tuned.zcr").content_digest()
+    assert {name.partition("-")[0] for name in record.archive.source.file_names} == {"model"}
+
+
+def test_a_base_that_is_replaced_meanwhile_is_noticed_and_nothing_is_written(base: Path) -> None:
+    before = sorted(os.listdir(base.parent))
+    with (
+        pytest.raises(SourceError, match=r"base\.zcr: was replaced meanwhile"),
+        zcrecord.RecordWriter(base.parent / "new.zcr", base=base) as out,
+    ):
+        out.add("w", LAYERS["layer0"]["w"])
+        zcrecord.save_record({"x": np.ones(1)}, base)
+    assert sorted(os.listdir(base.parent)) == before
+
+
+def test_no_save_removes_a_base(base: Path) -> None:
+    zcrecord.save_record(TUNED, base.parent / "tuned.zcr", base=base)
+    for most in (None, 4000):
+        zcrecord.save_record(TREE, base.parent / "tuned.zcr", max_shard_size=most)
+        assert base.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"base": "base.zcr", "dest": "base.zcr"}, DestinationExistsError, "is the base"),
+        ({"base": "base.zcr", "max_shard_size": 100}, UnsupportedError, "do not go together"),
+        ({"base": "base.zcr", "digest": "none"}, UnsupportedError, "base= needs digests"),
+        ({"base": "plain.zcr"}, UnsupportedError, "has no digests"),
+        ({"base": "catalogue.zcr"}, UnsupportedError, "is a catalogue, whose shards are removed"),
+        ({"base": "elsewhere/base.zcr"}, UnsupportedError, "lies in another folder"),
+        ({"base": "missing.zcr"}, SourceError, "no such file"),
+    ],
+)
+def test_a_base_that_cannot_be_referred_to_is_refused(
+    base: Path, options: dict[str, Any], error: type[RecordError], message: str
+) -> None:
+    folder = base.parent
+    zcrecord.save_record(TREE, folder / "plain.zcr", digest="none")
+    zcrecord.save_record(TREE, folder / "catalogue.zcr", max_shard_size=4000)
+    (folder / "elsewhere").mkdir()
+    shutil.copy(base, folder / "elsewhere")
+    before = sorted(os.listdir(folder)), base.read_bytes()
+    dest = folder / options.pop("dest", "new.zcr")
+    with pytest.raises(error, match=message):
+        zcrecord.save_record(TUNED, dest, **{**options, "base": folder / options["base"]})
+    assert (sorted(os.listdir(folder)), base.read_bytes()) == before
+
+
+# Forged tables.
+
+
+def forged(folder: Path, **tables_changed: Any) -> zcrecord.Record:
+    """Return an archive of references with other tables, opened."""
+    plain = tables(folder / "index.zcr")
+    tree = plain.tree()
+    for name, value in tables_changed.items():
+        holder, _, key = name.rpartition("__")
+        (tree[holder] if holder else tree)[key] = value
+    from zcrecord.storage.files import open_sink
+    from zcrecord.writing.catalogue import write_catalogue
+
+    with open_sink(folder / "forged.zcr") as sink:
+        write_catalogue(tree, sink, kind=1, type_name=REFERENCES_TYPE)
+    return zcrecord.load_record(folder / "forged.zcr")
+
+
+def test_tables_that_do_not_fit_are_refused(hub: Path) -> None:
+    zcrecord.index(hub, hub / "index.zcr")
+    plain = tables(hub / "index.zcr")
+    file, offset = plain["file"].copy(), plain["offset"].copy()
+    sizes, described = plain["files.nbytes"].copy(), plain["files.described"].copy()
+    names = plain["files.name"].unpack().tolist()
+    for change, message in (
+        ({"file": np.where(file == 0, 99, file).astype(np.uint32)}, "payload 0 is in file 99, of 4"),
+        ({"file": file[:-1]}, "has the shape"),
+        ({"offset": np.where(offset == offset[0], 1 << 40, offset).astype(np.uint64)}, "ends past the end of"),
+        ({"offset": np.where(file == 0, offset[0] + np.arange(len(file)), offset).astype(np.uint64)}, "overlap"),
+        ({"files__described": described[:, ::-1].copy()}, "is no range of a file"),
+        ({"files__nbytes": (sizes // 100).astype(np.uint64)}, "ends past the end of|is no range"),
+        ({"files__name": np.array(["../x", *names[1:]])}, "is not the plain name of a file"),
+        ({"files__name": np.array([names[1], *names[1:]])}, "names a file twice"),
+    ):
+        with pytest.raises(FormatError, match=message):
+            forged(hub, **change)
+
+
+def test_an_archive_that_refers_to_itself_or_by_a_link_to_elsewhere_is_refused(hub: Path) -> None:
+    zcrecord.index(hub, hub / "index.zcr")
+    plain = tables(hub / "index.zcr")
+    names = plain["files.name"].unpack().tolist()
+    record = forged(hub, files__name=np.array(["forged.zcr", *names[1:]]))
+    with pytest.raises(RecordError, match=r"refers to itself|when it was indexed"):
+        record.verify()
+    shutil.move(hub / names[0], hub.parent / "secret")
+    (hub / names[0]).symlink_to(hub.parent / "secret")
+    with pytest.raises(SourceError, match="out of its folder"):
+        zcrecord.load_record(hub / "index.zcr").verify()

@@ -1,0 +1,130 @@
+"""An archive of references: its payloads are ranges of other files, as CONVENTIONS.md has the tables.
+
+The files are archives, or of other formats. Each is known by its size and the SHA-256 of the range from which its own
+index is made. `sharded.ShardedSource` is the payload source; a file counts as a shard.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from zcrecord.codec.entries import Entries, ModuleEntry, ModuleKind, in_memory
+from zcrecord.codec.index import Index
+from zcrecord.codec.layout import NONE, Header
+from zcrecord.errors import FormatError, IntegrityError, printable
+from zcrecord.storage.memory import Memory
+
+from .archive import Archive
+from .memory_source import source_in as default_source_in
+from .payload_source import PayloadTable
+from .piece_table import PieceTable
+from .shards import Array, Shards, file_names, table_of
+
+__all__ = ["OpenFile", "ReferencedFiles"]
+
+# Given a file's name and a function: calls it with the file's memory, a function that fetches a range of it, and one
+# that makes a payload source; returns what it returned.
+OpenFile = Callable[[str, Callable[..., Archive]], Archive]
+
+
+class ReferencedFiles(Shards):
+    """The files that an archive of references names, each opened when something in it is first needed."""
+
+    def __init__(self, archive: Archive, open_file: OpenFile, index: Index) -> None:
+        """Read the tables; `index` is that of the outline.
+
+        Raises:
+            FormatError: a table is missing or not of its form; a name leads to another folder, or is the archive's own;
+            ranges of a file overlap, or end past its end.
+        """
+        self.set_files(archive, file_names(archive, "", "a file, which lies beside the archive that names it"))
+        count = len(self.names)
+        self._sizes = table_of(archive, "files.nbytes", np.uint64, (count,))
+        self._described = table_of(archive, "files.described", np.uint64, (count, 2))
+        self._digests = table_of(archive, "files.described_sha256", np.uint8, (count, 32))
+        self._open_file = open_file
+        file = table_of(archive, "file", np.uint32, (len(index.payloads),))
+        offset = table_of(archive, "offset", np.uint64, file.shape)
+        if np.count_nonzero(bad := (file >= count) & (file != NONE)):
+            raise FormatError(f"payload {int(bad.argmax())} is in file {file[bad.argmax()]}, of {count}", tensor="file")
+        for start, end, nbytes in zip(*self._described.T.tolist(), self._sizes.tolist(), strict=True):
+            if start > end or end > nbytes:
+                raise FormatError(f"[{start}, {end}) is no range of a file of {nbytes} bytes", tensor="files.described")
+        numbers = self._numbers(file, offset, index)
+        self._payloads, self._offset, self._hashed = index.payloads, offset, index.digest_kind
+        self.table = PieceTable(file, numbers, None, None, None)
+
+    def _numbers(self, file: Array, offset: Array, index: Index) -> Array:
+        """Return the number of each payload among those of its file, ordered by offset; check their ranges."""
+        nbytes = index.payloads["nbytes"]
+        after = (file[1:] > file[:-1]) | ((file[1:] == file[:-1]) & (offset[1:] >= offset[:-1]))
+        order = np.arange(len(file)) if after.all() else np.lexsort((nbytes, offset, file))
+        self._order, self._ends = order, np.searchsorted(file[order], np.arange(len(self.names) + 1))
+        mine = order[: self._ends[-1]]  # without those in the archive itself
+        files, starts, sizes = file[mine], offset[mine], nbytes[mine]
+        totals = self._sizes[files]
+        if np.count_nonzero(bad := (sizes > totals) | (starts > totals - np.minimum(sizes, totals))):
+            name = printable(self.names[files[bad.argmax()]])
+            raise FormatError(f"a payload ends past the end of {name}", tensor="offset")
+        inside = (files[1:] == files[:-1]) & (starts[1:] < (starts + sizes)[:-1])
+        if np.count_nonzero(bad := inside & ((starts[1:] != starts[:-1]) | (sizes[1:] != sizes[:-1]))):
+            name = printable(self.names[files[1:][bad.argmax()]])
+            raise FormatError(f"payloads in {name} overlap", tensor="offset")
+        numbers = offset.astype(np.uint32)  # of what lies in the archive itself, its place among the blobs
+        numbers[mine] = np.arange(len(mine)) - self._ends[files]
+        return numbers
+
+    def _rows(self, file: int) -> Array:
+        """Return the payloads of a file, as entries of an index."""
+        mine = self._order[self._ends[file] : self._ends[file + 1]]
+        rows = self._payloads[mine]
+        rows["offset"] = self._offset[mine]
+        return rows
+
+    def check_ranges(self, shard: Archive) -> None:
+        """Check nothing: the ranges of every file were checked when the tables were read."""
+
+    def size(self, file: int) -> int:
+        """Return the bytes of a file, as the table has them."""
+        return int(self._sizes[file])
+
+    def seal(self) -> bytes:
+        """Return the SHA-256 of index and tables, which have the digests of all payloads."""
+        catalogue, running = self.catalogue, hashlib.sha256()
+        h = catalogue.header
+        running.update(catalogue.buffer[h.index_offset : h.index_offset + h.index_size])
+        for name in ("outline", "files.nbytes", "files.described", "files.described_sha256", "file", "offset"):
+            running.update(np.ascontiguousarray(catalogue.view(catalogue.find(name))).data.cast("B"))
+        return running.digest()
+
+    def _whose(self, file: int) -> str:
+        return f"{self.catalogue.path} refers to {printable(self.names[file])}; put the very file beside it"
+
+    def _checked(self, file: int) -> Archive:
+        def made(
+            memory: Memory, bring: Callable[[int, int], None] = lambda *_: None, source_in: Any = default_source_in
+        ) -> Archive:
+            start, end = self._described[file].tolist()
+            if memory.identity is not None and self.catalogue.source.file == (memory.absolute, memory.identity):
+                raise FormatError("refers to itself", path=self.catalogue.path)
+            if len(memory.octets) != self._sizes[file]:
+                what = f"has {len(memory.octets)} bytes, {self._sizes[file]} when it was indexed"
+                raise IntegrityError(f"{what}: {self._whose(file)}", path=memory.path)
+            bring(start, end)
+            if hashlib.sha256(memory.octets[start:end]).digest() != self._digests[file].tobytes():
+                what = "is another file than the one that was indexed, or was changed"
+                raise IntegrityError(f"{what}: {self._whose(file)}", path=memory.path)
+            entries = Entries(modules=[ModuleEntry("", 0, NONE, 0, int(ModuleKind.MAPPING), "")])
+            entries.payload_rows, entries.digest_kind = self._rows(file), self._hashed
+            index, octets = in_memory(entries), memory.octets.toreadonly()
+            table = PayloadTable(index.payloads, bool(self._hashed), 0)
+            header = Header(1, 1, start, end - start, 0, len(octets), 0)
+            return Archive(header, index, source_in(memory._replace(octets=octets), octets, table, 0))
+
+        shard = self.open_named(file, lambda name: self._open_file(name, made))
+        shard.source.pin(self.pins.get(self.names[file], {}))
+        return shard

@@ -1,0 +1,97 @@
+"""Files of other formats as archives: an index in memory over their bytes, which stay where they are.
+
+A format is a row of FORMATS (`zcrecord.codec.file_types`) and a module of this folder with the row's name, with one
+function:
+
+    read(reader: Reader, out: Receiver) -> int   give a file's tensors and metadata to `out`; returns bytes read
+
+`Outline` opens a file so; `formats.convert` copies by the same function. The rules of each format are in its module.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from zcrecord.archive.archive import Archive
+from zcrecord.codec.file_types import FORMATS, HEAD, sniff_file_type
+from zcrecord.errors import RecordError, UnsupportedError
+from zcrecord.storage.memory import Memory, map_file
+
+from .readers import MemoryReader
+
+__all__ = ["foreign_format", "format_reader", "open_foreign", "open_remote"]
+
+
+def format_reader(kind: str) -> Callable[[Any, Any], int]:
+    """Return the function that reads a format; imported here, because few are used."""
+    read: Callable[[Any, Any], int] = importlib.import_module(f".{kind}", __name__).read
+    return read
+
+
+def foreign_format(memory: Memory) -> str | None:
+    """Return the name in FORMATS of a file of another format by its first bytes, of an index by its suffix, too.
+
+    Raises:
+        UnsupportedError: it is an ONNX model.
+    """
+    head = bytes(memory.octets[:HEAD])
+    if head.lstrip()[:1] == b"{" and memory.path is not None and memory.path.lower().endswith(".index.json"):
+        return "safetensors"
+    known = sniff_file_type(head)
+    name = None if known is None else known.format
+    if name == "onnx" and known is not None and (memory.path or "").endswith(".onnx"):
+        what = (
+            "is an ONNX model; zcrecord.onnx.scan(path) gives its weights as they lie, onnx2zc makes an archive of it"
+        )
+        raise UnsupportedError(what, path=memory.path)
+    return name if name in FORMATS and name not in ("zcr", "onnx") else None
+
+
+def open_foreign(
+    kind: str,
+    memory: Memory,
+    *,
+    read: Callable[..., Memory] = map_file,
+    bring: Callable[[int, int], None] = lambda _start, _end: None,
+    source_in: Any = None,
+) -> Archive:
+    """Return the archive over a file of another format, which has the names, values and metadata of its conversion.
+
+    Payloads are views of the file where they lie in it as an archive would have them, and aligned; `decoding` of the
+    source says of each other one why it is decoded, or copied, when it is first used. The archive has no digests.
+
+    Args:
+        kind: the format's name in FORMATS.
+        memory: the file; remote memory is read through `bring`.
+        read: maps, or reads, a file beside it.
+        source_in: makes the payload source of one file; by default that of its memory.
+
+    Raises:
+        FormatError: a rule of the format is broken. UnsupportedError, LimitError: those of its reader. SourceError: a
+        file beside it cannot be read. DependencyError: the format needs a package.
+    """
+    from .receiver import Outline  # here: it brings the writers' planning along
+
+    outline = Outline()
+    try:
+        format_reader(kind)(MemoryReader(memory, read=read, bring=bring), outline)
+        return outline.archive(memory, source_in)
+    except RecordError as error:
+        raise error.located(path=memory.path) from error.__cause__
+
+
+def open_remote(memory: Memory, bring: Callable[[int, int], None], source_in: Any) -> Archive | None:
+    """Return the archive over a file behind a URL, whose first bytes are in memory; None for a file of no known format.
+
+    Raises:
+        UnsupportedError: the format is read as a whole; or what `open_foreign` raises.
+    """
+    kind = foreign_format(memory)
+    if kind is None:
+        return None
+    if kind not in ("safetensors", "gguf") or (memory.path or "").endswith(".json"):
+        what = f"is {FORMATS[kind].title}, which is not read by URL; download it, or convert it: zcrecord convert"
+        raise UnsupportedError(f"{what} {memory.path} model.zcr", path=memory.path)
+    return open_foreign(kind, memory, bring=bring, source_in=source_in)

@@ -1,0 +1,62 @@
+"""The one model in a folder, as hubs have it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+
+from zcrecord.codec.file_types import FORMATS
+from zcrecord.errors import SourceError, printable
+from zcrecord.storage.files import refusals
+from zcrecord.storage.folders import archive_in
+
+from .safetensors_index import INDEX
+
+__all__ = ["format_by_suffix", "model_in"]
+
+_SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors$")
+
+
+def format_by_suffix(path: str, outer: tuple[str, ...] = ()) -> str | None:
+    """Return the name in FORMATS that a file's suffix stands for, after suffixes in `outer` were taken off."""
+    name = os.path.basename(path).lower()
+    for suffix in outer:
+        name = name.removesuffix(suffix)
+    return next((f.name for f in FORMATS.values() if name.endswith(f.suffixes)), None)
+
+
+def model_in(folder: str, named: str | None = None, *, archive_first: bool = False) -> str:
+    """Return the path of the one model in a folder; the folder itself, if it has several of ONNX and nothing before.
+
+    With models of several formats the first format in FORMATS is chosen, an archive last or first. Shards count as
+    their index or catalogue; of .bin files pytorch_model.bin is chosen. `named` restricts it to one format.
+
+    Raises:
+        SourceError: the folder has no model, or more than one.
+    """
+    with refusals(folder):
+        names = sorted(name for name in os.listdir(folder) if os.path.isfile(os.path.join(folder, name)))
+    by_kind: dict[str | None, list[str]] = {}
+    for name in names:
+        by_kind.setdefault(format_by_suffix(name), []).append(name)
+    if any(name.endswith(INDEX) for name in by_kind.get("safetensors", ())):
+        by_kind["safetensors"] = [name for name in by_kind["safetensors"] if not _SHARD.search(name)]
+    if "pytorch_model.bin" in by_kind.get("torch", ()):
+        by_kind["torch"] = ["pytorch_model.bin"]
+    others = [name for name in FORMATS if name != "zcr"]
+    order = [named] if named is not None else ["zcr", *others] if archive_first else [*others, "zcr"]
+    kind = next((kind for kind in order if kind in by_kind), None)
+    if kind == "zcr":
+        return archive_in(folder)
+    candidates = [] if kind is None else by_kind[kind]
+    if len(candidates) == 1:
+        return os.path.join(folder, candidates[0])
+    if candidates and kind == "onnx":
+        return folder
+    what = (
+        f"is a folder with several models: {', '.join(map(printable, candidates))}"
+        if candidates
+        else "is a folder without a model"
+    )
+    raise SourceError(f"{what}; name a file", path=folder, errno=errno.EISDIR)

@@ -1,0 +1,146 @@
+"""Files of other formats, read to make an index of them: as streams for a conversion, or in memory to be opened."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from zcrecord.errors import FormatError, SourceError, printable
+from zcrecord.storage.files import Binary, real_path
+from zcrecord.storage.folders import in_hub_cache
+from zcrecord.storage.memory import Memory, map_file
+from zcrecord.storage.stream_reader import PIECE, StreamReader
+
+__all__ = ["FileReader", "MemoryReader", "Reader", "as_file", "path_beside"]
+
+
+def path_beside(path: str, name: str) -> str:
+    """Return the path of a file beside another; a link is followed only inside its Hugging Face repository.
+
+    Raises:
+        SourceError: it is a link to elsewhere.
+    """
+    folder = os.path.dirname(path)
+    found = os.path.join(folder, name)
+    if os.path.islink(found):
+        root, real = real_path(folder), real_path(found)
+        if os.path.dirname(real) != root and not in_hub_cache(root, real):
+            what = f"is a link to {printable(real)}, out of its folder; a stranger's index could read any file by it"
+            raise SourceError(f"{what}; put the file itself there", path=found)
+    return found
+
+
+class FileReader(StreamReader):
+    """A file or a stream, read in pieces; the files beside it that it opens are closed with it."""
+
+    described = (0, 0)
+
+    def __init__(self, source: str | Binary, *, regular: bool = False) -> None:
+        super().__init__(source, regular=regular)
+        self._stack = contextlib.ExitStack()
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self._stack.close()
+
+    def beside(self, name: str) -> FileReader:
+        """Return a reader of a file in the same folder.
+
+        Raises:
+            SourceError: it is missing, no regular file, or a link to elsewhere.
+        """
+        assert self.path is not None, "an index of shards is a file"
+        reader: FileReader = self._stack.enter_context(FileReader(path_beside(self.path, name), regular=True))
+        return reader
+
+
+class MemoryReader:
+    """A file in memory, with a position. `bring` fetches a range of remote memory before it is read."""
+
+    seekable = True
+    described = (0, 0)  # the range from which the format's reader made the index
+
+    def __init__(
+        self,
+        memory: Memory,
+        *,
+        read: Callable[..., Memory] = map_file,
+        bring: Callable[[int, int], None] = lambda _start, _end: None,
+    ) -> None:
+        self.memory, self.path, self.nbytes = memory, memory.path, len(memory.octets)
+        self.position = 0
+        self._read, self._bring = read, bring
+
+    def beside(self, name: str) -> MemoryReader:
+        """Return a reader of a file in the same folder, mapped as this one is.
+
+        Raises:
+            SourceError: it is missing, cannot be read, or is a link to elsewhere. FormatError: there is no folder.
+        """
+        if self.memory.absolute is None:
+            raise FormatError("an index of shards, which lie beside it in files; load it by its path")
+        return MemoryReader(self._read(path_beside(self.memory.absolute, name), least=0), read=self._read)
+
+    def seek(self, offset: int) -> None:
+        """Go to an offset."""
+        self.position = offset
+
+    def piece(self, most: int) -> memoryview:
+        """Return the next bytes, at most so many; none at the end."""
+        start, end = self.position, min(self.position + most, self.nbytes)
+        if start < end:
+            self._bring(start, end)
+        self.position = max(start, end)
+        return self.memory.octets[start:end]
+
+    def read(self, most: int) -> bytes:
+        """Return a copy of the next bytes, at most so many."""
+        return bytes(self.piece(most))
+
+    def pieces(self, nbytes: int, most: int = PIECE) -> Iterator[memoryview]:
+        """Yield the next `nbytes` bytes, at most `most` at a time.
+
+        Raises:
+            FormatError: the file ends before.
+        """
+        while nbytes:
+            piece = self.piece(min(nbytes, most))
+            if not len(piece):
+                raise FormatError(f"ends {nbytes} bytes early; it is truncated", offset=self.position)
+            nbytes -= len(piece)
+            yield piece
+
+
+Reader = FileReader | MemoryReader
+
+
+class _RawReader(io.RawIOBase):
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        piece = self._reader.piece(len(buffer))
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._reader.position}.get(whence, self._reader.nbytes or 0)
+        if start + offset < 0:
+            raise OSError(errno.EINVAL, "an offset before the start of the file")
+        self._reader.seek(start + offset)
+        return self._reader.position
+
+
+def as_file(reader: Reader) -> io.BufferedReader:
+    """Return a reader of a regular file as Python's binary file object, for other packages."""
+    return io.BufferedReader(_RawReader(reader))

@@ -1,0 +1,242 @@
+"""What a format's reader gives its tensors and values to: `Outline`, which makes an archive over the files.
+
+Another one, in `formats`, copies them to a `RecordWriter`. So each format has one reader, for opening and converting.
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from math import prod
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from zcrecord.archive.archive import Archive
+from zcrecord.archive.memory_source import source_in as default_source_in
+from zcrecord.archive.payload_source import FileSource, PayloadTable
+from zcrecord.codec.entries import KIND_NAMES, PayloadId, TensorLayout, change_values, in_memory
+from zcrecord.codec.index import PAYLOAD
+from zcrecord.codec.layout import MAX_DEPTH, NONE, Header, align_up
+from zcrecord.dtypes import DType
+from zcrecord.errors import TensorNotFoundError
+from zcrecord.storage.memory import Memory
+from zcrecord.tensors.lazy import LazyTensor
+from zcrecord.writing.flatten import as_tensor, metadata_entries
+from zcrecord.writing.module_tree import ModuleTreeBuilder
+from zcrecord.writing.sharing import chunks, plan_sharing
+from zcrecord.writing.writers import renumber_payloads
+
+from .readers import MemoryReader
+from .source import Decoded, ForeignSource
+
+__all__ = ["Outline", "Receiver"]
+
+Order = Literal["C", "F"]
+Path = Sequence[str]
+
+_KINDS = {name: kind for kind, name in KIND_NAMES.items()}
+_PAGE = 1 << 16  # files and decoded payloads begin at multiples of it in the row of offsets
+
+
+class Receiver(Protocol):
+    """Takes the tensors and values of a file, in the order in which the record is to have them.
+
+    Attributes:
+        metadata: the archive's; may be changed at any time.
+        reads: whether payload bytes are read now, so that ties and checksums can be checked by them.
+    """
+
+    metadata: dict[str, Any]
+    reads: bool
+
+    def module(self, name: Any, kind: str = "mapping", type_name: str = "") -> None:
+        """Add a module, as `RecordWriter.module` does."""
+
+    def attribute(self, name: Any, value: Any) -> None:
+        """Add an attribute."""
+
+    def tie(self, name: Any, to: Any) -> None:
+        """Add a tensor that is the same memory as one that was added before."""
+
+    def put_range(
+        self, path: Path, kind: DType, shape: Sequence[int], reader: Any, offset: int, nbytes: int, order: Order = "C"
+    ) -> None:
+        """Add a tensor whose bytes lie in the file of a reader as an archive has them."""
+
+    def put_decoded(
+        self, path: Path, kind: DType, shape: Sequence[int], pieces: Callable[[], Iterable[Any]], reason: str,
+        order: Order = "C",
+    ) -> None:  # fmt: skip
+        """Add a tensor whose bytes `pieces` yields, from the first on each time it is called."""
+
+    def parts(self, values: Iterable[Any]) -> list[Any]:
+        """Return tensors in memory that may share it, to be added one by one."""
+
+    def add(self, path: Any, value: Any) -> None:
+        """Add one tensor in memory, perhaps one of `parts`."""
+
+
+class _Part(tuple[TensorLayout, int]):
+    """Layout and payload of one of the tensors that were planned together."""
+
+
+class Outline:
+    """Makes the archive of a file while its reader runs. Payload bytes stay where they are.
+
+    Example:
+        >>> from zcrecord import dtypes
+        >>> outline, reader = Outline(), MemoryReader(Memory(memoryview(b"abcdefgh")))
+        >>> outline.put_range(("m", "w"), dtypes.by_name["uint8"], (4,), reader, 2, 4)
+        >>> outline.archive(reader.memory).view(0).tobytes()
+        b'cdef'
+    """
+
+    reads = False
+
+    def __init__(self) -> None:
+        self.metadata: dict[str, Any] = {}
+        self._tree = ModuleTreeBuilder()
+        self._files: list[Memory | Decoded] = []
+        self._bases: list[int] = []
+        self._end = 0
+        self._readers: dict[int, tuple[int, MemoryReader]] = {}  # the base of each reader's file; readers are kept
+        self._rows: list[tuple[int, int]] = []
+        self._known: dict[str, tuple[TensorLayout, int]] = {}
+
+    def module(self, name: Any, kind: str = "mapping", type_name: str = "") -> None:
+        """Add a module, empty so far, or set the kind of one."""
+        self._tree.module(tuple(name), _KINDS[kind], type_name)
+
+    def attribute(self, name: Any, value: Any) -> None:
+        """Add an attribute."""
+        self._tree.attribute(tuple(name), value)
+
+    def tie(self, name: Any, to: Any) -> None:
+        """Add a tensor that is the same memory as one that was added before."""
+        known = self._known.get(".".join(to))
+        if known is None:
+            raise TensorNotFoundError(".".join(to), lambda: self._known)
+        self._put(name, *known)
+
+    def put_range(
+        self, path: Path, kind: DType, shape: Sequence[int], reader: Any, offset: int, nbytes: int, order: Order = "C"
+    ) -> None:
+        """Add a tensor whose bytes lie in the file of a reader; they are copied at first use if they are not aligned.
+
+        The caller has checked that they lie inside the file, and are as many as the shape takes.
+        """
+        octets: memoryview = reader.memory.octets
+        if nbytes and offset % _unit(kind):
+            piece = (octets[offset : offset + nbytes],)
+            self.put_decoded(path, kind, shape, lambda: piece, "not aligned in its file", order)
+            return
+        base, _ = self._readers.get(id(reader)) or self._opened(reader)
+        self._put(path, _layout(kind, tuple(shape), order), self._payload(base + offset, nbytes))
+
+    def put_decoded(
+        self, path: Path, kind: DType, shape: Sequence[int], pieces: Callable[[], Iterable[Any]], reason: str,
+        order: Order = "C",
+    ) -> None:  # fmt: skip
+        """Add a tensor whose bytes are decoded when they are first used."""
+        nbytes = LazyTensor(kind, shape, ()).nbytes
+        payload = NONE if not nbytes else self._payload(self._add_file(Decoded(nbytes, pieces, reason), nbytes), nbytes)
+        self._put(path, _layout(kind, tuple(shape), order), payload)
+
+    def parts(self, values: Iterable[Any]) -> list[Any]:
+        """Return tensors in memory that may share it, to be added one by one; copies nothing in C order."""
+        plan = plan_sharing([as_tensor(value, f"values[{i}]") for i, value in enumerate(values)])
+        payloads = [self._in_memory(source) for source in plan.sources]
+        ids = zip(plan.layout_ids, plan.source_ids, strict=True)
+        return [_Part((plan.layouts[layout], NONE if s < 0 else payloads[s])) for layout, s in ids]
+
+    def add(self, path: Any, value: Any) -> None:
+        """Add one tensor in memory, perhaps one of `parts`."""
+        part = value if isinstance(value, _Part) else self.parts([value])[0]
+        self._put(path, *part)
+
+    def _put(self, path: Any, layout: TensorLayout, payload: int) -> None:
+        name = ".".join(path)
+        if name in self._known or len(path) > MAX_DEPTH or "\0" in name or not all(path):
+            self._tree.check_name(path)  # raises
+        self._tree.put(tuple(path[:-1]), name, layout, payload)
+        self._known[name] = layout, payload
+
+    def _in_memory(self, source: Any) -> int:
+        if isinstance(source, LazyTensor):
+            nbytes, file = source.nbytes, Decoded(source.nbytes, source.pieces, "read when it is used")
+            return self._payload(self._add_file(file, nbytes), nbytes)
+        parts = list(chunks(source))
+        octets = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return self._payload(self._add_file(Memory(octets.data.toreadonly()), octets.nbytes), octets.nbytes)
+
+    def _opened(self, reader: MemoryReader) -> tuple[int, MemoryReader]:
+        opened = self._readers[id(reader)] = self._add_file(reader.memory, reader.nbytes), reader
+        return opened
+
+    def _add_file(self, file: Memory | Decoded, nbytes: int) -> int:
+        base = self._end
+        self._files.append(file)
+        self._bases.append(base)
+        self._end = align_up(base + nbytes, _PAGE)
+        return base
+
+    def _payload(self, offset: int, nbytes: int) -> int:
+        if not nbytes:
+            return NONE
+        self._rows.append((offset, nbytes))
+        return len(self._rows) - 1
+
+    @property
+    def readers(self) -> dict[int, MemoryReader]:
+        """The readers of the files, by the base of each in the row of offsets."""
+        return dict(self._readers.values())
+
+    def archive(self, first: Memory, source_in: Any = None) -> Archive:
+        """Return the archive over the files, of which `first` is named in errors. Its index has no digests.
+
+        Raises:
+            LimitError, UnsupportedError: no archive could have this index.
+        """
+        entries = self._tree.entries()
+        entries.metadata = metadata_entries(self.metadata)
+        for values in (entries.attributes, entries.metadata):
+            change_values(values, self._blob)
+        rows = np.zeros(len(self._rows), PAYLOAD)
+        if self._rows:
+            rows["offset"], rows["nbytes"] = np.array(self._rows, np.uint64).T
+        renumber_payloads(entries, rows)
+        index = in_memory(entries)
+        sizes = [len(file.octets) if isinstance(file, Memory) else file.nbytes for file in self._files]
+        crc = zlib.crc32(repr(sizes).encode(), zlib.crc32(index.memory))
+        for column in (index.tensors, index.payloads, index.modules, index.dims):
+            crc = zlib.crc32(column.tobytes(), crc)
+        table, octets = PayloadTable(index.payloads, False, 0), first.octets.toreadonly()
+        source: FileSource
+        if self._files in ([], [first]):
+            source = (source_in or default_source_in)(first._replace(octets=octets), octets, table)
+        else:
+            source = ForeignSource(first, self._files, np.array(self._bases, np.uint64), table)
+        return Archive(Header(1, 1, 0, 0, 0, len(octets), crc), index, source)
+
+    def _blob(self, value: Any) -> Any:
+        """Return the number of a payload in place of bytes; any other value as it is."""
+        if not isinstance(value, bytes | memoryview):
+            return value
+        return PayloadId(self._in_memory(np.frombuffer(value, np.uint8)) if len(value) else NONE)
+
+
+@functools.lru_cache(4096)
+def _unit(kind: DType) -> int:
+    """Return the alignment in bytes that elements of a type need."""
+    return 1 if kind.numpy is None or kind.packed else max(kind.bits // 8, 1)
+
+
+@functools.lru_cache(4096)
+def _layout(kind: DType, shape: tuple[int, ...], order: Order) -> TensorLayout:
+    layout = TensorLayout(kind.code, kind.bits, shape)
+    if order == "F" and 0 not in layout.shape and sum(d > 1 for d in layout.shape) > 1:
+        steps = (prod(layout.shape[:axis]) if d > 1 else 0 for axis, d in enumerate(layout.shape))
+        return layout._replace(strides=tuple(steps))
+    return layout

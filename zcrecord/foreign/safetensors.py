@@ -1,0 +1,134 @@
+"""Reads safetensors: single files, and shards with their index.
+
+Tensors come in the order of their bytes, names are split at their dots, and the file's metadata is the archive's. What
+an archive had besides (types of metadata, attributes, kinds of modules, ties) is kept in one entry of the metadata, so
+that it comes back; see `structure`. The rules of the header are `safetensors_header`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from zcrecord.errors import FormatError, RecordError, UnsupportedError
+from zcrecord.storage.stream_reader import PIECE
+
+from . import safetensors_index as shards
+from .readers import Reader
+from .receiver import Receiver
+from .safetensors_header import MAX_HEADER, HeaderEntry, check_length, decode_header
+from .structure import KEY, Structure, decode_structure
+
+FORMAT = "format"  # metadata without it is refused by transformers
+
+
+class _TensorPlace(NamedTuple):
+    """A tensor and where its bytes are."""
+
+    entry: HeaderEntry
+    reader: Any
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.entry.end - self.entry.start
+
+
+def read(reader: Reader, out: Receiver) -> int:
+    """Give a safetensors file, or the shards of an index, to `out`; returns the bytes of input.
+
+    Read once, forward; only a file written from an archive whose tensors had to change their order is read in the
+    archive's order, and so not from a pipe. Tensors that the archive had tied are tied again if `out` reads bytes, and
+    theirs are still the same.
+
+    Raises:
+        FormatError: a rule is broken. UnsupportedError: a stream, where a file is needed. SourceError: it cannot be
+        read.
+    """
+    places, metadata, nbytes = _scan(reader)
+    structure = decode_structure(metadata.pop(KEY, None))
+    if structure.marked:
+        metadata.pop(FORMAT, None)
+    out.metadata.update(metadata | structure.metadata)
+    if structure.order and not reader.seekable:
+        raise UnsupportedError("its tensors were saved in another order; read it from a file, not from a pipe")
+    _give(out, places, structure)
+    structure.write_items(out)
+    if not reader.seekable and reader.read(1):
+        raise FormatError("bytes behind the last tensor belong to none", offset=reader.position - 1)
+    return nbytes
+
+
+def _scan(reader: Reader) -> tuple[list[_TensorPlace], dict[str, Any], int]:
+    """Return all tensors in the order of their bytes, the metadata, and how many bytes of input there are."""
+    if reader.path is None or not reader.path.endswith(".json"):
+        places, metadata = _scan_file(reader)
+        end = places[-1].offset + places[-1].nbytes if places else reader.position
+        return places, dict(metadata), end
+    data = reader.read(MAX_HEADER + 1)
+    if len(data) > MAX_HEADER:
+        raise FormatError(f"an index of more than {MAX_HEADER} bytes")
+    index = shards.decode_index(data)
+    tensors: list[_TensorPlace] = []
+    merged: dict[str, Any] = {}
+    nbytes = len(data)
+    for file, due in index.by_file().items():
+        shard = reader.beside(file)
+        try:
+            places, metadata = _scan_file(shard)
+            shards.check_shard(due, (p.entry.name for p in places))
+        except RecordError as error:
+            raise error.located(path=shard.path) from error.__cause__
+        metadata.pop(KEY, None)  # that of a single file from elsewhere; that of shards is in their index
+        shards.merge(merged, metadata, file)
+        tensors += places
+        nbytes += shard.nbytes or 0
+    shards.merge(merged, index.metadata, "index")
+    if KEY in merged and not isinstance(merged[KEY], str):
+        raise FormatError(f"the index's '{KEY}' entry is no text")
+    return tensors, merged, nbytes
+
+
+def _scan_file(reader: Any) -> tuple[list[_TensorPlace], dict[str, str]]:
+    """Return one file's tensors in the order of their bytes, and its metadata."""
+    head = reader.read(8)
+    if len(head) == 8 and int.from_bytes(head, "little") > MAX_HEADER:
+        head += reader.read(64)
+    length = check_length(head, reader.nbytes)
+    header = reader.read(length)
+    if len(header) < length:
+        raise FormatError(f"ends inside its header of {length} bytes; it is truncated", offset=8 + len(header))
+    reader.described = 0, 8 + length
+    decoded = decode_header(header, None if reader.nbytes is None else reader.nbytes - 8 - length)
+    return [_TensorPlace(entry, reader, 8 + length + entry.start) for entry in decoded.entries()], decoded.metadata
+
+
+def _give(out: Receiver, places: Sequence[_TensorPlace], structure: Structure) -> None:
+    """Give every tensor to `out`, in saved order."""
+    known = {p.entry.name: p for p in places}
+    names = structure.in_order(known) if structure.order else known
+    for number, name in enumerate(names):
+        structure.write_items(out, number)
+        place, path = known[name], structure.path(name, known)
+        twin = structure.twin(name)
+        if twin in known and out.reads and _same(place, known[twin]):
+            out.tie(path, structure.path(twin, known))
+            continue
+        try:
+            out.put_range(path, place.entry.kind, place.entry.shape, place.reader, place.offset, place.nbytes)
+        except RecordError as error:
+            raise error.located(path=place.reader.path, tensor=name) from error.__cause__
+
+
+def _same(a: _TensorPlace, b: _TensorPlace) -> bool:
+    """Return True if two tensors have the same type, shape and bytes; False for a stream, which is read once."""
+    if a.entry[1:3] != b.entry[1:3] or not (a.reader.seekable and b.reader.seekable):
+        return False
+    for at in range(0, a.nbytes, PIECE):
+        size = min(PIECE, a.nbytes - at)
+        a.reader.seek(a.offset + at)
+        one = a.reader.read(size)
+        b.reader.seek(b.offset + at)
+        if one != b.reader.read(size):
+            return False
+    return True

@@ -1,0 +1,173 @@
+"""The payload source of other formats' files: ranges of several files, and bytes that are decoded when first used."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zcrecord.archive.payload_source import (
+    Array,
+    FileSource,
+    PayloadSource,
+    PayloadTable,
+    Place,
+    distinct_nbytes,
+    was_replaced,
+)
+from zcrecord.archive.private_copy import check_apart
+from zcrecord.errors import FormatError
+from zcrecord.storage.memory import Memory, Mode
+
+__all__ = ["Decoded", "ForeignSource"]
+
+
+class Decoded(NamedTuple):
+    """Bytes of a payload that do not lie in a file as they are used.
+
+    Attributes:
+        nbytes: of all pieces.
+        pieces: yields them in order, each time it is called.
+        reason: why, in words: "deflated", "not aligned".
+    """
+
+    nbytes: int
+    pieces: Callable[[], Iterable[Any]]
+    reason: str
+
+
+class ForeignSource(FileSource):
+    """Payloads in files of another format, by offsets in one row of all of them.
+
+    A decoded payload is in memory while a view of it is used, and is decoded again when it is used again.
+
+    Attributes:
+        files: mapped files, bytes in memory, and decoded payloads, each as if it were a file.
+        bases: the first offset of each.
+    """
+
+    def __init__(
+        self,
+        first: Memory,
+        files: Sequence[Memory | Decoded],
+        bases: Array,
+        table: PayloadTable,
+        original: ForeignSource | None = None,
+    ) -> None:
+        """Take over files, of which `first` is named in errors; each payload of the table lies in one of them.
+
+        With an original this is a private copy of that, in mode "c".
+        """
+        self.mode: Mode = "r" if original is None else "c"
+        super().__init__(first, first.octets, table)
+        self.files, self.bases = files, bases
+        self._file_of = np.searchsorted(bases, table.rows["offset"], "right") - 1
+        self._original = original
+        self._copies: Any = weakref.WeakValueDictionary() if original is None else {}  # edits stay
+        self._decoded_nbytes: dict[int, int] = {}
+
+    def _file(self, number: int) -> tuple[Memory | Decoded, int]:
+        """Return the file of a payload, and its offset there."""
+        k = int(self._file_of[number])
+        return self.files[k], int(self.table.rows["offset"][number] - self.bases[k])
+
+    def decoding(self, number: int) -> str | None:
+        """Return why a payload is decoded when it is used; None if it is used as it lies in its file."""
+        file, _ = self._file(number)
+        return file.reason if isinstance(file, Decoded) else None
+
+    def locate(self, number: int) -> tuple[memoryview, int]:
+        """Return memory in which a payload lies, and its offset there; decoded first, in mode "c" copied."""
+        file, offset = self._file(number)
+        if isinstance(file, Memory) and self.mode == "r":
+            return file.octets, offset
+        copy: Array | None = self._copies.get(number)
+        if copy is None:
+            copy = self._copies.setdefault(number, self._copy(number))
+        return (copy.data.toreadonly() if self.mode == "r" else copy.data), 0
+
+    def _copy(self, number: int) -> Array:
+        if self.mode == "r":
+            self._decoded_nbytes[number] = self.nbytes(number)
+            check_apart(sum(self._decoded_nbytes.values()), self.opened_nbytes(), self.path)
+        out, done = np.empty(self.nbytes(number), np.uint8), 0  # the owner of the memory, as which it is looked up
+        for piece in (self._original or self).blocks(number):
+            octets = memoryview(piece).cast("B")
+            out[done : done + len(octets)] = octets
+            done += len(octets)
+        return out
+
+    def payload(self, number: int) -> memoryview:
+        """Return the bytes of a payload, read-only."""
+        return PayloadSource.payload(self, number)
+
+    def blocks(self, number: int) -> Iterator[memoryview]:
+        """Yield the bytes of a payload in order; one that has to be decoded is not kept."""
+        file, _ = self._file(number)
+        if isinstance(file, Memory) or number in self._copies:
+            yield self.payload(number)
+            return
+        done = 0
+        for piece in file.pieces():
+            octets = memoryview(piece).cast("B")
+            done += len(octets)
+            if done > file.nbytes:
+                break
+            yield octets
+        if done != file.nbytes:
+            raise FormatError(f"decodes to other than its {file.nbytes} bytes; it is damaged", path=self.path)
+
+    def neighbours(self, number: int) -> tuple[memoryview, Array] | None:
+        """Return the file that a payload lies in, and the offsets there of its payloads."""
+        file, _ = self._file(number)
+        if isinstance(file, Decoded) or self.mode == "c":
+            return None
+        k = self._file_of[number]
+        offsets = self.table.rows["offset"].astype(np.int64) - int(self.bases[k])
+        return file.octets, np.where(self._file_of == k, offsets, -1)
+
+    def place(self, number: int) -> Place:
+        """Return the identity of a payload; in mode "c" each is memory of its own."""
+        return super().place(number) if self.mode == "r" else (number, 0, 0)
+
+    def stored_nbytes(self, numbers: Array | None = None) -> int:
+        """Return the bytes that payloads take in the files, all by default; of decoded ones their files' size."""
+        chosen = np.arange(len(self.table.rows)) if numbers is None else np.asarray(numbers, np.int64)
+        return min(distinct_nbytes(self.table.rows[chosen]), self.opened_nbytes())
+
+    def opened_nbytes(self) -> int:
+        """Return the bytes of the files."""
+        return sum(len(file.octets) for file in self.files if isinstance(file, Memory))
+
+    @property
+    def is_mapped(self) -> bool:
+        """True if all files are mapped, and nobody can have written to them."""
+        return self.mode == "r" and all(f.mapping is not None for f in self.files if isinstance(f, Memory))
+
+    @property
+    def gone(self) -> bool:
+        """True if one of the files was replaced or removed at its path."""
+        return any(was_replaced(file) for file in self.files if isinstance(file, Memory))
+
+    def mappings(self) -> list[weakref.ref[Any]]:
+        """Return the mappings of the files."""
+        maps = [f.mapping for f in self.files if isinstance(f, Memory) and f.mapping is not None]
+        return [weakref.ref(mapping) for mapping in maps]
+
+    def private(self, numbers: Array | None = None) -> PayloadSource:
+        """Return a source that copies each payload into memory of its own when it is first used."""
+        chosen = np.arange(len(self.table.rows)) if numbers is None else numbers
+        nbytes = int(self.table.rows["nbytes"][chosen].sum(dtype=np.float64))
+        check_apart(nbytes, self.opened_nbytes(), self.path)
+        return ForeignSource(self.memory, self.files, self.bases, self.table, self)
+
+    @property
+    def original(self) -> PayloadSource | None:
+        """The read-only source that this is a private copy of; itself if it is read-only."""
+        return self if self.mode == "r" else self._original
+
+    def private_memory(self) -> Memory:
+        """Payloads are copied one by one: there is no memory of all."""
+        raise AssertionError("private copies are made by payload")

@@ -1,0 +1,75 @@
+"""Copies what a format's reader finds to a `RecordWriter`, a piece at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from zcrecord.dtypes import DType
+from zcrecord.errors import RecordError
+from zcrecord.foreign import format_reader
+from zcrecord.foreign.readers import FileReader
+from zcrecord.foreign.receiver import Order
+from zcrecord.record.record_writer import RecordWriter
+from zcrecord.storage.files import Binary, Progress
+
+__all__ = ["Copying", "copy_file"]
+
+
+def copy_file(kind: str, source: str | Binary, out: RecordWriter, progress: Progress) -> int:
+    """Copy a file of another format to an archive that is being written; returns the bytes of input.
+
+    Raises:
+        RecordError: that of the format's reader, or of the writer.
+    """
+    with FileReader(source) as reader:
+        try:
+            nbytes = format_reader(kind)(reader, Copying(out, reader.nbytes, progress))
+        except RecordError as error:
+            raise error.located(path=reader.path) from error.__cause__
+    progress(nbytes, nbytes)
+    return nbytes
+
+
+class Copying:
+    """A `Receiver` that copies; `progress` is called with the bytes of tensors copied and the size of the input."""
+
+    reads = True
+
+    def __init__(self, out: RecordWriter, nbytes: int | None, progress: Progress) -> None:
+        self.metadata, self.module, self.attribute, self.tie = out.metadata, out.module, out.attribute, out.tie
+        self.parts = out.parts
+        self._out, self._progress = out, progress
+        self._done, self._total = 0, nbytes
+
+    def put_range(
+        self, path: Sequence[str], kind: DType, shape: Sequence[int], reader: Any, offset: int, nbytes: int,
+        order: Order = "C",
+    ) -> None:  # fmt: skip
+        """Copy a tensor whose bytes lie in the file of a reader."""
+        with self._out.tensor(path, kind, shape, order=order) as tensor:
+            if nbytes:
+                reader.seek(offset)
+            self._copy(tensor, reader.pieces(nbytes))
+
+    def put_decoded(
+        self, path: Sequence[str], kind: DType, shape: Sequence[int], pieces: Callable[[], Iterable[Any]], _reason: str,
+        order: Order = "C",
+    ) -> None:  # fmt: skip
+        """Copy a tensor that is decoded."""
+        with self._out.tensor(path, kind, shape, order=order) as tensor:
+            self._copy(tensor, pieces())
+
+    def add(self, path: Any, value: Any) -> None:
+        """Copy a tensor in memory."""
+        self._out.add(path, value)
+        self._tell(0)
+
+    def _copy(self, tensor: Any, pieces: Iterable[Any]) -> None:
+        for piece in pieces:
+            tensor.write(piece)
+            self._tell(memoryview(piece).nbytes)
+
+    def _tell(self, nbytes: int) -> None:
+        self._done += nbytes
+        self._progress(self._done if self._total is None else min(self._done, self._total), self._total)

@@ -1,0 +1,129 @@
+"""`index`: an archive that names the payloads in files of another format."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import numpy as np
+
+from zcrecord.archive.archive import Archive
+from zcrecord.codec.digests import digest_of
+from zcrecord.codec.entries import PayloadId, change_values, digest_kind
+from zcrecord.codec.layout import ALIGNMENT, NONE
+from zcrecord.errors import RecordError, UnsupportedError
+from zcrecord.foreign import foreign_format, format_reader
+from zcrecord.foreign.folders import model_in
+from zcrecord.foreign.readers import MemoryReader
+from zcrecord.foreign.receiver import Outline
+from zcrecord.storage.files import Progress, check_destination, open_sink, path_of, place_for
+from zcrecord.storage.memory import map_file
+from zcrecord.writing.writers import ConvertReport, conversion_report
+
+from .references import Files, Range, ReferencingWriter
+from .save import stored_entries
+
+__all__ = ["index"]
+
+
+def index(
+    source: str | os.PathLike[str],
+    dest: str | os.PathLike[str],
+    *,
+    digest: str | None = "xxh3",
+    force: bool = False,
+    durable: bool = True,
+    progress: Progress | None = None,
+) -> ConvertReport:
+    """Write an archive of a few KB that names the payloads of other formats' files, which stay as they are.
+
+    The archive opens as a record: names as a tree, checksums, signatures, `verify`, `expect=`. Files are named by their
+    plain names, so the archive lies beside them. Each is known by its size and the SHA-256 of its header: a file that
+    was changed is refused. `convert` makes an archive with its own payloads of it.
+
+    Args:
+        source: a file of safetensors, GGUF or npz, an index of shards, or a folder with one of these.
+        dest: a path in the folder of these files.
+        digest: 'xxh3' for a checksum of each payload, which reads all of them; 'none' for none.
+        force, durable: as of `formats.convert`.
+        progress: called with the bytes of payloads hashed, and those to be.
+
+    Raises:
+        UnsupportedError: a tensor does not lie in a file as it is used (deflated, big-endian, not aligned, of a torch
+        checkpoint); `dest` lies in another folder, or the source is an archive. DestinationExistsError: `dest` exists
+        and `force` was not given, or it is one of the files. FormatError, LimitError, SourceError: those of
+        `load_record`.
+
+    Example:
+        >>> import numpy as np, zcrecord, zcrecord.formats
+        >>> _ = zcrecord.save_record({"w": np.ones((2, 3), np.float32)}, "model.zcr")
+        >>> _ = zcrecord.formats.convert("model.zcr", "model.safetensors")
+        >>> index("model.safetensors", "index.zcr").tensors
+        1
+        >>> zcrecord.load_record("index.zcr")["w"].shape
+        (2, 3)
+    """
+    started, kind, path, out = time.perf_counter(), digest_kind(digest), path_of(source), path_of(dest)
+    version = check_destination(path, out, force)
+    path = model_in(path) if os.path.isdir(path) else path
+    memory = map_file(path, least=0)
+    found = foreign_format(memory)
+    if found is None:
+        raise UnsupportedError("is no file of another format; archives and catalogues need no index", path=path)
+    outline = Outline()
+    try:
+        format_reader(found)(MemoryReader(memory), outline)
+        archive = outline.archive(memory)
+    except RecordError as error:
+        raise error.located(path=path) from error.__cause__
+    files = Files(out)
+    with open_sink(place_for(out, version), durable=durable) as sink:
+        writer = ReferencingWriter(sink, files, None, alignment=ALIGNMENT, digest=digest)
+        try:
+            homes = _refer(archive, outline, files, writer, kind, progress or (lambda *_: None))
+        except RecordError as error:
+            raise error.located(path=path) from None
+        entries = stored_entries(archive)
+        entries.payloads = [NONE if p == NONE else homes[p] for p in entries.payloads]
+        for values in (entries.attributes, entries.metadata):
+            change_values(values, lambda v: PayloadId(homes[v]) if isinstance(v, PayloadId) and v != NONE else v)
+        saved = writer.finish(entries)
+        files.check_still()
+    return conversion_report(
+        started,
+        source=path,
+        dest=out,
+        tensors=saved.tensors,
+        modules=len(entries.modules),
+        payload_bytes=saved.payload_bytes,
+        archive_bytes=saved.archive_bytes,
+        input_bytes=sum(file.nbytes for file in files.files),
+        shared_bytes=saved.deduplicated,
+    )
+
+
+def _refer(
+    archive: Archive, outline: Outline, files: Files, writer: ReferencingWriter, kind: int, progress: Progress
+) -> list[int]:
+    """Refer to every payload of an archive over other formats' files, or store it, if it lies in no file."""
+    readers, source, out = outline.readers, archive.source, []
+    rows, total = archive.index.payloads, int(archive.index.payloads["nbytes"].sum())
+    bases = np.array(sorted(readers), np.int64)
+    users = dict(zip(archive.index.tensors["payload"].tolist()[::-1], archive.names()[::-1], strict=True))
+    done = 0
+    for number, (offset, nbytes, _) in enumerate(rows.tolist()):
+        k = int(np.searchsorted(bases, offset, "right")) - 1
+        reader = readers[int(bases[k])] if k >= 0 and offset < bases[k] + readers[int(bases[k])].nbytes else None
+        reason = source.decoding(number)
+        if number in users and (reader is None or reason is not None):
+            what = f"is {reason or 'no range of the file'}, and an index names ranges of files; convert the file"
+            raise UnsupportedError(what, tensor=users[number])
+        if reader is None or reader.memory.path is None:
+            out.append(writer.store(np.frombuffer(source.payload(number), np.uint8)))
+            continue
+        digest = digest_of(source.payload(number)) if kind else 0
+        file = files.number(reader.memory, reader.described)
+        out.append(writer.refer(Range(file, offset - int(bases[k]), nbytes, digest)))
+        done += nbytes
+        progress(done, total)
+    return out

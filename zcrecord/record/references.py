@@ -1,0 +1,269 @@
+"""Writes archives of references, and records without the payloads that a base has.
+
+CONVENTIONS.md has the tables. Payloads lie in files beside the archive: other archives, or files of another format.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from operator import eq
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zcrecord.archive.archive import has_type_name
+from zcrecord.archive.payload_source import Array, was_replaced
+from zcrecord.codec.conventions import REFERENCES_TYPE
+from zcrecord.codec.entries import AttributeEntry, Entries, PayloadId, change_values, digest_kind
+from zcrecord.codec.index import PAYLOAD
+from zcrecord.codec.layout import NONE, plan_payloads
+from zcrecord.errors import DestinationExistsError, SourceError, UnsupportedError
+from zcrecord.storage.files import is_url, open_sink, path_of, real_path
+from zcrecord.storage.folders import is_plain_name
+from zcrecord.storage.memory import Memory
+from zcrecord.storage.sink import Sink
+from zcrecord.tensors.packed import StringTensor
+from zcrecord.writing import flatten
+from zcrecord.writing.catalogue import BLOBS, outline_of
+from zcrecord.writing.equal import COMPARED
+from zcrecord.writing.sharing import plan_sharing
+from zcrecord.writing.writers import (
+    SaveReport,
+    StreamWriter,
+    renumber_payloads,
+    report_of,
+)
+
+from .load import load_record
+
+__all__ = ["Files", "Range", "ReferencingWriter", "referencing"]
+
+_LEAST = 1024  # bytes of the smallest payload that is worth a reference
+
+
+class ReferencedFile(NamedTuple):
+    """A file that payloads lie in: its plain name, its size, and the range that tells it from others."""
+
+    name: str
+    nbytes: int
+    described: tuple[int, int]
+    sha256: bytes
+
+
+class Range(NamedTuple):
+    """Where a payload lies: the number of a file, NONE for the archive itself; its offset there, or its number."""
+
+    file: int
+    offset: int
+    nbytes: int
+    digest: int
+
+
+class Files:
+    """The files that an archive at `dest` refers to, which lie in its folder."""
+
+    def __init__(self, dest: str) -> None:
+        self._dest = real_path(dest)
+        self.known: dict[str, int] = {}
+        self._opened: list[tuple[str, Memory]] = []
+        self.files: list[ReferencedFile] = []
+
+    def number(self, memory: Memory, described: tuple[int, int]) -> int:
+        """Return the number of a mapped file.
+
+        Raises:
+            UnsupportedError: it lies in another folder, or has no plain name. DestinationExistsError: it is `dest`.
+        """
+        path, octets = memory.absolute or "", memory.octets
+        if path in self.known:
+            return self.known[path]
+        folder, name = os.path.split(path)
+        if real_path(path) == self._dest:
+            raise DestinationExistsError("its payloads are what the new archive would refer to", path=self._dest)
+        if real_path(folder or ".") != os.path.dirname(self._dest) or not is_plain_name(name, ""):
+            what = "lies in another folder than the archive that would refer to it, or has no plain name"
+            raise UnsupportedError(f"{what}; references name files beside it: write it to {folder or '.'}", path=path)
+        start, end = described
+        sha256 = hashlib.sha256(octets[start:end]).digest()
+        self.files.append(ReferencedFile(name, len(octets), described, sha256))
+        self._opened.append((path, memory))
+        return self.known.setdefault(path, len(self.files) - 1)
+
+    def check_still(self) -> None:
+        """Raise SourceError if one of the files was replaced since it was opened: the new archive would not find it."""
+        for path, memory in self._opened:
+            if was_replaced(memory):
+                raise SourceError(
+                    "was replaced meanwhile, and the new archive would refer to it; save again", path=path
+                )
+
+
+class Base:
+    """The payloads of a record that others may refer to, by size and digest.
+
+    Raises:
+        UnsupportedError: it is a catalogue, whose shards go with it; it has no digests, or is no local file.
+    """
+
+    def __init__(self, path: Any, files: Files) -> None:
+        self._record, self._files = load_record(path_of(path)), files
+        archive = self._record.archive
+        if archive.source.file_names and not has_type_name(archive.source.file_archive(NONE), REFERENCES_TYPE):
+            what = "is a catalogue, whose shards are removed when it is replaced; convert it to one archive"
+            raise UnsupportedError(f"{what}, and refer to that", path=archive.path)
+        if not archive.index.digest_kind or not archive.source.is_mapped:
+            what = "has no digests, or is packed, attached or of another format; convert it, or index it"
+            raise UnsupportedError(f"{what}, and refer to that", path=archive.path)
+        archive.ensure_all()
+        rows = archive.index.payloads
+        keys = zip(rows["nbytes"].tolist(), rows["digest"].tolist(), strict=True)
+        self._numbers = {key: number for number, key in enumerate(keys)}
+
+    def find(self, key: tuple[int, int], written: Iterator[bytes]) -> Range | None:
+        """Return where a payload with this size and digest lies, if its bytes are the ones that were written."""
+        number = self._numbers.get(key)
+        if number is None:
+            return None
+        archive = self._record.archive
+        [piece] = archive.source.pieces(number)
+        octets = piece.source.payload(piece.number)
+        own = (bytes(octets[at : at + COMPARED]) for at in range(0, len(octets), COMPARED))
+        if not all(map(eq, own, written)):
+            return None
+        table = archive.source.piece_table()
+        opened = archive if table is None else archive.source.file_archive(int(table.file[number]))
+        file = self._files.number(piece.source.memory, opened.described)
+        return Range(file, piece.source.offset + piece.start, *key)
+
+
+class ReferencingWriter:
+    """Writes an archive whose payloads lie in other files, or in itself; it has the methods of a `StreamWriter`.
+
+    A payload that is written, and that the base has, is taken out again, and referred to.
+    """
+
+    def __init__(self, sink: Sink, files: Files, base: Base | None, *, alignment: int, digest: str | None) -> None:
+        self._files, self._base, self._alignment = files, base, alignment
+        self._kind = digest_kind(digest)
+        self._stream = StreamWriter(sink, alignment=alignment, digest=digest)
+        self._ranges: list[Range] = []
+        self._own: list[int] = []  # payloads of the stream that are the record's
+
+    def refer(self, where: Range) -> int:
+        """Add a payload that lies in a file; return its id."""
+        self._ranges.append(where)
+        return len(self._ranges) - 1
+
+    def store(self, source: Any) -> int:
+        """Write one payload, the values of a LazyTensor or the bytes of an array or SplitSource; return its id."""
+        return self._note(self._stream.store(source))
+
+    def begin(self, nbytes: int) -> None:
+        """Start a payload of so many bytes."""
+        self._stream.begin(nbytes)
+
+    def write(self, data: Any) -> None:
+        """Append any bytes-like to the payload in progress."""
+        self._stream.write(data)
+
+    def end(self) -> int:
+        """Finish the payload in progress and return its id, NONE if no byte was written."""
+        return self._note(self._stream.end())
+
+    def _note(self, number: int) -> int:
+        if number == NONE:
+            return NONE
+        key = self._stream.key_of(number)
+        if self._base is not None and key is not None and key[0] >= _LEAST:
+            known = self._base.find(key, self._stream.pieces_of(number))
+            if known is not None:
+                self._stream.forget(number)
+                return self.refer(known)
+        self._own.append(number)
+        where = Range(NONE, len(self._own) - 1, self._stream.size_of(number), 0 if key is None else key[1])
+        return self.refer(where)
+
+    def finish(self, entries: Entries) -> SaveReport:
+        """Write outline, tables and index; the report counts what the archive itself has."""
+
+        def stored(value: Any) -> Any:
+            if isinstance(value, bytes | memoryview):
+                return PayloadId(self.store(np.frombuffer(value, np.uint8)) if len(value) else NONE)
+            return value
+
+        change_values(entries.attributes, stored)
+        change_values(entries.metadata, stored)
+        file, offset = self._numbered(entries)
+        outline, size = self._outline(entries)
+        files = self._files.files
+        tables = flatten.flatten(
+            {
+                "files": {
+                    "name": StringTensor.from_strings([f.name for f in files]),
+                    "nbytes": np.array([f.nbytes for f in files], np.uint64),
+                    "described": np.array([f.described for f in files], np.uint64).reshape(-1, 2),
+                    "described_sha256": np.frombuffer(b"".join(f.sha256 for f in files), np.uint8).reshape(-1, 32),
+                },
+                "file": file,
+                "offset": offset,
+                "outline": np.frombuffer(outline, np.uint8),
+            }
+        )
+        tables.modules[0] = tables.modules[0]._replace(type_name=REFERENCES_TYPE)
+        if self._own:
+            tables.attributes.append(AttributeEntry(BLOBS, 0, 4, [PayloadId(number) for number in self._own]))
+        plan = plan_sharing(tables.values)
+        payloads = [self._stream.store(source) for source in plan.sources]
+        tables.payloads = [NONE if s < 0 else payloads[s] for s in plan.source_ids]
+        tables.layout_ids, tables.layouts = plan.layout_ids, plan.layouts
+        written = self._stream.finish(tables)
+        return replace(report_of(entries, size), archive_bytes=written.archive_bytes)
+
+    def _numbered(self, entries: Entries) -> tuple[Array, Array]:
+        """Number the payloads of the outline by file and offset; return the columns of files and of offsets.
+
+        Equal ranges of one file have one offset in the outline, as equal payloads do.
+        """
+        ranges = np.array(self._ranges, np.uint64).reshape(-1, 4)
+        order = np.lexsort((ranges[:, 2], ranges[:, 1], ranges[:, 0]))
+        ordered = ranges[order]
+        new = np.ones(len(ordered), bool)
+        new[1:] = (ordered[1:, :3] != ordered[:-1, :3]).any(axis=1)
+        rows = np.zeros(len(ranges), PAYLOAD)
+        offsets, self._end, self._base_alignment = plan_payloads(ordered[new, 2], self._alignment)
+        rows["offset"][order] = offsets[np.cumsum(new) - 1]
+        rows["nbytes"], rows["digest"] = ranges[:, 2], ranges[:, 3]
+        order = renumber_payloads(entries, rows)
+        entries.digest_kind = self._kind
+        return ranges[order, 0].astype(np.uint32), ranges[order, 1]
+
+    def _outline(self, entries: Entries) -> tuple[bytes, int]:
+        return outline_of(entries, self._alignment, self._base_alignment, self._end)
+
+
+@contextlib.contextmanager
+def referencing(
+    dest: Any, base: Any, *, alignment: int, digest: str | None, durable: bool
+) -> Iterator[ReferencingWriter]:
+    """Open a writer of an archive that refers to a base; the archive appears at the end, whole.
+
+    Raises:
+        UnsupportedError: `dest` is no path, or digests are off; or what `Base` raises. DestinationExistsError: `dest`
+        is the base.
+    """
+    if hasattr(dest, "write") or is_url(dest):
+        raise UnsupportedError("base= is for paths: the files that it refers to lie beside the archive")
+    if not digest_kind(digest):
+        raise UnsupportedError("base= needs digests, by which equal payloads are found")
+    path = path_of(dest)
+    if real_path(path) == real_path(path_of(base)):
+        raise DestinationExistsError("is the base, to which the new archive would refer", path=path)
+    files = Files(path)
+    found = Base(base, files)
+    with open_sink(dest, durable=durable) as sink:
+        yield ReferencingWriter(sink, files, found, alignment=alignment, digest=digest)
+        files.check_still()
