@@ -44,14 +44,12 @@ def main(arguments: list[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     if args.readme or args.check:
         return _pages(args.json or RESULTS, write=args.readme)
-    results = _measure(args.only or AREAS, args.quick, _console())
+    out: Path | None = args.json or (None if args.only or args.quick else RESULTS)
+    results = _measure(args.only or AREAS, args.quick, _console(), None if args.update else out)
     if args.update and not args.quick:
         _update(results, args.json or RESULTS)
         return 0
-    # A partial or quick run must not pass for the whole.
-    out: Path | None = args.json or (None if args.only or args.quick else RESULTS)
-    if out is not None:
-        out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    if out is not None:  # a partial or quick run must not pass for the whole
         print(f"written to {out}")
     return 0
 
@@ -81,7 +79,8 @@ def _console() -> Console:
     return console if console.is_terminal else Console(width=160, highlight=False)
 
 
-def _measure(areas: tuple[str, ...], quick: bool, console: Console) -> dict[str, Any]:
+def _measure(areas: tuple[str, ...], quick: bool, console: Console, out: Path | None) -> dict[str, Any]:
+    """Return the results of areas; `out` has them after each area, so that an hour's figures outlive a fault."""
     rows: list[Row] = []
     missing = [tool for area in areas for tool in NEEDS.get(area, ()) if not (quick or on_path(tool))]
     if missing:  # which is said now, and not after an hour
@@ -92,8 +91,12 @@ def _measure(areas: tuple[str, ...], quick: bool, console: Console) -> dict[str,
             made = list(importlib.import_module(f"tools.bench.{area}").run(Settings(Path(folder), quick)))
         rows += made
         console.print(terminal_table(made))
-    described = machine(Path(tempfile.gettempdir()))
-    return {"quick": quick, "machine": described, "versions": versions(), "rows": [row.as_json() for row in rows]}
+        described = machine(Path(tempfile.gettempdir()))
+        rows_made = [row.as_json() for row in rows]
+        results = {"quick": quick, "machine": described, "versions": versions(), "rows": rows_made}
+        if out is not None:
+            out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    return results
 
 
 def _pages(source: Path, *, write: bool) -> int:

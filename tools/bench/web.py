@@ -58,8 +58,7 @@ def run(settings: Settings) -> Iterator[Row]:
     """Yield the rows of the area; a quick run without Chromium none."""
     if not on_path("chromium"):
         return
-    if (tests := str(ROOT / "tests" / "support")) not in sys.path:
-        sys.path.append(tests)  # tests are not installed
+    sys.path += [str(ROOT / "tests" / folder) for folder in ("support", "cases")]  # tests are not installed
     from browser_heap import heap_growth
     from browsers import chromium
     from web_archives import Misbehaving

@@ -54,7 +54,8 @@ class FileReader(StreamReader):
             SourceError: it is missing, no regular file, or a link to elsewhere.
         """
         assert self.path is not None, "an index of shards is a file"
-        reader: FileReader = self._stack.enter_context(FileReader(path_beside(self.path, name), regular=True))
+        reader = FileReader(path_beside(self.path, name), regular=True)
+        self._stack.enter_context(reader)
         return reader
 
 
