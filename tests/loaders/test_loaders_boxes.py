@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,9 @@ from zcrecord.loaders.boxes import ByteGrid, _boxes_of_range
 from zcrecord.loaders.torch import TorchLoader
 
 OWN = [name for name in load._OWN if name != "cpu"]  # as in test_loaders
-COPYING = [name for name in OWN if name != "mapped"]
-LOADERS = [*OWN, "torch", "torch, reads"]
+LOADERS = [*OWN, "torch"]
+own = pytest.mark.parametrize("how", OWN)
+every = pytest.mark.parametrize("how", LOADERS)
 BASE = np.arange(6 * 7 * 8, dtype=np.int32).reshape(6, 7, 8)
 TENSORS: dict[str, Any] = {
     "plain": BASE + 1,
@@ -41,23 +43,26 @@ MIB = 1 << 20
 
 
 def loaded(record: Any, how: str, *arguments: Any, **options: Any) -> dict[str, Any]:
-    loader = TorchLoader("cpu", readers=2, reads="reads" in how) if how.startswith("torch") else how
-    found = load_into(record, loader, *arguments, **options)
-    return {name: _array(value) for name, value in found.items()}
+    """Return arrays, over the memory of torch's tensors; tied tensors are one array."""
+    found = load_into(record, TorchLoader("cpu", readers=2) if how == "torch" else how, *arguments, **options)
+    arrays = {id(value): _array(value) for value in found.values()}
+    return {name: arrays[id(value)] for name, value in found.items()}
 
 
 def _array(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    kind = ml_dtypes.bfloat16 if value.dtype == torch.bfloat16 else None
-    return value.numpy() if kind is None else value.view(torch.int16).numpy().view(kind)
+    return value.view(torch.int16).numpy().view("bfloat16") if value.dtype == torch.bfloat16 else value.numpy()
 
 
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory) -> zcrecord.Record:
-    path = tmp_path_factory.mktemp("boxes") / "m.zcr"
-    zcrecord.save_record(TENSORS, path, durable=False)
-    return zcrecord.load_record(path)
+    return saved(tmp_path_factory.mktemp("boxes"), TENSORS)
+
+
+def saved(folder: Path, tree: Any) -> zcrecord.Record:
+    zcrecord.save_record(tree, folder / "m.zcr", durable=False)
+    return zcrecord.load_record(folder / "m.zcr")
 
 
 @st.composite
@@ -69,7 +74,7 @@ def boxes(draw: st.DrawFn) -> tuple[str, tuple[Any, ...]]:
     return name, tuple(box[: draw(st.integers(0, len(box)))] if dots < 0 else [*box[:dots], ..., *box[dots + 1 :]])
 
 
-@pytest.mark.parametrize("how", LOADERS)
+@every
 def test_any_box_is_the_one_that_numpy_has(how: str, record: zcrecord.Record) -> None:
     @settings(max_examples=rounds(100))
     @given(boxes(), st.sampled_from([100, 1 << 20]))
@@ -115,16 +120,14 @@ def test_ranges_of_a_grid_hold_its_bytes_and_merge_what_is_near(
     assert wanted <= {byte for lo, hi in ranges for byte in range(lo, hi)}
     assert all(lo in wanted and hi - 1 in wanted for lo, hi in ranges)
     assert all(b - a > near for (_, a), (b, _) in itertools.pairwise(ranges))
-    blocks = [(index, block) for index, block in grid.blocks(near)]
-    assert sum(block.nbytes for _, block in blocks) == grid.nbytes
+    assert sum(block.nbytes for _, block in grid.blocks(near)) == grid.nbytes
 
 
 @pytest.mark.exhaustive(keep=2)
-@pytest.mark.parametrize("how", LOADERS)
+@every
 def test_long_runs_far_apart_and_large_blocks_are_cut_and_put_together(how: str, tmp_path: Path) -> None:
     value = np.random.default_rng(3).integers(0, 255, (24, 8, 100_000), np.uint8)
-    zcrecord.save_record({"w": value, "v": value[:, :, :50_000].copy()}, tmp_path / "m.zcr", durable=False)
-    record = zcrecord.load_record(tmp_path / "m.zcr")
+    record = saved(tmp_path, {"w": value, "v": value[:, :, :50_000].copy()})
     for box in (np.s_[3:20, 2:5, 10:90_000], np.s_[:, :, 7:20], np.s_[:, 1:7], np.s_[2:3, 3:5, :]):
         found = loaded(record, how, slices={"*": box}, max_in_flight=3 * MIB)
         assert np.array_equal(found["w"], value[box])
@@ -148,20 +151,18 @@ def test_a_box_is_transferred_without_the_bytes_between(record: zcrecord.Record)
     assert (turned.source, turned.nbytes) == (None, 6 * 7 * 2 * 4), "one range, in the order that it has in the file"
 
 
-@pytest.mark.parametrize("how", LOADERS)
+@every
 def test_tied_tensors_with_one_box_are_one_and_with_several_are_each_their_own(how: str, tmp_path: Path) -> None:
     base = BASE.copy()
-    zcrecord.save_record({"a": base, "b": base, "c": base, "part": base[2:]}, tmp_path / "m.zcr", durable=False)
-    record = zcrecord.load_record(tmp_path / "m.zcr")
+    record = saved(tmp_path, {"a": base, "b": base, "c": base, "part": base[2:]})
     columns, others = np.s_[:, :, 1:3], np.s_[:, 1:2]
-    loader = TorchLoader("cpu") if how.startswith("torch") else how
-    found = load_into(record, loader, slices={"[ab]": columns, "c": others})
+    found = loaded(record, how, slices={"[ab]": columns, "c": others})
     assert found["a"] is found["b"]
     for name, want in {"a": base[columns], "c": base[others], "part": base[2:]}.items():
-        assert np.array_equal(_array(found[name]), want)
+        assert np.array_equal(found[name], want)
 
 
-@pytest.mark.parametrize("how", COPYING)
+@pytest.mark.parametrize("how", [name for name in OWN if name != "mapped"])
 def test_a_box_goes_into_the_memory_that_is_given(how: str, record: zcrecord.Record) -> None:
     room = np.zeros((6, 7, 2), np.int32)
     found = load_into(record, how, "plain", slices={"plain": (..., slice(2, 4))}, dst={"plain": room})["plain"]
@@ -169,73 +170,58 @@ def test_a_box_goes_into_the_memory_that_is_given(how: str, record: zcrecord.Rec
     assert np.array_equal(room, TENSORS["plain"][..., 2:4])
 
 
-@pytest.mark.parametrize("how", OWN)
+@own
 @pytest.mark.parametrize("kind", ["int4", "uint2"])
 def test_packed_boxes_start_and_end_on_whole_bytes_or_are_refused(kind: str, how: str, tmp_path: Path) -> None:
     values = (np.arange(6 * 8 * 5) % 3).reshape(6, 5, 8).astype(kind)
     odd = (np.arange(12) % 3).reshape(4, 3).astype("int4")
-    tree = {"w": zcrecord.PackedTensor.pack(values), "odd": zcrecord.PackedTensor.pack(odd)}
-    zcrecord.save_record(tree, tmp_path / "m.zcr", durable=False)
-    record = zcrecord.load_record(tmp_path / "m.zcr")
+    packed = zcrecord.PackedTensor.pack(values)
+    record = saved(tmp_path, {"w": packed, "tied": packed, "odd": zcrecord.PackedTensor.pack(odd)})
     for box in (np.s_[2:4], np.s_[:, 1:3], np.s_[1:, 2:, 4:], np.s_[:, :, :4], np.s_[0:0], np.s_[..., 4:]):
         found = load_into(record, how, "w", slices={"w": box})["w"]
         assert found.shape == values[box].shape
         assert np.array_equal(found.unpack(), values[box])
-    assert np.array_equal(load_into(record, how, "odd", slices={"odd": np.s_[2:]})["odd"].unpack(), odd[2:])
+    tied = load_into(record, how, slices={"w": np.s_[1:3], "tied": np.s_[..., 4:], "odd": np.s_[2:]})
+    for name, want in {"w": values[1:3], "tied": values[..., 4:], "odd": odd[2:]}.items():
+        assert np.array_equal(tied[name].unpack(), want)
     with pytest.raises(UnsupportedError, match=r"'w': a box of \d bits .* along axis 2 be multiples of [24]"):
         load_into(record, how, "w", slices={"w": np.s_[:, :, 1:5]})
     with pytest.raises(UnsupportedError, match=r"'odd': a box of 4 bits .* in every row; load the tensor whole"):
         load_into(record, how, "odd", slices={"odd": np.s_[:, :2]})
 
 
-@pytest.mark.parametrize("how", OWN)
-def test_tied_packed_tensors_may_have_several_boxes(how: str, tmp_path: Path) -> None:
-    values = (np.arange(6 * 8) % 3).reshape(6, 8).astype("int4")
-    packed = zcrecord.PackedTensor.pack(values)
-    zcrecord.save_record({"a": packed, "b": packed, "c": packed}, tmp_path / "m.zcr", durable=False)
-    boxes: dict[str, Any] = {"a": np.s_[1:3], "b": np.s_[2:], "c": np.s_[:, 2:6]}
-    found = load_into(zcrecord.load_record(tmp_path / "m.zcr"), how, slices=boxes)
-    for name, box in boxes.items():
-        assert np.array_equal(found[name].unpack(), values[box])
-
-
-@pytest.mark.parametrize("how", LOADERS)
-def test_shards_of_an_axis_are_equal_parts_or_those_of_torch_chunk(how: str, record: zcrecord.Record) -> None:
+def test_shards_of_an_axis_are_equal_parts_or_those_of_torch_chunk(record: zcrecord.Record) -> None:
     whole = TENSORS["plain"]
     for axis, world, uneven in ((2, 4, False), (-1, 2, False), (0, 3, False), (1, 3, True), (-2, 6, True)):
-        parts = [
-            loaded(record, how, "plain", slices={"plain": shard(rank, world, axis, uneven=uneven)})["plain"]
-            for rank in range(world)
-        ]
+        slices = [{"plain": shard(rank, world, axis, uneven=uneven)} for rank in range(world)]
+        parts = [load_into(record, "host", "plain", slices=box)["plain"] for box in slices]
         want = torch.from_numpy(whole.copy()).chunk(world, axis)
-        sizes = [part.shape for part in parts]
-        assert sizes[: len(want)] == [tuple(chunk.shape) for chunk in want]
-        assert all(shape[axis] == 0 for shape in sizes[len(want) :])
+        assert [part.shape for part in parts[: len(want)]] == [tuple(chunk.shape) for chunk in want]
+        assert all(part.shape[axis] == 0 for part in parts[len(want) :])
         assert np.array_equal(np.concatenate(parts, axis), whole)
-
-
-def test_a_box_may_have_a_function_for_an_axis(record: zcrecord.Record) -> None:
-    box = (slice(1, 3), ..., shard(1, 4))
-    found = load_into(record, "host", "plain", slices={"plain": box})["plain"]
-    assert np.array_equal(found, TENSORS["plain"][1:3, :, 2:4])
+    found = load_into(record, "host", "plain", slices={"plain": (slice(1, 3), ..., shard(1, 4))})["plain"]
+    assert np.array_equal(found, whole[1:3, :, 2:4]), "a function for an axis"
 
 
 def test_boxes_in_mode_c_are_of_the_edited_bytes(record: zcrecord.Record) -> None:
-    own = zcrecord.load_record(record.path, mode="c")
-    own["plain"][0, 0, 1] = -5
+    private = zcrecord.load_record(record.path, mode="c")
+    private["plain"][0, 0, 1] = -5
     for how in LOADERS:
-        assert loaded(own, how, "plain", slices={"plain": np.s_[:, :, 1:3]})["plain"][0, 0, 0] == -5, how
-    assert own["plain"][0, 0, 1] == -5, "nothing let go of the private page"
+        assert loaded(private, how, "plain", slices={"plain": np.s_[:, :, 1:3]})["plain"][0, 0, 0] == -5, how
+    assert private["plain"][0, 0, 1] == -5, "the private page stays mapped"
 
 
-@pytest.mark.parametrize("how", ["read", "torch, reads"])
-def test_a_file_that_was_replaced_is_refused_where_its_boxes_are_read(how: str, tmp_path: Path) -> None:
-    path = tmp_path / "m.zcr"
-    zcrecord.save_record({"w": BASE}, path, durable=False)
-    record = zcrecord.load_record(path)
-    zcrecord.save_record({"w": BASE + 1}, path, durable=False)
-    with pytest.raises(SourceError, match=r"m\.zcr: (tensor 'w': )?was replaced or changed since it was opened"):
-        loaded(record, how, slices={"w": np.s_[:, :, 1:3]})
+def test_a_file_that_was_replaced_or_changes_is_refused_where_its_boxes_are_read(tmp_path: Path) -> None:
+    def touched(*_: Any) -> None:
+        os.utime(tmp_path / "m.zcr", ns=(time := times.pop(), time))
+
+    record, boxes, times = saved(tmp_path, {"w": BASE}), {"w": np.s_[:, :, 1:3]}, [*range(50)]
+    touched()
+    with pytest.raises(SourceError, match=r"m\.zcr: was replaced or changed since it was opened"):
+        load_into(record, "read", slices=boxes)
+    record = zcrecord.load_record(tmp_path / "m.zcr")
+    with pytest.raises(SourceError, match=r"m\.zcr: was changed while it was read"):
+        load_into(record, "read", slices=boxes, max_in_flight=400, progress=touched)
 
 
 # Tensors that are split over shards.
@@ -256,7 +242,7 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> zcrecord.Record:
     return zcrecord.load_record(path)
 
 
-@pytest.mark.parametrize("how", LOADERS)
+@every
 def test_any_box_of_a_split_tensor_is_the_one_that_numpy_has(how: str, split: zcrecord.Record) -> None:
     wanted = {name: np.array(split[name]) for name in [*SPLITS, "tied2", "other"]}
     assert np.array_equal(wanted["grid"], SPLIT + 2)
@@ -303,9 +289,8 @@ def test_only_the_shards_of_a_box_are_opened(split: zcrecord.Record, tmp_path: P
 
 
 def test_edits_of_a_split_tensor_are_in_its_boxes_and_parts(split: zcrecord.Record, tmp_path: Path) -> None:
-    own = zcrecord.load_record(str(split.path), mode="c")
-    own["columns"][2, 2, 2] = 77
+    private = zcrecord.load_record(str(split.path), mode="c")
+    private["columns"][2, 2, 2] = 77
     for how in LOADERS:
-        assert loaded(own, how, "columns", slices={"columns": np.s_[2:, 2:]})["columns"][0, 0, 2] == 77, how
-    zcrecord.save_record(own.select("columns"), tmp_path / "edited.zcr", durable=False)
-    assert zcrecord.load_record(tmp_path / "edited.zcr")["columns"][2, 2, 2] == 77
+        assert loaded(private, how, "columns", slices={"columns": np.s_[2:, 2:]})["columns"][0, 0, 2] == 77, how
+    assert saved(tmp_path, private.select("columns"))["columns"][2, 2, 2] == 77

@@ -38,8 +38,8 @@ UPWARDS = {
 # only underscores say which names are private.
 _INTERNAL = (
     *("archive", "cli", "codec", "compat.safetensors.mapped", "compat.safetensors.opening", "compat.safetensors.specs"),
-    *("embed", "fleet", "foreign", "formats", "frameworks", "integrity", "onnx", "report", "tensors", "typed"),
-    "writing",
+    *("distributed", "embed", "fleet", "foreign", "formats", "frameworks", "hollow", "integrity", "loaders", "onnx"),
+    *("report", "tensors", "typed", "vllm", "writing"),
 )
 INTERNAL = tuple(f"zcrecord.{room}." for room in _INTERNAL)
 

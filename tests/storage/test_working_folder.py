@@ -51,7 +51,7 @@ LATE: dict[str, Callable[[Record], Any]] = {
     "torch of a module": lambda rec: np.r_[rec.module("n").torch()["w"].numpy(), 6, 7],
     "read": lambda rec: rec.load_into("read")["a"],
     "read of a part": lambda rec: rec.select(["a", "n"]).load_into("read")["a"],
-    "torch's loader, which reads": lambda rec: load_into(rec, TorchLoader("cpu", reads=True))["a"].numpy(),
+    "torch's loader": lambda rec: load_into(rec, TorchLoader("cpu"))["a"].numpy(),
     "pickle": lambda rec: pickle.loads(pickle.dumps(rec))["a"],
     "pickle of a part": lambda rec: pickle.loads(pickle.dumps(rec.select("a")))["a"],
     "hollow": lambda rec: filled(rec.hollow()),

@@ -52,8 +52,8 @@ AREA = "gpu"
 RESULT = ROOT / "tools" / "bench" / "gpu.json"
 PINNED, PLAIN = "pinned copy", "a plain read"
 SAFETENSORS, FAST, RUNAI = "safetensors", "fastsafetensors, no GDS", "runai-model-streamer"
-WIDER, READS, EACH = f"{OURS}, 256 MiB in flight", f"{OURS}, reads=True", f"{OURS}, record.torch(device)"
-OWN = (OURS, WIDER, READS, EACH)
+WIDER, EACH = f"{OURS}, 256 MiB in flight", f"{OURS}, record.torch(device)"
+OWN = (OURS, WIDER, EACH)
 ONNX, FILLED = ".onnx", f"{OURS}, fill_session"
 PEERS = {SAFETENSORS: "safetensors", FAST: "fastsafetensors", RUNAI: "runai-model-streamer"}  # their packages
 GIB = 8.0
@@ -339,7 +339,7 @@ def _loads(way: str, device: Any, ours: str, theirs: str) -> Callable[[], dict[s
 
     most = 256 * MIB if way == WIDER else MAX_IN_FLIGHT
     # Not the device's name: for "cpu" that gives views of the mapping.
-    return lambda: load_into(zcrecord.load_record(ours), TorchLoader(device, reads=way == READS), max_in_flight=most)
+    return lambda: load_into(zcrecord.load_record(ours), TorchLoader(device), max_in_flight=most)
 
 
 def _safetensors(module: Any, path: str, device: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Boxes of tensors: their bounds along each axis, their bytes in a payload, and reading these in bounded memory.
 
-A box whose bytes follow one another is a range, and needs nothing of this at load time. Any other is a `ByteGrid`: runs
-of equal length at regular distances. `BoxSource` gives a loader the bytes of a box in C order, as if they lay so.
+A box whose bytes are contiguous is a range. Any other is a `ByteGrid`: runs of equal length at regular distances.
+`BoxSource` gives a loader the bytes of a box in C order, as if they were contiguous.
 """
 
 from __future__ import annotations
@@ -21,20 +21,6 @@ from zcrecord.remote.ranges import NEAR, Range
 from zcrecord.storage.files import Identity
 
 from .protocol import RangeSource, unmap_pages
-
-__all__ = [
-    "Bounds",
-    "Box",
-    "BoxPiece",
-    "BoxSource",
-    "ByteGrid",
-    "File",
-    "Rows",
-    "bounds_of",
-    "grid_of",
-    "is_box",
-    "shard",
-]
 
 Octets = np.ndarray[Any, np.dtype[np.uint8]]
 Rows = slice | Callable[[int], slice]  # of one axis; a function is given the axis' length
@@ -56,9 +42,9 @@ class _AxisShard:
 
     def __call__(self, count: int) -> slice:
         if count % self.world and not self.uneven:
-            what = "rows" if self.axis == 0 else f"elements of axis {self.axis}"
+            elements = "rows" if self.axis == 0 else f"elements of axis {self.axis}"
             advice = "uneven=True divides as torch.chunk does"
-            raise UnsupportedError(f"{count} {what} cannot be divided equally among {self.world} ranks; {advice}")
+            raise UnsupportedError(f"{count} {elements} cannot be divided equally among {self.world} ranks; {advice}")
         each = -(-count // self.world)
         return slice(min(each * self.rank, count), min(each * (self.rank + 1), count))
 
@@ -90,35 +76,31 @@ def shard(rank: int, world: int, axis: int = 0, *, uneven: bool = False) -> Call
 
 
 def is_box(value: Any) -> bool:
-    """Return True if a value may stand for a box: a slice, a function, or a tuple of these and `...`."""
-    if isinstance(value, tuple):
-        return all(part is Ellipsis or isinstance(part, slice) or callable(part) for part in value)
-    return isinstance(value, slice) or callable(value)
+    """Return True for a slice, a function, or a tuple of these and `...`."""
+    parts = value if isinstance(value, tuple) else (None if value is Ellipsis else value,)
+    return all(part is Ellipsis or isinstance(part, slice) or callable(part) for part in parts)
 
 
 def bounds_of(box: Box, shape: tuple[int, ...]) -> Bounds:
     """Return the bounds of a box along each axis of a shape, as numpy's slices have them; never negative.
-
-    Raises:
-        UnsupportedError: it has more axes than the shape, a step, or a function in it that returns no slice.
 
     Example:
         >>> bounds_of((..., slice(-2, None)), (3, 4, 5))
         ((0, 3), (0, 4), (3, 5))
     """
     parts = list(box) if isinstance(box, tuple) else _on_its_axis(box, len(shape))
-    dots = [at for at, part in enumerate(parts) if part is Ellipsis]
-    if len(dots) > 1:
+    dots = parts.count(Ellipsis)
+    if dots > 1:
         raise UnsupportedError("slices= takes at most one ... in a box")
-    if len(parts) - len(dots) > len(shape):
-        raise UnsupportedError(f"slices= has a box of {len(parts) - len(dots)} axes, and this tensor has {len(shape)}")
-    missing: list[Any] = [slice(None)] * (len(shape) - len(parts) + len(dots))
-    at = dots[0] if dots else len(parts)
-    return tuple(map(_bounds, [*parts[:at], *missing, *parts[at + len(dots) :]], shape))
+    if len(parts) - dots > len(shape):
+        raise UnsupportedError(f"slices= has a box of {len(parts) - dots} axes, and this tensor has {len(shape)}")
+    start = parts.index(Ellipsis) if dots else len(parts)
+    parts[start : start + dots] = [slice(None)] * (len(shape) - len(parts) + dots)
+    return tuple(map(_bounds, parts, shape))
 
 
 def _on_its_axis(rows: Rows, rank: int) -> list[Any]:
-    """Return a box of all axes up to the one that rows are of."""
+    """Return a box of all axes up to that of the rows."""
     if not rank:
         raise UnsupportedError("slices= takes parts of axes, and this tensor has no axis")
     axis = rows.axis if isinstance(rows, _AxisShard) else 0
@@ -134,22 +116,26 @@ def _bounds(rows: Any, count: int) -> Range:
     except (TypeError, AttributeError):
         raise UnsupportedError(f"slices= takes ranges, and not {wanted!r}") from None
     if step != 1:
-        raise UnsupportedError(f"slices= takes elements one after the other, and not every {step}th")
+        raise UnsupportedError(f"slices= takes contiguous elements, and not every {step}th")
     return start, max(start, stop)
 
 
+def overlap(bounds: Bounds, origin: Sequence[int], extent: Sequence[int]) -> tuple[Bounds, Bounds] | None:
+    """Return the part of a box that lies in another one, relative to the first and to the second; None if empty."""
+    others = list(zip(origin, extent, strict=True))
+    both = [(max(lo, start), min(hi, start + n)) for (lo, hi), (start, n) in zip(bounds, others, strict=True)]
+    if any(lo >= hi for lo, hi in both):
+        return None
+    in_first = tuple((lo - start, hi - start) for (lo, hi), (start, _) in zip(both, bounds, strict=True))
+    return in_first, tuple((lo - start, hi - start) for (lo, hi), start in zip(both, origin, strict=True))
+
+
 class ByteGrid(NamedTuple):
-    """Bytes of a box in its payload: runs of equal length at regular distances, none of which overlap.
+    """Bytes of a box in its payload: runs of equal length at regular distances, none of which overlap."""
 
-    Attributes:
-        start: offset of the first byte in the payload.
-        shape: the number of runs along each axis, the slowest first, and last the bytes of a run.
-        strides: bytes from one to the next along each axis; the last is 1.
-    """
-
-    start: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    start: int  # offset of the first byte in the payload
+    shape: tuple[int, ...]  # the number of runs along each axis, the slowest first, and last the bytes of a run
+    strides: tuple[int, ...]  # bytes from one to the next along each axis; the last is 1
 
     @property
     def nbytes(self) -> int:
@@ -173,30 +159,25 @@ class ByteGrid(NamedTuple):
             >>> ByteGrid(8, (2, 3, 4), (100, 10, 1)).ranges(near=6)
             [(8, 32), (108, 132)]
         """
-        if len(self.shape) == 1:
-            return [(self.start, self.start + self.shape[0])]
-        outer = len(self.shape) - 1 - self._near_axes(near)
-        starts = np.array([self.start])
-        for count, step in zip(self.shape[:outer], self.strides[:outer], strict=True):
-            starts = np.add.outer(starts, np.arange(count) * step).reshape(-1)
-        nbytes = ByteGrid(0, self.shape[outer:], self.strides[outer:]).end
-        return [(start, start + nbytes) for start in starts.tolist()]
-
-    def _near_axes(self, near: int) -> int:
-        """Return the number of axes, the fastest, along which there are at most `near` bytes between runs."""
-        found, nbytes = 0, self.shape[-1]
-        for count, step in zip(self.shape[-2::-1], self.strides[-2::-1], strict=True):
-            if count > 1 and step - nbytes > near:
-                break
-            found, nbytes = found + 1, nbytes + (count - 1) * step
-        return found
+        _, starts, part = self._parts(near)
+        return [(start, start + part.end) for start in starts]
 
     def blocks(self, near: int = NEAR) -> Iterator[tuple[tuple[slice | int, ...], ByteGrid]]:
         """Yield parts that a single read brings: gaps of at most `near` bytes, 4 MiB where axes can be cut so."""
-        outer = len(self.shape) - 1 - self._near_axes(near)
-        for index in np.ndindex(*self.shape[:outer]):
-            start = self.start + sum(i * step for i, step in zip(index, self.strides, strict=False))
-            yield from ByteGrid(start, self.shape[outer:], self.strides[outer:])._cut_to_size(index)
+        outer, starts, part = self._parts(near)
+        for index, start in zip(np.ndindex(*outer), starts, strict=True):
+            yield from part._replace(start=start)._cut_to_size(index)
+
+    def _parts(self, near: int) -> tuple[tuple[int, ...], list[int], ByteGrid]:
+        """Cut the grid at gaps of more than `near` bytes: the number of parts along axes, their starts, a part at 0."""
+        outer, nbytes = len(self.shape) - 1, self.shape[-1]
+        while outer and (self.shape[outer - 1] == 1 or self.strides[outer - 1] - nbytes <= near):
+            outer -= 1
+            nbytes += (self.shape[outer] - 1) * self.strides[outer]
+        starts = np.array([self.start])
+        for count, step in zip(self.shape[:outer], self.strides[:outer], strict=True):
+            starts = np.add.outer(starts, np.arange(count) * step).reshape(-1)
+        return self.shape[:outer], starts.tolist(), ByteGrid(0, self.shape[outer:], self.strides[outer:])
 
     def _cut_to_size(self, index: tuple[slice | int, ...]) -> Iterator[tuple[tuple[slice | int, ...], ByteGrid]]:
         if self.end - self.start <= _BLOCK:
@@ -204,13 +185,13 @@ class ByteGrid(NamedTuple):
             return
         step = self.strides[0]
         each = max(1, _BLOCK // step)
-        for at in range(0, self.shape[0], each):
-            count = min(each, self.shape[0] - at)
-            part = ByteGrid(self.start + at * step, (count, *self.shape[1:]), self.strides)
+        for first in range(0, self.shape[0], each):
+            count = min(each, self.shape[0] - first)
+            part = ByteGrid(self.start + first * step, (count, *self.shape[1:]), self.strides)
             if each > 1 or len(self.shape) == 1:
-                yield (*index, slice(at, at + count)), part
+                yield (*index, slice(first, first + count)), part
             else:
-                yield from ByteGrid(part.start, self.shape[1:], self.strides[1:])._cut_to_size((*index, at))
+                yield from ByteGrid(part.start, self.shape[1:], self.strides[1:])._cut_to_size((*index, first))
 
 
 @lru_cache(1000)  # most tensors of a model have one of few shapes
@@ -220,64 +201,51 @@ def grid_of(
     """Return the bytes of a box that is not empty, from element [0, ..., 0] on, and strides of the same bytes compact.
 
     Both strides are in elements. None: strides are not positive, or axes overlap; such a box is loaded as one range.
-
-    Raises:
-        UnsupportedError: elements narrower than a byte do not start and end on whole bytes.
     """
     counts = [hi - lo for lo, hi in bounds]
-    axes = sorted((a for a, n in enumerate(counts) if n > 1), key=lambda a: -strides[a])
+    axes = sorted((a for a, n in enumerate(counts) if n > 1), key=lambda a: strides[a])
     sizes: list[int] = []  # of runs along axes, in bits, the slowest first
     steps: list[int] = []
     run = covered = bits
     compact, step = [1] * len(shape), 1
-    for axis in reversed(axes):
-        apart, count = strides[axis] * bits, counts[axis]
-        if apart < covered:
+    for axis in axes:
+        distance, count = strides[axis] * bits, counts[axis]
+        if distance < covered:
             return None
         compact[axis], step = step, step * count
-        if not sizes and apart == run:
+        if not sizes and distance == run:
             run *= count
-        elif sizes and apart == sizes[0] * steps[0]:
+        elif sizes and distance == sizes[0] * steps[0]:
             sizes[0] *= count
         else:
             sizes.insert(0, count)
-            steps.insert(0, apart)
-        covered += (count - 1) * apart
+            steps.insert(0, distance)
+        covered += (count - 1) * distance
     start = sum(lo * stride for (lo, _), stride in zip(bounds, strides, strict=True)) * bits
     to_the_end = not sizes and start + run == prod(shape) * bits
-    if start % 8 or any(apart % 8 for apart in steps) or (run % 8 and not to_the_end):
-        raise UnsupportedError(_advice(bounds, shape, bits))
-    return ByteGrid(start // 8, (*sizes, -(-run // 8)), (*(apart // 8 for apart in steps), 1)), tuple(compact)
+    if start % 8 or any(distance % 8 for distance in steps) or (run % 8 and not to_the_end):
+        raise UnsupportedError(_whole_bytes_advice(bounds, shape, bits))
+    return ByteGrid(start // 8, (*sizes, -(-run // 8)), (*(distance // 8 for distance in steps), 1)), tuple(compact)
 
 
-def _advice(bounds: Bounds, shape: tuple[int, ...], bits: int) -> str:
-    """Return the message for a box of packed elements that does not start and end on whole bytes."""
+def _whole_bytes_advice(bounds: Bounds, shape: tuple[int, ...], bits: int) -> str:
     axis = max(a for a, (lo, hi) in enumerate(bounds) if (lo, hi) != (0, shape[a]))
     unit = prod(shape[axis + 1 :]) * bits
-    what = f"a box of {bits} bits an element does not start and end on whole bytes"
+    message = f"a box of {bits} bits an element does not start and end on whole bytes"
     if prod(shape[axis:]) * bits % 8 and axis:
-        return f"{what} in every row; load the tensor whole"
-    return f"{what}; let its bounds along axis {axis} be multiples of {8 // gcd(8, unit)}"
+        return f"{message} in every row; load the tensor whole"
+    return f"{message}; let its bounds along axis {axis} be multiples of {8 // gcd(8, unit)}"
 
 
 class BoxPiece(NamedTuple):
-    """A part of a box whose bytes lie in one payload.
+    """A part of a box whose bytes lie in one payload, which is in memory, in a mapping, or read by `source`."""
 
-    Attributes:
-        origin: its place in the bytes of the box, an index for each axis of `grid`.
-        grid: its bytes in the payload.
-        octets: the payload, in memory or in a mapping; or
-        source: what reads it.
-        offset: of the payload, in the file or in `source`.
-        file: of the mapping, by which `BoxSource.read_by` can read it; None for bytes that are no file's.
-    """
-
-    origin: tuple[int, ...]
-    grid: ByteGrid
+    origin: tuple[int, ...]  # its place in the bytes of the box, an index for each axis of `grid`
+    grid: ByteGrid  # its bytes in the payload
     octets: memoryview | None
     source: RangeSource | None
-    offset: int
-    file: File | None = None
+    offset: int  # of the payload, in the file or in `source`
+    file: File | None = None  # of the mapping, by which `BoxSource.read_by` can read it
 
     def read(self, bounds: Bounds, out: Octets) -> None:
         """Fill `out`, which has the shape of the bounds, with a part; 4 MiB of the payload at a time."""
@@ -295,9 +263,9 @@ class BoxPiece(NamedTuple):
         if end - start == grid.nbytes and out.flags.c_contiguous:
             self.source.readinto_at(self.offset + start, out.reshape(-1).data)
             return
-        held = np.empty(end - start, np.uint8)
-        self.source.readinto_at(self.offset + start, held.data)
-        np.copyto(out, _array(held, grid._replace(start=0)))
+        block = np.empty(end - start, np.uint8)
+        self.source.readinto_at(self.offset + start, block.data)
+        np.copyto(out, _array(block, grid._replace(start=0)))
 
 
 def _array(octets: Octets, grid: ByteGrid) -> Octets:
@@ -305,12 +273,9 @@ def _array(octets: Octets, grid: ByteGrid) -> Octets:
 
 
 class BoxSource:
-    """Source of a box's bytes one after the other, as if they lay so; any number of threads may read it.
+    """Source of a box's bytes in C order, as if they were contiguous; any number of threads may read it.
 
-    Attributes:
-        offset: the offset that its first byte is asked for by.
-        shape: of the box, in bytes.
-        pieces: the payloads that it lies in.
+    `shape` is that of the box in bytes, and readers ask for its first byte by `offset`.
     """
 
     def __init__(self, offset: int, shape: tuple[int, ...], pieces: Sequence[BoxPiece]) -> None:
@@ -323,23 +288,15 @@ class BoxSource:
 
     def readinto_at(self, offset: int, target: memoryview) -> None:
         """Fill `target` with the bytes of the box from `offset` on."""
-        out, at = np.frombuffer(target, np.uint8), 0
+        out, done = np.frombuffer(target, np.uint8), 0
         first = offset - self.offset
         for bounds in _boxes_of_range(self.shape, first, first + len(out)):
-            part = out[at : at + prod(hi - lo for lo, hi in bounds)]
-            self._read(bounds, part.reshape([hi - lo for lo, hi in bounds]))
-            at += part.size
-
-    def _read(self, bounds: Bounds, out: Octets) -> None:
-        for piece in self.pieces:
-            meets = [
-                (max(lo, start), min(hi, start + n))
-                for (lo, hi), start, n in zip(bounds, piece.origin, piece.grid.shape, strict=True)
-            ]
-            if all(lo < hi for lo, hi in meets):
-                there = tuple((lo - at, hi - at) for (lo, hi), at in zip(meets, piece.origin, strict=True))
-                here = tuple(slice(lo - at, hi - at) for (lo, hi), (at, _) in zip(meets, bounds, strict=True))
-                piece.read(there, out[here])
+            shape = [hi - lo for lo, hi in bounds]
+            part = out[done : done + prod(shape)].reshape(shape)
+            for piece in self.pieces:
+                if (both := overlap(bounds, piece.origin, piece.grid.shape)) is not None:
+                    piece.read(both[1], part[tuple(slice(*ends) for ends in both[0])])
+            done += part.size
 
     def read_by(self, opened: Callable[[File], RangeSource]) -> BoxSource:
         """Return the same source with its files read by position instead of out of their mappings."""
@@ -361,13 +318,13 @@ def _boxes_of_range(shape: tuple[int, ...], lo: int, hi: int) -> Iterator[Bounds
         yield ((lo, hi),)
         return
     inner = prod(shape[1:])
-    first, last = -(-lo // inner), hi // inner
-    if first > last:  # within one
-        yield from (((last, last + 1), *rest) for rest in _boxes_of_range(shape[1:], lo - last * inner, hi % inner))
-        return
-    if lo < first * inner:
-        yield from (((first - 1, first), *rest) for rest in _boxes_of_range(shape[1:], lo % inner, inner))
-    if first < last:
-        yield ((first, last), *((0, n) for n in shape[1:]))
-    if last * inner < hi:
-        yield from (((last, last + 1), *rest) for rest in _boxes_of_range(shape[1:], 0, hi % inner))
+    while lo < hi:
+        row, start = divmod(lo, inner)
+        if start or hi - lo < inner:
+            stop = min(hi - row * inner, inner)
+            yield from (((row, row + 1), *rest) for rest in _boxes_of_range(shape[1:], start, stop))
+            lo = row * inner + stop
+        else:
+            last = hi // inner
+            yield ((row, last), *((0, n) for n in shape[1:]))
+            lo = last * inner

@@ -1,7 +1,7 @@
 """Loaders to this machine's memory: views of the mapping (`MappedLoader`), and copies (`HostLoader`).
 
-`HostLoader` has all that a loader needs, and is the one to copy for a device of your own: where it copies, such a
-loader queues a copy, and `finish` waits for the queue. Several cores copy only for speed.
+`HostLoader` has all that a loader needs, and is the one to copy for a device of your own: such a loader queues its
+copies, and `finish` waits for the queue. Several cores copy only for speed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from zcrecord.storage.threads import each_piece
 from zcrecord.tensors.packed import PackedTensor
 
 from .protocol import LoadPlan, PayloadRef, sources_of
-
-__all__ = ["HostLoader", "MappedLoader", "as_tensor", "dst_bytes"]
 
 Octets = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -43,11 +41,7 @@ def as_tensor(octets: Octets, ref: PayloadRef) -> Any:
 
 
 def dst_bytes(dst: Any, ref: PayloadRef) -> Octets:
-    """Return the caller's memory (`dst=`) as bytes, after checking that `ref` fits it exactly.
-
-    Raises:
-        UnsupportedError: it is read-only, not contiguous, or of another size.
-    """
+    """Return the caller's memory (`dst=`) as bytes; UnsupportedError unless it is writable, and `ref` fits it."""
     try:
         if isinstance(dst, np.ndarray) and dst.dtype.isbuiltin != 1 and dst.flags.c_contiguous:
             dst = dst.reshape(-1).view(np.uint8)  # numpy exports no buffer of element types that are not its own
@@ -60,48 +54,9 @@ def dst_bytes(dst: Any, ref: PayloadRef) -> Octets:
     if readonly:
         raise UnsupportedError("dst= is read-only; give memory of your own", tensor=ref.name)
     if len(octets) != ref.nbytes:
-        what = f"dst= has {len(octets)} bytes, the tensor {ref.nbytes}"
-        raise UnsupportedError(f"{what}; make it np.empty({ref.nbytes}, np.uint8)", tensor=ref.name)
+        sizes = f"dst= has {len(octets)} bytes, the tensor {ref.nbytes}"
+        raise UnsupportedError(f"{sizes}; make it np.empty({ref.nbytes}, np.uint8)", tensor=ref.name)
     return np.frombuffer(octets, np.uint8)
-
-
-class MappedLoader:
-    """Read-only views of the record's own bytes, in mode "c" of the edited ones; copies nothing.
-
-    Each view keeps the mapping alive. Boxes, and parts of payloads, are views, too; but boxes of packed elements, and
-    those that lie in several shards, are copies. Of a remote archive `load_into` fetches the bytes first.
-    """
-
-    device = "cpu"
-
-    def can_load(self, device: str, dtype: DType) -> bool:
-        """Return True for this machine's memory and element types of a fixed size."""
-        return device in ("cpu", "mapped") and dtype.bits > 0
-
-    def begin(self, plan: LoadPlan) -> None:
-        """Do nothing: views need no preparation."""
-
-    def load(self, ref: PayloadRef, dst: Any | None = None) -> Any:
-        """Return the tensor.
-
-        Raises:
-            UnsupportedError: its bytes are not in memory; or `dst` was given.
-        """
-        if dst is not None:
-            raise UnsupportedError("a view copies nothing, so it takes no dst=; load it into 'host' or 'read'")
-        if ref.buffer is None:
-            raise UnsupportedError("its bytes are not in this machine's memory; load it into 'host' or 'read'")
-        return as_tensor(np.frombuffer(ref.buffer, np.uint8), ref)
-
-    def view(self, loaded: Octets, ref: PayloadRef) -> Any:
-        """Return one of several tensors of a payload."""
-        return as_tensor(loaded, ref)
-
-    def finish(self) -> None:
-        """Do nothing: the bytes are there."""
-
-    def abort(self) -> None:
-        """Do nothing: no resources are held."""
 
 
 class HostLoader:
@@ -116,7 +71,7 @@ class HostLoader:
         self._plan: LoadPlan | None = None
 
     def can_load(self, device: str, dtype: DType) -> bool:
-        """Return True for element types that can be loaded: here all but strings."""
+        """Return True for this device and element types of a fixed size: all but strings."""
         return device == self.device and dtype.bits > 0
 
     def begin(self, plan: LoadPlan) -> None:
@@ -129,12 +84,8 @@ class HostLoader:
         out = aligned_empty(ref.nbytes) if dst is None else dst_bytes(dst, ref)
         size = max(1, min(_PIECE, self._plan.max_in_flight // _COPIERS))
         pieces = [Piece(start, [out[start : start + size].data]) for start in range(0, ref.nbytes, size)]
-        in_memory = ref.buffer is not None or not sources_of(ref)
-        if in_memory and 1 < _COPIERS <= len(pieces):
-            each_piece(partial(_copy, ref), pieces, done=self._plan.advance, threads=_COPIERS)
-        else:
-            for piece in pieces:
-                self._plan.advance(_copy(ref, piece))  # raises if the user cancelled
+        threads = _COPIERS if len(pieces) >= _COPIERS and (ref.buffer is not None or not sources_of(ref)) else 1
+        each_piece(partial(_copy, ref), pieces, done=self._plan.advance, threads=threads)  # it raises on cancelling
         return as_tensor(out, ref)
 
     def view(self, loaded: Octets, ref: PayloadRef) -> Any:
@@ -146,8 +97,26 @@ class HostLoader:
         self._plan = None
 
     def abort(self) -> None:
-        """Drop the plan, in any state. Tensors that were loaded live as long as their users hold them."""
+        """Drop the plan, in any state. Tensors that were loaded live as long as their users refer to them."""
         self._plan = None
+
+
+class MappedLoader(HostLoader):
+    """Read-only views of the record's own bytes, in mode "c" of the edited ones; copies nothing.
+
+    Each view keeps the mapping alive. Boxes, and parts of payloads, are views, too; but boxes of packed elements, and
+    those that lie in several shards, are copies. Of a remote archive `load_into` fetches the bytes first.
+    """
+
+    device = "cpu"
+
+    def load(self, ref: PayloadRef, dst: Any | None = None) -> Any:
+        """Return the tensor; UnsupportedError if its bytes are not in memory, or `dst` was given."""
+        if dst is not None:
+            raise UnsupportedError("a view copies nothing, so it takes no dst=; load it into 'host' or 'read'")
+        if ref.buffer is None:
+            raise UnsupportedError("its bytes are not in this machine's memory; load it into 'host' or 'read'")
+        return as_tensor(np.frombuffer(ref.buffer, np.uint8), ref)
 
 
 def _copy(ref: PayloadRef, piece: Piece) -> int:

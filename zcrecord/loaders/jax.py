@@ -12,23 +12,21 @@ device          one copy, on the device; a shard that several devices have is re
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import starmap
 from typing import Any
 
 import numpy as np
 
 from zcrecord.archive import subset
 from zcrecord.archive.archive import Archive
-from zcrecord.archive.name_patterns import is_pattern, matcher
 from zcrecord.archive.subset import Names
-from zcrecord.errors import TensorNotFoundError, UnsupportedError, printable
+from zcrecord.errors import UnsupportedError, printable
 from zcrecord.frameworks.jax import ElementCheck, beside_jax_views, import_jax
 
 from .boxes import Bounds, bounds_of
 from .host import MappedLoader
-from .plan import views_of
+from .plan import first_match, views_of
 from .protocol import Target
-
-__all__ = ["sharded_arrays"]
 
 
 def sharded_arrays(archive: Archive, names: Names | None = None, *, shardings: Any) -> dict[str, Any]:
@@ -43,13 +41,13 @@ def sharded_arrays(archive: Archive, names: Names | None = None, *, shardings: A
     Args:
         archive: an opened archive.
         names: as `Record.select` takes them; None for all.
-        shardings: a `jax.sharding.Sharding` for all tensors; or a mapping to them from names or patterns, of which the
-            first that matches a tensor counts. Tensors that none matches lie on the default device.
+        shardings: a `jax.sharding.Sharding` for all tensors; or several by name or pattern. The first key that matches
+            counts; tensors that none matches lie on the default device.
 
     Raises:
         DependencyError: jax is not installed. TensorNotFoundError: a name without wildcards is not there.
-        UnsupportedError: a sharding does not divide its tensor, or is none; jax would make 32 bits of a tensor's 64; or
-        a shard of packed elements does not start and end on whole bytes.
+        UnsupportedError: a sharding does not divide its tensor, or is of another type; jax would make 32 bits of a
+        tensor's 64; or a shard of packed elements does not start and end on whole bytes.
 
     Example:
         >>> import jax, numpy as np, zcrecord
@@ -62,48 +60,43 @@ def sharded_arrays(archive: Archive, names: Names | None = None, *, shardings: A
     jax = import_jax()
     if names is not None:
         archive = subset.select(archive, names, None)
-    chosen = _chooser(jax, shardings, archive.names(), archive.path)
+    chosen = _chooser(jax, shardings, archive)
     return beside_jax_views(archive, None, lambda part: _sharded(jax, part, chosen))
 
 
 def _sharded(jax: Any, archive: Archive, chosen: Callable[[str], Any]) -> dict[str, Any]:
     """Return arrays that jax has types for, each with its sharding."""
-    everything = archive.names()
+    names = archive.names()
     check = ElementCheck(jax, archive)
-    kinds = [check.dtype_of(i) for i in range(len(everything))]
-    placed = [_placed(archive, i, name, chosen(name)) for i, name in enumerate(everything)]
-    boxes = {name: [_slices(bounds) for bounds in found] for name, (_, found) in zip(everything, placed, strict=True)}
+    kinds = [check.dtype_of(i) for i in range(len(names))]
+    placed = [_placed(archive, i, name, chosen(name)) for i, name in enumerate(names)]
+    boxes = {name: [tuple(starmap(slice, box)) for box in mine] for name, (_, mine) in zip(names, placed, strict=True)}
     targets = views_of(archive, boxes)
-    views = _TargetViews()
-    made: dict[Any, Any] = {}
+    view_of = _target_views()
+    arrays: dict[Any, Any] = {}
     out: dict[str, Any] = {}
-    for i, (name, (sharding, found)) in enumerate(zip(everything, placed, strict=True)):
-        mine = [targets[name, k] for k in range(len(found))]
-        key = (sharding, *map(id, mine))  # of tied tensors they are the same
-        if key not in made or not mine:
-            shards = {bounds: check(i, views(target)) for bounds, target in zip(found, mine, strict=True)}
+    for i, (name, (sharding, mine)) in enumerate(zip(names, placed, strict=True)):
+        parts = [targets[name, k] for k in range(len(mine))]
+        key = (sharding, *map(id, parts))  # of tied tensors they are the same
+        if key not in arrays or not parts:
+            shards = {bounds: check(i, view_of(target)) for bounds, target in zip(mine, parts, strict=True)}
             if archive.mode == "c":  # else jax's arrays would change with the record's
                 shards = {bounds: view.copy() for bounds, view in shards.items()}
-            made[key] = _array(jax, archive.shape(archive.row(i)), kinds[i], sharding, shards)
-        out[name] = made[key]
+            arrays[key] = _array(jax, archive.shape(archive.row(i)), kinds[i], sharding, shards)
+        out[name] = arrays[key]
     return out
 
 
-def _chooser(jax: Any, shardings: Any, names: list[str], path: str | None) -> Callable[[str], Any]:
+def _chooser(jax: Any, shardings: Any, archive: Archive) -> Callable[[str], Any]:
     """Return a function that gives the sharding of a tensor by name, None for the default device."""
     if isinstance(shardings, jax.sharding.Sharding):
         return lambda _: shardings
     if not isinstance(shardings, Mapping):
         raise UnsupportedError(f"shardings= takes a Sharding, or several by name or pattern, {_not_a(shardings)}")
-    known = set(names)
-    tests = []
     for key, sharding in shardings.items():
         if not isinstance(key, str) or not isinstance(sharding, jax.sharding.Sharding):
             raise UnsupportedError(f"shardings= maps {printable(repr(key))} to a Sharding, {_not_a(sharding)}")
-        if key not in known and not is_pattern(key):
-            raise TensorNotFoundError(key, lambda: sorted(known), path=path)
-        tests.append((key.__eq__ if key in known else matcher([key]), sharding))
-    return lambda name: next((sharding for test, sharding in tests if test(name)), None)
+    return first_match(shardings, archive)
 
 
 def _not_a(value: Any) -> str:
@@ -111,11 +104,7 @@ def _not_a(value: Any) -> str:
 
 
 def _placed(archive: Archive, i: int, name: str, sharding: Any) -> tuple[Any, list[Bounds]]:
-    """Return a sharding, and the distinct boxes of a tensor that this process' devices have.
-
-    Raises:
-        UnsupportedError: it does not divide the tensor.
-    """
+    """Return a sharding, and the distinct boxes of a tensor that this process' devices have."""
     shape = archive.shape(archive.row(i))
     if sharding is None:
         return None, [bounds_of((), shape)]
@@ -123,27 +112,22 @@ def _placed(archive: Archive, i: int, name: str, sharding: Any) -> tuple[Any, li
         sharding.check_compatible_aval(shape)
         indices = sharding.addressable_devices_indices_map(shape).values()
     except (ValueError, IndexError, TypeError) as error:
-        what = f"its shape {shape} cannot be sharded so: {str(error).partition(chr(10))[0]}"
-        raise UnsupportedError(what, path=archive.path, tensor=name) from error
+        message = f"its shape {shape} cannot be sharded so: {str(error).partition(chr(10))[0]}"
+        raise UnsupportedError(message, path=archive.path, tensor=name) from error
     return sharding, list(dict.fromkeys(bounds_of(index, shape) for index in indices))
 
 
-def _slices(bounds: Bounds) -> tuple[slice, ...]:
-    return tuple(slice(lo, hi) for lo, hi in bounds)
+def _target_views() -> Callable[[Target], Any]:
+    """Return a function that makes views of targets in memory; those of one payload lie over the same bytes."""
+    loader, loaded = MappedLoader(), dict[int, Any]()
 
-
-class _TargetViews:
-    """Views of targets whose bytes are in memory, those of one payload over the same bytes."""
-
-    def __init__(self) -> None:
-        self._loader, self._loaded = MappedLoader(), dict[int, Any]()
-
-    def __call__(self, target: Target) -> Any:
-        """Return the view of a target."""
+    def view_of(target: Target) -> Any:
         ref, view = target
-        if id(ref) not in self._loaded:
-            self._loaded[id(ref)] = self._loader.load(ref)
-        return self._loaded[id(ref)] if view is None else self._loader.view(self._loaded[id(ref)], view)
+        if id(ref) not in loaded:
+            loaded[id(ref)] = loader.load(ref)
+        return loaded[id(ref)] if view is None else loader.view(loaded[id(ref)], view)
+
+    return view_of
 
 
 def _array(jax: Any, shape: tuple[int, ...], kind: Any, sharding: Any, shards: dict[Bounds, Any]) -> Any:

@@ -22,8 +22,6 @@ from .plan import MAX_IN_FLIGHT, HasArchive, Slices, archive_of, plan_files
 from .pread import ReadingLoader
 from .protocol import Loader, LoadPlan, Target, sources_of
 
-__all__ = ["load_into", "loader_for", "loader_of"]
-
 Cancel = threading.Event | Callable[[], bool]
 
 _OWN: dict[str, Callable[[], Loader]] = {
@@ -101,25 +99,31 @@ def load_into(
     chosen = loader_of(loader)
     _check_options(dst, progress, cancel)
     archive = archive_of(record)
-    path, views = archive.path, isinstance(chosen, MappedLoader)
+    views = isinstance(chosen, MappedLoader)
     plans = plan_files(archive, names, slices=slices, max_in_flight=max_in_flight, raw=raw, views=views)
-    rooms = _rooms(ChainMap(*(plan.targets for plan in plans)), dst or {}, path)
+    rooms = _rooms(ChainMap(*(plan.targets for plan in plans)), dst or {}, archive.path)
     for plan in plans:
-        _check_loader(chosen, plan, path)
-    _tell_unchecked(archive, plans)
-    watch = _LoadProgress(sum(plan.nbytes for plan in plans), progress, cancel, path)
-    out = _load_all(chosen, plans, rooms, watch, path)
+        _check_loader(chosen, plan, archive.path)
+    _log_unchecked(archive, plans)
+    watch = _LoadProgress(sum(plan.nbytes for plan in plans), progress, cancel, archive.path)
+    out: dict[str, Any] = {}
+    try:
+        for plan in plans:
+            out |= _load(chosen, dataclasses.replace(plan, advance=watch.advance), rooms, watch, archive.path)
+        watch.finish()
+    except BaseException:
+        with contextlib.suppress(Exception):  # the first error is raised
+            chosen.abort()
+        raise
     return out if len(plans) == 1 else {name: out[name] for name in archive.names() if name in out}
 
 
-def _tell_unchecked(archive: Archive, plans: list[LoadPlan]) -> None:
+def _log_unchecked(archive: Archive, plans: list[LoadPlan]) -> None:
     """Log the tensors of a remote archive whose bytes no digest covers."""
-    if not archive.source.is_remote:
-        return
-    names = [name for plan in plans for name in plan.unchecked]
+    names = [name for plan in plans for name in plan.unchecked] if archive.source.is_remote else []
     if not names:
         return
-    import logging  # here, because few loads have anything to say
+    import logging  # here, because few loads have anything to log
 
     some = "1 tensor is" if len(names) == 1 else f"{len(names)} tensors are"
     first = ("" if len(names) == 1 else "the first of them ") + f"'{printable(names[0])}'"
@@ -128,17 +132,21 @@ def _tell_unchecked(archive: Archive, plans: list[LoadPlan]) -> None:
 
 
 def loader_of(loader: Loader | str) -> Loader:
-    """Return a loader as it is, or a new one by the name of its device, torch's included.
-
-    Raises:
-        UnsupportedError: it is neither, or there is no such device. DependencyError: torch is not installed.
-    """
+    """Return a loader as it is, or a new one by the name of its device, torch's included."""
     named = isinstance(loader, str) or type(loader).__module__ == "torch"  # a torch.device
     chosen: Any = loader_for(str(loader)) if named else loader
     if isinstance(chosen, type) or not all(hasattr(chosen, name) for name in ("can_load", "device")):
         raise UnsupportedError("loader= takes a loader, or the name of a device; see zcrecord.loaders.Loader")
-    made: Loader = chosen
-    return made
+    checked: Loader = chosen
+    return checked
+
+
+def cancel_test(cancel: Any) -> Callable[[], bool]:
+    """Return a function that tells whether the user cancelled; UnsupportedError unless it is an Event or a function."""
+    if cancel is not None and not hasattr(cancel, "is_set") and not callable(cancel):
+        raise UnsupportedError(f"cancel= takes an Event or a function, not a {type(cancel).__name__}")
+    test: Callable[[], bool] = getattr(cancel, "is_set", cancel) or bool
+    return test
 
 
 def _check_options(dst: Any, progress: Any, cancel: Any) -> None:
@@ -146,23 +154,7 @@ def _check_options(dst: Any, progress: Any, cancel: Any) -> None:
         raise UnsupportedError(f"dst= takes memory by name, as {{name: array}}, not a {type(dst).__name__}")
     if progress is not None and not callable(progress):
         raise UnsupportedError(f"progress= takes a function, not a {type(progress).__name__}")
-    if cancel is not None and not hasattr(cancel, "is_set") and not callable(cancel):
-        raise UnsupportedError(f"cancel= takes an Event or a function, not a {type(cancel).__name__}")
-
-
-def _load_all(
-    loader: Loader, plans: list[LoadPlan], rooms: Mapping[int, Any], watch: _LoadProgress, path: str | None
-) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    try:
-        for plan in plans:
-            out |= _load(loader, dataclasses.replace(plan, advance=watch.advance), rooms, watch, path)
-        watch.finish()
-    except BaseException:
-        with contextlib.suppress(Exception):  # the first error is raised
-            loader.abort()
-        raise
-    return out
+    cancel_test(cancel)
 
 
 def _load(
@@ -197,28 +189,25 @@ def _check_loader(loader: Loader, plan: LoadPlan, path: str | None) -> None:
         dtype = (view or ref).dtype
         if dtype.name not in able:
             able[dtype.name] = loader.can_load(loader.device, dtype)
+        reason = ""
         if not able[dtype.name]:
-            what = f"{type(loader).__name__} loads no {dtype.name} to {loader.device!r}; leave it out with names="
-            raise UnsupportedError(what, path=path, tensor=name)
-        if view is not None and not hasattr(loader, "view"):
-            what = f"is one of several views of its bytes, of which {type(loader).__name__} makes none"
-            raise UnsupportedError(f"{what}; leave it out with names=", path=path, tensor=name)
+            reason = f"{type(loader).__name__} loads no {dtype.name} to {loader.device!r}"
+        elif view is not None and not hasattr(loader, "view"):
+            reason = f"is one of several views of its bytes, and {type(loader).__name__} makes no views"
+        if reason:
+            raise UnsupportedError(f"{reason}; leave it out with names=", path=path, tensor=name)
 
 
 def _rooms(targets: Mapping[str, Target], dst: Mapping[str, Any], path: str | None) -> dict[int, Any]:
-    """Return the `dst` of each ref that has one.
-
-    Raises:
-        TensorNotFoundError: a name of `dst` is not loaded. UnsupportedError: the tensor shares its bytes.
-    """
+    """Return the `dst` of each ref that has one; a tensor that shares its bytes with other views has none."""
     rooms: dict[int, Any] = {}
     for name, room in dst.items():
         if name not in targets:
             raise TensorNotFoundError(name, lambda: list(targets), path=path)
         ref, view = targets[name]
         if view is not None:
-            what = "shares its bytes with tensors of another form, so that dst= cannot have it alone"
-            raise UnsupportedError(f"{what}; load it by itself, with names=", path=path, tensor=name)
+            reason = "shares its bytes with tensors of another form, so that dst= cannot have it alone"
+            raise UnsupportedError(f"{reason}; load it by itself, with names=", path=path, tensor=name)
         if rooms.setdefault(id(ref), room) is not room:
             raise UnsupportedError("is tied to another tensor that has a dst; give it to one of them", tensor=name)
     return rooms
@@ -232,14 +221,13 @@ class _LoadProgress:
         self._arrived = self._begun = self._reported = 0
         self._advances = False  # the loader calls `advance`
         self._lock = threading.Lock()
-        asked: Any = cancel
-        self._cancelled: Callable[[], bool] | None = getattr(asked, "is_set", asked)
+        self._cancelled = cancel_test(cancel)
 
     def check(self) -> None:
         """Raise LoadCancelledError if the user cancelled."""
-        if self._cancelled is not None and self._cancelled():
-            what = f"cancelled after {self._reported} of {self._total} bytes; nothing of it is kept"
-            raise LoadCancelledError(what, path=self._path)
+        if self._cancelled():
+            message = f"cancelled after {self._reported} of {self._total} bytes; nothing of it is kept"
+            raise LoadCancelledError(message, path=self._path)
 
     def advance(self, nbytes: int) -> None:
         """Report that `nbytes` more bytes have arrived; raises if the user cancelled."""

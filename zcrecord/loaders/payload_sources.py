@@ -14,71 +14,41 @@ from zcrecord.remote.ranges import NEAR, Range
 from zcrecord.storage.memory import aligned_empty
 from zcrecord.tensors.strides import c_strides, is_c_order
 
-from .boxes import BoxPiece, BoxSource, ByteGrid
+from .boxes import BoxPiece, BoxSource, ByteGrid, overlap
 from .protocol import PayloadRef, RangeSource
 from .regions import Region
 
-__all__ = ["PayloadSources"]
 
-
-def _octets(piece: Piece) -> memoryview:
-    """Return a payload; of a remote archive its memory, in which only what was fetched is there."""
-    if not piece.source.is_remote:
-        return piece.source.payload(piece.number)
-    return piece.source.buffer[piece.start : piece.start + piece.nbytes]
-
-
-def _ranges(piece: Piece, grid: ByteGrid) -> list[Range]:
-    """Return the ranges of a payload to fetch for a box.
-
-    All of it, to be checked, if only little else is left, or if its SHA-256 is known: after `expect=` the server's
-    word is not taken for any part.
-    """
-    ranges, nbytes = grid.ranges(), piece.nbytes
-    if piece.start in piece.source.pins():
-        return [(0, nbytes)]
-    if len(ranges) == 1 < len(grid.shape) and ranges[0][0] <= NEAR and nbytes - ranges[0][1] <= NEAR:
-        return [(0, nbytes)]
-    return ranges
-
-
-def _is_checked(piece: Piece, ranges: list[Range]) -> bool:
-    """Return True if these ranges are compared with the payload's digest, or its pin, as they are fetched."""
-    source = piece.source
-    known = source.is_remote and (source.digest(piece.number) is not None or piece.start in source.pins())
-    return known and ranges == [(0, piece.nbytes)]
-
-
-class _BoxPiece(NamedTuple):
-    """A piece of a split tensor that a box meets: its first index and its size along each axis."""
+class _TensorPiece(NamedTuple):
+    """A piece of a split tensor that a box meets, and its size along each axis."""
 
     piece: Piece
-    origin: tuple[int, ...]
     extent: tuple[int, ...]
+    origin: tuple[int, ...]  # the place of the first common byte in the bytes of the box
+    grid: ByteGrid  # the common bytes in the piece
+
+
+_Wanted = tuple[Piece, list[Range], str | None]  # ranges of a payload to fetch, for the tensor of this name
 
 
 class PayloadSources:
     """Sources of an archive's payloads, for refs.
 
     With `views` all bytes are in memory: a remote archive's payloads and ranges are fetched by `prepare`; boxes are
-    strided views, but those of packed elements, and those that lie in several shards, are copied.
-
-    Attributes:
-        path, identity: of the mapped file that the payloads lie in; None where they lie elsewhere.
+    strided views, but those of packed elements, and those that lie in several shards, are copied. `path` and `identity`
+    are those of the mapped file, None if there is none.
     """
 
     def __init__(self, archive: Archive, views: bool) -> None:
         self._archive, self._views = archive, views
-        file = archive.source.file
-        self.path = None if file is None else file[0]
-        self.identity = None if file is None else file[1]
+        self.path, self.identity = archive.source.file or (None, None)
         remote = archive.source.remote
         self._ahead: Any = remote.read_ahead() if hasattr(remote, "read_ahead") else None
         self._source: RangeSource | None = self._ahead or remote
         self._start = archive.offset + archive.header.payload_offset
         self._offsets = archive.index.payloads["offset"].tolist()
         self._expected: list[tuple[int, int, int | None, str]] = []  # ranges of the archive, as `ReadAhead.expect` has
-        self._pieces: dict[Region, list[_BoxPiece]] = {}
+        self._pieces: dict[Region, list[_TensorPiece]] = {}
 
     def shared_by(self, region: Region) -> Hashable:
         """Return the key of regions that one ref serves: the payload; a box that is gathered is served by itself."""
@@ -88,17 +58,17 @@ class PayloadSources:
         return region.bounds is not None or (region.grid is not None and not (self._views and region.bits >= 8))
 
     def prepare(self, regions: Sequence[Region]) -> None:
-        """Open the shards of split tensors, and fetch what must be in memory; whole payloads are checked.
+        """Open the shards of split tensors, and fetch the bytes that must be in memory; whole payloads are checked.
 
         Of a remote archive that is everything if `views`. Pieces of split tensors always are: their payloads are not
         read in the order of a file.
         """
-        wanted: dict[int, list[tuple[Piece, list[Range], str | None]]] = {}
+        wanted: dict[int, list[_Wanted]] = {}
         for region in regions:
             name = None if region.bounds is None else self._archive.index.name(region.tensor)
             if region.bounds is not None:
                 self._pieces[region] = _pieces_in(self._archive, region)
-                boxes = [(box.piece, _box_in(box, region)[1]) for box in self._pieces[region]]
+                boxes = [(part.piece, part.grid) for part in self._pieces[region]]
             elif self._views and self._ahead is not None:
                 boxes = [(self._piece(region.payload), _grid(region))]
             else:
@@ -111,7 +81,7 @@ class PayloadSources:
         if self._views and self._ahead is not None:
             self._source = self._ahead = None
 
-    def _fetch(self, wanted: list[tuple[Piece, list[Range], str | None]]) -> None:
+    def _fetch(self, wanted: list[_Wanted]) -> None:
         """Fetch ranges of payloads of one remote archive into its memory; whole payloads are checked."""
         source = wanted[0][0].source
         whole = {piece.number: (piece, name) for piece, ranges, name in wanted if ranges == [(0, piece.nbytes)]}
@@ -134,32 +104,25 @@ class PayloadSources:
 
     def empty(self, name: str, region: Region) -> PayloadRef:
         """Return the ref of a tensor without bytes."""
-        return self._made(name, region, offset=self._start, nbytes=0, payload=-1, buffer=memoryview(b""), byte_offset=0)
+        return _new_ref(name, region, offset=self._start, nbytes=0, payload=-1, buffer=memoryview(b""))
 
     def ref(self, name: str, region: Region, inside: Region | None = None) -> PayloadRef:
         """Return a ref of a tensor's region; or of the same tensor `inside` a region of more bytes."""
+        if region.bounds is not None:
+            return self._split(name, region)
         if self._is_gathered(region):
             return self._gathered(name, region)
         read = region if inside is None else inside
         start, stop, number = read.start, read.start + read.nbytes, region.payload
-        checked = False
-        if self._archive.source.is_remote:
-            checked = inside is None and self._expect(self._piece(number), _grid(read), name)
-            octets = _octets(self._piece(number)) if self._source is None else None
-        else:
-            octets = self._archive.payload(number)
-        return PayloadRef(
-            name=name,
+        checked, octets = self._expect(number, None if inside is not None else _grid(read), name)
+        return _new_ref(
+            name,
+            region,
             path=self.path,
             buffer=None if octets is None else octets[start:stop],
             source=self._source,
             offset=self._start + self._offsets[number] + start,
             nbytes=stop - start,
-            dtype=region.dtype,
-            bits=region.bits,
-            shape=region.shape,
-            strides=region.strides,
-            payload=number,
             byte_offset=region.start - start + region.byte_offset,
             checked=checked,
         )
@@ -169,98 +132,112 @@ class PayloadSources:
         (piece,) = self._archive.source.pieces(number)
         return piece
 
-    def _expect(self, piece: Piece, grid: ByteGrid, name: str) -> bool:
-        """Have a box's ranges read ahead, if they are; returns whether they are checked."""
-        if not piece.source.is_remote:
-            return False
+    def _expect(self, number: int, grid: ByteGrid | None, name: str) -> tuple[bool, memoryview | None]:
+        """Have a box read ahead, if its archive is; returns whether it is checked, and the payload if in memory."""
+        if not self._archive.source.is_remote:
+            return False, self._archive.payload(number)
+        piece = self._piece(number)
+        octets = _octets(piece) if self._source is None else None
+        if grid is None:
+            return False, octets
         ranges = _ranges(piece, grid)
         checked = _is_checked(piece, ranges)
         if self._ahead is not None:
             digest = (piece.source.digest(piece.number) or 0) if checked else None
             self._expected += [(piece.start + lo, hi - lo, digest, name) for lo, hi in ranges]
-        return checked
+        return checked, octets
 
     def _gathered(self, name: str, region: Region) -> PayloadRef:
-        """Return the ref of a box whose bytes do not lie one after the other in one payload."""
-        if region.bounds is not None:
-            return self._split(name, region)
+        """Return the ref of a box of one payload whose bytes are not contiguous."""
         assert region.grid is not None
-        grid, checked, octets = region.grid, False, None
-        if not self._archive.source.is_remote:
-            octets = self._archive.payload(region.payload)
-        else:
-            piece = self._piece(region.payload)
-            checked = self._expect(piece, grid, name)
-            octets = _octets(piece) if self._source is None else None
+        grid = region.grid
+        checked, octets = self._expect(region.payload, grid, name)
         offset = self._start + self._offsets[region.payload]
         box = BoxPiece((0,) * len(grid.shape), grid, octets, self._source, offset, self._archive.source.file)
         source = BoxSource(offset + grid.start, grid.shape, [box])
-        return self._of_box(name, region._replace(strides=region.compact), source, grid.nbytes, checked)
+        return self._box_ref(name, region._replace(strides=region.compact), source, grid.nbytes, checked)
 
     def _split(self, name: str, region: Region) -> PayloadRef:
+        """Return the ref of a box of a split tensor."""
         pieces = []
         checked = True
-        for box in self._pieces[region]:
-            origin, grid = _box_in(box, region)
-            checked &= self._expect(box.piece, grid, name)
-            offset = box.piece.source.offset + box.piece.start
-            pieces.append(BoxPiece(origin, grid, _octets(box.piece), None, offset, box.piece.source.file))
+        for piece, _, origin, grid in self._pieces[region]:
+            checked &= _is_checked(piece, _ranges(piece, grid))
+            offset = piece.source.offset + piece.start
+            pieces.append(BoxPiece(origin, grid, _octets(piece), None, offset, piece.source.file))
         if self._views and len(pieces) == 1:
-            return self._view_of_piece(name, region, self._pieces[region][0], pieces[0], checked)
+            [(piece, extent, _, grid)] = self._pieces[region]
+            strides = c_strides(extent)
+            region = region._replace(strides=None if is_c_order(region.shape, strides) else strides)
+            octets = _octets(piece)[grid.start : grid.end]
+            return _new_ref(name, region, buffer=octets, nbytes=len(octets), checked=checked)
         if self._views and region.nbytes == int(self._archive.index.payloads["nbytes"][region.payload]):
             octets = self._archive.payload(region.payload)  # the copy that other views of it share
-            return self._made(name, region, buffer=octets, nbytes=region.nbytes, checked=checked)
+            return _new_ref(name, region, buffer=octets, nbytes=region.nbytes, checked=checked)
         source = BoxSource(0, (*region.shape, region.bits // 8), pieces)
-        return self._of_box(name, region, source, region.nbytes, checked)
+        return self._box_ref(name, region, source, region.nbytes, checked)
 
-    def _view_of_piece(self, name: str, region: Region, piece: _BoxPiece, box: BoxPiece, checked: bool) -> PayloadRef:
-        assert box.octets is not None
-        strides = c_strides(piece.extent)
-        region = region._replace(strides=None if is_c_order(region.shape, strides) else strides)
-        octets = box.octets[box.grid.start : box.grid.end]
-        return self._made(name, region, buffer=octets, nbytes=len(octets), checked=checked)
-
-    def _of_box(self, name: str, region: Region, source: BoxSource, nbytes: int, checked: bool) -> PayloadRef:
-        region = region._replace(byte_offset=0)
+    def _box_ref(self, name: str, region: Region, source: BoxSource, nbytes: int, checked: bool) -> PayloadRef:
         if not self._views:
-            return self._made(name, region, source=source, offset=source.offset, nbytes=nbytes, checked=checked)
+            return _new_ref(name, region, source=source, offset=source.offset, nbytes=nbytes, checked=checked)
         octets = aligned_empty(nbytes)
         source.readinto_at(source.offset, octets.data)
-        return self._made(name, region, buffer=octets.data.toreadonly(), nbytes=nbytes, checked=checked)
-
-    def _made(self, name: str, region: Region, **how: Any) -> PayloadRef:
-        given = {"path": None, "buffer": None, "source": None, "offset": 0, "payload": region.payload, **how}
-        return PayloadRef(
-            name=name, dtype=region.dtype, bits=region.bits, shape=region.shape, strides=region.strides, **given
-        )
+        return _new_ref(name, region, buffer=octets.data.toreadonly(), nbytes=nbytes, checked=checked)
 
 
-def _pieces_in(archive: Archive, region: Region) -> list[_BoxPiece]:
-    """Return the pieces of a split tensor that a box meets; opens their shards, and reads no payload.
+def _new_ref(name: str, region: Region, **places: Any) -> PayloadRef:
+    fields = {"path": None, "buffer": None, "source": None, "offset": 0, "payload": region.payload, **places}
+    return PayloadRef(
+        name=name, dtype=region.dtype, bits=region.bits, shape=region.shape, strides=region.strides, **fields
+    )
 
-    Raises:
-        FormatError: its pieces do not tile it, or one has another size than its box.
+
+def _octets(piece: Piece) -> memoryview:
+    """Return a payload; of a remote archive its memory, in which only fetched ranges have data."""
+    if not piece.source.is_remote:
+        return piece.source.payload(piece.number)
+    return piece.source.buffer[piece.start : piece.start + piece.nbytes]
+
+
+def _ranges(piece: Piece, grid: ByteGrid) -> list[Range]:
+    """Return the ranges of a payload to fetch for a box.
+
+    All of it, to be checked, if only little else is left, or if its SHA-256 is known: after `expect=` the server's
+    word is not taken for any part.
     """
-    origin, extent = archive.boxes(region.tensor)
+    if piece.start in piece.source.pins():
+        return [(0, piece.nbytes)]
+    ranges = grid.ranges()
+    if len(ranges) == 1 < len(grid.shape) and ranges[0][0] <= NEAR and piece.nbytes - ranges[0][1] <= NEAR:
+        return [(0, piece.nbytes)]
+    return ranges
+
+
+def _is_checked(piece: Piece, ranges: list[Range]) -> bool:
+    """Return True if these ranges are compared with the payload's digest, or its pin, as they are fetched."""
+    source = piece.source
+    known = source.is_remote and (source.digest(piece.number) is not None or piece.start in source.pins())
+    return known and ranges == [(0, piece.nbytes)]
+
+
+def _pieces_in(archive: Archive, region: Region) -> list[_TensorPiece]:
+    """Return the pieces of a split tensor that a box meets; opens their shards, and reads no payload."""
+    assert region.bounds is not None
+    item = region.bits // 8
+    origins, extents = archive.boxes(region.tensor)
     low, high = np.array(region.bounds, np.int64).reshape(-1, 2).T
-    chosen = np.flatnonzero(((low < origin + extent) & (origin < high)).all(axis=1)).tolist()
+    chosen = np.flatnonzero(((low < origins + extents) & (origins < high)).all(axis=1)).tolist()
     pieces = archive.boxed_pieces(region.tensor, chosen)
-    corners = zip(origin[chosen].tolist(), extent[chosen].tolist(), strict=True)
-    return [_BoxPiece(piece, tuple(at), tuple(size)) for piece, (at, size) in zip(pieces, corners, strict=True)]
+    out = []
+    for piece, origin, extent in zip(pieces, origins[chosen].tolist(), extents[chosen].tolist(), strict=True):
+        whole = ByteGrid(0, (*extent, item), (*(step * item for step in c_strides(extent)), 1))
+        both = overlap(region.bounds, origin, extent)
+        assert both is not None, "chosen for it"
+        first = *(lo for lo, _ in both[0]), 0
+        out.append(_TensorPiece(piece, tuple(extent), first, whole.cut((*both[1], (0, item)))))
+    return out
 
 
 def _grid(region: Region) -> ByteGrid:
     """Return the bytes of a region that are loaded."""
     return region.grid or ByteGrid(region.start, (region.nbytes,), (1,))
-
-
-def _box_in(piece: _BoxPiece, region: Region) -> tuple[tuple[int, ...], ByteGrid]:
-    """Return the part of a box that lies in a piece: its first byte's place in the box, and its bytes in the piece."""
-    assert region.bounds is not None
-    item = region.bits // 8
-    whole = ByteGrid(0, (*piece.extent, item), (*(step * item for step in c_strides(piece.extent)), 1))
-    ends = zip(region.bounds, piece.origin, piece.extent, strict=True)
-    meets = [(max(lo, at), min(hi, at + n)) for (lo, hi), at, n in ends]
-    here = tuple(lo - start for (lo, _), (start, _) in zip(meets, region.bounds, strict=True))
-    there = [(lo - at, hi - at) for (lo, hi), at in zip(meets, piece.origin, strict=True)]
-    return (*here, 0), whole.cut((*there, (0, item)))

@@ -12,7 +12,6 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from zcrecord import dtypes
 from zcrecord.archive import subset
 from zcrecord.archive.archive import Archive
 from zcrecord.archive.by_file import parts_by_file
@@ -25,11 +24,11 @@ from zcrecord.errors import LimitError, RecordError, TensorNotFoundError, Unsupp
 from .boxes import Box, is_box
 from .payload_sources import PayloadSources
 from .protocol import LoadPlan, PayloadRef, Target
-from .regions import Region, Regions, pools_of
-
-__all__ = ["MAX_IN_FLIGHT", "HasArchive", "Slices", "archive_of", "plan_files", "plan_load", "views_of"]
+from .regions import Region, Regions
 
 Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+_Boxed = tuple[Key, str, Region]  # a key, and name and region of a tensor
 
 MAX_IN_FLIGHT = 64 << 20  # bytes in flight to a device at a time, by default
 
@@ -61,7 +60,7 @@ def plan_load(
     Args:
         record: a record, or a part of one.
         names: as `Record.select` takes them; None for all.
-        slices: boxes to take, by name or pattern; the first key that matches a tensor counts. See `load_into`.
+        slices: boxes to load, by name or pattern; the first key that matches a tensor counts. See `load_into`.
         max_in_flight: the most bytes in flight at a time.
         raw: load tensors of strings, and of element types unknown here, as the bytes of their payload (uint8).
 
@@ -78,55 +77,53 @@ def plan_load(
     archive = archive_of(record)
     plans = plan_files(archive, names, slices=slices, max_in_flight=max_in_flight, raw=raw)
     if len(plans) > 1:
-        what = f"its tensors lie in {len(plans)} shards, and a plan is for one file; load_into loads from all of them"
-        raise UnsupportedError(what, path=archive.path)
+        reason = f"its tensors lie in {len(plans)} shards, and a plan is for one file; load_into loads from all of them"
+        raise UnsupportedError(reason, path=archive.path)
     return plans[0]
 
 
 def archive_of(record: Any) -> Archive:
-    """Return the archive of a record, or an archive as it is.
-
-    Raises:
-        UnsupportedError: it is neither.
-    """
+    """Return the archive of a record, or an archive as it is; UnsupportedError for anything else."""
     archive = getattr(record, "archive", record)
     if not isinstance(archive, Archive):
-        what = f"a {type(record).__name__} is no record to be loaded from; load_record(source) gives one"
-        raise UnsupportedError(what)
+        raise UnsupportedError(f"a {type(record).__name__} is not a record; load_record(source) gives one")
     return archive
 
 
 def plan_files(
     archive: Archive, names: Names | None, *, slices: Any, max_in_flight: Any, raw: bool, views: bool = False
 ) -> list[LoadPlan]:
-    """Return `plan_load`'s plan, of a catalogue one for each shard.
-
-    With `views` the bytes of each tensor are in memory, and boxes are strided views of them: see `PayloadSources`.
-    """
+    """Return `plan_load`'s plan, of a catalogue one for each shard; for `views` see `PayloadSources`."""
     if slices is not None and not isinstance(slices, Mapping):
-        raise UnsupportedError(f"slices= takes boxes by name or pattern, as {{name: slice}}, not a {_kind(slices)}")
+        kind = type(slices).__name__
+        raise UnsupportedError(f"slices= takes boxes by name or pattern, as {{name: slice}}, not a {kind}")
     limit = _whole_number(max_in_flight)
     if limit < 1:
         raise LimitError(f"max_in_flight={max_in_flight!r} is not a number of bytes")
     if names is not None:
         archive = subset.select(archive, names, None)
-    chosen = _slicer(slices, archive.names(), archive.path) if slices else None
-    plans, pools = [], pools_of(archive)
+    box_of: Callable[[str], Box | None] = _slicer(slices, archive) if slices else lambda _: None
+    plans, pools = [], _pools(archive)
     for part in parts_by_file(archive):
-        sources, names_here = PayloadSources(part, views), part.names()
-        boxes = [(i, name, None if chosen is None else chosen(name)) for i, name in enumerate(names_here)]
-        refs, found = _targets(part, sources, boxes, names_here, Regions(part, raw, pools))
-        numbers = {ref.payload for ref in refs if ref.payload >= 0}  # a server may claim any size of the rest
-        if part.mode == "r":
-            used = sum(nbytes for *_, nbytes in {part.place(number) for number in numbers})
-        else:  # each is memory of its own
-            used = sum(map(part.source.nbytes, numbers))
-        stored = min(part.source.opened_nbytes(), part.header.index_size + used)
-        check_apart(sum(ref.nbytes for ref in refs), stored, part.path)
+        sources, part_names = PayloadSources(part, views), part.names()
+        boxes = [(i, name, box_of(name)) for i, name in enumerate(part_names)]
+        refs, targets = _targets(part, sources, boxes, part_names, Regions(part, raw, pools))
+        _check_sizes(part, refs)
         ahead = sources.announce(limit)
-        targets = {name: found[name] for name in names_here}
-        plans.append(LoadPlan(tuple(refs), targets, limit - ahead, sources.path, sources.identity))
+        in_order = {name: targets[name] for name in part_names}
+        plans.append(LoadPlan(tuple(refs), in_order, limit - ahead, sources.path, sources.identity))
     return plans
+
+
+def _check_sizes(archive: Archive, refs: list[PayloadRef]) -> None:
+    """Raise LimitError if refs would take out of all proportion to the bytes that the archive stores for them."""
+    numbers = {ref.payload for ref in refs if ref.payload >= 0}  # a server may claim any size of the rest
+    if archive.mode == "r":
+        used = sum(nbytes for *_, nbytes in {archive.place(number) for number in numbers})
+    else:  # each is memory of its own
+        used = sum(map(archive.source.nbytes, numbers))
+    stored = min(archive.source.opened_nbytes(), archive.header.index_size + used)
+    check_apart(sum(ref.nbytes for ref in refs), stored, archive.path)
 
 
 def views_of(archive: Archive, boxes: Mapping[str, Sequence[Box]]) -> dict[tuple[str, int], Target]:
@@ -134,17 +131,19 @@ def views_of(archive: Archive, boxes: Mapping[str, Sequence[Box]]) -> dict[tuple
 
     Tensors that share their bytes and a box are one target. Of a remote archive the boxes' ranges are fetched, all
     together, and of a catalogue only from the shards that they lie in.
-
-    Raises:
-        UnsupportedError: as `plan_load`.
     """
     out: dict[tuple[str, int], Target] = {}
-    pools = pools_of(archive)
+    pools = _pools(archive)
     for part in parts_by_file(archive):
         names = part.names()
         wanted = [(i, (name, k), box) for i, name in enumerate(names) for k, box in enumerate(boxes[name])]
         out |= _targets(part, PayloadSources(part, views=True), wanted, names, Regions(part, False, pools))[1]
     return out
+
+
+def _pools(archive: Archive) -> tuple[list[int], list[int]]:
+    """Return the dims and strides of all tensors of an archive."""
+    return archive.index.dims.tolist(), archive.index.strides.tolist()
 
 
 def _targets(
@@ -155,11 +154,11 @@ def _targets(
     regions: Regions,
 ) -> tuple[list[PayloadRef], dict[Key, Target]]:
     """Return the refs to load for boxes of tensors, in the order of the file, and the target of each by its key."""
-    users: dict[Hashable, list[tuple[Key, str, Region]]] = {}
-    empty: list[tuple[Key, str, Region]] = []
+    users: dict[Hashable, list[_Boxed[Key]]] = {}
+    empty: list[_Boxed[Key]] = []
     for i, key, box in wanted:
         try:
-            region = regions.of(i, box)
+            region = regions.region(i, box)
         except RecordError as error:
             raise error.located(path=archive.path, tensor=names[i]) from None
         if region.nbytes:
@@ -167,10 +166,10 @@ def _targets(
         else:
             empty.append((key, names[i], region))
     sources.prepare([region for tensors in users.values() for _, _, region in tensors])
-    found = {key: Target(sources.empty(name, region), None) for key, name, region in empty}
-    refs = [_share(sources, tensors, found) for tensors in users.values()]
+    targets = {key: Target(sources.empty(name, region), None) for key, name, region in empty}
+    refs = [_share(sources, tensors, targets) for tensors in users.values()]
     refs.sort(key=lambda ref: (ref.offset, ref.payload))
-    return refs, found
+    return refs, targets
 
 
 def _whole_number(value: Any) -> int:
@@ -181,45 +180,41 @@ def _whole_number(value: Any) -> int:
         return -1
 
 
-def _kind(value: Any) -> str:
-    return type(value).__name__
-
-
-def _share(sources: PayloadSources, tensors: list[tuple[Key, str, Region]], found: dict[Key, Target]) -> PayloadRef:
-    """Return the ref to load for all tensors of a payload, and add their targets to `found`."""
+def _share(sources: PayloadSources, tensors: list[_Boxed[Key]], targets: dict[Key, Target]) -> PayloadRef:
+    """Return the ref to load for all tensors of a payload, and add their targets."""
     _, first, region = tensors[0]
     regions = {region for _, _, region in tensors} if len(tensors) > 1 else {region}
-    if len(regions) == 1:  # all tensors are one and the same
+    if len(regions) == 1:
         ref = sources.ref(first, region)
-        target = Target(ref, None)
-        for key, _, _ in tensors:
-            found[key] = target
+        targets |= dict.fromkeys((key for key, _, _ in tensors), Target(ref, None))
         return ref
     start = min(region.start for region in regions) // ALIGNMENT * ALIGNMENT  # keeps the alignment of every tensor
     stop = max(region.start + region.nbytes for region in regions)
-    octets = Region(region.payload, start, stop - start, dtypes.by_name["uint8"], 8, (stop - start,), None, 0)
+    octets = Region.raw(region.payload, start, stop - start)
     ref = sources.ref(first, octets)
-    targets: dict[Region, Target] = {}
+    views: dict[Region, Target] = {}
     for key, name, region in tensors:
-        if region not in targets:
-            targets[region] = Target(ref, sources.ref(name, region, octets))
-        found[key] = targets[region]
+        if region not in views:
+            views[region] = Target(ref, sources.ref(name, region, octets))
+        targets[key] = views[region]
     return ref
 
 
-def _slicer(slices: Slices, names: Iterable[str], path: str | None) -> Callable[[str], Box | None]:
-    """Return a function that gives the box to load of a tensor by name, None for all.
-
-    Raises:
-        TensorNotFoundError: a key without wildcards is no tensor's name. UnsupportedError: a key is no name.
-    """
-    known = set(names)
-    tests: list[tuple[Callable[[str], bool], Box]] = []
+def _slicer(slices: Slices, archive: Archive) -> Callable[[str], Box | None]:
+    """Return a function that gives the box to load of a tensor by name, None for all; see `first_match`."""
     for key, box in slices.items():
         if not isinstance(key, str) or not is_box(box):
-            what = f"slices= maps names or patterns to slices, or tuples of them, and not {key!r} to {box!r}"
-            raise UnsupportedError(f"{what}; write slice(i, i + 1) for one index")
+            message = f"slices= maps names or patterns to slices, or tuples of them, and not {key!r} to {box!r}"
+            raise UnsupportedError(f"{message}; write slice(i, i + 1) for one index")
+    return first_match(slices, archive)
+
+
+def first_match(values: Mapping[str, Value], archive: Archive) -> Callable[[str], Value | None]:
+    """Return a function from a tensor's name to the value of the first key, a name or a pattern, that matches it."""
+    known = set(archive.names())
+    tests: list[tuple[Callable[[str], bool], Value]] = []
+    for key, value in values.items():
         if key not in known and not is_pattern(key):
-            raise TensorNotFoundError(key, lambda: sorted(known), path=path)
-        tests.append((key.__eq__ if key in known else matcher([key]), box))
-    return lambda name: next((box for test, box in tests if test(name)), None)
+            raise TensorNotFoundError(key, lambda: sorted(known), path=archive.path)
+        tests.append((key.__eq__ if key in known else matcher([key]), value))
+    return lambda name: next((value for test, value in tests if test(name)), None)

@@ -16,14 +16,11 @@ import numpy as np
 from zcrecord.dtypes import DType
 from zcrecord.errors import UnsupportedError
 
-__all__ = ["LoadPlan", "Loader", "PayloadRef", "RangeSource", "Target", "sources_of", "unmap_pages"]
-
-
 _MAPPED_AT_ONCE = 2 << 20  # bytes that one page fault may map, earlier pages that were unmapped included
 
 
 class RangeSource(Protocol):
-    """Source of bytes that do not lie in memory or a file as they are wanted: a remote archive, a box of a tensor."""
+    """Source of bytes that are not contiguous in memory or in a file: a remote archive, a box of a tensor."""
 
     def readinto_at(self, offset: int, target: memoryview) -> None:
         """Fill `target` with the archive's bytes from `offset` on, or raise a RecordError."""
@@ -49,14 +46,14 @@ class PayloadRef:
     """A payload, or a part of one, to be loaded to a device. Equal only to itself.
 
     Its bytes are in at least one of three places: `buffer`, `path` and `source`. Those of a box that are not one range
-    of a payload have a `source` alone, which gives them one after the other, however they lie.
+    of a payload have a `source` alone, which gives them in C order.
 
     Attributes:
         name: the full name of the first tensor that uses it.
         path: the absolute path of the file; None for bytes in memory or remote.
         buffer: the bytes themselves, in memory or in the read-only mapping, flat and read-only. Make arrays of it by
             `np.frombuffer`, which keeps the mapping open; `np.ndarray` over it does not.
-        source: reads the bytes if they are neither in memory nor in a file, or not one after the other there.
+        source: reads the bytes if they are neither in memory nor in a file, or not contiguous there.
         offset: of the first byte, in the file at `path`; without a path in the archive, buffer or source.
         nbytes: the number of bytes.
         dtype: the element type.
@@ -94,10 +91,10 @@ class PayloadRef:
             raise UnsupportedError("its bytes are in a file alone; load it into 'read'", tensor=self.name)
 
     def let_go(self, start: int, stop: int) -> None:
-        """Unmap the pages of bytes [start, stop) from this process, and up to 2 MiB before them.
+        """Unmap the pages of bytes [start, stop) from this process, and up to 2 MiB before them; views stay valid.
 
-        They stay in the system's page cache; bytes that were copied to a device no longer count as this process's
-        memory. Views stay valid: a page is mapped again when it is next read. Does nothing to bytes in memory.
+        Bytes that were copied to a device then no longer count as this process's memory. They stay in the system's page
+        cache, and a page is mapped again when it is next read. Does nothing to bytes in memory.
         """
         if self.buffer is not None and self.path is not None:
             unmap_pages(self.buffer, self.offset + start, self.offset + stop)
@@ -105,8 +102,8 @@ class PayloadRef:
 
 def sources_of(ref: PayloadRef) -> list[RangeSource]:
     """Return the source of a ref, or those that a box's source reads; none for bytes in memory or in a file."""
-    found: list[RangeSource] = getattr(ref.source, "sources", [] if ref.source is None else [ref.source])
-    return found
+    sources: list[RangeSource] = getattr(ref.source, "sources", [] if ref.source is None else [ref.source])
+    return sources
 
 
 class Target(NamedTuple):

@@ -14,17 +14,13 @@ from zcrecord.tensors.strides import c_strides, is_c_order, reach
 
 from .boxes import Bounds, Box, ByteGrid, bounds_of, grid_of
 
-__all__ = ["Region", "Regions", "pools_of"]
-
 
 class Region(NamedTuple):
     """A tensor's bytes in its payload, [start, start + nbytes), and its layout in them.
 
-    Attributes:
-        grid: of a box with other bytes between its own, those of the box; `strides` are then for all of the range.
-        compact: its strides without those other bytes; None for C order.
-        bounds: of a split tensor, the box of it; `start` then means nothing, and `nbytes` is the box's.
-        tensor: of a split tensor, the number of the first that has its payload and shape.
+    A box with other bytes between its own has a `grid`; `strides` are then for all of the range, and `compact` for the
+    box alone, None for C order. A split tensor has `bounds`, a box of it, whose size is `nbytes`, and no `start`;
+    `tensor` is the number of the first that has its payload and shape.
     """
 
     payload: int
@@ -39,6 +35,11 @@ class Region(NamedTuple):
     compact: tuple[int, ...] | None = None
     bounds: Bounds | None = None
     tensor: int = -1
+
+    @staticmethod
+    def raw(payload: int, start: int, nbytes: int) -> Region:
+        """Return a range of a payload as bytes."""
+        return Region(payload, start, nbytes, dtypes.by_name["uint8"], 8, (nbytes,), None, 0)
 
 
 class Regions:
@@ -56,20 +57,16 @@ class Regions:
         table = archive.source.piece_table() if archive.mode == "r" else None  # in mode "c" edits are in one memory
         self._split = frozenset() if table is None else table.split()
 
-    def of(self, i: int, box: Box | None = None) -> Region:
-        """Return a tensor's region, or that of a box of it.
-
-        Raises:
-            UnsupportedError: it is of strings, or of an unknown element type, or it has no such box.
-        """
-        payload, code, bits, dims, rank, at, byte_offset = self._rows[i]
+    def region(self, i: int, box: Box | None = None) -> Region:
+        """Return a tensor's region, or that of a box of it; UnsupportedError for strings and unknown types."""
+        payload, code, bits, dims, rank, strides, byte_offset = self._rows[i]
         nbytes = 0 if payload == NONE else self._nbytes[payload]
         kind = dtypes.by_code.get(code)
         if kind is None or kind is dtypes.STRING:
             if not self._raw:
-                what = f"dtype code {code} is not known" if kind is None else "no device has tensors of strings"
-                raise UnsupportedError(f"{what}; leave it out with names=, or take its bytes with raw=True")
-            whole = Region(payload, 0, nbytes, dtypes.by_name["uint8"], 8, (nbytes,), None, 0)
+                reason = f"dtype code {code} is not known" if kind is None else "no device has tensors of strings"
+                raise UnsupportedError(f"{reason}; leave it out with names=, or take its bytes with raw=True")
+            whole = Region.raw(payload, 0, nbytes)
             return whole if box is None else _cut(whole, bounds_of(box, whole.shape))
         shape = tuple(self._dims[dims : dims + rank])
         if payload in self._split:
@@ -77,16 +74,11 @@ class Regions:
             first = self._users.setdefault((payload, shape, bits), i)  # forged ones may differ: each is checked
             shape = tuple(hi - lo for lo, hi in bounds)
             return Region(payload, 0, prod(shape) * bits // 8, kind, bits, shape, None, 0, bounds=bounds, tensor=first)
-        if at == NONE:
+        if strides == NONE:
             whole = Region(payload, 0, nbytes, kind, bits, shape, None, 0)
         else:
-            whole = _strided(payload, kind, bits, shape, tuple(self._strides[at : at + rank]), byte_offset)
+            whole = _strided(payload, kind, bits, shape, tuple(self._strides[strides : strides + rank]), byte_offset)
         return whole if box is None else _cut(whole, bounds_of(box, shape))
-
-
-def pools_of(archive: Archive) -> tuple[list[int], list[int]]:
-    """Return the dims and strides of all tensors of an archive."""
-    return archive.index.dims.tolist(), archive.index.strides.tolist()
 
 
 def _strided(
@@ -101,11 +93,7 @@ def _strided(
 
 
 def _cut(region: Region, bounds: Bounds) -> Region:
-    """Return the region of a box of a tensor.
-
-    Raises:
-        UnsupportedError: its elements are narrower than a byte, and it does not start and end on whole bytes.
-    """
+    """Return the region of a box of a tensor; UnsupportedError unless packed elements start and end on whole bytes."""
     shape = tuple(hi - lo for lo, hi in bounds)
     if shape == region.shape:
         return region
@@ -113,11 +101,11 @@ def _cut(region: Region, bounds: Bounds) -> Region:
         return region._replace(nbytes=0, shape=shape, strides=None, byte_offset=0)
     strides = c_strides(region.shape) if region.strides is None else region.strides
     first = region.start + region.byte_offset
-    found = grid_of(bounds, region.shape, strides, region.bits)
-    if found is None:
+    box_bytes = grid_of(bounds, region.shape, strides, region.bits)
+    if box_bytes is None:
         first += sum(lo * step for (lo, _), step in zip(bounds, strides, strict=True)) * (region.bits // 8)
         return _strided(region.payload, region.dtype, region.bits, shape, strides, first)
-    grid, compact = found
+    grid, compact = box_bytes
     grid = grid._replace(start=first + grid.start)
     packed = None if is_c_order(shape, compact) else compact
     cut = region._replace(start=grid.start, nbytes=grid.end - grid.start, shape=shape, byte_offset=0)

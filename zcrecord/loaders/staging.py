@@ -1,8 +1,8 @@
-"""Ring of staging buffers: readers fill some while a device copies out of others. Uses no framework.
+"""Ring of staging buffers: readers fill some while a device copies out of others. Imports no framework.
 
-    file, mapping    readers, several threads       ring of staging buffers        device
+    mapping          readers, several threads       ring of staging buffers        device
     or source    --> fill a buffer              --> [ filling | filling | full ] --> copies, then an event
-                                                    taken again once its event has come
+                                                    used again once its event has come
 
 The loading thread hands out buffers in turn, and waits only if all are in use; it alone reports arrived bytes to the
 plan. Small tensors share a buffer, and a read if they are neighbours; large ones take many buffers. The device's
@@ -15,58 +15,76 @@ import contextlib
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from zcrecord.codec.layout import ALIGNMENT, align_up
 from zcrecord.errors import LimitError, RecordError
 
-from .boxes import BoxSource
-from .pread import PlannedFile, PlannedFiles
-from .protocol import LoadPlan, PayloadRef, RangeSource
-
-__all__ = ["DeviceCopier", "StagingRing"]
-
-Octets = np.ndarray[Any, np.dtype[np.uint8]]
+from .boxes import Octets
+from .protocol import LoadPlan, PayloadRef
 
 _LEAST_BUFFER, _LARGEST_BUFFER = 1 << 16, 1 << 24  # starting a copy costs as much as copying some 100 KiB
 _GAP = 1 << 12  # bytes between two payloads that are read, too; alignment leaves smaller gaps
 
 
-class DeviceCopier(Protocol):
-    """Copying to one device. Each reader calls `begin_reader` once, and several `send` at a time; the rest is called by
-    the loading thread.
+class DeviceCopier:
+    """Copies to one device of torch: to cuda from pinned memory, on a stream of its own; else each copy is waited for.
+
+    Each reader calls `begin_reader` once, and several `send` at a time; the loading thread calls the rest.
     """
 
+    def __init__(self, torch: Any, device: Any) -> None:
+        self._torch, self._device, self._cuda = torch, device, device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if self._cuda else None
+
     def begin_reader(self) -> None:
-        """Make the device the calling thread's own."""
+        """Make the device the calling thread's own: a new thread's is the first one.
+
+        Leaving `cuda.stream` of another device sets it again, and that takes some hundred MB there for a context that
+        nothing uses.
+        """
+        if self._cuda:
+            self._torch.cuda.set_device(self._device)
 
     def staging(self, nbytes: int) -> Any:
-        """Return memory that it copies from fastest, with slices and `numpy()`; RuntimeError if there is none."""
+        """Return host memory from which copies are fastest; RuntimeError if there is none."""
+        return self._torch.empty(nbytes, dtype=self._torch.uint8, device="cpu", pin_memory=self._cuda)
 
     def event(self) -> Any:
         """Return an event, which `send` records after its copies, again and again."""
+        # Waiting without spinning leaves the core to the readers.
+        return self._torch.cuda.Event(blocking=True) if self._cuda else None
 
     def follow(self) -> None:
-        """Order copies sent from now on after this thread's earlier work on the device."""
+        """Order later copies after this thread's work on the device, which may still use the memory of the target."""
+        if self._stream is not None:
+            self._stream.wait_stream(self._torch.cuda.current_stream(self._device))
 
     def send(self, copies: Iterable[tuple[Any, Any]], event: Any) -> None:
         """Start copies of pairs (device memory, staging memory), and record the event after them."""
-
-    def wait(self, event: Any) -> None:
-        """Return once the copies before the event are done."""
+        with self._torch.cuda.stream(self._stream) if self._cuda else contextlib.nullcontext():
+            for target, source in copies:
+                target.copy_(source, non_blocking=self._cuda)
+            if event is not None:
+                event.record(self._stream)
 
     def drain(self) -> None:
         """Return once all copies are done."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    def synchronize(self) -> None:
+        """Return once this thread's work on the device is done."""
+        if self._cuda:
+            self._torch.cuda.current_stream(self._device).synchronize()
 
 
 class _StagedPart(NamedTuple):
-    """Bytes of a ref from `start` on, their offset `at` in a buffer, and their memory on the device."""
+    """Bytes of a ref from `start` on, their offset in a buffer, and their memory on the device."""
 
     ref: PayloadRef
     start: int
-    at: int
+    offset: int
     target: Any
 
     @property
@@ -77,7 +95,7 @@ class _StagedPart(NamedTuple):
     def follows(self, other: _StagedPart) -> bool:
         """Return True if its distance from another part is the same in the buffer as in the file or archive."""
         same = (self.ref.path, self.ref.source) == (other.ref.path, other.ref.source)
-        return same and self.at - other.at == self.ref.offset + self.start - other.ref.offset - other.start
+        return same and self.offset - other.offset == self.ref.offset + self.start - other.ref.offset - other.start
 
 
 @dataclass(slots=True)
@@ -87,7 +105,7 @@ class _StagingBuffer:
     octets: Octets
     staging: Any
     event: Any
-    pieces: list[_StagedPart] = field(default_factory=list)
+    parts: list[_StagedPart] = field(default_factory=list)
     filled: int = 0
     filling: Future[None] | None = None
 
@@ -95,133 +113,94 @@ class _StagingBuffer:
 class StagingRing:
     """Staging buffers, handed out in turn; each is filled by one reader, and reused once the device has copied it.
 
-    Together they have at most `plan.max_in_flight` bytes. With `reads` files are read by position instead of copied out
-    of their mapping.
-
-    Raises:
-        LimitError: there is no memory for them. SourceError: the file is not the one that was opened.
+    Together they have at most `plan.max_in_flight` bytes.
     """
 
-    def __init__(self, lane: DeviceCopier, plan: LoadPlan, readers: int, *, reads: bool = False) -> None:
-        self._lane, self._plan = lane, plan
-        self._files = PlannedFiles()
-        self._file: PlannedFile | None = None
-        if reads and plan.path is not None:
-            assert plan.identity is not None
-            self._file = self._files((plan.path, plan.identity))
-        self._boxes = _boxes_by_position(plan, self._files) if reads else {}
-        apart = _GAP if any(self._source(ref) is not None for ref in plan.refs) else ALIGNMENT
-        needed = max(1, plan.nbytes + apart * len(plan.refs))
+    def __init__(self, copier: DeviceCopier, plan: LoadPlan, readers: int) -> None:
+        self._copier, self._plan, self._turn = copier, plan, 0
+        gap = _GAP if any(ref.buffer is None for ref in plan.refs) else ALIGNMENT
+        needed = max(1, plan.nbytes + gap * len(plan.refs))
         count = max(1, min(2 * readers, plan.max_in_flight // _LEAST_BUFFER))
         size = min(plan.max_in_flight // count, _LARGEST_BUFFER, needed)
         count = min(count, -(-needed // size))
         try:
-            staging = lane.staging(count * size)
+            staging = copier.staging(count * size)
         except RuntimeError as error:
-            self._files.close()
-            what = f"no memory of {count * size} bytes to copy from can be had; lower max_in_flight"
-            raise LimitError(what) from error
+            message = f"no memory of {count * size} bytes to copy from can be had; lower max_in_flight"
+            raise LimitError(message) from error
         octets = staging.numpy()
-        parts = [slice(i * size, (i + 1) * size) for i in range(count)]
-        self._buffers = [_StagingBuffer(octets[part], staging[part], lane.event()) for part in parts]
-        self._turn = 0
-        self._readers = ThreadPoolExecutor(min(readers, count), "zcrecord-reader", initializer=lane.begin_reader)
+        ranges = [slice(i * size, (i + 1) * size) for i in range(count)]
+        self._buffers = [_StagingBuffer(octets[part], staging[part], copier.event()) for part in ranges]
+        self._readers = ThreadPoolExecutor(min(readers, count), "zcrecord-reader", initializer=copier.begin_reader)
 
     def send(self, ref: PayloadRef, target: Any) -> None:
         """Queue a ref's bytes to be read, and copied to `target`, a flat tensor of bytes; waits for a free buffer.
 
-        Raises:
-            RecordError: an earlier read failed. And the errors of the plan's `advance`.
+        Raises the errors of earlier reads and of the plan's `advance`.
         """
         done = 0
         while done < ref.nbytes:
             buffer = self._buffers[self._turn]
-            at = self._place(buffer, ref, done)
-            count = min(len(buffer.octets) - at, ref.nbytes - done)
+            offset = self._place(buffer, ref, done)
+            count = min(len(buffer.octets) - offset, ref.nbytes - done)
             if count <= 0:
                 self._start()
                 continue
-            buffer.pieces.append(_StagedPart(ref, done, at, target[done : done + count]))
-            buffer.filled = at + count
+            buffer.parts.append(_StagedPart(ref, done, offset, target[done : done + count]))
+            buffer.filled = offset + count
             done += count
 
     def finish(self) -> None:
         """Wait until everything that was sent is on the device; release all."""
         for _ in self._buffers:
             self._start()
-        self._lane.drain()
-        self._files.check()
-        self._close()
+        self._copier.drain()
+        self._readers.shutdown()
 
     def abort(self) -> None:
         """Wait for reads and copies under way, and release all; never raises."""
         self._readers.shutdown(wait=True, cancel_futures=True)
         with contextlib.suppress(Exception):  # a failed device raises at each call
-            self._lane.drain()
-        self._close()
-
-    def _close(self) -> None:
-        self._readers.shutdown()
-        self._files.close()
+            self._copier.drain()
 
     def _start(self) -> None:
         """Submit the current buffer to a reader, and wait until the next one is free."""
         buffer = self._buffers[self._turn]
-        if buffer.pieces:
+        if buffer.parts:
             buffer.filling = self._readers.submit(self._fill, buffer)
         self._turn = (self._turn + 1) % len(self._buffers)
         following = self._buffers[self._turn]
         if following.filling is None:
             return
         following.filling.result()
-        self._lane.wait(following.event)
-        arrived = sum(len(piece.target) for piece in following.pieces)
-        following.pieces, following.filled, following.filling = [], 0, None
+        if following.event is not None:
+            following.event.synchronize()
+        arrived = sum(len(part.target) for part in following.parts)
+        following.parts, following.filled, following.filling = [], 0, None
         self._plan.advance(arrived)
 
     def _place(self, buffer: _StagingBuffer, ref: PayloadRef, start: int) -> int:
         """Return the offset in a buffer for bytes of a ref; neighbours in the file keep their distance."""
-        if buffer.pieces and (last := buffer.pieces[-1]).ref is not ref and self._source(ref) is not None:
+        if buffer.parts and (last := buffer.parts[-1]).ref is not ref and ref.buffer is None:
             gap = ref.offset + start - last.end
-            if self._source(last.ref) is self._source(ref) and 0 <= gap <= _GAP:
+            if last.ref.source is ref.source and 0 <= gap <= _GAP:
                 return buffer.filled + gap
         return align_up(buffer.filled, ALIGNMENT)
 
-    def _source(self, ref: PayloadRef) -> RangeSource | None:
-        """Return the source that reads a ref's bytes, with neighbours; None if they are copied out of memory."""
-        if self._file is not None and ref.path is not None:
-            return self._file
-        return self._boxes.get(id(ref.source), ref.source) if ref.buffer is None else None
-
     def _fill(self, buffer: _StagingBuffer) -> None:
         """Read a buffer's parts, and send their copies; runs in a reader."""
-        pieces = buffer.pieces
+        parts = buffer.parts
         first = 0
-        for i, piece in enumerate(pieces, 1):
-            if i < len(pieces) and self._source(piece.ref) is not None and pieces[i].follows(piece):
+        for i, part in enumerate(parts, 1):
+            if i < len(parts) and part.ref.buffer is None and parts[i].follows(part):
                 continue
+            ref, start = parts[first].ref, parts[first].start
+            octets = buffer.octets[parts[first].offset : part.offset + len(part.target)]
             try:
-                self._read(pieces[first], buffer.octets[pieces[first].at : piece.at + len(piece.target)])
+                ref.read_into(octets.data, start)
             except RecordError as error:
-                raise error.located(path=piece.ref.path, tensor=pieces[first].ref.name) from error.__cause__
+                raise error.located(path=ref.path, tensor=ref.name) from error.__cause__
+            ref.let_go(start, start + len(octets))
             first = i
-        self._lane.send(((p.target, buffer.staging[p.at : p.at + len(p.target)]) for p in pieces), buffer.event)
-
-    def _read(self, piece: _StagedPart, octets: Octets) -> None:
-        """Read a part, and those that follow it, into `octets`."""
-        ref, start = piece.ref, piece.start
-        source = self._source(ref)
-        if source is not None:
-            source.readinto_at(ref.offset + start, octets.data)
-        elif ref.buffer is not None:
-            stop = start + len(octets)
-            octets[:] = np.frombuffer(ref.buffer, np.uint8)[start:stop]  # a memoryview's copy would keep the GIL
-            ref.let_go(start, stop)
-        else:
-            ref.read_into(octets.data, start)  # raises: the bytes are in a file alone
-
-
-def _boxes_by_position(plan: LoadPlan, files: PlannedFiles) -> dict[int, RangeSource]:
-    """Return the sources of a plan's boxes with their files read by position, by the identity of those of its refs."""
-    found = {id(ref.source): ref.source for ref in plan.refs if isinstance(ref.source, BoxSource)}
-    return {key: source.read_by(files) for key, source in found.items()}
+        copies = ((part.target, buffer.staging[part.offset : part.offset + len(part.target)]) for part in parts)
+        self._copier.send(copies, buffer.event)

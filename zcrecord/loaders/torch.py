@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -25,9 +25,7 @@ from zcrecord.frameworks.torch import import_torch, torch_device, torch_dtype, t
 from zcrecord.tensors.strides import reach
 
 from .protocol import LoadPlan, PayloadRef
-from .staging import StagingRing
-
-__all__ = ["TorchLoader"]
+from .staging import DeviceCopier, StagingRing
 
 _CARRIERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}  # by the size of an element
 _MOST_READERS = 8  # one of them moves about 8 GB/s, a device takes up to 60
@@ -42,7 +40,6 @@ class TorchLoader:
     Args:
         device: a torch.device, or its name.
         readers: number of threads that fill buffers; None for one per core, 8 at the most.
-        reads: read the file instead of copying out of its mapping: for network file systems and cold disks.
 
     Raises:
         DependencyError: torch is not installed. UnsupportedError: it has no such device here, or that is "meta".
@@ -55,19 +52,18 @@ class TorchLoader:
         tensor(6.)
     """
 
-    def __init__(self, device: Any = "cuda", *, readers: int | None = None, reads: bool = False) -> None:
+    def __init__(self, device: Any = "cuda", *, readers: int | None = None) -> None:
         self._torch = import_torch()
-        where = torch_device(self._torch, device)
-        if where.type == "meta":
+        chosen = torch_device(self._torch, device)
+        if chosen.type == "meta":
             raise UnsupportedError("tensors on torch's device 'meta' have no bytes to be loaded; use record.info(name)")
-        if where.type == "cuda" and where.index is None:
-            where = self._torch.device("cuda", self._torch.cuda.current_device())
+        if chosen.type == "cuda" and chosen.index is None:
+            chosen = self._torch.device("cuda", self._torch.cuda.current_device())
         if readers is not None and readers < 1:
             raise LimitError(f"readers={readers}: at least one has to read")
-        self._where, self._reads = where, reads
-        self._readers = readers or min(os.cpu_count() or 1, _MOST_READERS)
-        self.device = str(where)
-        self._lane: _BlockingCopier = (_CudaCopier if where.type == "cuda" else _BlockingCopier)(self._torch, where)
+        self._device, self._readers = chosen, readers or min(os.cpu_count() or 1, _MOST_READERS)
+        self.device = str(chosen)
+        self._copier = DeviceCopier(self._torch, chosen)
         self._ring: StagingRing | None = None
         self._late: list[tuple[Any, Callable[[], Any]]] = []  # copies on the device, made once the bytes are there
 
@@ -78,62 +74,52 @@ class TorchLoader:
             torch_dtype(self._torch, dtype, dtype.bits)
         except (RuntimeError, TypeError):  # element types that torch does not have raise a TypeError
             return False
-        where = self._where
-        return asked.type == where.type and (None in (asked.index, where.index) or asked.index == where.index)
+        own = self._device
+        return asked.type == own.type and (None in (asked.index, own.index) or asked.index == own.index)
 
     def begin(self, plan: LoadPlan) -> None:
-        """Allocate the ring of host buffers.
-
-        Raises:
-            LimitError: the host has too little memory, or too little that can be pinned. SourceError: the file was
-            replaced.
-        """
+        """Allocate the ring of host buffers; LimitError if there is too little memory that can be pinned."""
         self.abort()
-        self._ring = StagingRing(self._lane, plan, self._readers, reads=self._reads)
+        self._ring = StagingRing(self._copier, plan, self._readers)
         plan.advance(0)  # bytes are not there when `load` returns; the ring reports them
 
     def load(self, ref: PayloadRef, dst: Any | None = None) -> Any:
         """Return the tensor of a ref, on the device; its bytes are there after `finish`.
 
-        Bytes are loaded straight into `dst` if both are in C order; else they are copied to it in `finish`.
-
-        Raises:
-            UnsupportedError: torch has no such elements, or `dst` does not fit the tensor. LimitError: the device has
-            no room. And errors of reading an earlier ref.
+        Bytes are loaded straight into `dst` if both are in C order; else they are copied to it in `finish`. Raises the
+        errors of reading earlier refs, too.
         """
         try:
             if dst is not None:
                 return self._load_into(ref, dst)
             if not ref.nbytes:
-                dtype = torch_dtype(self._torch, ref.dtype, ref.bits)
-                return self._room(torch_shape(ref.dtype, ref.bits, ref.shape), dtype)
-            octets = self._room((ref.nbytes,), self._torch.uint8)
-            made = self.view(octets, ref)
-            self._send(ref, octets)
+                dtype, shape = self._form(ref)
+                return self._empty(shape, dtype)
+            return self._load_new(ref)
         except RecordError as error:
             raise error.located(path=ref.path, tensor=ref.name) from error.__cause__
-        return made
+
+    def _form(self, ref: PayloadRef) -> tuple[Any, tuple[int, ...]]:
+        """Return torch's dtype and shape."""
+        return torch_dtype(self._torch, ref.dtype, ref.bits), torch_shape(ref.dtype, ref.bits, ref.shape)
+
+    def _load_new(self, ref: PayloadRef) -> Any:
+        octets = self._empty((ref.nbytes,), self._torch.uint8)
+        tensor = self.view(octets, ref)
+        self._send(ref, octets)
+        return tensor
 
     def view(self, loaded: Any, ref: PayloadRef) -> Any:
-        """Return a tensor as a view of loaded bytes; with negative strides a copy.
-
-        Raises:
-            UnsupportedError: torch has no such elements.
-        """
+        """Return a tensor as a view of loaded bytes; with negative strides a copy."""
         try:
-            dtype = torch_dtype(self._torch, ref.dtype, ref.bits)
-            shape = torch_shape(ref.dtype, ref.bits, ref.shape)
+            dtype, shape = self._form(ref)
         except RecordError as error:
             raise error.located(path=ref.path, tensor=ref.name) from None
         with self._ordinary():
-            return self._viewed(loaded, ref, dtype, shape)
+            return self._view(loaded, ref, dtype, shape)
 
     def finish(self) -> None:
-        """Wait until all bytes are there, and release the ring.
-
-        Raises:
-            RecordError: something could not be read.
-        """
+        """Wait until all bytes are there, and release the ring; raises the errors of reading."""
         ring = self._ring
         if ring is None:
             return
@@ -141,7 +127,7 @@ class TorchLoader:
         for target, source in self._late:
             target.copy_(source())
         if self._late:
-            self._lane.caught_up()
+            self._copier.synchronize()
         self._ring, self._late = None, []
 
     def abort(self) -> None:
@@ -150,13 +136,13 @@ class TorchLoader:
         if ring is not None:
             ring.abort()
 
-    def _room(self, shape: tuple[int, ...], dtype: Any) -> Any:
+    def _empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         try:
             with self._ordinary():
-                return self._torch.empty(shape, dtype=dtype, device=self._where)
+                return self._torch.empty(shape, dtype=dtype, device=self._device)
         except RuntimeError as error:  # torch.OutOfMemoryError of a device, RuntimeError of the CPU
-            what = f"{self.device} has no room for {math.prod(shape) * dtype.itemsize} bytes"
-            raise LimitError(f"{what}; load fewer tensors with names=, or parts of them with slices=") from error
+            message = f"{self.device} has no room for {math.prod(shape) * dtype.itemsize} bytes"
+            raise LimitError(f"{message}; load fewer tensors with names=, or parts of them with slices=") from error
 
     def _ordinary(self) -> AbstractContextManager[object]:
         """Return a context for tensors that reader threads may write to: they are not in inference mode."""
@@ -165,17 +151,17 @@ class TorchLoader:
     def _send(self, ref: PayloadRef, octets: Any) -> None:
         if self._ring is None:
             raise UnsupportedError("begin(plan) comes before load(ref)")
-        self._lane.follow()
+        self._copier.follow()
         self._ring.send(ref, octets)
 
     def _load_into(self, ref: PayloadRef, dst: Any) -> Any:
         torch = self._torch
-        dtype, shape = torch_dtype(torch, ref.dtype, ref.bits), torch_shape(ref.dtype, ref.bits, ref.shape)
+        dtype, shape = self._form(ref)
         if not isinstance(dst, torch.Tensor) or (dst.dtype, tuple(dst.shape)) != (dtype, shape):
-            found = f"{dst.dtype} of shape {tuple(dst.shape)}" if isinstance(dst, torch.Tensor) else type(dst).__name__
-            raise UnsupportedError(f"dst is to be {dtype} of shape {shape}, and is {found}")
+            given = f"{dst.dtype} of shape {tuple(dst.shape)}" if isinstance(dst, torch.Tensor) else type(dst).__name__
+            raise UnsupportedError(f"dst has to be {dtype} of shape {shape}, and is {given}")
         if not self.can_load(str(dst.device), ref.dtype):
-            raise UnsupportedError(f"dst is to be on {self.device}, and is on {dst.device}")
+            raise UnsupportedError(f"dst has to be on {self.device}, and is on {dst.device}")
         target = dst.detach()  # `dst` may be a parameter
         if not ref.nbytes:
             return dst
@@ -183,13 +169,11 @@ class TorchLoader:
         if ref.strides is None and target.is_contiguous() and not lazy:
             self._send(ref, target.reshape(-1).view(torch.uint8))
         else:
-            octets = self._room((ref.nbytes,), torch.uint8)
-            self._send(ref, octets)
-            made = self.view(octets, ref)
-            self._later(target, lambda: made)
+            tensor = self._load_new(ref)
+            self._later(target, lambda: tensor)
         return dst
 
-    def _viewed(self, loaded: Any, ref: PayloadRef, dtype: Any, shape: tuple[int, ...]) -> Any:
+    def _view(self, loaded: Any, ref: PayloadRef, dtype: Any, shape: tuple[int, ...]) -> Any:
         item = dtype.itemsize
         elements = loaded[: len(loaded) // item * item].view(dtype)
         # Detached, it is no view for autograd, but shares the version counter with tensors it is tied to.
@@ -197,18 +181,18 @@ class TorchLoader:
             count = math.prod(shape)
             return elements[ref.byte_offset // item :][:count].view(shape).detach()
         lowest = ref.byte_offset // item + reach(shape, ref.strides)[0]
-        upright = elements.as_strided(shape, [abs(s) for s in ref.strides], lowest).detach()
-        turned = [axis for axis, stride in enumerate(ref.strides) if stride < 0]
-        return self._turned(upright, turned) if turned else upright
+        forward = elements.as_strided(shape, [abs(s) for s in ref.strides], lowest).detach()
+        backward = [axis for axis, stride in enumerate(ref.strides) if stride < 0]
+        return self._flipped(forward, backward) if backward else forward
 
-    def _turned(self, upright: Any, axes: list[int]) -> Any:
+    def _flipped(self, tensor: Any, axes: list[int]) -> Any:
         """Return a copy of a tensor with some axes flipped, made once its bytes are there."""
-        made = self._room(tuple(upright.shape), upright.dtype)
+        flipped = self._empty(tuple(tensor.shape), tensor.dtype)
         # torch flips neither all of its unsigned integers nor floats of 8 bits.
-        carrier = getattr(self._torch, _CARRIERS.get(upright.dtype.itemsize, ""), upright.dtype)
-        target, source = made.view(carrier), upright.view(carrier)
+        carrier = getattr(self._torch, _CARRIERS.get(tensor.dtype.itemsize, ""), tensor.dtype)
+        target, source = flipped.view(carrier), tensor.view(carrier)
         self._later(target, lambda: source.flip(axes))
-        return made
+        return flipped
 
     def _later(self, target: Any, source: Callable[[], Any]) -> None:
         """Copy a tensor once its bytes are there."""
@@ -216,77 +200,3 @@ class TorchLoader:
             target.copy_(source())
         else:
             self._late.append((target, source))
-
-
-class _BlockingCopier:
-    """Copies to a device that are waited for, without events."""
-
-    def __init__(self, torch: Any, where: Any) -> None:
-        self._torch, self._where = torch, where
-
-    def staging(self, nbytes: int) -> Any:
-        """Return pageable memory."""
-        return self._torch.empty(nbytes, dtype=self._torch.uint8, device="cpu")
-
-    def begin_reader(self) -> None:
-        """Do nothing: threads have no device of their own."""
-
-    def event(self) -> Any:
-        """Return None: copies are done when `send` returns."""
-        return None
-
-    def follow(self) -> None:
-        """Do nothing: copies run in the order of the calls."""
-
-    def send(self, copies: Iterable[tuple[Any, Any]], event: Any) -> None:
-        """Copy each second tensor to the first."""
-        assert event is None
-        for target, source in copies:
-            target.copy_(source)
-
-    def wait(self, event: Any) -> None:
-        """Do nothing: copies are done."""
-
-    def drain(self) -> None:
-        """Do nothing: copies are done."""
-
-    def caught_up(self) -> None:
-        """Do nothing: this thread's work on the device is done."""
-
-
-class _CudaCopier(_BlockingCopier):
-    """Copies from pinned memory, on a stream of their own."""
-
-    def __init__(self, torch: Any, where: Any) -> None:
-        super().__init__(torch, where)
-        self._stream = torch.cuda.Stream(where)
-
-    def staging(self, nbytes: int) -> Any:
-        return self._torch.empty(nbytes, dtype=self._torch.uint8, device="cpu", pin_memory=True)
-
-    def begin_reader(self) -> None:
-        # A new thread's device is the first one. Leaving `cuda.stream` of another device sets it again, and that takes
-        # some hundred MB there for a context that nothing uses.
-        self._torch.cuda.set_device(self._where)
-
-    def event(self) -> Any:
-        return self._torch.cuda.Event(blocking=True)  # waiting without spinning leaves the core to the readers
-
-    def follow(self) -> None:
-        # The target may be memory that the user's stream still uses for an earlier tensor.
-        self._stream.wait_stream(self._torch.cuda.current_stream(self._where))
-
-    def send(self, copies: Iterable[tuple[Any, Any]], event: Any) -> None:
-        with self._torch.cuda.stream(self._stream):
-            for target, source in copies:
-                target.copy_(source, non_blocking=True)
-            event.record(self._stream)
-
-    def wait(self, event: Any) -> None:
-        event.synchronize()
-
-    def drain(self) -> None:
-        self._stream.synchronize()
-
-    def caught_up(self) -> None:
-        self._torch.cuda.current_stream(self._where).synchronize()
