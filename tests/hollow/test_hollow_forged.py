@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,17 @@ from zcrecord.errors import IntegrityError, RecordError
 from zcrecord.hollow import hollow_of
 
 W, V = np.arange(400.0), np.arange(400.0) * 2
+OTHERS = np.full(400, 666.0).tobytes()
 WRONG = "a payload's digest does not match"
+SINKS: dict[str, Any] = {"memory": None, "sink": lambda _name, info: bytearray(info.nbytes)}
+sinks = pytest.mark.parametrize("sink", SINKS)
+devices = pytest.mark.parametrize("device", ["host", "read"])
 
 
-def forged(data: bytes, genuine: Any, evil: bytes) -> bytes:
-    """Return an archive with other weights."""
-    assert data.count(genuine.tobytes()) == 1
-    return data.replace(genuine.tobytes(), evil)
+def forged(data: bytes, evil: bytes) -> bytes:
+    """Return an archive with other weights than W."""
+    assert data.count(W.tobytes()) == 1
+    return data.replace(W.tobytes(), evil)
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -42,19 +45,15 @@ def test_hollow_record_of_a_checked_catalogue_takes_no_weights_of_the_same_64_bi
     else:
         zcrecord.save_record(tree, path, max_shard_size=3300, durable=False)
     genuine = whole.read_bytes()
-    evil = forged(genuine, W, colliding(W.tobytes(), np.full(400, 666.0).tobytes()))
     with serving(tmp_path) as server:
-        rec = zcrecord.load_record(f"{server.url}/m.zcr", expect=zcrecord.load_record(whole).content_digest())
-        assert rec.archive.source.file_names
-        source: dict[str, Callable[[], Any]] = {
-            "part": lambda: rec.select("a.*"),
-            "pickled record": lambda: pickle.loads(pickle.dumps(rec)),
-        }
-        hollow = hollow_of(source.get(how, lambda: rec)())
+        record = zcrecord.load_record(f"{server.url}/m.zcr", expect=zcrecord.load_record(whole).content_digest())
+        assert record.archive.source.file_names
+        source = pickle.loads(pickle.dumps(record)) if how == "pickled record" else record
+        hollow = hollow_of(source.select("a.*") if how == "part" else source)
         if how == "pickled":
             hollow = pickle.loads(pickle.dumps(hollow))
         with pytest.raises(IntegrityError, match=WRONG):
-            hollow.stream(io.BytesIO(evil))
+            hollow.stream(io.BytesIO(forged(genuine, colliding(W.tobytes(), OTHERS))))
         assert "a.w" in hollow.missing()
         hollow.stream(io.BytesIO(genuine))
         assert hollow.seal()["a.w"].tobytes() == W.tobytes()
@@ -72,22 +71,18 @@ def views(base_strides: list[int] | None = None) -> bytes:
     return bytes(forge.seal())
 
 
-SINKS: dict[str, Any] = {"memory": None, "sink": lambda _name, info: bytearray(info.nbytes)}
-
-
-@pytest.mark.parametrize("sink", SINKS)
-@pytest.mark.parametrize("device", ["host", "read"])
+@sinks
+@devices
 @pytest.mark.parametrize("names", [["l", "r"], ["l"], ["l", "base"]])
 @pytest.mark.parametrize("strides", [None, [20, 1]])
 def test_parts_of_payloads_are_compared_with_the_digest_of_the_whole(
     strides: list[int] | None, names: list[str], device: str, sink: str, tmp_path: Path
 ) -> None:
     genuine = views(strides)
-    evil = forged(genuine, W, np.full(400, 666.0).tobytes())
+    (tmp_path / "evil.zcr").write_bytes(forged(genuine, OTHERS))
     part = zcrecord.load_record(genuine).select(names)
     hollow = hollow_of(part, sink=SINKS[sink])
-    for source in (evil, tmp_path / "evil.zcr"):
-        (tmp_path / "evil.zcr").write_bytes(evil)
+    for source in (forged(genuine, OTHERS), tmp_path / "evil.zcr"):
         with pytest.raises(IntegrityError, match=f"tensor '(l|base)': {WRONG}"):
             hollow.fill_by(device, source)
         assert hollow.missing() == list(part)
@@ -104,19 +99,19 @@ def test_parts_of_payloads_are_compared_with_the_digest_of_the_whole(
 def test_parts_of_a_checked_archive_behind_a_url_are_those_that_were_expected(tmp_path: Path) -> None:
     genuine = views([20, 1])
     (tmp_path / "m.zcr").write_bytes(genuine)
-    evil = forged(genuine, W, colliding(W.tobytes(), np.full(400, 666.0).tobytes()))
+    evil = forged(genuine, colliding(W.tobytes(), OTHERS))
     with serving(tmp_path) as server:
-        url = f"{server.url}/m.zcr"
-        rec = zcrecord.load_record(url, expect=zcrecord.load_record(genuine).content_digest(), cache=False)
-        hollow = pickle.loads(pickle.dumps(rec.hollow()))
+        expected = zcrecord.load_record(genuine).content_digest()
+        record = zcrecord.load_record(f"{server.url}/m.zcr", expect=expected, cache=False)
+        hollow = pickle.loads(pickle.dumps(record.hollow()))
         (tmp_path / "m.zcr").write_bytes(evil)
         for source in (None, evil):
             with pytest.raises(IntegrityError, match="digest does not match"):
                 hollow.fill_by("read", source)
 
 
-@pytest.mark.parametrize("sink", SINKS)
-@pytest.mark.parametrize("device", ["host", "read"])
+@sinks
+@devices
 def test_split_tensor_is_filled_by_a_loader(device: str, sink: str, tmp_path: Path) -> None:
     tree = {"w": W.reshape(20, 20), "v": V}
     save_split(tmp_path / "m.zcr", tree, {"w": boxes_along(1, 3, (20, 20))})

@@ -1,16 +1,13 @@
-"""Writers of a hollow record's constants: forgotten, given up meanwhile, or into sinks that take less than they get.
-
-And what they take for strings, which are right or refused, however they come.
-"""
+"""Writers of constants: forgotten, aborted by another thread, or into sinks that write less than they get; strings."""
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import io
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,7 @@ import pytest
 import records as r
 
 import zcrecord
-from zcrecord.errors import FillError, ProducerError, RecordError, UnsupportedError
+from zcrecord.errors import FillError, ProducerError, UnsupportedError
 from zcrecord.hollow import HollowRecord, hollow_of
 
 W = np.arange(24, dtype=np.float32).reshape(4, 6)
@@ -29,7 +26,7 @@ RIGHT = zcrecord.StringTensor.from_strings(TEXTS).data.tobytes()
 
 
 class Upload:
-    """A sink's object that says what it was told."""
+    """A sink's object that notes its calls."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -49,64 +46,62 @@ def with_upload() -> tuple[HollowRecord, Upload]:
     return hollow_of(DATA, sink=lambda _name, _info: upload), upload
 
 
-# Forgotten, or given up.
+# Forgotten, or aborted.
 
 
-@pytest.mark.parametrize("cycle", [False, True], ids=["dropped", "in a cycle"])
-def test_constant_of_a_forgotten_writer_is_filled_again_and_its_sink_told(cycle: bool) -> None:
+@pytest.mark.parametrize("lost", ["dropped", "in a cycle", "with an exception"])
+def test_constant_of_a_forgotten_writer_is_filled_again_and_its_sink_told(lost: str) -> None:
+    def begin() -> None:
+        writer: Any = hollow.open("w")
+        writer.write(W[:2])
+        with pytest.raises(FillError, match="is being filled by another writer"):
+            hollow.set("w", W)
+        if lost == "in a cycle":
+            writer.itself = writer
+        if lost == "with an exception":
+            raise KeyError("own")
+
     hollow, upload = with_upload()
-    writer: Any = hollow.open("w")
-    writer.write(W[:2])
-    with pytest.raises(FillError, match="is being filled by another writer"):
-        hollow.set("w", W)
-    if cycle:
-        writer.itself = writer
-    del writer
+    try:
+        begin()
+    except KeyError:
+        assert lost == "with an exception"
     gc.collect()
     assert upload.told == ["write 48", "abort"]
     hollow.set("w", W)
     assert hollow.missing() == ["t", "v"]
 
 
-def test_writer_that_is_lost_with_an_exception_is_let_go_of() -> None:
-    def fill(hollow: HollowRecord) -> None:
-        writer = hollow.open("w")
-        writer.write(W[:2])
-        raise KeyError("own")
-
-    hollow = hollow_of(DATA)
-    with contextlib.suppress(KeyError):
-        fill(hollow)
-    hollow.set("w", W)
-
-
-def test_writer_that_was_closed_is_not_aborted_when_it_goes() -> None:
+def test_writer_is_done_once_and_not_aborted_when_it_goes() -> None:
     hollow, upload = with_upload()
-    writer = hollow.open("w")
-    writer.write(W)
+    with hollow.open("w") as writer:
+        writer.write(W)
     writer.close()
+    writer.abort()
+    with pytest.raises(FillError, match=r"tensor 'w': its writer was closed, or something failed; open it again"):
+        writer.write(b"")
     del writer
     gc.collect()
     assert upload.told == ["write 96", "close"]
     assert "w" not in hollow.missing()
 
 
-def test_giving_up_the_record_has_open_sinks_abort_at_once_and_never_close() -> None:
+def test_aborting_the_record_aborts_open_sinks_at_once_and_closes_none() -> None:
     hollow, upload = with_upload()
     writer = hollow.open("w")
     writer.write(W)
     hollow.abort()
     assert upload.told == ["write 96", "abort"]
-    with pytest.raises(FillError, match=r"tensor 'w': the hollow record was given up; make another"):
+    with pytest.raises(FillError, match=r"tensor 'w': the hollow record was aborted; make another"):
         writer.close()
-    with pytest.raises(FillError, match="was given up"), writer:
+    with pytest.raises(FillError, match="was aborted"), writer:
         pass
     assert upload.told == ["write 96", "abort"]
 
 
-def test_thread_that_is_at_a_sink_when_the_record_is_given_up_aborts_it_itself() -> None:
+def test_thread_that_is_at_a_sink_when_the_record_is_aborted_aborts_it_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     hollow, upload = with_upload()
-    inside, go_on, failed = threading.Event(), threading.Event(), []
+    inside, go_on = threading.Event(), threading.Event()
     write = upload.write
 
     def slow(chunk: memoryview) -> None:
@@ -114,37 +109,22 @@ def test_thread_that_is_at_a_sink_when_the_record_is_given_up_aborts_it_itself()
         assert go_on.wait(30)
         write(chunk)
 
-    upload.write = slow  # type: ignore[method-assign]
-
-    def fill() -> None:
-        try:
-            hollow.set("w", W)
-        except RecordError as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=fill)
-    thread.start()
-    assert inside.wait(30)
-    hollow.abort()
-    assert upload.told == []
-    go_on.set()
-    thread.join()
-    assert [str(error) for error in failed] == ["tensor 'w': the hollow record was given up; make another"]
+    monkeypatch.setattr(upload, "write", slow)
+    with ThreadPoolExecutor(1) as pool:
+        filling = pool.submit(hollow.set, "w", W)
+        assert inside.wait(30)
+        hollow.abort()
+        assert upload.told == []
+        go_on.set()
+        assert str(filling.exception()) == "tensor 'w': the hollow record was aborted; make another"
     assert upload.told == ["write 96", "abort"]
-
-
-# Memory.
-
-
-def memory_of(hollow: HollowRecord) -> Any:
-    assert hollow._octets is not None
-    return weakref.ref(hollow._octets.obj)
 
 
 @pytest.mark.measured
 def test_sealed_hollow_record_keeps_none_of_the_memory_it_filled() -> None:
     hollow = hollow_of(DATA)
-    memory = memory_of(hollow)
+    assert hollow._octets is not None
+    memory = weakref.ref(hollow._octets.obj)
     hollow.stream(zcrecord.load_record(DATA))
     sealed = hollow.seal()
     gc.collect()
@@ -153,38 +133,29 @@ def test_sealed_hollow_record_keeps_none_of_the_memory_it_filled() -> None:
     del sealed
     gc.collect()
     assert memory() is None
-    assert hollow.names == ("w", "t", "v")
+    assert (hollow.names, hollow.state, hollow.missing()) == (("w", "t", "v"), "sealed", [])
     assert hollow.info("w").shape == (4, 6)
-    assert (hollow.state, hollow.missing()) == ("sealed", [])
 
 
-# Sinks that take less than they are given.
+# Sinks that write less than they are given.
 
 
-class Slow(Upload):
-    """Takes 10 bytes at a time, as a raw file may."""
+def test_sink_that_writes_a_part_is_given_the_rest(tmp_path: Path) -> None:
+    written = b""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.data = b""
+    class Slow(Upload):
+        def write(self, chunk: memoryview) -> Any:
+            nonlocal written
+            written += bytes(chunk[:10])
+            return min(len(chunk), 10)
 
-    def write(self, chunk: memoryview) -> Any:
-        self.data += bytes(chunk[:10])
-        return min(len(chunk), 10)
+    hollow_of(DATA, sink=lambda _name, _info: Slow()).set("w", W)
+    assert written == W.tobytes()
 
-
-def test_sink_that_takes_a_part_is_given_the_rest() -> None:
-    slow = Slow()
-    hollow = hollow_of(DATA, sink=lambda _name, _info: slow)
-    hollow.set("w", W)
-    assert slow.data == W.tobytes()
-
-
-def test_raw_file_is_a_sink(tmp_path: Path) -> None:
-    def sink(name: str, _: zcrecord.TensorInfo) -> Any:
+    def raw_file(name: str, _: zcrecord.TensorInfo) -> Any:
         return open(tmp_path / name, "wb", buffering=0)
 
-    hollow = hollow_of(DATA, sink=sink)
+    hollow = hollow_of(DATA, sink=raw_file)
     hollow.stream(io.BytesIO(DATA))
     hollow.seal()
     assert (tmp_path / "w").read_bytes() == W.tobytes()
@@ -198,22 +169,22 @@ class Full(io.RawIOBase):
         return None
 
 
-@pytest.mark.parametrize("took", [0, -1, 97, "all", None])
-def test_sink_that_takes_none_or_too_much_is_refused(took: Any) -> None:
+@pytest.mark.parametrize("count", [0, -1, 97, "all", None])
+def test_sink_that_writes_nothing_or_too_much_is_refused(count: Any) -> None:
     upload: Any = Upload()
-    upload.write = lambda _: took
-    hollow = hollow_of(DATA, sink=lambda _name, _info: Full() if took is None else upload)
-    with pytest.raises(ProducerError, match=rf"tensor 'w': sink= took {took} of 96 bytes; its write returns how many"):
+    upload.write = lambda _: count
+    hollow = hollow_of(DATA, sink=lambda _name, _info: Full() if count is None else upload)
+    with pytest.raises(ProducerError, match=rf"tensor 'w': sink= wrote {count} of 96 bytes; its write returns"):
         hollow.set("w", W)
-    assert took is None or upload.told == ["abort"]
+    assert count is None or upload.told == ["abort"]
     assert "w" in hollow.missing()
 
 
 # Strings.
 
 
-def ends(*numbers: int, text: bytes = RIGHT[:-48]) -> bytes:
-    return text + np.array(numbers, "<u8").tobytes()
+def ends(*numbers: int) -> bytes:
+    return RIGHT[:-48] + np.array(numbers, "<u8").tobytes()
 
 
 SIZE = sum(len(text.encode()) for text in TEXTS)
@@ -228,33 +199,21 @@ WRONG = {
 }
 
 
-def in_chunks(step: int) -> Callable[[HollowRecord, bytes], None]:
-    def fill(hollow: HollowRecord, data: bytes) -> None:
-        hollow.stream([("t", (data[at : at + step] for at in range(0, len(data), step)))])
-
-    return fill
+def by(step: int) -> Callable[[bytes], Any]:
+    return lambda data: (data[start : start + step] for start in range(0, len(data), step))
 
 
-HOW: dict[str, Callable[[HollowRecord, bytes], None]] = {
-    "whole": lambda hollow, data: hollow.set("t", data),
-    "by 1": in_chunks(1),
-    "by 5": in_chunks(5),
-    "by 13": in_chunks(13),
-    "by 32": in_chunks(32),
-    "by 56": in_chunks(56),
-}
-
-
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("step", [0, 1, 5, 13, 32, 56], ids=["whole", "1", "5", "13", "32", "56"])
 @pytest.mark.parametrize("wrong", WRONG)
-def test_strings_that_are_none_are_refused_and_right_ones_taken_after(wrong: str, how: str) -> None:
+def test_malformed_strings_are_refused_and_right_ones_taken_after(wrong: str, step: int) -> None:
     data, message = WRONG[wrong]
+    chunks = by(step) if step else bytes
     for sink in (None, lambda _name, _info: Upload()):
         hollow = hollow_of(DATA, sink=sink)
         with pytest.raises(ProducerError, match=rf"tensor 't': its strings.* {message}"):
-            HOW[how](hollow, data)
+            hollow.stream([("t", chunks(data))])
         assert "t" in hollow.missing()
-        HOW[how](hollow, RIGHT)
+        hollow.stream([("t", chunks(RIGHT))])
         assert "t" not in hollow.missing()
 
 
@@ -262,27 +221,26 @@ def test_strings_that_are_none_are_refused_and_right_ones_taken_after(wrong: str
 def test_strings_of_any_padding_are_taken_byte_by_byte(texts: list[str]) -> None:
     right = zcrecord.StringTensor.from_strings(texts)
     hollow = hollow_of(r.saved({"t": right}))
-    in_chunks(1)(hollow, right.data.tobytes())
+    hollow.stream([("t", by(1)(right.data.tobytes()))])
     assert hollow.seal()["t"].unpack().tolist() == texts
 
 
 @pytest.mark.parametrize("kind", ["U", "T"])
 def test_numpys_arrays_of_texts_are_taken(kind: str) -> None:
-    if kind == "T" and not hasattr(np.dtypes, "StringDType"):
-        array = np.array(TEXTS)
-    else:
-        array = np.array(TEXTS, np.dtypes.StringDType() if kind == "T" else None)
+    array = np.array(TEXTS, np.dtypes.StringDType() if kind == "T" and hasattr(np.dtypes, "StringDType") else None)
     hollow = hollow_of(DATA)
     with pytest.raises(ProducerError, match=r"tensor 't': declared with shape \(5,\), got \(1, 5\)"):
         hollow.set("t", array[None])
-    hollow.set("t", array)
-    hollow.stream({"w": W, "v": W})
+    hollow.stream({"t": array, "w": W, "v": W})
     assert hollow.seal()["t"].unpack().tolist() == TEXTS
 
 
-def test_texts_for_other_elements_and_texts_that_are_no_utf_8_are_refused() -> None:
-    hollow = hollow_of(DATA)
-    with pytest.raises(ProducerError, match=r"tensor 'w': declared as float32, got string"):
-        hollow.set("w", np.full((4, 6), "x"))
-    with pytest.raises(UnsupportedError, match="tensor 't': a text with lone surrogates"):
-        hollow.set("t", np.array(["a", "b", "c", "d", "\ud800"]))
+@pytest.mark.parametrize("value, kind, message", [
+    (zcrecord.StringTensor.from_strings([*"abcd", "x" * 40]), ProducerError, "80 bytes were declared, at least"),
+    (b"abc", ProducerError, "80 bytes were declared, 3 produced"),
+    (iter([1.5]), ProducerError, "contiguous bytes are due, got a float"),
+    (np.array(["a", "b", "c", "d", "\ud800"]), UnsupportedError, "a text with lone surrogates"),
+])  # fmt: skip
+def test_strings_of_other_bytes_are_refused(value: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=f"tensor 't': .*({message})"):
+        hollow_of(DATA).stream([("t", value)])

@@ -25,7 +25,7 @@ from zcrecord.codec.layout import NONE
 from zcrecord.errors import FillError, LoadCancelledError, ProducerError, RecordError, UnsupportedError
 from zcrecord.loaders import Loader, load_into, plan_load
 from zcrecord.loaders.host import MappedLoader
-from zcrecord.loaders.load import loader_of
+from zcrecord.loaders.load import cancel_test, loader_of
 from zcrecord.loaders.plan import MAX_IN_FLIGHT
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
@@ -38,8 +38,6 @@ from .skeleton import RecordSkeleton, check_filled
 from .state import FillState, HollowConstant, State
 from .writer import ConstantWriter, MemoryTarget, SinkTarget, sink_target
 
-__all__ = ["HollowRecord", "hollow_of"]
-
 Sink = Callable[[str, TensorInfo], Any]
 
 
@@ -47,7 +45,7 @@ def hollow_of(source: Any, *, sink: Sink | None = None) -> HollowRecord:
     """Return a record without its weights; reads the index, attributes and metadata of an archive, no tensor's bytes.
 
     Constants are filled by `set`, `open`, `stream` and `fill_by`, each once, in any order, from any number of threads;
-    then `seal` returns the record. Memory holds the tensors that are filled so far, and the tensor or chunk that is
+    then `seal` returns the record. In memory are the tensors that are filled so far, and the tensor or chunk that is
     handed over; for a strided one that goes to a sink also its payload and its elements in C order.
 
     Args:
@@ -56,7 +54,7 @@ def hollow_of(source: Any, *, sink: Sink | None = None) -> HollowRecord:
             makes a Record. Or a function of a tensor's name and TensorInfo that is called when its constant is begun,
             once for tied ones; it returns a writable buffer of `info.nbytes` bytes, or an object with `write(chunk)`,
             and maybe `close()` and `abort()`: a device's upload. The bytes come in C order, in as many chunks as were
-            handed over, and a chunk is valid until `write` returns; that may return, as files do, how many it took.
+            handed over. A chunk is valid until `write` returns, which may return, as files do, how many it wrote.
 
     Raises:
         RecordError: as `load_record`. LimitError: equal tensors or bytes that are not tied, or with a sink
@@ -75,10 +73,10 @@ def hollow_of(source: Any, *, sink: Sink | None = None) -> HollowRecord:
     if not isinstance(source, Record):
         with load_record(source) as record:
             return hollow_of(record, sink=sink)
-    made = HollowRecord(RecordSkeleton.of(source.archive), sink)
+    hollow = HollowRecord(RecordSkeleton.from_archive(source.archive), sink)
     if sink is not None:
-        check_filled(source.archive, made.nbytes)  # different views of a payload are handed over one by one
-    return made
+        check_filled(source.archive, hollow.nbytes)  # different views of a payload are handed over one by one
+    return hollow
 
 
 class HollowRecord:
@@ -213,7 +211,7 @@ class HollowRecord:
 
         Args:
             source: a mapping from names to tensors, such as a Record or `zcrecord.onnx.scan` of a model, of which the
-                missing ones are taken. Or a binary file object at the first byte of the same archive, read forward in
+                missing ones are read. Or a binary file object at the first byte of the same archive, read forward in
                 chunks, each payload verified by its digest. Or an iterable of (name, data), `data` being a tensor as
                 `set` takes it or an iterable of chunks; tensors tied to a filled one are passed over.
 
@@ -222,22 +220,24 @@ class HollowRecord:
             archive. SourceError: it ends early.
         """
         if isinstance(source, str | os.PathLike):
-            raise UnsupportedError("a path is no source; stream(open(path, 'rb')), or fill_by('read', path)")
+            raise UnsupportedError("stream() does not open paths; stream(open(path, 'rb')), or fill_by('read', path)")
+        if isinstance(source, Record):
+            check_apart(self.nbytes, source.archive.stored_nbytes(), source.path)
         if isinstance(source, Record | Mapping):
-            if isinstance(source, Record):
-                check_apart(self.nbytes, source.archive.stored_nbytes(), source.path)
             for name in self.missing():
                 if name in source and not self._state.is_tied(name):
                     self.set(name, source[name])
         elif hasattr(source, "read"):
-            self._stream_file(source)
+            left = self._left()
+            for numbers, chunks in self._skeleton.read(source, left):
+                self._fill_payloads(numbers, left, chunks)
         else:
             for item in source if isinstance(source, Iterable) else [source]:
                 name, data = _pair(item)
                 del item
                 if not self._state.is_tied(name):
                     self._fill(name, data)
-                del data  # or two would be held while the next is made
+                del data  # or two would be in memory while the next is made
 
     def _fill(self, name: str, data: Any) -> None:
         """Fill one constant by a whole tensor or by chunks."""
@@ -249,11 +249,6 @@ class HollowRecord:
         with self.open(name) as writer:
             for chunk in data:
                 writer.write(chunk)
-
-    def _stream_file(self, file: Any) -> None:
-        left = self._left()
-        for numbers, chunks in self._skeleton.read(file, left):
-            self._fill_payloads(numbers, left, chunks)
 
     def _left(self) -> dict[int, list[HollowConstant]]:
         """Return the missing constants by payload."""
@@ -303,12 +298,10 @@ class HollowRecord:
             FillError: another archive, or no path is known. IntegrityError: a digest does not match. RecordError: as
             `load_into`. In each case the constants that came before are filled.
         """
-        archive, chosen = self._archive(source), loader_of(loader)
+        archive, chosen, cancelled = self._archive(source), loader_of(loader), cancel_test(cancel)
         if self._sink is None and isinstance(chosen, MappedLoader):
-            what = (
-                "views of the archive fill no memory of their own; fill by 'host' or 'read', or use the record itself"
-            )
-            raise UnsupportedError(what, path=archive.path)
+            reason = "views of the archive fill no memory of their own; fill by 'host' or 'read', or use the record"
+            raise UnsupportedError(reason, path=archive.path)
         done, before = 0, self.nbytes_filled
         total = self.nbytes - before
 
@@ -324,17 +317,15 @@ class HollowRecord:
                 _check_pieces(archive, batch)
             self._load(_part_of(archive, batch), chosen, batch, verify, progress=watch, cancel=cancel)
             done += sum(constant.nbytes for constant in batch)
-            if done < self.nbytes_filled - before:  # others lie in what was loaded
+            if done < self.nbytes_filled - before:  # others lie in the same payloads
                 done = self.nbytes_filled - before
                 watch(0, None)
-        for number, constants in parts.items():  # a loader brings the part alone, which has no digest
-            if (getattr(cancel, "is_set", cancel) or bool)():
+        for number, constants in parts.items():  # a loader would load the part alone, which has no digest
+            if cancelled():
                 raise LoadCancelledError(f"cancelled after {done} of {total} bytes", path=archive.path)
-            there = archive.row(archive.find(constants[0].name)).payload
-            try:
-                self._fill_payloads([number], parts, self._skeleton.verified(number, archive.payload(there)))
-            except RecordError as error:
-                raise error.located(tensor=constants[0].name) from None
+            stored = archive.row(archive.find(constants[0].name)).payload
+            with _naming(constants[0]):
+                self._fill_payloads([number], parts, self._skeleton.verified(number, archive.payload(stored)))
             done += sum(constant.nbytes for constant in constants)
             watch(0, None)
 
@@ -352,13 +343,13 @@ class HollowRecord:
         return archive
 
     def _parts(self) -> dict[int, list[HollowConstant]]:
-        """Return the missing constants of payloads that no loader brings whole, by payload; none without digests.
+        """Return the missing constants of payloads that no loader loads whole, by payload; none without digests.
 
         In memory the constant that covers a payload fills the others.
         """
         left = self._left() if self._skeleton.has_digests else {}
         each = all if self._sink is not None else any
-        return {number: found for number, found in left.items() if not each(c.whole for c in found)}
+        return {number: constants for number, constants in left.items() if not each(c.whole for c in constants)}
 
     def _batches(self, but: Collection[int]) -> Iterator[list[HollowConstant]]:
         """Yield the missing constants to load together, but those of some payloads: with a sink 64 MiB of them.
@@ -411,8 +402,8 @@ class HollowRecord:
                 constant = self._state.constants[name]
                 number = constant.info.payload
                 # A strided tensor is read with the bytes between its elements, which may be filled already.
-                apart = constant.info.strides is not None and len(self._state.sharing(constant)) > 1
-                if number is not None and not apart:
+                shared = constant.info.strides is not None and len(self._state.sharing(constant)) > 1
+                if number is not None and not shared:
                     start = constant.byte_offset - ref.byte_offset
                     rooms[name] = np.frombuffer(self._payload(number)[start : start + ref.nbytes], np.uint8)
         return rooms
@@ -420,15 +411,11 @@ class HollowRecord:
     def _verify(self, constant: HollowConstant, tensor: Any) -> None:
         """Raise IntegrityError if a constant is a whole payload and does not match its digest."""
         number = constant.info.payload
-        if number is None or not constant.whole:
-            return
-        octets = self._payload(number) if self._sink is None else _stored_bytes(constant, tensor)
-        try:
-            self._skeleton.verify(number, octets)
-        except RecordError as error:
-            raise error.located(tensor=constant.name) from None
-
-    # The end.
+        if number is not None and constant.whole:
+            octets = self._payload(number) if self._sink is None else _stored_bytes(constant, tensor)
+            with _naming(constant):
+                for _ in self._skeleton.verified(number, octets):
+                    pass
 
     def seal(self) -> Any:
         """Return the filled record: a Record over the filled memory, or with a `sink` a dict by name.
@@ -470,15 +457,23 @@ class HollowRecord:
         self.abort()
 
     def __repr__(self) -> str:
-        where = self._path or "bytes"
-        return f"<HollowRecord {where}: {self.state}, {len(self.missing())} of {len(self)} tensors missing>"
+        source = self._path or "bytes"
+        return f"<HollowRecord {source}: {self.state}, {len(self.missing())} of {len(self)} tensors missing>"
 
     def __reduce__(self) -> Any:
         if self.state != "declared" or self._sink is not None:
-            raise UnsupportedError(
-                "a hollow record is pickled before it is filled, and without a sink", path=self._path
-            )
+            message = "a hollow record is pickled before it is filled, and without a sink"
+            raise UnsupportedError(message, path=self._path)
         return HollowRecord, (self._skeleton, None)
+
+
+@contextlib.contextmanager
+def _naming(constant: HollowConstant) -> Iterator[None]:
+    """Name the constant in errors."""
+    try:
+        yield
+    except RecordError as error:
+        raise error.located(tensor=constant.name) from None
 
 
 def _pair(item: Any) -> tuple[str, Any]:
@@ -488,8 +483,8 @@ def _pair(item: Any) -> tuple[str, Any]:
     except (TypeError, ValueError):
         name = data = None
     if not isinstance(name, str):
-        shown = f"a {type(item).__name__}"
-        raise UnsupportedError(f"stream() takes a mapping, a binary file, or pairs (name, data), and one is {shown}")
+        kind = type(item).__name__
+        raise UnsupportedError(f"stream() takes a mapping, a binary file, or pairs (name, data), and one is a {kind}")
     return name, data
 
 
@@ -506,7 +501,7 @@ def _fan_out(writers: list[ConstantWriter], chunks: Iterable[memoryview], nbytes
     """Write a payload to each constant that lies in it; strided ones need the whole payload first."""
     strided = [w for w in writers if w.constant.info.strides is not None]
     plain = [w for w in writers if w.constant.info.strides is None]
-    whole, done = np.empty(nbytes if strided else 0, np.uint8).data, 0  # pages are taken as chunks come
+    whole, done = np.empty(nbytes if strided else 0, np.uint8).data, 0  # pages become resident as chunks come
     for chunk in chunks:
         for writer in plain:
             writer.write(chunk)
@@ -518,11 +513,7 @@ def _fan_out(writers: list[ConstantWriter], chunks: Iterable[memoryview], nbytes
 
 
 def _check_pieces(archive: Archive, constants: list[HollowConstant]) -> None:
-    """Check the digests that shards of a local catalogue have, where its own index has none.
-
-    Raises:
-        IntegrityError: one does not match.
-    """
+    """Check the digests that shards of a local catalogue have, where its own index has none."""
     for constant in constants if archive.source.file_names and not archive.source.is_remote else ():
         number = archive.row(archive.find(constant.name)).payload
         if number != NONE:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,55 +24,34 @@ from zcrecord.codec.layout import ALIGNMENT, HEADER_SIZE, NONE, plan_payloads
 from zcrecord.errors import IntegrityError, SourceError, UnsupportedError
 from zcrecord.storage.memory import Memory, aligned
 
-__all__ = ["RecordSkeleton", "check_filled"]
-
 _CHUNK = 1 << 20  # bytes read from a file at a time
 
 
 class _Expected(NamedTuple):
-    """The expected SHA-256 of a box of a payload, which is the whole of it unless it is split over shards.
-
-    `shape` is the payload's, in bytes: that of its elements, and the size of one.
-    """
+    """The expected SHA-256 of a box of a payload, which is the whole of it unless it is split over shards."""
 
     sha256: bytes
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of the payload, in bytes: that of its elements, and the size of one
     box: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(eq=False)
 class RecordSkeleton:
-    """An archive without its tensors' bytes; small, and can be pickled.
+    """An archive without its tensors' bytes; small, and can be pickled."""
 
-    Attributes:
-        index: a copy, which keeps no mapping.
-        places: of each payload the offset in the archive, nbytes and digest, as far as they are known.
-        blobs: the bytes of the payloads that attributes and metadata use, by number.
-        header: of the archive; empty for a file of another format.
-        path: of the archive.
-        seal: of the archive, as `Archive.seal` has it.
-        file: absolute path and identity of the mapped file, if it is one.
-        pins: the expected SHA-256 of payloads as `Archive.pins` has them, if a remote record was checked against them.
-        expected: the same by a payload's number, each with the box of the payload that it is of.
-    """
-
-    index: Index
-    places: np.ndarray[Any, np.dtype[Any]]
-    blobs: dict[int, bytes]
-    header: bytes = b""
-    path: str | None = None
-    seal: bytes = b""
-    file: tuple[str, tuple[int, ...]] | None = None
-    pins: dict[Any, Any] = field(default_factory=dict)
-    expected: dict[int, list[_Expected]] = field(default_factory=dict)
+    index: Index  # a copy, which keeps no mapping
+    places: np.ndarray[Any, np.dtype[Any]]  # of each payload the offset in the archive, nbytes and digest
+    blobs: dict[int, bytes]  # the bytes of the payloads that attributes and metadata use, by number
+    header: bytes  # of the archive; empty for a file of another format
+    path: str | None
+    seal: bytes  # as `Archive.seal` has it
+    file: tuple[str, tuple[int, ...]] | None  # absolute path and identity of the mapped file
+    pins: dict[Any, Any]  # the expected SHA-256 of payloads, if a remote record was checked against them
+    expected: dict[int, list[_Expected]]  # the same by a payload's number
 
     @classmethod
-    def of(cls, archive: Archive) -> RecordSkeleton:
-        """Return an archive's skeleton; of the payloads only those of attributes and metadata are read.
-
-        Raises:
-            LimitError: payloads that share their bytes would come to far more than the archive has.
-        """
+    def from_archive(cls, archive: Archive) -> RecordSkeleton:
+        """Return an archive's skeleton; of the payloads only those of attributes and metadata are read."""
         archive.ensure_all()
         ix, header = archive.index, archive.header
         check_filled(archive, ix.payloads["nbytes"].sum(dtype=np.float64))
@@ -81,31 +60,26 @@ class RecordSkeleton:
         places["offset"] += np.uint64(header.payload_offset)
         blobs = {number: bytes(archive.payload(number)) for number in _blob_numbers(ix)}
         path, start = archive.absolute or archive.path, header.encode() if header.payload_offset else b""
-        pins = archive.source.pins()
-        seal, file = archive.seal(), archive.source.file
-        return cls(_copied(ix), places, blobs, start, path, seal, file, pins, _expected_of(archive) if pins else {})
+        index, pins, file = _index_of(_columns(ix)), archive.source.pins(), archive.source.file
+        return cls(index, places, blobs, start, path, archive.seal(), file, pins, _expected_of(archive) if pins else {})
 
     def is_replaced(self, archive: Archive) -> bool:
-        """Return True if an archive is another than the skeleton's, as its seal or the identity of its file tells."""
+        """Return True if an archive has another seal than the skeleton's, or its file another identity."""
         file = archive.source.file
         moved = self.file is None or file is None or self.file[0] != file[0]
         return archive.seal() != self.seal or not (moved or file == self.file)
 
     def find_in(self, archive: Archive) -> Archive | None:
         """Return an archive, or the part of it, that this is the skeleton of; None if it is of another one."""
-        found, mine = archive.index, self.index
+        ix, mine = archive.index, self.index
         columns = ("payloads", "tensors", "dims", "strides")
-        if found.text == mine.text and all(getattr(found, c).tobytes() == getattr(mine, c).tobytes() for c in columns):
+        if ix.text == mine.text and all(getattr(ix, c).tobytes() == getattr(mine, c).tobytes() for c in columns):
             return archive
         if not self.header or archive.mode != "r" or archive.header.encode() != self.header:
             return None
-        known = {row: number for number, row in enumerate(found.payloads.tolist())}
+        known = {row: number for number, row in enumerate(ix.payloads.tolist())}
         numbers = [known.get(row, NONE) for row in mine.payloads.tolist()]
         return None if NONE in numbers else archive.part(mine, numbers)
-
-    def offset(self, number: int) -> int:
-        """Return a payload's offset in the archive."""
-        return int(self.places["offset"][number])
 
     def nbytes(self, number: int) -> int:
         """Return a payload's size in bytes."""
@@ -129,11 +103,8 @@ class RecordSkeleton:
     def read(self, file: Any, wanted: Collection[int]) -> Iterator[tuple[list[int], Iterator[memoryview]]]:
         """Yield the wanted payloads with their bytes in chunks, read forward from the archive's first byte on.
 
-        Payloads that lie in the same place come together. Take all chunks before the next payload; each is valid until
+        Payloads that lie in the same place come together. Read all chunks before the next payload; each is valid until
         the next is read. A file that can seek skips the rest.
-
-        Raises:
-            IntegrityError: the file is another archive, or was changed. SourceError: it ends early.
         """
         reader = _ForwardFile(file, self.path)
         if self.header:
@@ -148,17 +119,12 @@ class RecordSkeleton:
 
     @property
     def has_digests(self) -> bool:
-        """True if `verify` compares payloads with anything."""
+        """True if `verified` compares payloads with anything."""
         return bool(self.index.digest_kind or self.expected)
 
-    def verify(self, number: int, octets: memoryview) -> None:
-        """Raise IntegrityError unless the bytes of a payload match its digest and expected SHA-256, if it has them."""
-        for _ in self.verified(number, octets):
-            pass
-
     def verified(self, number: int, octets: memoryview) -> Iterator[memoryview]:
-        """Yield the bytes of a payload in chunks; raises IntegrityError after the last if they do not match."""
-        chunks = (octets[at : at + _CHUNK] for at in range(0, len(octets), _CHUNK))
+        """Yield the bytes of a payload in chunks; raises IntegrityError after the last unless they match its digest."""
+        chunks = (octets[start : start + _CHUNK] for start in range(0, len(octets), _CHUNK))
         return self._verified(chunks, [number])
 
     def _verified(self, chunks: Iterator[memoryview], numbers: list[int]) -> Iterator[memoryview]:
@@ -167,30 +133,31 @@ class RecordSkeleton:
         if not expected and not self.index.digest_kind:
             yield from chunks
             return
-        running: Any = _ExpectedBytes(expected) if expected else RunningDigest()
+        running = _sha256() if expected else RunningDigest()
+        whole = bytearray() if any(e.box for e in expected) else None  # of split payloads
         for chunk in chunks:
             running.update(chunk)
+            if whole is not None:
+                whole += chunk
             yield chunk
-        digest = int(self.places["digest"][numbers[0]]).to_bytes(8, "big")
-        if not (running.matches() if expected else running.digest() == digest):
-            what = "a payload's digest does not match; the file is damaged, or not the one the hollow record is of"
-            raise IntegrityError(what, path=self.path)
+        matches = running.digest() == int(self.places["digest"][numbers[0]]).to_bytes(8, "big")
+        if expected:
+            matches = all((_box_digest(whole, e) if e.box else running.digest()) == e.sha256 for e in expected)
+        if not matches:
+            message = "a payload's digest does not match; the file is damaged, or not the one the hollow record is of"
+            raise IntegrityError(message, path=self.path)
 
     def __getstate__(self) -> dict[str, Any]:
-        memory, text = bytes(self.index.memory), len(self.index.text)
-        return {**vars(self), "index": {**self.index._asdict(), "memory": memory, "text": text}}
+        return {**vars(self), "index": _columns(self.index)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        columns = state["index"]
-        memory = memoryview(columns["memory"])
-        index = Index(**{**columns, "memory": memory, "text": memory[: columns["text"]]})
-        vars(self).update(state, index=index)
+        vars(self).update(state, index=_index_of(state["index"]))
 
 
 def check_filled(archive: Archive, nbytes: float) -> None:
     """Raise LimitError if the bytes to fill are out of all proportion to the files of an archive; opens no shard.
 
-    Sizes of shards are what the catalogue says: `HollowRecord` asks the shards themselves when they are opened.
+    Sizes of shards are those in the catalogue: `HollowRecord` asks the shards themselves when they are opened.
     """
     source, table = archive.source, archive.source.piece_table()
     stored = archive.header.archive_size
@@ -199,21 +166,25 @@ def check_filled(archive: Archive, nbytes: float) -> None:
     check_apart(int(nbytes), stored, archive.path)
 
 
-def _copied(ix: Index) -> Index:
-    """Return a copy of an index, which keeps no mapping."""
-    memory = memoryview(bytes(ix.text) + bytes(64))  # names are compared 32 bytes at a time
-    columns: dict[str, Any] = {k: v.copy() for k, v in ix._asdict().items() if isinstance(v, np.ndarray)}
-    return ix._replace(memory=memory, text=memory[: len(ix.text)], **columns)
+def _columns(ix: Index) -> dict[str, Any]:
+    """Return copies of the columns of an index, which keep no mapping."""
+    columns = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in ix._asdict().items()}
+    return {**columns, "memory": None, "text": bytes(ix.text)}
+
+
+def _index_of(columns: dict[str, Any]) -> Index:
+    memory, size = memoryview(columns["text"] + bytes(64)), len(columns["text"])  # names are compared by 32 bytes
+    return Index(**{**columns, "memory": memory, "text": memory[:size]})
 
 
 def _blob_numbers(ix: Index) -> set[int]:
     """Return the numbers of the payloads that attributes and metadata use."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     for rows in (ix.attributes, ix.metadata):
-        for a in unflatten.attribute_entries(ix, rows, PayloadId):
-            values = a.value if isinstance(a.value, list | tuple) else [a.value]
-            found |= {int(v) for v in values if isinstance(v, PayloadId)}
-    return found - {NONE}
+        for entry in unflatten.attribute_entries(ix, rows, PayloadId):
+            values = entry.value if isinstance(entry.value, list | tuple) else [entry.value]
+            numbers |= {int(v) for v in values if isinstance(v, PayloadId)}
+    return numbers - {NONE}
 
 
 def _expected_of(archive: Archive) -> dict[int, list[_Expected]]:
@@ -237,32 +208,17 @@ def _boxes_of(archive: Archive, number: int) -> list[tuple[tuple[int, ...], tupl
     return [(shape, tuple(zip(lo, np.add(lo, n).tolist(), strict=True))) for lo, n in zip(origin, extent, strict=True)]
 
 
-class _ExpectedBytes:
-    """Compares a payload with its expected SHA-256, chunk by chunk; one that was split is held until all is there."""
+def _sha256() -> Any:
+    import hashlib  # here, because it takes 3 ms
 
-    def __init__(self, expected: list[_Expected]) -> None:
-        import hashlib  # here, because it takes 3 ms
+    return hashlib.sha256()
 
-        self._expected, self._sha256 = expected, hashlib.sha256
-        self._whole = bytearray() if any(e.box for e in expected) else None
-        self._running = hashlib.sha256()
 
-    def update(self, chunk: memoryview) -> None:
-        """Take the next bytes."""
-        self._running.update(chunk)
-        if self._whole is not None:
-            self._whole += chunk
-
-    def matches(self) -> bool:
-        """Return True if all bytes are as expected."""
-        return all(self._digest(e) == e.sha256 for e in self._expected)
-
-    def _digest(self, expected: _Expected) -> bytes:
-        if self._whole is None or not expected.box:
-            return self._running.digest()
-        octets = np.frombuffer(self._whole, np.uint8).reshape(expected.shape)
-        box = octets[tuple(slice(*ends) for ends in expected.box)]
-        return self._sha256(np.ascontiguousarray(box).data).digest()
+def _box_digest(whole: Any, expected: _Expected) -> Any:
+    octets = np.frombuffer(whole, np.uint8).reshape(expected.shape)
+    hashed = _sha256()
+    hashed.update(np.ascontiguousarray(octets[tuple(slice(*ends) for ends in expected.box)]).data)
+    return hashed.digest()
 
 
 class _ForwardFile:
@@ -274,37 +230,38 @@ class _ForwardFile:
         if getattr(file, "closed", False) is True:
             raise SourceError("the file object is closed; open it again", path=path)
         self._file, self._path = file, path
-        self._at = 0
+        self._position = 0
         self._buffer = memoryview(bytearray(_CHUNK))
         self._seekable = callable(getattr(file, "seekable", None)) and file.seekable()
 
     def chunks(self, offset: int, nbytes: int) -> Iterator[memoryview]:
         """Yield the bytes from an offset on; all of them, or raise SourceError."""
-        if self._seekable and offset > self._at:
-            self._file.seek(offset - self._at, 1)
-            self._at = offset
-        for _ in self._next(offset - self._at, offset):
+        if self._seekable and offset > self._position:
+            self._file.seek(offset - self._position, 1)
+            self._position = offset
+        for _ in self._read(offset):
             pass
-        yield from self._next(nbytes, offset + nbytes)
+        yield from self._read(offset + nbytes)
 
-    def _next(self, nbytes: int, end: int) -> Iterator[memoryview]:
-        while nbytes:
+    def _read(self, end: int) -> Iterator[memoryview]:
+        while self._position < end:
             try:
-                got = self._readinto(self._buffer[: min(nbytes, _CHUNK)])
+                count = self._readinto(self._buffer[: min(end - self._position, _CHUNK)])
             except OSError as error:
                 raise SourceError(f"cannot be read: {error}", path=self._path, errno=error.errno) from error
-            if not got:
-                raise SourceError(f"the file ends at {self._at:#x}, {end:#x} bytes are needed", path=self._path)
-            self._at += got
-            nbytes -= got
-            yield self._buffer[:got].toreadonly()
+            if not count:
+                message = f"the file ends at {self._position:#x}, {end:#x} bytes are needed"
+                raise SourceError(message, path=self._path)
+            self._position += count
+            yield self._buffer[:count].toreadonly()
 
     def _readinto(self, target: memoryview) -> int:
         if hasattr(self._file, "readinto"):
             return int(self._file.readinto(target) or 0)
         data = self._file.read(len(target)) or b""
         if not isinstance(data, bytes | bytearray | memoryview) or len(data) > len(target):
-            what = f"read({len(target)}) gave a {type(data).__name__} of {len(data)}, and not that many bytes at most"
-            raise UnsupportedError(what, path=self._path)
+            kind, most = type(data).__name__, len(target)
+            message = f"read({most}) gave a {kind} of {len(data)}, not at most {most} bytes"
+            raise UnsupportedError(message, path=self._path)
         target[: len(data)] = data
         return len(data)

@@ -13,11 +13,8 @@ from zcrecord import dtypes
 from zcrecord.archive import info
 from zcrecord.archive.archive import Archive
 from zcrecord.archive.info import TensorInfo
-from zcrecord.codec.layout import NONE
 from zcrecord.errors import FillError, TensorNotFoundError, printable
 from zcrecord.tensors.strides import is_dense
-
-__all__ = ["FillState", "HollowConstant", "State"]
 
 State = Literal["declared", "filling", "filled", "sealed", "aborted"]
 
@@ -26,16 +23,12 @@ _SHOWN = 10  # names in an error
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HollowConstant:
-    """Tied tensors, the same elements of one payload: they are filled together, once.
+    """Tied tensors, the same elements of one payload: they are filled together, once."""
 
-    `info` is that of the first, `names` are all of them, `byte_offset` is that of element [0, ..., 0] in the payload,
-    and `whole` is True if the payload has no byte besides.
-    """
-
-    info: TensorInfo
+    info: TensorInfo  # of the first
     names: tuple[str, ...]
-    byte_offset: int
-    whole: bool
+    byte_offset: int  # of element [0, ..., 0] in the payload
+    whole: bool  # they cover the payload
 
     @property
     def name(self) -> str:
@@ -55,8 +48,7 @@ class HollowConstant:
     @property
     def native(self) -> np.dtype[Any] | None:
         """The dtype of an array over its bytes; None for strings, packed and unknown elements."""
-        kind = self.info.dtype
-        return kind.numpy if self.info.bits >= 8 and kind.name in dtypes.by_name else None
+        return self.info.dtype.numpy if self.info.bits >= 8 and self.typed else None
 
     def view(self, payload: Any) -> np.ndarray[Any, Any]:
         """Return its elements as an array over the bytes of its payload."""
@@ -66,19 +58,16 @@ class HollowConstant:
 
 
 class FillState:
-    """The fill state of constants: each is begun, then filled or released; at last the record is sealed or aborted.
-
-    `constants`, by each tensor's name, and `by_payload` never change.
-    """
+    """The fill state of constants: each is begun, then filled or released; at last the record is sealed or aborted."""
 
     def __init__(self, archive: Archive, path: str | None, *, in_memory: bool) -> None:
         """`in_memory`: payloads are filled in place, so filling a whole one fills every constant that lies in it."""
         self._path, self._in_memory = path, in_memory
-        found = _constants_of(archive)
-        by_name = {name: constant for constant in found for name in constant.names}
+        constants = _constants_of(archive)
+        by_name = {name: constant for constant in constants for name in constant.names}
         self.constants = {name: by_name[name] for name in archive.names()}
         self.by_payload: dict[int, list[HollowConstant]] = {}
-        for constant in found:
+        for constant in constants:
             if constant.info.payload is not None:
                 self.by_payload.setdefault(constant.info.payload, []).append(constant)
         self._lock = threading.RLock()  # a forgotten writer may be collected while it is held, and release its constant
@@ -124,8 +113,7 @@ class FillState:
         """Reserve the constant of a tensor, and the bytes that it shares with others, except with those of `beside`.
 
         Raises:
-            TensorNotFoundError: no tensor has that name; lists close ones. FillError: it is filled already, another
-            writer has reserved it, or the record is sealed or aborted.
+            FillError: it is filled, another writer has reserved it, or the record is sealed or aborted.
         """
         constant = self.constants.get(name) if isinstance(name, str) else None
         if constant is None:
@@ -146,8 +134,8 @@ class FillState:
         """Raise FillError if the record is sealed or aborted."""
         with self._lock:
             if self._ended is not None:
-                how = "is sealed" if self._ended == "sealed" else "was given up"
-                raise FillError(f"the hollow record {how}; make another", path=self._path, tensor=name)
+                end = "is sealed" if self._ended == "sealed" else "was aborted"
+                raise FillError(f"the hollow record {end}; make another", path=self._path, tensor=name)
 
     def release(self, constant: HollowConstant) -> None:
         """Free a constant that was not filled, so that it can be begun again."""
@@ -167,21 +155,17 @@ class FillState:
                     self._results.setdefault(other, None)
 
     def seal(self) -> dict[str, Any]:
-        """End the filling; returns the result for each tensor, in saved order.
-
-        Raises:
-            FillError: a tensor is missing or being filled, or the record is sealed or aborted.
-        """
+        """End the filling; returns the result for each tensor, in saved order. FillError if one is not filled."""
         with self._lock:
             self.check_open()
             if missing := self.missing():
                 shown = ", ".join(f"'{printable(name)}'" for name in missing[:_SHOWN])
                 more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
-                what = f"{len(missing)} of {len(self.constants)} tensors are missing: {shown}{more}"
-                raise FillError(f"{what}; fill them first", path=self._path)
+                message = f"{len(missing)} of {len(self.constants)} tensors are missing: {shown}{more}"
+                raise FillError(f"{message}; fill them first", path=self._path)
             if self._begun:
                 name = min(c.name for c in list(self._begun))
-                raise FillError("is being filled still; close its writer", path=self._path, tensor=name)
+                raise FillError("is still being filled; close its writer", path=self._path, tensor=name)
             self._ended = "sealed"
             results, self._results = self._results, {}
         return {name: results.get(constant) for name, constant in self.constants.items()}
@@ -198,14 +182,16 @@ class FillState:
 def _constants_of(archive: Archive) -> list[HollowConstant]:
     """Group the tensors of an archive by the elements they are."""
     rows, sizes = archive.index.tensors, archive.index.payloads["nbytes"]
-    groups: dict[Any, tuple[TensorInfo, list[str], int]] = {}
-    for i, found in enumerate(info.infos(archive)):
-        number, offset = int(rows["payload"][i]), int(rows["byte_offset"][i])
-        same = number, offset, found.dtype.code, found.bits, found.shape, found.strides
-        groups.setdefault(same if number != NONE else i, (found, [], offset))[1].append(found.name)
+    groups: dict[Any, list[TensorInfo]] = {}
+    offsets = rows["byte_offset"].tolist()
+    for i, tensor in enumerate(info.infos(archive)):
+        same = tensor.payload, offsets[i], tensor.dtype.code, tensor.bits, tensor.shape, tensor.strides
+        groups.setdefault(i if tensor.payload is None else same, []).append(tensor)
     constants = []
-    for found, names, offset in groups.values():
-        whole = found.payload is not None and found.nbytes == int(sizes[found.payload])
-        whole = whole and (found.strides is None or is_dense(found.shape, map(abs, found.strides)))
-        constants.append(HollowConstant(found, tuple(names), offset, whole))
+    for key, tensors in groups.items():
+        first = tensors[0]
+        whole = first.payload is not None and first.nbytes == int(sizes[first.payload])
+        whole = whole and (first.strides is None or is_dense(first.shape, map(abs, first.strides)))
+        offset = 0 if first.payload is None else key[1]
+        constants.append(HollowConstant(first, tuple(tensor.name for tensor in tensors), offset, whole))
     return constants

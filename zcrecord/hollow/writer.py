@@ -27,17 +27,15 @@ from zcrecord.writing import flatten
 
 from .state import FillState, HollowConstant
 
-__all__ = ["ConstantWriter", "MemoryTarget", "SinkTarget", "sink_target"]
-
 _PIECE = 1 << 20  # bytes that are copied to a strided tensor at a time
 _AS_STRINGS = "StringTensor.from_strings(...).data has such bytes"
 
 
 class MemoryTarget:
-    """Memory that one tensor's bytes are copied to, in C order, whatever its strides."""
+    """Memory to which one tensor's bytes are copied in C order, whatever its strides."""
 
     def __init__(self, elements: np.ndarray[Any, Any], result: Any = None) -> None:
-        """`elements` is an array over the memory; `result` stands for the tensor once it is filled."""
+        """`elements` is an array over the memory; `close` returns the result."""
         self._done, self._rest, self._result = 0, b"", result
         self.scattered = not elements.flags.c_contiguous
         self._elements = elements if self.scattered else elements.reshape(-1).view(np.uint8)
@@ -47,7 +45,7 @@ class MemoryTarget:
         self._elements[...] = array
 
     def write(self, data: memoryview) -> None:
-        """Copy the next bytes; of an element that is cut in two, the start is kept until the rest comes."""
+        """Copy the next bytes; the start of an element that is cut in two waits for the rest."""
         if not self.scattered:
             self._elements[self._done : self._done + len(data)] = np.frombuffer(data, np.uint8)
             self._done += len(data)
@@ -71,62 +69,52 @@ class MemoryTarget:
 class SinkTarget:
     """A sink's object with `write(chunk)`, and maybe `close()` and `abort()`."""
 
-    def __init__(self, made: Any) -> None:
-        self._made = made
+    def __init__(self, upload: Any) -> None:
+        self._upload = upload
 
     def write(self, data: memoryview) -> None:
-        """Pass on the next bytes; the object must not use them after its `write` returns.
-
-        Raises:
-            ProducerError: it returns, as files do, the number of bytes it took, and that is 0 or more than it was
-            given.
-        """
+        """Pass on the next bytes; the object must not use them after its `write` returns."""
         while len(data):
-            taken = self._made.write(data)
-            if taken is None and not isinstance(self._made, io.RawIOBase):  # a raw file says None when it would block
+            count = self._upload.write(data)
+            if count is None and not isinstance(self._upload, io.RawIOBase):  # a raw file says None if it would block
                 return
-            if not isinstance(taken, int) or not 0 < taken <= len(data):
-                what = f"sink= took {taken} of {len(data)} bytes"
-                raise ProducerError(f"{what}; its write returns how many it took, or None for all of them")
-            data = data[taken:]
+            if not isinstance(count, int) or not 0 < count <= len(data):
+                message = f"sink= wrote {count} of {len(data)} bytes"
+                raise ProducerError(f"{message}; its write returns how many it wrote, or None for all of them")
+            data = data[count:]
 
     def close(self) -> Any:
         """Close the object; returns the result of its `close`, or the object itself if that is None."""
-        found = self._made.close() if callable(getattr(self._made, "close", None)) else None
-        return self._made if found is None else found
+        result = self._upload.close() if callable(getattr(self._upload, "close", None)) else None
+        return self._upload if result is None else result
 
     def abort(self) -> None:
         """Call the object's `abort`, if it has one."""
-        if callable(getattr(self._made, "abort", None)):
-            self._made.abort()
+        if callable(getattr(self._upload, "abort", None)):
+            self._upload.abort()
 
 
-def sink_target(constant: HollowConstant, made: Any) -> MemoryTarget | SinkTarget:
-    """Return the target for the result of a sink: a writable buffer, or an object with `write(chunk)`.
-
-    Raises:
-        ProducerError: it is neither, or the buffer does not fit.
-    """
+def sink_target(constant: HollowConstant, result: Any) -> MemoryTarget | SinkTarget:
+    """Return the target for the result of a sink: a writable buffer that fits, or an object with `write(chunk)`."""
     try:
-        room = memoryview(made)
+        room = memoryview(result)
     except TypeError:
-        if not callable(getattr(made, "write", None)):
-            what = f"sink= gave a {type(made).__name__}, neither a writable buffer nor an object with write(chunk)"
-            raise ProducerError(what, tensor=constant.name) from None
-        return SinkTarget(made)
+        if not callable(getattr(result, "write", None)):
+            reason = f"sink= gave a {type(result).__name__}, neither a writable buffer nor an object with write(chunk)"
+            raise ProducerError(reason, tensor=constant.name) from None
+        return SinkTarget(result)
     if room.readonly or not room.c_contiguous or room.nbytes != constant.nbytes:
-        form = "read-only" if room.readonly else f"of {room.nbytes} bytes"
-        if not room.readonly and not room.c_contiguous:
-            form = "not in C order"
-        what = f"sink= gave a buffer that is {form}; {constant.nbytes} contiguous, writable bytes are needed"
-        raise ProducerError(what, tensor=constant.name)
-    return MemoryTarget(np.frombuffer(room.cast("B"), np.uint8), made)
+        form = f"of {room.nbytes} bytes" if room.c_contiguous else "not in C order"
+        form = "read-only" if room.readonly else form
+        reason = f"sink= gave a buffer that is {form}; {constant.nbytes} contiguous, writable bytes are needed"
+        raise ProducerError(reason, tensor=constant.name)
+    return MemoryTarget(np.frombuffer(room.cast("B"), np.uint8), result)
 
 
 class ConstantWriter:
     """Fills one constant chunk by chunk: `write(chunk)` until all has come, then `close()`, or leave the `with` block.
 
-    A chunk is bytes in C order, or an array of the constant's element type, of any shape; it is passed on, not kept.
+    A chunk is bytes in C order, or an array of the constant's element type, of any shape; no reference to it stays.
     After any failure, or an exception in the block, the constant counts as not begun, and can be filled again.
 
     Example:
@@ -148,10 +136,10 @@ class ConstantWriter:
         self.constant = constant
         self._state, self._name, self._target = state, name, target
         self._open, self._complete, self._lost = True, False, False
-        self._busy = threading.RLock()  # by the thread that fills; another may abort the record meanwhile
+        self._busy = threading.RLock()  # of the thread that fills; another may abort the record meanwhile
 
     @cached_property
-    def _counter(self) -> Pieces | _CountedBytes:
+    def _counter(self) -> Pieces:
         info = self.constant.info
         if self._plain or (info.dtype.packed and info.bits == info.dtype.bits):
             return Pieces(info.dtype, info.shape)
@@ -177,15 +165,11 @@ class ConstantWriter:
         self._complete = True
 
     def mark_complete(self) -> None:
-        """Count all bytes as written: they were put into the constant's memory by other means."""
+        """Count all bytes as written: something else has filled the constant's memory."""
         self._complete = True
 
     def close(self) -> None:
-        """Count the constant as filled.
-
-        Raises:
-            ProducerError: too few bytes have come. FillError: the record was aborted meanwhile.
-        """
+        """Count the constant as filled; ProducerError if too few bytes have come."""
         with self._busy:
             if not self._open and not self._lost:
                 return
@@ -239,11 +223,7 @@ class ConstantWriter:
         self._counter.finish()
 
     def _checked(self, data: Any) -> Any:
-        """Return any library's array as one of the right shape and element type; bytes as they are.
-
-        Raises:
-            ProducerError: it has another shape or element type.
-        """
+        """Return any library's array as one of the right shape and element type, or raise; bytes as they are."""
         info = self.constant.info
         if isinstance(data, bytes | bytearray | memoryview) or not hasattr(data, "shape"):
             return data
@@ -285,31 +265,19 @@ def _dtype_of(data: Any) -> DType:
         raise ProducerError(error.message) from error
 
 
-class _CountedBytes:
+class _CountedBytes(Pieces):
     """Counts the bytes of strings, and of elements of which only the width is known."""
 
     def __init__(self, due: int) -> None:
-        self._left = self._all = due
+        super().__init__(dtypes.by_name["uint8"], (due,))
 
     def take(self, piece: Any) -> memoryview:
-        """Return a piece's bytes.
-
-        Raises:
-            ProducerError: it has no contiguous bytes, or more than are due.
-        """
+        """Return a piece's bytes; ProducerError if they are not contiguous, or more than are due."""
         try:
             data = memoryview(piece).cast("B") if len(piece) else memoryview(b"")
         except (TypeError, ValueError):
-            raise ProducerError(f"{self._all} contiguous bytes are due, got a {type(piece).__name__}") from None
-        if len(data) > self._left:
-            raise ProducerError(f"{self._all} bytes were declared, at least {self._all - self._left + len(data)} came")
-        self._left -= len(data)
-        return data
-
-    def finish(self) -> None:
-        """Raise ProducerError unless all bytes have come."""
-        if self._left:
-            raise ProducerError(f"{self._all} bytes were declared, {self._all - self._left} produced")
+            raise ProducerError(f"contiguous bytes are due, got a {type(piece).__name__}") from None
+        return super().take(data)
 
 
 class _CountedStrings(_CountedBytes):
@@ -318,21 +286,17 @@ class _CountedStrings(_CountedBytes):
     def __init__(self, due: int, count: int) -> None:
         super().__init__(due)
         self._table = due - 8 * (count + 1)  # the offset of the ends, behind the padding
-        self._done = 0
+        self._position = 0
         self._before = b""  # the last bytes before the ends, which may be padding
         self._rest = b""  # of an end that is cut in two
-        self._end = -1  # the last that was seen
+        self._end = -1  # the last one so far
 
     def take(self, piece: Any) -> memoryview:
-        """Return a piece's bytes.
-
-        Raises:
-            ProducerError: it has no contiguous bytes, more than are due, or ends that do not ascend.
-        """
+        """Return a piece's bytes; also raises ProducerError for ends that do not ascend."""
         data = super().take(piece)
-        text = data[: max(0, self._table - self._done)]
+        text = data[: max(0, self._table - self._position)]
         self._before = (self._before + bytes(text[-8:]))[-8:]
-        self._done += len(data)
+        self._position += len(data)
         ends = self._rest + bytes(data[len(text) :])
         count = len(ends) // 8
         self._rest = ends[8 * count :]
@@ -340,16 +304,16 @@ class _CountedStrings(_CountedBytes):
             self._check_ends(np.frombuffer(ends, "<u8", count))
         return data
 
-    def _check_ends(self, found: np.ndarray[Any, np.dtype[np.uint64]]) -> None:
+    def _check_ends(self, ends: np.ndarray[Any, np.dtype[np.uint64]]) -> None:
         first = self._end < 0
-        if (first and found[0]) or int(found[0]) < self._end or (found[1:] < found[:-1]).any():
+        if (first and ends[0]) or int(ends[0]) < self._end or (ends[1:] < ends[:-1]).any():
             raise ProducerError(f"its strings' ends do not ascend from 0; {_AS_STRINGS}")
-        self._end = int(found[-1])
+        self._end = int(ends[-1])
 
     def finish(self) -> None:
         """Raise ProducerError unless all bytes have come, and the last end fits the strings' bytes."""
         super().finish()
         behind = self._table - self._end
         if not 0 <= behind < 8 or any(self._before[len(self._before) - behind :]):
-            what = f"its strings do not end where their {self._table} bytes do, but for zeros to a multiple of 8"
-            raise ProducerError(f"{what}; {_AS_STRINGS}")
+            reason = f"its strings do not end where their {self._table} bytes do, but for zeros to a multiple of 8"
+            raise ProducerError(f"{reason}; {_AS_STRINGS}")
