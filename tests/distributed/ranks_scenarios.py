@@ -1,17 +1,19 @@
-"""Checkpoints by four ranks, run by `test_checkpoints_of_ranks`: each scenario returns facts for its tests."""
+"""Checkpoints by several ranks, run by `run_ranks`: each scenario returns facts for its tests."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from guides import ROOT
 from ranks import Rank, serve
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
@@ -27,15 +29,32 @@ logging.disable(logging.CRITICAL)
 warnings.filterwarnings("ignore")  # of torch, about itself
 
 
+def save(state: dict[str, Any], folder: Any, **options: Any) -> None:
+    dcp.save(state, storage_writer=ZcrStorageWriter(folder, durable=False), **options)
+
+
+def load(state: dict[str, Any], folder: Any, **options: Any) -> dict[str, Any]:
+    dcp.load(state, storage_reader=ZcrStorageReader(folder), **options)
+    return state
+
+
+def failure(act: Callable[[], object]) -> str:
+    """Return the text of the error of a save or a load, empty if there is none."""
+    try:
+        act()
+    except CheckpointException as error:
+        return str(error)
+    return ""
+
+
 def placed(tensor: torch.Tensor, mesh: DeviceMesh, *placements: Any) -> DTensor:
-    """Return this rank's part of a tensor that all ranks have."""
-    return distribute_tensor(tensor, mesh, placements, src_data_rank=None)
+    """Return this rank's part of a tensor that all ranks have, rows by default."""
+    return distribute_tensor(tensor, mesh, placements or [Shard(0)], src_data_rank=None)
 
 
-def empty(like: DTensor | torch.Tensor, mesh: DeviceMesh | None = None, *placements: Any) -> Any:
+def empty(like: DTensor | torch.Tensor, mesh: DeviceMesh, *placements: Any) -> Any:
     """Return zeros of the same shape, placed anew."""
-    zeros = torch.zeros(like.shape, dtype=like.dtype)
-    return zeros if mesh is None else placed(zeros, mesh, *placements)
+    return placed(torch.zeros(like.shape, dtype=like.dtype), mesh, *placements)
 
 
 def full(value: Any) -> torch.Tensor:
@@ -51,8 +70,7 @@ def digest(state: Any) -> str:
             for key in sorted(value, key=str):
                 put(f"{name}.{key}", value[key])
         elif isinstance(value, list):
-            for i, item in enumerate(value):
-                put(f"{name}.{i}", item)
+            put(name, dict(enumerate(value)))
         elif isinstance(value, torch.Tensor):
             hashed.update(full(value.detach()).numpy().tobytes())
         else:
@@ -65,44 +83,23 @@ def digest(state: Any) -> str:
 def files(rank: Rank) -> list[str]:
     """Return the names of the files in the scenario's folder, the same in all ranks."""
     dist.barrier()
-    found = sorted(os.listdir(rank.scenario))
+    names = sorted(os.listdir(rank.scenario))
     dist.barrier()
-    return found
+    return names
 
 
 def mapped(tensor: torch.Tensor) -> bool:
     """Return True if a tensor lies on the mapping of a checkpoint's archive."""
-    at = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).data_ptr()
+    address = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).data_ptr()
     with open("/proc/self/maps", encoding="utf-8") as maps:
         for line in maps:
             start, end = (int(part, 16) for part in line.split()[0].split("-"))
-            if start <= at < end:
+            if start <= address < end:
                 return "checkpoint~" in line
     return False
 
 
 # A model in two dimensions, with its optimizer.
-
-
-class Block(nn.Module):  # type: ignore[misc]  # mypy takes torch for Any
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down, self.norm = nn.Linear(16, 42), nn.Linear(42, 16), nn.LayerNorm(16)
-
-    def forward(self, x: Any) -> Any:
-        return x + self.down(torch.relu(self.up(self.norm(x))))
-
-
-class Net(nn.Module):  # type: ignore[misc]  # mypy takes torch for Any
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Block() for _ in range(2))
-        self.register_buffer("table", torch.arange(10))
-
-    def forward(self, x: Any) -> Any:
-        for layer in self.layers:
-            x = layer(x)
-        return x
 
 
 def sharded(mesh: DeviceMesh, seed: int) -> tuple[Any, Any]:
@@ -111,13 +108,11 @@ def sharded(mesh: DeviceMesh, seed: int) -> tuple[Any, Any]:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     torch.manual_seed(seed)
-    model = Net()
-    over = mesh["dp"] if mesh.ndim == 2 else mesh
-    for layer in model.layers:
-        if mesh.ndim == 2:
-            parallelize_module(layer, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
-        fully_shard(layer, mesh=over)
-    fully_shard(model, mesh=over)
+    model = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 42), nn.ReLU(), nn.Linear(42, 16))
+    model.register_buffer("table", torch.arange(10))
+    if mesh.ndim == 2:
+        parallelize_module(model, mesh["tp"], {"1": ColwiseParallel(), "3": RowwiseParallel()})
+    fully_shard(model, mesh=mesh["dp"] if mesh.ndim == 2 else mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2 * (seed + 1), betas=(0.8, 0.9))
     model(torch.full((3, 16), 0.5)).square().sum().backward()
     optimizer.step()
@@ -137,13 +132,11 @@ def model_in_two_dimensions(rank: Rank) -> Any:
 
     two = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     one = init_device_mesh("cpu", (4,))
-    model, optimizer = sharded(two, 0)
-    state = state_of(model, optimizer)
-    saved = digest(state)
+    state = state_of(*sharded(two, 0))
     dcp.save(state, storage_writer=ZcrStorageWriter(rank.scenario))
     found: dict[str, Any] = {
-        "placements": str(state["model"]["layers.0.up.weight"].placements),
-        "saved": saved,
+        "placements": str(state["model"]["1.weight"].placements),
+        "saved": digest(state),
         "files": files(rank),
     }
     for name, mesh in (("same", two), ("one", one)):
@@ -154,14 +147,11 @@ def model_in_two_dimensions(rank: Rank) -> Any:
         set_state_dict(*other, model_state_dict=into["model"], optim_state_dict=into["optim"])
         found[name] = digest(state_of(*other))
     views = load_views(rank.scenario, state)
-    found["views"] = digest(views)
-    found["mapped"] = mapped(views["model"]["layers.1.down.weight"])
+    found |= {"views": digest(views), "mapped": mapped(views["model"]["3.weight"])}
     pair = dist.new_group([0, 1])
     if rank.number < 2:
         half = sharded(DeviceMesh.from_group(pair, "cpu"), 2)
-        into = state_of(*half)
-        dcp.load(into, storage_reader=ZcrStorageReader(rank.scenario), process_group=pair)
-        found["half"] = digest(into)
+        found["half"] = digest(load(state_of(*half), rank.scenario, process_group=pair))
     return found
 
 
@@ -181,15 +171,16 @@ def resharding(rank: Rank) -> Any:
         "twice": (two, [Shard(0), Shard(0)]),
     }
     wrong, count = [], 0
-    for kind, (over, how) in layouts.items():
+    expected = values | {"plain": values["big"]}
+    for kind, (over, placements) in layouts.items():
         folder = rank.scenario / kind
-        state = {name: placed(value, over, *how) for name, value in values.items()} | {"plain": values["big"]}
-        dcp.save(state, storage_writer=ZcrStorageWriter(folder, durable=False))
+        save({**expected, **{name: placed(value, over, *placements) for name, value in values.items()}}, folder)
         for other, (onto, to) in layouts.items():
-            into = {name: empty(value, onto, *to) for name, value in values.items()} | {"plain": empty(values["big"])}
+            into = {name: empty(value, onto, *to) for name, value in values.items()}
+            into["plain"] = torch.zeros_like(values["big"])
             views = load_views(folder, into)
-            dcp.load(into, storage_reader=ZcrStorageReader(folder))
-            for name, value in (values | {"plain": values["big"]}).items():
+            load(into, folder)
+            for name, value in expected.items():
                 count += 1
                 wrong += [f"{kind} to {other}: {name}"] * (not torch.equal(full(into[name]), value))
                 wrong += [f"views of {kind} to {other}: {name}"] * (not torch.equal(full(views[name]), value))
@@ -200,21 +191,18 @@ def resharding(rank: Rank) -> Any:
 
 def ties(rank: Rank) -> Any:
     mesh = init_device_mesh("cpu", (4,))
-    embedding = placed(torch.arange(40.0).reshape(8, 5), mesh, Shard(0))
-    both = torch.arange(6.0)
+    embedding, both = placed(torch.arange(40.0).reshape(8, 5), mesh), torch.arange(6.0)
     state = {
         "embed": {"weight": embedding}, "head": {"weight": embedding}, "first": both, "second": both,
-        "local": embedding.to_local(), "moments": [placed(torch.zeros(8, 5), mesh, Shard(0)) for _ in range(2)],
+        "local": embedding.to_local(), "moments": [placed(torch.zeros(8, 5), mesh) for _ in range(2)],
     }  # fmt: skip
-    dcp.save(state, storage_writer=ZcrStorageWriter(rank.scenario))
+    save(state, rank.scenario)
     record = zcrecord.load_record(rank.scenario / "checkpoint.zcr")
-    into = {"embed": {"weight": empty(embedding, mesh, Shard(0))}, "head": {"weight": empty(embedding, mesh, Shard(0))}}
-    views = load_views(rank.scenario, into)
+    views = load_views(rank.scenario, {name: {"weight": empty(embedding, mesh)} for name in ("embed", "head")})
     views["embed"]["weight"].to_local().add_(1)
     return {
         "tied": {info.name: info.tied for info in record.infos()},
         "head": record["head.weight"].tolist(),
-        "nbytes": sum((rank.scenario / name).stat().st_size for name in files(rank) if "~" in name),
         "stepped": views["head"]["weight"].to_local().flatten()[0].item() - embedding.to_local().flatten()[0].item(),
     }
 
@@ -240,23 +228,16 @@ def a_rank_that_fails(rank: Rank) -> Any:
     mesh = init_device_mesh("cpu", (4,))
 
     def state(value: float) -> dict[str, Any]:
-        return {name: placed(torch.full((8, 2), value), mesh, Shard(0)) for name in "abc"}
+        return {name: placed(torch.full((8, 2), value), mesh) for name in "abc"}
 
     def now() -> float:
-        into = state(0.0)
-        dcp.load(into, storage_reader=ZcrStorageReader(rank.scenario))
-        return float(full(into["b"])[7, 1])
+        return float(full(load(state(0.0), rank.scenario)["b"])[7, 1])
 
-    dcp.save(state(1.0), storage_writer=ZcrStorageWriter(rank.scenario))
+    save(state(1.0), rank.scenario)
     before = files(rank)
     writer = ZcrStorageWriter(rank.scenario)
-    try:
-        dcp.save(state(2.0), storage_writer=writer, planner=Failing(rank.number == 2))
-        told = ""
-    except CheckpointException as error:
-        told = str(error)
-    failed = files(rank)
-    kept = now()
+    told = failure(lambda: dcp.save(state(2.0), storage_writer=writer, planner=Failing(rank.number == 2)))
+    failed, kept = files(rank), now()
     dcp.save(state(3.0), storage_writer=writer)
     return {"before": before, "failed": failed, "kept": kept, "after": files(rank), "now": now(), "told": told}
 
@@ -265,39 +246,31 @@ def plans_that_are_cached(rank: Rank) -> Any:
     mesh = init_device_mesh("cpu", (rank.world,))
     found = []
     for turn in range(3):
-        state = {"w": placed(torch.full((8, 2), float(turn)), mesh, Shard(0)), "turn": turn}
-        planner = DefaultSavePlanner(enable_plan_caching=True)
-        dcp.save(state, storage_writer=ZcrStorageWriter(rank.scenario), planner=planner)
-        into = {"w": empty(state["w"], mesh, Shard(0)), "turn": None}
-        dcp.load(into, storage_reader=ZcrStorageReader(rank.scenario))
+        state = {"w": placed(torch.full((8, 2), float(turn)), mesh), "turn": turn}
+        save(state, rank.scenario, planner=DefaultSavePlanner(enable_plan_caching=True))
+        into = load({"w": empty(state["w"], mesh), "turn": None}, rank.scenario)
         found.append([float(full(into["w"])[7, 1]), into["turn"], len(files(rank))])
     return found
 
 
 def asynchronous_saves(rank: Rank) -> Any:
     mesh = init_device_mesh("cpu", (4,))
-    w = placed(torch.full((8, 2), 1.0), mesh, Shard(0))
-    found: dict[str, Any] = {}
-    stagers: Sequence[tuple[str, Any]] = [
-        ("default", None),
-        ("options", DefaultStager(StagingOptions(False, False, False, False))),
-        ("threaded", DefaultStager(StagingOptions(False, False, True, False))),
-    ]
-    for name, stager in stagers:
-        with torch.no_grad():
-            w.to_local().fill_(1.0)
-        folder = rank.scenario / name
+    w = placed(torch.full((8, 2), 1.0), mesh)
+    found = []
+    options = [StagingOptions(False, False, threaded, False) for threaded in (False, True)]
+    stagers: list[Any] = [None, *map(DefaultStager, options)]
+    for number, stager in enumerate(stagers):
+        w.to_local().fill_(1.0)
+        folder = rank.scenario / str(number)
         done = dcp.async_save({"w": w, "tied": w, "n": 5}, storage_writer=ZcrStorageWriter(folder), async_stager=stager)
         if hasattr(done, "staging_completion"):
             done.staging_completion.result()
             done = done.upload_completion
-        with torch.no_grad():
-            w.to_local().fill_(2.0)  # training goes on
+        w.to_local().fill_(2.0)  # training goes on
         done.result()
-        into = {"w": empty(w, mesh, Shard(0)), "n": 0}
-        dcp.load(into, storage_reader=ZcrStorageReader(folder))
+        into = load({"w": empty(w, mesh), "n": 0}, folder)
         tied = zcrecord.load_record(folder / "checkpoint.zcr").info("w").tied
-        found[name] = [full(into["w"]).unique().tolist(), into["n"], tied]
+        found.append([full(into["w"]).unique().tolist(), into["n"], tied])
         if stager is not None:
             stager.close()
     return found
@@ -306,34 +279,76 @@ def asynchronous_saves(rank: Rank) -> Any:
 def a_part_of_the_ranks(rank: Rank) -> Any:
     group = dist.new_group([1, 3])
     if rank.number in (1, 3):
-        mesh = DeviceMesh.from_group(group, "cpu")
-        state = {"w": placed(torch.arange(6.0).reshape(3, 2), mesh, Shard(0))}
-        dcp.save(state, storage_writer=ZcrStorageWriter(rank.scenario), process_group=group)
+        w = placed(torch.arange(6.0).reshape(3, 2), DeviceMesh.from_group(group, "cpu"))
+        save({"w": w}, rank.scenario, process_group=group)
     return {"files": files(rank), "w": zcrecord.load_record(rank.scenario / "checkpoint.zcr")["w"].tolist()}
 
 
 def folders_that_are_not_shared(rank: Rank) -> Any:
-    mesh = init_device_mesh("cpu", (4,))
-    folder = rank.scenario / f"node-{rank.number // 2}"
-    try:
-        dcp.save({"w": placed(torch.ones(8, 2), mesh, Shard(0))}, storage_writer=ZcrStorageWriter(folder))
-        told = ""
-    except CheckpointException as error:
-        told = str(error)
+    w = placed(torch.ones(8, 2), init_device_mesh("cpu", (4,)))
+    told = failure(lambda: save({"w": w}, rank.scenario / f"node-{rank.number // 2}"))
     return told, sorted(os.listdir(rank.scenario / "node-0"))
 
 
 def ranks_that_opened_different_checkpoints(rank: Rank) -> Any:
-    mesh = init_device_mesh("cpu", (4,))
-    w = placed(torch.ones(8, 2), mesh, Shard(0))
+    w = placed(torch.ones(8, 2), init_device_mesh("cpu", (4,)))
     for name in ("old", "new"):
-        dcp.save({"w": w}, storage_writer=ZcrStorageWriter(rank.scenario / name))
-    folder = rank.scenario / ("old" if rank.number == 2 else "new")
-    try:
-        dcp.load({"w": w}, storage_reader=ZcrStorageReader(folder))
-    except CheckpointException as error:
-        return str(error)
-    return ""
+        save({"w": w}, rank.scenario / name)
+    return failure(lambda: load({"w": w}, rank.scenario / ("old" if rank.number == 2 else "new")))
+
+
+# Run by name.
+
+
+def saved_and_loaded_in_a_bucket(rank: Rank) -> dict[str, Any]:
+    """Save twice, fail once; load rows as they are, as columns, whole, and as views; save while training goes on."""
+    options = json.loads((rank.folder / "options.json").read_text(encoding="utf-8"))
+    mesh, url = init_device_mesh("cpu", (rank.world,)), "s3://bucket/run/7"
+    writer = ZcrStorageWriter(url, storage_options=options)
+
+    def state(value: float, placement: Any = None) -> dict[str, Any]:
+        whole = torch.arange(8 * 6, dtype=torch.float32).reshape(8, 6) + value
+        w, moments = (placed(tensor, mesh, placement or Shard(0)) for tensor in (whole, whole.double() * 2))
+        return {"model": {"w": w}, "optim": {"exp_avg": moments, "lr": 0.5}, "step": int(value)}
+
+    def loaded(placement: Any = None) -> str:
+        into = state(0.0, placement)
+        dcp.load(into, storage_reader=ZcrStorageReader(url, storage_options=options))
+        return digest(into)
+
+    for value in (1.0, 2.0):
+        dcp.save(state(value), storage_writer=writer)
+    broken = state(3.0) | ({"no": torch.ones(3).to_sparse()} if rank.number else {})
+    told = failure(lambda: dcp.save(broken, storage_writer=writer))
+    found = [loaded(), loaded(Shard(1)), loaded(Replicate())]
+    found.append(digest(load_views(url, state(0.0), storage_options=options)))
+    dcp.async_save(state(4.0, Shard(1)), storage_writer=writer).result()
+    dist.barrier()
+    return {"told": told, "saved": digest(state(2.0)), "loaded": found, "after": loaded(), "last": digest(state(4.0))}
+
+
+def the_guides_example(rank: Rank) -> Any:
+    """Run all blocks of the guide up to the one that looks into the checkpoint, with the group of these ranks."""
+    guide = ROOT / "zcrecord" / "distributed" / "README.md"
+    text, _, _ = guide.read_text(encoding="utf-8").partition("## Look into a checkpoint")
+    blocks = [part.partition("```")[0] for part in text.split("```python\n")[1:]]
+    alone = 'dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)\n'
+    code = "\n".join(blocks)
+    assert code.count(alone) == 1 and len(blocks) == 4
+    rank.scenario.mkdir(exist_ok=True)
+    os.chdir(rank.scenario)
+    torch.manual_seed(0)  # all ranks begin with one model, as under torchrun with a seed
+    groups, real = [], dcp.async_save
+
+    def noting(*args: Any, process_group: Any = None, **options: Any) -> Any:
+        groups.append(process_group)
+        return real(*args, process_group=process_group, **options)
+
+    dcp.async_save, names = noting, dict[str, Any]()
+    exec(compile(code.replace(alone, ""), str(guide), "exec", dont_inherit=True), names)
+    dist.barrier()
+    own = [group not in (None, dist.group.WORLD) for group in groups]
+    return {"own groups": own, "steps": zcrecord.load_record("run/checkpoint.zcr").attributes["step"]}
 
 
 if __name__ == "__main__":
@@ -341,5 +356,6 @@ if __name__ == "__main__":
         [
             model_in_two_dimensions, resharding, ties, a_rank_that_fails, plans_that_are_cached, asynchronous_saves,
             a_part_of_the_ranks, folders_that_are_not_shared, ranks_that_opened_different_checkpoints,
-        ]
+        ],
+        [saved_and_loaded_in_a_bucket, the_guides_example],
     )  # fmt: skip

@@ -11,17 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from rank_checkpoints import load, refused, save, shards_in
+from rank_checkpoints import load, refused, report, save, shards_in, written
 
 import zcrecord
-from zcrecord.codec.index import PAYLOAD
-from zcrecord.distributed import ZcrStorageReader, ZcrStorageWriter, load_views
+from zcrecord.distributed import ZcrStorageReader, load_views
 from zcrecord.distributed.join import joined
-from zcrecord.distributed.rank_archive import RankReport, WholeTensor
+from zcrecord.distributed.rank_archive import Chunk
 from zcrecord.errors import (
     DestinationExistsError,
     FormatError,
@@ -33,40 +31,36 @@ from zcrecord.errors import (
     TensorNotFoundError,
     UnsupportedError,
 )
-from zcrecord.writing.catalogue import WrittenShard
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is (disabled|unavailable)")
 VALUES = torch.arange(12.0).reshape(3, 4)
+KINDS = (torch.float32, torch.int32)
 
 
-def wanted() -> dict[str, Any]:
-    return {"w": torch.zeros(3, 4)}
+def wanted(*names: str) -> dict[str, Any]:
+    return {name: torch.zeros(3, 4) for name in names or ("w",)}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 # Folders without a checkpoint.
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(
-        SourceNotFoundError, match="none: no such folder; name the one that the checkpoint was saved to"
-    ):
-        load_views(tmp_path / "none", wanted())
-
-
-@pytest.mark.parametrize("left, begun", [("checkpoint~0123456789abcdef-00001-of-00002.zcr", "a save was begun"),
-                                         ("notes.txt", "no checkpoint was saved")])  # fmt: skip
-def test_a_folder_in_which_no_save_was_finished_is_none(tmp_path: Path, left: str, begun: str) -> None:
-    (tmp_path / left).write_bytes(b"")
-    with pytest.raises(
-        SourceNotFoundError, match=f"is no checkpoint: it has no checkpoint.zcr, .*; {begun}.* here, load"
-    ):
-        load_views(tmp_path, wanted())
-
-
-def test_the_error_of_a_load_says_why_there_is_no_metadata(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(dcp.api.CheckpointException, match=r"metadata read failed: .*is no checkpoint: it has no check"):
-        load(wanted(), tmp_path)
-    assert "Falling back" in caplog.text, "DCP logs what it does"
+@pytest.mark.parametrize("left, message", [
+    ("", "no such folder; name the one that the checkpoint was saved to"),
+    ("checkpoint~0123456789abcdef-00001-of-00002.zcr", "it has no checkpoint.zcr, .*; a save was begun.* here, load"),
+    ("notes.txt", "is no checkpoint: it has no checkpoint.zcr, .*; no checkpoint was saved here, load an earlier one"),
+])  # fmt: skip
+def test_a_folder_without_a_finished_save_is_refused(tmp_path: Path, left: str, message: str) -> None:
+    if left:
+        (tmp_path / "a").mkdir()
+        (tmp_path / "a" / left).write_bytes(b"")
+    with pytest.raises(SourceNotFoundError, match=f"a: .*{message}"):
+        load_views(tmp_path / "a", wanted())
+    with pytest.raises(dcp.api.CheckpointException, match=f"metadata read failed: .*{message}"):
+        load(wanted(), tmp_path / "a")
 
 
 # Files that are damaged, missing, or others.
@@ -100,161 +94,128 @@ def test_an_archive_of_a_rank_that_is_wrong_is_named(
         load_views(tmp_path, wanted())
 
 
-def test_full_verification_finds_a_damaged_chunk_and_no_other_level_looks(tmp_path: Path) -> None:
+def test_full_verification_alone_finds_a_damaged_chunk(tmp_path: Path) -> None:
     save({"w": VALUES, "v": VALUES + 1}, tmp_path)
     shard = tmp_path / shards_in(tmp_path)[0]
     octets = bytearray(shard.read_bytes())
     octets[zcrecord.load_record(shard).info("w").offset or 0] ^= 1
     shard.write_bytes(octets)
     assert not torch.equal(load(wanted(), tmp_path)["w"], VALUES)
-    what = r"checkpoint~.*: tensor 'w': its payload's digest does not match"
-    refused(IntegrityError, what, lambda: load(wanted(), tmp_path, verify="full"))
-    assert torch.equal(load({"v": torch.zeros(3, 4)}, tmp_path, verify="full")["v"], VALUES + 1)
+    message = r"checkpoint~.*: tensor 'w': its payload's digest does not match"
+    refused(IntegrityError, message, lambda: load(wanted(), tmp_path, verify="full"))
+    assert torch.equal(load(wanted("v"), tmp_path, verify="full")["v"], VALUES + 1)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.int32])
-def test_a_tensor_of_another_type_is_refused_not_converted(tmp_path: Path, dtype: Any) -> None:
-    save({"w": VALUES}, tmp_path)
-    what = rf"tensor 'w': is torch\.float32 in the checkpoint, and {dtype} in the state dict; load it as it is"
-    refused(MismatchError, what, lambda: load({"w": torch.zeros(3, 4, dtype=dtype)}, tmp_path))
-    with pytest.raises(MismatchError, match=rf"tensor 'w': is torch\.float32 of shape \(3, 4\) in .*and {dtype}"):
-        load_views(tmp_path, {"w": torch.zeros(3, 4, dtype=dtype)})
-
-
-def test_a_tensor_of_another_shape_and_a_missing_name_are_refused(tmp_path: Path) -> None:
+def test_a_tensor_of_another_type_or_shape_and_a_missing_name_are_refused(tmp_path: Path) -> None:
     save({"w": VALUES, "n": 1}, tmp_path)
-    with pytest.raises(
-        MismatchError, match=r"\(3, 4\) in the checkpoint, and torch\.float32 of shape \(4, 3\) in `like`"
-    ):
-        load_views(tmp_path, {"w": torch.zeros(4, 3)})
-    with pytest.raises(TensorNotFoundError, match="'v': not in this record"):
-        load_views(tmp_path, {"v": torch.zeros(4, 3)})
-    with pytest.raises(TensorNotFoundError, match="'m': not in this record"):
-        load_views(tmp_path, {"m": 5})
+    half = torch.zeros(3, 4, dtype=torch.float16)
+    message = r"tensor 'w': is torch\.float32 in the checkpoint, and torch\.float16 in the state dict; load it as it is"
+    refused(MismatchError, message, lambda: load({"w": half}, tmp_path))
+    for like in (half, torch.zeros(4, 3)):
+        message = rf"'w': is torch\.float32 of shape \(3, 4\) in .*, and {like.dtype} of shape .* in `like`"
+        with pytest.raises(MismatchError, match=message):
+            load_views(tmp_path, {"w": like})
+    for missing in (torch.zeros(4, 3), 5):
+        with pytest.raises(TensorNotFoundError, match="'m': not in this record"):
+            load_views(tmp_path, {"m": missing})
 
 
 # A checkpoint that is replaced while it is loaded.
 
 
 class Replacing(dcp.DefaultLoadPlanner):  # type: ignore[misc]  # mypy takes torch for Any
-    """Saves another checkpoint over the one that is being loaded, once its metadata were read."""
+    """Acts after the metadata were read, or with `late` before each tensor is copied."""
 
-    def __init__(self, act: Callable[[], None]) -> None:
+    def __init__(self, act: Callable[[], None], *, late: bool = False) -> None:
         super().__init__()
-        self._act = act
+        self._act, self._late = act, late
 
     def create_local_plan(self) -> Any:
         plan = super().create_local_plan()
-        self._act()
+        if not self._late:
+            self._act()
         return plan
 
+    def resolve_tensor(self, read_item: Any) -> Any:
+        if self._late:
+            self._act()
+        return super().resolve_tensor(read_item)
 
-def test_a_load_that_lost_its_files_takes_the_new_checkpoint_whole(tmp_path: Path) -> None:
+
+def load_replaced(state: dict[str, Any], folder: Path, by: dict[str, Any], *, late: bool = False) -> dict[str, Any]:
+    """Load a state while a save replaces the checkpoint."""
+    planner = Replacing(lambda: save(by, folder), late=late)
+    dcp.load(state, storage_reader=ZcrStorageReader(folder), planner=planner, no_dist=True)
+    return state
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_load_gets_the_new_checkpoint_whole_or_the_old_one_once_its_files_are_open(
+    late: bool, tmp_path: Path
+) -> None:
     save({"w": VALUES, "v": VALUES}, tmp_path)
-    state = {"w": torch.zeros(3, 4), "v": torch.zeros(3, 4)}
-    planner = Replacing(lambda: save({"v": VALUES + 1, "w": VALUES + 1}, tmp_path))
-    dcp.load(state, storage_reader=ZcrStorageReader(tmp_path), planner=planner, no_dist=True)
-    assert torch.equal(state["w"], VALUES + 1) and torch.equal(state["v"], VALUES + 1)
+    state = load_replaced(wanted("w", "v"), tmp_path, {"v": VALUES + 1, "w": VALUES + 1}, late=late)
+    want = VALUES if late else VALUES + 1
+    assert torch.equal(state["w"], want) and torch.equal(state["v"], want)
 
 
 @pytest.mark.parametrize("name, shape", [("v", (3, 4)), ("w", (2, 4))])
 def test_a_load_that_lost_its_files_to_another_model_is_refused(tmp_path: Path, name: str, shape: Any) -> None:
     save({"w": VALUES}, tmp_path)
-    planner = Replacing(lambda: save({name: torch.ones(shape)}, tmp_path))
-    reader = ZcrStorageReader(tmp_path)
-    what = r"tensor 'w': the checkpoint was replaced by one of other chunks while it was being loaded; load it again"
-    refused(SourceError, what, lambda: dcp.load(wanted(), storage_reader=reader, planner=planner, no_dist=True))
-
-
-def test_a_load_whose_files_are_open_gets_the_old_checkpoint_whole(tmp_path: Path) -> None:
-    class Late(dcp.DefaultLoadPlanner):  # type: ignore[misc]  # mypy takes torch for Any
-        def resolve_tensor(self, read_item: Any) -> Any:
-            save({"w": VALUES + 1, "v": VALUES + 1}, tmp_path)
-            return super().resolve_tensor(read_item)
-
-    save({"w": VALUES, "v": VALUES}, tmp_path)
-    state = {"w": torch.zeros(3, 4), "v": torch.zeros(3, 4)}
-    dcp.load(state, storage_reader=ZcrStorageReader(tmp_path), planner=Late(), no_dist=True)
-    assert torch.equal(state["w"], VALUES) and torch.equal(state["v"], VALUES)
+    message = "tensor 'w': the checkpoint was replaced by one of other chunks while it was being loaded; load it again"
+    refused(SourceError, message, lambda: load_replaced(wanted(), tmp_path, {name: torch.ones(shape)}))
 
 
 def test_a_record_that_lost_its_files_says_so(tmp_path: Path) -> None:
     save({"w": VALUES}, tmp_path)
     record = zcrecord.load_record(tmp_path / "checkpoint.zcr")
     save({"w": VALUES + 1}, tmp_path)
-    with pytest.raises(
-        SourceNotFoundError, match=r"no such file; .*checkpoint\.zcr.* was replaced since .*load it again"
-    ):
+    message = r"no such file; .*checkpoint\.zcr.* was replaced since .*load it again"
+    with pytest.raises(SourceNotFoundError, match=message):
         record["w"]
 
 
 # Saves that fail, or were killed.
 
 
-class Breaking(dcp.DefaultSavePlanner):  # type: ignore[misc]  # mypy takes torch for Any
-    """Fails at its second tensor."""
+class Acting(dcp.DefaultSavePlanner):  # type: ignore[misc]  # mypy takes torch for Any
+    """Acts before a tensor is written, the first by default."""
 
-    calls = 0
-
-    def resolve_data(self, write_item: Any) -> Any:
-        self.calls += 1
-        if self.calls > 1:
-            raise OSError(28, "No space left on device")
-        return super().resolve_data(write_item)
-
-
-def test_a_save_that_fails_leaves_the_folder_as_it_was(tmp_path: Path) -> None:
-    save({"a": VALUES, "b": VALUES}, tmp_path)
-    before = {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)}
-    with pytest.raises(dcp.api.CheckpointException, match="No space left"):
-        save({"a": VALUES + 1, "b": VALUES}, tmp_path, planner=Breaking())
-    assert {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)} == before
-
-
-def test_a_tensor_that_no_archive_holds_is_named_by_the_save(tmp_path: Path) -> None:
-    sparse = torch.eye(3).to_sparse()
-    refused(
-        UnsupportedError,
-        "tensor 'm.q': a tensor of layout torch.sparse_coo",
-        lambda: save({"m": {"q": sparse}}, tmp_path),
-    )
-    assert os.listdir(tmp_path) == []
-
-
-def test_a_commit_that_fails_removes_what_the_ranks_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save({"w": VALUES}, tmp_path)
-    before = sorted(os.listdir(tmp_path))
-
-    def full(*_: Any, **__: Any) -> None:
-        raise SourceError("cannot write: No space left on device", errno=28)
-
-    with monkeypatch.context() as patched:
-        patched.setattr("zcrecord.distributed.folder.write_catalogue", full)
-        refused(SourceError, f"{tmp_path}: cannot write: No space", lambda: save({"w": VALUES + 1}, tmp_path))
-    assert sorted(os.listdir(tmp_path)) == before
-    assert torch.equal(load(wanted(), tmp_path)["w"], VALUES)
-
-
-class Meanwhile(dcp.DefaultSavePlanner):  # type: ignore[misc]  # mypy takes torch for Any
-    """Saves another checkpoint to the folder before the first tensor is written."""
-
-    def __init__(self, act: Callable[[], None]) -> None:
+    def __init__(self, act: Callable[[], None], at: int = 0) -> None:
         super().__init__()
-        self._acts = [act]
+        self._act, self._left = act, at
 
     def resolve_data(self, write_item: Any) -> Any:
-        while self._acts:
-            self._acts.pop()()
+        self._left -= 1
+        if self._left == -1:
+            self._act()
         return super().resolve_data(write_item)
+
+
+def full(*_: Any, **__: Any) -> None:
+    raise SourceError("cannot write: No space left on device", errno=28)
+
+
+def test_a_save_that_fails_leaves_the_folder_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save({"a": VALUES, "b": VALUES}, tmp_path)
+    before = contents(tmp_path)
+    refused(SourceError, "No space", lambda: save({"a": VALUES + 1, "b": VALUES}, tmp_path, planner=Acting(full, 1)))
+    assert contents(tmp_path) == before
+    message = "tensor 'm.q': a tensor of layout torch.sparse_coo"
+    refused(UnsupportedError, message, lambda: save({"m": {"q": torch.eye(3).to_sparse()}}, tmp_path))
+    assert contents(tmp_path) == before
+    monkeypatch.setattr("zcrecord.distributed.folder.write_catalogue", full)
+    refused(SourceError, f"{tmp_path}: cannot write: No space", lambda: save({"a": VALUES + 1}, tmp_path))
+    assert contents(tmp_path) == before
 
 
 @pytest.mark.parametrize("begun", [0, 1], ids=["the first checkpoint", "the next one"])
 def test_of_two_saves_at_a_time_the_one_that_ends_last_is_refused(begun: int, tmp_path: Path) -> None:
     for value in range(begun):
         save({"w": VALUES + value}, tmp_path)
-    kind, what = (SourceError, "was replaced") if begun else (DestinationExistsError, "was made by another saver")
-    planner = Meanwhile(lambda: save({"w": VALUES + 8}, tmp_path))
-    refused(kind, rf"checkpoint\.zcr: {what} meanwhile", lambda: save({"w": VALUES}, tmp_path, planner=planner))
+    kind, message = (SourceError, "was replaced") if begun else (DestinationExistsError, "was made by another saver")
+    planner = Acting(lambda: save({"w": VALUES + 8}, tmp_path))
+    refused(kind, rf"checkpoint\.zcr: {message} meanwhile", lambda: save({"w": VALUES}, tmp_path, planner=planner))
     assert torch.equal(load(wanted(), tmp_path, verify="full")["w"], VALUES + 8)
     assert len(os.listdir(tmp_path)) == 2
 
@@ -320,17 +281,6 @@ def test_files_of_killed_saves_are_gone_after_the_next_and_no_others(when: str, 
 # Reports that do not fit together.
 
 
-def report(names: list[str], boxes: list[tuple[Any, Any]], whole: dict[str, Any], file: str = "a") -> RankReport:
-    rows = np.zeros(len(names), PAYLOAD)
-    rows["nbytes"] = [4 * int(np.prod(extent)) for _, extent in boxes]
-    rows["offset"] = np.cumsum([0, *rows["nbytes"]])[:-1]
-    shard = WrittenShard(f"{file}.zcr", 0, bytes(64), bytes(32), rows)
-    number = np.arange(len(names))
-    origin, extent = (np.array([box[k] for box in boxes], np.int64) for k in (0, 1))
-    tensors = {name: WholeTensor(18, 32, shape) for name, shape in whole.items()}
-    return RankReport(shard, names, number, number, origin, extent, tensors, {})
-
-
 @pytest.mark.parametrize(
     "boxes",
     [
@@ -347,28 +297,28 @@ def test_chunks_that_do_not_cover_a_tensor_once_are_refused(boxes: Any) -> None:
 
 
 def test_ranks_that_do_not_agree_on_a_tensor_are_refused() -> None:
-    one = report(["w"], [((0, 0), (3, 4))], {"w": (3, 4)})
-    other = report(["w"], [((0, 0), (3, 5))], {"w": (3, 5)}, "b")
-    what = r"tensor 'w': rank 1 has it as float32 of shape \(3, 5\), a rank before as float32 of shape \(3, 4\)"
-    with pytest.raises(MismatchError, match=what):
-        joined([one, other], None, None, alignment=64, digest=None)
+    reports = [report(["w"], [((0, 0), shape)], {"w": shape}) for shape in ((3, 4), (3, 5))]
+    message = r"tensor 'w': rank 1 has it as float32 of shape \(3, 5\), a rank before as float32 of shape \(3, 4\)"
+    with pytest.raises(MismatchError, match=message):
+        joined(reports, None, None, alignment=64, digest=None)
 
 
-def test_chunks_of_one_tensor_with_other_types_are_refused(tmp_path: Path) -> None:
-    class Mixing(dcp.DefaultSavePlanner):  # type: ignore[misc]  # mypy takes torch for Any
+def test_chunks_of_one_tensor_with_other_shapes_or_types_are_refused(tmp_path: Path) -> None:
+    class Cutting(dcp.DefaultSavePlanner):  # type: ignore[misc]  # mypy takes torch for Any
         def resolve_data(self, write_item: Any) -> Any:
             return super().resolve_data(write_item)[:2]
 
-    what = r"tensor 'w': has the shape \(2, 4\), and was planned with \(3, 4\)"
-    refused(MismatchError, what, lambda: save({"w": VALUES}, tmp_path, planner=Mixing()))
-    assert ZcrStorageWriter.validate_checkpoint_id(tmp_path)
+    message = r"tensor 'w': has the shape \(2, 4\), and was planned with \(3, 4\)"
+    refused(MismatchError, message, lambda: save({"w": VALUES}, tmp_path, planner=Cutting()))
+    halves = [(Chunk("w", (2, 4), (i, 0), (1, 4)), torch.ones(1, 4, dtype=kind)) for i, kind in enumerate(KINDS)]
+    with pytest.raises(MismatchError, match=r"tensor 'w': one chunk of it is int32 of shape .*, another float32"):
+        written(tmp_path, halves)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="platform: modes of POSIX")
-def test_archives_of_ranks_have_the_mode_of_the_catalogue_that_they_are_saved_over(
+def test_archives_of_ranks_have_the_mode_of_the_catalogue_that_they_are_saved_over_from_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the start: they are never open to more people."""
     save({"w": VALUES}, tmp_path)
     for name in os.listdir(tmp_path):
         (tmp_path / name).chmod(0o600)

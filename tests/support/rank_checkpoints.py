@@ -6,17 +6,20 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 import zcrecord
+from zcrecord.codec.index import PAYLOAD
 from zcrecord.distributed import ZcrStorageReader, ZcrStorageWriter
 from zcrecord.distributed.folder import CheckpointFolder
 from zcrecord.distributed.join import joined
-from zcrecord.distributed.rank_archive import Chunk, RankWriter
+from zcrecord.distributed.rank_archive import Chunk, RankReport, RankWriter, WholeTensor
 from zcrecord.errors import RecordError
+from zcrecord.writing.catalogue import WrittenShard
 
 
 def save(state: dict[str, Any], folder: Path, **options: Any) -> None:
@@ -74,6 +77,18 @@ def assert_equal(a: Any, b: Any) -> None:
             assert_equal(x, y)
     else:
         assert a == b
+
+
+def report(names: list[str], boxes: list[tuple[Any, Any]], shapes: dict[str, Any], stem: str = "a") -> RankReport:
+    """Return the report of a rank that has written chunks of float32, which nothing has."""
+    origin, extent = np.array(boxes, np.int64).transpose(1, 0, 2)
+    rows = np.zeros(len(names), PAYLOAD)
+    rows["nbytes"] = 4 * extent.prod(axis=1)
+    rows["offset"] = np.cumsum([0, *rows["nbytes"]])[:-1]
+    shard = WrittenShard(f"{stem}.zcr", 0, bytes(64), bytes(32), rows)
+    tensors = {name: WholeTensor(18, 32, shape) for name, shape in shapes.items()}
+    number = np.arange(len(names))
+    return RankReport(shard, names, number, number, origin, extent, tensors, {})
 
 
 def written(tmp_path: Path, chunks: list[tuple[Chunk, torch.Tensor]], **values: Any) -> zcrecord.Record:

@@ -42,10 +42,13 @@ def run_ranks(script: Path, world: int, folder: Path, *names: str) -> dict[str, 
     return {name: [of_rank[name] for of_rank in found] for name in found[0]}
 
 
-def serve(scenarios: list[Scenario]) -> None:
-    """Fork a process for each rank, which runs all scenarios; called by the script that `run_ranks` runs."""
+def serve(scenarios: list[Scenario], by_name: list[Scenario]) -> None:
+    """Fork a process for each rank, which runs all scenarios, or those that are named.
+
+    The script that `run_ranks` runs calls it.
+    """
     world, folder, names = int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:]
-    scenarios = [scenario for scenario in scenarios if not names or scenario.__name__ in names]
+    scenarios = [scenario for scenario in scenarios + by_name if scenario.__name__ in names] if names else scenarios
     children = {_forked(Rank(number, world, folder), scenarios) for number in range(world)}
     while children:
         child, status = os.wait()

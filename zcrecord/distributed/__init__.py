@@ -11,6 +11,7 @@ torch is imported when one of these names is first asked for; `consolidate`, whi
 needs none.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,39 +22,26 @@ if TYPE_CHECKING:
 
 __all__ = ["ZcrStorageReader", "ZcrStorageWriter", "consolidate", "load_views"]
 
+_MODULES = dict(zip(__all__, ("reader", "writer", "consolidation", "views"), strict=True))
+
 
 def __getattr__(name: str) -> Any:
-    found: Any
-    if name == "ZcrStorageWriter":
-        from .writer import ZcrStorageWriter
-
-        found = _over_torch(name, ZcrStorageWriter, "StorageWriter")
-    elif name == "ZcrStorageReader":
-        from .reader import ZcrStorageReader
-
-        found = _over_torch(name, ZcrStorageReader, "StorageReader")
-    elif name == "load_views":
-        from .views import load_views as found
-    elif name == "consolidate":
-        from .consolidation import consolidate as found
-    else:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = found
-    return found
+    value = getattr(import_module(f".{_MODULES[name]}", __name__), name)
+    globals()[name] = value = _over_torch(value) if name.startswith("Zcr") else value
+    return value
 
 
-def _over_torch(name: str, own: Any, base: str) -> Any:
-    """Return a class of ours over a base class of DCP, which is imported only now.
-
-    Raises:
-        DependencyError: torch is not installed.
-    """
+def _over_torch(own: Any) -> Any:
+    """Return a class of ours over the base class of DCP, which is imported only now."""
     from zcrecord.frameworks.torch import import_torch
 
     import_torch()
     import torch.distributed.checkpoint as dcp
 
-    return type(name, (own, getattr(dcp, base)), {"__doc__": own.__doc__, "__module__": __name__})
+    base = getattr(dcp, own.__name__.removeprefix("Zcr"))
+    return type(own.__name__, (own, base), {"__doc__": own.__doc__, "__module__": __name__})
 
 
 def __dir__() -> list[str]:

@@ -1,13 +1,14 @@
 """An opened checkpoint: its names, the boxes of its tensors, its values. Opens no rank's archive before it is read.
 
-It is read through `load_record`, so that it may be a catalogue or one archive, in a folder or behind a URL. Knows
-neither torch nor DCP.
+`load_record` opens it, so that it may be a catalogue or one archive, in a folder or behind a URL. Imports neither torch
+nor DCP.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
 
@@ -21,18 +22,15 @@ from zcrecord.archive.unflatten import attribute_entries, check_full_names, key_
 from zcrecord.codec.entries import ModuleKind
 from zcrecord.codec.layout import NONE
 from zcrecord.dtypes import DType
-from zcrecord.errors import FormatError, TensorNotFoundError, UnsupportedError
+from zcrecord.errors import FormatError, UnsupportedError
 from zcrecord.record.load import load_record
 
 from .folder import catalogue_of
 from .join import FLAT, OBJECTS, PATHS, PLANNER_DATA
 from .values import PICKLED, Path, PickledValue, path_from_text
 
-__all__ = ["ByName", "Checkpoint", "PathsByName", "StoredBox"]
-
-
 _UNNAMED = 1 << 16  # keys that lead to items of lists without a name, such as empty dicts
-_MOST_KEYS = 500  # of a path; planners go through what they make of it by recursion
+_MOST_KEYS = 500  # of a path; planners go through the lists that they make of it by recursion
 
 
 class StoredBox(NamedTuple):
@@ -45,15 +43,7 @@ class StoredBox(NamedTuple):
 
 
 class Checkpoint:
-    """A checkpoint that was opened.
-
-    Args:
-        path: a folder, a catalogue or archive, or a URL of either.
-        storage_options: for fsspec, which opens URLs.
-
-    Raises:
-        SourceError: there is none, or it cannot be read. FormatError, LimitError: it is no valid archive.
-    """
+    """A checkpoint that was opened: a folder, a catalogue or archive, or a URL of either."""
 
     def __init__(self, path: Any, storage_options: Mapping[str, Any] | None = None) -> None:
         self._given, self._options = path, storage_options
@@ -66,13 +56,13 @@ class Checkpoint:
         self._pieces: dict[int, list[StoredBox]] = {}
         self._places: dict[tuple[int, int], tuple[int, int]] = {}
         self._types: dict[int, tuple[DType, int, tuple[int, ...]]] = {}
-        self._values: dict[str, tuple[int, int]] | None = None
         self._paths: dict[int, Path] = {0: ()}
         self._verified: set[tuple[int, int]] = set()
 
-    def again(self) -> Checkpoint:
-        """Return the checkpoint that is there now."""
-        return Checkpoint(self._given, self._options)
+    def newer(self) -> Checkpoint | None:
+        """Return the checkpoint that a save has put in the place of this one; None if it is still there."""
+        current = Checkpoint(self._given, self._options)
+        return None if current.identity == self.identity else current
 
     @property
     def identity(self) -> str:
@@ -82,42 +72,22 @@ class Checkpoint:
 
     # Tensors.
 
-    def number(self, name: str) -> int:
-        """Return the number of a tensor.
-
-        Raises:
-            TensorNotFoundError: there is none.
-        """
-        if name not in self.tensors:
-            raise TensorNotFoundError(name, lambda: self.tensors, path=self.path)
-        return self.tensors[name]
-
     def type_of(self, i: int) -> tuple[DType, int, tuple[int, ...]]:
-        """Return element type, stored bits and shape of a tensor, in elements.
-
-        Raises:
-            UnsupportedError: the element type is not known.
-        """
-        found = self._types.get(i)
-        if found is None:
+        """Return element type, stored bits and shape of a tensor, in elements."""
+        if i not in self._types:
             row = self.archive.row(i)
             if (kind := dtypes.by_code.get(row.dtype)) is None:
-                what = f"dtype code {row.dtype} is not known; upgrade zcrecord, or leave the tensor out of the load"
-                raise UnsupportedError(what, path=self.path, tensor=self.archive.index.name(i))
-            found = self._types[i] = kind, row.bits, self.archive.shape(row)
-        return found
+                reason = f"dtype code {row.dtype} is not known; upgrade zcrecord, or leave the tensor out of the load"
+                raise UnsupportedError(reason, path=self.path, tensor=self.archive.index.name(i))
+            self._types[i] = kind, row.bits, self.archive.shape(row)
+        return self._types[i]
 
     def pieces(self, i: int) -> list[StoredBox]:
-        """Return the pieces of a tensor; none if it has no elements.
-
-        Raises:
-            FormatError: they do not tile it.
-        """
-        found = self._pieces.get(i)
-        if found is None:
+        """Return the pieces of a tensor; none if it has no elements. FormatError unless they tile it."""
+        if i not in self._pieces:
             boxes = zip(*(map(tuple, corners.tolist()) for corners in self.archive.boxes(i)), strict=True)
-            found = self._pieces[i] = [StoredBox(i, k, *box) for k, box in enumerate(boxes)]
-        return found
+            self._pieces[i] = [StoredBox(i, k, *box) for k, box in enumerate(boxes)]
+        return self._pieces[i]
 
     def piece_at(self, i: int, origin: tuple[int, ...], hint: int | None = None) -> StoredBox | None:
         """Return the piece of a tensor that starts at an index; `hint` is the number that it may have."""
@@ -126,28 +96,19 @@ class Checkpoint:
             return pieces[hint]
         return next((box for box in pieces if box.origin == origin), None)
 
-    def pieces_within(self, i: int, origin: tuple[int, ...], extent: tuple[int, ...]) -> list[StoredBox]:
-        """Return the pieces of a tensor that have elements of a box."""
-        return [box for box in self.pieces(i) if _meet(box.origin, box.extent, origin, extent)]
-
     def place(self, box: StoredBox) -> tuple[int, int]:
         """Return the file of a piece, by number, and its payload's number there: in this order they are read."""
-        found = self._places.get(box[:2])
-        if found is None:
+        key = box[:2]
+        if key not in self._places:
             number, table = self.archive.row(box.tensor).payload, self.archive.source.piece_table()
-            found = 0, number
+            self._places[key] = 0, number
             if table is not None:
                 piece = table.pieces(number)[box.piece]
-                found = int(table.file[piece]), int(table.payload[piece])
-            self._places[box[:2]] = found
-        return found
+                self._places[key] = int(table.file[piece]), int(table.payload[piece])
+        return self._places[key]
 
     def open_files(self, boxes: Iterable[StoredBox]) -> None:
-        """Open the archives that pieces lie in, and fetch the pieces of remote ones; afterwards these may be removed.
-
-        Raises:
-            SourceError, IntegrityError: one is gone, or another is in its place.
-        """
+        """Open the archives that pieces lie in, and fetch the pieces of remote ones; they may be removed afterwards."""
         by_file: dict[int, list[int]] = {}
         for file, number in sorted({self.place(box) for box in boxes}):
             by_file.setdefault(file, []).append(number)
@@ -158,14 +119,9 @@ class Checkpoint:
                 (source.file_archive(file) if source.file_names else self.archive).fetch(numbers)
 
     def octets(self, box: StoredBox, archive: Archive | None = None, *, verify: bool = False) -> Any:
-        """Return the bytes of a piece in C order, over the mapping; of a tensor with strides a copy.
+        """Return the bytes of a piece in C order, over the mapping, or that of `archive`, a private copy of this one.
 
-        Args:
-            archive: a private copy of this one, to take them from.
-            verify: compare them with their digest, once.
-
-        Raises:
-            IntegrityError: the digest does not match.
+        Those of a tensor with strides are copied. `verify` compares them with their digest, once.
         """
         archive = archive or self.archive
         nbytes = dtypes.nbytes(prod(box.extent), self.type_of(box.tensor)[1])
@@ -174,12 +130,12 @@ class Checkpoint:
         row = archive.row(box.tensor)
         if len(self.pieces(box.tensor)) > 1:
             (piece,) = archive.boxed_pieces(box.tensor, [box.piece])
-            octets, at = piece.source.locate(piece.number)
-            return octets[at : at + nbytes]
+            octets, start = piece.source.locate(piece.number)
+            return octets[start : start + nbytes]
         if row.strides != NONE:
             return np.ascontiguousarray(archive.elements(box.tensor)).view(np.uint8).reshape(-1).data
-        octets, at = archive.source.locate(row.payload)
-        return octets[at + row.byte_offset : at + row.byte_offset + nbytes]
+        octets, start = archive.source.locate(row.payload)
+        return octets[start + row.byte_offset : start + row.byte_offset + nbytes]
 
     def _verify(self, box: StoredBox) -> None:
         place = self.place(box)
@@ -191,52 +147,48 @@ class Checkpoint:
 
     # Values that are no tensors.
 
-    @property
+    @cached_property
     def values(self) -> Mapping[str, tuple[int, int]]:
         """The names of values; of each its attribute's row, or -1 and its module's number."""
-        if self._values is None:
-            ix = self.archive.index
-            check_full_names(ix, self.archive.header.index_size)
-            check_blobs(self.archive)
-            names = list(map(ix.text_of, ix.modules))
-            objects = self.metadata.get(OBJECTS, [])
-            modules = dict(zip(names, range(len(names)), strict=True))
-            inside = np.zeros(len(names), bool)
-            self._values = {}
-            for name in objects if isinstance(objects, list) else ():
-                if m := modules.get(name):  # the record itself is none
-                    inside[m : int(ix.modules["end"][m])] = True
-                    self._values[name] = -1, m
-            parents = ix.attributes["parent"].tolist()
-            for at, (parent, row) in enumerate(zip(parents, ix.attributes, strict=True)):
-                if not inside[parent]:
-                    key = ix.text_of(row)
-                    self._values[f"{names[parent]}.{key}" if parent else key] = at, parent
-        return self._values
+        ix = self.archive.index
+        check_full_names(ix, self.archive.header.index_size)
+        check_blobs(self.archive)
+        names = list(map(ix.text_of, ix.modules))
+        objects = self.metadata.get(OBJECTS, [])
+        modules = dict(zip(names, range(len(names)), strict=True))
+        inside = np.zeros(len(names), bool)
+        values: dict[str, tuple[int, int]] = {}
+        for name in objects if isinstance(objects, list) else ():
+            if m := modules.get(name):  # 0 is the record itself
+                inside[m : int(ix.modules["end"][m])] = True
+                values[name] = -1, m
+        parents = ix.attributes["parent"].tolist()
+        for i, (parent, row) in enumerate(zip(parents, ix.attributes, strict=True)):
+            if not inside[parent]:
+                key = ix.text_of(row)
+                values[f"{names[parent]}.{key}" if parent else key] = i, parent
+        return values
 
     def value(self, name: str) -> Any:
         """Return a value; an object that was pickled as a PickledValue."""
         ix, payload = self.archive.index, lambda number: bytes(self.archive.payload(number))
-        at, module = self.values[name]
-        if at >= 0:
-            [entry] = attribute_entries(ix, ix.attributes[at : at + 1], payload)
+        i, module = self.values[name]
+        if i >= 0:
+            [entry] = attribute_entries(ix, ix.attributes[i : i + 1], payload)
             return entry.value
-        return unflatten(ix, module, self.archive.view, payload, _made)
+        return unflatten(ix, module, self.archive.view, payload, _value_of_module)
 
     # Paths.
 
     @property
     def planner_bytes(self) -> bytes | None:
-        """The data of the planner, pickled, where they are not the paths of names.
-
-        Raises:
-            FormatError: they are no bytes.
-        """
-        found = self.metadata.get(PLANNER_DATA)
-        if not isinstance(found, bytes | memoryview | None):
-            what = f"metadata '{PLANNER_DATA}' is a {type(found).__name__}, not bytes"
-            raise FormatError(f"{what}; the checkpoint is damaged, or of another writer: save it again", path=self.path)
-        return None if found is None else bytes(found)
+        """The data of the planner, pickled, where they are not the paths of names."""
+        data = self.metadata.get(PLANNER_DATA)
+        if not isinstance(data, bytes | memoryview | None):
+            message = f"metadata '{PLANNER_DATA}' is a {type(data).__name__}, not bytes"
+            advice = "the checkpoint is damaged, or of another writer: save it again"
+            raise FormatError(f"{message}; {advice}", path=self.path)
+        return None if data is None else bytes(data)
 
     @property
     def has_paths(self) -> bool:
@@ -257,16 +209,16 @@ class Checkpoint:
         known = data if isinstance(data, dict) else {}
         paths = [known[name] for name in (*self.tensors, *self.values) if name in known]
         listed = all(type(path) in (tuple, list) for path in paths)
-        what = ""
+        fault = ""
         if listed and sum(map(len, paths)) > self._most_keys:  # a pickle may have one path for all names
-            what = "paths that are together longer than the checkpoint"
+            fault = "paths that are together longer than the checkpoint"
         elif not listed or not all(type(key) in (int, str) for path in paths for key in path):
-            what = "paths that are not of texts and integers"
+            fault = "paths that are not of texts and integers"
         elif len(list(self._bounded(map(tuple, paths)))) < len(paths):
-            what = "paths with places in lists that are longer than the checkpoint"
-        if what:
-            what = f"metadata '{PLANNER_DATA}' has {what}"
-            raise UnsupportedError(f"{what}; if you trust where it comes from, allow_pickle=True", path=self.path)
+            fault = "paths with places in lists that are longer than the checkpoint"
+        if fault:
+            advice = "if you trust where it comes from, allow_pickle=True"
+            raise UnsupportedError(f"metadata '{PLANNER_DATA}' has {fault}; {advice}", path=self.path)
 
     @property
     def _most_keys(self) -> int:
@@ -276,13 +228,13 @@ class Checkpoint:
     def _bounded(self, paths: Iterable[Path]) -> Iterator[Path]:
         """Yield the paths of which planners make lists of bounded length: a list is as long as the places in it say.
 
-        An item of a list, named or not, counts as often as keys lead to it, which is what going through it costs. Paths
-        that bring the sum out of proportion to the index are left out.
+        An item of a list, named or not, counts as often as keys lead to it, which is the cost of going through it.
+        Paths that bring the sum out of proportion to the index are left out.
         """
         left = most = self._most_keys
         root: dict[Any, Any] = {}  # by key; the length of a list under None
         for path in paths:
-            # No list comes to be longer than `most`; sums with integers of a million digits take long.
+            # No list becomes longer than `most`; sums with integers of a million digits take long.
             if len(path) > _MOST_KEYS or any(type(key) is int and not 0 <= key < most for key in path):
                 continue
             node, more = root, 0
@@ -294,8 +246,8 @@ class Checkpoint:
                 node = node.setdefault(key, {})
             if more <= left:
                 left -= more
-                for at, length in lists:
-                    at[None] = length
+                for node, length in lists:
+                    node[None] = length
                 yield path
 
     def path_in_tree(self, name: str) -> Path:
@@ -303,8 +255,8 @@ class Checkpoint:
         ix = self.archive.index
         if (i := self.tensors.get(name)) is not None:
             return self._below(ix.tensors[i], key_of(ix, ix.tensors[i]))
-        at, module = self.values[name]
-        return self._module_path(module) if at < 0 else self._below(ix.attributes[at], ix.text_of(ix.attributes[at]))
+        i, module = self.values[name]
+        return self._module_path(module) if i < 0 else self._below(ix.attributes[i], ix.text_of(ix.attributes[i]))
 
     def _below(self, row: Any, key: str) -> Path:
         """Return the path of a child by its row and key; in a list it is an integer, its place."""
@@ -313,19 +265,13 @@ class Checkpoint:
         return (*self._module_path(module), int(key) if listed else key)
 
     def _module_path(self, module: int) -> Path:
-        found = self._paths.get(module)
-        if found is None:
+        if module not in self._paths:
             row = self.archive.index.modules[module]
-            found = self._paths[module] = self._below(row, key_of(self.archive.index, row))
-        return found
+            self._paths[module] = self._below(row, key_of(self.archive.index, row))
+        return self._paths[module]
 
 
-def _meet(a: tuple[int, ...], a_size: tuple[int, ...], b: tuple[int, ...], b_size: tuple[int, ...]) -> bool:
-    """Return True if two boxes have an element in common."""
-    return all(x < y + m and y < x + n for x, n, y, m in zip(a, a_size, b, b_size, strict=True))
-
-
-def _made(kind: int, type_name: str, items: list[tuple[str, Any]]) -> Any:
+def _value_of_module(kind: int, type_name: str, items: list[tuple[str, Any]]) -> Any:
     if kind == ModuleKind.OBJECT and type_name == PICKLED and [key for key, _ in items] == ["value"]:
         data = items[0][1]
         if isinstance(data, bytes):
@@ -334,7 +280,7 @@ def _made(kind: int, type_name: str, items: list[tuple[str, Any]]) -> Any:
 
 
 class ByName(Mapping[str, Any]):
-    """Base class of mappings from each name of a checkpoint to what is found when it is asked for."""
+    """Base class of mappings from each name of a checkpoint to a value that is made when it is asked for."""
 
     def __init__(self, opened: Checkpoint) -> None:
         self._opened = opened
@@ -351,7 +297,7 @@ class ByName(Mapping[str, Any]):
 
 
 class PathsByName(ByName):
-    """The path of each name: what DCP's planners unflatten names by."""
+    """The path of each name: DCP's planners unflatten names by it."""
 
     def __init__(self, opened: Checkpoint) -> None:
         super().__init__(opened)

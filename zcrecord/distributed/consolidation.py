@@ -10,8 +10,6 @@ from zcrecord.codec.layout import ALIGNMENT
 from zcrecord.storage.files import Binary, Progress, is_url
 from zcrecord.writing.writers import ConvertReport
 
-__all__ = ["consolidate"]
-
 
 def consolidate(
     path: str | os.PathLike[str],

@@ -15,7 +15,7 @@ import errno
 import os
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -30,22 +30,12 @@ from zcrecord.storage.sink import Sink
 from zcrecord.storage.urls import redacted
 from zcrecord.writing.catalogue import write_catalogue
 
-__all__ = ["CATALOGUE", "CheckpointFolder", "CheckpointPrefix", "catalogue_of", "checkpoint_folder"]
-
 CATALOGUE = "checkpoint.zcr"
 _SHARD = re.compile(shard_pattern(CATALOGUE))
 
 
 def checkpoint_folder(path: Any, *, durable: bool, options: Mapping[str, Any] | None = None) -> CheckpointFolder:
-    """Return the folder at a path, or behind a URL.
-
-    Args:
-        durable: fsync files and folder on a disk, so that they survive power loss.
-        options: for fsspec, if it is a URL.
-
-    Raises:
-        UnsupportedError: it is neither; or a URL that is not written to. DependencyError: a package is missing.
-    """
+    """Return the folder at a path, or behind a URL, which fsspec's `options` are for."""
     if is_url(path):
         local = uploads.local_path(path, options)
         if local is None:
@@ -59,44 +49,32 @@ class CheckpointFolder:
 
     Of two saves at one time the second fails: it finds that the catalogue is no longer the one that it is to replace.
 
-    Args:
-        path: the folder; made by `make` if it is not there.
-        durable: fsync files and folder, so that they survive power loss.
-
-    Attributes:
-        scratch: the name of the scratch file that this rank's archive is; empty if it has its own name, or there is
-            none.
-
-    Raises:
-        UnsupportedError: no path.
+    `scratch` is the name of this rank's archive until the commit; empty if it has its own name, or there is none. If
+    `durable`, files and folder are fsynced, so that they survive power loss.
     """
 
     def __init__(self, path: Any, *, durable: bool) -> None:
         self.path, self._durable = path_of(path), durable
         self._catalogue = os.path.join(self.path, CATALOGUE)
-        if os.path.islink(self._catalogue):  # what it leads to is replaced, and shards lie beside that
+        if os.path.islink(self._catalogue):  # its target is replaced, and shards lie beside that
             self._catalogue = real_path(self._catalogue)
             self.path = os.path.dirname(self._catalogue)
-        self._written = contextlib.ExitStack()  # of the scratch file, which is gone at its end
+        self._written = contextlib.ExitStack()  # removes this rank's archive at its end
         self.scratch = ""
 
     def make(self) -> None:
-        """Make the folder, and those above it, unless it is there.
-
-        Raises:
-            SourceError: it cannot be made, or is a file.
-        """
-        new, at = [], real_path(self.path)
-        while not os.path.exists(at):
-            new.append(at)
-            at = os.path.dirname(at)
+        """Make the folder, and those above it, unless it is there."""
+        new, above = [], real_path(self.path)
+        while not os.path.exists(above):
+            new.append(above)
+            above = os.path.dirname(above)
         try:
             os.makedirs(self.path, exist_ok=True)
-        except FileExistsError as error:
-            what = "is a file; a checkpoint is saved to a folder, name another"
-            raise SourceError(what, path=self.path, errno=error.errno) from error
         except OSError as error:
-            raise SourceError(f"cannot be made: {error.strerror}", path=self.path, errno=error.errno) from error
+            reason = f"cannot be made: {error.strerror}"
+            if isinstance(error, FileExistsError):
+                reason = "is a file; a checkpoint is saved to a folder, name another"
+            raise SourceError(reason, path=self.path, errno=error.errno) from error
         for folder in new if self._durable and os.name == "posix" else ():
             sync_folder(os.path.dirname(folder))
 
@@ -106,21 +84,13 @@ class CheckpointFolder:
         return f"{stem}~{secrets.token_hex(8)}-{rank + 1:05}-of-{max(count, rank + 1):05}.zcr"
 
     def version(self) -> Identity | str | None:
-        """Return the version of the catalogue that is there, empty if there is none, None if versions are not known.
-
-        Raises:
-            SourceError: the file system reports an error.
-        """
+        """Return the version of the catalogue that is there, empty if there is none, None if versions are not known."""
         with refusals(self.path):
             return version_of(self._catalogue)
 
     @contextlib.contextmanager
     def new_shard(self, _name: str) -> Iterator[Sink]:
-        """Yield a sink for a new file, which gets its name by `commit`.
-
-        Raises:
-            SourceError: the file system reports an error.
-        """
+        """Yield a sink for a new file, which gets its name by `commit`."""
         with contextlib.ExitStack() as stack:
             group = stack.enter_context(FileGroup(self._catalogue, durable=self._durable, clear=False))
             yield group.add()
@@ -128,63 +98,42 @@ class CheckpointFolder:
             self._written = stack.pop_all()
 
     def commit(self, tree: dict[str, Any], kind: int, archives: Mapping[str, str], version: Any = None) -> None:
-        """Give the ranks' archives their names, and replace the catalogue, if it is of this version, by a new one.
+        """Give the ranks' archives, names to scratch files, their names, and replace the catalogue by one of the tree.
 
         The archives that the old one named are removed after that, if they are known to be its own.
 
-        Args:
-            tree: of the new one's tables.
-            archives: of the ranks, names to scratch files.
-
         Raises:
-            SourceError: another save has replaced the catalogue (DestinationExistsError: has made one); or the file
-            system reports an error. The catalogue there is the old one, or this one.
+            SourceError: the catalogue is not of this version: another save has replaced it (DestinationExistsError: has
+            made it); or an archive is not there. The catalogue there is the old one, or this one.
         """
-        at = partial(os.path.join, self.path)
-        files = [Placement(at(scratch), at(name), ()) for name, scratch in archives.items()]
-        self._check_there(files)
+        join = partial(os.path.join, self.path)
+        files = [Placement(join(scratch), join(name), ()) for name, scratch in archives.items()]
+        for file in files:  # by name, which a network file system asks its server for; a listing may be an old one
+            if not os.path.exists(file.scratch):
+                reason = f"{os.path.basename(file.path)}, which a rank has written, is not in this folder"
+                advice = "as the first rank sees it; all ranks save to one folder, on a file system that they share"
+                raise SourceNotFoundError(f"{reason} {advice}", path=self.path, errno=errno.ENOENT)
         with FileGroup(self._catalogue, durable=self._durable) as group:
             write_catalogue(tree, group.add(), kind=kind)
             [last] = group.finish()
             files.append(Placement(last, self._catalogue, version))
             put_in_place(files, durable=self._durable, shards_of=own_shards)
 
-    def _check_there(self, files: Sequence[Placement]) -> None:
-        """Raise unless files that ranks have written are there: a node may have a folder of this name to itself.
-
-        Each is looked up by its name, which a network file system asks its server for; a listing may be an old one.
-
-        Raises:
-            SourceNotFoundError: one is not.
-        """
-        for file in files:
-            if not os.path.exists(file.scratch):
-                what = f"{os.path.basename(file.path)}, which a rank has written, is not in this folder"
-                advice = "as the first rank sees it; all ranks save to one folder, on a file system that they share"
-                raise SourceNotFoundError(f"{what} {advice}", path=self.path, errno=errno.ENOENT)
-
     def take_back(self, archives: Mapping[str, str]) -> None:
-        """Remove the archives of a save that failed: the scratch files that its ranks have told."""
+        """Remove the archives of a save that failed; on a disk they are scratch files."""
         for scratch in archives.values():
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(self.path, scratch))
 
     def close(self) -> None:
-        """Let go of what this rank has written; it is removed, unless a commit has taken it in."""
+        """Remove the archive that this rank has written, unless it was committed."""
         self._written.close()
 
 
 class CheckpointPrefix(CheckpointFolder):
     """A folder behind a URL that checkpoints are saved to.
 
-    Of two saves at one time the second fails: it finds that the catalogue is no longer the one that it is to replace.
-
-    Args:
-        url: of the folder, of any kind that `storage.uploads` writes to.
-        options: for fsspec's file system.
-
-    Raises:
-        UnsupportedError, DependencyError: those of `uploads.connected`.
+    Its URL is of any kind that `storage.uploads` writes to, and raises the errors of `uploads.connected`.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any] | None) -> None:
@@ -193,41 +142,25 @@ class CheckpointPrefix(CheckpointFolder):
         uploads.connected(self.path, options)
 
     def make(self) -> None:
-        """Make the folder, if it is of a file system that has any: prefixes of object stores need not be made.
-
-        Raises:
-            SourceError: the store reports an error.
-        """
+        """Make the folder, if it is of a file system that has any: prefixes of object stores need not be made."""
         fs, path = uploads.connected(self.path, self._options)
         if uploads.has_folders(fs):
             with uploads.store_refusals(redacted(self.path), "cannot be made"):
                 fs.makedirs(path, exist_ok=True)
 
     def version(self) -> str | None:
-        """Return the version of the catalogue that is there, "" if there is none, None if the store has no versions.
-
-        Raises:
-            SourceError: the store reports an error.
-        """
+        """Return the version of the catalogue that is there, "" if there is none, None if the store has no versions."""
         return uploads.version_at(self._catalogue, self._options)
 
     @contextlib.contextmanager
     def new_shard(self, name: str) -> Iterator[Sink]:
-        """Yield a sink for a new file of this name, which appears, whole, when the block ends without an exception.
-
-        Raises:
-            SourceError: the store reports an error.
-        """
+        """Yield a sink for a new file of this name, which appears, whole, when the block ends without an exception."""
         with uploads.upload(f"{self.path}/{name}", self._options) as sink:
             yield sink
         self._written.callback(self._remove, [name])
 
     def commit(self, tree: dict[str, Any], kind: int, archives: Mapping[str, str], version: Any = None) -> None:
-        """Replace the catalogue, if it is of this version, by a new one; remove the old one's archives, as on a disk.
-
-        Raises:
-            SourceError: another save has replaced it; or the store reports an error.
-        """
+        """Replace the catalogue, if it is of this version, and remove the old one's archives, as on a disk."""
         replaced = {name for name, _ in proved_shards(self._catalogue, self._options)}
         with open_sink(self._catalogue, options=self._options, replaces=version) as sink:
             write_catalogue(tree, sink, kind=kind)
@@ -242,8 +175,8 @@ class CheckpointPrefix(CheckpointFolder):
         fs, path = uploads.connected(self.path, self._options)
         with contextlib.suppress(Exception):  # file systems raise exceptions of any class
             fs.invalidate_cache(path)
-            found = {name.rstrip("/").rpartition("/")[2] for name in fs.ls(path, detail=False)}
-            for catalogue in {CATALOGUE, *(n for n in found if n.endswith(".zcr") and not _SHARD.fullmatch(n))}:
+            present = {name.rstrip("/").rpartition("/")[2] for name in fs.ls(path, detail=False)}
+            for catalogue in {CATALOGUE, *(n for n in present if n.endswith(".zcr") and not _SHARD.fullmatch(n))}:
                 with contextlib.suppress(FileNotFoundError):
                     names = unnamed(names, fs.cat_file(f"{path}/{catalogue}", start=0, end=MOST_OF_CATALOGUE))
             for name in filter(_SHARD.fullmatch, names):
@@ -262,19 +195,20 @@ def catalogue_of(path: Any) -> str:
     if is_url(path):
         url = str(path)
         return url if url.partition("?")[0].endswith(".zcr") else f"{url.rstrip('/')}/{CATALOGUE}"
-    where = path_of(path)
-    if not os.path.isdir(where):
-        if os.path.exists(where):
-            return where
-        what = "no such folder; name the one that the checkpoint was saved to"
-        raise SourceNotFoundError(what, path=where, errno=errno.ENOENT)
-    found = os.path.join(where, CATALOGUE)
-    if os.path.exists(found):
-        return found
-    with refusals(where):
-        names = os.listdir(where)
-    if any(map(_SHARD.fullmatch, names)) or not any(name.endswith(".zcr") for name in names):
-        begun = "a save was begun and not finished" if any(map(_SHARD.fullmatch, names)) else "no checkpoint was saved"
-        what = f"is no checkpoint: it has no {CATALOGUE}, which a save writes last; {begun} here, load an earlier one"
-        raise SourceNotFoundError(what, path=where, errno=errno.ENOENT)
-    return archive_in(where)
+    folder = path_of(path)
+    catalogue = os.path.join(folder, CATALOGUE)
+    if os.path.exists(catalogue):
+        return catalogue
+    if not os.path.isdir(folder):
+        if os.path.exists(folder):
+            return folder
+        reason = "no such folder; name the one that the checkpoint was saved to"
+        raise SourceNotFoundError(reason, path=folder, errno=errno.ENOENT)
+    with refusals(folder):
+        names = os.listdir(folder)
+    begun = any(map(_SHARD.fullmatch, names))
+    if not begun and any(name.endswith(".zcr") for name in names):
+        return archive_in(folder)
+    reason = "a save was begun and not finished" if begun else "no checkpoint was saved"
+    missing = f"is no checkpoint: it has no {CATALOGUE}, which a save writes last"
+    raise SourceNotFoundError(f"{missing}; {reason} here, load an earlier one", path=folder, errno=errno.ENOENT)

@@ -1,7 +1,6 @@
 """The archive of one rank: chunks of tensors, written forward, and the report of them to the rank that joins all.
 
-A chunk is written from the tensor's own memory where that is the host's and in C order, else a few MiB at a time. Knows
-torch's tensors; plans and planners are the writer's.
+A chunk is written from the tensor's own memory where that is the host's and in C order, else a few MiB at a time.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ from zcrecord.tensors.strides import in_blocks
 from zcrecord.writing.catalogue import WrittenShard
 from zcrecord.writing.module_tree import ModuleTreeBuilder, state_path
 from zcrecord.writing.writers import StreamWriter
-
-__all__ = ["Chunk", "RankReport", "RankWriter", "WholeTensor"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _BLOCK = 4 << 20  # bytes that are copied at a time, of a device's memory or of a tensor that is not in C order
@@ -54,46 +51,29 @@ class Chunk(NamedTuple):
 
 
 class RankReport(NamedTuple):
-    """The report of one rank: its archive, and by chunk, as columns, what is where in it. Can be pickled.
+    """The report of one rank: its archive, and its chunks as columns. Can be pickled."""
 
-    Attributes:
-        shard: None if the rank had no element to write.
-        names: of each chunk's tensor.
-        number: of its payload, in the index of the archive.
-        home: the number of the first payload that is the same memory, so that the chunks are tied; or its own.
-        origin, extent: of the boxes, zeros past the tensor's rank.
-        tensors: of all tensors that the rank has chunks of, empty ones among them.
-        values: that are no tensors, by name.
-        scratch: the name of the scratch file that the archive is until the commit; empty if it has its own.
-    """
-
-    shard: WrittenShard | None
-    names: list[str]
-    number: Array
-    home: Array
-    origin: Array
+    shard: WrittenShard | None  # None if the rank had no element to write
+    names: list[str]  # of each chunk's tensor
+    number: Array  # of its payload, in the index of the archive
+    tied_to: Array  # the number of the first payload that is the same memory, so that the chunks are tied; or its own
+    origin: Array  # of the boxes, zeros past the tensor's rank
     extent: Array
-    tensors: dict[str, WholeTensor]
-    values: dict[str, Any]
-    scratch: str = ""
+    tensors: dict[str, WholeTensor]  # all that the rank has chunks of, empty ones among them
+    values: dict[str, Any]  # all other objects, by name
+    scratch: str = ""  # the name of the archive until the commit; empty if it has its own
 
 
 class RankWriter:
-    """Writes chunks into the archive of a rank, and tells where they are.
-
-    Chunks that are the same memory seen the same way are written once.
-
-    Args:
-        sink: of the archive; None if no chunk has elements.
-        names: of all tensors.
-    """
+    """Writes chunks into the archive of a rank, those that are the same memory seen the same way once."""
 
     def __init__(self, torch: Any, sink: Sink | None, names: set[str], *, alignment: int, digest: str | None) -> None:
+        """`names` are those of all tensors; `sink` is None if no chunk has elements."""
         self._torch, self._sink, self._names = torch, sink, names
         self._out = None if sink is None else StreamWriter(sink, alignment=alignment, digest=digest)
         self._tree = ModuleTreeBuilder()
         self._known: dict[Any, tuple[Any, int]] = {}
-        self._homes: list[int] = []  # the chunk that each is tied to, or its own number
+        self._tied_to: list[int] = []  # the number of the chunk that each is tied to, or its own
         self._chunks: list[Chunk] = []
         self._host: _HostBlocks | None = None
         self._tensors: dict[str, WholeTensor] = {}
@@ -113,22 +93,23 @@ class RankWriter:
 
     def _add(self, chunk: Chunk, tensor: Any) -> None:
         if tuple(tensor.shape) != chunk.extent:
-            what = f"has the shape {tuple(tensor.shape)}, and was planned with {chunk.extent}"
-            raise MismatchError(f"{what}; save it again, with a new planner")
-        found = interop.viewed(tensor)
-        kind = found.kind if not isinstance(found, np.ndarray) else dtypes.from_numpy(found.dtype)
+            message = f"has the shape {tuple(tensor.shape)}, and was planned with {chunk.extent}"
+            raise MismatchError(f"{message}; save it again, with a new planner")
+        viewed = interop.viewed(tensor)
+        kind = dtypes.from_numpy(viewed.dtype) if isinstance(viewed, np.ndarray) else viewed.kind
         chunk = _in_elements(chunk, kind)
-        told = WholeTensor(kind.code, kind.bits, chunk.shape)
-        if (known := self._tensors.setdefault(chunk.name, told)) != told:
-            raise MismatchError(f"one chunk of it is {told.words()}, another {known.words()}; make them alike")
+        whole = WholeTensor(kind.code, kind.bits, chunk.shape)
+        if (known := self._tensors.setdefault(chunk.name, whole)) != whole:
+            raise MismatchError(f"one chunk of it is {whole.words()}, another {known.words()}; make them alike")
         if not prod(chunk.extent):
             return
         assert self._out is not None, "a chunk has elements"
+        number = len(self._chunks)
+        first = self._tie(tensor, number)
         self._chunks.append(chunk)
-        mine = len(self._homes)
-        home = self._tie(tensor, mine)
-        self._homes.append(home)
-        payload = self._out.repeat(home) if home != mine else self._out.store(self._source(tensor, found, kind, chunk))
+        self._tied_to.append(first)
+        new = first == number
+        payload = self._out.store(self._source(tensor, viewed, kind, chunk)) if new else self._out.repeat(first)
         layout = TensorLayout(kind.code, kind.bits, chunk.extent)
         self._tree.tensor(self._path(chunk.name), layout, payload)
 
@@ -153,13 +134,13 @@ class RankWriter:
         self._turns[name] = turn + 1
         return path if turn == 1 else (*path[:-1], f"{path[-1]}~{turn}")
 
-    def _source(self, tensor: Any, found: Any, kind: DType, chunk: Chunk) -> LazyTensor:
+    def _source(self, tensor: Any, viewed: Any, kind: DType, chunk: Chunk) -> LazyTensor:
         """Return the elements of a tensor, to be written piece by piece."""
-        if isinstance(found, PackedTensor):
-            return LazyTensor(kind, chunk.extent, [found])
-        if isinstance(found, np.ndarray):
-            whole = found.flags.c_contiguous or not found.ndim
-            return LazyTensor(kind, chunk.extent, [found] if whole else in_blocks(found, _BLOCK))
+        if isinstance(viewed, PackedTensor):
+            return LazyTensor(kind, chunk.extent, [viewed])
+        if isinstance(viewed, np.ndarray):
+            whole = viewed.flags.c_contiguous or not viewed.ndim
+            return LazyTensor(kind, chunk.extent, [viewed] if whole else in_blocks(viewed, _BLOCK))
         if self._host is None:
             self._host = _HostBlocks(self._torch, tensor.device)
         return LazyTensor(kind, chunk.extent, self._host.blocks(tensor))
@@ -179,21 +160,17 @@ class RankWriter:
         for i, chunk in enumerate(self._chunks):
             boxes[0, i, : len(chunk.origin)], boxes[1, i, : len(chunk.extent)] = chunk.origin, chunk.extent
         names = [chunk.name for chunk in self._chunks]
-        home = numbers[self._homes] if self._homes else numbers
-        return RankReport(shard, names, numbers, home, boxes[0], boxes[1], self._tensors, values)
+        tied_to = numbers[self._tied_to] if self._chunks else numbers
+        return RankReport(shard, names, numbers, tied_to, boxes[0], boxes[1], self._tensors, values)
 
 
 def _in_elements(chunk: Chunk, kind: DType) -> Chunk:
-    """Return a chunk in elements of its type, of which torch has two to an entry where they are packed.
-
-    Raises:
-        UnsupportedError: it is a part of a tensor of packed elements.
-    """
+    """Return a chunk in elements of its type: packed ones, two of which torch counts as one, cannot be split."""
     if not kind.packed:
         return chunk
     if chunk.extent != chunk.shape:
-        what = f"{kind.name} elements do not fill whole bytes, and such a tensor is not split"
-        raise UnsupportedError(f"{what}; replicate it, or save it as bytes, .view(torch.uint8)")
+        reason = f"{kind.name} elements do not fill whole bytes, and such a tensor is not split"
+        raise UnsupportedError(f"{reason}; replicate it, or save it as bytes, .view(torch.uint8)")
     shape = (*chunk.shape[:-1], 2 * chunk.shape[-1])
     return chunk._replace(shape=shape, extent=shape)
 
@@ -212,27 +189,27 @@ class _HostBlocks:
         waiting: tuple[Any, Any] | None = None
         for turn, block in enumerate(in_blocks(plain, _BLOCK)):
             octets = block.contiguous().reshape(-1).view(torch.uint8)
-            held = self._ring[turn % 2][: octets.numel()]
-            event = self._copy(held, octets)
+            host = self._ring[turn % 2][: octets.numel()]
+            event = self._copy(host, octets)
             if waiting is not None:
                 yield self._arrived(*waiting)
-            waiting = held, event
+            waiting = host, event
         if waiting is not None:
             yield self._arrived(*waiting)
 
-    def _copy(self, held: Any, octets: Any) -> Any:
+    def _copy(self, host: Any, octets: Any) -> Any:
         """Start to copy; return an event to wait for, None if it is done."""
         if not self._cuda:
-            held.copy_(octets)
+            host.copy_(octets)
             return None
         cuda = self._torch.cuda
         stream, event = cuda.current_stream(octets.device), cuda.Event(blocking=True)
         with cuda.stream(stream):
-            held.copy_(octets, non_blocking=True)
+            host.copy_(octets, non_blocking=True)
             event.record(stream)
         return event
 
-    def _arrived(self, held: Any, event: Any) -> memoryview:
+    def _arrived(self, host: Any, event: Any) -> memoryview:
         if event is not None:
             event.synchronize()
-        return memoryview(held.numpy())
+        return memoryview(host.numpy())

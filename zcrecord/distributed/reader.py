@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 else:
     StorageReader = object  # torch's comes after it, in `__getattr__` of the package
 
-__all__ = ["ZcrStorageReader", "loaded_object"]
-
 
 class ZcrStorageReader(StorageReader):  # type: ignore[misc]  # mypy takes torch for Any
     """Loads a checkpoint into a distributed state dict, of whatever layout and number of ranks.
@@ -93,16 +91,11 @@ class ZcrStorageReader(StorageReader):  # type: ignore[misc]  # mypy takes torch
         self._opened = None
 
     def read_metadata(self) -> Any:
-        """Open the checkpoint, and return DCP's metadata of it, made for each name when it is asked for.
-
-        Raises:
-            SourceError: there is none, or it cannot be read. FormatError, LimitError: it is no valid archive.
-        """
+        """Open the checkpoint, and return DCP's metadata of it, made for each name when it is asked for."""
         from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
         if self._path is None:
-            what = "no checkpoint to load was given: ZcrStorageReader(path), or dcp.load(checkpoint_id=)"
-            raise UnsupportedError(what)
+            raise UnsupportedError("no checkpoint to load: ZcrStorageReader(path), or dcp.load(checkpoint_id=)")
         opened = self._opened = Checkpoint(self._path, self._options)
         planner_data: Any = PathsByName(opened) if opened.has_paths else None
         if opened.planner_bytes is not None:
@@ -116,31 +109,22 @@ class ZcrStorageReader(StorageReader):  # type: ignore[misc]  # mypy takes torch
         """Do nothing: `read_metadata` has opened the checkpoint."""
 
     def prepare_local_plan(self, plan: Any) -> Any:
-        """Open the archives that have bytes for this rank; afterwards a save may remove them.
-
-        Raises:
-            SourceError: one is gone, and so is its checkpoint, replaced by one of other chunks.
-        """
+        """Open the archives that have bytes for this rank; afterwards a save may remove them."""
         opened = self._checkpoint()
         try:
             opened.open_files(box for _, box in self._boxes(opened, plan))
         except (SourceNotFoundError, IntegrityError):
-            again = opened.again()
-            if again.identity == opened.identity:
+            if (newer := opened.newer()) is None:
                 raise
-            again.open_files(box for _, box in self._boxes(again, plan))
-            self._opened = opened = again
+            newer.open_files(box for _, box in self._boxes(newer, plan))
+            self._opened = opened = newer
         return dataclasses.replace(plan, storage_data=opened.identity)
 
     def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
-        """Return the plans as they are.
-
-        Raises:
-            SourceError: ranks have opened different checkpoints.
-        """
+        """Return the plans as they are; SourceError if ranks have opened different checkpoints."""
         if len({plan.storage_data for plan in plans}) > 1:
-            what = "was replaced while ranks were opening it, so that they have different ones; load it again"
-            raise SourceError(what, path=self._checkpoint().path)
+            reason = "was replaced while ranks were opening it, so that they have different ones; load it again"
+            raise SourceError(reason, path=self._checkpoint().path)
         return plans
 
     def read_data(self, plan: Any, planner: Any) -> Any:
@@ -149,7 +133,7 @@ class ZcrStorageReader(StorageReader):  # type: ignore[misc]  # mypy takes torch
         from torch.futures import Future
 
         torch, opened = import_torch(), self._checkpoint()
-        for item, box in sorted(self._boxes(opened, plan), key=lambda found: opened.place(found[1])):
+        for item, box in sorted(self._boxes(opened, plan), key=lambda pair: opened.place(pair[1])):
             self._copy(torch, opened, planner, item, box)
         put = _value_setter(torch, planner)
         for item in plan.items:
@@ -167,27 +151,21 @@ class ZcrStorageReader(StorageReader):  # type: ignore[misc]  # mypy takes torch
         dtype = torch_dtype(torch, kind, bits)
         name = item.storage_index.fqn
         if target.dtype != dtype:
-            what = f"is {dtype} in the checkpoint, and {target.dtype} in the state dict"
-            what += "; load it as it is, and convert the model with .to(...) before or after"
-            raise MismatchError(what, path=opened.path, tensor=name)
+            advice = "load it as it is, and convert the model with .to(...) before or after"
+            message = f"is {dtype} in the checkpoint, and {target.dtype} in the state dict; {advice}"
+            raise MismatchError(message, path=opened.path, tensor=name)
         shape = torch_shape(kind, bits, box.extent)
         source = torch_over(torch, opened.octets(box, verify=self._full), dtype, shape)
-        if tuple(item.lengths) != shape:
-            for axis, (start, size) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-                source = source.narrow(axis, start, size)
+        ranges = zip(item.storage_offsets, item.lengths, strict=True)
+        source = source[tuple(slice(start, start + size) for start, size in ranges)]
         if target.shape != source.shape:
-            what = f"a box of shape {tuple(source.shape)} of it is to go into one of {tuple(target.shape)}"
-            what += "; the planner gave another tensor than it planned"
-            raise MismatchError(what, path=opened.path, tensor=name)
+            message = f"planned to load a box of shape {tuple(source.shape)}, got a tensor of {tuple(target.shape)}"
+            raise MismatchError(f"{message} from the planner", path=opened.path, tensor=name)
         target.copy_(source)
         planner.commit_tensor(item, target)
 
     def _boxes(self, opened: Checkpoint, plan: Any) -> Iterator[tuple[Any, StoredBox]]:
-        """Yield the plan's items of tensors, each with the piece that it is of.
-
-        Raises:
-            SourceError: the checkpoint has no such piece: it was planned for another one.
-        """
+        """Yield the plan's items of tensors, each with its piece; SourceError if it was planned for another one."""
         for item in plan.items:
             if (origin := item.storage_index.offset) is None:
                 continue
@@ -196,8 +174,8 @@ class ZcrStorageReader(StorageReader):  # type: ignore[misc]  # mypy takes torch
             box = None if i is None else opened.piece_at(i, origin, item.storage_index.index)
             ends = zip(item.storage_offsets, item.lengths, strict=True)
             if box is None or any(a + n > size for (a, n), size in zip(ends, box.extent, strict=True)):
-                what = "the checkpoint was replaced by one of other chunks while it was being loaded; load it again"
-                raise SourceError(what, path=opened.path, tensor=name)
+                reason = "the checkpoint was replaced by one of other chunks while it was being loaded; load it again"
+                raise SourceError(reason, path=opened.path, tensor=name)
             yield item, box
 
     def _checkpoint(self) -> Checkpoint:
@@ -209,16 +187,16 @@ class ZcrStorageReader(StorageReader):  # type: ignore[misc]  # mypy takes torch
 def _value_setter(torch: Any, planner: Any) -> Callable[[Any, Any], None]:
     """Return a function that hands a planner the value of an item.
 
-    Planners take a pickle, and load it without limits: they are given one that is made here, never the file's. DCP's
-    own is spared it, which would be most of the time of a load with thousands of values.
+    Planners unpickle without limits: they are given a pickle that is made here, never the file's. DCP's own planner
+    gets values without one, which would be most of the time of a load with thousands of values.
     """
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
     def pickled(item: Any, value: Any) -> None:
-        held = io.BytesIO()
-        torch.save(value, held)
-        held.seek(0)
-        planner.load_bytes(item, held)
+        buffer = io.BytesIO()
+        torch.save(value, buffer)
+        buffer.seek(0)
+        planner.load_bytes(item, buffer)
 
     own = isinstance(planner, DefaultLoadPlanner) and type(planner).load_bytes is DefaultLoadPlanner.load_bytes
     if not own or not planner.flatten_state_dict:
@@ -242,10 +220,9 @@ class _MetadataByName(ByName):
         self._properties: dict[Any, Any] = {}  # by element type; nobody writes to them
 
     def __getitem__(self, name: str) -> Any:
-        found = self._made.get(name)
-        if found is None:
-            found = self._made[name] = self._make(name)
-        return found
+        if name not in self._made:
+            self._made[name] = self._make(name)
+        return self._made[name]
 
     def _make(self, name: str) -> Any:
         opened, kinds, size_of = self._opened, self._kinds, self._torch.Size
@@ -268,22 +245,15 @@ class _MetadataByName(ByName):
 
 
 def loaded_object(value: Any, name: str, path: str | None, allow_pickle: bool) -> Any:
-    """Return a value, unpickled if it is a PickledValue: by torch's weights_only, or without limits if that is allowed.
-
-    Raises:
-        UnsupportedError: it needs to be allowed, or cannot be unpickled.
-    """
+    """Return a value, unpickled if it is a PickledValue: by torch's weights_only, or without limits if allowed."""
     if not isinstance(value, PickledValue):
         return value
     torch = import_torch()
     try:
         return torch.load(io.BytesIO(value.data), weights_only=not allow_pickle, map_location="cpu")
     except Exception as error:  # of many kinds
-        reason = str(error).partition("\n")[0]
-        advice = "if you trust where the checkpoint comes from, allow_pickle=True loads it by running what it says"
-        what = (
-            f"is a pickled object that torch does not load: {reason}"
-            if allow_pickle
-            else (f"is a pickled object, and torch's weights_only=True does not load it; {advice}")
-        )
-        raise UnsupportedError(what, path=path, tensor=name or None) from error
+        fault = "torch's weights_only=True does not load it; if you trust where the checkpoint comes from"
+        reason = f"{fault}, allow_pickle=True loads it by running its code"
+        if allow_pickle:
+            reason = f"torch does not load it: {str(error).partition(chr(10))[0]}"
+        raise UnsupportedError(f"is a pickled object, and {reason}", path=path, tensor=name or None) from error

@@ -1,4 +1,4 @@
-"""Values that are no tensors, and the paths of names: a state dict's leaves as children of a module tree, both ways.
+"""Values other than tensors, and the paths of names: a state dict's leaves as children of a module tree, both ways.
 
 None, bool, int, float, str and bytes are attributes, and lists, tuples and dicts of them attributes or modules, as
 `save_record` makes them; complex numbers, dtypes and devices the modules of `codec.conventions`. Everything else is the
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from zcrecord.codec.conventions import object_of
@@ -19,18 +19,7 @@ from zcrecord.errors import LimitError, NameCollisionError, UnsupportedError
 from zcrecord.writing.flatten import children_of
 from zcrecord.writing.module_tree import ModuleTreeBuilder
 
-__all__ = [
-    "PICKLED",
-    "Path",
-    "PickledValue",
-    "StateTree",
-    "is_plain",
-    "path_from_text",
-    "path_to_text",
-    "paths_of",
-]
-
-PICKLED = "zcr:torch_save"  # type name of a module whose attribute `value` is what torch.save made of an object
+PICKLED = "zcr:torch_save"  # type name of a module whose attribute `value` has an object's bytes by torch.save
 _MOST_DEPTH = 16  # of lists and dicts within a value; others are pickled
 _SCALARS = (bool, int, float, str, bytes, type(None))
 Path = tuple[str | int, ...]
@@ -45,10 +34,10 @@ class PickledValue(NamedTuple):
 def is_plain(value: Any, depth: int = 0) -> bool:
     """Return True for a value that an archive holds as it is, and gives back equal and of the same type."""
     kind = type(value)
+    if kind is str and not encodable(value):
+        return False
     if kind in _SCALARS:
-        return not (kind is str and not encodable(value)) and (
-            value_type(value) is not None or value.bit_length() <= 4096
-        )
+        return value_type(value) is not None or value.bit_length() <= 4096
     if depth >= _MOST_DEPTH:
         return False
     if kind in (list, tuple):
@@ -68,13 +57,12 @@ class StateTree:
         paths: of all leaves, in the order in which they will come.
 
     Attributes:
-        tree: what is built.
         objects: names of values that are modules.
         others: paths that the tree does not tell: its keys, and integers in modules of kind LIST.
     """
 
     def __init__(self, paths: Iterable[Path]) -> None:
-        self.tree = ModuleTreeBuilder()
+        self._tree = ModuleTreeBuilder()
         self.objects: list[str] = []
         self.others: list[Path] = []
         self._with_places: list[Path] = []  # paths through lists
@@ -82,7 +70,7 @@ class StateTree:
 
     def tensor(self, path: Path, layout: Any, payload: int = NONE) -> None:
         """Add a tensor."""
-        self._add(path, lambda keys: self.tree.tensor(keys, layout, payload))
+        self._add(path, lambda keys: self._tree.tensor(keys, layout, payload))
 
     def value(self, path: Path, value: Any) -> None:
         """Add a value: a plain one, or a PickledValue."""
@@ -98,11 +86,11 @@ class StateTree:
         """Return the entries, lists told from mappings; `others` is complete then."""
         for keys in self._lists:
             with contextlib.suppress(NameCollisionError, LimitError, UnsupportedError):  # its items are elsewhere
-                self.tree.module(keys, ModuleKind.LIST)
-        entries = self.tree.entries()
+                self._tree.module(keys, ModuleKind.LIST)
+        entries = self._tree.entries()
         lists = {module.name for module in entries.modules if module.kind == ModuleKind.LIST}
         for path in self._with_places:
-            above = (".".join(map(str, path[:at])) for at, key in enumerate(path) if isinstance(key, int))
+            above = (".".join(map(str, path[:depth])) for depth, key in enumerate(path) if isinstance(key, int))
             if not lists.issuperset(above):
                 self.others.append(path)
         return entries
@@ -125,17 +113,17 @@ class StateTree:
         """Add a value; returns True if it is a module."""
         name = ".".join(keys)
         if isinstance(value, PickledValue):
-            self.tree.check_name(keys)
-            self.tree.module(keys, ModuleKind.OBJECT, PICKLED)
-            self.tree.attribute((*keys, "value"), value.data)
+            self._tree.check_name(keys)
+            self._tree.module(keys, ModuleKind.OBJECT, PICKLED)
+            self._tree.attribute((*keys, "value"), value.data)
             return True
         if is_attribute(value, name):
-            self.tree.attribute(keys, value)
+            self._tree.attribute(keys, value)
             return False
         kind, type_name, items = children_of(value, name)
         assert kind is not None, "a plain value"
-        self.tree.check_name(keys)
-        self.tree.module(keys, kind, type_name)
+        self._tree.check_name(keys)
+        self._tree.module(keys, kind, type_name)
         for key, item in items:
             self._add_value((*keys, key), item)
         return True
@@ -146,34 +134,25 @@ def _whole_lists(paths: Iterable[Path]) -> set[tuple[str, ...]]:
     counts: dict[tuple[str, ...], int] = {}
     for path in paths:
         keys = tuple(map(str, path))
-        for at, key in enumerate(path):
-            above = keys[:at]
-            known = counts.get(above)
-            if not isinstance(key, int):
-                counts[above] = -1
-            elif known is None:
-                counts[above] = 1 if key == 0 and at != 0 else -1
-            elif known >= 0 and key == known:
-                counts[above] = known + 1
-            elif known >= 0 and key != known - 1:
-                counts[above] = -1
+        for depth, key in enumerate(path):
+            count = counts.get(keys[:depth], 0 if depth else -1)
+            in_order = isinstance(key, int) and max(count - 1, 0) <= key <= count
+            counts[keys[:depth]] = max(count, int(key) + 1) if in_order else -1
     return {keys for keys, count in counts.items() if count > 0}
 
 
 def path_to_text(path: Path) -> str:
-    """Return a path as JSON, as the metadata have it."""
+    """Return a path as JSON."""
     return json.dumps(list(path), ensure_ascii=False, separators=(",", ":"))
 
 
 def path_from_text(text: Any) -> Path | None:
-    """Return the path that a text stands for; None if it is none."""
+    """Return the path that a text stands for; None for any other text."""
     try:
-        found = json.loads(text)
+        keys = json.loads(text)
     except (TypeError, ValueError, RecursionError):
         return None
-    if not isinstance(found, list) or not found:
-        return None
-    return tuple(found) if all(type(key) is str or type(key) is int for key in found) else None
+    return tuple(keys) if isinstance(keys, list) and _are_keys(keys) else None
 
 
 def paths_of(planner_data: Any) -> Mapping[str, Path] | None:
@@ -181,8 +160,10 @@ def paths_of(planner_data: Any) -> Mapping[str, Path] | None:
     if not isinstance(planner_data, dict):
         return None
     for name, path in planner_data.items():
-        if type(path) is not tuple or not path or not all(type(key) is str or type(key) is int for key in path):
-            return None
-        if ".".join(map(str, path)) != name:
+        if type(path) is not tuple or not _are_keys(path) or ".".join(map(str, path)) != name:
             return None
     return planner_data
+
+
+def _are_keys(keys: Sequence[Any]) -> bool:
+    return bool(keys) and all(type(key) is str or type(key) is int for key in keys)

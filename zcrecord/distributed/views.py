@@ -8,11 +8,10 @@ from typing import Any
 from zcrecord.archive.archive import Archive
 from zcrecord.errors import IntegrityError, MismatchError, SourceError, TensorNotFoundError
 from zcrecord.frameworks.torch import import_torch, torch_bytes, torch_dtype, torch_shape
+from zcrecord.loaders.boxes import Bounds, overlap
 
 from .checkpoint import Checkpoint, StoredBox
 from .reader import loaded_object
-
-__all__ = ["load_views"]
 
 
 def load_views(
@@ -57,10 +56,9 @@ def load_views(
     try:
         return _Views(torch, opened, writable, allow_pickle).like(like)
     except (SourceError, IntegrityError):
-        again = opened.again()  # a save may have replaced it meanwhile, and removed its archives
-        if again.identity == opened.identity:
+        if (newer := opened.newer()) is None:  # a save may have removed archives of the one that it replaced
             raise
-        return _Views(torch, again, writable, allow_pickle).like(like)
+        return _Views(torch, newer, writable, allow_pickle).like(like)
 
 
 class _Views:
@@ -84,46 +82,49 @@ class _Views:
         if isinstance(value, list) and any(map(self._is_node, value)):
             return [self._value(item, (*path, str(i))) for i, item in enumerate(value)]
         name = ".".join(path)
-        if name not in self._opened.values:
-            raise TensorNotFoundError(name, lambda: self._opened.values, path=self._opened.path)
+        self._lookup(self._opened.values, name)
         return loaded_object(self._opened.value(name), name, self._opened.path, self._allow_pickle)
 
+    def _lookup(self, known: Mapping[str, Any], name: str) -> Any:
+        if name not in known:
+            raise TensorNotFoundError(name, lambda: known, path=self._opened.path)
+        return known[name]
+
     def _is_node(self, value: Any) -> bool:
-        """Return True for what DCP looks into a list for."""
+        """Return True for values for which DCP looks into a list."""
         return isinstance(value, self._torch.Tensor | Mapping) or (
             isinstance(value, list) and any(map(self._is_node, value))
         )
 
     def _tensor(self, like: Any, name: str) -> Any:
         torch, opened = self._torch, self._opened
-        i = opened.number(name)
+        i = self._lookup(opened.tensors, name)
         kind, bits, shape = opened.type_of(i)
-        told = torch_dtype(torch, kind, bits), torch_shape(kind, bits, shape)
-        if told != (like.dtype, tuple(like.shape)):
+        saved = torch_dtype(torch, kind, bits), torch_shape(kind, bits, shape)
+        if saved != (like.dtype, tuple(like.shape)):
             wanted = f"{like.dtype} of shape {tuple(like.shape)}"
-            what = f"is {told[0]} of shape {told[1]} in the checkpoint, and {wanted} in `like`"
-            raise MismatchError(f"{what}; make the model as it was saved", path=opened.path, tensor=name)
+            message = f"is {saved[0]} of shape {saved[1]} in the checkpoint, and {wanted} in `like`"
+            raise MismatchError(f"{message}; make the model as it was saved", path=opened.path, tensor=name)
         if not hasattr(like, "device_mesh"):
             device = torch.device("cpu") if like.is_meta else like.device
-            return self._box(i, (0,) * len(shape), told[1]).to(device)
+            return self._box(i, (0,) * len(shape), saved[1]).to(device)
         if like.device_mesh.get_coordinate() is None:
             return like
         local = self._box(i, *self._part_of(like))
         if like.device_mesh.device_type != "cpu":
             local = local.to(self._device_of(like))
         # Flattened and put together again, as torch does to trace: from_local would work out a specification for each.
-        *how, _ = like.__tensor_flatten__()[1]
+        *layout, _ = like.__tensor_flatten__()[1]
         parts = {"_local_tensor": local, "device_mesh": like.device_mesh}
-        return type(like).__tensor_unflatten__(parts, (*how, False), like.shape, like.stride())
+        return type(like).__tensor_unflatten__(parts, (*layout, False), like.shape, like.stride())
 
     def _part_of(self, like: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return first index and size of a DTensor's local part; a model has few layouts, and each takes long."""
         key = like.shape, like.placements, like.device_mesh
-        found = self._parts.get(key)
-        if found is None:
+        if key not in self._parts:
             [chunk] = like.__create_chunk_list__()
-            found = self._parts[key] = tuple(chunk.offsets), tuple(chunk.sizes)
-        return found
+            self._parts[key] = tuple(chunk.offsets), tuple(chunk.sizes)
+        return self._parts[key]
 
     def _device_of(self, like: Any) -> Any:
         kind = like.device_mesh.device_type
@@ -131,40 +132,30 @@ class _Views:
 
     def _box(self, i: int, origin: tuple[int, ...], extent: tuple[int, ...]) -> Any:
         """Return a box of a tensor: a view if it is contiguous in one piece, else new memory."""
-        torch, opened = self._torch, self._opened
-        kind, bits, shape = opened.type_of(i)
-        dtype = torch_dtype(torch, kind, bits)
-        # A tensor of packed elements is not split, and torch counts two of them as one.
-        wanted = (origin, extent) if bits >= 8 else ((0,) * len(shape), shape)
-        boxes = [] if 0 in extent else opened.pieces_within(i, *wanted)
-        if len(boxes) == 1:
-            as_torch = boxes[0]._replace(extent=torch_shape(kind, bits, boxes[0].extent))
-            view = _narrowed(self._piece(boxes[0], dtype, as_torch.extent), as_torch, origin, extent)
+        kind, bits, _ = self._opened.type_of(i)
+        dtype = torch_dtype(self._torch, kind, bits)
+        box = tuple((start, start + size) for start, size in zip(origin, extent, strict=True))
+        parts = []
+        for piece in [] if 0 in extent else self._opened.pieces(i):
+            shape = torch_shape(kind, bits, piece.extent)  # packed elements are not split, and torch counts pairs
+            if (both := overlap(box, piece.origin, shape)) is not None:
+                parts.append((_sliced(self._piece(piece, dtype, shape), both[1]), both[0]))
+        if len(parts) == 1:
+            view = parts[0][0]
             return view.detach() if view.is_contiguous() else view.contiguous()
-        made = torch.empty(extent, dtype=dtype, device="cpu")
-        for box in boxes:
-            source = _narrowed(self._piece(box, dtype, box.extent), box, origin, extent)
-            target = made
-            for axis, (start, low, size) in enumerate(zip(origin, box.origin, source.shape, strict=True)):
-                target = target.narrow(axis, max(low - start, 0), size)
-            target.copy_(source)
-        return made
+        joined = self._torch.empty(extent, dtype=dtype, device="cpu")
+        for part, in_box in parts:
+            _sliced(joined, in_box).copy_(part)
+        return joined
 
     def _piece(self, box: StoredBox, dtype: Any, shape: tuple[int, ...]) -> Any:
         # Of a payload that several tensors see differently, as in an archive of views, each has a base of its own.
         row = self._archive.row(box.tensor)
         key = *self._opened.place(box), row.byte_offset, row.dims, row.strides
-        base = self._bases.get(key)
-        if base is None:
-            base = self._bases[key] = torch_bytes(self._torch, self._opened.octets(box, self._archive))
-        return base.view(dtype).view(shape)
+        if key not in self._bases:
+            self._bases[key] = torch_bytes(self._torch, self._opened.octets(box, self._archive))
+        return self._bases[key].view(dtype).view(shape)
 
 
-def _narrowed(piece: Any, box: StoredBox, origin: tuple[int, ...], extent: tuple[int, ...]) -> Any:
-    """Return the elements of a piece that a box of the tensor has."""
-    if box.origin == origin and box.extent == extent:
-        return piece
-    for axis, (low, size, start, wanted) in enumerate(zip(box.origin, box.extent, origin, extent, strict=True)):
-        first = max(start - low, 0)
-        piece = piece.narrow(axis, first, min(start + wanted, low + size) - low - first)
-    return piece
+def _sliced(tensor: Any, bounds: Bounds) -> Any:
+    return tensor[tuple(slice(*ends) for ends in bounds)]

@@ -1,7 +1,7 @@
 """`ZcrStorageWriter`: saves of torch.distributed.checkpoint as archives, one for each rank, and a catalogue.
 
 Planning, deduplication of replicated tensors and all communication are DCP's. `rank_archive` writes, `join` makes the
-catalogue of what the ranks report, `folder` knows the files.
+catalogue of the ranks' reports, `folder` knows the files.
 
 Source: `StorageWriter` and the calls of `_save_state_dict` in torch 2.13.
 """
@@ -18,6 +18,7 @@ from zcrecord.codec.entries import digest_kind
 from zcrecord.codec.layout import ALIGNMENT, check_alignment
 from zcrecord.errors import RecordError, UnsupportedError
 from zcrecord.frameworks.torch import import_torch
+from zcrecord.storage.sink import Sink
 
 from .folder import CheckpointFolder, checkpoint_folder
 from .join import joined
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     StorageWriter = Any
 else:
     StorageWriter = object  # torch's comes after it, in `__getattr__` of the package
-
-__all__ = ["ZcrStorageWriter"]
 
 
 class ZcrStorageWriter(StorageWriter):  # type: ignore[misc]  # mypy takes torch for Any
@@ -43,10 +42,6 @@ class ZcrStorageWriter(StorageWriter):  # type: ignore[misc]  # mypy takes torch
     disk those of saves that were killed are, too. Nothing depends on clocks. Of two saves to one folder at a time the
     one that would end last is refused. If a rank fails, its own file is removed, the old checkpoint stays, and DCP
     raises CheckpointException in every rank, with the error of the rank that failed.
-
-    DCP calls, in this order (see torch's `StorageWriter`): 0. `reset`, on all ranks; 1. `set_up_storage_writer`, on
-    all; 2. `prepare_local_plan`, on all; 3. `prepare_global_plan`, on the coordinator; 4. `write_data`, on all; 5.
-    `finish`, on the coordinator, once all have written.
 
     `zcrecord.load_record("checkpoints/100/checkpoint.zcr")` has the state dict as one record, its tensors whole.
     Tensors are written from their own memory; those of a device, and those not in C order, through 8 MiB. Tied ones
@@ -90,7 +85,7 @@ class ZcrStorageWriter(StorageWriter):  # type: ignore[misc]  # mypy takes torch
         self.reset(path)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None}  # what a save has under way stays here
+        return {**self.__dict__, "_opened": None}  # files of a save under way stay here
 
     @property
     def checkpoint_id(self) -> Any:
@@ -116,14 +111,10 @@ class ZcrStorageWriter(StorageWriter):  # type: ignore[misc]  # mypy takes torch
         return StorageMeta(checkpoint_id=self._path)
 
     def set_up_storage_writer(self, is_coordinator: bool, *_: Any, **kwargs: Any) -> None:
-        """Take note of this rank, and remove what it has written for an earlier save that failed.
-
-        Raises:
-            UnsupportedError: a save without collectives, in which no rank knows what the others wrote.
-        """
+        """Take note of this rank, and remove its archive of an earlier save that failed."""
         if not kwargs.get("use_collectives", True):
-            what = "a checkpoint is one catalogue of what all ranks wrote; save it with use_collectives=True"
-            raise UnsupportedError(what, path=None if self._path is None else str(self._path))
+            message = "a checkpoint is one catalogue of all ranks' archives; save it with use_collectives=True"
+            raise UnsupportedError(message, path=None if self._path is None else str(self._path))
         self._rank, self._coordinates = kwargs.get("rank") or 0, is_coordinator
         self._close()
 
@@ -153,35 +144,31 @@ class ZcrStorageWriter(StorageWriter):  # type: ignore[misc]  # mypy takes torch
 
     def _write(self, plan: Any, planner: Any) -> RankReport:
         torch = import_torch()
-        folder, values = self._folder(), {}
-        chunks = []
+        folder, values, chunks = self._folder(), {}, []
         for item in plan.items:
             if item.tensor_data is None:
                 values[item.index.fqn] = _value_of(torch, planner, item)
             else:
                 chunks.append((item, _chunk_of(item)))
-        names = {chunk.name for _, chunk in chunks}
-        options: dict[str, Any] = {"alignment": self._alignment, "digest": self._digest}
-        if not any(prod(chunk.extent) for _, chunk in chunks):
-            out = RankWriter(torch, None, names, **options)
+
+        def written(name: str, sink: Sink | None) -> RankReport:
+            names = {chunk.name for _, chunk in chunks}
+            out = RankWriter(torch, sink, names, alignment=self._alignment, digest=self._digest)
             for item, chunk in chunks:
                 out.add(chunk, planner.resolve_data(item))
-            return out.finish("", values)
+            return out.finish(name, values)
+
+        if not any(prod(chunk.extent) for _, chunk in chunks):
+            return written("", None)
         name = folder.shard_name(self._rank, _world_size(torch))
         with folder.new_shard(name) as sink:
-            out = RankWriter(torch, sink, names, **options)
-            for item, chunk in chunks:
-                out.add(chunk, planner.resolve_data(item))
-            report = out.finish(name, values)
+            report = written(name, sink)
         return report._replace(scratch=folder.scratch)
 
     def finish(self, metadata: Any, results: list[list[Any]]) -> None:
         """Commit: replace the catalogue, then remove the files that nothing names any more. Runs in the coordinator.
 
-        Raises:
-            MismatchError: chunks of the ranks do not fit together. SourceError: the file system reports an error, or
-            ranks have written to folders of their own. The checkpoint there before is untouched, and this one's files
-            are removed.
+        After an error the checkpoint there before is untouched, and this one's files are removed.
         """
         folder = self._folder()
         reports = [result.storage_data for rank in results for result in rank]
@@ -190,8 +177,7 @@ class ZcrStorageWriter(StorageWriter):  # type: ignore[misc]  # mypy takes torch
         if planner_data is not None and paths_of(planner_data) is None:
             planner_bytes = _pickled(import_torch(), planner_data).data
         try:
-            options: dict[str, Any] = {"alignment": self._alignment, "digest": self._digest}
-            tree = joined(reports, planner_data, planner_bytes, **options)
+            tree = joined(reports, planner_data, planner_bytes, alignment=self._alignment, digest=self._digest)
             folder.commit(tree, digest_kind(self._digest), new, self._version)
         except BaseException as error:
             folder.take_back(new)
@@ -200,8 +186,7 @@ class ZcrStorageWriter(StorageWriter):  # type: ignore[misc]  # mypy takes torch
     def _folder(self) -> CheckpointFolder:
         """Return the folder of this save, which knows what this rank has written."""
         if self._path is None:
-            what = "no folder to save to was given: ZcrStorageWriter(path), or dcp.save(checkpoint_id=)"
-            raise UnsupportedError(what)
+            raise UnsupportedError("no folder to save to: ZcrStorageWriter(path), or dcp.save(checkpoint_id=)")
         if self._opened is None:
             self._opened = checkpoint_folder(self._path, durable=self._durable, options=self._options)
         return self._opened
@@ -213,9 +198,9 @@ class ZcrStorageWriter(StorageWriter):  # type: ignore[misc]  # mypy takes torch
 
 
 def _chunk_of(item: Any) -> Chunk:
-    """Return the chunk that DCP's item of a plan is of."""
-    told = item.tensor_data
-    return Chunk(item.index.fqn, tuple(told.size), tuple(told.chunk.offsets), tuple(told.chunk.sizes))
+    """Return the chunk of DCP's item of a plan."""
+    data = item.tensor_data
+    return Chunk(item.index.fqn, tuple(data.size), tuple(data.chunk.offsets), tuple(data.chunk.sizes))
 
 
 def _value_of(torch: Any, planner: Any, item: Any) -> Any:
@@ -239,9 +224,9 @@ def _value_of(torch: Any, planner: Any, item: Any) -> Any:
 
 
 def _pickled(torch: Any, value: Any) -> PickledValue:
-    held = io.BytesIO()
-    torch.save(value, held)
-    return PickledValue(held.getvalue())
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return PickledValue(buffer.getvalue())
 
 
 def _world_size(torch: Any) -> int:
