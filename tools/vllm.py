@@ -9,6 +9,7 @@ import argparse
 import functools
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -17,7 +18,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -66,14 +67,14 @@ def engine(folder: str, load_format: str, extra: dict[str, Any] | None = None, *
 
 
 def tokens(folder: str, load_format: str, extra: dict[str, Any] | None = None, **options: Any) -> Answers:
-    """Return the tokens that vLLM generates for each prompt, the most probable ones, and how probable they are."""
+    """Return the most probable tokens that vLLM generates for each prompt, and the logarithm of their probability."""
     from vllm import SamplingParams
     from vllm.distributed import cleanup_dist_env_and_memory
 
-    how = SamplingParams(max_tokens=NEW_TOKENS, temperature=0, detokenize=False, ignore_eos=True, logprobs=0)
+    sampling = SamplingParams(max_tokens=NEW_TOKENS, temperature=0, detokenize=False, ignore_eos=True, logprobs=0)
     prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
     try:
-        answers = engine(folder, load_format, extra, **options).generate(prompts, how, use_tqdm=False)
+        answers = engine(folder, load_format, extra, **options).generate(prompts, sampling, use_tqdm=False)
         best = [answer.outputs[0] for answer in answers]
         return [[*one.token_ids, one.cumulative_logprob] for one in best]
     finally:
@@ -91,14 +92,14 @@ def modules_after_plugins() -> list[str]:
     return known + sorted(name for name in set(sys.modules) - before if name.startswith("zcrecord"))
 
 
-# The checks.
+# The checks: each yields a line for each thing that holds, or raises.
 
 
-def check_registration(_: Path) -> str:
+def check_registration(_: Path) -> Iterator[str]:
     """Check that vLLM finds the load format by the entry point, which imports two small modules."""
     found = call_alone("tools.vllm:modules_after_plugins")
     _expect(found == [OURS, "zcrecord.vllm", "zcrecord.vllm.loader"], f"vLLM's plugins brought {found}")
-    return "vLLM knows the load format; nothing else of zcrecord is imported"
+    yield "vLLM knows the load format; nothing else of zcrecord is imported"
 
 
 def check_tokens(folder: Path) -> Iterator[str]:
@@ -108,32 +109,31 @@ def check_tokens(folder: Path) -> Iterator[str]:
         expected = _expected(source)
         _expect(len({token for answer in expected for token in answer[:-1]}) > 8, f"{title}: all tokens are alike")
         archive = folder / f"{source.name}-zcr"
-        _same(expected, _tokens(archive), title)
-        yield f"{title}: from a path"
+        yield _same(expected, _tokens(archive), f"{title}: from a path")
         if title in ("Llama", "GPT-2, tied"):
-            _same(expected, _tokens_by_http(archive), f"{title}, from an HTTP server")
-            yield f"{title}: from an HTTP server"
+            yield _same(expected, _tokens_by_http(archive), f"{title}: from an HTTP server")
 
 
-def check_quantized(folder: Path) -> str:
+def check_quantized(folder: Path) -> Iterator[str]:
     """Check a quantised model, whose configuration vLLM reads from config.json."""
     source = folder / "Llama-int8"
     _worker().call("tools.models.causal_lms:write_int8", source=str(folder / "Llama"), folder=str(source))
     expected = _expected(source)
     _expect(expected != _expected(folder / "Llama"), "quantised weights answer as the others")
-    _same(expected, _tokens(copy_with_archive(source, folder / "Llama-int8-zcr")), "int8")
-    return "Llama, int8: from a path"
+    yield _same(expected, _tokens(copy_with_archive(source, folder / "Llama-int8-zcr")), "Llama, int8: from a path")
 
 
 def check_catalogues(folder: Path) -> Iterator[str]:
     """Check weights in shards that a catalogue names."""
     for name in ("Llama", "GPT-2-tied"):
-        catalogue = _with_catalogue(folder / f"{name}-zcr", folder / f"{name}-catalogue")
+        source, catalogue = folder / f"{name}-zcr", folder / f"{name}-catalogue"
+        shutil.copytree(source, catalogue, ignore=shutil.ignore_patterns("*.zcr"))
+        record = zcrecord.load_record(source / "model.zcr")
+        zcrecord.save_record(record, catalogue / "model.zcr", max_shard_size=1 << 20)
+        _expect(len(list(catalogue.glob("*.zcr"))) > 2, "the catalogue has one shard")
         expected = _expected(folder / name)
-        _same(expected, _tokens(catalogue), f"{name}, from a catalogue")
-        yield f"{name}: from a catalogue"
-        _same(expected, _tokens_by_http(catalogue), f"{name}, from a catalogue on an HTTP server")
-        yield f"{name}: from a catalogue on an HTTP server"
+        yield _same(expected, _tokens(catalogue), f"{name}: from a catalogue")
+        yield _same(expected, _tokens_by_http(catalogue), f"{name}: from a catalogue on an HTTP server")
 
 
 def check_heads(folder: Path) -> Iterator[str]:
@@ -141,48 +141,41 @@ def check_heads(folder: Path) -> Iterator[str]:
     source, untied = folder / "Llama-tied", folder / "Llama"
     expected = _expected(source)
     tensors = dict(zcrecord.load_record(folder / "Llama-tied-zcr" / "model.zcr"))
-    embedding = tensors["model.embed_tokens.weight"]
     saved = folder / "head-tied"
     _worker().call("tools.models.causal_lms:save_again", source=str(source), folder=str(saved))
     _expect(len(zcrecord.load_record(saved / "model.zcr")) == len(tensors) + 1, "lm_head was left out")
-    _same(expected, _tokens(saved), "a head that is tied")
-    yield "tie_word_embeddings, and lm_head tied in the archive, as zcrecord.transformers saves it"
-    equal = _folder(source, folder / "head-equal", {**tensors, "lm_head.weight": embedding.copy()})
-    _same(expected, _tokens(equal), "a head that is equal, and not tied")
-    yield "tie_word_embeddings, and lm_head equal, not tied"
+    yield _same(expected, _tokens(saved), "tie_word_embeddings, and lm_head tied, as zcrecord.transformers saves it")
+    head = tensors["model.embed_tokens.weight"].copy()
+    equal = _folder(source, folder / "head-equal", {**tensors, "lm_head.weight": head})
+    yield _same(expected, _tokens(equal), "tie_word_embeddings, and lm_head equal, not tied")
     theirs = folder / "head-of-its-own"
     shutil.copytree(untied, theirs)
     change_config(theirs, tie_word_embeddings=True)
     expected = _expected(theirs)
     _same(_expected(untied), expected, "such a head in a .safetensors")
-    _same(expected, _tokens(copy_with_archive(theirs, folder / "head-of-its-own-zcr")), "a head of its own")
-    yield "tie_word_embeddings, and lm_head with other numbers"
+    ours = copy_with_archive(theirs, folder / "head-of-its-own-zcr")
+    yield _same(expected, _tokens(ours), "tie_word_embeddings, and lm_head with other numbers")
 
 
-def check_ranks(folder: Path) -> str:
+def check_ranks(folder: Path) -> Iterator[str]:
     """Check that two tensor-parallel ranks answer as one does."""
     expected = _expected(folder / "Llama", 2)
-    _same(expected, _tokens(folder / "Llama-zcr", tensor_parallel_size=2), "two ranks")
-    return "two tensor-parallel ranks"
+    yield _same(expected, _tokens(folder / "Llama-zcr", tensor_parallel_size=2), "two tensor-parallel ranks")
 
 
-def check_hub(folder: Path) -> str:
+def check_hub(folder: Path) -> Iterator[str]:
     """Check a model of a hub, as the hub's cache has it; nothing is fetched."""
     cache = folder / "hub"
     snapshot = cache / "models--somebody--llama" / "snapshots" / ("0" * 40)
     shutil.copytree(folder / "Llama-zcr", snapshot)
     (snapshot.parents[1] / "refs").mkdir()
     (snapshot.parents[1] / "refs" / "main").write_text("0" * 40, encoding="utf-8")
-    os.environ["HF_HUB_CACHE"] = str(cache)
-    try:  # in a process that starts with that cache
+    with _environment(HF_HUB_CACHE=str(cache)):  # in a process that starts with that cache
         answers = call_alone("tools.vllm:tokens", folder="somebody/llama", load_format=OURS)
-    finally:
-        del os.environ["HF_HUB_CACHE"]
-    _same(_expected(folder / "Llama"), answers, "a model of a hub")
-    return "a model in the cache of a hub"
+    yield _same(_expected(folder / "Llama"), answers, "a model in the cache of a hub")
 
 
-def check_serve(folder: Path) -> str:
+def check_serve(folder: Path) -> Iterator[str]:
     """Check `vllm serve FOLDER --load-format zcrecord`."""
     expected = _expected(folder / "Llama")
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -202,77 +195,52 @@ def check_serve(folder: Path) -> str:
         finally:
             server.terminate()
             server.wait(60)
-    _same([answer[:-1] for answer in expected], answers, "vllm serve")
-    return "vllm serve FOLDER --load-format zcrecord"
+    yield _same([answer[:-1] for answer in expected], answers, "vllm serve FOLDER --load-format zcrecord")
 
 
 def check_errors(folder: Path) -> Iterator[str]:
     """Check that each fault is one typed error that names the place."""
-    llama, archive = folder / "Llama", folder / "Llama-zcr" / "model.zcr"
-    tensors = dict(zcrecord.load_record(archive))
+    llama, tensors = folder / "Llama", dict(zcrecord.load_record(folder / "Llama-zcr" / "model.zcr"))
     name = "model.layers.1.mlp.up_proj.weight"
     lacking = "model.norm.weight"  # of a linear layer that is not quantised vLLM does not notice it, in any format
     short = {key: value for key, value in tensors.items() if key != lacking}
     packed = zcrecord.PackedTensor(np.zeros(2, np.uint8), "int4", (4,))
-    faults: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
-        "no archive": (lambda to: _folder(llama, to, None), {}, "SourceError: .*without an archive"),
-        "an option with a typing error": (lambda _: folder / "Llama-zcr", {"ulr": "x"}, "UnsupportedError: .*'ulr'"),
+    cut = {**tensors, name: tensors[name][:-64]}
+    named, refused = "MismatchError: .*model.zcr: ", "LlamaForCausalLM does not take"
+    faults: dict[str, tuple[Path, dict[str, Any] | None, dict[str, Any], str]] = {
+        "no archive": (llama, None, {}, "SourceError: .*without an archive"),
+        "an option with a typing error": (llama, tensors, {"ulr": "x"}, "UnsupportedError: .*'ulr'"),
         "elements that torch has no type for": (
-            lambda to: _folder(llama, to, {**tensors, "extra": packed}),
-            {},
-            r"UnsupportedError: .*model.zcr: tensor 'extra': .*int4",
+            llama, {**tensors, "extra": packed}, {}, r"UnsupportedError: .*model.zcr: tensor 'extra': .*int4",
         ),
-        "another architecture": (
-            lambda to: _folder(folder / "GPT-2-tied", to, tensors),
-            {},
-            "MismatchError: .*model.zcr: .*GPT2LMHeadModel does not take these weights",
-        ),
-        "another shape": (
-            lambda to: _folder(llama, to, {**tensors, name: tensors[name][:-64]}),
-            {},
-            f"MismatchError: .*model.zcr: tensor '{name}': LlamaForCausalLM does not take",
-        ),
-        "a missing weight": (
-            lambda to: _folder(llama, to, short),
-            {},
-            f"MismatchError: .*model.zcr: LlamaForCausalLM does not take .*{lacking}",
-        ),
-    }
-    import re
-
-    for what, (make, extra, expected) in faults.items():
-        where = make(folder / f"fault-{what.replace(' ', '-')}")
+        "another architecture": (folder / "GPT-2-tied", tensors, {}, f"{named}.*GPT2LMHeadModel does not take these"),
+        "another shape": (llama, cut, {}, f"{named}tensor '{name}': {refused}"),
+        "a missing weight": (llama, short, {}, f"{named}{refused} .*{lacking}"),
+    }  # fmt: skip
+    for fault, (like, saved, extra, expected) in faults.items():
         try:
-            _tokens(where, extra)
+            _tokens(_folder(like, folder / f"fault-{fault.replace(' ', '-')}", saved), extra)
         except WorkerError as error:
-            _expect(re.search(expected, str(error)) is not None, f"{what}: {error}")
+            _expect(re.search(expected, str(error)) is not None, f"{fault}: {error}")
         else:
-            raise CheckError(f"{what}: was served")
-        yield f"an error: {what}"
+            raise CheckError(f"{fault}: was served")
+        yield f"an error: {fault}"
 
 
-CHECKS = (
-    check_registration,
-    check_tokens,
-    check_quantized,
-    check_catalogues,
-    check_heads,
-    check_ranks,
-    check_hub,
-    check_serve,
-    check_errors,
-)
+CHECKS = {
+    "registration": check_registration,
+    "tokens": check_tokens,
+    "quantized": check_quantized,
+    "catalogues": check_catalogues,
+    "heads": check_heads,
+    "ranks": check_ranks,
+    "hub": check_hub,
+    "serve": check_serve,
+    "errors": check_errors,
+}
 
 
-# What they have in common.
-
-
-def _write_models(folder: Path) -> None:
-    """Write each model's folder, NAME with safetensors and NAME-zcr with an archive."""
-    for title in MODELS:
-        source = folder / _name(title)
-        _worker().call("tools.models.causal_lms:write_model", folder=str(source), title=title)
-        copy_with_archive(source, folder / f"{source.name}-zcr")
+# Helpers.
 
 
 def _name(title: str) -> str:
@@ -310,13 +278,6 @@ def _tokens_by_http(folder: Path) -> Answers:
     return answers
 
 
-def _with_catalogue(folder: Path, to: Path) -> Path:
-    shutil.copytree(folder, to, ignore=shutil.ignore_patterns("*.zcr"))
-    zcrecord.save_record(zcrecord.load_record(folder / "model.zcr"), to / "model.zcr", max_shard_size=1 << 20)
-    _expect(len(list(to.glob("*.zcr"))) > 2, "the catalogue has one shard")
-    return to
-
-
 def _folder(like: Path, to: Path, tensors: dict[str, Any] | None) -> Path:
     """Return a new folder with the configuration of a model, and an archive of these tensors."""
     shutil.copytree(like, to, ignore=shutil.ignore_patterns("*.safetensors"))
@@ -350,16 +311,17 @@ def _expect(holds: bool, otherwise: str) -> None:
         raise CheckError(otherwise)
 
 
-def _same(expected: Answers, found: Answers, what: str) -> None:
-    _expect(expected == found, f"{what}: other tokens than from safetensors\n  {expected}\n  {found}")
+def _same(expected: Answers, found: Answers, line: str) -> str:
+    """Return the line if the answers are the same."""
+    _expect(expected == found, f"{line}: other tokens than from safetensors\n  {expected}\n  {found}")
+    return line
 
 
 @contextmanager
-def _environment(**more: str) -> Iterator[None]:
-    """Have processes that are started in the block find what vLLM's settings are."""
-    chosen = ENVIRONMENT | more
-    before = {name: os.environ.get(name) for name in chosen}
-    os.environ.update(chosen)
+def _environment(**variables: str) -> Iterator[None]:
+    """Set variables for processes that are started in the block."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
@@ -371,35 +333,33 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the checks, or the benchmark; return the exit status."""
     parser = argparse.ArgumentParser(prog="tools/vllm", description="vLLM over archives, on this machine.")
     parser.add_argument("--bench", action="store_true", help="load times, and bytes read by a tensor-parallel rank")
-    titles = [_title(check) for check in CHECKS]
-    parser.add_argument("--only", nargs="+", metavar="CHECK", choices=titles, help=f"some of {', '.join(titles)}")
+    parser.add_argument("--only", nargs="+", metavar="CHECK", choices=CHECKS, help=f"some of {', '.join(CHECKS)}")
     args, rest = parser.parse_known_args(arguments)
     if args.bench:
         from tools.bench.vllm import main as measure
 
-        with _environment():
+        with _environment(**ENVIRONMENT):
             return measure(rest)
     if rest:
         parser.error(f"not known: {' '.join(rest)}")
-    with tempfile.TemporaryDirectory(prefix="zcrecord-vllm-") as folder, _environment(**ONE_THREAD), _worker():
-        return _run_checks(Path(folder), args.only)
+    with (
+        tempfile.TemporaryDirectory(prefix="zcrecord-vllm-") as folder,
+        _environment(**ENVIRONMENT | ONE_THREAD),
+        _worker(),
+    ):
+        return _run_checks(Path(folder), args.only or list(CHECKS))
 
 
-def _title(check: Callable[[Path], Any]) -> str:
-    return check.__name__.removeprefix("check_")
-
-
-def _run_checks(folder: Path, only: list[str] | None) -> int:
-    """Run the checks, tell each that holds, and return the exit status."""
-    _write_models(folder)
-    for check in CHECKS:
-        name = _title(check)
-        if only and name not in only:
-            continue
+def _run_checks(folder: Path, names: list[str]) -> int:
+    """Write each model's folder, NAME with safetensors and NAME-zcr with an archive; run checks, return the status."""
+    for title in MODELS:
+        source = folder / _name(title)
+        _worker().call("tools.models.causal_lms:write_model", folder=str(source), title=title)
+        copy_with_archive(source, folder / f"{source.name}-zcr")
+    for name, check in CHECKS.items():
         begun = time.monotonic()
         try:
-            told = check(folder)
-            for line in [told] if isinstance(told, str) else told:
+            for line in check(folder) if name in names else ():
                 print(f"ok  {line}  ({time.monotonic() - begun:.0f} s)", flush=True)
                 begun = time.monotonic()
         except (CheckError, WorkerError, RecordError) as error:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 else:
     DefaultModelLoader = object  # vLLM's comes after it, in `loader_class`
 
-__all__ = ["loader_class"]
-
 _BAR = "{desc}: {percentage:3.0f}% of {total_fmt} tensors [{elapsed}<{remaining}]\n"  # a line each: workers share a log
 
 
@@ -40,12 +38,15 @@ class ArchiveLoading(DefaultModelLoader):  # type: ignore[misc]  # vLLM is not i
     """
 
     def __init__(self, load_config: Any) -> None:
-        from .weights import loader_options
+        from vllm.config.utils import replace
 
-        self._options = loader_options(load_config.model_loader_extra_config)
-        super().__init__(_without_options(load_config))
+        from . import weights  # here, because every process of vLLM imports this module, whatever it loads
+
+        self._weights = weights
+        self._options = weights.loader_options(load_config.model_loader_extra_config)
+        super().__init__(replace(load_config, model_loader_extra_config={}))  # vLLM's refuses options of others
         self._opened: tuple[str, Record] | None = None
-        self._at: str | None = None  # the tensor that the model has been given last
+        self._last: str | None = None  # the tensor that the model was given last
 
     def download_model(self, model_config: Any) -> None:
         """Fetch the archives of a model of a hub; does nothing for a folder and for a URL, which is read later."""
@@ -54,10 +55,8 @@ class ArchiveLoading(DefaultModelLoader):  # type: ignore[misc]  # vLLM is not i
 
     def load_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> Any:
         """Return the model, with its weights; embeddings are untied first if the archive has a head of its own."""
-        from .weights import has_own_head
-
         config = model_config.hf_config
-        if getattr(config, "tie_word_embeddings", False) and has_own_head(self._record(model_config)):
+        if getattr(config, "tie_word_embeddings", False) and self._weights.has_own_head(self._record(model_config)):
             # As vLLM does where it finds such a head in a .safetensors; once loaded, equal ones are tied again.
             config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False
             model_config.word_embeddings_untied_by_checkpoint = True
@@ -72,17 +71,13 @@ class ArchiveLoading(DefaultModelLoader):  # type: ignore[misc]  # vLLM is not i
         """
         import time
 
-        from .weights import mismatch
-
         self.counter_before_loading_weights = time.perf_counter()
         try:
             super().load_weights(model, model_config)
         except Exception as error:
             path = self._opened[1].path if self._opened else None
-            told = mismatch(error, type(model).__name__, path, self._at)
-            if told is error:
-                raise
-            raise told from error
+            self._weights.check_mismatch(error, type(model).__name__, path, self._last)
+            raise
         finally:
             self._opened = None
 
@@ -91,15 +86,13 @@ class ArchiveLoading(DefaultModelLoader):  # type: ignore[misc]  # vLLM is not i
         from tqdm.auto import tqdm
         from vllm.model_executor.model_loader.weight_utils import enable_tqdm
 
-        from .weights import torch_weights
-
         record = self._record(model_config)
-        weights = torch_weights(record, getattr(model, "is_unused_checkpoint_weight", None))
+        tensors = self._weights.torch_weights(record, getattr(model, "is_unused_checkpoint_weight", None))
         quiet = not enable_tqdm(self.load_config.use_tqdm_on_load)
         bar = {"desc": "Loading zcrecord", "bar_format": _BAR, "mininterval": 2, "disable": quiet}
-        for self._at, tensor in tqdm(weights, total=len(record), **bar):
-            yield self._at, tensor
-        self._at = None
+        for self._last, tensor in tqdm(tensors, total=len(record), **bar):
+            yield self._last, tensor
+        self._last = None
         yield from self._secondary_weights(model)
 
     def _secondary_weights(self, model: Any) -> Iterator[tuple[str, Any]]:
@@ -109,17 +102,15 @@ class ArchiveLoading(DefaultModelLoader):  # type: ignore[misc]  # vLLM is not i
         from vllm.config.utils import replace
         from vllm.model_executor.model_loader import DefaultModelLoader
 
-        vllms = DefaultModelLoader(replace(self.load_config, load_format="auto"))
+        loader = DefaultModelLoader(replace(self.load_config, load_format="auto"))
         for source in sources:
-            yield from vllms._get_weights_iterator(source)
+            yield from loader._get_weights_iterator(source)
 
     def _record(self, model_config: Any) -> Record:
         """Return the opened archive; it is opened once for each load."""
-        from .weights import open_weights
-
         if self._opened is None or self._opened[0] != model_config.model:
             folder = None if self._options.url else self._folder(model_config)
-            self._opened = model_config.model, open_weights(folder, self._options)
+            self._opened = model_config.model, self._weights.open_weights(folder, self._options)
         return self._opened[1]
 
     def _folder(self, model_config: Any) -> str:
@@ -130,13 +121,6 @@ class ArchiveLoading(DefaultModelLoader):  # type: ignore[misc]  # vLLM is not i
 
         if os.path.isdir(model_config.model):
             return str(model_config.model)
-        where, ignored = self.load_config.download_dir, self.load_config.ignore_patterns
+        cache, ignored = self.load_config.download_dir, self.load_config.ignore_patterns
         revision = model_config.revision
-        return str(download_weights_from_hf(model_config.model, where, ["*.zcr"], revision, ignore_patterns=ignored))
-
-
-def _without_options(load_config: Any) -> Any:
-    """Return vLLM's load configuration without our options, which its own loader refuses."""
-    from vllm.config.utils import replace
-
-    return replace(load_config, model_loader_extra_config={})
+        return str(download_weights_from_hf(model_config.model, cache, ["*.zcr"], revision, ignore_patterns=ignored))

@@ -21,12 +21,11 @@ from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.storage.files import is_url
 
-__all__ = ["LoaderOptions", "has_own_head", "loader_options", "mismatch", "open_weights", "torch_weights"]
-
 _BATCH = 256 << 20  # bytes of tensors that are fetched from a URL at a time
 _HEAD = "lm_head.weight"  # the name's end, by which vLLM itself knows an output layer
 # Errors of a model's load_weights that are about the weights. RuntimeError itself: its subclasses are of memory.
 _ABOUT_WEIGHTS = (AssertionError, AttributeError, IndexError, KeyError, ValueError)
+_EXTRA = "--model-loader-extra-config"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +33,9 @@ class LoaderOptions:
     """Options of `--model-loader-extra-config`.
 
     Attributes:
-        url: where the archive or catalogue is; None for the one in the model's folder.
+        url: of the archive or catalogue; None for the one in the model's folder.
         storage_options: for fsspec, which opens the URL; see `load_record`.
-        cache: a folder for fetched bytes; None for the one that $ZCRECORD_CACHE names; False for none.
+        cache: a folder for fetched bytes; None for the one that $ZCRECORD_CACHE names; False for no cache.
     """
 
     url: str | None = None
@@ -57,31 +56,25 @@ def loader_options(given: Any) -> LoaderOptions:
     Raises:
         UnsupportedError: it has a key that is not known, a value of another type, or options of a URL without one.
     """
-    where = "--model-loader-extra-config"
+    known = ", ".join(_KINDS)
     if not isinstance(given, Mapping):
-        raise UnsupportedError(f"{where} takes a JSON object with {_listed(_KINDS)}, not a {type(given).__name__}")
+        raise UnsupportedError(f"{_EXTRA} takes a JSON object with {known}, not a {type(given).__name__}")
     for key, value in given.items():
         if key not in _KINDS:
-            raise UnsupportedError(
-                f"{where} has {printable(repr(key))}, which is not known; it takes {_listed(_KINDS)}"
-            )
+            raise UnsupportedError(f"{_EXTRA} has {printable(repr(key))}, which is not known; it takes {known}")
         kind, fits = _KINDS[key]
         if not fits(value):
-            raise UnsupportedError(f"{where}: {key} is {kind}, not a {type(value).__name__}")
+            raise UnsupportedError(f"{_EXTRA}: {key} is {kind}, not a {type(value).__name__}")
     if given and "url" not in given:
-        raise UnsupportedError(f"{where}: {_listed(given)} without url; leave it out for an archive in the folder")
+        raise UnsupportedError(f"{_EXTRA}: {', '.join(given)} without url; leave it out for an archive in the folder")
     return LoaderOptions(**given)
-
-
-def _listed(names: Mapping[str, Any]) -> str:
-    return ", ".join(names)
 
 
 def open_weights(folder: str | None, options: LoaderOptions) -> Record:
     """Return the record of a model folder, or of the URL in the options.
 
     Raises:
-        SourceError: there is no archive, or several, or it cannot be read. FormatError, LimitError: it is no valid
+        SourceError: there is no archive, or several, or it cannot be read. FormatError, LimitError: it is not a valid
         archive.
     """
     if options.url is not None:
@@ -118,11 +111,7 @@ def torch_weights(record: Record, unused: Callable[[str], bool] | None = None) -
 
 
 def _check_whole(record: Record, info: TensorInfo) -> None:
-    """Check the digest of the payload that a tensor is all of; a larger one would be read for its digest alone.
-
-    Raises:
-        IntegrityError: it does not match.
-    """
+    """Check the digest of the payload that a tensor is all of; a larger one would be read for its digest alone."""
     if info.payload is not None and info.nbytes == record.archive.index.payloads["nbytes"][info.payload]:
         check_digest(record.archive.source.pieces(info.payload), info.name)
 
@@ -166,18 +155,13 @@ def _batches(infos: list[TensorInfo]) -> Iterator[set[str]]:
         yield batch
 
 
-def mismatch(error: Exception, model: str, path: str | None, tensor: str | None) -> Exception:
-    """Return the error to raise for one that came out of a model's `load_weights`: itself, or a MismatchError.
+def check_mismatch(error: Exception, model: str, path: str | None, tensor: str | None) -> None:
+    """Raise MismatchError if an error of a model's `load_weights` is about the weights.
 
-    Args:
-        error: what was raised.
-        model: the class of the model.
-        path: of the archive.
-        tensor: the one that the model had been given last; None if it had them all.
+    `model` is the model's class; `tensor` is the one that it was given last, None if it had them all.
     """
     about = isinstance(error, _ABOUT_WEIGHTS) or type(error) is RuntimeError
-    if isinstance(error, RecordError) or not about:
-        return error
-    reason = printable(str(error) or type(error).__name__, 400)
-    what = f"{model} does not take these weights: {reason}; config.json has to be of the model that was saved"
-    return MismatchError(what, path=path, tensor=tensor)
+    if about and not isinstance(error, RecordError):
+        reason = printable(str(error) or type(error).__name__, 400)
+        message = f"{model} does not take these weights: {reason}; config.json has to be of the model that was saved"
+        raise MismatchError(message, path=path, tensor=tensor) from error
