@@ -208,7 +208,7 @@ def check_errors(folder: Path) -> Iterator[str]:
     cut = {**tensors, name: tensors[name][:-64]}
     named, refused = "MismatchError: .*model.zcr: ", "LlamaForCausalLM does not take"
     faults: dict[str, tuple[Path, dict[str, Any] | None, dict[str, Any], str]] = {
-        "no archive": (llama, None, {}, "SourceError: .*without an archive"),
+        "no archive": (llama, None, {}, "SourceError: .*without a model"),
         "an option with a typing error": (llama, tensors, {"ulr": "x"}, "UnsupportedError: .*'ulr'"),
         "elements that torch has no type for": (
             llama, {**tensors, "extra": packed}, {}, r"UnsupportedError: .*model.zcr: tensor 'extra': .*int4",

@@ -117,7 +117,7 @@ WAYS: dict[str, Fill] = {
 
 
 def filled(source: Any, way: str = "record", **options: Any) -> Any:
-    """Return what `seal` returns once a hollow record was filled one way."""
+    """Fill a hollow record one way; returns the result of `seal`."""
     source = source if isinstance(source, zcrecord.Record) else zcrecord.load_record(source)
     hollow = hollow_of(source, **options)
     WAYS[way](hollow, source)

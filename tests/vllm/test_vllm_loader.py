@@ -231,7 +231,7 @@ def test_damaged_or_missing_archive_is_refused(folder: Path) -> None:
     with pytest.raises(FormatError, match=r"model\.zcr"):
         load(folder)
     (folder / "model.zcr").unlink()
-    with pytest.raises(SourceError, match="is a folder without an archive"):
+    with pytest.raises(SourceError, match="is a folder without a model"):
         load(folder)
 
 
