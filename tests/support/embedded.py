@@ -115,7 +115,7 @@ def uses(plans: Sequence[Plan], headers: Sequence[str], paths: Mapping[tuple[int
     includes = "".join(f'#include "{header}"\n' for header in headers)
     calls = "".join(f"    Show({p}, {n}, &{path}, sizeof {path});\n" for (p, n), path in paths.items())
     scopes = zip(plans, _scopes(plans, headers), strict=True)
-    current = " && ".join(f"{scope}{p.stem}_is_current()" for p, scope in scopes if p.telling) or "1"
+    current = " && ".join(f"{scope}{p.stem}_is_current()" for p, scope in scopes if p.has_digests) or "1"
     return f"{includes}{_SHOW}\nint main(void)\n{{\n{calls}    return !({current});\n}}\n"
 
 

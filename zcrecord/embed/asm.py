@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from math import prod
 
 from zcrecord.errors import UnsupportedError, printable
 
@@ -40,14 +39,7 @@ _MACROS = """\
 _\\name:
 #else
 .globl \\name
-#if defined(__ELF__)
-.type \\name, %object
-.size \\name, \\nbytes
-#elif defined(__wasm__)
-.type \\name, @object
-.size \\name, \\nbytes
-#endif
-\\name:
+{typed}\\name:
 #endif
 .endm
 
@@ -57,6 +49,12 @@ _\\name:
 .set _\\name, _\\base + \\offset
 #else
 .globl \\name
+{typed}.set \\name, \\base + \\offset
+#endif
+.endm
+"""
+
+_TYPED = """\
 #if defined(__ELF__)
 .type \\name, %object
 .size \\name, \\nbytes
@@ -64,9 +62,6 @@ _\\name:
 .type \\name, @object
 .size \\name, \\nbytes
 #endif
-.set \\name, \\base + \\offset
-#endif
-.endm
 """
 
 _SECTION = """\
@@ -111,7 +106,7 @@ zcr_symbol \\name, \\nbytes
 .endm
 """
 
-_NOTES = """\
+NOTES = """
 #if defined(__ELF__)
 .section .note.GNU-stack, "", %progbits
 #if defined(__CET__) /* without this note a program would lose its shadow stack */
@@ -127,25 +122,7 @@ _NOTES = """\
 
 
 def files(plan: Plan, directory: str, *, section: str | None = None) -> dict[str, Iterable[bytes]]:
-    """Return the files for a program in assembler: `.S`, `.inc` with constants, and the packed file if there is one.
-
-    Args:
-        plan: the plan of the archive.
-        directory: the folder of the files; the path of the archive is relative to it.
-        section: an ELF or COFF section for all symbols; one that ends in a dot gets each identifier added to it.
-            `.rodata.` by default, which every linker script puts into flash. A section that a script does not name is
-            left out, or copied to RAM.
-
-    Raises:
-        UnsupportedError: a section cannot have that name.
-
-    Example:
-        >>> import numpy as np, zcrecord
-        >>> from zcrecord.embed.plan import plan
-        >>> _ = zcrecord.save_record({"w": np.ones(3, np.float32)}, "model.zcr")
-        >>> sorted(files(plan("model.zcr"), "."))
-        ['model.S', 'model.inc']
-    """
+    """Return the files for a program in assembler: `.S`, `.inc` with constants, and the packed file if there is one."""
     out = {f"{plan.stem}.S": source(plan, directory, section), f"{plan.stem}.inc": equates(plan)}
     return {**out, **packed_file(plan)}
 
@@ -158,7 +135,13 @@ def packed_file(plan: Plan) -> dict[str, Iterable[bytes]]:
 def source(plan: Plan, directory: str, section: str | None) -> Iterator[bytes]:
     """Yield the assembler file: one symbol for each tensor."""
     stem, upper = plan.stem, plan.stem.upper()
-    yield head(plan, _about(plan, section)).encode()
+    about = [
+        f"Every tensor as a symbol, its bytes taken from the archive. Assemble it with cc -c {stem}.S; -I has to name"
+        f" this file's folder, or -D{upper}_ZCR='\"...\"' the archive.",
+        "Assemble it again when the archive changes: a build system does not see what .incbin reads.",
+        f"Sections: {'.rodata.NAME' if section is None else section}.",
+    ]
+    yield head(plan, about).encode()
     yield macros(plan, directory, section).encode()
     if plan.packed_size:
         yield f'\n#ifndef {upper}_PACKED\n#define {upper}_PACKED "{stem}_packed.bin"\n#endif\n'.encode()
@@ -167,25 +150,14 @@ def source(plan: Plan, directory: str, section: str | None) -> Iterator[bytes]:
     for c in plan.constants:
         if c.nbytes:
             yield f"\n/* {description(c)} */\n{_symbol(c, plan.packed_size)}".encode()
-    yield footer().encode()
-
-
-def _about(plan: Plan, section: str | None) -> list[str]:
-    stem = plan.stem
-    advice = f"-I has to name this file's folder, or -D{stem.upper()}_ZCR='\"...\"' the archive"
-    return [
-        f"Every tensor as a symbol, its bytes taken from the archive. Assemble it with cc -c {stem}.S; {advice}.",
-        "Assemble it again when the archive changes: a build system does not see what .incbin reads.",
-        f"Sections: {'.rodata.NAME' if section is None else section}.",
-    ]
+    yield NOTES.encode()
 
 
 def _symbol(c: Constant, packed_size: int) -> str:
     if c.base is not None:
         return f"zcr_shared {c.identifier}, {c.base}, {c.base_offset}, {c.nbytes}\n"
-    macro = "zcr_constant"
-    if c.place == "packed":
-        macro = "zcr_packed" if c.offset + c.nbytes < packed_size else "zcr_packed_last"
+    packed = "zcr_packed" if c.offset + c.nbytes < packed_size else "zcr_packed_last"
+    macro = packed if c.repacked else "zcr_constant"
     return f"{macro} {c.identifier}, {c.offset}, {c.nbytes}, {c.alignment.bit_length() - 1}\n"
 
 
@@ -194,26 +166,23 @@ def placed(name: str, offset: int, nbytes: int, alignment: int) -> str:
     return f"\nzcr_constant_last {name}, {offset}, {nbytes}, {alignment.bit_length() - 1}\n"
 
 
-def footer() -> str:
-    """Return the notes that a linker expects in every object."""
-    return f"\n{_NOTES}"
-
-
 def macros(plan: Plan, directory: str, section: str | None) -> str:
     """Return the archive's path, and the macros that define symbols."""
     upper = plan.stem.upper()
     path = literal(path_between(directory, plan.archive).encode(errors="surrogateescape"))
     path_macro = f"\n#ifndef {upper}_ZCR\n#define {upper}_ZCR {path}\n#endif\n\n"
     macro = _SECTION.format(upper=upper, **sections(section))
-    defined = _MACROS.format(upper=upper, macro=macro)
-    return f"\n{ENDIAN}{path_macro}{defined}" + _CONSTANT.format(macro="zcr_constant", file=f"{upper}_ZCR")
+    constant = _CONSTANT.format(macro="zcr_constant", file=f"{upper}_ZCR")
+    return f"\n{ENDIAN}{path_macro}" + _MACROS.format(upper=upper, macro=macro, typed=_TYPED) + constant
 
 
 def sections(section: str | None) -> dict[str, str]:
     """Return the arguments of `.section` in each object format, for a symbol `\\name`.
 
-    Each ELF section is in a group of its own, so that a linker can drop unused ones although they have one name.
-    (`unique` does the same, but only in binutils 2.35 and later.)
+    A section that ends in a dot gets each identifier added to it. Each ELF section is in a group of its own, so that a
+    linker can drop unused ones although they have one name. (`unique` does the same, but only in binutils 2.35 and
+    later.) Every linker script puts the default, `.rodata.`, into flash; a section that it does not name is left out,
+    or copied to RAM.
 
     Raises:
         UnsupportedError: a section cannot have that name.
@@ -231,14 +200,10 @@ def sections(section: str | None) -> dict[str, str]:
 
 def equates(plan: Plan, *, offsets: bool = False) -> Iterator[bytes]:
     """Yield constants for assembler programs; with `offsets`, also each tensor's offset in the archive."""
-    about = (
-        "Where the tensors lie in the archive." if offsets else "Numbers of the tensors, whose symbols are the .S's."
-    )
-    yield head(plan, [about]).encode()
+    symbols = "Numbers of the tensors, whose symbols are the .S's."
+    yield head(plan, ["Where the tensors lie in the archive." if offsets else symbols]).encode()
     for c in plan.constants:
-        upper = c.identifier.upper()
-        values = {"RANK": len(c.shape), "COUNT": prod(c.shape), **{f"DIM{i}": dim for i, dim in enumerate(c.shape)}}
-        values |= {"NBYTES": c.nbytes, "DTYPE": c.dtype.code, "BITS": c.bits}
-        values |= {"OFFSET": c.offset} if offsets and c.place == "archive" else {}
+        numbers = c.numbers | ({"offset": c.offset} if offsets and c.place == "archive" else {})
         yield f"\n/* {description(c, placed=not offsets)} */\n".encode()
-        yield "".join(f".equ {upper}_{word}, {value}\n" for word, value in values.items()).encode()
+        for word, value in numbers.items():
+            yield f".equ {c.identifier.upper()}_{word.upper()}, {value}\n".encode()

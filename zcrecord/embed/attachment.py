@@ -8,10 +8,11 @@ opens the file as it is, without this module. `executables` has the reasons not 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from zcrecord.archive.archive import Archive, Verify, takes_one_file
+from zcrecord.archive.archive import Verify, takes_one_file
 from zcrecord.codec.layout import (
     ATTACHED_ALIGNMENT,
     ATTACHED_SIZE,
@@ -121,9 +122,12 @@ def attach(
     path = path_of(program)
     out = path if dest is None else path_of(dest)
     in_place = _same(out, path)
-    new = None if in_place else check_destination(_path_or_none(archive), out, force)
+    source = path_of(archive) if isinstance(archive, str | os.PathLike) else None
+    new = None if in_place else check_destination(source, out, force)
     with load_record(archive, verify=verify) as record:
-        _check_whole(record.archive)
+        takes_one_file(record.archive, "attach")
+        if not record.archive.whole:
+            raise UnsupportedError("only whole archives can be attached", path=record.archive.path)
         record.archive.fetch()
         weights = record.archive.buffer
         memory = map_file(path, least=0)
@@ -132,12 +136,10 @@ def attach(
         _check_unsigned(octets, parts, path)
         _check(octets[: parts.program], path, force)
         offset = align_up(parts.program + ATTACHED_SIZE, ATTACHED_ALIGNMENT)
+        note = bytes(offset - ATTACHED_SIZE - parts.program) + encode_attached(parts.program)
         replaces = memory.identity if in_place else new
         with open_sink(out, durable=durable, like=path, replaces=replaces) as sink:
-            copy = _Copy(sink, offset + len(weights), progress)
-            copy.add(octets[: parts.program])
-            copy.add(bytes(offset - ATTACHED_SIZE - parts.program) + encode_attached(parts.program))
-            copy.add(weights)
+            _copy((octets[: parts.program], memoryview(note), weights), sink, progress)
         replaced = None if parts.archive is None else parts.end - parts.archive
         return AttachReport(path, out, parts.program, len(weights), offset, replaced)
 
@@ -183,8 +185,8 @@ def detach(
     path = path_of(program)
     if discard and (keep or dest is not None):
         raise UnsupportedError("discard=True throws the archive away; leave out what is to keep it", path=path)
-    beside = f"{path.removesuffix('.exe')}.zcr" if dest is None else path_of(dest)
-    out = None if discard else beside
+    out = f"{path.removesuffix('.exe')}.zcr" if dest is None else path_of(dest)
+    out = None if discard else out
     new = check_destination(path, out, force)
     memory = map_file(path, least=0)
     octets = memory.octets
@@ -195,10 +197,10 @@ def detach(
         _check_unsigned(octets, parts, path)
     if out is not None:
         with open_sink(out, durable=durable, replaces=new) as sink:
-            _Copy(sink, 0, None).add(octets[parts.archive : parts.end])
+            _copy([octets[parts.archive : parts.end]], sink)
     if not keep:
         with open_sink(path, durable=durable, like=path, replaces=memory.identity) as sink:
-            _Copy(sink, 0, None).add(octets[: parts.program])
+            _copy([octets[: parts.program]], sink)
     return DetachReport(path, out, parts.program, parts.end - parts.archive, parts.noted)
 
 
@@ -207,23 +209,8 @@ def _same(out: str, path: str) -> bool:
         return out == path or (os.path.exists(out) and os.path.exists(path) and os.path.samefile(out, path))
 
 
-def _check_whole(archive: Archive) -> None:
-    """Raise UnsupportedError unless an archive is complete, and in one file."""
-    takes_one_file(archive, "attach")
-    if not archive.whole:
-        raise UnsupportedError("only whole archives can be attached", path=archive.path)
-
-
-def _path_or_none(archive: Any) -> str | None:
-    return path_of(archive) if isinstance(archive, str | os.PathLike) else None
-
-
 def _parts(octets: memoryview, path: str) -> _Parts:
-    """Find program and attached archive in a file by its last bytes.
-
-    Raises:
-        UnsupportedError: the file is only an archive. FormatError: the attached archive is damaged.
-    """
+    """Return program and attached archive of a file, by its last bytes; raise an error if it is only an archive."""
     size, end = len(octets), unsigned_size(octets)
     try:
         if end < 2 * HEADER_SIZE or octets[end - HEADER_SIZE : end][: len(MAGIC)] != MAGIC:
@@ -243,11 +230,10 @@ def _check_unsigned(octets: memoryview, parts: _Parts, path: str) -> None:
     The signature is not removed here: the program's headers refer to it, so that cutting bytes off is not enough.
     """
     if parts.archive is not None and parts.end < len(octets):
-        off = (
-            "take the signature off first (`signtool remove /s`, `osslsigncode remove-signature`), and sign again after"
-        )
-        what = f"it was signed with its archive attached, and the signature would no longer hold; {off}"
-        raise UnsupportedError(f"{what}; detach with keep=True copies the archive alone", path=path)
+        tools = "`signtool remove /s`, `osslsigncode remove-signature`"
+        what = "it was signed with its archive attached, and the signature would no longer hold"
+        advice = f"take the signature off first ({tools}), and sign again after"
+        raise UnsupportedError(f"{what}; {advice}; detach with keep=True copies the archive alone", path=path)
 
 
 def _check(program: memoryview, path: str, force: bool) -> None:
@@ -256,23 +242,16 @@ def _check(program: memoryview, path: str, force: bool) -> None:
         raise FormatError("the program is empty", path=path)
     if program[: len(MAGIC)] == MAGIC:
         raise UnsupportedError("this is a zcrecord archive, not a program", path=path)
-    reason = None if force else objection(program)
-    if reason is not None:
-        raise UnsupportedError(
-            f"nothing can be attached to this program: {reason}, or force it by force=True", path=path
-        )
+    if not force and (reason := objection(program)) is not None:
+        what = f"nothing can be attached to this program: {reason}, or force it by force=True"
+        raise UnsupportedError(what, path=path)
 
 
-class _Copy:
-    """Writes bytes into a sink, a piece at a time."""
-
-    def __init__(self, sink: Sink, total: int, progress: Progress | None) -> None:
-        self._sink, self._total, self._progress = sink, total, progress
-
-    def add(self, data: Any) -> None:
-        """Write bytes, and report the progress."""
-        view = memoryview(data)
-        for start in range(0, len(view), _PIECE):
-            self._sink.write(view[start : start + _PIECE])
-            if self._progress is not None:
-                self._progress(self._sink.position, self._total)
+def _copy(parts: Sequence[memoryview], sink: Sink, progress: Progress | None = None) -> None:
+    """Write bytes into a sink, a piece at a time."""
+    total = sum(map(len, parts))
+    for part in parts:
+        for start in range(0, len(part), _PIECE):
+            sink.write(part[start : start + _PIECE])
+            if progress is not None:
+                progress(sink.position, total)

@@ -6,6 +6,7 @@ declares each tensor with its type at its offset. Symbols of single tensors are 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
@@ -13,8 +14,8 @@ from zcrecord.codec.layout import align_up
 from zcrecord.errors import IntegrityError, UnsupportedError, printable
 from zcrecord.storage.stream_reader import StreamReader
 
-from .asm import equates, footer, macros, placed, sections
-from .c import NOT_TELLING, Language, aligned, assertions, declared, dimensions, forms, in_other_memory, included
+from .asm import NOTES, equates, macros, placed, sections
+from .c import NO_DIGESTS, PROGMEM, Language, aligned, assertions, declared, dimensions, in_other_memory, notes
 from .comments import description, head, path_between
 from .plan import Constant, Plan, check_places
 
@@ -113,23 +114,12 @@ def files(
 ) -> dict[str, Iterable[bytes]]:
     """Return the files that make the archive one constant `STEM_blob`, aligned as its payloads need.
 
-    The header declares the selected tensors; the constant is always the whole archive. C++ takes the same files.
-
-    Args:
-        form: 'incbin' for an assembler file; 'embed' for C23's `#embed`; 'string' for literals, whose source is three
-            to four times as large as the archive.
-        section: as in `asm.files`, used as it is given.
+    The header declares the selected tensors; the constant is always the whole archive. C++ takes the same files. The
+    form 'string' is literals, whose source is three to four times as large as the archive.
 
     Raises:
         UnsupportedError: an assembler does not have that form; `#embed` cannot name that path; a section cannot have
             that name; or a tensor's offset is not a multiple of the alignment asked for.
-
-    Example:
-        >>> import numpy as np, zcrecord
-        >>> from zcrecord.embed.plan import plan
-        >>> _ = zcrecord.save_record({"w": np.ones(3, np.float32)}, "model.zcr")
-        >>> sorted(files(plan("model.zcr"), ".", form="string"))
-        ['model_blob.c', 'model_blob.h']
     """
     name = f"{plan.stem}_blob"
     check_places(plan)
@@ -148,14 +138,13 @@ def _assembler(plan: Plan, directory: str, section: str | None) -> Iterator[byte
     yield head(plan, [f"The archive as one constant, {name}: cc -I. -c {name}.S"]).encode()
     yield macros(plan, directory, section).encode()
     yield placed(name, 0, plan.archive_size, plan.base_alignment).encode()
-    yield footer().encode()
+    yield NOTES.encode()
 
 
 def _header(plan: Plan, form: Form, flash: bool) -> Iterator[bytes]:
     """Yield the header: the constant's type, with a member for each tensor, and its macros."""
-    stem, size = plan.stem, plan.archive_size
+    stem, strings = plan.stem, form == "string"
     names = dict(zip(plan.constants, plan.local, strict=True))
-    strings = form == "string"
     yield head(plan, _about(plan, form)).encode()
     yield _HEADER.format(
         upper=stem.upper(),
@@ -165,9 +154,9 @@ def _header(plan: Plan, form: Form, flash: bool) -> Iterator[bytes]:
         members="".join(_members(plan, names)),
         pieces=_pieces_declared(plan) if strings else "",
         first=f"    struct {stem}_blob_pieces pieces;\n" if strings else "",
-        nbytes=size,
+        nbytes=plan.archive_size,
         alignment=plan.base_alignment,
-        included=included(flash),
+        included=PROGMEM if flash else "",
         current=_current(plan, flash),
     ).encode()
     for number, (c, name) in enumerate(names.items()):
@@ -181,9 +170,9 @@ def _header(plan: Plan, form: Form, flash: bool) -> Iterator[bytes]:
 
 
 def _current(plan: Plan, flash: bool) -> str:
-    if not plan.telling:
-        return NOT_TELLING
-    last = plan.index_crc.to_bytes(4, "little") + plan.header_crc.to_bytes(4, "little")
+    if not plan.has_digests:
+        return NO_DIGESTS
+    last = plan.last_word.to_bytes(8, "little")
     byte = "pgm_read_byte(last + {})" if flash else "last[{}]"
     comparison = " &&\n        ".join(" && ".join(f"{byte.format(i)} == {last[i]}" for i in half) for half in _HALVES)
     return _CURRENT.format(stem=plan.stem, last=plan.archive_size - 8, bytes=comparison)
@@ -200,7 +189,7 @@ def _about(plan: Plan, form: Form) -> list[str]:
         f"The archive as one constant, {name}, of {plan.archive_size} bytes of read-only memory; no RAM. {build[form]}",
         f"{name}.at.NAME is a tensor with its type: no cast, and no pointer that a linker or loader would have to fill"
         f" in. {name}.bytes is what zcrecord.h opens.",
-        *forms(plan.constants),
+        *notes(plan),
     ]
 
 
@@ -215,29 +204,27 @@ def _members(plan: Plan, names: dict[Constant, str]) -> Iterator[str]:
 
     Gaps are explicit members, so that no compiler adds its own. Their names have capitals, which tensors' names lack.
     """
-    position = gap = 0
+    position = 0
+    gaps = (f"unsigned char Gap{number}" for number in itertools.count())
     for group in _overlapping(c for c in plan.constants if c.place == "archive"):
         start, end = group[0].offset, max(c.offset + c.nbytes for c in group)
         if start > position:
-            yield f"    unsigned char Gap{gap}[{start - position}];\n"
-            gap += 1
+            yield f"    {next(gaps)}[{start - position}];\n"
         position = end
         if len(group) == 1:
             yield f"    {declared(group[0], names[group[0]])};\n"
             continue
         position = align_up(end, 8)  # every compiler's size of the union, whatever it aligns a double to
         extension = f"{plan.stem.upper()}_EXTENSION"
-        yield f"    {extension} union {{\n        unsigned char Gap{gap}[{position - start}];\n"
-        gap += 1
+        yield f"    {extension} union {{\n        {next(gaps)}[{position - start}];\n"
         for c in group:
             member = f"{declared(c, names[c])};"
             if c.offset > start:
-                member = f"{extension} struct {{ unsigned char Gap{gap}[{c.offset - start}]; {member} }};"
-                gap += 1
+                member = f"{extension} struct {{ {next(gaps)}[{c.offset - start}]; {member} }};"
             yield f"        {member}\n"
         yield "    };\n"
     if not position:
-        yield "    unsigned char Gap0[1];\n"
+        yield f"    {next(gaps)}[1];\n"
 
 
 def _overlapping(constants: Iterable[Constant]) -> Iterator[list[Constant]]:
@@ -264,9 +251,9 @@ def _source(plan: Plan, directory: str, form: Form, section: str | None) -> Iter
             raise UnsupportedError(what, path=plan.archive)
         before = _EMBED.format(upper=upper, path=path)
     own = "" if section is None else f' __attribute__((section("{section}")))'
-    options = {"alignment": plan.base_alignment, "section": own, "before": before}
     yield head(plan, [f"The archive as one constant; {plan.stem}_blob.h says more."]).encode()
-    yield _SOURCE.format(upper=upper, stem=plan.stem, **options).encode(errors="surrogateescape")
+    text = _SOURCE.format(upper=upper, stem=plan.stem, alignment=plan.base_alignment, section=own, before=before)
+    yield text.encode(errors="surrogateescape")
     if form == "embed":
         yield f"#embed {upper}_ZCR\n".encode()
     else:
@@ -291,7 +278,7 @@ def _pieces(plan: Plan) -> Iterator[bytes]:
                 yield piece
                 left = left[len(piece) :]
             last = bytes(read)[-8:]
-    if last != plan.index_crc.to_bytes(4, "little") + plan.header_crc.to_bytes(4, "little"):
+    if last != plan.last_word.to_bytes(8, "little"):
         raise IntegrityError("was changed while constants were made of it; start again", path=plan.archive)
 
 

@@ -5,6 +5,8 @@ Parses just enough of Mach-O to find a signature; `codec.layout` parses Windows 
 
 from __future__ import annotations
 
+from typing import Literal
+
 from zcrecord.codec.file_types import read_elsewhere
 from zcrecord.codec.layout import certificate_table
 
@@ -16,18 +18,13 @@ _MOST_SLICES = 32  # of a universal program; a file with a larger count is a Jav
 
 
 def objection(program: memoryview) -> str | None:
-    """Return the reason why a program would not work with an archive attached; None if it would.
-
-    Example:
-        >>> objection(memoryview(b"#!/bin/sh\\nexit 0\\n"))
-        'it is a script, whose interpreter would read on into the archive; leave the archive beside it'
-    """
-    if bytes(program[:2]) == b"#!" and not _is_zip(program):
-        return "it is a script, whose interpreter would read on into the archive; leave the archive beside it"
-    if len(program) and _is_text(program) and not _is_zip(program):
-        return "it is text, and no executable"
+    """Return the reason why a program would not work with an archive attached; None if it would."""
     if _is_zip(program):
         return "it ends in a zip's directory (a zipapp?), which has to be last; put the archive into the zip, stored"
+    if bytes(program[:2]) == b"#!":
+        return "it is a script, whose interpreter would read on into the archive; leave the archive beside it"
+    if _is_text(program):
+        return "it is text, and no executable"
     if (table := certificate_table(program)) is not None and table[1]:
         return "it has an Authenticode signature, which would no longer hold; attach first, then sign"
     if _is_signed_macho(program):
@@ -37,10 +34,9 @@ def objection(program: memoryview) -> str | None:
     return None
 
 
-def _number(data: memoryview, offset: int, size: int = 4, order: str = "little") -> int:
-    """Return an unsigned number; bytes past the end count as zeros."""
-    big = order == "big"
-    return int.from_bytes(data[offset : offset + size], "big" if big else "little")
+def _number(data: memoryview, offset: int, order: Literal["little", "big"] = "little") -> int:
+    """Return an unsigned number of 4 bytes; bytes past the end count as zeros."""
+    return int.from_bytes(data[offset : offset + 4], order)
 
 
 def _is_text(program: memoryview) -> bool:
@@ -67,13 +63,16 @@ def _is_zip(program: memoryview) -> bool:
 
 def _is_signed_macho(program: memoryview) -> bool:
     """Return True if a file is a Mach-O program, or a universal one, with a code signature."""
-    magic = bytes(program[:4])
-    if magic == b"\xca\xfe\xba\xbe" and (count := _number(program, 4, order="big")) <= _MOST_SLICES:
-        starts = [_number(program, 8 + 20 * i + 8, order="big") for i in range(count)]
-        return any(_is_signed_macho(program[start:]) for start in starts if start)
-    if magic not in (b"\xcf\xfa\xed\xfe", b"\xce\xfa\xed\xfe"):
+    if program[:4] == b"\xca\xfe\xba\xbe" and (count := _number(program, 4, "big")) <= _MOST_SLICES:
+        starts = [_number(program, 8 + 20 * i + 8, "big") for i in range(count)]
+        return any(_has_signature(program[start:]) for start in starts)
+    return _has_signature(program)
+
+
+def _has_signature(program: memoryview) -> bool:
+    if program[:4] not in (b"\xcf\xfa\xed\xfe", b"\xce\xfa\xed\xfe"):
         return False
-    offset = 32 if magic[0] == 0xCF else 28
+    offset = 32 if program[0] == 0xCF else 28
     end = min(offset + _number(program, 20), len(program))
     for _ in range(_number(program, 16)):
         if offset >= end:

@@ -6,23 +6,24 @@ The generators (`asm`, `blob`, `c`, `python`, `rust`) make the text of the sourc
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from zcrecord.archive.name_patterns import Patterns
 from zcrecord.errors import UnsupportedError
+from zcrecord.onnx import tuned
 from zcrecord.record.record import Record
-from zcrecord.storage.files import open_source
+from zcrecord.storage.files import open_sink, open_source, scratch_folder
 from zcrecord.storage.folders import local_folder
 
+from . import asm, c, python, rust
+from . import blob as blobs
 from .identifiers import check_name, stem_of
 from .plan import Plan, plan, record_of
-from .untuned import without_tuned_part
-from .write_files import write
+from .write_files import make_folder, write
 
 Language = Literal["c", "cpp", "asm", "rust", "python"]
 BlobForm = Literal["incbin", "embed", "string"]
@@ -114,13 +115,23 @@ def generate(
         >>> generate("model.zcr", "out", lang="c").files
         ('out/model.S', 'out/model.h')
     """
-    given = {"blob": blob, "assembly": assembly, "section": section, "prefix": prefix, "alignment": alignment}
-    if wrong := out_of_place(lang, {**given, "reader": reader}):
+    options = {"blob": blob, "assembly": assembly, "section": section, "prefix": prefix, "alignment": alignment}
+    if wrong := out_of_place(lang, {**options, "reader": reader}):
         raise UnsupportedError(wrong)
     folder, record = local_folder(directory), record_of(source)
-    stem = stem_of(str(record.archive.path)) if name is None else check_name(name)
-    chosen: dict[str, Any] = {"select": select, "exclude": exclude, "prefix": prefix, "alignment": alignment}
-    return _written(record, folder, stem, _Form(lang, blob, assembly, section, reader), chosen, force)
+    path = str(record.archive.path)
+    stem = stem_of(path) if name is None else check_name(name)
+    form = _Form(lang, blob, assembly, section, reader)
+    with _without_tuned_part(record, folder, form) as untuned:
+        selection: dict[str, Any] = {"select": select, "exclude": exclude, "prefix": prefix, "alignment": alignment}
+        planned = plan(untuned or record, name=stem, **selection)
+        more: dict[str, Iterable[bytes]] = {}
+        if untuned is not None and form.included:  # compilers read it
+            copy = f"{stem}_untuned.zcr"
+            more[copy] = _pieces(untuned)
+            planned = replace(planned, archive=os.path.join(folder, copy))
+        written = write({**form.files(planned, folder), **more}, folder, force=force)
+    return _report(planned, path, form, written)
 
 
 class _Form(NamedTuple):
@@ -144,21 +155,40 @@ class _Form(NamedTuple):
 
     def files(self, planned: Plan, folder: str) -> dict[str, Iterable[bytes]]:
         """Return the files of a plan, with the reader's file if it was asked for."""
-        files = _files(planned, folder, self.lang, self.blob, self.assembly, self.section)
-        return {**files, _READERS[self.lang]: [reader_source(self.lang)]} if self.reader else files
+        reader = {_READERS[self.lang]: [reader_source(self.lang)]} if self.reader else {}
+        return {**self._generated(planned, folder), **reader}
+
+    def _generated(self, planned: Plan, folder: str) -> dict[str, Iterable[bytes]]:
+        if self.lang == "python":
+            return python.files(planned)
+        if self.lang == "rust":
+            return rust.files(planned, folder, assembly=self.assembly, section=self.section)
+        if self.blob is not None:
+            return blobs.files(planned, folder, language=self.lang, form=self.blob, section=self.section)
+        if self.lang == "asm":
+            return asm.files(planned, folder, section=self.section)
+        return c.files(planned, folder, language=self.lang, section=self.section)
 
 
-def _written(record: Record, folder: str, stem: str, form: _Form, chosen: dict[str, Any], force: bool) -> EmbedReport:
-    with contextlib.ExitStack() as stack:
-        untuned = stack.enter_context(without_tuned_part(record, folder)) if form.whole else None
-        planned = plan(record if untuned is None else untuned, name=stem, **chosen)
-        more: dict[str, Iterable[bytes]] = {}
-        if untuned is not None and form.included:  # compilers read it
-            name = f"{stem}_untuned.zcr"
-            planned = dataclasses.replace(planned, archive=os.path.join(folder, name))
-            more[name] = _pieces(untuned)
-        written = write({**form.files(planned, folder), **more}, folder, force=force)
-    return _report(planned, str(record.archive.path), form.lang, form.blob is not None, written)
+@contextlib.contextmanager
+def _without_tuned_part(record: Record, folder: str, form: _Form) -> Iterator[str | None]:
+    """Yield the path of a scratch file with the archive's bytes from before it was tuned.
+
+    Yields None if the archive is not tuned, or the program does not contain the whole archive.
+    """
+    archive = record.archive.root
+    part = tuned.read_tuned(archive) if form.whole else None
+    if part is None:
+        yield None
+        return
+    make_folder(folder)
+    with scratch_folder(os.path.join(folder, "untuned")) as scratch:
+        path = os.path.join(scratch, os.path.basename(str(archive.path)))
+        with open_sink(path, durable=False) as sink:
+            for offset, data in tuned.bytes_before(archive, part):
+                sink.write(bytes(offset - sink.position))
+                sink.write(data)
+        yield path
 
 
 def _pieces(path: str) -> Iterator[bytes]:
@@ -167,24 +197,23 @@ def _pieces(path: str) -> Iterator[bytes]:
             yield piece
 
 
-def _report(planned: Plan, path: str, lang: str, blob: bool, written: list[str]) -> EmbedReport:
-    """Return the report of written files."""
-    own = [c for c in planned.constants if c.base is None]
-    strided = tuple(c.name for c in planned.constants if c.repacked)
+def _report(planned: Plan, path: str, form: _Form, written: list[str]) -> EmbedReport:
+    constants, lang, blob = planned.constants, form.lang, form.blob is not None
+    strided = tuple(c.name for c in constants if c.repacked)
     whole = blob or (lang == "python" and not planned.left_out)
-    renamed = planned.renamed
+    renamed = () if lang == "python" else planned.renamed
     if lang in ("cpp", "rust") and not blob:
         renamed = tuple((name, local.upper() if lang == "rust" else local) for name, local in planned.renamed_locally)
     return EmbedReport(
         archive=path,
         lang=lang,
         files=tuple(written),
-        tensors=len(planned.constants),
-        nbytes=planned.archive_size if whole else sum(c.nbytes for c in own),
-        shared=len(planned.constants) - len(own),
-        empty=sum(not c.nbytes for c in own),
+        tensors=len(constants),
+        nbytes=planned.archive_size if whole else planned.nbytes,
+        shared=sum(c.base is not None for c in constants),
+        empty=sum(not c.nbytes for c in constants),
         left_out=planned.left_out,
-        renamed=() if lang == "python" else renamed,
+        renamed=renamed,
         repacked=() if blob or lang == "python" else strided,
         unplaced=strided if blob else (),
     )
@@ -214,28 +243,3 @@ def reader_source(lang: str) -> bytes:
     if lang not in _READERS:
         raise UnsupportedError(f"there is no reader for lang {lang!r}; there is one for {', '.join(_READERS)}")
     return (Path(__file__).parent / _READERS[lang]).read_bytes()
-
-
-def _files(
-    planned: Plan, folder: str, lang: Language, blob: BlobForm | None, assembly: bool, section: str | None
-) -> dict[str, Iterable[bytes]]:
-    """Return the generated files; imports only the generator it needs."""
-    if lang == "python":
-        from . import python
-
-        return python.files(planned)
-    if lang == "rust":
-        from . import rust
-
-        return rust.files(planned, folder, assembly=assembly, section=section)
-    if blob is not None:
-        from . import blob as blobs
-
-        return blobs.files(planned, folder, language=lang, form=blob, section=section)
-    if lang == "asm":
-        from . import asm as assembler
-
-        return assembler.files(planned, folder, section=section)
-    from . import c
-
-    return c.files(planned, folder, language=lang, section=section)

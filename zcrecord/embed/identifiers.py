@@ -90,67 +90,55 @@ _WORDS = """
 _RESERVED = frozenset(_WORDS.split())
 DERIVED = frozenset(_DERIVED.split())
 PER_FILE = frozenset(_PER_FILE.split())
-_SAFE = "t_"  # put before a name that is not an identifier, or is reserved
 _LEGAL = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*_?")
 _DIM = re.compile(r"dim[0-9]+")
 _REGISTER = re.compile(r"([a-z]|c[rp]|f[ast]|[xyz]?mm|st)[0-9]{1,2}")  # of ARM, RISC-V, MIPS, x86
+_RULE = "is lower-case letters, digits and single underscores, and"
 
 
 def cleaned(name: str) -> str:
     """Return a name in lower-case letters, digits and single underscores, none at its ends; '' if nothing is left.
 
     Accents are dropped; other letters become `u` and their code point. A very long name is cut, and ends in its CRC-32.
-
-    Example:
-        >>> cleaned("Encoder.0.attn/Wé"), cleaned("β"), cleaned("...")
-        ('encoder_0_attn_we', 'u3b2', '')
     """
     if not name.isascii():
         letters = (c for c in unicodedata.normalize("NFKD", name) if not unicodedata.combining(c))
         name = "".join(c if ord(c) < 128 else f"_u{ord(c):x}_" for c in letters)
-    out = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+    out = _underscored(name)
     if len(out) > _LONGEST:
         out = f"{out[: _LONGEST - 9].rstrip('_')}_{zlib.crc32(out.encode()):08x}"
     return out
 
 
-def stem_of(path: str) -> str:
-    """Return a file's name as an identifier: without its folders and its last suffix, and never a reserved word.
+def _underscored(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
 
-    Example:
-        >>> stem_of("models/Digits-v2.zcr"), stem_of("7b.zcr"), stem_of("string.zcr")
-        ('digits_v2', 't_7b', 't_string')
-    """
+
+def stem_of(path: str) -> str:
+    """Return a file's name as an identifier: without its folders and its last suffix, and never a reserved word."""
     name = re.split(r"[/\\]", path)[-1]
-    stem = name.rpartition(".")[0] or name
-    return _allowed(cleaned(stem) or "model")
+    return _stem(name.rpartition(".")[0] or name)
+
+
+def _stem(name: str) -> str:
+    return _allowed(cleaned(name) or "model")
 
 
 def check_name(name: str) -> str:
-    """Return `name` if it is a legal stem of generated files, as `stem_of` makes them.
-
-    Raises:
-        UnsupportedError: it is not.
-    """
-    if not isinstance(name, str) or _allowed(cleaned(name) or "model") != name:
-        proposed = _allowed(cleaned(str(name)) or "model")
-        what = "a name is lower-case letters, digits and single underscores, and not a reserved word"
-        raise UnsupportedError(f"name '{printable(str(name))}': {what}; '{proposed}' would do")
+    """Return `name` if it is a legal stem of generated files, as `stem_of` makes them; else raise UnsupportedError."""
+    proposed = _stem(str(name))
+    if name != proposed:
+        what = f"a name {_RULE} not a reserved word; '{proposed}' would do"
+        raise UnsupportedError(f"name '{printable(str(name))}': {what}")
     return name
 
 
 def check_prefix(prefix: str) -> str:
-    """Return `prefix` if identifiers may start with it: lower-case letters, digits, single underscores, or nothing.
-
-    Raises:
-        UnsupportedError: they may not.
-    """
-    if not isinstance(prefix, str):
-        raise UnsupportedError(f"a prefix is a str, not a {type(prefix).__name__}")
-    if prefix and (not _LEGAL.fullmatch(prefix) or len(prefix) > _LONGEST):
-        proposed = cleaned(prefix) or "model"
-        what = "a prefix is lower-case letters, digits and single underscores, and starts with a letter"
-        raise UnsupportedError(f"prefix '{printable(prefix)}': {what}; '{_allowed(proposed)}_' would do")
+    """Return `prefix` if identifiers may start with it, or if it is empty; else raise UnsupportedError."""
+    text = str(prefix)
+    if prefix != text or (text and (not _LEGAL.fullmatch(text) or len(text) > _LONGEST)):
+        what = f"a prefix {_RULE} starts with a letter; '{_stem(text)}_' would do"
+        raise UnsupportedError(f"prefix '{printable(text)}': {what}")
     return prefix
 
 
@@ -160,58 +148,43 @@ def identifiers(names: Sequence[str], *, prefix: str, stem: str) -> tuple[list[s
     All start with `prefix`. None is a word of C, C++, Rust, Python or an assembler. No two differ only in their case.
     None is another identifier with a generator's suffix: beside `w` there is no `w_shape`. The first name keeps its
     plain form; later ones are numbered from 2 in the order of `names`. So the same names give the same identifiers.
-
-    Example:
-        >>> identifiers(["a.b", "a_b", "a_b_shape", "class"], prefix="", stem="model")
-        (['a_b', 'a_b_2', 'a_b_shape_2', 't_class'], [1, 2, 3])
     """
-    claims = _Claims(f"{stem}_{word}" for word in PER_FILE)
-    claims.add(stem)
+    used = _UsedIdentifiers(f"{stem}_{word}" for word in PER_FILE)
+    used.add(stem)
     plain = [_allowed(cleaned(name) or "tensor", prefix) for name in names]
-    out: list[str | None] = []
-    for identifier in plain:
-        out.append(identifier if claims.free(identifier) else None)
-        if out[-1] is not None:
-            claims.add(identifier)
-    last: dict[str, int] = {}
-    changed = []
+    out = [identifier if used.add(identifier) else "" for identifier in plain]
+    numbers: dict[str, int] = {}  # the last one of each identifier: many names may collide
     for i, identifier in enumerate(plain):
-        if out[i] is None:
-            number = last.get(identifier, 1) + 1
-            while not claims.free(f"{identifier}_{number}"):
+        if not out[i]:
+            number = numbers.get(identifier, 1) + 1
+            while not used.add(f"{identifier}_{number}"):
                 number += 1
-            last[identifier] = number
+            numbers[identifier] = number
             out[i] = f"{identifier}_{number}"
-            claims.add(f"{identifier}_{number}")
-        if out[i] != prefix + re.sub(r"[^a-z0-9]+", "_", names[i].lower()).strip("_"):
-            changed.append(i)
-    return [identifier for identifier in out if identifier is not None], changed
+    return out, [i for i, name in enumerate(names) if out[i] != prefix + _underscored(name)]
 
 
-class _Claims:
+class _UsedIdentifiers:
     """Identifiers in use, with all that are derived from them."""
 
     def __init__(self, words: Iterable[str]) -> None:
         self._used = set(words)
         self._bases: set[str] = set()  # identifiers that become used ones when a generator appends a word
 
-    def free(self, identifier: str) -> bool:
-        return identifier not in self._used and identifier not in self._bases and _base(identifier) not in self._used
-
-    def add(self, identifier: str) -> None:
+    def add(self, identifier: str) -> bool:
+        """Return True if an identifier was free, which is in use then."""
+        base, _, word = identifier.rpartition("_")
+        derived = bool(base) and (word in DERIVED or _DIM.fullmatch(word) is not None)
+        if identifier in self._used or identifier in self._bases or (derived and base in self._used):
+            return False
         self._used.add(identifier)
-        if (base := _base(identifier)) is not None:
+        if derived:
             self._bases.add(base)
-
-
-def _base(identifier: str) -> str | None:
-    """Return the name that a suffix was appended to, or None."""
-    base, _, word = identifier.rpartition("_")
-    return base if base and (word in DERIVED or _DIM.fullmatch(word)) else None
+        return True
 
 
 def _allowed(name: str, prefix: str = "") -> str:
     """Return a cleaned name with its prefix; `t_` is put between them if the result is illegal or reserved."""
     whole = prefix + name
-    theirs = whole in _RESERVED or not whole[:1].isalpha() or _REGISTER.fullmatch(whole)
-    return prefix + _SAFE + name if theirs else whole
+    illegal = whole in _RESERVED or not whole[:1].isalpha() or _REGISTER.fullmatch(whole)
+    return f"{prefix}t_{name}" if illegal else whole

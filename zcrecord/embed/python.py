@@ -16,7 +16,7 @@ from zcrecord.errors import LimitError
 from zcrecord.record.save import save_record
 
 from .comments import commented
-from .plan import Constant, Plan
+from .plan import Plan
 
 MAX_CONSTANT = 512 << 20  # bytes, for which the compiler takes 5 GiB of memory; it counts source in 32 bits
 _LINE = 256  # bytes of the archive on a line: short enough for editors, and more would not compile faster
@@ -80,19 +80,8 @@ def files(plan: Plan) -> dict[str, Iterable[bytes]]:
 
     The constant is the archive byte for byte. If tensors are left out of the plan, the selected ones are saved anew, to
     a temporary file, and the constant has those bytes.
-
-    Raises:
-        LimitError: the archive is more than 512 MiB, too much for a constant.
-
-    Example:
-        >>> import numpy as np, zcrecord
-        >>> from zcrecord.embed.plan import plan
-        >>> _ = zcrecord.save_record({"w": np.arange(3)}, "model.zcr")
-        >>> module = b"".join(files(plan("model.zcr"))["model.py"])
-        >>> exec(module, names := {}); names["load"]()["w"].tolist()
-        [0, 1, 2]
     """
-    size = sum(c.nbytes for c in plan.constants if c.base is None) if plan.left_out else plan.archive_size
+    size = plan.nbytes if plan.left_out else plan.archive_size
     if size > MAX_CONSTANT:
         what = f"{size} bytes are too many for a Python constant, whose limit is {MAX_CONSTANT}"
         raise LimitError(f"{what}; put the archive beside the module, as a package resource", path=plan.archive)
@@ -100,8 +89,8 @@ def files(plan: Plan) -> dict[str, Iterable[bytes]]:
 
 
 def _module(plan: Plan) -> Iterator[bytes]:
-    payload = sum(c.nbytes for c in plan.constants if c.base is None)
-    title = f"{_count(plan.constants)} of an archive, {payload} bytes without what is shared, as a Python constant."
+    count = "1 tensor" if len(plan.constants) == 1 else f"{len(plan.constants)} tensors"
+    title = f"{count} of an archive, {plan.nbytes} bytes without what is shared, as a Python constant."
     tensors = "".join(f"    {c.name!a}: {(c.dtype.name, c.shape)!r},\n" for c in plan.constants)
     name = commented(os.path.basename(plan.archive))
     yield _MODULE.format(name=name, title=title, stem=plan.stem, tensors=tensors).encode("ascii")
@@ -109,10 +98,6 @@ def _module(plan: Plan) -> Iterator[bytes]:
         lines = (piece[start : start + _LINE] for start in range(0, len(piece), _LINE))
         yield b"".join(f"    {line!r}\n".encode("ascii") for line in lines)
     yield b")\n"
-
-
-def _count(constants: tuple[Constant, ...]) -> str:
-    return "1 tensor" if len(constants) == 1 else f"{len(constants)} tensors"
 
 
 def _archive(plan: Plan) -> Iterator[bytes]:

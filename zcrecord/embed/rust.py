@@ -14,19 +14,10 @@ from zcrecord.storage.files import real_path
 from zcrecord.storage.stream_reader import StreamReader
 
 from .asm import packed_file, sections
-from .comments import description, head, literal, path_between
+from .comments import description, forms, head, literal, path_between
 from .plan import Constant, Plan, check_places
 
 _TRACKED = 16 << 20  # bytes; for more, a compiler takes seconds and hundreds of MB, and it fails for a GB
-_FORMS = {
-    "bool": "bool is u8, 0 or 1.",
-    "half": "16-bit floats are u16: their bits.",
-    "narrow": "8-bit floats are u8: their bits.",
-    "packed": "Elements below 8 bits are packed into [u8; NBYTES]: element i is bits [i * BITS, (i + 1) * BITS), "
-    " counted from the least significant bit of the first byte on.",
-    "string": "Strings are [u8; NBYTES]: their bytes, zeros to a multiple of 8, then COUNT + 1 offsets of 64 bits.",
-    "unknown": "What has an element type that the generator did not know is [u8; NBYTES].",
-}
 
 _MODULE = """\
 #[allow(unused_imports)]
@@ -93,30 +84,18 @@ def files(
 ) -> dict[str, Iterable[bytes]]:
     """Return the module for a Rust program, and the packed file if there is one; `core` alone, rustc 1.63 and later.
 
-    Args:
-        plan: the plan of the archive.
-        directory: the folder of the files; the path of the archive is relative to it.
-        assembly: make each tensor a symbol, by `global_asm!` and the archive's absolute path; otherwise the whole
-            archive is one static. For large archives: the compiler does not read the bytes, and the linker drops unused
-            tensors. The build then notices a changed archive only if it has less than 16 MiB.
-        section: an ELF or COFF section for the bytes; one that ends in a dot gets a name added to it.
+    With `assembly` each tensor is a symbol, by `global_asm!` and the archive's absolute path; otherwise the whole
+    archive is one static. For large archives: the compiler does not read the bytes, and the linker drops unused
+    tensors. The build then notices a changed archive only if it has less than 16 MiB.
 
     Raises:
         UnsupportedError: a section cannot have that name; or, without `assembly`, a tensor's offset is not a multiple
             of the alignment asked for.
-
-    Example:
-        >>> import numpy as np, zcrecord
-        >>> from zcrecord.embed.plan import plan
-        >>> _ = zcrecord.save_record({"w": np.ones((2, 3), np.float32)}, "model.zcr")
-        >>> module = b"".join(files(plan("model.zcr"), ".")["model.rs"]).decode()
-        >>> "pub static W: &[[f32; 3]; 2] = " in module, 'pub const W_NAME: &str = "w";' in module
-        (True, True)
     """
-    where = sections(section)
+    arguments = sections(section)
     if not assembly:
         check_places(plan)
-    body = _assembled(plan, directory, where) if assembly else _included(plan, directory, section)
+    body = _assembled(plan, directory, arguments) if assembly else _included(plan, directory, section)
     return {f"{plan.stem}.rs": _module(plan, body, assembly), **packed_file(plan)}
 
 
@@ -128,45 +107,26 @@ def _module(plan: Plan, body: Iterable[str], assembly: bool) -> Iterator[bytes]:
 
 
 def _about(plan: Plan, assembly: bool) -> list[str]:
-    """Return the paragraphs of the module's first comment."""
-    own = [c for c in plan.constants if c.nbytes and c.base is None]
-    nbytes = sum(c.nbytes for c in own)
     linking = (
         "Each is a symbol of its own, and the linker drops those that nothing uses."
         if assembly
         else "They refer to one static, which holds the whole archive; for large ones see --assembly."
     )
     return [
-        f"{len(plan.constants)} tensors in {nbytes} bytes of read-only memory; no RAM, nothing to initialise, no std."
-        f" All are in C order and aligned. {linking}",
+        f"{len(plan.constants)} tensors in {plan.nbytes} bytes of read-only memory; no RAM, nothing to initialise, no"
+        f" std. All are in C order and aligned. {linking}",
         f"   mod {plan.stem};",
         "or, where build.rs generates it,",
         f'   mod {plan.stem} {{ include!(concat!(env!("OUT_DIR"), "/{plan.stem}.rs")); }}',
         "In a crate that forbids unsafe code this module has to be a crate of its own: bytes become arrays here, which"
         " is sound for numbers, whose every pattern of bits is one.",
-        *_forms(plan),
+        *forms(plan.constants, "u8", "[u8; NBYTES]"),
     ]
-
-
-def _forms(plan: Plan) -> list[str]:
-    """Return notes on the element types that occur, for readers of the module."""
-    kinds: dict[str, None] = {}
-    for c in plan.constants:
-        if c.dtype.rust is None:
-            kinds["unknown" if c.dtype.bits else "string"] = None
-        elif c.bits < 8:
-            kinds["packed"] = None
-        elif c.dtype.name == "bool":
-            kinds["bool"] = None
-        elif "float" in c.dtype.name and c.dtype.rust.startswith("u"):
-            kinds["half" if c.bits == 16 else "narrow"] = None
-    return [text for kind, text in _FORMS.items() if kind in kinds]
 
 
 def _named(plan: Plan) -> Iterator[tuple[Constant, str]]:
     """Yield the constants with their names in the module."""
-    for c, name in zip(plan.constants, plan.local, strict=True):
-        yield c, name.upper()
+    return zip(plan.constants, map(str.upper, plan.local), strict=True)
 
 
 def _included(plan: Plan, directory: str, section: str | None) -> Iterator[str]:
@@ -190,14 +150,14 @@ def _included(plan: Plan, directory: str, section: str | None) -> Iterator[str]:
         yield _declared(c, name, f"&*({blob}.0.as_ptr().add({c.offset}) as *const {_type(c)})")
 
 
-def _assembled(plan: Plan, directory: str, where: dict[str, str]) -> Iterator[str]:
+def _assembled(plan: Plan, directory: str, arguments: dict[str, str]) -> Iterator[str]:
     """Yield the form with a symbol for each tensor."""
     if plan.archive_size < _TRACKED:
         yield _file(plan, directory)  # not linked; by it the compiler notices changes
     yield "\n// Each symbol has a section of its own, which a linker drops where nothing uses it.\n"
     yield "macro_rules! symbols {\n    ($($line:literal)*) => {\n"
     for cfg, (form, aligned, mark) in _TARGETS.items():
-        macros = "".join(f'    r##"{line}"##,\n' for line in _macros(where[form], aligned, mark, elf=cfg == _ELF))
+        macros = "".join(f'    r##"{line}"##,\n' for line in _macros(arguments[form], aligned, mark, elf=cfg == _ELF))
         end = '$($line,)* ".purgem zcr_at", ".purgem zcr_set", ".text", options(raw)'
         yield f"#[cfg({cfg})]\ncore::arch::global_asm!(\n{macros}    {end}\n);\n"
     yield _NO_WASM
@@ -241,19 +201,18 @@ def _file(plan: Plan, directory: str) -> str:
     """Return the archive's bytes as a constant, and a check that they are still the same."""
     path = path_between(directory, plan.archive)
     included = _FILE.format(const="ZCR__FILE", nbytes=plan.archive_size, path=_string(path))
-    return included + (_CHECK.format(crc=plan.header_crc << 32 | plan.index_crc) if plan.telling else "")
+    return included + (_CHECK.format(crc=plan.last_word) if plan.has_digests else "")
 
 
 def _fingerprint(plan: Plan) -> int:
     """Return a value that changes with the archive: its CRCs or, if these do not cover the payloads, a hash of it."""
-    if plan.telling:
-        return plan.header_crc << 32 | plan.index_crc
+    if plan.has_digests:
+        return plan.last_word
     with StreamReader(plan.archive) as reader:
         return digest_of_pieces(reader.pieces(plan.archive_size))
 
 
 def _link_section(section: str, stem: str) -> str:
-    """Return the macro that puts a static into a section."""
     name = f"{section}{stem}" if section.endswith(".") else section
     placed = f'link_section = "{name}"'
     new, old = (f"#[cfg_attr({_ELF}, {attribute})] $($item)*" for attribute in (f"unsafe({placed})", placed))
@@ -271,7 +230,6 @@ def _declared(c: Constant, name: str, value: str) -> str:
 
 
 def _string(text: str) -> str:
-    """Return text as a Rust literal of ASCII letters."""
     plain = (c if " " <= c <= "~" and c not in '"\\' else f"\\u{{{ord(c):x}}}" for c in text)
     return f'"{"".join(plain)}"'
 
