@@ -22,11 +22,7 @@ def beside_views(
 ) -> dict[str, Any]:
     """Return tensors by name, in saved order: those that a framework has a type for from `make`, others as views.
 
-    Args:
-        archive: an opened archive.
-        names: as `Record.select` takes them; None for all.
-        holds: returns True if the framework has tensors of an element type, stored in so many bits, and of a shape.
-        make: returns the framework's tensors of an archive, by name.
+    `holds` returns True if the framework has tensors of an element type, stored in so many bits, and of a shape.
     """
     if names is not None:
         archive = subset.select(archive, names, None)
@@ -34,14 +30,14 @@ def beside_views(
     kinds = map(by_code.get, set(archive.index.tensors["dtype"].tolist()))
     if all(kind and kind.bits >= 8 and holds(kind, kind.bits, ()) for kind in kinds):  # the usual case
         return make(archive)
-    all_names, others = archive.names(), {}
-    for i, name in enumerate(all_names):
+    views = {}
+    for i, name in enumerate(archive.names()):
         row = archive.row(i)
         kind = by_code.get(row.dtype)
         if kind is None or not holds(kind, row.bits, archive.shape(row)):
-            others[name] = archive.view(i)
-    made = make(subset.select(archive, lambda tensor: tensor.name not in others, None))
-    return {name: others[name] if name in others else made[name] for name in all_names}
+            views[name] = archive.view(i)
+    tensors = make(subset.select(archive, lambda tensor: tensor.name not in views, None))
+    return {name: views[name] if name in views else tensors[name] for name in archive.names()}
 
 
 def unsupported_elements(kind: str, what: str) -> RecordError:

@@ -41,34 +41,16 @@ _ADVICE = "make the template from the saved object, such as optimizer.init(param
 def jax_arrays(archive: Archive, names: Names | None = None) -> dict[str, Any]:
     """Return jax arrays by name, in saved order, on jax's default device; tied ones are one and the same array.
 
-    On the CPU an array lies on the archive's own memory, and keeps it mapped, if jax can use it: elements of whole
-    bytes, in C order, at an address that is a multiple of 64. All others are copied once: other strides; elements
-    narrower than a byte; other addresses, which archives saved with `alignment=16` or 32 may have; all of a record of
-    mode "c", whose memory may be edited; and all tensors for another device. Donating an uncopied array to a jitted
-    function is safe: jax does not write to memory that it does not own. Tensors that jax has no type for, such as
-    strings, come as the record's own views: a StringTensor or a PackedTensor.
-
-    Args:
-        archive: an opened archive.
-        names: a name, a pattern, several, or a function of a TensorInfo; see `Record.select`.
+    The table above tells which are copied. Donating an uncopied array to a jitted function is safe: jax does not write
+    to memory that it does not own. Tensors that jax has no type for, such as strings, come as the record's own views.
 
     Raises:
         DependencyError: jax is not installed. TensorNotFoundError: no tensor has a name without wildcards.
         UnsupportedError: jax would convert elements of 64 bits to 32; set `jax_enable_x64`, or leave the tensor out
         with `names`. LimitError: copies of different views of the same bytes would be far larger than the archive.
-
-    Example:
-        >>> import numpy as np, zcrecord
-        >>> _ = zcrecord.save_record({"w": np.ones((2, 3), np.float32)}, "model.zcr")
-        >>> zcrecord.load_record("model.zcr").jax()["w"].sum().item()
-        6.0
     """
     jax = import_jax()
-
-    def made(archive: Archive) -> dict[str, Any]:
-        return dict(zip(archive.names(), _JaxArrays(jax, archive).arrays(), strict=True))
-
-    return beside_jax_views(archive, names, made)
+    return beside_jax_views(archive, names, lambda part: dict(zip(part.names(), _arrays(jax, part), strict=True)))
 
 
 def beside_jax_views(
@@ -88,11 +70,7 @@ def beside_jax_views(
 
 
 def import_jax() -> Any:
-    """Return jax.
-
-    Raises:
-        DependencyError: jax is not installed.
-    """
+    """Return jax; raise DependencyError if it is not installed."""
     try:
         import jax
     except ImportError as error:
@@ -100,36 +78,27 @@ def import_jax() -> Any:
     return jax
 
 
-class _JaxArrays:
-    """One call of `jax_arrays`."""
-
-    def __init__(self, jax: Any, archive: Archive) -> None:
-        self._archive = archive
-        self._put: Callable[[Array], Any] = jax.device_put if archive.mode == "r" else _copied(jax)
-        self._check = ElementCheck(jax, archive)
-
-    def arrays(self) -> Iterator[Any]:
-        """Yield every array, in saved order."""
-        archive = self._archive
-        shared = shared_payloads(archive)
-        rows = archive.index.tensors
-        tied: dict[Any, Any] = {}
-        for i, (number, view) in enumerate(zip(rows["payload"].tolist(), archive.views(), strict=True)):
-            if number not in shared:
-                yield self._array(i, view)
-                continue
-            row = archive.row(i)
-            key = number, row.byte_offset, row.dtype, archive.shape(row), archive.strides(row)
-            if key not in tied:
-                tied[key] = self._array(i, view)
-            yield tied[key]
-
-    def _array(self, i: int, view: Any) -> Any:
-        return self._put(self._check(i, view))
+def _arrays(jax: Any, archive: Archive) -> Iterator[Any]:
+    """Yield every array, in saved order."""
+    put: Callable[[Array], Any] = (
+        jax.device_put if archive.mode == "r" else functools.partial(jax.numpy.array, copy=True)
+    )
+    check = ElementCheck(jax, archive)
+    shared = shared_payloads(archive)
+    tied: dict[Any, Any] = {}
+    for i, (number, view) in enumerate(zip(archive.index.tensors["payload"].tolist(), archive.views(), strict=True)):
+        if number not in shared:
+            yield put(check(i, view))
+            continue
+        row = archive.row(i)
+        key = number, row.byte_offset, row.dtype, archive.shape(row), archive.strides(row)
+        if key not in tied:
+            tied[key] = put(check(i, view))
+        yield tied[key]
 
 
 class ElementCheck:
-    """Returns arrays for jax, after checking that jax does not convert their elements."""
+    """Returns arrays for jax; raises UnsupportedError if jax would convert elements of 64 bits to 32."""
 
     def __init__(self, jax: Any, archive: Archive) -> None:
         """Raise LimitError if copies of an archive's different views would be far larger than the archive."""
@@ -138,17 +107,13 @@ class ElementCheck:
         self._known: set[Any] = set()
 
     def __call__(self, i: int, view: Any) -> Array:
-        """Return a view of tensor i, or of a part of it, as an array; narrow elements are unpacked.
-
-        Raises:
-            UnsupportedError: jax would convert elements of 64 bits to 32.
-        """
+        """Return a view of tensor i, or of a part of it, as an array; narrow elements are unpacked."""
         if view.dtype not in self._known:
             self._check(i, view.dtype)
         return view if isinstance(view, np.ndarray) else view.unpack()
 
     def dtype_of(self, i: int) -> np.dtype[Any]:
-        """Return the type of tensor i's elements; raises UnsupportedError as `__call__` does."""
+        """Return the type of tensor i's elements."""
         dtype = dtypes.by_code[self._archive.row(i).dtype].numpy
         assert dtype is not None, "jax has it"
         if dtype not in self._known:
@@ -156,17 +121,14 @@ class ElementCheck:
         return dtype
 
     def _check(self, i: int, dtype: np.dtype[Any]) -> None:
-        """Raise UnsupportedError if jax would convert elements of this type."""
-        made = self._jax.device_put(np.zeros(1, dtype)).dtype
-        if made != dtype:
-            what = f'jax would make {made} of {dtype}, unless jax.config.update("jax_enable_x64", True) comes first'
+        converted = self._jax.device_put(np.zeros(1, dtype)).dtype
+        if converted != dtype:
+            what = (
+                f'jax would make {converted} of {dtype}, unless jax.config.update("jax_enable_x64", True) comes first'
+            )
             error = unsupported_elements(dtype.name, what)
             raise error.located(path=self._archive.path, tensor=self._archive.index.name(i))
         self._known.add(dtype)
-
-
-def _copied(jax: Any) -> Callable[[Array], Any]:
-    return lambda view: jax.numpy.array(view, copy=True)
 
 
 class _Branch(NamedTuple):
@@ -187,7 +149,7 @@ def like_template(archive: Archive, tensors: Sequence[Any], like: Any) -> Any:
     """Return a pytree of the structure of `like`; each leaf is the tensor or attribute saved under its keys."""
     tree_util = import_jax().tree_util
     leaves, structure = tree_util.tree_flatten_with_path(like)
-    root = unflatten.unflatten(archive.index, 0, lambda i: _Leaf(tensors[i], True), archive.payload, _made)
+    root = unflatten.unflatten(archive.index, 0, lambda i: _Leaf(tensors[i], True), archive.payload, _node)
     used: set[int] = set()
     try:
         values = [_value_at(root, path, leaf, used) for path, leaf in leaves]
@@ -199,18 +161,13 @@ def like_template(archive: Archive, tensors: Sequence[Any], like: Any) -> Any:
     return tree_util.tree_unflatten(structure, values)
 
 
-def _made(kind: int, type_name: str, items: list[tuple[str, Any]]) -> Any:
+def _node(kind: int, type_name: str, items: list[tuple[str, Any]]) -> _Branch | _Leaf:
     children = {key: value if isinstance(value, _Branch | _Leaf) else _Leaf(value, False) for key, value in items}
-    if kind == ModuleKind.OBJECT:
-        value = conventions.value_of_object(type_name, [(key, child.value) for key, child in _leaves_of(children)])
+    if kind == ModuleKind.OBJECT and all(isinstance(child, _Leaf) for child in children.values()):
+        value = conventions.value_of_object(type_name, [(key, child.value) for key, child in children.items()])
         if value is not conventions.ABSENT:
             return _Leaf(value, False)
     return _Branch(children, kind == ModuleKind.OBJECT)
-
-
-def _leaves_of(children: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Return the items of a module if all are leaves; else an empty list."""
-    return list(children.items()) if all(isinstance(child, _Leaf) for child in children.values()) else []
 
 
 def _value_at(root: _Branch, path: Sequence[Any], leaf: Any, used: set[int]) -> Any:
@@ -223,7 +180,7 @@ def _value_at(root: _Branch, path: Sequence[Any], leaf: Any, used: set[int]) -> 
             where = ".".join(keys[: depth + 1])
             raise MismatchError(f"expected {_wanted(leaf)}, found no such key; {_ADVICE}", tensor=where)
         node = inner
-    is_array = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+    is_array = _is_array(leaf)
     fits = isinstance(node, _Leaf) and (node.is_tensor or not is_array)
     if fits and node.is_tensor and is_array:
         fits = tuple(leaf.shape) == tuple(node.value.shape)  # an optimizer's dtypes may not be those of its init
@@ -252,16 +209,19 @@ def _left(branch: Any, where: str, used: set[int]) -> Iterator[tuple[str, Any]]:
             yield name, child
 
 
+def _is_array(leaf: Any) -> bool:
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+
+
 def _wanted(leaf: Any) -> str:
-    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+    if _is_array(leaf):
         return f"an array of {leaf.dtype}, shape {tuple(leaf.shape)}"
     return f"a value as {printable(repr(leaf), 60)}"
 
 
-def _described(node: Any) -> str:
+def _described(node: _Branch | _Leaf) -> str:
     if isinstance(node, _Branch):
         return "a module"
     if node.is_tensor:
         return f"an array of {node.value.dtype}, shape {tuple(node.value.shape)}"
-    value = node.value
-    return "None" if value is None else f"{type(value).__name__} {printable(repr(value), 60)}"
+    return "None" if node.value is None else f"{type(node.value).__name__} {printable(repr(node.value), 60)}"

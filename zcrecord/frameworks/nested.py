@@ -7,8 +7,6 @@ from typing import Any
 from zcrecord.archive import unflatten
 from zcrecord.errors import UnsupportedError, printable
 
-_KINDS = ("numpy", "torch", "jax")
-
 
 def tree(record: Any, tensors: str = "numpy", device: Any = None, like: Any = None) -> Any:
     """Return a record nested as it was saved: dicts, lists and tuples of tensors and plain values.
@@ -36,8 +34,13 @@ def tree(record: Any, tensors: str = "numpy", device: Any = None, like: Any = No
         >>> zcrecord.load_record("run.zcr").tree("torch")
         {'state': {0: {'step': tensor(5.)}}, 'betas': (0.9, 0.999)}
     """
+    if tensors not in ("numpy", "torch", "jax"):
+        raise UnsupportedError(f"tensors={printable(repr(tensors))} is not known; 'numpy', 'torch' or 'jax'")
+    if device is not None and tensors != "torch":
+        raise UnsupportedError("device= is for tree('torch'); jax's arrays lie on its default device")
+    if like is not None and tensors != "jax":
+        raise UnsupportedError("like= is for tree('jax'); load_record(..., into=) fills classes with numpy's arrays")
     archive = record.archive
-    _check(tensors, device, like)
     if tensors == "numpy":
         leaves = list(archive.views())
     else:
@@ -48,13 +51,3 @@ def tree(record: Any, tensors: str = "numpy", device: Any = None, like: Any = No
 
         return like_template(archive, leaves, like)
     return unflatten.unflatten(archive.index, 0, leaves.__getitem__, archive.payload)
-
-
-def _check(tensors: object, device: object, like: object) -> None:
-    """Raise UnsupportedError for arguments that exclude each other."""
-    if tensors not in _KINDS:
-        raise UnsupportedError(f"tensors={printable(repr(tensors))} is not known; 'numpy', 'torch' or 'jax'")
-    if device is not None and tensors != "torch":
-        raise UnsupportedError("device= is for tree('torch'); jax's arrays lie on its default device")
-    if like is not None and tensors != "jax":
-        raise UnsupportedError("like= is for tree('jax'); load_record(..., into=) fills classes with numpy's arrays")

@@ -35,49 +35,33 @@ def torch_tensors(
 ) -> dict[str, Any]:
     """Return torch tensors by name, in saved order, as `Module.load_state_dict(..., assign=True)` takes them.
 
-    Attributes are not among them; a module's `_extra_state`, if it has one, is in `Record.tree()`.
+    On the CPU they lie on a private mapping of the file, one for each call: opening it reads and copies nothing, and a
+    page is copied at its first write. So an in-place write, such as an optimizer step, changes only the tensor and
+    those tied to it, which share one storage; it changes neither the file nor the record. Equal tensors that are not
+    tied have separate storages. On a record of mode "c" the tensors lie on the record's own memory instead. Each tensor
+    has a storage of its payload's size, and the mapping lives as long as any of them. If the file was replaced or
+    removed since the record was opened, the tensors are copied from the record's own mapping.
 
-    On the CPU they lie on a private mapping of the file: opening it reads and copies nothing, and a page is copied at
-    its first write. So an in-place write, such as an optimizer step, changes only the tensor and those tied to it,
-    which share one storage; it changes neither the file nor the record. Equal tensors that are not tied have separate
-    storages. Each call makes its own mapping (of bytes in memory, a whole copy). On a record of mode "c" the tensors
-    lie on the record's own memory instead. Each tensor has a storage of its payload's size, and the mapping lives as
-    long as any of them. If the file was replaced or removed since the record was opened, the tensors are copied from
-    the record's own mapping instead, so that they equal its numpy views.
-
-    Args:
-        archive: an opened archive.
-        device: the device for the tensors. For another one than the CPU each tensor is copied by itself, straight from
-            the read-only mapping; tied ones once.
-        names: a name, a pattern, several, or a function of a TensorInfo; see `Record.select`.
-        writable: False gives tensors over the read-only mapping, on the CPU, shared with all processes that map the
-            file. **Any in-place write then ends the process**: torch has no read-only tensors.
+    With `writable=False` they lie on the read-only mapping, on the CPU, which all processes share. **Any in-place write
+    then ends the process**: torch has no read-only tensors.
 
     A torch float4_e2m1fn_x2 has two elements to an entry, so that the last axis is half as long. Tensors that torch has
-    no type for, such as strings and int4, come as the record's own views, on any device: a StringTensor, a
-    PackedTensor, or an ndarray.
+    no type for, such as strings and int4, come as the record's own views, on any device.
 
     Raises:
         DependencyError: torch is not installed. TensorNotFoundError: no tensor has a name without wildcards.
         UnsupportedError: an unknown device. SourceError: the file was changed in place since it was opened.
-
-    Example:
-        >>> import numpy as np, zcrecord
-        >>> _ = zcrecord.save_record({"w": np.ones((2, 3), np.float32)}, "model.zcr")
-        >>> rec = zcrecord.load_record("model.zcr")
-        >>> rec.torch()["w"].mul_(2).sum().item(), rec["w"].sum().item()
-        (12.0, 6.0)
     """
     torch = import_torch()
-    where = torch_device(torch, device)
+    target = torch_device(torch, device)
 
-    def made(archive: Archive) -> dict[str, Any]:
-        private = writable and where.type == "cpu" and archive.mode == "r"
+    def tensors(archive: Archive) -> dict[str, Any]:
+        private = writable and target.type == "cpu" and archive.mode == "r"
         copied = private and archive.source.gone
-        given = _TorchTensors(torch, archive.private() if private and not copied else archive, where, copied=copied)
-        return dict(zip(archive.names(), given.tensors(), strict=True))
+        memory = archive.private() if private and not copied else archive
+        return dict(zip(archive.names(), _TorchTensors(torch, memory, target, copied=copied).tensors(), strict=True))
 
-    return beside_torch_views(archive, names, made)
+    return beside_torch_views(archive, names, tensors)
 
 
 def beside_torch_views(
@@ -98,11 +82,7 @@ def beside_torch_views(
 
 
 def import_torch() -> Any:
-    """Return torch.
-
-    Raises:
-        DependencyError: torch is not installed.
-    """
+    """Return torch; raise DependencyError if it is not installed."""
     try:
         import torch
     except ImportError as error:
@@ -111,26 +91,21 @@ def import_torch() -> Any:
 
 
 def torch_device(torch: Any, device: Any) -> Any:
-    """Return a torch.device that can have tensors.
-
-    Raises:
-        UnsupportedError: torch does not have this device here.
-    """
+    """Return a torch.device; raise UnsupportedError if torch does not have this device here."""
     if device == "cpu":
         return torch.device("cpu")
     try:
-        where = torch.device(device)
-        torch.empty(0, device=where)
+        target = torch.device(device)
+        torch.empty(0, device=target)
     except (RuntimeError, AssertionError, TypeError) as error:  # AssertionError: torch was built without CUDA
         raise UnsupportedError(f"torch has no device {device!r} here: {error}") from error
-    return where
+    return target
 
 
 def torch_dtype(torch: Any, kind: DType, bits: int) -> Any:
     """Return torch's dtype for an element type stored in `bits` bits; packed float4_e2m1fn gets the dtype of pairs.
 
-    Raises:
-        UnsupportedError: the installed torch has no such dtype.
+    Raises UnsupportedError if the installed torch has no such dtype.
     """
     name = FLOAT4_PAIRS if kind.name == "float4_e2m1fn" and bits == kind.bits else kind.torch
     dtype = getattr(torch, name or "", None)
@@ -153,8 +128,7 @@ def torch_bytes(torch: Any, octets: Any) -> Any:
 def torch_shape(kind: DType, bits: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape of a tensor in torch; with pairs of elements, the last axis is half as long.
 
-    Raises:
-        UnsupportedError: the last axis cannot be halved.
+    Raises UnsupportedError if the last axis cannot be halved.
     """
     if bits >= 8:
         return shape
@@ -174,9 +148,8 @@ def shared_payloads(archive: Archive) -> set[int]:
 class _TorchTensors:
     """One call of `torch_tensors`."""
 
-    def __init__(self, torch: Any, archive: Archive, where: Any, *, copied: bool) -> None:
-        self._torch, self._archive, self._where, self._copied = torch, archive, where, copied
-        self._on_cpu = where.type == "cpu"
+    def __init__(self, torch: Any, archive: Archive, device: Any, *, copied: bool) -> None:
+        self._torch, self._archive, self._device, self._copied = torch, archive, device, copied
         self._bases: dict[int, Any] = {}  # payloads that several tensors use, as one tensor of bytes each
         self._forms: dict[Any, tuple[Any, Any]] = {}
 
@@ -186,7 +159,7 @@ class _TorchTensors:
         rows, from_numpy = self._archive.index.tensors, self._torch.from_numpy
         payloads = rows["payload"].tolist()
         whole = (rows["strides"] == NONE) & (rows["payload"] != NONE) & (rows["bits"] >= 8)
-        easy = whole.tolist() if self._on_cpu and self._archive.mode == "c" else [False] * len(payloads)
+        easy = whole.tolist() if self._device.type == "cpu" and self._archive.mode == "c" else [False] * len(payloads)
         known: set[np.dtype[Any]] = set()  # dtypes that torch takes without conversion
         for i, (number, view) in enumerate(zip(payloads, self._archive.views(), strict=True)):
             if number in shared:
@@ -194,28 +167,25 @@ class _TorchTensors:
             elif easy[i] and view.dtype in known:  # the usual case
                 yield from_numpy(view)
             else:
-                made = self._whole(view)
-                if easy[i] and self._form(view)[1] is view.dtype and from_numpy(view).dtype is made.dtype:
+                tensor = self._whole(view)
+                if easy[i] and self._form(view)[1] is view.dtype and from_numpy(view).dtype is tensor.dtype:
                     known.add(view.dtype)
-                yield made if self._on_cpu else made.to(self._where)
+                yield tensor
 
     def _form(self, view: Any) -> tuple[Any, Any]:
         """Return torch's dtype for a view, and a dtype of numpy for the same bytes that torch takes."""
         kind = getattr(view, "kind", None) or getattr(view, "dtype", None)
-        form = self._forms.get(kind)
-        if form is None:
-            form = self._forms[kind] = self._made_form(view)
-        return form
+        if kind not in self._forms:
+            self._forms[kind] = self._new_form(view)
+        return self._forms[kind]
 
-    def _made_form(self, view: Any) -> tuple[Any, Any]:
-        if isinstance(view, np.ndarray):
-            kind: DType = dtypes.from_numpy(view.dtype)
-            bits, carrier = 8 * view.itemsize, view.dtype
-            if carrier.isbuiltin == 2:  # ml_dtypes', which torch does not know
-                carrier = np.dtype(np.uint8 if carrier.itemsize == 1 else np.int16)
-        else:
-            kind, bits, carrier = view.kind, view.kind.bits, np.dtype(np.uint8)
-        return torch_dtype(self._torch, kind, bits), carrier
+    def _new_form(self, view: Any) -> tuple[Any, Any]:
+        if not isinstance(view, np.ndarray):
+            return torch_dtype(self._torch, view.kind, view.kind.bits), np.dtype(np.uint8)
+        carrier = view.dtype
+        if carrier.isbuiltin == 2:  # ml_dtypes', which torch does not know
+            carrier = np.dtype(np.uint8 if carrier.itemsize == 1 else np.int16)
+        return torch_dtype(self._torch, dtypes.from_numpy(view.dtype), 8 * view.itemsize), carrier
 
     def _whole(self, view: Any) -> Any:
         """Return the one tensor of a payload, over its bytes."""
@@ -223,13 +193,13 @@ class _TorchTensors:
         if isinstance(view, PackedTensor):
             view = view.packed.reshape(torch_shape(view.kind, view.kind.bits, view.shape))
         if not view.size:
-            return self._torch.empty(view.shape, dtype=dtype, device="cpu")  # whatever the default device
+            return self._torch.empty(view.shape, dtype=dtype, device=self._device)  # whatever the default device
         if carrier is not view.dtype:
             view = view.view(carrier)
         if min(view.strides, default=0) < 0:
             view = view.copy()
-        made = self._torch.from_numpy(self._own(view))
-        return made if made.dtype is dtype else made.view(dtype)
+        tensor = self._torch.from_numpy(self._own(view))
+        return (tensor if tensor.dtype is dtype else tensor.view(dtype)).to(self._device)
 
     def _own(self, view: Array) -> Array:
         """Return an array that torch treats as writable: this one, or a copy if the file cannot be mapped again."""
@@ -245,21 +215,18 @@ class _TorchTensors:
         if isinstance(view, PackedTensor):
             return base.view(torch_shape(view.kind, view.kind.bits, view.shape)).detach()
         if min(view.strides, default=0) < 0:
-            made = self._whole(view)
-            return made if self._on_cpu else made.to(self._where)
+            return self._whole(view)
         strides = tuple(s // view.itemsize for s in view.strides)
         # A detached tensor is not a view for autograd, but shares the count of in-place writes with its tied ones.
         return base.as_strided(view.shape, strides, self._archive.row(i).byte_offset // view.itemsize).detach()
 
     def _base(self, number: int) -> Any:
-        base = self._bases.get(number)
-        if base is None:
+        if number not in self._bases:
             octets, offset = self._archive.source.locate(number)
             nbytes = self._archive.index.payloads[number]["nbytes"]
             view: Array = np.ndarray(nbytes, np.uint8, octets, offset)
-            base = self._torch.from_numpy(self._own(view)).to(self._where)
-            self._bases[number] = base
-        return base
+            self._bases[number] = self._torch.from_numpy(self._own(view)).to(self._device)
+        return self._bases[number]
 
 
 class _WritableView:

@@ -44,17 +44,13 @@ def paged(tensor: Any, check: Callable[[], None] | None = None) -> Any:
 
     It is an instance of a subclass of `torch.Tensor`; results that are not views of it are plain tensors. Copies
     nothing. The first write to it, or to a part of it, copies its storage: the file and its other tensors stay as they
-    are.
-
-    Args:
-        tensor: a torch tensor on the CPU, such as those of `Record.torch(writable=False)`.
-        check: called once, before all elements are first read together; not for reads of parts.
+    are. `check` is called once, before all elements are first read together; not for reads of parts.
     """
-    made = tensor.as_subclass(_tensor_class())
-    made.mapped, made.check = True, check
+    result = tensor.as_subclass(_tensor_class())
+    result.mapped, result.check = True, check
     if hasattr(mmap, "MADV_RANDOM"):
         advise(tensor.data_ptr(), tensor.untyped_storage().nbytes(), mmap.MADV_RANDOM)
-    return made
+    return result
 
 
 @functools.cache
@@ -96,11 +92,8 @@ def _prepare(name: str, inputs: list[Any], args: Any, kwargs: Any) -> None:
 
 def _selects_view(index: Any) -> bool:
     """Return True if an index selects a view: with arrays and tensors it selects a copy."""
-    return all(each is None or each is ... or isinstance(each, int | slice) for each in _parts(index))
-
-
-def _parts(index: Any) -> Iterable[Any]:
-    return index if isinstance(index, tuple) else (index,)
+    parts = index if isinstance(index, tuple) else (index,)
+    return all(each is None or each is ... or isinstance(each, int | slice) for each in parts)
 
 
 def _flat(values: Iterable[Any]) -> Iterator[Any]:
@@ -114,16 +107,16 @@ def _flat(values: Iterable[Any]) -> Iterator[Any]:
 def _wrapped(cls: Any, out: Any, inputs: list[Any]) -> Any:
     """Return a call's result, with tensors over mapped storage as instances of the subclass."""
     if isinstance(out, list | tuple) and inputs:
-        made = [_wrapped(cls, each, inputs) for each in out]
-        return made if isinstance(out, list) else tuple(made) if type(out) is tuple else out
+        wrapped = [_wrapped(cls, each, inputs) for each in out]
+        return wrapped if isinstance(out, list) else tuple(wrapped) if type(out) is tuple else out
     if not inputs or not hasattr(out, "untyped_storage") or isinstance(out, cls):
         return out
     address = out.untyped_storage().data_ptr()
     for each in inputs:
         if address and each.untyped_storage().data_ptr() == address:
-            made = out.as_subclass(cls)
-            made.whole = _whole(each)
-            return made
+            view = out.as_subclass(cls)
+            view.whole = _whole(each)
+            return view
     return out
 
 

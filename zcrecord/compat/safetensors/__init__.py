@@ -49,7 +49,7 @@ __version__ = "0.8.0"  # of the safetensors whose names these are: programs ask 
 def save_file(
     tensors: Mapping[str, Any], filename: str | os.PathLike[str], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write tensors of numpy, torch or jax as an archive, whole or not at all.
+    """Write tensors of numpy, torch or jax as an archive, whole or not at all; tied ones, and views, stay tied.
 
     Example:
         >>> import numpy as np

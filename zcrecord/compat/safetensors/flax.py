@@ -6,41 +6,13 @@ Writes archives; reads archives and safetensors files. zcrecord/compat/README.md
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Any
 
-from zcrecord.compat.safetensors.opening import open_record, write, write_bytes
+from zcrecord.compat.safetensors import save, save_file
+from zcrecord.compat.safetensors.opening import open_record
 from zcrecord.compat.safetensors.opening import safe_open as safe_open  # programs import it from here, too
 
 __all__ = ["load", "load_file", "save", "save_file"]
-
-
-def save_file(
-    tensors: Mapping[str, Any], filename: str | os.PathLike[str], metadata: Mapping[str, str] | None = None
-) -> None:
-    """Write jax arrays as an archive, whole or not at all.
-
-    Example:
-        >>> from jax import numpy as jnp
-        >>> save_file({"embedding": jnp.zeros((512, 1024))}, "model.safetensors", metadata={"format": "flax"})
-        >>> load_file("model.safetensors")["embedding"].shape
-        (512, 1024)
-
-    Raises:
-        UnsupportedError: a value is not a tensor, or metadata not text. SourceError: the file system reports an error.
-    """
-    write(tensors, filename, metadata)
-
-
-def save(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Return the bytes that `save_file` writes.
-
-    Example:
-        >>> from jax import numpy as jnp
-        >>> load(save({"attention": jnp.arange(3)}))["attention"].tolist()
-        [0, 1, 2]
-    """
-    return write_bytes(tensors, metadata)
 
 
 def load_file(filename: str | os.PathLike[str], *, backend: str = "mmap") -> dict[str, Any]:

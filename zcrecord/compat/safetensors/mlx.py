@@ -1,4 +1,4 @@
-"""`safetensors.mlx` has no stand-in: an import from here is an error that says what to do instead."""
+"""`safetensors.mlx` has no replacement: an import from this module raises an error with advice."""
 
 from __future__ import annotations
 

@@ -33,9 +33,9 @@ SafetensorError = RecordError
 
 _FRAMEWORKS = {"pt": "torch", "torch": "torch", "pytorch": "torch", "np": "numpy", "numpy": "numpy",
                "jax": "jax", "flax": "jax"}  # fmt: skip
-_BACKENDS = ("mmap", "pread")
+_TENSORS = (np.ndarray, np.generic, PackedTensor, StringTensor, LazyTensor)
 _SINGLES = 16  # tensors converted one by one, before all are converted together at a tenth of the cost of each
-_SHARE = 8  # for numpy all are made together, at a quarter of the cost of each, after one in so many was asked for
+_SHARE = 8  # numpy's are converted together, at a quarter of the cost of each, after one in so many was asked for
 
 
 class IndexingError(RecordError, IndexError):
@@ -74,8 +74,7 @@ class safe_open:  # noqa: N801  # the name people import
         self, filename: str | os.PathLike[str], framework: str, device: Any = "cpu", *, backend: str = "mmap"
     ) -> None:
         if not isinstance(framework, str) or framework not in _FRAMEWORKS:
-            known = ", ".join(_FRAMEWORKS)
-            raise UnsupportedError(f"framework {framework!r} is not known; {known} are")
+            raise UnsupportedError(f"framework {framework!r} is not known; {', '.join(_FRAMEWORKS)} are")
         self._framework = _FRAMEWORKS[framework]
         if self._framework != "torch" and not on_cpu(device):
             raise UnsupportedError(f"device {device!r}: {self._framework} takes its tensors from the CPU")
@@ -83,8 +82,8 @@ class safe_open:  # noqa: N801  # the name people import
         self._device = device if self._on_cpu else torch_device(import_torch(), device)
         writable = self._framework != "jax" and self._on_cpu
         self._record = open_record(filename, backend=backend, writable=writable)
-        self._made: dict[str, Any] | None = None  # all tensors of torch or jax, once several were asked for
-        self._singles = 0
+        self._tensors: dict[str, Any] | None = None  # all of them, once several were asked for
+        self._singles_left = _SINGLES + (len(self._record) // _SHARE if self._framework == "numpy" else 0)
 
     def __enter__(self) -> safe_open:
         return self
@@ -92,7 +91,7 @@ class safe_open:  # noqa: N801  # the name people import
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if isinstance(error, TensorNotFoundError):
             str(error)  # searches for similar names before the record is closed
-        self._made = None
+        self._tensors = None
         self._record.close()
 
     def keys(self) -> list[str]:
@@ -110,8 +109,8 @@ class safe_open:  # noqa: N801  # the name people import
 
     def get_tensor(self, name: str) -> Any:
         """Return one tensor; TensorNotFoundError lists similar names. Two calls return the same memory."""
-        if self._made is None and self._singles < self._worth_all():
-            self._singles += 1
+        if self._tensors is None and self._singles_left > 0:
+            self._singles_left -= 1
             tensor = self._single(name)
         else:
             tensor = self._one_of_all(name)
@@ -129,13 +128,14 @@ class safe_open:  # noqa: N801  # the name people import
         take = (lambda: view) if self._framework == "numpy" else (lambda: self.get_tensor(name))
         return Slice(take, view.shape, dtype_name(view), name)
 
-    def _worth_all(self) -> int:
-        return _SINGLES + len(self._record) // _SHARE if self._framework == "numpy" else _SINGLES
-
     def _single(self, name: str) -> Any:
         if self._framework == "numpy":
             return self._record[name]
-        (tensor,) = self._converted(_alone(self._record, name)).values()
+        archive = self._record.archive
+        number = archive.find(name)
+        if number < 0:
+            self._record.info(name)  # raises, with similar names
+        (tensor,) = self._converted(Record(subset.single_tensor(archive, number))).values()
         return tensor
 
     def _one_of_all(self, name: str) -> Any:
@@ -144,13 +144,13 @@ class safe_open:  # noqa: N801  # the name people import
         try:
             return self._all()[name]
         except UnsupportedError:  # about another tensor
-            self._singles = -sys.maxsize
-            return self.get_tensor(name)
+            self._singles_left = sys.maxsize
+            return self._single(name)
 
     def _all(self) -> dict[str, Any]:
-        if self._made is None:
-            self._made = self._converted(self._record)
-        return self._made
+        if self._tensors is None:
+            self._tensors = self._converted(self._record)
+        return self._tensors
 
     def _converted(self, record: Record) -> dict[str, Any]:
         """Return tensors of the framework, still in the archive's memory; they are moved to a device one by one."""
@@ -215,14 +215,6 @@ def dtype_name(view: Any) -> str:
     return kind.safetensors or kind.name
 
 
-def _alone(record: Record, name: str) -> Record:
-    """Return a record of one tensor, in the same memory."""
-    number = record.archive.find(name)
-    if number < 0:
-        record.info(name)  # raises, with similar names
-    return Record(subset.single_tensor(record.archive, number))
-
-
 def on_cpu(device: Any) -> bool:
     """Return True if a device is the CPU, which None is, too."""
     return device is None or str(device).partition(":")[0] == "cpu"
@@ -234,7 +226,7 @@ def open_record(source: Any, *, backend: str = "mmap", writable: bool = True) ->
     Raises:
         FormatError: the source is neither. UnsupportedError: an unknown backend. SourceError: it cannot be read.
     """
-    if backend not in _BACKENDS:
+    if backend not in ("mmap", "pread"):
         raise UnsupportedError(f"backend {backend!r} is not known; 'mmap' or 'pread'")
     if not _is_safetensors(source):
         return load_record(source, mode="c" if writable else "r", mmap=backend == "mmap")
@@ -270,26 +262,26 @@ def write(tensors: Any, dest: Any, metadata: Any) -> None:
         SavingError: `tensors` is not a mapping of names to tensors, or `metadata` not a mapping of names to texts.
     """
     try:
-        _write(tensors, dest, metadata)
+        _check(tensors, metadata)
+        save_record(dict(tensors), dest, metadata=metadata or {})
     except UnsupportedError as error:
         raise SavingError(error.message, path=error.path, tensor=error.tensor) from error.__cause__
 
 
-def _write(tensors: Any, dest: Any, metadata: Any) -> None:
+def _check(tensors: Any, metadata: Any) -> None:
     if not isinstance(tensors, Mapping):
         raise UnsupportedError(f"a mapping from names to tensors is expected, not a {type(tensors).__name__}")
     for name, value in tensors.items():
         if not isinstance(name, str):
             raise UnsupportedError(f"key {name!r} is a {type(name).__name__}; tensors have texts for names")
-        if not _is_tensor(value):
-            raise UnsupportedError(f"a {type(value).__name__} is no tensor; metadata= takes texts", tensor=str(name))
+        if not (isinstance(value, _TENSORS) or hasattr(value, "__dlpack__") or hasattr(value, "__array__")):
+            raise UnsupportedError(f"a {type(value).__name__} is no tensor; metadata= takes texts", tensor=name)
     if not isinstance(metadata, Mapping | None):
         raise UnsupportedError(f"metadata is a mapping from names to texts, not a {type(metadata).__name__}")
     for key, text in (metadata or {}).items():
         if not isinstance(text, str):
             what = f"metadata {key!r} is a {type(text).__name__}; save str(value), or zcrecord.save_record keeps types"
             raise UnsupportedError(what)
-    save_record(dict(tensors), dest, metadata=metadata or {})
 
 
 def write_bytes(tensors: Any, metadata: Any) -> bytes:
@@ -297,11 +289,6 @@ def write_bytes(tensors: Any, metadata: Any) -> bytes:
     file = io.BytesIO()
     write(tensors, file, metadata)
     return file.getvalue()
-
-
-def _is_tensor(value: Any) -> bool:
-    own = isinstance(value, np.ndarray | np.generic | PackedTensor | StringTensor | LazyTensor)
-    return own or hasattr(value, "__dlpack__") or hasattr(value, "__array__")
 
 
 def _text(value: Any) -> str:

@@ -9,7 +9,8 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from zcrecord.compat.safetensors.opening import on_cpu, open_record, write, write_bytes
+from zcrecord.compat.safetensors import save, save_file
+from zcrecord.compat.safetensors.opening import on_cpu, open_record
 from zcrecord.compat.safetensors.opening import safe_open as safe_open  # programs import it from here, too
 from zcrecord.compat.safetensors.specs import TensorSpec as TensorSpec  # and these
 from zcrecord.compat.safetensors.specs import deserialize as deserialize
@@ -29,36 +30,6 @@ __all__ = [
     "storage_ptr",
     "storage_size",
 ]
-
-
-def save_file(
-    tensors: Mapping[str, Any], filename: str | os.PathLike[str], metadata: Mapping[str, str] | None = None
-) -> None:
-    """Write tensors as an archive, whole or not at all; tied ones, and overlapping views, stay tied.
-
-    Example:
-        >>> import torch
-        >>> w = torch.ones(2, 3)
-        >>> save_file({"wte": w, "lm_head": w}, "model.safetensors")
-        >>> load_file("model.safetensors")["lm_head"].sum().item()
-        6.0
-
-    Raises:
-        UnsupportedError: a value is not a tensor, or sparse, or metadata not text. SourceError: the file system reports
-        an error.
-    """
-    write(tensors, filename, metadata)
-
-
-def save(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Return the bytes that `save_file` writes.
-
-    Example:
-        >>> import torch
-        >>> load(save({"attention": torch.arange(3)}))["attention"]
-        tensor([0, 1, 2])
-    """
-    return write_bytes(tensors, metadata)
 
 
 def load_file(filename: str | os.PathLike[str], device: Any = "cpu", *, backend: str = "mmap") -> dict[str, Any]:
@@ -113,7 +84,7 @@ def save_model(
         UnsupportedError: a tensor is sparse, or on the meta device. SourceError: the file system reports an error.
     """
     state = model.state_dict()
-    write(_contiguous(state) if force_contiguous else state, filename, metadata)
+    save_file(_contiguous(state) if force_contiguous else state, filename, metadata)
 
 
 def load_model(
@@ -138,8 +109,7 @@ def load_model(
     own = model.state_dict()
     missing, unexpected = model.load_state_dict(loaded, strict=False)
     matching = [name for name in own if name in loaded]
-    missing = _uncovered(missing, own, matching)
-    unexpected = [*unexpected, *_torn(own, loaded, matching)]
+    missing, unexpected = _uncovered(missing, own, matching), [*unexpected, *_torn(own, loaded, matching)]
     if strict and (missing or unexpected):
         lines = [f"Error(s) in loading state_dict for {type(model).__name__} from {os.fspath(filename)}:"]
         lines += [f"Missing key(s) in state_dict: {_quoted(missing)}"] if missing else []
@@ -150,22 +120,19 @@ def load_model(
 
 def _contiguous(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return tensors in C order, with their ties; other values stay as they are, and are refused later."""
-    out, made = {}, {}
+    out, contiguous = dict(state), {}
     for name, value in state.items():
-        strided = str(getattr(value, "layout", "")) == "torch.strided"
-        if strided and not value.is_contiguous():
+        if str(getattr(value, "layout", "")) == "torch.strided" and not value.is_contiguous():
             key = _view(value)
-            if key not in made:
-                made[key] = value.contiguous()
-            value = made[key]
-        out[name] = value
+            if key not in contiguous:
+                contiguous[key] = value.contiguous()
+            out[name] = contiguous[key]
     return out
 
 
 def _view(tensor: Any) -> tuple[Any, ...]:
     """Return a key that is equal for two tensors if they are the same view of memory; unique for empty tensors."""
-    where = tensor.data_ptr() or id(tensor)
-    return tensor.device, where, tensor.dtype, tuple(tensor.shape), tensor.stride()
+    return tensor.device, tensor.data_ptr() or id(tensor), tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
 def _uncovered(missing: Iterable[str], own: Mapping[str, Any], names: Iterable[str]) -> list[str]:
@@ -173,20 +140,20 @@ def _uncovered(missing: Iterable[str], own: Mapping[str, Any], names: Iterable[s
     loaded: dict[Any, list[tuple[int, int]]] = {}
     for name in names:
         loaded.setdefault(_storage(own[name]), []).append(_extent(own[name]))
-    out = []
-    for name in missing:
+
+    def covered(name: str) -> bool:
         extents = loaded.get(_storage(own[name]), ()) if name in own else ()
         start, end = _extent(own[name]) if extents else (0, 0)
-        if not any(lo <= start and end <= hi for lo, hi in extents):
-            out.append(name)
-    return out
+        return any(low <= start and end <= high for low, high in extents)
+
+    return [name for name in missing if not covered(name)]
 
 
 def _torn(own: Mapping[str, Any], loaded: Mapping[str, Any], names: Iterable[str]) -> list[str]:
     """Return the names that the module ties to an earlier one, but the file does not."""
     first: dict[Any, str] = {}
     ties = [(name, first.setdefault(_view(own[name]), name)) for name in names]
-    return [name for name, other in ties if name != other and _view(loaded[name]) != _view(loaded[other])]
+    return [name for name, earlier in ties if name != earlier and _view(loaded[name]) != _view(loaded[earlier])]
 
 
 def _quoted(names: Iterable[str]) -> str:
@@ -235,12 +202,10 @@ def storage_size(tensor: Any) -> int:
 
 
 def _end_ptr(tensor: Any) -> int:
-    """Return the address past a tensor's last element."""
     return _extent(tensor)[1]
 
 
 def _is_complete(tensor: Any) -> bool:
-    """Return True if a tensor covers the whole storage that it views."""
     whole: bool = tensor.numel() * tensor.itemsize == storage_size(tensor)
     return whole and bool(tensor.data_ptr() == storage_ptr(tensor))
 
@@ -283,9 +248,9 @@ def _remove_duplicate_names(
         if not complete:
             what = "none of them is all of the memory that it is a view of; save clones of them"
             raise RuntimeError(f"{', '.join(sorted(group))}: {what}")
-        name_kept = min(complete & preferred or complete - discarded or complete)
-        if rest := sorted(group - {name_kept}):
-            out[name_kept] = rest
+        name = min(complete & preferred or complete - discarded or complete)
+        if rest := sorted(group - {name}):
+            out[name] = rest
     return out
 
 
@@ -297,7 +262,6 @@ def _types() -> dict[str, Any]:
 
 
 def _getdtype(dtype_str: str) -> Any:
-    """Return torch's dtype for one of safetensors' names; KeyError."""
     return _types()[dtype_str]
 
 
