@@ -225,10 +225,7 @@ def _parts(octets: memoryview, path: str) -> _Parts:
 
 
 def _check_unsigned(octets: memoryview, parts: _Parts, path: str) -> None:
-    """Raise UnsupportedError if a program was signed with its archive: without the archive the signature is invalid.
-
-    The signature is not removed here: the program's headers refer to it, so that cutting bytes off is not enough.
-    """
+    """Raise UnsupportedError if a program was signed with its archive: its headers refer to the signature."""
     if parts.archive is not None and parts.end < len(octets):
         tools = "`signtool remove /s`, `osslsigncode remove-signature`"
         what = "it was signed with its archive attached, and the signature would no longer hold"
@@ -248,7 +245,6 @@ def _check(program: memoryview, path: str, force: bool) -> None:
 
 
 def _copy(parts: Sequence[memoryview], sink: Sink, progress: Progress | None = None) -> None:
-    """Write bytes into a sink, a piece at a time."""
     total = sum(map(len, parts))
     for part in parts:
         for start in range(0, len(part), _PIECE):

@@ -144,14 +144,13 @@ def _assembler(plan: Plan, directory: str, section: str | None) -> Iterator[byte
 def _header(plan: Plan, form: Form, flash: bool) -> Iterator[bytes]:
     """Yield the header: the constant's type, with a member for each tensor, and its macros."""
     stem, strings = plan.stem, form == "string"
-    names = dict(zip(plan.constants, plan.local, strict=True))
     yield head(plan, _about(plan, form)).encode()
     yield _HEADER.format(
         upper=stem.upper(),
         stem=stem,
         aligned=aligned(stem),
         assertions=assertions(plan),
-        members="".join(_members(plan, names)),
+        members="".join(_members(plan)),
         pieces=_pieces_declared(plan) if strings else "",
         first=f"    struct {stem}_blob_pieces pieces;\n" if strings else "",
         nbytes=plan.archive_size,
@@ -159,11 +158,11 @@ def _header(plan: Plan, form: Form, flash: bool) -> Iterator[bytes]:
         included=PROGMEM if flash else "",
         current=_current(plan, flash),
     ).encode()
-    for number, (c, name) in enumerate(names.items()):
+    for number, c in enumerate(plan.constants):
         upper = c.identifier.upper()
-        out = f"\n/* {description(c, placed=False)}: {_where(plan, c, name)} */\n{dimensions(c)}"
+        out = f"\n/* {description(c, placed=False)}: {_member(plan, c)} */\n{dimensions(c)}"
         if c.place == "archive":
-            place = f"offsetof(struct {stem}_blob_at, {name}) == {upper}_OFFSET"
+            place = f"offsetof(struct {stem}_blob_at, {c.local}) == {upper}_OFFSET"
             out += f"#define {upper}_OFFSET {c.offset}\ntypedef char {stem}_blob_check_{number}[{place} ? 1 : -1];\n"
         yield out.encode()
     yield f"\n#ifdef __cplusplus\n}}\n#endif\n\n#endif /* {stem.upper()}_BLOB_H */\n".encode()
@@ -193,32 +192,32 @@ def _about(plan: Plan, form: Form) -> list[str]:
     ]
 
 
-def _where(plan: Plan, c: Constant, name: str) -> str:
+def _member(plan: Plan, c: Constant) -> str:
     if c.repacked:
         return "strided, so it has no constant here; zcrecord.h reads it"
-    return f"{plan.stem}_blob.at.{name}" if c.nbytes else "empty"
+    return f"{plan.stem}_blob.at.{c.local}" if c.nbytes else "empty"
 
 
-def _members(plan: Plan, names: dict[Constant, str]) -> Iterator[str]:
+def _members(plan: Plan) -> Iterator[str]:
     """Yield the members of a struct in which each tensor lies at its offset; tensors that share bytes are in a union.
 
     Gaps are explicit members, so that no compiler adds its own. Their names have capitals, which tensors' names lack.
     """
     position = 0
     gaps = (f"unsigned char Gap{number}" for number in itertools.count())
-    for group in _overlapping(c for c in plan.constants if c.place == "archive"):
+    for group in _groups_sharing_bytes(c for c in plan.constants if c.place == "archive"):
         start, end = group[0].offset, max(c.offset + c.nbytes for c in group)
         if start > position:
             yield f"    {next(gaps)}[{start - position}];\n"
         position = end
         if len(group) == 1:
-            yield f"    {declared(group[0], names[group[0]])};\n"
+            yield f"    {declared(group[0], group[0].local)};\n"
             continue
         position = align_up(end, 8)  # every compiler's size of the union, whatever it aligns a double to
         extension = f"{plan.stem.upper()}_EXTENSION"
         yield f"    {extension} union {{\n        {next(gaps)}[{position - start}];\n"
         for c in group:
-            member = f"{declared(c, names[c])};"
+            member = f"{declared(c, c.local)};"
             if c.offset > start:
                 member = f"{extension} struct {{ {next(gaps)}[{c.offset - start}]; {member} }};"
             yield f"        {member}\n"
@@ -227,8 +226,7 @@ def _members(plan: Plan, names: dict[Constant, str]) -> Iterator[str]:
         yield f"    {next(gaps)}[1];\n"
 
 
-def _overlapping(constants: Iterable[Constant]) -> Iterator[list[Constant]]:
-    """Yield groups of constants that share bytes, in the order of the bytes."""
+def _groups_sharing_bytes(constants: Iterable[Constant]) -> Iterator[list[Constant]]:
     group: list[Constant] = []
     end = 0
     for c in sorted(constants, key=lambda c: (c.offset, -c.nbytes)):
@@ -289,7 +287,6 @@ def _pieces_declared(plan: Plan) -> str:
 
 
 def _initialiser(piece: bytes, number: int) -> str:
-    """Return a piece as literals, a line each."""
     text = piece.rstrip(b"\0")  # elements without an initialiser are zero
     lines = [text[i : i + _LINE] for i in range(0, len(text), _LINE)] or [b""]
     literals = "\n".join('"' + "".join(map(_ESCAPED.__getitem__, line)) + '"' for line in lines)

@@ -124,7 +124,6 @@ def assertions(plan: Plan) -> str:
 
 
 def _header(plan: Plan, flash: bool) -> Iterator[bytes]:
-    """Yield the C header, which C++ takes, too."""
     upper = plan.stem.upper()
     yield head(plan, _about(plan, "h")).encode()
     yield f"#ifndef {upper}_H\n#define {upper}_H\n\n#include <stdint.h>\n".encode()
@@ -171,7 +170,8 @@ def _cpp_header(plan: Plan, flash: bool) -> Iterator[bytes]:
     yield f"{PROGMEM if flash else ''}\n{aligned(space)}\n{_INLINE.format(upper=upper)}\n".encode()
     yield f"namespace {space} {{\n\n".encode()
     yield f'extern "C" {{\n{_current(plan, "std::", flash)}}}\n\n{assertions(plan)}'.encode()
-    for c, name in zip(plan.constants, plan.local, strict=True):
+    for c in plan.constants:
+        name = c.local
         yield f"\n/* {description(c)} */\n".encode()
         if c.nbytes:
             yield f'extern "C" {{\n{_extern(plan, c, "std::")}}}\n'.encode()

@@ -201,9 +201,10 @@ def _report(planned: Plan, path: str, form: _Form, written: list[str]) -> EmbedR
     constants, lang, blob = planned.constants, form.lang, form.blob is not None
     strided = tuple(c.name for c in constants if c.repacked)
     whole = blob or (lang == "python" and not planned.left_out)
-    renamed = () if lang == "python" else planned.renamed
+    renamed = [(c.name, c.identifier) for c in constants if c.renamed and lang != "python"]
     if lang in ("cpp", "rust") and not blob:
-        renamed = tuple((name, local.upper() if lang == "rust" else local) for name, local in planned.renamed_locally)
+        locals_ = [(c.name, c.local) for c in constants if c.renamed_locally]
+        renamed = [(name, local.upper() if lang == "rust" else local) for name, local in locals_]
     return EmbedReport(
         archive=path,
         lang=lang,
@@ -213,7 +214,7 @@ def _report(planned: Plan, path: str, form: _Form, written: list[str]) -> EmbedR
         shared=sum(c.base is not None for c in constants),
         empty=sum(not c.nbytes for c in constants),
         left_out=planned.left_out,
-        renamed=renamed,
+        renamed=tuple(renamed),
         repacked=() if blob or lang == "python" else strided,
         unplaced=strided if blob else (),
     )

@@ -9,6 +9,7 @@ import re
 import unicodedata
 import zlib
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from zcrecord.errors import UnsupportedError, printable
 
@@ -43,42 +44,26 @@ _WORDS = """
     nan ne near null offset pc print ptr qword ra rax rbp rbx rcx rdi rdx rsi rsp sb shl shr si size sl sp sparc sr ss
     st start stderr stdin stdout text tp unix vax word wr zero
 
-    abort abs acos acosf acosh acoshf acoshl acosl alloca asctime asin asinf asinh asinhf asinhl asinl atan atan2 atan2f
-    atan2l atanf atanh atanhf atanhl atanl atexit atof atoi atol atoll bcmp bcopy bsearch bzero cabs cabsf cabsl cacos
-    cacosf cacosh cacoshf cacoshl cacosl calloc carg cargf cargl casin casinf casinh casinhf casinhl casinl catan catanf
-    catanh catanhf catanhl catanl cbrt cbrtf cbrtl ccos ccosf ccosh ccoshf ccoshl ccosl ceil ceilf ceill cexp cexpf
-    cexpl cimag cimagf cimagl clearerr clock clog clogf clogl conj conjf conjl copysign copysignf copysignl cos cosf
-    cosh coshf coshl cosl cpow cpowf cpowl cproj cprojf cprojl creal crealf creall csin csinf csinh csinhf csinhl csinl
-    csqrt csqrtf csqrtl ctan ctanf ctanh ctanhf ctanhl ctanl ctime dcgettext dgettext difftime div drem dremf dreml erf
-    erfc erfcf erfcl erff erfl execl execle execlp execv execve execvp exit exp exp10 exp10f exp10l exp2 exp2f exp2l
-    expf expl expm1 expm1f expm1l fabs fabsf fabsl fclose fdim fdimf fdiml feclearexcept feholdexcept feof feraiseexcept
-    ferror fesetenv fesetround fetestexcept feupdateenv fflush ffs ffsl ffsll fgetc fgetpos fgets fgetwc fgetws finite
-    finitef finitel floor floorf floorl fma fmaf fmal fmax fmaxf fmaxl fmin fminf fminl fmod fmodf fmodl fopen fork
-    fprintf fprintf_unlocked fputc fputc_unlocked fputs fputs_unlocked fputwc fputws fread free freopen frexp frexpf
-    frexpl fscanf fseek fsetpos ftell fwide fwprintf fwrite fwrite_unlocked fwscanf gamma gamma_r gammaf gammaf_r gammal
-    gammal_r getc getchar getenv gets gettext getwc getwchar gmtime hypot hypotf hypotl ilogb ilogbf ilogbl imaxabs
-    imaxdiv index isalnum isalpha isascii isblank iscntrl isdigit isgraph isinf isinff isinfl islower isnan isnanf
-    isnanl isprint ispunct isspace isupper iswalnum iswalpha iswblank iswcntrl iswctype iswdigit iswgraph iswlower
-    iswprint iswpunct iswspace iswupper iswxdigit isxdigit j0 j0f j0l j1 j1f j1l jn jnf jnl kill labs ldexp ldexpf
-    ldexpl ldiv lgamma lgamma_r lgammaf lgammaf_r lgammal lgammal_r link llabs lldiv llrint llrintf llrintl llround
-    llroundf llroundl localeconv localtime log log10 log10f log10l log1p log1pf log1pl log2 log2f log2l logb logbf logbl
-    logf logl longjmp lrint lrintf lrintl lround lroundf lroundl malloc mblen mbrlen mbrtowc mbsinit mbsrtowcs mbstowcs
-    mbtowc memccpy memchr memcmp memcpy memmem memmove mempcpy memset mktime modf modff modfl nanf nanl nearbyint
-    nearbyintf nearbyintl nextafter nextafterf nextafterl nexttoward nexttowardf nexttowardl open perror pow pow10
-    pow10f pow10l powf powl printf printf_unlocked putc putchar putchar_unlocked puts puts_unlocked putwc putwchar qsort
-    quick_exit rand read realloc reallocarray remainder remainderf remainderl remove remquo remquof remquol rename
-    rewind rindex rint rintf rintl round roundeven roundevenf roundevenl roundf roundl scalb scalbf scalbl scalbln
-    scalblnf scalblnl scalbn scalbnf scalbnl scanf setbuf setjmp setlocale setvbuf signal signbit signbitf signbitl
-    significand significandf significandl sin sincos sincosf sincosl sinf sinh sinhf sinhl sinl sleep snprintf sprintf
-    sqrt sqrtf sqrtl srand sscanf stat stpcpy stpncpy strcasecmp strcat strchr strcmp strcoll strcpy strcspn strdup
-    strerror strfmon strftime strlen strncasecmp strncat strncmp strncpy strndup strnlen strpbrk strrchr strspn strstr
-    strtod strtof strtok strtol strtold strtoll strtoul strtoull strxfrm swprintf swscanf system tan tanf tanh tanhf
-    tanhl tanl tgamma tgammaf tgammal time times tmpfile tmpnam toascii tolower toupper towctrans towlower towupper
-    trunc truncf truncl ungetc ungetwc unlink utime va_arg va_copy va_end va_start vfprintf vfscanf vfwprintf vfwscanf
-    vprintf vscanf vsnprintf vsprintf vsscanf vswprintf vswscanf vwprintf vwscanf wait wcrtomb wcscat wcschr wcscmp
-    wcscoll wcscpy wcscspn wcsftime wcslen wcsncat wcsncmp wcsncpy wcspbrk wcsrchr wcsrtombs wcsspn wcsstr wcstod wcstof
-    wcstok wcstol wcstold wcstoll wcstombs wcstoul wcstoull wcsxfrm wctob wctomb wctrans wctype wmemchr wmemcmp wmemcpy
-    wmemmove wmemset wprintf write wscanf y0 y0f y0l y1 y1f y1l yn ynf ynl
+    abort abs alloca asctime atexit atof atoi atol atoll bcmp bcopy bsearch bzero calloc clearerr clock ctime dcgettext
+    dgettext difftime div execl execle execlp execv execve execvp exit fclose feclearexcept feholdexcept feof
+    feraiseexcept ferror fesetenv fesetround fetestexcept feupdateenv fflush ffs ffsl ffsll fgetc fgetpos fgets fgetwc
+    fgetws fopen fork fprintf fprintf_unlocked fputc fputc_unlocked fputs fputs_unlocked fputwc fputws fread free
+    freopen fscanf fseek fsetpos ftell fwide fwprintf fwrite fwrite_unlocked fwscanf gamma_r gammaf_r gammal_r getc
+    getchar getenv gets gettext getwc getwchar gmtime imaxabs imaxdiv index isalnum isalpha isascii isblank iscntrl
+    isdigit isgraph islower isprint ispunct isspace isupper iswalnum iswalpha iswblank iswcntrl iswctype iswdigit
+    iswgraph iswlower iswprint iswpunct iswspace iswupper iswxdigit isxdigit kill labs ldiv lgamma_r lgammaf_r lgammal_r
+    link llabs lldiv localeconv localtime longjmp malloc mblen mbrlen mbrtowc mbsinit mbsrtowcs mbstowcs mbtowc memccpy
+    memchr memcmp memcpy memmem memmove mempcpy memset mktime nanf nanl open perror printf printf_unlocked putc putchar
+    putchar_unlocked puts puts_unlocked putwc putwchar qsort quick_exit rand read realloc reallocarray remove rename
+    rewind rindex scanf setbuf setjmp setlocale setvbuf signal sleep snprintf sprintf srand sscanf stat stpcpy stpncpy
+    strcasecmp strcat strchr strcmp strcoll strcpy strcspn strdup strerror strfmon strftime strlen strncasecmp strncat
+    strncmp strncpy strndup strnlen strpbrk strrchr strspn strstr strtod strtof strtok strtol strtold strtoll strtoul
+    strtoull strxfrm swprintf swscanf system time times tmpfile tmpnam toascii tolower toupper towctrans towlower
+    towupper ungetc ungetwc unlink utime va_arg va_copy va_end va_start vfprintf vfscanf vfwprintf vfwscanf vprintf
+    vscanf vsnprintf vsprintf vsscanf vswprintf vswscanf vwprintf vwscanf wait wcrtomb wcscat wcschr wcscmp wcscoll
+    wcscpy wcscspn wcsftime wcslen wcsncat wcsncmp wcsncpy wcspbrk wcsrchr wcsrtombs wcsspn wcsstr wcstod wcstof wcstok
+    wcstol wcstold wcstoll wcstombs wcstoul wcstoull wcsxfrm wctob wctomb wctrans wctype wmemchr wmemcmp wmemcpy
+    wmemmove wmemset wprintf write wscanf
 
     alloc byte_t clock_t complex core ctype div_t err f128 f16 f32 f64 fenv fpos_t i128 i16 i32 i64 i8 imaginary int16_t
     int32_t int64_t int8_t intmax_t intptr_t inttypes isize iso646 jmp_buf limits locale math max_align_t memory
@@ -87,7 +72,15 @@ _WORDS = """
     u128 u16 u32 u64 u8 uchar uint uint16_t uint32_t uint64_t uint8_t uintmax_t uintptr_t usize utility va_list valarray
     variant vector version wchar wint_t zcr zcrecord
 """
-_RESERVED = frozenset(_WORDS.split())
+# Functions of <math.h> and <complex.h>: each for double, float and long double.
+_MATH = """
+    acos acosh asin asinh atan atan2 atanh cabs cacos cacosh carg casin casinh catan catanh cbrt ccos ccosh ceil cexp
+    cimag clog conj copysign cos cosh cpow cproj creal csin csinh csqrt ctan ctanh drem erf erfc exp exp10 exp2 expm1
+    fabs fdim finite floor fma fmax fmin fmod frexp gamma hypot ilogb isinf isnan j0 j1 jn ldexp lgamma llrint llround
+    log log10 log1p log2 logb lrint lround modf nearbyint nextafter nexttoward pow pow10 remainder remquo rint round
+    roundeven scalb scalbln scalbn signbit significand sin sincos sinh sqrt tan tanh tgamma trunc y0 y1 yn
+"""
+_RESERVED = frozenset(_WORDS.split()) | {name + suffix for name in _MATH.split() for suffix in ("", "f", "l")}
 DERIVED = frozenset(_DERIVED.split())
 PER_FILE = frozenset(_PER_FILE.split())
 _LEGAL = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*_?")
@@ -142,8 +135,15 @@ def check_prefix(prefix: str) -> str:
     return prefix
 
 
-def identifiers(names: Sequence[str], *, prefix: str, stem: str) -> tuple[list[str], list[int]]:
-    """Return an identifier for each name, and the positions of names that were changed beyond cleaning.
+class Identifier(NamedTuple):
+    """An identifier, and whether more than cleaning was needed: it is numbered, or avoids a reserved word."""
+
+    text: str
+    changed: bool
+
+
+def identifiers(names: Sequence[str], *, prefix: str, stem: str) -> list[Identifier]:
+    """Return an identifier for each name.
 
     All start with `prefix`. None is a word of C, C++, Rust, Python or an assembler. No two differ only in their case.
     None is another identifier with a generator's suffix: beside `w` there is no `w_shape`. The first name keeps its
@@ -161,7 +161,7 @@ def identifiers(names: Sequence[str], *, prefix: str, stem: str) -> tuple[list[s
                 number += 1
             numbers[identifier] = number
             out[i] = f"{identifier}_{number}"
-    return out, [i for i, name in enumerate(names) if out[i] != prefix + _underscored(name)]
+    return [Identifier(text, text != prefix + _underscored(name)) for text, name in zip(out, names, strict=True)]
 
 
 class _UsedIdentifiers:

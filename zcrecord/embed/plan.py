@@ -25,7 +25,7 @@ from zcrecord.storage.memory import is_packed, map_file
 from zcrecord.storage.stream_reader import PIECE
 from zcrecord.tensors.strides import is_c_order
 
-from .identifiers import check_name, check_prefix, identifiers, stem_of
+from .identifiers import Identifier, check_name, check_prefix, identifiers, stem_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,8 @@ class Constant:
 
     Attributes:
         identifier: lower-case, prefix included; legal in C, C++, Rust and Python, and unique whatever the case.
+        local: the same in a namespace or module of its own: without the prefix, unless a prefix was asked for.
+        renamed, renamed_locally: True if the identifier or local name is numbered, or avoids a reserved word.
         dtype: an unknown element type is named "unknown N" and has no C type.
         place: "archive": its bytes lie at `offset` of the archive file; "packed": at `offset` of the packed file; None:
             an empty tensor, which has no bytes.
@@ -45,6 +47,9 @@ class Constant:
 
     name: str
     identifier: str
+    local: str
+    renamed: bool
+    renamed_locally: bool
     dtype: DType
     bits: int
     shape: tuple[int, ...]
@@ -79,9 +84,6 @@ class Plan:
         archive: the path of the .zcr, as it was given.
         index_crc, header_crc: the last 8 bytes of the archive.
         packed_size: bytes of the packed file, 0 if none is needed.
-        renamed: names whose identifiers are numbered, or avoid a reserved word.
-        local: the name of each constant in a namespace or module of its own: without the prefix, unless a prefix was
-            asked for. `renamed_locally` has the renamed ones.
         has_digests: True if the archive's last 8 bytes change with every payload.
         left_out: the number of tensors that were not selected.
     """
@@ -94,9 +96,6 @@ class Plan:
     header_crc: int
     constants: tuple[Constant, ...]
     packed_size: int
-    renamed: tuple[tuple[str, str], ...]
-    local: tuple[str, ...]
-    renamed_locally: tuple[tuple[str, str], ...]
     has_digests: bool
     left_out: int
     record: Record = field(repr=False, compare=False)
@@ -144,11 +143,12 @@ def plan(
     least = 1 if alignment is None else check_alignment(alignment)
     names = [info.name for info in infos]
     stem = stem_of(path) if name is None else check_name(name)
-    named, changed = identifiers(names, prefix=check_prefix(f"{stem}_" if prefix is None else prefix), stem=stem)
-    local, changed_locally = (named, changed) if prefix is not None else identifiers(names, prefix="", stem=stem)
+    named = identifiers(names, prefix=check_prefix(f"{stem}_" if prefix is None else prefix), stem=stem)
+    local = named if prefix is not None else identifiers(names, prefix="", stem=stem)
     chosen = _chosen(names, select, exclude)
     selected = [i for i, full in enumerate(names) if full in chosen]
-    constants = [_constant(infos[i], named[i], max(header.alignment, least), path) for i in selected]
+    alignment = max(header.alignment, least)
+    constants = [_constant(infos[i], named[i], local[i], alignment, path) for i in selected]
     constants, packed_size = _packed(_shared([infos[i] for i in selected], constants))
     return Plan(
         stem=stem,
@@ -159,9 +159,6 @@ def plan(
         header_crc=int.from_bytes(record.archive.buffer[-4:], "little"),
         constants=tuple(constants),
         packed_size=packed_size,
-        renamed=tuple((names[i], named[i]) for i in changed if names[i] in chosen),
-        local=tuple(local[i] for i in selected),
-        renamed_locally=tuple((names[i], local[i]) for i in changed_locally if names[i] in chosen),
         has_digests=bool(record.archive.index.digest_kind),
         left_out=len(infos) - len(selected),
         record=record,
@@ -188,23 +185,21 @@ def item_alignment(dtype: DType) -> int:
 
 def record_of(source: Any) -> Record:
     """Return the record of an archive; raise UnsupportedError if it is in memory, packed, or part of another file."""
-    if isinstance(source, Record):
-        takes_one_file(source.archive, "embed")
-        root = source.archive.root
-        if source.path is None or not root.whole or root.embedded is not None or root.offset or root.mode != "r":
-            what = "constants are made of an archive's own file; give its path, or save the record to one first"
-            raise UnsupportedError(what, path=source.path)
-        return source
-    path = path_of(source)
-    if is_packed(map_file(path, least=0).octets):
-        what = "is packed for transport; unpack it first: zcrecord unpack, or zcrecord.transport.unpack"
-        raise UnsupportedError(what, path=path)
-    record = zcrecord.load_record(path)
-    takes_one_file(record.archive, "embed")
-    if record.archive.offset:
+    if not isinstance(source, Record):
+        path = path_of(source)
+        if is_packed(map_file(path, least=0).octets):
+            what = "is packed for transport; unpack it first: zcrecord unpack, or zcrecord.transport.unpack"
+            raise UnsupportedError(what, path=path)
+        source = zcrecord.load_record(path)
+    takes_one_file(source.archive, "embed")
+    root = source.archive.root
+    if source.path is not None and root.offset:
         what = "the archive is part of another file; take it out first: zcrecord detach"
-        raise UnsupportedError(what, path=path)
-    return record
+        raise UnsupportedError(what, path=source.path)
+    if source.path is None or not root.whole or root.embedded is not None or root.mode != "r":
+        what = "constants are made of an archive's own file; give its path, or save the record to one first"
+        raise UnsupportedError(what, path=source.path)
+    return source
 
 
 def _chosen(names: Sequence[str], select: Patterns | None, exclude: Patterns | None) -> set[str]:
@@ -220,7 +215,7 @@ def _chosen(names: Sequence[str], select: Patterns | None, exclude: Patterns | N
     return chosen
 
 
-def _constant(info: TensorInfo, identifier: str, alignment: int, path: str) -> Constant:
+def _constant(info: TensorInfo, named: Identifier, local: Identifier, alignment: int, path: str) -> Constant:
     """Return a constant with bytes of its own; a strided tensor gets its offset in the packed file later."""
     strided = info.nbytes > 0 and info.strides is not None and not is_c_order(info.shape, info.strides)
     if strided and info.dtype.c is None and info.dtype.bits:
@@ -229,7 +224,10 @@ def _constant(info: TensorInfo, identifier: str, alignment: int, path: str) -> C
     least = item_alignment(info.dtype)
     return Constant(
         name=info.name,
-        identifier=identifier,
+        identifier=named.text,
+        local=local.text,
+        renamed=named.changed,
+        renamed_locally=local.changed,
         dtype=info.dtype,
         bits=info.bits,
         shape=info.shape,
@@ -264,7 +262,6 @@ def _shared(infos: Sequence[TensorInfo], constants: Sequence[Constant]) -> list[
 
 
 def _part(c: Constant, base: Constant, one_payload: bool) -> Constant:
-    """Return a constant as a part of another's bytes."""
     offset = c.offset - base.offset
     whole = offset == 0 and c.nbytes == base.nbytes
     shared = ("tied" if one_payload else "equal") if whole else "view"

@@ -94,14 +94,13 @@ def _module(plan: Plan) -> Iterator[bytes]:
     tensors = "".join(f"    {c.name!a}: {(c.dtype.name, c.shape)!r},\n" for c in plan.constants)
     name = commented(os.path.basename(plan.archive))
     yield _MODULE.format(name=name, title=title, stem=plan.stem, tensors=tensors).encode("ascii")
-    for piece in _archive(plan):
+    for piece in _bytes(plan):
         lines = (piece[start : start + _LINE] for start in range(0, len(piece), _LINE))
         yield b"".join(f"    {line!r}\n".encode("ascii") for line in lines)
     yield b")\n"
 
 
-def _archive(plan: Plan) -> Iterator[bytes]:
-    """Yield the archive's bytes, or those of a new archive of the selected tensors."""
+def _bytes(plan: Plan) -> Iterator[bytes]:
     archive = plan.record.archive
     if archive.whole and not plan.left_out:
         archive.fetch()

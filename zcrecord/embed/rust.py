@@ -124,11 +124,6 @@ def _about(plan: Plan, assembly: bool) -> list[str]:
     ]
 
 
-def _named(plan: Plan) -> Iterator[tuple[Constant, str]]:
-    """Yield the constants with their names in the module."""
-    return zip(plan.constants, map(str.upper, plan.local), strict=True)
-
-
 def _included(plan: Plan, directory: str, section: str | None) -> Iterator[str]:
     """Yield the form with one static for the archive, and one for the tensors that were put into C order."""
     upper = plan.stem.upper()
@@ -145,9 +140,9 @@ def _included(plan: Plan, directory: str, section: str | None) -> Iterator[str]:
         yield _FILE.format(const="ZCR__PACKED_FILE", nbytes=plan.packed_size, path=path)
         static = wrapped.format("static ZCR__PACKED: Packed = Packed(*ZCR__PACKED_FILE);")
         yield _BLOB.format(kind="Packed", nbytes=plan.packed_size, static=static, alignment=alignment)
-    for c, name in _named(plan):
+    for c in plan.constants:
         blob = "ZCR__PACKED" if c.place == "packed" else "ZCR__BLOB"
-        yield _declared(c, name, f"&*({blob}.0.as_ptr().add({c.offset}) as *const {_type(c)})")
+        yield _declared(c, f"&*({blob}.0.as_ptr().add({c.offset}) as *const {_type(c)})")
 
 
 def _assembled(plan: Plan, directory: str, arguments: dict[str, str]) -> Iterator[str]:
@@ -172,8 +167,8 @@ def _assembled(plan: Plan, directory: str, arguments: dict[str, str]) -> Iterato
         if c.nbytes:
             yield f'    #[link_name = "{c.identifier}"]\n    static ZCR__AT_{c.identifier.upper()}: {_type(c)};\n'
     yield "}\n"
-    for c, name in _named(plan):
-        yield _declared(c, name, f"&ZCR__AT_{c.identifier.upper()}")
+    for c in plan.constants:
+        yield _declared(c, f"&ZCR__AT_{c.identifier.upper()}")
 
 
 def _macros(section: str, aligned: Iterable[str], mark: str, *, elf: bool) -> list[str]:
@@ -219,8 +214,8 @@ def _link_section(section: str, stem: str) -> str:
     return _BY_EDITION.format(name="zcr_static", new=new, old=old)
 
 
-def _declared(c: Constant, name: str, value: str) -> str:
-    """Return a tensor's static, if it has bytes, and its constants."""
+def _declared(c: Constant, value: str) -> str:
+    name = c.local.upper()
     kind = "u64" if max(c.shape, default=0) >> 32 else "usize"
     static = f"pub static {name}: &{_type(c)} = unsafe {{ {value} }};\n" if c.nbytes else ""
     about = f"/// {description(c)}\n" if c.nbytes else f"// {description(c)}\n"
@@ -235,7 +230,6 @@ def _string(text: str) -> str:
 
 
 def _type(c: Constant) -> str:
-    """Return the type of a constant: `[[f32; 128]; 64]`."""
     if c.dtype.rust is None or c.bits < 8:
         return f"[u8; {c.nbytes}]"
     out = c.dtype.rust

@@ -15,13 +15,11 @@ def tree(record: Any, tensors: str = "numpy", device: Any = None, like: Any = No
     Tensors that torch or jax have no type for, such as strings, come as the record's own views.
 
     Args:
-        record: a Record.
         tensors: "numpy": views, uncopied. "torch": those of one call of `Record.torch`: on the CPU on private pages,
             which may be written; tied tensors share memory. "jax": those of `Record.jax`.
-        device: the device for torch's tensors; the CPU by default.
+        device: of torch's tensors; the CPU by default.
         like: a pytree of the same structure, such as `optimizer.init(params)` or its `jax.eval_shape`. The result has
-            its structure and the saved values. Only the shapes of its arrays are used; dtypes are the saved ones. None
-            and other structure stay as they are.
+            its structure and the saved values. Only the shapes of its arrays are used; dtypes are the saved ones.
 
     Raises:
         MismatchError: a leaf of `like` is not in the record, or has another shape there; or `like` has no place for a

@@ -1,12 +1,19 @@
 """An archive's tensors as torch's: over the archive's own memory where torch can use it, copied where it cannot.
 
 ==============  ======================================================================================================
-CPU             over a mapping, uncopied. Negative strides, which torch does not have, are copied; all tensors are
-                copied if the file was replaced or removed since the record was opened
+CPU             over a private mapping of the file, one for each call, uncopied: a page is copied at its first write,
+                which changes only the tensor and those tied to it; equal ones that are not tied have storages of their
+                own. In mode "c" over the record's own memory. Negative strides, which torch does not have, are copied;
+                all tensors are copied if the file was replaced or removed since the record was opened
 device          one copy, on the device, one tensor at a time; tied ones once
+writable=False  over the read-only mapping, on the CPU, which processes share. **Any in-place write then ends the
+                process**: torch has no read-only tensors
 numpy, DLPack   the record's own views, uncopied, and `np.from_dlpack` of them. `torch.from_dlpack` treats a read-only
                 view as writable, and the first write to it ends the process: use `torch_tensors`
 ==============  ======================================================================================================
+
+A float4_e2m1fn_x2 of torch has two elements to an entry, so that the last axis is half as long. Tensors that torch has
+no type for, such as strings and int4, come as the record's own views, on any device.
 """
 
 from __future__ import annotations
@@ -35,18 +42,7 @@ def torch_tensors(
 ) -> dict[str, Any]:
     """Return torch tensors by name, in saved order, as `Module.load_state_dict(..., assign=True)` takes them.
 
-    On the CPU they lie on a private mapping of the file, one for each call: opening it reads and copies nothing, and a
-    page is copied at its first write. So an in-place write, such as an optimizer step, changes only the tensor and
-    those tied to it, which share one storage; it changes neither the file nor the record. Equal tensors that are not
-    tied have separate storages. On a record of mode "c" the tensors lie on the record's own memory instead. Each tensor
-    has a storage of its payload's size, and the mapping lives as long as any of them. If the file was replaced or
-    removed since the record was opened, the tensors are copied from the record's own mapping.
-
-    With `writable=False` they lie on the read-only mapping, on the CPU, which all processes share. **Any in-place write
-    then ends the process**: torch has no read-only tensors.
-
-    A torch float4_e2m1fn_x2 has two elements to an entry, so that the last axis is half as long. Tensors that torch has
-    no type for, such as strings and int4, come as the record's own views, on any device.
+    Each has a storage of its payload's size, tied ones have one; the mapping lives as long as any of them.
 
     Raises:
         DependencyError: torch is not installed. TensorNotFoundError: no tensor has a name without wildcards.
@@ -146,8 +142,6 @@ def shared_payloads(archive: Archive) -> set[int]:
 
 
 class _TorchTensors:
-    """One call of `torch_tensors`."""
-
     def __init__(self, torch: Any, archive: Archive, device: Any, *, copied: bool) -> None:
         self._torch, self._archive, self._device, self._copied = torch, archive, device, copied
         self._bases: dict[int, Any] = {}  # payloads that several tensors use, as one tensor of bytes each
