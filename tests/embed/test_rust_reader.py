@@ -5,19 +5,16 @@ That it agrees with the package on what is an archive, and on what it holds, tes
 
 from __future__ import annotations
 
-import os
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
 import pytest
 import rust_programs
-import xxhash
 from costly_archives import ARCHIVES, strings
 from other_processors import X86_64
 from reader_archives import bools, golden, mixed, wide
-from readers import Level, Mode, Question, ask, disagreements
+from readers import Level, Mode, Question, agreed, ask
 from rust_programs import CHECKED, READER, SOURCES, build, compilers, editions
 
 pytestmark = pytest.mark.needs("rustc", "cc")
@@ -25,18 +22,11 @@ pytestmark = pytest.mark.needs("rustc", "cc")
 LEVELS = get_args(Level)
 BARE = ("--crate-type", "staticlib", "-C", "panic=abort", "-C", "lto=fat", "-C", "codegen-units=1")
 GOLDEN = sorted(path.stem for path in (Path(__file__).parents[1] / "conformance" / "valid").glob("*.zcr"))
-COMPILER = pytest.mark.parametrize("rustc", compilers(), ids=lambda path: path.replace("/", "_"))
 
 
 @pytest.fixture(scope="module")
 def checker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return rust_programs.checker(tmp_path_factory.mktemp("checker"))
-
-
-def accepted(checker: Path, questions: Sequence[Question]) -> int:
-    """Check that the checker answers as the package does; returns how many archives both take."""
-    assert not (found := disagreements([checker], questions)), found[:5]
-    return sum(answer.accepted for answer in ask([checker], questions))
 
 
 def everything_golden() -> list[Question]:
@@ -52,52 +42,29 @@ def test_every_other_compiler_s_checker_gives_the_same_answers(checker: Path, tm
 
 @pytest.mark.needs("/usr/bin/rustc", "node", "wasm-ld-14")
 def test_agrees_where_addresses_have_32_bits(checker: Path, tmp_path: Path) -> None:
-    program = build(
-        "/usr/bin/rustc", SOURCES / "checker.rs", tmp_path / "checker.wasm", "--target", "wasm32-wasi", *CHECKED
-    )
-    command: list[str | Path] = ["node", "--no-warnings", SOURCES / "run_wasi.mjs", program]
+    flags = ("--target", "wasm32-wasi", *CHECKED)
+    program = build("/usr/bin/rustc", SOURCES / "checker.rs", tmp_path / "checker.wasm", *flags)
     questions = [*everything_golden(), *mixed(8, 1500), *(Question(data) for data in wide())]
-    same = [(a.accepted, a.accepted and a.text) for a in ask([checker], questions)]
-    assert same == [(a.accepted, a.accepted and a.text) for a in ask(command, questions)]
+    agreed([[checker], ["node", "--no-warnings", SOURCES / "run_wasi.mjs", program]], questions)
 
 
 def test_agrees_on_archives_made_to_cost_much(checker: Path) -> None:
     """Were one of their passes quadratic, they would take hours."""
     questions = [Question(build().seal()) for build, _, _ in ARCHIVES.values()]
-    assert accepted(checker, questions) == [kind for _, kind, _ in ARCHIVES.values()].count("")
+    assert agreed([[checker]], questions) == [kind for _, kind, _ in ARCHIVES.values()].count("")
     answers = ask([checker, "--terse"], [Question(forged.seal(), "w", "f") for forged in (strings(), bools())])
     assert [answer.accepted for answer in answers] == [True, True]
 
 
-def test_digests_of_every_size_are_xxh3(checker: Path) -> None:
-    data = os.urandom(5000)
-    sizes = [*range(600), *range(1020, 1100), *range(2040, 2120), 3071, 3072, 3073, 4999]
-    asked = b"".join(size.to_bytes(4, "little") + data[:size] for size in sizes)
-    done = subprocess.run([checker, "--xxh3"], input=asked, capture_output=True, check=True)
-    assert done.stdout.decode().split() == [xxhash.xxh3_64_hexdigest(data[:size]) for size in sizes]
-
-
-@pytest.mark.parametrize(
-    ("rustc", "edition"), [(rustc, edition) for rustc in compilers() for edition in editions(rustc)]
-)
-def test_compiles_without_a_warning_as_a_crate_and_as_a_private_module(
+@pytest.mark.parametrize(("rustc", "edition"), [(one, edition) for one in compilers() for edition in editions(one)])
+def test_compiles_without_a_warning_as_a_crate_and_as_a_module_whose_error_one_line_makes_one_of_std(
     rustc: str, edition: str, tmp_path: Path
 ) -> None:
-    host = tmp_path / "host.rs"
-    host.write_text(
-        f'#[path = "{READER}"]\nmod zcrecord;\nfn main() {{\n    zcrecord::Archive::open(&[]).err();\n}}\n',
-        encoding="utf-8",
-    )
-    build(rustc, READER, tmp_path / "lib.rlib", "--crate-type", "rlib", "-W", "missing-docs", edition=edition)
-    build(rustc, host, tmp_path / "host", edition=edition)
-
-
-@pytest.mark.parametrize("rustc", compilers())
-def test_one_line_makes_its_error_one_of_std(rustc: str, tmp_path: Path) -> None:
     """The line is the guide's, and the file's own."""
     guide = (READER.parent / "README.md").read_text(encoding="utf-8")
     (line,) = {line for line in guide.splitlines() if line.startswith("impl ") and "error::Error" in line}
     assert f"//! {line}" in READER.read_text(encoding="utf-8")
+    build(rustc, READER, tmp_path / "lib.rlib", "--crate-type", "rlib", "-W", "missing-docs", edition=edition)
     host = tmp_path / "host.rs"
     host.write_text(
         f"""#[path = "{READER}"]
@@ -112,7 +79,8 @@ fn main() {{
 """,
         encoding="utf-8",
     )
-    done = subprocess.run([build(rustc, host, tmp_path / "host")], capture_output=True, text=True, check=True)
+    program = build(rustc, host, tmp_path / "host", edition=edition)
+    done = subprocess.run([program], capture_output=True, text=True, check=True)
     assert done.stdout == "R1: too few bytes for an archive; the source is truncated\n"
 
 
@@ -134,7 +102,7 @@ def link_bare(rustc: str, folder: Path, *flags: str) -> subprocess.CompletedProc
     return subprocess.run(command, capture_output=True, text=True)
 
 
-@COMPILER
+@pytest.mark.parametrize("rustc", compilers())
 @X86_64
 @pytest.mark.needs("gcc")
 @pytest.mark.parametrize("level", ["2", "s"])

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import platform
 import subprocess
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from readers import Question, ask, disagreements
+from readers import Checker
 
 SOURCES = Path(__file__).parents[1] / "programs" / "c"
 HEADER = Path(__file__).parents[2] / "zcrecord" / "embed" / "zcrecord.h"
@@ -29,33 +28,22 @@ def build(compiler: str, source: Path, out: Path, *flags: str) -> Path:
     return out
 
 
-def checkers(folder: Path) -> list[Path]:
+def checkers(folder: Path) -> list[Checker]:
     """Build the checker of readers.py: under sanitizers by both compilers, for 32 bits, and without GNU loads.
 
     On other processors than x86 gcc alone builds it: optimised for size, and without GNU loads.
     """
     source = SOURCES / "checker.c"
-    portable = build("gcc", source, folder / "portable", "-std=c99", "-O3", "-DZCR_PORTABLE")
+
+    def checker(compiler: str, name: str, *flags: str) -> Checker:
+        return [build(compiler, source, folder / name, *flags)]
+
+    portable = checker("gcc", "portable", "-std=c99", "-O3", "-DZCR_PORTABLE")
     if not THOROUGH:
-        return [build("gcc", source, folder / "gcc", "-std=c99", "-Os"), portable]
+        return [checker("gcc", "gcc", "-std=c99", "-Os"), portable]
     return [
-        build("gcc", source, folder / "gcc", "-std=c99", "-O1", *SANITIZERS),
-        build("clang-19", source, folder / "clang", "-std=c11", "-O2", *SANITIZERS),
-        build("gcc", source, folder / "gcc32", "-std=c99", "-m32", "-Os", *SANITIZERS),
+        checker("gcc", "gcc", "-std=c99", "-O1", *SANITIZERS),
+        checker("clang-19", "clang", "-std=c11", "-O2", *SANITIZERS),
+        checker("gcc", "gcc32", "-std=c99", "-m32", "-Os", *SANITIZERS),
         portable,
     ]
-
-
-def agree(checkers: Sequence[Path], questions: Iterable[Question]) -> int:
-    """Check that all answer as the package does; returns how many archives were accepted.
-
-    Why one is refused may differ: where a size does not fit 32 bits, another rule is broken first.
-    """
-    asked = list(questions)
-    assert not (found := disagreements([checkers[0]], asked)), found[:5]
-    answers = ask([checkers[0]], asked)
-    for other in checkers[1:]:
-        pairs = zip(answers, ask([other], asked), strict=True)
-        different = [(x, y) for x, y in pairs if x != y and (x.accepted or y.accepted)]
-        assert not different, (other.name, different[:5])
-    return sum(answer.accepted for answer in answers)

@@ -30,6 +30,8 @@ from zcrecord.errors import RecordError, TensorNotFoundError
 from zcrecord.record.record import Record
 from zcrecord.storage.memory import Memory, buffer_of
 
+Checker = Sequence[str | Path]  # a command
+JAVASCRIPT: Checker = ["node", Path(__file__).parents[1] / "programs" / "js" / "web" / "checker.mjs"]
 Mode = Literal["w", "p", "s"]
 Level = Literal["o", "i", "f"]
 EMBEDDED = {"w": None, "p": "prefix", "s": "suffix"}
@@ -167,7 +169,7 @@ def _asked(question: Question) -> bytes:
     return head + b"".join(len(part).to_bytes(4, "little") + part for part in (question.data, *question.names))
 
 
-def ask(checker: Sequence[str | Path], questions: Sequence[Question]) -> list[Answer]:
+def ask(checker: Checker, questions: Sequence[Question]) -> list[Answer]:
     """Return a checker's answers; anything but an answer to each question fails."""
     done = subprocess.run([*map(str, checker)], input=b"".join(map(_asked, questions)), capture_output=True)
     lines = done.stdout.decode().splitlines()
@@ -178,7 +180,7 @@ def ask(checker: Sequence[str | Path], questions: Sequence[Question]) -> list[An
     return [Answer(line.startswith("accepted "), line.partition(" ")[2]) for line in lines]
 
 
-def disagreements(checker: Sequence[str | Path], questions: Sequence[Question]) -> list[str]:
+def disagreements(checker: Checker, questions: Sequence[Question]) -> list[str]:
     """Return the differences of a checker and the package: in acceptance, or in the contents they read."""
     out = []
     for number, (question, theirs) in enumerate(zip(questions, ask(checker, questions), strict=True)):
@@ -186,3 +188,17 @@ def disagreements(checker: Sequence[str | Path], questions: Sequence[Question]) 
         if mine.accepted != theirs.accepted or (mine.accepted and mine.text != theirs.text):
             out.append(f"question {number} ({question.mode}{question.level}): ours {mine}, theirs {theirs}")
     return out
+
+
+def agreed(checkers: Sequence[Checker], questions: Sequence[Question]) -> int:
+    """Check that all answer as the package does; returns how many archives were accepted.
+
+    Why one is refused may differ: where a size does not fit 32 bits, another rule is broken first.
+    """
+    assert not (different := disagreements(checkers[0], questions)), different[:5]
+    answers = ask(checkers[0], questions)
+    for checker in checkers[1:]:
+        pairs = zip(answers, ask(checker, questions), strict=True)
+        unequal = [(x, y) for x, y in pairs if x != y and (x.accepted or y.accepted)]
+        assert not unequal, (checker, unequal[:5])
+    return sum(answer.accepted for answer in answers)
