@@ -13,7 +13,7 @@ import pytest
 
 import zcrecord
 from zcrecord.embed import blob
-from zcrecord.embed.plan import Plan, plan
+from zcrecord.embed.plan import plan
 from zcrecord.embed.write_files import write
 
 pytestmark = pytest.mark.needs("gcc", "gcc -m32", "g++", "clang-19", "clang++-19", "readelf", "nm")
@@ -33,7 +33,6 @@ class Generated:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.paths = e.archives(folder)
         rng = np.random.default_rng(0)
         pieces = {
             "full": np.full(200_001, 255, np.uint8),
@@ -44,14 +43,13 @@ class Generated:
         }
         zcrecord.save_record(pieces, folder / "pieces.zcr")
         zcrecord.save_record({"noise": pieces["noise"]}, folder / "noise.zcr")
-        self.paths += [folder / "pieces.zcr", folder / "noise.zcr"]
-        self.plans = [plan(path) for path in self.paths]
+        self.plans = [plan(path) for path in (*e.archives(folder), folder / "pieces.zcr", folder / "noise.zcr")]
         for form in FORMS:
             for each in self.plans:
                 write(blob.files(each, str(folder / form), form=form), folder / form)
 
-    def sources(self, form: str) -> list[Path]:
-        return sorted(p for p in (self.folder / form).iterdir() if p.suffix in (".S", ".c"))
+    def sources(self, form: str, stem: str = "*") -> list[Path]:
+        return sorted(p for p in (self.folder / form).glob(f"{stem}_blob.*") if p.suffix in (".S", ".c"))
 
 
 @pytest.fixture(scope="module")
@@ -59,51 +57,40 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Generated:
     return Generated(tmp_path_factory.mktemp("blobs"))
 
 
-def member(each: Plan, name: str) -> str:
-    return f"{each.stem}_blob.at.{name}"
-
-
 @pytest.mark.parametrize("form, compiler", BUILDS)
 def test_constant_is_the_archive_and_its_tensors_lie_where_they_should(
     generated: Generated, form: str, compiler: str
 ) -> None:
     g = generated
-    plus = "++" in compiler
     paths: dict[tuple[int, int], str] = {}
     for p, each in enumerate(g.plans):
         paths[p, -1] = f"{each.stem}_blob.bytes"
-        named = enumerate(zip(each.constants, each.local, strict=True))
-        paths |= {(p, n): member(each, name) for n, (k, name) in named if k.place == "archive"}
-    source = g.folder / f"{form}{'.cpp' if plus else '.c'}"
-    source.write_text(e.uses(g.plans, [f"{each.stem}_blob.h" for each in g.plans], paths), encoding="utf-8")
+        tensors = ((n, k) for n, k in enumerate(each.constants) if k.place == "archive")
+        paths |= {(p, n): f"{each.stem}_blob.at.{k.local}" for n, k in tensors}
+    text = e.uses(g.plans, [f"{each.stem}_blob.h" for each in g.plans], paths)
+    source = e.put(g.folder / f"{form}{'.cpp' if '++' in compiler else '.c'}", text)
     out = g.folder / f"{form} {compiler}"
     e.compiled(e.COMPILERS[compiler], out, [source, *g.sources(form)], f"-I{g.folder / form}")
     shown = e.shown(out)
-    for p, (each, path) in enumerate(zip(g.plans, g.paths, strict=True)):
-        whole = shown.pop((p, -1))
-        assert whole.data == path.read_bytes()
+    assert shown.keys() == paths.keys()
+    for p, each in enumerate(g.plans):
+        whole = shown[p, -1]
+        assert whole.data == Path(each.archive).read_bytes()
         assert whole.address % each.base_alignment == 0
         for n, k in enumerate(each.constants):
             if k.place == "archive":
-                found = shown.pop((p, n))
-                assert found.address - whole.address == k.offset
-                assert found.data == whole.data[k.offset :][: k.nbytes]
-                assert found.address % k.alignment == 0
-    assert not shown
+                assert shown[p, n].address - whole.address == k.offset
+                assert shown[p, n].data == whole.data[k.offset :][: k.nbytes]
+                assert shown[p, n].address % k.alignment == 0
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_it_is_read_only_and_needs_no_relocation(generated: Generated, form: str) -> None:
-    g = generated
-    name = "every_thing_blob"
-    source = g.folder / "tiny.c"
-    source.write_text(
-        f'#include "{name}.h"\nfloat _start(void);\nfloat _start(void) {{ return {name}.at.layer_f32[1][2]; }}\n',
-        encoding="utf-8",
-    )
+    g, name = generated, "every_thing_blob"
+    main = f"float _start(void);\nfloat _start(void) {{ return {name}.at.layer_f32[1][2]; }}\n"
+    sources = [e.put(g.folder / "tiny.c", f'#include "{name}.h"\n{main}'), *g.sources(form, "every_thing")]
     flags = ["-nostdlib", "-nostartfiles", "-fPIE", "-pie", "-fno-stack-protector", f"-I{g.folder / form}"]
-    (made,) = (p for p in g.sources(form) if p.stem == name)
-    out = e.compiled(e.COMPILERS["clang"], g.folder / f"tiny_{form}", [source, made], *flags)
+    out = e.compiled(e.COMPILERS["clang"], g.folder / f"tiny_{form}", sources, *flags)
     assert "There are no relocations in this file." in e.quiet("readelf", "-rW", out)
     symbol, sections = e.symbols(out)[name], e.section_flags(out)
     assert sections[symbol.section][:2] == (".rodata", "A")
@@ -117,18 +104,15 @@ def test_cortex_m3_has_it_in_flash(generated: Generated, form: str) -> None:
     g = generated
     for source in g.sources(form):
         e.quiet(*e.ARM, *e.WARNINGS, f"-I{g.folder / form}", "-c", source, "-o", g.folder / "arm.o")
-        symbol, sections = e.symbols(g.folder / "arm.o")[source.stem], e.section_flags(g.folder / "arm.o")
-        name, flags, alignment = sections[symbol.section]
-        assert name.startswith(".rodata") and flags == "A"
-        assert alignment >= 16
+        name, flags, alignment = section_of(g.folder / "arm.o", source.stem)
+        assert name.startswith(".rodata") and flags == "A" and alignment >= 16
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_reader_opens_it(generated: Generated, form: str) -> None:
-    g = generated
-    source = g.folder / "opens.c"
-    source.write_text(
-        """
+def section_of(out: Path, symbol: str) -> tuple[str, str, int]:
+    return e.section_flags(out)[e.symbols(out)[symbol].section]
+
+
+OPENS = """
 #include "zcrecord.h"
 #include "every_thing_blob.h"
 int main(void)
@@ -143,12 +127,15 @@ int main(void)
     }
     return zcr_f32(&tensor) == &every_thing_blob.at.layer_f32[0][0] && every_thing_is_current() ? 0 : 3;
 }
-""",
-        encoding="utf-8",
-    )
-    (made,) = (p for p in g.sources(form) if p.stem == "every_thing_blob")
+"""
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_reader_opens_it(generated: Generated, form: str) -> None:
+    g = generated
+    sources = [e.put(g.folder / "opens.c", OPENS), *g.sources(form, "every_thing")]
     flags = (f"-I{g.folder / form}", f"-I{READER}")
-    e.quiet(e.compiled(e.COMPILERS["clang"], g.folder / f"opens_{form}", [source, made], *flags))
+    e.quiet(e.compiled(e.COMPILERS["clang"], g.folder / f"opens_{form}", sources, *flags))
 
 
 LITERAL = re.compile(r'"((?:[^"\\]|\\.)*)"')
@@ -169,68 +156,46 @@ def test_literals_are_ones_that_every_compiler_takes(generated: Generated) -> No
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_section_is_the_one_that_is_asked_for(tmp_path: Path, form: blob.Form) -> None:
-    zcrecord.save_record({"a": np.ones(3)}, tmp_path / "m.zcr")
-    write(blob.files(plan(tmp_path / "m.zcr"), str(tmp_path), form=form, section=".weights"), tmp_path)
-    source = tmp_path / ("m_blob.S" if form == "incbin" else "m_blob.c")
-    e.quiet("clang-19", *e.WARNINGS, f"-I{tmp_path}", "-c", source, "-o", tmp_path / "m.o")
-    symbol = e.symbols(tmp_path / "m.o")["m_blob"]
-    name, flags, _ = e.section_flags(tmp_path / "m.o")[symbol.section]
-    assert (name, flags.removesuffix("G")) == (".weights", "A")
-    with pytest.raises(zcrecord.UnsupportedError, match="a section's name is letters"):
-        write(blob.files(plan(tmp_path / "m.zcr"), str(tmp_path), form=form, section='"x'), tmp_path)
-
-
-@pytest.mark.parametrize("asked, found", [(None, 256), (64, 256), (512, 512)])
-@pytest.mark.parametrize("form", FORMS)
-def test_alignment_is_that_of_the_archive_or_more(
-    tmp_path: Path, form: blob.Form, asked: int | None, found: int
+def test_section_and_alignment_are_those_asked_for_and_never_less_than_the_archive_s(
+    tmp_path: Path, form: blob.Form
 ) -> None:
-    zcrecord.save_record({"a": np.ones(3)}, tmp_path / "m.zcr", alignment=256)
-    assert zcrecord.load_record(tmp_path / "m.zcr").info("a").offset == 512
-    write(blob.files(plan(tmp_path / "m.zcr", alignment=asked), str(tmp_path), form=form), tmp_path)
-    source = tmp_path / ("m_blob.S" if form == "incbin" else "m_blob.c")
-    e.quiet("clang-19", *e.WARNINGS, f"-I{tmp_path}", "-c", source, "-o", tmp_path / "m.o")
-    symbol = e.symbols(tmp_path / "m.o")["m_blob"]
-    assert e.section_flags(tmp_path / "m.o")[symbol.section][2] == found
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_archive_without_digests_is_not_said_to_be_current(tmp_path: Path, form: blob.Form) -> None:
-    zcrecord.save_record({"a": np.ones(3)}, tmp_path / "m.zcr", digest=None)
-    header = b"".join(blob.files(plan(tmp_path / "m.zcr"), str(tmp_path), form=form)["m_blob.h"])
-    assert b"is_current" not in header
-    assert b"saved without digests" in header
+    archive = e.small(tmp_path, alignment=256)
+    assert zcrecord.load_record(archive).info("a").offset == 512
+    for alignment, section in ((None, None), (64, None), (512, ".weights")):
+        write(blob.files(plan(archive, alignment=alignment), str(tmp_path), form=form, section=section), tmp_path)
+        source = tmp_path / ("m_blob.S" if form == "incbin" else "m_blob.c")
+        e.quiet("clang-19", *e.WARNINGS, f"-I{tmp_path}", "-c", source, "-o", tmp_path / "m.o")
+        name, flags, found = section_of(tmp_path / "m.o", "m_blob")
+        assert found == max(alignment or 0, 256)
+        assert section is None or (name, flags.removesuffix("G")) == (section, "A")
+    with pytest.raises(zcrecord.UnsupportedError, match="a section's name is letters"):
+        write(blob.files(plan(archive), str(tmp_path), form=form, section='"x'), tmp_path)
 
 
 @pytest.mark.parametrize("form", ["embed", "string"])
 def test_assembler_has_incbin_alone(tmp_path: Path, form: Any) -> None:
-    zcrecord.save_record({"a": np.ones(3)}, tmp_path / "m.zcr")
-    each = plan(tmp_path / "m.zcr")
+    each = plan(e.small(tmp_path))
     with pytest.raises(zcrecord.UnsupportedError, match=f"a blob by '{form}' is C; for an assembler there is 'incbin'"):
         blob.files(each, str(tmp_path), form=form, language="asm")
     write(blob.files(each, str(tmp_path), form="incbin", language="asm"), tmp_path)
-    program = '.include "m_blob.inc"\n.long M_A_OFFSET\n'
-    (tmp_path / "p.S").write_text(program, encoding="utf-8")
-    e.quiet("gcc", f"-I{tmp_path}", "-c", tmp_path / "p.S", "-o", tmp_path / "p.o")
+    source = e.put(tmp_path / "p.S", '.include "m_blob.inc"\n.long M_A_OFFSET\n')
+    e.quiet("gcc", f"-I{tmp_path}", "-c", source, "-o", tmp_path / "p.o")
     assert each.constants[0].offset.to_bytes(4, "little") in (tmp_path / "p.o").read_bytes()
 
 
 def test_path_that_embed_cannot_name_is_refused(tmp_path: Path) -> None:
-    zcrecord.save_record({"a": np.ones(3)}, tmp_path / 'm".zcr')
+    path = e.small(tmp_path).rename(tmp_path / 'm".zcr')
     with pytest.raises(zcrecord.UnsupportedError, match="#embed cannot name"):
-        write(blob.files(plan(tmp_path / 'm".zcr'), str(tmp_path), form="embed"), tmp_path)
+        write(blob.files(plan(path), str(tmp_path), form="embed"), tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ['m".zcr']
 
 
 def test_archive_that_changes_meanwhile_is_noticed(tmp_path: Path) -> None:
-    path = tmp_path / "m.zcr"
-    zcrecord.save_record({"a": np.ones(3)}, path)
-    each = plan(path)
-    zcrecord.save_record({"a": np.zeros(3)}, path)
+    each = plan(e.small(tmp_path))
+    e.small(tmp_path, 2)
     with pytest.raises(zcrecord.IntegrityError, match="was changed while constants were made of it"):
         write(blob.files(each, str(tmp_path), form="string"), tmp_path)
-    zcrecord.save_record({"a": np.zeros(300)}, path)
+    zcrecord.save_record({"a": np.zeros(300)}, tmp_path / "m.zcr")
     with pytest.raises(zcrecord.RecordError):
         write(blob.files(each, str(tmp_path), form="string"), tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["m.zcr"]
@@ -238,13 +203,11 @@ def test_archive_that_changes_meanwhile_is_noticed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["incbin", "embed"])
 def test_header_of_another_archive_is_noticed(tmp_path: Path, form: blob.Form) -> None:
-    (tmp_path / "main.c").write_text(
-        '#include "m_blob.h"\nint main(void) { return m_is_current(); }\n', encoding="utf-8"
-    )
-    for value, current in ((1.0, 1), (2.0, 0)):
-        zcrecord.save_record({"a": np.full(3, value)}, tmp_path / "m.zcr")
+    main = e.put(tmp_path / "main.c", '#include "m_blob.h"\nint main(void) { return m_is_current(); }\n')
+    for value, current in ((1, 1), (2, 0)):
+        archive = e.small(tmp_path, value)
         if current:
-            write(blob.files(plan(tmp_path / "m.zcr"), str(tmp_path), form=form), tmp_path)
-        sources = [tmp_path / "main.c", tmp_path / ("m_blob.S" if form == "incbin" else "m_blob.c")]
+            write(blob.files(plan(archive), str(tmp_path), form=form), tmp_path)
+        sources = [main, tmp_path / ("m_blob.S" if form == "incbin" else "m_blob.c")]
         out = e.compiled(e.COMPILERS["clang"], tmp_path / "main", sources, f"-I{tmp_path}")
         assert subprocess.run([out]).returncode == current

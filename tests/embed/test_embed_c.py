@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import zcrecord
+from zcrecord import embed
 from zcrecord.embed import asm, c
 from zcrecord.embed.plan import Plan, plan
 from zcrecord.embed.write_files import write
@@ -23,35 +24,27 @@ pytestmark = pytest.mark.needs("gcc", "gcc -m32", "g++", "clang-19", "clang++-19
 
 
 class Generated:
-    """Sources of every archive, with all names prefixed (`symbols`) or none (`bare`, hostile names alone)."""
+    """Sources of every archive, with all names prefixed (`gen`) or none (`bare`, hostile names alone)."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.paths = e.archives(folder)
-        self.plans = [plan(path) for path in self.paths]
-        for each in self.plans:
-            for language in ("c", "cpp"):
-                write(c.files(each, str(folder / "gen"), language=language), folder / "gen")
+        self.folder, self.gen = folder, folder / "gen"
+        paths = e.archives(folder)
+        self.plans = [plan(path) for path in paths]
         self.bare = plan(folder / "hostile.zcr", prefix="")
-        write(c.files(self.bare, str(folder / "bare")), folder / "bare")
-        write(c.files(self.bare, str(folder / "bare"), language="cpp"), folder / "bare")
-        self.own = [e.own_bytes(path) for path in self.paths]
+        for each, out in (*((each, self.gen) for each in self.plans), (self.bare, folder / "bare")):
+            write(c.files(each, str(out)), out)
+            write(c.files(each, str(out), language="cpp"), out)
+        self.own = [e.own_bytes(path) for path in paths]
 
     def program(self, name: str, plans: list[Plan], suffix: str) -> Path:
         """Return the source of a program that shows every constant."""
-        headers = [f"{p.stem}.{suffix}" for p in plans]
         paths: dict[tuple[int, int], str] = {}
         for p, each in enumerate(plans):
-            local = each.local if suffix == "hpp" else [k.identifier for k in each.constants]
-            scope = f"{each.stem}::" if suffix == "hpp" else ""
-            names = zip(each.constants, local, strict=True)
-            paths |= {(p, n): scope + found for n, (k, found) in enumerate(names) if k.nbytes}
-        path = self.folder / f"{name}.{'cpp' if suffix == 'hpp' else 'c'}"
-        path.write_text(e.uses(plans, headers, paths), encoding="utf-8")
-        return path
-
-    def sources(self) -> list[Path]:
-        return sorted((self.folder / "gen").glob("*.S"))
+            for n, k in enumerate(each.constants):
+                if k.nbytes:
+                    paths[p, n] = f"{each.stem}::{k.local}" if suffix == "hpp" else k.identifier
+        text = e.uses(plans, [f"{p.stem}.{suffix}" for p in plans], paths)
+        return e.put(self.folder / f"{name}.{'cpp' if suffix == 'hpp' else 'c'}", text)
 
 
 @pytest.fixture(scope="module")
@@ -74,61 +67,42 @@ def check_shown(program: Path, plans: list[Plan], own: list[dict[str, bytes]]) -
 
 
 @pytest.mark.parametrize("compiler", e.COMPILERS)
-def test_program_has_every_tensor_s_bytes(generated: Generated, compiler: str) -> None:
+def test_program_has_every_tensor_s_bytes_and_hostile_names_need_no_prefix(generated: Generated, compiler: str) -> None:
     g = generated
     suffix = "hpp" if "++" in compiler else "h"
-    source = g.program(f"all_{suffix}", g.plans, suffix)
-    out = e.compiled(e.COMPILERS[compiler], g.folder / f"all_{compiler}", [source, *g.sources()], f"-I{g.folder}/gen")
-    check_shown(out, g.plans, g.own)
-
-
-@pytest.mark.parametrize("compiler", ["gcc", "clang", "g++", "clang++"])
-def test_hostile_names_need_no_prefix(generated: Generated, compiler: str) -> None:
-    g = generated
-    suffix = "hpp" if "++" in compiler else "h"
-    source = g.program(f"bare_{suffix}", [g.bare], suffix)
-    flags = (f"-I{g.folder}/bare",)
-    out = e.compiled(e.COMPILERS[compiler], g.folder / f"b_{compiler}", [source, g.folder / "bare/hostile.S"], *flags)
-    check_shown(out, [g.bare], g.own[-1:])
+    for name, plans, own in (("gen", g.plans, g.own), ("bare", [g.bare], g.own[-1:])):
+        sources = [g.program(f"{name}_{suffix}", plans, suffix), *sorted((g.folder / name).glob("*.S"))]
+        out = e.compiled(e.COMPILERS[compiler], g.folder / f"{name}_{compiler}", sources, f"-I{g.folder / name}")
+        check_shown(out, plans, own)
 
 
 def test_c_header_is_cpp_too_and_both_go_together(generated: Generated) -> None:
     g = generated
     lines = [f'#include "{p.stem}.{suffix}"\n' for p in g.plans for suffix in ("h", "hpp", "h")]
-    source = g.folder / "both.cpp"
-    source.write_text(
-        "".join(lines) + "int main() { return views::views_is_current() && ::views_is_current() ? 0 : 1; }\n",
-        encoding="utf-8",
-    )
+    main = "int main() { return views::views_is_current() && ::views_is_current() ? 0 : 1; }\n"
+    sources = [e.put(g.folder / "both.cpp", "".join(lines) + main), g.gen / "views.S"]
     for compiler in ("g++", "clang++"):
-        flags = (f"-I{g.folder}/gen", "-std=c++17")
-        e.quiet(e.compiled(e.COMPILERS[compiler], g.folder / "both", [source, g.folder / "gen/views.S"], *flags))
+        e.quiet(e.compiled(e.COMPILERS[compiler], g.folder / "both", sources, f"-I{g.gen}", "-std=c++17"))
 
 
 @pytest.mark.needs("arm-none-eabi-gcc", "arm-none-eabi-gcc --specs=nosys.specs")
 def test_cortex_m3_program_has_them_in_flash_alone(generated: Generated) -> None:
     g = generated
     for plans, folder in ((g.plans, "gen"), ([g.bare], "bare")):
-        source = g.program(f"arm_{folder}", plans, "h")
-        out = g.folder / f"{folder}.elf"
-        sources = [source, *sorted((g.folder / folder).glob("*.S"))]
-        e.compiled(
-            [*e.ARM, "--specs=nosys.specs", "-Wl,--no-warnings,-z,noexecstack"], out, sources, f"-I{g.folder}/{folder}"
-        )
+        sources = [g.program(f"arm_{folder}", plans, "h"), *sorted((g.folder / folder).glob("*.S"))]
+        compiler = [*e.ARM, "--specs=nosys.specs", "-Wl,--no-warnings,-z,noexecstack"]
+        out = e.compiled(compiler, g.folder / f"{folder}.elf", sources, f"-I{g.folder}/{folder}")
         found, sections = e.symbols(out), e.section_flags(out)
-        data = out.read_bytes()
-        for each in plans:
-            for k in each.constants:
-                if k.nbytes:
-                    symbol = found[k.identifier]
-                    assert (symbol.size, symbol.type) == (k.nbytes, "OBJECT")
-                    assert sections[symbol.section][:2] == (".rodata", "A")
-                    assert symbol.value % k.alignment == 0
-        assert data[:4] == b"\x7fELF"
+        for k in (k for each in plans for k in each.constants if k.nbytes):
+            symbol = found[k.identifier]
+            assert (symbol.size, symbol.type) == (k.nbytes, "OBJECT")
+            assert sections[symbol.section][:2] == (".rodata", "A")
+            assert symbol.value % k.alignment == 0
 
 
+BARE = ["-nostdlib", "-nostartfiles", "-fno-stack-protector"]
 TINY = """
-#include "{header}"
+#include "every_thing.h"
 volatile int sink;
 void _start(void);
 void _start(void)
@@ -144,17 +118,14 @@ void _start(void)
 def test_nothing_is_left_for_the_loader_to_do(generated: Generated, compiler: str) -> None:
     g = generated
     (each,) = (p for p in g.plans if p.stem == "every_thing")
-    kept = [k for k in each.constants if k.nbytes]
-    reads = "".join(f"    sink = *(const volatile unsigned char *)&{k.identifier};\n" for k in kept)
-    source = g.folder / "loaded.c"
-    source.write_text(TINY.format(header="every_thing.h", reads=reads), encoding="utf-8")
-    flags = ["-nostdlib", "-nostartfiles", "-fPIE", "-pie", "-fno-stack-protector", f"-I{g.folder}/gen"]
-    out = e.compiled(
-        e.COMPILERS[compiler], g.folder / f"loaded_{compiler}", [source, g.folder / "gen/every_thing.S"], *flags
-    )
+    constants = [k for k in each.constants if k.nbytes]
+    reads = "".join(f"    sink = *(const volatile unsigned char *)&{k.identifier};\n" for k in constants)
+    sources = [e.put(g.folder / "loaded.c", TINY.format(reads=reads)), g.gen / "every_thing.S"]
+    flags = [*BARE, "-fPIE", "-pie", f"-I{g.gen}"]
+    out = e.compiled(e.COMPILERS[compiler], g.folder / f"loaded_{compiler}", sources, *flags)
     assert "There are no relocations in this file." in e.quiet("readelf", "-rW", out)
     found, sections = e.symbols(out), e.section_flags(out)
-    assert {sections[found[k.identifier].section][:2] for k in kept} == {(".rodata", "A")}
+    assert {sections[found[k.identifier].section][:2] for k in constants} == {(".rodata", "A")}
     assert not {name for name, _, _ in sections.values()} & {".data", ".data.rel.ro", ".init_array"}
     writable = {name for name, flags, _ in sections.values() if "W" in flags}
     assert writable == {".dynamic", ".bss"}, "the volatile alone is in .bss"
@@ -163,17 +134,14 @@ def test_nothing_is_left_for_the_loader_to_do(generated: Generated, compiler: st
 
 def test_linker_drops_what_nothing_uses(generated: Generated) -> None:
     g = generated
-    source = g.folder / "one.c"
-    source.write_text(
-        TINY.format(header="every_thing.h", reads="    sink = every_thing_layer_i8[0][0];"), encoding="utf-8"
-    )
-    flags = ["-nostdlib", "-nostartfiles", "-fno-stack-protector", f"-I{g.folder}/gen"]
+    source = e.put(g.folder / "one.c", TINY.format(reads="    sink = every_thing_layer_i8[0][0];"))
     sizes = {}
-    for how in ("--no-gc-sections", "--gc-sections"):
-        out = e.compiled(["gcc"], g.folder / "one", [source, g.folder / "gen/every_thing.S"], *flags, f"-Wl,{how}")
-        sizes[how] = out.stat().st_size
-        kept = {name for name in e.symbols(out) if name.startswith("every_thing")}
-        assert (kept == {"every_thing_layer_i8"}) == (how == "--gc-sections")
+    for option in ("--no-gc-sections", "--gc-sections"):
+        sources = [source, g.gen / "every_thing.S"]
+        out = e.compiled(["gcc"], g.folder / "one", sources, *BARE, f"-I{g.gen}", f"-Wl,{option}")
+        sizes[option] = out.stat().st_size
+        left = {name for name in e.symbols(out) if name.startswith("every_thing")}
+        assert (left == {"every_thing_layer_i8"}) == (option == "--gc-sections")
     assert sizes["--no-gc-sections"] - sizes["--gc-sections"] > 1 << 20
 
 
@@ -199,63 +167,53 @@ def test_section_is_the_one_that_is_asked_for(tmp_path: Path, section: str | Non
     out = tmp_path / "m.o"
     e.quiet("gcc", f"-I{tmp_path}", "-c", tmp_path / "m.S", "-o", out)
     found, sections = e.symbols(out), e.section_flags(out)
-    held = [found[name].section for name in ("m_a", "m_b")]
-    assert {sections[number][0] for number in held} == names
-    assert len(set(held)) == 2, "one section for both: no linker could drop one alone"
-    assert {sections[number][1].removesuffix("G") for number in held} == {"A"}  # each in a group, or by its name
+    numbers = [found[name].section for name in ("m_a", "m_b")]
+    assert {sections[number][0] for number in numbers} == names
+    assert len(set(numbers)) == 2, "one section for both: no linker could drop one alone"
+    assert {sections[number][1].removesuffix("G") for number in numbers} == {"A"}  # each in a group, or by its name
 
 
 @pytest.mark.parametrize("section", ["", "a b", '.x,"aw"', "1", ".x\n.data", "é", "x" * 200])
 def test_section_that_is_no_name_is_refused(tmp_path: Path, section: str) -> None:
-    zcrecord.save_record({"a": np.ones(3)}, tmp_path / "m.zcr")
     with pytest.raises(zcrecord.UnsupportedError, match="a section's name is letters, digits"):
-        write(c.files(plan(tmp_path / "m.zcr"), str(tmp_path), section=section), tmp_path)
+        write(c.files(plan(e.small(tmp_path)), str(tmp_path), section=section), tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["m.zcr"]
 
 
 def test_archive_is_found_from_any_folder_and_may_be_named(tmp_path: Path) -> None:
-    for folder in ('it\'s a "folder" é', "gen", "else where"):
-        (tmp_path / folder).mkdir()
-    archive = tmp_path / 'it\'s a "folder" é' / "m.zcr"
-    zcrecord.save_record({"a": np.ones(3)}, archive)
-    gen = tmp_path / "gen"
+    home, gen, elsewhere = (tmp_path / name for name in ('it\'s a "folder" é', "gen", "else where"))
+    for folder in (home, gen, elsewhere):
+        folder.mkdir()
+    archive, out = e.small(home), tmp_path / "m.o"
     write(c.files(plan(archive), str(gen)), gen)
     for compiler in ("gcc", "clang-19"):
-        e.quiet(compiler, f"-I{gen}", "-c", gen / "m.S", "-o", tmp_path / "m.o", cwd=tmp_path / "else where")
-        first = (tmp_path / "m.o").read_bytes()
-        assert np.ones(3).tobytes() in first
+        e.quiet(compiler, f"-I{gen}", "-c", gen / "m.S", "-o", out, cwd=elsewhere)
+        assert np.ones(3).tobytes() in out.read_bytes()
         archive.rename(tmp_path / "moved.zcr")
-        done = subprocess.run([compiler, f"-I{gen}", "-c", gen / "m.S", "-o", tmp_path / "n.o"], capture_output=True)
-        assert done.returncode != 0
-        e.quiet(compiler, '-DM_ZCR="moved.zcr"', "-c", gen / "m.S", "-o", tmp_path / "n.o", cwd=tmp_path)
-        assert np.ones(3).tobytes() in (tmp_path / "n.o").read_bytes()
+        e.refused(compiler, f"-I{gen}", "-c", gen / "m.S", "-o", out)
+        e.quiet(compiler, '-DM_ZCR="moved.zcr"', "-c", gen / "m.S", "-o", out, cwd=tmp_path)
+        assert np.ones(3).tobytes() in out.read_bytes()
         (tmp_path / "moved.zcr").rename(archive)
 
 
-@pytest.mark.parametrize("name, value, declared", [
-    ("a", np.zeros((2, 3), np.float32), "const float m_a[2][3];"), ("a", np.zeros(2), "const double m_a[2];"),
-    ("a", np.float32(1), "const float m_a;"), ("a", np.zeros(2, bool), "const uint8_t m_a[2];"),
-    ("a", np.zeros(2, np.int8), "const int8_t m_a[2];"), ("a", np.zeros(2, np.float16), "const uint16_t m_a[2];"),
-    ("a", np.zeros((2, 1), np.complex64), "const float m_a[2][1][2];"), ("a", np.array(1j), "const double m_a[2];"),
-    ("a", zcrecord.PackedTensor(np.zeros(5, np.uint8), "int4", (3, 3)), "const uint8_t m_a[5];"),
-    ("a", zcrecord.StringTensor.from_strings(["a"]), "const uint8_t m_a[24];"),
-    ("a", np.zeros((3, 0)), None),
+@pytest.mark.parametrize("value, declared", [
+    (np.zeros((2, 3), np.float32), "float m_a[2][3];"), (np.zeros(2), "double m_a[2];"), (np.float32(1), "float m_a;"),
+    (np.zeros(2, bool), "uint8_t m_a[2];"), (np.zeros(2, np.int8), "int8_t m_a[2];"),
+    (np.zeros(2, np.float16), "uint16_t m_a[2];"), (np.zeros((2, 1), np.complex64), "float m_a[2][1][2];"),
+    (np.array(1j), "double m_a[2];"), (zcrecord.StringTensor.from_strings(["a"]), "uint8_t m_a[24];"),
+    (zcrecord.PackedTensor(np.zeros(5, np.uint8), "int4", (3, 3)), "uint8_t m_a[5];"), (np.zeros((3, 0)), None),
 ])  # fmt: skip
-def test_declaration_of(tmp_path: Path, name: str, value: Any, declared: str | None) -> None:
-    zcrecord.save_record({name: value}, tmp_path / "m.zcr")
+def test_declaration_of(tmp_path: Path, value: Any, declared: str | None) -> None:
+    zcrecord.save_record({"a": value}, tmp_path / "m.zcr")
     header = b"".join(c.files(plan(tmp_path / "m.zcr"), ".")["m.h"]).decode()
-    found = re.findall(r"extern M_ALIGNED\(\d+\) (const \w+ m_a.*;)", header)
+    found = re.findall(r"extern M_ALIGNED\(\d+\) const (\w+ m_a.*;)", header)
     assert found == ([declared] if declared else [])
     shape = ", ".join(map(str, np.shape(value) or getattr(value, "shape", ())))
     assert (f"#define M_A_SHAPE {{{shape}}}\n" in header) == bool(shape)
     assert f"/* a: {zcrecord.load_record(tmp_path / 'm.zcr').info('a').dtype.name} [{shape}]" in header
 
 
-def test_numbers_and_values_are_what_numpy_has(generated: Generated) -> None:
-    g = generated
-    source = g.folder / "values.c"
-    source.write_text(
-        """
+VALUES = """
 #include <stdio.h>
 #include "every_thing.h"
 static const int shape[] = EVERY_THING_LAYER_I8_SHAPE;
@@ -270,25 +228,24 @@ int main(void)
         EVERY_THING_LAYER_INT4_BITS);
     return 0;
 }
-""",
-        encoding="utf-8",
-    )
-    out = e.compiled(
-        ["gcc", "-std=c99"], g.folder / "values", [source, g.folder / "gen/every_thing.S"], f"-I{g.folder}/gen"
-    )
+"""
+
+
+def test_numbers_and_values_are_what_numpy_has(generated: Generated) -> None:
+    g = generated
+    sources = [e.put(g.folder / "values.c", VALUES), g.gen / "every_thing.S"]
+    out = e.compiled(["gcc", "-std=c99"], g.folder / "values", sources, f"-I{g.gen}")
     assert e.quiet(out) == "-1.5 1 -5 -3 0 16640 -4 5 -0.5 15.5 4 2 3 12 96 18 4\n"
 
 
 def test_header_of_another_archive_is_noticed(tmp_path: Path) -> None:
-    main = tmp_path / "main.c"
-    main.write_text('#include "m.h"\nint main(void) { return m_is_current(); }\n', encoding="utf-8")
-    files = {}
-    for value in (1.0, 2.0):  # of one size, so that the assembler has nothing to say
-        zcrecord.save_record({"a": np.full(3, value)}, tmp_path / "m.zcr")
-        write(c.files(plan(tmp_path / "m.zcr"), str(tmp_path)), tmp_path)
-        files[value] = (tmp_path / "m.h").read_bytes()
-    for value, current in ((1.0, 0), (2.0, 1)):
-        (tmp_path / "m.h").write_bytes(files[value])
+    main = e.put(tmp_path / "main.c", '#include "m.h"\nint main(void) { return m_is_current(); }\n')
+    headers = {}
+    for value in (1, 2):  # of one size, so that the assembler has nothing to say
+        write(c.files(plan(e.small(tmp_path, value)), str(tmp_path)), tmp_path)
+        headers[value] = (tmp_path / "m.h").read_bytes()
+    for value, current in ((1, 0), (2, 1)):
+        (tmp_path / "m.h").write_bytes(headers[value])
         out = e.compiled(["gcc"], tmp_path / "main", [main, tmp_path / "m.S"], f"-I{tmp_path}")
         assert subprocess.run([out]).returncode == current
 
@@ -297,17 +254,15 @@ def test_assembler_programs_have_equates(generated: Generated) -> None:
     g = generated
     each = next(p for p in g.plans if p.stem == "every_thing")
     write(asm.files(each, str(g.folder / "asm")), g.folder / "asm")
-    source = g.folder / "program.S"
-    source.write_text(
-        '.include "every_thing.inc"\n.long EVERY_THING_LAYER_I8_DIM1, EVERY_THING_LAYER_F32_NBYTES\n', encoding="utf-8"
-    )
+    uses = ".long EVERY_THING_LAYER_I8_DIM1, EVERY_THING_LAYER_F32_NBYTES\n"
+    source = e.put(g.folder / "program.S", f'.include "every_thing.inc"\n{uses}')
     for compiler in ("gcc", "clang-19"):
         e.quiet(compiler, f"-I{g.folder}/asm", "-c", source, "-o", g.folder / "program.o")
         assert np.array([4, 96], np.int32).tobytes() in (g.folder / "program.o").read_bytes()
 
 
 def test_files_say_what_they_are_and_are_plain_text(generated: Generated) -> None:
-    for path in (generated.folder / "gen").iterdir():
+    for path in generated.gen.iterdir():
         if path.suffix != ".bin":
             text = path.read_bytes()
             assert text.isascii() and b"\r" not in text
@@ -316,11 +271,11 @@ def test_files_say_what_they_are_and_are_plain_text(generated: Generated) -> Non
             assert max(map(len, text.splitlines())) <= 1000 if "hostile" in path.name else 160
 
 
-@pytest.mark.parametrize("language", ["c", "cpp"])
-def test_archive_without_digests_is_not_said_to_be_current(tmp_path: Path, language: c.Language) -> None:
+@pytest.mark.parametrize("options", [
+    {"lang": "c"}, {"lang": "cpp"}, *({"lang": "c", "blob": form} for form in ("incbin", "embed", "string")),
+])  # fmt: skip
+def test_archive_without_digests_is_not_said_to_be_current(tmp_path: Path, options: dict[str, Any]) -> None:
     """Its last bytes would be the same with other weights."""
-    zcrecord.save_record({"a": np.ones(3)}, tmp_path / "m.zcr", digest=None)
-    files = c.files(plan(tmp_path / "m.zcr"), str(tmp_path), language=language)
-    header = b"".join(files["m.h" if language == "c" else "m.hpp"])
-    assert b"is_current" not in header
-    assert b"saved without digests" in header
+    report = embed.generate(e.small(tmp_path, digest=None), tmp_path, **options)
+    (header,) = (Path(path).read_bytes() for path in report.files if path.endswith((".h", ".hpp")))
+    assert b"is_current" not in header and b"saved without digests" in header

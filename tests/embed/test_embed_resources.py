@@ -79,14 +79,9 @@ def test_resource_of_an_installed_wheel_is_mapped(wheel: Path, tmp_path: Path) -
 
 @pytest.mark.slow
 @LINUX
-@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_resource_of_a_zipped_package_is_read_into_aligned_memory(method: int, wheel: Path, tmp_path: Path) -> None:
-    again = tmp_path / "weighty.zip"
-    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(again, "w", method) as new:
-        for name in old.namelist():
-            new.writestr(name, old.read(name))
-    result = used(again)
-    assert str(again) in result["where"]
+def test_resource_of_a_zipped_package_is_read_into_aligned_memory(wheel: Path) -> None:
+    result = used(wheel)  # which is a zip
+    assert str(wheel) in result["where"]
     assert not result["mapped"] and result["maps"] == 0
     assert result["start"][0] % 65536 == 0
 
@@ -104,16 +99,13 @@ def zipped(tmp_path: Path) -> Any:
     return put
 
 
-def test_resource_is_as_good_as_the_archive_with_every_option(zipped: Any) -> None:
+def test_resource_is_as_good_as_the_archive_with_every_option(zipped: Any, tmp_path: Path) -> None:
     resource = zipped(r.saved(TREE))
     r.assert_same(zcrecord.load_record(resource, verify="full").tree(), TREE)
     editable = zcrecord.load_record(resource, mode="c")
     editable["w"][0, 0] = 9
     assert zcrecord.load_record(resource, names="w")["w"][0, 0] == 0
     assert zcrecord.load_record(zipped(bytes(64) + r.saved(TREE)), embedded="suffix")["w"].sum() == 15
-
-
-def test_packed_resource_is_decompressed(zipped: Any, tmp_path: Path) -> None:
     zcrecord.save_record(TREE, tmp_path / "m.zcr", durable=False)
     pack(tmp_path / "m.zcr", tmp_path / "m.zcr.zst", durable=False)
     resource = zipped((tmp_path / "m.zcr.zst").read_bytes())
@@ -126,15 +118,6 @@ def test_record_of_a_resource_pickles_by_content(zipped: Any, tmp_path: Path) ->
     pickled = pickle.dumps(record)
     (tmp_path / "package.zip").unlink()
     r.assert_same(pickle.loads(pickled).tree(), TREE)
-
-
-def test_memory_of_a_resource_goes_with_the_record(zipped: Any) -> None:
-    record = zcrecord.load_record(zipped(r.saved(TREE)))
-    view = record["w"]
-    assert not record.close(), "a view is left"
-    assert view.sum() == 15
-    again = zcrecord.load_record(zipped(r.saved(TREE)))
-    assert again.close()
 
 
 def test_wrong_resource_is_an_error_that_names_it(zipped: Any) -> None:

@@ -30,7 +30,7 @@ TARGETS = {  # of clang, and whether names have an underscore before them
 ELF = [target for target in TARGETS if "linux" in target or "elf" in target or "eabi" in target]
 OTHERS = ["arm-none-eabi-gcc", "avr-gcc -mmcu=atmega1284p", "x86_64-w64-mingw32-gcc", "xtensa-lx106-elf-gcc"]
 FREESTANDING = """
-#include "{header}"
+#include "model.h"
 volatile int sink;
 void start(void);
 void start(void)
@@ -61,11 +61,9 @@ def each(tmp_path_factory: pytest.TempPathFactory) -> Plan:
 
 
 def assembled(compiler: list[str], source: Path, out: Path) -> subprocess.CompletedProcess[str]:
-    folders = [f"-I{source.parent}", f"-Wa,-I{source.parent}"]  # avr-gcc does not hand the first on
-    return subprocess.run(
-        [*compiler, *folders[: 2 if "avr" in compiler[0] else 1], "-c", str(source), "-o", str(out)],
-        capture_output=True, text=True, cwd=out.parent,
-    )  # fmt: skip
+    folders = [f"-I{source.parent}", *([f"-Wa,-I{source.parent}"] if "avr" in compiler[0] else [])]
+    command = [*compiler, *folders, "-c", str(source), "-o", str(out)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=out.parent)
 
 
 @pytest.mark.parametrize("compiler", COMPILERS)
@@ -88,24 +86,21 @@ def test_every_object_format_has_the_bytes(
 
 
 @pytest.mark.parametrize("compiler", COMPILERS)
-def test_archive_of_another_size_is_refused_while_it_is_assembled(
-    compiler: list[str], tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
-) -> None:
-    folder = tmp_path_factory.mktemp("sizes")
+def test_archive_of_another_size_is_refused_while_it_is_assembled(compiler: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "sizes"
+    folder.mkdir()
     zcrecord.save_record({"a": np.ones(3), "t": np.ones((3, 4)).T}, folder / "m.zcr")
     made = plan(folder / "m.zcr")
-    write(c.files(made, str(folder)), folder)
-    write(blob.files(made, str(folder), form="incbin"), folder)
-    for source, name in (("m.S", "m.zcr"), ("m.S", "m_packed.bin"), ("m_blob.S", "m.zcr")):
+    write({**c.files(made, str(folder)), **blob.files(made, str(folder), form="incbin")}, folder)
+    for source, name, macro in (
+        ("m.S", "m.zcr", "M_ZCR"), ("m.S", "m_packed.bin", "M_PACKED"), ("m_blob.S", "m.zcr", "M_ZCR")
+    ):  # fmt: skip
         data = (folder / name).read_bytes()
-        for size in (len(data), len(data) + 1, len(data) - 1, 5):
+        for size in (len(data) + 1, len(data) - 1, 5, len(data)):
             (folder / name).write_bytes(data.ljust(size, b"\0")[:size])
             done = assembled(compiler, folder / source, tmp_path / "m.o")
-            assert (done.returncode == 0) == (size == len(data)), (source, name, size, done.stderr)
-            macro = name.partition(".")[0].upper() if "packed" in name else "M_ZCR"
             noticed = f"{macro} is not the file that this one was generated from: generate it again" in done.stderr
-            assert noticed == (size != len(data))
-        (folder / name).write_bytes(data)
+            assert (done.returncode != 0) == noticed == (size != len(data)), (source, name, size, done.stderr)
 
 
 @pytest.mark.needs("clang-19", "readelf")
@@ -127,9 +122,9 @@ def test_other_machines_symbols_lie_where_they_should(each: Plan, target: str, t
 def test_header_goes_with_every_machine(each: Plan, target: str, tmp_path: Path) -> None:
     names = [k.identifier for k in each.constants if k.nbytes]
     reads = "".join(f"    sink = *(const volatile unsigned char *)&{name};\n" for name in names)
-    (tmp_path / "main.c").write_text(FREESTANDING.format(header="model.h", reads=reads), encoding="utf-8")
+    source = e.put(tmp_path / "main.c", FREESTANDING.format(reads=reads))
     flags = ["-ffreestanding", *e.WARNINGS, f"-I{Path(each.archive).parent}"]
-    e.quiet(*clang(target), *flags, "-c", tmp_path / "main.c", "-o", tmp_path / "main.o")
+    e.quiet(*clang(target), *flags, "-c", source, "-o", tmp_path / "main.o")
 
 
 @pytest.mark.needs("clang-19")
@@ -184,8 +179,7 @@ console.log(is_current(), sum().toFixed(6), tied() - base(), row() - base(), bas
 @pytest.mark.needs("clang-19", "wasm-ld-19", "node")
 def test_webassembly_has_typed_symbols_and_drops_those_that_nothing_uses(each: Plan, tmp_path: Path) -> None:
     folder = Path(each.archive).parent
-    (tmp_path / "main.c").write_text(WASM, encoding="utf-8")
-    for source in (tmp_path / "main.c", folder / "model.S"):
+    for source in (e.put(tmp_path / "main.c", WASM), folder / "model.S"):
         out = tmp_path / f"{source.stem}.o"
         e.quiet(*clang("wasm32"), "-O2", f"-I{folder}", "-c", source, "-o", out)
     linked = tmp_path / "program.wasm"
@@ -216,9 +210,7 @@ def test_windows_program_has_its_weights(each: Plan, form: str, tmp_path: Path) 
         header, values = "model_blob.h", "model_blob.at.layer_f64"
         source = "model_blob.S" if form == "incbin" else "model_blob.c"
     alignment = next(k.alignment for k in each.constants if k.name == "layer.f64")
-    (tmp_path / "main.c").write_text(
-        WINDOWS.format(header=header, values=values, alignment=alignment), encoding="utf-8"
-    )
+    e.put(tmp_path / "main.c", WINDOWS.format(header=header, values=values, alignment=alignment))
     command = ["x86_64-w64-mingw32-gcc", *e.WARNINGS, "-I.", "main.c", source, "-o", "app.exe"]
     e.quiet(*command, cwd=tmp_path)
     environment = {**os.environ, "WINEDEBUG": "-all", "WINEPREFIX": str(tmp_path / "wine")}

@@ -14,11 +14,11 @@ import sys
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from embedded import archives, own_bytes
+from embedded import archives, own_bytes, put
 from rust_programs import READER, SOURCES, build, compile_rust, compilers, editions
 
 import zcrecord
@@ -32,6 +32,8 @@ pytestmark = pytest.mark.needs("rustc", "cc")
 ROOT = Path(__file__).resolve().parents[2]
 FORMS = list(product((False, True), compilers()))
 FORM = pytest.mark.parametrize("assembly", [False, True], ids=["included", "assembly"])
+
+LIBRARY = "#![no_std]\npub mod model;\n"
 
 
 class Static(NamedTuple):
@@ -54,25 +56,31 @@ class Host(NamedTuple):
     rest: list[str]
 
 
-def generate(made: Plan, folder: Path, *, assembly: bool = False, section: str | None = None) -> Path:
-    """Write a module; returns its path."""
+def generate(source: Any, folder: Path, *, assembly: bool = False, section: str | None = None) -> Plan:
+    """Write the module of an archive, or of a plan."""
+    made = source if isinstance(source, Plan) else plan(source)
     write(rust.files(made, str(folder), assembly=assembly, section=section), folder)
-    return folder / f"{made.stem}.rs"
+    return made
 
 
-def local(made: Plan, folder: Path) -> list[str]:
-    """Return the constants' names in the module, in saved order."""
-    lines = (folder / f"{made.stem}.rs").read_text(encoding="utf-8").splitlines()
-    return [line.split()[2].rstrip(":").removesuffix("_NAME") for line in lines if "_NAME: &str" in line]
+def saved(folder: Path, record: Any, **options: Any) -> Path:
+    zcrecord.save_record(record, folder / "model.zcr", **options)
+    return folder / "model.zcr"
 
 
-def host(plans: Sequence[Plan], folder: Path) -> str:
+def printed(folder: Path, main: str) -> str:
+    """Build main.rs, by the first compiler; return what the program prints."""
+    program = build(compilers()[0], put(folder / "main.rs", main), folder / "main")
+    return subprocess.run([program], capture_output=True, text=True, check=True).stdout
+
+
+def host(plans: Sequence[Plan]) -> str:
     """Return a program that shows every constant of every module, and then what it allocated in using some."""
     modules = "".join(f"mod {made.stem};\n" for made in plans)
     shows = []
     for p, made in enumerate(plans):
-        for n, (c, name) in enumerate(zip(made.constants, local(made, folder), strict=True)):
-            path = f"{made.stem}::{name}"
+        for n, c in enumerate(made.constants):
+            path = f"{made.stem}::{c.local.upper()}"
             value = f"Some({path})" if c.nbytes else "None::<&u8>"
             shape = f"&{path}_SHAPE.iter().map(|&d| d as u64).collect::<Vec<_>>()"
             about = f"({path}_NAME, {path}_DTYPE, {path}_BITS)"
@@ -99,11 +107,8 @@ fn main() {{
 def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Host:
     assembly, rustc = request.param
     folder = tmp_path_factory.mktemp("host")
-    plans = [plan(path) for path in archives(folder)]
-    for made in plans:
-        generate(made, folder, assembly=assembly)
-    (folder / "main.rs").write_text(host(plans, folder), encoding="utf-8")
-    program = build(rustc, folder / "main.rs", folder / "main")
+    plans = [generate(path, folder, assembly=assembly) for path in archives(folder)]
+    program = build(rustc, put(folder / "main.rs", host(plans)), folder / "main")
     lines = subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines()
     statics = {}
     for line in lines[: sum(len(made.constants) for made in plans)]:
@@ -150,110 +155,83 @@ def test_using_constants_allocates_nothing(ran: Host) -> None:
     assert (float(value), used, noticed) == (float(np.sum(f32)), "0", "1")
 
 
-def test_types_are_arrays_of_the_archive_s_shape(tmp_path: Path) -> None:
-    record = {
-        "m": np.arange(6, dtype=np.float32).reshape(2, 3),
-        "c": np.array([1 + 2j], np.complex64),
-        "s": np.array(7),
-    }
-    zcrecord.save_record({**record, "yes": np.array([True])}, tmp_path / "model.zcr")
-    generate(plan(tmp_path / "model.zcr"), tmp_path)
-    (tmp_path / "main.rs").write_text(
-        """mod model;
+TYPES = """mod model;
 static M: &[[f32; 3]; 2] = &[[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]];
 const SHAPE: [usize; 2] = model::M_SHAPE;
 fn main() {
     let (c, s, b): (&[[f32; 2]; 1], &i64, &[u8; 1]) = (model::C, model::S, model::YES);
     assert_eq!((model::M, c[0], *s, b[0], SHAPE), (M, [1.0, 2.0], 7, 1, [2, 3]));
 }
-""",
-        encoding="utf-8",
-    )
-    subprocess.run([build(compilers()[0], tmp_path / "main.rs", tmp_path / "main")], check=True)
-
-
-def test_the_whole_archive_is_there_for_the_reader(tmp_path: Path) -> None:
-    zcrecord.save_record({"w": np.arange(4, dtype=np.int16)}, tmp_path / "model.zcr")
-    generate(plan(tmp_path / "model.zcr"), tmp_path)
-    shutil.copy(READER, tmp_path)
-    (tmp_path / "main.rs").write_text(
-        """#![deny(unsafe_code)]
+"""
+READS = """#![deny(unsafe_code)]
 mod model;
 mod zcrecord;
 fn main() {
     let archive = zcrecord::Archive::open(model::MODEL_ARCHIVE).expect("an archive");
-    let w = archive.get("w").expect("a tensor");
-    assert!(w.values::<i16>().expect("i16").eq(model::W.iter().copied()));
-    assert_eq!(w.bytes().expect("C order").as_ptr(), model::W.as_ptr() as *const u8);
+    let m = archive.get("m").expect("a tensor");
+    assert!(m.values::<f32>().expect("f32").eq(model::M.iter().flatten().copied()));
+    assert_eq!(m.bytes().expect("C order").as_ptr(), model::M.as_ptr() as *const u8);
 }
-""",
-        encoding="utf-8",
-    )
-    subprocess.run([build(compilers()[0], tmp_path / "main.rs", tmp_path / "main")], check=True)
+"""
+
+
+def test_types_are_arrays_of_the_archive_s_shape_and_the_whole_archive_is_there_for_the_reader(tmp_path: Path) -> None:
+    record = {"m": np.arange(6, dtype=np.float32).reshape(2, 3), "c": np.array([1 + 2j], np.complex64)}
+    generate(saved(tmp_path, record | {"s": np.array(7), "yes": np.array([True])}), tmp_path)
+    shutil.copy(READER, tmp_path)
+    for main in (TYPES, READS):
+        printed(tmp_path, main)
 
 
 @FORM
 @pytest.mark.parametrize("section", [None, ".weights."])
 def test_goes_into_a_crate_without_std_of_any_edition(tmp_path: Path, assembly: bool, section: str | None) -> None:
     turned = np.arange(4, dtype=np.float32).reshape(2, 2).T
-    zcrecord.save_record({"w": np.arange(4, dtype=np.float32), "t": turned}, tmp_path / "model.zcr")
-    generate(plan(tmp_path / "model.zcr"), tmp_path, assembly=assembly, section=section)
-    (tmp_path / "lib.rs").write_text("#![no_std]\npub mod model;\n", encoding="utf-8")
+    archive = saved(tmp_path, {"w": np.arange(4, dtype=np.float32), "t": turned})
+    generate(archive, tmp_path, assembly=assembly, section=section)
     tried = [(rustc, edition) for rustc in compilers() for edition in editions(rustc)]
     assert {edition for _, edition in tried} >= {"2018", "2021"}
+    source = put(tmp_path / "lib.rs", LIBRARY)
     for rustc, edition in tried:
-        build(rustc, tmp_path / "lib.rs", tmp_path / "lib.rlib", "--crate-type", "rlib", edition=edition)
+        build(rustc, source, tmp_path / "lib.rlib", "--crate-type", "rlib", edition=edition)
+    if section is not None:
+        flags = ("--crate-type", "lib", "--emit", "obj")
+        data = build(compilers()[0], source, tmp_path / "lib.o", *flags).read_bytes()
+        assert (b".weights.model_w\0" if assembly else b".weights.model\0") in data
 
 
 @pytest.mark.needs("/usr/bin/rustc", "wasm-ld-14")
 def test_assembly_is_refused_for_webassembly_with_what_works(tmp_path: Path) -> None:
-    zcrecord.save_record({"w": np.arange(4, dtype=np.float32)}, tmp_path / "model.zcr")
-    (tmp_path / "lib.rs").write_text("#![no_std]\npub mod model;\n", encoding="utf-8")
+    archive = saved(tmp_path, {"w": np.arange(4, dtype=np.float32)})
+    source = put(tmp_path / "lib.rs", LIBRARY)
     flags = ("--crate-type", "rlib", "--target", "wasm32-wasi")
     for assembly in (True, False):
-        generate(plan(tmp_path / "model.zcr"), tmp_path, assembly=assembly, section=".weights")
-        done = compile_rust("/usr/bin/rustc", tmp_path / "lib.rs", tmp_path / "lib.rlib", *flags)
+        generate(archive, tmp_path, assembly=assembly, section=".weights")
+        done = compile_rust("/usr/bin/rustc", source, tmp_path / "lib.rlib", *flags)
         assert (done.returncode != 0) == assembly
         assert ("generate this module again, without --assembly" in done.stderr) == assembly
 
 
 @FORM
 def test_a_stale_module_does_not_compile(tmp_path: Path, assembly: bool) -> None:
-    zcrecord.save_record({"w": np.zeros(4, np.float32)}, tmp_path / "model.zcr")
-    generate(plan(tmp_path / "model.zcr"), tmp_path, assembly=assembly)
-    (tmp_path / "main.rs").write_text('mod model;\nfn main() {\n    println!("{:?}", model::W);\n}\n', encoding="utf-8")
+    source = put(tmp_path / "main.rs", 'mod model;\nfn main() {\n    println!("{:?}", model::W);\n}\n')
+    generate(saved(tmp_path, {"w": np.zeros(4, np.float32)}), tmp_path, assembly=assembly)
     for rustc in compilers():
-        zcrecord.save_record({"w": np.zeros(4, np.float32)}, tmp_path / "model.zcr")
-        build(rustc, tmp_path / "main.rs", tmp_path / "main")
-        zcrecord.save_record({"w": np.ones(4, np.float32)}, tmp_path / "model.zcr")
-        done = compile_rust(rustc, tmp_path / "main.rs", tmp_path / "main")
+        saved(tmp_path, {"w": np.zeros(4, np.float32)})
+        build(rustc, source, tmp_path / "main")
+        saved(tmp_path, {"w": np.ones(4, np.float32)})
+        done = compile_rust(rustc, source, tmp_path / "main")
         assert done.returncode and "the archive is not the one that this file was generated from" in done.stderr
 
 
 def test_the_linker_drops_symbols_that_nothing_uses(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     record = {"used": rng.bytes(64), "unused": rng.bytes(64)}
-    arrays = {name: np.frombuffer(data, np.uint8) for name, data in record.items()}
-    zcrecord.save_record(arrays, tmp_path / "model.zcr")
-    main = 'mod model;\nfn main() {\n    println!("{}", model::USED[std::env::args().count()]);\n}\n'
-    held = {}
-    for assembly in (False, True):
-        generate(plan(tmp_path / "model.zcr"), tmp_path, assembly=assembly)
-        (tmp_path / "main.rs").write_text(main, encoding="utf-8")
-        program = build(compilers()[0], tmp_path / "main.rs", tmp_path / "main").read_bytes()
-        held[assembly] = [data in program for data in record.values()]
-    assert held == {False: [True, True], True: [True, False]}
-
-
-@FORM
-def test_bytes_go_into_the_section_that_is_asked_for(tmp_path: Path, assembly: bool) -> None:
-    zcrecord.save_record({"w": np.full(4, 7, np.float32)}, tmp_path / "model.zcr")
-    generate(plan(tmp_path / "model.zcr"), tmp_path, assembly=assembly, section=".weights.")
-    (tmp_path / "lib.rs").write_text("#![no_std]\npub mod model;\n", encoding="utf-8")
-    flags = ("--crate-type", "lib", "--emit", "obj")
-    compiled = build(compilers()[0], tmp_path / "lib.rs", tmp_path / "lib.o", *flags)
-    data = compiled.read_bytes()
-    assert (b".weights.model_w\0" if assembly else b".weights.model\0") in data
+    archive = saved(tmp_path, {name: np.frombuffer(data, np.uint8) for name, data in record.items()})
+    for assembly, linked in ((False, [True, True]), (True, [True, False])):
+        generate(archive, tmp_path, assembly=assembly)
+        printed(tmp_path, 'mod model;\nfn main() {\n    println!("{}", model::USED[std::env::args().count()]);\n}\n')
+        assert [data in (tmp_path / "main").read_bytes() for data in record.values()] == linked
 
 
 TARGETS = {
@@ -270,7 +248,8 @@ def test_assembles_for_machines_and_systems_other_than_this(
 ) -> None:
     """LLVM's assembler is rustc's; it is handed what each of the module's cfgs would."""
     golden = ROOT / "tests" / "conformance" / "valid" / "views.zcr"
-    module = generate(plan(golden), tmp_path, assembly=True, section=section).read_text(encoding="utf-8")
+    generate(golden, tmp_path, assembly=True, section=section)
+    module = (tmp_path / "views.rs").read_text(encoding="utf-8")
     macros, uses = module.split("symbols! {\n")
     blocks, symbols = macros.split("global_asm!(")[1:], re.findall(r'    r##"(.*)"##', uses)
     lines = re.findall(r'    r##"(.*)"##', blocks[number]) + symbols + [".purgem zcr_at", ".purgem zcr_set"]
@@ -282,18 +261,13 @@ def test_assembles_for_machines_and_systems_other_than_this(
 
 
 def test_refuses_alignment_that_places_in_the_archive_do_not_have(tmp_path: Path) -> None:
-    zcrecord.save_record({"a": np.ones(4), "w": np.ones(4)}, tmp_path / "model.zcr")
-    made = plan(tmp_path / "model.zcr", alignment=4096)
+    made = plan(saved(tmp_path, {"a": np.ones(4), "w": np.ones(4)}), alignment=4096)
     with pytest.raises(UnsupportedError, match=r"tensor 'a': its offset is not a multiple of 4096"):
         rust.files(made, str(tmp_path))
     generate(made, tmp_path, assembly=True)
-    address = "model::W.as_ptr() as usize, model::A.as_ptr() as usize"
-    (tmp_path / "main.rs").write_text(
-        f'mod model;\nfn main() {{\n    println!("{{}} {{}}", {address});\n}}\n', encoding="utf-8"
-    )
-    program = build(compilers()[0], tmp_path / "main.rs", tmp_path / "main")
-    found = subprocess.run([program], capture_output=True, text=True, check=True).stdout.split()
-    assert [int(at) % 4096 for at in found] == [0, 0]
+    addresses = "model::W.as_ptr() as usize, model::A.as_ptr() as usize"
+    found = printed(tmp_path, f'mod model;\nfn main() {{\n    println!("{{}} {{}}", {addresses});\n}}\n').split()
+    assert [int(address) % 4096 for address in found] == [0, 0]
 
 
 @pytest.mark.needs("cargo")
@@ -305,15 +279,10 @@ def test_cargo_builds_what_the_archive_holds(tmp_path: Path, edition: str, assem
     A build of cargo's dev profile is incremental, and does not see what an assembler reads.
     """
     shutil.copytree(ROOT / "tools" / "recipes" / "cargo", tmp_path, dirs_exist_ok=True)
-    manifest = tmp_path / "Cargo.toml"
-    manifest.write_text(
-        manifest.read_text(encoding="utf-8").replace('edition = "2021"', f'edition = "{edition}"'), encoding="utf-8"
-    )
-    if assembly:
-        script = tmp_path / "build.rs"
-        script.write_text(
-            script.read_text(encoding="utf-8").replace('"--quiet"', '"--quiet", "--assembly"'), encoding="utf-8"
-        )
+    changes = [("Cargo.toml", 'edition = "2021"', f'edition = "{edition}"')]
+    changes += [("build.rs", '"--quiet"', '"--quiet", "--assembly"')] if assembly else []
+    for name, old, new in changes:
+        put(tmp_path / name, (tmp_path / name).read_text(encoding="utf-8").replace(old, new))
     environment = os.environ | {"PYTHONPATH": str(ROOT), "ZCRECORD": f"{sys.executable} -m zcrecord"}
 
     def run(values: list[float]) -> tuple[str, list[str]]:
@@ -324,23 +293,20 @@ def test_cargo_builds_what_the_archive_holds(tmp_path: Path, edition: str, assem
         return done.stdout, [line for line in done.stderr.splitlines() if "Compiling" in line]
 
     for number, values in enumerate(([1.0, 2.0], [3.0, 4.0], [5.0, 6.0, 7.0])):
-        zcrecord.save_record({"w": np.array(values, np.float32)}, tmp_path / "model.zcr", digest=digest)
+        saved(tmp_path, {"w": np.array(values, np.float32)}, digest=digest)
         later = tmp_path.stat().st_mtime_ns + (number + 1) * 10**10  # whatever the file system's clock is like
         os.utime(tmp_path / "model.zcr", ns=(later, later))
         text, compiled = run(values)
         assert text.endswith(f"[{len(values)}]\n") and len(compiled) == 1
 
 
-@pytest.mark.parametrize("assembly", [False, True])
+@FORM
 def test_names_keep_a_prefix_that_was_asked_for_and_none_is_taken(tmp_path: Path, assembly: bool) -> None:
     names = ["check", "file", "blob", "packed", "at_file"]
     record = {name: np.full(2, i, np.float32) for i, name in enumerate(names)}
-    zcrecord.save_record({**record, "turned": np.asfortranarray(np.eye(2))}, tmp_path / "model.zcr")
-    for prefix, start in (("", ""), ("p_", "P_")):
-        generate(plan(tmp_path / "model.zcr", prefix=prefix), tmp_path, assembly=assembly)
-        values = ", ".join(f"model::{start}{name.upper()}[0]" for name in names)
-        shown = 'println!("{:?}", [' + values + "]);"
-        (tmp_path / "main.rs").write_text(f"mod model;\nfn main() {{\n    {shown}\n}}\n", encoding="utf-8")
-        program = build(compilers()[0], tmp_path / "main.rs", tmp_path / "main")
-        found = subprocess.run([program], capture_output=True, text=True, check=True).stdout
-        assert found == "[0.0, 1.0, 2.0, 3.0, 4.0]\n"
+    archive = saved(tmp_path, {**record, "turned": np.asfortranarray(np.eye(2))})
+    for prefix in ("", "p_"):
+        generate(plan(archive, prefix=prefix), tmp_path, assembly=assembly)
+        values = ", ".join(f"model::{(prefix + name).upper()}[0]" for name in names)
+        main = 'println!("{:?}", [' + values + "]);"
+        assert printed(tmp_path, f"mod model;\nfn main() {{\n    {main}\n}}\n") == "[0.0, 1.0, 2.0, 3.0, 4.0]\n"

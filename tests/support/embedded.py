@@ -72,11 +72,30 @@ def own_bytes(path: Path) -> dict[str, bytes]:
     return out
 
 
+def put(path: Path, text: str) -> Path:
+    """Write a source; return its path."""
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def small(folder: Path, value: float = 1, **options: Any) -> Path:
+    """Write an archive m.zcr of one tensor, `a`."""
+    zcrecord.save_record({"a": np.full(3, value)}, folder / "m.zcr", **options)
+    return folder / "m.zcr"
+
+
+def refused(*command: str | Path, **options: Any) -> str:
+    """Run a command that has to fail; return what it complains of."""
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, **options)
+    assert done.returncode, done.stdout
+    return str(done.stderr)
+
+
 def quiet(*command: str | Path, **options: Any) -> str:
     """Run a command that has to succeed and to complain of nothing; return what it prints."""
     words = list(map(str, command))
     done: subprocess.CompletedProcess[str] = subprocess.run(words, capture_output=True, text=True, **options)
-    assert done.returncode == 0 and not done.stderr, f"{' '.join(words)}\n{done.stderr[-8000:]}"
+    assert done.returncode == 0 and not done.stderr, f"{' '.join(words)}\n{done.stdout}{done.stderr[-8000:]}"
     return done.stdout
 
 
