@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import records as r
+import windows
 
 import zcrecord
 from tools.measure import most_allocated
@@ -184,14 +185,6 @@ def test_owner_stays(program: Path, archive: Path) -> None:
     assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (1234, 4321, 0o4755)
 
 
-def pe(signature: int, plus: bool) -> bytes:
-    """Return the headers of a Windows program whose certificate table has so many bytes."""
-    optional = struct.pack("<H", 0x20B if plus else 0x10B) + bytes(106 if plus else 90) + struct.pack("<I", 16)
-    table = bytes(32) + struct.pack("<II", 9999, signature) + bytes(88)
-    stub = (b"MZ" + bytes(58) + struct.pack("<I", 128)).ljust(128, b"\0")
-    return stub + b"PE\0\0" + bytes(20) + optional + table
-
-
 def macho(signed: bool, wide: bool = True) -> bytes:
     """Return the headers of a Mach-O program."""
     commands = [(0x19, 72), *([(0x1D, 16)] if signed else []), (0x2, 24)]
@@ -225,16 +218,16 @@ BREAK: dict[str, tuple[Callable[[Path], bytes], str]] = {
     "zipapp": (zipped, r"it ends in a zip's directory \(a zipapp\?\), which has to be last"),
     "ELF before a zip": (lambda p: elf() + zipped(p), "it ends in a zip's directory"),
     "zip with a comment": (lambda p: zipped(p)[:-2] + b"\4\0more", "it ends in a zip's directory"),
-    "signed PE32+": (lambda _: pe(8, plus=True), "it has an Authenticode signature"),
-    "signed PE32": (lambda _: pe(8, plus=False), "it has an Authenticode signature"),
+    "signed PE32+": (lambda _: windows.program(table=(9999, 8)), "it has an Authenticode signature"),
+    "signed PE32": (lambda _: windows.program(wide=False, table=(9999, 8)), "it has an Authenticode signature"),
     "signed Mach-O": (lambda _: macho(signed=True), "it has a code signature"),
     "signed Mach-O, 32 bits": (lambda _: macho(signed=True, wide=False), "it has a code signature"),
     "signed Mach-O for two": (lambda _: universal(macho(False), macho(True)), "it has a code signature"),
 }
 BEAR: dict[str, bytes] = {
-    "PE32+": pe(0, plus=True),
-    "PE32": pe(0, plus=False),
-    "PE cut short": pe(8, plus=True)[:140],
+    "PE32+": windows.program(),
+    "PE32": windows.program(wide=False),
+    "PE cut short": windows.program(table=(9999, 8))[:140],
     "MZ alone": b"MZ" + b"\xff" * 98,
     "Mach-O": macho(signed=False),
     "Mach-O for two": universal(macho(False), macho(False, wide=False)),

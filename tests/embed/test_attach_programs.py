@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import records as r
+from embedded import put, quiet
 
 import zcrecord
 from zcrecord import FormatError, UnsupportedError
-from zcrecord.embed.attachment import attach, detach
+from zcrecord.embed import attach, detach
 
 HERE = Path(__file__).parents[1] / "programs" / "attached"
 HEADERS = r.ROOT / "zcrecord" / "embed"
@@ -30,14 +31,15 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def built(compiler: str, source: str, out: Path) -> bytes:
+    quiet(compiler, *WARNINGS, f"-I{HEADERS}", "-o", out, HERE / source)
+    return out.read_bytes()
+
+
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """The program of own_weights.c."""
-    path = tmp_path_factory.mktemp("compiled") / "own_weights"
-    command: list[str | Path] = ["gcc", *WARNINGS, f"-I{HEADERS}", "-o", path, HERE / "own_weights.c"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return path.read_bytes()
+    return built("gcc", "own_weights.c", tmp_path_factory.mktemp("compiled") / "own_weights")
 
 
 @pytest.fixture
@@ -65,19 +67,16 @@ def test_compiled_program_runs_as_before_and_maps_its_own_weights(program: Path,
     r.assert_same(zcrecord.load_record(program, verify="full").tree(), TREE)
 
 
-@pytest.mark.needs("gcc")
-def test_detached_program_is_the_one_the_compiler_made(program: Path, archive: Path, compiled: bytes) -> None:
+@pytest.mark.needs("gcc", "strip")
+def test_detached_program_is_the_compiler_s_and_strip_takes_the_archive_off_which_loading_says(
+    program: Path, archive: Path, compiled: bytes
+) -> None:
     attach(program, archive)
     attach(program, archive)
     detach(program, discard=True)
-    assert program.read_bytes() == compiled
-    assert run(program) == "ready\n"
-
-
-@pytest.mark.needs("gcc", "strip")
-def test_strip_takes_the_archive_off_and_loading_says_so(program: Path, archive: Path) -> None:
+    assert program.read_bytes() == compiled and run(program) == "ready\n"
     attach(program, archive)
-    subprocess.run(["strip", program], check=True)
+    quiet("strip", program)
     assert run(program) == "ready\n"
     with pytest.raises(FormatError, match=r"app: this is an ELF program with no archive at its end; `strip` takes an"):
         zcrecord.load_record(program)
@@ -90,7 +89,7 @@ def test_strip_takes_the_archive_off_and_loading_says_so(program: Path, archive:
 
 AGAIN = """
 import sys
-from zcrecord.embed.attachment import attach
+from zcrecord.embed import attach
 for _ in range(100):
     attach(sys.argv[1], sys.argv[2], durable=False)
 """
@@ -116,9 +115,8 @@ int main(void) { puts("running"); fflush(stdout); return getchar() == 'x' ? 0 : 
 
 @pytest.mark.needs("gcc")
 def test_running_program_is_attached_to_and_keeps_running(archive: Path, tmp_path: Path) -> None:
-    source, program = tmp_path / "sleeper.c", tmp_path / "sleeper"
-    source.write_text(SLEEPER, encoding="utf-8")
-    subprocess.run(["gcc", "-o", program, source], check=True)
+    program = tmp_path / "sleeper"
+    quiet("gcc", "-o", program, put(tmp_path / "sleeper.c", SLEEPER))
     with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == b"running\n"
@@ -132,14 +130,14 @@ def test_running_program_is_attached_to_and_keeps_running(archive: Path, tmp_pat
 
 @pytest.fixture(scope="module")
 def frozen(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of what PyInstaller made of own_weights.py: `single`, and `folder/folder`."""
-    place = tmp_path_factory.mktemp("frozen")
+    """The folder of PyInstaller's programs of own_weights.py: `single`, and `folder/folder`."""
+    folder = tmp_path_factory.mktemp("frozen")
     options = ["--distpath", "dist", "--workpath", "build", "--log-level", "ERROR"]
     command: list[str | Path] = [sys.executable, "-m", "PyInstaller", *options, HERE / "own_weights.spec"]
-    environment = {**os.environ, "PYINSTALLER_CONFIG_DIR": str(place / "config")}
-    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PYINSTALLER_CONFIG_DIR": str(folder / "config")}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return place / "dist"
+    return folder / "dist"
 
 
 @pytest.mark.needs("file", "ldd", "objcopy", "objdump")
@@ -159,12 +157,8 @@ def test_frozen_python_program_maps_its_own_weights(name: str, frozen: Path, arc
 @pytest.fixture(scope="module")
 def windows_program(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """The program of own_weights_windows.c."""
-    path = tmp_path_factory.mktemp("windows") / "app.exe"
-    command: list[str | Path] = ["x86_64-w64-mingw32-gcc", *WARNINGS, f"-I{HEADERS}", "-o", path]
-    command.append(HERE / "own_weights_windows.c")
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return path.read_bytes()
+    out = tmp_path_factory.mktemp("windows") / "app.exe"
+    return built("x86_64-w64-mingw32-gcc", "own_weights_windows.c", out)
 
 
 @pytest.fixture(scope="module")
@@ -175,12 +169,6 @@ def key(tmp_path_factory: pytest.TempPathFactory) -> list[str | Path]:
     command += ["-subj", "/CN=test", "-addext", "extendedKeyUsage=codeSigning"]
     subprocess.run(command, cwd=folder, check=True, capture_output=True)
     return ["-certs", folder / "cert.pem", "-key", folder / "key.pem"]
-
-
-@pytest.fixture(scope="module")
-def wine(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Environment of wine, with a home folder of its own."""
-    return {**os.environ, "WINEDEBUG": "-all", "WINEPREFIX": str(tmp_path_factory.mktemp("wine"))}
 
 
 def osslsigncode(*arguments: str | Path) -> str:
@@ -205,18 +193,19 @@ def test_signed_windows_program_bears_an_archive_that_the_signature_covers(
         detach(signed)
     osslsigncode("remove-signature", "-in", signed, "-out", unsigned)
     assert detach(unsigned).exact
-    found = unsigned.read_bytes()
-    checksum = int.from_bytes(found[60:64], "little") + 24 + 64  # of the optional header, which signing set
-    assert found[:checksum] == windows_program[:checksum]
-    assert found[checksum + 4 :] == windows_program[checksum + 4 :]
+    data = unsigned.read_bytes()
+    checksum = int.from_bytes(data[60:64], "little") + 24 + 64  # of the optional header, which signing set
+    assert data[:checksum] == windows_program[:checksum]
+    assert data[checksum + 4 :] == windows_program[checksum + 4 :]
 
 
 @pytest.mark.needs("x86_64-w64-mingw32-gcc", "openssl", "osslsigncode", "wine")
 def test_signed_windows_program_runs_and_maps_its_own_weights(
-    windows_program: bytes, key: list[str | Path], wine: dict[str, str], archive: Path, tmp_path: Path
+    windows_program: bytes, key: list[str | Path], archive: Path, tmp_path: Path
 ) -> None:
     app, signed = tmp_path / "app.exe", tmp_path / "signed.exe"
     app.write_bytes(windows_program)
+    wine = {**os.environ, "WINEDEBUG": "-all", "WINEPREFIX": str(tmp_path / "wine")}
 
     def ran(program: Path, *arguments: str) -> tuple[int, str]:
         command: list[str | Path] = ["wine", program, *arguments]

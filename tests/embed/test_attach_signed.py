@@ -17,22 +17,11 @@ import windows
 import zcrecord
 from zcrecord import FormatError, RecordError, UnsupportedError
 from zcrecord.cli.dispatch import main
-from zcrecord.embed.attachment import attach, detach
+from zcrecord.embed import attach, detach
 
 FOUND = {name: (data, archive) for name, data, archive in windows.found()}
 REFUSED = dict(windows.refused())
 TREE = {"w": np.arange(6.0), "large": np.ones(1 << 18, np.float32)}
-
-
-def sign(path: Path, signature: bytes = b"\1" * 40) -> bytes:
-    """Do to a program what a signer does: a table behind it, named in its headers; return the bytes before."""
-    before = path.read_bytes()
-    data = bytearray(before + bytes(-len(before) % 8))
-    (pe,) = struct.unpack_from("<I", data, 60)
-    directories = pe + (136 if data[pe + 25] == 2 else 120)
-    struct.pack_into("<II", data, directories + 32, len(data), len(signature))
-    path.write_bytes(data + signature)
-    return before
 
 
 @pytest.fixture
@@ -50,6 +39,16 @@ def app(request: pytest.FixtureRequest, archive: Path, tmp_path: Path) -> Path:
     attach(path, archive)
     sign(path)
     return path
+
+
+def sign(path: Path) -> bytes:
+    """Do to a program what a signer does: a table behind it, named in its headers; return the bytes before."""
+    before = path.read_bytes()
+    data = bytearray(before + bytes(-len(before) % 8))
+    (pe,) = struct.unpack_from("<I", data, 60)
+    struct.pack_into("<II", data, pe + (136 if data[pe + 25] == 2 else 120) + 32, len(data), 40)
+    path.write_bytes(data + b"\1" * 40)
+    return before
 
 
 @pytest.mark.parametrize("name", FOUND)
@@ -74,12 +73,7 @@ def test_signature_s_bytes_are_none_of_the_archive_s(app: Path) -> None:
         r.assert_same(record.tree(), TREE)
         assert record.archive.offset % 65536 == 0 and bytes(record.archive.buffer) == r.saved(TREE)
     r.assert_same(pickle.loads(pickle.dumps(zcrecord.load_record(app))).tree(), TREE)
-
-
-def test_commands_find_the_archive_of_a_signed_program(app: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ls", str(app)]) == 0
     assert main(["verify", str(app)]) == 0
-    assert "large" in capsys.readouterr().out
 
 
 def test_detach_copies_the_archive_and_leaves_a_signed_program_alone(app: Path, archive: Path, tmp_path: Path) -> None:
@@ -87,37 +81,31 @@ def test_detach_copies_the_archive_and_leaves_a_signed_program_alone(app: Path, 
     report = detach(app, tmp_path / "again.zcr", keep=True)
     assert (tmp_path / "again.zcr").read_bytes() == archive.read_bytes()
     assert (report.program_bytes, report.archive_bytes) == (512, archive.stat().st_size)
-    signed = r"app\.exe: it was signed with its archive attached.*take the signature off first .*keep=True"
-    for change in (lambda: detach(app), lambda: detach(app, tmp_path / "no.zcr"), lambda: attach(app, archive)):
-        with pytest.raises(UnsupportedError, match=signed):
+    changes = [lambda: detach(app), lambda: detach(app, tmp_path / "no.zcr"), lambda: attach(app, archive)]
+    changes.append(lambda: attach(app, archive, force=True))  # its headers would go on to name a table
+    for change in changes:
+        with pytest.raises(UnsupportedError, match=r"it was signed .*take the signature off first .*keep=True"):
             change()
-    with pytest.raises(UnsupportedError, match=signed):
-        attach(app, archive, force=True)  # its headers would go on to name a table where there is none
     assert app.read_bytes() == before
     assert not (tmp_path / "no.zcr").exists()
 
 
-def test_program_whose_signature_is_gone_is_what_it_was_before_attaching(archive: Path, tmp_path: Path) -> None:
-    app = tmp_path / "app.exe"
-    app.write_bytes(windows.program())
-    attach(app, archive)
-    app.write_bytes(sign(app))
-    assert detach(app).exact
-    assert app.read_bytes() == windows.program()
-
-
-def test_signed_program_without_an_archive_is_told_what_comes_first(archive: Path, tmp_path: Path) -> None:
+def test_signature_comes_after_attaching_and_goes_before_detaching(archive: Path, tmp_path: Path) -> None:
     app = tmp_path / "app.exe"
     app.write_bytes(windows.program())
     sign(app)
     with pytest.raises(
-        FormatError, match=r"a Windows program, signed, with no archive before its signature; attach it"
+        FormatError, match="a Windows program, signed, with no archive before its signature; attach"
     ):
         zcrecord.load_record(app)
     with pytest.raises(FormatError, match="no archive is attached to this file"):
         detach(app)
     with pytest.raises(UnsupportedError, match=r"has an Authenticode signature, .*; attach first, then sign"):
         attach(app, archive)
+    app.write_bytes(windows.program())
+    attach(app, archive)
+    app.write_bytes(sign(app))
+    assert detach(app).exact and app.read_bytes() == windows.program()
 
 
 def test_headers_that_lie_lead_nowhere_else() -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from c_programs import HEADER, SOURCES, WARNINGS, build
 from changed_bytes import regions, resealed, with_crc
+from embedded import put, quiet, refused
 
 from tools.bench.embedding import reader_code_size
 
@@ -27,21 +27,9 @@ BUILDS = [
 ]
 
 
-def run(*command: str | Path) -> str:
-    """Return a command's output; it must succeed and print no warning."""
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    assert done.returncode == 0 and not done.stderr, f"{command}: {done.stderr or done.stdout}"
-    return done.stdout
-
-
 def undefined(nm: str, program: Path) -> set[str]:
     """Return the names of symbols that an object needs from elsewhere."""
-    return {line.split()[-1] for line in run(nm, "-u", program).splitlines()} - MISSING
-
-
-def compile_object(compiler: str, source: Path, out: Path, *flags: str) -> Path:
-    """Compile one source without linking it."""
-    return build(compiler, source, out, "-c", *flags)
+    return {line.split()[-1] for line in quiet(nm, "-u", program).splitlines()} - MISSING
 
 
 @pytest.mark.needs("gcc", "gcc -m32", "g++", "g++ -m32", "clang-19", "clang++-19", "nm")
@@ -50,7 +38,7 @@ def test_builds_without_a_warning_and_needs_nothing(compiler: str, language: str
     others = [("-O0", "-m64"), ("-O3", "-m32")] if std in ("c99", "c++11") else []
     for optimise, machine in [("-O2", "-m64"), ("-Os", "-m32"), *others]:
         flags = ["-x", language, f"-std={std}", optimise, machine, "-ffreestanding", "-fno-pic", "-fno-exceptions"]
-        program = compile_object(compiler, EVERYTHING, tmp_path / "everything.o", *flags)
+        program = build(compiler, EVERYTHING, tmp_path / "everything.o", "-c", *flags)
         assert undefined("nm", program) == set(), (optimise, machine)
 
 
@@ -63,11 +51,8 @@ STRICT = ["-Wold-style-cast", "-Wzero-as-null-pointer-constant"]
     ["clang++-19", "--target=x86_64-pc-windows-msvc", "-ffreestanding"],  # whose NULL is 0
 ], ids=" ".join)  # fmt: skip
 def test_header_is_quiet_for_whoever_asks_cpp_for_more_warnings(flags: list[str], tmp_path: Path) -> None:
-    source = tmp_path / "quiet.cpp"
-    source.write_text(
-        '#include "zcrecord.h"\nunsigned one(float x);\nunsigned one(float x) { return (unsigned)x; }\n',
-        encoding="utf-8",
-    )
+    one = "unsigned one(float x);\nunsigned one(float x) { return (unsigned)x; }\n"
+    source = put(tmp_path / "quiet.cpp", f'#include "zcrecord.h"\n{one}')
     command = [*flags, "-std=c++11", *STRICT, f"-I{HEADER.parent}", "-c", source, "-o", tmp_path / "quiet.o"]
     done = subprocess.run([*map(str, command)], capture_output=True, text=True)
     assert "zcrecord.h" not in done.stderr
@@ -77,18 +62,12 @@ def test_header_is_quiet_for_whoever_asks_cpp_for_more_warnings(flags: list[str]
 @pytest.mark.needs("gcc", "clang-19", "nm")
 @pytest.mark.parametrize("compiler", ["gcc", "clang-19"])
 def test_a_file_that_calls_nothing_has_nothing_and_no_warning(compiler: str, tmp_path: Path) -> None:
-    source = tmp_path / "nothing.c"
-    source.write_text('#include "zcrecord.h"\n#include "zcrecord.h"\nextern int one;\nint one = 1;\n', encoding="utf-8")
+    source = put(tmp_path / "nothing.c", '#include "zcrecord.h"\n' * 2 + "extern int one;\nint one = 1;\n")
     for optimise in ("-O1", "-O2", "-Os"):
-        program = compile_object(compiler, source, tmp_path / "nothing.o", "-std=c99", optimise)
-        assert not [line for line in run("nm", program).splitlines() if " t " in line.lower()]
-
-
-@pytest.mark.needs("gcc", "nm")
-def test_what_is_needed_would_be_seen(tmp_path: Path) -> None:
-    source = tmp_path / "needs.c"
-    source.write_text("extern int f(void);\nextern int g(void);\nint f(void) { return g(); }\n", encoding="utf-8")
-    assert undefined("nm", compile_object("gcc", source, tmp_path / "needs.o")) == {"g"}
+        program = build(compiler, source, tmp_path / "nothing.o", "-c", "-std=c99", optimise)
+        assert not [line for line in quiet("nm", program).splitlines() if " t " in line.lower()]
+    source = put(tmp_path / "needs.c", "extern int f(void);\nextern int g(void);\nint f(void) { return g(); }\n")
+    assert undefined("nm", build(compiler, source, tmp_path / "needs.o", "-c")) == {"g"}, "other tests would see it"
 
 
 @pytest.mark.needs("arm-none-eabi-gcc", "arm-none-eabi-nm", "clang-19")
@@ -96,33 +75,26 @@ def test_what_is_needed_would_be_seen(tmp_path: Path) -> None:
 def test_needs_nothing_on_a_microcontroller(optimise: str, tmp_path: Path) -> None:
     for compiler, target in (("arm-none-eabi-gcc", M3), ("clang-19", ["--target=thumbv7m-none-eabi", *M3[2:]])):
         out = tmp_path / "everything.o"
-        program = compile_object(compiler, EVERYTHING, out, *target, "-std=c99", optimise)
+        program = build(compiler, EVERYTHING, out, "-c", *target, "-std=c99", optimise)
         assert undefined("arm-none-eabi-nm", program) == set(), compiler
 
 
 @pytest.mark.needs("clang-19")
 @pytest.mark.parametrize("target", ["powerpc-unknown-none", "armeb-none-eabi", "s390x-unknown-linux-gnu"])
 def test_is_refused_on_a_big_endian_machine(target: str) -> None:
-    command = [
-        "clang-19",
-        f"--target={target}",
-        "-ffreestanding",
-        "-fsyntax-only",
-        f"-I{HEADER.parent}",
-        str(EVERYTHING),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert (
-        done.returncode and "zcrecord archives are little-endian and used in place; this machine is not" in done.stderr
-    )
+    told = refused(*syntax_of(target))
+    assert "zcrecord archives are little-endian and used in place; this machine is not" in told
 
 
 @pytest.mark.needs("clang-19")
 @pytest.mark.parametrize("target", ["msp430", "riscv32", "riscv64", "aarch64", "wasm32", "thumbv6m-none-eabi"])
 def test_is_accepted_on_little_endian_machines_of_16_to_64_bits(target: str) -> None:
-    run(
-        "clang-19", f"--target={target}", "-ffreestanding", "-fsyntax-only", *WARNINGS, f"-I{HEADER.parent}", EVERYTHING
-    )
+    quiet(*syntax_of(target), *WARNINGS)
+
+
+def syntax_of(target: str) -> list[str | Path]:
+    """Return the command that checks a program for a target."""
+    return ["clang-19", f"--target={target}", "-ffreestanding", "-fsyntax-only", f"-I{HEADER.parent}", EVERYTHING]
 
 
 @pytest.mark.needs("arm-none-eabi-gcc", "arm-none-eabi-size")
@@ -130,13 +102,6 @@ def test_takes_at_most_2_kib_to_open_and_find_and_4_with_verifying(tmp_path: Pat
     find, verify = (reader_code_size(tmp_path, level) for level in (1, 2))
     assert 1024 < find <= 2048  # the reader is in it
     assert find < verify <= 4096
-
-
-def questions(archives: Sequence[bytes], folder: Path) -> None:
-    """Write the archives as small.c includes them."""
-    data = b"".join(len(archive).to_bytes(2, "little") + archive for archive in archives) + bytes(2)
-    text = f"static const uint8_t questions[] PROGMEM = {{{','.join(map(str, data))}}};\n"
-    (folder / "questions.h").write_text(text, encoding="utf-8")
 
 
 def beyond_16_bits(data: bytes) -> list[bytes]:
@@ -160,17 +125,17 @@ def beyond_16_bits(data: bytes) -> list[bytes]:
 def test_reads_and_refuses_with_a_size_t_of_16_bits_what_it_does_with_64(what: str, tmp_path: Path) -> None:
     whole = [(GOLDEN / f"{name}.zcr").read_bytes() for name in ("tiny", "views", "nested", "dtypes", "strings", "onnx")]
     archives = whole if what == "whole" else beyond_16_bits(whole[0])
-    questions(archives, tmp_path)
-    include = [f"-I{HEADER.parent}", f"-I{tmp_path}"]
-    sources = [SOURCES / "small.c", EVERYTHING]
+    data = b"".join(len(archive).to_bytes(2, "little") + archive for archive in archives) + bytes(2)
+    text = f"static const uint8_t questions[] PROGMEM = {{{','.join(map(str, data))}}};\n"
+    put(tmp_path / "questions.h", text)  # small.c includes it
+    sources = [f"-I{HEADER.parent}", f"-I{tmp_path}", SOURCES / "small.c", EVERYTHING]
     answers = []
     for compiler, flags in (("gcc", ["-O2"]), ("avr-gcc", ["-mmcu=atmega1284p", "-Os", "-Werror", "-Wall", "-Wextra"])):
         program = tmp_path / compiler
-        run(compiler, "-std=c99", *flags, *include, *sources, "-o", program)
+        quiet(compiler, "-std=c99", *flags, *sources, "-o", program)
         simulate = ["simavr", "-m", "atmega1284p", "-f", "16000000"] if compiler == "avr-gcc" else []
-        done = subprocess.run(
-            [*simulate, program], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=120
-        )
+        command = [*simulate, program]
+        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=120)
         answers.append(re.findall(r"\b[0-9a-f]{8}\b", re.sub(r"\x1b\[\d*m", " ", done.stdout + done.stderr)))
     here, small = ([int(answer, 16) for answer in found] for found in answers)
     assert len(here) == len(archives) == len(small)

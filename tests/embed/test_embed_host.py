@@ -65,18 +65,29 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
     return program
 
 
+def check_own_pages(built: Path) -> None:
+    """Check that two processes at once allocate nothing, and share the weights in the program's file."""
+    for ran in run_together(built, 2):
+        assert (ran.told["allocations"], ran.told["bytes"]) == (0, 0)
+        assert (ran.told["nbytes"], ran.told["sum"]) == (NBYTES, SUM)
+        assert ran.pages.permissions == {"r--p"}
+        assert ran.pages.files == {str(built)}
+        assert ran.pages.private_dirty == 0
+        assert ran.pages.shared >= NBYTES
+        assert ran.pages.pss <= ran.pages.rss / 2 + (64 << 10)  # what lies around the weights one may have read alone
+
+
 @with_every_program
 @languages("C, gcc", "C, clang", "C++, g++", "C++, clang", "C, 32 bits", "Rust")
-def test_program_allocates_nothing_and_reads_its_weights_from_its_own_file(
+def test_processes_allocate_nothing_and_share_the_pages_of_their_weights_in_the_program(
     build: Build, language: str, program: str
 ) -> None:
-    built = build(language, program)
-    (ran,) = run_together(built)
-    assert (ran.told["allocations"], ran.told["bytes"]) == (0, 0)
-    assert (ran.told["nbytes"], ran.told["sum"]) == (NBYTES, SUM)
-    assert ran.pages.permissions == {"r--p"}
-    assert ran.pages.files == {str(built)}
-    assert ran.pages.private_dirty == 0
+    check_own_pages(build(language, program))
+
+
+@languages("Rust, global_asm!")
+def test_statics_placed_one_by_one_are_used_where_they_lie_as_well(build: Build, language: str) -> None:
+    check_own_pages(build(language, "host_symbols"))
 
 
 @with_every_program
@@ -90,25 +101,6 @@ def test_a_deliberate_copy_is_noticed(build: Build, language: str, program: str)
         assert str(built) not in ran.pages.files
         assert ran.pages.private_dirty >= NBYTES
         assert ran.pages.shared == 0
-
-
-@with_every_program
-@languages("C, gcc", "C++, g++", "Rust")
-def test_two_processes_share_the_pages_of_their_weights(build: Build, language: str, program: str) -> None:
-    for ran in run_together(build(language, program), 2):
-        assert ran.pages.shared >= NBYTES
-        assert ran.pages.private_dirty == 0
-        assert ran.pages.pss <= ran.pages.rss / 2 + (64 << 10)  # what lies around the weights one may have read alone
-
-
-@languages("Rust, global_asm!")
-def test_statics_placed_one_by_one_are_used_where_they_lie_as_well(build: Build, language: str) -> None:
-    built = build(language, "host_symbols")
-    for ran in run_together(built, 2):
-        assert (ran.told["allocations"], ran.told["bytes"], ran.told["sum"]) == (0, 0, SUM)
-        assert ran.pages.permissions == {"r--p"}
-        assert ran.pages.files == {str(built)}
-        assert ran.pages.shared >= NBYTES
 
 
 @with_every_program
