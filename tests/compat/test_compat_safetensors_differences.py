@@ -37,9 +37,6 @@ def test_every_difference_that_the_guide_lists_has_a_test() -> None:
     assert not [name for name in named if f"def {name}(" not in here]
 
 
-# Ties, strides, order.
-
-
 def test_ties_and_overlapping_views_are_kept(tmp_path: Path) -> None:
     w = torch.arange(6.0)
     tensors = {"a": w, "b": w, "half": w[:3], "alike": w.clone()}
@@ -53,8 +50,8 @@ def test_ties_and_overlapping_views_are_kept(tmp_path: Path) -> None:
 
 def test_tensors_of_any_strides_come_back(tmp_path: Path) -> None:
     w = torch.arange(24.0).view(4, 6)
-    tensors = {"t": w.clone().T, "gaps": w.clone()[:, ::2], "last": torch.rand(2, 3, 4, 4).to(
-        memory_format=torch.channels_last)}  # fmt: skip
+    last = torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    tensors = {"t": w.clone().T, "gaps": w.clone()[:, ::2], "last": last}
     with pytest.raises(ValueError, match="non contiguous"):
         safetensors.torch.save_file(tensors, tmp_path / "m")
     OURS.pt.save_file(tensors, tmp_path / "m")
@@ -115,9 +112,6 @@ def test_order_is_that_of_saving(tmp_path: Path) -> None:
     assert list(OURS.np.load_file(tmp_path / "m")) == ["z", "a"]
 
 
-# Looking into a file.
-
-
 @pytest.mark.parametrize("framework", ["np", "pt"])
 def test_file_is_a_mapping_to_look_into(framework: str, tmp_path: Path) -> None:
     OURS.np.save_file({"z": np.arange(5), "a": np.ones(2)}, tmp_path / "m")
@@ -140,13 +134,9 @@ def test_missing_name_is_a_key_error_that_lists_close_ones(framework: str, tmp_p
 
 
 INDICES: dict[str, Any] = {
-    "past the end": np.s_[:20],
-    "from the end": np.s_[-2:],
-    "backwards": np.s_[3:1],
-    "an array": np.array([0, 2]),
-    "a mask": np.array([True, False, True, False]),
-    "a new axis": np.s_[None, 1],
-}
+    "past the end": np.s_[:20], "from the end": np.s_[-2:], "backwards": np.s_[3:1], "an array": np.array([0, 2]),
+    "a mask": np.array([True, False, True, False]), "a new axis": np.s_[None, 1],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("framework", ["np", "pt", "jax"])
@@ -162,14 +152,9 @@ def test_parts_are_taken_as_the_framework_takes_them(framework: str, index: Any,
 
 
 WRONG: dict[str, Any] = {
-    "row": 7,
-    "row from the end": -5,
-    "column": np.s_[:, 7],
-    "column of all": np.s_[..., 7],
-    "too many": np.s_[0, 0, 0],
-    "text": "a",
-    "float": 1.5,
-}
+    "row": 7, "row from the end": -5, "column": np.s_[:, 7], "column of all": np.s_[..., 7],
+    "too many": np.s_[0, 0, 0], "text": "a", "float": 1.5,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("framework", ["np", "pt", "jax"])
@@ -183,9 +168,6 @@ def test_index_that_a_tensor_does_not_have_is_one_typed_error(framework: str, in
     assert isinstance(caught.value, IndexError)
 
 
-# Types and values.
-
-
 def test_types_that_numpy_lacks_come_in_numpy(tmp_path: Path) -> None:
     tensors = {"bf16": torch.ones(2, dtype=torch.bfloat16), "f8": torch.ones(2, dtype=torch.float8_e4m3fn)}
     OURS.pt.save_file(tensors, tmp_path / "m")
@@ -194,22 +176,14 @@ def test_types_that_numpy_lacks_come_in_numpy(tmp_path: Path) -> None:
     assert loaded["bf16"].astype(float).tolist() == [1, 1]
 
 
-@pytest.mark.parametrize(
-    "tensors, message",
-    [
-        ([1], "a mapping from names to tensors is expected, not a list"),
-        ({"a": 3}, "tensor 'a': a int is no tensor"),
-        ({"a": {"b": np.ones(1)}}, "tensor 'a': a dict is no tensor"),
-        ({"a": [1.0, 2.0]}, "tensor 'a': a list is no tensor"),
-        ({"a": None}, "tensor 'a': a NoneType is no tensor"),
-        ({3: np.ones(1)}, "key 3 is a int"),
-        ({"": np.ones(1)}, "an empty key"),
-        ({"a": np.array([None])}, "tensor 'a': dtype object"),
-        ({"a": torch.eye(2).to_sparse()}, "tensor 'a': a tensor of layout torch.sparse_coo"),
-        ({"a": torch.ones(2, device="meta")}, "tensor 'a': a meta tensor has no values"),
-        ({"a\0": np.ones(1)}, "its name contains NUL"),
-    ],
-)
+@pytest.mark.parametrize("tensors, message", [
+    ([1], "a mapping from names to tensors is expected, not a list"), ({"a": 3}, "tensor 'a': a int is no tensor"),
+    ({"a": {"b": np.ones(1)}}, "tensor 'a': a dict is no tensor"), ({"a": [1.0]}, "tensor 'a': a list is no tensor"),
+    ({3: np.ones(1)}, "key 3 is a int"), ({"": np.ones(1)}, "an empty key"), ({"a\0": np.ones(1)}, "name contains NUL"),
+    ({"a": np.array([None])}, "tensor 'a': dtype object"),
+    ({"a": torch.eye(2).to_sparse()}, "tensor 'a': a tensor of layout torch.sparse_coo"),
+    ({"a": torch.ones(2, device="meta")}, "tensor 'a': a meta tensor has no values"),
+])  # fmt: skip
 def test_what_cannot_be_saved_is_named_and_the_old_file_stays(tensors: Any, message: str, tmp_path: Path) -> None:
     (tmp_path / "m").write_bytes(b"old")
     for save_file in (OURS.np.save_file, OURS.pt.save_file, ours.save_file):
@@ -222,13 +196,10 @@ def test_what_cannot_be_saved_is_named_and_the_old_file_stays(tensors: Any, mess
 def test_jax_is_not_given_half_of_the_bits(tmp_path: Path) -> None:
     THEIRS.np.save_file({"w": np.full(2, 0.1)}, tmp_path / "m")
     assert THEIRS.safe_open(tmp_path / "m", "flax").get_tensor("w").dtype == np.float32
-    for load in (lambda: OURS.safe_open(tmp_path / "m", "flax").get_tensor("w"), flax_loads(tmp_path / "m")):
+    flax = importlib.import_module(f"{COMPAT}.flax")
+    for load in (lambda path: OURS.safe_open(path, "flax").get_tensor("w"), flax.load_file):
         with pytest.raises(zcrecord.UnsupportedError, match="tensor 'w': jax would make float32 of float64"):
-            load()
-
-
-def flax_loads(path: Path) -> Any:
-    return lambda: importlib.import_module(f"{COMPAT}.flax").load_file(path)
+            load(tmp_path / "m")
 
 
 WRONG_ARGUMENTS: dict[str, Any] = {
@@ -253,13 +224,8 @@ def test_every_error_is_a_safetensor_error(call: Any, tmp_path: Path) -> None:
     OURS.np.save_file({"a": np.ones(2)}, tmp_path / "m")
     with pytest.raises(ours.SafetensorError):
         call(tmp_path / "m")
-
-
-def test_errors_say_where_and_what(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError) as caught:
+    with pytest.raises(ours.SafetensorError, match=re.escape(f"{tmp_path / 'none'}: no such file")):
         OURS.pt.load_file(tmp_path / "none")
-    assert isinstance(caught.value, ours.SafetensorError)
-    assert str(caught.value) == f"{tmp_path / 'none'}: no such file"
 
 
 def test_any_bytes_like_is_loaded() -> None:
@@ -306,12 +272,6 @@ def test_tensors_go_to_the_device_that_is_named(tmp_path: Path) -> None:
     found += OURS.pt.load_file(tmp_path / "m", device="meta").values()
     assert [tensor.device.type for tensor in found] == ["meta"] * 6
     assert (tuple(found[0].shape), tuple(found[1].shape)) == ((3,), (2, 1))
-
-
-def test_other_frameworks_are_named(tmp_path: Path) -> None:
-    OURS.np.save_file({"w": np.ones(1)}, tmp_path / "m")
-    with pytest.raises(zcrecord.UnsupportedError, match=r"framework 'tf' is not known; pt, torch, .* are"):
-        OURS.safe_open(tmp_path / "m", "tf")
 
 
 def test_jax_arrays_come_in_jax(tmp_path: Path) -> None:

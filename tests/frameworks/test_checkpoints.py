@@ -40,7 +40,6 @@ class Tied(torch.nn.Module):
 
 OPTIMIZERS = {
     "adam": lambda groups: torch.optim.Adam(groups, lr=0.01, betas=(0.8, 0.9)),
-    "amsgrad": lambda groups: torch.optim.Adam(groups, lr=0.01, amsgrad=True),
     "adamw": lambda groups: torch.optim.AdamW(groups, lr=torch.tensor(0.01)),
     "sgd": lambda groups: torch.optim.SGD(groups, lr=0.05, momentum=0.9, nesterov=True),
     "lbfgs": lambda groups: torch.optim.LBFGS(groups[0]["params"] + groups[1]["params"], lr=0.1, max_iter=2),
@@ -165,7 +164,7 @@ parts = json.loads(sys.argv[3])
 print(json.dumps([exact(run(kinds[0], 5, name(kinds[0]) + ".zcr", part).state()) for part in parts]))
 """
 KINDS = some([
-    ("adam", "one cycle"), ("amsgrad", "none"), ("adamw", "lambda"), ("sgd", "milestones"), ("lbfgs", "none"),
+    ("adam", "one cycle"), ("adamw", "lambda"), ("sgd", "milestones"), ("lbfgs", "none"),
     ("adam", "plateau"), ("sgd", "sequence"),
 ], 2)  # fmt: skip
 PARTS = ["", "model", "optimizer", "schedule", "scaler", "torch", "python", "numpy", "generator"]
@@ -195,11 +194,13 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> Ends:
 
 @pytest.mark.parametrize("kind", KINDS, ids=" ".join)
 def test_run_that_goes_on_from_a_file_is_the_run_in_one_go(kind: tuple[str, str], ends: Ends) -> None:
-    """Of an archive, and of one that was converted from what torch saved."""
+    """Of an archive, and of one that was converted from what torch saved, which is the same."""
     number = KINDS.index(kind)
-    saved, converted = ends.rest[number]
-    assert saved == ends.whole[number]
-    assert converted == ends.whole[number]
+    assert ends.rest[number] == [ends.whole[number]] * 2
+    stem = "-".join(kind).replace(" ", "_")
+    saved, converted = (zcrecord.load_record(ends.folder / f"{stem}{end}.zcr") for end in ("", "-converted"))
+    assert saved.content_digest() == converted.content_digest()
+    assert list(saved) == list(converted)
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -207,17 +208,6 @@ def test_each_part_of_the_state_is_needed(part: str, ends: Ends) -> None:
     """A part that is left out makes another run, so the test above would notice."""
     found = ends.without[PARTS.index(part)]
     assert (found == ends.whole[0]) == (part == "")
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=" ".join)
-def test_archive_of_a_checkpoint_is_that_of_what_torch_saved(kind: tuple[str, str], ends: Ends) -> None:
-    stem = "-".join(kind).replace(" ", "_")
-    saved, converted = (zcrecord.load_record(ends.folder / f"{stem}{end}.zcr") for end in ("", "-converted"))
-    assert saved.content_digest() == converted.content_digest()
-    assert list(saved) == list(converted)
-
-
-# What it is made of.
 
 
 def stepped() -> tuple[Any, Any]:
@@ -244,24 +234,21 @@ def test_state_of_an_optimizer_is_all_there_with_its_types() -> None:
     assert (group["betas"], group["foreach"], group["maximize"]) == ((0.5, 0.75), None, False)
 
 
-def test_tied_tensors_of_the_tree_are_one_memory_of_their_own() -> None:
+def test_tied_tensors_of_the_tree_are_one_memory_and_a_step_changes_neither_the_file_nor_another_tree(
+    tmp_path: Path,
+) -> None:
     net, optimizer = stepped()
-    record = r.round_trip({"model": net.state_dict(), "optimizer": optimizer.state_dict()})
+    zcrecord.save_record({"model": net.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "m.zcr")
+    data = (tmp_path / "m.zcr").read_bytes()
+    record = zcrecord.load_record(tmp_path / "m.zcr")
     first, second = record.tree("torch"), record.tree("torch")
     first["model"]["0.weight"].fill_(7)
     assert torch.equal(first["model"]["1.weight"], torch.full((3, 3), 7.0))
     assert torch.equal(second["model"]["0.weight"], net[0].weight), "another call has pages of its own"
     assert record["model.0.weight"].tolist() == net[0].weight.tolist(), "and so has the record"
-
-
-def test_optimizer_steps_on_what_was_loaded_and_the_file_stays(tmp_path: Path) -> None:
-    net, optimizer = stepped()
-    zcrecord.save_record({"model": net.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "m.zcr")
-    data = (tmp_path / "m.zcr").read_bytes()
-    state = zcrecord.load_record(tmp_path / "m.zcr").tree("torch")
-    net.load_state_dict(state["model"], assign=True)
+    net.load_state_dict(second["model"], assign=True)
     optimizer = torch.optim.AdamW(net.parameters())
-    optimizer.load_state_dict({**state["optimizer"], "param_groups": optimizer.state_dict()["param_groups"]})
+    optimizer.load_state_dict({**second["optimizer"], "param_groups": optimizer.state_dict()["param_groups"]})
     optimizer.step()
     assert (tmp_path / "m.zcr").read_bytes() == data
 
@@ -271,9 +258,8 @@ def test_tree_of_torch_lies_on_the_device_that_is_named() -> None:
     assert (found["a"][0].device.type, found["n"]) == ("meta", 1)
 
 
-def test_a_vocabulary_beside_weights_comes_back_in_every_tree(tmp_path: Path) -> None:
-    zcrecord.save_record({"w": torch.ones(2), "vocab": np.array(["a", "bb"])}, tmp_path / "m.zcr")
-    record = zcrecord.load_record(tmp_path / "m.zcr")
+def test_a_vocabulary_beside_weights_comes_back_in_every_tree() -> None:
+    record = r.round_trip({"w": torch.ones(2), "vocab": np.array(["a", "bb"])})
     for found in (record.torch(), record.jax(), record.tree("torch"), record.tree("jax"), record.tree()):
         assert found["vocab"].unpack().tolist() == ["a", "bb"]
         assert found["w"].tolist() == [1, 1]

@@ -21,8 +21,7 @@ from zcrecord.frameworks.torch_pages import paged
 
 PAGE = mmap.PAGESIZE
 ROWS, COLUMNS = 64, 4 * PAGE  # of float32: a row has 16 pages
-linux = pytest.mark.skipif(sys.platform != "linux", reason="platform: /proc/self is Linux's")
-
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="platform: /proc/self is Linux's")
 Asked = set[int]
 
 
@@ -54,9 +53,6 @@ def pages_of(part: Any) -> Asked:
     return {(address + 4 * offset) // PAGE for offset in offsets}
 
 
-# Reads.
-
-
 def test_check_runs_once_before_all_elements_are_read_together(tmp_path: Path) -> None:
     zcrecord.save_record({"w": np.arange(12.0).reshape(3, 4)}, tmp_path / "model.zcr")
     ran: list[int] = []
@@ -74,16 +70,14 @@ LOOKS: dict[str, Callable[[Any], Any]] = {
     "index": lambda w: (w[1:3, ::2], w[0], w[..., None]),
     "view": lambda w: w.view(-1).view(torch.int32),
     "chunk": lambda w: [part.t() for part in w.chunk(4, dim=1)],
-    "split": lambda w: w.split([16, 48]),
-    "transpose": lambda w: w.transpose(0, 1).unsqueeze(0).squeeze(0),
     "data": lambda w: w.data.detach(),
 }
 
 
-@pytest.mark.parametrize("way", LOOKS)
-def test_views_read_nothing(way: str, weight: Any, asked: Asked) -> None:
-    LOOKS[way](weight)
-    assert not asked
+def test_views_read_nothing(weight: Any, asked: Asked) -> None:
+    for way, look in LOOKS.items():
+        look(weight)
+        assert not asked, way
 
 
 PARTS: dict[str, Callable[[Any], Any]] = {
@@ -92,8 +86,6 @@ PARTS: dict[str, Callable[[Any], Any]] = {
     "columns of rows": lambda w: w[8:40:3, 5 : PAGE + 9],
     "every other column": lambda w: w[3:5, ::2],
     "transposed": lambda w: w.t()[100:200],
-    "chunk": lambda w: w.chunk(4, dim=1)[2],
-    "one row": lambda w: w[7],
     "one element": lambda w: w[7, 9],
     "reshaped": lambda w: w.view(ROWS, 4, PAGE)[:, 1],
     "expanded": lambda w: w[:2, :3].unsqueeze(0).expand(5, 2, 3),
@@ -115,7 +107,6 @@ def test_a_copy_asks_for_the_pages_of_the_part_and_for_no_others(part: str, weig
 READS: dict[str, Callable[[Any], Any]] = {
     "clone": lambda w: w.clone(),
     "to": lambda w: w.to(torch.float64),
-    "arithmetic": lambda w: w + 1,
     "cat": lambda w: torch.cat([w, w]),
     "item": lambda w: w.item(),
     "index_select": lambda w: w[torch.tensor([0])],
@@ -145,24 +136,23 @@ def test_pages_of_any_strides_are_those_of_the_elements() -> None:
 
 
 @pytest.mark.slow
-@linux
+@LINUX
 def test_columns_of_a_cold_file_are_read_and_not_what_lies_between(tmp_path: Path) -> None:
     path = tmp_path / "cold.zcr"
     zcrecord.save_record({"w": np.ones((256, 16 * PAGE), np.float32)}, path)  # 64 MiB: a row has 64 pages
-    whole, part = bytes_read(path, slice(None)), bytes_read(path, slice(0, 4 * PAGE))
+
+    def bytes_read(columns: slice) -> int:
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        weight = paged(zcrecord.load_record(path).torch(writable=False)["w"])
+        before = read_by_this_process()
+        assert weight[:, columns].contiguous().sum() > 0
+        return read_by_this_process() - before
+
+    whole, part = bytes_read(slice(None)), bytes_read(slice(0, 4 * PAGE))
     if not whole:
         pytest.skip("platform: this file system keeps files in memory")
     assert part < 0.3 * whole
-
-
-def bytes_read(path: Path, columns: slice) -> int:
-    """Return how many bytes of a cold file the system reads for columns of its tensor."""
-    with path.open("rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    weight = paged(zcrecord.load_record(path).torch(writable=False)["w"])
-    before = read_by_this_process()
-    assert weight[:, columns].contiguous().sum() > 0
-    return read_by_this_process() - before
 
 
 def read_by_this_process() -> int:
@@ -170,11 +160,7 @@ def read_by_this_process() -> int:
     return int(dict(line.split(": ") for line in lines)["read_bytes"])
 
 
-# Writes.
-
 WRITES: dict[str, Callable[[Any], Any]] = {
-    "zero_": lambda w: w.zero_(),
-    "fill_": lambda w: w.fill_(0),
     "mul_": lambda w: w.mul_(0),
     "copy_": lambda w: w.copy_(torch.zeros(w.shape)),
     "setitem": lambda w: w.__setitem__(slice(None), 0),
@@ -201,17 +187,13 @@ def test_a_write_gives_the_tensor_memory_of_its_own(way: str, tmp_path: Path) ->
     assert tensors["a"].tolist() == [[2.0] * 3] * 2
 
 
-def test_a_write_to_a_part_leaves_the_rest_of_the_tensor(weight: Any) -> None:
+def test_a_write_to_a_part_leaves_the_rest_and_a_parameter_may_be_trained(weight: Any) -> None:
     weight[3, 5:9] = -1
     assert weight[3, 4:10].tolist() == [3 * COLUMNS + 4, -1, -1, -1, -1, 3 * COLUMNS + 9]
-
-
-def test_a_parameter_made_of_such_a_tensor_may_be_trained(weight: Any) -> None:
     parameter = torch.nn.Parameter(weight[:1])
     with torch.no_grad():
         parameter.mul_(0)
-    assert isinstance(parameter, torch.nn.Parameter)
-    assert parameter.sum() == 0
+    assert isinstance(parameter, torch.nn.Parameter) and parameter.sum() == 0
 
 
 def test_tensors_of_other_subclasses_take_part(weight: Any) -> None:
@@ -228,12 +210,12 @@ def test_tensors_of_other_subclasses_take_part(weight: Any) -> None:
     assert parameter[0, 1] == 2 * COLUMNS + 1
 
 
-@linux
+@LINUX
 def test_the_mapping_goes_with_the_last_tensor(tmp_path: Path) -> None:
     path = tmp_path / "m.zcr"
     zcrecord.save_record({"w": np.ones(9)}, path)
     part = paged(zcrecord.load_record(path).torch(writable=False)["w"])[3:]
-    gc.disable()  # a circle of references would keep it until it is collected
+    gc.disable()  # a cycle of references would keep it until it is collected
     try:
         assert part.sum() == 6
         assert str(path) in Path("/proc/self/maps").read_text(encoding="utf-8")

@@ -48,36 +48,27 @@ class Tied(torch.nn.Module):  # type: ignore[misc]
         self.register_buffer("rows", self.embed.weight.detach()[2:5])
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", KINDS, ids=lambda d: d.name)
-@pytest.mark.parametrize("shape", [(), (0, 3), (7,), (3, 1, 5)])
-def test_every_element_type_is_saved_bit_for_bit(kind: DType, shape: tuple[int, ...]) -> None:
-    tensor = random_tensor(kind, shape)
-    rec = r.round_trip({"x": tensor})
-    assert rec["x"].dtype == kind.numpy
-    assert rec["x"].shape == shape
-    assert rec["x"].tobytes() == tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=lambda d: d.name)
-def test_every_element_type_is_seen_in_its_own_memory(kind: DType) -> None:
-    tensor = random_tensor(kind, (4, 6))
+def test_every_element_type_is_seen_in_its_own_memory_and_saved_bit_for_bit(kind: DType) -> None:
+    tensors = {str(shape): random_tensor(kind, shape) for shape in [(), (0, 3), (7,), (3, 1, 5), (4, 6)]}
+    rec = r.round_trip(tensors)
+    for name, tensor in tensors.items():
+        assert (rec[name].dtype, rec[name].shape) == (kind.numpy, tensor.shape)
+        assert rec[name].tobytes() == tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
     assert address_of(tensor) == tensor.data_ptr()
-    array = interop.as_array(tensor.t()[1:])
-    assert isinstance(array, np.ndarray)
-    assert r.address(array) == tensor.t()[1:].data_ptr()
-    assert array.strides == tuple(s * tensor.itemsize for s in tensor.t()[1:].stride())
+    turned = tensor.t()[1:]
+    array = interop.as_array(turned)
+    assert isinstance(array, np.ndarray) and r.address(array) == turned.data_ptr()
+    assert array.strides == tuple(s * tensor.itemsize for s in turned.stride())
 
 
 LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "transposed": lambda t: t.permute(3, 1, 0, 2),
     "channels_last": lambda t: t.to(memory_format=torch.channels_last),
     "steps": lambda t: t[:, ::2, 1:, ::3],
-    "offset": lambda t: t[1, 1:],
     "expanded": lambda t: t[:1].expand(5, -1, -1, -1),
     "scalar": lambda t: t[1, 2, 3, 4],
     "parameter": torch.nn.Parameter,
-    "requires grad": lambda t: t.requires_grad_(),
     "result of autograd": lambda t: t.requires_grad_() * 1,
     "subclass": lambda t: t.as_subclass(type("Mine", (torch.Tensor,), {})),
     "inference": lambda t: torch.inference_mode()(t.clone)(),
@@ -93,67 +84,50 @@ def test_tensors_of_any_layout_are_seen_where_they_lie_and_come_back_equal(name:
 
 def test_conjugate_and_negated_views_are_saved_as_what_they_stand_for() -> None:
     tensor = torch.tensor([1 + 2j, 3 - 4j])
-    rec = r.round_trip({"conj": tensor.conj(), "neg": tensor.conj().imag, "both": tensor.conj().resolve_conj().imag})
-    assert tensor.conj().is_conj()
-    assert tensor.conj().imag.is_neg()
-    assert rec["conj"].tolist() == [1 - 2j, 3 + 4j]
-    assert rec["neg"].tolist() == rec["both"].tolist() == [-2, 4]
+    assert tensor.conj().is_conj() and tensor.conj().imag.is_neg()
+    rec = r.round_trip({"conj": tensor.conj(), "neg": tensor.conj().imag})
+    assert (rec["conj"].tolist(), rec["neg"].tolist()) == ([1 - 2j, 3 + 4j], [-2, 4])
 
 
 @pytest.mark.parametrize("shape, transposed", [((2, 3), False), ((2, 3), True), ((0, 3), False)])
-def test_pairs_of_float4_are_twice_as_many_elements_the_first_in_the_low_bits(
+def test_pairs_of_float4_are_twice_as_many_elements_the_first_in_the_low_bits_uncopied(
     shape: tuple[int, int], transposed: bool
 ) -> None:
     raw = torch.arange(1, 1 + shape[0] * shape[1], dtype=torch.uint8).reshape(shape) * 17 - 1
     raw = raw.t() if transposed else raw
     tensor = raw.view(torch.float4_e2m1fn_x2)
     packed = r.round_trip({"x": tensor})["x"]
-    assert isinstance(packed, zcrecord.PackedTensor)
-    assert packed.kind is by_name["float4_e2m1fn"]
+    assert isinstance(packed, zcrecord.PackedTensor) and packed.kind is by_name["float4_e2m1fn"]
     assert packed.shape == (*raw.shape[:-1], 2 * raw.shape[-1])
     assert packed.packed.tolist() == raw.reshape(-1).tolist()
     bits = packed.unpack().view(np.uint8)
     assert bits[..., 0::2].tolist() == (raw & 15).tolist()
     assert bits[..., 1::2].tolist() == (raw >> 4).tolist()
+    seen = interop.as_array(tensor)
+    assert isinstance(seen, zcrecord.PackedTensor)
+    assert transposed or not raw.numel() or r.address(seen.packed) == tensor.data_ptr()
 
 
-def test_pairs_of_float4_are_not_copied() -> None:
-    tensor = torch.zeros(4, 6, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
-    packed = interop.as_array(tensor)
-    assert isinstance(packed, zcrecord.PackedTensor)
-    assert r.address(packed.packed) == tensor.data_ptr()
-
-
-def test_a_module_is_saved_as_its_state_dict_ties_and_views_kept() -> None:
+def test_a_module_is_saved_as_its_state_dict_whose_names_stay_whole_ties_and_views_included() -> None:
     model = Tied()
-    rec = r.round_trip(model)
-    assert list(rec) == list(model.state_dict())
+    rec, flat = r.round_trip(model), r.round_trip(model.state_dict())
+    assert list(rec) == list(flat) == list(model.state_dict())
     for name, tensor in model.state_dict().items():
         np.testing.assert_array_equal(rec[name], tensor.numpy())
     assert set(rec.info("embed.weight").tied) == {"embed.weight", "head.weight", "rows"}
     assert r.address(rec["head.weight"]) == r.address(rec["embed.weight"])
     assert r.address(rec["rows"]) == r.address(rec["embed.weight"][2:])
-    assert set(rec.tree()) == {"embed", "norm", "head", "rows"}
+    assert set(rec.tree()) == {"embed", "norm", "head", "rows"} and "embed.weight" in flat.tree()
 
 
-def test_a_state_dict_keeps_its_names_whole_and_its_ties() -> None:
-    rec = r.round_trip(Tied().state_dict())
-    assert "embed.weight" in rec.tree()
-    assert rec.info("embed.weight").payload == rec.info("head.weight").payload
-
-
-def test_modules_may_stand_anywhere_in_a_record() -> None:
+def test_modules_may_stand_anywhere_in_a_record_and_equal_parameters_are_stored_once_and_not_tied() -> None:
     model = Tied()
     rec = r.round_trip({"step": 3, "models": [model, torch.nn.Linear(2, 2)], "again": model.embed.weight})
     assert rec.attributes == {"step": 3}
     assert rec.tree()["models"][0]["norm"]["weight"].shape == (4,)
     assert rec.info("again").payload == rec.info("models.0.head.weight").payload
-
-
-def test_equal_parameters_are_stored_once_and_not_tied() -> None:
     rec = r.round_trip({"a": torch.nn.LayerNorm(8), "b": torch.nn.LayerNorm(8)})
-    assert rec.nbytes == 64
-    assert rec.info("a.weight").tied == ()
+    assert (rec.nbytes, rec.info("a.weight").tied) == (64, ())
 
 
 class Extra(torch.nn.Module):  # type: ignore[misc]
@@ -171,25 +145,13 @@ class Extra(torch.nn.Module):  # type: ignore[misc]
         self.extra = state
 
 
-@pytest.mark.parametrize("extra", [None, 3, "text", [1, 2], {"a": 1, "t": torch.ones(2)}, torch.ones(3)], ids=repr)
+@pytest.mark.parametrize("extra", [None, [1, 2], {"a": 1, "t": torch.ones(2)}, torch.ones(3)], ids=repr)
 def test_extra_state_of_plain_values_and_tensors_is_saved(extra: Any) -> None:
-    tree = r.round_trip(torch.nn.Sequential(Extra(extra))).tree()["0"]
-    want = (
-        {k: v.numpy() if isinstance(v, torch.Tensor) else v for k, v in extra.items()} if type(extra) is dict else extra
-    )
-    r.assert_same(tree["_extra_state"], want.numpy() if isinstance(want, torch.Tensor) else want)
-
-
-def test_the_state_of_an_optimizer_keeps_its_numbered_keys() -> None:
-    model = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.Adam(model.parameters())
-    model(torch.ones(1, 2)).sum().backward()
-    optimizer.step()
-    state = zcrecord.load_record(r.saved({"model": model, "optimizer": optimizer})).tree("torch")["optimizer"]
-    assert list(state["state"]) == [0, 1]
-    for i, held in optimizer.state_dict()["state"].items():
-        assert all(torch.equal(state["state"][i][name], value) for name, value in held.items())
-    assert state["param_groups"] == optimizer.state_dict()["param_groups"]
+    tree = r.round_trip(torch.nn.Sequential(Extra(extra))).tree()["0"]["_extra_state"]
+    if type(extra) is dict:
+        r.assert_same(tree, {"a": 1, "t": np.ones(2, np.float32)})
+    else:
+        r.assert_same(tree, extra.numpy() if isinstance(extra, torch.Tensor) else extra)
 
 
 def fake() -> torch.Tensor:
@@ -199,10 +161,9 @@ def fake() -> torch.Tensor:
         return torch.ones(3)
 
 
-def freed(size: int, *, transposed: bool = False) -> torch.Tensor:
+def cut_off(size: int, *, transposed: bool = False) -> torch.Tensor:
     tensor = torch.ones(1000)[10:]
-    if transposed:
-        tensor = tensor.view(10, 99).t()
+    tensor = tensor.view(10, 99).t() if transposed else tensor
     tensor.untyped_storage().resize_(size)
     return tensor
 
@@ -232,19 +193,10 @@ def masked() -> torch.Tensor:
     return masked_tensor(torch.ones(2), torch.tensor([True, False]))
 
 
-def zero() -> torch.Tensor:
-    return torch._efficientzerotensor(3)
-
-
 def batched() -> torch.Tensor:
-    kept: list[torch.Tensor] = []
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        kept.append(tensor)
-        return tensor
-
-    torch.vmap(keep)(torch.ones(2, 3))
-    return kept[0]
+    seen: list[torch.Tensor] = []
+    torch.vmap(lambda tensor: seen.append(tensor) or tensor)(torch.ones(2, 3))
+    return seen[0]
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
@@ -264,12 +216,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "wrapper elsewhere": (lambda: Wrapper(torch.ones(3), device="cuda"), "a Wrapper computes its values"),
     "spread": (lambda: Sharded(torch.ones(3)), r"a Sharded is spread over processes; save its \.full_tensor\(\)"),
     "uninitialized": (lambda: torch.nn.LazyLinear(3).weight, "an uninitialized parameter has no values; run the"),
-    "freed": (lambda: freed(0), "its storage holds 0 of the 4000 bytes it reaches; it was freed or resized"),
-    "cut off": (lambda: freed(3996), "its storage holds 3996 of the 4000 bytes"),
-    "freed, transposed": (lambda: freed(0, transposed=True), "its storage holds 0 of the 4000 bytes"),
+    "cut off": (lambda: cut_off(3996), "its storage holds 3996 of the 4000 bytes it reaches; it was freed or resized"),
+    "freed, transposed": (lambda: cut_off(0, transposed=True), "its storage holds 0 of the 4000 bytes"),
     "half complex": (lambda: torch.zeros(3, dtype=torch.complex32), r"dtype torch\.complex32 has no place in an arch"),
     "int4 without rules": (lambda: torch.zeros(3, dtype=torch.uint8).view(torch.uint4), r"dtype torch\.uint4 has no"),
-    "zero": (zero, "numpy cannot view this Tensor: "),
+    "zero": (lambda: torch._efficientzerotensor(3), "numpy cannot view this Tensor: "),
     "inside vmap": (batched, "numpy cannot view this Tensor: "),
 }  # fmt: skip
 
@@ -285,22 +236,18 @@ def test_refuses_what_has_no_values_in_memory_and_says_what_to_save(name: str) -
             zcrecord.save_record(record, io.BytesIO())
 
 
-def test_record_writer_takes_tensors_one_at_a_time() -> None:
-    file, model = io.BytesIO(), Tied()
-    with zcrecord.RecordWriter(file) as out:
-        for name, parameter in model.named_parameters():
+def test_record_writer_and_lazy_tensors_take_tensors_one_at_a_time() -> None:
+    parameters = dict(Tied().named_parameters())
+    with zcrecord.RecordWriter(file := io.BytesIO()) as out:
+        for name, parameter in parameters.items():
             out.add(name, parameter)
+        pieces = (torch.full((1, 3), i, dtype=torch.bfloat16) for i in range(4))
+        out.add("lazy", zcrecord.LazyTensor(torch.bfloat16, (4, 3), pieces))
+        out.add("whole", zcrecord.LazyTensor(torch.float32, (2,), lambda: torch.ones(2, requires_grad=True)))
     rec = zcrecord.load_record(file.getvalue(), verify="full")
-    for name, parameter in model.named_parameters():
+    for name, parameter in parameters.items():
         np.testing.assert_array_equal(rec[name], parameter.detach().numpy())
-
-
-def test_lazy_tensors_may_be_produced_by_torch() -> None:
-    pieces = (torch.full((1, 3), i, dtype=torch.bfloat16) for i in range(4))
-    lazy = {"rows": zcrecord.LazyTensor(torch.bfloat16, (4, 3), pieces)}
-    lazy["whole"] = zcrecord.LazyTensor(torch.float32, (2,), lambda: torch.ones(2, requires_grad=True))
-    rec = r.round_trip(lazy)
-    assert rec["rows"].astype(float)[:, 0].tolist() == [0, 1, 2, 3]
+    assert rec["lazy"].astype(float)[:, 0].tolist() == [0, 1, 2, 3]
     assert rec["whole"].tolist() == [1, 1]
 
 
@@ -416,9 +363,5 @@ print(peak_rss() - before)
 @pytest.mark.measured
 def test_saving_takes_no_memory_for_tensors_that_lie_in_one_piece() -> None:
     assert int(run_torch(SAVED.format(record="record")).stdout) < 8 << 20
-
-
-@pytest.mark.measured
-def test_saving_a_copy_would_be_noticed() -> None:
     copy = "{k: v.detach().clone() for k, v in record.items()}"
-    assert int(run_torch(SAVED.format(record=copy)).stdout) > 60 << 20
+    assert int(run_torch(SAVED.format(record=copy)).stdout) > 60 << 20, "a copy would not be noticed"

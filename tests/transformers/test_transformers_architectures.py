@@ -16,20 +16,13 @@ import transformers as hf
 from zcrecord.transformers import from_pretrained, save_pretrained
 
 SMALL: dict[str, Any] = {
-    "vocab_size": 100,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-}
+    "vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
+}  # fmt: skip
 GROUPED = {**SMALL, "num_key_value_heads": 2}
 VISION = {key: value for key, value in SMALL.items() if key != "vocab_size"} | {"image_size": 16, "patch_size": 8}
-TWO_STACKS = {
-    "vocab_size": 100,
-    "d_model": 32,
-    **{f"{half}_{what}": size for half in ("encoder", "decoder") for what, size in (
-        ("layers", 2), ("attention_heads", 2), ("ffn_dim", 64))},
-}  # fmt: skip
+STACK = {"layers": 2, "attention_heads": 2, "ffn_dim": 64}
+TWO_STACKS = {f"{half}_{key}": size for half in ("encoder", "decoder") for key, size in STACK.items()}
+TWO_STACKS |= {"vocab_size": 100, "d_model": 32}
 EXPERTS = {"moe_intermediate_size": 16, "num_experts_per_tok": 2}
 LATENT = {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
 AUDIO = {"num_mel_bins": 8, "max_source_positions": 16, "max_target_positions": 16}
@@ -57,7 +50,6 @@ ARCHITECTURES: dict[str, Callable[[], Any]] = {
     "bert, twice": lambda: hf.EncoderDecoderModel(
         hf.EncoderDecoderConfig.from_encoder_decoder_configs(hf.BertConfig(**SMALL), hf.BertConfig(**SMALL))
     ),
-    "roberta": lambda: hf.RobertaForMaskedLM(hf.RobertaConfig(**SMALL)),
     "albert": lambda: hf.AlbertForMaskedLM(hf.AlbertConfig(**SMALL, embedding_size=16)),
     "mamba": lambda: hf.MambaForCausalLM(
         hf.MambaConfig(vocab_size=100, hidden_size=32, num_hidden_layers=2, state_size=4)

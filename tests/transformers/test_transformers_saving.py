@@ -87,19 +87,14 @@ def test_a_model_saved_over_one_of_shards_takes_its_place(tmp_path: Path) -> Non
     assert len(shards) == 2, "those of the first are gone"
 
 
-def test_a_model_that_lies_on_an_archive_is_saved_over_it(tmp_path: Path) -> None:
+def test_a_model_that_lies_on_an_archive_or_is_wrapped_is_saved_over_it(tmp_path: Path) -> None:
     save_pretrained(models.made(models.gpt2), tmp_path, durable=False)
     model = from_pretrained(tmp_path, hf.GPT2LMHeadModel)
     with torch.no_grad():
         model.transformer.h[0].ln_1.weight.fill_(5)
-    save_pretrained(model, tmp_path, durable=False)
-    assert models.same_tensors(from_pretrained(tmp_path, hf.GPT2LMHeadModel), model)
-
-
-def test_a_wrapped_model_is_saved_without_its_wrapper(tmp_path: Path) -> None:
-    model = models.made(models.gpt2)
-    save_pretrained(torch.nn.DataParallel(model), tmp_path, durable=False)
-    assert models.same_tensors(from_pretrained(tmp_path, hf.GPT2LMHeadModel), model)
+    for each in (model, torch.nn.DataParallel(model)):
+        save_pretrained(each, tmp_path, durable=False)
+        assert models.same_tensors(from_pretrained(tmp_path, hf.GPT2LMHeadModel), model)
 
 
 def test_other_files_of_the_folder_stay(tmp_path: Path) -> None:
@@ -111,39 +106,28 @@ def test_other_files_of_the_folder_stay(tmp_path: Path) -> None:
     assert found["model.safetensors"] == found["tokenizer.json"] == b"as it was"
 
 
-# Failures.
-
-
 def _offloaded(model: Any) -> Any:
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.to("meta"))
     return model
 
 
-def _sparse(model: Any) -> Any:
-    model.register_buffer("mask", torch.eye(3).to_sparse())
-    return model
+def _with(name: str, value: Any) -> Callable[[Any], Any]:
+    def change(model: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            model.register_buffer(name, value)
+        else:
+            setattr(model, name, value)
+        return model
 
-
-def _quantised(model: Any) -> Any:
-    model.hf_quantizer = object()
-    return model
-
-
-def _with_adapters(model: Any) -> Any:
-    model._hf_peft_config_loaded = True
-    return model
-
-
-def _without_transformers(model: Any) -> Any:
-    return torch.nn.Sequential(model)
+    return change
 
 
 FAULTS = [
     (_offloaded, r"tensor 'lm_head.weight': is offloaded, or never loaded; load the model without offloading"),
-    (_sparse, r"tensor 'mask': a tensor of layout torch.sparse_coo; .*to_dense"),
-    (_quantised, r"a quantised model; save it with model.save_pretrained, or dequantise it"),
-    (_with_adapters, r"the model has adapters, which model.save_pretrained saves; delete_adapter removes them"),
-    (_without_transformers, r"a Sequential is no model of transformers; save_record saves any module, .*merge_and"),
+    (_with("mask", torch.eye(3).to_sparse()), r"tensor 'mask': a tensor of layout torch.sparse_coo; .*to_dense"),
+    (_with("hf_quantizer", object()), r"a quantised model; save it with model.save_pretrained, or dequantise it"),
+    (_with("_hf_peft_config_loaded", True), r"the model has adapters, which model.save_pretrained saves; delete_adapt"),
+    (torch.nn.Sequential, r"a Sequential is no model of transformers; save_record saves any module, .*merge_and"),
 ]
 
 

@@ -53,9 +53,9 @@ def test_the_suite_passes_in_chromium(pages: Pages, served: Server) -> None:
     page = pages()
     page.goto(f"{served.url}/tests/programs/js/web/page.html")
     page.wait_for_function("window.results", timeout=300_000)
-    results = {one["name"]: one["error"] for one in page.evaluate("window.results")}
-    failed = {name: why for name, why in results.items() if why is not None}
-    assert not failed, "\n".join(f"{name}: {why}" for name, why in failed.items())
+    results = page.evaluate("window.results")
+    failed = [f"{result['name']}: {result['error']}" for result in results if result["error"] is not None]
+    assert not failed, "\n".join(failed)
     files = ("reading.mjs", "serving.mjs", "uploading.mjs", "hollowing.mjs", "onnx.mjs", "gpu.mjs", "browsing.mjs")
     assert len(results) >= sum(map(names_in, files)) > 40
     # Requests that fail are what many tests are about; but a promise that nobody waits for may not be among them.
@@ -99,14 +99,10 @@ def test_a_page_that_reads_a_tensor_loads_no_more_of_the_module_than_that_takes(
     assert sum((READER / name).stat().st_size for name in loaded) < MOST
 
 
-@pytest.mark.parametrize(
-    ("part", "archive", "ask"),
-    [
-        ("structure.js", "things", "modules()"),
-        ("tensors.js", "things", 'tensor("turned")'),
-        ("pieces.js", "quarter", 'tensor("t0")'),
-    ],
-)
+@pytest.mark.parametrize("part, archive, ask", [
+    ("structure.js", "things", "modules()"), ("tensors.js", "things", 'tensor("turned")'),
+    ("pieces.js", "quarter", 'tensor("t0")'),
+])  # fmt: skip
 def test_a_part_of_the_module_that_cannot_be_loaded_is_a_source_error(
     part: str, archive: str, ask: str, pages: Pages, served: Server
 ) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from embedded import put
 from node_packages import node_packages
 from web_archives import READER, SUITE, everything_served, names_in
 
@@ -30,21 +31,27 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def results(served: Server) -> dict[str, str | None]:
-    """Result of each test of the suite, run in one process: None, or why it failed."""
-    command: list[str | Path] = ["node", "--expose-gc", SUITE / "run.mjs", served.url, served.folder]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return {line["name"]: line["error"] for line in lines}
-
-
-def test_the_suite_passes_in_node(results: dict[str, str | None]) -> None:
-    failed = {name: why for name, why in results.items() if why is not None}
-    assert not failed, "\n".join(f"{name}: {why}" for name, why in failed.items())
+def test_the_suite_passes_in_node(served: Server) -> None:
+    told = node("--expose-gc", SUITE / "run.mjs", served.url, served.folder)
+    results = [json.loads(line) for line in told.splitlines() if line.startswith("{")]
+    failed = [f"{result['name']}: {result['error']}" for result in results if result["error"] is not None]
+    assert not failed, "\n".join(failed)
     files = ("reading.mjs", "serving.mjs", "uploading.mjs", "hollowing.mjs", "onnx.mjs", "files.mjs")
-    assert len(results) >= sum(map(names_in, files)) > 40
+    assert len({result["name"] for result in results}) >= sum(map(names_in, files)) > 40
+
+
+def node(*arguments: str | Path) -> str:
+    done = subprocess.run(["node", *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def evaluated(expression: str, statements: str = "") -> Any:
+    """Return the value of an expression in Node over the exports of format.js, `all`, and of zcrecord.js, `api`."""
+    modules = {"all": "format.js", "api": "zcrecord.js"}
+    imports = "".join(f'import * as {name} from "{(READER / file).as_uri()}";' for name, file in modules.items())
+    script = f"{imports}{statements}console.log(JSON.stringify({expression}))"
+    return json.loads(node("--input-type=module", "-e", script))
 
 
 def test_a_test_that_fails_is_noticed(tmp_path: Path) -> None:
@@ -58,20 +65,11 @@ def test_a_test_that_fails_is_noticed(tmp_path: Path) -> None:
         test("right", () => equal([1, Uint8Array.of(2)], [1, Uint8Array.of(2)]));
         console.log(JSON.stringify((await run({{}})).map(({{ error }}) => error !== null)));
     """
-    (tmp_path / "failing.mjs").write_text(script, encoding="utf-8")
-    done = subprocess.run(["node", tmp_path / "failing.mjs"], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == [True, True, True, False]
-
-
-def asked(expression: str) -> Any:
-    """Return the value of an expression over the exports of format.js, `all`, in Node."""
-    script = f'import * as all from "{(READER / "format.js").as_uri()}"; console.log(JSON.stringify({expression}));'
-    done = subprocess.run(["node", "--input-type=module", "-e", script], capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+    assert json.loads(node(put(tmp_path / "failing.mjs", script))) == [True, True, True, False]
 
 
 def test_knows_the_element_types_of_the_table() -> None:
-    found = asked("[...all.KINDS].map(([code, { name, bits }]) => [code, name, bits])")
+    found = evaluated("[...all.KINDS].map(([code, { name, bits }]) => [code, name, bits])")
     assert found == [[d.code, d.name, d.bits] for d in DTYPES]
 
 
@@ -99,12 +97,10 @@ def test_a_bundle_for_browsers_has_all_of_it(options: list[str], served: Server,
           console.log((await record.modules()).size > 1, tensor.contiguous().data.join());
         }})();
     """
-    (tmp_path / "app.mjs").write_text(program, encoding="utf-8")
     bundle = tmp_path / "bundle.mjs"
-    done = bundled("esbuild", tmp_path / "app.mjs", bundle, *options)
+    done = bundled("esbuild", put(tmp_path / "app.mjs", program), bundle, *options)
     assert "[WARNING]" not in done.stderr, done.stderr
-    done = subprocess.run(["node", bundle], capture_output=True, text=True)
-    assert done.stdout == "true 0,3,1,4,2,5\n", done.stderr
+    assert node(bundle) == "true 0,3,1,4,2,5\n"
 
 
 def bundled(bundler: str, program: Path, bundle: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -117,7 +113,7 @@ def bundled(bundler: str, program: Path, bundle: Path, *options: str) -> subproc
     }
     library = f'{{ entry: "{program}", formats: ["es"], fileName: () => "{bundle.name}" }}'
     output = f'{{ lib: {library}, minify: "oxc", outDir: "{bundle.parent}", emptyOutDir: false }}'
-    (bundle.parent / "vite.config.mjs").write_text(f"export default {{ build: {output} }};", encoding="utf-8")
+    put(bundle.parent / "vite.config.mjs", f"export default {{ build: {output} }};")
     done = subprocess.run([*commands[bundler], *options], capture_output=True, text=True, cwd=bundle.parent)
     assert done.returncode == 0, done.stderr
     return done
@@ -125,9 +121,7 @@ def bundled(bundler: str, program: Path, bundle: Path, *options: str) -> subproc
 
 @pytest.mark.needs("npm")
 @pytest.mark.parametrize(
-    ("bundler", "options"),
-    [("esbuild", ["--minify", "--format=esm"]), ("vite", []), ("bun", ["--minify"])],
-    ids=["esbuild", "vite", "bun"],
+    "bundler, options", [("esbuild", ["--minify", "--format=esm"]), ("vite", []), ("bun", ["--minify"])]
 )
 def test_errors_keep_their_names_when_minified(bundler: str, options: list[str], tmp_path: Path) -> None:
     program = f"""
@@ -137,13 +131,10 @@ def test_errors_keep_their_names_when_minified(bundler: str, options: list[str],
           .filter(([name]) => name.endsWith("Error"))
           .map(([name, Kind]) => [name, new Kind("what").name, Kind.name, String(new Kind("what"))])]));
     """
-    (tmp_path / "app.mjs").write_text(program, encoding="utf-8")
-    bundled(bundler, tmp_path / "app.mjs", tmp_path / "bundle.mjs", *options)
+    bundled(bundler, put(tmp_path / "app.mjs", program), tmp_path / "bundle.mjs", *options)
     minified = (tmp_path / "bundle.mjs").read_text(encoding="utf-8")
     assert "class RecordError" not in minified  # or nothing would be shown
-    done = subprocess.run(["node", tmp_path / "bundle.mjs"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    short, *names = json.loads(done.stdout)
+    short, *names = json.loads(node(tmp_path / "bundle.mjs"))
     assert short[0] == "FormatError" and short[1].startswith("FormatError: the file: ")
     assert len(names) == 12
     for name, *found in names:
@@ -152,46 +143,33 @@ def test_errors_keep_their_names_when_minified(bundler: str, options: list[str],
 
 def test_the_folder_is_one_of_modules_wherever_it_is_copied(tmp_path: Path) -> None:
     """A project whose package.json says that it is CommonJS would have its own way else."""
-    (tmp_path / "package.json").write_text('{"type": "commonjs"}', encoding="utf-8")
+    put(tmp_path / "package.json", '{"type": "commonjs"}')
     shutil.copytree(READER, tmp_path / "lib")
-    (tmp_path / "p.mjs").write_text(
-        'import { open } from "./lib/zcrecord.js"; console.log(typeof open);', encoding="utf-8"
-    )
-    done = subprocess.run(["node", tmp_path / "p.mjs"], capture_output=True, text=True)
-    assert done.stdout == "function\n", done.stderr
-    told = json.loads((READER / "package.json").read_text(encoding="utf-8"))
-    assert (READER / told["main"]).is_file() and (READER / told["types"]).is_file()
+    program = 'import { open } from "./lib/zcrecord.js"; console.log(typeof open);'
+    assert node(put(tmp_path / "p.mjs", program)) == "function\n"
+    package = json.loads((READER / "package.json").read_text(encoding="utf-8"))
+    assert (READER / package["main"]).is_file() and (READER / package["types"]).is_file()
 
 
 def test_what_is_declared_is_there(served: Server) -> None:
-    """Every member of a class or interface in zcrecord.d.ts is one of the objects that it stands for, and no other."""
+    """Members of classes and interfaces in zcrecord.d.ts are those of the objects; exports are those of the module."""
     text = (READER / "zcrecord.d.ts").read_text(encoding="utf-8")
     declared = {}
     for name in ("Record", "Tensor", "HollowRecord", "Writer"):
         body = re.search(rf"export (?:class|interface) {name}(?:<[^{{]+>)? {{\n(.*?)\n}}", text, re.DOTALL)
         assert body is not None
-        declared[name] = sorted(set(re.findall(r"^  (?:readonly )?(\w+)(?=[(:<])", body[1], re.MULTILINE)))
-        declared[name] = [member for member in declared[name] if member != "constructor"]
-    script = f"""
-        import {{ open }} from "{(READER / "zcrecord.js").as_uri()}";
-        const record = await open("{served.url}/things.zcr");
+        members = set(re.findall(r"^  (?:readonly )?(\w+)(?=[(:<])", body[1], re.MULTILINE))
+        declared[name] = sorted(members - {"constructor"})
+    statements = f"""
+        const record = await api.open("{served.url}/things.zcr");
         const hollow = await record.hollow();
         const objects = {{ Record: record, Tensor: await record.tensor("scalar"), HollowRecord: hollow,
           Writer: await hollow.open("scalar") }};
         const members = (object) => [...new Set([...Object.keys(object),
           ...Object.getOwnPropertyNames(Object.getPrototypeOf(object))])];
-        const open_ = (name) => !name.startsWith("_") && name !== "constructor";
-        console.log(JSON.stringify(Object.fromEntries(Object.entries(objects).map(([name, object]) =>
-          [name, members(object).filter(open_).sort()]))));
+        const isOpen = (name) => !name.startsWith("_") && name !== "constructor";
     """
-    done = subprocess.run(["node", "--input-type=module", "-e", script], capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout)
-    assert found == {name: sorted(members) for name, members in declared.items()}
-
-
-def test_what_the_module_exports_is_declared_and_nothing_else() -> None:
-    text = (READER / "zcrecord.d.ts").read_text(encoding="utf-8")
-    declared = re.findall(r"^export (?:declare )?(?:function|class|const) (\w+)", text, re.MULTILINE)
-    script = f'console.log(JSON.stringify(Object.keys(await import("{(READER / "zcrecord.js").as_uri()}"))))'
-    done = subprocess.run(["node", "--input-type=module", "-e", script], capture_output=True, text=True, check=True)
-    assert sorted(json.loads(done.stdout)) == sorted(set(declared))
+    found = "Object.fromEntries(Object.entries(objects).map(([name, o]) => [name, members(o).filter(isOpen).sort()]))"
+    assert evaluated(found, statements) == declared
+    exported = re.findall(r"^export (?:declare )?(?:function|class|const) (\w+)", text, re.MULTILINE)
+    assert sorted(evaluated("Object.keys(api)")) == sorted(set(exported))

@@ -59,21 +59,16 @@ def with_values(path: Path, model: onnx.ModelProto) -> onnx.ModelProto:
 def typed_model() -> onnx.ModelProto:
     """Return a model with values of many types, some of which must be in it, and of all sizes that matter."""
     arrays = {
-        "packed": TensorProto(name="packed", data_type=TensorProto.INT4, dims=[301], raw_data=bytes(150) + b"\x03"),
-        "words": helper.make_tensor("words", TensorProto.STRING, [2, 100], [b"a", b"\xff"] * 100),
-        "complex": numpy_helper.from_array(np.full(40, 3 - 4j, np.complex64), "complex"),
-        "halves": numpy_helper.from_array(np.ones(300, np.float16), "halves"),
-        "none": numpy_helper.from_array(np.zeros((0, 5), np.float32), "none"),
-        "scalar": numpy_helper.from_array(np.array(5, np.int64), "scalar"),
-        "inside": numpy_helper.from_array(np.ones(127, np.uint8), "inside"),
-        "outside": numpy_helper.from_array(np.ones(128, np.uint8), "outside"),
-        "few": numpy_helper.from_array(np.ones(1 << 14, np.uint8), "few"),
-        "many": numpy_helper.from_array(np.ones((1 << 14) + 1, np.int8), "many"),
-        "again": numpy_helper.from_array(np.ones((1 << 14) + 1, np.int8), "again"),
-        "a.weight": numpy_helper.from_array(np.ones((3, 7)), "a.weight"),
-        "a": numpy_helper.from_array(np.ones((3, 8)), "a"),
-    }
-    return model_of(*arrays.values())
+        "complex": np.full(40, 3 - 4j, np.complex64), "halves": np.ones(300, np.float16),
+        "none": np.zeros((0, 5), np.float32), "scalar": np.array(5, np.int64), "inside": np.ones(127, np.uint8),
+        "outside": np.ones(128, np.uint8), "few": np.ones(1 << 14, np.uint8), "many": np.ones((1 << 14) + 1, np.int8),
+        "again": np.ones((1 << 14) + 1, np.int8), "a.weight": np.ones((3, 7)), "a": np.ones((3, 8)),
+    }  # fmt: skip
+    return model_of(
+        TensorProto(name="packed", data_type=TensorProto.INT4, dims=[301], raw_data=bytes(150) + b"\x03"),
+        helper.make_tensor("words", TensorProto.STRING, [2, 100], [b"a", b"\xff"] * 100),
+        *(numpy_helper.from_array(array, name) for name, array in arrays.items()),
+    )
 
 
 def archives(folder: Path) -> list[Path]:
@@ -187,8 +182,6 @@ def test_tensors_that_share_their_bytes_take_no_memory_out_of_proportion(tmp_pat
         assert "tensors that share their bytes would take 2097152000 bytes, each by itself" in told["message"]
 
 
-# In Chromium.
-
 MIB = 1 << 20
 LARGEST = 16 * MIB
 CREATE = """async ({ url, whole, build }) => {
@@ -247,12 +240,15 @@ def wanted(served: Server) -> Any:
     return zonnx.session(served.folder / "chain.zcr").run(None, {"x": x[None]})[0][0]
 
 
-@pytest.mark.needs("chromium", "npm")
-def test_onnxruntime_web_runs_a_model_without_its_weights_in_the_heap(
-    pages: Pages, served: Server, wanted: Any
-) -> None:
+@pytest.fixture
+def page(pages: Pages, served: Server) -> Any:
     page = pages()
     page.goto(f"{served.url}/blank")
+    return page
+
+
+@pytest.mark.needs("chromium", "npm")
+def test_onnxruntime_web_runs_a_model_without_its_weights_in_the_heap(page: Any, served: Server, wanted: Any) -> None:
     served.forget()
     answer, grown = heap_growth(page, CREATE, {"url": "/chain.zcr", "build": "jspi.bundle"})
     # onnxruntime-web itself holds a tensor at a time, and so may we.
@@ -266,17 +262,13 @@ def test_onnxruntime_web_runs_a_model_without_its_weights_in_the_heap(
 
 @pytest.mark.needs("chromium", "npm")
 @pytest.mark.parametrize("build", ["bundle", "wasm.bundle", "webgpu.bundle", "jspi"])
-def test_other_builds_of_onnxruntime_web_run_it_too(pages: Pages, served: Server, wanted: Any, build: str) -> None:
-    page = pages()
-    page.goto(f"{served.url}/blank")
+def test_other_builds_of_onnxruntime_web_run_it_too(page: Any, wanted: Any, build: str) -> None:
     answer = page.evaluate(CREATE, {"url": "/chain.zcr", "build": build})
     np.testing.assert_allclose(answer, wanted, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.needs("chromium", "npm")
-def test_a_session_that_cannot_be_created_for_want_of_weights_has_the_reason(pages: Pages, served: Server) -> None:
-    page = pages()
-    page.goto(f"{served.url}/blank")
+def test_a_session_that_cannot_be_created_for_want_of_weights_has_the_reason(page: Any, pages: Pages) -> None:
     told, name, message = page.evaluate(FAIL, {"url": "/chain.zcr"})
     assert "Failed to load external data file" in told and name == "SourceNotFoundError"
     assert "chain.zcr: " in message and "404" in message
