@@ -7,7 +7,6 @@ import pickle
 import signal
 import stat
 import struct
-import sys
 import zipapp
 import zlib
 from collections.abc import Callable
@@ -407,8 +406,3 @@ def test_full_disk_and_killed_process_leave_the_program_as_it_was(
         assert sorted(os.listdir(tmp_path)) == ["app", "m.zcr"]
     assert done.returncode == (0 if failure == "full" else -signal.SIGKILL)
     assert program.read_bytes() == elf()
-
-
-def test_python_itself_has_no_archive_attached_and_that_is_said() -> None:
-    with pytest.raises(FormatError, match=r"no archive at its end; `strip` takes .* attach it with `zcrecord attach`$"):
-        zcrecord.load_record(os.path.realpath(sys.executable))

@@ -94,9 +94,7 @@ def test_signature_comes_after_attaching_and_goes_before_detaching(archive: Path
     app = tmp_path / "app.exe"
     app.write_bytes(windows.program())
     sign(app)
-    with pytest.raises(
-        FormatError, match="a Windows program, signed, with no archive before its signature; attach"
-    ):
+    with pytest.raises(FormatError, match="a Windows program, signed, with no archive before its signature; attach"):
         zcrecord.load_record(app)
     with pytest.raises(FormatError, match="no archive is attached to this file"):
         detach(app)
