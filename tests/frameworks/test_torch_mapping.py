@@ -108,6 +108,11 @@ def replace(path: Path) -> None:
     zcrecord.save_record({"a": np.zeros(3)}, path, durable=False)
 
 
+def in_a_file_s_place(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
 def below_a_file(path: Path) -> None:
     path.unlink()
     path.parent.rename(path.parent.with_name("moved"))
@@ -117,7 +122,7 @@ def below_a_file(path: Path) -> None:
 GONE: dict[str, Callable[[Path], Any]] = {
     "replaced": replace,
     "removed": Path.unlink,
-    "a folder now": lambda path: (path.unlink(), path.mkdir()),
+    "a folder now": in_a_file_s_place,
     "in a folder that is a file now": below_a_file,
 }
 

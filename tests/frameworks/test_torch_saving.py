@@ -195,7 +195,12 @@ def masked() -> torch.Tensor:
 
 def batched() -> torch.Tensor:
     seen: list[torch.Tensor] = []
-    torch.vmap(lambda tensor: seen.append(tensor) or tensor)(torch.ones(2, 3))
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        seen.append(tensor)
+        return tensor
+
+    torch.vmap(note)(torch.ones(2, 3))
     return seen[0]
 
 
