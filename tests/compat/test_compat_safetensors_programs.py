@@ -228,13 +228,8 @@ warnings.simplefilter("ignore")  # theirs
 import pathlib, torch, transformers as t
 
 small = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=100)
-makers = {
-    "gpt2": lambda: t.GPT2LMHeadModel(t.GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=100, n_positions=32)),
-    "bert": lambda: t.BertForMaskedLM(t.BertConfig(**small)),
-    "llama": lambda: t.LlamaForCausalLM(t.LlamaConfig(**small)),
-    "t5": lambda: t.T5ForConditionalGeneration(
-        t.T5Config(d_model=32, d_ff=64, num_layers=2, num_heads=2, vocab_size=100, d_kv=16)),
-}
+makers = {"bert": lambda: t.BertForMaskedLM(t.BertConfig(**small)),
+          "llama": lambda: t.LlamaForCausalLM(t.LlamaConfig(**small))}
 
 def ties(model):
     found = {}
@@ -277,7 +272,7 @@ assert not [n for n in sys.modules if n.startswith("safetensors.") and n != "saf
 @pytest.mark.exhaustive(keep=0)
 def test_transformers_saves_and_loads_with_it(tmp_path: Path) -> None:
     done = r.run_python(TRANSFORMERS, tmp_path, env=os.environ | {"HF_HUB_OFFLINE": "1"})
-    assert done.stdout.split() == ["gpt2", "bert", "llama", "t5"]
+    assert done.stdout.split() == ["bert", "llama"]
 
 
 @pytest.mark.slow

@@ -119,25 +119,17 @@ def test_other_machines_symbols_lie_where_they_should(each: Plan, target: str, t
 
 @pytest.mark.needs("clang-19")
 @pytest.mark.parametrize("target", TARGETS)
-def test_header_goes_with_every_machine(each: Plan, target: str, tmp_path: Path) -> None:
+def test_header_and_blob_without_an_assembler_go_with_every_machine(each: Plan, target: str, tmp_path: Path) -> None:
+    folder, out = Path(each.archive).parent, tmp_path / "main.o"
     names = [k.identifier for k in each.constants if k.nbytes]
     reads = "".join(f"    sink = *(const volatile unsigned char *)&{name};\n" for name in names)
     source = e.put(tmp_path / "main.c", FREESTANDING.format(reads=reads))
-    flags = ["-ffreestanding", *e.WARNINGS, f"-I{Path(each.archive).parent}"]
-    e.quiet(*clang(target), *flags, "-c", source, "-o", tmp_path / "main.o")
-
-
-@pytest.mark.needs("clang-19")
-@pytest.mark.parametrize("form", ["embed", "string"])
-@pytest.mark.parametrize("target", TARGETS)
-def test_blob_without_an_assembler_goes_with_every_machine(
-    each: Plan, target: str, form: blob.Form, tmp_path: Path
-) -> None:
-    write(blob.files(each, str(tmp_path), form=form), tmp_path)
-    standard = "-std=c23" if form == "embed" else "-std=c99"
-    source, out = tmp_path / "model_blob.c", tmp_path / "blob.o"
-    e.quiet(*clang(target), standard, "-ffreestanding", *e.WARNINGS, f"-I{tmp_path}", "-c", source, "-o", out)
-    assert Path(each.archive).read_bytes() in out.read_bytes()
+    command = [*clang(target), "-ffreestanding", *e.WARNINGS, f"-I{folder}", "-c", "-o", out]
+    e.quiet(*command, source)
+    for form, standard in (("embed", "-std=c23"), ("string", "-std=c99")):
+        write(blob.files(each, str(tmp_path), form=form), tmp_path)  # type: ignore[arg-type]
+        e.quiet(*command, standard, tmp_path / "model_blob.c")
+        assert Path(each.archive).read_bytes() in out.read_bytes()
 
 
 @pytest.mark.needs("clang-19")

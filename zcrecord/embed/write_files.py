@@ -72,8 +72,8 @@ def _is_ours(path: str) -> bool:
         if binary is None:
             return _generated(path)
         stem = name.removesuffix(binary)
-        beside = (os.path.join(folder, other) for other in os.listdir(folder or ".") if other.startswith(stem))
-        return any(os.path.isfile(other) and _generated(other) for other in beside if other != path)
+        siblings = (os.path.join(folder, each) for each in os.listdir(folder or ".") if each.startswith(stem))
+        return any(os.path.isfile(sibling) and _generated(sibling) for sibling in siblings if sibling != path)
     except OSError as error:
         raise SourceError(f"cannot read: {os.strerror(error.errno or 0)}", path=path, errno=error.errno) from error
 

@@ -176,7 +176,7 @@ def _page_runs(address: int, itemsize: int, shape: Iterable[int], strides: Itera
             count *= length
     first = (address + starts) // mmap.PAGESIZE
     last = (address + starts + run - 1) // mmap.PAGESIZE
-    apart = np.flatnonzero(first[1:] > last[:-1] + 1) + 1
-    lows, highs = first[np.r_[0, apart]], last[np.r_[apart - 1, len(last) - 1]]
+    gaps = np.flatnonzero(first[1:] > last[:-1] + 1) + 1
+    lows, highs = first[np.r_[0, gaps]], last[np.r_[gaps - 1, len(last) - 1]]
     sizes = (highs - lows + 1) * mmap.PAGESIZE
     return list(zip((lows * mmap.PAGESIZE).tolist(), sizes.tolist(), strict=True))
