@@ -368,6 +368,7 @@ def test_without_jax_saving_works_and_the_error_says_how_to_install_it(
     monkeypatch.setitem(sys.modules, "jax", None)
     rec = opened(tmp_path, {"x": np.ones(2), "n": 1})
     message = re.escape("pip install jax, or in a checkout of zcrecord pip install '.[jax]'")
-    for options in ({}, {"shardings": {}}):
+    ways: list[dict[str, Any]] = [{}, {"shardings": {}}]
+    for options in ways:
         with pytest.raises(zcrecord.DependencyError, match=message):
             rec.jax(**options)
