@@ -1,50 +1,30 @@
-"""A training run that is saved, loaded in a new process and gone on with is the run in one go, bit for bit."""
+"""A training run that is saved, loaded and gone on with is the run in one go, bit for bit."""
 
 from __future__ import annotations
 
-import json
+import hashlib
+import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import records as r
 import torch
 from exhaustive import some
-from forked import run_torch
-
-import zcrecord
-
-# What runs in processes of their own. A run of each kind draws random numbers of all four generators.
-RUN = """
-import hashlib, json, random, sys
-import numpy as np
-import torch
-import zcrecord
 from torch.optim import lr_scheduler as schedules
 
-torch.use_deterministic_algorithms(True)
+import zcrecord
+from zcrecord.formats import convert
 
-
-class Tied(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding = torch.nn.Embedding(16, 8)
-        self.layers = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.2))
-        self.head = torch.nn.Linear(8, 16, bias=False)
-        self.head.weight = self.embedding.weight
-
-    def forward(self, tokens):
-        return self.head(self.layers(self.embedding(tokens)))
-
-
-OPTIMIZERS = {
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "adam": lambda groups: torch.optim.Adam(groups, lr=0.01, betas=(0.8, 0.9)),
     "adamw": lambda groups: torch.optim.AdamW(groups, lr=torch.tensor(0.01)),
     "sgd": lambda groups: torch.optim.SGD(groups, lr=0.05, momentum=0.9, nesterov=True),
     "lbfgs": lambda groups: torch.optim.LBFGS(groups[0]["params"] + groups[1]["params"], lr=0.1, max_iter=2),
 }
-SCHEDULES = {
+SCHEDULES: dict[str, Callable[[Any], Any]] = {
     "one cycle": lambda o: schedules.OneCycleLR(o, max_lr=0.1, total_steps=12, cycle_momentum=False),
     "milestones": lambda o: schedules.MultiStepLR(o, milestones=[2, 4, 4, 7]),
     "lambda": lambda o: schedules.LambdaLR(o, lambda epoch: 0.9**epoch),
@@ -54,160 +34,125 @@ SCHEDULES = {
     "plateau": lambda o: schedules.ReduceLROnPlateau(o, patience=1),
     "none": lambda o: None,
 }
+KINDS = some([
+    ("adam", "one cycle"), ("adamw", "lambda"), ("sgd", "milestones"), ("lbfgs", "none"), ("adam", "plateau"),
+    ("sgd", "sequence"),
+], 2)  # fmt: skip
+PARTS = ["", "model", "optimizer", "schedule", "scaler", "torch", "python", "numpy", "generator"]
 
 
 class Run:
-    def __init__(self, optimizer, schedule):
-        torch.manual_seed(1); np.random.seed(2); random.seed(3)
+    """A run that draws random numbers of all four generators."""
+
+    def __init__(self, optimizer: str, schedule: str) -> None:
+        torch.manual_seed(1)
+        np.random.seed(2)
+        random.seed(3)
         self.generator = np.random.default_rng(4)
-        self.net = Tied()
-        decayed = [p for p in self.net.parameters() if p.ndim > 1]
-        groups = [{"params": decayed, "weight_decay": 0.01},
-                  {"params": [p for p in self.net.parameters() if p.ndim < 2], "weight_decay": 0.0}]
+        hidden = torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.2)
+        self.net = torch.nn.Sequential(torch.nn.Embedding(16, 8), *hidden, torch.nn.Linear(8, 16, bias=False))
+        self.net[-1].weight = self.net[0].weight
+        decayed, others = ([p for p in self.net.parameters() if (p.ndim > 1) == wide] for wide in (True, False))
+        groups = [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
         self.optimizer = OPTIMIZERS[optimizer](groups)
         self.schedule = SCHEDULES[schedule](self.optimizer)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=3)
-        self.losses = []
+        self.losses: list[float] = []
 
-    def loss(self, tokens):
+    def loss(self, tokens: Any) -> Any:
         self.optimizer.zero_grad()
         return torch.nn.functional.cross_entropy(self.net(tokens), tokens)
 
-    def step(self):
-        noise = [random.randrange(16), int(np.random.randint(16)), int(self.generator.integers(16))]
-        tokens = torch.cat([torch.randint(16, (13,)), torch.tensor(noise)])
-        if isinstance(self.optimizer, torch.optim.LBFGS):
-            def closure():
-                loss = self.loss(tokens)
-                loss.backward()
-                return loss
-            loss = self.optimizer.step(closure)
-        else:
-            loss = self.loss(tokens)
-            self.scaler.scale(loss).backward()
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-        if isinstance(self.schedule, schedules.ReduceLROnPlateau):
-            self.schedule.step(loss.item())
-        elif self.schedule is not None:
-            self.schedule.step()
-        self.losses.append(loss.item())
+    def closure(self, tokens: Any) -> Any:
+        loss = self.loss(tokens)
+        loss.backward()
+        return loss
 
-    def state(self):
+    def go(self, steps: int) -> Run:
+        for _ in range(steps):
+            noise = [random.randrange(16), int(np.random.randint(16)), int(self.generator.integers(16))]
+            tokens = torch.cat([torch.randint(16, (13,)), torch.tensor(noise)])
+            if isinstance(self.optimizer, torch.optim.LBFGS):
+                loss = self.optimizer.step(lambda tokens=tokens: self.closure(tokens))
+            else:
+                loss = self.loss(tokens)
+                self.scaler.scale(loss).backward()
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+            if self.schedule is not None:
+                plateau = isinstance(self.schedule, schedules.ReduceLROnPlateau)
+                self.schedule.step(*([loss.item()] if plateau else []))
+            self.losses.append(loss.item())
+        return self
+
+    def state(self) -> dict[str, Any]:
         return {
             "model": self.net.state_dict(), "optimizer": self.optimizer.state_dict(),
             "schedule": None if self.schedule is None else self.schedule.state_dict(),
             "scaler": self.scaler.state_dict(), "losses": self.losses, "best": np.float64(min(self.losses)),
             "torch": torch.get_rng_state(), "numpy": np.random.get_state(), "python": random.getstate(),
             "generator": self.generator.bit_generator.state,
-        }
+        }  # fmt: skip
 
-    def load(self, record, without=""):
+    def load(self, path: Path, without: str = "") -> Run:
+        record = zcrecord.load_record(path)
         state = record.tree("torch")
         self.losses = state["losses"]
-        loads = {
+        loads: dict[str, Callable[[Any], Any]] = {
             "model": self.net.load_state_dict, "optimizer": self.optimizer.load_state_dict,
             "schedule": lambda saved: self.schedule and self.schedule.load_state_dict(saved),
             "scaler": self.scaler.load_state_dict, "torch": torch.set_rng_state, "python": random.setstate,
             "numpy": lambda _: np.random.set_state(record.tree()["numpy"]),
             "generator": lambda saved: setattr(self.generator.bit_generator, "state", saved),
-        }
+        }  # fmt: skip
         for part, load in loads.items():
             if part != without:
                 load(state[part])
+        return self
 
 
-def exact(value):
-    # Everything with its types, tensors by their bytes: equal only if every bit is.
+def exact(value: Any) -> Any:
+    """Return everything with its types, tensors by their bytes: equal only if every bit is."""
     if isinstance(value, dict):
         return [[repr(key), exact(inner)] for key, inner in value.items()]
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, list | tuple):
         return [type(value).__name__, *map(exact, value)]
     if isinstance(value, torch.Tensor):
         value = value.numpy()
-    if isinstance(value, (np.ndarray, np.generic)):
+    if isinstance(value, np.ndarray | np.generic):
         return [str(value.dtype), str(value.shape), hashlib.sha256(np.asarray(value).tobytes()).hexdigest()]
     return repr(value)
 
 
-def run(kind, steps, start=None, without=""):
-    made = Run(*kind)
-    if start is not None:
-        made.load(zcrecord.load_record(start), without)
-    for _ in range(steps):
-        made.step()
-    return made
-
-
-def name(kind):
-    return f"{folder}/{'-'.join(kind).replace(' ', '_')}"
-
-
-folder, kinds = sys.argv[1], json.loads(sys.argv[2])
-"""
-WHOLE = "print(json.dumps([exact(run(kind, 10).state()) for kind in kinds]))"
-HALF = """
-for kind in kinds:
-    state = run(kind, 5).state()
-    torch.save(state, name(kind) + ".pt")
-    zcrecord.save_record(state, name(kind) + ".zcr")
-"""
-REST = """
-from zcrecord.formats import convert
-for kind in kinds:
-    convert(name(kind) + ".pt", name(kind) + "-converted.zcr")
-ends = (".zcr", "-converted.zcr")
-print(json.dumps([[exact(run(kind, 5, name(kind) + end).state()) for end in ends] for kind in kinds]))
-"""
-WITHOUT = """
-parts = json.loads(sys.argv[3])
-print(json.dumps([exact(run(kinds[0], 5, name(kinds[0]) + ".zcr", part).state()) for part in parts]))
-"""
-KINDS = some([
-    ("adam", "one cycle"), ("adamw", "lambda"), ("sgd", "milestones"), ("lbfgs", "none"),
-    ("adam", "plateau"), ("sgd", "sequence"),
-], 2)  # fmt: skip
-PARTS = ["", "model", "optimizer", "schedule", "scaler", "torch", "python", "numpy", "generator"]
-
-
-class Ends(NamedTuple):
-    """States of all kinds of runs after ten steps, the last five of them in new processes."""
-
-    whole: list[Any]
-    rest: list[list[Any]]
-    without: list[Any]
-    folder: Path
-
-
-@pytest.fixture(scope="module")
-def ends(tmp_path_factory: pytest.TempPathFactory) -> Ends:
-    """One process for each half of all runs: torch takes long to start."""
-    folder = tmp_path_factory.mktemp("runs")
-
-    def told(code: str) -> Any:
-        out = run_torch(RUN + code, folder, json.dumps(KINDS), json.dumps(PARTS)).stdout
-        return json.loads(out) if out else None
-
-    whole = told(WHOLE + HALF)
-    return Ends(whole, told(REST), told(WITHOUT), folder)
+@pytest.fixture(autouse=True)
+def random_states() -> Iterator[None]:
+    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    yield
+    torch.set_rng_state(before[0])
+    np.random.set_state(before[1])
+    random.setstate(before[2])
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=" ".join)
-def test_run_that_goes_on_from_a_file_is_the_run_in_one_go(kind: tuple[str, str], ends: Ends) -> None:
+def test_run_that_goes_on_from_a_file_is_the_run_in_one_go(kind: tuple[str, str], tmp_path: Path) -> None:
     """Of an archive, and of one that was converted from what torch saved, which is the same."""
-    number = KINDS.index(kind)
-    assert ends.rest[number] == [ends.whole[number]] * 2
-    stem = "-".join(kind).replace(" ", "_")
-    saved, converted = (zcrecord.load_record(ends.folder / f"{stem}{end}.zcr") for end in ("", "-converted"))
-    assert saved.content_digest() == converted.content_digest()
-    assert list(saved) == list(converted)
+    whole, state = exact(Run(*kind).go(10).state()), Run(*kind).go(5).state()
+    torch.save(state, tmp_path / "m.pt")
+    saved, converted = tmp_path / "m.zcr", tmp_path / "converted.zcr"
+    zcrecord.save_record(state, saved)
+    convert(tmp_path / "m.pt", converted)
+    assert [exact(Run(*kind).load(path).go(5).state()) for path in (saved, converted)] == [whole, whole]
+    first, second = zcrecord.load_record(saved), zcrecord.load_record(converted)
+    assert first.content_digest() == second.content_digest() and list(first) == list(second)
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_each_part_of_the_state_is_needed(part: str, ends: Ends) -> None:
+def test_each_part_of_the_state_is_needed(tmp_path: Path) -> None:
     """A part that is left out makes another run, so the test above would notice."""
-    found = ends.without[PARTS.index(part)]
-    assert (found == ends.whole[0]) == (part == "")
+    whole = exact(Run(*KINDS[0]).go(10).state())
+    zcrecord.save_record(Run(*KINDS[0]).go(5).state(), tmp_path / "m.zcr")
+    for part in PARTS:
+        run = Run(*KINDS[0]).load(tmp_path / "m.zcr", part).go(5)
+        assert (exact(run.state()) == whole) == (part == ""), part
 
 
 def stepped() -> tuple[Any, Any]:
