@@ -185,7 +185,7 @@ def detach(
     path = path_of(program)
     if discard and (keep or dest is not None):
         raise UnsupportedError("discard=True throws the archive away; leave out what is to keep it", path=path)
-    out = f"{path.removesuffix('.exe')}.zcr" if dest is None else path_of(dest)
+    out: str | None = f"{path.removesuffix('.exe')}.zcr" if dest is None else path_of(dest)
     out = None if discard else out
     new = check_destination(path, out, force)
     memory = map_file(path, least=0)
