@@ -197,6 +197,10 @@ def test_jax_is_not_given_half_of_the_bits(tmp_path: Path) -> None:
     THEIRS.np.save_file({"w": np.full(2, 0.1)}, tmp_path / "m")
     assert THEIRS.safe_open(tmp_path / "m", "flax").get_tensor("w").dtype == np.float32
     flax = importlib.import_module(f"{COMPAT}.flax")
+    OURS.np.save_file({"w": np.arange(3, dtype=np.float32)}, tmp_path / "narrow")
+    with OURS.safe_open(tmp_path / "narrow", framework="flax") as f:
+        assert isinstance(f.get_tensor("w"), importlib.import_module("jax").Array)
+        assert f.get_slice("w")[1:].tolist() == [1, 2]
     for load in (lambda path: OURS.safe_open(path, "flax").get_tensor("w"), flax.load_file):
         with pytest.raises(zcrecord.UnsupportedError, match="tensor 'w': jax would make float32 of float64"):
             load(tmp_path / "m")
@@ -265,21 +269,16 @@ def test_without_torch_the_error_says_how_to_install_it(
         eval(call, {**vars(module), "path": path, "data": path.read_bytes()})
 
 
-def test_tensors_go_to_the_device_that_is_named(tmp_path: Path) -> None:
-    OURS.pt.save_file({"a": torch.ones(3), "b": torch.zeros(2, 2, dtype=torch.bfloat16)}, tmp_path / "m")
-    with OURS.safe_open(tmp_path / "m", framework="pt", device="meta") as f:
-        found = [f.get_tensor("a"), f.get_slice("b")[:, :1], *f.get_tensors().values()]
-    found += OURS.pt.load_file(tmp_path / "m", device="meta").values()
-    assert [tensor.device.type for tensor in found] == ["meta"] * 6
-    assert (tuple(found[0].shape), tuple(found[1].shape)) == ((3,), (2, 1))
-
-
-def test_jax_arrays_come_in_jax(tmp_path: Path) -> None:
-    jax = importlib.import_module("jax")
-    OURS.np.save_file({"w": np.arange(3, dtype=np.float32)}, tmp_path / "m")
-    with OURS.safe_open(tmp_path / "m", framework="flax") as f:
-        assert isinstance(f.get_tensor("w"), jax.Array)
-        assert f.get_slice("w")[1:].tolist() == [1, 2]
+def test_tensors_go_to_the_device_that_is_named_and_to_the_cpu_whatever_the_default(tmp_path: Path) -> None:
+    tensors = {"a": torch.ones(3), "b": torch.zeros(2, 2, dtype=torch.bfloat16), "e": torch.zeros(0, 2)}
+    OURS.pt.save_file(tensors, tmp_path / "m")
+    with torch.device("meta"):
+        for device, kind in (("meta", "meta"), ("cpu", "cpu"), (None, "cpu")):
+            with OURS.safe_open(tmp_path / "m", framework="pt", device=device) as f:
+                found = [f.get_tensor("a"), f.get_slice("b")[:, :1], f.get_tensor("e"), *f.get_tensors().values()]
+            found += OURS.pt.load_file(tmp_path / "m", device=kind).values()
+            assert {tensor.device.type for tensor in found} == {kind}
+            assert [tuple(tensor.shape) for tensor in found[:3]] == [(3,), (2, 1), (0, 2)]
 
 
 MEASURED = """

@@ -121,15 +121,6 @@ def test_closed_file_is_an_error(lib: SimpleNamespace, tmp_path: Path) -> None:
             look()
 
 
-def test_tensors_are_on_the_cpu_whatever_the_default_device(tmp_path: Path) -> None:
-    OURS.pt.save_file({"a": torch.ones(3), "e": torch.zeros(0, 2), "s": torch.tensor(1)}, tmp_path / "m")
-    with torch.device("meta"):
-        found = list(OURS.pt.load_file(tmp_path / "m").values())
-        with OURS.safe_open(tmp_path / "m", "pt", device=None) as f:
-            found += [f.get_tensor("e"), f.get_slice("a")[:1]]
-    assert {tensor.device.type for tensor in found} == {"cpu"}
-
-
 def test_many_tensors_are_taken_one_by_one_as_few_are(lib: SimpleNamespace, tmp_path: Path) -> None:
     lib.np.save_file({f"{i}": np.full(2, i) for i in range(100)}, tmp_path / "m")
     for framework in ("np", "pt"):
@@ -202,12 +193,8 @@ def test_types_are_known_by_safetensors_names(lib: SimpleNamespace) -> None:
         lib.pt._getdtype("F3")
     with pytest.raises(AttributeError, match="_NONE"):
         lib.pt._NONE  # noqa: B018
-
-
-def test_every_type_that_safetensors_knows_in_torch_is_known() -> None:
-    theirs = package("safetensors").pt
-    assert theirs._TYPES.items() <= OURS.pt._TYPES.items()
-    assert {k: v for k, v in theirs._SIZE.items() if k in OURS.pt._SIZE}.items() == OURS.pt._SIZE.items()
+    assert lib.pt._TYPES.items() <= OURS.pt._TYPES.items()
+    assert {k: v for k, v in lib.pt._SIZE.items() if k in OURS.pt._SIZE}.items() == OURS.pt._SIZE.items()
 
 
 # In the place of safetensors.

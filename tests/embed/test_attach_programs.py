@@ -154,38 +154,33 @@ def test_frozen_python_program_maps_its_own_weights(name: str, frozen: Path, arc
     assert program.read_bytes() == before
 
 
-@pytest.fixture(scope="module")
-def windows_program(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The program of own_weights_windows.c."""
-    out = tmp_path_factory.mktemp("windows") / "app.exe"
-    return built("x86_64-w64-mingw32-gcc", "own_weights_windows.c", out)
-
-
-@pytest.fixture(scope="module")
-def key(tmp_path_factory: pytest.TempPathFactory) -> list[str | Path]:
-    """A key for signing code, as osslsigncode's options."""
-    folder = tmp_path_factory.mktemp("key")
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "key.pem", "-out", "cert.pem"]
-    command += ["-subj", "/CN=test", "-addext", "extendedKeyUsage=codeSigning"]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True)
-    return ["-certs", folder / "cert.pem", "-key", folder / "key.pem"]
-
-
 def osslsigncode(*arguments: str | Path) -> str:
     done = subprocess.run(["osslsigncode", *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-@pytest.mark.needs("x86_64-w64-mingw32-gcc", "openssl", "osslsigncode")
-def test_signed_windows_program_bears_an_archive_that_the_signature_covers(
-    windows_program: bytes, key: list[str | Path], archive: Path, tmp_path: Path
-) -> None:
+@pytest.mark.needs("x86_64-w64-mingw32-gcc", "openssl", "osslsigncode", "wine")
+def test_signed_windows_program_maps_its_own_weights_which_the_signature_covers(archive: Path, tmp_path: Path) -> None:
     app, signed, unsigned = tmp_path / "app.exe", tmp_path / "signed.exe", tmp_path / "unsigned.exe"
-    app.write_bytes(windows_program)
+    compiled = built("x86_64-w64-mingw32-gcc", "own_weights_windows.c", app)
+    wine = {**os.environ, "WINEDEBUG": "-all", "WINEPREFIX": str(tmp_path / "wine")}
+
+    def ran(program: Path, *arguments: str) -> tuple[int, str]:
+        command: list[str | Path] = ["wine", program, *arguments]
+        done = subprocess.run(command, env=wine, capture_output=True, text=True, check=False, timeout=300)
+        return done.returncode, done.stdout.replace("\r\n", "\n")
+
+    assert ran(app) == (0, "ready\n") and ran(app, "weight")[0] == 2
     attach(app, archive)
-    osslsigncode("sign", *key, "-in", app, "-out", signed)
-    assert "Signature verification: ok" in osslsigncode("verify", "-CAfile", key[1], "-in", signed)
+    assert ran(app, "weight") == (0, PRINTED)
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "key.pem", "-out", "cert.pem"]
+    command += ["-subj", "/CN=test", "-addext", "extendedKeyUsage=codeSigning"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    osslsigncode("sign", "-certs", certificate, "-key", key, "-in", app, "-out", signed)
+    assert "Signature verification: ok" in osslsigncode("verify", "-CAfile", certificate, "-in", signed)
+    assert ran(signed) == (0, "ready\n") and ran(signed, "weight") == (0, PRINTED)
     r.assert_same(zcrecord.load_record(signed, verify="full").tree(), TREE)
     detach(signed, tmp_path / "again.zcr", keep=True)
     assert (tmp_path / "again.zcr").read_bytes() == archive.read_bytes()
@@ -195,27 +190,4 @@ def test_signed_windows_program_bears_an_archive_that_the_signature_covers(
     assert detach(unsigned).exact
     data = unsigned.read_bytes()
     checksum = int.from_bytes(data[60:64], "little") + 24 + 64  # of the optional header, which signing set
-    assert data[:checksum] == windows_program[:checksum]
-    assert data[checksum + 4 :] == windows_program[checksum + 4 :]
-
-
-@pytest.mark.needs("x86_64-w64-mingw32-gcc", "openssl", "osslsigncode", "wine")
-def test_signed_windows_program_runs_and_maps_its_own_weights(
-    windows_program: bytes, key: list[str | Path], archive: Path, tmp_path: Path
-) -> None:
-    app, signed = tmp_path / "app.exe", tmp_path / "signed.exe"
-    app.write_bytes(windows_program)
-    wine = {**os.environ, "WINEDEBUG": "-all", "WINEPREFIX": str(tmp_path / "wine")}
-
-    def ran(program: Path, *arguments: str) -> tuple[int, str]:
-        command: list[str | Path] = ["wine", program, *arguments]
-        done = subprocess.run(command, env=wine, capture_output=True, text=True, check=False, timeout=300)
-        return done.returncode, done.stdout.replace("\r\n", "\n")
-
-    assert ran(app) == (0, "ready\n")
-    assert ran(app, "weight")[0] == 2
-    attach(app, archive)
-    assert ran(app, "weight") == (0, PRINTED)
-    osslsigncode("sign", *key, "-in", app, "-out", signed)
-    assert ran(signed) == (0, "ready\n")
-    assert ran(signed, "weight") == (0, PRINTED)
+    assert data[:checksum] == compiled[:checksum] and data[checksum + 4 :] == compiled[checksum + 4 :]

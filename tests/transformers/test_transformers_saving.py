@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ import transformers as hf
 
 import zcrecord
 from zcrecord.cli.dispatch import main
-from zcrecord.errors import SourceError, UnsupportedError
+from zcrecord.errors import RecordError, SourceError, UnsupportedError
 from zcrecord.transformers import from_pretrained, save_pretrained
 
 
@@ -51,13 +49,6 @@ def test_the_archive_converts_to_the_tensors_that_transformers_saves(make: Calla
         assert archive.info(name).tied, name
 
 
-def test_a_url_is_refused_and_no_folder_of_its_name_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UnsupportedError, match=r"s3://bucket/model: is a URL, .* name one, and upload what is in it"):
-        save_pretrained(models.made(models.t5), "s3://bucket/model?key=secret")
-    assert not list(tmp_path.iterdir())
-
-
 def test_tied_weights_are_stored_once_and_are_one_parameter_again(tmp_path: Path) -> None:
     model = models.made(models.t5)
     report = save_pretrained(model, tmp_path, durable=False)
@@ -78,13 +69,16 @@ def test_shards_of_the_size_asked_for_load_as_one_model(size: Any, shards: int, 
     assert models.same_tensors(loaded, model) and loaded.lm_head.weight is loaded.transformer.wte.weight
 
 
-def test_a_model_saved_over_one_of_shards_takes_its_place(tmp_path: Path) -> None:
+def test_a_model_saved_over_one_of_shards_takes_its_place_and_other_files_stay(tmp_path: Path) -> None:
     first, second = models.made(models.gpt2), models.made(models.bert)
+    for name in ("model.safetensors", "tokenizer.json"):
+        (tmp_path / name).write_bytes(b"as it was")
     save_pretrained(first, tmp_path, max_shard_size="50KB", durable=False)
     save_pretrained(second, tmp_path, max_shard_size="100KB", durable=False)
     assert models.same_tensors(from_pretrained(tmp_path, hf.AutoModelForMaskedLM), second)
-    shards = [path.name for path in tmp_path.glob("model-*.zcr")]
-    assert len(shards) == 2, "those of the first are gone"
+    found = contents(tmp_path)
+    assert len([name for name in found if name.startswith("model-")]) == 2, "those of the first are gone"
+    assert found["model.safetensors"] == found["tokenizer.json"] == b"as it was"
 
 
 def test_a_model_that_lies_on_an_archive_or_is_wrapped_is_saved_over_it(tmp_path: Path) -> None:
@@ -95,15 +89,6 @@ def test_a_model_that_lies_on_an_archive_or_is_wrapped_is_saved_over_it(tmp_path
     for each in (model, torch.nn.DataParallel(model)):
         save_pretrained(each, tmp_path, durable=False)
         assert models.same_tensors(from_pretrained(tmp_path, hf.GPT2LMHeadModel), model)
-
-
-def test_other_files_of_the_folder_stay(tmp_path: Path) -> None:
-    for name in ("model.safetensors", "tokenizer.json"):
-        (tmp_path / name).write_bytes(b"as it was")
-    save_pretrained(models.made(models.bert), tmp_path, durable=False)
-    found = contents(tmp_path)
-    assert sorted(found) == ["config.json", "model.safetensors", "model.zcr", "tokenizer.json"]
-    assert found["model.safetensors"] == found["tokenizer.json"] == b"as it was"
 
 
 def _offloaded(model: Any) -> Any:
@@ -167,15 +152,17 @@ def test_a_save_that_is_interrupted_leaves_the_folder_as_it_was(
     from_pretrained(tmp_path, hf.GPT2LMHeadModel)
 
 
-@pytest.mark.parametrize("size", ["5 bananas", "GB", "-1KB", 0])
-def test_a_shard_size_that_is_none_is_refused(size: Any, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match=r"max_shard_size=.* is not a"):
-        save_pretrained(models.made(models.bert), tmp_path, max_shard_size=size)
-    assert not os.listdir(tmp_path)
-
-
-def test_a_file_in_the_folder_s_place_is_named(tmp_path: Path) -> None:
-    (tmp_path / "model").write_bytes(b"a file")
-    with pytest.raises(SourceError, match=r"model: cannot write: File exists; the file there before is untouched"):
-        save_pretrained(models.made(models.bert), tmp_path / "model")
-    shutil.rmtree(tmp_path)
+@pytest.mark.parametrize("folder, size, message", [
+    ("model", "5 bananas", "max_shard_size='5 bananas' is not a size"), ("model", "GB", "max_shard_size='GB' is not a"),
+    ("model", "-1KB", "max_shard_size='-1KB' is not a"), ("model", 0, "max_shard_size=.* is not a"),
+    ("s3://bucket/model?key=secret", None, "s3://bucket/model: is a URL, .* name one, and upload what is in it"),
+    ("a file", None, "a file: cannot write: File exists; the file there before is untouched"),
+])  # fmt: skip
+def test_a_folder_that_is_none_and_a_shard_size_that_is_none_are_refused(
+    folder: str, size: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a file").touch()
+    with pytest.raises(RecordError, match=message):
+        save_pretrained(models.made(models.bert), folder, max_shard_size=size)
+    assert {path.name for path in tmp_path.rglob("*")} <= {"a file", "model"}
