@@ -80,7 +80,7 @@ def put(path: Path, text: str) -> Path:
 
 def small(folder: Path, value: float = 1, **options: Any) -> Path:
     """Write an archive m.zcr of one tensor, `a`."""
-    zcrecord.save_record({"a": np.full(3, value)}, folder / "m.zcr", **options)
+    zcrecord.save_record({"a": np.full(3, float(value))}, folder / "m.zcr", **options)
     return folder / "m.zcr"
 
 
