@@ -281,9 +281,12 @@ class PayloadTable(NamedTuple):
 
 def distinct_nbytes(payloads: Array) -> int:
     """Return the bytes that entries of payloads of one file take, each byte once, whatever unchecked entries claim."""
-    rows = np.sort(payloads, order=("offset", "nbytes"))
-    starts = rows["offset"].astype(np.float64)  # exact for every size of a file; 64 bits would wrap
-    ends = np.maximum.accumulate(starts + rows["nbytes"])
+    offsets, sizes = payloads["offset"], payloads["nbytes"]
+    if (offsets[1:] < offsets[:-1]).any():
+        order = np.argsort(offsets)
+        offsets, sizes = offsets[order], sizes[order]
+    starts = offsets.astype(np.float64)  # exact for every size of a file; 64 bits would wrap
+    ends = np.maximum.accumulate(starts + sizes)
     return int((ends - np.maximum(starts, np.append(0.0, ends)[:-1])).sum())
 
 
