@@ -85,10 +85,12 @@ class Entries:
 
 
 def change_values(rows: list[AttributeEntry], change: Callable[[Any], Any]) -> None:
-    """Replace every value by `change(value)`, and every item of a list or tuple."""
+    """Replace every value by `change(value)`, and every item of a list or tuple, but for lists of texts."""
     for i, a in enumerate(rows):
         if not isinstance(a.value, list | tuple):
             rows[i] = a._replace(value=change(a.value))
+        elif set(map(type, a.value)) <= {str}:
+            continue  # a vocabulary of a hundred thousand words
         else:
             rows[i] = a._replace(value=(list if isinstance(a.value, list) else tuple)(map(change, a.value)))
 
@@ -127,6 +129,8 @@ def value_type(value: Any) -> int | None:
 
 def list_type(values: Sequence[Any]) -> int | None:
     """Return the one ValueType of all items (R69), NIL for no items, None if they have no type in common."""
+    if set(map(type, values)) == {str}:
+        return int(ValueType.TEXT)  # a vocabulary of a hundred thousand words
     kinds = {value_type(v) for v in values}
     if kinds == {ValueType.INT, ValueType.UINT} and min(values) >= 0:
         return int(ValueType.UINT)
@@ -152,7 +156,7 @@ def is_attribute(value: Any, path: str) -> bool:
     if isinstance(value, list | tuple):
         if hasattr(value, "_fields") or list_type(value) is None:
             return False
-        texts = [v for v in value if isinstance(v, str)]
+        texts = ["".join(v for v in value if isinstance(v, str))]
     elif value_type(value) is None:
         return False
     else:

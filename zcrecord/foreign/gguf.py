@@ -8,6 +8,7 @@ Source: the GGUF specification, versions 2 and 3 (ggml, docs/gguf.md).
 
 from __future__ import annotations
 
+import struct
 from math import prod
 from typing import Any, NamedTuple
 
@@ -213,7 +214,7 @@ class _GgufHeader:
         """Return values of one type; all texts become bytes if one is not UTF-8."""
         what = f"metadata '{printable(key)}'"
         if kind == _STRING:
-            raw = [self._take(self._number(8, what), what) for _ in range(count)]
+            raw = self._texts(count, what)
             try:
                 return [text.decode() for text in raw]
             except UnicodeDecodeError:
@@ -226,6 +227,20 @@ class _GgufHeader:
         if count and values.max() > 1:
             raise self._fail(f"{what} is a bool that is neither 0 nor 1")
         return list(map(bool, values))
+
+    def _texts(self, count: int, what: str) -> list[bytes]:
+        """Return texts, as they lie; those of a vocabulary are read without a call for each."""
+        out: list[bytes] = []
+        sizes = struct.Struct("<Q").unpack_from
+        for _ in range(count):
+            buffer, pos = self._buffer, self._pos
+            end = pos + 8 + sizes(buffer, pos)[0] if pos + 8 <= len(buffer) else len(buffer) + 1
+            if end <= len(buffer):
+                out.append(buffer[pos + 8 : end])
+                self._pos = end
+            else:
+                out.append(self._take(self._number(8, what), what))
+        return out
 
     def _alignment(self) -> int:
         alignment = self.metadata.get("general.alignment", 32)
