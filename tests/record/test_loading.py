@@ -101,7 +101,7 @@ def test_refuses_a_missing_file_by_its_path(tmp_path: Path) -> None:
 
 
 def test_refuses_a_folder(tmp_path: Path) -> None:
-    check_refused(tmp_path, SourceError, ": is a directory; name an archive in it$")
+    check_refused(tmp_path, SourceError, ": is a folder without a model; name a file$")
 
 
 @POSIX
@@ -152,9 +152,12 @@ FOREIGN = {
     "empty": (b"", "the file is empty|0 bytes are too few"),
     "short text": (b"hello", "too few for an archive|not a zcrecord archive"),
     "text": (b"# This is some text, and there is enough of it to fill a header.\n" * 9, "this is a text file, not"),
-    "safetensors": (np.uint64(300).tobytes() + b'{"x":{"dtype":"F32"}}' + b" " * 400, "this is a safetensors file"),
-    "zip": (zipped(), "this is a .npz file"),
-    "gguf": (b"GGUF\x03" + bytes(200), "this is a GGUF file"),
+    "safetensors": (
+        np.uint64(300).tobytes() + b'{"x":{"dtype":"F32"}}' + b" " * 400,
+        "one of dtype, shape and data_offsets is missing",
+    ),
+    "zip": (zipped(), "not an array of numpy: the magic of .npy is missing"),
+    "gguf": (b"GGUF\x09" + bytes(200), "GGUF version 9; versions 2 and 3 can be read"),
     "zstd": (b"\x28\xb5\x2f\xfd" + bytes(200), "0 bytes come out of this zstd file, too few"),
     "onnx": (b"\x08\x07\x12\x04test" + bytes(200), "looks like an ONNX model.*onnx2zc makes an archive of it"),
     "zeros": (bytes(500), "not a zcrecord archive"),

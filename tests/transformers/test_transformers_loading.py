@@ -390,7 +390,7 @@ def _of_another_model(folder: Path) -> None:
 FAULTS: list[tuple[Callable[[Path], Any], type[RecordError], str]] = [
     (shutil.rmtree, SourceNotFoundError, "is no folder here; huggingface_hub.snapshot_download gives the folder"),
     (lambda folder: (folder / "config.json").unlink(), SourceNotFoundError, "is a folder without config.json; save"),
-    (lambda folder: (folder / "model.zcr").unlink(), SourceError, r"is a folder without an archive \(model.zcr\)"),
+    (lambda folder: (folder / "model.zcr").unlink(), SourceError, r"is a folder without a model"),
     (lambda folder: (folder / "model.zcr").write_bytes(b"no archive"), FormatError, "not a zcrecord archive"),
     (lambda folder: (folder / "adapter_config.json").touch(), UnsupportedError, r"has an adapter \(adapter_config"),
     (_quantised, UnsupportedError, r"config.json names a quantised model \(gptq\).* zcrecord convert makes its"),

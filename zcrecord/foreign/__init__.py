@@ -46,7 +46,10 @@ def foreign_format(memory: Memory) -> str | None:
             "is an ONNX model; zcrecord.onnx.scan(path) gives its weights as they lie, onnx2zc makes an archive of it"
         )
         raise UnsupportedError(what, path=memory.path)
-    return name if name in FORMATS and name not in ("zcr", "onnx") else None
+    if known is None or name not in FORMATS or name in ("zcr", "onnx"):
+        return None
+    suffixes = FORMATS[name].suffixes  # which tell where the first bytes may be anything's
+    return name if known.sure or (memory.path or "").lower().endswith(suffixes) else None
 
 
 def open_foreign(
