@@ -9,9 +9,6 @@
 `zcrecord.onnx` converts ONNX models; the command line is `zcrecord` and `onnx2zc`.
 """
 
-from zcrecord.cli import interrupts as _interrupts  # noqa: F401  # Ctrl-C may come while the others are imported
-
-# isort: split
 from typing import TYPE_CHECKING, Any
 
 from zcrecord.dtypes import DType

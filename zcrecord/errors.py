@@ -29,9 +29,10 @@ This module has the text and attributes of errors. Other modules decide when to 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = [
+    "Advice",
     "DependencyError",
     "DestinationExistsError",
     "ExternalDataError",
@@ -66,16 +67,37 @@ def printable(text: str, limit: int = 200) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+class Advice(NamedTuple):
+    """Advice to give an argument; `text` has `{}` in the place of its name and value.
+
+    `str` writes them as Python does. A front end may write them in its own way, as the command line writes options.
+
+    Example:
+        >>> str(Advice("{} replaces it", "force", True)), str(Advice("name one by {}", "module"))
+        ('force=True replaces it', 'name one by module=')
+    """
+
+    text: str
+    argument: str = ""
+    value: Any = None  # the one to give; None if the caller has to choose it
+
+    def __str__(self) -> str:
+        return self.text.format(f"{self.argument}={'' if self.value is None else repr(self.value)}")
+
+
 class RecordError(Exception):
     """Base class of all errors of zcrecord. The text names the place, the fault, and what to do. Can be pickled.
 
     Attributes:
+        message: the fault.
+        advice: what to do about it, if that is to give an argument; else None, and `message` has it.
         path: the file; None if it is not known.
         tensor: the full name of the tensor or module; None if the error is not about one.
         offset: byte offset of the fault in the file; None if it is not known.
         damage: after a full verification every damaged range, as `Damage`; the message names the first.
     """
 
+    advice: Advice | None = None
     damage: tuple[Any, ...] = ()
 
     def __init__(
@@ -85,18 +107,30 @@ class RecordError(Exception):
         path: str | None = None,
         tensor: str | None = None,
         offset: int | None = None,
+        advice: Advice | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
+        self.advice = advice
         self.path = path
         self.tensor = tensor
         self.offset = offset
 
     def __str__(self) -> str:
+        return self.describe()
+
+    def describe(self, advise: Callable[[Advice], str] = str) -> str:
+        """Return the text of the error, as `str` does, with the advice in the words of a front end."""
         where = [printable(self.path)] if self.path else []
         if self.tensor is not None:
             where.append(f"tensor '{printable(self.tensor)}'")
-        return ": ".join([*where, printable(self.message, len(self.message))])
+        text = self.text(advise)
+        return ": ".join([*where, printable(text, len(text))])
+
+    def text(self, advise: Callable[[Advice], str] = str) -> str:
+        """Return message and advice without the place; unprintable characters stay. "" from `advise` is no advice."""
+        advice = "" if self.advice is None else advise(self.advice)
+        return f"{self.message}; {advice}" if advice else self.message
 
     def located(self, *, path: str | None = None, tensor: str | None = None, offset: int | None = None) -> RecordError:
         """Fill in the places that are still unknown, and return this same error."""
@@ -242,7 +276,8 @@ def _close_names(name: str, names: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, candidates, n=3, cutoff=0.5) or [n for n in candidates if name in n][:3]
     if close:
         return "not in this record; close names: " + ", ".join(f"'{printable(n)}'" for n in close)
-    return f"not in this record of {len(everything)} tensors; list(record) gives all names"
+    first = ", such as " + ", ".join(f"'{printable(n)}'" for n in everything[:3]) if everything else ""
+    return f"not in this record of {len(everything)} tensors{first}"
 
 
 class SourceError(RecordError, OSError):
@@ -255,9 +290,10 @@ class SourceError(RecordError, OSError):
         path: str | None = None,
         tensor: str | None = None,
         offset: int | None = None,
+        advice: Advice | None = None,
         errno: int | None = None,
     ) -> None:
-        super().__init__(message, path=path, tensor=tensor, offset=offset)
+        super().__init__(message, path=path, tensor=tensor, offset=offset, advice=advice)
         self.errno, self.strerror, self.filename = errno, message, path
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -208,6 +208,6 @@ def test_detach_that_is_to_keep_and_discard_is_wrong_usage(more: list[str], caps
 
 def test_text_is_attached_to_by_force_alone(capsys: pytest.CaptureFixture[str]) -> None:
     Path("notes.txt").write_text("größer\n" * 2000, encoding="utf-8")
-    told = "notes.txt: nothing can be attached to this program: it is text, and no executable, or force it by --force"
+    told = "notes.txt: nothing can be attached to this program: it is text, and no executable; --force attaches it"
     c.fails(capsys, main(("attach", "notes.txt", "model.zcr")), told)
     assert main(("attach", "notes.txt", "model.zcr", "--force")) == 0

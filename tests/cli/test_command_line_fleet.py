@@ -139,7 +139,7 @@ def test_faults_of_the_plan_are_told_before_a_process_starts(capsys: pytest.Capt
     c.fails(capsys, main(["convert", "model.onnx", "out", "--jobs", "2"]), "model.onnx: .*")
     for name in ("m.onnx", "m.npz"):
         Path("models", name).touch()
-    told = r"m.npz and m.onnx would both become m.zcr; choose one format \(--from\), or rename one"
+    told = r"m.npz and m.onnx would both become m.zcr; rename one, or choose one format by --from"
     c.fails(capsys, main(["convert", "models", "out", "--jobs", "2"]), told)
     assert not os.path.exists("out")
 

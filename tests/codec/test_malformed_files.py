@@ -39,7 +39,7 @@ def future(**fields: int) -> bytes:
 
 
 LOST = r"the archive has \d+ bytes, the source \d+; it is truncated, copy it again$"
-MORE = r"the archive has \d+ bytes, the source \d+; it is followed by other bytes; see embedded=$"
+MORE = r"the archive has \d+ bytes, the source \d+; it is followed by other bytes; embedded='prefix' ignores them$"
 TRAILER = "trailer: its magic is missing; the file is truncated or has bytes appended, copy it again$"
 # fmt: off
 FILES: list[tuple[str, bytes, str, type[RecordError]]] = [
@@ -59,7 +59,7 @@ FILES: list[tuple[str, bytes, str, type[RecordError]]] = [
      FormatError),
     ("executable, an archive at its end by chance", b"\x7fELF" + bytes(77) + ARCHIVE,
      r"not a zcrecord archive; one is at its end, but from offset 81, which is no multiple of its base alignment \d+: "
-     "place it with `zcrecord attach`, or open it as it is with embedded='suffix'$", FormatError),
+     "place it with `zcrecord attach`; embedded='suffix' opens it as it is$", FormatError),
     ("executable, of an archive the end", b"\x7fELF" + bytes(124) + ARCHIVE[64:],
      "this is an ELF program with no archive at its end; ", FormatError),
     ("executable, a later archive at its end", b"\x7fELF" + bytes(2044) + future(version=2),
@@ -139,12 +139,12 @@ def test_named_pipe_is_refused_without_waiting_for_it(tmp_path: Path) -> None:
     code = "import sys, zcrecord\ntry: zcrecord.load_record(sys.argv[1])\nexcept zcrecord.SourceError as e: print(e)"
     command = [sys.executable, "-c", code, str(tmp_path / "pipe")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, check=True)
-    assert done.stdout.endswith("pipe: not a regular file; read it and pass the bytes\n")
+    assert done.stdout.endswith("pipe: not a regular file; copy it to one, or give its bytes\n")
 
 
 @posix
 def test_device_is_refused() -> None:
-    with pytest.raises(SourceError, match=r"^/dev/null: not a regular file; read it and pass the bytes$"):
+    with pytest.raises(SourceError, match=r"^/dev/null: not a regular file; copy it to one, or give its bytes$"):
         zcrecord.load_record("/dev/null")
 
 

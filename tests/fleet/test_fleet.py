@@ -296,7 +296,7 @@ def test_archive_that_no_fleet_wrote_is_refused_by_name(folder: Path) -> None:
         outcome = convert_one(job)
         assert outcome.state == "refused"
         assert (
-            outcome.error == f"{job.dest}: exists already, and no fleet wrote it; remove it, or force=True replaces it"
+            outcome.error == f"{job.dest}: exists already, and no fleet wrote it; remove it, or force its replacement"
         )
         assert Path(job.dest).read_bytes() == before
     assert converted(force=True) == ["converted"] * 2

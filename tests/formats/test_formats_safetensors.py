@@ -487,7 +487,7 @@ def test_shards_go_to_paths_alone(tmp_path: Path) -> None:
         (tmp_path / "m.npz", {"max_shard_size": 9}),
         (tmp_path / "m.safetensors", {"max_shard_size": 0}),
     ):
-        with pytest.raises(UnsupportedError, match="max_shard_size= is for archives and safetensors written to a path"):
+        with pytest.raises(UnsupportedError, match="a shard size is for archives and safetensors written to a path"):
             convert(io.BytesIO(r.saved(TREE)), dest, **options)
 
 

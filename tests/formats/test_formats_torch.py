@@ -213,7 +213,8 @@ def test_file_of_another_kind_is_named_where_that_is_plain(tmp_path: Path) -> No
         b"": "the file is empty",
         b"GGUF" + bytes(99): "this is a GGUF file, not a torch checkpoint; zcrecord convert",
         b"version https://git-lfs.github.com/spec/v1": "Git LFS pointer",
-        b"hello " * 99: r"no torch checkpoint, which begins as a zip file or a pickle; name its format .*--from\)$",
+        b"hello "
+        * 99: r"no torch checkpoint, which begins as a zip file or a pickle; name its format by source_format=$",
         b"\x80\x02"
         + b"hello " * 99: "no torch checkpoint, or a damaged one: its pickle cannot be read; copy it again$",
     }.items():

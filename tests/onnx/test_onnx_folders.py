@@ -312,7 +312,7 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
 
 
 def test_patterns_are_for_one_model(folder: Path) -> None:
-    with pytest.raises(UnsupportedError, match="select= and exclude= are for one model, and the folder has 3"):
+    with pytest.raises(UnsupportedError, match="select and exclude are for one model, and the folder has 3"):
         convert(folder, folder.parent / "out", select="*.weight")
 
 
@@ -345,7 +345,7 @@ def test_sessions_of_one_record_or_of_its_module_share_its_memory(exported: Path
 
 
 def test_a_model_is_named_among_several(served: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    what = "its models are in modules: decoder_model, decoder_with_past_model, encoder_model; name one with module="
+    what = "its models are in modules: decoder_model, decoder_with_past_model, encoder_model; name one by module="
     for act in (session, tuning, fill_session, lambda source: to_onnx(source, io.BytesIO())):
         with pytest.raises(UnsupportedError, match=what):
             act(served)
@@ -354,7 +354,7 @@ def test_a_model_is_named_among_several(served: Path, capsys: pytest.CaptureFixt
     with pytest.raises(UnsupportedError, match=r"no attribute 'onnx\.graph'"):
         session(served, module="decoder_model.inner")
     assert main(["to-onnx", str(served), "-", "--quiet"]) == 1
-    assert "name one with --module" in capsys.readouterr().err
+    assert "name one by --module" in capsys.readouterr().err
 
 
 # Tuning.

@@ -58,7 +58,7 @@ def test_a_stream_cannot_point_to_an_archive_nor_can_a_model_to_memory(tmp_path:
         to_onnx(zcrecord.load_record(made, mode="c"), tmp_path / "m.onnx", external=True)
     with pytest.raises(UnsupportedError, match=r"m\.zcr: .*it is a part of its archive; save the record first"):
         to_onnx(zcrecord.load_record(made).select("*"), tmp_path / "m.onnx", external=True)
-    with pytest.raises(UnsupportedError, match="null: a model with external=True is a regular file in a folder"):
+    with pytest.raises(UnsupportedError, match="null: a model with external weights is a regular file in a folder"):
         to_onnx(made, os.devnull, external=True)
     with pytest.raises(RecordError, match="no file can have this name, it contains NUL"):
         to_onnx(made, "m\0.onnx", external=True)
@@ -239,7 +239,8 @@ def test_what_a_model_has_of_its_own_under_our_keys_stays_or_is_refused(own: dic
     made = archive(model, tmp_path / "m.zcr")
     assert whole(made) == model
     with pytest.raises(
-        UnsupportedError, match=rf"m\.zcr: the model's own metadata_props have '{min(own)}', which external=True needs"
+        UnsupportedError,
+        match=rf"m\.zcr: the model's own metadata_props have '{min(own)}', which external weights need",
     ):
         to_onnx(made, tmp_path / "m.onnx", external=True)
     assert not (tmp_path / "m.onnx").exists()
@@ -278,7 +279,7 @@ def test_another_weight_is_noticed(tmp_path: Path) -> None:
     os.replace(other, made)
     for full in (False, True):
         what = rf"m\.zcr: content digest {expected} was expected by '.*m\.onnx', it has {found}; put that archive back"
-        with pytest.raises(IntegrityError, match=rf"{what}, or write the model again with to_onnx\(external=True\)"):
+        with pytest.raises(IntegrityError, match=rf"{what}, or export the model again with external=True$"):
             verify_external(model, full=full)
 
 
@@ -371,7 +372,7 @@ def test_links_to_the_archive_are_followed_as_convert_follows_them(tmp_path: Pat
     (tmp_path / "real").mkdir()
     made.rename(tmp_path / "real/m.zcr")
     made.symlink_to("real/m.zcr")
-    with pytest.raises(ExternalDataError, match=r"it is a symbolic link, which is allowed only on request"):
+    with pytest.raises(ExternalDataError, match=r"it is a symbolic link; allow_links=True allows that"):
         verify_external(model)
     assert verify_external(model, allow_links=True, full=True).tensors == 3
     cache = tmp_path / "models--x"
@@ -400,7 +401,7 @@ def test_a_model_that_does_not_say_which_archive_it_is_for_is_refused(key: str, 
     _, model = linked_pair(tmp_path)
     with_property(model, key, None)
     with pytest.raises(
-        UnsupportedError, match=rf"m\.onnx: no '{key}' in its metadata_props: it was not written by to_onnx"
+        UnsupportedError, match=rf"m\.onnx: no '{key}' in its metadata_props: it was not exported with external weights"
     ):
         verify_external(model)
 

@@ -60,7 +60,7 @@ def test_everything_public_has_a_docstring() -> None:
 
 # Errors.
 
-KINDS = [kind for name in errors.__all__ if isinstance(kind := getattr(errors, name), type)]
+KINDS = [getattr(errors, name) for name in errors.__all__ if name.endswith("Error")]
 BRANCH = re.compile(r"(?P<indent>[ │]*)[├└]── (?P<name>\w+)(?:\((?P<builtin>\w+)\))?")
 
 
@@ -88,7 +88,8 @@ def an_error(kind: type[zcrecord.RecordError]) -> zcrecord.RecordError:
     elif issubclass(kind, zcrecord.SourceError):
         error = kind("no such file", path="dir/model.zcr", tensor="head.weigth", errno=2)
     else:
-        error = kind("is wrong; mend it", path="dir/model.zcr", tensor="head.weigth")
+        advice = errors.Advice("{} mends it", "force", True)
+        error = kind("is wrong", path="dir/model.zcr", tensor="head.weigth", advice=advice)
     return error.located(path="elsewhere", offset=0x40)
 
 
@@ -99,7 +100,15 @@ def test_error_survives_copying_and_pickling(kind: type[zcrecord.RecordError], p
     again = getattr(copy, protocol) if isinstance(protocol, str) else lambda e: pickle.loads(pickle.dumps(e, protocol))
     other = again(error)
     assert type(other) is kind
-    attributes = ["path", "tensor", "offset", "message", "args", *(["errno"] if isinstance(error, OSError) else [])]
+    attributes = [
+        "path",
+        "tensor",
+        "offset",
+        "message",
+        "advice",
+        "args",
+        *(["errno"] if isinstance(error, OSError) else []),
+    ]
     assert [getattr(other, name) for name in attributes] == [getattr(error, name) for name in attributes]
     assert (error.path, error.tensor, error.offset) == ("dir/model.zcr", "head.weigth", 0x40)
     assert str(other) == str(error)

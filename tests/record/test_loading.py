@@ -106,7 +106,7 @@ def test_refuses_a_folder(tmp_path: Path) -> None:
 
 @POSIX
 def test_refuses_what_cannot_be_mapped(tmp_path: Path) -> None:
-    check_refused(os.devnull, SourceError, ": not a regular file; read it and pass the bytes$")
+    check_refused(os.devnull, SourceError, ": not a regular file; copy it to one, or give its bytes$")
 
 
 @POSIX

@@ -716,7 +716,7 @@ def test_a_header_that_never_ends_is_given_up(server: Server, monkeypatch: pytes
         ("http://[::1/m.zcr", None, "no host and port"),
         ("https://host/m.zcr", [1], "storage_options= takes a mapping, not a list"),
         ("https://host/m.zcr", "anon", "storage_options= takes a mapping, not a str"),
-        ("https://host/m.zcr", {1: 2}, "storage_options= does not fit"),
+        ("https://host/m.zcr", {1: 2}, "the storage options do not fit"),
     ],
 )
 def test_what_cannot_be_asked_for_is_one_typed_error(url: str, options: Any, message: str) -> None:
@@ -727,7 +727,7 @@ def test_what_cannot_be_asked_for_is_one_typed_error(url: str, options: Any, mes
 
 @pytest.mark.parametrize("headers", [{"X-Key": "a\nb SECRET"}, {"X-Key": 3}, "SECRET", {3: "SECRET"}])
 def test_headers_that_are_none_are_told_without_what_is_in_them(server: Server, headers: Any) -> None:
-    with pytest.raises(SourceError, match="storage_options= fit, headers as text") as found:
+    with pytest.raises(SourceError, match="storage options fit, headers as text") as found:
         load(server, storage_options={"headers": headers})
     assert "SECRET" not in f"{found.value}{found.value.__cause__}"
     assert not server.requests

@@ -104,7 +104,7 @@ def test_a_missing_object_or_bucket_is_told(options: dict[str, Any]) -> None:
 
 
 def test_options_that_do_not_fit_are_told() -> None:
-    with pytest.raises(SourceError, match=r"m\.zcr: .* refused it .*nosuch_option.*; does storage_options= fit"):
+    with pytest.raises(SourceError, match=r"m\.zcr: .* refused it .*nosuch_option.*; do its storage options fit"):
         zcrecord.load_record(URL, storage_options={"nosuch_option": 1, "skip_instance_cache": True})
 
 

@@ -17,7 +17,7 @@ from zcrecord.storage.folders import MODEL, model_folder, takes_folder
 from .endings import writing
 from .parsers import Arguments, Parser, add_alignment, add_output_options, choose_dest, natural, size
 from .render import Printer, counted, human, showing_progress, shown
-from .stdio import binary, check_file, name_of, read_stdin, size_ahead, taking_urls
+from .stdio import binary, check_file, name_of, size_ahead, source_of, taking_urls
 from .tune import print_tuning, run_tuning
 
 
@@ -135,8 +135,7 @@ def to_onnx(args: Arguments) -> int:
             if options["tuned"] or args.module is not None:
                 args.refuse("--tuned and --module are about archives, not .onnx files")
             return onnx.scan(source).to_onnx(dest, force=force, durable=durable)  # too fast for a progress bar
-        whole = source if isinstance(source, str) else read_stdin()
-        return onnx.to_onnx(whole, dest, force=force, durable=durable, **options)
+        return onnx.to_onnx(source_of(args.source), dest, force=force, durable=durable, **options)
 
     if args.external and "-" in (args.source, args.dest):
         args.refuse("--external needs two files: neither ARCHIVE nor OUT can be -")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .endings import guarded
+from .endings import guarded, interrupted_once
 from .parsers import parse_onnx2zc, parse_zcrecord
 from .registry import COMMANDS
 
@@ -21,7 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args = parse_zcrecord(arguments)
         return COMMANDS[args.command].run(args)
 
-    return guarded("zcrecord", work)
+    with interrupted_once(last=arguments is None):
+        return guarded("zcrecord", work)
 
 
 def onnx2zc_main(arguments: Sequence[str] | None = None) -> int:
@@ -32,4 +33,5 @@ def onnx2zc_main(arguments: Sequence[str] | None = None) -> int:
 
         return onnx2zc(parse_onnx2zc(onnx2zc_arguments, arguments))
 
-    return guarded("onnx2zc", work)
+    with interrupted_once(last=arguments is None):
+        return guarded("onnx2zc", work)

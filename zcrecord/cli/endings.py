@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from zcrecord.errors import DependencyError, RecordError, SourceError, printable
+from zcrecord.errors import Advice, DependencyError, RecordError, SourceError, printable
 
-from . import interrupts
-from .option_words import spoken
 from .render import wrapped
 
-_PIPE_CLOSED = 141  # 128 + SIGPIPE, as shells have it
+_INTERRUPTED, _PIPE_CLOSED = 130, 141  # 128 + SIGINT, 128 + SIGPIPE, as shells have it
+_ECHO = 1.0  # seconds: the terminal sends SIGINT to the whole group, and a parent (make, npm, uv) may send it on
 _LONGEST = 2000  # characters of an error
+_OPTIONS = {  # for arguments whose option does not have their name; "" if there is none
+    "cache": "$ZCRECORD_CACHE",
+    "dest_format": "--to",
+    "embedded": "--embedded {} of ls, verify and check",
+    "external": "zcrecord to-onnx --external",
+    "mmap": "",
+    "source_format": "--from",
+    "storage_options": "the URL, as https://user:password@host/",
+}
+
+
+def option_advice(advice: Advice) -> str:
+    """Return an error's advice with an option in the place of the argument."""
+    option = _OPTIONS.get(advice.argument, "--" + advice.argument.replace("_", "-"))
+    return advice.text.format(option.format(advice.value)) if option else ""
+
+
+def error_json(error: RecordError) -> dict[str, Any]:
+    """Return an error for `--json`."""
+    about = {"type": type(error).__name__, "message": error.text(option_advice)}
+    return {**about, "tensor": error.tensor, "offset": error.offset}
 
 
 @contextlib.contextmanager
@@ -68,14 +90,36 @@ def _ending_on_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextlib.contextmanager
+def interrupted_once(*, last: bool) -> Iterator[None]:
+    """Make Ctrl-C raise KeyboardInterrupt at most once a second, so that it does not interrupt cleaning up.
+
+    If the block is the `last` of this process, Ctrl-C afterwards ends the process at once. Has no effect outside the
+    main thread, or if the program has its own handler of SIGINT, such as a shell's background job, which ignores it.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    due = 0.0
+
+    def interrupt(_number: int, _frame: object) -> None:
+        nonlocal due
+        if (now := time.monotonic()) >= due:
+            due = now + _ECHO
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, (lambda *_: os._exit(_INTERRUPTED)) if last else before)
+        if last:
+            atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # else it kills an interpreter that ends
+
+
 def guarded(prog: str, work: Callable[[], int]) -> int:
     """Run `work` and return its exit status; every error becomes one line on standard error, never a traceback."""
-    with interrupts.raised_once():
-        return _status(prog, work)
-
-
-def _status(prog: str, work: Callable[[], int]) -> int:
-    """Run `work`; print its error as one line, and return its exit status."""
     try:
         try:
             return work()
@@ -87,11 +131,11 @@ def _status(prog: str, work: Callable[[], int]) -> int:
         return _PIPE_CLOSED
     except KeyboardInterrupt:
         tell(prog, "interrupted")
-        return interrupts.STATUS
+        return _INTERRUPTED
     except MemoryError:
         tell(prog, "error: out of memory")
     except RecordError as error:
-        tell(prog, f"error: {spoken(error)}")
+        tell(prog, f"error: {error.describe(option_advice)}")
     except OSError as error:  # the library's own are RecordErrors
         tell(prog, f"error: {error.filename or 'standard output'}: {error.strerror or error}")
         _spare_stdout()

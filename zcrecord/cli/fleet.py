@@ -23,8 +23,7 @@ from zcrecord.errors import RecordError, SourceError
 from zcrecord.fleet import Job, Outcome, convert_one, plan
 from zcrecord.fleet.sources import shown as shown_place
 
-from .endings import tell, writing
-from .option_words import spoken, spoken_message
+from .endings import option_advice, tell, writing
 from .parsers import Arguments
 from .render import Printer, Progress, counted, showing_progress, shown
 
@@ -67,7 +66,7 @@ def run_fleet(args: Arguments) -> int:
         jobs = plan(args.source, args.dest, durable=not args.no_sync, **options)
         with showing_progress("zcrecord", errors) as progress:
             results = _run(jobs, min(args.jobs or _cores(), len(jobs)), progress)
-    refused = [(o.job, spoken_message(o.error)) for o in results.outcomes if o.state == "refused"]
+    refused = [(o.job, o.error) for o in results.outcomes if o.state == "refused"]
     for _, message in sorted([*refused, *results.failed], key=lambda pair: pair[0].source):
         tell("zcrecord", f"error: {message}")
     if not args.quiet:
@@ -148,7 +147,7 @@ def _error_line(job: Job, error: BaseException, tried: int) -> str:
     if isinstance(error, BrokenProcessPool):
         return f"{place}: {_KILLED.format(tried=tried)}"
     if isinstance(error, RecordError):
-        return spoken(error.located(path=place))
+        return error.located(path=place).describe(option_advice)
     if isinstance(error, MemoryError):
         return f"{place}: out of memory; run fewer --jobs"
     return f"{place}: a fault of zcrecord itself, {type(error).__name__}: {error}; please report it"

@@ -11,8 +11,7 @@ from typing import Any
 from zcrecord.errors import RecordError, SourceError, printable
 from zcrecord.record.record import Record
 
-from .endings import writing
-from .option_words import error_json
+from .endings import error_json, writing
 from .parsers import Arguments, Parser, add_archive, add_json, add_output_options, add_quiet
 from .render import Printer, printers, showing_progress, shown
 from .stdio import check_file, name_of, opened_archive

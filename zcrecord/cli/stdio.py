@@ -80,6 +80,7 @@ def source_of(given: str) -> Any:
     """
     if given == "-":
         return read_stdin()
+    check_file(given, "pipe it in, and give - in its place")
     return model_in(given, archive_first=True) if os.path.isdir(given) else given
 
 
@@ -90,7 +91,7 @@ def opened_archive(given: str, embedded: Embedded | None = None) -> Iterator[Rec
         yield record
 
 
-def check_file(path: str) -> None:
+def check_file(path: str, advice: str = "copy it to one, and give that") -> None:
     """Refuse a pipe or a device, for a command that needs a file.
 
     Raises:
@@ -100,7 +101,7 @@ def check_file(path: str) -> None:
     with contextlib.suppress(OSError, ValueError):  # other faults are reported when the file is opened
         mode = os.stat(path).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise SourceError("not a regular file; copy it to one, and give that", path=path)
+        raise SourceError(f"not a regular file; {advice}", path=path)
 
 
 def size_ahead(stream: BinaryIO) -> int | None:

@@ -13,8 +13,7 @@ from zcrecord.errors import RecordError
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 
-from .endings import located
-from .option_words import error_json
+from .endings import error_json, located
 from .parsers import Arguments, Parser, add_archive, add_json, add_quiet
 from .render import Printer, counted, printers, showing_progress, shown
 from .stdio import name_of, source_of

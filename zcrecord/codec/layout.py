@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zcrecord.errors import FormatError, IntegrityError, LimitError, RecordError, VersionError
+from zcrecord.errors import Advice, FormatError, IntegrityError, LimitError, RecordError, VersionError
 
 Array = np.ndarray[Any, np.dtype[np.uint64]]
 
@@ -52,6 +52,7 @@ _reads_drafts: ContextVar[bool] = ContextVar("reads_drafts", default=False)
 _HEADER = struct.Struct("<8sBBBBIQQQQQII")
 _ATTACHED = struct.Struct("<8sQQII")
 _U16, _U32 = struct.Struct("<H"), struct.Struct("<I")
+_OPEN_ATTACHED = Advice("{} opens it as it is", "embedded", "suffix")
 _DIRECTORIES = {0x10B: 120, 0x20B: 136}  # from a Windows program's PE header to its data directories: 32 and 64 bits
 
 
@@ -296,11 +297,11 @@ def ends_in_archive(source: memoryview) -> bool:
         return False
     if (model := read_elsewhere(source)) is not None:
         what = f"{model}, with a zcrecord archive attached, whose tensors other readers of this file do not see"
-        raise FormatError(f"{what}: open that one with embedded='suffix', or copy it with `zcrecord detach --keep`")
+        raise FormatError(f"{what}; copy it with `zcrecord detach --keep`", advice=_OPEN_ATTACHED)
     if start % trailer.base_alignment:
         where = f"from offset {start}, which is no multiple of its base alignment {trailer.base_alignment}"
         what = f"not a zcrecord archive; one is at its end, but {where}"
-        raise FormatError(f"{what}: place it with `zcrecord attach`, or open it as it is with embedded='suffix'")
+        raise FormatError(f"{what}; place it with `zcrecord attach`", advice=_OPEN_ATTACHED)
     return True
 
 
@@ -343,8 +344,12 @@ def _sealed(archive: memoryview) -> Header:
     size = len(archive)
     header = decode_header(first)
     if header is not None and header.archive_size != size:
-        what = "truncated, copy it again" if header.archive_size > size else "followed by other bytes; see embedded="
-        raise FormatError(f"the archive has {header.archive_size} bytes, the source {size}; it is {what}")
+        truncated = header.archive_size > size
+        what = "truncated, copy it again" if truncated else "followed by other bytes"
+        advice = None if truncated else Advice("{} ignores them", "embedded", "prefix")
+        raise FormatError(
+            f"the archive has {header.archive_size} bytes, the source {size}; it is {what}", advice=advice
+        )
     trailer = header if first == last else decode_header(last, "trailer")
     if trailer is None:
         raise FormatError("trailer: not sealed")

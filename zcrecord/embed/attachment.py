@@ -24,7 +24,7 @@ from zcrecord.codec.layout import (
     locate,
     unsigned_size,
 )
-from zcrecord.errors import FormatError, RecordError, UnsupportedError
+from zcrecord.errors import Advice, FormatError, RecordError, UnsupportedError
 from zcrecord.record.load import load_record
 from zcrecord.storage.files import Progress, check_destination, open_sink, path_of, refusals
 from zcrecord.storage.memory import map_file
@@ -184,7 +184,7 @@ def detach(
     """
     path = path_of(program)
     if discard and (keep or dest is not None):
-        raise UnsupportedError("discard=True throws the archive away; leave out what is to keep it", path=path)
+        raise UnsupportedError("discard throws the archive away; leave out keep and dest", path=path)
     out: str | None = f"{path.removesuffix('.exe')}.zcr" if dest is None else path_of(dest)
     out = None if discard else out
     new = check_destination(path, out, force)
@@ -229,8 +229,8 @@ def _check_unsigned(octets: memoryview, parts: _Parts, path: str) -> None:
     if parts.archive is not None and parts.end < len(octets):
         tools = "`signtool remove /s`, `osslsigncode remove-signature`"
         what = "it was signed with its archive attached, and the signature would no longer hold"
-        advice = f"take the signature off first ({tools}), and sign again after"
-        raise UnsupportedError(f"{what}; {advice}; detach with keep=True copies the archive alone", path=path)
+        what = f"{what}; take the signature off first ({tools}), and sign again after"
+        raise UnsupportedError(what, path=path, advice=Advice("detach with {} copies the archive alone", "keep", True))
 
 
 def _check(program: memoryview, path: str, force: bool) -> None:
@@ -240,8 +240,8 @@ def _check(program: memoryview, path: str, force: bool) -> None:
     if program[: len(MAGIC)] == MAGIC:
         raise UnsupportedError("this is a zcrecord archive, not a program", path=path)
     if not force and (reason := objection(program)) is not None:
-        what = f"nothing can be attached to this program: {reason}, or force it by force=True"
-        raise UnsupportedError(what, path=path)
+        what, advice = f"nothing can be attached to this program: {reason}", Advice("{} attaches it", "force", True)
+        raise UnsupportedError(what, path=path, advice=advice)
 
 
 def _copy(parts: Sequence[memoryview], sink: Sink, progress: Progress | None = None) -> None:

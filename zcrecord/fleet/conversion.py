@@ -100,7 +100,7 @@ class _JobRun:
         if refusal is not None and not job.force and is_current(refusal[0], job, model):
             return "refused", refusal[1], 0
         if stamp == {} and not job.force:
-            what = "exists already, and no fleet wrote it; remove it, or force=True replaces it"
+            what = "exists already, and no fleet wrote it; remove it, or force its replacement"
             return "refused", str(DestinationExistsError(what, path=shown(job.dest))), 0
         try:
             nbytes = self._convert()
@@ -112,7 +112,7 @@ class _JobRun:
             raise
         except RecordError as error:
             model.check_same()  # raises if the file changed, which may be the reason
-            message = str(error.located(path=shown(job.source)))
+            message = error.located(path=shown(job.source)).describe(lambda _: "")  # no job has the argument
             keep_refusal(job, stamp_of(job, model.versions), message)
             return "refused", message, 0
         if refusal is not None:

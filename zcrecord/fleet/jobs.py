@@ -13,7 +13,7 @@ from typing import Any
 
 from zcrecord.codec.file_types import FORMATS
 from zcrecord.codec.layout import ALIGNMENT, check_alignment
-from zcrecord.errors import NameCollisionError, SourceError, UnsupportedError, printable
+from zcrecord.errors import Advice, NameCollisionError, SourceError, UnsupportedError, printable
 from zcrecord.foreign.safetensors_index import INDEX
 from zcrecord.storage.compressed import SUFFIXES
 from zcrecord.storage.files import absolute_path, is_url, path_of
@@ -96,9 +96,9 @@ def plan(
     listed = list_files(source, options)
     models = _models(listed, source_format)
     if max_shard_size is not None and is_url(dest):
-        raise UnsupportedError("max_shard_size= is for paths: shards lie beside their catalogue", path=shown(dest))
+        raise UnsupportedError("a shard size is for paths: shards lie beside their catalogue", path=shown(dest))
     if max_shard_size is not None and _ONNX in models.values():
-        raise UnsupportedError("max_shard_size= is not for ONNX; convert the archives that are made of it")
+        raise UnsupportedError("a shard size is not for ONNX; convert the archives that are made of it")
     if not models:
         what = "has no model below it" if source_format is None else f"has no model of {source_format} below it"
         raise SourceError(f"{what}; models are recognised by their suffixes", path=shown(source))
@@ -116,7 +116,7 @@ def _check_options(source_format: str | None, alignment: int, max_shard_size: in
     if source_format is not None and source_format not in known:
         raise UnsupportedError(f"format {printable(str(source_format))} is not known; {', '.join(known)}")
     if max_shard_size is not None and max_shard_size < 1:
-        raise UnsupportedError("max_shard_size= is for archives and safetensors written to a path, in bytes from 1 on")
+        raise UnsupportedError("a shard size is in bytes, from 1 on")
 
 
 def _prefix(given: str | os.PathLike[str], options: Mapping[str, Any], *, written: bool = False) -> str:
@@ -167,7 +167,8 @@ def _targets(models: Mapping[str, str], source: str, dest: str) -> dict[str, str
             raise NameCollisionError(f"{what}; rename it", path=shown(source))
         if (other := out.setdefault(target, path)) != path:
             what = f"{printable(other)} and {printable(path)} would both become {printable(target)}"
-            raise NameCollisionError(f"{what}; choose one format (source_format=), or rename one", path=shown(source))
+            advice = Advice("rename one, or choose one format by {}", "source_format")
+            raise NameCollisionError(what, path=shown(source), advice=advice)
         if _below(source, path) == _below(dest, target):
             raise UnsupportedError("archives are converted to another folder, not over themselves", path=shown(source))
     if folder := folder_among(out):

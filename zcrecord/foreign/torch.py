@@ -17,7 +17,7 @@ import numpy as np
 from zcrecord.codec.entries import KIND_NAMES, is_attribute
 from zcrecord.codec.file_types import HEAD, wrong_type
 from zcrecord.codec.layout import MAX_DEPTH
-from zcrecord.errors import FormatError, LimitError, RecordError, UnsupportedError, printable
+from zcrecord.errors import Advice, FormatError, LimitError, RecordError, UnsupportedError, printable
 from zcrecord.frameworks.torch import import_torch
 from zcrecord.tensors.strides import address
 from zcrecord.writing.flatten import as_tensor, children_of, refuse_key
@@ -78,8 +78,10 @@ def _load(torch: Any, reader: Reader, head: bytes) -> Any:
     if not head:
         raise FormatError("the file is empty, no torch checkpoint")
     if not head.startswith((_ZIP, _PICKLE)):
-        what = "no torch checkpoint, which begins as a zip file or a pickle; name its format (source_format=, --from)"
-        raise FormatError(wrong_type(head, "a torch checkpoint", sure=True) or what)
+        if what := wrong_type(head, "a torch checkpoint", sure=True):
+            raise FormatError(what)
+        advice = Advice("name its format by {}", "source_format")
+        raise FormatError("no torch checkpoint, which begins as a zip file or a pickle", advice=advice)
     try:
         (_check_zip if zipped else _check_pickles)(reader)
         with warnings.catch_warnings():

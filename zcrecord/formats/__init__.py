@@ -24,7 +24,7 @@ from zcrecord import onnx
 from zcrecord.codec.conventions import SIGNATURE_PREFIX
 from zcrecord.codec.file_types import FORMATS, FileType, Format, sniff_file_type
 from zcrecord.codec.layout import ALIGNMENT, check_alignment, reading_drafts
-from zcrecord.errors import FormatError, RecordError, UnsupportedError, printable
+from zcrecord.errors import Advice, FormatError, RecordError, UnsupportedError, printable
 from zcrecord.foreign.folders import format_by_suffix, model_in
 from zcrecord.onnx.tuned import untuned_record
 from zcrecord.record.editable import check_no_own_shard
@@ -188,7 +188,7 @@ class _Conversion:
         options |= {"storage_options": self.storage_options}
         if kind == ONNX:
             if self.max_shard_size is not None:
-                raise UnsupportedError("max_shard_size= is not for ONNX; convert the archive that is made of it")
+                raise UnsupportedError("a shard size is not for ONNX; convert the archive that is made of it")
             options |= {"metadata": self.metadata, "progress": self.progress}
             return onnx.convert(given, dest, force=self.force, **options)
         options |= {"max_shard_size": self.max_shard_size}
@@ -302,16 +302,17 @@ def _check_options(
     if target != ARCHIVE and metadata is not None:
         raise UnsupportedError(f"metadata can be added to archives; {target} has that of the record")
     if target != ARCHIVE and alignment != ALIGNMENT:
-        raise UnsupportedError(f"alignment= is for archives; {target} has none to choose")
+        raise UnsupportedError(f"alignment is for archives; {target} has none to choose")
     if max_shard_size is not None and (target not in (ARCHIVE, SAFETENSORS) or dest is None or max_shard_size < 1):
-        raise UnsupportedError("max_shard_size= is for archives and safetensors written to a path, in bytes from 1 on")
+        raise UnsupportedError("a shard size is for archives and safetensors written to a path, in bytes from 1 on")
 
 
 def _dest_format(path: str | None, named: str | None) -> str:
     kind = named if named is not None else ARCHIVE if path is None else format_by_suffix(path)
     written = ", ".join(f.name for f in FORMATS.values() if f.writes)
     if kind is None:
-        raise UnsupportedError(f"no format has its suffix; name one (dest_format=, --to): {written}", path=path)
+        advice = Advice(f"name one by {{}}: {written}", "dest_format")
+        raise UnsupportedError("no format has its suffix", path=path, advice=advice)
     if kind == ONNX:
         raise UnsupportedError("zcrecord to-onnx (zcrecord.onnx.to_onnx) writes a model from its archive", path=path)
     if kind not in FORMATS or not FORMATS[kind].writes:
@@ -372,7 +373,7 @@ def _guessed(file_type: FileType | None, path: str | None) -> str:
         advice = f"; {file_type.advice}" if file_type.advice else ""
         raise FormatError(f"{file_type.what}, which is not converted{advice}", path=path)
     what = "it has no format's first bytes, nor a suffix that is known" if file_type is None else file_type.what
-    raise FormatError(f"{what}; name its format (source_format=, --from): {', '.join(FORMATS)}", path=path)
+    raise FormatError(what, path=path, advice=Advice(f"name its format by {{}}: {', '.join(FORMATS)}", "source_format"))
 
 
 def _takes_folder(source: str | None, dest: str, dest_format: str | None) -> bool:

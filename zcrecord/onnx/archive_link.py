@@ -20,7 +20,7 @@ from zcrecord.archive.digest import content_digest
 from zcrecord.archive.info import TensorInfo
 from zcrecord.archive.payloads import Payloads
 from zcrecord.codec.file_types import HEAD
-from zcrecord.errors import IntegrityError, OnnxError, RecordError, UnsupportedError, printable
+from zcrecord.errors import Advice, IntegrityError, OnnxError, RecordError, UnsupportedError, printable
 from zcrecord.onnx.lazy.files import OpenFile
 from zcrecord.onnx.lazy.locate import LocatedTensor, find_tensors
 from zcrecord.onnx.names import full_names
@@ -54,7 +54,8 @@ _WRITTEN = {  # the form of their values
     MODULE: re.compile(".+", re.DOTALL),
 }
 
-_AGAIN = "write the model again with to_onnx(external=True)"
+_AGAIN = Advice("export the model again with {}", "external", True)
+_WITH_EXTERNAL = "a model with external weights"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,18 +120,20 @@ def link(model: OpenedModel, dest: str) -> ArchiveLink:
     """
     record, path = model.record, model.record.path
     if path is None:
-        raise UnsupportedError("external=True needs an archive in a file, and this one is in memory; save it to one")
+        raise UnsupportedError(
+            f"{_WITH_EXTERNAL} needs an archive in a file, and this one is in memory; save it to one"
+        )
     archive = record.archive
-    takes_one_file(archive, "external=True")
+    takes_one_file(archive, _WITH_EXTERNAL)
     if record.mode != "r" or not archive.whole:
         what = "it may hold edits that its file does not" if record.mode != "r" else "it is a part of its archive"
-        raise UnsupportedError(f"external=True refers to the file, but {what}; save the record first", path=path)
+        raise UnsupportedError(f"{_WITH_EXTERNAL} refers to the file, but {what}; save the record first", path=path)
     if os.path.exists(dest) and not os.path.isfile(dest):
-        raise UnsupportedError("a model with external=True is a regular file in a folder; name one", path=dest)
+        raise UnsupportedError(f"{_WITH_EXTERNAL} is a regular file in a folder; name one", path=dest)
     there: Record = load_record(os.path.realpath(path), embedded=archive.embedded)
     if there.archive.source.file is None:
-        what = "external=True refers to bytes as they lie in a file, and these lie there compressed; unpack it first"
-        raise UnsupportedError(what, path=path)
+        what = "refers to bytes as they lie in a file, and these lie there compressed; unpack it first"
+        raise UnsupportedError(f"{_WITH_EXTERNAL} {what}", path=path)
     if there.archive.header.encode() != archive.header.encode():
         raise IntegrityError("was replaced since it was opened; load it again", path=path)
     return ArchiveLink(opened_model(there, model.module), external_data.location_from(dest, path))
@@ -207,9 +210,8 @@ def verify_external(
         if TUNED_FOR in props:
             _check_tuned(record, model, expected)
             if (what := difference(interface_of(skeleton_of(part)), interface)) is not None:
-                raise IntegrityError(
-                    f"it {what}, unlike the model in '{printable(record.path or '')}'; {_AGAIN}", path=model
-                )
+                what = f"it {what}, unlike the model in '{printable(record.path or '')}'"
+                raise IntegrityError(what, path=model, advice=_AGAIN)
         else:
             known = {info.name: info for info in part.infos()} if expected else {}
             for name, place in expected.items():
@@ -241,7 +243,7 @@ def _link_properties(file: io.FileIO) -> dict[str, str]:
     props = read_properties(file)
     for key in PROPERTIES[:4]:
         if key not in props:
-            what = f"no '{key}' in its metadata_props: it was not written by to_onnx(external=True)"
+            what = f"no '{key}' in its metadata_props: it was not exported with external weights"
             raise UnsupportedError(f"{what}, and nothing tells which archive it is for")
     return props
 
@@ -250,7 +252,7 @@ def _archive(model: str, props: dict[str, str], allow_links: bool) -> tuple[Reco
     """Return the archive at a path where external data may lie, and its location; opens the file that was checked."""
     embedded: Any = props.get(EMBEDDED)
     if embedded not in (None, "prefix", "suffix"):
-        raise OnnxError(f"its '{EMBEDDED}' is '{printable(str(embedded))}', not prefix or suffix; {_AGAIN}")
+        raise OnnxError(f"its '{EMBEDDED}' is '{printable(str(embedded))}', not prefix or suffix", advice=_AGAIN)
     location = external_data.parse({"location": props[ARCHIVE]}, 0).location
     with external_data.ModelFolder(os.path.dirname(absolute_path(model)), allow_links=allow_links) as folder:
         path = folder.locate(location)
@@ -266,7 +268,8 @@ def _compare(record: Record, model: str, props: dict[str, str], full: bool, prog
     def differ(what: str, expected: str, actual: str) -> None:
         if actual != expected:
             wanted = f"{what} {printable(expected)} was expected by '{printable(model)}', it has {actual}"
-            raise IntegrityError(f"{wanted}; put that archive back, or {_AGAIN}", path=record.archive.path)
+            advice = _AGAIN._replace(text=f"put that archive back, or {_AGAIN.text}")
+            raise IntegrityError(wanted, path=record.archive.path, advice=advice)
 
     differ("payload offset", props[PAYLOAD_OFFSET], str(_payload_offset(record)))
     if TUNED_FOR in props:  # packed weights are no tensors, whose offsets could be compared
@@ -283,8 +286,8 @@ def _check_reference(record: Record, model: str, name: str, expected: LocatedTen
     else:
         theirs = _described(stored)
     if theirs != _described(expected):
-        what = f"'{printable(model)}' expects {_described(expected)}, the archive has {theirs}; {_AGAIN}"
-        raise IntegrityError(what, path=record.archive.path, tensor=name)
+        what = f"'{printable(model)}' expects {_described(expected)}, the archive has {theirs}"
+        raise IntegrityError(what, path=record.archive.path, tensor=name, advice=_AGAIN)
 
 
 def _check_tuned(record: Record, model: str, expected: Mapping[str, LocatedTensor]) -> None:
@@ -293,8 +296,8 @@ def _check_tuned(record: Record, model: str, expected: Mapping[str, LocatedTenso
     payloads = set(zip(offsets, rows["nbytes"].tolist(), strict=True))
     for name, place in expected.items():
         if (place.offset, place.nbytes) not in payloads:
-            what = f"'{printable(model)}' expects {_described(place)}, where the archive has no payload; {_AGAIN}"
-            raise IntegrityError(what, path=record.archive.path, tensor=name)
+            what = f"'{printable(model)}' expects {_described(place)}, where the archive has no payload"
+            raise IntegrityError(what, path=record.archive.path, tensor=name, advice=_AGAIN)
 
 
 def _described(info: TensorInfo | LocatedTensor) -> str:

@@ -125,7 +125,7 @@ def _check_verifiable(source: str | None, dest: Any, verify: bool, dry_run: bool
     if not verify:
         return
     if dry_run or source is None or path_or_none(dest) is None or is_url(dest):
-        raise UnsupportedError("verify=True reads the source again and the archive back: both must be files by path")
+        raise UnsupportedError("to verify reads the source again and the archive back: both must be files by path")
 
 
 class _ModelSource(NamedTuple):
@@ -152,7 +152,7 @@ def _models(source: Any, path: str | None, test: NameFilter | None) -> list[_Mod
     if not files:
         raise SourceError(f"is a folder without a model (*{_SUFFIX})", path=path, errno=errno.EISDIR)
     if len(files) > 1 and test is not None:
-        raise UnsupportedError(f"select= and exclude= are for one model, and the folder has {len(files)}", path=path)
+        raise UnsupportedError(f"select and exclude are for one model, and the folder has {len(files)}", path=path)
     paths = {module: os.path.join(path, name) for module, name in files.items()}
     return [_ModelSource(file, file, module if len(paths) > 1 else "") for module, file in paths.items()]
 

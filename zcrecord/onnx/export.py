@@ -18,7 +18,7 @@ from zcrecord import dtypes
 from zcrecord.archive.info import TensorInfo
 from zcrecord.archive.payload_source import Place
 from zcrecord.archive.payloads import Payloads
-from zcrecord.errors import DependencyError, RecordError, UnsupportedError, printable
+from zcrecord.errors import Advice, DependencyError, RecordError, UnsupportedError, printable
 from zcrecord.onnx.protobuf.properties import encode_properties, without_properties
 from zcrecord.onnx.protobuf.reader import encode_field
 from zcrecord.onnx.protobuf.tensors import RAW_DATA, STRING_DATA
@@ -115,7 +115,7 @@ def to_onnx(
 def _linked(opened: OpenedModel, dest: str | None, stack: contextlib.ExitStack) -> ArchiveLink:
     if dest is None or is_url(dest):
         what = "refers to its archive from the folder it lies in, and a stream or a URL has none; name a path"
-        raise UnsupportedError(f"a model with external=True {what}")
+        raise UnsupportedError(f"a model with external weights {what}")
     linked = link(opened, dest)
     stack.enter_context(linked.model.record)
     return linked
@@ -136,8 +136,8 @@ def _tuned(linked: ArchiveLink, tuned: bool | None) -> ExportedGraph | None:
             message = "%s: the original graph is written, not the tuned one: %s"
             logging.getLogger("zcrecord").warning(message, record.path, error)
             return None
-        what = f"no tuned graph to write: {error}"
-        raise UnsupportedError(f"{what}; tune the archive here, or leave tuned=True out") from error
+        advice = Advice("tune the archive here, or leave {} out", "tuned", True)
+        raise UnsupportedError(f"no tuned graph to write: {error}", advice=advice) from error
 
 
 def _string_fields(value: StringTensor) -> Iterator[bytes]:
@@ -168,10 +168,10 @@ class _ModelWriter:
         else:
             skeleton = self._unlinked(skeleton_of(self._record))
             self._parts, self._tensors = restore(self._record, self._place, skeleton=skeleton)
-        do = "external=True leaves the weights in the archive"
+        advice = Advice("{} leaves the weights in the archive", "external", True)
         if self._link is not None:
-            do = "save the record again with np.ascontiguousarray of its arrays, so that they can stay out"
-        size_of(self._parts, do)
+            advice = Advice("save the record again with np.ascontiguousarray of its arrays, so that they can stay out")
+        size_of(self._parts, advice)
         self._progress = progress
         if self._link is not None:
             payloads = self._payloads if self._whole is self._record else Payloads(self._whole.archive)
@@ -189,7 +189,7 @@ class _ModelWriter:
         if not removed or is_link(removed):
             return rest
         if self._link is not None:
-            what = f"the model's own metadata_props have '{printable(removed[0][0])}', which external=True needs"
+            what = f"the model's own metadata_props have '{printable(removed[0][0])}', which external weights need"
             raise UnsupportedError(f"{what} to say which archive the model is for; rename it there and convert again")
         return skeleton
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from zcrecord.errors import ExternalDataError, OnnxError, RecordError, printable
+from zcrecord.errors import Advice, ExternalDataError, OnnxError, RecordError, printable
 from zcrecord.onnx.protobuf.tensors import RAW_DATA, STRING, TensorMessage
 from zcrecord.storage.files import real_path
 from zcrecord.storage.memory import read_some as _read_at
@@ -58,8 +58,8 @@ class _ExternalFile(NamedTuple):
     nbytes: int
 
 
-def _broken(location: str, what: str) -> ExternalDataError:
-    return ExternalDataError(f"external data '{printable(location)}': {what}")
+def _broken(location: str, what: str, advice: Advice | None = None) -> ExternalDataError:
+    return ExternalDataError(f"external data '{printable(location)}': {what}", advice=advice)
 
 
 def parse(entries: dict[str, str], nbytes: int) -> ExternalReference:
@@ -251,14 +251,14 @@ class ModelFolder:
         real = os.path.realpath(path)
         if real != str(path) and not self._allow_links and not _is_cached(self.path, real):
             if not Path(real).is_relative_to(self.path):
-                raise _broken(location, f"a symbolic link leads out of the model's folder, {_LINKS}")
+                raise _broken(location, "a symbolic link leads out of the model's folder", _LINKS)
             if path.is_symlink():
-                raise _broken(location, f"it is a symbolic link, {_LINKS}")
+                raise _broken(location, "it is a symbolic link", _LINKS)
         before = Path(real).lstat()
         if not stat.S_ISREG(before.st_mode):
             raise _broken(location, "it is not a regular file")
         if before.st_nlink != 1 and not self._allow_links:
-            raise _broken(location, f"the file has {before.st_nlink} names (hard links), {_LINKS}")
+            raise _broken(location, f"the file has {before.st_nlink} names (hard links)", _LINKS)
         root = self.path if Path(real).is_relative_to(self.path) else os.path.dirname(real)
         fd = _open_below(root, os.path.relpath(real, root).split(os.sep))
         try:
@@ -296,4 +296,4 @@ def _open_below(root: str, parts: list[str]) -> int:
         os.close(here)
 
 
-_LINKS = "which is allowed only on request (allow_links=True)"
+_LINKS = Advice("{} allows that", "allow_links", True)

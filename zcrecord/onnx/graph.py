@@ -24,7 +24,7 @@ from zcrecord.archive.private_copy import check_apart
 from zcrecord.codec.conventions import TUNED_TYPE
 from zcrecord.codec.entries import PayloadId
 from zcrecord.dtypes import DType
-from zcrecord.errors import FormatError, LimitError, UnsupportedError, printable
+from zcrecord.errors import Advice, FormatError, LimitError, UnsupportedError, printable
 from zcrecord.onnx.protobuf.reader import LEN, MAX_LENGTH, ProtobufReader, Skeleton, encode_field, encode_varint
 from zcrecord.onnx.protobuf.rewriting import encode_entries
 from zcrecord.onnx.protobuf.scanner import STUB_KEY, Scanner, TensorSink
@@ -69,7 +69,7 @@ def opened_model(source: Any, module: str | None) -> OpenedModel:
     modules = models_of(record.archive)
     if not module and modules and "" not in modules:
         what = f"its models are in modules: {', '.join(map(printable, modules))}"
-        raise UnsupportedError(f"{what}; name one with module=", path=record.archive.path)
+        raise UnsupportedError(what, path=record.archive.path, advice=Advice("name one by {}", "module"))
     model = OpenedModel(record, module or "", record.module(module or ""))
     skeleton_of(model.part)
     return model
@@ -199,11 +199,11 @@ def filled(skeleton: Any, tensors: Sequence[tuple[DType, Any]], place: Callable[
     return _restored(skeleton, _RestoringSink(tensors, None, place)).parts
 
 
-def size_of(parts: Sequence[Any], do: str) -> int:
+def size_of(parts: Sequence[Any], advice: Advice) -> int:
     """Return the bytes of a model; LimitError, with this advice, if it is larger than a model may be."""
     nbytes = sum(map(len, parts))
     if nbytes > MAX_LENGTH:
-        raise LimitError(f"{nbytes} bytes in one model, and protobuf holds at most {MAX_LENGTH}; {do}")
+        raise LimitError(f"{nbytes} bytes in one model, and protobuf holds at most {MAX_LENGTH}", advice=advice)
     return nbytes
 
 

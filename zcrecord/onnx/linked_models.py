@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zcrecord.errors import RecordError, SourceError, UnsupportedError, printable
+from zcrecord.errors import Advice, RecordError, SourceError, UnsupportedError, printable
 from zcrecord.onnx.protobuf.properties import read_properties
 from zcrecord.record.record import Record
 from zcrecord.storage.files import Identity, Place
@@ -104,8 +104,8 @@ def check_places(models: Iterable[LinkedModel], archive: str, before: Any, after
     for model in models:
         if not np.array_equal(before, after):
             what = f"'{printable(model.path)}' takes weights from this archive, at places that would change"
-            do = "write the result to another path, or remove that model, and make it again with to_onnx(external=True)"
-            raise UnsupportedError(f"{what}; {do}", path=archive)
+            do = "write the result to another path, or remove that model, and export it again with {}"
+            raise UnsupportedError(what, path=archive, advice=Advice(do, "external", True))
 
 
 def rewrite_models(models: Iterable[LinkedModel], archive: str, target: str | None) -> tuple[str, ...]:
@@ -125,7 +125,7 @@ def rewrite_models(models: Iterable[LinkedModel], archive: str, target: str | No
                 archive, Place(model.path, model.version), module=model.module, external=True, tuned=forced, force=True
             )
         except RecordError as error:
-            what = f"{error.message}; the archive is replaced, make this model again with to_onnx(external=True)"
-            raise SourceError(what, path=model.path) from error
+            what, again = f"{error.message}; the archive is replaced", "export this model again with {}"
+            raise SourceError(what, path=model.path, advice=Advice(again, "external", True)) from error
         out.append(model.path)
     return tuple(out)

@@ -221,8 +221,7 @@ def untune(
 def _modules_to_tune(base: Record, path: str) -> list[str]:
     modules = graph.models_of(base.archive) or [graph.opened_model(base, None).module]
     if not base.archive.index.digest_kind:
-        what = "has no digests, which packed weights need; save it with digest='xxh3'"
-        raise UnsupportedError(what, path=path)
+        raise UnsupportedError("has no digests, which packed weights need; save it again with digests", path=path)
     return modules
 
 

@@ -39,8 +39,8 @@ def check_editable(archive: Archive) -> None:
     if archive.source.file is None:
         raise UnsupportedError("is packed; unpack it, edit that, and pack it again", path=archive.path)
     if info.child_of_type(archive, TUNED_TYPE) is not None:
-        what = "is tuned, for the model as it is; remove the tuned part (untune), edit it, and tune it again"
-        raise UnsupportedError(what, path=archive.path)
+        do = "remove the tuned part (untune, zcrecord tune --remove), edit it, and tune it again"
+        raise UnsupportedError(f"is tuned, for the model as it is; {do}", path=archive.path)
 
 
 def check_no_shard(path: str) -> None:

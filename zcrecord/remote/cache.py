@@ -23,7 +23,7 @@ from typing import Any
 
 from zcrecord.codec.digests import digest_of, digest_of_pieces
 from zcrecord.codec.layout import MAX_INDEX_SIZE
-from zcrecord.errors import SourceError, UnsupportedError
+from zcrecord.errors import Advice, SourceError, UnsupportedError
 
 from .cache_keys import identity
 
@@ -287,16 +287,20 @@ def _check_ours(folder: Path, *, named: bool = False) -> None:
     status = folder.stat() if named else folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
         what = "a file" if named else "a link or a file"
-        raise SourceError(f"the cache's folder is {what}; name another one in cache=", path=str(folder))
+        raise _refused(f"the cache's folder is {what}", "name another one in {}", folder)
     if not hasattr(os, "geteuid"):
         return
     if not _is_owners(status):
         what = f"the cache's folder is another user's (number {status.st_uid}), who could change what is loaded"
-        raise SourceError(f"{what}; name one of your own in cache=", path=str(folder))
+        raise _refused(what, "name one of your own in {}", folder)
     if status.st_mode & _OTHERS and not (named and status.st_mode & stat.S_ISVTX):
         others = "everybody" if status.st_mode & stat.S_IWOTH else "its group"
         what = f"{others} may write to the cache's folder, and could change what is loaded"
-        raise SourceError(f"{what}; take that right away (chmod go-w), or name another in cache=", path=str(folder))
+        raise _refused(what, "take that right away (chmod go-w), or name another in {}", folder)
+
+
+def _refused(what: str, advice: str, folder: Path) -> SourceError:
+    return SourceError(what, path=str(folder), advice=Advice(advice, "cache"))
 
 
 def _is_owners(status: os.stat_result) -> bool:

@@ -101,7 +101,7 @@ class FsspecFile(RemoteFile):
                     raise error.__cause__ from None
                 raise self.missing() from error
             except (PermissionError, NotImplementedError, TypeError, ValueError) as error:
-                what = f"the server or fsspec refused it ({said(error)}); does storage_options= fit?"
+                what = f"the server or fsspec refused it ({said(error)}); do its storage options fit?"
                 raise SourceError(what, path=self.shown) from error
             except Exception as error:
                 tried += 1

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
-from zcrecord.errors import SourceError
+from zcrecord.errors import Advice, SourceError
 
 from .file import MOST_AT_ONCE, TRIES, RemoteFile, Request, retry_delay
 from .ranges import NEAR
@@ -165,7 +165,7 @@ class HttpFile(RemoteFile):
                     raise self.failed(_said(error)) from None
                 await asyncio.sleep(retry_delay(tried, getattr(error, "seconds", 0.0)))
             except (TypeError, ValueError):  # their texts may have secrets
-                what = "no request can be made of it; do the URL and storage_options= fit, headers as text?"
+                what = "no request can be made of it; do the URL and its storage options fit, headers as text?"
                 raise SourceError(what, path=self.shown) from None
 
     async def _ask(self, part: _Transfer, *, first: bool) -> memoryview | None:
@@ -257,8 +257,8 @@ class HttpFile(RemoteFile):
         if status in (404, 410):
             raise self.missing()
         if status in (401, 403, 407):
-            what = f"the server refused it (HTTP {status}); give credentials in storage_options="
-            raise SourceError(what, path=self.shown)
+            advice = Advice("give credentials in {}", "storage_options")
+            raise SourceError(f"the server refused it (HTTP {status})", path=self.shown, advice=advice)
         if status in _AGAIN:
             seconds = headers.get("Retry-After", "")
             raise _AgainError(f"HTTP {status}", float(seconds) if seconds.isdecimal() else 0.0)

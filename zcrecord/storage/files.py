@@ -15,7 +15,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any, TypeGuard
 
-from zcrecord.errors import DestinationExistsError, SourceError, SourceNotFoundError, UnsupportedError
+from zcrecord.errors import Advice, DestinationExistsError, SourceError, SourceNotFoundError, UnsupportedError
 
 from .new_files import FileGroup, Identity, Placement, identity_from, put_in_place, refusals, version_of
 from .scratch import ListedFile, scratch_file
@@ -163,7 +163,7 @@ def open_regular(path: str, opened: int | None = None) -> tuple[io.FileIO, Ident
         file = stack.enter_context(next(map(_ReadOnlyFile, call)))
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise SourceError("not a regular file; read it and pass the bytes", path=path)
+            raise SourceError("not a regular file; copy it to one, or give its bytes", path=path)
         stack.pop_all()
     return file, identity_from(status)
 
@@ -287,7 +287,7 @@ def check_destination(
         if source is not None and Path(source).exists() and Path(dest).samefile(source):
             raise DestinationExistsError("source and destination are the same file; name another", path=dest)
         if not force and Path(dest).is_file():
-            raise DestinationExistsError("exists already; force=True replaces it", path=dest)
+            raise DestinationExistsError("exists already", path=dest, advice=Advice("{} replaces it", "force", True))
     return None
 
 

@@ -19,7 +19,14 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from zcrecord.errors import DestinationExistsError, RecordError, SourceError, SourceNotFoundError, UnsupportedError
+from zcrecord.errors import (
+    Advice,
+    DestinationExistsError,
+    RecordError,
+    SourceError,
+    SourceNotFoundError,
+    UnsupportedError,
+)
 
 from .new_files import check_writer
 from .sink import Sink, flat_view
@@ -74,7 +81,9 @@ def check_new(url: str, options: Mapping[str, Any] | None, force: bool) -> None:
         DestinationExistsError: there is. SourceError: the store does not tell.
     """
     if not force and version_at(url, options) != "":
-        raise DestinationExistsError("exists already; force=True replaces it", path=redacted(url))
+        raise DestinationExistsError(
+            "exists already", path=redacted(url), advice=Advice("{} replaces it", "force", True)
+        )
 
 
 def version_at(url: str, options: Mapping[str, Any] | None) -> str | None:
@@ -159,7 +168,7 @@ def store_refusals(shown: str, what: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise SourceNotFoundError(f"{what}: no such bucket or folder ({said(error)})", path=shown) from error
     except (PermissionError, NotImplementedError, TypeError, ValueError) as error:
-        hint = "do the URL and storage_options= fit?"
+        hint = "do the URL and its storage options fit?"
         raise SourceError(f"{what}, the store or fsspec refused it: {said(error)}; {hint}", path=shown) from error
     except Exception as error:
         raise SourceError(f"{what}: {said(error)}", path=shown, errno=getattr(error, "errno", None)) from error

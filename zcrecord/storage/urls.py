@@ -140,7 +140,7 @@ def connect(url: str, options: Mapping[str, Any] | None) -> tuple[Any, str]:
             raise UnsupportedError(what) from None
         raise UnsupportedError(f"this is no URL: {error}") from error
     except TypeError as error:
-        raise UnsupportedError(f"storage_options= does not fit URLs of the kind {scheme}://: {error}") from error
+        raise UnsupportedError(f"the storage options do not fit URLs of the kind {scheme}://: {error}") from error
     except Exception as error:  # a file system inside a file, such as zip://, reads that file here
         raise SourceError(f"cannot be opened: {said(error)}", path=redacted(url)) from error
     if not getattr(fs, "version_aware", False):
@@ -185,7 +185,7 @@ async def _leave_headers(session: Any, _context: Any, hop: Any) -> None:
     given = any(not cookie["domain"] for cookie in session.cookie_jar) or session.auth is not None
     if not same and (given or getattr(session, "_middlewares", None)):
         what = "cannot be read: the server redirects to another, to which cookies or passwords would go"
-        raise SourceError(f"{what}; give the URL without what is before '::', or storage_options= without them")
+        raise SourceError(f"{what}; give the URL without what is before '::', or storage options without them")
     for name in () if same else {*map(str.title, hop.headers)} - {"Range", "Accept-Encoding"}:
         hop.headers.popall(name)
 

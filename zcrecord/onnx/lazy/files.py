@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from zcrecord.errors import SourceError
+from zcrecord.errors import Advice, SourceError
 from zcrecord.onnx.external_data import ExternalReference, ModelFolder, check_inside
 from zcrecord.storage.files import open_source
 from zcrecord.storage.memory import aligned_empty, read_some
@@ -54,8 +54,9 @@ class OpenFile:
             except ValueError:
                 raise self._shrunk() from None
             except OSError as error:
-                what = f"cannot be mapped: {error.strerror or error}; scan(..., mmap=False) reads it instead"
-                raise SourceError(what, path=self.path, errno=error.errno) from error
+                what = f"cannot be mapped: {error.strerror or error}; copy it to another disk"
+                advice = Advice("{} reads it where it is", "mmap", False)
+                raise SourceError(what, path=self.path, errno=error.errno, advice=advice) from error
             mappings.add(mapping)
             self._octets = octets = np.frombuffer(mapping, np.uint8)
         return octets

@@ -14,7 +14,7 @@ from typing import Any
 
 from zcrecord.codec.layout import MAX_ALIGNMENT
 from zcrecord.dtypes import STRING
-from zcrecord.errors import LimitError, RecordError, SourceError, UnsupportedError
+from zcrecord.errors import Advice, LimitError, RecordError, SourceError, UnsupportedError
 from zcrecord.onnx.external_data import ONE_COPY, location_from
 from zcrecord.onnx.graph import DeferredValues, Initializer, encode_reference, filled, size_of
 from zcrecord.onnx.names import name_tensors
@@ -109,7 +109,7 @@ class _SmallModel:
         self.input_bytes = original.nbytes + sum(e.nbytes for e in located if e.reference is not None)
         tensors = [(e.dtype, e) for e in located]
         parts = filled(b"".join(skeleton.finish()), tensors, self._place)
-        size_of(parts, "convert the model, and use to_onnx(external=True)")
+        size_of(parts, Advice("convert the model, and export the archive with {}", "external", True))
         return parts
 
     def _place(self, tensor: Initializer) -> Any:
