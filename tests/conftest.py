@@ -32,6 +32,7 @@ from tools.system_tools import PACKAGES, has
 if TYPE_CHECKING:
     from browsers import Pages
     from buckets import S3
+    from command_line import Commands
     from playwright.sync_api import Browser
 
 LEFT_OUT = pytest.StashKey[dict[str, int]]()  # tests left out of each kind, or for want of each tool
@@ -72,6 +73,14 @@ def archive(model_folder: Path) -> Path:
     import command_line  # here, as above
 
     return command_line.make_archive()
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Commands:
+    """Runs commands in this process."""
+    import command_line  # here, as above
+
+    return command_line.Commands(capsys)
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -16,7 +15,6 @@ import pytest
 
 import zcrecord
 from zcrecord import formats
-from zcrecord.cli.dispatch import main
 
 pytestmark = pytest.mark.usefixtures("model_folder")
 
@@ -70,20 +68,18 @@ def files(folder: str) -> list[str]:
 
 
 @pytest.mark.exhaustive(keep=0)
-def test_report_has_a_line_for_each_refused_model_and_totals(capfd: pytest.CaptureFixture[str]) -> None:
+def test_report_has_a_line_for_each_refused_model_and_totals(run: c.Commands) -> None:
     make_models()
-    assert main(["convert", "models", "out", "--jobs", "2"]) == 1
-    out, err = capfd.readouterr()
+    status, out = run.ended("convert models out --jobs 2")
+    assert status == 1
     assert re.fullmatch(r"out: 2 of 3 models converted, 0 kept, 1 refused, \d+ bytes out, \d+\.\d\d s\n", out)
-    assert re.fullmatch(TRUNCATED.format(re.escape(os.path.abspath("models/cut.onnx"))), err)
+    assert re.fullmatch(TRUNCATED.format(re.escape(os.path.abspath("models/cut.onnx"))), run.err)
     assert files("out") == ["a.zcr", "cut.zcr.refused", "sub/b.zcr"]
-    assert main(["convert", "models", "out", "--jobs", "1", "--json"]) == 1
-    told = json.loads(capfd.readouterr().out)
+    told = run.json("convert models out --jobs 1", status=1)
     assert [told[name] for name in ("models", "converted", "kept", "failed")] == [3, 0, 2, []]
     assert [os.path.basename(refused["dest"]) for refused in told["refused"]] == ["cut.zcr"]
     shutil.copy("models/a.onnx", "models/cut.onnx")
-    assert main(["convert", "models", "out", "--jobs", "0", "-q"]) == 0
-    assert capfd.readouterr() == ("", "")
+    run.quietly("convert models out --jobs 0")
     assert files("out") == ["a.zcr", "cut.zcr", "sub/b.zcr"]
 
 
@@ -112,35 +108,14 @@ def test_worker_that_is_killed_is_replaced_and_an_end_of_the_command_is_one_of_a
         assert all(act == "SIGKILL" and name.endswith(".zcr-scratch") for name in others)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["models", "out", "--jobs", "-1"], "--jobs: '-1' is not a whole number, 0 or more"),
-        (["-", "out", "--jobs", "2"], "--jobs is for folders and URLs, not for standard streams"),
-        (["models", "-", "--jobs", "2"], "--jobs is for folders and URLs, not for standard streams"),
-        (["models", "out", "--jobs", "2", "--to", "npz"], "--jobs makes archives; --to is for a single file or folder"),
-        (["models", "out", "--jobs", "2", "--from", "x"], "format 'x' is not known; zcr, "),
-    ],
-)
-def test_wrong_usage_of_jobs_ends_with_2(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as raised:
-        main(["convert", *arguments])
-    assert raised.value.code == 2
-    assert told in capsys.readouterr().err
-
-
-def test_faults_of_the_plan_are_told_before_a_process_starts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_faults_of_the_plan_are_told_before_a_process_starts(run: c.Commands) -> None:
     Path("models").mkdir()
-    c.fails(
-        capsys,
-        main(["convert", "models", "out", "--jobs", "2"]),
-        "models: has no model below it; models are recognised by",
-    )
-    c.fails(capsys, main(["convert", "model.onnx", "out", "--jobs", "2"]), "model.onnx: .*")
+    run.fails("convert models out --jobs 2", "models: has no model below it; models are recognised by")
+    run.fails("convert model.onnx out --jobs 2", "model.onnx: .*")
     for name in ("m.onnx", "m.npz"):
         Path("models", name).touch()
-    told = r"m.npz and m.onnx would both become m.zcr; rename one, or choose one format by --from"
-    c.fails(capsys, main(["convert", "models", "out", "--jobs", "2"]), told)
+    told = "m.npz and m.onnx would both become m.zcr; rename one, or choose one format by --from"
+    run.fails("convert models out --jobs 2", told)
     assert not os.path.exists("out")
 
 

@@ -96,7 +96,7 @@ def test_names_are_there_at_every_width(columns: int, archive: Path, monkeypatch
     end = next((i for i, line in enumerate(lines) if line.startswith("no room for")), len(lines))
     names = [re.split(r" {2,}", line)[0].strip() for line in lines[:end] if line[0] != " "]
     assert "".join(names) == "".join(zcrecord.load_record(archive))
-    gone = {column.heading for column in inspect._COLUMNS} - set(heading.split())
+    gone = {column.heading for column in inspect.COLUMNS} - set(heading.split())
     told = " ".join(lines[end:])
     assert all(name in told for name in gone)
     assert bool(gone) == (columns < 120)

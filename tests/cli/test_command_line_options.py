@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import os
 import re
 import shutil
@@ -16,7 +15,11 @@ import numpy as np
 import pytest
 
 import zcrecord
-from zcrecord.cli.dispatch import main
+from zcrecord.cli.convert import onnx2zc_arguments
+from zcrecord.cli.endings import option_advice
+from zcrecord.cli.parsers import Parser
+from zcrecord.cli.registry import COMMANDS
+from zcrecord.errors import Advice
 
 pytestmark = pytest.mark.usefixtures("model_folder")
 
@@ -65,77 +68,74 @@ def test_no_message_that_a_command_can_print_names_an_argument() -> None:
     assert not named, "make an `Advice` of these, or take their module into IN_PYTHON_ALONE"
 
 
+def test_every_argument_that_an_advice_names_has_an_option() -> None:
+    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in (c.ROOT / "zcrecord").rglob("*.py"))
+    calls = [n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) == "Advice"]
+    named = {
+        ast.literal_eval(call.args[1]) for call in calls if call.args[1:] and not isinstance(call.args[1], ast.Name)
+    }
+    helps = ""
+    for declare in (*(command.declare for command in COMMANDS.values()), onnx2zc_arguments):
+        declare(parser := Parser())
+        helps += parser.format_help()
+    assert {"force", "embedded", "external"} <= named
+    for argument in named - {"cache", "mmap", "storage_options"}:
+        option = option_advice(Advice("{}", argument, True)).removeprefix("zcrecord to-onnx ").split()[0]
+        assert option.startswith("--") and option in helps
+
+
 @pytest.mark.parametrize(
     ("command", "told"),
     [
-        ("convert model.zcr there.npz", "there.npz: exists already; --force replaces it$"),
-        ("convert model.zcr x.abc", "x.abc: no format has its suffix; name one by --to: "),
         ("convert there.abc y.zcr", "name its format by --from: "),
-        ("convert model.zcr x.npz --alignment 128", "alignment is for archives"),
-        ("convert model.zcr x.npz --max-shard-size 1GB", "a shard size is for archives and safetensors"),
-        ("attach script.sh model.zcr", "; --force attaches it$"),
-        ("embed model.zcr --lang python", "choose another folder; --force replaces it$"),
         ("ls model.zcr nothing_like_it_at_all_0123456789", "7 tensors, such as '"),
+        ("ls more.zcr", "followed by other bytes; --embedded prefix of ls, verify and check ignores them$"),
     ],
 )
-def test_advice_is_an_option(command: str, told: str, archive: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("there.npz", "there.abc"):
-        Path(name).write_bytes(b"\0something")
-    Path("model.py").write_bytes(b"something")
-    Path("script.sh").write_text("#!/bin/sh\nexit\n", encoding="utf-8")
-    c.fails(capsys, main(command.split()), told)
+def test_advice_is_an_option(command: str, told: str, archive: Path, run: c.Commands) -> None:
+    Path("there.abc").write_bytes(b"\0something")
+    Path("more.zcr").write_bytes(archive.read_bytes() + bytes(64))
+    run.fails(command, told)
 
 
-def test_advice_in_json_is_an_option_too(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("m.onnx").write_bytes(c.DIGITS.read_bytes())
-    assert main(["verify", "m.onnx", "--json"]) == 1
-    told = json.loads(capsys.readouterr().out)["error"]["message"]
-    assert "it was not exported with external weights" in told
+def test_advice_in_json_is_an_option_too(archive: Path, run: c.Commands) -> None:
+    Path("more.zcr").write_bytes(archive.read_bytes() + bytes(64))
+    assert run.json("verify more.zcr", status=1)["error"]["message"].endswith(
+        "; --embedded prefix of ls, verify and check ignores them"
+    )
 
 
-def test_names_of_strangers_are_left_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_of_strangers_are_left_as_they_are(run: c.Commands) -> None:
     zcrecord.save_record({"force=True": np.zeros(9)}, "force=True")
     data = bytearray(Path("force=True").read_bytes())
     data[zcrecord.load_record("force=True").info("force=True").offset] ^= 1
     Path("force=True").write_bytes(data)
-    c.fails(capsys, main(["verify", "force=True"]), "error: force=True: tensor 'force=True': ")
+    run.fails("verify force=True", "error: force=True: tensor 'force=True': ")
 
 
 # A pipe in the place of a file, as <(...) gives one.
 
-
-def piped(command: str, data: str) -> subprocess.CompletedProcess[str]:
-    shell = c.SHELL + command.replace("PIPE", f"<(cat {data})")
-    return subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(os.name != "posix", reason="platform: bash")
-@pytest.mark.parametrize("command", ["info", "ls", "tree", "verify", "check --key k", "diff model.zcr", "to-onnx"])
-def test_pipe_in_the_place_of_a_file_is_told_to_be_given_as_standard_input(command: str, archive: Path) -> None:
-    done = piped(f"zcrecord {command} PIPE {'o.onnx' if command == 'to-onnx' else ''}", str(archive))
-    assert (done.returncode, done.stdout) == (2 if command.startswith("diff") else 1, "")
-    told = r"zcrecord: error: /(dev|proc/self)/fd/\d+: not a regular file; pipe it in, and give - in its place\n"
-    assert re.fullmatch(told, done.stderr)
+INSTEAD = r"zcrecord: error: /(dev|proc/self)/fd/\d+: not a regular file; {}\n"
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="platform: bash")
 @pytest.mark.parametrize(
-    "command", ["sign --key k", "edit --drop k", "embed --lang c", "attach program", "detach", "serve", "tune"]
-)
-def test_pipe_where_only_a_file_will_do_is_told_so(command: str, archive: Path) -> None:
+    ("command", "status", "told"),
+    [
+        *((command, 1, INSTEAD.format("pipe it in, and give - in its place"))
+          for command in ("ls PIPE", "verify PIPE", "check --key k PIPE", "to-onnx PIPE o.onnx")),
+        ("diff model.zcr PIPE", 2, INSTEAD.format("pipe it in, and give - in its place")),
+        *((command, 1, INSTEAD.format("copy it to one, and give that")) for command in (
+            "sign --key k PIPE", "edit --drop k PIPE", "embed --lang c PIPE", "attach program PIPE", "serve PIPE")),
+        ("pack PIPE", 2, "(.*\n)+.*error: OUT is required if the source is a pipe; - is standard output\n"),
+    ],
+)  # fmt: skip
+def test_pipe_in_the_place_of_a_file_is_told_to_be_given_otherwise(
+    command: str, status: int, told: str, archive: Path
+) -> None:
     shutil.copy(sys.executable, "program")
-    done = piped(f"zcrecord {command} PIPE", str(archive))
-    assert (done.returncode, done.stdout) == (1, "")
-    told = r"zcrecord: error: /(dev|proc/self)/fd/\d+: not a regular file; copy it to one, and give that\n"
-    assert re.fullmatch(told, done.stderr)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(os.name != "posix", reason="platform: bash")
-@pytest.mark.parametrize("command", ["onnx2zc", "zcrecord pack", "zcrecord report", "zcrecord to-onnx"])
-def test_beside_a_pipe_there_is_no_place_for_output(command: str, archive: Path) -> None:
-    done = piped(f"{command} PIPE", "model.onnx")
-    assert done.returncode == 2
-    assert done.stderr.endswith("error: OUT is required if the source is a pipe; - is standard output\n")
+    shell = c.SHELL + f"zcrecord {command.replace('PIPE', f'<(cat {archive})')}"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (status, "")
+    assert re.fullmatch(told, done.stderr), done.stderr

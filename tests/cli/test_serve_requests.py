@@ -78,10 +78,9 @@ def test_request_that_makes_no_sense_is_answered_and_nothing_is_told(request_: s
 
 @pytest.mark.slow
 def test_fault_of_the_server_itself_is_told_in_a_line() -> None:
-    web = pytest.importorskip("aiohttp.web")
     logger = logging.getLogger("aiohttp.server")
     told: list[str] = []
-    with serving._reporting_faults(web, told.append):
+    with serving._reporting_faults(told.append):
         try:
             raise KeyError("ours")
         except KeyError:

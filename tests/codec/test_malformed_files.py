@@ -58,7 +58,7 @@ FILES: list[tuple[str, bytes, str, type[RecordError]]] = [
     ("text that starts as a Windows executable", b"MZ is a magic number.\n" * 20, "this is a text file, not a zcrecord",
      FormatError),
     ("executable, an archive at its end by chance", b"\x7fELF" + bytes(77) + ARCHIVE,
-     r"not a zcrecord archive; one is at its end, but from offset 81, which is no multiple of its base alignment \d+: "
+     r"not a zcrecord archive; one is at its end, but from offset 81, which is no multiple of its base alignment \d+; "
      "place it with `zcrecord attach`; embedded='suffix' opens it as it is$", FormatError),
     ("executable, of an archive the end", b"\x7fELF" + bytes(124) + ARCHIVE[64:],
      "this is an ELF program with no archive at its end; ", FormatError),

@@ -93,22 +93,18 @@ def test_an_archive_that_would_be_a_folder_of_others_is_named(models: Path) -> N
         plan(models, "out")
 
 
-def test_wrong_options_are_refused_at_once(models: Path) -> None:
+@pytest.mark.parametrize(("options", "error", "told"), [
+    ({"alignment": 17}, LimitError, "alignment"),
+    ({"source_format": "onxn"}, UnsupportedError, "format onxn is not known; zcr, safetensors"),
+    ({"max_shard_size": 0}, UnsupportedError, "a shard size is in bytes, from 1 on"),
+    ({"max_shard_size": 100}, UnsupportedError, "a shard size is not for ONNX; convert the archives that are made"),
+    ({"max_shard_size": 9, "dest_prefix": "memory://out"}, UnsupportedError, "memory://out: a shard size is for paths"),
+    ({"dest_prefix": "https://host/out"}, UnsupportedError, "https://host/out: HTTP servers are for reading"),
+])  # fmt: skip
+def test_wrong_options_are_refused_at_once(options: Any, error: type[Exception], told: str, models: Path) -> None:
     make(models, "a.onnx")
-    with pytest.raises(LimitError, match="alignment"):
-        plan(models, "out", alignment=17)
-    with pytest.raises(UnsupportedError, match="format onxn is not known; zcr, safetensors"):
-        plan(models, "out", source_format="onxn")
-    with pytest.raises(UnsupportedError, match="a shard size is in bytes, from 1 on"):
-        plan(models, "out", max_shard_size=0)
-    with pytest.raises(UnsupportedError, match="a shard size is not for ONNX; convert the archives that are made"):
-        plan(models, "out", max_shard_size=100)
-    with pytest.raises(UnsupportedError, match=r"memory://out: a shard size is for paths"):
-        plan(models, "memory://out", max_shard_size=100)
-    with pytest.raises(UnsupportedError, match=r"https://host/out: HTTP servers are for reading"):
-        plan(models, "https://host/out")
-    with pytest.raises(TypeError, match="aligment"):
-        plan(models, "out", aligment=64)  # type: ignore[call-arg]
+    with pytest.raises(error, match=told):
+        plan(models, **{"dest_prefix": "out", **options})
 
 
 def test_prefix_without_models_is_an_error(models: Path) -> None:

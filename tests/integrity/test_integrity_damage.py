@@ -44,12 +44,9 @@ def found_in(data: Any, **options: Any) -> list[Damage]:
     return damage.find(zcrecord.load_record(data).archive, **options)
 
 
-def test_sound_archive_has_no_damage() -> None:
-    assert found_in(saved(tree())) == []
-
-
 def test_all_damage_is_found_with_its_range_and_its_users() -> None:
     data = bytearray(saved(tree(), metadata={"raw": b"of the file"}))
+    assert found_in(data) == []
     record = zcrecord.load_record(bytes(data))
     flip(data, "a", "layers.7.w", "layers.49.b")
     for text in (b"some bytes", b"of a list", b"of the file"):
@@ -64,13 +61,19 @@ def test_all_damage_is_found_with_its_range_and_its_users() -> None:
         assert (d.offset, d.nbytes) == (record.info(name).offset, record.info(name).nbytes)
 
 
-def test_gap_is_found_beside_payloads() -> None:
+def test_gap_is_found_beside_payloads_and_named_after_them() -> None:
     data = bytearray(saved({"a": np.ones(3, np.uint8), "b": np.ones(5, np.uint8)}))
     at = zcrecord.load_record(bytes(data)).info("a").offset
     data[at + 3], data[at + 64] = 1, 7
     gap, payload = found_in(data)
     assert (gap.what, gap.offset, gap.nbytes, gap.tensors) == (FILLED, at + 3, 61, ())
     assert (payload.what, payload.offset, payload.nbytes, payload.tensors) == (CHANGED, at + 64, 5, ("b",))
+    with pytest.raises(IntegrityError, match=r"tensor 'b': .* in 1 more place, copy it again$"):
+        zcrecord.load_record(data).verify()
+    data[at + 64], data[at + 70] = 1, 7
+    with pytest.raises(FormatError, match=r"holds bytes that are not zero, as does 1 more$") as caught:
+        zcrecord.load_record(data).verify()
+    assert [d.what for d in caught.value.damage] == [FILLED, FILLED]
 
 
 def test_equal_tensors_that_are_stored_once_are_one_damaged_range() -> None:
@@ -95,18 +98,6 @@ def test_error_names_the_first_and_counts_the_others() -> None:
     again = pickle.loads(pickle.dumps(caught.value))
     assert again.damage == caught.value.damage
     assert [d.tensors for d in again.damage] == [("a", "tied"), ("layers.3.w",), ("layers.4.w",)]
-
-
-def test_damaged_payload_is_named_before_an_earlier_gap() -> None:
-    data = bytearray(saved({"a": np.ones(3, np.uint8), "b": np.ones(5, np.uint8)}))
-    at = zcrecord.load_record(bytes(data)).info("a").offset
-    data[at + 3], data[at + 64] = 1, 7
-    with pytest.raises(IntegrityError, match=r"tensor 'b': .* in 1 more place, copy it again$"):
-        zcrecord.load_record(data).verify()
-    data[at + 64], data[at + 70] = 1, 7
-    with pytest.raises(FormatError, match=r"holds bytes that are not zero, as does 1 more$") as caught:
-        zcrecord.load_record(data).verify()
-    assert [d.what for d in caught.value.damage] == [FILLED, FILLED]
 
 
 def test_range_is_that_in_the_file_an_archive_is_attached_to(tmp_path: Path) -> None:
@@ -231,17 +222,11 @@ def test_content_digest_is_the_same_by_one_thread_and_by_many(large: Path, monke
     record = zcrecord.load_record(large)
     found = set()
     for number in (1, 2, 5):
+        steps: list[tuple[int, int]] = []
         monkeypatch.setattr("zcrecord.archive.digest.cores", lambda count=number: count)
-        found.add(record.content_digest())
+        found.add(record.content_digest(progress=lambda *step, steps=steps: steps.append(step)))
+        assert steps[-1] == (record.nbytes, record.nbytes) and steps == sorted(steps)
     assert len(found) == 1
-
-
-def test_content_digest_tells_how_far_it_is(large: Path) -> None:
-    steps: list[tuple[int, int]] = []
-    record = zcrecord.load_record(large)
-    record.content_digest(progress=lambda done, total: steps.append((done, total)))
-    assert steps[-1] == (record.nbytes, record.nbytes)
-    assert [done for done, _ in steps] == sorted(done for done, _ in steps)
 
 
 def test_names_of_what_uses_damaged_bytes_are_bounded_by_the_index() -> None:

@@ -185,95 +185,67 @@ def test_no_payload_is_fetched_of_an_archive_behind_a_url(tmp_path: Path) -> Non
     assert description_in(Path("page.html").read_bytes()) == described(tmp_path / "big.zcr")
 
 
-def test_a_damaged_payload_is_none_of_the_reports_business() -> None:
-    path = c.make_archive()
-    c.damage(path)
-    assert report(path, "page.html").tensors == 7
+def test_a_damaged_payload_is_none_of_the_reports_business(archive: Path) -> None:
+    c.damage(archive)
+    assert report(archive, "page.html").tensors == 7
 
 
-def test_the_content_digest_is_there_if_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    path = c.make_archive()
-    assert main(["report", str(path), "--digest", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    with zcrecord.load_record(path) as record:
-        assert told["content_digest"] == record.content_digest()
-    assert description_in(Path("model.html").read_bytes())["archive"]["contentDigest"] == told["content_digest"]
-    report(path, "other.html")
+def test_the_content_digest_is_there_if_asked_for(archive: Path, run: c.Commands) -> None:
+    digest = zcrecord.load_record(archive).content_digest()
+    assert run.json("report model.zcr --digest")["content_digest"] == digest
+    assert description_in(Path("model.html").read_bytes())["archive"]["contentDigest"] == digest
+    report(archive, "other.html")
     assert description_in(Path("other.html").read_bytes())["archive"]["contentDigest"] is None
 
 
-def test_command_line_says_what_was_written_and_where(capsys: pytest.CaptureFixture[str]) -> None:
-    path = c.make_archive()
-    assert main(["report", str(path)]) == 0
-    out, err = capsys.readouterr()
+def test_command_line_says_what_was_written_and_where(archive: Path, run: c.Commands) -> None:
+    out = run("report model.zcr")
     size = Path("model.html").stat().st_size
     assert re.match(rf"model\.html: 7 tensors in 5 modules, \d+ bytes of archive, {size} bytes of page, \d", out)
-    assert err == ""
-    assert main(["report", str(path), "-q", "-o", "quiet.html"]) == 0
-    assert capsys.readouterr() == ("", "")
+    assert run.err == ""
+    run.quietly("report model.zcr -o quiet.html")
     assert Path("quiet.html").read_bytes() == Path("model.html").read_bytes()
+    run.fails("report model.zcr", r"model\.html: exists already; --force")
+    run.quietly("report model.zcr --force")
+    run.misused("report https://example.org/model.zcr?key=secret", "OUT is required if the source is a URL")
 
 
-def test_standard_streams_serve_for_both(monkeypatch: pytest.MonkeyPatch, capsysbinary: Any) -> None:
-    path = c.make_archive()
-    c.pipe_in(monkeypatch, path.read_bytes())
+def test_standard_streams_serve_for_both(archive: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: Any) -> None:
+    c.pipe_in(monkeypatch, archive.read_bytes())
     assert main(["report", "-", "-o", "-"]) == 0
     out, err = capsysbinary.readouterr()
-    assert description_in(out) == {**described(path), "name": "archive"}
+    assert description_in(out) == {**described(archive), "name": "archive"}
     assert err.startswith(b"standard output: 7 tensors")
 
 
-def test_refuses_to_replace_a_page_unless_told_to(capsys: pytest.CaptureFixture[str]) -> None:
-    path = c.make_archive()
-    Path("model.html").write_text("mine", encoding="utf-8")
-    c.fails(capsys, main(["report", str(path)]), r"model\.html: exists already; .*--force")
-    assert Path("model.html").read_text(encoding="utf-8") == "mine"
-    assert main(["report", str(path), "--force", "-q"]) == 0
-    assert Path("model.html").read_text(encoding="utf-8").startswith("<!doctype html>")
-
-
-@pytest.mark.parametrize(
-    "make, message",
-    [
-        (c.truncated, r"in\.zcr: .*truncated"),
-        (c.safetensors, r"in\.zcr: .*safetensors"),
-        (lambda path: path.write_bytes(c.DIGITS.read_bytes()), r"in\.zcr: .*ONNX.*onnx2zc"),
-        (lambda path: None, r"in\.zcr: no such file"),
-    ],
-)
-def test_what_is_no_archive_leaves_no_page(capsys: pytest.CaptureFixture[str], make: Any, message: str) -> None:
+@pytest.mark.parametrize(("make", "message"), [
+    (c.truncated, r"in\.zcr: .*truncated"), (lambda path: None, r"in\.zcr: no such file"),
+])  # fmt: skip
+def test_what_is_no_archive_leaves_no_page(run: c.Commands, make: Any, message: str) -> None:
     make(Path("in.zcr"))
     before = set(os.listdir())
-    c.fails(capsys, main(["report", "in.zcr", "--force"]), message)
+    run.fails("report in.zcr --force", message)
     assert set(os.listdir()) == before
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="platform: a shell")
-def test_a_page_that_cannot_be_written_whole_leaves_the_old_one() -> None:
-    path = c.make_archive()
+def test_a_page_that_cannot_be_written_whole_leaves_the_old_one(archive: Path) -> None:
     Path("page.html").write_text("old", encoding="utf-8")
     before = set(os.listdir())
-    command = f'ulimit -f 16; "{sys.executable}" -m zcrecord report {path} -o page.html --force'
+    command = f'ulimit -f 16; "{sys.executable}" -m zcrecord report model.zcr -o page.html --force'
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.returncode == 1
     assert re.match(r"zcrecord: error: .*page\.html: cannot write: File too large; the file there before", done.stderr)
     assert Path("page.html").read_text(encoding="utf-8") == "old"
     assert set(os.listdir()) == before
     with pytest.raises(errors.SourceError, match="is a directory"):
-        report(path, ".", force=True)
-
-
-def test_url_needs_a_name_for_the_page(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["report", "https://example.org/model.zcr?key=secret"])
-    assert ended.value.code == 2
-    assert "OUT is required if the source is a URL" in capsys.readouterr().err
+        report(archive, ".", force=True)
 
 
 @pytest.mark.slow
-def test_starts_without_what_only_serving_needs() -> None:
-    path = c.make_archive()
-    code = f"import sys; from zcrecord.report import report; report({str(path)!r}, 'a.html'); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"aiohttp", "onnx", "fsspec", "http.server"} & set(done.stdout.split())
+def test_starts_without_what_only_serving_needs(archive: Path) -> None:
+    done = c.python(
+        "-c", "import sys; from zcrecord.report import report; report('model.zcr', 'a.html'); print(*sys.modules)"
+    )
+    assert not {"aiohttp", "onnx", "fsspec", "http.server"} & set(done.stdout.decode().split())

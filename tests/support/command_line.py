@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import numpy as np
 import pytest
 
 import zcrecord
-from zcrecord.cli.dispatch import main
+from zcrecord.cli.dispatch import main, onnx2zc_main
 from zcrecord.tensors.packed import PackedTensor
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,32 +73,52 @@ def pipe_in(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
 
 
-def fails(capsys: pytest.CaptureFixture[str], status: int, pattern: str, start: str = "zcrecord: error: ") -> None:
-    """Check that a command failed as one: exit status 1, nothing on standard output, one line that matches."""
-    out, err = capsys.readouterr()
-    assert status == 1
-    assert out == ""
-    assert err.count("\n") == 1, err
-    assert err.startswith(start), err
-    assert re.search(pattern, err), err
+class Commands:
+    """Runs commands in this process, each given as one line or as its words; all but `onnx2zc` are of `zcrecord`.
 
+    Calling it runs a command that succeeds, and returns its standard output; `err` is what it told.
+    """
 
-def misused(capsys: pytest.CaptureFixture[str], run: Callable[[], object], told: str) -> None:
-    """Check that a command ends with 2, as wrong usage does, and its message has this text, or matches it."""
-    with pytest.raises(SystemExit) as ended:
-        run()
-    assert ended.value.code == 2
-    err = " ".join(capsys.readouterr().err.split())
-    assert told in err or re.search(told, err), err
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys, self.err = capsys, ""
+
+    def ended(self, given: str | Sequence[str]) -> tuple[int, str]:
+        """Run a command; return its exit status and standard output."""
+        program, *arguments = shlex.split(given) if isinstance(given, str) else given
+        status = onnx2zc_main(arguments) if program == "onnx2zc" else main([program, *arguments])
+        out, self.err = self._capsys.readouterr()
+        return status, out
+
+    def __call__(self, given: str | Sequence[str]) -> str:
+        status, out = self.ended(given)
+        assert status == 0, self.err
+        return out
+
+    def quietly(self, line: str) -> None:
+        """Run a command that succeeds and, with -q, prints nothing."""
+        assert (self(f"{line} -q"), self.err) == ("", "")
+
+    def json(self, line: str, status: int = 0) -> Any:
+        """Run a command with --json; return the parsed output."""
+        ended, out = self.ended(f"{line} --json")
+        assert ended == status, self.err
+        return json.loads(out)
+
+    def fails(self, given: str | Sequence[str], pattern: str) -> None:
+        """Check that a command fails as one does: status 1, nothing on standard output, one line that matches."""
+        assert (*self.ended(given), self.err.count("\n")) == (1, "", 1), self.err
+        assert re.match(r"(zcrecord|onnx2zc): error: ", self.err) and re.search(pattern, self.err), self.err
+
+    def misused(self, given: str | Sequence[str], told: str) -> None:
+        """Check that a command ends with 2, as wrong usage does, and its message has this text, or matches it."""
+        with pytest.raises(SystemExit, match=r"^2$"):
+            self.ended(given)
+        err = " ".join(self._capsys.readouterr().err.split())
+        assert told in err or re.search(told, err), err
 
 
 def python(*arguments: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run([sys.executable, *arguments], capture_output=True, timeout=300, **options)
-
-
-def safetensors(path: Path) -> None:
-    header = b'{"w":{"dtype":"U8","shape":[200],"data_offsets":[0,200]}}'
-    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(200))
 
 
 def truncated(path: Path) -> None:
@@ -105,11 +127,8 @@ def truncated(path: Path) -> None:
     path.write_bytes(whole.read_bytes()[:-100])
 
 
-def of_the_future(path: Path) -> None:
-    zcrecord.save_record({"w": np.zeros(1000)}, path)
-    data = bytearray(path.read_bytes())
-    data[8] = 200
-    path.write_bytes(data)
+def make_empty(path: Path) -> None:
+    zcrecord.save_record({}, path)
 
 
 def damage(archive: Path) -> None:

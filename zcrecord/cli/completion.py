@@ -27,16 +27,6 @@ def completion_arguments(parser: Parser) -> None:
 
 def completion(args: Arguments) -> int:
     """Print the completion script of a shell."""
-    print(script(args.shell))
-    return 0
-
-
-def script(shell: str) -> str:
-    """Return the script that completes `zcrecord` and `onnx2zc` in a shell.
-
-    Raises:
-        DependencyError: shtab is not installed.
-    """
     try:
         import shtab  # here, because it is an extra
     except ImportError as error:
@@ -44,7 +34,8 @@ def script(shell: str) -> str:
     parsers = zcrecord_parser(), onnx2zc_parser(onnx2zc_arguments)
     for parser in parsers:
         _mark_files(parser.declared(), shtab)
-    return "\n".join(shtab.complete(parser, shell=shell) for parser in parsers)
+    print("\n".join(shtab.complete(parser, shell=args.shell) for parser in parsers))
+    return 0
 
 
 def _mark_files(parser: Any, shtab: Any) -> None:

@@ -1,4 +1,4 @@
-"""`zcrecord convert`, `consolidate`, `to-onnx` and `onnx2zc`; and how every command converts one file to another."""
+"""Commands that make one file of another: `zcrecord convert`, `consolidate`, `to-onnx`, `pack`, `report`; `onnx2zc`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from zcrecord.storage.files import check_destination, scratch_folder
 from zcrecord.storage.folders import MODEL, model_folder, takes_folder
 
 from .endings import writing
-from .parsers import Arguments, Parser, add_alignment, add_output_options, choose_dest, natural, size
-from .render import Printer, counted, human, showing_progress, shown
+from .parsers import Arguments, Parser, choose_dest, natural, size
+from .render import Printer, counted, human, printers, showing_progress, shown
 from .stdio import binary, check_file, name_of, size_ahead, source_of, taking_urls
 from .tune import print_tuning, run_tuning
+
+_ONNX_OPTIONS = "alignment", "allow_links", "select", "exclude", "verify", "dry_run"
 
 
 def convert_arguments(parser: Parser) -> None:
@@ -40,8 +42,8 @@ def convert_arguments(parser: Parser) -> None:
     about = """convert all models below IN, N at a time, to archives at the same paths below OUT, and keep those that
         are up to date; 0 for one on each core"""
     parser.add_argument("--jobs", type=natural, metavar="N", help=about)
-    add_alignment(parser)
-    add_output_options(parser)
+    parser.add_alignment()
+    parser.add_output_options()
 
 
 def _add_shard_size(parser: Parser) -> None:
@@ -60,8 +62,8 @@ def convert(args: Arguments) -> int:
         from .fleet import run_fleet  # here, because most conversions are single
 
         return run_fleet(args)
-    names = ("alignment", "source_format", "dest_format", "max_shard_size")
-    return run_conversion("zcrecord", args, formats.convert, _facts, **{name: getattr(args, name) for name in names})
+    options = "alignment", "source_format", "dest_format", "max_shard_size"
+    return run_conversion(args, formats.convert, _facts, *options)
 
 
 def consolidate_arguments(parser: Parser) -> None:
@@ -72,16 +74,15 @@ def consolidate_arguments(parser: Parser) -> None:
     parser.add_argument("source", metavar="CHECKPOINT", help="the folder of a checkpoint, or its catalogue in there")
     parser.add_argument("dest", metavar="OUT", help="an archive, or a file of a format that zcrecord convert writes")
     _add_shard_size(parser)
-    add_alignment(parser)
-    add_output_options(parser)
+    parser.add_alignment()
+    parser.add_output_options()
 
 
 def consolidate(args: Arguments) -> int:
     """Make one archive of a checkpoint that many ranks saved."""
     from zcrecord import distributed
 
-    options = {name: getattr(args, name) for name in ("alignment", "max_shard_size")}
-    return run_conversion("zcrecord", args, distributed.consolidate, _facts, **options)
+    return run_conversion(args, distributed.consolidate, _facts, "alignment", "max_shard_size")
 
 
 def index_arguments(parser: Parser) -> None:
@@ -94,14 +95,14 @@ def index_arguments(parser: Parser) -> None:
     parser.add_argument("dest", metavar="OUT", help="the new archive, in the folder of the files")
     about = "read no weights, and store no checksums of them"
     parser.add_argument("--no-digest", dest="digest", action="store_const", const="none", default="xxh3", help=about)
-    add_output_options(parser)
+    parser.add_output_options()
 
 
 def index(args: Arguments) -> int:
     """Make an archive that names the weights in other files."""
     import zcrecord
 
-    return run_conversion("zcrecord", args, zcrecord.index, _facts, digest=args.digest)
+    return run_conversion(args, zcrecord.index, _facts, "digest")
 
 
 def to_onnx_arguments(parser: Parser) -> None:
@@ -115,13 +116,12 @@ def to_onnx_arguments(parser: Parser) -> None:
     parser.add_argument("dest", metavar="OUT", nargs="?", help="default: ARCHIVE with the suffix .onnx")
     about = "of an archive of several models, the one in this module, such as decoder_model"
     parser.add_argument("--module", metavar="NAME", help=about)
-    about = "leave the weights where they are, and refer to them as external data"
-    parser.add_argument("--external", action="store_true", help=about)
+    parser.flag("--external", help="leave the weights where they are, and refer to them as external data")
     about = "with --external, write the tuned graph even if other CPUs may compute wrong answers with it"
-    parser.add_argument("--tuned", action="store_true", default=None, help=about)
+    parser.flag("--tuned", help=about, default=None)
     about = "with --external, write the original graph of a tuned archive, as providers other than the CPU want it"
     parser.add_argument("--no-tuned", dest="tuned", action="store_false", help=about)
-    add_output_options(parser)
+    parser.add_output_options()
 
 
 def to_onnx(args: Arguments) -> int:
@@ -129,25 +129,94 @@ def to_onnx(args: Arguments) -> int:
     from zcrecord import onnx
 
     choose_dest(args, (".zst", ".zcr"), ".onnx")
-
-    def work(source: Any, dest: Any, *, force: bool, durable: bool, **options: Any) -> Any:
-        if args.external and source.lower().endswith(".onnx"):
-            if options["tuned"] or args.module is not None:
-                args.refuse("--tuned and --module are about archives, not .onnx files")
-            return onnx.scan(source).to_onnx(dest, force=force, durable=durable)  # too fast for a progress bar
-        return onnx.to_onnx(source_of(args.source), dest, force=force, durable=durable, **options)
-
+    linked_model = args.external and args.source.lower().endswith(".onnx")
     if args.external and "-" in (args.source, args.dest):
         args.refuse("--external needs two files: neither ARCHIVE nor OUT can be -")
     if args.tuned is not None and not args.external:
         args.refuse("--tuned and --no-tuned are about models with --external")
+    if linked_model and (args.tuned or args.module is not None):
+        args.refuse("--tuned and --module are about archives, not .onnx files")
+
+    def work(source: Any, dest: Any, **options: Any) -> Any:
+        if linked_model:  # too fast for a progress bar
+            return onnx.scan(source).to_onnx(dest, **args.values("force", "durable"))
+        return onnx.to_onnx(source_of(args.source), dest, **options)
 
     def facts(report: Any, out: Printer) -> Iterator[str]:
         yield from _facts(report, out)
         yield "tuned: no session options are needed" if args.external and not report.session_options else ""
 
-    options = {name: getattr(args, name) for name in ("module", "external", "tuned")}
-    return run_conversion("zcrecord", args, work, facts, **options)
+    return run_conversion(args, work, facts, "module", "external", "tuned")
+
+
+def pack_arguments(parser: Parser) -> None:
+    """Declare the arguments of `zcrecord pack`."""
+    parser.description = """Compress an archive for transport. The result consists of zstd frames, which begin where
+        payloads begin; zstd -d decompresses it, too."""
+    parser.add_argument("source", metavar="ARCHIVE", help="an archive; - for standard input")
+    parser.add_argument("dest", metavar="OUT", nargs="?", help="default: ARCHIVE.zst")
+    about = "level of zstd, from 1 to 22 (default: 1); higher levels take longer and gain little on weights"
+    parser.add_argument("--level", type=natural, default=1, metavar="N", help=about)
+    parser.add_threads("number of threads")
+    parser.add_output_options()
+
+
+def pack(args: Arguments) -> int:
+    """Pack an archive."""
+    from zcrecord import transport
+
+    choose_dest(args, (), ".zst")
+    if not 1 <= args.level <= 22:
+        args.refuse(f"level {args.level} is not from 1 to 22")
+    return run_conversion(args, taking_urls(transport.pack), _packed_facts, "level", "threads")
+
+
+def unpack_arguments(parser: Parser) -> None:
+    """Declare the arguments of `zcrecord unpack`."""
+    parser.description = "Decompress a packed archive to the original bytes, and check them."
+    parser.add_argument("source", metavar="PACKED", help="a packed archive; - for standard input")
+    parser.add_argument("dest", metavar="OUT", nargs="?", help="default: PACKED without .zst")
+    parser.add_threads("number of threads")
+    parser.add_output_options()
+
+
+def unpack(args: Arguments) -> int:
+    """Unpack an archive."""
+    from zcrecord import transport
+
+    choose_dest(args, (".zst",), "")
+    return run_conversion(args, taking_urls(transport.unpack), _packed_facts, "threads")
+
+
+def _packed_facts(report: Any, out: Printer) -> Iterator[str]:
+    yield f"{out.size(report.archive_bytes)} unpacked"
+    yield f"{out.size(report.packed_bytes)} packed, {100 * report.packed_bytes / report.archive_bytes:.1f}%"
+    yield counted(report.frames, "frame") if report.frames is not None else ""
+
+
+def report_arguments(parser: Parser) -> None:
+    """Declare the arguments of `zcrecord report`."""
+    parser.description = """Write an archive's tree, largest tensors, file layout and metadata as one HTML file, which
+        needs no server. The same archive gives the same file."""
+    parser.add_argument("source", metavar="FILE", help="an archive, or the URL of one; - for standard input")
+    about = "HTML file; - for standard output (default: FILE with the suffix .html; standard output if FILE is -)"
+    parser.add_argument("--output", "-o", dest="dest", metavar="OUT", help=about)
+    parser.flag("--digest", help="show the content digest, too; reads the whole archive")
+    parser.add_output_options()
+
+
+def report(args: Arguments) -> int:
+    """Write the page of an archive."""
+    from zcrecord import report as pages
+
+    choose_dest(args, (".zst", ".zcr"), ".html")
+    return run_conversion(args, pages.report, _page_facts, "digest")
+
+
+def _page_facts(report: Any, out: Printer) -> Iterator[str]:
+    yield f"{counted(report.tensors, 'tensor')} in {counted(report.modules, 'module')}"
+    yield f"{out.size(report.archive_bytes)} of archive"
+    yield f"{out.size(report.html_bytes)} of page"
 
 
 def onnx2zc_arguments(parser: Parser) -> None:
@@ -161,20 +230,15 @@ def onnx2zc_arguments(parser: Parser) -> None:
     parser.add_argument("source", metavar="IN", help=about)
     about = "a file or URL; default: IN with the suffix .zcr; standard output if IN is -; of a folder, a new folder"
     parser.add_argument("dest", metavar="OUT", nargs="?", help=about)
-    about = "convert only tensors whose names match, such as 'encoder.*'; may be given several times"
-    parser.add_argument("--select", action="append", metavar="PATTERN", help=about)
-    about = "leave out tensors whose names match; --select and --exclude leave out the graph, too"
-    parser.add_argument("--exclude", action="append", metavar="PATTERN", help=about)
+    parser.add_selection("leave out tensors whose names match; --select and --exclude leave out the graph, too")
     about = """read IN again and the archive back, and compare them, before OUT is replaced; with --tune, run the model
         and the tuned graph once, on inputs made up for the model's shapes, and compare their answers, too"""
-    parser.add_argument("--verify", action="store_true", help=about)
-    parser.add_argument("--dry-run", action="store_true", help="read everything, write nothing, print the report")
-    about = "tune the archive for this machine, as zcrecord tune does; IN and OUT have to be files"
-    parser.add_argument("--tune", action="store_true", help=about)
-    about = "accept external data behind symbolic and hard links, also to other folders"
-    parser.add_argument("--allow-links", action="store_true", help=about)
-    add_alignment(parser)
-    add_output_options(parser)
+    parser.flag("--verify", help=about)
+    parser.flag("--dry-run", help="read everything, write nothing, print the report")
+    parser.flag("--tune", help="tune the archive for this machine, as zcrecord tune does; IN and OUT have to be files")
+    parser.flag("--allow-links", help="accept external data behind symbolic and hard links, also to other folders")
+    parser.add_alignment()
+    parser.add_output_options()
 
 
 def onnx2zc(args: Arguments) -> int:
@@ -184,14 +248,12 @@ def onnx2zc(args: Arguments) -> int:
     choose_dest(args, (*SUFFIXES, ".onnx"), ".zcr")
     if args.verify and (args.dry_run or "-" in (args.source, args.dest)):
         args.refuse("--verify reads IN and OUT a second time: both have to be files")
-    names = ("alignment", "allow_links", "select", "exclude", "verify", "dry_run")
-    options = {name: getattr(args, name) for name in names}
     if args.tune:
-        return _onnx2zc_tuned(args, options)
-    return run_conversion("onnx2zc", args, taking_urls(onnx.convert), _facts, **options)
+        return _onnx2zc_tuned(args)
+    return run_conversion(args, taking_urls(onnx.convert), _facts, *_ONNX_OPTIONS)
 
 
-def _onnx2zc_tuned(args: Arguments, options: dict[str, Any]) -> int:
+def _onnx2zc_tuned(args: Arguments) -> int:
     """Convert a model to a scratch archive, and tune that to OUT; OUT stays as it was if either fails."""
     from zcrecord import onnx
 
@@ -201,14 +263,14 @@ def _onnx2zc_tuned(args: Arguments, options: dict[str, Any]) -> int:
         args.refuse("--tune needs the graph, which --select and --exclude leave out")
     if args.dry_run:
         args.refuse("--tune takes the archive that is written, and --dry-run writes none")
-    whole = os.path.isdir(args.source) and takes_folder(args.dest)
+    to_folder = os.path.isdir(args.source) and takes_folder(args.dest)
     if not os.path.isdir(args.source):
         check_file(args.source)
-    if not whole:
+    if not to_folder:
         check_destination(args.source, args.dest, args.force)
 
-    def work(source: str, _: str, **more: Any) -> Any:
-        return replace(onnx.convert(source, scratch, **more), dest=target)
+    def work(source: str, _: str, **options: Any) -> Any:
+        return replace(onnx.convert(source, scratch, **options), dest=target)
 
     def tuning(errors: Printer) -> Any:
         report = run_tuning(scratch, args, errors, dest=dest, verify=args.verify)
@@ -216,50 +278,42 @@ def _onnx2zc_tuned(args: Arguments, options: dict[str, Any]) -> int:
 
     with writing(args.source), contextlib.ExitStack() as stack:
         dest = target = args.dest
-        if whole:
-            copied = model_folder(args.source, dest, force=args.force, durable=not args.no_sync)
+        if to_folder:
+            copied = model_folder(args.source, dest, force=args.force, durable=args.durable)
             dest, target = stack.enter_context(copied), os.path.join(dest, MODEL)
         scratch = os.path.join(stack.enter_context(scratch_folder(dest)), MODEL)
-        return run_conversion("onnx2zc", args, work, _facts, then=tuning, **options)
+        return run_conversion(args, work, _facts, *_ONNX_OPTIONS, then=tuning)
 
 
 def run_conversion(
-    prog: str,
     args: Arguments,
     convert: Callable[..., Any],
     facts: Callable[[Any, Printer], Iterator[str]],
-    *,
+    *names: str,
     then: Callable[[Printer], Any] | None = None,
-    **options: Any,
 ) -> int:
     """Convert from and to files or standard streams, show progress, and print the report.
 
-    `facts` yields the parts of the report's line. `then` tunes the archive, and returns the report of tuning. If OUT is
-    standard output, the report goes to standard error.
+    `convert` gets the arguments `names`. `facts` yields the parts of the report's line. `then` tunes the archive, and
+    returns the report of tuning. If OUT is standard output, the report goes to standard error.
     """
+    piped = args.dest == "-"
     if args.source == "-" and sys.stdin is not None and sys.stdin.isatty():
         args.refuse("standard input is a terminal; pipe something into it, or name a file")
-    if args.dest == "-" and sys.stdout is not None and sys.stdout.isatty():
+    if piped and sys.stdout is not None and sys.stdout.isatty():
         args.refuse("standard output is a terminal, and the output is binary; redirect it, or name OUT")
     source = binary(sys.stdin, "input") if args.source == "-" else args.source
-    sink = binary(sys.stdout, "output") if args.dest == "-" else args.dest
+    sink = binary(sys.stdout, "output") if piped else args.dest
     known = size_ahead(source) if args.source == "-" else None
-    alone = args.json and args.dest == "-"  # then standard error gets the report only
-    errors = Printer(None if args.quiet or alone else sys.stderr)
+    _, errors = printers(args.quiet or (args.json and piped))  # standard error gets the report only
+    options = args.values("force", "durable", *names)
     with writing(name_of(args.source)):
-        with showing_progress(prog, errors) as progress:
+        with showing_progress(args.prog, errors) as progress:
             report = convert(
-                source,
-                sink,
-                force=args.force,
-                durable=not args.no_sync,
-                progress=lambda done, total: progress(done, known if total is None else total),
-                **options,
+                source, sink, progress=lambda done, total: progress(done, known if total is None else total), **options
             )
         tuning = None if then is None else then(errors)
-    if args.quiet:
-        return 0
-    out = Printer(sys.stderr if args.dest == "-" else sys.stdout)
+    out = Printer(None if args.quiet else sys.stderr if piped else sys.stdout)
     if args.json:
         out.json(asdict(report) | ({} if tuning is None else {"tuning": asdict(tuning)}))
         return 0

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 from zcrecord.integrity import SIGNATURE_PREFIX, Change, compare
 from zcrecord.record.record import Record
 
 from .endings import guarded
-from .parsers import Arguments, Parser, add_json, add_quiet
-from .render import Column, Printer, jsonable, printers, showing_progress, shown, shown_value
+from .parsers import Arguments, Parser
+from .render import Column, jsonable, printers, showing_progress, shown, shown_value
 from .stdio import opened_archive
 
 _COLUMNS = (
@@ -33,69 +31,42 @@ def diff_arguments(parser: Parser) -> None:
     parser.add_argument("file", metavar="A", help="an archive; one of the two may be - for standard input")
     parser.add_argument("other", metavar="B", help="an archive")
     about = "do not read payloads with equal digests, but take them as equal; only for archives from trusted sources"
-    parser.add_argument("--fast", action="store_true", help=about)
-    parser.add_argument("--no-metadata", action="store_true", help="do not compare metadata, which include signatures")
-    add_quiet(parser)
-    add_json(parser, "the differences")
+    parser.flag("--fast", help=about)
+    parser.flag("--no-metadata", help="do not compare metadata, which include signatures")
+    parser.add_quiet()
+    parser.add_json("the differences")
 
 
 def diff(args: Arguments) -> int:
     """Compare two archives; return 0 if they are equal, 1 if they differ, 2 for an error, as the command diff does."""
     if args.file == args.other == "-":
         args.refuse("only one of the two can be standard input")
-    out, errors = printers(args.quiet)
     different = False
 
     def work() -> int:
         nonlocal different
-        options = {"fast": args.fast, "metadata": not args.no_metadata, "as_json": args.json}
-        with contextlib.ExitStack() as stack:
-            before, after = (stack.enter_context(opened_archive(given)) for given in (args.file, args.other))
-            different = _print_changes(before, after, (args.file, args.other), out, errors, **options)
+        with opened_archive(args.file) as before, opened_archive(args.other) as after:
+            different = _print_changes(before, after, args)
         return 0
 
     status = guarded("zcrecord", work)
     return 2 if status == 1 else status or int(different)
 
 
-def _print_changes(
-    before: Record,
-    after: Record,
-    names: tuple[str, str],
-    out: Printer,
-    progress_on: Printer,
-    *,
-    fast: bool,
-    metadata: bool,
-    as_json: bool,
-) -> bool:
-    """Print the differences of two records as they are found; return True if there are any."""
-    different = beyond_tuning = False
-
-    def relevant(progress: Any) -> Iterator[Change]:
-        nonlocal different, beyond_tuning
-        for change in compare(before, after, fast=fast, progress=progress):
-            if change.what != "metadata" or metadata:
-                different = True
-                beyond_tuning |= not _may_be_tuning(change)
-                yield change
-
-    with showing_progress("comparing", progress_on) as progress:
-        changes: Iterable[Change] = relevant(progress)
-        if as_json or out.pretty:  # a progress bar would be in the way of the table
-            changes = list(changes)
-        else:
-            out.table(_COLUMNS, map(_change_cells, changes))
-    if as_json:
-        listed = [_change_json(change) for change in changes]
-        out.json({"before": names[0], "after": names[1], "same": not different, "changes": listed})
-    elif out.pretty:
+def _print_changes(before: Record, after: Record, args: Arguments) -> bool:
+    """Print the differences of two records; return True if there are any."""
+    out, errors = printers(args.quiet)
+    with showing_progress("comparing", errors) as progress:
+        compared = compare(before, after, fast=args.fast, progress=progress)
+        changes = [change for change in compared if change.what != "metadata" or not args.no_metadata]
+    if args.json:
+        listed = list(map(_change_json, changes))
+        out.json({"before": args.file, "after": args.other, "same": not changes, "changes": listed})
+    else:
         out.table(_COLUMNS, map(_change_cells, changes), _change_line)
-    if different and not beyond_tuning and _is_tuned(before, after):
-        progress_on.line(
-            "only the tuned parts differ: attributes, and signatures, which lapse; every tensor is the same"
-        )
-    return different
+    if changes and all(map(_may_be_tuning, changes)) and _is_tuned(before, after):
+        errors.line("only the tuned parts differ: attributes, and signatures, which lapse; every tensor is the same")
+    return bool(changes)
 
 
 def _may_be_tuning(change: Change) -> bool:
@@ -123,19 +94,19 @@ def _change_cells(change: Change) -> tuple[str, ...]:
     sign = {"added": "+", "removed": "-"}.get(change.change, "!")
     described = change.what in ("tensor", "module")
     values = []
-    for value, other in ((change.before, "added"), (change.after, "removed")):
-        nothing = change.change in (other, "contents")
+    for value, absent in ((change.before, "added"), (change.after, "removed")):
+        nothing = change.change in (absent, "contents")
         values.append("" if nothing else shown(value) if described else shown_value(value))
-    apart = ""
+    difference = ""
     if change.change == "contents":
-        apart = "contents" if change.elements is None else f"{change.elements[0]} of {change.elements[1]} elements"
-        apart += "" if change.largest is None else f", by {change.largest:.6g} at most"
-    return sign, change.what, shown(change.name), *values, apart
+        difference = "contents" if change.elements is None else f"{change.elements[0]} of {change.elements[1]} elements"
+        difference += "" if change.largest is None else f", by {change.largest:.6g} at most"
+    return sign, change.what, shown(change.name), *values, difference
 
 
 def _change_line(cells: tuple[str, ...]) -> str:
     """Return the cells of a change as one line, for a terminal with no room for columns."""
-    sign, what, name, before, after, apart = cells
+    sign, kind, name, before, after, difference = cells
     values = f"{before} -> {after}" if before and after else before or after
-    details = ", ".join(part for part in (values, apart) if part)
-    return f"{sign} {what} {name}" + (f": {details}" if details else "")
+    details = ", ".join(part for part in (values, difference) if part)
+    return f"{sign} {kind} {name}" + (f": {details}" if details else "")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .endings import guarded, interrupted_once
-from .parsers import parse_onnx2zc, parse_zcrecord
+from .parsers import Arguments, onnx2zc_parser, parse_zcrecord
 from .registry import COMMANDS
 
 
@@ -19,7 +19,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def work() -> int:
         args = parse_zcrecord(arguments)
-        return COMMANDS[args.command].run(args)
+        status: int = COMMANDS[args.command].function()(args)
+        return status
 
     with interrupted_once(last=arguments is None):
         return guarded("zcrecord", work)
@@ -31,7 +32,7 @@ def onnx2zc_main(arguments: Sequence[str] | None = None) -> int:
     def work() -> int:
         from .convert import onnx2zc, onnx2zc_arguments
 
-        return onnx2zc(parse_onnx2zc(onnx2zc_arguments, arguments))
+        return onnx2zc(onnx2zc_parser(onnx2zc_arguments).parse_args(arguments, Arguments()))
 
     with interrupted_once(last=arguments is None):
         return guarded("onnx2zc", work)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from typing import Any
 
+from zcrecord.errors import TensorNotFoundError
+
 from .endings import writing
-from .parsers import Arguments, Parser, add_output_options
-from .render import Printer, counted, printers, showing_progress, shown
+from .parsers import Arguments, Parser
+from .render import Printer, counted, print_report, printers, showing_progress, shown
 from .stdio import check_file
 
 
@@ -32,43 +33,35 @@ def edit_arguments(parser: Parser) -> None:
         # All go into one list: their order counts.
         change = lambda text, option=option: (option.lstrip("-"), text)  # noqa: E731
         parser.add_argument(option, dest="changes", action="append", type=change, metavar=metavar, help=about)
-    about = "write the changed archive to OUT, and leave FILE unchanged"
-    parser.add_argument("--output", "-o", metavar="OUT", help=about)
-    add_output_options(parser, stdout=False)
+    parser.add_output("changed archive", "FILE")
+    parser.add_output_options(stdout=False)
 
 
 def edit(args: Arguments) -> int:
     """Edit an archive."""
     if "-" in (args.file, args.output):
         args.refuse("FILE and OUT have to be files: neither can be -")
-    changes = [(what, _pair(what, text, args.refuse)) for what, text in args.changes or ()]
+    changes = [(option, _pair(option, text, args.refuse)) for option, text in args.changes or ()]
     if not changes:
         args.refuse("no change is given; see zcrecord edit --help")
     check_file(args.file)
-    out, errors = printers(args.quiet)
-    with writing(args.file), contextlib.ExitStack() as stack:
+    _, errors = printers(args.quiet)
+    with writing(args.file), showing_progress("zcrecord", errors) as progress:
         import zcrecord  # here, because only this command needs all of it
 
-        options = {"force": args.force, "durable": not args.no_sync}
-        progress = stack.enter_context(showing_progress("zcrecord", errors))
-        with zcrecord.edit(args.file, args.output, progress=progress, **options) as model:
-            for what, pair in changes:
-                _CHANGES[what](model, *pair)
-    report: Any = model.report
-    if args.json:
-        out.json(asdict(report))
-    else:
-        out.line(f"{shown(report.dest)}: {', '.join(_facts(report, out))}")
-    return 0
+        with zcrecord.edit(args.file, args.output, progress=progress, **args.values("force", "durable")) as model:
+            for option, pair in changes:
+                _CHANGES[option](model, *pair)
+    return print_report(args, model.report, _lines)
 
 
-def _pair(what: str, text: str, refuse: Callable[[str], Any]) -> tuple[str, ...]:
+def _pair(option: str, text: str, refuse: Callable[[str], Any]) -> tuple[str, ...]:
     """Return the name and the value of a change, or the name alone."""
-    if what.startswith("drop"):
+    if option.startswith("drop"):
         return (text,)
     name, equals, value = text.partition("=")
     if not name or not equals:
-        refuse(f"--{what} {shown(text)}: give a name, =, and what it gets")
+        refuse(f"--{option} {shown(text)}: give a name, =, and what it gets")
     return name, value
 
 
@@ -88,8 +81,6 @@ def _set_tensor(model: Any, name: str, path: str) -> None:
 
 def _drop_metadata(model: Any, name: str) -> None:
     if name not in model.metadata:
-        from zcrecord.errors import TensorNotFoundError
-
         raise TensorNotFoundError(name, lambda: model.metadata)
     del model.metadata[name]
 
@@ -105,14 +96,14 @@ _CHANGES: dict[str, Callable[..., None]] = {
 }
 
 
-def _facts(report: Any, out: Printer) -> Iterator[str]:
-    yield counted(report.tensors, "tensor")
-    yield out.size(report.archive_bytes)
-    if not report.written:
-        yield "nothing changed, and nothing was written"
-    if report.cloned_bytes:
-        yield f"{out.size(report.cloned_bytes)} of them cloned"
-    if report.lapsed:
-        keys = ", ".join(map(shown, report.lapsed))
-        yield f"signatures left out, of {counted(len(report.lapsed), 'key')}: {keys}"
-    yield f"{report.seconds:.2f} s"
+def _lines(report: Any, out: Printer) -> Iterator[str]:
+    keys = ", ".join(map(shown, report.lapsed))
+    facts = (
+        counted(report.tensors, "tensor"),
+        out.size(report.archive_bytes),
+        "" if report.written else "nothing changed, and nothing was written",
+        f"{out.size(report.cloned_bytes)} of them cloned" if report.cloned_bytes else "",
+        f"signatures left out, of {counted(len(report.lapsed), 'key')}: {keys}" if keys else "",
+        f"{report.seconds:.2f} s",
+    )
+    yield f"{shown(report.dest)}: {', '.join(filter(None, facts))}"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from dataclasses import asdict
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from .endings import writing
-from .parsers import Arguments, Parser, add_json, add_output_options, add_quiet, alignment
-from .render import Printer, counted, showing_progress, shown
+from .parsers import Arguments, Parser, alignment
+from .render import Printer, counted, print_report, printers, showing_progress, shown
 from .stdio import check_file
 
 if TYPE_CHECKING:
@@ -24,17 +23,14 @@ def embed_arguments(parser: Parser) -> None:
     about = """language, and the files written; c: .S and .h; cpp: .S and .hpp, with --blob as for c;
         asm: .S and .inc; rust: .rs; python: .py"""
     parser.add_argument("--lang", required=True, choices=("c", "cpp", "asm", "rust", "python"), help=about)
-    parser.add_argument(
-        "--output", "-o", default=".", metavar="DIR", help="folder to write to (default: the current one)"
-    )
+    about = "folder to write to (default: the current one)"
+    parser.add_argument("--output", "-o", default=".", metavar="DIR", help=about)
     about = """C, C++, assembler: write the whole archive as one constant, which zcrecord.h can open; incbin: by the
         assembler's .incbin; embed: by C23's #embed; string: as string literals, for every C and C++ compiler"""
     parser.add_argument("--blob", choices=("incbin", "embed", "string"), help=about)
     about = "Rust: place each tensor by global_asm!, for large archives; the linker then drops unused ones"
-    parser.add_argument("--assembly", action="store_true", help=about)
-    about = "only tensors whose names match, such as 'encoder.*'; may be given several times"
-    parser.add_argument("--select", action="append", metavar="PATTERN", help=about)
-    parser.add_argument("--exclude", action="append", metavar="PATTERN", help="leave out tensors whose names match")
+    parser.flag("--assembly", help=about)
+    parser.add_selection()
     about = """put TEXT before every identifier; TEXT may be empty (default: the archive's name and an underscore; empty
         in C++ and Rust, which have a namespace and a module)"""
     parser.add_argument("--prefix", metavar="TEXT", help=about)
@@ -44,11 +40,10 @@ def embed_arguments(parser: Parser) -> None:
     parser.add_argument("--section", metavar="NAME", help=about)
     about = "alignment of every tensor, at least; a power of two from 16 to 65536"
     parser.add_argument("--alignment", type=alignment, metavar="BYTES", help=about)
-    about = "write the reader zcrecord.h or zcrecord.rs, too, which opens archives at run time"
-    parser.add_argument("--reader", action="store_true", help=about)
-    parser.add_argument("--force", "-f", action="store_true", help="replace files that this command did not write")
-    add_quiet(parser)
-    add_json(parser, "the report")
+    parser.flag("--reader", help="write the reader zcrecord.h or zcrecord.rs, too, which opens archives at run time")
+    parser.flag("--force", "-f", help="replace files that this command did not write")
+    parser.add_quiet()
+    parser.add_json("the report")
 
 
 def embed(args: Arguments) -> int:
@@ -56,17 +51,29 @@ def embed(args: Arguments) -> int:
     from zcrecord.embed import generate
     from zcrecord.embed.generator import out_of_place
 
-    names = ("blob", "assembly", "prefix", "section", "alignment", "reader")
-    options = {name: getattr(args, name) for name in names}
+    options = args.values("blob", "assembly", "prefix", "section", "alignment", "reader")
     if wrong := out_of_place(args.lang, options):
         args.refuse(f"--{wrong}")
     check_file(args.source)
-    chosen = {name: getattr(args, name) for name in ("select", "exclude", "name", "force")}
+    chosen = args.values("lang", "select", "exclude", "name", "force")
     with writing(args.source):
-        report = generate(args.source, args.output, lang=args.lang, **options, **chosen)
-    if not args.quiet:
-        _print_embedded(report, Printer(sys.stdout), as_json=args.json)
-    return 0
+        report = generate(args.source, args.output, **options, **chosen)
+    return print_report(args, report, _embedded)
+
+
+def _embedded(report: EmbedReport, out: Printer) -> Iterator[str]:
+    """Yield the files written, and the tensors whose layout or name was changed."""
+    yield from map(shown, report.files)
+    facts = (
+        f"{counted(report.tensors, 'tensor')}, {out.size(report.nbytes)}",
+        f"{report.shared} inside another tensor's bytes" if report.shared else "",
+        f"{report.empty} without bytes" if report.empty else "",
+        f"{counted(report.left_out, 'tensor')} left out" if report.left_out else "",
+    )
+    yield f"{shown(report.archive)}: {', '.join(filter(None, facts))}"
+    yield from (f"  put into C order: {shown(name)}" for name in report.repacked)
+    yield from (f"  strided, so no member of the blob: {shown(name)}" for name in report.unplaced)
+    yield from (f"  {shown(name)} is {identifier}" for name, identifier in report.renamed)
 
 
 def attach_arguments(parser: Parser) -> None:
@@ -75,25 +82,29 @@ def attach_arguments(parser: Parser) -> None:
         its own file: by load_record(sys.executable), or zcr_open_suffix in C."""
     parser.add_argument("program", metavar="PROGRAM", help="an executable; an archive attached before is replaced")
     parser.add_argument("archive", metavar="ARCHIVE", help="an archive; not an archive attached to a program")
-    parser.add_argument("--output", "-o", metavar="OUT", help="write the program to OUT, and leave PROGRAM unchanged")
+    parser.add_output("program", "PROGRAM")
     about = """replace OUT if it exists; attach to text, scripts, zips and signed programs, too, although they may no
         longer run"""
-    add_output_options(parser, about, stdout=False)
+    parser.add_output_options(about, stdout=False)
 
 
 def attach(args: Arguments) -> int:
     """Append an archive to an executable."""
     from zcrecord.embed import attach
 
-    errors = Printer(None if args.quiet else sys.stderr)
-    options = {"force": args.force, "durable": not args.no_sync}
+    _, errors = printers(args.quiet)
     for given in (args.program, args.archive):
         check_file(given)
     with writing(args.program), showing_progress("attaching", errors) as progress:
+        options = args.values("force", "durable")
         report = attach(args.program, args.archive, args.output, progress=progress, **options)
-    if not args.quiet:
-        _print_attached(report, Printer(sys.stdout), as_json=args.json)
-    return 0
+    return print_report(args, report, _attached)
+
+
+def _attached(report: AttachReport, out: Printer) -> Iterator[str]:
+    before = "" if report.replaced_bytes is None else f", instead of one of {out.size(report.replaced_bytes)}"
+    sizes = f"{out.size(report.program_bytes)} of program, {out.size(report.archive_bytes)} of archive"
+    yield f"{shown(report.dest)}: {sizes} at {report.offset}{before}"
 
 
 def detach_arguments(parser: Parser) -> None:
@@ -102,9 +113,9 @@ def detach_arguments(parser: Parser) -> None:
     parser.add_argument("program", metavar="PROGRAM", help="an executable with an archive attached")
     about = "file to write the archive to (default: PROGRAM.zcr)"
     parser.add_argument("--output", "-o", metavar="ARCHIVE", help=about)
-    parser.add_argument("--keep", action="store_true", help="write the archive, and leave PROGRAM unchanged")
-    parser.add_argument("--discard", action="store_true", help="remove the archive without writing it")
-    add_output_options(parser, "replace ARCHIVE if it exists", stdout=False)
+    parser.flag("--keep", help="write the archive, and leave PROGRAM unchanged")
+    parser.flag("--discard", help="remove the archive without writing it")
+    parser.add_output_options("replace ARCHIVE if it exists", stdout=False)
 
 
 def detach(args: Arguments) -> int:
@@ -114,50 +125,13 @@ def detach(args: Arguments) -> int:
     if args.discard and (args.keep or args.output is not None):
         args.refuse("--discard writes no archive: do not give --keep or --output with it")
     check_file(args.program)
-    options = {"keep": args.keep, "discard": args.discard, "force": args.force, "durable": not args.no_sync}
     with writing(args.program):
-        report = detach(args.program, args.output, **options)
-    if not args.quiet:
-        _print_detached(report, Printer(sys.stdout), as_json=args.json)
-    return 0
+        report = detach(args.program, args.output, **args.values("keep", "discard", "force", "durable"))
+    return print_report(args, report, _detached)
 
 
-def _print_embedded(report: EmbedReport, out: Printer, *, as_json: bool) -> None:
-    """Print the files written, and the tensors whose layout or name was changed."""
-    if as_json:
-        out.json(asdict(report))
-        return
-    for file in report.files:
-        out.line(shown(file))
-    facts = (
-        f"{counted(report.tensors, 'tensor')}, {out.size(report.nbytes)}",
-        f"{report.shared} inside another tensor's bytes" if report.shared else "",
-        f"{report.empty} without bytes" if report.empty else "",
-        f"{counted(report.left_out, 'tensor')} left out" if report.left_out else "",
-    )
-    out.line(f"{shown(report.archive)}: {', '.join(fact for fact in facts if fact)}")
-    for name in report.repacked:
-        out.line(f"  put into C order: {shown(name)}")
-    for name in report.unplaced:
-        out.line(f"  strided, so no member of the blob: {shown(name)}")
-    for name, identifier in report.renamed:
-        out.line(f"  {shown(name)} is {identifier}")
-
-
-def _print_attached(report: AttachReport, out: Printer, *, as_json: bool) -> None:
-    if as_json:
-        out.json(asdict(report))
-        return
-    before = "" if report.replaced_bytes is None else f", instead of one of {out.size(report.replaced_bytes)}"
-    sizes = f"{out.size(report.program_bytes)} of program, {out.size(report.archive_bytes)} of archive"
-    out.line(f"{shown(report.dest)}: {sizes} at {report.offset}{before}")
-
-
-def _print_detached(report: DetachReport, out: Printer, *, as_json: bool) -> None:
-    if as_json:
-        out.json(asdict(report))
-        return
+def _detached(report: DetachReport, out: Printer) -> Iterator[str]:
     if report.dest is not None:
-        out.line(f"{shown(report.dest)}: {out.size(report.archive_bytes)}")
+        yield f"{shown(report.dest)}: {out.size(report.archive_bytes)}"
     rest = "" if report.exact else ", with the bytes between program and archive, which another tool attached"
-    out.line(f"{shown(report.program)}: {out.size(report.program_bytes)}{rest}")
+    yield f"{shown(report.program)}: {out.size(report.program_bytes)}{rest}"

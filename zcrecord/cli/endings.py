@@ -142,16 +142,16 @@ def guarded(prog: str, work: Callable[[], int]) -> int:
     except Exception as error:
         if sys.flags.dev_mode:
             raise
-        what = f"{type(error).__name__}: {error}; please report it, python -X dev shows where"
-        tell(prog, f"error: a fault of {prog} itself, {what}")
+        report = f"{type(error).__name__}: {error}; please report it, python -X dev shows where"
+        tell(prog, f"error: a fault of {prog} itself, {report}")
     return 1
 
 
-def tell(prog: str, what: str) -> None:
+def tell(prog: str, text: str) -> None:
     """Print a line on standard error, unless it is closed; the line is escaped, and cut if it is very long."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError):
-            print(wrapped(f"{prog}: {printable(what, _LONGEST)}", sys.stderr), file=sys.stderr)
+            print(wrapped(f"{prog}: {printable(text, _LONGEST)}", sys.stderr), file=sys.stderr)
 
 
 def _spare_stdout() -> None:

@@ -10,7 +10,6 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
 from collections import deque
@@ -22,10 +21,11 @@ from typing import Any
 from zcrecord.errors import RecordError, SourceError
 from zcrecord.fleet import Job, Outcome, convert_one, plan
 from zcrecord.fleet.sources import shown as shown_place
+from zcrecord.storage.threads import cores
 
 from .endings import option_advice, tell, writing
 from .parsers import Arguments
-from .render import Printer, Progress, counted, showing_progress, shown
+from .render import Printer, Progress, counted, printers, showing_progress, shown
 
 _TRIES = 3  # of one job, if its fault may be temporary
 _KILLED = "its worker was killed {tried} times; is there enough memory for so many --jobs?"
@@ -37,16 +37,15 @@ _working = False  # whether a job is running in this worker
 class _Results:
     """Results of all jobs: outcomes, and the errors of those that failed at every try."""
 
-    def __init__(self, jobs: list[Job]) -> None:
+    def __init__(self, jobs: list[Job], progress: Progress) -> None:
         self.outcomes: list[Outcome] = []
         self.failed: list[tuple[Job, str]] = []
-        self._bytes = sum(job.nbytes for job in jobs)
-        self._done = 0
+        self._progress, self._done, self._bytes = progress, 0, sum(job.nbytes for job in jobs)
 
-    def done(self, job: Job, progress: Progress) -> None:
+    def done(self, job: Job) -> None:
         """Report that one more job has ended."""
         self._done += job.nbytes
-        progress(self._done, self._bytes)
+        self._progress(self._done, self._bytes)
 
     def count(self, state: str) -> int:
         """Return the number of jobs with this outcome."""
@@ -60,57 +59,56 @@ def run_fleet(args: Arguments) -> int:
     if args.dest_format not in (None, "zcr"):
         args.refuse("--jobs makes archives; --to is for a single file or folder")
     started = time.perf_counter()
-    errors = Printer(None if args.quiet else sys.stderr)
+    out, errors = printers(args.quiet)
     with writing(args.source):
-        options = {name: getattr(args, name) for name in ("source_format", "alignment", "max_shard_size", "force")}
-        jobs = plan(args.source, args.dest, durable=not args.no_sync, **options)
+        options = args.values("source_format", "alignment", "max_shard_size", "durable", "force")
+        jobs = plan(args.source, args.dest, **options)
         with showing_progress("zcrecord", errors) as progress:
-            results = _run(jobs, min(args.jobs or _cores(), len(jobs)), progress)
+            results = _Results(jobs, progress)
+            _run(jobs, min(cores(args.jobs or None), len(jobs)), results)
     refused = [(o.job, o.error) for o in results.outcomes if o.state == "refused"]
+    faults = {"refused": refused, "failed": results.failed}
     for _, message in sorted([*refused, *results.failed], key=lambda pair: pair[0].source):
         tell("zcrecord", f"error: {message}")
-    if not args.quiet:
-        _print(args, jobs, results, refused, time.perf_counter() - started)
-    return 1 if refused or results.failed else 0
+    _print(args, out, len(jobs), results, faults, time.perf_counter() - started)
+    return 1 if any(faults.values()) else 0
 
 
-def _print(args: Arguments, jobs: list[Job], results: _Results, refused: list[tuple[Job, str]], seconds: float) -> None:
-    out = Printer(sys.stdout)
+def _print(
+    args: Arguments,
+    out: Printer,
+    models: int,
+    results: _Results,
+    faults: dict[str, list[tuple[Job, str]]],
+    seconds: float,
+) -> None:
     archive_bytes = sum(outcome.nbytes for outcome in results.outcomes)
+    converted, kept = results.count("converted"), results.count("kept")
     if args.json:
-        faults = {
+        named = {
             kind: [{"source": shown_place(job.source), "dest": shown_place(job.dest), "error": e} for job, e in group]
-            for kind, group in (("refused", refused), ("failed", results.failed))
+            for kind, group in faults.items()
         }
-        counts = {state: results.count(state) for state in ("converted", "kept")}
-        out.json({"models": len(jobs), **counts, **faults, "archive_bytes": archive_bytes, "seconds": seconds})
+        counts = {"models": models, "converted": converted, "kept": kept}
+        out.json({**counts, **named, "archive_bytes": archive_bytes, "seconds": seconds})
         return
-    parts = [f"{results.count('converted')} of {counted(len(jobs), 'model')} converted"]
-    parts += [f"{results.count('kept')} kept"]
-    parts += [f"{len(group)} {kind}" for kind, group in (("refused", refused), ("failed", results.failed)) if group]
+    parts = [f"{converted} of {counted(models, 'model')} converted", f"{kept} kept"]
+    parts += [f"{len(group)} {kind}" for kind, group in faults.items() if group]
     out.line(f"{shown(shown_place(args.dest))}: {', '.join(parts)}, {out.size(archive_bytes)} out, {seconds:.2f} s")
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _run(jobs: list[Job], count: int, progress: Progress) -> _Results:
+def _run(jobs: list[Job], count: int, results: _Results) -> None:
     """Run all jobs, `count` at a time; a job with a temporary fault is tried again after all others.
 
     The last try of a job runs alone: a killed worker ends all others, too, and only then is its job known.
     """
     waiting = deque((job, 1) for job in jobs)
-    results = _Results(jobs)
     while waiting:
         with _workers(count) as workers:
-            _work_off(waiting, workers, count, results, progress)
-    return results
+            _work_off(waiting, workers, count, results)
 
 
-def _work_off(
-    waiting: deque[tuple[Job, int]], workers: ProcessPoolExecutor, count: int, results: _Results, progress: Progress
-) -> None:
+def _work_off(waiting: deque[tuple[Job, int]], workers: ProcessPoolExecutor, count: int, results: _Results) -> None:
     """Run jobs until none is left or a worker is killed; jobs that were running then go back to `waiting`."""
     running: dict[Future[Outcome], tuple[Job, int]] = {}
     killed = False
@@ -126,14 +124,14 @@ def _work_off(
             job, tried = running.pop(future)
             error = future.exception()
             killed |= isinstance(error, BrokenProcessPool)
-            if error is None:
-                results.outcomes.append(future.result())
-            elif isinstance(error, SourceError | BrokenProcessPool) and tried < _TRIES:
+            if isinstance(error, SourceError | BrokenProcessPool) and tried < _TRIES:
                 waiting.append((job, tried + 1))
                 continue
+            if error is None:
+                results.outcomes.append(future.result())
             else:
                 results.failed.append((job, _error_line(job, error, tried)))
-            results.done(job, progress)
+            results.done(job)
 
 
 def _may_start(tried: int, running: dict[Future[Outcome], tuple[Job, int]]) -> bool:
@@ -211,16 +209,12 @@ def _follow() -> None:
 
 
 def _work(job: Job) -> Outcome:
+    global _working
     try:
-        return _converted(job)
+        try:
+            _working = True
+            return convert_one(job)
+        finally:
+            _working = False
     except SystemExit as ended:  # the pool would take it for the job's result, and keep this worker
         os._exit(int(ended.code or 1))
-
-
-def _converted(job: Job) -> Outcome:
-    global _working
-    _working = True
-    try:
-        return convert_one(job)
-    finally:
-        _working = False

@@ -11,23 +11,16 @@ from typing import Any
 
 from zcrecord.archive.by_file import files
 from zcrecord.archive.info import ModuleInfo, TensorInfo
-from zcrecord.errors import (
-    DependencyError,
-    FormatError,
-    IntegrityError,
-    LimitError,
-    TensorNotFoundError,
-    printable,
-)
+from zcrecord.errors import DependencyError, FormatError, LimitError, TensorNotFoundError, printable
 from zcrecord.record.record import Record
 
-from .parsers import Arguments, Parser, add_archive, add_json, natural
+from .parsers import Arguments, Parser, natural
 from .render import Column, Printer, counted, jsonable, printers, showing_progress, shown, shown_value
 from .stdio import name_of, opened_archive
 
 _HASHED_UNASKED = 64 << 20  # bytes of payload whose content digest takes no noticeable time
 _GLANCE = 50  # attributes that `info` shows on a terminal
-_COLUMNS = (
+COLUMNS = (
     Column("tensor", breaks="fold"),
     Column("dtype", leaves=2),
     Column("shape", leaves=3, breaks="words"),
@@ -49,35 +42,27 @@ def info_arguments(parser: Parser) -> None:
     parser.description = """Print an archive's sizes, types, attributes and metadata. For an archive of up to 64 MiB
         print its content digest, too. For a tuned archive print the machines that it is tuned for, and whether this is
         one of them, which onnxruntime tells if it is installed."""
-    add_archive(parser)
-    add_json(parser, "everything")
+    parser.add_archive()
+    parser.add_json("everything")
     about = "print the content digest, which does not depend on the layout; reads the whole archive"
     parser.add_argument("--digest", action=argparse.BooleanOptionalAction, default=None, help=about)
 
 
 def info(args: Arguments) -> int:
     """Print an archive's sizes, layout, types, metadata and attributes."""
+    out, errors = printers()
+    name = name_of(args.file)
     with opened_archive(args.file, args.embedded) as record:
-        _print_info(record, name_of(args.file), *printers(), args.digest, as_json=args.json)
+        facts = {**_facts(record, name), "catalogue": _catalogue(record), "tuned": _tuned(record)}
+        facts["content_digest"] = _content_digest(record, errors, args.digest)
+        if args.json:
+            out.json({**facts, "metadata": jsonable(facts["metadata"]), "attributes": jsonable(facts["attributes"])})
+        else:
+            out.facts(shown(name), _fact_lines(facts, out))
     return 0
 
 
-def _print_info(
-    record: Record, name: str, out: Printer, progress_on: Printer, digest: bool | None, *, as_json: bool
-) -> None:
-    """Print the facts, with the content digest if `digest` is True, or if it is None and the archive is small."""
-    facts = _facts(record, name)
-    facts["catalogue"] = _catalogue(record)
-    facts["tuned"] = _tuned(record)
-    facts["content_digest"] = _content_digest(record, progress_on, digest)
-    if as_json:
-        out.json({**facts, "metadata": jsonable(facts["metadata"]), "attributes": jsonable(facts["attributes"])})
-    else:
-        out.facts(shown(name), _fact_lines(facts, out))
-
-
 def _facts(record: Record, name: str) -> dict[str, Any]:
-    """Return sizes, layout, types, metadata and attributes of an archive, by their names in JSON."""
     from zcrecord.onnx.names import GRAPH_ATTRIBUTE  # here, for the sake of the other commands' start
 
     types: dict[str, dict[str, int]] = {}
@@ -89,26 +74,20 @@ def _facts(record: Record, name: str) -> dict[str, Any]:
         if len(tensor.tied) > 1 and tensor.payload is not None:
             together, largest = groups.get(tensor.payload, (0, 0))
             groups[tensor.payload] = together + tensor.nbytes, max(largest, tensor.nbytes)
-    place = record.layout
-    attributes = record.attributes
+    place, attributes = record.layout, record.attributes
     graph = attributes.get(GRAPH_ATTRIBUTE)
+    copied = "archive_nbytes", "version", "alignment", "base_alignment", "payload_offset", "sealed", "digest"
     return {
         "file": name,
-        "archive_nbytes": place.archive_nbytes,
-        "version": place.version,
+        **{field: getattr(place, field) for field in copied},
         "tensors": len(record),
         "modules": len(record.modules),
         "payload_nbytes": record.nbytes,
         "dtypes": dict(sorted(types.items(), key=lambda item: -item[1]["nbytes"])),
         "tied_nbytes": sum(together - largest for together, largest in groups.values()),
         "deduplicated_nbytes": place.deduplicated,
-        "alignment": place.alignment,
-        "base_alignment": place.base_alignment,
         "index": {"place": "front" if place.front else "back", "offset": place.index_offset,
                   "nbytes": place.index_nbytes},
-        "payload_offset": place.payload_offset,
-        "sealed": place.sealed,
-        "digest": place.digest,
         "onnx_graph_nbytes": len(graph) if isinstance(graph, bytes | memoryview) else None,
         "metadata": record.metadata,
         "attributes": attributes,
@@ -136,7 +115,7 @@ def _tuned(record: Record) -> dict[str, Any] | None:
         this_machine = target.this_target(runtime.onnxruntime_module())
     try:
         return tuned.describe(record.archive, this_machine)
-    except (FormatError, IntegrityError) as error:
+    except FormatError as error:
         return {"fault": error.message}
 
 
@@ -189,50 +168,40 @@ def _fact_lines(facts: dict[str, Any], out: Printer) -> Iterator[tuple[str, str]
         yield "ONNX model", f"graph of {size(facts['onnx_graph_nbytes'])} beside its tensors"
     if facts["tuned"] is not None:
         yield from _tuned_lines(facts["tuned"], out)
-    for what in ("metadata", "attributes"):
-        label = what.removesuffix("s")
+    for section in ("metadata", "attributes"):
+        label = section.removesuffix("s")
         most = _GLANCE if out.pretty else None
-        for key, value in itertools.islice(facts[what].items(), most):
+        for key, value in itertools.islice(facts[section].items(), most):
             yield f"{label} {shown(key)}", shown_value(value)
-        if most is not None and len(facts[what]) > most:
-            yield label, f"... {len(facts[what])} in all; --json has them"
+        if most is not None and len(facts[section]) > most:
+            yield label, f"... {len(facts[section])} in all; --json has them"
 
 
 def ls_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord ls`."""
     parser.description = """List tensors. On a terminal a table; into a pipe lines of name, dtype, shape, bytes, offset,
         alignment and tie, separated by tabs."""
-    add_archive(parser)
-    add_json(parser, "everything")
+    parser.add_archive()
+    parser.add_json("everything")
     about = "list only tensors whose names match, such as 'encoder.*.weight'"
     parser.add_argument("patterns", nargs="*", default=[], metavar="PATTERN", help=about)
     parser.add_argument("--sort", choices=("saved", "name", "size"), default="saved", help="order (default: saved)")
 
 
 def ls(args: Arguments) -> int:
-    """List an archive's tensors."""
+    """List an archive's tensors, or those whose names match; a tied tensor with one that it is tied to."""
+    out = Printer(sys.stdout)
     with opened_archive(args.file, args.embedded) as record:
-        _print_tensors(record, Printer(sys.stdout), as_json=args.json, sort=args.sort, patterns=args.patterns)
+        tensors = _picked(record, args.sort, args.patterns)
+        if args.json:
+            out.json_array({**_tensor_json(t), **_shard(record, t)} for t in tensors)
+        else:
+            out.table(COLUMNS, (_tensor_cells(t, out) for t in tensors))
     return 0
 
 
-def _print_tensors(
-    record: Record, out: Printer, *, as_json: bool, sort: str = "saved", patterns: Sequence[str] = ()
-) -> None:
-    """Print every tensor, or those whose names match `patterns`; a tied tensor with one that it is tied to.
-
-    Raises:
-        TensorNotFoundError: no name matches any pattern, or no tensor has the name of a pattern without wildcards.
-    """
-    tensors = _picked(record, sort, patterns)
-    if as_json:
-        out.json_array({**_tensor_json(t), **_shard(record, t)} for t in tensors)
-    else:
-        out.table(_COLUMNS, (_tensor_cells(t, out) for t in tensors))
-
-
 def _picked(record: Record, sort: str, patterns: Sequence[str]) -> Iterable[TensorInfo]:
-    """Return the tensors whose names match, sorted."""
+    """Return the tensors whose names match, sorted; TensorNotFoundError if a name or all patterns match none."""
     tensors = record.infos()
     if patterns:
         from zcrecord.archive import subset  # here, for the sake of the other commands' start
@@ -272,19 +241,12 @@ def _tensor_cells(tensor: TensorInfo, out: Printer) -> tuple[str, ...]:
 
 def _tensor_json(tensor: TensorInfo) -> dict[str, Any]:
     """Return all facts of a tensor but the names of its ties, of which there may be a million: see `payload`."""
+    copied = "name", "bits", "shape", "strides", "nbytes", "offset", "alignment", "payload", "module"
     return {
-        "name": tensor.name,
+        **{field: getattr(tensor, field) for field in copied},
         "dtype": tensor.dtype.name,
-        "bits": tensor.bits,
-        "shape": tensor.shape,
-        "strides": tensor.strides,
-        "nbytes": tensor.nbytes,
-        "offset": tensor.offset,
-        "alignment": tensor.alignment,
-        "payload": tensor.payload,
         "digest": None if tensor.digest is None else f"{tensor.digest:016x}",
         "tied": max(len(tensor.tied) - 1, 0),
-        "module": tensor.module,
     }
 
 
@@ -299,32 +261,29 @@ def _shard(record: Record, tensor: TensorInfo) -> dict[str, Any]:
 def tree_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord tree`."""
     parser.description = "Show modules, tensors and attributes as a tree."
-    add_archive(parser)
-    add_json(parser, "everything")
+    parser.add_archive()
+    parser.add_json("everything")
     parser.add_argument("--depth", type=natural, metavar="N", help="show at most N levels")
 
 
 def tree(args: Arguments) -> int:
-    """Print an archive's modules, tensors and attributes as they nest."""
+    """Print an archive's modules, tensors and attributes in saved order, as they nest."""
+    out = Printer(sys.stdout)
     with opened_archive(args.file, args.embedded) as record:
-        _print_tree(record, name_of(args.file), Printer(sys.stdout), as_json=args.json, depth=args.depth)
+        nodes = (node for node in record.walk() if args.depth is None or node[0] <= args.depth)
+        if args.json:
+            out.json_array(itertools.starmap(_node_json, nodes))
+        else:
+            name = name_of(args.file)
+            out.table(_TREE_COLUMNS, (_node_cells(level, key or name, child, out) for level, key, child in nodes))
     return 0
-
-
-def _print_tree(record: Record, name: str, out: Printer, *, as_json: bool, depth: int | None = None) -> None:
-    """Print modules, tensors and attributes in saved order, as a table or as a JSON array."""
-    nodes = (node for node in record.walk() if depth is None or node[0] <= depth)
-    if as_json:
-        out.json_array(itertools.starmap(_node_json, nodes))
-    else:
-        out.table(_TREE_COLUMNS, (_node_cells(level, key or name, child, out) for level, key, child in nodes))
 
 
 def _node_cells(level: int, key: str, child: Any, out: Printer) -> tuple[str, ...]:
     label = "  " * level + shown(key)
     if isinstance(child, ModuleInfo):
-        what = f"{child.kind} {shown(child.type_name)}" if child.type_name else child.kind
-        return label, what, out.number(child.nbytes), counted(child.tensors, "tensor")
+        kind = f"{child.kind} {shown(child.type_name)}" if child.type_name else child.kind
+        return label, kind, out.number(child.nbytes), counted(child.tensors, "tensor")
     if isinstance(child, TensorInfo):
         return label, _dtype(child), out.number(child.nbytes), _shape(child)
     return label, "attribute", "", shown_value(child)

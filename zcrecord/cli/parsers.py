@@ -24,7 +24,13 @@ from zcrecord.storage.files import is_url
 from .registry import COMMANDS
 from .render import columns_of, wrapped
 
-Arguments = argparse.Namespace  # parsed; `refuse(message)` of them prints the usage and ends with status 2
+
+class Arguments(argparse.Namespace):
+    """Parsed arguments, with `prog`; `refuse(message)` prints the usage and ends with status 2."""
+
+    def values(self, *names: str) -> dict[str, Any]:
+        """Return some of the values by name, to be handed on."""
+        return {name: getattr(self, name) for name in names}
 
 
 class _HelpFormatter(argparse.HelpFormatter):
@@ -62,6 +68,56 @@ class Parser(argparse.ArgumentParser):
         self.declared()
         return super().parse_known_args(args, namespace)
 
+    def flag(self, *names: str, help: str, **options: Any) -> None:
+        """Declare an option without a value."""
+        self.add_argument(*names, action="store_true", help=help, **options)
+
+    def add_archive(self) -> None:
+        """Add the argument FILE, an archive or standard input, and the option --embedded."""
+        self.add_argument("file", metavar="FILE", help="an archive; - for standard input, read into memory")
+        about = "read the archive at the end (suffix) or start of FILE (default: at the end, if FILE is a program)"
+        self.add_argument("--embedded", choices=("suffix", "prefix"), help=about)
+
+    def add_json(self, content: str, where: str = "") -> None:
+        """Add the option --json."""
+        self.flag("--json", help=f"print {content} as JSON{where}")
+
+    def add_selection(self, left_out: str = "leave out tensors whose names match") -> None:
+        """Add the options --select and --exclude."""
+        about = "only tensors whose names match, such as 'encoder.*'; may be given several times"
+        self.add_argument("--select", action="append", metavar="PATTERN", help=about)
+        self.add_argument("--exclude", action="append", metavar="PATTERN", help=left_out)
+
+    def add_output(self, result: str, source: str) -> None:
+        """Add the option --output of a command that else replaces its source."""
+        about = f"write the {result} to OUT, and leave {source} unchanged"
+        self.add_argument("--output", "-o", metavar="OUT", help=about)
+
+    def add_threads(self, about: str) -> None:
+        """Add the option --threads; 0 is the default, None."""
+        help_text = f"{about} (default: one for each core)"
+        self.add_argument("--threads", type=lambda text: natural(text) or None, metavar="N", help=help_text)
+
+    def add_quiet(self) -> None:
+        """Add the option --quiet."""
+        self.flag("--quiet", "-q", help="print errors only")
+
+    def add_alignment(self) -> None:
+        """Add the option --alignment of an archive that is written."""
+        about = f"alignment of every payload of an archive, a power of two from 16 to 65536 (default: {ALIGNMENT})"
+        self.add_argument("--alignment", type=alignment, default=ALIGNMENT, metavar="BYTES", help=about)
+
+    def add_output_options(self, replaced: str = "replace OUT if it exists", *, stdout: bool = True) -> None:
+        """Add the options of everything that writes a file: --force, --no-sync, --quiet, --json.
+
+        `replaced` is the help of --force. `stdout` says that OUT may be standard output.
+        """
+        self.flag("--force", "-f", help=replaced)
+        about = "do not wait until the file is safe from power loss"
+        self.add_argument("--no-sync", dest="durable", action="store_false", help=about)
+        self.add_quiet()
+        self.add_json("the report", ", on standard error if OUT is -" if stdout else "")
+
     def error(self, message: str) -> NoReturn:
         """Print the usage and the error, and end with status 2."""
         if sys.stderr is not None:
@@ -82,8 +138,8 @@ def zcrecord_parser() -> Parser:
     _add_version(parser)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
     for command in COMMANDS.values():
-        own = commands.add_parser(command.name, help=command.purpose, declare=command.add_arguments)
-        own.set_defaults(refuse=own.error)
+        own = commands.add_parser(command.name, help=command.purpose, declare=command.declare)
+        own.set_defaults(refuse=own.error, prog="zcrecord")
     return parser
 
 
@@ -93,8 +149,8 @@ def parse_zcrecord(arguments: Sequence[str] | None) -> Arguments:
     Patterns may follow options; argparse before Python 3.13 refuses that.
     """
     parser = zcrecord_parser()
-    args: Arguments
-    args, more = parser.parse_known_args(arguments)
+    args = Arguments()
+    _, more = parser.parse_known_args(arguments, args)
     if more and (not hasattr(args, "patterns") or any(m.startswith("-") for m in more)):
         args.refuse(f"unrecognized arguments: {printable(' '.join(more))}")
     if more:
@@ -105,78 +161,36 @@ def parse_zcrecord(arguments: Sequence[str] | None) -> Arguments:
 def onnx2zc_parser(declare: Callable[[Parser], None]) -> Parser:
     """Return the parser of `onnx2zc`, whose arguments `declare` declares."""
     parser = Parser(prog="onnx2zc", declare=declare)
+    parser.set_defaults(refuse=parser.error, prog="onnx2zc")
     _add_version(parser)
     return parser
 
 
-def parse_onnx2zc(declare: Callable[[Parser], None], arguments: Sequence[str] | None) -> Arguments:
-    """Return the arguments of `onnx2zc`, which `declare` declares."""
-    parser = onnx2zc_parser(declare)
-    args: Arguments = parser.parse_args(arguments)
-    args.refuse = parser.error
-    return args
-
-
-def add_archive(parser: Parser) -> None:
-    """Add the argument FILE, an archive or standard input, and the option --embedded."""
-    parser.add_argument("file", metavar="FILE", help="an archive; - for standard input, read into memory")
-    about = "read the archive at the end (suffix) or start of FILE (default: at the end, if FILE is a program)"
-    parser.add_argument("--embedded", choices=("suffix", "prefix"), help=about)
-
-
-def add_json(parser: Parser, what: str, where: str = "") -> None:
-    """Add the option --json."""
-    parser.add_argument("--json", action="store_true", help=f"print {what} as JSON{where}")
-
-
-def add_quiet(parser: Parser) -> None:
-    """Add the option --quiet."""
-    parser.add_argument("--quiet", "-q", action="store_true", help="print errors only")
-
-
-def add_alignment(parser: Parser) -> None:
-    """Add the option --alignment of an archive that is written."""
-    about = f"alignment of every payload of an archive, a power of two from 16 to 65536 (default: {ALIGNMENT})"
-    parser.add_argument("--alignment", type=alignment, default=ALIGNMENT, metavar="BYTES", help=about)
-
-
-def add_output_options(parser: Parser, replaced: str = "replace OUT if it exists", *, stdout: bool = True) -> None:
-    """Add the options of everything that writes a file: --force, --no-sync, --quiet, --json.
-
-    `replaced` is the help of --force. `stdout` says that OUT may be standard output.
-    """
-    parser.add_argument("--force", "-f", action="store_true", help=replaced)
-    parser.add_argument("--no-sync", action="store_true", help="do not wait until the file is safe from power loss")
-    add_quiet(parser)
-    add_json(parser, "the report", ", on standard error if OUT is -" if stdout else "")
-
-
 def choose_dest(args: Arguments, off: tuple[str, ...], on: str) -> None:
-    """Set `dest`, if it was not given, to the source's name with the suffixes `off` removed and `on` added."""
-    if args.dest is None:
-        args.dest = _default_dest(args, off, on)
+    """Set OUT, if it was not given, to the source's name with the suffixes `off` removed and `on` added.
 
-
-def _default_dest(args: Arguments, off: tuple[str, ...], on: str) -> str:
-    """Return the default of OUT; refuse a source from which it cannot be made."""
-    if is_url(args.source):
+    Refuses a source from which it cannot be made.
+    """
+    if args.dest is not None:
+        return
+    name = str(args.source)
+    if is_url(name):
         args.refuse("OUT is required if the source is a URL")
-    if args.source == "-":
+    if name == "-":
         if sys.stdout is not None and sys.stdout.isatty():
             args.refuse("OUT is required if IN is standard input and standard output is a terminal")
-        return "-"
+        args.dest = "-"
+        return
     with contextlib.suppress(OSError, ValueError):  # other faults are reported when it is opened
-        if stat.S_ISFIFO(os.stat(args.source).st_mode):  # such as <(...): OUT cannot have its name
+        if stat.S_ISFIFO(os.stat(name).st_mode):  # such as <(...): OUT cannot have its name
             args.refuse("OUT is required if the source is a pipe; - is standard output")
-    name = str(args.source)
     for suffix in off:
         name = name.removesuffix(suffix)
-    if off and name == args.source and on:
-        path = Path(name)
-        return str(path.with_suffix(on)) if path.name else f"{name}{on}"
-    if off and name == args.source:
+    unchanged = off and name == args.source  # its suffix is none of them
+    if unchanged and not on:
         args.refuse(f"OUT is required if IN does not end in {off[0]}")
-    return name + on
+    path = Path(name)
+    args.dest = str(path.with_suffix(on)) if unchanged and path.name else f"{name}{on}"
 
 
 def natural(text: str) -> int:

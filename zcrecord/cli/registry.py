@@ -9,31 +9,25 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(NamedTuple):
     """One command: its name, one line of help, and the module of this folder that has its two functions."""
 
     name: str
     purpose: str
     module: str
 
-    def add_arguments(self, parser: Any) -> None:
-        """Declare the command's arguments and description."""
-        self._function("_arguments")(parser)
-
-    def run(self, args: Any) -> int:
-        """Run the command with parsed arguments; return its exit status."""
-        status: int = self._function("")(args)
-        return status
-
-    def _function(self, suffix: str) -> Callable[[Any], Any]:
+    def function(self, suffix: str = "") -> Callable[[Any], Any]:
+        """Return the function that runs the command or, with "_arguments", the one that declares its arguments."""
         module = importlib.import_module(f".{self.module}", __package__)
         function: Callable[[Any], Any] = getattr(module, self.name.replace("-", "_") + suffix)
         return function
+
+    def declare(self, parser: Any) -> None:
+        """Declare the command's arguments and description."""
+        self.function("_arguments")(parser)
 
 
 COMMANDS = {
@@ -52,9 +46,9 @@ COMMANDS = {
         Command("index", "make an archive that names the weights in files of other formats", "convert"),
         Command("to-onnx", "write the ONNX model of an archive", "convert"),
         Command("tune", "make the model of an archive as fast as the .onnx on this machine", "tune"),
-        Command("pack", "compress an archive for transport, to .zcr.zst", "pack"),
-        Command("unpack", "decompress a packed archive", "pack"),
-        Command("report", "show an archive as a web page in one file", "report"),
+        Command("pack", "compress an archive for transport, to .zcr.zst", "convert"),
+        Command("unpack", "decompress a packed archive", "convert"),
+        Command("report", "show an archive as a web page in one file", "convert"),
         Command("embed", "write source code with tensors as constants", "embed"),
         Command("attach", "append an archive to an executable", "embed"),
         Command("detach", "remove an attached archive from an executable", "embed"),

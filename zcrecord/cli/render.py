@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any, Literal, NamedTuple, TextIO
 
 from zcrecord.errors import missing_package, printable
@@ -77,10 +78,9 @@ def jsonable(value: Any) -> Any:
 
 
 class Column(NamedTuple):
-    """A column of a table: heading, side, and its rank and line breaks on a narrow terminal.
+    """A column of a table. On a narrow terminal those with the highest `leaves` are left out first; 0 always stays.
 
-    On a narrow terminal the columns with the highest `leaves` are left out first; a column with 0 always stays. A cell
-    is broken anywhere ("fold", for names), between words ("words"), or not at all ("").
+    A cell is broken anywhere ("fold", for names), between words ("words"), or not at all ("").
     """
 
     heading: str
@@ -162,7 +162,7 @@ class Printer:
     def line(self, text: str) -> None:
         """Print one line, on a terminal broken between words; the text is escaped already."""
         if self._stream is not None:
-            print(wrapped(text, self._stream), file=self._stream)
+            self._print(wrapped(text, self._stream))
 
     def _print(self, text: str) -> None:
         if self._stream is not None:
@@ -174,7 +174,7 @@ class Printer:
             for label, value in itertools.chain([("file", title)], rows):
                 self.line(f"{label}: {value}")
             return
-        console, (table_type, text, _) = self._console(), _rich()
+        console, (table_type, text, _) = self.console(), _rich()
         console.print(text(title, style="bold"))
         labelled = [(f"  {label}", value) for label, value in rows]
         most = max(console.width // 3, _LABEL)
@@ -203,7 +203,7 @@ class Printer:
             for row in rows:
                 self.line("\t".join(row))
             return
-        console = self._console()
+        console = self.console()
         missing: dict[str, None] = {}
         rest = iter(rows)
         while page := list(itertools.islice(rest, _PAGE)):
@@ -217,7 +217,8 @@ class Printer:
         if missing:
             self.line(f"no room for {', '.join(missing)}; --json shows them")
 
-    def _console(self) -> Any:
+    def console(self) -> Any:
+        """Return rich's console for the terminal."""
         _rich()
         from rich.console import Console
 
@@ -246,6 +247,17 @@ def printers(quiet: bool = False) -> tuple[Printer, Printer]:
     return Printer(None if quiet else sys.stdout), Printer(None if quiet else sys.stderr)
 
 
+def print_report(args: Any, report: Any, lines: Callable[[Any, Printer], Iterable[str]]) -> int:
+    """Print a command's report, as JSON or in the words of `lines`; return the exit status."""
+    out = Printer(None if args.quiet else sys.stdout)
+    if args.json:
+        out.json(asdict(report))
+    else:
+        for line in lines(report, out):
+            out.line(line)
+    return 0
+
+
 def _table(columns: Sequence[Column], rows: Sequence[tuple[str, ...]], widths: Sequence[int]) -> Any:
     table_type, text, box = _rich()
     table = table_type(box=box, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
@@ -272,30 +284,21 @@ def _rich() -> tuple[Any, Any, Any]:
 @contextlib.contextmanager
 def showing_progress(label: str, printer: Printer) -> Iterator[Progress]:
     """Yield a progress callback: it shows a bar that disappears at the end or, into a pipe, a line now and then."""
-    if printer.pretty:
-        with _bar(label, printer) as update:
-            yield _throttled(update, _REFRESH)
-        return
-    started = 0.0
-    throttled: Progress | None = None
 
-    def print_line(done: int, total: int | None) -> None:
-        seconds = time.monotonic() - started
+    def print_line(done: int, total: int | None, seconds: float) -> None:
         share = f" of {human(total)}, {100 * done // max(total, 1)}%" if total is not None else ""
         left = f", {seconds * (total - done) / done:.0f} s left" if total is not None and done else ""
         printer.line(f"{label}: {human(done)}{share}, {human(int(done / max(seconds, 1e-3)))}/s{left}")
 
-    def first_or_later(done: int, total: int | None) -> None:
-        nonlocal started, throttled
-        if throttled is None:  # the clock starts here: imports take longer than many conversions
-            started, throttled = time.monotonic(), _throttled(print_line, _PLAIN_REFRESH, first=False)
-        throttled(done, total)
-
-    yield first_or_later
+    if printer.pretty:
+        with _bar(label, printer) as update:
+            yield _throttled(update, _REFRESH, at_once=True)
+    else:
+        yield _throttled(print_line, _PLAIN_REFRESH, at_once=False)
 
 
 @contextlib.contextmanager
-def _bar(label: str, printer: Printer) -> Iterator[Progress]:
+def _bar(label: str, printer: Printer) -> Iterator[Callable[[int, int | None, float], None]]:
     _rich()
     from rich import progress
 
@@ -306,22 +309,28 @@ def _bar(label: str, printer: Printer) -> Iterator[Progress]:
         progress.TransferSpeedColumn(),
         progress.TimeRemainingColumn(),
     )
-    with progress.Progress(*columns, console=printer._console(), transient=True) as bar:
+    with progress.Progress(*columns, console=printer.console(), transient=True) as bar:
         task = bar.add_task(label, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        yield lambda done, total, _: bar.update(task, completed=done, total=total)
 
 
-def _throttled(call: Progress, seconds: float, *, first: bool = True) -> Progress:
-    """Return a function that calls `call` at most every `seconds`, and always at the end."""
-    due = -math.inf if first else time.monotonic() + seconds
+def _throttled(show: Callable[[int, int | None, float], None], every: float, *, at_once: bool) -> Progress:
+    """Return a callback that calls `show` at most once in `every` seconds, with the seconds since its own first call.
 
-    def maybe(done: int, total: int | None) -> None:
-        nonlocal due
+    With `at_once` the first call is shown, and the last. The clock starts late because imports take longer than many
+    conversions.
+    """
+    started = due = -math.inf
+
+    def progress(done: int, total: int | None) -> None:
+        nonlocal started, due
+        now = time.monotonic()
+        if started < 0:
+            started, due = now, now + (0 if at_once else every)
         if total is not None and done > total:
             total = None  # an ONNX model's external data, which the total does not include
-        now = time.monotonic()
-        if now >= due or (first and done == total):
-            due = now + seconds
-            call(done, total)
+        if now >= due or (at_once and done == total):
+            due = now + every
+            show(done, total, now - started)
 
-    return maybe
+    return progress

@@ -27,7 +27,7 @@ def serve_arguments(parser: Parser) -> None:
     about = """a folder of the npm package onnxruntime-web, which runs the model; without it the browser fetches that
         from cdn.jsdelivr.net when the model is run"""
     parser.add_argument("--onnxruntime-web", metavar="FOLDER", help=about)
-    parser.add_argument("--open", action="store_true", help="open the page in a browser")
+    parser.flag("--open", help="open the page in a browser")
 
 
 def serve(args: Arguments) -> int:
@@ -55,7 +55,6 @@ def serve(args: Arguments) -> int:
     def failed(reason: str) -> None:
         tell("zcrecord", f"error: a fault of serve itself, {reason}; please report it")
 
-    address = {"host": args.host, "port": args.port}
-    files = {"samples": args.samples, "runtime": args.onnxruntime_web}
-    serving.serve(args.file, **files, **address, started=started, failed=failed)
+    options = args.values("samples", "host", "port")
+    serving.serve(args.file, runtime=args.onnxruntime_web, **options, started=started, failed=failed)
     return 0

@@ -28,7 +28,7 @@ from zcrecord.storage.files import read_start
 
 from .web_runtime import WebRuntime, web_runtime
 
-PORT = 8000  # the default, if it is free
+_PORT = 8000  # the default, if it is free
 _WEB = Path(__file__).parents[1] / "web"
 _ROOMS = "reader", "view", "page"  # of the folder `web`: all that the page loads
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".mjs": "text/javascript", ".css": "text/css"}
@@ -48,30 +48,21 @@ _LEAVE = 1.0  # seconds for responses to finish when the server stops
 
 
 def serve(
-    source: str | os.PathLike[str],
+    source: str,
     *,
-    samples: str | os.PathLike[str] | None = None,
-    runtime: str | os.PathLike[str] | None = None,
-    host: str = "127.0.0.1",
-    port: int | None = None,
-    started: Callable[[str], object] | None = None,
-    failed: Callable[[str], object] | None = None,
+    samples: str | None,
+    runtime: str | None,
+    host: str,
+    port: int | None,
+    started: Callable[[str], object],
+    failed: Callable[[str], object],
 ) -> None:
     """Serve an archive and its page until SIGTERM, or until Ctrl-C, which raises; reads only the requested bytes.
 
-    Each response is from the file as it is at that time; a replaced file has another ETag.
-
-    Args:
-        source: an archive that is a file of its own.
-        samples: an archive with inputs (`images` or `inputs`) and `labels`, for a model that the page can run.
-        runtime: a folder of the npm package onnxruntime-web, with which the page runs the model; None: the browser
-            fetches the version that `web_runtime` pins from a public server, when the model is run first.
-        host: the address to listen on. On a loopback address, requests that name another host are refused, against DNS
-            rebinding: a foreign page whose name was made to point here.
-        port: 0 for any that is free; None for 8000, or any if that is taken.
-        started: called with the URL as soon as the server answers there.
-        failed: called with each fault of the server itself, as one line. Malformed requests get an error status, and
-            are not reported.
+    Each response is from the file as it is at that time; a replaced file has another ETag. `samples` is an archive with
+    inputs (`images` or `inputs`) and `labels`, `runtime` a folder for `web_runtime`. `port` is 0 for any that is free,
+    None for 8000, or any if that is taken. `started` gets the URL as soon as the server answers there, `failed` each
+    fault of the server itself, as one line. Malformed requests get an error status, and are not reported.
 
     Raises:
         SourceError: a file cannot be read, or the server cannot listen at the address. FormatError: a file is no valid
@@ -80,29 +71,53 @@ def serve(
         were cut off.
     """
     web = _aiohttp()
-    files = {"archive": Path(source), **({"samples": Path(samples)} if samples is not None else {})}
+    files = {"archive": Path(source), **({} if samples is None else {"samples": Path(samples)})}
     for name, path in files.items():
         _check_archive(path, samples=name == "samples")
     place = web_runtime(runtime)
-    listening = _listen(host, port)
-    with listening:
+    with _listen(host, port) as listening:
         app = _application(web, files, place, local=is_loopback(host))
+        url = _url(host, listening.getsockname()[1])
+        with _reporting_faults(failed):
+            number = asyncio.run(_run(web, app, listening, lambda: started(url)))
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
 
-        async def begin(_: Any) -> None:
-            if started is not None:
-                started(_url(host, listening.getsockname()[1]))
 
-        app.on_startup.append(begin)
-        with _ended_by_signals(web, app), _reporting_faults(web, failed or (lambda _: None)):
-            web.run_app(app, sock=listening, print=None, access_log=None, shutdown_timeout=_LEAVE, handle_signals=False)
+async def _run(web: Any, app: Any, listening: socket.socket, started: Callable[[], object]) -> int:
+    """Run an application until SIGTERM or SIGINT; return the signal's number."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    numbers: list[int] = []
+
+    def end(number: int, _: Any) -> None:
+        numbers.append(number)
+        loop.call_soon_threadsafe(ended.set)
+
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=_LEAVE)
+    await runner.setup()
+    before: dict[int, Any] = {}
+    try:
+        await web.SockSite(runner, listening).start()
+        if threading.current_thread() is threading.main_thread():
+            # One that is ignored, as by nohup, stays so.
+            handled = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) != signal.SIG_IGN]
+            before = {number: signal.signal(number, end) for number in handled}
+        started()
+        await ended.wait()
+    finally:
+        await runner.cleanup()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return numbers[0]
 
 
 @contextlib.contextmanager
-def _reporting_faults(web: Any, report: Callable[[str], object]) -> Iterator[None]:
+def _reporting_faults(report: Callable[[str], object]) -> Iterator[None]:
     """Report aiohttp's faults in a line each; aiohttp logs tracebacks, for malformed requests, too."""
-    from aiohttp.http import HttpProcessingError  # here, as `web`
+    from aiohttp.http import HttpProcessingError  # here, as below
+    from aiohttp.web import RequestPayloadError
 
-    client_faults = (HttpProcessingError, web.RequestPayloadError, ConnectionError, TimeoutError)
+    client_faults = (HttpProcessingError, RequestPayloadError, ConnectionError, TimeoutError)
 
     class Lines(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -120,42 +135,6 @@ def _reporting_faults(web: Any, report: Callable[[str], object]) -> Iterator[Non
         logger.removeHandler(lines)
 
 
-@contextlib.contextmanager
-def _ended_by_signals(web: Any, app: Any) -> Iterator[None]:
-    """End an application on SIGTERM and SIGINT; after SIGINT raise KeyboardInterrupt once it has ended.
-
-    aiohttp's own handling does not say which signal came, and a signal while it makes the event loop would break it.
-    """
-    seen: list[int] = []
-    loops: list[asyncio.AbstractEventLoop] = []
-
-    def stop() -> None:
-        raise web.GracefulExit
-
-    def end(number: int, _: Any) -> None:
-        seen.append(number)
-        for loop in loops if len(seen) == 1 else ():
-            loop.call_soon_threadsafe(stop)
-
-    async def begin(_: Any) -> None:
-        loops.append(asyncio.get_running_loop())
-        if seen:
-            loops[0].call_soon(stop)
-
-    app.on_startup.append(begin)
-    before: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        heard = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) != signal.SIG_IGN]  # as of nohup
-        before = {number: signal.signal(number, end) for number in heard}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if seen and seen[0] == signal.SIGINT:
-        raise KeyboardInterrupt
-
-
 def _aiohttp() -> Any:
     try:
         from aiohttp import web  # here, because it is an extra
@@ -170,11 +149,11 @@ def _check_archive(path: Path, *, samples: bool) -> None:
         takes_one_file(record.archive, "serve")
         fits = not samples or ("labels" in record and ("images" in record or "inputs" in record))
     if read_start(os.fspath(path), len(MAGIC)) != MAGIC:
-        what = "is packed or attached to a program, and browsers read plain archives: unpack or detach it first"
-        raise UnsupportedError(what, path=os.fspath(path))
+        fault = "is packed or attached to a program, and browsers read plain archives: unpack or detach it first"
+        raise UnsupportedError(fault, path=os.fspath(path))
     if not fits:
-        what = "samples need the tensors `images` (or `inputs`) and `labels`; one of the two is missing"
-        raise UnsupportedError(what, path=os.fspath(path))
+        fault = "samples need the tensors `images` (or `inputs`) and `labels`; one of the two is missing"
+        raise UnsupportedError(fault, path=os.fspath(path))
 
 
 def is_loopback(host: str) -> bool:
@@ -187,12 +166,12 @@ def is_loopback(host: str) -> bool:
 
 def _listen(host: str, port: int | None) -> socket.socket:
     """Return a socket that listens; if no port is given and 8000 is in use, on any free port."""
-    asked = PORT if port is None else port
-    where = f"{host} port {asked}: cannot listen there"
-    if asked > 0xFFFF:
+    chosen = _PORT if port is None else port
+    where = f"{host} port {chosen}: cannot listen there"
+    if chosen > 0xFFFF:
         raise SourceError(f"{where}: the largest port is 65535")  # the resolver would take the low 16 bits
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, asked, type=socket.SOCK_STREAM)[0]
+        family, _, _, _, address = socket.getaddrinfo(host, chosen, type=socket.SOCK_STREAM)[0]
         try:
             return socket.create_server(address[:2], family=family)
         except OSError as error:
@@ -202,7 +181,7 @@ def _listen(host: str, port: int | None) -> socket.socket:
     except (OSError, UnicodeError) as error:
         number = None if isinstance(error, UnicodeError | socket.gaierror) else error.errno
         why = str(getattr(error, "strerror", error)) if number is None else os.strerror(number)
-        hint = "; --port 0 takes a free port" if asked and number in (errno.EADDRINUSE, errno.EACCES) else ""
+        hint = "; --port 0 takes a free port" if chosen and number in (errno.EADDRINUSE, errno.EACCES) else ""
         raise SourceError(f"{where}: {why}{hint}", errno=number) from error
 
 
@@ -214,7 +193,7 @@ def _url(host: str, port: int) -> str:
 
 
 def _application(web: Any, files: dict[str, Path], runtime: WebRuntime, *, local: bool) -> Any:
-    """Return the web application: a route for each file, and no others."""
+    """Return the web application, with a route for each file, and no others."""
 
     @web.middleware  # type: ignore[untyped-decorator]
     async def guard(request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
 
 from zcrecord.errors import RecordError, SourceError, printable
-from zcrecord.record.record import Record
 
 from .endings import error_json, writing
-from .parsers import Arguments, Parser, add_archive, add_json, add_output_options, add_quiet
-from .render import Printer, printers, showing_progress, shown
+from .parsers import Arguments, Parser
+from .render import print_report, printers, showing_progress, shown
 from .stdio import check_file, name_of, opened_archive
 
 
@@ -25,19 +21,22 @@ def sign_arguments(parser: Parser) -> None:
     parser.add_argument("file", metavar="FILE", help="an archive, which is replaced")
     about = "private key, PEM or OpenSSH; the passphrase is read from $ZCRECORD_PASSPHRASE, or from the terminal"
     parser.add_argument("--key", required=True, metavar="KEY", help=about)
-    about = "write the signed archive to OUT, and leave FILE unchanged"
-    parser.add_argument("--output", "-o", metavar="OUT", help=about)
-    add_output_options(parser)
+    parser.add_output("signed archive", "FILE")
+    parser.add_output_options()
 
 
 def sign(args: Arguments) -> int:
     """Sign an archive."""
+    from zcrecord import integrity  # here, because few need cryptography
+
     check_file(args.file)
-    options = {"passphrase": _passphrase(args.key), "force": args.force, "durable": not args.no_sync}
-    out, errors = printers(args.quiet)
-    with writing(args.file):
-        _sign(args.file, args.key, args.output, out, errors, as_json=args.json, **options)
-    return 0
+    options = args.values("force", "durable") | {"passphrase": _passphrase(args.key)}
+    _, errors = printers(args.quiet)
+    with writing(args.file), showing_progress("signing", errors) as progress:
+        report = integrity.sign(args.file, args.key, args.output, progress=progress, **options)
+    again = ", in the place of its last signature" if report.replaced else ""
+    line = f"{shown(report.dest)}: {report.content_digest} signed by the key {report.key}{again}"
+    return print_report(args, report, lambda *_: [line])
 
 
 def _passphrase(key: str) -> bytes | None:
@@ -54,67 +53,38 @@ def _passphrase(key: str) -> bytes | None:
     return getpass.getpass(f"Passphrase of {printable(key)}: ").encode()
 
 
-def _sign(
-    path: str, key: str, dest: str | None, out: Printer, progress_on: Printer, *, as_json: bool, **options: Any
-) -> None:
-    """Sign an archive, and print the signed digest.
-
-    Raises:
-        RecordError: the archive cannot be signed.
-    """
-    from zcrecord import integrity  # here, because few need cryptography
-
-    with showing_progress("signing", progress_on) as progress:
-        report = integrity.sign(path, key, dest, progress=progress, **options)
-    if as_json:
-        out.json(asdict(report))
-        return
-    again = ", in the place of its last signature" if report.replaced else ""
-    out.line(f"{shown(report.dest)}: {report.content_digest} signed by the key {report.key}{again}")
-
-
 def check_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord check`."""
     parser.description = """Check that the owner of a key signed an archive, and that it has not changed since. Exit
         status 1 if not. Tensors, modules and attributes are covered, metadata are not."""
-    add_archive(parser)
+    parser.add_archive()
     about = "public key, PEM or OpenSSH; if given several times, the owner of each key has to have signed"
     parser.add_argument("--key", required=True, action="append", metavar="PUB", help=about)
-    add_quiet(parser)
-    add_json(parser, "the result")
+    parser.add_quiet()
+    parser.add_json("the result")
 
 
 def check(args: Arguments) -> int:
-    """Check the signatures of an archive."""
-    out, errors = printers(args.quiet)
-    with opened_archive(args.file, args.embedded) as record:
-        _check(record, name_of(args.file), args.key, out, errors, as_json=args.json)
-    return 0
-
-
-def _check(
-    record: Record, name: str, keys: Sequence[str], out: Printer, progress_on: Printer, *, as_json: bool
-) -> None:
-    """Check that the owner of each key signed a record's contents, and print the result.
-
-    Raises:
-        RecordError: one of them did not.
-    """
+    """Check that the owner of each key signed an archive, and print the result."""
     from zcrecord import integrity
 
-    result: dict[str, Any] = {"file": name, "ok": True, "signed_by": integrity.signers(record), "checked": []}
-    try:
-        with showing_progress("checking", progress_on) as progress:
-            for key in keys:
-                result["checked"].append(
-                    {"file": key, "key": integrity.check_signature(record, key, progress=progress)}
-                )
-    except RecordError as error:
-        if as_json:
-            out.json({**result, "ok": False, "error": error_json(error)})
-        raise
-    if as_json:
+    out, errors = printers(args.quiet)
+    name = name_of(args.file)
+    with opened_archive(args.file, args.embedded) as record:
+        checked: list[dict[str, str]] = []
+        result = {"file": name, "ok": True, "signed_by": integrity.signers(record), "checked": checked}
+        try:
+            with showing_progress("checking", errors) as progress:
+                for key in args.key:
+                    signer = integrity.check_signature(record, key, progress=progress)
+                    checked.append({"file": key, "key": signer})
+        except RecordError as error:
+            if args.json:
+                out.json({**result, "ok": False, "error": error_json(error)})
+            raise
+    if args.json:
         out.json(result)
-        return
-    for checked in result["checked"]:
-        out.line(f"{shown(name)}: OK, signed by the key {checked['key']} ({shown(checked['file'])})")
+        return 0
+    for each in checked:
+        out.line(f"{shown(name)}: OK, signed by the key {each['key']} ({shown(each['file'])})")
+    return 0

@@ -21,14 +21,10 @@ from .endings import located
 _PIPE = 1 << 20  # bytes of a pipe's buffer, if the system allows it; a sixteenth is usual, with 16 times the switches
 
 
-def binary(stream: Any, what: str) -> Any:
-    """Return the binary buffer of a standard stream; a pipe is made larger first.
-
-    Raises:
-        SourceError: the process was started without it.
-    """
+def binary(stream: Any, name: str) -> Any:
+    """Return the binary buffer of a standard stream; a pipe is made larger first. SourceError if it is closed."""
     if stream is None:
-        raise SourceError("is closed", path=f"standard {what}")
+        raise SourceError("is closed", path=f"standard {name}")
     with contextlib.suppress(ImportError, AttributeError, OSError, ValueError):  # not Linux, no pipe, over a quota
         import fcntl
 
@@ -37,11 +33,7 @@ def binary(stream: Any, what: str) -> Any:
 
 
 def read_stdin() -> Any:
-    """Return all of standard input.
-
-    Raises:
-        SourceError: it is closed, or cannot be read.
-    """
+    """Return all of standard input."""
     try:
         return binary(sys.stdin, "input").read()
     except OSError as error:
@@ -73,11 +65,7 @@ def taking_urls(convert: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def source_of(given: str) -> Any:
-    """Return the source of a record: all bytes of standard input for "-", the one model of a folder, or `given`.
-
-    Raises:
-        SourceError: standard input cannot be read, or a folder has no model, or several.
-    """
+    """Return the source of a record: all bytes of standard input for "-", the one model of a folder, or `given`."""
     if given == "-":
         return read_stdin()
     check_file(given, "pipe it in, and give - in its place")
@@ -92,11 +80,7 @@ def opened_archive(given: str, embedded: Embedded | None = None) -> Iterator[Rec
 
 
 def check_file(path: str, advice: str = "copy it to one, and give that") -> None:
-    """Refuse a pipe or a device, for a command that needs a file.
-
-    Raises:
-        SourceError: the path is one.
-    """
+    """Raise SourceError if a path is a pipe or a device, for a command that needs a file."""
     mode = stat.S_IFREG
     with contextlib.suppress(OSError, ValueError):  # other faults are reported when the file is opened
         mode = os.stat(path).st_mode

@@ -12,7 +12,7 @@ from zcrecord.errors import RecordError
 from zcrecord.storage.folders import archive_in
 
 from .endings import writing
-from .parsers import Arguments, Parser, add_output_options, natural
+from .parsers import Arguments, Parser
 from .render import Printer, counted, printers, showing_progress, shown
 from .stdio import check_file, opened_archive
 
@@ -27,11 +27,10 @@ def tune_arguments(parser: Parser) -> None:
     parser.add_argument("source", metavar="ARCHIVE", help=about)
     about = "write the tuned archive to OUT, and leave ARCHIVE unchanged"
     parser.add_argument("dest", metavar="OUT", nargs="?", help=about)
-    about = "number of threads that ONNX Runtime may use (default: one for each core)"
-    parser.add_argument("--threads", type=natural, metavar="N", help=about)
+    parser.add_threads("number of threads that ONNX Runtime may use")
     about = "remove what tuning added, for all machines; gives back the bytes from before, with their signatures"
-    parser.add_argument("--remove", action="store_true", help=about)
-    add_output_options(parser, stdout=False)
+    parser.flag("--remove", help=about)
+    parser.add_output_options(stdout=False)
 
 
 def tune(args: Arguments) -> int:
@@ -45,8 +44,7 @@ def tune(args: Arguments) -> int:
         args.source = archive_in(args.source)
     out, errors = printers(args.quiet)
     with writing(args.source):
-        options = {"dest": args.dest, "threads": args.threads, "remove": args.remove}
-        report = run_tuning(args.source, args, errors, **options)
+        report = run_tuning(args.source, args, errors, **args.values("dest", "threads", "remove"))
     if args.json:
         out.json(asdict(report))
     else:
@@ -57,84 +55,67 @@ def tune(args: Arguments) -> int:
 def run_tuning(
     source: str,
     args: Arguments,
-    progress_on: Printer,
+    errors: Printer,
     *,
     dest: str | None = None,
     threads: int | None = None,
     verify: bool = False,
     remove: bool = False,
 ) -> Any:
-    """Tune the archive at `source`, into `dest` if given; prints the archive's size before writing it."""
+    """Tune the archive at `source`, into `dest` if given, or remove its tuned part; prints its size before writing."""
     from zcrecord import onnx
+    from zcrecord.onnx.tuned import size_before
 
-    options: dict[str, Any] = {"force": args.force, "durable": not args.no_sync}
+    bars: list[Callable[[int, int | None], None]] = []
+
+    def progress(done: int, total: int) -> None:
+        if not bars:
+            with opened_archive(source) as record:
+                before = size_before(record.archive)
+            least = "" if remove else "at most "
+            ratio = "" if remove else f", {total / before:.2f} times the {errors.size(before)} without the tuned part"
+            errors.line(f"{shown(args.dest or source)}: will have {least}{errors.size(total)}{ratio}")
+            bars.append(stack.enter_context(showing_progress("zcrecord", errors)))
+        bars[0](done, total)
+
     with contextlib.ExitStack() as stack:
-        options["progress"] = _announcing(source, args.dest or source, progress_on, stack, remove)
+        options = args.values("force", "durable") | {"progress": progress}
         if remove:
             return onnx.untune(source, dest, **options)
         try:
-            return onnx.tune(source, dest, threads=threads or None, verify=verify, **options)
+            return onnx.tune(source, dest, threads=threads, verify=verify, **options)
         except RecordError as error:
             error.path = args.source if error.path == source else error.path  # the archive may be a scratch file
             raise
 
 
-def _announcing(
-    source: str, dest: str, errors: Printer, stack: contextlib.ExitStack, remove: bool
-) -> Callable[[int, int], None]:
-    """Return a progress callback that first prints the size of the archive to come."""
-    from zcrecord.onnx.tuned import size_before
-
-    shows: list[Callable[[int, int | None], None]] = []
-
-    def progress(done: int, total: int) -> None:
-        if not shows:
-            with opened_archive(source) as record:
-                before = size_before(record.archive)
-            least = "" if remove else "at most "
-            ratio = "" if remove else f", {total / before:.2f} times the {errors.size(before)} without the tuned part"
-            errors.line(f"{shown(dest)}: will have {least}{errors.size(total)}{ratio}")
-            shows.append(stack.enter_context(showing_progress("zcrecord", errors)))
-        shows[0](done, total)
-
-    return progress
-
-
 def print_tuning(report: Any, name: str, out: Printer) -> None:
     """Print the report of tuning an archive, or of removing its tuned part."""
-    out.facts(shown(name), _facts(report, out) if report.targets else _facts_of_removal(report, out))
+    out.facts(shown(name), _facts(report, out))
 
 
 def _facts(report: Any, out: Printer) -> Iterator[tuple[str, str]]:
-    """Yield the labels and values of a report of tuning."""
     from zcrecord.onnx.target import TuningTarget
 
     for target in report.targets:
         yield "tuned for", TuningTarget.decode(target).words()
-    weights = f"{report.packed} of {counted(report.weights, 'weight')}"
-    if any(report.modules):
+    if report.targets and any(report.modules):
         yield "models", ", ".join(map(shown, report.modules))
-    yield "packed", f"{weights}, {out.size(report.packed_bytes)}; the optimised graph takes the others as they are"
-    yield "archive", f"{out.size(report.archive_bytes)}"
-    before = report.content_digest_before
-    yield "digest before", f"{before}, and that of the untuned part still: graph and weights are untouched"
-    yield "digest now", report.content_digest
+    if report.targets:
+        weights = f"{report.packed} of {counted(report.weights, 'weight')}"
+        yield "packed", f"{weights}, {out.size(report.packed_bytes)}; the optimised graph takes the others as they are"
+    else:
+        yield "removed", "the tuned part; the archive has the bytes from before it was tuned"
+    yield "archive", out.size(report.archive_bytes)
+    if report.targets:
+        before = report.content_digest_before
+        yield "digest before", f"{before}, and that of the untuned part still: graph and weights are untouched"
+    yield "digest now", report.content_digest + ("" if report.targets else ", that of the untuned part before")
     if report.verified:
         yield "verified", "the tuned graph was run, and gave the model's answers"
     if report.lapsed:
         keys = ", ".join(map(shown, report.lapsed))
         yield "signatures", f"lapsed, of {counted(len(report.lapsed), 'key')}: {keys}; sign the tuned archive again"
-    yield from _last_facts(report)
-
-
-def _facts_of_removal(report: Any, out: Printer) -> Iterator[tuple[str, str]]:
-    yield "removed", "the tuned part; the archive has the bytes from before it was tuned"
-    yield "archive", out.size(report.archive_bytes)
-    yield "digest now", f"{report.content_digest}, that of the untuned part before"
-    yield from _last_facts(report)
-
-
-def _last_facts(report: Any) -> Iterator[tuple[str, str]]:
     for model in report.models:
         yield "written again", f"{shown(model)}, whose weights lie in the archive"
     yield "seconds", f"{report.seconds:.2f}"

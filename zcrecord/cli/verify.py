@@ -14,7 +14,7 @@ from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 
 from .endings import error_json, located
-from .parsers import Arguments, Parser, add_archive, add_json, add_quiet
+from .parsers import Arguments, Parser
 from .render import Printer, counted, printers, showing_progress, shown
 from .stdio import name_of, source_of
 
@@ -26,13 +26,12 @@ def verify_arguments(parser: Parser) -> None:
     parser.description = """Check an archive, and list everything that is damaged. The exit status is 1 if the archive
         is not valid. For an .onnx file whose weights lie in an archive (to-onnx --external), check that the archive is
         still the same."""
-    add_archive(parser)
-    add_json(parser, "the result")
+    parser.add_archive()
+    parser.add_json("the result")
     about = "touch: check headers and structure; index: also every rule of the index; full (default): also all digests"
     parser.add_argument("--level", choices=("touch", "index", "full"), default="full", help=about)
-    about = "print the content digest, which does not depend on the layout"
-    parser.add_argument("--digest", action="store_true", help=about)
-    add_quiet(parser)
+    parser.flag("--digest", help="print the content digest, which does not depend on the layout")
+    parser.add_quiet()
 
 
 def verify(args: Arguments) -> int:
@@ -41,36 +40,24 @@ def verify(args: Arguments) -> int:
     out, errors = printers(args.quiet)
     with located(name):
         if args.file.lower().endswith(".onnx") and args.embedded is None:
-            _check_model(args.file, out, errors, level=args.level, as_json=args.json)
+            _check_model(args, out, errors)
         else:
             _check_archive(args, name, out, errors)
     return 0
 
 
-def _check_archive(args: Arguments, name: str, out: Printer, progress_on: Printer) -> None:
-    """Check an archive at the level of --level; print that it is valid, or every damaged range.
-
-    Raises:
-        RecordError: the archive is not valid.
-    """
+def _check_archive(args: Arguments, name: str, out: Printer, errors: Printer) -> None:
+    """Check an archive at the level of --level; print that it is valid, or every damaged range, and raise."""
     level: Verify = args.level
     result: dict[str, Any] = {"file": name, "ok": True, "level": level}
     source = source_of(args.file)
     try:
         with load_record(source, verify="touch" if level == "touch" else "index", embedded=args.embedded) as record:
-            if level == "full":
-                with showing_progress("verifying", progress_on) as progress:
-                    record.verify(progress=progress)
-                if child_of_type(record.archive, TUNED_TYPE) is not None:
-                    from zcrecord.onnx.tuned import check_interfaces  # here, as below, because few archives are tuned
-
-                    check_interfaces(record.archive)
-            elif level == "index" and record.archive.source.file_names:
-                from zcrecord.archive.digest import check_indexes  # here, because few archives have shards
-
-                check_indexes(record.archive)
-            result |= {"tensors": len(record), "archive_nbytes": record.archive_nbytes}
-            result["content_digest"] = _digest(record, progress_on) if args.digest else None
+            _check_at(level, record, errors)
+            result |= {"tensors": len(record), "archive_nbytes": record.archive_nbytes, "content_digest": None}
+            if args.digest:
+                with showing_progress("hashing", errors) as progress:
+                    result["content_digest"] = record.content_digest(progress=progress)
     except RecordError as error:
         damage = error.damage
         if args.json:
@@ -88,15 +75,25 @@ def _check_archive(args: Arguments, name: str, out: Printer, progress_on: Printe
         out.line(f"{shown(name)}: {result['content_digest']}")
 
 
-def _digest(record: Record, progress_on: Printer) -> str:
-    with showing_progress("hashing", progress_on) as progress:
-        return record.content_digest(progress=progress)
+def _check_at(level: Verify, record: Record, errors: Printer) -> None:
+    """Check what opening leaves out at this level."""
+    if level == "full":
+        with showing_progress("verifying", errors) as progress:
+            record.verify(progress=progress)
+        if child_of_type(record.archive, TUNED_TYPE) is not None:
+            from zcrecord.onnx.tuned import check_interfaces  # here, as below, because few archives are tuned
+
+            check_interfaces(record.archive)
+    elif level == "index" and record.archive.source.file_names:
+        from zcrecord.archive.digest import check_indexes  # here, because few archives have shards
+
+        check_indexes(record.archive)
 
 
 def _damaged(damage: Damage) -> str:
     """Return a damaged range and its users in one line."""
     users = [("tensor", damage.tensors), ("attribute", damage.attributes), ("metadata", damage.metadata)]
-    labels = [f"{what} '{shown(name)}'" for what, names in users for name in names[:_GLANCE]]
+    labels = [f"{kind} '{shown(name)}'" for kind, names in users for name in names[:_GLANCE]]
     more = sum(len(names[_GLANCE:]) for _, names in users)
     labels += [f"{more} more"] if more else []
     users_text = f" of {', '.join(labels)}" if labels else ""
@@ -104,23 +101,19 @@ def _damaged(damage: Damage) -> str:
     return f"{place}{damage.what}"
 
 
-def _check_model(model: str, out: Printer, progress_on: Printer, *, level: Verify, as_json: bool) -> None:
-    """Check that the archive beside an ONNX model is the one that the model was written for, and print the result.
-
-    Raises:
-        RecordError: it is another archive.
-    """
+def _check_model(args: Arguments, out: Printer, errors: Printer) -> None:
+    """Check that the archive beside an ONNX model is the one that the model was written for, and print the result."""
     from zcrecord import onnx
 
     try:
-        with showing_progress("verifying", progress_on) as progress:
-            report = onnx.verify_external(model, full=level == "full", progress=progress)
+        with showing_progress("verifying", errors) as progress:
+            report = onnx.verify_external(args.file, full=args.level == "full", progress=progress)
     except RecordError as error:
-        if as_json:
-            out.json({"file": model, "ok": False, "error": error_json(error)})
+        if args.json:
+            out.json({"file": args.file, "ok": False, "error": error_json(error)})
         raise
-    if as_json:
-        out.json({"file": model, "ok": True, **asdict(report)})
+    if args.json:
+        out.json({"file": args.file, "ok": True, **asdict(report)})
         return
-    what = f"{counted(report.tensors, 'tensor')}, {out.size(report.nbytes)} in {shown(report.archive)}"
-    out.line(f"{shown(model)}: OK, {what}, checked: {'full' if report.full else 'index'}")
+    facts = f"{counted(report.tensors, 'tensor')}, {out.size(report.nbytes)} in {shown(report.archive)}"
+    out.line(f"{shown(args.file)}: OK, {facts}, checked: {'full' if report.full else 'index'}")

@@ -55,23 +55,15 @@ BUILDS = {
 
 
 class WebRuntime(NamedTuple):
-    """The location of onnxruntime-web for a page.
+    """The location of onnxruntime-web for a page."""
 
-    `about` is sent to the page. `files` are served by their paths. `connect` is the address that the page may connect
-    to, besides its own.
-    """
-
-    about: dict[str, Any]
-    files: dict[str, Path]
-    connect: str
+    about: dict[str, Any]  # sent to the page
+    files: dict[str, Path]  # served, by their paths
+    connect: str  # the address that the page may connect to, besides its own
 
 
 def web_runtime(folder: str | os.PathLike[str] | None) -> WebRuntime:
-    """Return the location of onnxruntime-web: a folder, or the public server if `folder` is None.
-
-    Raises:
-        SourceNotFoundError: the folder does not have the files of onnxruntime-web.
-    """
+    """Return the location of onnxruntime-web: a folder, or the public server if `folder` is None."""
     if folder is None:
         builds = {name: [file._asdict() for file in files] for name, files in BUILDS.items()}
         return WebRuntime({"url": CDN, "version": VERSION, "builds": builds}, {}, CDN)
@@ -80,7 +72,7 @@ def web_runtime(folder: str | os.PathLike[str] | None) -> WebRuntime:
     missing = [name for name in names if not places or not (places[0] / name).is_file()]
     if missing:
         do = f"npm install onnxruntime-web@{VERSION} makes one, node_modules/onnxruntime-web"
-        what = f"is no folder of onnxruntime-web: it has no {missing[0]}; {do}"
-        raise SourceNotFoundError(what, path=os.fspath(folder))
+        fault = f"is no folder of onnxruntime-web: it has no {missing[0]}; {do}"
+        raise SourceNotFoundError(fault, path=os.fspath(folder))
     local = {name: [{"name": file.name} for file in files] for name, files in BUILDS.items()}
     return WebRuntime({"url": _LOCAL, "builds": local}, {_LOCAL + name: places[0] / name for name in names}, "")

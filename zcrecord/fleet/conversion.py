@@ -100,8 +100,8 @@ class _JobRun:
         if refusal is not None and not job.force and is_current(refusal[0], job, model):
             return "refused", refusal[1], 0
         if stamp == {} and not job.force:
-            what = "exists already, and no fleet wrote it; remove it, or force its replacement"
-            return "refused", str(DestinationExistsError(what, path=shown(job.dest))), 0
+            fault = "exists already, and no fleet wrote it; remove it, or force its replacement"
+            return "refused", str(DestinationExistsError(fault, path=shown(job.dest))), 0
         try:
             nbytes = self._convert()
         except SourceError:

@@ -100,8 +100,8 @@ def plan(
     if max_shard_size is not None and _ONNX in models.values():
         raise UnsupportedError("a shard size is not for ONNX; convert the archives that are made of it")
     if not models:
-        what = "has no model below it" if source_format is None else f"has no model of {source_format} below it"
-        raise SourceError(f"{what}; models are recognised by their suffixes", path=shown(source))
+        fault = "has no model below it" if source_format is None else f"has no model of {source_format} below it"
+        raise SourceError(f"{fault}; models are recognised by their suffixes", path=shown(source))
     shared: dict[str, Any] = {"alignment": alignment, "durable": durable, "force": force}
     shared |= {"max_shard_size": max_shard_size, "storage_options": options, "dest_storage_options": dest_options}
     return [
@@ -120,15 +120,11 @@ def _check_options(source_format: str | None, alignment: int, max_shard_size: in
 
 
 def _prefix(given: str | os.PathLike[str], options: Mapping[str, Any], *, written: bool = False) -> str:
-    """Return a URL, or an absolute path, which is the same on every worker.
-
-    Raises:
-        UnsupportedError: the URL cannot be listed or, if `written`, cannot be written to.
-    """
+    """Return a URL, or an absolute path, which is the same on every worker."""
     if isinstance(given, str) and is_url(given):
         if is_http(given) and not written:
-            what = "HTTP servers list no files; name the bucket behind it (s3://, gs://), a copy on a disk"
-            raise UnsupportedError(f"{what}, or make a zcrecord.fleet.Job of each model's URL", path=shown(given))
+            fault = "HTTP servers list no files; name the bucket behind it (s3://, gs://), a copy on a disk"
+            raise UnsupportedError(f"{fault}, or make a zcrecord.fleet.Job of each model's URL", path=shown(given))
         from zcrecord.storage import uploads  # here, because many fleets stay on disks
 
         return (uploads.local_path if written else local_path)(given, options) or given
@@ -160,20 +156,20 @@ def _targets(models: Mapping[str, str], source: str, dest: str) -> dict[str, str
     for path in models:
         target = _stem(path) + ".zcr"
         if "" in path.split("/"):  # an object's key, such as a//b: a folder would have one name for a//b and a/b
-            what = f"the name {printable(repr(path))} has an empty part; rename it"
-            raise NameCollisionError(what, path=shown(source))
+            fault = f"the name {printable(repr(path))} has an empty part; rename it"
+            raise NameCollisionError(fault, path=shown(source))
         if (is_url(source) or is_url(dest)) and (cut := cut_in_url(path)):  # such a URL would name another file
-            what = f"the name {printable(repr(path))} has '{cut}' in it, which means something else in a URL"
-            raise NameCollisionError(f"{what}; rename it", path=shown(source))
+            fault = f"the name {printable(repr(path))} has '{cut}' in it, which means something else in a URL"
+            raise NameCollisionError(f"{fault}; rename it", path=shown(source))
         if (other := out.setdefault(target, path)) != path:
-            what = f"{printable(other)} and {printable(path)} would both become {printable(target)}"
+            fault = f"{printable(other)} and {printable(path)} would both become {printable(target)}"
             advice = Advice("rename one, or choose one format by {}", "source_format")
-            raise NameCollisionError(what, path=shown(source), advice=advice)
+            raise NameCollisionError(fault, path=shown(source), advice=advice)
         if _below(source, path) == _below(dest, target):
             raise UnsupportedError("archives are converted to another folder, not over themselves", path=shown(source))
     if folder := folder_among(out):
-        what = f"{printable(out[folder])} would become {printable(folder)}, a folder of models, too; rename one"
-        raise NameCollisionError(what, path=shown(source))
+        fault = f"{printable(out[folder])} would become {printable(folder)}, a folder of models, too; rename one"
+        raise NameCollisionError(fault, path=shown(source))
     return out
 
 

@@ -41,11 +41,7 @@ def shown(place: str) -> str:
 
 
 def list_files(prefix: str, options: Mapping[str, Any]) -> dict[str, int]:
-    """Return the files below a folder or a URL, in any depth, sorted: relative paths, with "/", and sizes.
-
-    Raises:
-        SourceError: the folder is missing, is not a folder, or cannot be read.
-    """
+    """Return the files below a folder or a URL, in any depth, sorted: relative paths, with "/", and sizes."""
     if is_url(prefix):
         from zcrecord.remote.files import list_files  # here, as above
 
@@ -85,11 +81,7 @@ class Model:
         self._looked_at: dict[str, Any] = {}  # remote files whose size is known
 
     def version(self, name: str) -> str | None:
-        """Return a file's version as it is now, GONE if it does not exist, None if the server gives no version.
-
-        Raises:
-            SourceError: the system or the server reports an error.
-        """
+        """Return a file's version as it is now, GONE if it does not exist, None if the server gives no version."""
         if not is_url(self._source):
             path = self._place(name)
             try:
@@ -119,8 +111,8 @@ class Model:
         """Raise SourceError if a file has changed since its version was noted."""
         for name, version in self.versions.items():
             if self.version(name) != version:
-                what = "was replaced or changed while it was converted; convert it again"
-                raise SourceError(what, path=shown(self._place(name)))
+                fault = "was replaced or changed while it was converted; convert it again"
+                raise SourceError(fault, path=shown(self._place(name)))
 
     def stream(self) -> Any:
         """Return the model's own file, remote, as a binary file object."""
@@ -133,9 +125,6 @@ class Model:
         """Yield the path of the model on a disk, with all its files; a remote model is copied, and the copy removed.
 
         The versions of all files are noted before they are read.
-
-        Raises:
-            SourceError: a file cannot be read. RecordError: the model's list of files is damaged.
         """
         if not is_url(self._source):
             self.note(self._others(self._source))
@@ -181,8 +170,8 @@ class Model:
         located = find_tensors(open_model(path))[1]
         locations = {tensor.reference.location for tensor in located if tensor.reference is not None}
         if clash := folder_among([*locations, self.name]):
-            what = f"external data '{printable(clash)}': a file by one location, and a folder by another"
-            raise ExternalDataError(what)
+            fault = f"external data '{printable(clash)}': a file by one location, and a folder by another"
+            raise ExternalDataError(fault)
         return sorted(locations - {self.name})
 
     def _remote(self, name: str) -> Any:

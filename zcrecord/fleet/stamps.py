@@ -45,9 +45,6 @@ def stamp_at(job: Job) -> Stamp | None:
     """Return the stamp of the archive at a job's destination; None if no file exists there. Reads no payload.
 
     An archive that is not from a fleet, or any other file, has an empty stamp.
-
-    Raises:
-        SourceError: the system or the server reports an error.
     """
     options = dict(job.dest_storage_options) if is_url(job.dest) else None
     try:
@@ -55,19 +52,14 @@ def stamp_at(job: Job) -> Stamp | None:
             folder, shards = os.path.dirname(job.dest), record.archive.source.file_names
             if not all(os.path.exists(os.path.join(folder, name)) for name in shards):
                 return {"files": {}}  # equal to no model's stamp, so that the archive is made again
-            return _decoded(record.metadata.get(SOURCE_NAME))
+            text: Any = record.metadata.get(SOURCE_NAME)
     except SourceNotFoundError:
         return None
     except FormatError:
         return {}
-
-
-def _decoded(text: Any) -> Stamp:
-    try:
-        stamp = json.loads(text)
-    except (TypeError, ValueError, RecursionError):
-        return {}
-    return _checked(stamp)
+    with contextlib.suppress(TypeError, ValueError, RecursionError):
+        return _checked(json.loads(text))
+    return {}
 
 
 def _checked(stamp: Any) -> Stamp:
@@ -89,11 +81,7 @@ def is_current(stamp: Stamp, job: Job, model: Model) -> bool:
 
 
 def version_at(place: str, options: Mapping[str, Any]) -> Identity | str | None:
-    """Return the version of the file at a path or a URL, empty if there is none, None if the store has no versions.
-
-    Raises:
-        SourceError: the system or the server reports an error.
-    """
+    """Return the version of the file at a path or a URL, empty if there is none, None if the store has no versions."""
     if is_url(place):
         from zcrecord.storage import uploads  # here, because many fleets stay on disks
 
@@ -108,9 +96,6 @@ def refusal_at(job: Job) -> tuple[Stamp, str] | None:
     """Return the stamp and the error of a refused model, from its refusal; None if there is no refusal.
 
     Both are empty if another version of zcrecord wrote the refusal, since this version may read the model.
-
-    Raises:
-        SourceError: the system or the server reports an error.
     """
     try:
         refusal = json.loads(_start(job.dest + _REFUSED, job.dest_storage_options))
@@ -135,11 +120,7 @@ def _start(place: str, options: Mapping[str, Any]) -> bytes:
 
 
 def keep_refusal(job: Job, stamp: Stamp, error: str) -> None:
-    """Write the refusal of a model, for the next run; a file there that is not a refusal stays.
-
-    Raises:
-        SourceError: the system or the server reports an error.
-    """
+    """Write the refusal of a model, for the next run; a file there that is not a refusal stays."""
     refusal = {"error": error[:_LONGEST], "stamp": stamp, "zcrecord": __version__}
     place, options = job.dest + _REFUSED, job.dest_storage_options
     version = version_at(place, options)
@@ -150,11 +131,7 @@ def keep_refusal(job: Job, stamp: Stamp, error: str) -> None:
 
 
 def forget_refusal(job: Job) -> None:
-    """Remove the refusal of a model that is converted now.
-
-    Raises:
-        SourceError: the system or the server reports an error.
-    """
+    """Remove the refusal of a model that is converted now."""
     place = job.dest + _REFUSED
     if is_url(place):
         from zcrecord.remote.files import remove_file  # here, as above

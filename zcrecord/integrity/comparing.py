@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any, Literal
 
@@ -26,8 +27,10 @@ from zcrecord.tensors.strides import address
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Key = tuple[Any, ...]
+Progress = Callable[[int, int | None], None]
 Difference = tuple[int | None, float | int | None]  # elements that differ, and the largest absolute difference
 
+_equal_bytes = np.array_equal  # False for another length, too
 _PIECE = 3 * 5 * 7 << 13  # bytes compared at a time: they fit the cache, and are whole elements of any width
 
 
@@ -57,9 +60,7 @@ class Change:
     largest: float | int | None = None
 
 
-def compare(
-    before: Record, after: Record, *, fast: bool = False, progress: Callable[[int, int | None], None] | None = None
-) -> Iterator[Change]:
+def compare(before: Record, after: Record, *, fast: bool = False, progress: Progress | None = None) -> Iterator[Change]:
     """Yield the differences of two records: tensors first, then modules, attributes and metadata.
 
     Layout, the order of mappings, ties and strides are ignored. Values are equal if all their bits are. Tensors of both
@@ -101,14 +102,14 @@ def compare(
 class _TensorComparison:
     """Compares the tensors of two archives by name; each pair of byte ranges once."""
 
-    def __init__(self, a: Archive, b: Archive, fast: bool, progress: Callable[[int, int | None], None] | None) -> None:
+    def __init__(self, a: Archive, b: Archive, fast: bool, progress: Progress | None) -> None:
         self._a, self._b, self._fast, self._progress = a, b, fast, progress
         self._known: dict[tuple[Key, Key], Difference | None] = {}
         self._left = DIGEST_ALLOWANCE * (a.stored_nbytes() + b.stored_nbytes())
         self._done = 0
 
     def changes(self) -> Iterator[Change]:
-        """Yield the differences in the first archive's order, then the tensors that only the second has."""
+        """Yield the differences in the first archive's order, then tensors of the second alone."""
         a, b = self._a, self._b
         names, others = a.names(), {name: j for j, name in enumerate(b.names())}
         for i, name in enumerate(names):
@@ -124,7 +125,6 @@ class _TensorComparison:
             yield Change("tensor", name, "added", after=_described_tensor(b, j))
 
     def _compare(self, name: str, i: int, j: int) -> Difference | None:
-        """Return the difference of two tensors of one type and shape, None if they are equal."""
         if 0 in _kind(self._a, i)[2]:
             return None
         key = _place(self._a, i), _place(self._b, j)
@@ -137,10 +137,8 @@ class _TensorComparison:
         nbytes = dtypes.nbytes(prod(shape), bits) or len(self._a.payload(self._a.row(i).payload))
         self._left -= nbytes
         if self._left < 0:
-            what = (
-                f"views of the same bytes add up to more than {DIGEST_ALLOWANCE} times both archives, too much to read"
-            )
-            raise LimitError(what, path=self._a.path, tensor=name)
+            fault = f"views of the same bytes add up to more than {DIGEST_ALLOWANCE} times both archives"
+            raise LimitError(f"{fault}, too much to read", path=self._a.path, tensor=name)
         difference = _difference(self._a, i, self._b, j)
         self._done += nbytes
         if self._progress:
@@ -215,7 +213,6 @@ def _described_modules(archives: tuple[Archive, Archive]) -> list[dict[str, str]
 
 
 def _turned(a: list[str], b: list[str]) -> bool:
-    """Return True if the common keys of two lists are not in the same order."""
     both = set(a) & set(b)
     return [key for key in a if key in both] != [key for key in b if key in both]
 
@@ -263,11 +260,10 @@ class _ValueEquality:
 
 
 def _difference(a: Archive, i: int, b: Archive, j: int) -> Difference | None:
-    """Return the number of elements that differ, and the largest absolute difference; None if all bits are equal.
+    """Return the difference of two tensors of one type and shape; None if all bits are equal.
 
-    Elements differ if their bits differ: 0.0 and -0.0 differ, and two NaNs may. The largest difference ignores pairs
-    with a NaN, unless all differing pairs have one. It is exact for integers. Strings and unknown types give
-    (None, None).
+    0.0 and -0.0 differ, and two NaNs may. The largest difference ignores pairs with a NaN, unless all differing pairs
+    have one. It is exact for integers. Strings and unknown types give (None, None).
     """
     row = a.row(i)
     kind = dtypes.by_code.get(row.dtype)
@@ -280,10 +276,11 @@ def _difference(a: Archive, i: int, b: Archive, j: int) -> Difference | None:
         left -= elements
         if not _equal_bytes(x, y):
             u, v = (_values(piece, kind, row.bits, elements) for piece in (x, y))
-            other = _bits(u) != _bits(v)
-            other = other.any(axis=-1) if other.ndim > 1 else other
-            count += int(np.count_nonzero(other))
-            largest = _larger(largest, _largest(u[other], v[other]))
+            differing = _bits(u) != _bits(v)
+            differing = differing.any(axis=-1) if differing.ndim > 1 else differing
+            count += int(np.count_nonzero(differing))
+            distance = _largest(u[differing], v[differing])
+            largest = distance if largest is None or largest != largest or distance > largest else largest
     return (count, largest) if count else None
 
 
@@ -291,7 +288,8 @@ def _pieces(a: Archive, i: int, b: Archive, j: int) -> Iterator[tuple[Array, Arr
     """Yield the bytes of two tensors in C order, a piece of each at a time."""
     row, other = a.row(i), b.row(j)
     if a.strides(row) is None and b.strides(other) is None:
-        yield from _in_step(_blocks(a, row.payload), _blocks(b, other.payload))
+        octets: Any = partial(np.frombuffer, dtype=np.uint8)
+        yield from _in_step(map(octets, a.blocks(row.payload)), map(octets, b.blocks(other.payload)))
         return
     item = row.bits >> 3
     flags: Any = ["external_loop", "buffered", "zerosize_ok"]
@@ -299,12 +297,6 @@ def _pieces(a: Archive, i: int, b: Archive, j: int) -> Iterator[tuple[Array, Arr
     each = np.nditer(both, flags=flags, order="C", buffersize=_PIECE // item // 8 * 8)
     for u, v in each:
         yield np.ascontiguousarray(u).view(np.uint8), np.ascontiguousarray(v).view(np.uint8)
-
-
-def _blocks(archive: Archive, number: int) -> Iterator[Array]:
-    """Yield a payload's bytes, those of a split tensor in blocks of whole elements."""
-    for octets in archive.blocks(number):
-        yield np.frombuffer(octets, np.uint8)
 
 
 def _in_step(a: Iterator[Array], b: Iterator[Array]) -> Iterator[tuple[Array, Array]]:
@@ -327,17 +319,7 @@ def _elements(archive: Archive, i: int, row: TensorEntry) -> Array:
     return np.frombuffer(archive.payload(row.payload), item).reshape(archive.shape(row))
 
 
-def _equal_bytes(x: Array, y: Array) -> bool:
-    """Return True if bytes are equal; compares eight at a time."""
-    if len(x) != len(y):
-        return False
-    whole = len(x) // 8 * 8
-    words = x[:whole].view(np.uint64), y[:whole].view(np.uint64)
-    return bool((words[0] == words[1]).all() and (x[whole:] == y[whole:]).all())
-
-
 def _values(piece: Array, kind: DType, bits: int, elements: int) -> Array:
-    """Return bytes as elements; elements below 8 bits are unpacked to one per byte."""
     if bits < 8:
         return PackedTensor(piece, kind, (elements,)).unpack()
     assert kind.numpy is not None
@@ -361,10 +343,6 @@ def _largest(u: Array, v: Array) -> float | int:
         return int((np.maximum(u, v).view(np.uint64) - np.minimum(u, v).view(np.uint64)).max())
     with np.errstate(all="ignore"):
         wide = np.complex128 if name.startswith("complex") else np.float64
-        apart = np.abs(u.astype(wide) - v.astype(wide))
-        known = apart[~np.isnan(apart)]
+        distances = np.abs(u.astype(wide) - v.astype(wide))
+        known = distances[~np.isnan(distances)]
         return float(known.max()) if len(known) else float("nan")
-
-
-def _larger(a: float | int | None, b: float | int) -> float | int:
-    return b if a is None or a != a or b > a else a

@@ -16,12 +16,7 @@ from typing import Any
 
 from zcrecord.archive.archive import takes_archive
 from zcrecord.codec.conventions import SIGNATURE_PREFIX
-from zcrecord.errors import (
-    IntegrityError,
-    UnsupportedError,
-    missing_package,
-    printable,
-)
+from zcrecord.errors import IntegrityError, RecordError, UnsupportedError, missing_package, printable
 from zcrecord.record.edit import add_metadata
 from zcrecord.record.editable import check_no_shard, reformed_attribute
 from zcrecord.record.load import load_record
@@ -95,12 +90,11 @@ def sign(
     source = path_of(path)
     private = _private(key, passphrase)
     out = source if dest is None else path_of(dest)
-    new = check_destination(source, dest if dest is None else out, force)
+    new = check_destination(source, None if dest is None else out, force)
     with load_record(source) as record:
         takes_archive(record.archive, "sign")
         if record.archive.embedded is not None:
-            what = "is attached to a program; detach it, sign it, and attach it again"
-            raise UnsupportedError(what, path=source)
+            raise UnsupportedError("is attached to a program; detach it, sign it, and attach it again", path=source)
         if dest is None and not record.archive.source.is_mapped:
             raise UnsupportedError("is packed, or remote; name a file for the signed archive", path=source)
         if dest is None:
@@ -130,9 +124,9 @@ def _check_attribute_forms(record: Record) -> None:
     """Raise UnsupportedError if saving would change the stored form of an attribute, and with it the signed digest."""
     key = reformed_attribute(record.archive)
     if key is not None:
-        what = f"attribute '{printable(key)}' is not in the form that saving gives it, so the content digest"
+        fault = f"attribute '{printable(key)}' is not in the form that saving gives it, so the content digest"
         do = "load the archive, save it, and sign that"
-        raise UnsupportedError(f"{what} would change; {do}", path=record.archive.path)
+        raise UnsupportedError(f"{fault} would change; {do}", path=record.archive.path)
 
 
 def make_signature(record: Record, key: Any, *, passphrase: bytes | None = None) -> tuple[str, str]:
@@ -179,12 +173,8 @@ def check_signature(record: Record, key: Any, *, progress: Progress | None = Non
     metadata = record.metadata
     if SIGNATURE_PREFIX + name not in metadata:
         others = signers(record)
-        what = (
-            f"is not signed by this key ({name}) but by {', '.join(map(printable, others[:3]))}"
-            if others
-            else "is not signed"
-        )
-        raise IntegrityError(what, path=record.archive.path)
+        by = f" by this key ({name}) but by {', '.join(map(printable, others[:3]))}" if others else ""
+        raise IntegrityError(f"is not signed{by}", path=record.archive.path)
     signed = _decoded(metadata[SIGNATURE_PREFIX + name])
     if signed is None:
         raise IntegrityError(f"metadata '{SIGNATURE_PREFIX}{name}' is no signature", path=record.archive.path)
@@ -194,8 +184,8 @@ def check_signature(record: Record, key: Any, *, progress: Progress | None = Non
     try:
         public.verify(signed, signed_message(name, digest))
     except InvalidSignature:
-        what = f"is not what was signed by the key {name}: its content is {digest}, or the signature is forged"
-        raise IntegrityError(what, path=record.archive.path) from None
+        fault = f"is not what was signed by the key {name}: its content is {digest}, or the signature is forged"
+        raise IntegrityError(fault, path=record.archive.path) from None
     return name
 
 
@@ -281,65 +271,63 @@ def _key_id(public: Any) -> str:
 def _private(key: Any, passphrase: bytes | None) -> Any:
     """Return a private Ed25519 key from a path, bytes or a key of cryptography's."""
     _require()
-    from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key
 
-    if isinstance(key, Ed25519PrivateKey):
-        return key
-    data, path = _key_bytes(key)
-    ssh = data.startswith(b"-----BEGIN OPENSSH")
-    load: Any = serialization.load_ssh_private_key if ssh else serialization.load_pem_private_key
-    if not _takes_passphrase(data):
-        passphrase = None  # the package refuses an unneeded one
-    elif passphrase is None:
-        raise UnsupportedError("is encrypted; it takes its passphrase", path=path)
-    loaded = _loaded(lambda: load(data, password=passphrase), path, "private", data)
-    if not isinstance(loaded, Ed25519PrivateKey):
-        raise UnsupportedError("the key is not an Ed25519 one", path=path)
-    return loaded
+    def load(data: bytes) -> Any:
+        encrypted = _takes_passphrase(data)
+        if encrypted and passphrase is None:
+            raise UnsupportedError("is encrypted; it takes its passphrase")
+        decode: Any = load_ssh_private_key if data.startswith(b"-----BEGIN OPENSSH") else load_pem_private_key
+        return decode(data, password=passphrase if encrypted else None)  # the package refuses an unneeded one
+
+    return _loaded(key, Ed25519PrivateKey, load, "private")
 
 
 def _public(key: Any) -> Any:
     """Return a public Ed25519 key from a path, bytes or a key of cryptography's."""
     _require()
-    from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key, load_ssh_public_key
 
-    if isinstance(key, Ed25519PublicKey):
-        return key
-    data, path = _key_bytes(key)
-    if b"PRIVATE KEY" in data:
-        raise UnsupportedError("is a private key; to check takes the public one", path=path)
-    ssh = data.lstrip().startswith((b"ssh-", b"ecdsa-", b"sk-"))
-    load: Any = serialization.load_ssh_public_key if ssh else serialization.load_pem_public_key
-    loaded = _loaded(lambda: load(data), path, "public", data)
-    if not isinstance(loaded, Ed25519PublicKey):
-        raise UnsupportedError("the key is not an Ed25519 one", path=path)
-    return loaded
+    def load(data: bytes) -> Any:
+        if b"PRIVATE KEY" in data:
+            raise UnsupportedError("is a private key; to check takes the public one")
+        ssh = data.lstrip().startswith((b"ssh-", b"ecdsa-", b"sk-"))
+        return (load_ssh_public_key if ssh else load_pem_public_key)(data)
+
+    return _loaded(key, Ed25519PublicKey, load, "public")
 
 
-def _loaded(load: Callable[[], Any], path: str | None, which: str, data: bytes) -> Any:
+def _loaded(key: Any, kind: type, load: Callable[[bytes], Any], which: str) -> Any:
     """Return the loaded key; errors of the package become one typed error, which does not contain the key."""
     from cryptography.exceptions import UnsupportedAlgorithm
 
+    if isinstance(key, kind):
+        return key
+    data, path = _key_bytes(key)
     try:
-        return load()
+        loaded = load(data)
+    except RecordError as error:
+        raise error.located(path=path) from None
     except UnsupportedAlgorithm as error:
         if "bcrypt" in str(error):
             why = "is an encrypted OpenSSH key, which takes bcrypt"
             raise missing_package("bcrypt", why=why).located(path=path) from error
         raise UnsupportedError("is a key of a kind that cryptography does not know", path=path) from error
     except (ValueError, TypeError) as error:
-        what = f"is no {which} key in PEM or OpenSSH's form"
+        fault = f"is no {which} key in PEM or OpenSSH's form"
         if which == "private" and (b"PUBLIC KEY" in data or data.startswith(b"ssh-")):
-            what = "is a public key; to sign takes the private one"
+            fault = "is a public key; to sign takes the private one"
         elif which == "private" and _takes_passphrase(data):
-            what = "is a private key that needs another passphrase, or is damaged"
-        raise UnsupportedError(what, path=path) from error
+            fault = "is a private key that needs another passphrase, or is damaged"
+        raise UnsupportedError(fault, path=path) from error
+    if not isinstance(loaded, kind):
+        raise UnsupportedError("the key is not an Ed25519 one", path=path)
+    return loaded
 
 
 def _key_bytes(key: Any) -> tuple[bytes, str | None]:
-    """Return the bytes of a key, and the path they were read from."""
     if isinstance(key, bytes):
         return key, None
     if not isinstance(key, str | os.PathLike):

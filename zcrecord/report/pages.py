@@ -11,6 +11,7 @@ import hashlib
 import html
 import json
 import math
+import os
 import re
 import time
 from collections.abc import Mapping
@@ -110,20 +111,15 @@ def report(
         1
     """
     started = time.perf_counter()
-    given, to = (path_or_none(file) if _is_path(file) else None for file in (source, dest))
+    given, to = (path_or_none(x) if isinstance(x, str | os.PathLike) else None for x in (source, dest))
     new = check_destination(given, to, force, storage_options)
     with load_record(source.read() if hasattr(source, "read") else source, storage_options=storage_options) as record:
         content_digest = record.content_digest(progress=progress) if digest else None
-        description = describe_archive(record, content_digest=content_digest)
-        page = report_page(description)
+        page = report_page(describe_archive(record, content_digest=content_digest))
         counts = len(record), len(record.archive.index.modules), record.archive_nbytes
     with open_sink(dest, durable=durable, options=storage_options, replaces=new) as sink:
         sink.write(page)
     return PageReport(given, to, *counts, len(page), content_digest, time.perf_counter() - started, peak_rss())
-
-
-def _is_path(source: Any) -> bool:
-    return hasattr(source, "__fspath__") or isinstance(source, str)
 
 
 def describe_archive(record: Record, *, content_digest: str | None = None) -> dict[str, Any]:
@@ -142,11 +138,10 @@ def describe_archive(record: Record, *, content_digest: str | None = None) -> di
     """
     archive = record.archive
     archive.ensure_all()
-    place = record.layout
     ix = archive.index
     return {
         "name": Path(record.path).name if record.path else "archive",
-        "archive": _archive(place, archive, content_digest),
+        "archive": _archive(record.layout, archive, content_digest),
         **_tensors(archive),
         "payloads": {
             "offset": ix.payloads["offset"].tolist(),
@@ -160,7 +155,6 @@ def describe_archive(record: Record, *, content_digest: str | None = None) -> di
 
 
 def _archive(place: ArchiveLayout, archive: Archive, content_digest: str | None) -> dict[str, Any]:
-    """Return the facts of an archive as a whole."""
     return {
         "nbytes": place.archive_nbytes,
         "version": place.version,
@@ -179,7 +173,7 @@ def _archive(place: ArchiveLayout, archive: Archive, content_digest: str | None)
 
 
 def _keys(ix: Index, rows: Any) -> list[str]:
-    """Return the keys of tensors or modules: the last parts of their names."""
+    """Return the keys of tensors or modules, the last parts of their names."""
     ends = rows["name"].astype(np.int64) + rows["name_size"]
     return list(map(ix.string, (ends - rows["key_size"]).tolist(), rows["key_size"].tolist()))
 
