@@ -121,7 +121,7 @@ def gguf() -> bytes:
     return (b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + info).ljust(BLOCK, b"\0") + signed()
 
 
-TOLD = "^this (is|looks like) .*, with a zcrecord archive attached, whose tensors other readers .* do not see: "
+TOLD = "^this (is|looks like) .*, with a zcrecord archive attached, whose tensors other readers .* do not see; "
 
 
 def attack(name: str, data: Callable[[], bytes], error: type[FormatError] | None = FormatError) -> Attack:

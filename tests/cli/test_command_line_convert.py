@@ -153,7 +153,7 @@ def test_a_folder_stands_for_the_one_model_in_it(run: c.Commands, model: Path) -
 @pytest.mark.parametrize(
     ("names", "options", "told"),
     [
-        (["config.json", "a.txt"], "", "repo: is a folder without a model; name a file that can be converted"),
+        (["config.json", "a.txt"], "", "repo: is a folder without a model; name a file"),
         (["a\x1b.gguf", "b.gguf"], "", r"repo: is a folder with several models: a\\x1b.gguf, b.gguf; name"),
         (["a.safetensors"], "--from gguf", "repo: is a folder without a model"),
         (["x-00001-of-00002.safetensors", "x-00002-of-00002.safetensors"], "", "several models: x-00001-of-00002"),
