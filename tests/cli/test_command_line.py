@@ -47,7 +47,7 @@ def test_the_one_archive_in_a_folder_is_opened(command: str, run: c.Commands) ->
     zcrecord.save_record({"first": np.ones(3), "second": np.zeros(9)}, folder / "any.zcr", max_shard_size=50)
     assert {"ls": '"second"', "verify": '"tensors": 2'}[command] in run(f"{command} folder --json")
     shutil.copy(folder / "any.zcr", folder / "other.zcr")
-    run.fails(f"{command} folder", r"folder: is a folder with several models: any\.zcr, other\.zcr")
+    run.fails(f"{command} folder", r"folder: is a folder with several archives: any\.zcr, other\.zcr; name")
 
 
 def test_no_traceback_in_a_real_process_either() -> None:
