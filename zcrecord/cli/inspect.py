@@ -66,11 +66,14 @@ def _facts(record: Record, name: str) -> dict[str, Any]:
     from zcrecord.onnx.names import GRAPH_ATTRIBUTE  # here, for the sake of the other commands' start
 
     types: dict[str, dict[str, int]] = {}
+    decoded: dict[str, int] = {}
     groups: dict[int, tuple[int, int]] = {}  # payload -> bytes of its tensors, bytes of the largest
     for tensor in record.infos():
         kind = types.setdefault(_dtype(tensor), {"tensors": 0, "nbytes": 0})
         kind["tensors"] += 1
         kind["nbytes"] += tensor.nbytes
+        if tensor.decoding is not None:
+            decoded[tensor.decoding] = decoded.get(tensor.decoding, 0) + 1
         if len(tensor.tied) > 1 and tensor.payload is not None:
             together, largest = groups.get(tensor.payload, (0, 0))
             groups[tensor.payload] = together + tensor.nbytes, max(largest, tensor.nbytes)
@@ -79,6 +82,7 @@ def _facts(record: Record, name: str) -> dict[str, Any]:
     copied = "archive_nbytes", "version", "alignment", "base_alignment", "payload_offset", "sealed", "digest"
     return {
         "file": name,
+        "foreign": None if record.archive.whole or record.archive.source.file_names else decoded,
         **{field: getattr(place, field) for field in copied},
         "tensors": len(record),
         "modules": len(record.modules),
@@ -150,6 +154,10 @@ def _fact_lines(facts: dict[str, Any], out: Printer) -> Iterator[tuple[str, str]
     if (catalogue := facts["catalogue"]) is not None:
         yield "catalogue", f"of {counted(len(catalogue['shards']), 'shard')}, {size(catalogue['nbytes'])} in all files"
         yield "as one", f"{size(facts['archive_nbytes'])} of archive, format version {facts['version']}"
+    elif facts["foreign"] is not None:
+        yield "another format", f"{size(facts['archive_nbytes'])}; tensors are used as they lie in it, or as said here"
+        for reason, count in facts["foreign"].items():
+            yield reason, f"{counted(count, 'tensor')}, decoded or copied when used"
     else:
         yield "archive", f"{size(facts['archive_nbytes'])}, format version {facts['version']}"
     yield "tensors", f"{tensors} in {counted(modules, 'module')}"
@@ -159,10 +167,12 @@ def _fact_lines(facts: dict[str, Any], out: Printer) -> Iterator[tuple[str, str]
     yield "tied", f"{size(facts['tied_nbytes'])} saved"
     yield "equal bytes", f"{size(facts['deduplicated_nbytes'])} saved"
     alignment, strongest = facts["alignment"], facts["base_alignment"]
-    yield "alignment", f"{alignment:,} bytes" + (f", of some payloads {strongest:,}" if strongest > alignment else "")
-    yield "index", f"{size(index['nbytes'])} at the {index['place']}, at {index['offset']}"
-    yield "header", "sealed" if facts["sealed"] else "not sealed: sizes and checksums are in the trailer"
-    yield "digests", str(facts["digest"])
+    if facts["foreign"] is None:
+        more = f", of some payloads {strongest:,}" if strongest > alignment else ""
+        yield "alignment", f"{alignment:,} bytes{more}"
+        yield "index", f"{size(index['nbytes'])} at the {index['place']}, at {index['offset']}"
+        yield "header", "sealed" if facts["sealed"] else "not sealed: sizes and checksums are in the trailer"
+        yield "digests", str(facts["digest"])
     yield "content", facts["content_digest"] or "not computed; --digest reads the whole archive and prints its digest"
     if facts["onnx_graph_nbytes"] is not None:
         yield "ONNX model", f"graph of {size(facts['onnx_graph_nbytes'])} beside its tensors"

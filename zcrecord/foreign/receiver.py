@@ -218,7 +218,7 @@ class Outline:
             source = (source_in or default_source_in)(first._replace(octets=octets), octets, table)
         else:
             source = ForeignSource(first, self._files, np.array(self._bases, np.uint64), table)
-        return Archive(Header(1, 1, 0, 0, 0, len(octets), crc), index, source)
+        return Archive(Header(1, 1, 0, 0, 0, source.opened_nbytes(), crc), index, source)
 
     def _blob(self, value: Any) -> Any:
         """Return the number of a payload in place of bytes; any other value as it is."""
