@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pickle
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -81,7 +82,11 @@ def test_detach_copies_the_archive_and_leaves_a_signed_program_alone(app: Path, 
     report = detach(app, tmp_path / "again.zcr", keep=True)
     assert (tmp_path / "again.zcr").read_bytes() == archive.read_bytes()
     assert (report.program_bytes, report.archive_bytes) == (512, archive.stat().st_size)
-    changes = [lambda: detach(app), lambda: detach(app, tmp_path / "no.zcr"), lambda: attach(app, archive)]
+    changes: list[Callable[[], object]] = [
+        lambda: detach(app),
+        lambda: detach(app, tmp_path / "no.zcr"),
+        lambda: attach(app, archive),
+    ]
     changes.append(lambda: attach(app, archive, force=True))  # its headers would go on to name a table
     for change in changes:
         with pytest.raises(UnsupportedError, match=r"it was signed .*take the signature off first .*keep=True"):

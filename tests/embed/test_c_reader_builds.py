@@ -128,13 +128,13 @@ def test_reads_and_refuses_with_a_size_t_of_16_bits_what_it_does_with_64(what: s
     data = b"".join(len(archive).to_bytes(2, "little") + archive for archive in archives) + bytes(2)
     text = f"static const uint8_t questions[] PROGMEM = {{{','.join(map(str, data))}}};\n"
     put(tmp_path / "questions.h", text)  # small.c includes it
-    sources = [f"-I{HEADER.parent}", f"-I{tmp_path}", SOURCES / "small.c", EVERYTHING]
+    sources: list[str | Path] = [f"-I{HEADER.parent}", f"-I{tmp_path}", SOURCES / "small.c", EVERYTHING]
     answers = []
     for compiler, flags in (("gcc", ["-O2"]), ("avr-gcc", ["-mmcu=atmega1284p", "-Os", "-Werror", "-Wall", "-Wextra"])):
         program = tmp_path / compiler
         quiet(compiler, "-std=c99", *flags, *sources, "-o", program)
         simulate = ["simavr", "-m", "atmega1284p", "-f", "16000000"] if compiler == "avr-gcc" else []
-        command = [*simulate, program]
+        command: list[str | Path] = [*simulate, program]
         done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=120)
         answers.append(re.findall(r"\b[0-9a-f]{8}\b", re.sub(r"\x1b\[\d*m", " ", done.stdout + done.stderr)))
     here, small = ([int(answer, 16) for answer in found] for found in answers)

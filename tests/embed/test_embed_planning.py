@@ -164,7 +164,7 @@ def test_empty_tensors_have_no_place(tmp_path: Path) -> None:
 def test_archives_that_are_no_file_of_their_own_are_refused(tmp_path: Path) -> None:
     data = r.saved({"w": np.ones(3)})
     (tmp_path / "m.zcr").write_bytes(data)
-    refused = {
+    refused: dict[str, list[Any]] = {
         "part of another file; take it out first: zcrecord detach": [
             GOLDEN / "suffix.zcr", zcrecord.load_record(GOLDEN / "suffix.zcr", embedded="suffix")
         ],

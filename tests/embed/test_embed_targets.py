@@ -124,7 +124,7 @@ def test_header_and_blob_without_an_assembler_go_with_every_machine(each: Plan, 
     names = [k.identifier for k in each.constants if k.nbytes]
     reads = "".join(f"    sink = *(const volatile unsigned char *)&{name};\n" for name in names)
     source = e.put(tmp_path / "main.c", FREESTANDING.format(reads=reads))
-    command = [*clang(target), "-ffreestanding", *e.WARNINGS, f"-I{folder}", "-c", "-o", out]
+    command: list[str | Path] = [*clang(target), "-ffreestanding", *e.WARNINGS, f"-I{folder}", "-c", "-o", out]
     e.quiet(*command, source)
     for form, standard in (("embed", "-std=c23"), ("string", "-std=c99")):
         write(blob.files(each, str(tmp_path), form=form), tmp_path)  # type: ignore[arg-type]

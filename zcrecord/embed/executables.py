@@ -63,14 +63,14 @@ def _is_zip(program: memoryview) -> bool:
 
 def _is_signed_macho(program: memoryview) -> bool:
     """Return True if a file is a Mach-O program, or a universal one, with a code signature."""
-    if program[:4] == b"\xca\xfe\xba\xbe" and (count := _number(program, 4, "big")) <= _MOST_SLICES:
+    if bytes(program[:4]) == b"\xca\xfe\xba\xbe" and (count := _number(program, 4, "big")) <= _MOST_SLICES:
         starts = [_number(program, 8 + 20 * i + 8, "big") for i in range(count)]
         return any(_has_signature(program[start:]) for start in starts)
     return _has_signature(program)
 
 
 def _has_signature(program: memoryview) -> bool:
-    if program[:4] not in (b"\xcf\xfa\xed\xfe", b"\xce\xfa\xed\xfe"):
+    if bytes(program[:4]) not in (b"\xcf\xfa\xed\xfe", b"\xce\xfa\xed\xfe"):
         return False
     offset = 32 if program[0] == 0xCF else 28
     end = min(offset + _number(program, 20), len(program))

@@ -185,21 +185,24 @@ def item_alignment(dtype: DType) -> int:
 
 def record_of(source: Any) -> Record:
     """Return the record of an archive; raise UnsupportedError if it is in memory, packed, or part of another file."""
-    if not isinstance(source, Record):
+    record: Record
+    if isinstance(source, Record):
+        record = source
+    else:
         path = path_of(source)
         if is_packed(map_file(path, least=0).octets):
             what = "is packed for transport; unpack it first: zcrecord unpack, or zcrecord.transport.unpack"
             raise UnsupportedError(what, path=path)
-        source = zcrecord.load_record(path)
-    takes_one_file(source.archive, "embed")
-    root = source.archive.root
-    if source.path is not None and root.offset:
+        record = zcrecord.load_record(path)
+    takes_one_file(record.archive, "embed")
+    root = record.archive.root
+    if record.path is not None and root.offset:
         what = "the archive is part of another file; take it out first: zcrecord detach"
-        raise UnsupportedError(what, path=source.path)
-    if source.path is None or not root.whole or root.embedded is not None or root.mode != "r":
+        raise UnsupportedError(what, path=record.path)
+    if record.path is None or not root.whole or root.embedded is not None or root.mode != "r":
         what = "constants are made of an archive's own file; give its path, or save the record to one first"
-        raise UnsupportedError(what, path=source.path)
-    return source
+        raise UnsupportedError(what, path=record.path)
+    return record
 
 
 def _chosen(names: Sequence[str], select: Patterns | None, exclude: Patterns | None) -> set[str]:

@@ -163,8 +163,9 @@ def like_template(archive: Archive, tensors: Sequence[Any], like: Any) -> Any:
 
 def _node(kind: int, type_name: str, items: list[tuple[str, Any]]) -> _Branch | _Leaf:
     children = {key: value if isinstance(value, _Branch | _Leaf) else _Leaf(value, False) for key, value in items}
-    if kind == ModuleKind.OBJECT and all(isinstance(child, _Leaf) for child in children.values()):
-        value = conventions.value_of_object(type_name, [(key, child.value) for key, child in children.items()])
+    leaves = [(key, child.value) for key, child in children.items() if isinstance(child, _Leaf)]
+    if kind == ModuleKind.OBJECT and len(leaves) == len(children):
+        value = conventions.value_of_object(type_name, leaves)
         if value is not conventions.ABSENT:
             return _Leaf(value, False)
     return _Branch(children, kind == ModuleKind.OBJECT)
