@@ -321,8 +321,8 @@ def _local_files(catalogue: Archive, memory: Memory) -> Archive:
     They lie beside it, or, if its path is a link, beside the file that it leads to.
     """
     if memory.absolute is None or catalogue.embedded is not None:
-        what = "names files that lie beside it; load it by its path or URL"
-        raise UnsupportedError(what, path=memory.path)
+        kind = "a catalogue, whose shards" if is_catalogue(catalogue) else "an archive of references, whose files"
+        raise UnsupportedError(f"is {kind} lie beside it in files; load it by its path or URL", path=memory.path)
     at, read = memory.absolute, map_file if memory.octets.readonly else read_file
 
     def holder(name: str) -> str:
