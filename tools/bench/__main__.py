@@ -21,7 +21,7 @@ from tools.worker import ROOT, reused_processes
 AREAS = (
     "small", "shards", "dropin", "growth", "large", "cold", "sparse", "imports", "exchange", "convert", "session",
     "embedding", "loading", "sharing", "optimum", "remote", "jax", "upload", "integrity", "edits", "distributed",
-    "consolidate", "fleet", "web", "foreign",
+    "consolidate", "fleet", "web",
 )  # fmt: skip
 NEEDS = {
     "embedding": ("gcc", "clang-19", "rustc", "make", "arm-none-eabi-gcc", "qemu-system-arm"),

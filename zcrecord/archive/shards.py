@@ -167,7 +167,7 @@ class Shards:
         return shard
 
     def open_named(self, file: int, open_file: Callable[[str], Archive]) -> Archive:
-        """Return what a function opens by the name of a file; its SourceError says who names the file."""
+        """Open a file by its name; a SourceError names this archive, too."""
         try:
             return open_file(self.names[file])
         except SourceError as error:

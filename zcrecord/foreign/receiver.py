@@ -1,4 +1,4 @@
-"""What a format's reader gives its tensors and values to: `Outline`, which makes an archive over the files.
+"""Receivers of a format's tensors and values: `Outline` makes an archive over the files.
 
 Another one, in `formats`, copies them to a `RecordWriter`. So each format has one reader, for opening and converting.
 """

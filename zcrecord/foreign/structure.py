@@ -105,7 +105,7 @@ class Structure:
 
 
 def _prefixes(names: Iterable[str]) -> set[str]:
-    """Return what stands before a dot in names."""
+    """Return all prefixes of names that end before a dot."""
     out: set[str] = set()
     for name in names:
         while (name := name.rpartition(".")[0]) and name not in out:

@@ -55,7 +55,7 @@ class ReferencedFile(NamedTuple):
 
 
 class Range(NamedTuple):
-    """Where a payload lies: the number of a file, NONE for the archive itself; its offset there, or its number."""
+    """Place of a payload: the number of a file, and its offset there; NONE and its number in the archive itself."""
 
     file: int
     offset: int
@@ -124,7 +124,7 @@ class Base:
         self._numbers = {key: number for number, key in enumerate(keys)}
 
     def find(self, key: tuple[int, int], written: Iterator[bytes]) -> Range | None:
-        """Return where a payload with this size and digest lies, if its bytes are the ones that were written."""
+        """Return the place of a payload with this size and digest, if its bytes are those that were written."""
         number = self._numbers.get(key)
         if number is None:
             return None

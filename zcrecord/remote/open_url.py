@@ -166,7 +166,7 @@ def _bring(remote: RemoteMemory, start: int, end: int) -> None:
 
 
 def open_ranges(url: str, open_memory: OpenOther, options: Mapping[str, Any] | None) -> Archive:
-    """Return what a function makes of the file behind a URL, whatever that is; only its first bytes are in memory.
+    """Open the file behind a URL, of any type, by a function; only its first bytes are in memory.
 
     Raises:
         SourceError: it cannot be read; or what `open_memory` raises. UnsupportedError: a `file://` URL.
