@@ -459,7 +459,9 @@ WAYS: dict[str, Row] = {
     "to one archive": written("m.zcr", lambda path, dest: formats.convert(path, dest, durable=False)),
     "a folder": written("m.zcr", lambda path, dest: formats.convert(path.parent, dest, durable=False)),
     "to_onnx, external": refused(
-        lambda path: onnx.to_onnx(path, path.with_name("small.onnx"), external=True), "a model with external weights", of="digits"
+        lambda path: onnx.to_onnx(path, path.with_name("small.onnx"), external=True),
+        "a model with external weights",
+        of="digits",
     ),
     "hollow, of the file": refused(
         lambda path: of_file(path, zcrecord.load_record(path).hollow().stream),
