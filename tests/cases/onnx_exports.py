@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx_graphs
 import onnx_models as m
-import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
 import zcrecord
@@ -79,19 +78,25 @@ def mlp(seed: int = 0, **more: Any) -> onnx.ModelProto:
     return helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
+def tensors_of_every_kind() -> list[TensorProto]:
+    """Tensors that a small model has inside, and four that it refers to: least, packed, floats, bools."""
+    return [
+        numpy_helper.from_array(np.zeros(127, np.uint8), "most"),
+        numpy_helper.from_array(np.ones(128, np.uint8), "least"),
+        numpy_helper.from_array(np.zeros((0, 3), "f4"), "empty"),
+        numpy_helper.from_array(np.ones(40, np.complex64), "complex"),
+        helper.make_tensor("strings", TensorProto.STRING, [9000], [b"\xff" * (i % 300) for i in range(9000)]),
+        helper.make_tensor("packed", TensorProto.INT4, [301], bytes(i % 100 for i in range(150)) + b"\1", raw=True),
+        helper.make_tensor("floats", TensorProto.FLOAT, [50], [0.5] * 50),
+        numpy_helper.from_array(np.arange(300) % 2 == 1, "bools"),
+    ]
+
+
 def outputs(model: Any, feeds: dict[str, Any]) -> list[Any]:
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    source = os.fspath(model) if isinstance(model, Path) else model.SerializeToString()
-    return list(ort.InferenceSession(source, options).run(None, feeds))
+    return list(onnx_graphs.plain(model).run(None, feeds))
 
 
 X = {"x": floats(3, 64, seed=9)}
-
-
-def assert_same(a: list[np.ndarray], b: list[np.ndarray]) -> None:
-    for x, y in zip(a, b, strict=True):
-        assert (x.dtype, x.shape, x.tobytes()) == (y.dtype, y.shape, y.tobytes())
 
 
 def named(notes: int) -> onnx.ModelProto:
@@ -100,6 +105,13 @@ def named(notes: int) -> onnx.ModelProto:
     model.metadata_props.add(key="author", value="me")
     model.metadata_props.add(key="notes", value="x" * notes)
     return model
+
+
+def stub(number: Any, name: bytes = b"w", dims: tuple[int, ...] = (64,), more: bytes = b"") -> bytes:
+    """A tensor of a skeleton, whose values are those of the archive's tensor of this number."""
+    entry = m.field(1, b"zcrecord") + m.field(2, str(number).encode())
+    head = b"".join(m.field(1, dim) for dim in dims) + m.field(2, TensorProto.FLOAT) + m.field(8, name)
+    return head + m.field(14, 1) + m.field(13, entry) + more
 
 
 def damaged(path: Path, name: str) -> None:

@@ -1,21 +1,80 @@
-"""Models of a few nodes that ONNX Runtime runs, with inputs for them."""
+"""Models of a few nodes that ONNX Runtime runs, with inputs for them; archives and sessions of them."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx_models as m
+import onnxruntime as ort
+from guides import ROOT
 from onnx import TensorProto, helper, numpy_helper
+from records import run_python
 
-from zcrecord.onnx import convert
+from zcrecord.onnx import convert, runtime, tune
 
 RNG = np.random.default_rng(0)
 SHARED = {"ConstantFolding", "NchwcTransformer"}
+DIGITS = ROOT / "tests" / "data" / "digits.onnx"
+PIXELS = {"pixels": np.ones((2, 64), np.float32)}
+PACKS = runtime.compares_packed(ort)  # ONNX Runtime before 1.32 gets no packed weights
+READS_INNER = runtime._version(ort) >= runtime._READS_INNER_SINCE  # weights of subgraphs that it wrote
+
+
+def archive_of(model: Any, **options: Any) -> bytes:
+    """The archive of a ModelProto, or of a model that `convert` takes."""
+    out = io.BytesIO()
+    convert(io.BytesIO(model.SerializeToString()) if isinstance(model, onnx.ModelProto) else model, out, **options)
+    return out.getvalue()
+
+
+def converted_in(folder: Path, model: onnx.ModelProto | bytes, *, tuned: bool = False) -> Path:
+    """A folder's model.zcr, of a model that is written beside it; tuned if asked for."""
+    (folder / "model.onnx").write_bytes(model if isinstance(model, bytes) else model.SerializeToString())
+    convert(folder / "model.onnx", folder / "model.zcr", durable=False)
+    if tuned:
+        tune(folder / "model.zcr", durable=False)
+    return folder / "model.zcr"
+
+
+def digits_in(folder: Path, *, tuned: bool = False) -> Path:
+    """A folder's model.zcr, of the digits classifier."""
+    return converted_in(folder, DIGITS.read_bytes(), tuned=tuned)
+
+
+def plain(model: Any, shared: bool = False) -> ort.InferenceSession:
+    """ONNX Runtime's session of a model or its path; `shared` sets the options of `zcrecord.onnx.session`."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    if shared:
+        options.add_session_config_entry("session.disable_prepacking", "1")
+    source = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
+    disabled = SHARED if shared else None
+    return ort.InferenceSession(
+        source, options, providers=["CPUExecutionProvider"], disabled_optimizers=disabled, enable_fallback=0
+    )
+
+
+def request(session: Any, batch: int = 2) -> dict[str, Any]:
+    """Inputs of any session: booleans are true, integers 0 or 1."""
+    rng, out = np.random.default_rng(batch), {}
+    for each in session.get_inputs():
+        shape = [n if isinstance(n, int) else (batch if i == 0 else 8) for i, n in enumerate(each.shape)]
+        if "bool" in each.type:
+            out[each.name] = np.ones(shape, bool)
+        elif "int" in each.type:
+            out[each.name] = rng.integers(0, 2, shape)
+        else:
+            out[each.name] = rng.standard_normal(shape, dtype=np.float32)
+    return out
+
+
+def assert_same(a: list[np.ndarray], b: list[np.ndarray]) -> None:
+    for x, y in zip(a, b, strict=True):
+        assert (x.dtype, x.shape, x.tobytes()) == (y.dtype, y.shape, y.tobytes())
 
 
 def floats(*shape: int) -> np.ndarray:
@@ -122,6 +181,4 @@ def large_branches(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def private_growth(make: str, path: Path) -> int:
-    code = f"{MEASURE}\nprint(grow(lambda: {make}, feeds))"
-    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
-    return int(done.stdout.split()[-1])
+    return int(run_python(f"{MEASURE}\nprint(grow(lambda: {make}, feeds))", path).stdout.split()[-1])

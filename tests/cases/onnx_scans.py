@@ -1,20 +1,23 @@
-"""Scanned models compared with their archives, and reads counted."""
+"""Models that are converted, scanned and written small: each way gives the same tensors, or the same refusal."""
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_models as m
 import pytest
 from onnx import TensorProto
 
 import zcrecord
-from zcrecord.onnx import OnnxTensors
-from zcrecord.onnx.lazy import files
+from zcrecord.errors import OnnxError, RecordError
+from zcrecord.onnx import OnnxTensors, convert, external_data, graph, scan
 from zcrecord.storage.memory import read_some
 from zcrecord.tensors.packed import PackedTensor, StringTensor
 
@@ -49,17 +52,54 @@ def written(path: Path, model: Any) -> Path:
     return path
 
 
-@pytest.fixture()
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The bytes of each read of a file."""
+def converted(model: Any) -> zcrecord.Record:
+    """A record of a model; a scan of it, and of a small model over it, has the same tensors."""
+    record = m.converted(model)
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graph, "INLINE", 0)
+        path, small = written(Path(folder, "model.onnx"), model), Path(folder, "small.onnx")
+        with scan(path) as tensors:
+            assert_same(tensors, record)
+            tensors.to_onnx(small, durable=False)
+        with scan(small) as tensors:
+            assert_same(tensors, record)
+    return record
+
+
+def refused(data: bytes, message: str, kind: type[RecordError] = OnnxError) -> RecordError:
+    """Check that conversion and scan of a model are refused with this message and a byte; return the error."""
+    with pytest.raises(kind, match=message) as caught:
+        convert(io.BytesIO(data), io.BytesIO())
+    assert caught.value.offset is not None or not data
+    with tempfile.TemporaryDirectory() as folder:
+        path = written(Path(folder, "model.onnx"), data)
+        with pytest.raises(kind) as scanned:
+            scan(path).load_all()
+    assert (type(scanned.value), scanned.value.path) == (type(caught.value), str(path))
+    return caught.value
+
+
+def sparse_model(path: Path, size: int) -> Path:
+    """A model with one tensor of zeros, "w", that takes no room on the disk and is aligned to 8 bytes."""
+    head = m.field(1, size // 4) + m.field(2, TensorProto.FLOAT) + m.field(8, b"w") + b"\x4a" + m.varint(size)
+    inner = b"\x2a" + m.varint(len(head) + size) + head
+    start = m.field(1, 9) + b"\x3a" + m.varint(len(inner) + size)
+    start = m.field(2, b"x" * (-(len(start) + len(inner) + 2) % 8)) + start
+    with path.open("wb") as file:
+        file.write(start + inner)
+        file.truncate(len(start + inner) + size)
+    return path
+
+
+def counted_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of each read of a scanned file from now on."""
     read: list[int] = []
 
     def counting(fd: int, buffer: memoryview, offset: int) -> int:
-        read.append(real(fd, buffer, offset))
+        read.append(read_some(fd, buffer, offset))
         return read[-1]
 
-    real = read_some
-    monkeypatch.setattr(files, "read_some", counting)
+    monkeypatch.setattr(external_data, "read_some", counting)
     return read
 
 
@@ -82,12 +122,16 @@ def growth(setup: str, work: str) -> tuple[int, int]:
     return int(private), int(peak)
 
 
-def at(offset: int, t: TensorProto) -> bytes:
-    """A model whose one initializer has its raw_data at a multiple of 16, and this much further."""
-    model = m.model_of(t)
+def shifted(model: onnx.ModelProto, by: int) -> bytes:
+    """A model whose largest raw_data lies at a multiple of 16, and this much further."""
+    largest = max(m.every_tensor(model), key=lambda t: len(t.raw_data))
     for pad in range(16):
         model.producer_name = "x" * pad
         data: bytes = model.SerializeToString()
-        if data.index(t.raw_data) % 16 == offset:
+        if data.index(largest.raw_data) % 16 == by:
             return data
     raise AssertionError
+
+
+def at(offset: int, t: TensorProto) -> bytes:
+    return shifted(m.model_of(t), offset)

@@ -15,23 +15,19 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_models as m
-import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx_graphs import archive_of, converted_in, plain, value
 
 import zcrecord
 from zcrecord.cli.dispatch import main, onnx2zc_main
 from zcrecord.errors import IntegrityError, OnnxError, UnsupportedError
-from zcrecord.onnx import convert, runtime, session, to_onnx, tune, tuner, tuning, verify_external
+from zcrecord.onnx import runtime, session, to_onnx, tune, tuner, tuning, verify_external
 from zcrecord.onnx.protobuf.interfaces import difference, interface_of, without_constant_inputs
 from zcrecord.onnx.tuned import TunedTarget
 
 FLOAT = TensorProto.FLOAT
 X = {"x": np.arange(8, dtype=np.float32).reshape(1, 8)}
-
-
-def value(name: str, *dims: Any, kind: int = FLOAT) -> Any:
-    return helper.make_tensor_value_info(name, kind, dims)
 
 
 def one(number: float) -> np.ndarray:
@@ -48,15 +44,17 @@ def scaled(version: int, *, listed: bool = True) -> onnx.ModelProto:
     ]  # fmt: skip
     inputs = [value("x", 1, 8), *(value(name, *array.shape) for name, array in given.items() if listed)]
     initial = [numpy_helper.from_array(array, name) for name, array in given.items()]
-    graph = helper.make_graph(nodes, "scaled", inputs, [value("y", 1, 8)], initial)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 9)], ir_version=version)
+    return model(nodes, inputs, [value("y", 1, 8)], initial, opset=9, version=version)
+
+
+def model(nodes: Any, inputs: Any, outputs: Any, initial: Any = (), *, opset: int = 14, version: int = 8) -> Any:
+    graph = helper.make_graph(nodes, "m", inputs, outputs, list(initial))
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=version)
 
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
-    (tmp_path / "model.onnx").write_bytes(scaled(3).SerializeToString())
-    convert(tmp_path / "model.onnx", tmp_path / "model.zcr")
-    return tmp_path / "model.zcr"
+    return converted_in(tmp_path, scaled(3))
 
 
 @pytest.fixture
@@ -67,10 +65,6 @@ def tuned_before(archive: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         patch.setattr(tuner, "difference", lambda *_: None)
         tune(archive)
     return archive
-
-
-def plain(path: Path) -> Any:
-    return ort.InferenceSession(path, providers=["CPUExecutionProvider"])
 
 
 def interface(made: Any) -> list[list[Any]]:
@@ -86,11 +80,8 @@ def test_a_model_whose_constants_are_inputs_is_tuned_without_them(archive: Path)
     assert tune(archive, verify=True).verified
     made = session(archive)
     assert tuning(made).used
-    assert (
-        interface(made)
-        == interface(original)
-        == [[("x", "tensor(float)", [1, 8])], [("y", "tensor(float)", [1, 8])], []]
-    )
+    assert interface(made) == [[("x", "tensor(float)", [1, 8])], [("y", "tensor(float)", [1, 8])], []]
+    assert interface(made) == interface(original)
     np.testing.assert_array_equal(made.run(None, X)[0], original.run(None, X)[0])
     to_onnx(archive, archive.with_name("again.onnx"))
     assert archive.with_name("again.onnx").read_bytes() == archive.with_name("model.onnx").read_bytes()
@@ -110,20 +101,16 @@ def test_a_small_model_over_the_tuned_graph_takes_the_same_inputs(archive: Path)
 
 
 def test_the_models_of_onnx_s_own_package_keep_their_inputs(tmp_path: Path) -> None:
-    """Without the mend this one has eighteen inputs."""
-    model = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light" / "light_squeezenet.onnx"
-    convert(model, tmp_path / "model.zcr")
-    tune(tmp_path / "model.zcr")
-    made = session(tmp_path / "model.zcr")
-    assert tuning(made).used and interface(made) == interface(plain(model))
+    """Without the removal of constants this one has eighteen inputs."""
+    path = next(path for path in m.packaged_models() if path.stem == "light_squeezenet")
+    made = session(converted_in(tmp_path, path.read_bytes(), tuned=True))
+    assert tuning(made).used and interface(made) == interface(plain(path))
 
 
-@pytest.mark.parametrize("version", [4, 9])
-def test_a_default_that_a_caller_may_override_is_one_of_the_tuned_graph(version: int, tmp_path: Path) -> None:
-    (tmp_path / "model.onnx").write_bytes(scaled(version).SerializeToString())
-    convert(tmp_path / "model.onnx", tmp_path / "model.zcr")
-    assert tune(tmp_path / "model.zcr", verify=True).verified
-    made, original = session(tmp_path / "model.zcr"), plain(tmp_path / "model.onnx")
+def test_a_default_that_a_caller_may_override_is_one_of_the_tuned_graph(tmp_path: Path) -> None:
+    archive = converted_in(tmp_path, scaled(4))
+    assert tune(archive, verify=True).verified
+    made, original = session(archive), plain(tmp_path / "model.onnx")
     assert tuning(made).used and interface(made) == interface(original)
     assert [v.name for v in made.get_overridable_initializers()] == ["w1", "w2", "s1", "s2", "unused"]
     answers = set()
@@ -164,9 +151,8 @@ def test_it_is_not_exported(tuned_before: Path, caplog: pytest.LogCaptureFixture
     with caplog.at_level(logging.WARNING, "zcrecord"):
         to_onnx(tuned_before, small, external=True)
     assert "the original graph is written, not the tuned one: its tuned graph has the input" in caplog.text
-    np.testing.assert_array_equal(
-        plain(small).run(None, X)[0], plain(tuned_before.with_name("model.onnx")).run(None, X)[0]
-    )
+    ours, theirs = plain(small), plain(tuned_before.with_name("model.onnx"))
+    np.testing.assert_array_equal(ours.run(None, X)[0], theirs.run(None, X)[0])
     with pytest.raises(UnsupportedError, match="no tuned graph to write: its tuned graph has the input"):
         to_onnx(tuned_before, small, external=True, tuned=True, force=True)
 
@@ -184,7 +170,7 @@ def test_a_small_model_that_was_written_of_it_is_found(tuned_before: Path, monke
     with monkeypatch.context() as patch:
         patch.setattr(TunedTarget, "check_interface", lambda *_: None)
         to_onnx(tuned_before, small, external=True)
-    what = r"small\.onnx: it has the input 's1', unlike the model in '.*model\.zcr'; write the model again"
+    what = r"small\.onnx: it has the input 's1', unlike the model in '.*model\.zcr'; export the model again"
     with pytest.raises(IntegrityError, match=what):
         verify_external(small)
     assert main(["verify", str(small)]) == 1
@@ -193,24 +179,21 @@ def test_a_small_model_that_was_written_of_it_is_found(tuned_before: Path, monke
 # Answers compared.
 
 
-def other_weights(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+def other_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have ONNX Runtime optimise a model of the same inputs and outputs, with other answers."""
-    model = scaled(3)
-    model.graph.node[1].op_type = "Add"
-    path.with_name("other.onnx").write_bytes(model.SerializeToString())
-    convert(path.with_name("other.onnx"), path.with_name("other.zcr"))
-    other, real = zcrecord.load_record(path.with_name("other.zcr")), runtime.optimise
-    monkeypatch.setattr(tuner, "optimise", lambda _, *more: real(other, *more))
+    changed = scaled(3)
+    changed.graph.node[1].op_type = "Add"
+    record, real = zcrecord.load_record(archive_of(changed)), runtime.optimise
+    monkeypatch.setattr(tuner, "optimise", lambda _, *more: real(record, *more))
 
 
 def test_answers_that_differ_are_found_before_the_archive_is_replaced(
     archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = archive.read_bytes()
-    other_weights(monkeypatch, archive)
-    with pytest.raises(
-        UnsupportedError, match=r"model\.zcr: cannot be tuned: the tuned graph gives other values of .*'y'"
-    ):
+    other_weights(monkeypatch)
+    what = r"model\.zcr: cannot be tuned: the tuned graph gives other values of .*'y'"
+    with pytest.raises(UnsupportedError, match=what):
         tune(archive, verify=True)
     assert archive.read_bytes() == before and not list(archive.parent.glob(".*"))
     assert not tune(archive).verified
@@ -224,7 +207,7 @@ def test_onnx2zc_compares_them_with_tune_and_verify(
     assert onnx2zc_main([model, str(out), "--tune", "--verify"]) == 0
     assert "verified: the tuned graph was run, and gave the model's answers" in capsys.readouterr().out
     out.unlink()
-    other_weights(monkeypatch, archive)
+    other_weights(monkeypatch)
     assert onnx2zc_main([model, str(out), "--tune", "--verify"]) == 1
     assert "cannot be tuned: the tuned graph gives other values" in capsys.readouterr().err
     assert not out.exists()
@@ -232,50 +215,43 @@ def test_onnx2zc_compares_them_with_tune_and_verify(
 
 def test_random_numbers_are_not_compared(tmp_path: Path) -> None:
     nodes = [helper.make_node("RandomNormalLike", ["x"], ["r"]), helper.make_node("Relu", ["x"], ["y"])]
-    graph = helper.make_graph(nodes, "random", [value("x", "n", 3)], [value("y", "n", 3), value("r", "n", 3)])
-    write(tmp_path, helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=8))
-    assert tune(tmp_path / "model.zcr", verify=True).verified
+    made = model(nodes, [value("x", "n", 3)], [value("y", "n", 3), value("r", "n", 3)])
+    assert tune(converted_in(tmp_path, made), verify=True).verified
 
 
 @pytest.mark.parametrize("what", ["shape", "type"])
-def test_a_model_that_runs_on_nothing_made_up_is_told_of(
+def test_a_model_that_runs_on_no_generated_inputs_is_logged(
     what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     if what == "shape":
-        nodes = [helper.make_node("Reshape", ["x", "s"], ["y"])]
-        initial = [numpy_helper.from_array(np.array([7, 11]), "s")]
-        graph = helper.make_graph(nodes, "m", [value("x", "n")], [value("y", 7, 11)], initial)
+        node, initial = helper.make_node("Reshape", ["x", "s"], ["y"]), numpy_helper.from_array(np.array([7, 11]), "s")
+        made = model([node], [value("x", "n")], [value("y", 7, 11)], [initial])
         told = "the model runs on no inputs made up for it: .*Reshape"
     else:
         listed = helper.make_tensor_sequence_value_info("x", FLOAT, None)
-        graph = helper.make_graph([helper.make_node("SequenceLength", ["x"], ["y"])], "m", [listed],
-                                  [value("y", kind=TensorProto.INT64)])  # fmt: skip
+        node = helper.make_node("SequenceLength", ["x"], ["y"])
+        made = model([node], [listed], [value("y", kind=TensorProto.INT64)])
         told = r"none is made up of type seq\(tensor\(float\)\)"
-    write(tmp_path, helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=8))
+    archive = converted_in(tmp_path, made)
     with caplog.at_level(logging.WARNING, "zcrecord"):
-        assert not tune(tmp_path / "model.zcr", verify=True).verified
+        assert not tune(archive, verify=True).verified
     assert re.search(rf"model\.zcr: the tuned graph's answers are not compared: .*{told}", caplog.text, re.DOTALL)
     assert tuning(tmp_path / "model.zcr").used
-
-
-def write(folder: Path, model: onnx.ModelProto) -> None:
-    (folder / "model.onnx").write_bytes(model.SerializeToString())
-    convert(folder / "model.onnx", folder / "model.zcr")
 
 
 # Reading.
 
 
 def test_constants_come_off_the_inputs_and_nothing_else_changes() -> None:
-    model = scaled(3)
-    data = model.SerializeToString() + m.field(99, b"unknown") + b"\x83\x01\x84\x01"  # and a group
+    original = scaled(3)
+    data = original.SerializeToString() + m.field(99, b"unknown") + b"\x83\x01\x84\x01"  # and a group
     found = onnx.ModelProto.FromString(without_constant_inputs(data))
     assert [v.name for v in found.graph.input] == ["x"] and found.ir_version == 4
-    for kept in (model, found):
+    for kept in (original, found):
         kept.ClearField("ir_version")
         del kept.graph.input[:]
         kept.DiscardUnknownFields()
-    assert found == model
+    assert found == original
     later = scaled(4).SerializeToString()
     assert without_constant_inputs(later) == later
 
@@ -371,5 +347,5 @@ def test_a_type_that_is_nested_without_end_is_one_error() -> None:
     deep = b""
     for _ in range(500):
         deep = m.field(4, m.field(1, deep))
-    with pytest.raises(OnnxError, match="a type nested more than 100 deep"):
+    with pytest.raises(OnnxError, match="messages nested more than 100 deep"):
         difference(*(interface_of(m.field(7, m.field(11, m.field(2, each)))) for each in (deep, b"")))

@@ -1,6 +1,7 @@
-"""ONNX Runtime in Python, C++, Node and Java runs the small model over an archive, by the guide's lines, uncopied.
+"""Programs in five languages serve models from archives by the lines of the guide, zcrecord/onnx/README.md.
 
-The lines are those of zcrecord/onnx/README.md. Programs of tests/programs run what they make.
+ONNX Runtime in Python, C++, Node and Java runs a small model over an archive; onnxruntime-genai and transformers.js run
+a Llama.
 """
 
 from __future__ import annotations
@@ -12,25 +13,28 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import command_line as c
 import numpy as np
 import onnx_runtimes
 import onnxruntime as ort
 import pytest
+from onnx_graphs import PACKS, READS_INNER, request
+from optimum_folders import copy_folder
 
 from tools.models.branches import write_branches
 from tools.models.quantized import write_quantized
 from zcrecord.cli.dispatch import main
-from zcrecord.onnx import convert, runtime, to_onnx, tune
+from zcrecord.onnx import convert, to_onnx, tune
 from zcrecord.onnx.external_data import ONE_COPY
 
 SOURCES = Path(__file__).parents[1] / "programs"
 PAGE = (c.ROOT / "zcrecord" / "onnx" / "README.md").read_text(encoding="utf-8")
 STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow", "-Werror"]
 PLACE = re.compile(r"^ *// the guide's lines\n", re.MULTILINE)
-PACKS = runtime.compares_packed(ort)
 MIB = 48  # of the weight that both branches share
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="platform: libraries and /proc as Linux has them")
@@ -40,11 +44,10 @@ Change = Callable[[str], str]
 Program = Callable[..., list[str]]  # builds the program in a folder, of changed lines; its command line
 
 
-def lines(language: str) -> str:
-    """The guide's lines that make a session in a language."""
-    (section,) = re.findall(r"^## Other languages\n(.*?)^## ", PAGE, re.M | re.S)
-    (found,) = re.findall(rf"^```{language}\n(.*?)^```$", section, re.M | re.S)
-    return str(found)
+def lines(language: str, number: int = 0, *, section: str = "Other languages") -> str:
+    """The guide's lines in a language, in a section."""
+    (text,) = re.findall(rf"^## {section}.*?\n(.*?)^## ", PAGE, re.M | re.S)
+    return str(re.findall(rf"^```{language}\n(.*?)^```$", text, re.M | re.S)[number])
 
 
 def without_options(text: str) -> str:
@@ -143,19 +146,12 @@ def converted(folder: Path) -> Path:
 def feeds_of_branches(folder: Path) -> list[Feed]:
     """Inputs of both branches."""
     (_, side) = ort.InferenceSession(folder / "small.onnx").get_inputs()[2].shape
-    x = np.random.default_rng(0).standard_normal((2, side)).astype("f4")
+    x = np.random.default_rng(0).standard_normal((2, side), "f4")
     return [{"gather": np.array(gather), "rows": np.array([3, 5]), "x": x} for gather in (False, True)]
 
 
-def with_options(path: Path, entries: dict[str, str]) -> ort.InferenceSession:
-    options = ort.SessionOptions()
-    for key, value in entries.items():
-        options.add_session_config_entry(key, value)
-    return ort.InferenceSession(path, options)
-
-
 def run(command: list[str], folder: Path, feeds: list[Feed]) -> tuple[list[np.ndarray], int]:
-    """Run a program beside small.onnx; return the first output of each run, flat, and its private memory's growth."""
+    """Run a program beside small.onnx; return the first output of each run, flat, and the growth of private memory."""
     arguments = []
     for number, feed in enumerate(feeds):
         arguments.append("--")
@@ -201,7 +197,10 @@ def test_outputs_equal_those_of_the_onnx_in_python(make: Program, branches: Path
     converted(tmp_path)
     digits = {"pixels": np.random.default_rng(0).uniform(0, 16, (5, 64)).astype("f4")}
     for folder, feeds in ((tmp_path, [digits]), (branches, feeds_of_branches(branches))):
-        reference = with_options(folder / "model.onnx", ONE_COPY)
+        options = ort.SessionOptions()
+        for key, value in ONE_COPY.items():
+            options.add_session_config_entry(key, value)
+        reference = ort.InferenceSession(folder / "model.onnx", options)
         got, _ = run(command, folder, feeds)
         for found, feed in zip(got, feeds, strict=True):
             expected = reference.run(None, feed)[0].ravel()
@@ -234,9 +233,7 @@ def test_a_tuned_model_needs_no_options(make: Program, tmp_path: Path) -> None:
     tune(tmp_path / "model.zcr")
     to_onnx(tmp_path / "model.zcr", tmp_path / "small.onnx", external=True, durable=False)
     reference = ort.InferenceSession(tmp_path / "model.onnx")
-    given = reference.get_inputs()[0]
-    shape = [size if isinstance(size, int) else 4 for size in given.shape]
-    feed = {given.name: np.random.default_rng(0).standard_normal(shape).astype("f4")}
+    feed = request(reference, 4)
     command = make(tmp_path, without_options)
     assert not any(b"disable_" in path.read_bytes() for path in tmp_path.glob("[sS]ession.*"))
     ((found,), grown) = run(command, tmp_path, [feed])
@@ -245,3 +242,69 @@ def test_a_tuned_model_needs_no_options(make: Program, tmp_path: Path) -> None:
     to_onnx(tmp_path / "model.zcr", tmp_path / "small.onnx", external=True, tuned=False, force=True)
     _, copied = run(command, tmp_path, [feed])
     assert copied > (MIB - 4) << 20
+
+
+# A Llama.
+
+MAPPED = "\n".join(["", "with open('/proc/self/maps') as maps:", "    print('model.zcr' in maps.read())"])
+MAPPED_JS = 'console.log((await import("node:fs")).readFileSync("/proc/self/maps", "utf8").includes("model.zcr"));'
+llama_lines = partial(lines, section="Language models")
+
+
+@pytest.fixture
+def llama(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder as Optimum exports it, with what onnxruntime-genai wants besides, in the one to work in."""
+    monkeypatch.chdir(tmp_path)
+    folder = copy_folder("text-generation", tmp_path / "llama")
+    (folder / "genai_config.json").write_text(json.dumps(genai_config(folder)), encoding="utf-8")
+    return folder
+
+
+def genai_config(folder: Path) -> dict[str, Any]:
+    told = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    inputs = {name: name for name in ("input_ids", "attention_mask", "position_ids")}
+    inputs |= {f"past_{what}_names": f"past_key_values.%d.{what}" for what in ("key", "value")}
+    outputs = {"logits": "logits", **{f"present_{what}_names": f"present.%d.{what}" for what in ("key", "value")}}
+    names = ("hidden_size", "num_attention_heads", "num_hidden_layers", "num_key_value_heads")
+    decoder = {"filename": "model.onnx", "head_size": told["head_dim"], "inputs": inputs, "outputs": outputs}
+    decoder |= {name: told[name] for name in names}
+    model = {name: told[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id", "vocab_size")}
+    model |= {"type": "llama", "context_length": told["max_position_embeddings"], "decoder": decoder}
+    return {"model": model, "search": {"past_present_share_buffer": False}}
+
+
+def printed(*command: str | Path, **environment: str) -> list[str]:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **environment})
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitllama_lines()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not READS_INNER, reason="platform: onnxruntime-genai wants a later onnxruntime")
+def test_onnxruntime_genai_chooses_the_same_tokens_from_an_archive(llama: Path) -> None:
+    assert c.run_console(llama_lines("console")) == 2
+    found = []
+    for folder in ("llama", "served"):
+        program = llama_lines("python").replace('"served"', repr(folder)) + MAPPED
+        found.append(printed(sys.executable, "-c", program, PYTHONPATH=str(onnx_runtimes.genai())))
+    (tokens, before), (again, mapped) = found
+    assert tokens == again and len(tokens.split()) == 16 and tokens.startswith("30 41 52 ")
+    assert (before, mapped) == ("False", "True")
+
+
+@pytest.mark.needs("node", "npm")
+def test_transformers_js_writes_the_same_text_from_an_archive(llama: Path) -> None:
+    assert c.run_console(llama_lines("console", 1)) == 3
+    shutil.copytree("hub", "plain", ignore=shutil.ignore_patterns("model.*"))
+    for name in ("model.onnx", "model.onnx_data"):
+        shutil.copy(llama / name, f"plain/onnx/{name}")
+    Path("node_modules").symlink_to(onnx_runtimes.transformers_js() / "node_modules")
+    program = llama_lines("js")
+    plain = program.replace('"hub"', '"plain"').replace('"fp32" }', '"fp32", use_external_data_format: true }')
+    found = []
+    for text in (plain, program):
+        Path("program.mjs").write_text(text + MAPPED_JS, encoding="utf-8")
+        found.append(printed("node", "program.mjs"))
+    (told, before), (again, mapped) = found
+    assert told == again and len(told.split()) == 11 and told.startswith("w30 w41 w52 ")
+    assert (before, mapped) == ("false", "true")

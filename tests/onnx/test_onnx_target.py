@@ -11,10 +11,12 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
+from onnx_graphs import PACKS, conv, converted_in, graph_model, value
 from other_processors import run_on_processor
 
 from zcrecord.errors import FormatError
+from zcrecord.onnx import session, tuning
 from zcrecord.onnx import target as targets
 from zcrecord.onnx.target import CONVENTION, TuningTarget, this_target
 
@@ -111,20 +113,12 @@ def test_this_process_has_a_target_that_fits_itself_and_comes_back_from_its_text
     assert TuningTarget.decode(here.encode()) == here == this_target(ort)
     assert "\n" not in here.encode() and here.encode().isascii()
     assert here.misfit(this_target(ort)) is None
-    assert this_target(ort, "CUDAExecutionProvider").misfit(here) == (
-        "made for CUDAExecutionProvider, this is CPUExecutionProvider"
-    )
 
 
 def test_the_blocks_of_channels_are_those_that_onnxruntime_makes(tmp_path: Path) -> None:
     channels = 100  # of which any size of blocks fills up the last
-    weight = numpy_helper.from_array(np.ones((channels, 4, 3, 3), "f4"), "w")
-    inputs, outputs = (
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)]
-        for name, shape in (("x", [1, 4, 8, 8]), ("y", None))
-    )
-    graph = helper.make_graph([helper.make_node("Conv", ["x", "w"], ["y"])], "g", inputs, outputs, [weight])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    nodes = [helper.make_node("Conv", ["x", "w"], ["y"])]
+    model = graph_model(nodes, [value("x", 1, 4, 8, 8)], [value("y")], {"w": np.ones((channels, 4, 3, 3), "f4")})
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
@@ -136,7 +130,9 @@ def test_the_blocks_of_channels_are_those_that_onnxruntime_makes(tmp_path: Path)
     assert blocked.initializer[0].dims[0] == (channels + block - 1) // block * block if block else channels
 
 
-def test_an_onnxruntime_without_blocks_of_channels_has_a_target_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_onnxruntime_without_blocks_or_a_described_build_has_a_target_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert onnx.load_from_string(targets._REORDER).graph.node[0].op_type == "ReorderInput"
     monkeypatch.setattr(targets, "_REORDER", targets._REORDER.replace(b"Reorder", b"Rewrite"))
     targets._nchwc_block.cache_clear()
@@ -144,38 +140,29 @@ def test_an_onnxruntime_without_blocks_of_channels_has_a_target_too(monkeypatch:
     targets._nchwc_block.cache_clear()
     assert without.nchwc_block == 0
     assert TuningTarget.decode(without.encode()) == without
+    monkeypatch.delattr(ort, "get_build_info")
+    assert this_target(ort).build == "unknown"
 
 
 @pytest.mark.needs("qemu-x86_64")
 def test_a_target_has_the_features_of_the_processor_alone_that_it_is_made_on() -> None:
-    """/proc/cpuinfo is this machine's in the emulator, and must not count there."""
     code = "import onnxruntime; from zcrecord.onnx.target import this_target; print(this_target(onnxruntime).encode())"
     here, there = this_target(ort), TuningTarget.decode(run_on_processor(code).removesuffix("\n"))
     assert set(there.cpu) <= {"emulation", "pni", "sse2", "sse4_1", "ssse3"}
     assert (here.misfit(there) is None) == (there.misfit(here) is None) == (here == there)
 
 
-def test_an_onnxruntime_that_does_not_describe_its_build_has_a_target_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(ort, "get_build_info")
-    assert this_target(ort).build == "unknown"
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"onnxruntime": "1.31.0"}, "made for onnxruntime 1.32.0, this is 1.31.0"),
-        ({"build": "unknown"}, "made for build fab30a4-00000000 of onnxruntime 1.32.0, this is unknown"),
-        ({"machine": "linux-aarch64"}, "made for linux-x86_64, this is linux-aarch64"),
-        ({"machine": "win32-amd64"}, "made for linux-x86_64, this is win32-amd64"),
-        ({"nchwc_block": 8}, "made for blocks of 16 channels in convolutions, here they have 8"),
-        ({"convention": 2}, "made by convention 1 of tuning, this zcrecord has 2"),
-        ({"cpu": tuple(f for f in AVX512 if f != "avx512_vnni")}, "the CPU lacks avx512_vnni"),
-        ({"cpu": tuple(AVX2)}, "the CPU lacks avx512_vnni, avx512bw, avx512cd, avx512dq, avx512f, avx512vl"),
-        ({"cpu": ("amx_int8", "amx_tile", *AVX512)}, "the CPU has amx_int8, amx_tile"),
-        ({"cpu": ("amx_int8", *AVX512[:-1])}, "the CPU lacks ssse3, and the CPU has amx_int8"),
-        ({"cpu": (*AVX512, "model:GenuineIntel-6-151")}, "the CPU has model:GenuineIntel-6-151"),
-    ],
-)
+@pytest.mark.parametrize("change, sentence", [
+    ({"onnxruntime": "1.31.0"}, "made for onnxruntime 1.32.0, this is 1.31.0"),
+    ({"build": "unknown"}, "made for build fab30a4-00000000 of onnxruntime 1.32.0, this is unknown"),
+    ({"machine": "linux-aarch64"}, "made for linux-x86_64, this is linux-aarch64"),
+    ({"provider": "CUDAExecutionProvider"}, "made for CPUExecutionProvider, this is CUDAExecutionProvider"),
+    ({"nchwc_block": 8}, "made for blocks of 16 channels in convolutions, here they have 8"),
+    ({"convention": 2}, "made by convention 1 of tuning, this zcrecord has 2"),
+    ({"cpu": tuple(AVX2)}, "the CPU lacks avx512_vnni, avx512bw, avx512cd, avx512dq, avx512f, avx512vl"),
+    ({"cpu": ("amx_int8", "amx_tile", *AVX512)}, "the CPU has amx_int8, amx_tile"),
+    ({"cpu": ("amx_int8", *AVX512[:-1])}, "the CPU lacks ssse3, and the CPU has amx_int8"),
+])  # fmt: skip
 def test_a_misfit_is_told_in_a_sentence(change: dict[str, Any], sentence: str) -> None:
     assert MADE.misfit(replace(MADE, **change)) == sentence
 
@@ -189,38 +176,32 @@ def changed(**fields: Any) -> str:
     return json.dumps({**json.loads(MADE.encode()), **fields}, sort_keys=True, separators=(",", ":"))
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("", "is not JSON"),
-        ("{" * 5000, "is not JSON"),
-        ("[" * 8000, "is not JSON"),
-        ("9" * 8000, "is not JSON"),
-        ("[" * 8193, "has 8193 characters, at most 8192 are allowed"),
-        ("null", "does not have exactly the fields"),
-        ("[]", "does not have exactly the fields"),
-        (changed(more=1), "does not have exactly the fields"),
-        (changed(convention=True), "a convention that is no number"),
-        (changed(convention=0), "a convention that is no number"),
-        (changed(convention=1 << 31), "a convention that is no number"),
-        (changed(convention=1.0), "a convention that is no number"),
-        (changed(nchwc_block=-1), "a nchwc_block that is no number"),
-        (changed(nchwc_block="16"), "a nchwc_block that is no number"),
-        (changed(onnxruntime=132), "characters as onnxruntime"),
-        (changed(build=""), "characters as build"),
-        (changed(machine="x" * 101), "characters as machine"),
-        (changed(provider="CPU\nall is well"), "characters as provider"),
-        (changed(cpu="avx"), "no list of at most 256 features"),
-        (changed(cpu=[f"{n:03}" for n in range(257)]), "no list of at most 256 features"),
-        (changed(cpu=["avx", 1]), "a CPU feature that is not"),
-        (changed(cpu=["avx\x1b[31m"]), "a CPU feature that is not"),
-        (changed(cpu=["sse2", "avx"]), "not sorted, or twice"),
-        (changed(cpu=["avx", "avx"]), "not sorted, or twice"),
-        (MADE.encode() + " ", "not written as"),
-        (MADE.encode().replace("linux", "\\u006cinux"), "not written as"),
-        (MADE.encode().replace("{", '{"build":"other",', 1), "not written as"),
-    ],
-)
+@pytest.mark.parametrize("text, why", [
+    ("", "is not JSON"),
+    ("[" * 8000, "is not JSON"),
+    ("9" * 8000, "is not JSON"),
+    ("[" * 8193, "has 8193 characters, at most 8192 are allowed"),
+    ("null", "does not have exactly the fields"),
+    (changed(more=1), "does not have exactly the fields"),
+    (changed(convention=True), "a convention that is no number"),
+    (changed(convention=0), "a convention that is no number"),
+    (changed(convention=1 << 31), "a convention that is no number"),
+    (changed(convention=1.0), "a convention that is no number"),
+    (changed(nchwc_block=-1), "a nchwc_block that is no number"),
+    (changed(onnxruntime=132), "characters as onnxruntime"),
+    (changed(build=""), "characters as build"),
+    (changed(machine="x" * 101), "characters as machine"),
+    (changed(provider="CPU\nall is well"), "characters as provider"),
+    (changed(cpu="avx"), "no list of at most 256 features"),
+    (changed(cpu=[f"{n:03}" for n in range(257)]), "no list of at most 256 features"),
+    (changed(cpu=["avx", 1]), "a CPU feature that is not"),
+    (changed(cpu=["avx\x1b[31m"]), "a CPU feature that is not"),
+    (changed(cpu=["sse2", "avx"]), "not sorted, or twice"),
+    (changed(cpu=["avx", "avx"]), "not sorted, or twice"),
+    (MADE.encode() + " ", "not written as"),
+    (MADE.encode().replace("linux", "\\u006cinux"), "not written as"),
+    (MADE.encode().replace("{", '{"build":"other",', 1), "not written as"),
+])  # fmt: skip
 def test_a_damaged_target_is_refused(text: str, why: str) -> None:
     with pytest.raises(FormatError, match=why) as caught:
         TuningTarget.decode(text)
@@ -237,3 +218,46 @@ def test_no_changed_character_is_taken_for_the_target_it_was() -> None:
         except FormatError:
             continue
         assert found.misfit(MADE) is not None, f"character {place} does not count"
+
+
+# Sessions on two processors.
+
+# The reason why an archive's tuned part is not used, and whether the answers are right, compared on the same processor.
+ANSWERS = """
+from pathlib import Path
+import numpy as np
+import onnxruntime
+from zcrecord import load_record
+from zcrecord.onnx import session, tuning
+
+def answered(onnx, archive):
+    feed = {"x": np.random.default_rng(0).standard_normal((1, 3, 8, 8), dtype=np.float32)}
+    plain = onnxruntime.InferenceSession(onnx, providers=["CPUExecutionProvider"])
+    untuned = session(load_record(Path(archive).read_bytes()))  # of bytes a tuned part is never used
+    made = session(archive)
+    found, answer = tuning(made), made.run(None, feed)[0]
+    return found.reason, np.array_equal(answer, (plain if found.used else untuned).run(None, feed)[0])
+"""
+THERE = """
+import json, logging, sys
+from zcrecord.onnx import tune
+from zcrecord.onnx.target import this_target
+
+logging.getLogger("zcrecord").setLevel("ERROR")  # of that process
+before = answered(*sys.argv[1:])
+tune(sys.argv[2])
+print(json.dumps([this_target(onnxruntime).encode(), before, answered(*sys.argv[1:])]))
+"""
+exec(ANSWERS, here := dict[str, Any]())
+
+
+@pytest.mark.needs("qemu-x86_64")
+def test_an_archive_tuned_here_answers_right_on_another_processor_and_may_be_tuned_for_both(tmp_path: Path) -> None:
+    archive = str(converted_in(tmp_path, conv(), tuned=True))
+    model = str(tmp_path / "model.onnx")
+    told, before, after = json.loads(run_on_processor(ANSWERS + THERE, model, archive))
+    ours, theirs = this_target(ort), TuningTarget.decode(told)
+    assert before == [ours.misfit(theirs), True], "blocks of channels of another size would answer wrong"
+    for reason, as_the_onnx in (after, here["answered"](model, archive)):
+        assert reason is None and (as_the_onnx or not PACKS)
+    assert set(tuning(session(archive)).targets) == {ours.encode(), theirs.encode()}

@@ -12,32 +12,29 @@ import re
 import sys
 import zlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
 import onnx_models as m
-import onnxruntime as ort
 import pytest
 from forge import END, Forge, build_index, end_bytes, read_index
-from guides import ROOT
 from onnx import AttributeProto, TensorProto, numpy_helper
-from onnx_graphs import branches, conv, mlp
-from tuned_archives import Tuned, answers, inputs
+from onnx_graphs import DIGITS, PACKS, READS_INNER, branches, conv, converted_in, mlp, plain, request
+from tuned_archives import Tuned, answers
 
 import zcrecord
 from zcrecord.codec.entries import PayloadId
 from zcrecord.codec.layout import HEADER_SIZE, NONE
 from zcrecord.errors import FormatError, IntegrityError, LimitError, RecordError
-from zcrecord.onnx import convert, runtime, session, to_onnx, tune, tuned, tuning, untune
+from zcrecord.onnx import runtime, session, to_onnx, tune, tuned, tuning, untune
 
-VERSION = tuple(map(int, ort.__version__.split(".")[:2]))
-COMPARES = VERSION >= (1, 32)  # packed weights; earlier versions are given none
 MODELS: dict[str, Callable[[], Any]] = {
-    "mlp": mlp, "conv": conv, "branches": branches, "digits": lambda: onnx.load(ROOT / "tests" / "data" / "digits.onnx")
+    "mlp": mlp, "conv": conv, "branches": branches, "digits": lambda: onnx.load(DIGITS)
 }  # fmt: skip
-if VERSION < (1, 31):  # ONNX Runtime writes an If's own weights twice, and tuning refuses that
+if not READS_INNER:
     del MODELS["branches"]
 OTHER = "other.bin"  # in the current folder of the sessions
 DIGEST = "a payload of its tuned part does not match its digest; tune it again"
@@ -51,42 +48,30 @@ PROTOBUF = (
     "a tag of more than 32 bits, or 5 bytes|group 13, which was never started"
 )
 # Right packed weights, or none: only ONNX Runtime 1.32 looks at them at all.
-PACKED = f"{REFUSES}.*Serialized pre-packed weights for node" if COMPARES else None
+PACKED = f"{REFUSES}.*Serialized pre-packed weights for node" if PACKS else None
 
 
 class Tampering(NamedTuple):
-    """One way to tamper with an archive.
-
-    Attributes:
-        name: a few words.
-        model: which archive is changed.
-        reason: a regular expression of the reason why the tuned part is not used; None if it is used.
-        change: what is done to the archive taken apart.
-        answers: "right", as the original graph does; "its author's" otherwise, where it is no tampering but a graph.
-    """
+    """One way to tamper with an archive."""
 
     name: str
-    model: str
-    reason: str | None
-    change: Callable[[Any], Any]
-    answers: str = "right"
+    model: str  # which archive is changed
+    reason: str | None  # a regular expression of the reason why the tuned part is not used; None if it is used
+    change: Callable[[Any], Any]  # of the archive taken apart
+    answers: str = "right"  # as the original graph's; "its author's", where it is no tampering but another graph
 
 
-ALL: list[Tampering] = []
-Change = Callable[..., Any]
+Change = Callable[[Tuned], Any]
 
 
-def tampering(
-    model: str, reason: str | None, name: str = "", *given: Any, answers: str = "right"
-) -> Callable[[Change], Change]:
-    """Keep a function as a tampering, called with what is given behind the archive."""
+def unsealed(change: Change) -> Change:
+    """A change under the seal from before."""
 
-    def keep(change: Change) -> Change:
-        words = name or change.__name__.replace("_", " ")
-        ALL.append(Tampering(words, model, reason, lambda archive: change(archive, *given), answers))
-        return change
+    def changed(archive: Tuned) -> None:
+        change(archive)
+        archive.sealed = False
 
-    return keep
+    return changed
 
 
 # External data that are no payloads.
@@ -103,6 +88,10 @@ def constant(graph: Any) -> Any:
     """The tensor of a new node that is a constant."""
     node = graph.node.add(op_type="Constant", output=["evil"])
     return node.attribute.add(name="value", type=AttributeProto.TENSOR).t
+
+
+def branch(archive: Tuned) -> Any:
+    return next(n for n in archive.graph.graph.node if n.op_type == "If").attribute[0].g
 
 
 def used(archive: Tuned) -> None:
@@ -125,17 +114,6 @@ def elsewhere(archive: Tuned, location: str, where: str) -> None:
     used(archive)
 
 
-LOCATIONS = {
-    "a file of the current folder": OTHER, "a file above": f"../{OTHER}", "a file of the system": "/etc/passwd",
-    "an address": "*/_ORT_MEM_ADDR_/*", "the archive": "evil.zcr",
-}  # fmt: skip
-for _what, _location in LOCATIONS.items():
-    for _where in ("initializer", "added", "constant", "sparse"):
-        _reason = OUTSIDE if _where in ("constant", "sparse") else NUMBER
-        tampering("mlp", _reason, f"{_what}, {_where}", _location, _where)(elsewhere)
-
-
-@tampering("mlp", OUTSIDE)
 def a_payload_as_a_constant(archive: Tuned) -> None:
     """ONNX Runtime looks for a constant's file in the current folder."""
     t = constant(archive.graph.graph)
@@ -144,30 +122,6 @@ def a_payload_as_a_constant(archive: Tuned) -> None:
     used(archive)
 
 
-@tampering("mlp", OUTSIDE)
-def a_file_in_a_function(archive: Tuned) -> None:
-    external(constant(archive.graph.functions.add(name="f", domain="d")), OTHER)
-
-
-@tampering("mlp", OUTSIDE)
-def a_file_in_training_info(archive: Tuned) -> None:
-    external(archive.graph.training_info.add().algorithm.initializer.add(name="evil"), OTHER)
-
-
-@tampering("branches", NUMBER)
-def an_address_in_a_branch(archive: Tuned) -> None:
-    node = next(n for n in archive.graph.graph.node if n.op_type == "If")
-    external(node.attribute[0].g.initializer.add(name="evil"), "*/_ORT_MEM_ADDR_/*")
-
-
-@tampering("branches", OUTSIDE)
-def an_address_in_a_constant_of_a_branch(archive: Tuned) -> None:
-    node = next(n for n in archive.graph.graph.node if n.op_type == "If")
-    external(constant(node.attribute[0].g), "*/_ORT_MEM_ADDR_/*")
-
-
-@tampering("mlp", PROTOBUF, "a tag of more than 32 bits", 5, 1 << 32)
-@tampering("mlp", PROTOBUF, "a tag of 6 bytes", 6, 0)
 def smuggled(archive: Tuned, nbytes: int, above: int) -> None:
     """protobuf's parsers cut a tag off after 32 bits: to them it is external_data, to others an unknown field."""
     tag = m.varint((13 << 3 | 2) + above, nbytes)
@@ -178,79 +132,58 @@ def smuggled(archive: Tuned, nbytes: int, above: int) -> None:
     used(archive)
 
 
-@tampering("mlp", None)
-def the_mark_of_another_format(archive: Tuned) -> None:
-    """Bytes 4 to 7 are those by which ONNX Runtime knows its own format, with external data in a FlatBuffer."""
-    archive.front = b"\x0a\x06\0\0ORTM"
-
-
-@tampering("mlp", REFUSES)
 def external_data_without_entries(archive: Tuned) -> None:
     archive.graph.graph.initializer.add(name="evil", data_type=1, data_location=1, dims=[16])
     used(archive)
 
 
+LOCATIONS = {
+    "a file of the current folder": OTHER, "a file above": f"../{OTHER}", "a file of the system": "/etc/passwd",
+    "an address": "*/_ORT_MEM_ADDR_/*", "the archive": "evil.zcr",
+}  # fmt: skip
+PLACES = {"initializer": NUMBER, "added": NUMBER, "constant": OUTSIDE, "sparse": OUTSIDE}
+ADDRESS = LOCATIONS["an address"]
+EXTERNAL = [
+    *(Tampering(f"{what}, {where}", "mlp", reason, partial(elsewhere, location=location, where=where))
+      for what, location in LOCATIONS.items() for where, reason in PLACES.items()),
+    Tampering("a payload as a constant", "mlp", OUTSIDE, a_payload_as_a_constant),
+    Tampering("a file in a function", "mlp", OUTSIDE,
+              lambda a: external(constant(a.graph.functions.add(name="f", domain="d")), OTHER)),
+    Tampering("a file in training_info", "mlp", OUTSIDE,
+              lambda a: external(a.graph.training_info.add().algorithm.initializer.add(name="evil"), OTHER)),
+    Tampering("an address in a branch", "branches", NUMBER,
+              lambda a: external(branch(a).initializer.add(name="evil"), ADDRESS)),
+    Tampering("an address in a constant of a branch", "branches", OUTSIDE,
+              lambda a: external(constant(branch(a)), ADDRESS)),
+    Tampering("a tag of more than 32 bits", "mlp", PROTOBUF, lambda a: smuggled(a, 5, 1 << 32)),
+    Tampering("a tag of 6 bytes", "mlp", PROTOBUF, lambda a: smuggled(a, 6, 0)),
+    # Bytes 4 to 7 are those by which ONNX Runtime knows its own format, with external data in a FlatBuffer.
+    Tampering("the mark of another format", "mlp", None, lambda a: setattr(a, "front", b"\x0a\x06\0\0ORTM")),
+    Tampering("external data without entries", "mlp", REFUSES, external_data_without_entries),
+]  # fmt: skip
+
+
 # Numbers, shapes and bytes of the graph.
 
 
-for _number in ("", "-1", "6000", "1e1", "1" * 30, "0x0", "\u0661", "0\n", f"../{OTHER}"):
-
-    @tampering("mlp", NUMBER, f"payload {_number!r}", _number)
-    def number(archive: Tuned, value: str) -> None:
-        next(e for e in archive.weight.external_data if e.key == "zcrecord").value = value
+def number(archive: Tuned, value: str) -> None:
+    next(e for e in archive.weight.external_data if e.key == "zcrecord").value = value
 
 
-for _number in ("", "-1", "6000"):
-
-    @tampering("branches", NUMBER, f"payload {_number!r} in a branch", _number)
-    def inner_number(archive: Tuned, value: str) -> None:
-        node = next(n for n in archive.graph.graph.node if n.op_type == "If")
-        t = node.attribute[0].g.initializer.add(name="evil", data_type=1, data_location=1, dims=[16])
-        t.external_data.add(key="zcrecord", value=value)
+def inner_number(archive: Tuned, value: str) -> None:
+    t = branch(archive).initializer.add(name="evil", data_type=1, data_location=1, dims=[16])
+    t.external_data.add(key="zcrecord", value=value)
 
 
-@tampering("mlp", "more than 20000 weights and packed forms, each a mapping, are too many")
-def a_payload_20001_times(archive: Tuned) -> None:
-    weight = archive.weight
-    archive.initializers.initializer.extend([weight] * 20_001)
-
-
-@tampering("mlp", "a tensor has more than 256 external_data keys")
 def entries_of_packed_weights_300_times(archive: Tuned) -> None:
     for i in range(300):
         archive.weight.external_data.add(key=f"prepacked_{i}", value="MatMul+1|0;0")
 
 
-for _name, _type in {"float64": 11, "no": 99, "string": 8, "int4": 22}.items():
-
-    @tampering("conv", REFUSES, f"a weight of {_name} type", _type)
-    def another_type(archive: Tuned, kind: int) -> None:
-        archive.weight.data_type = kind
+def another_shape(archive: Tuned, dims: list[int]) -> None:
+    archive.weight.dims[:] = dims
 
 
-for _dims in ([1, 1], [65, 64], [-64, -64], [1 << 62, 4, 1, 64]):
-
-    @tampering("branches", REFUSES, f"a weight of shape {_dims}", _dims)
-    def another_shape(archive: Tuned, dims: list[int]) -> None:
-        archive.weight.dims[:] = dims
-
-
-@tampering("mlp", None)
-def values_beside_a_payload(archive: Tuned) -> None:
-    archive.weight.raw_data = bytes(int(np.prod(archive.weight.dims)) * 4)
-
-
-@tampering("mlp", "a graph of initializers alone holds something else")
-def a_node_beside_the_initializers(archive: Tuned) -> None:
-    external(constant(archive.initializers), OTHER)
-
-
-@tampering("mlp", "a graph of initializers alone holds something else")
-def an_initializer_without_a_payload(archive: Tuned) -> None:
-    archive.initializers.initializer.add(name="evil", data_type=1, dims=[1], raw_data=bytes(4))
-
-
-@tampering("mlp", "messages nested more than 100 deep")
 def a_graph_nested_150_deep(archive: Tuned) -> None:
     deep = b"location"
     for _ in range(50):
@@ -258,74 +191,85 @@ def a_graph_nested_150_deep(archive: Tuned) -> None:
     archive.back = m.field(7, deep)
 
 
-@tampering("mlp", PROTOBUF, "a graph that ends inside a field", b"\x3a\xff\xff\x03location")
-@tampering("mlp", PROTOBUF, "a graph that ends inside a varint", b"\x42\x08location\xff")
-@tampering("mlp", PROTOBUF, "a length of 6 bytes", b"\x42\x88\x80\x80\x80\x80\x00location")
-@tampering("mlp", PROTOBUF, "a length of 2^31", b"\x42\x80\x80\x80\x80\x08location")
-@tampering("mlp", PROTOBUF, "a group", b"\x43\x44location")
-@tampering("mlp", "a varint of more than 10 bytes", "a graph of garbage", b"\xff" * 99)
-def behind(archive: Tuned, data: bytes) -> None:
-    archive.back = data
-
-
-@tampering("mlp", None, answers="its author's")
 def another_graph(archive: Tuned) -> None:
     node = archive.graph.graph.node[-1]
     node.op_type = "Sub" if node.op_type == "Mul" else "Neg"
 
 
-@tampering("mlp", SEAL)
-def another_graph_with_the_old_seal(archive: Tuned) -> None:
-    archive.graph.doc_string, archive.sealed = "another", False
+def another_text(archive: Tuned) -> None:
+    archive.graph.doc_string = "another"
 
 
-@tampering("mlp", r"refuses the tuned graph: [ -~]+\\x1b\\r[ -~]+$")
-def control_characters_in_a_name(archive: Tuned) -> None:
-    archive.graph.graph.node.add(op_type="No\x1b\rsuch", name="x\n", input=["x"], output=["z"])
+ALONE = "a graph of initializers alone holds something else"
+BEHIND = {
+    "a graph that ends inside a field": b"\x3a\xff\xff\x03location", "a group": b"\x43\x44location",
+    "a graph that ends inside a varint": b"\x42\x08location\xff",
+    "a length of 6 bytes": b"\x42\x88\x80\x80\x80\x80\x00location",
+    "a length of 2^31": b"\x42\x80\x80\x80\x80\x08location",
+}  # fmt: skip
+GRAPHS = [
+    *(Tampering(f"payload {value!r}", "mlp", NUMBER, partial(number, value=value))
+      for value in ("", "-1", "6000", "1e1", "1" * 30, "0x0", "\u0661", "0\n", f"../{OTHER}")),
+    *(Tampering(f"payload {value!r} in a branch", "branches", NUMBER, partial(inner_number, value=value))
+      for value in ("", "-1", "6000")),
+    Tampering("a payload 20001 times", "mlp", "more than 20000 weights and packed forms, each a mapping, are too many",
+              lambda a: a.initializers.initializer.extend([a.weight] * 20_001)),
+    Tampering("300 packed forms of a weight", "mlp", "a tensor has more than 256 external_data keys",
+              entries_of_packed_weights_300_times),
+    *(Tampering(f"a weight of type {kind}", "conv", REFUSES, lambda a, kind=kind: setattr(a.weight, "data_type", kind))
+      for kind in (TensorProto.DOUBLE, TensorProto.STRING, TensorProto.INT4, 99)),
+    *(Tampering(f"a weight of shape {dims}", "branches", REFUSES, partial(another_shape, dims=dims))
+      for dims in ([1, 1], [65, 64], [-64, -64], [1 << 62, 4, 1, 64])),
+    Tampering("values beside a payload", "mlp", None,
+              lambda a: setattr(a.weight, "raw_data", bytes(int(np.prod(a.weight.dims)) * 4))),
+    Tampering("a node beside the initializers", "mlp", ALONE, lambda a: external(constant(a.initializers), OTHER)),
+    Tampering("an initializer without a payload", "mlp", ALONE,
+              lambda a: a.initializers.initializer.add(name="evil", data_type=1, dims=[1], raw_data=bytes(4))),
+    Tampering("a graph nested 150 deep", "mlp", "messages nested more than 100 deep", a_graph_nested_150_deep),
+    *(Tampering(name, "mlp", PROTOBUF, lambda a, data=data: setattr(a, "back", data)) for name, data in BEHIND.items()),
+    Tampering("garbage", "mlp", "a varint of more than 10 bytes", lambda a: setattr(a, "back", b"\xff" * 99)),
+    Tampering("another graph", "mlp", None, another_graph, answers="its author's"),
+    Tampering("another graph with the old seal", "mlp", SEAL, unsealed(another_text)),
+    Tampering("control characters in a name", "mlp", r"refuses the tuned graph: [ -~]+\\x1b\\r[ -~]+$",
+              lambda a: a.graph.graph.node.add(op_type="No\x1b\rsuch", name="x\n", input=["x"], output=["z"])),
+]  # fmt: skip
 
 
 # Inputs and outputs, which a caller knows from the model.
 
 
-UNLIKE = "its tuned graph {}, unlike the model; tune it again"
-
-
-@tampering("mlp", UNLIKE.format("has the input 's1'"))
 def an_input_more(archive: Tuned) -> None:
     """So it is left where a constant that was an input, too, was removed: sessions failed when they were run."""
     archive.graph.graph.input.add(name="s1").CopyFrom(archive.graph.graph.input[0])
     archive.graph.graph.input[-1].name = "s1"
 
 
-@tampering("mlp", UNLIKE.format("lacks the input 'x'"))
-def an_input_with_a_default(archive: Tuned) -> None:
-    archive.graph.graph.initializer.append(numpy_helper.from_array(np.zeros((2, 64), np.float32), "x"))
-
-
-@tampering("mlp", UNLIKE.format("has the input 'x' with another type or shape"))
-def an_input_of_another_shape(archive: Tuned) -> None:
-    archive.graph.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2
-
-
-@tampering("mlp", UNLIKE.format("has the input 'x' with another type or shape"))
-def an_input_of_another_type(archive: Tuned) -> None:
-    archive.graph.graph.input[0].type.tensor_type.elem_type = TensorProto.DOUBLE
-
-
-@tampering("mlp", UNLIKE.format("has the output 'evil' and 1 more"))
 def two_outputs_more(archive: Tuned) -> None:
     for name in ("evil", "worse"):
         archive.graph.graph.output.add(name=name).type.tensor_type.elem_type = TensorProto.FLOAT
 
 
-@tampering("mlp", UNLIKE.format("has the output 'z'"))
-def an_output_of_another_name(archive: Tuned) -> None:
-    archive.graph.graph.output[0].name = "z"
+def tensor_type(value: Any) -> Any:
+    return value.type.tensor_type
 
 
-@tampering("mlp", UNLIKE.format("has the output 'y' with another type or shape"))
-def an_output_of_another_type(archive: Tuned) -> None:
-    archive.graph.graph.output[0].type.tensor_type.elem_type = TensorProto.DOUBLE
+DOUBLE = TensorProto.DOUBLE
+INTERFACES = [
+    Tampering(name, "mlp", f"its tuned graph {difference}, unlike the model; tune it again", change)
+    for name, difference, change in [
+        ("an input more", "has the input 's1'", an_input_more),
+        ("an input with a default", "lacks the input 'x'",
+         lambda a: a.graph.graph.initializer.append(numpy_helper.from_array(np.zeros((2, 64), np.float32), "x"))),
+        ("an input of another shape", "has the input 'x' with another type or shape",
+         lambda a: setattr(tensor_type(a.graph.graph.input[0]).shape.dim[0], "dim_value", 2)),
+        ("an input of another type", "has the input 'x' with another type or shape",
+         lambda a: setattr(tensor_type(a.graph.graph.input[0]), "elem_type", DOUBLE)),
+        ("two outputs more", "has the output 'evil' and 1 more", two_outputs_more),
+        ("an output of another name", "has the output 'z'", lambda a: setattr(a.graph.graph.output[0], "name", "z")),
+        ("an output of another type", "has the output 'y' with another type or shape",
+         lambda a: setattr(tensor_type(a.graph.graph.output[0]), "elem_type", DOUBLE)),
+    ]
+]  # fmt: skip
 
 
 # Packed weights.
@@ -333,143 +277,87 @@ def an_output_of_another_type(archive: Tuned) -> None:
 
 def buffers(archive: Tuned, change: Callable[[list[str]], Any]) -> None:
     """Change the buffers that the largest packed weight names, as "number;size"."""
-    entry = archive.packed[0]
-    key, *found = entry.value.split("|")
+    key, *found = archive.packed[0].value.split("|")
     change(found)
-    entry.value = "|".join([key, *found])
+    archive.packed[0].value = "|".join([key, *found])
 
 
-@tampering("mlp", PACKED)
+def packed_payload(archive: Tuned) -> int:
+    """Return the number of the first packed payload."""
+    return archive.payloads[int(archive.packed[0].value.split("|")[1].split(";")[0])]
+
+
 def two_packed_weights_exchanged(archive: Tuned) -> None:
     one, two = archive.packed[:2]
     (first, a), (second, b) = (e.value.split("|", 1) for e in (one, two))
     one.value, two.value = f"{first}|{b}", f"{second}|{a}"
 
 
-@tampering("mlp", PACKED)
 def zeros_as_a_packed_weight(archive: Tuned) -> None:
-    number = int(archive.packed[0].value.split("|")[1].split(";")[0])
-    at = archive.payloads[number]
-    archive.sources[at] = bytes(len(archive.sources[at]))
+    archive.sources[packed_payload(archive)] = bytes(len(archive.sources[packed_payload(archive)]))
 
 
-@tampering("mlp", PACKED)
 def a_packed_weight_of_one_byte(archive: Tuned) -> None:
     """Before 1.32 a kernel would read what lies behind it."""
-    number = archive.add(b"x")
-    buffers(archive, lambda found: found.__setitem__(0, f"{number};0"))
+    added = f"{archive.add(b'x')};0"
+    buffers(archive, lambda found: found.__setitem__(0, added))
 
 
-@tampering("mlp", PACKED)
-def a_packed_weight_of_no_bytes(archive: Tuned) -> None:
-    buffers(archive, lambda found: found.__setitem__(0, ";0"))
-
-
-@tampering("mlp", PACKED)
-def a_packed_weight_twice(archive: Tuned) -> None:
-    buffers(archive, lambda found: found.append(found[0]))
-
-
-@tampering("mlp", None)
 def another_key_of_packed_weights(archive: Tuned) -> None:
     archive.packed[0].value = re.sub(r"\d(?=\|)", lambda d: str(9 - int(d[0])), archive.packed[0].value, count=1)
 
 
-@tampering("mlp", None)
 def packed_weights_left_out(archive: Tuned) -> None:
     for t in archive.initializers.initializer:
         for entry in [e for e in t.external_data if e.key.startswith("prepacked")]:
             t.external_data.remove(entry)
 
 
-for _value in ("", "MatMul+1", "MatMul+1|", "MatMul+1|0", "MatMul+1|0;-1", "MatMul+1|0;0;0", "a b|0;0", "|0;0"):
-
-    @tampering("mlp", "packed weights '.*' are no key and payloads" if COMPARES else None, f"packed {_value!r}", _value)
-    def packed_value(archive: Tuned, value: str) -> None:
-        archive.packed[0].value = value
+def packed_value(archive: Tuned, value: str) -> None:
+    archive.packed[0].value = value
 
 
-@tampering("mlp", NUMBER if COMPARES else None)
-def a_packed_weight_that_is_no_payload(archive: Tuned) -> None:
-    buffers(archive, lambda found: found.__setitem__(0, "6000;0"))
-
-
-@tampering("mlp", "packed weights are not aligned to 64 bytes" if COMPARES else None)
 def packed_weights_between_aligned_places(archive: Tuned) -> None:
     """Before 1.32 a kernel would end the process."""
     archive.alignment, archive.pages = 16, False
-    number = int(archive.packed[0].value.split("|")[1].split(";")[0])
-    at = archive.payloads[number]
-    before = sum(-(-len(source) // 16) * 16 for source in archive.sources[:at])
+    before = sum(-(-len(source) // 16) * 16 for source in archive.sources[: packed_payload(archive)])
     archive.graph.doc_string += "x" * 16 * ((before // 16 + 1) % 4 == 0)
+
+
+NO_FORM = "packed weights '.*' are no key and payloads"
+FORMS = [
+    Tampering("two packed weights exchanged", "mlp", PACKED, two_packed_weights_exchanged),
+    Tampering("zeros as a packed weight", "mlp", PACKED, zeros_as_a_packed_weight),
+    Tampering("a packed weight of one byte", "mlp", PACKED, a_packed_weight_of_one_byte),
+    Tampering("a packed weight of no bytes", "mlp", PACKED,
+              lambda a: buffers(a, lambda found: found.__setitem__(0, ";0"))),
+    Tampering("a packed weight twice", "mlp", PACKED, lambda a: buffers(a, lambda found: found.append(found[0]))),
+    Tampering("another key of packed weights", "mlp", None, another_key_of_packed_weights),
+    Tampering("packed weights left out", "mlp", None, packed_weights_left_out),
+    *(Tampering(f"packed {value!r}", "mlp", NO_FORM if PACKS else None, partial(packed_value, value=value))
+      for value in ("", "MatMul+1", "MatMul+1|", "MatMul+1|0", "MatMul+1|0;-1", "MatMul+1|0;0;0", "a b|0;0", "|0;0")),
+    Tampering("a packed weight that is no payload", "mlp", NUMBER if PACKS else None,
+              lambda a: buffers(a, lambda found: found.__setitem__(0, "6000;0"))),
+    Tampering("packed weights between aligned places", "mlp",
+              "packed weights are not aligned to 64 bytes" if PACKS else None, packed_weights_between_aligned_places),
+]  # fmt: skip
 
 
 # Entries of the index, whose CRC is right again.
 
 
-for _key, _other in {tuned.GRAPH: "text", tuned.INITIALIZERS: 7, tuned.SEAL: 1, tuned.TARGET: b""}.items():
-
-    @tampering("mlp", KIND.format(_key), f"'{_key}' of another type", _key, _other)
-    def another_kind(archive: Tuned, key: str, other: Any) -> None:
-        archive.sealed = False
-        archive.set(key, PayloadId(0) if other == b"" else other)
-
-
-@tampering("mlp", KIND.format(tuned.PAYLOADS), "'payloads' of one payload", PayloadId(0))
-@tampering("mlp", "no list of payloads", "'payloads' with an empty one", [PayloadId(NONE)])
-@tampering("mlp", "no list of payloads", "'payloads' of numbers", [0, 1])
-@tampering("mlp", "for other weights", "no 'payloads'", [])
-def other_payloads(archive: Tuned, value: Any) -> None:
-    archive.sealed = False
-    archive.set(tuned.PAYLOADS, value)
-
-
-@tampering("mlp", SEAL, "no 'graph'", tuned.GRAPH)
-@tampering("mlp", SEAL, "no 'initializers'", tuned.INITIALIZERS)
-def nothing(archive: Tuned, key: str) -> None:
-    archive.sealed = False
-    archive.set(key, PayloadId(NONE))
-
-
-@tampering("mlp", SEAL)
-def the_graph_is_another_payload(archive: Tuned) -> None:
-    archive.sealed = False
-    archive.set(tuned.GRAPH, archive.target.initializers)
-
-
-@tampering("mlp", SEAL)
 def two_payloads_exchanged(archive: Tuned) -> None:
-    archive.sealed = False
     archive.payloads[0], archive.payloads[1] = archive.payloads[1], archive.payloads[0]
 
 
-@tampering("mlp", SEAL)
 def two_weights_of_the_model_exchanged(archive: Tuned) -> None:
-    archive.sealed = False
     found, names = archive.entries.payloads, archive.entries.names
     one, two = names.index("a.w"), names.index("b.w")
     found[one], found[two] = found[two], found[one]
 
 
-@tampering("mlp", SEAL)
-def a_weight_of_the_model_replaced(archive: Tuned) -> None:
-    archive.sealed = False
-    number = archive.entries.payloads[archive.entries.names.index("a.w")]
+def zeros(archive: Tuned, number: int) -> None:
     archive.sources[number] = bytes(len(archive.sources[number]))
-
-
-@tampering("conv", SEAL)
-def a_weight_of_the_tuned_graph_replaced(archive: Tuned) -> None:
-    archive.sealed = False
-    added = next(n for n in archive.payloads if n not in archive.entries.payloads)
-    archive.sources[added] = bytes(len(archive.sources[added]))
-
-
-@tampering("mlp", SEAL, "an empty seal", "")
-@tampering("mlp", SEAL, "a seal of zeros", "0" * 64)
-def another_seal(archive: Tuned, value: str) -> None:
-    archive.sealed = False
-    archive.set(tuned.SEAL, value)
 
 
 TARGETS = {
@@ -477,30 +365,37 @@ TARGETS = {
     "a target of 9000 characters": ("[" * 9000, "has 9000 characters, at most 8192 are allowed"),
     "a deep target": ("[" * 8000, "is not JSON"), "a target with a blank": ("{} ", "exactly the fields"),
 }  # fmt: skip
-for _name, (_text, _reason) in TARGETS.items():
-
-    @tampering("conv", f"the target of a tuning .*{_reason}", _name, _text)
-    def target(archive: Tuned, text: str) -> None:
-        archive.sealed = False
-        archive.set(tuned.TARGET, text)
-
-
-for _old, _new in {
-    '"nchwc_block":': '"nchwc_block":9',
-    '"onnxruntime":"': '"onnxruntime":"9',
-    '"cpu":[': '"cpu":["0",',
-}.items():
-
-    @tampering("conv", "made for|the CPU lacks", f"{_new} in the target", _old, _new)
-    def other_machine(archive: Tuned, old: str, new: str) -> None:
-        archive.sealed = False
-        archive.set(tuned.TARGET, archive.value(tuned.TARGET).replace(old, new))
-
-
-@tampering("conv", SEAL)
-def a_graph_of_another_machine_under_the_name_of_this_one(archive: Tuned) -> None:
-    """Convolutions with blocks of another size are wrong answers without an error."""
-    archive.graph.doc_string, archive.sealed = "of blocks of another size", False
+MACHINES = {'"nchwc_block":': '"nchwc_block":9', '"onnxruntime":"': '"onnxruntime":"9', '"cpu":[': '"cpu":["0",'}
+OF_KIND = {tuned.GRAPH: "text", tuned.INITIALIZERS: 7, tuned.SEAL: 1, tuned.TARGET: PayloadId(0)}
+NONE_OF = "no list of payloads"
+INDEX = [
+    Tampering(name, model, reason, unsealed(change))
+    for name, model, reason, change in [
+        *((f"'{key}' of another type", "mlp", KIND.format(key), lambda a, key=key, value=value: a.set(key, value))
+          for key, value in OF_KIND.items()),
+        *((f"'payloads': {value}", "mlp", reason, lambda a, value=value: a.set(tuned.PAYLOADS, value))
+          for value, reason in ((PayloadId(0), KIND.format(tuned.PAYLOADS)), ([PayloadId(NONE)], NONE_OF),
+                                ([0, 1], NONE_OF), ([], "for other weights"))),
+        *((f"no '{key}'", "mlp", SEAL, lambda a, key=key: a.set(key, PayloadId(NONE)))
+          for key in (tuned.GRAPH, tuned.INITIALIZERS)),
+        ("the graph is another payload", "mlp", SEAL, lambda a: a.set(tuned.GRAPH, a.target.initializers)),
+        ("two payloads exchanged", "mlp", SEAL, two_payloads_exchanged),
+        ("two weights of the model exchanged", "mlp", SEAL, two_weights_of_the_model_exchanged),
+        ("a weight of the model replaced", "mlp", SEAL,
+         lambda a: zeros(a, a.entries.payloads[a.entries.names.index("a.w")])),
+        ("a weight of the tuned graph replaced", "conv", SEAL,
+         lambda a: zeros(a, next(n for n in a.payloads if n not in a.entries.payloads))),
+        *((f"the seal {seal!r}", "mlp", SEAL, lambda a, seal=seal: a.set(tuned.SEAL, seal)) for seal in ("", "0" * 64)),
+        *((name, "conv", f"the target of a tuning .*{reason}", lambda a, text=text: a.set(tuned.TARGET, text))
+          for name, (text, reason) in TARGETS.items()),
+        *((f"{new} in the target", "conv", "made for|the CPU lacks",
+           lambda a, old=old, new=new: a.set(tuned.TARGET, a.value(tuned.TARGET).replace(old, new)))
+          for old, new in MACHINES.items()),
+        # Convolutions with blocks of another size are wrong answers without an error.
+        ("a graph of another machine under the name of this one", "conv", SEAL, another_text),
+    ]
+]  # fmt: skip
+ALL = [*EXTERNAL, *GRAPHS, *INTERFACES, *FORMS, *INDEX]
 
 
 # Tests.
@@ -512,21 +407,18 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("models")
     out = {}
     for name, model in MODELS.items():
-        path = folder / f"{name}.onnx"
-        path.write_bytes(model().SerializeToString())
-        out[name] = path.with_suffix(".zcr")
-        convert(path, out[name])
+        (folder / name).mkdir()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(runtime, "_COMPARES_SINCE", (1, 21))
-            tune(out[name])
+            out[name] = converted_in(folder / name, model(), tuned=True)
     return out
 
 
 def original(path: Path) -> list[Any]:
     """Answers of the original graph and weights of an archive."""
     to_onnx(path, path.with_suffix(".onnx"), force=True)
-    made = ort.InferenceSession(path.with_suffix(".onnx"), providers=["CPUExecutionProvider"])
-    return list(made.run(None, inputs(made)))
+    made = plain(path.with_suffix(".onnx"))
+    return list(made.run(None, request(made)))
 
 
 def wrong(case: Tampering, answer: dict[str, Any], expected: list[Any]) -> str:
@@ -642,7 +534,7 @@ def test_a_path_that_is_not_utf_8_has_the_original_graph_answer(
         made = session(path)
         assert tuning(made).reason == "the path of its file is not UTF-8, as ONNX Runtime wants it"
         expected = original(archives[model])
-        for ours, theirs in zip(made.run(None, inputs(made)), expected, strict=True):
+        for ours, theirs in zip(made.run(None, request(made)), expected, strict=True):
             np.testing.assert_allclose(ours, theirs, 1e-4, 1e-4)
 
 
@@ -652,7 +544,7 @@ def test_a_path_that_is_not_utf_8_has_the_original_graph_answer(
 def test_a_graph_too_large_for_onnx_runtime_is_not_copied(
     archives: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tuned, "_MODEL_LIMIT", 100)
+    monkeypatch.setattr(tuned, "MAX_LENGTH", 100)
     assert re.fullmatch(r"its tuned graph has \d+ bytes; ONNX Runtime takes 2 GiB", str(tuning(archives["mlp"]).reason))
 
 
@@ -661,16 +553,11 @@ def test_a_graph_too_large_for_onnx_runtime_is_not_copied(
 def test_thousands_of_targets_cost_no_more_than_their_archive(archives: dict[str, Path], tmp_path: Path) -> None:
     """All of them name the same texts and payloads, which the budget of an index bounds."""
     archive = Tuned(archives["mlp"])
-    entries, first = archive.entries, archive.module + 1
-    attributes, module = [a for a in entries.attributes if a.parent == first], entries.modules[first]
-    for i in range(1, 3000):
-        number = len(entries.modules)
-        entries.modules.append(module._replace(name=f"onnx.tuned.{i}", key_size=len(str(i)), place=module.place + i))
-        for a in attributes:
-            value = a.value.replace('"nchwc_block":', f'"nchwc_block":{i}') if a.key == tuned.TARGET else a.value
-            entries.attributes.append(a._replace(parent=number, value=value))
+    target = archive.value(tuned.TARGET)
+    others = [target.replace('"nchwc_block":', f'"nchwc_block":{i}') for i in range(1, 3000)]
+    more_targets(archive, [{tuned.TARGET: other} for other in others])
     archive.sealed = False
-    archive.set(tuned.TARGET, archive.value(tuned.TARGET).replace('"nchwc_block":', '"nchwc_block":99'))
+    archive.set(tuned.TARGET, target.replace('"nchwc_block":', '"nchwc_block":99'))
     path = archive.write(tmp_path / "model.zcr")
     setup = f"from zcrecord.onnx import session, tuning; session({str(archives['mlp'])!r})"
     grown = m.peak_growth(setup, f"assert len(str(tuning(session({str(path)!r})).reason)) < 2000")
@@ -694,7 +581,6 @@ BEFORE = {
 def test_an_archive_from_before_that_does_not_fit_is_refused(
     what: str, archives: dict[str, Path], tmp_path: Path
 ) -> None:
-    """By untune and tune; the file stays, and sessions are as they were."""
     archive = Tuned(archives["mlp"])
     number = archive.value(tuned.BEFORE, archive.module)
     before = archive.sources[number]
@@ -718,13 +604,13 @@ def test_an_archive_from_before_that_does_not_fit_is_refused(
 
 def other_before(before: bytes, what: str) -> bytes:
     """Return header, index and trailer changed: bytes that are none, or others whose CRCs are right."""
-    plain = {
+    damaged = {
         "one byte": b"x", "magic alone": before[:8], "short": before[:-8],
         "another header": before[:12] + b"x" + before[13:],
         "a damaged index": before[:80] + bytes([before[80] ^ 1]) + before[81:],
     }  # fmt: skip
-    if what in plain:
-        return plain[what]
+    if what in damaged:
+        return damaged[what]
     end = {name: np.frombuffer(before[-HEADER_SIZE:], END)[0][name] for name in END.names or () if name != "crc"}
     kind, columns = read_index(before[HEADER_SIZE:-HEADER_SIZE])
     if what == "renamed":
@@ -740,13 +626,12 @@ def other_before(before: bytes, what: str) -> bytes:
     return head + index + end_bytes(end)
 
 
-def more_targets(archive: Tuned, initializers: list[PayloadId]) -> None:
-    """Add a target with the graph of the first for each of some payloads of initializers."""
+def more_targets(archive: Tuned, changes: list[dict[str, Any]]) -> None:
+    """Add a target as the first for each change of its attributes."""
     entries, of_target = archive.entries, archive.module + 1
     own = [a for a in entries.attributes if a.parent == of_target]
     module = entries.modules[of_target]
-    for i, number in enumerate(initializers, 1):
-        changed = {tuned.INITIALIZERS: PayloadId(number)}
+    for i, changed in enumerate(changes, 1):
         parent = len(entries.modules)
         entries.modules.append(module._replace(name=f"onnx.tuned.{i}", key_size=len(str(i)), place=module.place + i))
         entries.attributes += [a._replace(parent=parent, value=changed.get(a.key, a.value)) for a in own]
@@ -756,7 +641,7 @@ def test_a_graph_that_many_targets_share_is_read_once(
     archives: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = Tuned(archives["mlp"])
-    more_targets(archive, [archive.target.initializers] * 300)
+    more_targets(archive, [{}] * 300)
     path = archive.write(tmp_path / "m.zcr")
     calls: list[str] = []
 
@@ -776,10 +661,10 @@ def test_targets_that_share_a_graph_and_no_initializers_are_bounded(archives: di
     archive.graph.doc_string = "x" * 100_000
     others = [archive.payloads[archive.add(m.field(10, b"%d" % i))] for i in range(300)]  # a doc_string
     archive.payloads = archive.payloads[:-300]
-    more_targets(archive, others)
+    more_targets(archive, [{tuned.INITIALIZERS: number} for number in others])
     path, message = (
         archive.write(tmp_path / "m.zcr"),
-        "its tuned targets share graphs of more than 64 times the archive's",
+        "its tuned targets share graphs of more than 64 times the archive",
     )
     with zcrecord.load_record(path) as record, pytest.raises(LimitError, match=message):
         tuned.check_interfaces(record.archive)

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
-from guides import ROOT
+from onnx_graphs import DIGITS, PIXELS, digits_in, plain
 
 import zcrecord
 from tools.models import convolutions
@@ -20,13 +19,10 @@ from zcrecord.errors import IntegrityError, SourceError, UnsupportedError
 from zcrecord.onnx import convert, linked_models, to_onnx, tune, untune, verify_external
 from zcrecord.onnx.protobuf.properties import read_properties
 
-DIGITS = ROOT / "tests" / "data" / "digits.onnx"
-
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
-    convert(DIGITS, tmp_path / "model.zcr")
-    return tmp_path / "model.zcr"
+    return digits_in(tmp_path)
 
 
 @pytest.fixture
@@ -35,13 +31,7 @@ def small(archive: Path) -> Path:
     return archive.with_name("small.onnx")
 
 
-def answers(path: Path) -> np.ndarray:
-    made = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
-    found: np.ndarray = made.run(None, {"pixels": np.ones((2, 64), np.float32)})[0]
-    return found
-
-
-def told(path: Path) -> dict[str, str]:
+def properties(path: Path) -> dict[str, str]:
     with path.open("rb") as file:
         return read_properties(file)
 
@@ -52,39 +42,29 @@ def test_tuning_and_untuning_in_place_write_models_beside_the_archive_again(arch
     assert tune(archive).models == (str(small),)
     assert small.read_bytes() != before
     assert verify_external(small, full=True).content_digest == zcrecord.load_record(archive).content_digest()
-    np.testing.assert_allclose(answers(small), answers(DIGITS), rtol=1e-5)
+    answers = [plain(path).run(None, PIXELS)[0] for path in (small, DIGITS)]
+    np.testing.assert_allclose(*answers, rtol=1e-5)
     assert tune(archive).models == (str(small),)
     assert untune(archive).models == (str(small),)
     assert small.read_bytes() == before
     verify_external(small, full=True)
 
 
-def test_without_that_the_model_would_be_refused(archive: Path, small: Path) -> None:
+def test_an_archive_tuned_to_another_path_leaves_models_as_they_are_until_it_comes_here(
+    archive: Path, small: Path
+) -> None:
     before = small.read_bytes()
-    tune(archive)
-    small.write_bytes(before)
-    with pytest.raises(IntegrityError, match="content digest sha256:"):
-        verify_external(small, full=True)
-
-
-def test_a_model_that_was_not_written_again_before_is_found_all_the_same(archive: Path, small: Path) -> None:
-    tune(archive, archive.with_name("tuned.zcr"))
+    assert tune(archive, archive.with_name("tuned.zcr")).models == ()
+    assert small.read_bytes() == before
+    verify_external(small)
     os.replace(archive.with_name("tuned.zcr"), archive)
-    with pytest.raises(IntegrityError):
+    with pytest.raises(IntegrityError, match="content digest sha256:"):
         verify_external(small)
     assert tune(archive).models == (str(small),)
     verify_external(small)
 
 
-def test_an_archive_tuned_to_another_path_leaves_models_as_they_are(archive: Path, small: Path) -> None:
-    before = small.read_bytes()
-    assert tune(archive, archive.with_name("tuned.zcr")).models == ()
-    assert small.read_bytes() == before
-    verify_external(small)
-
-
 def test_models_of_other_archives_and_other_files_are_left_alone(archive: Path, small: Path, tmp_path: Path) -> None:
-    (tmp_path / "apart").mkdir()
     convert(DIGITS, tmp_path / "other.zcr", alignment=128)
     to_onnx(tmp_path / "other.zcr", tmp_path / "other.onnx", external=True)
     shutil.copy(DIGITS, tmp_path / "whole.onnx")
@@ -120,7 +100,7 @@ def test_where_weights_would_move_the_archive_stays_and_the_message_names_the_mo
     with pytest.raises(UnsupportedError, match=what):
         (untune if remove else tune)(archive)
     assert main(["tune", str(archive), *(["--remove"] if remove else [])]) == 1
-    assert "make it again with zcrecord to-onnx --external" in capsys.readouterr().err
+    assert "export it again with" in capsys.readouterr().err
     assert (archive.read_bytes(), small.read_bytes()) == (before, model)
     verify_external(small)
     small.unlink()
@@ -135,14 +115,14 @@ def test_a_tuned_model_for_this_cpu_alone_stays_one(tmp_path: Path) -> None:
     report = tune(archive)
     for name, tuned in (("forced", True), ("plain", None)):
         to_onnx(archive, tmp_path / f"{name}.onnx", external=True, tuned=tuned)
-    before = {name: told(tmp_path / f"{name}.onnx").get("zcrecord.tuned_for") for name in ("forced", "plain")}
+    before = {name: properties(tmp_path / f"{name}.onnx").get("zcrecord.tuned_for") for name in ("forced", "plain")}
     assert before["forced"] == report.targets[0]
     assert len(tune(archive).models) == 2
     for name, target in before.items():
-        assert told(tmp_path / f"{name}.onnx").get("zcrecord.tuned_for") == target
+        assert properties(tmp_path / f"{name}.onnx").get("zcrecord.tuned_for") == target
         verify_external(tmp_path / f"{name}.onnx")
     untune(archive)
-    assert "zcrecord.tuned_for" not in told(tmp_path / "forced.onnx")
+    assert "zcrecord.tuned_for" not in properties(tmp_path / "forced.onnx")
     onnx.load(tmp_path / "forced.onnx")
 
 
@@ -155,20 +135,18 @@ def test_the_command_says_which_models_it_wrote_again(
     assert json.loads(capsys.readouterr().out)["models"] == [str(small)]
 
 
-def test_only_the_end_of_a_large_model_is_looked_at(
+def test_only_the_end_of_a_large_model_is_read_and_a_failure_names_the_model(
     archive: Path, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(linked_models, "_TAIL", 1000)
     assert tune(archive).models == (str(small),)
 
-
-def test_a_model_that_cannot_be_written_again_is_told_of(
-    archive: Path, small: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def full(*_: object, **__: object) -> None:
         raise SourceError("cannot write: No space left on device", path=str(small))
 
     monkeypatch.setattr(linked_models, "to_onnx", full)
-    message = r"small\.onnx: .*No space left on device; the archive is replaced, make this model again with to_onnx"
+    message = (
+        r"small\.onnx: .*No space left on device; the archive is replaced; export this model again with external=True"
+    )
     with pytest.raises(SourceError, match=message):
         tune(archive)

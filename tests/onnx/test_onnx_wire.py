@@ -7,7 +7,6 @@ import io
 import itertools
 import random
 import re
-from typing import Any
 
 import hypothesis
 import numpy as np
@@ -17,9 +16,9 @@ import pytest
 from exhaustive import rounds, some
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
-from onnx_models import field, varint, wire_model
+from onnx_models import field, restored, varint, wire_model
+from onnx_scans import converted, refused
 
-import zcrecord
 from zcrecord.errors import LimitError, OnnxError, RecordError
 from zcrecord.onnx import convert, graph
 from zcrecord.onnx.protobuf import reader
@@ -40,19 +39,11 @@ def one(code: int) -> bytes:
 def check(t: bytes, name: str = "w", tail: bytes = b"") -> np.ndarray:
     """Convert a hand-made initializer, compare it with what onnx reads, and return it."""
     data = wire_model(t) + tail
-    record = m.converted(data)
+    record = converted(data)
     assert record.names == (name,)
     theirs = onnx.ModelProto.FromString(data).graph.initializer[0]
     m.assert_equal(record[name], theirs)
     return m.stored(record[name])
-
-
-def refused(data: bytes, message: str, kind: type[RecordError] = OnnxError) -> RecordError:
-    """Check that a model is refused with this message, which names a byte, and return the error."""
-    with pytest.raises(kind, match=message) as caught:
-        convert(io.BytesIO(data), io.BytesIO())
-    assert caught.value.offset is not None
-    return caught.value
 
 
 # What is legal.
@@ -64,10 +55,9 @@ def test_fields_of_a_tensor_may_come_in_any_order() -> None:
         assert (check(b"".join(parts[i] for i in order)) == FLOATS.reshape(2, 3)).all()
 
 
-def test_raw_data_may_come_before_shape_and_type_for_every_dtype() -> None:
+def test_raw_data_may_come_before_shape_and_type() -> None:
     for code in (TensorProto.FLOAT16, TensorProto.INT64, TensorProto.BOOL, TensorProto.INT4, TensorProto.UINT2):
-        array = np.array([1, 0, 1], helper.tensor_dtype_to_np_dtype(code))
-        t = numpy_helper.from_array(array)
+        t = numpy_helper.from_array(np.array([1, 0, 1], helper.tensor_dtype_to_np_dtype(code)))
         check(field(9, t.raw_data) + NAME + field(2, code) + field(1, 3))
 
 
@@ -78,8 +68,7 @@ def test_dims_may_be_packed_and_split_over_several_runs() -> None:
 
 
 def test_the_last_of_a_repeated_scalar_field_wins() -> None:
-    twice = field(8, b"old") + field(2, TensorProto.INT8) + DIMS + FLOAT + NAME + RAW
-    check(twice)
+    check(field(8, b"old") + field(2, TensorProto.INT8) + DIMS + FLOAT + NAME + RAW)
 
 
 @pytest.mark.parametrize("runs", [1, 2, 5])
@@ -127,16 +116,15 @@ def test_floats_may_come_packed_single_or_mixed(number: int, code: int, kind: st
 
 
 def test_many_single_elements_stop_where_their_tensor_ends() -> None:
-    """Single elements are taken many at a time; the next message may look just like one."""
     values = [7, -1, 300] * 2000
     one = field(1, len(values)) + field(2, TensorProto.INT64) + field(8, b"a")
     one += b"".join(field(7, v) for v in values)
     two = field(1, 1) + field(2, TensorProto.INT64) + field(8, b"b") + field(7, 5)
-    record = m.converted(wire_model(one, two))
+    record = converted(wire_model(one, two))
     assert record["a"].tolist() == values
     assert record["b"].tolist() == [5]
     floats = field(1, 3) + FLOAT + field(8, b"a") + b"\x25\0\0\x80\x3f" * 3
-    record = m.converted(field(7, field(5, floats)) + b"\x25\0\0\x80\x3f" * 2)  # unknown to ModelProto
+    record = converted(field(7, field(5, floats)) + b"\x25\0\0\x80\x3f" * 2)  # unknown to ModelProto
     assert record["a"].tolist() == [1, 1, 1]
 
 
@@ -144,7 +132,7 @@ def test_varints_may_be_longer_than_they_need_be() -> None:
     long = varint(5 << 3 | 2, 4)  # a tag of four bytes
     data = field(7, long + varint(len(DIMS + FLOAT + NAME + RAW), 5) + DIMS + FLOAT + NAME + RAW)
     assert onnx.ModelProto.FromString(data).graph.initializer[0].name == "w"
-    assert (m.converted(data)["w"] == FLOATS.reshape(2, 3)).all()
+    assert (converted(data)["w"] == FLOATS.reshape(2, 3)).all()
     check(field(1, 2) + varint(8) + varint(3, 9) + FLOAT + NAME + RAW)
     values = varint(3, 7) + varint(0, 2) + varint(-1) + varint(1)
     assert check(field(1, 4) + field(2, TensorProto.INT64) + field(7, values) + NAME).tolist() == [3, 0, -1, 1]
@@ -158,17 +146,16 @@ def test_int32_data_is_cut_to_32_bits_as_parsers_do() -> None:
 def test_a_graph_given_twice_is_merged() -> None:
     one, two = DIMS + FLOAT + field(8, b"a") + RAW, DIMS + FLOAT + field(8, b"b") + RAW
     data = field(7, field(5, one) + field(2, b"g")) + field(1, 9) + field(7, field(5, two))
-    record = m.converted(data)
+    record = converted(data)
     assert record.names == ("a", "b")
-    back = b"".join(graph.model_parts(record))
-    assert onnx.ModelProto.FromString(back) == onnx.ModelProto.FromString(data)
+    assert restored(record) == onnx.ModelProto.FromString(data)
 
 
 def test_a_message_without_tensors_keeps_a_length_that_is_longer_than_it_need_be() -> None:
     node = field(2, b"y") + field(4, b"Relu")
     graph_ = b"\x0a" + bytes([len(node) | 128, 128, 0]) + node
     data = b"\x3a" + bytes([len(graph_) | 128, 128, 128, 0]) + graph_
-    assert m.converted(data).attributes["onnx.graph"] == data
+    assert converted(data).attributes["onnx.graph"] == data
 
 
 def attribute(*fields: bytes) -> bytes:
@@ -183,9 +170,9 @@ def test_a_tensor_given_twice_in_an_attribute_is_merged() -> None:
                 [FLOAT + field(9, FLOATS[:1].tobytes()), field(1, 1)]):  # fmt: skip
         data = attribute(*(field(5, part) for part in cut))
         theirs = onnx.ModelProto.FromString(data)
-        record = m.converted(data)
+        record = converted(data)
         m.assert_equal(record["c.value"], theirs.graph.node[0].attribute[0].t)
-        assert m.normal(onnx.ModelProto.FromString(b"".join(graph.model_parts(record)))) == m.normal(theirs)
+        assert m.normal(restored(record)) == m.normal(theirs)
 
 
 def test_a_sparse_tensor_given_twice_is_merged() -> None:
@@ -195,7 +182,7 @@ def test_a_sparse_tensor_given_twice_is_merged() -> None:
         field(22, [field(2, indices), field(1, field(1, 2))]), field(22, [field(1, values[2:]), field(3, 6)])
     )
     theirs = onnx.ModelProto.FromString(data).graph.node[0].attribute[0].sparse_tensor
-    record = m.converted(data)
+    record = converted(data)
     m.assert_equal(record["c.value.values"], theirs.values)
     m.assert_equal(record["c.value.indices"], theirs.indices)
 
@@ -204,21 +191,21 @@ def test_unknown_fields_and_groups_are_skipped_and_kept() -> None:
     group = varint(100 << 3 | 3) + field(1, b"xx") + varint(9 << 3 | 3) + varint(9 << 3 | 4) + varint(100 << 3 | 4)
     odd = field(1000, 7) + field(1001, b"abc") + varint(1002 << 3 | 1) + bytes(8) + varint(1003 << 3 | 5) + bytes(4)
     data = wire_model(DIMS + odd + group + FLOAT + NAME + RAW, graph=group + odd) + group + odd
-    record = m.converted(data)
+    record = converted(data)
     assert (record["w"] == FLOATS.reshape(2, 3)).all()
-    assert b"".join(graph.model_parts(record)) == data
+    assert b"".join(graph.restore(record).parts) == data
 
 
 def test_known_fields_of_another_wire_type_are_unknown_fields() -> None:
     data = wire_model(DIMS + FLOAT + NAME + RAW + varint(9 << 3) + varint(5) + varint(4 << 3 | 1) + bytes(8))
-    assert (m.converted(data)["w"] == FLOATS.reshape(2, 3)).all()
+    assert (converted(data)["w"] == FLOATS.reshape(2, 3)).all()
 
 
 def test_names_of_nodes_may_come_after_their_tensors() -> None:
     t = DIMS + FLOAT + RAW
     node = field(5, field(5, t) + field(1, b"value")) + field(2, b"out") + field(3, b"late")
     function = field(7, node) + field(10, b"dom") + field(1, b"fun") + field(13, b"v2")
-    record = m.converted(wire_model(graph=field(1, node)) + field(25, function))
+    record = converted(wire_model(graph=field(1, node)) + field(25, function))
     assert record.names == ("late.value", "function.dom:fun:v2.late.value")
 
 
@@ -233,39 +220,23 @@ def test_a_scalar_has_no_dims() -> None:
     assert check(FLOAT + NAME + field(4, FLOATS[:1].tobytes())) == 1
 
 
-def test_a_stream_may_hand_out_one_byte_at_a_time() -> None:
-    class Drip(io.RawIOBase):
-        def __init__(self, data: bytes) -> None:
-            self.data = io.BytesIO(data)
-
-        def readable(self) -> bool:
-            return True
-
-        def readinto(self, buffer: Any) -> int:
-            return self.data.readinto(memoryview(buffer)[:1])
-
-    data = m.model_of(
-        numpy_helper.from_array(np.arange(300), "w"), numpy_helper.from_array(np.ones(3), "v")
-    ).SerializeToString()
-    drip, whole = io.BytesIO(), io.BytesIO()
-    convert(Drip(data), drip)
-    convert(io.BytesIO(data), whole)
-    assert drip.getvalue() == whole.getvalue()
-
-
-def test_a_source_needs_no_more_than_read() -> None:
+def test_a_stream_may_hand_out_one_byte_at_a_time_and_needs_no_more_than_read() -> None:
     class Reader:
         def __init__(self, data: bytes) -> None:
             self.read = io.BytesIO(data).read
 
-    out = io.BytesIO()
-    convert(Reader(wire_model(DIMS + FLOAT + NAME + RAW)), out)  # type: ignore[arg-type]
-    assert zcrecord.load_record(out.getvalue()).names == ("w",)
+    tensors = numpy_helper.from_array(np.arange(300), "w"), numpy_helper.from_array(np.ones(3), "v")
+    data = m.model_of(*tensors).SerializeToString()
+    archives = []
+    for source in (io.BytesIO(data), m.Forward(data, 1), Reader(data)):
+        out = io.BytesIO()
+        convert(source, out)  # type: ignore[arg-type]
+        archives.append(out.getvalue())
+    assert archives[0] == archives[1] == archives[2]
 
 
 @pytest.mark.parametrize("shift", range(-24, 25, 3))
 def test_nothing_depends_on_where_the_window_ends(shift: int) -> None:
-    """A doc_string as long as the window puts each kind of field on its edge."""
     sub = helper.make_graph([], "sub", [], [], [numpy_helper.from_array(np.arange(50), "inner")])
     nodes = [
         helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(np.arange(40.0))),
@@ -282,10 +253,10 @@ def test_nothing_depends_on_where_the_window_ends(shift: int) -> None:
     size = model.ByteSize()
     model.producer_name = ""
     model.producer_version = "x" * (WINDOW - size // 2 + shift * size // 50)
-    record = m.converted(model)
+    record = converted(model)
     for value, t in zip(record.values(), m.every_tensor(model), strict=True):
         m.assert_equal(value, t)
-    assert onnx.ModelProto.FromString(b"".join(graph.model_parts(record))) == m.normal(model)
+    assert restored(record) == m.normal(model)
 
 
 @pytest.mark.slow
@@ -300,7 +271,7 @@ def test_typed_values_larger_than_the_window_are_decoded_piece_by_piece() -> Non
         helper.make_tensor("strings", TensorProto.STRING, [3], [b"a" * (3 * WINDOW), b"", b"b"]),
     )
     assert len(model.graph.initializer[0].int64_data) == 300_000
-    record = m.converted(model)
+    record = converted(model)
     for value, t in zip(record.values(), model.graph.initializer, strict=True):
         m.assert_equal(value, t)
 
@@ -352,7 +323,7 @@ def odd_tensors(draw: st.DrawFn) -> list[bytes]:
 def test_whatever_the_form_the_values_are_those_onnx_reads(parts: list[bytes]) -> None:
     data = attribute(*(field(5, part) for part in parts))
     theirs = onnx.ModelProto.FromString(data).graph.node[0].attribute[0].t
-    m.assert_equal(m.converted(data)["c.value"], theirs)
+    m.assert_equal(converted(data)["c.value"], theirs)
     m.assert_equal(m.converted(wire_model(b"".join(parts)))["w"], theirs)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reader, "WINDOW", 64)
@@ -365,9 +336,7 @@ def test_a_window_of_200_bytes_gives_the_same_archives(monkeypatch: pytest.Monke
     monkeypatch.setattr(reader, "WINDOW", 200)
     for data, record in zip(models, wide, strict=True):
         assert m.converted(data).content_digest() == record.content_digest()
-        assert onnx.ModelProto.FromString(b"".join(graph.model_parts(record))) == m.normal(
-            onnx.ModelProto.FromString(data)
-        )
+        assert restored(record) == m.normal(onnx.ModelProto.FromString(data))
 
 
 # What is malformed, or refused.
@@ -381,7 +350,7 @@ def test_truncation_at_every_byte_is_an_error_or_a_correct_result() -> None:
         nodes=[helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(np.arange(4)))],
     )
     data = model.SerializeToString()
-    whole = {name: m.stored(value).tolist() for name, value in m.converted(data).items()}
+    whole = {name: m.stored(value).tolist() for name, value in converted(data).items()}
     for cut in range(len(data)):
         try:
             record = m.converted(data[:cut])
@@ -407,6 +376,18 @@ def test_changed_bytes_are_an_error_or_an_archive_that_verifies() -> None:
 
 
 @pytest.mark.parametrize("data, message", [
+    (b"", "empty, not an ONNX model"),
+    (b"\x08\x09", "no graph"),
+    (b"PK\x03\x04" + bytes(60), "this is a zip file"),
+    (b"<!DOCTYPE html>" + bytes(60), "this is a web page, not an ONNX model"),
+    (b"version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer, not an ONNX model; fetch the file itself"),
+    (b"\x89ZCR\r\n\x1a\n" + bytes(60), "this is a zcrecord archive, not an ONNX model"),
+])  # fmt: skip
+def test_other_files_are_told_apart(data: bytes, message: str) -> None:
+    refused(data, message)
+
+
+@pytest.mark.parametrize("data, message", [
     (field(7, b"\x2a\x7fxx"), "field 5 reaches past the end of the message it is in"),
     (field(7, b"\x00\x00"), "a field with number 0"),
     (field(7, b"\x2e\x00"), "field 5 has wire type 6, which does not exist"),
@@ -419,7 +400,6 @@ def test_changed_bytes_are_an_error_or_an_archive_that_verifies() -> None:
     (b"\x3a\x05\x0a", "a node|the stream ends inside a field|inside"),
     (field(7, field(1, b"\x2a\x05\x0a")), "field 5 reaches past the end of the message it is in"),
     (field(7, field(1, field(5, b"\x0a\x05"))), "field 1 reaches past the end of the message it is in"),
-    (field(7, field(1, b"\x0a\x05")), "field 1 reaches past the end of the message it is in"),
 ])  # fmt: skip
 def test_malformed_messages_are_refused_with_the_offset(data: bytes, message: str) -> None:
     error = refused(data, message)
@@ -432,31 +412,25 @@ def test_malformed_messages_are_refused_with_the_offset(data: bytes, message: st
 @pytest.mark.parametrize("t, message", [
     (DIMS + FLOAT + NAME + RAW + RAW, "tensor 'w': byte 0x[0-9a-f]+: raw_data twice; values come in one field, once"),
     (DIMS + FLOAT + NAME + RAW + field(4, FLOATS.tobytes()), "float_data besides raw_data"),
-    (DIMS + FLOAT + field(4, FLOATS.tobytes()) + NAME + RAW, "raw_data besides float_data"),
     (DIMS + FLOAT + NAME + field(7, varint(1) * 6), "float32 keeps its values in raw_data or float_data, got int64_d"),
     (DIMS + field(7, varint(1) * 6) + FLOAT + NAME, "float32 keeps its values in raw_data or float_data, got int64_d"),
     (one(TensorProto.STRING) + field(9, b"x"), "string keeps its values in string_data, got raw_data"),
     (DIMS + NAME + RAW, "no data_type"),
     (DIMS + field(2, 99) + NAME + RAW, "data_type 99 is not known here; export the model again, or upgrade zcrecord"),
     (DIMS + field(2, -1) + NAME + RAW, "data_type 4294967295 is not known here"),
-    (DIMS + FLOAT + NAME + RAW[:-2] , "reaches past the end"),
     (DIMS + FLOAT + NAME + field(9, FLOATS[1:].tobytes()), r"float32 of shape \[2, 3\] takes 24 bytes, got 20 in raw"),
-    (DIMS + FLOAT + NAME + field(9, FLOATS.tobytes() + b"x"), "takes 24 bytes, got 25 in raw_data"),
     (DIMS + FLOAT + NAME, "takes 24 bytes, got 0 in no value field"),
     (DIMS + FLOAT + NAME + field(4, FLOATS[1:].tobytes()), "takes 24 bytes, got 20 in float_data"),
     (DIMS + FLOAT + NAME + field(4, FLOATS.tobytes()[:-1]), "float_data of 23 bytes, not a multiple of 4"),
     (field(1, 2) + field(2, TensorProto.STRING) + NAME + field(6, b"x"), "takes 2 strings, got 1 in string_data"),
     (field(1, -2) + FLOAT + NAME + RAW, r"a negative dimension in \[-2\]"),
-    (field(1, 0) + field(1, -2) + FLOAT + NAME, "a negative dimension"),
     (DIMS + FLOAT + NAME + field(3, field(1, 0)), "it is one segment of a tensor, which is not supported"),
     (DIMS + FLOAT + NAME + field(14, 2), "data_location 2 is neither DEFAULT nor EXTERNAL"),
     (one(TensorProto.INT8) + field(5, varint(128)), "int32_data holds 128, out of range for int8"),
-    (one(TensorProto.UINT8) + field(5, varint(-1)), "int32_data holds -1, out of range for uint8"),
     (one(TensorProto.FLOAT16) + field(5, varint(65536)), "holds 65536, out of range for float16"),
     (one(TensorProto.INT4) + field(5, 256), "int32_data holds 256, out of range for int4"),
     (one(TensorProto.UINT32) + field(11, varint(2**32)), "uint64_data holds 4294967296, out of range for uint32"),
     (one(TensorProto.INT64) + field(7, b"\x80"), "int64_data ends inside a varint"),
-    (field(7, b"\x80") + one(TensorProto.INT64), "int64_data ends inside a varint"),
     (field(5, b"\x80") + one(TensorProto.INT8), "int32_data ends inside a varint"),
     (field(5, b"\x81") + field(5, 1) + one(TensorProto.INT8), "int32_data ends inside a varint"),
     (one(TensorProto.INT64) + field(7, b"\x80" * 11 + b"\x01"), "a varint of more than 10 bytes"),
@@ -499,7 +473,7 @@ def test_nesting_is_limited_as_protobuf_limits_it() -> None:
             inner = field(1, field(3, b"n") + field(5, field(1, b"a") + field(6, inner)))
         return field(7, inner)
 
-    assert len(m.converted(nested(32))) == len(list(m.every_tensor(onnx.ModelProto.FromString(nested(32))))) == 1
+    assert len(converted(nested(32))) == len(list(m.every_tensor(onnx.ModelProto.FromString(nested(32))))) == 1
     for data in (nested(33), nested(34), nested(5000), nested(33, nodes)):
         refused(data, "nested more than 100 deep; flatten the model")
         with pytest.raises(Exception, match=r"(?i)pars|decod"):
@@ -511,23 +485,8 @@ def test_nesting_is_limited_as_protobuf_limits_it() -> None:
 def test_typed_values_before_their_data_type_are_held_up_to_a_bound() -> None:
     head = field(1, 1 << 20) + field(2, TensorProto.INT8) + NAME
     assert len(check(field(5, bytes(1 << 20)) + head)) == 1 << 20
-    refused(
-        wire_model(field(5, bytes((1 << 20) + 1)) + head), "more than 1048576 bytes of int32_data before the data_type"
-    )
-    refused(wire_model(field(5, bytes(1 << 20)) + field(5, 1) + head), "more than 1048576 bytes of int32_data before")
-
-
-@pytest.mark.parametrize("data, message", [
-    (b"", "empty, not an ONNX model"),
-    (b"\x08\x09", "no graph"),
-    (b"PK\x03\x04" + bytes(60), "this is a zip file"),
-    (b"<!DOCTYPE html>" + bytes(60), "this is a web page, not an ONNX model"),
-    (b"version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer, not an ONNX model; fetch the file itself"),
-    (b"\x89ZCR\r\n\x1a\n" + bytes(60), "this is a zcrecord archive, not an ONNX model"),
-])  # fmt: skip
-def test_other_files_are_told_apart(data: bytes, message: str) -> None:
-    with pytest.raises(OnnxError, match=message):
-        convert(io.BytesIO(data), io.BytesIO())
+    for early in (field(5, bytes((1 << 20) + 1)), field(5, bytes(1 << 20)) + field(5, 1)):
+        refused(wire_model(early + head), "more than 1048576 bytes of int32_data before the data_type")
 
 
 def test_a_name_longer_than_64_kib_is_refused() -> None:

@@ -25,7 +25,7 @@ from tools.generate.golden_contents import elements
 from zcrecord import dtypes
 from zcrecord.archive.archive import Verify, open_archive
 from zcrecord.codec.layout import decode_header
-from zcrecord.onnx.graph import model_parts
+from zcrecord.onnx.graph import restore
 from zcrecord.onnx.protobuf.reader import encode_field
 from zcrecord.storage.memory import Memory
 
@@ -184,7 +184,7 @@ def test_onnx_model_comes_back_from_skeleton_and_tensors() -> None:
     record = load("onnx")
     assert bytes(record.attributes["onnx.graph"]) == golden.onnx_model(golden.STUB)
     model = golden.onnx_model(encode_field(9, record["fc.weight"].tobytes()))
-    assert b"".join(map(bytes, model_parts(record))) == model
+    assert b"".join(map(bytes, restore(record).parts)) == model
 
 
 def test_what_is_wrong_with_the_folder_is_named(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 import zcrecord
 from zcrecord import dtypes
-from zcrecord.onnx import ConvertReport, convert
+from zcrecord.onnx import ConvertReport, convert, graph
 from zcrecord.tensors.packed import PackedTensor, StringTensor
 
 
@@ -95,6 +95,23 @@ def converted(model: Any, **options: Any) -> zcrecord.Record:
     return record
 
 
+class Forward(io.RawIOBase):
+    """A pipe: it cannot seek, and returns at most so many bytes at a time; `asked` is the largest request."""
+
+    def __init__(self, data: bytes, most: int | None = None) -> None:
+        self._data, self._most, self.asked = io.BytesIO(data), most, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self.asked = max(self.asked, len(buffer))
+        return self._data.readinto(memoryview(buffer)[: self._most])
+
+    def seek(self, *_: Any) -> int:
+        raise AssertionError("a seek")
+
+
 def through_pipes(data: bytes, **options: Any) -> tuple[bytes, ConvertReport]:
     """The archive of a model, written into one pipe and read from another, and the report."""
     source_end, feed = os.pipe()
@@ -119,6 +136,11 @@ def through_pipes(data: bytes, **options: Any) -> tuple[bytes, ConvertReport]:
     return got[0], report
 
 
+def restored(record: zcrecord.Record) -> onnx.ModelProto:
+    """The model that an archive gives back."""
+    return onnx.ModelProto.FromString(b"".join(graph.restore(record).parts))
+
+
 def normal(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with every tensor's values in raw_data, the form in which they come back from an archive."""
     model = onnx.ModelProto.FromString(model.SerializeToString())
@@ -140,8 +162,13 @@ def _is_packed(t: TensorProto) -> bool:
 
 def model_of(*initializers: TensorProto, nodes: Any = (), **fields: Any) -> onnx.ModelProto:
     """A model with these initializers."""
-    graph = helper.make_graph(list(nodes), "g", [], [], list(initializers))
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9, **fields)
+    made = helper.make_graph(list(nodes), "g", [], [], list(initializers))
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=9, **fields)
+
+
+def constant(name: str, value: int = 0, count: int = 1) -> onnx.NodeProto:
+    """A Constant node."""
+    return helper.make_node("Constant", [], ["c"], name=name, value=numpy_helper.from_array(np.full(count, value)))
 
 
 def rich_model() -> onnx.ModelProto:

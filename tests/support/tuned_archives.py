@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from onnx_graphs import request
 
 import zcrecord
 from zcrecord.codec.entries import AttributeEntry, PayloadId
@@ -111,17 +112,6 @@ class Tuned:
             out.finish(self.entries)
 
 
-def inputs(made: Any) -> dict[str, Any]:
-    """Return inputs of a session."""
-    rng = np.random.default_rng(5)
-    out: dict[str, Any] = {}
-    for each in made.get_inputs():
-        shape = [n if isinstance(n, int) else 2 for n in each.shape]
-        whole = bool if "bool" in each.type else np.int64
-        out[each.name] = rng.standard_normal(shape, "f4") if "float" in each.type else np.ones(shape, whole)
-    return out
-
-
 def answers(paths: Sequence[Path], folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the answer to each archive: of a session its `reason` and `outputs`, or an `error`.
 
@@ -147,7 +137,7 @@ def _answer(path: str) -> dict[str, Any]:
         made = session(path)
     except RecordError as error:
         return {"error": f"{type(error).__name__}: {error}"}
-    outputs = made.run(None, inputs(made))
+    outputs = made.run(None, request(made))
     return {"reason": tuning(made).reason, "outputs": [out.tolist() for out in outputs]}
 
 

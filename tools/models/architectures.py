@@ -1,6 +1,4 @@
-"""Write ONNX models of well-known architectures as torch's two exporters make them.
-
-    python -m tools.models.architectures --model bert --exporter dynamo --size real bert.onnx
+"""Write small ONNX models of well-known architectures as torch's two exporters make them.
 
 Weights are random, from a fixed seed; nothing is downloaded. The bytes depend on the versions of torch, transformers
 and onnxscript. Inputs are named `tokens`, `mask`, `pixels`, `mel` and `values`; the sizes `batch` and `sequence` are
@@ -9,84 +7,42 @@ free. Needs torch and transformers, and onnxscript for the exporter "dynamo".
 
 from __future__ import annotations
 
-import argparse
 import functools
 import io
 import logging
 import os
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 EXPORTERS = ("dynamo", "torchscript")
 SEED = 7
 OPSET = 18
 BLOCK = 32  # elements of a 4-bit matrix that share a scale
-IMAGE = 112  # pixels to a side, at the real size
 BATCH, SEQUENCE = 2, 16  # of the inputs that a model is traced with
-Size = Literal["small", "real"]
+Traced = tuple[Any, dict[str, Any]]  # a module, and its inputs by name
 
 
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """One architecture: its module at both sizes, and inputs to trace it with.
-
-    Attributes:
-        title: its name in tables, at the size "real".
-        build: returns the module of a size, and its inputs by name.
-        quantized: True if the matrices of the exported model become 4-bit MatMulNBits.
-    """
-
-    title: str
-    build: Callable[[Size], tuple[Any, dict[str, Any]]]
-    quantized: bool = False
-
-
-def write_architecture(name: str, exporter: str, size: Size, path: str | os.PathLike[str]) -> None:
-    """Export one of ARCHITECTURES by one of EXPORTERS to a self-contained `.onnx` file.
-
-    Raises:
-        KeyError: there is no such architecture. Errors of torch's exporters pass unchanged.
-    """
+def write_architecture(name: str, exporter: str, path: str | os.PathLike[str]) -> None:
+    """Export one of ARCHITECTURES by one of EXPORTERS to a self-contained `.onnx` file."""
     import torch
 
-    how = ARCHITECTURES[name]
     with torch.random.fork_rng(), torch.no_grad(), quiet():
         torch.manual_seed(SEED)
-        module, inputs = how.build(size)
+        module, inputs = ARCHITECTURES[name]()
         stir(module)
-        export = _dynamo if exporter == "dynamo" else _torchscript
-        export(module.eval(), inputs, os.fspath(path))
-        if how.quantized:
+        free = {n: {0: "batch", 1: "sequence"} if n in ("tokens", "mask", "values") else {0: "batch"} for n in inputs}
+        options: dict[str, Any] = {"dynamo": False, "dynamic_axes": free}
+        if exporter == "dynamo":
+            options = {"dynamo": True, "dynamic_shapes": tuple(free.values()), "verbose": False, "external_data": False}
+        torch.onnx.export(
+            module.eval(), tuple(inputs.values()), os.fspath(path), opset_version=OPSET, input_names=list(inputs),
+            output_names=["answer"], **options,
+        )  # fmt: skip
+        if name == "llama-4bit":
             _quantize(Path(path))
-
-
-def _dynamo(module: Any, inputs: dict[str, Any], path: str) -> None:
-    import torch
-
-    torch.onnx.export(
-        module, tuple(inputs.values()), path, dynamo=True, verbose=False, external_data=False, opset_version=OPSET,
-        input_names=list(inputs), output_names=["answer"], dynamic_shapes=tuple(_free(inputs).values()),
-    )  # fmt: skip
-
-
-def _torchscript(module: Any, inputs: dict[str, Any], path: str) -> None:
-    import torch
-
-    torch.onnx.export(
-        module, tuple(inputs.values()), path, dynamo=False, opset_version=OPSET,
-        input_names=list(inputs), output_names=["answer"], dynamic_axes=_free(inputs),
-    )  # fmt: skip
-
-
-def _free(inputs: dict[str, Any]) -> dict[str, dict[int, str]]:
-    """Return the names of the free sizes of each input: its batch, and the sequence of those that have one."""
-    with_sequence = {"tokens", "mask", "values"}
-    return {name: {0: "batch", 1: "sequence"} if name in with_sequence else {0: "batch"} for name in inputs}
 
 
 def stir(module: Any) -> None:
@@ -99,16 +55,16 @@ def stir(module: Any) -> None:
 
 
 def _quantize(path: Path) -> None:
-    """Replace each product with a constant matrix by one with 4-bit blocks, as ONNX Runtime's own tool does.
+    """Replace each product with a constant matrix by one with 4-bit blocks.
 
-    Written here, since that tool changed its name after 1.21, and its import sets up logging for the whole process.
+    Not by ONNX Runtime's own tool, which changed its name after 1.21, and sets up logging for the whole process.
     """
     import onnx
 
     model = onnx.load(path)
-    held = {tensor.name: tensor for tensor in model.graph.initializer}
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
     for node in model.graph.node:
-        weight = held.get(node.input[1]) if node.op_type == "MatMul" else None
+        weight = weights.get(node.input[1]) if node.op_type == "MatMul" else None
         if weight is None or len(weight.dims) != 2 or weight.dims[0] % BLOCK:
             continue
         blocks, scales = _four_bits(onnx.numpy_helper.to_array(weight))
@@ -119,7 +75,7 @@ def _quantize(path: Path) -> None:
             "MatMulNBits", [node.input[0], *names], list(node.output), node.name, domain="com.microsoft",
             K=weight.dims[0], N=weight.dims[1], **options,
         ))  # fmt: skip
-        model.graph.initializer.remove(held.pop(weight.name))
+        model.graph.initializer.remove(weights.pop(weight.name))
         model.graph.initializer.extend(parts)
     model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
     onnx.save(model, path)
@@ -176,142 +132,92 @@ def _wrapped(inner: Any, answer: str, *arguments: str) -> Any:
     return _wrapper()(inner, answer, arguments)
 
 
-def _pixels(side: int) -> dict[str, Any]:
+def _pixels() -> dict[str, Any]:
     import torch
 
-    return {"pixels": torch.randn(BATCH, 3, side, side)}
+    return {"pixels": torch.randn(BATCH, 3, 64, 64)}
 
 
-def _tokens(*, mask: bool = True) -> dict[str, Any]:
+def _tokens() -> dict[str, Any]:
     """Return token numbers, all of them small, and a mask that hides none."""
     import torch
 
-    tokens = {"tokens": torch.randint(0, 100, (BATCH, SEQUENCE))}
-    return tokens | ({"mask": torch.ones(BATCH, SEQUENCE, dtype=torch.int64)} if mask else {})
+    return {
+        "tokens": torch.randint(0, 100, (BATCH, SEQUENCE)), "mask": torch.ones(BATCH, SEQUENCE, dtype=torch.int64),
+    }  # fmt: skip
 
 
-def _resnet(size: Size) -> tuple[Any, dict[str, Any]]:
-    """ResNet-50: convolutions with batch normalisation."""
+def _resnet() -> Traced:
+    """Convolutions with batch normalisation."""
     from transformers import ResNetConfig, ResNetForImageClassification
 
-    small: dict[str, Any] = {"embedding_size": 16, "hidden_sizes": [32, 64, 64, 96], "depths": [1, 1, 1, 1]}
-    config = ResNetConfig(**(small if size == "small" else {}), num_labels=1000 if size == "real" else 40)
-    inner = ResNetForImageClassification(config)
-    return _wrapped(inner, "logits", "pixel_values"), _pixels(64 if size == "small" else IMAGE)
+    config = ResNetConfig(embedding_size=16, hidden_sizes=[32, 64, 64, 96], depths=[1, 1, 1, 1], num_labels=40)
+    return _wrapped(ResNetForImageClassification(config), "logits", "pixel_values"), _pixels()
 
 
-def _vit(size: Size) -> tuple[Any, dict[str, Any]]:
-    """ViT-S/16."""
+def _vit() -> Traced:
     from transformers import ViTConfig, ViTForImageClassification
 
-    side, width, layers = (64, 64, 2) if size == "small" else (IMAGE, 384, 12)
-    config = ViTConfig(
-        image_size=side, hidden_size=width, num_hidden_layers=layers, num_attention_heads=width // 32 // 2,
-        intermediate_size=4 * width, num_labels=40 if size == "small" else 1000,
-    )  # fmt: skip
-    return _wrapped(ViTForImageClassification(config), "logits", "pixel_values"), _pixels(side)
+    config = ViTConfig(image_size=64, hidden_size=64, num_hidden_layers=2, num_attention_heads=1,
+                       intermediate_size=256, num_labels=40)  # fmt: skip
+    return _wrapped(ViTForImageClassification(config), "logits", "pixel_values"), _pixels()
 
 
-def _bert(size: Size) -> tuple[Any, dict[str, Any]]:
-    """BERT of four layers with its masked language head, whose matrix is the embedding."""
+def _bert() -> Traced:
+    """BERT with its masked language head, whose matrix is the embedding."""
     from transformers import BertConfig, BertForMaskedLM
 
-    sizes: dict[str, Any] = {"num_hidden_layers": 4}
-    if size == "small":
-        sizes = {"vocab_size": 500, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
-                 "intermediate_size": 256, "max_position_embeddings": 64}  # fmt: skip
-    return _wrapped(BertForMaskedLM(BertConfig(**sizes)), "logits", "input_ids", "attention_mask"), _tokens()
+    config = BertConfig(vocab_size=500, hidden_size=64, num_hidden_layers=2, num_attention_heads=2,
+                        intermediate_size=256, max_position_embeddings=64)  # fmt: skip
+    return _wrapped(BertForMaskedLM(config), "logits", "input_ids", "attention_mask"), _tokens()
 
 
-def _t5(size: Size) -> tuple[Any, dict[str, Any]]:
-    """The encoder of T5-small."""
+def _t5() -> Traced:
     from transformers import T5Config, T5EncoderModel
 
-    sizes: dict[str, Any] = {}
-    if size == "small":
-        sizes = {"vocab_size": 500, "d_model": 64, "d_kv": 32, "d_ff": 256, "num_layers": 2, "num_heads": 2}
-    inner = T5EncoderModel(T5Config(**sizes))
+    inner = T5EncoderModel(T5Config(vocab_size=500, d_model=64, d_kv=32, d_ff=256, num_layers=2, num_heads=2))
     return _wrapped(inner, "last_hidden_state", "input_ids", "attention_mask"), _tokens()
 
 
-def _whisper(size: Size) -> tuple[Any, dict[str, Any]]:
-    """The encoder of Whisper base, for one second of sound."""
+def _whisper() -> Traced:
     import torch
     from transformers import WhisperConfig
     from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
-    width, layers, heads, positions = (64, 2, 2, 20) if size == "small" else (512, 6, 8, 50)
-    config = WhisperConfig(
-        d_model=width, encoder_layers=layers, encoder_attention_heads=heads, encoder_ffn_dim=4 * width,
-        max_source_positions=positions,
-    )  # fmt: skip
-    mel = torch.randn(BATCH, config.num_mel_bins, 2 * positions)
+    config = WhisperConfig(d_model=64, encoder_layers=2, encoder_attention_heads=2, encoder_ffn_dim=256,
+                           max_source_positions=20)  # fmt: skip
+    mel = torch.randn(BATCH, config.num_mel_bins, 40)
     return _wrapped(WhisperEncoder(config), "last_hidden_state", "input_features"), {"mel": mel}
 
 
-def _llama_module(size: Size) -> Any:
+def _llama(*, half: bool = False) -> Traced:
+    """Llama, whose embedding is its output matrix, too."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes: dict[str, Any] = {"vocab_size": 32_000, "hidden_size": 1024, "intermediate_size": 2816,
-                             "num_hidden_layers": 4, "num_attention_heads": 16, "num_key_value_heads": 4}  # fmt: skip
-    if size == "small":
-        sizes = {"vocab_size": 500, "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2,
-                 "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
-    config = LlamaConfig(**sizes, tie_word_embeddings=True, use_cache=False, max_position_embeddings=256)
-    return LlamaForCausalLM(config)
+    config = LlamaConfig(vocab_size=500, hidden_size=64, intermediate_size=192, num_hidden_layers=2,
+                         num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True, use_cache=False,
+                         max_position_embeddings=256)  # fmt: skip
+    inner = LlamaForCausalLM(config)
+    return _wrapped(inner.half() if half else inner, "logits", "input_ids", "attention_mask"), _tokens()
 
 
-def _llama(size: Size) -> tuple[Any, dict[str, Any]]:
-    """Llama in half precision, whose embedding is its output matrix, too."""
-    return _wrapped(_llama_module(size).half(), "logits", "input_ids", "attention_mask"), _tokens()
-
-
-def _llama_4_bits(size: Size) -> tuple[Any, dict[str, Any]]:
-    """The same Llama in single precision; its matrices become 4-bit afterwards."""
-    return _wrapped(_llama_module(size), "logits", "input_ids", "attention_mask"), _tokens()
-
-
-def _gru(size: Size) -> tuple[Any, dict[str, Any]]:
+def _gru() -> Traced:
     """Two layers of GRU in both directions, and a classifier of each step."""
     import torch
-
-    width = 32 if size == "small" else 768
 
     class Gru(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
-            self.gru = torch.nn.GRU(width, width, 2, batch_first=True, bidirectional=True)
-            self.out = torch.nn.Linear(2 * width, width)
+            self.gru = torch.nn.GRU(32, 32, 2, batch_first=True, bidirectional=True)
+            self.out = torch.nn.Linear(64, 32)
 
         def forward(self, values: Any) -> Any:
             return self.out(self.gru(values)[0])
 
-    return Gru(), {"values": torch.randn(BATCH, SEQUENCE, width)}
+    return Gru(), {"values": torch.randn(BATCH, SEQUENCE, 32)}
 
 
-ARCHITECTURES = {
-    "resnet": Architecture("ResNet-50", _resnet),
-    "vit": Architecture("ViT-S/16", _vit),
-    "bert": Architecture("BERT of 4 layers", _bert),
-    "t5": Architecture("T5 small's encoder", _t5),
-    "whisper": Architecture("Whisper base's encoder", _whisper),
-    "llama-f16": Architecture("Llama of 4 layers in f16", _llama),
-    "gru": Architecture("GRU", _gru),
-    "llama-4bit": Architecture("Llama of 4 layers in 4 bits", _llama_4_bits, quantized=True),
-}
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Write a model as the command line says; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("path", help="the file to write")
-    parser.add_argument("--model", choices=ARCHITECTURES, required=True)
-    parser.add_argument("--exporter", choices=EXPORTERS, default=EXPORTERS[0])
-    parser.add_argument("--size", choices=("small", "real"), default="small")
-    args = parser.parse_args(arguments)
-    write_architecture(args.model, args.exporter, args.size, args.path)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+ARCHITECTURES: dict[str, Callable[[], Traced]] = {
+    "resnet": _resnet, "vit": _vit, "bert": _bert, "t5": _t5, "whisper": _whisper,
+    "llama-f16": functools.partial(_llama, half=True), "gru": _gru, "llama-4bit": _llama,
+}  # fmt: skip

@@ -1,9 +1,8 @@
 """Stream an ONNX model whose If has one square matrix of any size in both branches, in bounded memory.
 
 Where `gather` is true, rows of the matrix are looked up; else the other input is multiplied with its transpose, as an
-embedding that is the output matrix too would be. The matrix is an initializer of the graph around the branches, there
-once. ONNX Runtime, left to itself, copies it for each branch (onnxruntime issue 20709). How the weights are made and
-written is left to `wire`.
+embedding that is the output matrix too would be. The matrix is an initializer of the graph around the branches, once.
+By default ONNX Runtime copies it for each branch (onnxruntime issue 20709).
 """
 
 from __future__ import annotations
@@ -28,23 +27,13 @@ class BranchesShape:
 
 
 def plan(mib: int) -> BranchesShape:
-    """Return the largest shape of at most `mib` MiB whose side is a multiple of 64.
-
-    Raises:
-        ValueError: `mib` is not from 1 to 1900.
-    """
+    """Return the largest shape of at most `mib` MiB whose side is a multiple of 64."""
     check_size(mib)
     return BranchesShape(math.isqrt(mib << 18) // MULTIPLE * MULTIPLE)
 
 
 def write_branches(sink: IO[bytes], mib: int) -> BranchesShape:
-    """Write the model of `mib` MiB to `sink`, which need not seek, and return its shape.
-
-    Holds one chunk of 4 MiB besides the nodes.
-
-    Raises:
-        ValueError: `mib` is not from 1 to 1900.
-    """
+    """Write the model of `mib` MiB, 1 to 1900, to `sink`, which need not seek; holds one chunk of 4 MiB."""
     shape = plan(mib)
     gather, multiply, graph = Nodes(), Nodes(), Nodes()
     gather.op("Gather", "shared.weight", "rows", out="gathered", axis=0)

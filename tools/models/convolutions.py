@@ -1,7 +1,7 @@
 """Stream an ONNX model of convolutions in the shape of ResNet-18, of any size, in bounded memory.
 
 Batch normalisation is folded into the convolutions' weights and biases, as exporters for inference leave it. Weights
-are scaled by their fan-in, so outputs stay finite. How they are made and written is left to `wire`.
+are scaled by their fan-in, so outputs stay finite.
 """
 
 from __future__ import annotations
@@ -42,20 +42,19 @@ class Convolution:
     stride: int = 1
 
     def weights(self) -> Iterator[Weight]:
-        """Yield its weight, which keeps the variance of what comes out of a Relu, and its bias."""
+        """Yield its weight, which keeps the variance behind a Relu, and its bias."""
         shape = (self.channels_out, self.channels_in, self.kernel, self.kernel)
         yield Weight(f"{self.name}.weight", shape, math.sqrt(6 / math.prod(shape[1:])))
         yield Weight(f"{self.name}.bias", (self.channels_out,), 0.1)
 
     def add(self, g: Nodes, x: str) -> str:
-        """Add its node."""
         sizes = {"kernel_shape": [self.kernel] * 2, "strides": [self.stride] * 2, "pads": [self.kernel // 2] * 4}
         return g.op("Conv", x, f"{self.name}.weight", f"{self.name}.bias", out=f"{self.name}/out", **sizes)
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Two convolutions around which what came in is added, by way of a third where the sizes differ."""
+    """Two convolutions in a residual, with a third beside them where the sizes differ."""
 
     first: Convolution
     second: Convolution
@@ -63,22 +62,16 @@ class Block:
 
     @property
     def convolutions(self) -> list[Convolution]:
-        """All that it has, in the order in which their weights are written."""
         return [self.first, self.second, *([] if self.down is None else [self.down])]
 
     def add(self, g: Nodes, x: str) -> str:
-        """Add its nodes."""
         y = self.second.add(g, g.op("Relu", self.first.add(g, x), out=f"{self.first.name}/relu"))
         beside = x if self.down is None else self.down.add(g, x)
         return g.op("Relu", g.op("Add", y, beside, out=f"{self.second.name}/sum"), out=f"{self.second.name}/relu")
 
 
 def plan(mib: int) -> ConvolutionsShape:
-    """Return the shape whose weights come to `mib` MiB, less at most one class.
-
-    Raises:
-        ValueError: `mib` is not from 1 to 1900.
-    """
+    """Return the shape whose weights come to `mib` MiB, less at most one class."""
     check_size(mib)
     channels = MULTIPLE
     while _items(channels + MULTIPLE) <= mib << 18:
@@ -88,13 +81,7 @@ def plan(mib: int) -> ConvolutionsShape:
 
 
 def write_convolutions(sink: IO[bytes], mib: int) -> ConvolutionsShape:
-    """Write the model of `mib` MiB to `sink`, which need not seek, and return its shape.
-
-    Holds one chunk of 4 MiB besides the nodes.
-
-    Raises:
-        ValueError: `mib` is not from 1 to 1900.
-    """
+    """Write the model of `mib` MiB, 1 to 1900, to `sink`, which need not seek; holds one chunk of 4 MiB."""
     shape = plan(mib)
     g = Nodes()
     stem, blocks = _layers(shape.channels)
@@ -104,14 +91,9 @@ def write_convolutions(sink: IO[bytes], mib: int) -> ConvolutionsShape:
     x = g.op("Flatten", g.op("GlobalAveragePool", x, out="pooled"), out="features", axis=1)
     g.op("Gemm", x, "classifier.weight", "classifier.bias", out="logits", transB=1)
     value = g.helper.make_tensor_value_info
-    write_model(
-        sink,
-        "convolutions",
-        g,
-        _weights(shape),
-        inputs=[value("image", FLOAT, ["batch", 3, IMAGE, IMAGE])],
-        outputs=[value("logits", FLOAT, ["batch", shape.classes])],
-    )
+    inputs = [value("image", FLOAT, ["batch", 3, IMAGE, IMAGE])]
+    outputs = [value("logits", FLOAT, ["batch", shape.classes])]
+    write_model(sink, "convolutions", g, _weights(shape), inputs=inputs, outputs=outputs)
     return shape
 
 
@@ -139,5 +121,4 @@ def _weights(shape: ConvolutionsShape) -> Iterator[Weight]:
 
 
 def _items(channels: int) -> int:
-    """Return how many elements a model of few classes has."""
     return sum(w.items for w in _weights(ConvolutionsShape(channels, LEAST_CLASSES)))

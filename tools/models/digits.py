@@ -1,6 +1,6 @@
 """Train a small classifier on scikit-learn's digits and export it: `tests/data/digits.onnx` and its held-out images.
 
-    python -m tools.models.digits [FOLDER]
+    python -m tools.models.digits
 
 The data are 1,797 real 8x8 images of handwritten digits, a fifth of which is held out by a fixed, stratified split and
 written to `digits_heldout.npz` as uint8. The network is 64-64-32-10 with ReLU; the initializers are named as PyTorch
@@ -16,8 +16,6 @@ doi:10.24432/C50P49, CC BY 4.0, as `sklearn.datasets.load_digits` carries it.
 
 from __future__ import annotations
 
-import argparse
-import sys
 from pathlib import Path
 from typing import Any
 from warnings import catch_warnings, simplefilter
@@ -88,26 +86,19 @@ def export(layers: list[tuple[Any, Any]]) -> Any:
     return model
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Train, export, and say how well it does on the held-out images; return the exit status."""
-    summary = (__doc__ or "").partition("\n")[0]
-    parser = argparse.ArgumentParser(prog="python -m tools.models.digits", description=summary)
-    parser.add_argument("folder", nargs="?", type=Path, default=DATA, help="where the two files go")
-    folder: Path = parser.parse_args(arguments).folder
-    seen, held_out, seen_labels, held_out_labels = split()
-    model = export(train(seen, seen_labels))
-    (folder / "digits.onnx").write_bytes(model.SerializeToString(deterministic=True))
-    # Not savez_compressed: its bytes would depend on the version of zlib.
-    np.savez(folder / "digits_heldout.npz", images=held_out.reshape(-1, 8, 8), labels=held_out_labels)
-
+def accuracy(model: bytes, images: Any, labels: Any) -> str:
+    """Return how well a model does on held-out images."""
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(folder / "digits.onnx", providers=["CPUExecutionProvider"])
-    logits = session.run(None, {"pixels": held_out.astype(np.float32)})[0]
-    accuracy = float((logits.argmax(axis=1) == held_out_labels).mean())
-    print(f"{folder}: digits.onnx, digits_heldout.npz; accuracy {accuracy:.1%} on {len(held_out)} held-out images")
-    return 0
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    logits = session.run(None, {"pixels": images.astype(np.float32)})[0]
+    return f"accuracy {float((logits.argmax(axis=1) == labels).mean()):.1%} on {len(images)} held-out images"
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    seen, held_out, seen_labels, held_out_labels = split()
+    trained = export(train(seen, seen_labels)).SerializeToString(deterministic=True)
+    (DATA / "digits.onnx").write_bytes(trained)
+    # Not savez_compressed: its bytes would depend on the version of zlib.
+    np.savez(DATA / "digits_heldout.npz", images=held_out.reshape(-1, 8, 8), labels=held_out_labels)
+    print(accuracy(trained, held_out, held_out_labels))

@@ -1,6 +1,6 @@
 """Quantize the digits classifier: `tests/data/digits_int8.onnx`, the QDQ form that runs in integers alone.
 
-    python -m tools.models.digits_int8 [FOLDER]
+    python -m tools.models.digits_int8
 
 ONNX Runtime's static quantization, calibrated on the training images that `digits` trained on: activations uint8 with
 a zero point, weights int8, biases int32, one scale a tensor. Each ReLU goes into the range of the layer before it.
@@ -14,9 +14,7 @@ The same versions give the same bytes; others may round a scale differently, so 
 
 from __future__ import annotations
 
-import argparse
 import logging
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from tools.models.digits import DATA, split
+from tools.models.digits import DATA, accuracy, split
 
 
 def quantize(source: Path) -> bytes:
@@ -64,26 +62,8 @@ def quantize(source: Path) -> bytes:
     return bytes(model.SerializeToString(deterministic=True))
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Quantize, write, and say how well it does on the held-out images; return the exit status."""
-    summary = (__doc__ or "").partition("\n")[0]
-    parser = argparse.ArgumentParser(prog="python -m tools.models.digits_int8", description=summary)
-    parser.add_argument("folder", nargs="?", type=Path, default=DATA, help="where digits.onnx is and the file goes")
-    folder: Path = parser.parse_args(arguments).folder
-    data = quantize(folder / "digits.onnx")
-    (folder / "digits_int8.onnx").write_bytes(data)
-
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
-    _, held_out, _, labels = split()
-    logits = session.run(None, {"pixels": held_out.astype(np.float32)})[0]
-    accuracy = float((logits.argmax(axis=1) == labels).mean())
-    print(
-        f"{folder}: digits_int8.onnx, {len(data):,} bytes; accuracy {accuracy:.1%} on {len(held_out)} held-out images"
-    )
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    quantized = quantize(DATA / "digits.onnx")
+    (DATA / "digits_int8.onnx").write_bytes(quantized)
+    _, held_out, _, labels = split()
+    print(f"{len(quantized):,} bytes; {accuracy(quantized, held_out, labels)}")

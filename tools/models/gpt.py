@@ -1,7 +1,7 @@
 """Stream a GPT-shaped ONNX model of any size up to protobuf's 2 GiB, in bounded memory.
 
 The same size gives the same bytes on every platform. Weights are scaled by their fan-in, so outputs stay finite at any
-depth. How they are made and written is left to `wire`.
+depth.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO
 
-from tools.models.wire import FLOAT, INT64, Nodes, Weight, check_size, write_model
+from tools.models.wire import FLOAT, INT64, Nodes, Weight, check_size, norm_weights, write_model
 
 HEAD_SIZE = 64
 CONTEXT = 256
@@ -20,7 +20,7 @@ BLOCK_SHARE = 0.62  # of all weights that lie in the blocks; the rest is embeddi
 
 @dataclass(frozen=True, slots=True)
 class GptShape:
-    """The sizes that define one model: width (a multiple of the head size), blocks, vocabulary."""
+    """Width (a multiple of the head size), blocks, vocabulary."""
 
     width: int
     blocks: int
@@ -28,7 +28,6 @@ class GptShape:
 
     @property
     def heads(self) -> int:
-        """Attention heads per block."""
         return self.width // HEAD_SIZE
 
     def __str__(self) -> str:
@@ -36,13 +35,7 @@ class GptShape:
 
 
 def plan(mib: int) -> GptShape:
-    """Return the shape whose weights come to `mib` MiB, less at most one vocabulary entry.
-
-    As many blocks as heads, which is GPT-2 small's shape (12 and 12 at 768) and near its larger siblings'.
-
-    Raises:
-        ValueError: `mib` is not from 1 to 1900.
-    """
+    """Return the shape whose weights come to `mib` MiB, less at most one vocabulary entry; as many blocks as heads."""
     check_size(mib)
     items = mib << 18
     heads = max(1, round((BLOCK_SHARE * items / 12) ** (1 / 3) / HEAD_SIZE ** (2 / 3)))
@@ -58,19 +51,14 @@ def weights(shape: GptShape) -> Iterator[Weight]:
     yield Weight("transformer.wpe.weight", (CONTEXT, d), 0.1)
     for block in range(shape.blocks):
         prefix = f"transformer.h.{block}."
-        yield from _layer_norm(prefix + "ln_1", d)
+        yield from norm_weights(prefix + "ln_1", d)
         yield from _linear(prefix + "attn.c_attn", d, 3 * d)
         yield from _linear(prefix + "attn.c_proj", d, d)
-        yield from _layer_norm(prefix + "ln_2", d)
+        yield from norm_weights(prefix + "ln_2", d)
         yield from _linear(prefix + "mlp.c_fc", d, 4 * d)
         yield from _linear(prefix + "mlp.c_proj", 4 * d, d)
-    yield from _layer_norm("transformer.ln_f", d)
+    yield from norm_weights("transformer.ln_f", d)
     yield Weight("lm_head.weight", (d, shape.vocabulary), math.sqrt(3 / d))
-
-
-def _layer_norm(name: str, width: int) -> Iterator[Weight]:
-    yield Weight(f"{name}.weight", (width,), 0.1, center=1.0)
-    yield Weight(f"{name}.bias", (width,), 0.1)
 
 
 def _linear(name: str, fan_in: int, fan_out: int) -> Iterator[Weight]:
@@ -79,13 +67,7 @@ def _linear(name: str, fan_in: int, fan_out: int) -> Iterator[Weight]:
 
 
 def write_gpt(sink: IO[bytes], mib: int) -> GptShape:
-    """Write the model of `mib` MiB to `sink`, which need not seek, and return its shape.
-
-    Holds one chunk of 4 MiB besides the nodes.
-
-    Raises:
-        ValueError: `mib` is not from 1 to 1900.
-    """
+    """Write the model of `mib` MiB, 1 to 1900, to `sink`, which need not seek; holds one chunk of 4 MiB."""
     shape = plan(mib)
     g = Nodes()
     g.constant("constants.heads", [0, 0, shape.heads, HEAD_SIZE], INT64)
@@ -104,15 +86,9 @@ def write_gpt(sink: IO[bytes], mib: int) -> GptShape:
     # else each block has unknown ones of its own, and ONNX Runtime's memory planner compares all of them with each
     # other, 0.1 s for each session from either form.
     known = [value("positions", INT64, ["sequence"]), value(mask, FLOAT, ["sequence", "sequence"])]
-    write_model(
-        sink,
-        "gpt",
-        g,
-        weights(shape),
-        inputs=[value("input_ids", INT64, ["batch", "sequence"])],
-        outputs=[value("logits", FLOAT, ["batch", "sequence", shape.vocabulary])],
-        known=known,
-    )
+    inputs = [value("input_ids", INT64, ["batch", "sequence"])]
+    outputs = [value("logits", FLOAT, ["batch", "sequence", shape.vocabulary])]
+    write_model(sink, "gpt", g, weights(shape), inputs=inputs, outputs=outputs, known=known)
     return shape
 
 

@@ -1,32 +1,25 @@
 """Write folders of ONNX models as Hugging Face's Optimum exports them, from random transformers models.
 
-    python -m tools.models.optimum --task seq2seq --size real folder
-
 `seq2seq` is T5: `encoder_model.onnx`, `decoder_model.onnx` for the first token and `decoder_with_past_model.onnx` for
 all others, which has most weights of the former once more. `text-generation` is Llama: `model.onnx`, with and without a
 past. File names, inputs and outputs are those of Optimum; each model's weights lie in its `.onnx_data`; beside them are
 `config.json`, `generation_config.json` and tokenizer files. Nothing is downloaded. Needs torch and transformers.
-
-With `--by-optimum` Optimum itself exports the same models: run that where optimum-onnx is installed, which wants other
-versions of transformers than the tests.
 
 Source: optimum-onnx 0.1, `exporters/onnx/model_configs.py` and `constants.py` for names.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from tools.models.architectures import OPSET, SEED, Size, quiet, stir
+from tools.models.architectures import OPSET, SEED, quiet, stir
 
-TASKS = ("seq2seq", "text-generation")
+Size = Literal["small", "real"]
 SEQ2SEQ = ("encoder_model", "decoder_model", "decoder_with_past_model")
 DATA = ".onnx_data"  # suffix of the file of a model's weights
 START, END = 0, 1  # tokens, the former for padding, too
@@ -73,12 +66,9 @@ def write_folder(task: str, size: Size, folder: str | os.PathLike[str]) -> None:
 
 
 def generate(make: Callable[[str], Any], question: list[int], steps: int) -> tuple[list[int], list[Any]]:
-    """Return the tokens that the models of a seq2seq folder choose greedily, and the logits they were chosen by.
+    """Return the tokens that the models of a seq2seq folder choose greedily, and their logits.
 
-    Args:
-        make: gives the ONNX Runtime session of a model by its name.
-        question: tokens for the encoder.
-        steps: how many tokens to choose.
+    `make` returns the session of a model by its name; `question` are tokens for the encoder.
     """
     import numpy as np
 
@@ -170,11 +160,11 @@ def _decoder(model: Any, *, with_past: bool = False) -> Any:
                 states = torch.zeros(input_ids.shape[0], mask.shape[1], model.config.d_model)  # of no effect
             else:
                 cache, states = EncoderDecoderCache(DynamicCache(), DynamicCache()), rest[0]
-            found = self.inner(
+            answer = self.inner(
                 decoder_input_ids=input_ids, encoder_outputs=(states,), attention_mask=mask, past_key_values=cache,
                 use_cache=True,
             )  # fmt: skip
-            out = [found.logits]
+            out = [answer.logits]
             for own, cross in zip(cache.self_attention_cache.layers, cache.cross_attention_cache.layers, strict=True):
                 out += [own.keys, own.values]
                 out += [] if with_past else [cross.keys, cross.values]
@@ -194,11 +184,11 @@ def _causal(model: Any) -> Any:
 
         def forward(self, input_ids: Any, attention_mask: Any, position_ids: Any, *past: Any) -> Any:
             cache = DynamicCache([past[i : i + 2] for i in range(0, len(past), 2)])
-            found = self.inner(
+            answer = self.inner(
                 input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, past_key_values=cache,
                 use_cache=True,
             )  # fmt: skip
-            return (found.logits, *(t for layer in cache.layers for t in (layer.keys, layer.values)))
+            return (answer.logits, *(t for layer in cache.layers for t in (layer.keys, layer.values)))
 
     return Causal()
 
@@ -236,31 +226,3 @@ def _write_tokenizer(folder: Path, words: int) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w2"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-
-
-def _by_optimum(task: str, size: Size, folder: str) -> None:
-    """Have Optimum export the model."""
-    from optimum.exporters.onnx import main_export
-
-    with tempfile.TemporaryDirectory() as scratch:
-        model = make_model(task, size)
-        model.save_pretrained(scratch)
-        _write_tokenizer(Path(scratch), model.config.vocab_size)
-        name = "text2text-generation" if task == "seq2seq" else task
-        main_export(scratch, folder, task=f"{name}-with-past", do_validation=False)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Write a folder as the command line says; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", help="the folder to write")
-    parser.add_argument("--task", choices=TASKS, required=True)
-    parser.add_argument("--size", choices=("small", "real"), default="small")
-    parser.add_argument("--by-optimum", action="store_true", help="let Optimum export it")
-    args = parser.parse_args(arguments)
-    (_by_optimum if args.by_optimum else write_folder)(args.task, args.size, args.folder)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,9 +1,8 @@
 """Stream an ONNX model of int8 matrices in QDQ form, of any size, in bounded memory.
 
 Blocks of two layers around a residual, as the MLPs of a transformer are: every MatMul takes activations that were
-quantized to uint8 and weights that lie as int8, each by way of a DequantizeLinear, which is how ONNX Runtime's own
-static quantization writes a model. ONNX Runtime computes in integers. How the weights are made and written is left to
-`wire`.
+quantized to uint8, and int8 weights, each through a DequantizeLinear, as ONNX Runtime's own static quantization writes
+a model. ONNX Runtime computes in integers.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO
 
-from tools.models.wire import FLOAT, INT8, UINT8, Nodes, Weight, check_size, write_model
+from tools.models.wire import FLOAT, INT8, UINT8, Nodes, Weight, check_size, norm_weights, write_model
 
 BLOCKS = 12
 MULTIPLE = 64  # of the width
@@ -34,11 +33,7 @@ class QuantizedShape:
 
 
 def plan(mib: int) -> QuantizedShape:
-    """Return the shape whose weights come to `mib` MiB, less at most one class.
-
-    Raises:
-        ValueError: `mib` is not from 1 to 1900.
-    """
+    """Return the shape whose weights come to `mib` MiB, less at most one class."""
     check_size(mib)
     width = MULTIPLE
     while _nbytes(width + MULTIPLE) <= mib << 20:
@@ -47,13 +42,7 @@ def plan(mib: int) -> QuantizedShape:
 
 
 def write_quantized(sink: IO[bytes], mib: int) -> QuantizedShape:
-    """Write the model of `mib` MiB to `sink`, which need not seek, and return its shape.
-
-    Holds one chunk of 4 MiB besides the nodes.
-
-    Raises:
-        ValueError: `mib` is not from 1 to 1900.
-    """
+    """Write the model of `mib` MiB, 1 to 1900, to `sink`, which need not seek; holds one chunk of 4 MiB."""
     shape = plan(mib)
     g = Nodes()
     g.constant("constants.activation_scale", [ACTIVATION_SCALE], FLOAT)
@@ -82,7 +71,7 @@ def _linear(g: Nodes, x: str, fan_in: int, name: str) -> str:
 
 
 def _matmul(g: Nodes, x: str, fan_in: int, name: str, *, out: str) -> str:
-    """Add a product that keeps the deviation of what comes in."""
+    """Add a product that keeps the deviation of its input."""
     scale = g.constant(f"{name}.weight_scale", [1 / (WEIGHT_DEVIATION * math.sqrt(fan_in))], FLOAT)
     weight = g.op("DequantizeLinear", f"{name}.weight", scale, "constants.weight_zero", out=f"{name}/weight")
     return g.op("MatMul", x, weight, out=out)
@@ -100,19 +89,13 @@ def _norm(g: Nodes, x: str, name: str) -> str:
 def _weights(shape: QuantizedShape) -> Iterator[Weight]:
     width = shape.width
     for block in range(BLOCKS):
-        yield from _norm_weights(f"blocks.{block}.norm", width)
+        yield from norm_weights(f"blocks.{block}.norm", width)
         for name, sizes in (("fc1", (width, 4 * width)), ("fc2", (4 * width, width))):
             yield Weight(f"blocks.{block}.{name}.weight", sizes, dtype=INT8)
             yield Weight(f"blocks.{block}.{name}.bias", sizes[1:], 0.1)
-    yield from _norm_weights("norm", width)
+    yield from norm_weights("norm", width)
     yield Weight("head.weight", (width, shape.classes), dtype=INT8)
 
 
-def _norm_weights(name: str, width: int) -> Iterator[Weight]:
-    yield Weight(f"{name}.weight", (width,), 0.1, center=1.0)
-    yield Weight(f"{name}.bias", (width,), 0.1)
-
-
 def _nbytes(width: int) -> int:
-    """Return how many bytes a model of few classes takes."""
     return sum(w.nbytes for w in _weights(QuantizedShape(width, LEAST_CLASSES)))

@@ -5,8 +5,7 @@ stream numpy keeps stable, and not from a distribution, whose stream it does not
 bytes, so nothing that shares equal payloads gains by it.
 
 The protobuf wire format is written here and not by `onnx.helper`, which would need the whole model in memory twice.
-Only the nodes and the graph's inputs and outputs, a few KB, are built with it. Which nodes and weights a model has is
-left to the module of each.
+Only the nodes and the graph's inputs and outputs, a few KB, are built with it.
 
 Source: field numbers from onnx.proto (ModelProto 1, 2, 7, 8; GraphProto 1, 2, 5, 11, 12, 13; TensorProto 1, 2, 8, 9).
 """
@@ -14,7 +13,7 @@ Source: field numbers from onnx.proto (ModelProto 1, 2, 7, 8; GraphProto 1, 2, 5
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -43,13 +42,17 @@ class Weight:
 
     @property
     def items(self) -> int:
-        """How many elements it has."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """How many bytes they take."""
         return self.items * (1 if self.dtype == INT8 else 4)
+
+
+def norm_weights(name: str, width: int) -> Iterator[Weight]:
+    """Yield the weights of a layer normalisation."""
+    yield Weight(f"{name}.weight", (width,), 0.1, center=1.0)
+    yield Weight(f"{name}.bias", (width,), 0.1)
 
 
 class Nodes:
@@ -95,10 +98,7 @@ def write_model(
     outputs: Sequence[Any],
     known: Sequence[Any] = (),
 ) -> None:
-    """Write a model to `sink`, which need not seek; `inputs`, `outputs` and `known` shapes are ValueInfoProtos.
-
-    Holds one chunk of 4 MiB besides the nodes.
-    """
+    """Write a model to `sink`, which need not seek; `inputs`, `outputs` and `known` shapes are ValueInfoProtos."""
     head = b"".join(_message(1, n) for n in graph.nodes) + encode_field(2, name.encode())
     head += b"".join(_message(5, c) for c in graph.constants)
     tail = b"".join(_message(number, v) for number, vs in ((11, inputs), (12, outputs), (13, known)) for v in vs)
@@ -111,18 +111,14 @@ def write_model(
     for position, ((weight, record), nbytes) in enumerate(zip(tensors, records, strict=True)):
         sink.write(_prefix(5, nbytes) + record)
         generator = np.random.SFC64(np.random.SeedSequence([SEED, position]))  # a stream of its own for each
-        if weight.dtype == INT8:
-            _write_bytes(sink, weight, generator)
-        else:
+        if weight.dtype != INT8:
             _write_floats(sink, weight, generator, chunk)
+            continue
+        for start in range(0, weight.items, CHUNK_NBYTES):
+            n = min(CHUNK_NBYTES, weight.items - start)
+            words = generator.random_raw((n + 7) // 8).astype("<u8", copy=False)
+            sink.write(words.view("u1")[:n].data)
     sink.write(tail + encode_field(8, _varint_field(2, OPSET)))
-
-
-def _write_bytes(sink: IO[bytes], weight: Weight, generator: Any) -> None:
-    for start in range(0, weight.items, CHUNK_NBYTES):
-        n = min(CHUNK_NBYTES, weight.items - start)
-        words = generator.random_raw((n + 7) // 8).astype("<u8", copy=False)
-        sink.write(words.view("u1")[:n].data)
 
 
 def _write_floats(sink: IO[bytes], weight: Weight, generator: Any, chunk: np.ndarray[Any, Any]) -> None:
@@ -149,7 +145,6 @@ def _varint_field(number: int, value: int) -> bytes:
 
 
 def _prefix(number: int, nbytes: int) -> bytes:
-    """Return the tag and length before a length-delimited field of `nbytes` bytes."""
     return encode_varint(number << 3 | LENGTH) + encode_varint(nbytes)
 
 

@@ -1,4 +1,4 @@
-"""Comparison of a tuned graph's answers with the model's, on inputs made up for the model's shapes."""
+"""Compares a tuned graph's answers with the model's, on inputs generated for the model's shapes."""
 
 from __future__ import annotations
 
@@ -9,20 +9,16 @@ import numpy as np
 
 from zcrecord.errors import UnsupportedError, printable
 
-_SIZES = 1, 2, 32  # of dimensions that a model leaves open; the first is taken with which it runs
+_SIZES = 1, 2, 32  # of open dimensions, tried in this order
 _TYPES = {"tensor(float)": "f4", "tensor(double)": "f8", "tensor(float16)": "f2", "tensor(string)": "O"}
-_CLOSE = 1e-3  # of the largest value, where ONNX Runtime packs nothing of the tuned graph, and rounds in another order
+_CLOSE = 1e-3  # of the largest value: without packed weights ONNX Runtime rounds in another order
 
 
 def same_answers(model: Any, tuned: Any, path: str, *, exact: bool) -> bool:
-    """Return True if both gave the same answers; False, and a line of the log, if the model runs on no inputs made up.
+    """Return True if two sessions give the same answers; log a warning if the model runs on no generated inputs.
 
-    Answers of which the model gives others at its next run, such as random numbers, are not compared.
-
-    Args:
-        model, tuned: sessions of the model, and of the tuned graph.
-        path: of the archive, for messages.
-        exact: compare bit for bit.
+    Outputs that differ between two runs of the model, such as random numbers, are not compared. `path` is that of the
+    archive, for messages; `exact` compares bit for bit.
 
     Raises:
         UnsupportedError: the tuned graph answers otherwise, or not at all.
@@ -53,9 +49,9 @@ def same_answers(model: Any, tuned: Any, path: str, *, exact: bool) -> bool:
     return False
 
 
-def _feed(made: Any, size: int) -> dict[str, Any]:
+def _feed(session: Any, size: int) -> dict[str, Any]:
     rng, feed = np.random.default_rng(0), {}
-    for value in made.get_inputs():
+    for value in session.get_inputs():
         if not value.type.startswith("tensor("):
             raise UnsupportedError(f"none is made up of type {value.type}")
         shape = [n if isinstance(n, int) and n >= 0 else size for n in value.shape]
@@ -66,10 +62,10 @@ def _feed(made: Any, size: int) -> dict[str, Any]:
     return feed
 
 
-def _alike(one: Any, other: Any, exact: bool) -> bool:
+def _alike(one: Any, two: Any, exact: bool) -> bool:
     if isinstance(one, list):
-        return len(one) == len(other) and all(_alike(a, b, exact) for a, b in zip(one, other, strict=True))
-    a, b = np.asarray(one), np.asarray(other)
+        return len(one) == len(two) and all(_alike(a, b, exact) for a, b in zip(one, two, strict=True))
+    a, b = np.asarray(one), np.asarray(two)
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     if a.dtype.kind not in "fc":

@@ -1,7 +1,6 @@
-"""Models whose weights lie in an archive as external data: its path, and the check that it still is that archive.
+"""Models whose weights lie in an archive as external data: metadata_props that identify the archive, and their check.
 
-Some metadata_props of such a model identify the archive that its offsets are for. Writing the model is left to
-`export`.
+Writing such a model is left to `export`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from zcrecord.archive.info import TensorInfo
 from zcrecord.archive.payloads import Payloads
 from zcrecord.codec.file_types import HEAD
 from zcrecord.errors import Advice, IntegrityError, OnnxError, RecordError, UnsupportedError, printable
-from zcrecord.onnx.lazy.files import OpenFile
 from zcrecord.onnx.lazy.locate import LocatedTensor, find_tensors
 from zcrecord.onnx.names import full_names
 from zcrecord.onnx.protobuf.interfaces import difference, interface_of
@@ -60,13 +58,13 @@ _WITH_EXTERNAL = "a model with external weights"
 
 @dataclass(frozen=True, slots=True)
 class ArchiveLink:
-    """An archive on disk, as a model in some folder refers to it."""
+    """An archive on disk, and the location by which a model refers to it."""
 
     model: OpenedModel
     location: str
 
     def properties(self, digest: str) -> dict[str, str]:
-        """Return the metadata_props by which the model identifies the archive."""
+        """Return the metadata_props that identify the archive."""
         pairs = {
             ARCHIVE: self.location,
             CONTENT_DIGEST: digest,
@@ -92,12 +90,7 @@ class ExternalReport:
 
 
 def is_link(pairs: Sequence[tuple[str, str]]) -> bool:
-    """Return True if metadata_props are as `to_onnx(external=True)` writes those of these keys: each once, well formed.
-
-    Example:
-        >>> is_link([("zcrecord.archive", "m.zcr")])
-        False
-    """
+    """Return True if metadata_props of these keys are as `to_onnx(external=True)` writes them: once, well formed."""
     values = dict(pairs)
     whole = len(values) == len(pairs) and values.keys() >= set(PROPERTIES[:4])
     return whole and all(_WRITTEN[key].fullmatch(value) for key, value in pairs)
@@ -112,17 +105,16 @@ def _index_crc(record: Record) -> str:
 
 
 def link(model: OpenedModel, dest: str) -> ArchiveLink:
-    """Open the archive of a model's record anew, for a model at `dest` to refer to.
+    """Open the archive of a model's record again, for a model at `dest` to refer to.
 
     Raises:
-        UnsupportedError: the record is none of a plain file, or differs from it. ExternalDataError: the file is in a
-            folder that no model at `dest` may refer to. IntegrityError: it was replaced since.
+        UnsupportedError: the record has no plain file, or differs from it. ExternalDataError: a model at `dest` may not
+            refer to the file. IntegrityError: the file was replaced since.
     """
     record, path = model.record, model.record.path
     if path is None:
-        raise UnsupportedError(
-            f"{_WITH_EXTERNAL} needs an archive in a file, and this one is in memory; save it to one"
-        )
+        what = "needs an archive in a file, and this one is in memory; save it to one"
+        raise UnsupportedError(f"{_WITH_EXTERNAL} {what}")
     archive = record.archive
     takes_one_file(archive, _WITH_EXTERNAL)
     if record.mode != "r" or not archive.whole:
@@ -130,22 +122,19 @@ def link(model: OpenedModel, dest: str) -> ArchiveLink:
         raise UnsupportedError(f"{_WITH_EXTERNAL} refers to the file, but {what}; save the record first", path=path)
     if os.path.exists(dest) and not os.path.isfile(dest):
         raise UnsupportedError(f"{_WITH_EXTERNAL} is a regular file in a folder; name one", path=dest)
-    there: Record = load_record(os.path.realpath(path), embedded=archive.embedded)
-    if there.archive.source.file is None:
+    on_disk: Record = load_record(os.path.realpath(path), embedded=archive.embedded)
+    if on_disk.archive.source.file is None:
         what = "refers to bytes as they lie in a file, and these lie there compressed; unpack it first"
         raise UnsupportedError(f"{_WITH_EXTERNAL} {what}", path=path)
-    if there.archive.header.encode() != archive.header.encode():
+    if on_disk.archive.header.encode() != archive.header.encode():
         raise IntegrityError("was replaced since it was opened; load it again", path=path)
-    return ArchiveLink(opened_model(there, model.module), external_data.location_from(dest, path))
+    return ArchiveLink(opened_model(on_disk, model.module), external_data.location_from(dest, path))
 
 
 def digest_of(payloads: Payloads, record: Record, progress: Callable[[int, int], None] | None = None) -> str:
-    """Return a record's content digest; every payload is checked on the way, and no more than a few MiB of it held.
+    """Return a record's content digest, and check every payload; holds a few MiB at most.
 
-    `payloads` are the record's. `progress` is called with the bytes read, and how many there are.
-
-    Raises:
-        IntegrityError: a payload is damaged.
+    `progress` is called with the bytes read and the total.
     """
     read = {i.payload if i.strides is None else (i.payload, i.offset, i.shape, i.strides): i for i in payloads.infos}
     total = sum(info.nbytes for info in read.values())
@@ -189,13 +178,13 @@ def verify_external(
         5
 
     Raises:
-        IntegrityError: it is not; with the value expected and the one found. UnsupportedError: the model does not name
-        an archive. ExternalDataError: the archive is missing, or at a path that no model may refer to. OnnxError: the
-        model is malformed. FormatError: the archive is. SourceError: a file cannot be read.
+        IntegrityError: it is another archive; with the expected value and its own. UnsupportedError: the model does not
+        name an archive. ExternalDataError: the archive is missing, or at a path that no model may refer to. OnnxError:
+        the model is malformed. FormatError: the archive is. SourceError: a file cannot be read.
     """
     model = path_of(path)
     try:
-        with open_source(model)[0] as file:  # once, so that all is told by one file
+        with open_source(model)[0] as file:  # once, so that all comes from one file
             props = _link_properties(file)
             tensors = _tensors_by_location(file, model)
             file.seek(0)
@@ -226,7 +215,7 @@ def verify_external(
 
 
 def _tensors_by_location(file: io.FileIO, model: str) -> dict[str, dict[str, LocatedTensor]]:
-    opened = OpenFile(os.dup(file.fileno()), model)
+    opened = external_data.OpenFile(os.dup(file.fileno()), model)
     named, places = find_tensors(opened)
     out: dict[str, dict[str, LocatedTensor]] = {}
     for name, place in zip(full_names(named, opened.nbytes), places, strict=True):
@@ -249,15 +238,15 @@ def _link_properties(file: io.FileIO) -> dict[str, str]:
 
 
 def _archive(model: str, props: dict[str, str], allow_links: bool) -> tuple[Record, str]:
-    """Return the archive at a path where external data may lie, and its location; opens the file that was checked."""
+    """Return the archive that a model names, and its location; opens the very file that was checked."""
     embedded: Any = props.get(EMBEDDED)
     if embedded not in (None, "prefix", "suffix"):
         raise OnnxError(f"its '{EMBEDDED}' is '{printable(str(embedded))}', not prefix or suffix", advice=_AGAIN)
     location = external_data.parse({"location": props[ARCHIVE]}, 0).location
-    with external_data.ModelFolder(os.path.dirname(absolute_path(model)), allow_links=allow_links) as folder:
-        path = folder.locate(location)
-        with open(path, "rb", opener=lambda *_: folder.open(location)) as file:
-            memory = map_file(path, opened=file.fileno())
+    folder = external_data.ModelFolder(os.path.dirname(absolute_path(model)), allow_links=allow_links)
+    path = folder.locate(location)
+    with open(path, "rb", opener=lambda *_: folder.open(location)) as file:
+        memory = map_file(path, opened=file.fileno())
     archive = open_archive(memory, verify="index", embedded=embedded)
     takes_one_file(archive, "a model's external data")
     return Record(archive), location
@@ -279,14 +268,11 @@ def _compare(record: Record, model: str, props: dict[str, str], full: bool, prog
 
 
 def _check_reference(record: Record, model: str, name: str, expected: LocatedTensor, stored: TensorInfo | None) -> None:
-    if stored is None:
-        theirs = "nothing of this name"
-    elif stored.strides is not None:
-        theirs = "it by strides, not in C order"
-    else:
-        theirs = _described(stored)
-    if theirs != _described(expected):
-        what = f"'{printable(model)}' expects {_described(expected)}, the archive has {theirs}"
+    actual = "no tensor of this name" if stored is None else _described(stored)
+    if stored is not None and stored.strides is not None:
+        actual = "it by strides, not in C order"
+    if actual != _described(expected):
+        what = f"'{printable(model)}' expects {_described(expected)}, the archive has {actual}"
         raise IntegrityError(what, path=record.archive.path, tensor=name, advice=_AGAIN)
 
 

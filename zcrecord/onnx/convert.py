@@ -1,10 +1,10 @@
 """ONNX to an archive in one forward pass: values stream through, the rest of the model becomes its skeleton.
 
-The archive has the model's tensors, under the names that `names` gives them, and the skeleton as the bytes attribute
-"onnx.graph" of the record: the ModelProto byte for byte, but each TensorProto keeps all fields but its values and gets
-data_location EXTERNAL and one external_data entry, "zcrecord" -> the tensor's number in the model. `graph` undoes
-that. The models of a folder come one after the other, each into a module that has its file's name, with a skeleton of
-its own; equal payloads are stored once. Nothing of the time, the host or a version enters the bytes.
+The archive has the model's tensors, named by `names`, and the skeleton as the bytes attribute "onnx.graph" of the
+record: the ModelProto byte for byte, but each TensorProto has, in the place of its values, data_location EXTERNAL and
+one external_data entry, "zcrecord" -> the tensor's number in the model. `graph` undoes that. Each model of a folder
+becomes a module with its file's name and a skeleton of its own; equal payloads are stored once. Time, host and version
+do not enter the bytes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from zcrecord.archive.name_patterns import NameFilter, Patterns
@@ -34,17 +35,9 @@ from zcrecord.onnx.protobuf.reader import ProtobufReader, Skeleton
 from zcrecord.onnx.protobuf.scanner import Scanner, TensorSink, check_start, stub
 from zcrecord.onnx.protobuf.tensors import TensorMessage, TensorReader
 from zcrecord.record.save import Metadata, metadata_entries, metadata_now
+from zcrecord.storage import files
 from zcrecord.storage.compressed import PeekableStream, decompressed
-from zcrecord.storage.files import (
-    Binary,
-    Progress,
-    absolute_path,
-    check_destination,
-    is_url,
-    open_sink,
-    path_or_none,
-    refusals,
-)
+from zcrecord.storage.files import Binary, Progress, absolute_path, path_or_none
 from zcrecord.storage.sink import NullSink, Sink
 from zcrecord.storage.stream_reader import StreamReader
 from zcrecord.writing.module_tree import ModuleTreeBuilder
@@ -109,7 +102,8 @@ def convert(
         folder has no model, or the file system refused.
     """
     started, source_path = time.perf_counter(), path_or_none(source)
-    _check_verifiable(source_path, dest, verify, dry_run)
+    if verify and (dry_run or source_path is None or path_or_none(dest) is None or files.is_url(dest)):
+        raise UnsupportedError("to verify reads the source again and the archive back: both must be files by path")
     test = None if select is None and exclude is None else NameFilter(select, exclude)
     models = _models(source, source_path, test)
     work = _ModelConversion(models, source_path, alignment, allow_links, test, 1 + verify, metadata, progress)
@@ -118,18 +112,25 @@ def convert(
         done = work.write(sink)
         if verify:
             work.check(done, dest_path)
-    return done.report(started, source=source_path, dest=dest_path, verified=verify, dry_run=dry_run)
-
-
-def _check_verifiable(source: str | None, dest: Any, verify: bool, dry_run: bool) -> None:
-    if not verify:
-        return
-    if dry_run or source is None or path_or_none(dest) is None or is_url(dest):
-        raise UnsupportedError("to verify reads the source again and the archive back: both must be files by path")
+    return conversion_report(
+        started,
+        source=source_path,
+        dest=dest_path,
+        tensors=done.saved.tensors,
+        modules=done.modules,
+        renamed=done.renamed,
+        payload_bytes=done.saved.payload_bytes,
+        archive_bytes=done.saved.archive_bytes,
+        input_bytes=done.input_bytes,
+        shared_bytes=done.saved.deduplicated,
+        left_out=done.left_out,
+        verified=verify,
+        dry_run=dry_run,
+    )
 
 
 class _ModelSource(NamedTuple):
-    """A model to convert: a stream or a path, the path if it is one, the key of its module, "" for the record."""
+    """A model to convert: a stream or a path; the path if it is one; the key of its module, "" for the record."""
 
     given: Any
     path: str | None
@@ -140,20 +141,20 @@ def _models(source: Any, path: str | None, test: NameFilter | None) -> list[_Mod
     """Return the model, or those of a folder, in the order of their names."""
     if path is None or not os.path.isdir(path):
         return [_ModelSource(source, path, "")]
-    with refusals(path):
+    with files.refusals(path):
         names = sorted(name for name in os.listdir(path) if name.lower().endswith(_SUFFIX))
         names = [name for name in names if name[0] != "." and not os.path.isdir(os.path.join(path, name))]
-    files: dict[str, str] = {}
+    modules: dict[str, str] = {}
     for name in names:
         module = name[: -len(_SUFFIX)]
-        if (other := files.setdefault(module, name)) != name:
+        if (other := modules.setdefault(module, name)) != name:
             what = f"{printable(other)} and {printable(name)} would both be module '{printable(module)}'"
             raise NameCollisionError(f"{what}; rename one", path=path)
-    if not files:
+    if not modules:
         raise SourceError(f"is a folder without a model (*{_SUFFIX})", path=path, errno=errno.EISDIR)
-    if len(files) > 1 and test is not None:
-        raise UnsupportedError(f"select and exclude are for one model, and the folder has {len(files)}", path=path)
-    paths = {module: os.path.join(path, name) for module, name in files.items()}
+    if len(modules) > 1 and test is not None:
+        raise UnsupportedError(f"select and exclude are for one model, and the folder has {len(modules)}", path=path)
+    paths = {module: os.path.join(path, name) for module, name in modules.items()}
     return [_ModelSource(file, file, module if len(paths) > 1 else "") for module, file in paths.items()]
 
 
@@ -168,7 +169,7 @@ def _destination(
     durable: bool,
     dry_run: bool,
 ) -> Iterator[tuple[Sink, str | None]]:
-    """Yield a sink for the archive, and its path once all is done; of a folder, copy the other files, too."""
+    """Yield a sink for the archive, and its final path; of a folder, copy the other files, too."""
     path = path_or_none(dest)
     with contextlib.ExitStack() as stack:
         if source is not None and path is not None and os.path.isdir(source):
@@ -180,36 +181,71 @@ def _destination(
                 path = os.path.join(path, folders.MODEL)
         new = None
         for model in models:
-            new = check_destination(model.path, path, force or dry_run, options)
-        sink = None if dry_run else open_sink(dest, durable=durable, options=options, replaces=new)
+            new = files.check_destination(model.path, path, force or dry_run, options)
+        sink = None if dry_run else files.open_sink(dest, durable=durable, options=options, replaces=new)
         yield (NullSink() if sink is None else stack.enter_context(sink)), path
 
 
-class _PassResult(NamedTuple):
-    """Result of one pass over a model."""
+class _OpenModel(NamedTuple):
+    """An open model: a stream of its bytes; the compressed stream, if there is one; its size, if known; its folder."""
 
-    saved: SaveReport
+    stream: Any
+    packed: PeekableStream | None
+    total: int | None
+    folder: external_data.ModelFolder | None
+
+    @property
+    def outside(self) -> int:
+        """Bytes read of its external data."""
+        return 0 if self.folder is None else self.folder.nbytes
+
+
+@dataclass(slots=True)
+class _Pass:
+    """One pass over the models: the archive that is written, and what is counted."""
+
     out: StreamWriter
-    modules: int
-    input_bytes: int
-    passed: int  # bytes read, of the compressed form if there is one
-    renamed: int
-    left_out: int
+    outline: ModuleTreeBuilder = field(default_factory=ModuleTreeBuilder)
+    input_bytes: int = 0
+    passed: int = 0  # bytes read, of the compressed form if there is one
+    renamed: int = 0
+    left_out: int = 0
+    modules: int = 0
+    saved: SaveReport = field(init=False)
 
-    def report(self, started: float, **more: Any) -> ConvertReport:
-        saved = self.saved
-        return conversion_report(
-            started,
-            tensors=saved.tensors,
-            modules=self.modules,
-            renamed=self.renamed,
-            payload_bytes=saved.payload_bytes,
-            archive_bytes=saved.archive_bytes,
-            input_bytes=self.input_bytes,
-            shared_bytes=saved.deduplicated,
-            left_out=self.left_out,
-            **more,
-        )
+    def add(
+        self, source: _OpenModel, module: str, test: NameFilter | None, report: Callable[[int], None] | None
+    ) -> None:
+        """Write all payloads of a model, the skeleton last."""
+        skeleton = Skeleton()
+        bounded = report if source.packed is None else _bounded(skeleton, source.packed, report)
+        reader = ProtobufReader(source.stream, skeleton, bounded)
+        check_start(reader)
+        selection = None if test is None else Selection(test)
+        sink = _ArchiveSink(reader, self.out, selection, source.folder, report)
+        Scanner(reader, sink).scan()
+        input_bytes = reader.base + reader.limit + source.outside
+        self.renamed += name_tensors(sink.named, input_bytes, self.outline, module)
+        self.left_out += sum(f.payload == LEFT_OUT for f in sink.named)
+        self.input_bytes += input_bytes
+        self.passed += input_bytes if source.packed is None else source.packed.position
+        if selection is not None:
+            selection.check(sink.named)
+            return
+        sink.named.clear()
+        self.out.begin(len(skeleton))
+        for part in skeleton.finish():
+            self.out.write(part)
+        above = (module,) if module else ()
+        self.outline.attribute((*above, GRAPH_ATTRIBUTE), PayloadId(self.out.end()))
+
+    def finish(self, metadata: Metadata | None) -> None:
+        """Write the index."""
+        entries = self.outline.entries()
+        if metadata is not None:
+            entries.metadata = metadata_entries(metadata_now(metadata))
+        self.modules = len(entries.modules)
+        self.saved = self.out.finish(entries)
 
 
 class _ModelConversion(NamedTuple):
@@ -224,27 +260,19 @@ class _ModelConversion(NamedTuple):
     metadata: Metadata | None
     progress: Progress | None
 
-    def write(self, sink: Sink, before: int = 0) -> _PassResult:
+    def write(self, sink: Sink, before: int = 0) -> _Pass:
         """Pass over the models once, everything into the sink."""
-        out, outline = StreamWriter(sink, alignment=self.alignment), ModuleTreeBuilder()
-        input_bytes = passed = renamed = left_out = 0
+        done = _Pass(StreamWriter(sink, alignment=self.alignment))
         for model in self.models:
             try:
                 if model.module:
-                    outline.check_name((model.module,))
+                    done.outline.check_name((model.module,))
                 with self._opened(model) as source:
-                    report = self._report(source, before + passed)
-                    nbytes, *counts = _stream(source, out, outline, model.module, self.test, report)
+                    done.add(source, model.module, self.test, self._report(source, before + done.passed))
             except RecordError as error:
                 raise error.located(path=model.path) from error.__cause__
-            input_bytes += nbytes
-            passed += source.packed.position if source.packed is not None else nbytes
-            renamed, left_out = renamed + counts[0], left_out + counts[1]
-        entries = outline.entries()
-        if self.metadata is not None:
-            entries.metadata = metadata_entries(metadata_now(self.metadata))
-        saved = out.finish(entries)
-        return _PassResult(saved, out, len(entries.modules), input_bytes, passed, renamed, left_out)
+        done.finish(self.metadata)
+        return done
 
     @contextlib.contextmanager
     def _opened(self, model: _ModelSource) -> Iterator[_OpenModel]:
@@ -253,7 +281,7 @@ class _ModelConversion(NamedTuple):
             yield _OpenModel(decompressed(peeked), peeked, None, None)
             return
         folder = external_data.ModelFolder(os.path.dirname(absolute_path(model.path)), allow_links=self.allow_links)
-        with StreamReader(model.path) as file, folder:
+        with StreamReader(model.path) as file:
             peeked = PeekableStream(file)
             stream = decompressed(peeked)
             if stream is not peeked:
@@ -272,12 +300,12 @@ class _ModelConversion(NamedTuple):
         all_passes = None if total is None else self.passes * total
 
         def report(passed: int) -> None:
-            outside = source.folder.nbytes if source.folder is not None else 0
-            progress(before + (passed if source.packed is None else source.packed.position) + outside, all_passes)
+            position = passed if source.packed is None else source.packed.position
+            progress(before + position + source.outside, all_passes)
 
         return report
 
-    def check(self, done: _PassResult, dest_path: str | None) -> None:
+    def check(self, done: _Pass, dest_path: str | None) -> None:
         """Read the source again and the archive back, and compare them."""
         again = self.write(NullSink(), done.passed)
         if again.out.index != done.out.index:
@@ -289,52 +317,14 @@ class _ModelConversion(NamedTuple):
             raise error.located(path=dest_path) from error.__cause__
 
 
-class _OpenModel(NamedTuple):
-    """An open model: a stream of its bytes; the compressed stream, if it is one; its size, if known; its folder."""
-
-    stream: Any
-    packed: PeekableStream | None
-    total: int | None
-    folder: external_data.ModelFolder | None
-
-
-def _stream(
-    source: _OpenModel,
-    out: StreamWriter,
-    outline: ModuleTreeBuilder,
-    module: str,
-    test: NameFilter | None,
-    report: Callable[[int], None] | None,
-) -> tuple[int, int, int]:
-    """Write all payloads, the skeleton last; return the bytes read, names changed, tensors left out."""
-    skeleton = Skeleton()
-    reader = ProtobufReader(
-        source.stream, skeleton, report if source.packed is None else _bounded(skeleton, source, report)
-    )
-    check_start(reader)
-    selection = None if test is None else Selection(test)
-    sink = _ArchiveSink(reader, out, selection, source.folder, report)
-    Scanner(reader, sink).scan()
-    input_bytes = reader.base + reader.limit + (source.folder.nbytes if source.folder is not None else 0)
-    renamed = name_tensors(sink.named, input_bytes, outline, module)
-    left_out = sum(f.payload == LEFT_OUT for f in sink.named)
-    if selection is not None:
-        selection.check(sink.named)
-    sink.named.clear()
-    if selection is None:
-        above = (module,) if module else ()
-        outline.attribute((*above, GRAPH_ATTRIBUTE), _write_skeleton(out, skeleton))
-    return input_bytes, renamed, left_out
-
-
-def _bounded(skeleton: Skeleton, source: _OpenModel, report: Callable[[int], None] | None) -> Callable[[int], None]:
-    """Return a progress callback that refuses a huge graph in little compressed data: it would be held in memory."""
+def _bounded(skeleton: Skeleton, packed: PeekableStream, report: Callable[[int], None] | None) -> Callable[[int], None]:
+    """Return a progress callback that refuses a huge graph in little compressed data, as it is held in memory."""
 
     def bounded(passed: int) -> None:
-        packed = source.packed.position if source.packed is not None else passed
-        if len(skeleton) > _GRAPH + _EXPANDED * packed:
-            what = f"{packed} compressed bytes expand to a graph of more than {len(skeleton)} bytes, without its values"
-            raise LimitError(f"{what}; if it is to be trusted, decompress it first", offset=packed)
+        if len(skeleton) > _GRAPH + _EXPANDED * packed.position:
+            what = f"{packed.position} compressed bytes expand to a graph of more than {len(skeleton)} bytes"
+            do = "without its values; if it is to be trusted, decompress it first"
+            raise LimitError(f"{what}, {do}", offset=packed.position)
         if report is not None:
             report(passed)
 
@@ -395,20 +385,17 @@ class _ArchiveSink(TensorSink):
         return self._out.end() if self._writing else NONE
 
     def finish(self, t: TensorMessage, tensors: TensorReader) -> None:
-        try:
-            if t.external:
-                self._load(t, tensors)
-            shape = tensors.finish(t)
-            payload = t.values.payload if self._selection is None else self._selection.settle(t, self._out)
-        except RecordError as error:
-            raise error.located(tensor=t.label or None, offset=t.offset) from error.__cause__
+        if t.external:
+            self._load(t, tensors)
+        shape = tensors.finish(t)
+        payload = t.values.payload if self._selection is None else self._selection.settle(t, self._out)
         kind = by_onnx[t.data_type]
         self.named[t.index] = NamedTensor(t.scope, t.field, t.place, t.name, t.offset, kind, shape, payload)
 
     def _load(self, t: TensorMessage, tensors: TensorReader) -> None:
         reference = external_data.reference_of(t)
         if reference is None:
-            return  # empty, or wrong: `finish` says how
+            return  # empty, or of a fault that `TensorReader.finish` names
         if self._selection is not None and not self._selection.takes(t.scope, t.field, t.place, t.name):
             tensors.count(t, reference.length)
             return
@@ -419,10 +406,3 @@ class _ArchiveSink(TensorSink):
             tensors.write(t, chunk, reference.length)
             if self._report is not None:
                 self._report(self._reader.base + self._reader.pos)
-
-
-def _write_skeleton(out: StreamWriter, skeleton: Skeleton) -> PayloadId:
-    out.begin(len(skeleton))
-    for part in skeleton.finish():
-        out.write(part)
-    return PayloadId(out.end())

@@ -1,7 +1,6 @@
 """From an archive back to ONNX: a model that holds everything, or a small one whose weights stay in the archive.
 
-`graph` rewrites the skeleton; this module puts a tensor's values, or a reference to them, in the place of its stub, and
-writes them a piece at a time. The metadata of a model that refers to an archive are left to `archive_link`.
+`graph` rewrites the skeleton; `archive_link` has the metadata of a model that refers to an archive.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from zcrecord.archive.payloads import Payloads
 from zcrecord.errors import Advice, DependencyError, RecordError, UnsupportedError, printable
 from zcrecord.onnx.protobuf.properties import encode_properties, without_properties
 from zcrecord.onnx.protobuf.reader import encode_field
-from zcrecord.onnx.protobuf.tensors import RAW_DATA, STRING_DATA
+from zcrecord.onnx.protobuf.tensors import STRING_DATA
 from zcrecord.storage.files import Binary, Progress, check_destination, is_url, open_sink, path_or_none
 from zcrecord.storage.sink import Sink
 from zcrecord.tensors.packed import StringTensor
@@ -30,6 +29,7 @@ from zcrecord.writing.writers import ConvertReport, conversion_report
 from .archive_link import PROPERTIES, TUNED_FOR, ArchiveLink, digest_of, is_link, link
 from .external_data import ONE_COPY
 from .graph import (
+    STAY_OUT,
     DeferredValues,
     Initializer,
     OpenedModel,
@@ -39,13 +39,13 @@ from .graph import (
     size_of,
     skeleton_of,
     tuned_module,
+    values_or_deferred,
+    write_parts,
 )
 
 if TYPE_CHECKING:
     from .tuned_export import ExportedGraph
 
-_SMALL = 1 << 8  # bytes; smaller values are in memory with the skeleton, whose fields take as much
-_JOINED = 1 << 18  # bytes that are written together
 _STRINGS = 1 << 12  # strings encoded together
 
 
@@ -122,7 +122,6 @@ def _linked(opened: OpenedModel, dest: str | None, stack: contextlib.ExitStack) 
 
 
 def _tuned(linked: ArchiveLink, tuned: bool | None) -> ExportedGraph | None:
-    """Return the tuned graph if it is to be written."""
     record = linked.model.record
     if tuned is False or (tuned is None and tuned_module(record.archive) is None):
         return None
@@ -158,20 +157,19 @@ class _ModelWriter:
         self._parts: list[Any] = []
         self._tensors: list[Initializer] = []
         self._progress: Progress | None = None
-        self._before = 0  # bytes of progress made when writing starts
-        self._written = 0
+        self._before = 0  # bytes of progress before writing
+        self._nbytes = 0  # of the model
 
     def plan(self, progress: Progress | None) -> None:
-        """Put the model together, but for the values that are written later."""
+        """Assemble the model, but for the values that are read while it is written."""
         if self._tuned is not None:
             self._parts = [self._unlinked(self._tuned.data)]
         else:
             skeleton = self._unlinked(skeleton_of(self._record))
-            self._parts, self._tensors = restore(self._record, self._place, skeleton=skeleton)
+            model = restore(self._record, self._place, skeleton=skeleton)
+            self._parts, self._tensors = model.parts, model.tensors
         advice = Advice("{} leaves the weights in the archive", "external", True)
-        if self._link is not None:
-            advice = Advice("save the record again with np.ascontiguousarray of its arrays, so that they can stay out")
-        size_of(self._parts, advice)
+        size_of(self._parts, advice if self._link is None else STAY_OUT)
         self._progress = progress
         if self._link is not None:
             payloads = self._payloads if self._whole is self._record else Payloads(self._whole.archive)
@@ -179,12 +177,10 @@ class _ModelWriter:
             if self._tuned is not None:
                 props[TUNED_FOR] = self._tuned.target
             self._parts.append(encode_properties(props))
+        self._nbytes = sum(map(len, self._parts))
 
     def _unlinked(self, skeleton: Any) -> Any:
-        """Return a skeleton or graph without metadata_props about an archive that the model referred to before.
-
-        Others under the same keys are the model's own, and stay.
-        """
+        """Return a skeleton or graph without metadata_props that `to_onnx` wrote; the model's own stay."""
         rest, removed = without_properties(skeleton, PROPERTIES)
         if not removed or is_link(removed):
             return rest
@@ -201,15 +197,13 @@ class _ModelWriter:
     def _place(self, tensor: Initializer) -> Any:
         info = self._payloads.infos[tensor.number]
         self._outside.discard(tensor.number)
-        if self._link is not None and not tensor.inside and tensor.graph != "apart" and info.strides is None:
+        if self._link is not None and tensor.outside and info.strides is None:
             self._outside.add(tensor.number)
             return encode_reference(self._link.location, info.offset, info.nbytes)
         if info.dtype is dtypes.STRING:
             nbytes = sum(map(len, _string_fields(tensor.value)))
             return DeferredValues(nbytes, lambda: self._strings(info, tensor.value))
-        if info.nbytes > _SMALL:
-            return DeferredValues(info.nbytes, lambda: self._payloads.pieces(info))
-        return encode_field(RAW_DATA, b"".join(map(bytes, self._payloads.pieces(info))))
+        return values_or_deferred(info.nbytes, lambda: self._payloads.pieces(info))
 
     def _strings(self, info: TensorInfo, value: StringTensor) -> Iterator[bytes]:
         for _ in self._payloads.stored(info):  # checks the digest
@@ -217,30 +211,14 @@ class _ModelWriter:
         yield from _string_fields(value)
 
     def write(self, sink: Sink) -> None:
-        """Write it all."""
-        total = sum(map(len, self._parts))
-        sink.reserve(total)
-        pending = bytearray()
-        for part in self._parts:
-            for piece in part.pieces() if isinstance(part, DeferredValues) else (part,):
-                if len(piece) < _JOINED:
-                    pending.extend(piece)  # not +=, which an ndarray takes for arithmetic
-                if len(piece) >= _JOINED or len(pending) >= _JOINED:
-                    self._put(sink, pending, total)
-                    pending = bytearray()
-                if len(piece) >= _JOINED:
-                    self._put(sink, piece, total)
-        self._put(sink, pending, total)
+        write_parts(self._parts, sink, self._tell_written)
         self._payloads.let_go()
 
-    def _put(self, sink: Sink, data: Any, total: int) -> None:
-        sink.write(data)
-        self._written += len(data)
+    def _tell_written(self, written: int) -> None:
         if self._progress is not None:
-            self._progress(self._before + self._written, self._before + total)
+            self._progress(self._before + written, self._before + self._nbytes)
 
     def report(self, source: str | None, dest: str | None, started: float) -> ConvertReport:
-        """Return the report of the whole conversion."""
         inside = [self._payloads.infos[t.number] for t in self._tensors if t.number not in self._outside]
         return conversion_report(
             started,
@@ -249,7 +227,7 @@ class _ModelWriter:
             tensors=len(self._tensors) if self._tuned is None else self._tuned.tensors,
             modules=len(self._record.archive.index.modules),
             payload_bytes=sum(info.nbytes for info in inside),
-            archive_bytes=self._written,
+            archive_bytes=self._nbytes,
             input_bytes=self._whole.archive_nbytes,
             repeated_bytes=self._repeated(inside),
             session_options={} if self._link is None else ONE_COPY if self._tuned is None else self._tuned.options,

@@ -2,32 +2,38 @@
 
 The rules are those of onnx's docs/ExternalDataSecurity.md and of the advisories behind it: CVE-2024-27318 and
 CVE-2025-51480 (traversal), CVE-2026-27489 (symbolic links), CVE-2026-34446 (hard links), CVE-2026-34445 (lengths).
-Each has a message of its own. The meaning of values is left to `protobuf.tensors`.
+Each has a message of its own.
 
-`checksum` is taken but not checked: it is the SHA-1 of a whole file of which a model may use a part. `basepath` is
-ignored, as `onnx.load` does, and `prepacked_N`, which names weights that ONNX Runtime packed.
+`checksum` is not checked: it is the SHA-1 of a whole file of which a model may use a part. `basepath` is ignored, as by
+`onnx.load`, and `prepacked_N`, which names weights that ONNX Runtime packed.
 """
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
 import re
 import stat
-from collections import OrderedDict
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from zcrecord.errors import Advice, ExternalDataError, OnnxError, RecordError, printable
+import numpy as np
+
+from zcrecord.errors import Advice, ExternalDataError, OnnxError, RecordError, SourceError, printable
 from zcrecord.onnx.protobuf.tensors import RAW_DATA, STRING, TensorMessage
 from zcrecord.storage.files import real_path
-from zcrecord.storage.memory import read_some as _read_at
+from zcrecord.storage.memory import aligned_empty, read_some
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 NO_PREPACKING = "session.disable_prepacking"
 COPYING = ("ConstantFolding", "NchwcTransformer")  # optimizers that make private copies of weights
-# Entries of a session's configuration with which ONNX Runtime, from 1.18 on and in every language, has no copy of
-# weights that lie in an archive. Source: onnxruntime_session_options_config_keys.h, whose comment has a comma between
-# optimizers; `graph_transformer_utils.cc` splits at semicolons, and a name that it does not know has no effect.
+# Session configuration with which ONNX Runtime, from 1.18 on and in every language, copies no weights in an archive.
+# Source: onnxruntime_session_options_config_keys.h, whose comment has a comma between optimizers;
+# `graph_transformer_utils.cc` splits at semicolons, and ignores unknown names.
 ONE_COPY = {
     NO_PREPACKING: "1",
     "optimization.disable_specified_optimizers": ";".join(COPYING),
@@ -35,7 +41,7 @@ ONE_COPY = {
 
 _KEYS = ("location", "offset", "length", "checksum", "basepath")
 _PACKED = re.compile(r"prepacked_[0-9]{1,9}")
-_OPEN = 8  # descriptors kept open
+_OPEN = 16  # files; each takes a descriptor, and another one while it is mapped
 _CHUNK = 1 << 19
 _NUMBER = re.compile(r"[0-9]{1,19}")
 _DRIVE = re.compile(r"[A-Za-z]:")
@@ -46,16 +52,84 @@ _FOLDER = sum(getattr(os, f, 0) for f in ("O_PATH", "O_DIRECTORY", "O_NOFOLLOW",
 
 
 class ExternalReference(NamedTuple):
-    """The place of values: a path relative to the model's folder, its parts joined by "/"; bytes from an offset on."""
+    """The place of values: a path relative to the model's folder, its parts joined by "/"; offset and length."""
 
     location: str
     offset: int
     length: int
 
 
-class _ExternalFile(NamedTuple):
-    fd: int
-    nbytes: int
+class OpenFile:
+    """A regular file, closed with its last reference: another thread may be reading it."""
+
+    __slots__ = ("_fd", "_octets", "nbytes", "path")
+
+    def __init__(self, fd: int, path: str) -> None:
+        """Take over a descriptor."""
+        self._fd = fd
+        self._octets: Bytes | None = None
+        self.path = path
+        self.nbytes = os.fstat(fd).st_size
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self._fd)
+
+    def octets(self, mappings: weakref.WeakSet[mmap.mmap]) -> Bytes:
+        """Return the file as a read-only array over a mapping, which lives as long as its last view.
+
+        A new mapping is added to `mappings`.
+        """
+        octets = self._octets
+        if octets is None:
+            try:
+                mapping = mmap.mmap(self._fd, self.nbytes, access=mmap.ACCESS_READ)
+            except ValueError:
+                raise self._shrunk() from None
+            except OSError as error:
+                what = f"cannot be mapped: {error.strerror or error}; copy it to another disk"
+                advice = Advice("{} reads it where it is", "mmap", False)
+                raise SourceError(what, path=self.path, errno=error.errno, advice=advice) from error
+            mappings.add(mapping)
+            self._octets = octets = np.frombuffer(mapping, np.uint8)
+        return octets
+
+    def read_at(self, buffer: memoryview, offset: int) -> int:
+        """Read from an offset; return the number of bytes read, 0 at the end."""
+        try:
+            return read_some(self._fd, buffer, offset)
+        except OSError as error:
+            raise SourceError(f"cannot read: {error.strerror or error}", path=self.path, errno=error.errno) from error
+
+    def read_more(self, buffer: memoryview, offset: int) -> int:
+        """Read from an offset before the end; return the number of bytes read."""
+        done = self.read_at(buffer, offset)
+        if not done:
+            raise self._shrunk()
+        return done
+
+    def read(self, offset: int, nbytes: int) -> Bytes:
+        """Return a copy of a range in memory of its own, aligned as payloads are."""
+        room = aligned_empty(nbytes)
+        done = 0
+        while done < nbytes:
+            done += self.read_more(room.data[done:], offset + done)
+        return room
+
+    def check_current(self) -> None:
+        """Raise SourceError unless the file's path still leads to it, and its size is the same."""
+        with contextlib.suppress(OSError):
+            current = os.stat(self.path)
+            if os.path.samestat(current, os.fstat(self._fd)) and current.st_size == self.nbytes:
+                return
+        raise SourceError("was changed or replaced since it was scanned; scan it again", path=self.path)
+
+    def _shrunk(self) -> SourceError:
+        what = f"became shorter than the {self.nbytes} bytes it had; is it still being written?"
+        return SourceError(what, path=self.path)
+
+    def forget(self) -> None:
+        """Release the mapping: views alone keep it."""
+        self._octets = None
 
 
 def _broken(location: str, what: str, advice: Advice | None = None) -> ExternalDataError:
@@ -63,11 +137,7 @@ def _broken(location: str, what: str, advice: Advice | None = None) -> ExternalD
 
 
 def parse(entries: dict[str, str], nbytes: int) -> ExternalReference:
-    """Return the place in a tensor's external_data, checked as far as possible without a look at the file.
-
-    Raises:
-        ExternalDataError: a rule is broken; the message names it. `nbytes` are the bytes that the tensor's shape takes.
-    """
+    """Return the place in external_data of a tensor of `nbytes`; checks all rules that need no look at the file."""
     location = entries.get("location", "")
     if "location" not in entries:
         raise ExternalDataError("external data: no location; every tensor kept outside the model needs one")
@@ -83,11 +153,7 @@ def parse(entries: dict[str, str], nbytes: int) -> ExternalReference:
 
 
 def reference_of(t: TensorMessage) -> ExternalReference | None:
-    """Return the place of values with data_location EXTERNAL; None if the tensor has none, or no legal shape.
-
-    Raises:
-        OnnxError: it has values of its own, too. ExternalDataError: strings, or what `parse` raises.
-    """
+    """Return the place of values with data_location EXTERNAL; None if the tensor is empty or has no legal shape."""
     if t.values.field and (t.values.field != RAW_DATA or t.values.nbytes):
         raise OnnxError("has external data and values of its own; it may have one of them")
     if t.data_type == STRING:
@@ -100,12 +166,9 @@ def reference_of(t: TensorMessage) -> ExternalReference | None:
 
 
 def location_from(model: str, path: str) -> str:
-    """Return the location by which a model at a path refers to a file: the way there from the model's folder.
+    """Return the location by which a model at a path refers to a file: its path from the model's folder on.
 
-    Both are resolved: `onnx` refuses links and files of several names, ONNX Runtime paths that leave the folder.
-
-    Raises:
-        ExternalDataError: the file may not be external data of a model there.
+    Both paths are resolved: `onnx` refuses links and files of several names, ONNX Runtime paths that leave the folder.
 
     Source: onnx 1.23, ONNX Runtime 1.31.
     """
@@ -170,73 +233,56 @@ def _number(entries: dict[str, str], key: str, location: str) -> int | None:
 
 
 class ModelFolder:
-    """The folder of a model, and the few files in it that are open at a time.
+    """The folder of a model, and the files in it that were opened last.
 
+    Threads share it without a lock: at worst two open the same file, and one of the two is closed with its views.
     `allow_links` accepts symbolic links to any place, and files with several names. Without it, a link is
     accepted only inside one repository of a Hugging Face cache, where `snapshots/<revision>/` links into `blobs/`.
-
-    Example:
-        >>> with ModelFolder("/models/bert") as folder:
-        ...     folder.path == os.path.realpath("/models/bert")
-        True
     """
 
     def __init__(self, path: str | os.PathLike[str], *, allow_links: bool = False) -> None:
         self.path = real_path(os.fspath(path))
         self.nbytes = 0  # read so far
         self._allow_links = allow_links
-        self._files: OrderedDict[str, _ExternalFile] = OrderedDict()
+        self._files: dict[str, OpenFile] = {}
         self._buffer = memoryview(bytearray(_CHUNK))
 
-    def __enter__(self) -> ModelFolder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        while self._files:
-            os.close(self._files.popitem()[1].fd)
-
     def read(self, reference: ExternalReference) -> Iterator[memoryview]:
-        """Yield the bytes referred to, each chunk valid until the next is asked for.
+        """Yield the bytes of a reference in pieces, each valid until the next."""
+        file, done = self.file_of(reference), 0
+        while done < reference.length:
+            count = file.read_more(self._buffer[: reference.length - done], reference.offset + done)
+            self.nbytes += count
+            done += count
+            yield self._buffer[:count]
+
+    def file_of(self, reference: ExternalReference) -> OpenFile:
+        """Return the open file of a reference that lies inside it.
 
         Raises:
-            ExternalDataError: the file is not there, is not one the model may use, or is too short.
+            ExternalDataError: the model may not use the file, or it is missing or too short.
         """
-        file = self._open(reference.location)
-        check_inside(reference, file.nbytes)
-        end = reference.offset + reference.length
-        position = reference.offset
-        while position < end:
-            try:
-                done = _read_at(file.fd, self._buffer[: end - position], position)
-            except OSError as error:
-                raise _broken(reference.location, f"cannot be read: {error.strerror or error}") from error
-            if not done:
-                raise _broken(reference.location, f"it ended at byte {position} while it was read")
-            self.nbytes += done
-            position += done
-            yield self._buffer[:done]
-
-    def _open(self, location: str) -> _ExternalFile:
+        location = reference.location
         file = self._files.get(location)
-        if file is not None:
-            self._files.move_to_end(location)
-            return file
-        fd = self.open(location)
-        if len(self._files) >= _OPEN:
-            os.close(self._files.popitem(last=False)[1].fd)
-        self._files[location] = file = _ExternalFile(fd, os.fstat(fd).st_size)
+        if file is None:
+            file = OpenFile(self.open(location), str(Path(self.path, *location.split("/"))))
+            if len(self._files) >= _OPEN:
+                self._files.pop(list(self._files)[0], None)  # noqa: RUF015  # no other thread can add to a list
+            self._files[location] = file
+        check_inside(reference, file.nbytes)
         return file
 
+    def forget(self) -> None:
+        """Release the mappings of its files."""
+        for file in list(self._files.values()):
+            file.forget()
+
     def locate(self, location: str) -> str:
-        """Return the path of a file in the folder, links followed; looks at no more than its name."""
+        """Return the path of a file in the folder, links followed; does not open it."""
         return os.path.realpath(Path(self.path, *location.split("/")))
 
     def open(self, location: str) -> int:
-        """Return a descriptor of a file in the folder that the model may use; the caller closes it.
-
-        Raises:
-            ExternalDataError: it may not be used, or is not there.
-        """
+        """Return a descriptor of a file in the folder that the model may use; the caller closes it."""
         try:
             return self._checked(location)
         except OSError as error:
@@ -246,14 +292,17 @@ class ModelFolder:
             raise _broken(location, what) from error
 
     def _checked(self, location: str) -> int:
-        """Return a descriptor of the file, opened so that a swap between the checks and the opening is noticed."""
+        """Open a file so that a swap between the checks and the opening is noticed."""
         path = Path(self.path, *location.split("/"))
         real = os.path.realpath(path)
-        if real != str(path) and not self._allow_links and not _is_cached(self.path, real):
-            if not Path(real).is_relative_to(self.path):
-                raise _broken(location, "a symbolic link leads out of the model's folder", _LINKS)
-            if path.is_symlink():
-                raise _broken(location, "it is a symbolic link", _LINKS)
+        if real != str(path) and not self._allow_links:
+            from zcrecord.storage.folders import in_hub_cache  # here, because few models lie behind links
+
+            if not in_hub_cache(self.path, real):
+                if not Path(real).is_relative_to(self.path):
+                    raise _broken(location, "a symbolic link leads out of the model's folder", _LINKS)
+                if path.is_symlink():
+                    raise _broken(location, "it is a symbolic link", _LINKS)
         before = Path(real).lstat()
         if not stat.S_ISREG(before.st_mode):
             raise _broken(location, "it is not a regular file")
@@ -273,16 +322,10 @@ class ModelFolder:
         return fd
 
 
-def _is_cached(folder: str, path: str) -> bool:
-    from zcrecord.storage.folders import in_hub_cache  # here, because few models lie behind links
-
-    return in_hub_cache(folder, path)
-
-
 def _open_below(root: str, parts: list[str]) -> int:
-    """Return a descriptor of a file below a folder; a link on the way there is an OSError, whenever it was put there.
+    """Return a descriptor of a file below a folder; a link on the way is an OSError, whenever it was put there.
 
-    That its path leads there before and after says too little: meanwhile a folder can be swapped for a link and back.
+    To resolve the path before and after is not enough: a folder can be swapped for a link and back meanwhile.
     """
     if not _WALKS:
         return os.open(os.path.join(root, *parts), _FLAGS)

@@ -1,9 +1,8 @@
 """From an archive back to the bytes of a ModelProto: the skeleton, each stub replaced by values or by a reference.
 
-Pure rewriting on the wire, with the scan that `convert` uses; `onnx` is not needed. The skeleton is taken for as
-untrusted as any model: skeleton and archive must agree on every tensor's type and shape. A stub's number is the
-tensor's position when the archive was written; its name decides, since a record that is saved again may be in another
-order.
+Rewrites on the wire, with the scan of `convert`, without `onnx`. The skeleton is as untrusted as any model: skeleton
+and archive must agree on every tensor's type and shape. A stub's number is the tensor's position when the archive was
+written; the tensor's name decides, since a record that is saved again may have another order.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ from zcrecord.onnx.protobuf.scanner import STUB_KEY, Scanner, TensorSink
 from zcrecord.onnx.protobuf.tensors import RAW_DATA, STRING_DATA, TensorMessage, TensorReader
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
+from zcrecord.storage.sink import Sink
 from zcrecord.tensors.packed import PackedTensor, StringTensor
 
 from .names import FUNCTION, GRAPH, GRAPH_ATTRIBUTE, MODEL, TRAINING, NamedTensor, Scope, full_names
@@ -38,14 +38,17 @@ from .names import FUNCTION, GRAPH, GRAPH_ATTRIBUTE, MODEL, TRAINING, NamedTenso
 MOST_MAPPED = 20_000  # weights in files, each a mapping of its own, of which Linux allows 65,530
 INLINE = 127  # bytes; up to here shape inference reads values, and it cannot read external data
 _COPIED = 1 << 12  # bytes; smaller values are copied into the message, larger ones become parts of their own
+_SMALL = 1 << 8  # bytes; larger values are read while the model is written; fields of smaller ones take as much memory
+_JOINED = 1 << 18  # bytes that are written together
 _KEY = STUB_KEY.decode()
+STAY_OUT = Advice("save the record again with np.ascontiguousarray of its arrays, so that they can stay out")
 _OWN_VALUES = "a tensor has values of its own; convert the model again"
 # ONNX Runtime takes these only from the model itself.
 _INSIDE = {kind for kind in dtypes.DTYPES if kind is dtypes.STRING or kind.name.startswith("complex")}
 
 
 class OpenedModel(NamedTuple):
-    """A model in an archive: the whole record, the name of the module that the model is in, that module as a record."""
+    """A model in an archive: the whole record, the name of the model's module, that module as a record."""
 
     record: Record
     module: str
@@ -55,11 +58,10 @@ class OpenedModel(NamedTuple):
 def opened_model(source: Any, module: str | None) -> OpenedModel:
     """Return a model of an archive: a path, that of a folder with one archive, a bytes-like or a Record.
 
-    `module` is the name of the module that the model is in; None stands for the record itself.
+    `module` is the name of the model's module; None stands for the record itself.
 
     Raises:
-        UnsupportedError: there is no model, or several of which none is named. TensorNotFoundError: there is no such
-            module. Errors of `load_record`.
+        UnsupportedError: there is no model, or several and no `module`. TensorNotFoundError: there is no such module.
     """
     if isinstance(source, str | os.PathLike) and os.path.isdir(source):
         from zcrecord.storage.folders import archive_in  # here, because most sources are files
@@ -85,10 +87,10 @@ def models_of(archive: Archive) -> list[str]:
 
 
 class Initializer(NamedTuple):
-    """A tensor met while the skeleton is rewritten: its number in the archive, its name in its graph.
+    """A tensor of the skeleton: its number in the archive, its name in its graph.
 
-    `graph` is "main" or "inner" for the initializer of the model's graph or of one in a node of it, "apart" for that
-    of one in a function or in training_info, "" for a tensor in an attribute or a sparse one.
+    `graph` is "main" or "inner" for the initializer of the model's graph or of a graph in a node of it, "apart" for
+    that of a graph in a function or in training_info, "" for a tensor in an attribute or a sparse one.
     """
 
     number: int
@@ -99,8 +101,13 @@ class Initializer(NamedTuple):
 
     @property
     def inside(self) -> bool:
-        """True if its values must be in the model: its readers take them from no external data."""
+        """True if its values must be in the model: ONNX Runtime does not take them from external data."""
         return not self.graph or self.dtype in _INSIDE or self.value.nbytes <= INLINE
+
+    @property
+    def outside(self) -> bool:
+        """True if every reader takes its values from external data; `onnx.load` looks for none in functions."""
+        return not self.inside and self.graph != "apart"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +119,6 @@ class DeferredValues:
 
     def __len__(self) -> int:
         return self.nbytes
-
-
-class RestoredModel(NamedTuple):
-    """A ModelProto as parts in order, and its tensors, in the model's order."""
-
-    parts: list[Any]
-    tensors: list[Initializer]
 
 
 def skeleton_of(record: Record) -> memoryview:
@@ -141,69 +141,49 @@ def tuned_module(archive: Archive) -> int | None:
     return child_of_type(archive, TUNED_TYPE)
 
 
-def model_parts(
-    record: Record, place: Callable[[Initializer], Any] | None = None, *, skeleton: Any = None
-) -> list[Any]:
-    """Return a ModelProto as bytes-like parts in order; large values are views of the record, not copies.
-
-    `place` may return other fields in the place of a tensor's values, see `restore`, as for `skeleton`.
-
-    Example:
-        >>> from pathlib import Path
-        >>> from zcrecord import load_record
-        >>> from zcrecord.onnx import convert
-        >>> report = convert("model.onnx", "model.zcr")
-        >>> b"".join(model_parts(load_record("model.zcr"))) == Path("model.onnx").read_bytes()
-        True
-
-    Raises:
-        UnsupportedError: the record holds no model. OnnxError: its skeleton is malformed. FormatError: the skeleton
-            and the archive disagree about a tensor.
-    """
-    return restore(record, place, skeleton=skeleton).parts
-
-
 def restore(
     record: Record, place: Callable[[Initializer], Any] | None = None, *, skeleton: Any = None
-) -> RestoredModel:
-    """Return a ModelProto as `model_parts` does, and its tensors.
+) -> _RestoringSink:
+    """Return the model of a record, as `parts` and `tensors`; large values are views of the record, not copies.
 
     Args:
-        place: called with each tensor, returns its values' replacement: None for themselves, bytes for fields as
+        place: called with each tensor, returns the replacement of its values: None to keep them, bytes for fields as
             `encode_reference` makes them, or an object with a length, which becomes a part: raw_data's bytes, or the
             string_data fields of strings. May be called again for a tensor; then the last answer counts.
-        skeleton: taken in the place of the record's own, such as one without some of its metadata_props.
+        skeleton: used in the place of the record's own, such as one without some of its metadata_props.
 
     Raises:
-        LimitError: tensors that are copied, since they are strided or strings, would take out of all proportion to the
-            bytes that they share. And the errors of `model_parts`.
+        UnsupportedError: the record holds no model. OnnxError: its skeleton is malformed. FormatError: skeleton and
+            archive disagree about a tensor. LimitError: copies of strided tensors and strings would take out of all
+            proportion to the bytes that they share.
     """
     data: Any = skeleton_of(record) if skeleton is None else skeleton
-    values, path = _values(record), record.archive.path
-    if copied := sum(value.nbytes for _, value in values if not _is_stored_so(value)):
+    values, path = [(_kind(value), value) for value in record.values()], record.archive.path
+    if copied := sum(value.nbytes for _, value in values if not in_c_order(value)):
         check_apart(copied, record.archive.stored_nbytes(), path)
     model = _restored(data, _RestoringSink(values, path, place))
     names, there = full_names(model.named, sum(map(len, record.names))), record.names
     if names != [there[tensor.number] for tensor in model.tensors]:
         model = _restored(data, _RestoringSink(values, path, place, _numbers(names, there, path)))
     model.check()
-    return RestoredModel(model.parts, model.tensors)
+    return model
 
 
 def filled(skeleton: Any, tensors: Sequence[tuple[DType, Any]], place: Callable[[Initializer], Any]) -> list[Any]:
-    """Return the parts of a ModelProto: a skeleton whose stubs number these tensors, each filled as `place` says.
+    """Return the parts of a ModelProto: a skeleton whose stubs number these tensors, each replaced by `place`.
 
-    `tensors` are types and what `place` gets as the values: any objects with a shape and their bytes. `place` is that
-    of `restore`, but never returns None.
+    `tensors` are types and values, any objects with a shape and a size. `place` is that of `restore`, and never returns
+    None.
     """
     return _restored(skeleton, _RestoringSink(tensors, None, place)).parts
 
 
-def size_of(parts: Sequence[Any], advice: Advice) -> int:
-    """Return the bytes of a model; LimitError, with this advice, if it is larger than a model may be."""
+def size_of(parts: Sequence[Any], advice: Advice, path: str | None = None) -> int:
+    """Return the bytes of a model; LimitError, with this advice, if it is larger than protobuf allows."""
     nbytes = sum(map(len, parts))
     if nbytes > MAX_LENGTH:
-        raise LimitError(f"{nbytes} bytes in one model, and protobuf holds at most {MAX_LENGTH}", advice=advice)
+        what = f"{nbytes} bytes in one model, and protobuf holds at most {MAX_LENGTH}"
+        raise LimitError(what, path=path, advice=advice)
     return nbytes
 
 
@@ -223,13 +203,46 @@ def _restored(data: Any, tensors: _RestoringSink) -> _RestoringSink:
     return tensors
 
 
+def values_or_deferred(nbytes: int, pieces: Callable[[], Iterable[Any]]) -> bytes | DeferredValues:
+    """Return raw_data for `place`: encoded at once if it is small, else read while the model is written."""
+    if nbytes > _SMALL:
+        return DeferredValues(nbytes, pieces)
+    return encode_field(RAW_DATA, b"".join(map(bytes, pieces())))
+
+
+def write_parts(parts: Sequence[Any], sink: Sink, report: Callable[[int], None] = lambda _: None) -> None:
+    """Write a model, small pieces joined; calls `report` with the bytes written so far."""
+    sink.reserve(sum(map(len, parts)))
+    start, pending = sink.position, bytearray()
+
+    def put(data: Any) -> None:
+        sink.write(data)
+        report(sink.position - start)
+
+    for part in parts:
+        for piece in part.pieces() if isinstance(part, DeferredValues) else (part,):
+            if len(piece) < _JOINED:
+                pending.extend(piece)  # not +=, which an ndarray takes for arithmetic
+            if len(piece) >= _JOINED or len(pending) >= _JOINED:
+                put(pending)
+                pending = bytearray()
+            if len(piece) >= _JOINED:
+                put(piece)
+    put(pending)
+
+
 def encode_reference(location: str, offset: int, nbytes: int) -> bytes:
-    """Return the fields that say a tensor's values lie in a file; `location` is relative to the model's folder."""
+    """Encode the place of a tensor's values in a file; `location` is relative to the model's folder."""
     return encode_entries({"location": location, "offset": str(offset), "length": str(nbytes)})
 
 
 class _RestoringSink(TensorSink):
-    """Puts values, or the replacement that `place` returns, in the place of stubs; `numbers` correct those in stubs."""
+    """Replaces stubs by values, or by the replacement that `place` returns; `numbers` correct those in stubs.
+
+    Attributes:
+        parts: the ModelProto, bytes-like parts in order.
+        tensors: its tensors, in the model's order.
+    """
 
     def __init__(
         self,
@@ -265,7 +278,12 @@ class _RestoringSink(TensorSink):
         if isinstance(new, bytes):
             skeleton.tail += new
         elif kind is not dtypes.STRING:
-            _put_raw(skeleton, raw_bytes(value).data if new is None else new)
+            data = raw_bytes(value).data if new is None else new
+            skeleton.tail += encode_varint(RAW_DATA << 3 | LEN) + encode_varint(len(data))
+            if isinstance(data, memoryview) and len(data) < _COPIED:
+                skeleton.tail += data
+            else:
+                skeleton.insert(data)
         elif new is not None:
             skeleton.insert(new)
         else:
@@ -273,7 +291,6 @@ class _RestoringSink(TensorSink):
                 skeleton.tail += encode_field(STRING_DATA, text)
 
     def _number(self, t: TensorMessage) -> int:
-        """Return the tensor's number in the archive, which a stub of the stored graph has."""
         text = (t.entries or {}).get(_KEY, "")
         number = int(text) if text.isascii() and text.isdigit() and len(text) < 12 else -1
         if not 0 <= number < len(self._values) or self._seen[number]:
@@ -311,17 +328,14 @@ def _graph(t: TensorMessage) -> str:
     return "inner" if above is None else "apart"
 
 
-def _values(record: Record) -> list[tuple[DType, Any]]:
-    return [(_kind(value), value) for value in record.values()]
-
-
 def _kind(value: Any) -> DType:
     if isinstance(value, StringTensor):
         return dtypes.STRING
     return value.kind if isinstance(value, PackedTensor) else dtypes.from_numpy(value.dtype)
 
 
-def _is_stored_so(value: Any) -> bool:
+def in_c_order(value: Any) -> bool:
+    """Return True for packed tensors, and arrays in C order: their bytes are those of raw_data."""
     return isinstance(value, PackedTensor) or (isinstance(value, np.ndarray) and value.flags.c_contiguous)
 
 
@@ -330,11 +344,3 @@ def raw_bytes(value: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
     if isinstance(value, PackedTensor):
         return value.packed
     return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-
-
-def _put_raw(skeleton: Skeleton, data: Any) -> None:
-    skeleton.tail += encode_varint(RAW_DATA << 3 | LEN) + encode_varint(len(data))
-    if isinstance(data, memoryview) and len(data) < _COPIED:
-        skeleton.tail += data
-    else:
-        skeleton.insert(data)

@@ -1,7 +1,4 @@
-"""Small models beside an archive, whose weights lie in it: found before it is replaced, and written again after.
-
-`archive_link` has the metadata_props by which such a model names its archive.
-"""
+"""Small models beside an archive, whose weights lie in it: found before it is replaced, and written again after."""
 
 from __future__ import annotations
 
@@ -25,29 +22,18 @@ _TAIL = 16 << 20  # bytes at the end of a model in which its metadata_props are 
 
 
 class LinkedModel(NamedTuple):
-    """A model whose weights lie in an archive.
-
-    Attributes:
-        path, version: of its file, as it was read.
-        module: of the model in the archive.
-        target: if it is the tuned graph.
-    """
+    """A model whose weights lie in an archive."""
 
     path: str
-    version: Identity
-    module: str | None
-    target: str | None
+    version: Identity  # of its file, as it was read
+    module: str | None  # of the model in the archive
+    target: str | None  # of the tuned graph, if it is one
 
 
 def linked_models(record: Record, base: Record) -> list[LinkedModel]:
-    """Return the models in the folder of an archive's file that were written for it as it is, or for its untuned part.
+    """Return the models in an archive's folder that were written for it as it is, or for `base`, its untuned part.
 
-    Models of other archives are left out, and those that an earlier state of this one had. Of each .onnx file at most
-    its end is read, unless that names an archive.
-
-    Args:
-        record: the archive, from a file.
-        base: its untuned part.
+    Of each .onnx file only the end is read, unless that names an archive.
     """
     given = os.path.abspath(str(record.path))
     folders = dict.fromkeys(os.path.dirname(path) for path in (given, os.path.realpath(given)))
@@ -86,20 +72,16 @@ def _properties(path: str) -> dict[str, str] | None:
     return None
 
 
-def _same_file(path: str, other: str) -> bool:
+def _same_file(path: str, archive: str) -> bool:
     with contextlib.suppress(OSError, ValueError):
-        return os.path.samefile(path, other)
+        return os.path.samefile(path, archive)
     return False
 
 
 def check_places(models: Iterable[LinkedModel], archive: str, before: Any, after: Any) -> None:
-    """Check that payloads stay in their places, if models refer to them: these are read until they are written again.
+    """Raise UnsupportedError if models refer to payloads whose offsets in the file would change.
 
-    Args:
-        before, after: the payloads' offsets in the file.
-
-    Raises:
-        UnsupportedError: they do not; names the first model.
+    The models are in use until they are written again.
     """
     for model in models:
         if not np.array_equal(before, after):
@@ -111,19 +93,14 @@ def check_places(models: Iterable[LinkedModel], archive: str, before: Any, after
 def rewrite_models(models: Iterable[LinkedModel], archive: str, target: str | None) -> tuple[str, ...]:
     """Write models again for an archive that was replaced; return their paths.
 
-    A model of the tuned graph for `target` stays one, convolutions included. All others get what `to_onnx` writes by
-    itself.
-
-    Raises:
-        SourceError: one cannot be written; the archive is replaced already.
+    A model of the tuned graph for `target` stays one, convolutions included; `to_onnx` chooses the graph of all others.
     """
     out = []
     for model in models:
-        forced = True if target is not None and model.target == target else None
+        tuned = True if target is not None and model.target == target else None
+        place = Place(model.path, model.version)
         try:
-            to_onnx(
-                archive, Place(model.path, model.version), module=model.module, external=True, tuned=forced, force=True
-            )
+            to_onnx(archive, place, module=model.module, external=True, tuned=tuned, force=True)
         except RecordError as error:
             what, again = f"{error.message}; the archive is replaced", "export this model again with {}"
             raise SourceError(what, path=model.path, advice=Advice(again, "external", True)) from error

@@ -1,18 +1,16 @@
-"""The messages on the way to a tensor, and the name and the module that they give it in the archive.
+"""Names and modules of tensors in the archive, derived from the messages that contain them.
 
 - An initializer of the main graph keeps its ONNX name exactly. The name is split at "." into modules and a key, as
   deep as no prefix of it is a tensor's name itself; it stays whole if a part would be empty, or if the names of all
   modules would take more than twice the input and 1 MiB: each is stored in full.
-- Everything else is named after the messages around it, each a module: a node by its name, else its first output,
+- All other tensors are named after the messages around them, each a module: a node by its name, else its first output,
   else "_"; an attribute by its name; "function", then domain:name[:overload]; "training_info", its number, then
   "initialization" or "algorithm". These names are not split. Under them
   - an initializer of a subgraph has its own name: `If_0.then_branch.weight`;
   - a tensor in an attribute is the attribute: `Constant_3.value`, or `Node_1.tensors_attribute.0` in a list;
   - a sparse tensor is a module with the keys "values" and "indices"; as an initializer its name is that of its values.
-- If such a name is taken already, it gets "~2", "~3", ... appended; initializers of the main graph never change.
+- A duplicate of such a name gets "~2", "~3", ... appended; initializers of the main graph never change.
 - Bytes that are not UTF-8, and NUL, are an error in an initializer's name, and become U+FFFD in all others.
-
-Finding tensors is left to `protobuf.scanner`.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ _SPARE = 1 << 20  # bytes that names of modules, and derived ones, may take beyo
 
 
 class Scope:
-    """A message that holds tensors, and the texts that name it; those of a field that is given twice are one."""
+    """A message that holds tensors, and the texts that name it; the parts of a merged message are one scope."""
 
     __slots__ = ("counts", "field", "kind", "own", "parent", "place", "single", "texts")
 
@@ -48,17 +46,17 @@ class Scope:
         self.texts: dict[int, bytes] | None = None
         self.counts: dict[int, int] | None = None
         self.single: dict[int, Any] | None = None  # messages, by tag, that a second one may still be merged into
-        self.own: tuple[str, ...] = ()  # the parts of names that it stands for, once it was read to its end
+        self.own: tuple[str, ...] = ()  # its parts of names, once it was read to its end
 
     def name(self, field: int, text: bytes) -> None:
-        """Note a text: the first of a node's outputs, the last of everything else."""
+        """Keep a text: the first of a node's outputs, the last of all others."""
         if self.texts is None:
             self.texts = {}
         if self.kind is not NODE or field != 2 or field not in self.texts:
             self.texts[field] = text
 
     def count(self, tag: int, more: int = 1) -> int:
-        """Return how many fields with this tag were counted before, and count so many more."""
+        """Count fields with this tag; return their number before."""
         if self.counts is None:
             self.counts = {}
         place = self.counts.get(tag, 0)
@@ -67,7 +65,7 @@ class Scope:
 
 
 class NamedTensor(NamedTuple):
-    """A tensor of the model: its place there, its type and shape, and the payload that it is in the archive."""
+    """A tensor of the model: its place there, its type and shape, and its payload in the archive."""
 
     scope: Scope
     field: int
@@ -80,13 +78,9 @@ class NamedTensor(NamedTuple):
 
 
 def name_tensors(tensors: Sequence[NamedTensor], input_bytes: int, outline: ModuleTreeBuilder, module: str = "") -> int:
-    """Add the tensors to a tree under their names, in the order given; return how many names had to be changed.
+    """Add all tensors of a model to a module of a tree, in the order given; return the number of changed names.
 
-    Args:
-        tensors: all those of a model.
-        input_bytes: the model's size, which limits what names may take.
-        outline: the tree.
-        module: the key of the module of the tree that the model is in; "" for the record itself.
+    The model's size, `input_bytes`, limits the size of names. `module` is a key, "" for the tree itself.
 
     Raises:
         OnnxError: a graph has two initializers of one name, or one whose name is empty, contains NUL or is not UTF-8.
@@ -118,10 +112,7 @@ def full_names(tensors: Sequence[NamedTensor], input_bytes: int) -> list[str]:
 
 
 def plain_name(scope: Scope, field: int, place: int, name: bytes) -> str | None:
-    """Return the full name of a tensor as far as its messages have been read, without the suffix of equal ones.
-
-    None if it has no name yet.
-    """
+    """Return the full name of a tensor as far as it is read, without a suffix like "~2"; None without a name yet."""
     parent = scope.parent
     if scope.kind is SPARSE and parent is not None and parent.kind is GRAPH and not scope.own:
         named = name if field == 1 else _name_of_values(scope)
@@ -144,7 +135,7 @@ def _main(tensors: Sequence[NamedTensor]) -> Scope | None:
 def _name(
     tensors: Sequence[NamedTensor], input_bytes: int, used: set[str]
 ) -> tuple[list[str], list[tuple[str, ...]], int]:
-    """Return the main graph's names, the parts of all others, and how many had to be changed; note them as taken."""
+    """Return the main graph's names, the parts of all others, and the number of changed ones; adds all to `used`."""
     main = _main(tensors)
     exact = _exact([f for f in tensors if f.scope is main])
     others = [f for f in tensors if f.scope is not main and _is_initializer(f)]
@@ -155,7 +146,8 @@ def _name(
     counters: dict[str, int] = {}
     for f in tensors:
         if f.scope is not main:
-            derived = _parts(f)
+            above = _prefix(f.scope)
+            derived = (*above, _strict(f)) if f.scope.kind is GRAPH else _parts_in(above, *f[:4])
             budget -= sum(map(len, derived)) + len(derived)
             if budget < 0:
                 raise LimitError("the names of nested tensors take more than 8 times the input; flatten the model")
@@ -196,7 +188,7 @@ def _check_defined(tensors: Sequence[NamedTensor]) -> None:
 
 
 def _strict(f: NamedTensor) -> str:
-    """Return an initializer's name, which must be one the archive can hold."""
+    """Return an initializer's name; OnnxError if an archive cannot hold it."""
     what = "no name" if not f.name else "a name with NUL in it" if b"\0" in f.name else ""
     if not what:
         try:
@@ -211,7 +203,7 @@ def _loose(text: bytes) -> str:
 
 
 def seal(scope: Scope) -> None:
-    """Keep of a message that was read to its end no more than the parts of a name it stands for."""
+    """Free all of a message that was read to its end, but for its parts of names."""
     scope.own = _own(scope)
     scope.texts = scope.counts = scope.single = None
 
@@ -247,11 +239,6 @@ def _name_of_values(sparse: Scope) -> bytes:
     return name
 
 
-def _parts(f: NamedTensor) -> tuple[str, ...]:
-    initializer = f.scope.kind is GRAPH
-    return (*_prefix(f.scope), _strict(f)) if initializer else _parts_in(_prefix(f.scope), *f[:4])
-
-
 def _parts_in(above: tuple[str, ...], scope: Scope, field: int, place: int, name: bytes) -> tuple[str, ...]:
     if scope.kind is SPARSE:
         return (*above, "values" if field == 1 else "indices")
@@ -261,7 +248,7 @@ def _parts_in(above: tuple[str, ...], scope: Scope, field: int, place: int, name
 
 
 def _unique(parts: tuple[str, ...], used: set[str], counters: dict[str, int]) -> tuple[str, ...]:
-    """Return the parts, the last one changed so that the full name is new, and note the name as taken."""
+    """Return the parts, the last one changed so that the full name is new; adds it to `used`."""
     name = ".".join(parts)
     count = counters.get(name, 1)
     unique = name
@@ -276,10 +263,9 @@ def _unique(parts: tuple[str, ...], used: set[str], counters: dict[str, int]) ->
 
 
 class _ModulePaths:
-    """The modules of the archive: a full name is one module, whether split or nested, and never a tensor too.
+    """The modules of the archive, each a path of keys: a full name is one module, split or nested, and no tensor.
 
-    A tensor's module is given as a path of keys. Once the names of modules have taken up the `room`, which is in
-    characters, there are no more of them.
+    Once the names of modules have used up the `room`, in characters, there are no new ones.
     """
 
     def __init__(self, tensors: set[str], room: int, depth: int) -> None:
@@ -305,7 +291,7 @@ class _ModulePaths:
         return path if head and path else ()
 
     def _module(self, name: str) -> tuple[str, ...] | None:
-        """Return the keys that lead to a module, or None if it or one above it is a tensor."""
+        """Return the path of a module; None if it or one above it is a tensor."""
         modules = self._modules
         if name in modules:
             return modules[name]
@@ -316,7 +302,7 @@ class _ModulePaths:
         return path
 
     def nest(self, parts: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the module of a tensor whose modules are these parts, not to be split."""
+        """Return the module of a tensor whose name has these parts, which are not split."""
         path: tuple[str, ...] = ()
         name = ""
         for i, part in enumerate(parts[:-1]):

@@ -1,15 +1,15 @@
 """ONNX Runtime sessions that compute straight off an archive.
 
 ONNX Runtime takes the archive's own memory as a file of external data, of which each weight of the main graph is a
-slice: nothing is copied, even if the archive is a bytes object, or is renamed or replaced meanwhile. The weights of
-subgraphs it takes only from real files: it maps them from the archive's, by its resolved path, or from a temporary file
-if there is none. Before 1.31 it copied memory it was given, and so all weights go that way there; and for providers
-other than the CPU's, which load better from files: OpenVINO takes 168 MiB for a model of 128, and 688 from memory, and
-CUDA reads a file into pinned buffers.
+slice: nothing is copied, even if the archive is a bytes object, or is renamed or replaced meanwhile. It takes weights
+of subgraphs only from real files: it maps them from the archive's, by its resolved path, or from a temporary file. All
+weights are mapped from files for ONNX Runtime before 1.31, which copies memory that it is given, and for providers
+other than the CPU's: OpenVINO takes 168 MiB for a model of 128, and 688 from memory, and CUDA reads a file into pinned
+buffers.
 
 Small tensors, strings, complex numbers, empty tensors and those in attributes go into the model, as ONNX Runtime
 expects it. `SessionOptions.add_initializer` is not used: if an optimizer transposes or reshapes an initializer under
-the same name, a view handed over by name stays unchanged, and results would be silently wrong.
+the same name, the view of that name stays unchanged, and results would be silently wrong.
 
 Source: ONNX Runtime 1.31, its pull request 32437 (CUDA), and `onnxruntime_session_options_config_keys.h`;
 `ort_optimizer_api_impl.cc` (TransposeInitializer, ReshapeInitializer) for the last.
@@ -26,7 +26,7 @@ import os
 import re
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -37,7 +37,7 @@ from zcrecord.archive.archive import Archive
 from zcrecord.archive.by_file import parts_by_file
 from zcrecord.archive.private_copy import check_apart
 from zcrecord.codec.layout import ALIGNMENT, align_up
-from zcrecord.errors import LimitError, OnnxError, SourceError, UnsupportedError, missing_package, printable
+from zcrecord.errors import OnnxError, SourceError, UnsupportedError, missing_package, printable
 from zcrecord.onnx.protobuf.interfaces import without_constant_inputs
 from zcrecord.record.record import Record
 from zcrecord.storage.files import Identity, identity_of
@@ -55,7 +55,6 @@ _FOLDER = "session.model_external_initializers_file_folder_path"
 _FORMAT = "session.load_model_format"
 _READS_INNER_SINCE = (1, 31)  # the weights of subgraphs that it wrote
 _COMPARES_SINCE = (1, 32)  # packed weights of a file with those that its kernel makes; earlier versions trust them
-_MODEL_LIMIT = (1 << 31) - 1
 _DIRECT = "session.use_external_initializer_file_buffers_directly"
 _LAST = 1 << 64  # more than any size
 _calls = itertools.count()
@@ -101,14 +100,14 @@ def session(
     ort = onnxruntime_module()
     model = graph.opened_model(source, module)
     options = ort.SessionOptions() if sess_options is None else sess_options
-    made: Any = None
+    ort_session: Any = None
     reason: str | None = 'memory="speed" takes a private copy'
     if memory == "shared":
-        made, reason = _tuned(ort, model, options, providers, provider_options)
-    if made is None:
-        made = _SessionBuilder(ort, model.part, memory == "shared", options, providers, provider_options).make()
-    made._zcrecord_tuning = model.record, reason
-    return made
+        ort_session, reason = _tuned(ort, model, options, providers, provider_options)
+    if ort_session is None:
+        ort_session = make_session(model.part, options, providers, provider_options, shared=memory == "shared")
+    ort_session._zcrecord_tuning = model.record, reason
+    return ort_session
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +179,7 @@ def _tuned(
             return _tuned_session(ort, _plan(ort, model), model.part, options, providers, more), None
         except tuned.NoTuning as error:
             reason = str(error)
-    _tell_untuned(model.record, reason)
+    _warn_untuned(model.record, reason)
     return None, reason
 
 
@@ -190,11 +189,11 @@ def _tuned_session(
     """Return a session over a tuned graph: optimised already, its weights and their packed forms mapped from the file.
 
     ONNX Runtime packs each weight when a session is made, looks for the hash of the result among the packed forms, and
-    on a match drops its own bytes for those of the file. From 1.32 on it compares all of them first, and refuses the
+    on a match frees its own bytes for those of the file. From 1.32 on it compares all of them first, and refuses the
     session if they differ. Earlier versions trust them, and a form that is too short ends the process: there the plan
-    has none, and nothing is packed. The digests of weights that tuning added are compared meanwhile, by another thread:
-    packing stays in this one, and `session.prepack.enable_parallel` is not set, since of what other threads have freed
-    glibc keeps the last part, up to a weight in each.
+    has none, and nothing is packed. Another thread compares the digests of weights that tuning added meanwhile. Packing
+    stays in this thread, without `session.prepack.enable_parallel`: glibc keeps the last part of memory that other
+    threads have freed, up to a weight in each.
 
     Source: ONNX Runtime 1.32, `session_state.cc` (PrepackConstantInitializedTensors, ValidatePrePackedWeights) and
     `prepacked_weights.cc`; tried with 1.21, 1.31 and 1.32.
@@ -221,7 +220,9 @@ def _tuned_session(
     checking = threading.Thread(target=check)
     checking.start()
     try:
-        made = ort.InferenceSession(plan.model, options, providers=providers, provider_options=more, enable_fallback=0)
+        ort_session = ort.InferenceSession(
+            plan.model, options, providers=providers, provider_options=more, enable_fallback=0
+        )
     except Exception as error:
         raise NoTuning(f"ONNX Runtime refuses the tuned graph: {printable(str(error), 1000)}") from error
     finally:
@@ -230,13 +231,12 @@ def _tuned_session(
     if failed:
         raise NoTuning(str(failed[0])) from failed[0]
     _trim_memory()
-    if identity_of(plan.path) != plan.identity:
-        raise SourceError("replaced while the session was made; make it again", path=plan.path)
-    made._zcrecord = record, _whole(record)  # must outlive the session
-    return made
+    _check_unchanged({plan.path: plan.identity})
+    ort_session._zcrecord = record, _whole(record)  # must outlive the session
+    return ort_session
 
 
-def _tell_untuned(record: Record, reason: str) -> None:
+def _warn_untuned(record: Record, reason: str) -> None:
     global _warned
     if not _warned:
         _warned = True
@@ -258,7 +258,7 @@ def onnxruntime_module() -> Any:
 
 @contextlib.contextmanager
 def model_errors(record: Record) -> Iterator[None]:
-    """Raise OnnxError for any error of ONNX Runtime in the block, which have no common class."""
+    """Raise OnnxError for any error of ONNX Runtime in the block; they have no common class."""
     try:
         yield
     except MemoryError:
@@ -278,23 +278,15 @@ def _version(ort: Any) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", ort.__version__)[:2])
 
 
-def make_session(record: Record, options: Any, *providers: Any, skeleton: bytes) -> Any:
-    """Return a session as `session` does, with memory "shared", of the model with another skeleton.
-
-    `providers` are the names and their options.
-    """
-    return _SessionBuilder(onnxruntime_module(), record, True, options, *providers, skeleton=skeleton).make()
-
-
 def optimise(record: Record, dest: str, weights: str, threads: int | None) -> None:
     """Have ONNX Runtime write the graph optimised for this CPU, and its weights with their packed forms in one file.
 
-    `weights` is that file's name, beside the graph; it is not written where no weight is large enough. Before 1.32,
-    which would not compare them, no packed forms are written. Constants are taken off the model's inputs first: ONNX
-    Runtime leaves an input there whose constant it removes, or joins with an equal one.
+    `weights` is that file's name, beside the graph; without a large weight there is no file. Before 1.32, which would
+    not compare them, there are no packed forms. Constants are removed from the model's inputs first, since ONNX Runtime
+    leaves inputs whose constant it removes, or merges with an equal one.
 
     Raises:
-        UnsupportedError: ONNX Runtime does not read what it wrote: 1.21 repeats the weights of subgraphs.
+        UnsupportedError: ONNX Runtime does not read the result: 1.21 repeats the weights of subgraphs.
     """
     ort = onnxruntime_module()
     options = ort.SessionOptions()
@@ -306,7 +298,7 @@ def optimise(record: Record, dest: str, weights: str, threads: int | None) -> No
     if compares_packed(ort):
         _configure(options, "session.save_external_prepacked_constant_initializers", "1")
     skeleton = without_constant_inputs(graph.skeleton_of(record))
-    _SessionBuilder(ort, record, False, options, [_CPU], None, skeleton=skeleton).make()
+    make_session(record, options, [_CPU], None, shared=False, skeleton=skeleton)
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -326,7 +318,7 @@ def _cpu_alone(providers: Sequence[Any] | None) -> bool:
 
 
 def _whole(record: Record) -> Bytes:
-    """Return the memory that all of the record's tensors lie in, its file's first byte being its own; a view."""
+    """Return a view of the memory that the record's tensors lie in, from its file's first byte on."""
     owner: Any = graph.skeleton_of(record).obj
     return np.frombuffer(owner, np.uint8)
 
@@ -340,7 +332,7 @@ class _WeightMemory(NamedTuple):
 
 
 def _memories(record: Record) -> list[_WeightMemory]:
-    """Return the memory of a record: of a catalogue that of each shard, of any other archive its whole file's."""
+    """Return the memory of a record, and of each shard of a catalogue."""
     whole = _whole(record)
     if not record.archive.source.file_names:
         return [_WeightMemory(whole, *_file_of(record.archive))]
@@ -350,14 +342,14 @@ def _memories(record: Record) -> list[_WeightMemory]:
 
 
 def _places(record: Record, memories: Sequence[_WeightMemory]) -> dict[int, tuple[int, int]]:
-    """Return, for each tensor that ONNX Runtime can use as it lies, the number of its memory and the offset there.
+    """Return number of memory and offset there for each tensor that ONNX Runtime can use where it lies.
 
     The number is -1 for a tensor with memory of its own.
     """
     starts = sorted((address(m.memory), len(m.memory), n) for n, m in enumerate(memories))
     out: dict[int, tuple[int, int]] = {}
     for number, value in enumerate(record.values()):
-        if _mappable(value):
+        if value.nbytes and graph.in_c_order(value):
             start = address(graph.raw_bytes(value))
             first, size, n = starts[max(bisect.bisect_right(starts, (start, _LAST)) - 1, 0)]
             inside = first <= start and start + value.nbytes <= first + size
@@ -366,7 +358,7 @@ def _places(record: Record, memories: Sequence[_WeightMemory]) -> dict[int, tupl
 
 
 def _file_of(archive: Archive) -> tuple[str | None, Identity]:
-    """Return the resolved path of the file that is mapped, and its identity; None if another is there, or none."""
+    """Return the resolved path and identity of the mapped file; None as the path if it is not there any more."""
     file = archive.source.file
     if file is None:
         return None, ()
@@ -377,141 +369,127 @@ def _file_of(archive: Archive) -> tuple[str | None, Identity]:
     return None, ()
 
 
-class _SessionBuilder:
-    """One call of `session`."""
+class _WeightPlaces:
+    """Decides where ONNX Runtime finds each weight: in memory that it is given, in the archive's file, or in a copy.
 
-    def __init__(
-        self, ort: Any, record: Record, shared: bool, options: Any, *providers: Any, skeleton: bytes | None = None
-    ) -> None:
-        self._ort = ort
-        self._skeleton = skeleton
-        self._record = record
-        self._shared = shared
-        self._options = ort.SessionOptions() if options is None else options
-        self._providers = providers
+    Attributes:
+        memories: those of the record.
+        files: the archive's files, by resolved paths.
+        on_disk: True if all weights lie in these files, and in one folder.
+        given: memory by the names that stand for it in the model.
+        from_files: weights that are mapped from files, by number, with the offset of each in the copy.
+    """
 
-    def make(self) -> Any:
-        """Return the session: the main graph's weights from memory if possible, all others from files."""
-        memories = _memories(self._record)
-        places = _places(self._record, memories)
-        used = [memories[n] if n >= 0 else None for n in {n for n, _ in places.values()}]
-        files = {m.path: m.identity for m in used if m is not None and m.path is not None}
-        on_disk = len(files) == len(used) and len(set(map(os.path.dirname, files))) == 1
-        direct = _version(self._ort) >= _DIRECT_SINCE and (not on_disk or _cpu_alone(self._providers[0]))
-        least = INLINE + 1 if direct else self._least()
-        tensors = graph.restore(self._record, lambda _: b"", skeleton=self._skeleton).tensors
-        weights = [w for w in tensors if w.number in places and not w.inside and w.value.nbytes >= least]
-        from_memory = [w for w in weights if direct and w.graph == "main"]
-        from_files = [w for w in weights if not direct or w.graph != "main"]
-        locations, given = _in_memory(from_memory, places, memories)
-        locations |= _in_archive(from_files, places, memories) if on_disk else _in_weights_file(from_files)
+    def __init__(self, ort: Any, record: Record, providers: Sequence[Any] | None) -> None:
+        self.memories = memories = _memories(record)
+        self._places = _places(record, memories)
+        used = {n for n, _ in self._places.values()}
+        self.files = {path: memories[n].identity for n in used if n >= 0 and (path := memories[n].path) is not None}
+        self.on_disk = len(self.files) == len(used) and len(set(map(os.path.dirname, self.files))) == 1
+        self._direct = _version(ort) >= _DIRECT_SINCE and (not self.on_disk or _cpu_alone(providers))
+        self._least = INLINE + 1 if self._direct else _least_mapped(record)
+        self._call = next(_calls)  # options may be given to several calls
+        self.given: dict[str, Bytes] = {}
+        self.from_files: dict[int, tuple[Initializer, int]] = {}
+        self._end = 0  # of the copy
 
-        def reference(tensor: Initializer) -> bytes | None:
-            place = locations.get(tensor.number)
-            return None if place is None else graph.encode_reference(*place, tensor.value.nbytes)
+    @property
+    def copied(self) -> int:
+        """Bytes of weights that have to be copied into a file."""
+        return 0 if self.on_disk else sum(weight.value.nbytes for weight, _ in self.from_files.values())
 
-        model = self._joined(graph.model_parts(self._record, reference, skeleton=self._skeleton))
-        if given:
-            _configure(self._options, _DIRECT, "1")
-            sizes = list(map(len, given.values()))
-            self._options.add_external_initializers_from_files_in_memory(list(given), list(given.values()), sizes)
-        with contextlib.ExitStack() as stack:
-            folder = None
-            if from_files and on_disk:
-                folder = os.path.dirname(next(iter(files)))
-            elif from_files:
-                self._check_apart(sum(w.value.nbytes for w in from_files))
-                folder = stack.enter_context(_weights_file(from_files, locations))
-            with model_errors(self._record):
-                made = self._create(model, folder)
-        for path, identity in files.items():
-            if on_disk and from_files and identity_of(path) != identity:
-                raise SourceError("replaced while the session was made; make it again", path=path)
-        made._zcrecord = self._record, memories, given  # must outlive the session
-        return made
+    def refer(self, weight: Initializer) -> bytes | None:
+        """Return a reference to a weight; None if its values go into the model. The last answer counts."""
+        place, (_, copied) = self._places.get(weight.number), self.from_files.pop(weight.number, (None, self._end))
+        if place is None or weight.inside or weight.value.nbytes < self._least:
+            return None
+        n, offset = place
+        if self._direct and weight.graph == "main":
+            location = f"zcrecord-{self._call}-{n}" if n >= 0 else f"zcrecord-{self._call}+{weight.number}"
+            self.given[location] = self.memories[n].memory if n >= 0 else graph.raw_bytes(weight.value)
+        else:
+            self.from_files[weight.number] = weight, copied
+            self._end = max(self._end, copied + align_up(weight.value.nbytes, ALIGNMENT))
+            location = os.path.basename(self.memories[n].path or "")
+            if not self.on_disk:
+                location, offset = "weights", copied
+        return graph.encode_reference(location, offset, weight.value.nbytes)
 
-    def _least(self) -> int:
-        """Return the smallest size of a tensor that is mapped: more than INLINE if there are very many."""
-        sizes = sorted((v.nbytes for v in self._record.values()), reverse=True)[: graph.MOST_MAPPED + 1]
-        return max(INLINE, sizes[-1] if len(sizes) > graph.MOST_MAPPED else 0) + 1
+    @contextlib.contextmanager
+    def folder(self) -> Iterator[str | None]:
+        """Yield the folder of the files that weights are mapped from; a temporary one, if they have to be copied."""
+        if not self.from_files or self.on_disk:
+            yield os.path.dirname(next(iter(self.files))) if self.from_files else None
+            return
+        with tempfile.TemporaryDirectory(prefix="zcrecord-", ignore_cleanup_errors=True) as folder:
+            with Path(folder, "weights").open("wb") as file:
+                for weight, offset in self.from_files.values():
+                    file.seek(offset)
+                    file.write(graph.raw_bytes(weight.value).data)
+            yield folder
 
-    def _joined(self, parts: list[Any]) -> bytes:
-        size = sum(map(len, parts))
-        if size > _MODEL_LIMIT:
-            what = f"{size} bytes of model without what can be external data; ONNX Runtime takes 2 GiB"
-            raise LimitError(what, path=self._record.archive.path)
-        self._check_apart(size)
-        return b"".join(parts)
 
-    def _check_apart(self, nbytes: int) -> None:
-        """Raise LimitError if so many bytes of values, which tensors may share, are out of all proportion."""
-        check_apart(nbytes, self._record.archive.stored_nbytes(), self._record.archive.path)
+def _least_mapped(record: Record) -> int:
+    """Return the smallest size of a tensor that is mapped from a file: larger ones if there are very many."""
+    sizes = sorted((v.nbytes for v in record.values()), reverse=True)[: graph.MOST_MAPPED + 1]
+    return max(INLINE, sizes[-1] if len(sizes) > graph.MOST_MAPPED else 0) + 1
 
-    def _create(self, model: bytes, folder: str | None) -> Any:
-        if folder is not None:
-            _configure(self._options, _FOLDER, folder)
-        _configure(self._options, _FORMAT, "ONNX")  # or bytes that look like ONNX Runtime's own format are read as that
-        if self._shared:
-            _configure(self._options, NO_PREPACKING, "1")
-        providers, provider_options = self._providers
-        return self._ort.InferenceSession(
-            model,
-            self._options,
-            providers=providers,
-            provider_options=provider_options,
-            disabled_optimizers=set(COPYING) if self._shared else None,
-            enable_fallback=0,  # it would leave out the options set here
+
+def make_session(
+    record: Record,
+    options: Any,
+    providers: Sequence[Any] | None,
+    provider_options: Sequence[Any] | None,
+    *,
+    shared: bool = True,
+    skeleton: bytes | None = None,
+) -> Any:
+    """Return a session of the original graph, or of another skeleton; `shared` as memory="shared" of `session`."""
+    ort, path = onnxruntime_module(), record.archive.path
+    places = _WeightPlaces(ort, record, providers)
+    parts = graph.restore(record, places.refer, skeleton=skeleton).parts
+    size = graph.size_of(parts, graph.STAY_OUT, path)
+    for copied in (size, places.copied):
+        check_apart(copied, record.archive.stored_nbytes(), path)
+    if given := places.given:
+        _configure(options, _DIRECT, "1")
+        options.add_external_initializers_from_files_in_memory(
+            list(given), list(given.values()), list(map(len, given.values()))
         )
+    with places.folder() as folder, model_errors(record):
+        ort_session = _create(ort, b"".join(parts), options, providers, provider_options, folder, shared)
+    if places.on_disk and places.from_files:
+        _check_unchanged(places.files)
+    ort_session._zcrecord = record, places.memories, given  # must outlive the session
+    return ort_session
 
 
-Locations = dict[int, tuple[str, int]]  # by the numbers of weights: the file of each, and its offset there
+def _check_unchanged(files: Mapping[str, Identity]) -> None:
+    for path, identity in files.items():
+        if identity_of(path) != identity:
+            raise SourceError("replaced while the session was made; make it again", path=path)
 
 
-def _in_memory(
-    weights: Sequence[Initializer], places: dict[int, tuple[int, int]], memories: Sequence[_WeightMemory]
-) -> tuple[Locations, dict[str, Bytes]]:
-    call = next(_calls)  # options may be given to several calls
-    locations: Locations = {}
-    given: dict[str, Bytes] = {}
-    for w in weights:
-        n, offset = places[w.number]
-        name = f"zcrecord-{call}-{n}" if n >= 0 else f"zcrecord-{call}+{w.number}"
-        given[name] = memories[n].memory if n >= 0 else graph.raw_bytes(w.value)
-        locations[w.number] = name, offset
-    return locations, given
-
-
-def _in_archive(
-    weights: Sequence[Initializer], places: dict[int, tuple[int, int]], memories: Sequence[_WeightMemory]
-) -> Locations:
-    placed = ((w.number, places[w.number]) for w in weights)
-    return {number: (os.path.basename(memories[n].path or ""), offset) for number, (n, offset) in placed}
-
-
-def _in_weights_file(weights: Sequence[Initializer]) -> Locations:
-    sizes = (align_up(w.value.nbytes, ALIGNMENT) for w in weights)
-    offsets = itertools.accumulate(sizes, initial=0)
-    return {w.number: ("weights", offset) for w, offset in zip(weights, offsets, strict=False)}
-
-
-@contextlib.contextmanager
-def _weights_file(weights: Sequence[Initializer], locations: Locations) -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix="zcrecord-", ignore_cleanup_errors=True) as folder:
-        with Path(folder, "weights").open("wb") as file:
-            for w in weights:
-                file.seek(locations[w.number][1])
-                file.write(graph.raw_bytes(w.value).data)
-        yield folder
-
-
-def _mappable(value: Any) -> bool:
-    if isinstance(value, np.ndarray):
-        return bool(value.flags.c_contiguous and value.size)
-    return hasattr(value, "packed") and bool(value.nbytes)
+def _create(
+    ort: Any, model: bytes, options: Any, providers: Any, provider_options: Any, folder: str | None, shared: bool
+) -> Any:
+    if folder is not None:
+        _configure(options, _FOLDER, folder)
+    _configure(options, _FORMAT, "ONNX")  # or bytes that look like ONNX Runtime's own format are read as that
+    if shared:
+        _configure(options, NO_PREPACKING, "1")
+    return ort.InferenceSession(
+        model,
+        options,
+        providers=providers,
+        provider_options=provider_options,
+        disabled_optimizers=set(COPYING) if shared else None,
+        enable_fallback=0,  # it would leave out the options set here
+    )
 
 
 def _configure(options: Any, key: str, value: str) -> None:
-    """Set an entry unless it is so already: setting it again makes ONNX Runtime print a warning."""
+    """Set an entry unless it has that value: ONNX Runtime prints a warning if it is set again."""
     try:
         if options.get_session_config_entry(key) == value:
             return
@@ -521,6 +499,6 @@ def _configure(options: Any, key: str, value: str) -> None:
 
 
 def _trim_memory() -> None:
-    """Give the memory in which ONNX Runtime packed weights back to the system, which glibc would keep."""
+    """Return the memory in which ONNX Runtime packed weights to the system, which glibc would keep."""
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)

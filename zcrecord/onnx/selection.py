@@ -1,8 +1,8 @@
-"""The choice by name of the tensors that a conversion takes, made as values come by.
+"""The choice by name of the tensors that a conversion takes, made in its one pass.
 
-A tensor's name is mostly known before its values are, and then one that is not wanted is passed without a byte written.
-An initializer whose values come first, as typed ones do, is written and taken back. Names are those of `names`, without
-the "~2" of equal ones.
+A tensor's name mostly comes before its values; then values that are not wanted are passed unwritten. An initializer
+whose values come first, as typed ones do, is written and taken back. Names are those of `names`, without the "~2" of
+duplicates.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ class Selection:
         self._early: dict[int, bool] = {}  # number of a tensor -> the decision that was made before its values came
 
     def takes(self, scope: Scope, field: int, place: int, name: bytes) -> bool:
-        """Return True if a tensor is wanted, by its name as far as it is known."""
         return self._test(plain_name(scope, field, place, name) or "")
 
     def decide(self, t: TensorMessage) -> bool:
-        """Return True if a tensor's values, which come now, are to be written: without a name as yet they are."""
+        """Return True if a tensor's values, which come now, are to be written: before its name they are."""
         name = plain_name(t.scope, t.field, t.place, t.name)
         if name is None:
             return True
@@ -38,11 +37,10 @@ class Selection:
         return wanted
 
     def settle(self, t: TensorMessage, out: StreamWriter) -> int:
-        """Return the payload of a finished tensor: LEFT_OUT if it is not wanted, its payload taken back from `out`.
+        """Return the payload of a finished tensor; if it is not wanted, LEFT_OUT, and take the payload back.
 
         Raises:
-            OnnxError: it was named after its values, and they were decided by another name. UnsupportedError: they are
-                on their way through a pipe.
+            OnnxError: the name changed after its values. UnsupportedError: the payload went into a pipe.
         """
         keeps, payload = self.takes(t.scope, t.field, t.place, t.name), t.values.payload
         if self._early.pop(t.index, keeps) != keeps:
@@ -52,11 +50,7 @@ class Selection:
         return payload if keeps else LEFT_OUT
 
     def check(self, tensors: Sequence[NamedTensor]) -> None:
-        """Check, now that all names are known, that each tensor was treated by its own, and that there is one.
-
-        Raises:
-            TensorNotFoundError: no tensor is wanted. OnnxError: one was named after its values came.
-        """
+        """Check, with all names known, that each decision was right, and that a tensor is wanted."""
         names = [plain_name(f.scope, f.field, f.place, f.name) or "" for f in tensors]
         for name, f in zip(names, tensors, strict=True):
             if self._test(name) != (f.payload != LEFT_OUT):

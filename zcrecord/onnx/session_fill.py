@@ -1,10 +1,9 @@
 """ONNX Runtime sessions whose weights a loader fills, as OrtValues that are used in place.
 
-A weight of the main graph is passed by `SessionOptions.add_initializer`, and also listed among the graph's inputs: it
-becomes a default that a caller may override, and no constant to ONNX Runtime's optimizers. They fuse and move nodes
-without its value, and do not fold, prepack, transpose or reshape it: there is one copy of it, and no result is computed
-from an older one. A constant that is passed by name they do transform: its transposed form takes its name, and the
-OrtValue, not transposed, its place. Results are then wrong without an error.
+A weight of the main graph is passed by `SessionOptions.add_initializer`, and listed among the graph's inputs: so it is
+a default that a caller may override, and no constant to ONNX Runtime's optimizers. They fuse and move nodes without its
+value, and do not fold, prepack, transpose or reshape it. A constant that is passed by name they do transform: its
+transposed form gets its name, and the OrtValue, not transposed, its place. Results are then wrong without an error.
 
     session                a file in memory, used in place     right      constants are folded, or used in place
     add_external_...       an OrtValue, copied by each session right      as above
@@ -25,7 +24,6 @@ from typing import Any
 
 import numpy as np
 
-from zcrecord.dtypes import DType
 from zcrecord.errors import MismatchError, TensorNotFoundError, UnsupportedError
 from zcrecord.hollow import HollowRecord
 from zcrecord.loaders import Loader, load_into
@@ -39,7 +37,7 @@ from .graph import Initializer
 from .runtime import make_session, model_errors, onnxruntime_module
 
 _IR_VERSION, _GRAPH, _INPUT, _NAME = 1, 7, 11, 1  # fields of ModelProto, GraphProto and ValueInfoProto
-_HELD: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # SessionOptions -> its weights' memory
+_WEIGHTS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # SessionOptions -> its weights' memory
 
 
 def fill_session(
@@ -92,17 +90,20 @@ def fill_session(
     weights, everything = _weights(record), record.names
     names = [everything[w.number] for w in weights]
     loaded = _loaded(record, loader, names)
-    options = _options(ort) if sess_options is None else sess_options
-    if options in _HELD:
+    options = sess_options
+    if options is None:
+        options = ort.SessionOptions()
+        options.log_severity_level = 3  # or it warns for each weight that it is no constant, as is meant here
+    if options in _WEIGHTS:
         raise UnsupportedError("these sess_options have weights of another session; make new ones for each")
     pairs = [(_ort_value(ort, loaded[name], w, name), loaded[name]) for w, name in zip(weights, names, strict=True)]
-    _HELD[options] = pairs  # ONNX Runtime keeps addresses alone, and options pass them on to any session
+    _WEIGHTS[options] = pairs  # ONNX Runtime keeps addresses alone, and options pass them on to any session
     with model_errors(record):
         for weight, (value, _) in zip(weights, pairs, strict=True):
             options.add_initializer(weight.name, value)
-    made = make_session(record, options, providers, provider_options, skeleton=_with_inputs(record, weights))
-    made._zcrecord_weights = pairs
-    return made
+    session = make_session(record, options, providers, provider_options, skeleton=_with_inputs(record, weights))
+    session._zcrecord_weights = pairs
+    return session
 
 
 def _loaded(record: Record, loader: Loader | Mapping[str, Any] | str | None, names: list[str]) -> Mapping[str, Any]:
@@ -110,25 +111,15 @@ def _loaded(record: Record, loader: Loader | Mapping[str, Any] | str | None, nam
         return record
     if not isinstance(loader, Mapping):
         chosen = set(names)
-        return load_into(record, loader, lambda told: told.name in chosen)  # names are no patterns
-    for name in names:
-        if name not in loader:
-            raise _missing_weight(name, loader, record.archive.path)
+        return load_into(record, loader, lambda info: info.name in chosen)  # names are no patterns
+    if missing := [name for name in names if name not in loader]:
+        given = [key for key in loader if isinstance(key, str)]
+        error = TensorNotFoundError(missing[0], lambda: given, path=record.archive.path)
+        close = error.message.partition("close names: ")[2]
+        what = f"is a weight of the model, and not among the {len(loader)} tensors given as loader="
+        error.message = f"{what}; close names there: {close}" if close else what
+        raise error
     return loader
-
-
-def _missing_weight(name: str, given: Mapping[str, Any], path: str | None) -> TensorNotFoundError:
-    error = TensorNotFoundError(name, lambda: [key for key in given if isinstance(key, str)], path=path)
-    close = error.message.partition("close names: ")[2]
-    what = f"is a weight of the model, and not among the {len(given)} tensors given as loader="
-    error.message = f"{what}; close names there: {close}" if close else what
-    return error
-
-
-def _options(ort: Any) -> Any:
-    made = ort.SessionOptions()
-    made.log_severity_level = 3  # or it warns for each weight that it is no constant, as is meant here
-    return made
 
 
 def _weights(record: Record) -> list[Initializer]:
@@ -141,14 +132,14 @@ def _weights(record: Record) -> list[Initializer]:
     ]  # fmt: skip
 
 
-def _ort_value(ort: Any, made: Any, weight: Initializer, name: str) -> Any:
+def _ort_value(ort: Any, tensor: Any, weight: Initializer, name: str) -> Any:
     """Return an OrtValue over a loader's tensor, or over a copy of it if it is not in C order."""
-    if hasattr(ort.OrtValue, "from_dlpack") and (isinstance(made, ort.OrtValue) or _on_device(made)):
+    if hasattr(ort.OrtValue, "from_dlpack") and (isinstance(tensor, ort.OrtValue) or _on_device(tensor)):
         # ONNX Runtime takes as initializers only OrtValues that do not own their memory, as those from DLPack.
-        value = ort.OrtValue.from_dlpack(made)
+        value = ort.OrtValue.from_dlpack(tensor)
     else:
-        made = made.numpy() if isinstance(made, ort.OrtValue) else made
-        array = np.ascontiguousarray(interop.as_array(made)).reshape(tuple(made.shape))
+        tensor = tensor.numpy() if isinstance(tensor, ort.OrtValue) else tensor
+        array = np.ascontiguousarray(interop.as_array(tensor)).reshape(tuple(tensor.shape))
         array = array.astype(array.dtype.newbyteorder("="), copy=False)  # if it has another byte order
         own = array.dtype.isbuiltin == 2  # of ml_dtypes
         if own and (code := weight.dtype.onnx) is not None and array.dtype == weight.dtype.numpy:
@@ -156,24 +147,20 @@ def _ort_value(ort: Any, made: Any, weight: Initializer, name: str) -> Any:
             value = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, code)
         else:
             value = ort.OrtValue.ortvalue_from_numpy(array)
-    _check_type(value, weight, name)
-    return value
-
-
-def _on_device(made: Any) -> bool:
-    device = getattr(made, "__dlpack_device__", None)
-    return not isinstance(made, np.ndarray) and device is not None and int(device()[0]) != 1
-
-
-def _check_type(value: Any, weight: Initializer, name: str) -> None:
-    kind: DType = weight.dtype
+    kind = weight.dtype
     if value.element_type() != kind.onnx or tuple(value.shape()) != weight.value.shape:
         what = f"the loader gave {value.data_type()} of shape {tuple(value.shape())}"
         raise MismatchError(f"{what}, the model has {kind.name} of shape {weight.value.shape}", tensor=name)
+    return value
+
+
+def _on_device(tensor: Any) -> bool:
+    device = getattr(tensor, "__dlpack_device__", None)
+    return not isinstance(tensor, np.ndarray) and device is not None and int(device()[0]) != 1
 
 
 def _with_inputs(record: Record, weights: Sequence[Initializer]) -> bytes:
-    """Return the skeleton of a model with weights as inputs of its graph, besides those it has."""
+    """Return the skeleton of a model with weights among the inputs of its graph."""
     skeleton = graph.skeleton_of(record)
     interface = interface_of(skeleton)
     known = dict(interface.inputs)

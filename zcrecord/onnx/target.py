@@ -1,18 +1,18 @@
 """The machine that a tuned graph was made for: ONNX Runtime's build, provider, operating system, CPU features.
 
-A tuned graph has weights in the layout that ONNX Runtime's kernels choose for the CPU they find. Two things depend on
-it. Packed weights have a key, a hash of the bytes that the kernel packs on this machine: where the key differs, ONNX
-Runtime packs that weight itself, so answers stay right. Convolution weights in blocks of channels (NCHWc) have no key:
-the kernels take blocks of the size of the CPU that they run on (AVX2: 8, AVX512: 16), and in another size the answers
-are wrong without an error. **Therefore a target fits only where all its features are equal**; a CPU that has more of
-them has other blocks. The size of the blocks is asked of ONNX Runtime itself, by a model of one node.
+A tuned graph has weights in the layout that ONNX Runtime's kernels choose for this CPU. Packed weights have a key, a
+hash of the bytes that the kernel packs on this machine: where the key differs, ONNX Runtime packs that weight itself,
+so answers stay right. Convolution weights in blocks of channels (NCHWc) have no key: the kernels use blocks of the size
+of their CPU (AVX2: 8, AVX512: 16), and with another size the answers are wrong without an error. **Therefore a target
+fits only where all its features are equal**; a CPU with more of them has other blocks. A model of one node shows the
+size of ONNX Runtime's blocks.
 
-Features are read from /proc/cpuinfo on Linux, and checked against numpy's table, which asks the processor itself: in an
-emulator the two differ; then numpy's alone count, and the feature `emulation` is added. /proc/cpuinfo does not list
-AVX-VNNI-INT8 and AVX-NE-CONVERT, which processors with `avx_vnni` may have; there the processor's model counts as a
-feature. On arm64 the implementer and part of every kind of core count: ONNX Runtime corrects features by part, and
-packs for SME depending on the length of vectors. On Windows and macOS numpy's table counts, and the name of the
-processor, as the table lacks most of what is newer than AVX512.
+Features are read from /proc/cpuinfo on Linux, and compared with numpy's table, which asks the processor: in an emulator
+the two differ; then only numpy's count, and the feature `emulation` is added. /proc/cpuinfo does not list AVX-VNNI-INT8
+and AVX-NE-CONVERT, which processors with `avx_vnni` may have; there the processor's model counts as a feature. On arm64
+the implementer and part of every kind of core count: ONNX Runtime corrects features by part, and packs for SME by the
+length of vectors. On Windows and macOS numpy's table counts, and the name of the processor, as the table lacks most
+features newer than AVX512.
 
 Tested on Linux x86_64, on processors and in qemu; Linux arm64 from texts of /proc/cpuinfo. Not tested: Windows, macOS,
 other processors.
@@ -24,11 +24,13 @@ XCR0), `core/common/cpuid_info.cc` (features, hybrid and narrow cores, exception
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import json
 import platform
 import re
+import subprocess
 import sys
 import zlib
 from collections.abc import Iterable, Mapping
@@ -78,14 +80,14 @@ class TuningTarget:
 
     Attributes:
         onnxruntime: the full version, as `onnxruntime.__version__`.
-        build: the commit it was built from and a checksum of its build's description: another build of the same version
-            may leave kernels out. "unknown" if it does not tell.
+        build: its commit and a checksum of its build's description, since another build of a version may lack kernels;
+            "unknown" without a description.
         provider: the execution provider, as "CPUExecutionProvider".
         machine: operating system and instruction set, as "linux-x86_64".
-        cpu: the processor's features that kernels look at, sorted: flags as in /proc/cpuinfo, and where flags do not
-            tell enough the processor's model, as "model:GenuineIntel-6-143" or "part:0x41-0xd40".
+        cpu: the processor's features that kernels depend on, sorted: flags as in /proc/cpuinfo, and where flags are not
+            enough the processor's model, as "model:GenuineIntel-6-143" or "part:0x41-0xd40".
         nchwc_block: channels in a block of convolution weights; 0 if this ONNX Runtime has no such layout.
-        convention: how the tuned graph and its payloads are written.
+        convention: that of the tuned graph and its payloads.
     """
 
     onnxruntime: str
@@ -97,16 +99,12 @@ class TuningTarget:
     convention: int = CONVENTION
 
     def encode(self) -> str:
-        """Return it as one line of JSON, in ASCII; equal targets give equal text."""
+        """Encode it as one line of JSON, in ASCII; equal targets give equal text."""
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def decode(cls, text: str) -> TuningTarget:
-        """Return the target of which `encode` made `text`.
-
-        Raises:
-            FormatError: `encode` made no such text.
-        """
+        """Decode the text of `encode`; FormatError for any other text."""
         if len(text) > _LONGEST:
             raise FormatError(_DAMAGED.format(what=f"has {len(text)} characters, at most {_LONGEST} are allowed"))
         try:
@@ -115,20 +113,19 @@ class TuningTarget:
             raise FormatError(_DAMAGED.format(what=f"is not JSON ({printable(str(error), 80)})")) from error
         what = _fault(values)
         if what is None:
-            made = cls(**{**values, "cpu": tuple(values["cpu"])})
-            if made.encode() == text:
-                return made
+            target = cls(**{**values, "cpu": tuple(values["cpu"])})
+            if target.encode() == text:
+                return target
             what = "is not written as `TuningTarget.encode` does"
         raise FormatError(_DAMAGED.format(what=what))
 
     def words(self) -> str:
-        """Return it as a line for people."""
         cpu = f"CPU with {', '.join(self.cpu)}" if self.cpu else "any CPU"
         blocks = f", blocks of {self.nchwc_block} channels" if self.nchwc_block else ""
         return f"onnxruntime {self.onnxruntime} (build {self.build}), {self.provider}, {self.machine}, {cpu}{blocks}"
 
     def misfit(self, here: TuningTarget) -> str | None:
-        """Return the reason why a graph tuned for this target must not run at `here`; None if it may."""
+        """Return the reason why a graph tuned for this target must not run on another one; None if it may."""
         if self.convention != here.convention:
             return f"made by convention {self.convention} of tuning, this zcrecord has {here.convention}"
         release = f"onnxruntime {self.onnxruntime}"
@@ -148,15 +145,10 @@ class TuningTarget:
 
 
 def this_target(ort: Any, provider: str = "CPUExecutionProvider") -> TuningTarget:
-    """Return the target of this process.
-
-    The first call makes and runs a session of one node, in about a millisecond.
-
-    Args:
-        ort: the module onnxruntime.
-        provider: the execution provider of the session.
-    """
-    machine, cpuinfo = platform.machine() or "unknown", _cpuinfo_text()
+    """Return the target of this process; the first call runs a session of one node, in about a millisecond."""
+    machine, cpuinfo = platform.machine() or "unknown", ""
+    with contextlib.suppress(OSError):
+        cpuinfo = _CPUINFO.read_text(errors="replace", encoding="utf-8")
     name = "" if cpuinfo else _processor_name()  # it starts a process on Linux
     return TuningTarget(
         onnxruntime=str(ort.__version__),
@@ -170,7 +162,7 @@ def this_target(ort: Any, provider: str = "CPUExecutionProvider") -> TuningTarge
 
 @functools.lru_cache
 def _nchwc_block(ort: Any) -> int:
-    """Return the channels that ONNX Runtime makes of four: it fills up a block. 0 if it has no kernel for that."""
+    """Return the channels to which ONNX Runtime pads four, which is one block; 0 if it has no kernel for blocks."""
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
@@ -190,13 +182,6 @@ def _build(ort: Any) -> str:
     return f"{commit[1] if commit else 'unknown'}-{zlib.crc32(described.encode()):08x}"
 
 
-def _cpuinfo_text() -> str:
-    try:
-        return _CPUINFO.read_text(errors="replace", encoding="utf-8")
-    except OSError:
-        return ""
-
-
 def _numpy_table() -> Mapping[str, bool]:
     try:
         return dict(importlib.import_module("numpy._core._multiarray_umath").__cpu_features__)
@@ -206,25 +191,14 @@ def _numpy_table() -> Mapping[str, bool]:
 
 def _processor_name() -> str:
     if sys.platform == "darwin":  # platform.processor() is "arm" for all of Apple's
-        return _sysctl("machdep.cpu.brand_string") or platform.processor()
+        command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
+        with contextlib.suppress(OSError):
+            return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     return platform.processor()
 
 
-def _sysctl(name: str) -> str:
-    import ctypes
-
-    try:
-        ask = ctypes.CDLL(None).sysctlbyname
-    except (OSError, AttributeError):
-        return ""
-    buffer = ctypes.create_string_buffer(256)
-    size = ctypes.c_size_t(len(buffer))
-    failed = ask(name.encode(), buffer, ctypes.byref(size), None, ctypes.c_size_t(0))
-    return "" if failed else buffer.value.decode("ascii", "replace")
-
-
 def _cpu_features(machine: str, cpuinfo: str, table: Mapping[str, bool], name: str) -> tuple[str, ...]:
-    """Return the features that kernels look at, sorted: from the texts of /proc/cpuinfo, numpy's table, and a name."""
+    """Return the features that kernels depend on, sorted."""
     processors = _processors(cpuinfo)
     x86 = machine.lower() in ("x86_64", "amd64", "i386", "i686", "x86")
     arm = machine.lower() in ("aarch64", "arm64")
@@ -233,12 +207,15 @@ def _cpu_features(machine: str, cpuinfo: str, table: Mapping[str, bool], name: s
     if not processors:
         named = {f"model:{name}"} if name else set()
         return _words({feature for feature, has in known.items() if has} | named)
-    listed = frozenset.intersection(*(_listed(p) for p in processors))
+    texts = (" ".join(p.get(key, "").lower() for key in _FEATURE_LINES) for p in processors)
+    listed = set.intersection(*(set(text.split()) for text in texts))
     if x86:
-        listed = frozenset(filter(_X86.fullmatch, listed))
-        models = {_x86_model(p) for p in processors} if "avx_vnni" in listed else set()
+        listed = set(filter(_X86.fullmatch, listed))
+        keys = "vendor_id", "cpu family", "model"
+        models = {f"model:{'-'.join(p.get(key, '?') for key in keys)}" for p in processors}
+        models = models if "avx_vnni" in listed else set()
     elif arm:
-        listed = frozenset(filter(_ARM.fullmatch, listed))
+        listed = set(filter(_ARM.fullmatch, listed))
         models = {f"part:{p.get('cpu implementer', '?')}-{p.get('cpu part', '?')}" for p in processors}
     else:
         models = {f"model:{p[key]}" for p in processors for key in _MODEL_LINES if p.get(key)}
@@ -257,17 +234,8 @@ def _processors(cpuinfo: str) -> list[dict[str, str]]:
     return list(kinds.values())
 
 
-def _listed(processor: Mapping[str, str]) -> frozenset[str]:
-    return frozenset(word for key in _FEATURE_LINES for word in processor.get(key, "").lower().split())
-
-
-def _x86_model(processor: Mapping[str, str]) -> str:
-    known = (processor.get(key, "?") for key in ("vendor_id", "cpu family", "model"))
-    return f"model:{'-'.join(known)}"
-
-
 def _words(features: Iterable[str]) -> tuple[str, ...]:
-    """Return features sorted, as `decode` takes them: long ones, and what there are too many of, as a checksum."""
+    """Return features sorted, within the limits of `decode`: long ones, and too many, as a checksum."""
     plain = sorted({_shortened(re.sub(r"[^ -~]", "?", feature)) for feature in features})
     if len(plain) > _MOST_FEATURES:
         plain = [_shortened(" ".join(plain))]
@@ -284,7 +252,7 @@ def _cpu_misfit(made_for: set[str], here: set[str]) -> str:
 
 
 def _fault(values: Any) -> str | None:
-    """Return the first thing that makes a value of JSON no target, None if it is one."""
+    """Return the first fault of a target's JSON value; None if it has none."""
     if not isinstance(values, dict) or set(values) != {field.name for field in fields(TuningTarget)}:
         return "does not have exactly the fields " + ", ".join(field.name for field in fields(TuningTarget))
     for name, least in (("convention", 1), ("nchwc_block", 0)):

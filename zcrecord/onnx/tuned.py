@@ -1,8 +1,8 @@
 """Tuned parts of archives: beside a model, its graph as ONNX Runtime optimised it for one CPU, and its packed weights.
 
-They are bytes attributes of a module of their own, of type "zcr:onnx_tuned": no tensors of the record. This module
-reads and checks a tuned part, gives the archive without it, and the model that ONNX Runtime takes. Making one is left
-to `tuner`, sessions to `runtime`. schema/CONVENTIONS.md specifies it.
+They are bytes attributes of a module of type "zcr:onnx_tuned", and no tensors of the record. This module reads and
+checks a tuned part, returns the archive without it, and the model for ONNX Runtime. `tuner` makes one.
+schema/CONVENTIONS.md specifies it.
 
 Source: ONNX Runtime 1.20 to 1.32, `tensor_external_data_info.cc` and `graph.cc` for `prepacked_N`, the entries of
 external_data that name packed weights.
@@ -29,7 +29,7 @@ from zcrecord.codec.layout import ALIGNMENT, DIGEST_ALLOWANCE, HEADER_SIZE, NONE
 from zcrecord.codec.verify import check_index
 from zcrecord.errors import FormatError, IntegrityError, LimitError, RecordError, printable
 from zcrecord.onnx.protobuf.interfaces import ModelInterface, difference, graph_interface_of, interface_of
-from zcrecord.onnx.protobuf.reader import encode_field
+from zcrecord.onnx.protobuf.reader import MAX_LENGTH, encode_field
 from zcrecord.onnx.protobuf.rewriting import ExternalTensor, rewrite, tensors_of
 from zcrecord.onnx.protobuf.scanner import STUB_KEY
 from zcrecord.record.record import Record
@@ -42,20 +42,19 @@ from .names import GRAPH_ATTRIBUTE
 from .target import CONVENTION, TuningTarget
 
 TARGET_TYPE = "zcr:onnx_target"  # of the modules in that of TUNED_TYPE
-# Attributes of the first: the archive's header, index and trailer before tuning, and its payloads, in their order.
+# Attributes of the tuned part: the archive's header, index and trailer before tuning, and its payloads, in their order.
 BEFORE, PAYLOADS = "before", "payloads"
-# Attributes of the second, which has PAYLOADS, too: those that the graph names by number. MODULE is missing where the
-# model is the record's own.
+# Attributes of a target, besides PAYLOADS, which its graph names by number. Without MODULE the record itself is the
+# model.
 TARGET, MODULE, GRAPH, INITIALIZERS, SEAL = "target", "module", "graph", "initializers", "seal"
 PACKED = re.compile(r"prepacked_[0-9]+")  # a key of external_data
 _STUB = STUB_KEY.decode()
-_INNER_STUB = b"\x0a\x08" + STUB_KEY  # the key of an entry as `tuner` writes it, of a tensor that stays in the graph
+_INNER_STUB = b"\x0a\x08" + STUB_KEY  # an entry's key as `tuner` writes it, of a tensor that stays in the graph
 _SEAL = b"zcrecord tuned part 1\n"
 _NUMBER = re.compile(r"[0-9]{1,10}")
 _PACKED_VALUE = re.compile(r"[!-{}~]{1,200}(\|[0-9]{0,10};[0-9]{1,19})+")
-_LOCATION = b"location"  # without it in its bytes a message has no external data that ONNX Runtime takes
-_MODEL_LIMIT = (1 << 31) - 1
-_MOST_REASONS = 8  # told of targets that do not fit
+_LOCATION = b"location"  # ONNX Runtime takes no external data of a message without these bytes
+_MOST_REASONS = 8  # in a message about targets that do not fit
 _AGAIN = "convert and tune the model again"
 _GRAPH_FIELD, _INITIALIZER = 7, 5  # of ModelProto, of GraphProto
 
@@ -65,17 +64,13 @@ class NoTuning(Exception):  # noqa: N818  # no error: the original graph answers
 
 
 class TunedPlan(NamedTuple):
-    """A session over a tuned part: its model, if that has packed weights, and the file that it maps.
-
-    `check` reads the weights that tuning added, and raises NoTuning where a digest does not match. Call it before the
-    session answers; it may run while ONNX Runtime makes the session.
-    """
+    """A session over a tuned part."""
 
     model: bytes
-    packed: bool
-    path: str
+    packed: bool  # the model has packed weights
+    path: str  # of the file that is mapped
     identity: tuple[int, ...]
-    check: Callable[[], None]
+    check: Callable[[], None]  # before the first answer: NoTuning if the digest of an added weight does not match
 
 
 class TunedModel(NamedTuple):
@@ -97,11 +92,7 @@ class TunedTarget(NamedTuple):
     seal: str
 
     def check(self, archive: Archive) -> None:
-        """Check that the graph is whole, and was made for the very weights that the archive has; reads no weight.
-
-        Raises:
-            IntegrityError: a digest or the seal does not match.
-        """
+        """Raise IntegrityError unless the graph is intact, and is for the archive's very weights; reads no weight."""
         self.check_payloads(archive, {self.graph, self.initializers} - {NONE})
         ix = archive.index
         own = _rows(ix, np.array([self.graph, self.initializers, *self.payloads]))
@@ -109,17 +100,17 @@ class TunedTarget(NamedTuple):
             raise IntegrityError("its tuned part is for other weights or another graph; tune it again")
 
     def check_interface(self, archive: Archive) -> None:
-        """Check that the graph has the model's inputs and outputs; raises the errors of `check_interfaces`."""
+        """Check that the graph has the model's inputs and outputs."""
         _Interfaces(archive).check(self)
 
     def model(self, archive: Archive, location: str, start: int, *, packed: bool) -> TunedModel:
-        """Return the model that ONNX Runtime takes; its external data lie in a file, where the archive is at `start`.
+        """Return the model for ONNX Runtime; its external data lie in a file in which the archive begins at `start`.
 
-        `packed` gives it the packed weights, too. All external data in it are payloads of the target: ONNX Runtime
-        opens any file that another location names, and takes one for an address in the process.
+        `packed` adds the packed weights. All its external data are payloads of the target: ONNX Runtime would open any
+        file that another location names, and reads one location as an address in the process.
 
         Raises:
-            FormatError: external data are those of no initializer, or no payload's, or unaligned, or packed weights
+            FormatError: external data of no initializer, or that are no payload, or unaligned, or packed weights that
                 are not as CONVENTIONS.md says. LimitError: the model is too large, or has too many mappings.
         """
         rows = archive.index.payloads
@@ -141,7 +132,7 @@ class TunedTarget(NamedTuple):
             return t.encode(entries)
 
         size = sum(int(rows["nbytes"][n]) for n in (self.graph, self.initializers) if n != NONE)
-        if size > _MODEL_LIMIT:
+        if size > MAX_LENGTH:
             raise LimitError(f"its tuned graph has {size} bytes; ONNX Runtime takes 2 GiB")
         graph = bytes(archive.payload(self.graph))
         if _INNER_STUB in graph or _LOCATION in graph:
@@ -173,11 +164,7 @@ class TunedTarget(NamedTuple):
         return "|".join(out)
 
     def check_payloads(self, archive: Archive, numbers: Set[int], *, spare: int = 0) -> None:
-        """Check the digests of chosen payloads; as many threads read them as there are cores, but for `spare` ones.
-
-        Raises:
-            IntegrityError: one does not match.
-        """
+        """Raise IntegrityError if a digest of these payloads does not match; reads on all cores but `spare` ones."""
         rows = archive.index.payloads
 
         def check(number: int, _: Going) -> None:
@@ -199,7 +186,7 @@ class TunedPart(NamedTuple):
 
 
 class _Interfaces:
-    """The inputs and outputs of an archive's models and tuned graphs: each read once, whatever targets share it."""
+    """The inputs and outputs of an archive's models and tuned graphs, each read once."""
 
     def __init__(self, archive: Archive) -> None:
         self._archive = archive
@@ -209,7 +196,7 @@ class _Interfaces:
         self._left = DIGEST_ALLOWANCE * archive.stored_nbytes()
 
     def check(self, target: TunedTarget) -> None:
-        """Check that a target's graph has the model's inputs and outputs; those of earlier versions may have others."""
+        """Check that a target's graph has the model's inputs and outputs; earlier releases wrote others."""
         archive, own = self._archive, (target.graph, target.initializers)
         models = self._models.get(target.module, [])
         key = *map(archive.place, own), target.module
@@ -236,16 +223,12 @@ class _Interfaces:
 
 
 def encode_packed(key: str, buffers: list[tuple[int | None, str]]) -> str:
-    """Return an entry of packed weights: ONNX Runtime's key, and for each buffer its payload and the padded size."""
+    """Encode packed weights: ONNX Runtime's key, and for each buffer its payload and padded size."""
     return "|".join([key, *(f"{'' if number is None else number};{padded}" for number, padded in buffers)])
 
 
 def read_tuned(archive: Archive) -> TunedPart | None:
-    """Return the tuned part of an archive, None if it has none; reads no payload.
-
-    Raises:
-        FormatError: it is not as CONVENTIONS.md says.
-    """
+    """Return the tuned part of an archive, None if it has none; reads no payload."""
     top = tuned_module(archive)
     if top is None:
         return None
@@ -269,13 +252,13 @@ def read_tuned(archive: Archive) -> TunedPart | None:
 
 
 def check_interfaces(archive: Archive) -> None:
-    """Check that the tuned graphs of an archive have the inputs and outputs of their models, for whatever machine.
+    """Check that all tuned graphs of an archive have the inputs and outputs of their models.
 
-    Those of other conventions may be written in another way, and are left out.
+    Graphs of other conventions are skipped.
 
     Raises:
-        FormatError: one has others, or the tuned part is not as CONVENTIONS.md says. LimitError: they share graphs so
-        that to compare them all would take out of all proportion to the archive.
+        FormatError: a graph has others, or the tuned part is not as CONVENTIONS.md says. LimitError: targets share
+        graphs, so that the comparison would be out of all proportion to the archive.
     """
     part = read_tuned(archive)
     interfaces = _Interfaces(archive)
@@ -285,7 +268,7 @@ def check_interfaces(archive: Archive) -> None:
 
 
 def targets_of(archive: Archive) -> tuple[str, ...]:
-    """Return the targets of a tuned part as text, each once; none if it is missing, or not as CONVENTIONS.md says."""
+    """Return the targets of a tuned part as text, each once; empty without one, or with a malformed one."""
     try:
         part = read_tuned(archive)
     except FormatError:
@@ -294,13 +277,10 @@ def targets_of(archive: Archive) -> tuple[str, ...]:
 
 
 def describe(archive: Archive, here: TuningTarget | None) -> dict[str, Any] | None:
-    """Return the sizes and targets of a tuned part as JSON has them, None if it is missing; reads the index alone.
+    """Return the sizes and targets of a tuned part for JSON, None without one; reads the index alone.
 
     Each target has the bytes that it adds to the archive, those that it shares with another included, and `misfit`, the
     reason why it does not fit `here`. `fits` is None if `here` is not known.
-
-    Raises:
-        FormatError: the tuned part is not as CONVENTIONS.md says.
     """
     part = read_tuned(archive)
     if part is None:
@@ -317,9 +297,7 @@ def describe(archive: Archive, here: TuningTarget | None) -> dict[str, Any] | No
 
 
 def plan(archive: Archive, module: str, here: TuningTarget, *, packed: bool) -> TunedPlan:
-    """Return the plan of a session over the tuned part, whose graph is checked; its added weights are left to `check`.
-
-    `module` is the name of the module that the model is in.
+    """Return the plan of a session over the tuned part of a model; checks all but the added weights.
 
     Raises:
         NoTuning: the tuned part is for other machines, or damaged, or the archive is no mapped file.
@@ -337,9 +315,6 @@ def plan(archive: Archive, module: str, here: TuningTarget, *, packed: bool) -> 
         target.check(archive)
         model = target.model(archive, os.path.basename(path), archive.offset, packed=packed)
         target.check_interface(archive)
-        count = len(model.weights) + len(model.packed)
-        if count > MOST_MAPPED:
-            raise NoTuning(f"its {count} weights and packed forms are each a mapping; {MOST_MAPPED} are the most")
     except RecordError as error:
         raise NoTuning(error.message) from error
 
@@ -354,11 +329,7 @@ def plan(archive: Archive, module: str, here: TuningTarget, *, packed: bool) -> 
 
 
 def fitting(archive: Archive, module: str, here: TuningTarget) -> TunedTarget:
-    """Return the target of an archive's tuned part that is this machine, for the model in a module.
-
-    Raises:
-        NoTuning: it has none. FormatError: the tuned part is damaged.
-    """
+    """Return the target of a tuned part that is this machine, for the model in a module; NoTuning without one."""
     part = read_tuned(archive)
     reasons = []
     for target in (t for t in part.targets if t.module == module) if part is not None else ():
@@ -387,7 +358,7 @@ def _payloads(values: dict[str, Any]) -> list[PayloadId]:
 
 
 def untuned(archive: Archive, part: TunedPart) -> Archive:
-    """Return an archive as it was before tuning, over the same bytes: its own index, with the same payloads elsewhere.
+    """Return an archive as it was before tuning, over the same bytes.
 
     Raises:
         FormatError: the stored index and the archive disagree, or the archive was edited since. LimitError: it would be
@@ -398,25 +369,20 @@ def untuned(archive: Archive, part: TunedPart) -> Archive:
         raise LimitError(f"'{BEFORE}' of its tuned part says that it had {header.archive_size} bytes; {_AGAIN}")
     index = decode(part.before[HEADER_SIZE:], header.index_size)
     check_index(index, header)
-    rows, there = index.payloads.copy(), archive.index.payloads[part.originals]
-    if (
-        len(rows) != len(there)
-        or (rows["nbytes"] != there["nbytes"]).any()
-        or (rows["digest"] != there["digest"]).any()
-    ):
+    rows, stored = index.payloads.copy(), archive.index.payloads[part.originals]
+    if len(rows) != len(stored) or (rows[["nbytes", "digest"]] != stored[["nbytes", "digest"]]).any():
         raise FormatError(f"'{BEFORE}' of its tuned part names other payloads than the archive has")
-    rows["offset"] = there["offset"]
+    rows["offset"] = stored["offset"]
     out = archive.part(index._replace(payloads=rows), list(map(int, part.originals)))
     hidden = range(part.module, int(archive.index.modules["end"][part.module]))
     if _content(stored_entries(out), part.originals) != _content(stored_entries(archive), None, hidden):
-        raise FormatError(
-            f"'{BEFORE}' of its tuned part is of another model: it was edited after it was tuned; {_AGAIN}"
-        )
+        what = f"'{BEFORE}' of its tuned part is of another model: it was edited after it was tuned"
+        raise FormatError(f"{what}; {_AGAIN}")
     return out
 
 
 def _content(entries: Entries, numbers: Sequence[int] | None, hidden: range = range(0)) -> tuple[Any, ...]:
-    """Return all tensors and attributes, and modules but hidden ones; payloads are given other numbers."""
+    """Return all tensors, attributes and modules but hidden ones, with payloads renumbered."""
 
     def number(n: Any) -> Any:
         return n if numbers is None or n == NONE else int(numbers[n])
@@ -432,11 +398,7 @@ def _content(entries: Entries, numbers: Sequence[int] | None, hidden: range = ra
 
 
 def untuned_record(record: Record) -> Record:
-    """Return a record as it was before tuning, for what the tuned part must not go into; itself if it has none.
-
-    Raises:
-        FormatError: the tuned part is not as CONVENTIONS.md says.
-    """
+    """Return a record as it was before tuning; itself without a tuned part."""
     part = read_tuned(record.archive)
     return record if part is None else Record(untuned(record.archive, part))
 
@@ -448,11 +410,7 @@ def places_before(part: TunedPart) -> Any:
 
 
 def size_before(archive: Archive) -> int:
-    """Return the size of an archive without its tuned part, in bytes; reads the header from before alone.
-
-    Raises:
-        FormatError: the tuned part is not as CONVENTIONS.md says.
-    """
+    """Return the size of an archive without its tuned part, in bytes."""
     part = read_tuned(archive)
     return archive.header.archive_size if part is None else _header_before(part).archive_size
 
@@ -475,11 +433,7 @@ def _header_before(part: TunedPart) -> Header:
 
 
 def bytes_before(archive: Archive, part: TunedPart) -> Iterator[tuple[int, Any]]:
-    """Yield the archive's bytes as they were before tuning, as offsets and pieces in order; between them are zeros.
-
-    Raises:
-        FormatError: the stored index and the archive disagree.
-    """
+    """Yield the archive's bytes before tuning, as offsets and pieces in order; between them are zeros."""
     header = _header_before(part)
     before = decode(part.before[HEADER_SIZE:], header.index_size).payloads
     index = (header.index_offset, part.before[HEADER_SIZE:-HEADER_SIZE])
@@ -500,10 +454,9 @@ def bytes_before(archive: Archive, part: TunedPart) -> Iterator[tuple[int, Any]]
 def seal_of(ix: Index, target: str, module: str, own: Any) -> str:
     """Return a digest of all that a tuned graph depends on, from an index alone.
 
-    It is SHA-256, in hexadecimal, over the target, the digests and sizes of the tuned part's payloads (`own`), and of
-    all of the model: the skeleton's, and for each tensor by name its name, layout, and its payload's digest and size;
-    and the name of the module that the model is in, where it has one. Another weight in the same archive, or two
-    payloads that were exchanged, or two models, give another one.
+    SHA-256, in hexadecimal, over the target; digests and sizes of the target's payloads (`own`); the skeleton's digest;
+    of each tensor, by name, its name and layout, and its payload's digest and size; the model's module, if it has one.
+    Another weight, or two payloads or models exchanged, give another seal.
     """
     seal = hashlib.sha256(_SEAL)
     tensors = ix.tensors[ix.by_name]

@@ -1,9 +1,9 @@
 """The tuned graph of an archive as a model for other programs, which do not compare its target with their machine.
 
-Two things in it depend on the machine. Packed weights are found by a hash of what ONNX Runtime packs itself, and are
-left alone where that differs. Weights of convolutions in blocks of channels, for operators of the domain
-com.microsoft.nchwc, are taken as they are: blocks of another size are refused at best, else give wrong answers. So a
-graph with such operators is for its target alone. All other operators say the same on every machine.
+Two things in it depend on the machine. ONNX Runtime finds packed weights by a hash of the bytes that it packs itself,
+and ignores others. Weights of convolutions in blocks of channels, for operators of the domain com.microsoft.nchwc, have
+no such check: blocks of another size are refused at best, else give wrong answers. So a graph with such operators is
+for its target alone. All other operators are the same on every machine.
 
 Source: ONNX Runtime 1.32, `nchwc_transformer.cc` and `graph_transformer_utils.cc`, for the domains of what optimizers
 add; tried with 1.21, 1.31 and 1.32 on a CPU with AVX512, and in qemu on one without.
@@ -37,14 +37,10 @@ class ExportedGraph(NamedTuple):
 
 
 def tuned_graph(link: ArchiveLink, *, anywhere: bool) -> ExportedGraph:
-    """Return the graph that an archive has for this machine.
+    """Return the graph that an archive has for this machine; its digests and those of all its payloads are checked.
 
-    Its digests, and those of the weights and packed forms that tuning added, are checked. Packed forms are left out
-    before ONNX Runtime 1.32, which is the first to compare them.
-
-    Args:
-        link: the archive, as the model refers to it.
-        anywhere: give it only if every machine computes right answers with it.
+    Before ONNX Runtime 1.32, the first to compare packed forms, it has none. `anywhere` allows only a graph with which
+    every machine computes right answers.
 
     Raises:
         NoTuning: there is none; with the reason. DependencyError: onnxruntime is not installed.
@@ -61,9 +57,7 @@ def tuned_graph(link: ArchiveLink, *, anywhere: bool) -> ExportedGraph:
     except RecordError as error:
         raise NoTuning(error.message) from error
     if anywhere and added:
-        what = (
-            f"its operators of {', '.join(sorted(added))} are for this CPU, another may compute wrong answers with them"
-        )
-        raise NoTuning(f"{what}; --tuned or tuned=True writes it for this one")
+        what = f"its operators of {', '.join(sorted(added))} are for this CPU, another may compute wrong answers"
+        raise NoTuning(f"{what} with them; --tuned or tuned=True writes it for this one")
     options = {} if packed else {NO_PREPACKING: "1"}
     return ExportedGraph(model.data, len(model.weights), target.target.encode(), options)

@@ -1,7 +1,6 @@
 """Tuning: ONNX Runtime's optimised graph and packed weights for this machine, written into the archive of a model.
 
-ONNX Runtime makes them once, in a scratch folder beside the archive; they are stored as `tuned` says. Taking them out
-again gives the bytes from before.
+ONNX Runtime makes them in a scratch folder beside the archive; they are stored as `tuned` says.
 """
 
 from __future__ import annotations
@@ -32,18 +31,7 @@ from zcrecord.onnx.protobuf.scanner import STUB_KEY
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.record.save import stored_entries
-from zcrecord.storage.files import (
-    Identity,
-    check_destination,
-    identity_of,
-    is_url,
-    open_sink,
-    path_of,
-    place_for,
-    scratch_folder,
-    target_of,
-)
-from zcrecord.storage.folders import MODEL, archive_in, copy_file
+from zcrecord.storage import files, folders
 from zcrecord.storage.new_files import FileSink
 from zcrecord.storage.sink import Sink
 from zcrecord.writing.writers import StreamWriter
@@ -151,18 +139,21 @@ def tune(
             damaged. DestinationExistsError: something is at `dest`. SourceError: the file system refused, or the
             archive was replaced meanwhile. OnnxError: ONNX Runtime refuses the model.
     """
-    if is_url(dest):
+    if files.is_url(dest):
         arguments = {"threads": threads, "verify": verify, "progress": progress}
         return _sent(tune, archive, dest, force, storage_options, arguments)
     started = time.perf_counter()
     ort = onnxruntime_module()
     with _opened(archive, dest, force, durable) as work:
         record, base = work.record, Record(work.base)
-        modules = _modules_to_tune(base, work.path)
+        modules = graph.models_of(base.archive) or [graph.opened_model(base, None).module]
+        if not base.archive.index.digest_kind:
+            what = "has no digests, which packed weights need; save it again with digests"
+            raise UnsupportedError(what, path=work.path)
         record.verify()
         before = base.content_digest()
         target, models = this_target(ort), work.models()
-        with scratch_folder(work.dest) as folder:
+        with files.scratch_folder(work.dest) as folder:
             others = [t for t in work.part.targets if t.target != target] if work.part is not None else []
             graphs = [_TunedGraph.stored(record.archive, t) for t in others]
             graphs += [_TunedGraph.made(base, module, target, folder, threads) for module in modules]
@@ -197,7 +188,7 @@ def untune(
             needs its tensors at places that would change. IntegrityError: it is damaged. DestinationExistsError,
             SourceError: as `tune`.
     """
-    if is_url(dest):
+    if files.is_url(dest):
         return _sent(untune, archive, dest, force, storage_options, {"progress": progress})
     started = time.perf_counter()
     with _opened(archive, dest, force, durable) as work:
@@ -218,13 +209,6 @@ def untune(
         return work.report(before, [], 0, (), rewrite_models(models, work.dest, None), False, started)
 
 
-def _modules_to_tune(base: Record, path: str) -> list[str]:
-    modules = graph.models_of(base.archive) or [graph.opened_model(base, None).module]
-    if not base.archive.index.digest_kind:
-        raise UnsupportedError("has no digests, which packed weights need; save it again with digests", path=path)
-    return modules
-
-
 def _sent(
     work: Callable[..., TuneReport],
     archive: Any,
@@ -234,24 +218,24 @@ def _sent(
     arguments: dict[str, Any],
 ) -> TuneReport:
     started = time.perf_counter()
-    place = place_for(url, check_destination(path_of(archive), url, force, options), options)
-    with scratch_folder(url) as folder:
-        path = os.path.join(folder, MODEL)
+    place = files.place_for(url, files.check_destination(files.path_of(archive), url, force, options), options)
+    with files.scratch_folder(url) as folder:
+        path = os.path.join(folder, folders.MODEL)
         report = work(archive, path, durable=False, **arguments)
-        copy_file(path, place, durable=True, options=options)
+        folders.copy_file(path, place, durable=True, options=options)
     return replace(report, dest=url, seconds=time.perf_counter() - started)
 
 
 @contextlib.contextmanager
 def _opened(archive: Any, dest: Any, force: bool, durable: bool) -> Iterator[_Work]:
-    path = path_of(archive)
+    path = files.path_of(archive)
     if os.path.isdir(path):
-        path = archive_in(path)
-    out = path if dest is None else path_of(dest)
-    new = check_destination(path, dest if dest is None else out, force)
+        path = folders.archive_in(path)
+    out = path if dest is None else files.path_of(dest)
+    new = files.check_destination(path, dest if dest is None else out, force)
     if dest is not None and os.path.exists(out) and not os.path.isfile(out):
         raise UnsupportedError("a tuned archive is a regular file in a folder; name one", path=out)
-    target, _ = target_of(out)
+    target, _ = files.target_of(out)
     with load_record(path) as record:
         opened = record.archive
         takes_one_file(opened, "tuning")
@@ -276,32 +260,30 @@ class _Work(NamedTuple):
     part: TunedPart | None
     base: Archive
     durable: bool
-    replaces: Identity | str | None  # at another destination than the archive itself
-    written: list[Identity]  # of the files that were written, the archive last
+    replaces: files.Identity | str | None  # at another destination than the archive itself
+    written: list[files.Identity]  # of the files that were written, the archive last
 
     @contextlib.contextmanager
     def sink(self) -> Iterator[Sink]:
-        """Yield a sink that takes the place of the destination at the end."""
+        """Yield a sink that replaces the destination at the end."""
         assert self.record.archive.source.file is not None, "it is mapped"
         path, identity = self.record.archive.source.file
         replaces = identity if self.in_place() else self.replaces
-        with open_sink(self.dest, durable=self.durable, replaces=replaces) as sink:
+        with files.open_sink(self.dest, durable=self.durable, replaces=replaces) as sink:
             yield sink
-            if identity_of(path) != identity:
+            if files.identity_of(path) != identity:
                 raise SourceError("was replaced while it was tuned; tune it again", path=self.path)
             assert isinstance(sink, FileSink), "a regular file"
             self.written.append(sink.identity())
 
     def models(self) -> list[LinkedModel]:
-        """Return the models beside the archive that have to be written again, if the archive is replaced."""
+        """Return the models beside the archive that have to be written again."""
         return linked_models(self.record, Record(self.base)) if self.in_place() else []
 
     def in_place(self) -> bool:
-        """Return True if the archive itself is replaced."""
         return os.path.realpath(self.path) == self.dest
 
     def places(self, numbers: list[PayloadId]) -> Any:
-        """Return the offsets of payloads in the archive's file."""
         archive = self.record.archive
         return archive.index.payloads["offset"][numbers] + np.uint64(archive.header.payload_offset)
 
@@ -309,7 +291,9 @@ class _Work(NamedTuple):
         """Write the archive with a tuned part; return the ids of the keys whose signatures were left out."""
         pool = _PayloadPool(self.base)
         numbers = [pool.take(g) for g in graphs]
-        head = self.part.before if self.part is not None else _head(self.base)
+        header, data = self.base.header, self.base.buffer
+        index = data[header.index_offset : header.index_offset + header.index_size]
+        head = b"".join([data[:HEADER_SIZE], index, data[-HEADER_SIZE:]]) if self.part is None else self.part.before
         before = pool.number(np.frombuffer(head, np.uint8))
         entries = stored_entries(self.base)
         lapsed = tuple(
@@ -332,10 +316,10 @@ class _Work(NamedTuple):
         return lapsed
 
     def same_answers(self, graphs: list[_TunedGraph], modules: list[str], folder: str) -> bool:
-        """Write the tuned archive into a folder and return True if its sessions answer as those of the models."""
+        """Write the tuned archive into a folder, and compare its sessions' answers with those of the models."""
         from .answers import same_answers  # here, because few compare them
 
-        path, cpu = os.path.join(folder, MODEL), ["CPUExecutionProvider"]
+        path, cpu = os.path.join(folder, folders.MODEL), ["CPUExecutionProvider"]
         self._replace(dest=path, durable=False).write(graphs, [], None)
         same = []
         for module in modules:
@@ -356,7 +340,7 @@ class _Work(NamedTuple):
         verified: bool,
         started: float,
     ) -> TuneReport:
-        """Return the report, once the untuned part was found untouched; the first `others` graphs were there before."""
+        """Check that the untuned part is unchanged; the first `others` graphs were in the archive before."""
         with load_record(self.dest) as written:
             if written.archive.source.file is None or written.archive.source.file[1][:3] != self.written[-1][:3]:
                 what = "was replaced by another saver as soon as it was written"
@@ -389,7 +373,7 @@ class _Work(NamedTuple):
 
 @dataclass(slots=True)
 class _TunedGraph:
-    """A tuned graph on its way into an archive: the bytes of the payloads that it names by number."""
+    """A tuned graph on its way into an archive, and the payloads that it names by number."""
 
     target: str
     module: str
@@ -402,7 +386,6 @@ class _TunedGraph:
 
     @classmethod
     def stored(cls, archive: Archive, target: TunedTarget) -> _TunedGraph:
-        """Return one that an archive has."""
         graph, initializers, *sources = map(archive.payload, (target.graph, target.initializers, *target.payloads))
         packed = target.model(archive, "", 0, packed=True).packed
         pairs = [(np.frombuffer(s, np.uint8), n in packed) for s, n in zip(sources, target.payloads, strict=True)]
@@ -410,7 +393,7 @@ class _TunedGraph:
 
     @classmethod
     def made(cls, base: Record, module: str, target: TuningTarget, folder: str, threads: int | None) -> _TunedGraph:
-        """Have ONNX Runtime write the one of a module's model into a new folder in `folder`; its file stays mapped."""
+        """Have ONNX Runtime write the graph of a module's model into a scratch folder; its weights stay mapped."""
         folder, part = tempfile.mkdtemp(dir=folder), base.module(module)
         optimise(part, os.path.join(folder, _MODEL), _WEIGHTS, threads)
         model = memoryview(Path(folder, _MODEL).read_bytes())
@@ -434,7 +417,7 @@ class _TunedGraph:
         return out
 
     def _entries(self, entries: dict[str, str], mapped: Any) -> dict[str, str]:
-        """Return external_data with numbers of payloads in the place of offsets."""
+        """Return external_data with numbers of payloads instead of offsets."""
 
         def add(offset: str, nbytes: str, packed: bool) -> int:
             start, size = int(offset), int(nbytes)
@@ -456,7 +439,7 @@ class _TunedGraph:
 
 
 class _PayloadPool:
-    """Payloads of the archive to be written: those from before, then new ones, each of whose bytes comes once."""
+    """Payloads of the archive to be written: those from before, then new ones, equal bytes once."""
 
     def __init__(self, base: Archive) -> None:
         rows = base.index.payloads
@@ -468,7 +451,7 @@ class _PayloadPool:
         self._known = {(digest, nbytes): p for p, (_, nbytes, digest) in enumerate(self._rows)}
 
     def number(self, source: Any, *, page: bool = False) -> PayloadId:
-        """Return the number of a payload with these bytes, on a page if it has to be; NONE for no bytes."""
+        """Return the number of a payload with these bytes, on a page if asked for; NONE for no bytes."""
         if not source.nbytes:
             return PayloadId(NONE)
         key = digest_of(source), source.nbytes
@@ -484,18 +467,17 @@ class _PayloadPool:
         return PayloadId(number)
 
     def room(self) -> int:
-        """Return the bytes that the new payloads take at most, their rows in the index included."""
+        """Return an upper bound of the bytes of new payloads, rows in the index included."""
         new = self.sources[len(self.originals) :]
         align = max(self._alignment, ALIGNMENT)
         return sum(s.nbytes + align + PAYLOAD.itemsize for s in new) + _PAGE * len(self.on_pages)
 
     def take(self, graph: _TunedGraph) -> list[PayloadId]:
-        """Return the numbers of a graph's payloads: itself, its initializers, and those that it names."""
+        """Add a graph's payloads: itself, its initializers, and those that it names; return their numbers."""
         own = [np.frombuffer(data, np.uint8) for data in (graph.graph, graph.initializers)]
         return [*map(self.number, own), *(self.number(source, page=packed) for source, packed in graph.sources)]
 
     def attributes(self, base: Archive, graph: _TunedGraph, numbers: list[PayloadId]) -> dict[str, Any]:
-        """Return the attributes of a graph's module."""
         rows = np.array([(0, 0, 0) if n == NONE else self._rows[n] for n in numbers], PAYLOAD)
         return {
             tuned.TARGET: graph.target,
@@ -507,14 +489,7 @@ class _PayloadPool:
         }
 
 
-def _head(archive: Archive) -> bytes:
-    offset, size = archive.header.index_offset, archive.header.index_size
-    buffer = archive.buffer
-    return b"".join([buffer[:HEADER_SIZE], buffer[offset : offset + size], buffer[-HEADER_SIZE:]])
-
-
 def _add_part(entries: Entries, before: PayloadId, originals: list[PayloadId], targets: list[dict[str, Any]]) -> None:
-    """Add the modules and attributes of a tuned part."""
     modules = entries.modules
     used = {m.name for m in modules} | {n for n, p in zip(entries.names, entries.parents, strict=True) if p == 0}
     used |= {a.key for a in entries.attributes if a.parent == 0}

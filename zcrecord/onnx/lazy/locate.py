@@ -1,9 +1,8 @@
-"""The places of a model's tensors in its files, found by a scan that passes values unread; and the way back to them.
+"""The places of a model's tensors in its files, found by a scan that passes values unread; and their values.
 
-Values are given out as an archive would have them: bools are 0 or 1, bits after the last packed element zero. This
-module decides which of them lie like that in a file, aligned, so that they need no copy. Only the values themselves can
-tell how many varints a run has, and if each is in range: that is found out when they are read. Names and the mapping
-that a caller sees are left to `mapping`, files to `files`.
+Values are those that an archive would have: bools are 0 or 1, bits after the last packed element zero. Values that lie
+like that in a file, aligned, need no copy. The number of varints in a run, and their range, are checked when they are
+read. Names are left to `mapping`, files to `files`.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ import numpy as np
 
 from zcrecord.codec.layout import align_up
 from zcrecord.dtypes import STRING, DType, by_onnx
-from zcrecord.errors import RecordError, SourceError
-from zcrecord.onnx.external_data import ExternalReference, reference_of
+from zcrecord.errors import SourceError
+from zcrecord.onnx.external_data import Bytes, ExternalReference, OpenFile, reference_of
 from zcrecord.onnx.names import MODEL, NamedTensor, Scope
 from zcrecord.onnx.protobuf.reader import WINDOW, ProtobufReader, Skeleton
 from zcrecord.onnx.protobuf.scanner import Scanner, TensorSink, check_start, stub
 from zcrecord.onnx.protobuf.tensors import BOOL, FIELDS, RAW_DATA, TensorMessage, TensorReader, ValueSink
 from zcrecord.storage.memory import aligned_empty
 
-from .files import Bytes, ModelFiles, OpenFile
+from .files import ModelFiles
 
 STEP = 1 << 12  # bytes; read first after a move, and passed by reading rather than by moving
 _NO_FIELD = ""
@@ -49,10 +48,6 @@ def find_tensors(file: OpenFile, skeleton: Skeleton | None = None) -> tuple[list
     """Return the tensors of a model, in order of appearance, as they are named and as they are read.
 
     With a `skeleton` everything but their values goes there, each tensor with a stub that has its number.
-
-    Raises:
-        OnnxError: not a valid model, or one with unsupported features. ExternalDataError, LimitError: the same of a
-            tensor. SourceError: the file cannot be read.
     """
     reader = _RandomAccessReader(file.read_at, file.nbytes, skeleton)
     check_start(reader)
@@ -62,27 +57,19 @@ def find_tensors(file: OpenFile, skeleton: Skeleton | None = None) -> tuple[list
 
 
 def read(files: ModelFiles, e: LocatedTensor, *, mmap: bool) -> Bytes:
-    """Return the bytes of a tensor: a read-only view of its file if possible and `mmap` allows it, else a copy.
-
-    Raises:
-        OnnxError: they do not fit shape and type. ExternalDataError: their file may not be used, is not there,
-            or is too short. SourceError: they cannot be read.
-    """
+    """Return the bytes of a tensor: a read-only view of its file if possible and `mmap` allows it, else a copy."""
     if not e.nbytes:
         return aligned_empty(0)
     return _stored(files, e, mmap) if e.offset >= 0 else _decoded(files, e)
 
 
 def is_aligned(e: LocatedTensor) -> bool:
-    """Return True if a view of the file would lie at a multiple of the item size, as the start of a mapping does."""
+    """Return True if the tensor lies in a file at a multiple of its item size."""
     return e.offset >= 0 and not e.offset % max(1, e.dtype.bits // 8)
 
 
 def is_as_stored(files: ModelFiles, e: LocatedTensor) -> bool:
-    """Return True if the tensor's bytes lie together in a file and need no correction; reads those that may need one.
-
-    Raises the errors of `read`.
-    """
+    """Return True if the tensor's bytes lie together in a file and are canonical; reads bools and last bytes."""
     if e.offset < 0:
         return False
     file = files.file_of(e.reference)
@@ -107,7 +94,7 @@ def _stored(files: ModelFiles, e: LocatedTensor, mmap: bool) -> Bytes:
         data = files.mapped(e.reference, e.offset, e.nbytes)
         if data is not None and _is_canonical(e, data):
             return data
-    data = files.read(e.reference, e.offset, e.nbytes)
+    data = files.file_of(e.reference).read(e.offset, e.nbytes)
     if e.dtype.onnx == BOOL:
         np.minimum(data, 1, out=data)
     elif unused := _unused(e):
@@ -116,10 +103,10 @@ def _stored(files: ModelFiles, e: LocatedTensor, mmap: bool) -> Bytes:
 
 
 class _RandomAccessReader(ProtobufReader):
-    """A reader of the first `nbytes` of a file by position, which moves past large fields instead of reading them.
+    """A reader of the first `nbytes` of a file by position, which does not read large fields that it passes.
 
-    After a move it reads little at first, then twice as much each time: headers between large values cost a page each,
-    a graph as many reads as if it were read forward.
+    After a move it reads STEP bytes, then twice as much each time: so headers between large values cost a page each,
+    and a graph takes few reads.
     """
 
     __slots__ = ("_nbytes", "_read_at", "_step")
@@ -133,13 +120,12 @@ class _RandomAccessReader(ProtobufReader):
         self._step = STEP
 
     def read(self, buffer: memoryview) -> int:
-        """Read the next bytes of the file, none past `nbytes`."""
         offset = self.base + self.limit
         step, self._step = self._step, min(2 * self._step, WINDOW)
         return self._read_at(buffer[: min(step, self._nbytes - offset)], offset) if offset < self._nbytes else 0
 
     def advance(self, nbytes: int) -> None:
-        """Pass so many bytes; those further than a step behind the buffer are not read, unless they are kept."""
+        """Pass bytes; those further than a step behind the buffer are not read, unless the skeleton keeps them."""
         if nbytes - (self.limit - self.pos) <= STEP or self.mark >= 0:
             super().advance(nbytes)
             return
@@ -149,7 +135,7 @@ class _RandomAccessReader(ProtobufReader):
         self.move(end)
 
     def move(self, offset: int) -> None:
-        """Go to an offset of the file; nothing is read yet."""
+        """Go to an offset of the file."""
         self.base, self.pos, self.limit, self._eof = offset, 0, 0, False
         self._step = STEP
 
@@ -180,13 +166,10 @@ class _LocatingSink(TensorSink):
         self.located.append(None)
 
     def finish(self, t: TensorMessage, tensors: TensorReader) -> None:
-        try:
-            reference = reference_of(t) if t.external else None
-            if reference is not None:
-                tensors.count(t, reference.length)
-            shape = tensors.finish(t)
-        except RecordError as error:
-            raise error.located(tensor=t.label or None, offset=t.offset) from error.__cause__
+        reference = reference_of(t) if t.external else None
+        if reference is not None:
+            tensors.count(t, reference.length)
+        shape = tensors.finish(t)
         kind = by_onnx[t.data_type]
         self.named[t.index] = NamedTensor(t.scope, t.field, t.place, t.name, t.offset, kind, shape, 0)
         self.located[t.index] = _located(t, kind, shape, reference, self._runs.pop(t.index, (0, 0)))
@@ -210,7 +193,7 @@ def _located(
 
 
 class _MemorySink(ValueSink):
-    """Memory of a known size that decoded values go to; the reader counts those that do not fit."""
+    """Memory of a known size for decoded values; the reader counts those that do not fit."""
 
     def __init__(self, nbytes: int) -> None:
         self.octets = aligned_empty(nbytes)
@@ -223,7 +206,8 @@ class _MemorySink(ValueSink):
 
 
 def _decoded(files: ModelFiles, e: LocatedTensor) -> Bytes:
-    reader = _RandomAccessReader(files.read_model, max(end for _, end in e.parts))
+    model = files.file_of(None)
+    reader = _RandomAccessReader(model.read_at, max(end for _, end in e.parts))
     memory = _MemorySink(e.nbytes)
     tensors = TensorReader(reader, memory)
     t = TensorMessage(Scope(MODEL, None, 0, 0), 0, 0, e.parts[0][0])
@@ -232,5 +216,5 @@ def _decoded(files: ModelFiles, e: LocatedTensor) -> Bytes:
         tensors.read(t, end)
     shape = tensors.finish(t)
     if (t.dtype, shape, memory.filled) != (e.dtype, e.shape, e.nbytes):
-        raise SourceError("was changed since it was scanned; scan it again", path=files.path)
+        raise SourceError("was changed since it was scanned; scan it again", path=model.path)
     return memory.octets

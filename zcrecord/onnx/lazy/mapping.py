@@ -1,8 +1,7 @@
-"""`scan`: every tensor of a model by name, type, shape and place; its values read when they are asked for.
+"""`scan`: every tensor of a model by name, type, shape and place; values are read on demand.
 
-The mapping that a caller sees, and its information about each tensor. Tensors are named as in a conversion, and each
-has the value that it would have in the archive, bit by bit. Finding them, and the decision between view and copy, are
-left to `locate`.
+Tensors have the names and, bit by bit, the values of a conversion. Finding them, and the decision between view and
+copy, are left to `locate`.
 """
 
 from __future__ import annotations
@@ -105,7 +104,6 @@ class OnnxTensors(Mapping[str, Any]):
     def __init__(
         self, path: str, files: ModelFiles, names: list[str], entries: list[LocatedTensor], *, mmap: bool
     ) -> None:
-        """Take the result of a scan; `scan` calls this."""
         self._path = path
         self._files: ModelFiles | None = files
         self._mappings = files.mappings
@@ -126,17 +124,17 @@ class OnnxTensors(Mapping[str, Any]):
     @property
     def nbytes(self) -> int:
         """Bytes of all values, in the form in which they are given out."""
-        self._held()
+        self._open_files()
         return sum(entry.nbytes for entry in self._entries)
 
-    def _held(self) -> ModelFiles:
+    def _open_files(self) -> ModelFiles:
         files = self._files  # once: another thread may close it
         if files is None:
             raise Closed.error(self._path)
         return files
 
     def _known(self) -> dict[str, int]:
-        self._held()
+        self._open_files()
         return self._numbers
 
     def _number(self, name: object) -> int:
@@ -239,20 +237,22 @@ class OnnxTensors(Mapping[str, Any]):
         """
         from .small_model import write_small_model  # here, because few write one
 
-        options: Any = {"alignment": alignment, "force": force, "durable": durable}
+        files, names = self._open_files(), self.names
         try:
-            return write_small_model(self._path, self.names, self._held(), self._entries, dest, **options)
+            return write_small_model(
+                self._path, names, files, self._entries, dest, alignment=alignment, force=force, durable=durable
+            )
         except RecordError as error:
             raise error.located(path=self._path) from error.__cause__
 
     def _info(self, name: str, e: LocatedTensor) -> OnnxTensorInfo:
-        file = self._held().locate(e.reference)
+        file = self._open_files().locate(e.reference)
         offset = e.offset if e.offset >= 0 else None
         copied = e.nbytes > 0 and (not self._mmap or not is_aligned(e))
         return OnnxTensorInfo(name, e.dtype, e.shape, file, offset, e.nbytes, e.field, copied)
 
     def _value(self, name: str, e: LocatedTensor) -> Any:
-        files = self._held()
+        files = self._open_files()
         try:
             data = read(files, e, mmap=self._mmap)
             data.setflags(write=False)
@@ -263,7 +263,7 @@ class OnnxTensors(Mapping[str, Any]):
             raise error.located(path=self._path, tensor=name) from error.__cause__
 
     def close(self) -> bool:
-        """End lookups; return True if all mappings are released. Views taken before keep theirs, and stay valid."""
+        """End lookups; return True if all mappings are released. Earlier views keep theirs, and stay valid."""
         files, self._files = self._files, None
         if files is not None:
             files.forget()

@@ -1,8 +1,7 @@
 """A small model over a model's own files: the graph, and references to the values where they lie.
 
-The model is read once more, without its large values, and written with a reference, or with values, in the place of
-each tensor's. Finding tensors is left to `locate`, filling a skeleton to `graph`, the rules for references to
-`external_data`.
+The model is read once more, without its large values. Finding tensors is left to `locate`, filling a skeleton to
+`graph`, the rules for references to `external_data`.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from zcrecord.codec.layout import MAX_ALIGNMENT
 from zcrecord.dtypes import STRING
 from zcrecord.errors import Advice, LimitError, RecordError, SourceError, UnsupportedError
 from zcrecord.onnx.external_data import ONE_COPY, location_from
-from zcrecord.onnx.graph import DeferredValues, Initializer, encode_reference, filled, size_of
+from zcrecord.onnx.graph import Initializer, encode_reference, filled, size_of, values_or_deferred, write_parts
 from zcrecord.onnx.names import name_tensors
 from zcrecord.onnx.protobuf.reader import Skeleton, encode_field
-from zcrecord.onnx.protobuf.tensors import RAW_DATA, STRING_DATA
+from zcrecord.onnx.protobuf.tensors import STRING_DATA
 from zcrecord.storage.files import check_destination, is_url, open_sink, path_of
 from zcrecord.tensors.packed import StringTensor
 from zcrecord.writing.module_tree import ModuleTreeBuilder
@@ -27,8 +26,6 @@ from zcrecord.writing.writers import ConvertReport, conversion_report
 
 from .files import ModelFiles
 from .locate import LocatedTensor, find_tensors, is_as_stored, read
-
-_SMALL = 1 << 8  # bytes; smaller values are in memory with the skeleton, whose fields take as much
 
 
 def write_small_model(
@@ -56,10 +53,7 @@ def write_small_model(
     model = _SmallModel(names, files, entries, path, alignment)
     parts = model.parts()
     with open_sink(path, durable=durable, replaces=new) as sink:
-        sink.reserve(sum(map(len, parts)))
-        for part in parts:
-            for piece in part.pieces() if isinstance(part, DeferredValues) else (part,):
-                sink.write(piece)
+        write_parts(parts, sink)
         written = sink.position
     return conversion_report(
         started,
@@ -75,13 +69,7 @@ def write_small_model(
 
 
 class _SmallModel:
-    """One small model in the making.
-
-    Attributes:
-        modules: number of modules in the tensors' names.
-        inlined: bytes of the values in the model.
-        input_bytes: size of the original, its external data included.
-    """
+    """A small model in the making; counts modules of names, bytes of values in it, and bytes of the original."""
 
     def __init__(
         self, names: Sequence[str], files: ModelFiles, entries: Sequence[LocatedTensor], dest: str, alignment: int
@@ -115,14 +103,11 @@ class _SmallModel:
     def _place(self, tensor: Initializer) -> Any:
         e: LocatedTensor = tensor.value
         try:
-            if not tensor.inside and tensor.graph != "apart" and self._fits(e):
+            if tensor.outside and e.offset % self._alignment == 0 and is_as_stored(self._files, e):
                 return encode_reference(self._location(e), e.offset, e.nbytes)
             return self._inlined(e)
         except RecordError as error:
             raise error.located(tensor=self._names[tensor.number]) from error.__cause__
-
-    def _fits(self, e: LocatedTensor) -> bool:
-        return e.offset % self._alignment == 0 and is_as_stored(self._files, e)
 
     def _location(self, e: LocatedTensor) -> str:
         file = self._files.file_of(e.reference)
@@ -139,6 +124,4 @@ class _SmallModel:
             self.inlined += len(fields)
             return fields
         self.inlined += e.nbytes
-        if e.nbytes > _SMALL:
-            return DeferredValues(e.nbytes, lambda: (read(self._files, e, mmap=False).data,))
-        return encode_field(RAW_DATA, bytes(read(self._files, e, mmap=False)))
+        return values_or_deferred(e.nbytes, lambda: (read(self._files, e, mmap=False).data,))

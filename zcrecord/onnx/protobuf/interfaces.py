@@ -1,7 +1,7 @@
-"""The inputs and outputs of a model's graph: read, compared with another's, and constants taken off the inputs.
+"""The inputs and outputs of a model's graph: read and compared; constants are removed from the inputs.
 
-Before version 4 of the IR each initializer had to be among the graph's inputs as well, and was a constant all the same.
-From version 4 on an initializer among the inputs is a default, which a caller may override.
+Before version 4 of the IR each initializer had to be an input as well, and was a constant all the same. From version 4
+on an initializer among the inputs is a default, which a caller may override.
 
 Source: onnx's docs/IR.md; onnx.proto for the fields.
 """
@@ -12,56 +12,43 @@ from typing import Any, NamedTuple
 
 from zcrecord.errors import printable
 
-from .reader import LEN, MAX_NESTING, OPEN_END, VARINT, ProtobufReader, Skeleton, encode_varint
+from .reader import LEN, OPEN_END, VARINT, ProtobufReader, Skeleton, encode_varint
 
 OVERRIDABLE = 4  # the IR version from which on an initializer among the inputs is a default
 _VERSION, _GRAPH = 1 << 3 | VARINT, 7 << 3 | LEN  # tags of ModelProto
 _INITIALIZER, _INPUT, _OUTPUT, _SPARSE = (n << 3 | LEN for n in (5, 11, 12, 15))  # of GraphProto
 _NAME, _TYPE, _TENSOR_NAME, _VALUES = (n << 3 | LEN for n in (1, 2, 8, 1))  # ValueInfo, TensorProto, SparseTensorProto
 
-# Messages in a TypeProto by their tags: tensors and sparse ones, which have a shape of dimensions; sequences, maps,
-# optional ones.
+# Messages in a TypeProto by their tags: tensors and sparse ones, with a shape of dimensions; sequences, maps, optional.
 _DIMENSION: dict[int, Any] = {}
 _TENSOR = {2 << 3 | LEN: {1 << 3 | LEN: _DIMENSION}}
 _TYPES: dict[int, Any] = {1 << 3 | LEN: _TENSOR, 8 << 3 | LEN: _TENSOR}
 _TYPES |= {n << 3 | LEN: {inner << 3 | LEN: _TYPES} for n, inner in ((4, 1), (5, 2), (9, 1))}
-_DIM_PARAM, _OPEN = 2 << 3 | LEN, 0  # tag of a dimension's name, and the one by which it is known here
+_DIM_PARAM, _OPEN = 2 << 3 | LEN, 0  # tag of a dimension's name, and the tag that stands for it here
 
 
 class ModelInterface(NamedTuple):
-    """The inputs and outputs of a model's graph, in order: names with the bytes of their TypeProto.
+    """The inputs and outputs of a model's graph, in order: names with the bytes of their TypeProto."""
 
-    Attributes:
-        version: of the IR.
-        inputs, outputs: as the graph lists them.
-        initial: the names of its initializers.
-    """
-
-    version: int
+    version: int  # of the IR
     inputs: list[tuple[str, bytes]]
     outputs: list[tuple[str, bytes]]
-    initial: set[str]
+    initial: set[str]  # names of initializers
 
     def required(self) -> list[tuple[str, bytes]]:
-        """Return the inputs that a caller has to feed."""
         return [value for value in self.inputs if value[0] not in self.initial]
 
     def defaults(self) -> list[tuple[str, bytes]]:
-        """Return the inputs that a caller may feed, or leave at their defaults."""
         return [value for value in self.inputs if value[0] in self.initial and self.version >= OVERRIDABLE]
 
     def joined(self, graph: ModelInterface) -> ModelInterface:
-        """Return the interface of the model with what another graph has, as protobuf joins the two graphs."""
+        """Return the interface of the model with another graph merged into its own, as protobuf merges them."""
         inputs, outputs = self.inputs + graph.inputs, self.outputs + graph.outputs
         return ModelInterface(self.version, inputs, outputs, self.initial | graph.initial)
 
 
 def interface_of(model: Any) -> ModelInterface:
-    """Return the interface of a ModelProto, in a file or in memory.
-
-    Raises:
-        OnnxError: it is malformed.
-    """
+    """Return the interface of a ModelProto, in a file or in memory."""
     interface = ModelInterface(0, [], [], set())
     reader = ProtobufReader(model)
     for _, tag, value in reader.fields():
@@ -73,25 +60,21 @@ def interface_of(model: Any) -> ModelInterface:
 
 
 def graph_interface_of(graph: Any) -> ModelInterface:
-    """Return the interface of a GraphProto in memory.
-
-    Raises:
-        OnnxError: it is malformed.
-    """
+    """Return the interface of a GraphProto in memory."""
     interface = ModelInterface(0, [], [], set())
     _add_graph(ProtobufReader(graph), OPEN_END, interface)
     return interface
 
 
-def difference(model: ModelInterface, other: ModelInterface) -> str | None:
-    """Return the first thing in which another graph's interface differs from the model's, as a sentence's end.
+def difference(model: ModelInterface, graph: ModelInterface) -> str | None:
+    """Return the first difference of another graph's interface from the model's, as the end of a sentence.
 
-    The other graph may tell the type or shape of an output of which the model leaves them open.
+    The other graph may have the type or shape of an output that the model leaves open.
     """
     pairs = {
-        "input": (model.required(), other.required()),
-        "output": (model.outputs, other.outputs),
-        "input with a default": (model.defaults(), other.defaults()),
+        "input": (model.required(), graph.required()),
+        "output": (model.outputs, graph.outputs),
+        "input with a default": (model.defaults(), graph.defaults()),
     }
     for kind, (ours, theirs) in pairs.items():
         a, b = dict(ours), dict(theirs)
@@ -106,29 +89,25 @@ def difference(model: ModelInterface, other: ModelInterface) -> str | None:
     return None
 
 
-def _same_type(one: bytes, other: bytes, *, exact: bool) -> bool:
-    """Return True if two types are equal, however they are written; or, unless `exact`, the other tells more."""
-    a, b = (_plain(ProtobufReader(data), len(data), _TYPES, 0) for data in (one, other))
-    return a == b or (not exact and _tells(b, a))
+def _same_type(one: bytes, two: bytes, *, exact: bool) -> bool:
+    """Return True if two types are equal or, unless `exact`, the other one has more fields."""
+    a, b = (_plain(ProtobufReader(data), len(data), _TYPES, 0) for data in (one, two))
+    return a == b or (not exact and _includes(b, a))
 
 
-def _tells(more: Any, less: Any) -> bool:
-    """Return True if a type has all that another one has, but for the names of open dimensions."""
+def _includes(more: Any, less: Any) -> bool:
+    """Return True if a type has all fields of another one, but for the names of open dimensions."""
     if not isinstance(less, tuple):
         return bool(more == less)
     for tag in {tag for tag, _ in less} - {_OPEN}:
         ours, theirs = ([value for t, value in fields if t == tag] for fields in (less, more))
-        if len(ours) != len(theirs) or not all(map(_tells, theirs, ours)):
+        if len(ours) != len(theirs) or not all(map(_includes, theirs, ours)):
             return False
     return True
 
 
 def without_constant_inputs(model: Any) -> bytes:
-    """Return a ModelProto in which no constant is an input: from version 4 of the IR on as it is, else made version 4.
-
-    Raises:
-        OnnxError: it is malformed.
-    """
+    """Return a ModelProto without constants among its inputs: one of an IR before version 4 becomes version 4."""
     interface = interface_of(model)
     if interface.version >= OVERRIDABLE:
         return bytes(model)
@@ -174,11 +153,9 @@ def _value_info(reader: ProtobufReader, end: int) -> tuple[str, bytes]:
 
 
 def _plain(reader: ProtobufReader, end: int, children: dict[int, Any], depth: int) -> tuple[Any, ...]:
-    """Return the fields of a type, sorted by their numbers: equal for equal types, however they are written."""
-    if depth > MAX_NESTING:
-        raise reader.fail(f"a type nested more than {MAX_NESTING} deep")
+    """Return the fields of a type, sorted by tag: equal types are equal, whatever their order of fields."""
     fields: list[tuple[int, Any]] = []
-    for _, tag, value in reader.fields(end):
+    for _, tag, value in reader.fields(end, depth):
         if tag in children:
             fields.append((tag, _plain(reader, reader.offset + value, children[tag], depth + 1)))
         elif tag & 7 == VARINT:

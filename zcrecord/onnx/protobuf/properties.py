@@ -1,7 +1,4 @@
-"""A model's own key-value pairs, the metadata_props of its ModelProto: read without anything else, taken out, encoded.
-
-The meaning of keys is left to others.
-"""
+"""The key-value pairs of a model, metadata_props of its ModelProto: read alone, removed, encoded."""
 
 from __future__ import annotations
 
@@ -18,15 +15,7 @@ _METADATA_PROPS = 14  # of ModelProto; a StringStringEntryProto has its key in f
 
 
 def read_properties(stream: io.RawIOBase | io.BufferedIOBase) -> dict[str, str]:
-    """Return a model's metadata_props but for those of 64 KiB and more; reads it once, forward, and holds none of it.
-
-    Example:
-        >>> read_properties(io.BytesIO(encode_properties({"author": "me"})))
-        {'author': 'me'}
-
-    Raises:
-        OnnxError: it is malformed. SourceError: it cannot be read.
-    """
+    """Return a model's metadata_props of less than 64 KiB; reads it once, forward, and holds none of it."""
     reader = ProtobufReader(stream)
     return dict(
         read_pair(reader, reader.offset + nbytes) for _, tag, nbytes in reader.fields() if _is_pair(tag, nbytes)
@@ -34,12 +23,9 @@ def read_properties(stream: io.RawIOBase | io.BufferedIOBase) -> dict[str, str]:
 
 
 def without_properties(data: Any, keys: Collection[str]) -> tuple[bytes, list[tuple[str, str]]]:
-    """Return a ModelProto without the metadata_props of these keys, and those pairs; copies all else byte for byte.
+    """Return a ModelProto without the metadata_props of these keys, and these pairs; copies all else byte for byte.
 
-    A pair that is malformed in itself has none of the keys, and stays, as `convert` took it.
-
-    Raises:
-        OnnxError: the model is malformed around its pairs.
+    A malformed pair stays, as `convert` took it.
     """
     pairs: list[tuple[str, str]] = []
     parts, done = [], 0
@@ -58,7 +44,7 @@ def without_properties(data: Any, keys: Collection[str]) -> tuple[bytes, list[tu
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
-    """Return metadata_props as fields of a ModelProto; they may be appended to one."""
+    """Encode metadata_props as fields that can be appended to a ModelProto."""
     pairs = ((key.encode(), value.encode()) for key, value in properties.items())
     return b"".join(encode_field(_METADATA_PROPS, encode_field(1, k) + encode_field(2, v)) for k, v in pairs)
 

@@ -47,7 +47,6 @@ DAMAGED = "the model is truncated or damaged, copy or export it again"
 
 
 def encode_varint(value: int) -> bytes:
-    """Return a non-negative number as a varint."""
     out = bytearray()
     while value > 127:
         out.append(value & 127 | 128)
@@ -57,20 +56,12 @@ def encode_varint(value: int) -> bytes:
 
 
 def encode_field(number: int, data: bytes) -> bytes:
-    """Return a length-delimited field, its tag included."""
+    """Encode a length-delimited field with its tag."""
     return encode_varint(number << 3 | LEN) + encode_varint(len(data)) + data
 
 
 class Skeleton:
-    """A message under construction whose parts may be views of foreign buffers.
-
-    Example:
-        >>> s = Skeleton()
-        >>> s.tail += b"\\x3a\\x05abc"
-        >>> s.replace(0, 2, b"\\x3a\\x03")
-        >>> bytes().join(s.finish())
-        b':\\x03abc'
-    """
+    """A message under construction whose parts may be views of foreign buffers."""
 
     __slots__ = ("_size", "parts", "tail")
 
@@ -83,7 +74,7 @@ class Skeleton:
         return self._size + len(self.tail)
 
     def replace(self, offset: int, nbytes: int, header: bytes) -> None:
-        """Put another header of a message in the place of the one at an offset, which is not in an inserted part."""
+        """Replace the header of a message at an offset, which is not in an inserted part."""
         place, number = offset - self._size, len(self.parts)
         while place < 0:
             number -= 1
@@ -93,31 +84,30 @@ class Skeleton:
         self._size += 0 if part is self.tail else len(header) - nbytes
 
     def insert(self, data: Any) -> None:
-        """Append a bytes-like as a part of its own: not copied, so it must stay as it is."""
+        """Append a bytes-like as a part of its own, uncopied."""
         self.push()
         self.parts.append(data)
         self._size += len(data)
 
     def push(self) -> None:
-        """Begin another part: a change of a header at the end of one moves no other byte."""
+        """Begin another part: so a longer header at the end of one moves no other byte."""
         self.parts.append(self.tail)
         self._size += len(self.tail)
         self.tail = bytearray()
 
     def finish(self) -> list[Any]:
-        """Return the parts, in order."""
         if self.tail:
             self.push()
         return self.parts
 
 
 class ProtobufReader:
-    """The bytes of a stream from `pos` to `limit`, at most WINDOW of them, refilled as they are passed.
+    """A forward reader whose buffer has at most WINDOW bytes of the stream, from `pos` to `limit`.
 
     Offsets of the stream are `base` + position. Bytes from `mark` to `pos` go to the skeleton when the buffer is
-    refilled; `mark` is -1 while they are dropped, and always without a skeleton. Behind `limit` lie a few bytes of
-    slack, so that a header can be read without a check for each byte; one check after it tells if it was all there. A
-    source with a method `piece`, as `StreamReader` has it, hands out large values without copying them into the buffer.
+    refilled; `mark` is -1 while they are dropped, and always without a skeleton. Slack behind `limit` allows a header
+    to be read with one check of the limit, after it. A source with a method `piece`, as `StreamReader` has it, hands
+    out large values without copying them into the buffer.
     """
 
     __slots__ = ("_eof", "_piece", "_progress", "_readinto", "base", "buffer", "limit", "mark", "pos", "skeleton",
@@ -141,13 +131,13 @@ class ProtobufReader:
             self.view[: self.limit] = source
         self.mark = -1 if skeleton is None else 0
 
-    def fail(self, what: str, pos: int | None = None, *, tensor: str | None = None, do: str = DAMAGED) -> OnnxError:
-        """Return the error for something wrong at a position of the buffer; `do` is the advice."""
+    def fail(self, what: str, pos: int | None = None, *, do: str = DAMAGED) -> OnnxError:
+        """Return the error for a fault at a position of the buffer; `do` is the advice."""
         offset = self.base + (self.pos if pos is None else pos)
-        return OnnxError(f"byte {offset:#x}: {what}; {do}", tensor=tensor or None, offset=offset)
+        return OnnxError(f"byte {offset:#x}: {what}; {do}", offset=offset)
 
     def fill(self, need: int) -> int:
-        """Refill the buffer until it holds `need` bytes from `pos` on, or the stream ends; return how many it holds."""
+        """Refill the buffer until it has `need` bytes from `pos` on, or the stream ends; return their number."""
         if self.mark >= 0 and self.skeleton is not None:
             self.skeleton.tail += self.view[self.mark : self.pos]
             self.mark = 0
@@ -164,7 +154,7 @@ class ProtobufReader:
         return self.limit
 
     def read(self, buffer: memoryview) -> int:
-        """Read the next bytes of the stream, as many as fit or come at once; return their number, 0 at the end."""
+        """Read the next bytes of the stream; return their number, 0 at the end."""
         try:
             done = self._readinto(buffer)
         except OSError as error:
@@ -174,14 +164,12 @@ class ProtobufReader:
         return int(done)
 
     def at_end(self) -> bool:
-        """Return True if the stream has no byte left."""
         return self.pos == self.limit and not self.fill(1)
 
     def header(self, end: int) -> tuple[int, int, int]:
-        """Pass a field's tag and length; return the position of its start, the tag, and a length or a varint's value.
+        """Pass a field's tag and its length or varint; return the position of its start, the tag, the length or value.
 
-        `end` is the offset in the stream at which the message ends. The length is that of the data that follow; a
-        varint is passed too.
+        `end` is the offset in the stream at which the message ends.
         """
         if self.limit - self.pos < HEADER and self.base + self.limit < end:
             self.fill(HEADER)
@@ -222,7 +210,6 @@ class ProtobufReader:
         return start, tag, value
 
     def varint(self, pos: int) -> tuple[int, int]:
-        """Return the varint at a position, and the position behind it."""
         value = shift = 0
         start = pos
         while True:
@@ -237,7 +224,6 @@ class ProtobufReader:
                 raise self.fail(what, start)
 
     def length(self, pos: int) -> tuple[int, int]:
-        """Return the length at a position, and the position behind it; protobuf reads no more of it than of a tag."""
         value, after = self.varint(pos)
         if after - pos > MOST_TAG:
             raise self.fail(f"a length of more than {MOST_TAG} bytes", pos)
@@ -245,14 +231,12 @@ class ProtobufReader:
 
     @property
     def offset(self) -> int:
-        """The offset in the stream of the next byte."""
         return self.base + self.pos
 
     def fields(self, end: int = OPEN_END, depth: int = 0) -> Iterator[tuple[int, int, int]]:
-        """Yield start, tag, and length or value of each field up to an offset, as `header` returns them.
-
-        A caller that takes a field passes all of it. A field of which nothing was taken is passed here, and kept.
-        """
+        """Yield `header` of each field up to an offset; a field that the caller does not pass is passed, and kept."""
+        if depth > MAX_NESTING:
+            raise self.fail(f"messages nested more than {MAX_NESTING} deep")
         while self.base + self.pos < end:
             if self.pos == self.limit and self.at_end() and end == OPEN_END:
                 return
@@ -263,7 +247,6 @@ class ProtobufReader:
                 self.skip(tag, value, end, depth)
 
     def skip(self, tag: int, value: int, end: int, depth: int = 0) -> None:
-        """Pass the rest of a field whose header was read; it stays in the skeleton."""
         kind = tag & 7
         if kind == LEN and value <= self.limit - self.pos:
             self.pos += value
@@ -295,17 +278,11 @@ class ProtobufReader:
                 raise self.fail(f"the stream ends {nbytes} bytes early")
         self.pos += nbytes
 
-    def hold(self, nbytes: int) -> bool:
-        """Return True if the next `nbytes` bytes are buffered together, after refilling the buffer if that helps."""
-        if nbytes <= self.limit - self.pos:
-            return True
-        return nbytes <= WINDOW and self.fill(nbytes) >= nbytes
-
     def text(self, nbytes: int) -> bytes:
         """Pass a short field and return it."""
         if nbytes > MAX_TEXT:
             raise self.fail(f"a name of {nbytes} bytes, more than {MAX_TEXT}", do="shorten it")
-        if not self.hold(nbytes):
+        if nbytes > self.limit - self.pos and (nbytes > WINDOW or self.fill(nbytes) < nbytes):
             raise self.fail("the stream ends inside a name")
         self.pos += nbytes
         return bytes(self.view[self.pos - nbytes : self.pos])
@@ -345,10 +322,7 @@ class ProtobufReader:
             self.mark = self.pos
 
     def open(self, start: int, tag: int, nbytes: int) -> Mark | None:
-        """Begin a message that is kept, whose header was just passed and began at `start`; None without a skeleton.
-
-        `close` takes the mark returned.
-        """
+        """Begin a message in the skeleton, whose header began at `start`; return the mark for `close`."""
         skeleton = self.skeleton
         if skeleton is None:
             return None
@@ -360,7 +334,7 @@ class ProtobufReader:
         return mark
 
     def close(self, mark: Mark | None) -> None:
-        """End the message opened last and still open: it gets another header if its size has changed."""
+        """End the message opened last: it gets another header if its size has changed."""
         skeleton = self.skeleton
         if mark is not None and skeleton is not None:
             tag, before, offset, size = mark
@@ -371,15 +345,11 @@ class ProtobufReader:
                 skeleton.replace(offset, size, encode_varint(tag) + encode_varint(nbytes))
 
     def finish(self) -> None:
-        """Keep the bytes that were passed last."""
         self.drop(self.pos)
 
 
 def read_pair(reader: ProtobufReader, end: int) -> tuple[str, str]:
-    """Pass a message of two texts, a key and a value, that ends at this offset of the stream, and return them.
-
-    Source: onnx.proto, StringStringEntryProto.
-    """
+    """Pass a StringStringEntryProto that ends at this offset of the stream, and return its key and value."""
     texts = {0x0A: b"", 0x12: b""}
     for _, tag, nbytes in reader.fields(end):
         if tag in texts:
@@ -404,7 +374,7 @@ class VarintDecoder:
         return memory[:count]
 
     def decode(self, data: Array, nbytes: int) -> Array:
-        """Return the varints that fill the first `nbytes` bytes of `data`, unsigned, valid until the next call.
+        """Return the varints in the first `nbytes` bytes of `data`, unsigned, valid until the next call.
 
         At least SLACK bytes must follow them, and the last must be whole. A varint of more than 10 bytes gives
         ValueError with its position.
@@ -415,10 +385,9 @@ class VarintDecoder:
         return self._decoded(data, *self._bounds(np.flatnonzero(last)))
 
     def pairs(self, data: Array, nbytes: int, tag: int) -> tuple[Array, int]:
-        """Return the values of the (tag, varint) pairs at the start of `data`, and how many bytes they take.
+        """Return the values of the (tag, varint) pairs of this tag at the start of `data`, and the bytes they take.
 
-        They are valid until the next call. Stops at the first thing that is no whole pair with this one-byte tag,
-        which may be at once.
+        The values are valid until the next call.
         """
         ends = np.flatnonzero(data[:nbytes] < 128)
         starts, ends = self._bounds(ends[: len(ends) & -2])
@@ -444,22 +413,22 @@ class VarintDecoder:
         kind = np.dtype(f"u{size}").type
         every = self._every(data, size)
         words = np.take(every, starts, out=self._room(f"words{size}", len(starts), kind), mode="clip")
-        other = self._room(f"other{size}", len(words), kind)
-        words &= np.take(_MASKS[size], longer, out=other, mode="clip")
+        scratch = self._room(f"scratch{size}", len(words), kind)
+        words &= np.take(_MASKS[size], longer, out=scratch, mode="clip")
         full = (1 << 8 * size) - 1
         for moves, shift, since in _STEPS:
             if longest >= since:
-                np.bitwise_and(words, kind(moves & full), out=other)
-                other >>= kind(shift)
+                np.bitwise_and(words, kind(moves & full), out=scratch)
+                scratch >>= kind(shift)
                 if shift > 1:
-                    other *= kind((1 << shift) - 1)
-                words -= other
+                    scratch *= kind((1 << shift) - 1)
+                words -= scratch
         if longest > 7:
             _add_tails(words, every, starts, longer)
         return words
 
     def _every(self, data: Array, size: int) -> Array:
-        """Return the `size` bytes from each byte on as numbers, in aligned memory, as numpy's take needs it."""
+        """Return the `size` bytes from each byte on as numbers, in aligned memory, which numpy's take needs."""
         count = len(data) - size + 1
         every = self._room(f"every{size}", count, f"u{size}")
         every[:] = np.ndarray((count,), f"<u{size}", data, strides=(1,))

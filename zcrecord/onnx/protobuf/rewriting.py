@@ -1,6 +1,6 @@
-"""Tensors of a small model in memory, taken out of it or given other external data; all else stays byte for byte.
+"""Small models in memory, whose tensors are removed or get other external data; all else stays byte for byte.
 
-For models whose weights are elsewhere already. Models of any size are read by `scanner`.
+Models of any size are read by `scanner`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from zcrecord.errors import OnnxError
 from zcrecord.onnx.names import ATTRIBUTE, FUNCTION, GRAPH, MODEL, NODE, TENSOR, TRAINING
 
-from .reader import LEN, MAX_NESTING, VARINT, ProtobufReader, encode_field, read_pair
+from .reader import LEN, VARINT, ProtobufReader, encode_field, read_pair
 from .scanner import CHILDREN
 
 _EXTERNAL_DATA, _DATA_LOCATION = 13 << 3 | LEN, 14 << 3 | VARINT  # of TensorProto
@@ -28,7 +28,7 @@ class ExternalTensor(NamedTuple):
     entries: dict[str, str]
 
     def encode(self, entries: dict[str, str]) -> bytes:
-        """Return the TensorProto with other external_data."""
+        """Encode the TensorProto with other external_data."""
         return self.rest + encode_entries(entries)
 
 
@@ -37,30 +37,20 @@ Change = Callable[[ExternalTensor, str], bytes | None]
 
 
 def encode_entries(entries: dict[str, str]) -> bytes:
-    """Return the fields of a TensorProto that say its values are external data."""
+    """Encode external_data as fields of a TensorProto."""
     pairs = (encode_field(1, key.encode()) + encode_field(2, value.encode()) for key, value in entries.items())
     return _EXTERNAL + b"".join(encode_field(_EXTERNAL_DATA >> 3, pair) for pair in pairs)
 
 
 def rewrite(model: memoryview, change: Change) -> bytes:
-    """Return a ModelProto with each TensorProto that has external data replaced by the bytes that `change` returns.
-
-    `change` is also given the place of the tensor; it leaves the tensor out by returning None.
-
-    Raises:
-        OnnxError: it is malformed.
-    """
+    """Return a ModelProto with each TensorProto that has external data replaced by `change`, removed if it is None."""
     reader = ProtobufReader(model)
     out = _rewritten(reader, reader.limit, MODEL, change, 0, "main")
     return bytes(model) if out is None else out
 
 
 def tensors_of(graph: memoryview) -> Iterator[ExternalTensor]:
-    """Yield the initializers of a GraphProto that holds nothing but initializers with external data.
-
-    Raises:
-        OnnxError: it is malformed, or holds something else.
-    """
+    """Yield the initializers of a GraphProto; OnnxError if it has anything but initializers with external data."""
     reader = ProtobufReader(graph)
     for _, tag, nbytes in reader.fields(reader.limit):
         tensor = _external(reader, reader.pos + nbytes) if tag == _INITIALIZER else None
@@ -70,11 +60,7 @@ def tensors_of(graph: memoryview) -> Iterator[ExternalTensor]:
 
 
 def domains_of(model: memoryview) -> set[str]:
-    """Return the domains of all operators that a ModelProto uses, at any depth.
-
-    Raises:
-        OnnxError: it is malformed.
-    """
+    """Return the domains of all operators in a ModelProto, at any depth."""
     domains: set[str] = set()
     reader = ProtobufReader(model)
     _add_domains(reader, reader.limit, MODEL, domains, 0)
@@ -83,7 +69,7 @@ def domains_of(model: memoryview) -> set[str]:
 
 def _add_domains(reader: ProtobufReader, end: int, kind: str, domains: set[str], depth: int) -> None:
     domain = b""
-    for _, tag, nbytes in _fields(reader, end, depth):
+    for _, tag, nbytes in reader.fields(end, depth):
         child = CHILDREN[kind].get(tag)
         if kind == NODE and tag == _DOMAIN:
             domain = reader.text(nbytes)
@@ -93,14 +79,8 @@ def _add_domains(reader: ProtobufReader, end: int, kind: str, domains: set[str],
         domains.add(domain.decode("utf-8", "replace"))
 
 
-def _fields(reader: ProtobufReader, end: int, depth: int) -> Iterator[tuple[int, int, int]]:
-    if depth > MAX_NESTING:
-        raise reader.fail(f"messages nested more than {MAX_NESTING} deep")
-    return reader.fields(end, depth)
-
-
 def _rewritten(reader: ProtobufReader, end: int, kind: str, change: Change, depth: int, place: str) -> bytes | None:
-    """Return a message with its tensors changed; None if nothing in it is. `place` is that of a graph in it."""
+    """Return a message with its tensors changed, None without a change; `place` is that of a graph in it."""
     if kind in (FUNCTION, TRAINING):
         place = ""
     elif kind == ATTRIBUTE and place:
@@ -108,7 +88,7 @@ def _rewritten(reader: ProtobufReader, end: int, kind: str, change: Change, dept
     parts: list[Any] = []
     begin = done = reader.pos
     children = CHILDREN[kind]
-    for start, tag, nbytes in _fields(reader, end, depth):
+    for start, tag, nbytes in reader.fields(end, depth):
         if (child := children.get(tag)) is None:
             continue
         after = reader.pos + nbytes

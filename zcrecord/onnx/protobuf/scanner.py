@@ -1,11 +1,11 @@
-"""The one pass over a model that finds every tensor in it, driven by a table of the messages that can hold one.
+"""The one pass over a model that finds every tensor in it, by a table of the messages that can hold one.
 
-All it passes stays in the reader's skeleton, if it has one, each tensor with a stub in place of its values.
-Tensors and their values go to a `TensorSink`; reading one is left to `tensors`, naming it to `names`.
+The skeleton gets all that is passed, each tensor with a stub in place of its values. Tensors and their values go to a
+`TensorSink`; reading one is left to `tensors`, naming it to `names`.
 
 Most nodes hold neither tensor nor graph. Those that lie side by side in the buffer are passed in step, one field each
-per round, so that a model of 20,000 nodes takes some hundred numpy calls. Every other node is read as any message is,
-and only there is anything refused.
+per round, so that a model of 20,000 nodes takes some hundred numpy calls. All other nodes are read as any message is;
+faults are found there alone.
 
 Source: onnx.proto (IR version 13).
 """
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from zcrecord import dtypes
 from zcrecord.codec.file_types import wrong_type
 from zcrecord.codec.layout import MAX_RANK
-from zcrecord.errors import OnnxError
+from zcrecord.errors import OnnxError, RecordError
 from zcrecord.onnx.names import ATTRIBUTE, FUNCTION, GRAPH, MODEL, NODE, SPARSE, TENSOR, TRAINING, Scope, seal
 
 from .reader import (
@@ -40,7 +40,7 @@ from .tensors import BOOL, DATA_TYPE, DIMS, NAME, RAW, STRING, TensorMessage, Te
 
 
 class ChildField(NamedTuple):
-    """A field that leads on to tensors: the message it holds, and if there may be several."""
+    """A field that leads on to tensors: the type of its message, and whether there may be several."""
 
     kind: str
     repeated: bool
@@ -117,19 +117,18 @@ class TensorSink(ValueSink):
         raise NotImplementedError
 
     def write_whole(self) -> None:
-        """Write the data that `add_whole` was given: none of it is valid afterwards."""
+        """Write the data that `add_whole` was given, before it becomes invalid."""
 
     def start(self, t: TensorMessage) -> None:
-        """Number a tensor that begins."""
         t.index = len(self.named)
         self.named.append(None)
 
     def stub(self, t: TensorMessage, skeleton: Skeleton) -> None:
-        """Add the fields that stand for a tensor's values to the skeleton: its message is about to close."""
+        """Add the fields that stand for a tensor's values to the skeleton."""
         skeleton.tail += stub(t.index)
 
     def finish(self, t: TensorMessage, tensors: TensorReader) -> None:
-        """Take a tensor of which all was read; `tensors` checks it, and closes its payload."""
+        """Take a tensor that was read whole; `tensors` checks it, and closes its payload."""
         raise NotImplementedError
 
 
@@ -140,20 +139,15 @@ def stub(index: int) -> bytes:
 
 
 def check_start(reader: ProtobufReader) -> None:
-    """Look at a model's first bytes, which stay in the reader.
-
-    Raises:
-        OnnxError: there are none, or they are those of another type of file, which the message names.
-    """
+    """Check a model's first bytes, as `check_head` does; they stay in the reader."""
     reader.fill(_LOOKED)
     check_head(bytes(reader.view[: reader.limit][:_LOOKED]))
 
 
 def check_head(head: bytes) -> None:
-    """Do the same for first bytes that were read already; text is refused only if no model can begin with it.
+    """Raise OnnxError if a file is empty or of another type, by its first bytes.
 
-    Raises:
-        OnnxError: as `check_start` does.
+    Text is refused only if no model can begin with it.
     """
     if not head:
         raise OnnxError("empty, not an ONNX model")
@@ -171,11 +165,7 @@ class Scanner:
         self._runs: dict[int, int] = {}  # offset of a run of plain nodes -> offset of its end
 
     def scan(self) -> Scope:
-        """Read a ModelProto to the end of the stream and return its scope.
-
-        Raises:
-            OnnxError: it is malformed, or has unsupported features; with the byte at which that was noticed.
-        """
+        """Read a ModelProto to the end of the stream and return its scope."""
         root = Scope(MODEL, None, 0, 0)
         self._message(root, OPEN_END, 0)
         self._reader.finish()
@@ -231,19 +221,20 @@ class Scanner:
         if not child.repeated:
             scope.single = {} if scope.single is None else scope.single
             scope.single[tag] = inner
-        elif isinstance(inner, TensorMessage):
-            self._sink.finish(inner, self._tensors)
-        elif inner.counts is not None:  # else nothing was in it that needs its name
+        elif isinstance(inner, TensorMessage) or inner.counts is not None:  # else it holds nothing that needs its name
             self._finish(inner)
 
-    def _finish(self, scope: Scope) -> None:
-        """Finish the tensors in singular fields, now that nothing can be merged into the message any more."""
-        for inner in (scope.single or {}).values():
-            if isinstance(inner, Scope):
+    def _finish(self, message: Scope | TensorMessage) -> None:
+        """Finish the tensors in singular fields, into which nothing can be merged any more."""
+        if isinstance(message, Scope):
+            for inner in (message.single or {}).values():
                 self._finish(inner)
-            else:
-                self._sink.finish(inner, self._tensors)
-        seal(scope)
+            seal(message)
+            return
+        try:
+            self._sink.finish(message, self._tensors)
+        except RecordError as error:
+            raise error.located(tensor=message.label or None, offset=message.offset) from error.__cause__
 
     def _tensor(self, scope: Scope, child: ChildField, tag: int, nbytes: int, start: int, depth: int) -> None:
         """Read one TensorProto, or a further part of one."""
@@ -267,10 +258,9 @@ class Scanner:
         self._close(scope, child, tag, t)
 
     def _pass_whole_tensors(self, scope: Scope, tag: int, end: int) -> bool:
-        """Pass the tensors that come next, as long as each is dims, data_type, name and raw_data, no more.
+        """Pass the next tensors that have dims, data_type, name and raw_data alone; return True if there was any.
 
-        Exporters write little else. One that differs, or is not buffered as a whole, is left to be read thoroughly.
-        Returns True if there was any.
+        Exporters write little else. A tensor that differs, or is not buffered whole, is left to `_tensor`.
         """
         reader, add = self._reader, self._sink.add_whole
         buffer, view, varint, length = reader.buffer, reader.view, reader.varint, reader.length
@@ -329,7 +319,7 @@ class Scanner:
 
 
 def _plain_runs(reader: ProtobufReader, tag: int, end: int) -> tuple[dict[int, int], int]:
-    """Return runs of plain nodes that come next, offset -> end; and the offset up to which nodes were looked at.
+    """Return the next runs of plain nodes, offset -> end; and the offset up to which nodes were examined.
 
     `end` is the offset at which their message ends, `tag` that of their field, one byte.
     """
@@ -355,7 +345,7 @@ def _plain_runs(reader: ProtobufReader, tag: int, end: int) -> tuple[dict[int, i
 
 
 def _plain(data: Array, starts: Array, ends: Array) -> npt.NDArray[np.bool_]:
-    """Return a bool for each node, in [start, end) of `data`: True if it certainly is plain and well formed."""
+    """Return True for each node in [start, end) of `data` that certainly is plain and well formed."""
     plain = np.zeros(len(starts), bool)
     which = np.arange(len(starts))
     pos, stop = starts, ends  # stop: of the attribute a node is in, otherwise of the node

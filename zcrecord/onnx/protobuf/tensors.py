@@ -1,8 +1,8 @@
 """One TensorProto as it is read: its fields, and its values on their way from the stream to a payload.
 
-raw_data goes through as it is; typed data is decoded a piece at a time; strings get the table of ends that archives
-have. Values that are not canonical are made so: bools are 0 or 1, bits after the last packed element are zero. The
-messages around tensors are left to `scanner`, the payloads to a `ValueSink`.
+raw_data passes unchanged; typed data is decoded a piece at a time; strings get the table of ends that archives have.
+Values become canonical: bools are 0 or 1, bits after the last packed element are zero. The messages around tensors are
+left to `scanner`, the payloads to a `ValueSink`.
 
 Source: onnx.proto's comments on TensorProto, and `onnx.numpy_helper.to_array`.
 """
@@ -50,17 +50,13 @@ FIELDS = {4: "float_data", 5: "int32_data", 6: "string_data", 7: "int64_data", 9
 
 
 def _int32_form(kind: DType) -> tuple[str, int, int]:
-    """Return the numpy type and range of entries of int32_data: elements, or bytes of packed ones that fill bytes."""
+    """Return numpy type, minimum and maximum of entries of int32_data: elements, or bytes of packed elements."""
     bits = kind.bits
     if kind.name == "bool":
         return "?", -(2**31), 2**31 - 1
     if kind.name.startswith("int") and not kind.packed:
         return f"<i{bits // 8}", -(1 << bits - 1), (1 << bits - 1) - 1
     return f"<u{-(-bits // 8)}", 0, 255 if kind.packed and 8 % bits == 0 else (1 << bits) - 1
-
-
-def _kept_as(*types: str) -> set[int]:
-    return {code for code, kind in dtypes.by_onnx.items() if kind.c in types}
 
 
 _INT32_FORMS = {  # of the types that have no other field, by ONNX data_type
@@ -70,17 +66,17 @@ _INT32_FORMS = {  # of the types that have no other field, by ONNX data_type
 }
 _TYPES = {
     RAW_DATA: set(dtypes.by_onnx) - {STRING},
-    FLOAT_DATA: _kept_as("float"),
+    FLOAT_DATA: {code for code, kind in dtypes.by_onnx.items() if kind.c == "float"},
     INT32_DATA: set(_INT32_FORMS),
     STRING_DATA: {STRING},
-    INT64_DATA: _kept_as("int64_t"),
-    DOUBLE_DATA: _kept_as("double"),
-    UINT64_DATA: _kept_as("uint32_t", "uint64_t"),
+    INT64_DATA: {code for code, kind in dtypes.by_onnx.items() if kind.c == "int64_t"},
+    DOUBLE_DATA: {code for code, kind in dtypes.by_onnx.items() if kind.c == "double"},
+    UINT64_DATA: {code for code, kind in dtypes.by_onnx.items() if kind.c in ("uint32_t", "uint64_t")},
 }
 
 
 class ValueState:
-    """The values of one tensor, as far as they were read; an instance holds only the attributes that have changed."""
+    """The values of one tensor as far as they were read; an instance has only the attributes that have changed."""
 
     field: int = 0  # of TensorProto, in which they came
     nbytes: int = 0  # passed so far, in stored form
@@ -118,17 +114,17 @@ class TensorMessage:
 
     @property
     def dtype(self) -> DType | None:
-        """The table's entry for its data_type, None if it has none yet or one that is not known."""
+        """Its element type; None if data_type is missing or unknown."""
         return dtypes.by_onnx.get(self.data_type)
 
     @property
     def packed(self) -> bool:
-        """True if its elements are, or may turn out to be, narrower than a byte."""
+        """True if its elements are narrower than a byte, or its type is unknown."""
         kind = self.dtype
         return kind is None or kind.packed
 
     def expected(self) -> int:
-        """Return the bytes its shape and type call for; of strings, those of the table of their ends."""
+        """Return the bytes that its shape and type take; of strings, those of the table of their ends."""
         kind = self.dtype
         if kind is None:
             return 0
@@ -139,36 +135,32 @@ class TensorMessage:
 
     @property
     def label(self) -> str:
-        """Its name for messages."""
         return self.name.decode("utf-8", "replace")
 
 
 class ValueSink:
-    """Receives the values of tensors, one payload at a time: an archive in the making, memory, a list of places.
-
-    This one drops them.
-    """
+    """Receives the values of tensors, one payload at a time; this one drops them."""
 
     def begin(self, t: TensorMessage, nbytes: int) -> None:
         """Start the payload of a tensor, of about so many bytes."""
 
     def write(self, data: Any) -> None:
-        """Append to it."""
+        """Append to the payload."""
 
     def end(self) -> int:
-        """Finish it and return its id."""
+        """Finish the payload and return its id."""
         return 0
 
     def locate(self, _t: TensorMessage, _offset: int, _nbytes: int, /) -> bool:
-        """Take a run of values as its place in the stream, and return True: it is passed unread, and not written."""
+        """Return True to take a run of values by its place in the stream: it is passed unread, and not written."""
         return False
 
 
 class TensorReader:
-    """Reads one TensorProto after the other from a stream, and hands their values to a sink.
+    """Reads one TensorProto after the other from a stream, and passes their values to a sink.
 
-    A payload may stay open while its tensor's message is continued elsewhere, as protobuf allows for a field that is
-    given twice; not while another tensor's values come in between.
+    A payload stays open while its message continues elsewhere, as protobuf allows for a singular field that occurs
+    twice, but not while another tensor's values come in between.
     """
 
     def __init__(self, reader: ProtobufReader, sink: ValueSink) -> None:
@@ -178,7 +170,14 @@ class TensorReader:
         self._decoder = VarintDecoder()
 
     def read(self, t: TensorMessage, end: int, depth: int = 0) -> None:
-        """Read the fields of a TensorProto, or of a further part of one, up to `end`, an offset in the stream."""
+        """Read the fields of a TensorProto, or of a further part of one, up to an offset in the stream."""
+        try:
+            self._read(t, end, depth)
+        except OnnxError as error:
+            error.located(tensor=t.label or None)
+            raise
+
+    def _read(self, t: TensorMessage, end: int, depth: int) -> None:
         reader, before = self._reader, t.data_type  # of the part before: protobuf merges the parts of a message
         while reader.base + reader.pos < end:
             start, tag, value = reader.header(end)
@@ -186,7 +185,7 @@ class TensorReader:
                 self._dim(t, value)
             elif tag == DATA_TYPE:
                 if before not in (0, value & 0xFFFFFFFF):
-                    raise self.fail(t, f"data_type {before} in one part, and {value & 0xFFFFFFFF} in another", start)
+                    raise self.fail(f"data_type {before} in one part, and {value & 0xFFFFFFFF} in another", start)
                 t.data_type = value & 0xFFFFFFFF
             elif tag == NAME:
                 t.name = reader.text(value)
@@ -198,7 +197,7 @@ class TensorReader:
                     self._entry(t, reader.base + reader.pos + value)
                 elif value > _EXTERNAL:
                     what = f"data_location {value} is neither DEFAULT nor EXTERNAL"
-                    raise reader.fail(what, start, tensor=t.label, do="upgrade zcrecord")
+                    raise reader.fail(what, start, do="upgrade zcrecord")
                 else:
                     t.external = value == _EXTERNAL
                 reader.keep()
@@ -206,7 +205,7 @@ class TensorReader:
                 self._packed_dims(t, value)
             elif tag == _SEGMENT:
                 do = "join the segments and export the model again"
-                raise reader.fail("it is one segment of a tensor, which is not supported", start, tensor=t.label, do=do)
+                raise reader.fail("it is one segment of a tensor, which is not supported", start, do=do)
             elif tag & 7 != VARINT:
                 reader.skip(tag, value, end, depth)
         if t.values.early or t.values.pending:
@@ -215,7 +214,7 @@ class TensorReader:
     def _dim(self, t: TensorMessage, value: int) -> None:
         t.dims.append(value if value < 1 << 63 else value - (1 << 64))
         if len(t.dims) > MAX_RANK:
-            raise self._reader.fail(f"more than {MAX_RANK} dimensions", tensor=t.label, do="reshape the tensor")
+            raise self._reader.fail(f"more than {MAX_RANK} dimensions", do="reshape the tensor")
 
     def _packed_dims(self, t: TensorMessage, nbytes: int) -> None:
         reader = self._reader
@@ -225,20 +224,20 @@ class TensorReader:
             value, pos = reader.varint(pos)
             self._dim(t, value)
         if pos > reader.pos:
-            raise reader.fail("dims end inside a varint", tensor=t.label)
+            raise reader.fail("dims end inside a varint")
 
     def _entry(self, t: TensorMessage, end: int) -> None:
         key, text = read_pair(self._reader, end)
         t.entries = {} if t.entries is None else t.entries
         if key in t.entries or len(t.entries) == _MAX_ENTRIES:
             what = f"external_data key '{printable(key)}' twice" if key in t.entries else "too many external_data keys"
-            raise self.fail(t, what)
+            raise self.fail(what)
         t.entries[key] = text
 
     def _value(self, t: TensorMessage, tag: int, value: int, start: int, end: int) -> None:
-        """Pass one value field whose header was read, a run or a single element, and store its values.
+        """Pass and store one value field: a run or a single element, and the single ones that follow.
 
-        `start` is the reader's position of the header, `end` the stream's offset at which the tensor's message ends.
+        `start` is the reader's position of its header, `end` the offset at which the tensor's message ends.
         """
         reader, number, kind = self._reader, tag >> 3, tag & 7
         reader.drop(start)
@@ -258,18 +257,17 @@ class TensorReader:
                 self._single(t, tag, value, end)
         reader.keep()
 
-    def fail(self, t: TensorMessage, what: str, pos: int | None = None) -> OnnxError:
-        """Return the error for something wrong with a tensor at a position of the reader."""
-        return self._reader.fail(what, pos, tensor=t.label, do=_AGAIN)
+    def fail(self, what: str, pos: int | None = None) -> OnnxError:
+        return self._reader.fail(what, pos, do=_AGAIN)
 
     def _claim(self, t: TensorMessage, number: int, start: int) -> None:
         """Note that the tensor's values are in this field; refuse a second one."""
         v = t.values
         if v.field and (v.field != number or number == RAW_DATA):
             twice = "twice" if v.field == number else f"besides {FIELDS[v.field]}"
-            raise self.fail(t, f"{FIELDS[number]} {twice}; values come in one field, once", start)
+            raise self.fail(f"{FIELDS[number]} {twice}; values come in one field, once", start)
         if v.closed:
-            raise self.fail(t, "values in two places, with those of another tensor in between", start)
+            raise self.fail("values in two places, with those of another tensor in between", start)
         v.field = number
         if t.data_type and t.data_type not in _TYPES[number]:
             raise self._mismatch(t)
@@ -278,14 +276,14 @@ class TensorReader:
         if t.dtype is None:
             return self._unknown(t)
         wanted = " or ".join(FIELDS[n] for n, types in _TYPES.items() if t.data_type in types)
-        return self.fail(t, f"{t.dtype.name} keeps its values in {wanted}, got {FIELDS[t.values.field]}")
+        return self.fail(f"{t.dtype.name} keeps its values in {wanted}, got {FIELDS[t.values.field]}")
 
     def _unknown(self, t: TensorMessage) -> OnnxError:
         what = f"data_type {t.data_type} is not known here" if t.data_type else "no data_type"
-        return self._reader.fail(what, tensor=t.label, do=f"{_AGAIN}, or upgrade zcrecord")
+        return self._reader.fail(what, do=f"{_AGAIN}, or upgrade zcrecord")
 
     def write(self, t: TensorMessage, data: Any, estimate: int = 0) -> None:
-        """Append stored bytes, as a flat bytes-like, to the tensor's payload; made canonical on the way."""
+        """Append stored bytes, as a flat bytes-like, to the tensor's payload, made canonical."""
         v = t.values
         if self._open is not t:
             self._begin(t, estimate or len(data))
@@ -308,7 +306,7 @@ class TensorReader:
         self._sink.write(data)
 
     def count(self, t: TensorMessage, nbytes: int) -> None:
-        """Count stored bytes of a tensor that are not written, as if they were."""
+        """Count stored bytes of a tensor that are not written."""
         self._begin(t, nbytes)
         t.values.nbytes += nbytes
         t.values.last_byte = 0 if t.packed else -1
@@ -321,15 +319,12 @@ class TensorReader:
             t.values.stored = t.data_type, -1
 
     def _pass_unread(self, t: TensorMessage, nbytes: int, counted: int) -> bool:
-        """Return True if the sink took the next bytes by their place: they are passed, and so many of them counted."""
+        """Return True if the sink takes the next bytes by their place: they are passed, and `counted` are counted."""
         reader = self._reader
         if not nbytes or not self._sink.locate(t, reader.base + reader.pos, nbytes):
             return False
         self.count(t, counted)
-        try:
-            reader.advance(nbytes)
-        except OnnxError as error:
-            raise error.located(tensor=t.label or None) from None
+        reader.advance(nbytes)
         return True
 
     def _raw(self, t: TensorMessage, nbytes: int) -> None:
@@ -338,12 +333,12 @@ class TensorReader:
                 self.write(t, chunk, nbytes)
 
     def _fixed(self, t: TensorMessage, tag: int, nbytes: int, end: int) -> None:
-        """Floats: their bytes on the wire are those of raw_data. Single ones that follow are taken along."""
+        """Store floats, whose bytes on the wire are those of raw_data, and the single ones that follow."""
         reader, number = self._reader, tag >> 3
         size = 4 if number == FLOAT_DATA else 8
         if tag & 7 == LEN:
             if nbytes % size:
-                raise self.fail(t, f"{FIELDS[number]} of {nbytes} bytes, not a multiple of {size}")
+                raise self.fail(f"{FIELDS[number]} of {nbytes} bytes, not a multiple of {size}")
             self._raw(t, nbytes)
             return
         for chunk in reader.chunks(size):
@@ -356,9 +351,9 @@ class TensorReader:
             self._gather(t, run[:count, 1:].tobytes())
 
     def _ahead(self, tag: int, end: int) -> Iterator[Any]:
-        """Yield buffered bytes of the message that ends at this offset, as long as it goes on with this tag.
+        """Yield buffered bytes of the message that ends at this offset, while its next field has this tag.
 
-        Each piece is larger than the one before: looking ahead costs little more than the caller then passes.
+        Each piece is larger than the one before, so that looking ahead costs little more than the caller passes.
         """
         reader = self._reader
         most, passed, here = _AHEAD, 0, 0
@@ -391,10 +386,10 @@ class TensorReader:
         else:
             early = self._wait(t, self._reader.chunks(nbytes), nbytes)
             if early[-1] > 127:  # the next bytes belong to another run
-                raise self._reader.fail(f"{FIELDS[number]} ends inside a varint", tensor=t.label)
+                raise self._reader.fail(f"{FIELDS[number]} ends inside a varint")
 
     def _varints(self, t: TensorMessage, number: int, nbytes: int) -> None:
-        """Decode a packed run of varints piece by piece; a varint that two pieces share is decoded with the second."""
+        """Decode a packed run of varints piece by piece."""
         if self._pass_unread(t, nbytes, 0):
             t.values.unread += nbytes
             return
@@ -406,9 +401,9 @@ class TensorReader:
                 end -= 1
             if end == reader.pos:
                 if here == left or here > 10:
-                    raise reader.fail(f"{FIELDS[number]} ends inside a varint", tensor=t.label)
+                    raise reader.fail(f"{FIELDS[number]} ends inside a varint")
                 if reader.fill(min(left, 16)) <= here:
-                    raise reader.fail(f"the stream ends inside {FIELDS[number]}", tensor=t.label)
+                    raise reader.fail(f"the stream ends inside {FIELDS[number]}")
                 continue
             data = np.frombuffer(reader.view[reader.pos : end + SLACK], np.uint8)
             self.write(t, self._decoded(t, number, data, end - reader.pos), left)
@@ -420,7 +415,7 @@ class TensorReader:
             numbers = self._decoder.decode(data, nbytes)
         except ValueError as error:
             what = f"{FIELDS[number]} holds a varint of more than 10 bytes"
-            raise self._reader.fail(what, self._reader.pos + int(error.args[0]), tensor=t.label) from None
+            raise self._reader.fail(what, self._reader.pos + int(error.args[0])) from None
         return self._stored(t, number, numbers)
 
     def _stored(self, t: TensorMessage, number: int, numbers: Any) -> Any:
@@ -445,14 +440,14 @@ class TensorReader:
 
     def _out_of_range(self, t: TensorMessage, value: int) -> OnnxError:
         name = dtypes.by_onnx[t.data_type].name
-        return self.fail(t, f"{FIELDS[t.values.field]} holds {value}, out of range for {name}")
+        return self.fail(f"{FIELDS[t.values.field]} holds {value}, out of range for {name}")
 
     def _wait(self, t: TensorMessage, chunks: Iterable[Any], nbytes: int) -> bytearray:
         v = t.values
         early = v.early = bytearray() if v.early is None else v.early
         if nbytes + len(early) > MAX_EARLY:
             what = f"more than {MAX_EARLY} bytes of {FIELDS[v.field]} before the data_type that explains them"
-            raise self.fail(t, what)
+            raise self.fail(what)
         for chunk in chunks:
             early += chunk
         return early
@@ -485,7 +480,7 @@ class TensorReader:
         v.ends.append(v.nbytes)
 
     def _settle(self, t: TensorMessage) -> None:
-        """Store values that waited, if they can be: at the end of a tensor's message, before values of another form."""
+        """Store values that waited, if their type is known by now."""
         v = t.values
         if v.early and t.data_type:
             if t.data_type not in _TYPES[v.field]:
@@ -497,7 +492,6 @@ class TensorReader:
             self._flush(t)
 
     def close_open(self) -> None:
-        """Finish the payload that is open, if any, before another is begun."""
         if self._open is not None:
             self._close(self._open)
 
@@ -523,7 +517,6 @@ class TensorReader:
         self._open = None
 
     def _close_packed(self, t: TensorMessage) -> None:
-        """Write the last byte, its bits after the last element zero."""
         kind, v = t.dtype, t.values
         used = prod(t.dims) * kind.bits % 8 if kind is not None and kind.packed else 0
         self._sink.write(bytes([v.last_byte & ((1 << used) - 1) if used else v.last_byte]))
@@ -531,12 +524,7 @@ class TensorReader:
         v.stored = t.data_type, prod(t.dims)
 
     def finish(self, t: TensorMessage) -> tuple[int, ...]:
-        """Check a whole tensor against its shape, finish its payload and return the shape.
-
-        Raises:
-            OnnxError: no or an unknown data_type, a negative dimension, too few or too many values. LimitError: a
-                rank or size that no archive holds.
-        """
+        """Check a whole tensor against its shape, finish its payload and return the shape."""
         v, shape = t.values, self._shape(t)
         self._settle(t)
         self._finish_values(t)
@@ -546,9 +534,9 @@ class TensorReader:
         if self._open is t:
             self._close(t)
         if v.top > 1 and t.data_type == BOOL:
-            raise self.fail(t, "bools other than 0 and 1 before the data_type that explains them")
+            raise self.fail("bools other than 0 and 1 before the data_type that explains them")
         if v.stored is not None and v.stored not in ((t.data_type, -1), (t.data_type, prod(shape)), (0, -1)):
-            raise self.fail(t, "data_type or shape change after the values")
+            raise self.fail("data_type or shape change after the values")
         return shape
 
     def _check_count(self, t: TensorMessage) -> None:
@@ -563,22 +551,22 @@ class TensorReader:
             kind = dtypes.by_onnx[t.data_type].name
             where = FIELDS[v.field] if v.field else "external data" if t.external else "no value field"
             got = f"{least} to {most}" if v.unread else str(least)
-            raise self.fail(t, f"{kind} of shape {t.dims} takes {need} {what}, got {got} in {where}")
+            raise self.fail(f"{kind} of shape {t.dims} takes {need} {what}, got {got} in {where}")
 
     def _shape(self, t: TensorMessage) -> tuple[int, ...]:
         if t.dtype is None:
             raise self._unknown(t)
         if min(t.dims, default=0) < 0:
-            raise self.fail(t, f"a negative dimension in {t.dims}")
+            raise self.fail(f"a negative dimension in {t.dims}")
         if prod(d for d in t.dims if d) * max(1, t.dtype.bits // 8) > MAX_ARCHIVE_SIZE:
-            raise LimitError(f"shape {t.dims} is more than 2^56 bytes", tensor=t.label, offset=t.offset)
+            raise LimitError(f"shape {t.dims} is more than 2^56 bytes", offset=t.offset)
         return tuple(t.dims)
 
 
 def _narrow(values: Array, kind: str, low: int, high: int) -> Array:
-    """Return the values of int32_data, cut to 32 bits as by every protobuf parser, as the type they stand for.
+    """Return the values of int32_data, cut to 32 bits as by every protobuf parser, as the type that is stored.
 
-    One outside the type's range is a ValueError with its index and its value.
+    A value outside the type's range is a ValueError with its index and the value.
     """
     if values.dtype.itemsize > 4:
         values = values.astype(np.uint32)
