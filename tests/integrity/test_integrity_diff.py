@@ -268,7 +268,6 @@ def test_bytes_that_a_list_names_a_thousand_times_are_read_once(monkeypatch: pyt
     a, b = named_a_thousand_times(), named_a_thousand_times()
     assert changes(a, b) == []
     assert sum(read) == 2 * (16 << 20) + 1, "as a tensor, as an item of the list, and the other item"
-    assert changes(a, r.round_trip(a)) == [], "saved again it is the same"
 
 
 def test_full_names_beyond_the_limit_are_refused_before_anything_is_compared() -> None:
