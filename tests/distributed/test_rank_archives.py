@@ -56,7 +56,7 @@ def test_blocks_of_a_device_wait_for_their_copies() -> None:
 
 def test_tensors_of_a_device_are_copied_block_by_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a device without a host view of its memory: shape and type are described."""
-    viewed = interop.viewed
+    viewed: Any = interop.viewed
 
     def described(value: Any) -> Any:
         kind = zcrecord.dtypes.from_numpy(viewed(value).dtype)

@@ -251,7 +251,8 @@ def test_names_shapes_modules_attributes_and_metadata_are_there() -> None:
     assert list(hollow) == list(hollow.names) == list(source)
     assert len(hollow) == len(source)
     assert "m.w" in hollow
-    assert not any(name in hollow for name in ("m.x", [], 3, None, b"m.w"))
+    others: list[Any] = ["m.x", [], 3, None, b"m.w"]
+    assert not any(name in hollow for name in others)
     declared = [(i.name, i.dtype, i.shape, i.strides, i.nbytes, i.tied, i.module) for i in hollow.infos()]
     assert declared == [(i.name, i.dtype, i.shape, i.strides, i.nbytes, i.tied, i.module) for i in source.infos()]
     assert hollow.info("m.w").shape == (4, 6)

@@ -276,7 +276,7 @@ def genai_config(folder: Path) -> dict[str, Any]:
 def printed(*command: str | Path, **environment: str) -> list[str]:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **environment})
     assert done.returncode == 0, done.stderr
-    return done.stdout.splitllama_lines()
+    return done.stdout.splitlines()
 
 
 @pytest.mark.slow

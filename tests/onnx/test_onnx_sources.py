@@ -301,7 +301,7 @@ def test_a_dry_run_writes_nothing_and_reports_what_would_be(tmp_path: Path) -> N
     assert os.listdir(tmp_path) == ["m.onnx"]
     real = convert(source, dest)
     assert (report.dry_run, real.dry_run) == (True, False)
-    measured = {"dry_run": False, "seconds": 0.0, "peak_rss": None}
+    measured: dict[str, Any] = {"dry_run": False, "seconds": 0.0, "peak_rss": None}
     assert replace(report, **measured) == replace(real, **measured)
     before = dest.read_bytes()
     convert(source, dest, dry_run=True, force=True)

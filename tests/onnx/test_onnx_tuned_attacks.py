@@ -216,7 +216,7 @@ GRAPHS = [
               lambda a: a.initializers.initializer.extend([a.weight] * 20_001)),
     Tampering("300 packed forms of a weight", "mlp", "a tensor has more than 256 external_data keys",
               entries_of_packed_weights_300_times),
-    *(Tampering(f"a weight of type {kind}", "conv", REFUSES, lambda a, kind=kind: setattr(a.weight, "data_type", kind))
+    *(Tampering(f"a weight of type {kind}", "conv", REFUSES, lambda a, kind=kind: setattr(a.weight, "data_type", kind))  # type: ignore[misc]
       for kind in (TensorProto.DOUBLE, TensorProto.STRING, TensorProto.INT4, 99)),
     *(Tampering(f"a weight of shape {dims}", "branches", REFUSES, partial(another_shape, dims=dims))
       for dims in ([1, 1], [65, 64], [-64, -64], [1 << 62, 4, 1, 64])),
@@ -226,7 +226,7 @@ GRAPHS = [
     Tampering("an initializer without a payload", "mlp", ALONE,
               lambda a: a.initializers.initializer.add(name="evil", data_type=1, dims=[1], raw_data=bytes(4))),
     Tampering("a graph nested 150 deep", "mlp", "messages nested more than 100 deep", a_graph_nested_150_deep),
-    *(Tampering(name, "mlp", PROTOBUF, lambda a, data=data: setattr(a, "back", data)) for name, data in BEHIND.items()),
+    *(Tampering(name, "mlp", PROTOBUF, lambda a, data=data: setattr(a, "back", data)) for name, data in BEHIND.items()),  # type: ignore[misc]
     Tampering("garbage", "mlp", "a varint of more than 10 bytes", lambda a: setattr(a, "back", b"\xff" * 99)),
     Tampering("another graph", "mlp", None, another_graph, answers="its author's"),
     Tampering("another graph with the old seal", "mlp", SEAL, unsealed(another_text)),
@@ -368,9 +368,7 @@ TARGETS = {
 MACHINES = {'"nchwc_block":': '"nchwc_block":9', '"onnxruntime":"': '"onnxruntime":"9', '"cpu":[': '"cpu":["0",'}
 OF_KIND = {tuned.GRAPH: "text", tuned.INITIALIZERS: 7, tuned.SEAL: 1, tuned.TARGET: PayloadId(0)}
 NONE_OF = "no list of payloads"
-INDEX = [
-    Tampering(name, model, reason, unsealed(change))
-    for name, model, reason, change in [
+CHANGES: list[tuple[str, str, str, Change]] = [
         *((f"'{key}' of another type", "mlp", KIND.format(key), lambda a, key=key, value=value: a.set(key, value))
           for key, value in OF_KIND.items()),
         *((f"'payloads': {value}", "mlp", reason, lambda a, value=value: a.set(tuned.PAYLOADS, value))
@@ -393,8 +391,8 @@ INDEX = [
           for old, new in MACHINES.items()),
         # Convolutions with blocks of another size are wrong answers without an error.
         ("a graph of another machine under the name of this one", "conv", SEAL, another_text),
-    ]
 ]  # fmt: skip
+INDEX = [Tampering(name, model, reason, unsealed(change)) for name, model, reason, change in CHANGES]
 ALL = [*EXTERNAL, *GRAPHS, *INTERFACES, *FORMS, *INDEX]
 
 

@@ -42,8 +42,8 @@ def test_tuning_and_untuning_in_place_write_models_beside_the_archive_again(arch
     assert tune(archive).models == (str(small),)
     assert small.read_bytes() != before
     assert verify_external(small, full=True).content_digest == zcrecord.load_record(archive).content_digest()
-    answers = [plain(path).run(None, PIXELS)[0] for path in (small, DIGITS)]
-    np.testing.assert_allclose(*answers, rtol=1e-5)
+    ours, theirs = (plain(path).run(None, PIXELS)[0] for path in (small, DIGITS))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
     assert tune(archive).models == (str(small),)
     assert untune(archive).models == (str(small),)
     assert small.read_bytes() == before

@@ -41,6 +41,8 @@ class PayloadSources:
 
     def __init__(self, archive: Archive, views: bool) -> None:
         self._archive, self._views = archive, views
+        self.path: str | None
+        self.identity: tuple[int, ...] | None
         self.path, self.identity = archive.source.file or (None, None)
         remote = archive.source.remote
         self._ahead: Any = remote.read_ahead() if hasattr(remote, "read_ahead") else None
