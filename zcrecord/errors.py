@@ -28,7 +28,8 @@ This module has the text and attributes of errors. Other modules decide when to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 __all__ = [
@@ -142,6 +143,16 @@ class RecordError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         known = {"message": self.message, "path": self.path, "tensor": self.tensor, "offset": self.offset}
         return _rebuild, (type(self), {**self.__dict__, **known})  # ImportError keeps `path` outside __dict__
+
+
+@contextlib.contextmanager
+def located(*, path: str | None = None, tensor: str | None = None) -> Iterator[None]:
+    """Fill in the places of a RecordError that the block raises, where they are still unknown."""
+    try:
+        yield
+    except RecordError as error:
+        error.located(path=path, tensor=tensor)
+        raise
 
 
 def _rebuild(kind: type[RecordError], state: dict[str, Any]) -> RecordError:

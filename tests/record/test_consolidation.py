@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,13 +24,11 @@ from zcrecord.integrity import compare
 Array = np.ndarray[Any, np.dtype[Any]]
 RNG = np.random.default_rng(7)
 CUBE, BIAS = RNG.random((6, 4, 5), np.float32), np.arange(9.0)
-HALVES = np.s_[:2], np.s_[2:]
 TILINGS: dict[str, Sequence[Box]] = {
     "rows": boxes_along(0, 4, CUBE.shape),
     "columns": boxes_along(2, 5, CUBE.shape),
     "the axis between": boxes_along(1, 3, CUBE.shape),
     "two axes": [np.s_[:3, :2], np.s_[:3, 2:], np.s_[3:, :1], np.s_[3:, 1:]],
-    "three axes": [np.s_[a, b, c] for a in HALVES for b in HALVES for c in HALVES],
     "a pinwheel": [np.s_[:2, :3], np.s_[:5, 3:], np.s_[5:, 1:], np.s_[2:, :1], np.s_[2:5, 1:3]],
     "single elements": [tuple(slice(a, a + 1) for a in at) for at in np.ndindex(6, 4, 5)],
 }  # fmt: skip
@@ -87,16 +84,6 @@ def test_shards_of_a_limited_size_hold_whole_tensors(tiling: str, tmp_path: Path
     names = sorted(name for name in os.listdir(tmp_path) if name.startswith("m-"))
     assert len(names) > 2 and equal(tmp_path / "m.zcr", tree)
     zcrecord.load_record(tmp_path / "m.zcr").verify()
-
-
-def test_the_same_archive_comes_from_different_tilings(tmp_path: Path) -> None:
-    made = set()
-    for tiling in ("rows", "columns", "a pinwheel"):
-        (folder := tmp_path / tiling).mkdir()
-        checkpoint(folder / "checkpoint.zcr", TILINGS[tiling])
-        zcrecord.save_record(zcrecord.load_record(folder / "checkpoint.zcr"), folder / "one.zcr")
-        made.add((folder / "one.zcr").read_bytes())
-    assert len(made) == 1
 
 
 @pytest.mark.usefixtures("unassembled")
@@ -177,15 +164,14 @@ def test_elements_that_are_no_whole_bytes_cannot_be_split(value: Any, tmp_path: 
         zcrecord.save_record(zcrecord.load_record(tmp_path / "checkpoint.zcr"), tmp_path / "one.zcr")
 
 
-@pytest.mark.parametrize("name", ["checkpoint.zcr", "one.zcr"])
-@pytest.mark.parametrize("most", [None, 600])
+@pytest.mark.parametrize(("name", "most"), [("checkpoint.zcr", None), ("checkpoint.zcr", 600), ("one.zcr", None)])
 def test_progress_counts_the_bytes_of_tensors_to_the_end(name: str, most: int | None, tmp_path: Path) -> None:
     tree = checkpoint(tmp_path / "checkpoint.zcr", TILINGS["columns"])
     zcrecord.save_record(tree, tmp_path / "one.zcr")
-    seen: list[tuple[int, int | None]] = []
+    calls: list[tuple[int, int | None]] = []
     record = zcrecord.load_record(tmp_path / name)
-    zcrecord.save_record(record, tmp_path / "m.zcr", max_shard_size=most, progress=lambda *told: seen.append(told))
-    assert seen == sorted(seen) and seen[-1][0] == seen[-1][1] and len({total for _, total in seen}) == 1
+    zcrecord.save_record(record, tmp_path / "m.zcr", max_shard_size=most, progress=lambda *call: calls.append(call))
+    assert calls == sorted(calls) and calls[-1][0] == calls[-1][1] and len({total for _, total in calls}) == 1
 
 
 SHRINKING = """
@@ -206,8 +192,7 @@ def test_a_shard_that_shrinks_meanwhile_is_an_error_and_no_crash(tmp_path: Path)
     values = np.ones((1024, 2048), np.float32)
     save_split(tmp_path / "checkpoint.zcr", {"w": values}, {"w": boxes_along(1, 2, values.shape)})
     shard = tmp_path / "checkpoint-00002-of-00003.zcr"
-    told = r.run_python(SHRINKING, tmp_path / "checkpoint.zcr", shard, tmp_path / "one.zcr").stdout
-    assert re.match(rf"SourceError {re.escape(str(shard))}: .*cannot be read any more; did it become shorter", told), (
-        told
-    )
+    text = r.run_python(SHRINKING, tmp_path / "checkpoint.zcr", shard, tmp_path / "one.zcr").stdout
+    assert text.startswith(f"SourceError {shard}: ")
+    assert "cannot be read any more; did it become shorter" in text
     assert not (tmp_path / "one.zcr").exists()

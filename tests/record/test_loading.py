@@ -50,54 +50,24 @@ def test_loads_a_path_at_every_level_of_verification(kind: Any, verify: Any, tmp
     r.assert_same(rec.tree(), TREE)
 
 
-def test_loads_a_relative_path_and_keeps_it_after_a_change_of_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "m.zcr").write_bytes(DATA)
-    monkeypatch.chdir(tmp_path)
-    rec = zcrecord.load_record("m.zcr")
-    monkeypatch.chdir("/")
-    r.assert_same(rec.tree(), TREE)
-
-
-def test_loads_any_class_with_a_path(tmp_path: Path) -> None:
+@POSIX
+def test_loads_any_class_with_a_path_also_of_a_link(tmp_path: Path) -> None:
     class Named:
         def __fspath__(self) -> bytes:
-            return os.fsencode(tmp_path / "m.zcr")
+            return os.fsencode(tmp_path / "link")
 
-    (tmp_path / "m.zcr").write_bytes(DATA)
-    assert zcrecord.load_record(Named()).path == str(tmp_path / "m.zcr")
-
-
-def test_record_of_bytes_has_no_path() -> None:
-    assert zcrecord.load_record(DATA).path is None
-
-
-@POSIX
-def test_loads_through_a_symbolic_link(tmp_path: Path) -> None:
     (tmp_path / "m.zcr").write_bytes(DATA)
     (tmp_path / "link").symlink_to("m.zcr")
-    r.assert_same(zcrecord.load_record(tmp_path / "link").tree(), TREE)
-
-
-@POSIX
-def test_loads_a_file_that_nobody_may_write(tmp_path: Path) -> None:
-    (tmp_path / "m.zcr").write_bytes(DATA)
-    (tmp_path / "m.zcr").chmod(0o444)
-    r.assert_same(zcrecord.load_record(tmp_path / "m.zcr").tree(), TREE)
+    assert zcrecord.load_record(Named()).path == str(tmp_path / "link")
 
 
 @pytest.mark.parametrize("name", ["missing.zcr", "", "no/such/folder"])
 def test_refuses_a_missing_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SourceNotFoundError, match="no such file") as caught:
+    check_refused(name, SourceNotFoundError, "no such file$")
+    with pytest.raises(FileNotFoundError) as caught:
         zcrecord.load_record(name)
-    assert isinstance(caught.value, FileNotFoundError)
     assert caught.value.errno == errno.ENOENT
-
-
-def test_refuses_a_missing_file_by_its_path(tmp_path: Path) -> None:
-    check_refused(tmp_path / "missing.zcr", SourceNotFoundError, r"missing\.zcr: no such file$")
 
 
 def test_refuses_a_folder(tmp_path: Path) -> None:
@@ -201,20 +171,22 @@ def test_refuses_released_memory() -> None:
 def test_text_is_taken_for_a_path_and_bytes_for_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "m.zcr").write_bytes(DATA)
-    assert len(zcrecord.load_record("m.zcr")) == 2
+    record = zcrecord.load_record("m.zcr")
+    monkeypatch.chdir("/")
+    r.assert_same(record.tree(), TREE)
     check_refused(b"m.zcr", FormatError, "too few for an archive|not a zcrecord archive")
+    assert zcrecord.load_record(DATA).path is None
 
 
-@pytest.mark.parametrize("verify", ["", "all", None, True, ["index"]], ids=repr)
-def test_refuses_an_unknown_level_of_verification(verify: Any) -> None:
-    with pytest.raises(UnsupportedError, match=r"verify=.* is not known; 'touch', 'index' or 'full'"):
-        zcrecord.load_record(DATA, verify=verify)
-
-
-@pytest.mark.parametrize("embedded", ["", "middle", True, 0], ids=repr)
-def test_refuses_an_unknown_kind_of_embedding(embedded: Any) -> None:
-    with pytest.raises(UnsupportedError, match=r"embedded=.* is not known; 'prefix' or 'suffix'"):
-        zcrecord.load_record(DATA, embedded=embedded)
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [({"verify": value}, "verify=.* is not known; 'touch', 'index' or 'full'") for value in ("", None, True, ["index"])]
+    + [({"embedded": value}, "embedded=.* is not known; 'prefix' or 'suffix'") for value in ("", "middle", True, 0)],
+    ids=repr,
+)
+def test_refuses_an_unknown_option(option: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        zcrecord.load_record(DATA, **option)
 
 
 def test_embedded_archives_that_are_not_there_are_refused() -> None:
@@ -225,27 +197,18 @@ def test_embedded_archives_that_are_not_there_are_refused() -> None:
     check_refused(b"x" + DATA, FormatError, "not a zcrecord archive")
 
 
-def damaged() -> tuple[bytes, int]:
-    """Return the archive with one byte of m.b changed, and where that lies."""
-    at = zcrecord.load_record(DATA).info("m.b").offset + 7
-    return DATA[:at] + bytes([DATA[at] ^ 1]) + DATA[at + 1 :], at
-
-
 def test_full_verification_reads_the_payloads_and_names_the_damaged_tensor(tmp_path: Path) -> None:
-    data, at = damaged()
+    offset = zcrecord.load_record(DATA).info("m.b").offset
+    data = bytearray(DATA)
+    data[offset + 7] ^= 1
     (tmp_path / "m.zcr").write_bytes(data)
     message = r"m\.zcr: tensor 'm\.b': payload .*: its digest does not match; the file is damaged, copy it again"
     with pytest.raises(IntegrityError, match=message) as caught:
         zcrecord.load_record(tmp_path / "m.zcr", verify="full")
-    assert caught.value.tensor == "m.b"
-    assert caught.value.offset == at - 7
-
-
-@pytest.mark.parametrize("verify", ["touch", "index"])
-def test_verify_reads_the_payloads_of_a_record_loaded_without(verify: Any) -> None:
-    data, _ = damaged()
-    rec = zcrecord.load_record(data, verify=verify)
-    assert rec["a"].tolist() == list(range(1000))
-    with pytest.raises(IntegrityError, match=r"tensor 'm\.b': payload .*: its digest does not match"):
-        rec.verify()
-    zcrecord.load_record(DATA, verify=verify).verify()
+    assert (caught.value.tensor, caught.value.offset) == ("m.b", offset)
+    for verify in LEVELS[:2]:
+        record = zcrecord.load_record(tmp_path / "m.zcr", verify=verify)
+        assert record["a"].tolist() == list(range(1000))
+        with pytest.raises(IntegrityError, match=message):
+            record.verify()
+        zcrecord.load_record(DATA, verify=verify).verify()

@@ -1,10 +1,11 @@
-"""RecordWriter: what is told one tensor at a time is the record that could have been saved at once, or no file."""
+"""RecordWriter: a record written one tensor at a time is the one that could have been saved at once, or no file."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import io
+import itertools
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -34,41 +35,43 @@ from zcrecord.codec.entries import is_attribute
 
 ONE = np.ones(3, np.float32)
 TWO = np.arange(4)
-KINDS: dict[Any, str] = {list: "list", tuple: "tuple"}
 
 
-def told(record: Any, out: RecordWriter, path: tuple[str, ...] = ()) -> None:
-    """Tell a writer of a nested record, a thing at a time."""
+def written(write: Callable[[RecordWriter], Any], **options: Any) -> zcrecord.Record:
+    """Return the record that a function writes."""
+    file = io.BytesIO()
+    with RecordWriter(file, **options) as out:
+        write(out)
+    return load_record(file.getvalue(), verify="full")
+
+
+def write_all(record: Any, out: RecordWriter, path: tuple[str, ...] = ()) -> None:
+    """Write a nested record, one value at a time."""
     if dataclasses.is_dataclass(record) and not isinstance(record, type):
         kind, name = "object", type(record).__name__
-        items: Any = [(f.name, getattr(record, f.name)) for f in dataclasses.fields(record)]
+        items = [(f.name, getattr(record, f.name)) for f in dataclasses.fields(record)]
     elif isinstance(record, Mapping):
-        kind, name, items = "mapping", "", record.items()
+        kind, name, items = "mapping", "", [*record.items()]
     elif hasattr(record, "_fields"):
-        kind, name, items = "tuple", type(record).__name__, zip(record._fields, record, strict=True)
+        kind, name, items = "tuple", type(record).__name__, [*record._asdict().items()]
     else:
-        kind, name, items = KINDS[type(record)], "", ((str(i), value) for i, value in enumerate(record))
+        kind, name, items = type(record).__name__, "", [(str(i), value) for i, value in enumerate(record)]
     out.module(path or "", kind, name)
     for key, value in items:
-        where = (*path, key)
         if is_attribute(value, key):
-            out.attribute(where, value)
+            out.attribute((*path, key), value)
         elif isinstance(value, np.ndarray | PackedTensor | StringTensor):
-            out.add(where, value)
+            out.add((*path, key), value)
         else:
-            told(value, out, where)
+            write_all(value, out, (*path, key))
 
 
 @pytest.mark.slow
 @hypothesis.given(tree=r.trees())
 @hypothesis.settings(max_examples=rounds(150), deadline=None)
-def test_record_told_bit_by_bit_is_the_one_that_is_saved_at_once(tree: Any) -> None:
+def test_record_written_bit_by_bit_is_the_one_that_is_saved_at_once(tree: Any) -> None:
     hypothesis.assume(r.names_are_unique(tree))
-    file = io.BytesIO()
-    with RecordWriter(file) as out:
-        told(tree, out)
-    rec = load_record(file.getvalue(), verify="full")
-    saved = r.round_trip(tree)
+    rec, saved = written(lambda out: write_all(tree, out)), r.round_trip(tree)
     r.assert_same(rec.tree(), tree)
     assert rec.names == saved.names
     assert list(rec.modules) == list(saved.modules)
@@ -78,41 +81,29 @@ def test_record_told_bit_by_bit_is_the_one_that_is_saved_at_once(tree: Any) -> N
 
 def test_every_kind_of_tensor_may_be_added(tmp_path: Path) -> None:
     strided = np.arange(12.0).reshape(3, 4)
+    tree = {
+        "a": {"w": ONE, "t": strided.T, "gaps": strided[:, ::2], "n": 5, "many": [b"12", b"", b"3"]},
+        "p": PackedTensor.pack(np.array([1, -2, 3]).astype("int4")), "narrow": np.array([1, 2, 3]).astype("uint2"),
+        "s": StringTensor.from_strings(["x", "yz"]), "text": np.array(["x", "yz"]), "scalar": np.array(3.0),
+        "swapped": TWO.astype(">i8"), "empty": np.zeros((0, 3)),
+    }  # fmt: skip
     with RecordWriter(tmp_path / "m.zcr", metadata={"by": "me"}) as out:
-        out.add("a.w", ONE)
-        out.add(("a", "t"), strided.T)
-        out.add("a.gaps", strided[:, ::2])
-        out.add("p", PackedTensor.pack(np.array([1, -2, 3]).astype("int4")))
-        out.add("narrow", np.array([1, 2, 3]).astype("uint2"))
-        out.add("s", StringTensor.from_strings(["x", "yz"]))
-        out.add("text", np.array(["x", "yz"]))
+        write_all(tree, out)
         out.add("lazy", LazyTensor("float32", (3,), [ONE]))
-        out.add("scalar", np.float64(3))
-        out.add("swapped", TWO.astype(">i8"))
-        out.add("empty", np.zeros((0, 3)))
         out.tie("again", "a.w")
         out.tie("nothing", "empty")
         with out.tensor("pieces", "float32", (3,)) as opened:
             opened.write(ONE[:1])
             opened.write(ONE[1:].tobytes())
-        out.attribute("a.n", 5)
         out.attribute("blob", memoryview(b"12"))
-        out.attribute(("a", "many"), [b"12", b"", b"3"])
         out.module("a", "object", "Layer")
         out.module("void")
         out.metadata["later"] = 1
     rec = load_record(tmp_path / "m.zcr", verify="full")
-    want = {
-        "a": {"w": ONE, "t": strided.T, "gaps": strided[:, ::2], "n": 5, "many": [b"12", b"", b"3"]},
-        "p": PackedTensor.pack(np.array([1, -2, 3]).astype("int4")),
-        "narrow": np.array([1, 2, 3]).astype("uint2"), "s": StringTensor.from_strings(["x", "yz"]),
-        "text": np.array(["x", "yz"]), "lazy": ONE, "scalar": np.array(3.0), "swapped": TWO,
-        "empty": np.zeros((0, 3)), "again": ONE, "nothing": np.zeros((0, 3)), "pieces": ONE, "blob": b"12", "void": {},
-    }  # fmt: skip
-    r.assert_same(rec.tree(), want)
+    more = {"lazy": ONE, "again": ONE, "nothing": np.zeros((0, 3)), "pieces": ONE, "blob": b"12", "void": {}}
+    r.assert_same(rec.tree(), tree | more)
     assert rec.metadata == {"by": "me", "later": 1}
-    assert rec.info("a.w").tied == ("a.w", "again")
-    assert rec.info("lazy").tied == ()
+    assert (rec.info("a.w").tied, rec.info("lazy").tied) == (("a.w", "again"), ())
     assert (rec.modules["a"].kind, rec.modules["a"].type_name) == ("object", "Layer")
     assert out.report is not None
     assert (out.report.tensors, out.report.archive_bytes) == (14, (tmp_path / "m.zcr").stat().st_size)
@@ -120,28 +111,26 @@ def test_every_kind_of_tensor_may_be_added(tmp_path: Path) -> None:
     assert rec.nbytes == 12 + 96 + 48 + 2 + 1 + 32 + 8 + 32 + 2 + 1
 
 
+class Pipe(io.RawIOBase):
+    data = b""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.data += bytes(data)
+        return len(data)
+
+
 @pytest.mark.parametrize("digest", ["xxh3", "none"])
 def test_every_sink_gets_the_same_record(digest: str, tmp_path: Path) -> None:
-    class Pipe(io.RawIOBase):
-        data = b""
-
-        def writable(self) -> bool:
-            return True
-
-        def write(self, data: Any) -> int:
-            self.data += bytes(data)
-            return len(data)
-
-    def write(dest: Any) -> None:
+    pipe, file = Pipe(), io.BytesIO(b"before")
+    file.seek(0, 2)
+    for dest in (tmp_path / "m.zcr", pipe, file):
         with RecordWriter(dest, digest=digest, alignment=256, durable=False) as out:
             for name in ("a", "b", "m.a"):
                 out.add(name, TWO)
             out.tie("m.c", "b")
-
-    pipe, file = Pipe(), io.BytesIO(b"before")
-    file.seek(0, 2)
-    for dest in (tmp_path / "m.zcr", pipe, file):
-        write(dest)
     assert file.getvalue()[6:] == (tmp_path / "m.zcr").read_bytes()
     for data in ((tmp_path / "m.zcr").read_bytes(), pipe.data):
         rec = load_record(data, verify="full")
@@ -154,40 +143,31 @@ def test_every_sink_gets_the_same_record(digest: str, tmp_path: Path) -> None:
 
 
 def test_names_are_split_at_dots_and_tuples_are_taken_as_they_are() -> None:
-    file = io.BytesIO()
-    with RecordWriter(file) as out:
-        out.add("m.a", ONE)
-        out.add(("m", "b.c"), ONE)
-        out.add(["x.y"], ONE)
-        out.add("..", ONE)
+    def write(out: RecordWriter) -> None:
+        for name in ("m.a", ("m", "b.c"), ["x.y"], "..", ("k",) * 100):
+            out.add(name, ONE)
         out.attribute(("m", "n.o"), 1)
         out.tie("t", "x.y")
         out.tie(("u.v",), ("m", "b.c"))
-    rec = load_record(file.getvalue())
-    r.assert_same(rec.tree(), {"m": {"a": ONE, "b.c": ONE, "n.o": 1}, "x.y": ONE, "..": ONE, "t": ONE, "u.v": ONE})
+
+    rec = written(write)
+    assert ".".join(["k"] * 100) in rec.names
+    want = {"m": {"a": ONE, "b.c": ONE, "n.o": 1}, "x.y": ONE, "..": ONE, "t": ONE, "u.v": ONE}
+    r.assert_same(rec.select(lambda info: info.name[0] != "k").tree(), want)
     assert rec.info("t").tied == ("x.y", "t")
 
 
-def test_bytes_of_attributes_lie_in_the_order_of_a_walk_whenever_they_were_told() -> None:
-    file = io.BytesIO()
-    with RecordWriter(file) as out:
+def test_bytes_of_attributes_lie_in_the_order_of_a_walk_whenever_they_were_added() -> None:
+    def write(out: RecordWriter) -> None:
         for name, value in [("a.x", b"1st"), ("b", b"5th"), ("a.m.w", ONE), ("a.m.y", b"2nd"), ("a.n.z", b"3rd")]:
             (out.add if value is ONE else out.attribute)(name, value)
         out.attribute("a.last", b"4th")
-    data = file.getvalue()
+
+    rec = written(write)
+    data = bytes(rec.archive.buffer)
     places = [data.index(value) for value in (b"1st", b"2nd", b"3rd", b"4th", b"5th")]
     assert places == sorted(places)
-    assert list(load_record(data).attributes) == ["b", "a.x", "a.last", "a.m.y", "a.n.z"]
-
-
-def test_list_that_does_not_count_is_a_mapping() -> None:
-    file = io.BytesIO()
-    with RecordWriter(file) as out:
-        out.module("a", "list")
-        out.module("b", "list")
-        for name in ("a.0", "a.1", "b.1", "b.0"):
-            out.add(name, ONE)
-    r.assert_same(load_record(file.getvalue()).tree(), {"a": [ONE, ONE], "b": {"1": ONE, "0": ONE}})
+    assert list(rec.attributes) == ["b", "a.x", "a.last", "a.m.y", "a.n.z"]
 
 
 # Names that collide, or cannot be, before any byte is written for them.
@@ -213,43 +193,35 @@ TAKEN: dict[str, tuple[Any, type[Exception], str]] = {
 }
 
 
-@pytest.mark.parametrize("how", ["add", "tensor", "tie", "lazy"])
-@pytest.mark.parametrize("what", TAKEN)
-def test_name_that_cannot_be_is_refused_before_a_byte_is_written(what: str, how: str) -> None:
-    name, kind, message = TAKEN[what]
+ADDING: dict[str, Callable[[RecordWriter, Any, Any], Any]] = {
+    "add": lambda out, name, _: out.add(name, TWO),
+    "tensor": lambda out, name, _: out.tensor(name, "float32", (3,)).__enter__(),
+    "tie": lambda out, name, _: out.tie(name, "m.w"),
+    "lazy": lambda out, name, produce: out.add(name, LazyTensor("float32", (3,), produce)),
+}
+
+
+@pytest.mark.parametrize("way", ADDING)
+@pytest.mark.parametrize("taken", TAKEN)
+def test_name_that_cannot_be_is_refused_before_a_byte_is_written(taken: str, way: str) -> None:
+    name, kind, message = TAKEN[taken]
     file, calls = io.BytesIO(), []
-
-    def produce() -> Any:
-        calls.append(1)
-        return ONE
-
     with RecordWriter(file) as out:
         out.add("m.w", ONE)
         out.attribute("m.n", 1)
         out.add("p.q.w", ONE)
         before = file.tell()
         with pytest.raises(kind, match=message):
-            if how == "add":
-                out.add(name, TWO)
-            elif how == "lazy":
-                out.add(name, LazyTensor("float32", (3,), produce))
-            elif how == "tie":
-                out.tie(name, "m.w")
-            else:
-                with out.tensor(name, "float32", (3,)):
-                    raise AssertionError("not reached")
+            ADDING[way](out, name, lambda: calls.append(1))
         assert file.tell() == before
         assert not calls
         out.add("more", ONE)
-    r.assert_same(
-        load_record(file.getvalue(), verify="full").tree(),
-        {"m": {"w": ONE, "n": 1}, "p": {"q": {"w": ONE}}, "more": ONE},
-    )
+    want = {"m": {"w": ONE, "n": 1}, "p": {"q": {"w": ONE}}, "more": ONE}
+    r.assert_same(load_record(file.getvalue(), verify="full").tree(), want)
 
 
 def test_attributes_and_modules_that_collide_are_refused_and_change_nothing() -> None:
-    file = io.BytesIO()
-    with RecordWriter(file) as out:
+    def write(out: RecordWriter) -> None:
         out.add("m.w", ONE)
         out.attribute("m.n", 1)
         for name in ("m.w", "m.n", "m", ("m.n",)):
@@ -261,34 +233,27 @@ def test_attributes_and_modules_that_collide_are_refused_and_change_nothing() ->
         with pytest.raises(NameCollisionError, match=r"^tensor 'm\.x': two keys with dots lead to this"):
             out.module("m.x.y")
             out.module(("m.x",))
-        for value in ({"a": 1}, ONE, object(), 1 << 70, [1, ONE], "\ud800", [1, "a"], bytearray(b"x"), {1}):
+        for value in ({"a": 1}, ONE, object(), 1 << 70, [1, ONE], "\ud800", [1, "a"], bytearray(b"x")):
             with pytest.raises(UnsupportedError):
                 out.attribute("bad", value)
-        for kind in ("dict", "", None, 3, ["list"]):
+        for kind in ("dict", None, 3, ["list"]):
             with pytest.raises(UnsupportedError, match=r"kind .* is not known; mapping, list, tuple, object"):
                 out.module("bad", kind)  # type: ignore[arg-type]
         with pytest.raises(UnsupportedError, match="a type name is a str, not a int"):
             out.module("bad", "object", 3)  # type: ignore[arg-type]
-    r.assert_same(load_record(file.getvalue()).tree(), {"m": {"w": ONE, "n": 1, "x": {"y": {}}}})
-
-
-@pytest.mark.parametrize("value", [3, "text", None, b"bytes", [1, 2], [], {"a": 1}, {}, object(), [ONE], bytearray(4)])
-def test_what_is_no_tensor_cannot_be_added(value: Any) -> None:
-    file = io.BytesIO()
-    with RecordWriter(file) as out:
-        with pytest.raises(UnsupportedError, match=r"^tensor 'm\.x': "):
-            out.add("m.x", value)
-        out.add("m.x", ONE)
-    r.assert_same(load_record(file.getvalue()).tree(), {"m": {"x": ONE}})
-
-
-def test_tie_to_what_was_not_written_lists_close_names() -> None:
-    with RecordWriter(io.BytesIO()) as out:
-        out.add("encoder.weight", ONE)
-        with pytest.raises(TensorNotFoundError, match=r"'encoder\.weigth': not in this record; close names: 'encoder"):
-            out.tie("x", "encoder.weigth")
+        for value in (3, "text", None, b"bytes", [1, 2], {}, object(), [ONE], bytearray(4)):
+            with pytest.raises(UnsupportedError, match=r"^tensor 'm\.y': "):
+                out.add("m.y", value)
+        with pytest.raises(TensorNotFoundError, match=r"'m\.v': not in this record; close names: 'm\.w'"):
+            out.tie("x", "m.v")
         with pytest.raises(TensorNotFoundError):
-            out.tie("x", ("encoder.weight", ""))
+            out.tie("x", ("m.w", ""))
+        out.module("list", "list")
+        for name in ("list.1", "list.0"):  # they do not count from 0
+            out.add(name, ONE)
+
+    want = {"m": {"w": ONE, "n": 1, "x": {"y": {}}}, "list": {"1": ONE, "0": ONE}}
+    r.assert_same(written(write).tree(), want)
 
 
 # Parts.
@@ -302,21 +267,14 @@ def test_parts_share_what_they_share() -> None:
         for number, part in enumerate(reversed(parts)):
             out.add(f"w{number}", part)
         out.add("once more", parts[0])
+        out.parts([np.ones(1000)])  # not added, so not written
     rec = load_record(file.getvalue(), verify="full")
-    wants = [base[:, 0], base, base, base.T, base[1:3], base, base]
-    r.assert_same(list(rec.values()), wants)
+    r.assert_same(list(rec.values()), [base[:, 0], base, base, base.T, base[1:3], base, base])
     assert rec.info("w0").tied == ("w0", "w1", "w3", "w4", "w5", "once more")
     assert rec.nbytes == base.nbytes
     writable = load_record(file.getvalue(), mode="c")
     writable["w1"][:] = 0
     assert [not view.any() for view in writable.values()] == [True, True, False, True, True, True, True]
-
-
-def test_parts_that_are_not_added_are_not_written() -> None:
-    file = io.BytesIO()
-    with RecordWriter(file) as out:
-        out.add("a", out.parts([ONE, TWO])[0])
-    assert load_record(file.getvalue(), verify="full").nbytes == 12
 
 
 def test_parts_of_another_writer_are_refused() -> None:
@@ -330,38 +288,34 @@ def test_parts_of_another_writer_are_refused() -> None:
 # Misuse.
 
 
-def test_writer_writes_only_inside_its_block_and_only_once(tmp_path: Path) -> None:
-    calls: list[Callable[[RecordWriter], Any]] = [
-        lambda out: out.add("x", ONE), lambda out: out.tie("x", "a"), lambda out: out.attribute("x", 1),
-        lambda out: out.module("x"), lambda out: out.tensor("x", "u1", (1,)).__enter__(),
-    ]  # fmt: skip
+CALLS: list[Callable[[RecordWriter], Any]] = [
+    lambda out: out.add("x", ONE), lambda out: out.tie("x", "a"), lambda out: out.attribute("x", 1),
+    lambda out: out.module("x"), lambda out: out.tensor("x", "u1", (1,)).__enter__(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_writer_writes_only_inside_its_block_and_only_once(fails: bool, tmp_path: Path) -> None:
+    def check_closed() -> None:
+        for call in CALLS:
+            with pytest.raises(UnsupportedError, match="a RecordWriter writes only inside its with block"):
+                call(out)
+
     out = RecordWriter(tmp_path / "m.zcr")
     assert not os.listdir(tmp_path)
-    for call in calls:
-        with pytest.raises(UnsupportedError, match="a RecordWriter writes only inside its with block"):
-            call(out)
-    with out:
+    check_closed()
+    with pytest.raises(KeyError) if fails else contextlib.nullcontext(), out:
         out.add("a", ONE)
         assert out.report is None
         with pytest.raises(UnsupportedError, match="this RecordWriter was used before; make a new one"), out:
             pass
-    assert out.report is not None
-    for call in calls:
-        with pytest.raises(UnsupportedError, match="a RecordWriter writes only inside its with block"):
-            call(out)
+        if fails:
+            raise KeyError
+    assert (out.report is None) == fails
+    check_closed()
     with pytest.raises(UnsupportedError, match="this RecordWriter was used before; make a new one"), out:
         pass
-    assert list(load_record(tmp_path / "m.zcr")) == ["a"]
-
-
-def test_writer_cannot_be_used_again_after_a_failure(path: Path) -> None:
-    out = RecordWriter(path)
-    with pytest.raises(KeyError), out:
-        out.add("a", ONE)
-        raise KeyError
-    assert out.report is None
-    with pytest.raises(UnsupportedError, match="this RecordWriter was used before; make a new one"), out:
-        out.add("b", TWO)
+    assert os.listdir(tmp_path) == ([] if fails else ["m.zcr"])
 
 
 def test_options_are_checked_before_anything_is_opened(path: Path) -> None:
@@ -379,33 +333,22 @@ def test_options_are_checked_before_anything_is_opened(path: Path) -> None:
 
 
 def test_one_tensor_is_written_at_a_time() -> None:
-    file = io.BytesIO()
-    with RecordWriter(file) as out:
+    def write(out: RecordWriter) -> None:
         out.add("a", ONE)
         with out.tensor("w", "float32", (3,)) as opened:
             opened.write(ONE[:1])
-            for call in (
-                lambda: out.add("b", ONE), lambda: out.tie("b", "a"), lambda: out.attribute("b", 1),
-                lambda: out.module("b"), lambda: out.tensor("b", "u1", (1,)).__enter__(),
-            ):  # fmt: skip
+            for call in CALLS:
                 with pytest.raises(UnsupportedError, match="tensor 'w' is not finished; one is written at a time"):
-                    call()
+                    call(out)
+            for piece in (ONE, ONE.astype("f8")[:1], None, "x", b"123456789"):  # refused pieces are not there
+                with pytest.raises(ProducerError):
+                    opened.write(piece)
             opened.write(ONE[1:])
         with pytest.raises(ProducerError, match="12 bytes were declared, at least 13 produced"):
             opened.write(b"x")
         out.add("c", TWO)
-    r.assert_same(load_record(file.getvalue(), verify="full").tree(), {"a": ONE, "w": ONE, "c": TWO})
 
-
-def test_refused_piece_is_not_there_and_may_be_replaced_by_a_right_one() -> None:
-    file = io.BytesIO()
-    with RecordWriter(file) as out, out.tensor("w", "float32", (3,)) as opened:
-        opened.write(ONE[:1])
-        for piece in (ONE, ONE.astype("f8")[:1], None, "x", b"123456789"):
-            with pytest.raises(ProducerError):
-                opened.write(piece)
-        opened.write(ONE[1:])
-    r.assert_same(load_record(file.getvalue(), verify="full").tree(), {"w": ONE})
+    r.assert_same(written(write).tree(), {"a": ONE, "w": ONE, "c": TWO})
 
 
 def fill(out: RecordWriter, pieces: list[Any]) -> None:
@@ -445,11 +388,10 @@ def test_unfinished_tensor_leaves_no_file_even_if_its_error_is_swallowed(
 def test_failing_disk_whose_error_is_swallowed_leaves_no_file(
     after: int, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, left = os.write, [after]
+    write, calls = os.write, itertools.count()
 
     def failing(fd: int, data: Any) -> int:
-        left[0] -= 1
-        if left[0] == -1:
+        if next(calls) == after:
             write(fd, data[: len(data) // 2])
             raise OSError(5, "io")
         return write(fd, data)
@@ -476,13 +418,11 @@ def test_disk_that_is_full_from_the_start_leaves_nothing_while_the_writer_lives(
     with pytest.raises(SourceError, match="cannot write: No space left on device"), out:
         raise AssertionError("not reached")
     assert os.listdir(path.parent) == before
-    assert out.report is None
 
 
 @pytest.mark.parametrize(
     "error",
-    [KeyError("own"), OSError(2, "own"), FileNotFoundError(2, "own", "input"), KeyboardInterrupt(), SystemExit(1),
-     StopIteration(), GeneratorExit(), zcrecord.FormatError("own")],
+    [OSError(2, "own"), KeyboardInterrupt(), StopIteration(), GeneratorExit(), zcrecord.FormatError("own")],
     ids=lambda e: type(e).__name__,
 )  # fmt: skip
 @pytest.mark.parametrize("within", [False, True])
@@ -502,8 +442,8 @@ def test_error_of_the_block_goes_through_as_it_is_and_leaves_no_file(
 
 def test_pieces_in_fortran_order_stay_so() -> None:
     values = np.arange(24.0).reshape(2, 3, 4)
-    file = io.BytesIO()
-    with RecordWriter(file) as out:
+
+    def write(out: RecordWriter) -> None:
         with out.tensor("f", "float64", (2, 3, 4), order="F") as opened:
             opened.write(values.T[:2].tobytes())
             opened.write(values.T[2:])
@@ -513,26 +453,16 @@ def test_pieces_in_fortran_order_stay_so() -> None:
             pass
         with pytest.raises(UnsupportedError, match="tensor 'p': int4 does not fill whole bytes"):
             out.tensor("p", "int4", (2, 2), order="F").__enter__()
-    rec = load_record(file.getvalue(), verify="full")
+
+    rec = written(write)
     r.assert_same(rec.tree(), {"f": values, "vector": values.reshape(1, 24, 1), "empty": np.zeros((2, 0))})
     assert rec["f"].flags.f_contiguous
     assert rec.info("vector").strides is None
 
 
-def test_modules_nest_a_hundred_deep() -> None:
-    file = io.BytesIO()
-    with RecordWriter(file) as out:
-        out.add(("k",) * 100, ONE)
-    assert list(load_record(file.getvalue())) == [".".join(["k"] * 100)]
-
-
 @pytest.mark.slow
-def test_ten_thousand_tensors_are_told_in_linear_time_and_come_back() -> None:
-    file = io.BytesIO()
-    values = [np.full(3, i, np.int32) for i in range(10_000)]
-    with RecordWriter(file) as out:
-        for i, value in enumerate(values):
-            out.add(f"blocks.{i // 100}.w{i % 100}", value)
-    rec = load_record(file.getvalue(), verify="full")
-    assert len(rec) == 10_000
-    assert all(np.array_equal(got, want) for got, want in zip(rec.values(), values, strict=True))
+def test_ten_thousand_tensors_come_back() -> None:
+    values = {f"blocks.{i // 100}.w{i % 100}": np.full(3, i, np.int32) for i in range(10_000)}
+    rec = written(lambda out: [out.add(name, value) for name, value in values.items()])
+    assert list(rec) == list(values)
+    assert all(np.array_equal(rec[name], value) for name, value in values.items())

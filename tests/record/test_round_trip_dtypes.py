@@ -7,14 +7,13 @@ import math
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 import records as r
 
 import zcrecord
 from zcrecord import LimitError, PackedTensor, StringTensor
-from zcrecord.dtypes import DTYPES, DType
+from zcrecord.dtypes import DType
 
 SHAPES = [(), (1,), (3,), (2, 3), (3, 1, 5), (0,), (3, 0, 2), (0, 2**40), (1,) * 64, (2, 1) * 5 + (3,)]
 EVERY = pytest.mark.parametrize("kind", r.NUMERIC, ids=lambda d: d.name)
@@ -32,12 +31,6 @@ def test_every_dtype_and_shape_comes_back(kind: DType, shape: tuple[int, ...]) -
     assert info.nbytes == math.ceil(math.prod(shape) * kind.bits / 8)
 
 
-def test_table_has_every_dtype_of_whole_bytes_as_numpy_type() -> None:
-    """A packed one may come before numpy or ml_dtypes has it."""
-    assert [d.name for d in DTYPES if d.numpy is None and not d.packed] == ["string"]
-    assert len(r.PACKED) >= 7 and len(r.WHOLE) >= 20
-
-
 NARROW = [d for d in r.WHOLE if d.bits <= 16 and d.name != "bool"]
 
 
@@ -49,7 +42,7 @@ def test_every_bit_pattern_survives(kind: DType) -> None:
 
 
 @pytest.mark.parametrize("kind", r.PACKED, ids=lambda d: d.name)
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 8, 9, 64, 1000])
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 9, 1000])
 def test_narrow_elements_are_stored_packed(kind: DType, count: int) -> None:
     array = r.filled(kind, (count,))
     rec = r.round_trip({"x": array})
@@ -63,22 +56,15 @@ def test_narrow_elements_are_stored_packed(kind: DType, count: int) -> None:
 
 
 @pytest.mark.parametrize("kind", r.PACKED, ids=lambda d: d.name)
-@pytest.mark.parametrize("shape", [(), (7,), (3, 5), (4, 2, 3), (0, 4)], ids=str)
+@pytest.mark.parametrize("shape", [(), (7,), (4, 2, 3), (0, 4)], ids=str)
 def test_narrow_elements_of_ml_dtypes_loaded_packed_and_saved_again_are_the_same_bytes(
     kind: DType, shape: tuple[int, ...]
 ) -> None:
     data = r.saved({"x": r.filled(kind, shape), "m": {"y": r.filled(kind, (9, 5), 1)}})
-    rec = zcrecord.load_record(data)
-    assert isinstance(rec["x"], PackedTensor)
-    for again in (
-        rec,
-        rec.tree(),
-        {"x": rec["x"], "m": {"y": rec["m.y"]}},
-        {"x": rec["x"].unpack(), "m": {**rec.module("m")}},
-    ):
+    rec, private = zcrecord.load_record(data), zcrecord.load_record(data, mode="c")
+    unpacked = {"x": rec["x"].unpack(), "m": {**rec.module("m")}}
+    for again in (rec, rec.tree(), unpacked, private, private.tree()):
         assert r.saved(again) == data
-    editable = zcrecord.load_record(data, mode="c")
-    assert r.saved(editable) == r.saved(editable.tree()) == data
 
 
 LAYOUTS: dict[str, Any] = {
@@ -128,14 +114,12 @@ def test_big_endian_arrays_come_back_as_little_endian_values(kind: DType, layout
 
 @pytest.mark.parametrize("kind", r.SWAPPABLE, ids=lambda d: d.name)
 @pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("tied", [True, False])
-def test_same_memory_in_both_byte_orders_is_two_tensors(kind: DType, order: Any, tied: bool) -> None:
+def test_same_memory_in_both_byte_orders_is_two_tensors(kind: DType, order: Any) -> None:
     little = np.asarray(r.filled(kind, (2, 3)), order=order)
     big = little.view(little.dtype.newbyteorder(">"))
     for tree in ({"little": little, "big": big}, {"big": big, "little": little}):
-        if tied:
-            tree |= {"row": tree["little"][1], "again": tree["big"], "same": tree["little"]}
-        r.assert_same(r.round_trip(tree).tree(), tree)
+        for more in ({}, {"row": tree["little"][1], "again": tree["big"], "same": tree["little"]}):
+            r.assert_same(r.round_trip(tree | more).tree(), tree | more)
 
 
 @pytest.mark.parametrize("kind", [d for d in r.WHOLE if d.name != "bool"], ids=lambda d: d.name)
@@ -145,12 +129,7 @@ def test_same_memory_as_two_element_types_is_two_tensors(kind: DType) -> None:
     r.assert_same(r.round_trip(tree).tree(), tree)
 
 
-def test_numpy_has_no_array_of_rank_65() -> None:
-    with pytest.raises(ValueError, match="64"):
-        np.zeros((1,) * 65)
-
-
-@pytest.mark.parametrize("rank", [65, 255, 256, 300])
+@pytest.mark.parametrize("rank", [65, 256])
 def test_rank_above_64_is_refused_for_the_classes_that_could_have_it(rank: int) -> None:
     shape = (1,) * rank
     for tensor in (PackedTensor(np.ones(1, np.uint8), "int4", shape), StringTensor.from_strings(["a"], shape)):
@@ -173,18 +152,6 @@ def test_shape_of_zero_elements_beyond_the_size_limit_is_refused_when_saved() ->
         r.saved({"x": np.empty((0, 2**57), np.uint8)})
 
 
-SAME_AS = {
-    "longlong": np.int64, "ulonglong": np.uint64, "intc": np.int32, "uintc": np.uint32, "short": np.int16,
-    "byte": np.int8, "single": np.float32, "double": np.float64, "csingle": np.complex64, "cdouble": np.complex128,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SAME_AS)
-def test_c_types_are_the_types_of_their_size(name: str) -> None:
-    got = r.round_trip({"x": np.arange(3).astype(name), "m": [np.arange(2).astype(name).T]})
-    assert got["x"].dtype == got["m.0"].dtype == np.dtype(SAME_AS[name])
-
-
 @pytest.mark.parametrize("kind", r.WHOLE, ids=lambda d: d.name)
 def test_numpy_scalar_is_a_tensor_of_rank_0(kind: DType) -> None:
     scalar = r.filled(kind, (1,))[0]
@@ -198,24 +165,13 @@ TEXTS = [[], ["a"], ["", "x", ""], ["ä", "名前", "\U0001f600"], ["x" * 1000, 
 @pytest.mark.parametrize("texts", TEXTS, ids=lambda t: ascii(t)[:15])
 def test_arrays_of_text_come_back_as_string_tensors(texts: list[str]) -> None:
     array = np.array(texts, np.str_)
-    rec = r.round_trip({"x": array, "big": array.astype(array.dtype.newbyteorder(">")), "step": array[::-1]})
-    assert rec["x"].unpack().tolist() == rec["big"].unpack().tolist() == texts
+    big, wide = array.astype(array.dtype.newbyteorder(">")), array.astype(np.dtypes.StringDType())
+    rec = r.round_trip({"x": array, "big": big, "wide": wide, "step": array[::-1], "flat": array.reshape(1, -1).T})
+    assert rec["x"].unpack().tolist() == rec["big"].unpack().tolist() == rec["wide"].unpack().tolist() == texts
     assert rec["step"].unpack().tolist() == texts[::-1]
+    assert rec["flat"].shape == (len(texts), 1)
+    assert rec["flat"].unpack().tolist() == [[text] for text in texts]
     assert rec.info("x").dtype.name == "string"
-
-
-@pytest.mark.parametrize("shape", [(), (2, 3), (6, 1), (0, 3), (1, 2, 3)])
-def test_arrays_of_text_keep_their_shape(shape: tuple[int, ...]) -> None:
-    array = np.array([f"s{i}" for i in range(math.prod(shape))], np.str_).reshape(shape)
-    got = r.round_trip({"x": array, "t": array.T})
-    assert got["x"].shape == shape
-    assert got["x"].unpack().tolist() == array.tolist()
-    assert got["t"].unpack().tolist() == array.T.tolist()
-
-
-def test_variable_width_strings_of_numpy_are_string_tensors() -> None:
-    array = np.array(["a", "long " * 50, ""], np.dtypes.StringDType())
-    assert r.round_trip({"x": array})["x"].unpack().tolist() == array.tolist()
 
 
 @pytest.mark.parametrize("digest", ["xxh3", "none", None])
@@ -265,15 +221,3 @@ def test_arrays_over_any_memory_are_saved(tmp_path: Path) -> None:
     rec = r.round_trip(tree)
     assert {name: view.tolist() for name, view in rec.items()} == dict.fromkeys(tree, want.tolist())
     assert {type(view) for view in rec.values()} == {np.ndarray}
-
-
-def test_views_of_a_loaded_record_save_as_they_are(tmp_path: Path) -> None:
-    first = r.round_trip({"x": np.arange(10), "p": r.filled(r.PACKED[0], (5,)), "s": np.array(["a", "b"])})
-    zcrecord.save_record(dict(first), tmp_path / "m.zcr")
-    second = zcrecord.load_record(tmp_path / "m.zcr", verify="full")
-    r.assert_same(second.tree(), first.tree())
-
-
-def test_bfloat16_is_found_in_the_table_however_it_is_spelt() -> None:
-    got = r.round_trip({"a": np.ones(2, "bfloat16"), "b": np.ones(2, ml_dtypes.bfloat16)})
-    assert got["a"].dtype == got["b"].dtype == np.dtype(ml_dtypes.bfloat16)

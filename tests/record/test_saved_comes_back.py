@@ -60,10 +60,8 @@ def expected(value: Any) -> Any:
         return np.asarray(value)
     if isinstance(value, dict):
         return {int(k) if isinstance(k, np.integer) else k: expected(v) for k, v in value.items()}
-    if isinstance(value, torch.Size):
-        return tuple(value)
     if isinstance(value, list | tuple):
-        return [*map(expected, value)] if isinstance(value, list) else tuple(map(expected, value))
+        return (list if isinstance(value, list) else tuple)(map(expected, value))
     return value
 
 
@@ -106,10 +104,11 @@ def converted(value: Any) -> zcrecord.Record | None:
         return zcrecord.load_record(path.with_suffix(".zcr").read_bytes(), verify="full")
 
 
-FINE = nested(st.one_of(PLAIN, TORCH, DTYPES), st.one_of(WORDS, INTS))
+KEYS = st.one_of(WORDS, INTS)
+ODD_TREES = nested(st.one_of(PLAIN, ODD), st.one_of(KEYS, ODD_KEYS))
 
 
-@hypothesis.given(value=FINE)
+@hypothesis.given(value=nested(st.one_of(PLAIN, TORCH, DTYPES), KEYS))
 @hypothesis.settings(max_examples=rounds(200), deadline=None)
 def test_every_state_of_a_run_comes_back(value: Any) -> None:
     record = saved(value)
@@ -117,14 +116,7 @@ def test_every_state_of_a_run_comes_back(value: Any) -> None:
     check(record.tree(), expected(value))
 
 
-@hypothesis.given(value=nested(st.one_of(PLAIN, ODD), st.one_of(WORDS, INTS, ODD_KEYS)))
-@hypothesis.settings(max_examples=rounds(200), deadline=None)
-def test_anything_comes_back_or_is_refused_with_its_place(value: Any) -> None:
-    if (record := saved(value)) is not None:
-        check(record.tree(), expected(value))
-
-
-@hypothesis.given(value=nested(st.one_of(PLAIN, TORCH, DTYPES), st.one_of(WORDS, INTS), tuples=False))
+@hypothesis.given(value=nested(st.one_of(PLAIN, TORCH, DTYPES), KEYS, tuples=False))
 @hypothesis.settings(max_examples=rounds(100), deadline=None)
 def test_every_state_that_torch_saved_comes_back(value: Any) -> None:
     record = converted(value)
@@ -133,10 +125,11 @@ def test_every_state_that_torch_saved_comes_back(value: Any) -> None:
     assert record.content_digest() == r.round_trip(value).content_digest()
 
 
-@hypothesis.given(value=nested(st.one_of(PLAIN, ODD), st.one_of(WORDS, INTS, ODD_KEYS)))
-@hypothesis.settings(max_examples=rounds(100), deadline=None)
-def test_anything_that_torch_saved_comes_back_or_is_refused_with_its_place(value: Any) -> None:
-    if (record := converted(value)) is not None:
+@pytest.mark.parametrize("door", [saved, converted])
+@hypothesis.given(value=ODD_TREES)
+@hypothesis.settings(max_examples=rounds(150), deadline=None)
+def test_anything_comes_back_or_is_refused_with_its_place(door: Any, value: Any) -> None:
+    if (record := door(value)) is not None:
         check(record.tree(), expected(value))
 
 

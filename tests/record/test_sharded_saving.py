@@ -10,7 +10,8 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from costly_archives import write_twins
 
 import zcrecord
 from zcrecord import formats, onnx, transport
-from zcrecord.codec.layout import NONE
 from zcrecord.errors import DestinationExistsError, LimitError, ProducerError, SourceError, UnsupportedError
 from zcrecord.storage.scratch import ListedFile, note_of
 
@@ -37,17 +37,22 @@ def numbered(count: int, stem: str = "model") -> list[str]:
     return [f"{stem}-{i:05}-of-{count:05}.zcr" for i in range(1, count + 1)]
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
 def test_shards_are_as_full_as_they_may_be_and_named_by_their_number(tmp_path: Path) -> None:
     report = zcrecord.save_record(MODEL, tmp_path / "model.zcr", max_shard_size=800)
     assert files(tmp_path) == [*numbered(3), "model.zcr"]
     assert [len(zcrecord.load_record(tmp_path / name)) for name in numbered(3)] == [2, 2, 1]
     assert report.tensors == 5 and report.payload_bytes == 2000
-    assert report.archive_bytes == sum((tmp_path / name).stat().st_size for name in files(tmp_path))
-
-
-def test_one_byte_less_makes_another_shard(tmp_path: Path) -> None:
-    zcrecord.save_record(MODEL, tmp_path / "model.zcr", max_shard_size=799)
-    assert files(tmp_path) == [*numbered(5), "model.zcr"]
+    before = contents(tmp_path)
+    assert report.archive_bytes == sum(map(len, before.values()))
+    (tmp_path / "again").mkdir()
+    zcrecord.save_record(MODEL, tmp_path / "again" / "model.zcr", max_shard_size=800)
+    assert contents(tmp_path / "again") == before
+    zcrecord.save_record(MODEL, tmp_path / "again" / "less.zcr", max_shard_size=799)
+    assert set(numbered(5, "less")) < set(files(tmp_path / "again")), "one byte less makes other shards"
 
 
 def test_a_tensor_larger_than_a_shard_has_one_of_its_own(tmp_path: Path) -> None:
@@ -55,6 +60,9 @@ def test_a_tensor_larger_than_a_shard_has_one_of_its_own(tmp_path: Path) -> None
     zcrecord.save_record(tree, tmp_path / "model.zcr", max_shard_size=64)
     assert files(tmp_path) == [*numbered(3), "model.zcr"]
     r.assert_same(zcrecord.load_record(tmp_path / "model.zcr").tree(), tree)
+    zcrecord.save_record({"w": np.ones(500)}, tmp_path / "model.zcr", max_shard_size=800)
+    assert files(tmp_path) == ["model.zcr"], "one payload needs no catalogue"
+    assert zcrecord.load_record(tmp_path / "model.zcr")["w"].sum() == 500
 
 
 @pytest.mark.parametrize("tree", [MODEL, {}, {"only": "an attribute", "data": b"bytes"}, {"none": np.zeros((0, 3))}])
@@ -99,11 +107,11 @@ def test_equal_bytes_are_not_multiplied_where_there_are_no_digests_to_find_them(
 
 def test_lazy_tensors_and_pieces_are_written_forward(tmp_path: Path) -> None:
     def pieces(value: int) -> Iterator[Any]:
-        for _ in range(4):
-            yield np.full(25, value, np.float32)
+        return (np.full(25, value, np.float32) for _ in range(4))
 
-    lazy = {f"layer{i}": {"w": zcrecord.LazyTensor(np.float32, (100,), pieces(i))} for i in range(5)}
+    lazy = {name: {"w": zcrecord.LazyTensor(np.float32, (100,), pieces(i))} for i, name in enumerate(MODEL)}
     zcrecord.save_record(lazy, tmp_path / "lazy.zcr", max_shard_size=800)
+    r.assert_same(zcrecord.load_record(tmp_path / "lazy.zcr").tree(), MODEL)
     with zcrecord.RecordWriter(tmp_path / "model.zcr", max_shard_size=800, metadata={"of": "pieces"}) as out:
         for i in range(5):
             with out.tensor(f"layer{i}.w", np.float32, (100,)) as tensor:
@@ -115,22 +123,11 @@ def test_lazy_tensors_and_pieces_are_written_forward(tmp_path: Path) -> None:
     record = zcrecord.load_record(tmp_path / "model.zcr", verify="full")
     assert out.report is not None and out.report.tensors == 6 and out.report.tied == 1
     assert record.modules["layer1"].type_name == "Layer" and record.metadata == {"of": "pieces"}
-    assert bytes(record.attributes["blob"]) == b"data"
+    r.assert_same(record.tree(), {**MODEL, "head": MODEL["layer0"]["w"], "blob": b"data"})
     assert np.shares_memory(record["head"], record["layer0.w"])
-    lazily = zcrecord.load_record(tmp_path / "lazy.zcr")
-    assert [lazily[name].tolist() for name in lazily] == [[float(i)] * 100 for i in range(5)]
 
 
-def test_the_same_record_gives_the_same_bytes(tmp_path: Path) -> None:
-    for folder in ("a", "b"):
-        (tmp_path / folder).mkdir()
-        zcrecord.save_record(MODEL, tmp_path / folder / "model.zcr", max_shard_size=800)
-    for name in files(tmp_path / "a"):
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-
-
-@pytest.mark.parametrize("digest", ["xxh3", "none"])
-@pytest.mark.parametrize("alignment", [16, 4096])
+@pytest.mark.parametrize(("digest", "alignment"), [("xxh3", 4096), ("none", 16)])
 def test_alignment_and_digest_are_those_asked_for(tmp_path: Path, digest: str, alignment: int) -> None:
     options: dict[str, Any] = {"alignment": alignment, "digest": digest}
     zcrecord.save_record(MODEL, tmp_path / "model.zcr", max_shard_size=800, **options)
@@ -152,12 +149,7 @@ def test_over_a_catalogue_the_new_shards_get_free_names_and_the_old_ones_go(tmp_
     zcrecord.save_record(MODEL, path, max_shard_size=800)
     assert files(tmp_path) == [*numbered(3), "model.zcr"]
     before.close()
-
-
-def test_a_record_is_saved_over_itself_in_other_shards(tmp_path: Path) -> None:
-    path = tmp_path / "model.zcr"
-    zcrecord.save_record(MODEL, path, max_shard_size=800)
-    zcrecord.save_record(zcrecord.load_record(path), path, max_shard_size=1200)
+    zcrecord.save_record(zcrecord.load_record(path), path, max_shard_size=1200)  # over itself
     assert files(tmp_path) == [*numbered(2), "model.zcr"]
     zcrecord.save_record(zcrecord.load_record(path), path, max_shard_size=10_000)
     assert files(tmp_path) == ["model.zcr"]
@@ -174,37 +166,23 @@ def test_files_of_others_stay(tmp_path: Path) -> None:
     assert [name for name in files(tmp_path) if "~" in name] == numbered(3, "model~3")
 
 
-def test_a_catalogue_of_somebody_else_does_not_have_his_files_removed(tmp_path: Path) -> None:
-    """Shards of other names, which a catalogue may have, are not known to be nobody's."""
-    path = tmp_path / "model.zcr"
-    zcrecord.save_record(MODEL, path, max_shard_size=800)
-    tables = zcrecord.Record(zcrecord.load_record(path).archive.source.file_archive(NONE))
-    with zcrecord.RecordWriter(tmp_path / "forged.zcr") as out:
-        out.module("", type_name="zcr:catalogue")
-        for name, value in tables.items():
-            out.add(name, np.array(["precious.zcr"] * 3) if name == "files.name" else value)
-    (tmp_path / "precious.zcr").write_bytes(b"somebody's")
-    os.replace(tmp_path / "forged.zcr", path)
-    zcrecord.save_record(OTHER, path, max_shard_size=800)
-    assert (tmp_path / "precious.zcr").read_bytes() == b"somebody's"
-
-
 def write(path: Path) -> None:
     with zcrecord.RecordWriter(path) as out:
         for name, value in OTHER.items():
             out.add(f"{name}.w", value["w"])
 
 
-SAVES: list[Any] = [
-    pytest.param(lambda path: zcrecord.save_record(OTHER, path), id="plain"),
-    pytest.param(write, id="writer"),
-    pytest.param(lambda path: zcrecord.save_record(OTHER, path, max_shard_size=800), id="shards"),
-    pytest.param(lambda path: zcrecord.save_record(OTHER, path, max_shard_size=10_000), id="one shard"),
-    pytest.param(lambda path: formats.convert(io.BytesIO(r.saved(OTHER)), path, force=True), id="convert"),
-]
+SAVES: dict[str, Any] = {
+    "plain": lambda path: zcrecord.save_record(OTHER, path),
+    "writer": write,
+    "shards": lambda path: zcrecord.save_record(OTHER, path, max_shard_size=800),
+    "one shard": lambda path: zcrecord.save_record(OTHER, path, max_shard_size=10_000),
+    "convert": lambda path: formats.convert(io.BytesIO(r.saved(OTHER)), path, force=True),
+}
+every_save = pytest.mark.parametrize("save", SAVES.values(), ids=SAVES)
 
 
-@pytest.mark.parametrize("save", SAVES)
+@every_save
 def test_files_that_a_strangers_catalogue_names_and_that_are_not_its_shards_stay(save: Any, tmp_path: Path) -> None:
     """They have the very names that its shards have; it came without those."""
     path = tmp_path / "model.zcr"
@@ -224,7 +202,7 @@ def test_files_that_a_strangers_catalogue_names_and_that_are_not_its_shards_stay
 
 
 @pytest.mark.parametrize("other", ["best.zcr", "rmodel.zcr", "zcrmodel.zcr"])
-@pytest.mark.parametrize("save", SAVES)
+@every_save
 def test_shards_that_another_catalogue_there_names_stay(save: Any, other: str, tmp_path: Path) -> None:
     """Names stand one behind the other: `r` and the next look like one that begins with `rmodel`."""
     path = tmp_path / "model.zcr"
@@ -235,12 +213,16 @@ def test_shards_that_another_catalogue_there_names_stay(save: Any, other: str, t
     r.assert_same(zcrecord.load_record(path, verify="full").tree(), OTHER)
 
 
+def refused(*_: Any, **__: Any) -> Any:
+    raise PermissionError(13, "Permission denied")
+
+
 @pytest.mark.parametrize("kind", ["unreadable", "link", "folder", "shard's name"])
 def test_shards_that_another_catalogue_may_name_stay(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that cannot be read now may name any; one may itself have a name as shards have."""
-    path = tmp_path / "model.zcr"
+    path, opened = tmp_path / "model.zcr", builtins.open
     other = tmp_path / ("model~2-00001-of-00001.zcr" if kind == "shard's name" else "best.zcr")
     zcrecord.save_record(MODEL, path, max_shard_size=800)
     shutil.copy(path, tmp_path / "kept")
@@ -248,21 +230,11 @@ def test_shards_that_another_catalogue_may_name_stay(
         other.symlink_to(tmp_path / "kept.gone")
     else:
         shutil.copy(path, other)
-    opened = builtins.open
-
-    def unreadable(name: Any, *more: Any, **options: Any) -> Any:
-        if str(name) == str(other):
-            raise PermissionError(13, "Permission denied")
-        return opened(name, *more, **options)
-
-    def unlisted(_: Any) -> Any:
-        raise PermissionError(13, "Permission denied")
-
     with monkeypatch.context() as patch:
         if kind == "unreadable":
-            patch.setattr(builtins, "open", unreadable)
+            patch.setattr(builtins, "open", lambda *a, **k: (refused if a[0] == str(other) else opened)(*a, **k))
         elif kind == "folder":
-            patch.setattr(os, "scandir", unlisted)
+            patch.setattr(os, "scandir", refused)
         zcrecord.save_record(OTHER, path, max_shard_size=800)
     r.assert_same(zcrecord.load_record(path, verify="full").tree(), OTHER)
     if kind == "link":
@@ -274,7 +246,7 @@ def test_shards_that_another_catalogue_may_name_stay(
     assert (kind == "shard's name") or not {*numbered(3)} & {*files(tmp_path)}, "the next save removes them"
 
 
-@pytest.mark.parametrize("save", SAVES)
+@every_save
 def test_shards_are_not_kept_by_a_catalogue_whose_own_end_in_their_names(save: Any, tmp_path: Path) -> None:
     for name in ("big-model.zcr", "model.zcr"):
         zcrecord.save_record(MODEL, tmp_path / name, max_shard_size=800)
@@ -283,14 +255,19 @@ def test_shards_are_not_kept_by_a_catalogue_whose_own_end_in_their_names(save: A
     r.assert_same(zcrecord.load_record(tmp_path / "big-model.zcr", verify="full").tree(), MODEL)
 
 
-@pytest.mark.parametrize("guess", ["{name}", "0 {nbytes} {changed} {name}", "{inode} {nbytes} 0 {name}", "1 2 3 ../x"])
+@pytest.mark.parametrize(
+    "guess",
+    [
+        *("{name}", "0 {nbytes} {changed} {name}", "{inode} {nbytes} 0 {name}", "1 2 3 ../x"),
+        *("9" * 5000 + " 1 1 x", "٣ 1 1 x", "1 1"),
+    ],
+)
 def test_a_planted_note_has_nothing_removed(guess: str, tmp_path: Path) -> None:
-    """Its writer knows names and sizes, and not which files these are."""
+    """Its writer knows names and sizes, and not which files these are; what makes no sense is no reason to fail."""
     mine = tmp_path / "model-00001-of-00002.zcr"
     zcrecord.save_record(MODEL, mine)
     line = guess.format(**ListedFile.at(str(mine), mine.name)._asdict())
-    note = tmp_path / ".model.zcr.0123456789ab.zcr-scratch"
-    note.write_bytes(note_of([]) + line.encode())
+    (tmp_path / ".model.zcr.0123456789ab.zcr-scratch").write_bytes(note_of([]) + line.encode())
     zcrecord.save_record(OTHER, tmp_path / "model.zcr")
     assert files(tmp_path) == [mine.name, "model.zcr"]
 
@@ -332,38 +309,41 @@ def test_each_step_is_on_the_disk_before_the_next_one_needs_it(tmp_path: Path, m
     """Shards, then what names them, and old shards go when nothing can bring back what named those."""
     path, made = tmp_path / "model.zcr", []
     zcrecord.save_record(MODEL, path, max_shard_size=800)
-    fsync, replace, unlink = os.fsync, os.replace, os.unlink
+    calls = {"sync": os.fsync, "name": os.replace, "remove": os.unlink}
 
-    def named(what: str, name: str) -> str:
-        return f"{what} {re.sub('[0-9]+|~', '', os.path.basename(name))}"
+    def noted(step: str, *args: Any) -> None:
+        calls[step](*args)
+        if step == "sync":
+            made.append("sync folder" if stat.S_ISDIR(os.fstat(args[0]).st_mode) else "sync file")
+        elif "scratch" not in args[-1]:
+            made.append(f"{step} {re.sub('[0-9]+|~', '', os.path.basename(args[-1]))}")
 
-    def synced(fd: int) -> None:
-        fsync(fd)
-        made.append("sync folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else "sync file")
-
-    def replaced(source: str, dest: str) -> None:
-        replace(source, dest)
-        made.append(named("name", dest))
-
-    def unlinked(name: str) -> None:
-        unlink(name)
-        if "scratch" not in name:
-            made.append(named("remove", name))
-
-    for name, call in (("fsync", synced), ("replace", replaced), ("unlink", unlinked)):
-        monkeypatch.setattr(os, name, call)
+    for step, call in calls.items():
+        monkeypatch.setattr(os, call.__name__, partial(noted, step))
     zcrecord.save_record(OTHER, path, max_shard_size=800)
-    assert [what for what, _ in itertools.groupby(made)] == [
+    assert [step for step, _ in itertools.groupby(made)] == [
         "sync file", "name model--of-.zcr", "sync folder", "name model.zcr", "sync folder", "remove model--of-.zcr",
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("save", SAVES)
+def full(path: Path) -> Callable[[str, str], None]:
+    """Return a rename that fails for the destination `path`, as on a full disk."""
+    replace = os.replace
+
+    def rename(source: str, dest: str) -> None:
+        if Path(dest) == path:
+            raise OSError(28, "No space left on device")
+        replace(source, dest)
+
+    return rename
+
+
+@every_save
 @pytest.mark.parametrize("fails", [False, True])
 def test_shards_of_a_catalogue_that_was_moved_aside_meanwhile_stay(
     save: Any, fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, aside, fsync, replace = tmp_path / "model.zcr", tmp_path / "model.zcr.bak", os.fsync, os.replace
+    path, aside, fsync = tmp_path / "model.zcr", tmp_path / "model.zcr.bak", os.fsync
     zcrecord.save_record(MODEL, path, max_shard_size=800)
 
     def moved(fd: int) -> None:
@@ -371,40 +351,33 @@ def test_shards_of_a_catalogue_that_was_moved_aside_meanwhile_stay(
         if not aside.exists():
             path.rename(aside)
 
-    def full(source: str, dest: str) -> None:
-        if Path(dest) == path:
-            raise OSError(28, "No space left on device")
-        replace(source, dest)
-
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", moved)
         if fails:
-            patch.setattr(os, "replace", full)
+            patch.setattr(os, "replace", full(path))
         with pytest.raises(SourceError, match="No space left") if fails else contextlib.nullcontext():
             save(path)
     if not fails:
         r.assert_same(zcrecord.load_record(path, verify="full").tree(), OTHER)
-        path.unlink()
-    aside.rename(path)
+    aside.replace(path)
     r.assert_same(zcrecord.load_record(path, verify="full").tree(), MODEL)
 
 
-@pytest.mark.parametrize("save", SAVES)
+@every_save
 def test_shards_of_another_saver_that_came_meanwhile_are_removed_with_its_catalogue(
     save: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, fsync = tmp_path / "model.zcr", os.fsync
-    came: list[Any] = []
     zcrecord.save_record(OTHER, path)
 
     def synced(fd: int) -> None:
         fsync(fd)
-        if not came:
-            came.append(zcrecord.save_record(MODEL, path, max_shard_size=800, durable=False))
+        monkeypatch.setattr(os, "fsync", fsync)
+        zcrecord.save_record(MODEL, path, max_shard_size=800, durable=False)
 
     monkeypatch.setattr(os, "fsync", synced)
     save(path)
-    assert came
+    assert os.fsync is fsync, "another saver came"
     r.assert_same(zcrecord.load_record(path, verify="full").tree(), OTHER)
     assert {*files(tmp_path)} == {path.name, *zcrecord.load_record(path).archive.source.file_names}
 
@@ -412,7 +385,7 @@ def test_shards_of_another_saver_that_came_meanwhile_are_removed_with_its_catalo
 def test_a_producer_that_fails_leaves_the_old_record_alone(tmp_path: Path) -> None:
     path = tmp_path / "model.zcr"
     zcrecord.save_record(OTHER, path, max_shard_size=800)
-    before = {name: (tmp_path / name).read_bytes() for name in files(tmp_path)}
+    before = contents(tmp_path)
     lazy = {**MODEL, "short": zcrecord.LazyTensor(np.float32, (100,), [np.zeros(3, np.float32)])}
     with pytest.raises(ProducerError, match="short"):
         zcrecord.save_record(lazy, path, max_shard_size=800)
@@ -420,7 +393,7 @@ def test_a_producer_that_fails_leaves_the_old_record_alone(tmp_path: Path) -> No
         out.add("a", np.zeros(1000))
         out.add("b", np.ones(1000))
         raise ZeroDivisionError
-    assert {name: (tmp_path / name).read_bytes() for name in files(tmp_path)} == before
+    assert contents(tmp_path) == before
 
 
 def test_a_catalogue_that_cannot_be_written_takes_its_shards_away(
@@ -428,22 +401,14 @@ def test_a_catalogue_that_cannot_be_written_takes_its_shards_away(
 ) -> None:
     path = tmp_path / "model.zcr"
     zcrecord.save_record(OTHER, path, max_shard_size=800)
-    before = files(tmp_path)
-    replace = os.replace
-
-    def full(source: str, dest: str) -> None:
-        if Path(dest) == path:
-            raise OSError(28, "No space left on device")
-        replace(source, dest)
-
-    monkeypatch.setattr(os, "replace", full)
+    before = contents(tmp_path)
+    monkeypatch.setattr(os, "replace", full(path))
     with pytest.raises(SourceError, match="No space left on device; the file there before is untouched"):
         zcrecord.save_record(MODEL, path, max_shard_size=800)
-    assert files(tmp_path) == before
-    r.assert_same(zcrecord.load_record(path, verify="full").tree(), OTHER)
+    assert contents(tmp_path) == before
 
 
-@pytest.mark.parametrize("size", [0, -1, 2.5, "5GB", True, None.__class__])
+@pytest.mark.parametrize("size", [0, -1, 2.5, "5GB", True])
 def test_a_size_that_is_no_number_of_bytes_is_refused(tmp_path: Path, size: Any) -> None:
     with pytest.raises(UnsupportedError, match="is not a number of bytes from 1 on"):
         zcrecord.save_record(MODEL, tmp_path / "model.zcr", max_shard_size=size)
@@ -454,15 +419,6 @@ def test_a_size_that_is_no_number_of_bytes_is_refused(tmp_path: Path, size: Any)
 def test_shards_need_a_path(dest: Any) -> None:
     with pytest.raises(UnsupportedError, match="max_shard_size= is for paths"):
         zcrecord.save_record(MODEL, dest, max_shard_size=800)
-    with pytest.raises(UnsupportedError, match="max_shard_size= is for paths"):
-        zcrecord.RecordWriter(dest, max_shard_size=800).__enter__()
-
-
-def test_a_folder_and_a_missing_folder_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="is a directory; name a file in it"):
-        zcrecord.save_record(MODEL, tmp_path, max_shard_size=800)
-    with pytest.raises(SourceError, match="No such file or directory"):
-        zcrecord.save_record(MODEL, tmp_path / "none" / "model.zcr", max_shard_size=800)
 
 
 def safetensors_shards(record: Any, dest: Any) -> None:
@@ -474,6 +430,7 @@ def safetensors_shards(record: Any, dest: Any) -> None:
 @pytest.mark.parametrize(
     "dest, message",
     [
+        ("none/model.zcr", "No such file or directory"),
         ("/dev/null", "is no regular file; name one, beside which the shards are to lie"),
         ("loop", "Too many levels of symbolic links"),
         ("nul\0", "it contains NUL"),
@@ -515,57 +472,31 @@ def tuned(source: Path, dest: Path) -> None:
     onnx.tune(source, dest, force=True, threads=1)
 
 
-@pytest.mark.parametrize(
-    "replace",
-    [
-        lambda source, dest: transport.pack(source, dest, force=True),
-        unpacked,
-        tuned,
-        edited_copy,
-        lambda source, dest: formats.convert(source, dest, dest_format="npz", force=True),
-        lambda source, dest: formats.convert(source, dest, dest_format="safetensors", force=True),
-    ],
-    ids=["pack", "unpack", "tune", "edit", "npz", "safetensors"],
-)
-def test_shards_go_with_their_catalogue_whatever_replaces_it(replace: Any, tmp_path: Path) -> None:
+REPLACING: dict[str, Any] = {
+    "pack": lambda source, dest: transport.pack(source, dest, force=True),
+    "unpack": unpacked,
+    "tune": tuned,
+    "edit": edited_copy,
+    "npz": lambda source, dest: formats.convert(source, dest, dest_format="npz", force=True),
+    "safetensors": lambda source, dest: formats.convert(source, dest, dest_format="safetensors", force=True),
+}
+
+
+@pytest.mark.parametrize("replacing", REPLACING)
+def test_shards_go_with_their_catalogue_whatever_replaces_it(replacing: str, tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     zcrecord.save_record(OTHER, tmp_path / "source" / "one.zcr")
     zcrecord.save_record(MODEL, tmp_path / "model.zcr", max_shard_size=800)
-    replace(tmp_path / "source" / "one.zcr", tmp_path / "model.zcr")
+    REPLACING[replacing](tmp_path / "source" / "one.zcr", tmp_path / "model.zcr")
     assert files(tmp_path) == ["model.zcr", "source"]
 
 
-def test_one_payload_larger_than_a_shard_is_one_archive(tmp_path: Path) -> None:
-    zcrecord.save_record(MODEL, tmp_path / "model.zcr", max_shard_size=800)
-    zcrecord.save_record({"w": np.ones(500)}, tmp_path / "model.zcr", max_shard_size=800)
-    assert os.listdir(tmp_path) == ["model.zcr"]
-    assert zcrecord.load_record(tmp_path / "model.zcr")["w"].sum() == 500
-
-
-@pytest.mark.parametrize("name", ["llama:7b.zcr", "a?.zcr", 'a".zcr', "a\nb.zcr", "a\u202eb.zcr", "a\udcffb.zcr"])
+@pytest.mark.parametrize("name", ["llama:7b.zcr", "a\nb.zcr", "a\u202eb.zcr", "a\udcffb.zcr"])
 def test_a_name_that_no_catalogue_may_give_its_shards_is_refused_before_anything_is_written(
     name: str, tmp_path: Path
 ) -> None:
     zcrecord.save_record({"w": np.ones(3)}, tmp_path / name)
     before = os.listdir(tmp_path)
-    with pytest.raises(UnsupportedError, match="a catalogue's name, which its shards' begin with, has none of"):
+    with pytest.raises(UnsupportedError, match=r"a catalogue's name, .* may not have"):
         zcrecord.save_record(MODEL, tmp_path / name, max_shard_size=800)
     assert os.listdir(tmp_path) == before and zcrecord.load_record(tmp_path / name)["w"].sum() == 3
-
-
-@pytest.mark.parametrize("line", ["9" * 5000 + " 1 1 x", "٣ 1 1 x", "1 1"])
-def test_a_planted_note_is_no_reason_to_fail(line: str, tmp_path: Path) -> None:
-    note = tmp_path / ".model.zcr.0123456789ab.zcr-scratch"
-    note.write_text(f"zcrecord shards\n{line}", encoding="utf-8")
-    zcrecord.save_record(MODEL, tmp_path / "model.zcr")
-    assert len(zcrecord.load_record(tmp_path / "model.zcr")) == 5
-
-
-def test_a_shard_of_a_checkpoint_or_behind_a_link_is_not_edited(tmp_path: Path) -> None:
-    zcrecord.save_record(MODEL, tmp_path / "model.zcr", max_shard_size=800)
-    (tmp_path / "elsewhere.zcr").symlink_to(tmp_path / numbered(3)[0])
-    with (
-        pytest.raises(UnsupportedError, match=r"is a shard of model\.zcr"),
-        zcrecord.edit(tmp_path / "elsewhere.zcr") as model,
-    ):
-        model.metadata["a"] = 1

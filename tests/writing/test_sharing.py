@@ -25,25 +25,16 @@ def payloads(rec: zcrecord.Record) -> list[int | None]:
 
 
 def test_tied_tensors_share_memory_across_modules() -> None:
-    rec = r.round_trip({"embed": {"w": BASE}, "layers": [{"w": BASE.copy()}], "head": r.Layer(BASE, None), "z": BASE})
-    tied = ("embed.w", "head.weight", "z")
-    assert rec.info("embed.w").tied == rec.info("z").tied == tied
-    assert np.shares_memory(rec["embed.w"], rec["head.weight"])
-    assert r.address(rec["embed.w"]) == r.address(rec["head.weight"]) == r.address(rec["z"])
+    tree = {"embed": {"w": BASE}, "layers": [{"w": BASE.copy()}], "head": r.Layer(BASE[:], None), "z": BASE.T.T}
+    tree |= {"flat": BASE.reshape(-1), "bytes": BASE.view(np.uint8), "complex": BASE.view(np.complex64)}
+    rec = r.round_trip(tree)
+    assert rec.info("embed.w").tied == ("embed.w", "head.weight", "z", "flat", "bytes", "complex")
     assert rec.info("layers.0.w").tied == ()
-    r.assert_same(rec["embed.w"], BASE)
-
-
-@pytest.mark.parametrize(
-    "again",
-    [BASE, BASE[:], BASE.T.T, BASE.data],
-    ids=["itself", "slice", "transposed twice", "buffer"],
-)
-def test_two_arrays_over_the_same_memory_are_tied(again: Any) -> None:
-    rec = r.round_trip({"a": BASE, "b": np.asarray(again)})
-    assert rec.info("a").tied == ("a", "b")
-    assert np.shares_memory(rec["a"], rec["b"])
+    assert len({r.address(rec[name]) for name in rec if name != "layers.0.w"}) == 1
     assert rec.nbytes == BASE.nbytes
+    r.assert_same(rec.tree(), tree)
+    views = r.round_trip(r.round_trip({"a": BASE, "m": {"row": BASE[2]}}).tree())
+    assert views.info("a").tied == ("a", "m.row"), "views of a loaded record are tied by the memory they lie in"
 
 
 def test_tied_packed_and_string_tensors_share_their_bytes() -> None:
@@ -60,16 +51,14 @@ def test_tied_packed_and_string_tensors_share_their_bytes() -> None:
 def test_bools_share_a_payload_with_other_bytes_only_if_all_of_those_could_be_bools(gaps: bool) -> None:
     """R72."""
     octets = np.array([[1, 0, 1, 1], [0, 0, 1, 2]], np.uint8)
-    flags, last = octets[:1].view(bool), octets[:, 3:] if gaps else octets
-    apart = r.round_trip({"flags": flags, "octets": octets, "last": last})
-    assert not np.shares_memory(apart["flags"], apart["octets"])
-    assert np.shares_memory(apart["last"], apart["octets"])
-    octets[1, 3] = 1
-    together = r.round_trip({"flags": flags, "octets": octets, "last": last})
-    assert np.shares_memory(together["flags"], together["octets"])
-    for rec in (apart, together):
+    tree = {"flags": octets[:1].view(bool), "octets": octets, "last": octets[:, 3:] if gaps else octets}
+    for value, shared in ((2, False), (1, True)):
+        octets[1, 3] = value
+        rec = r.round_trip(tree)
+        assert np.shares_memory(rec["flags"], rec["octets"]) == shared
+        assert np.shares_memory(rec["last"], rec["octets"])
         assert rec["flags"].tolist() == [[True, False, True, True]]
-    r.assert_same(together["octets"], octets)
+        r.assert_same(rec["octets"], octets)
 
 
 def test_bools_that_overlap_nothing_dense_are_looked_at_with_the_strides_they_have() -> None:
@@ -79,21 +68,10 @@ def test_bools_that_overlap_nothing_dense_are_looked_at_with_the_strides_they_ha
     assert rec["flags"].tolist() == [[True, False], [True, False]]
 
 
-def test_reshaped_views_share_one_payload_in_their_own_shapes() -> None:
-    tree = {"flat": BASE.reshape(-1), "square": BASE, "bytes": BASE.view(np.uint8), "complex": BASE.view(np.complex64)}
-    rec = r.round_trip(tree)
-    assert set(payloads(rec)) == {0}
-    assert rec.info("flat").tied == ("flat", "square", "bytes", "complex")
-    r.assert_same(rec.tree(), tree)
-
-
 VIEWS: dict[str, Any] = {
     "rows": lambda a: a[1:3],
-    "one row": lambda a: a[2],
     "columns": lambda a: a[:, 1:3],
-    "one column": lambda a: a[:, 4],
     "every other row": lambda a: a[::2],
-    "reversed": lambda a: a[::-1],
     "reversed both": lambda a: a[::-1, ::-1],
     "transposed": lambda a: a.T,
     "transposed window": lambda a: a[1:, 2:5].T,
@@ -104,16 +82,14 @@ VIEWS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", VIEWS)
 @pytest.mark.parametrize("base", [BASE, np.asfortranarray(BASE)], ids=["C", "F"])
-@pytest.mark.parametrize("first", [True, False])
-def test_view_inside_a_dense_saved_tensor_shares_its_memory(name: str, base: Any, first: bool) -> None:
+def test_view_inside_a_dense_saved_tensor_shares_its_memory(name: str, base: Any) -> None:
     view = VIEWS[name](base)
-    tree = {"view": view, "base": base} if first else {"base": base, "view": view}
-    rec = r.round_trip(tree)
-    r.assert_same(rec.tree(), tree)
-    assert rec.nbytes == base.nbytes
-    assert np.shares_memory(rec["base"], rec["view"])
-    assert r.address(rec["view"]) - r.address(rec["base"]) == r.address(view) - r.address(base)
-    assert rec["view"].strides == view.strides or view.size == 1
+    for tree in ({"view": view, "base": base}, {"base": base, "view": view}):
+        rec = r.round_trip(tree)
+        r.assert_same(rec.tree(), tree)
+        assert rec.nbytes == base.nbytes
+        assert r.address(rec["view"]) - r.address(rec["base"]) == r.address(view) - r.address(base)
+        assert rec["view"].strides == view.strides or view.size == 1
 
 
 def test_overlapping_rows_share_only_what_a_saved_tensor_reaches() -> None:
@@ -125,14 +101,13 @@ def test_overlapping_rows_share_only_what_a_saved_tensor_reaches() -> None:
     assert [v[0] for v in rec.values()] == [100, 200, 400, 600]
 
 
-@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]])
-def test_views_apart_from_each_other_all_share_with_the_base_they_lie_in(order: list[int]) -> None:
+def test_views_apart_from_each_other_all_share_with_the_base_they_lie_in() -> None:
     base = np.arange(1000)
-    views = [base, base[10:20], base[500:600], base[990:]]
-    rec = r.round_trip({str(i): views[i] for i in order})
+    tree = {"2": base[500:600], "0": base, "3": base[990:], "1": base[10:20]}
+    rec = r.round_trip(tree)
     assert rec.nbytes == base.nbytes
     assert all(np.shares_memory(rec["0"], rec[name]) for name in "123")
-    r.assert_same(rec.tree(), {str(i): views[i] for i in order})
+    r.assert_same(rec.tree(), tree)
 
 
 def test_neighbours_stay_apart_though_a_third_view_spans_both() -> None:
@@ -158,69 +133,45 @@ def test_strides_of_axes_of_length_one_leave_no_trace() -> None:
     r.assert_same(r.round_trip({"x": strange})["x"], usual)
 
 
-def test_chain_of_overlapping_views_is_one_payload_stored_once(tmp_path: Path) -> None:
+def test_chain_of_overlapping_views_is_one_payload_stored_once() -> None:
     base = np.arange(10_000, dtype=np.uint8)
     tree = {str(i): base[i : i + 20] for i in reversed(range(0, 9_980, 10))}
-    report = zcrecord.save_record(tree, tmp_path / "m.zcr")
-    rec = zcrecord.load_record(tmp_path / "m.zcr", verify="full")
-    assert (report.payloads, report.payload_bytes) == (1, 9_990)
+    rec = r.round_trip(tree)
+    assert (set(payloads(rec)), rec.nbytes) == ({0}, 9_990)
     r.assert_same(rec.tree(), tree)
 
 
-def test_a_view_stores_its_own_rows_and_no_others(tmp_path: Path) -> None:
+def test_a_view_stores_its_own_rows_and_no_others() -> None:
     big = np.zeros((1_000_000, 4), np.float32)
     big[:10] = np.arange(40).reshape(10, 4)
-    report = zcrecord.save_record({"h": big[:10]}, tmp_path / "m.zcr")
-    assert report.payload_bytes == 160
-    assert (tmp_path / "m.zcr").stat().st_size == report.archive_bytes < 1024
-    r.assert_same(zcrecord.load_record(tmp_path / "m.zcr")["h"], big[:10])
+    rec = r.round_trip({"h": big[:10]})
+    assert rec.nbytes == 160 and rec.archive_nbytes < 1024
+    r.assert_same(rec["h"], big[:10])
 
 
-@pytest.mark.parametrize(
-    "view",
-    [
-        lambda a: np.asfortranarray(a),
-        lambda a: a.T,
-        lambda a: a.transpose(1, 2, 0),
-        lambda a: np.ascontiguousarray(a.transpose(0, 2, 1)).transpose(0, 2, 1),
-    ],
-    ids=["F", "T", "permuted", "channels last"],
-)
-def test_dense_permutation_keeps_its_strides(view: Any) -> None:
-    array = view(np.arange(2 * 3 * 5).reshape(2, 3, 5))
+@pytest.mark.parametrize("axes", [(2, 1, 0), (1, 2, 0), (0, 2, 1)])
+def test_dense_permutation_keeps_its_strides(axes: tuple[int, ...]) -> None:
+    array = np.arange(2 * 3 * 5).reshape(2, 3, 5).transpose(axes)
     rec = r.round_trip({"x": array})
-    info = rec.info("x")
     assert rec["x"].strides == array.strides
-    assert info.strides == tuple(s // 8 for s in array.strides)
-    assert rec.nbytes == info.nbytes == array.nbytes
+    assert rec.info("x").strides == tuple(s // 8 for s in array.strides)
+    assert rec.nbytes == rec.info("x").nbytes == array.nbytes
     r.assert_same(rec["x"], array)
 
 
-@pytest.mark.parametrize(
-    "view",
-    [
-        BASE[::2],
-        BASE[:, ::3],
-        BASE[:, 1:4],
-        BASE[::-1],
-        np.broadcast_to(BASE[0], (7, 6)),
-        BASE[::2].T,
-        np.broadcast_to(BASE, (3, 4, 6)),
-    ],
-    ids=["rows", "columns", "window", "reversed", "broadcast", "transposed", "repeated"],
-)
+GAPS = {
+    "rows": BASE[::2], "columns": BASE[:, ::3], "window": BASE[:, 1:4], "reversed": BASE[::-1],
+    "transposed": BASE[::2].T, "broadcast": np.broadcast_to(BASE, (3, 4, 6)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("view", GAPS.values(), ids=GAPS)
 def test_view_with_gaps_or_repeats_is_packed(view: Any) -> None:
     rec = r.round_trip({"x": view})
     assert rec.info("x").strides is None
     assert rec["x"].flags.c_contiguous
     assert rec.nbytes == rec.info("x").nbytes == view.size * 4
     r.assert_same(rec["x"], view)
-
-
-def test_interleaved_columns_are_packed_apart() -> None:
-    rec = r.round_trip({"even": BASE[:, ::2], "odd": BASE[:, 1::2]})
-    assert rec.nbytes == BASE.nbytes
-    assert not np.shares_memory(rec["even"], rec["odd"])
 
 
 def test_broadcast_of_a_saved_tensor_does_not_claim_its_payload() -> None:
@@ -231,18 +182,13 @@ def test_broadcast_of_a_saved_tensor_does_not_claim_its_payload() -> None:
 
 
 def test_equal_tensors_that_are_not_tied_are_stored_once_and_stay_distinct() -> None:
-    rec = r.round_trip({"a": BASE, "b": BASE.copy(), "c": BASE + 1, "d": [BASE.copy(), BASE]})
-    assert rec.info("a").offset == rec.info("b").offset == rec.info("d.0").offset
+    tree = {"a": BASE, "b": BASE.view(np.int32).copy(), "c": BASE.T.copy(), "d": [BASE.copy(), BASE]}
+    rec = r.round_trip(tree | {"e": BASE.tobytes()})
+    assert rec.info("a").offset == rec.info("b").offset == rec.info("d.0").offset != rec.info("c").offset
     assert rec.info("a").payload != rec.info("b").payload
     assert [rec.info(n).tied for n in rec] == [("a", "d.1"), (), (), (), ("a", "d.1")]
     assert rec.nbytes == 2 * BASE.nbytes
-
-
-def test_equal_bytes_of_different_types_are_stored_once() -> None:
-    rec = r.round_trip({"a": BASE, "b": BASE.view(np.int32).copy(), "c": BASE.T.copy(), "d": BASE.tobytes()})
-    assert rec.info("a").offset == rec.info("b").offset != rec.info("c").offset
-    assert rec.nbytes == 2 * BASE.nbytes
-    assert bytes(rec.attributes["d"]) == BASE.tobytes()
+    assert bytes(rec.attributes["e"]) == BASE.tobytes()
 
 
 def test_without_digests_only_ties_are_found() -> None:
@@ -273,11 +219,10 @@ def test_report_tells_what_is_in_the_file(digest: str, tmp_path: Path) -> None:
     rec = zcrecord.load_record(tmp_path / "m.zcr", verify="full")
     used = [rec.raw(name) for name in rec if rec.info(name).nbytes] + [rec.attributes["blob"], rec.attributes["same"]]
     stored = {(r.address(np.frombuffer(u, np.uint8)), len(u)) for u in used}
-    assert report.tensors == len(rec) == 7
+    assert (report.tensors, report.tied) == (len(rec), 2) == (7, 2)
     assert report.archive_bytes == rec.archive_nbytes == (tmp_path / "m.zcr").stat().st_size
     assert report.payloads == len(stored) == (4 if digest == "xxh3" else 6)
     assert report.payload_bytes == rec.nbytes == sum(size for _, size in stored)
-    assert report.tied == 2
     assert report.deduplicated == (2 * BASE.nbytes if digest == "xxh3" else 0)
 
 
@@ -309,40 +254,24 @@ def test_views_of_views_and_of_other_objects_share_as_their_memory_does() -> Non
 
 
 def test_saving_a_loaded_record_keeps_what_is_tied_and_what_is_not() -> None:
-    first = r.round_trip(
-        {"a": BASE, "m": {"b": BASE, "row": BASE[2]}, "equal": BASE.copy(), "p": [r.filled(r.PACKED[0], (4,))]}
-    )
+    packed = r.filled(r.PACKED[0], (4,))
+    first = r.round_trip({"a": BASE, "m": {"b": BASE, "row": BASE[2]}, "equal": BASE.copy(), "p": [packed]})
     second = r.round_trip(first)
-    assert [second.info(name).tied for name in second] == [first.info(name).tied for name in first]
-    assert [second.info(name).payload for name in second] == [first.info(name).payload for name in first]
+    assert [(i.tied, i.payload) for i in second.infos()] == [(i.tied, i.payload) for i in first.infos()]
     assert second.nbytes == first.nbytes == BASE.nbytes + 3
-
-
-def test_views_of_a_loaded_record_are_tied_by_the_memory_they_lie_in() -> None:
-    first = r.round_trip({"a": BASE, "m": {"b": BASE, "row": BASE[2]}})
-    second = r.round_trip(first.tree())
-    assert second.info("a").tied == ("a", "m.b", "m.row")
-    assert second.nbytes == first.nbytes == BASE.nbytes
 
 
 @pytest.mark.slow
 def test_many_views_with_gaps_over_many_rows_are_placed_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compared with each other, these would take a minute."""
     base = np.arange(64_000, dtype=np.uint16).reshape(8000, 8)
-    rows = {f"row{i}": base[i, :6] for i in range(8000)}
-    pairs = {f"pair{i}": base[i : i + 2, 1] for i in range(7999)}
-    inside = {f"inside{i}": base[i, 1:5:2] for i in range(8000)}
-    compared = 0
-    fits = sharing._fits
-
-    def counted(*pair: Any) -> bool:
-        nonlocal compared
-        compared += 1
-        return fits(*pair)
-
-    monkeypatch.setattr(sharing, "_fits", counted)
-    rec = r.round_trip(rows | pairs | inside)
-    assert 0 < compared <= len(pairs) + len(inside)
+    tree = {f"row{i}": base[i, :6] for i in range(8000)}
+    tree |= {f"pair{i}": base[i : i + 2, 1] for i in range(7999)}
+    tree |= {f"inside{i}": base[i, 1:5:2] for i in range(8000)}
+    compared, fits = [], sharing._fits
+    monkeypatch.setattr(sharing, "_fits", lambda *pair: (compared.append(1), fits(*pair))[1])
+    rec = r.round_trip(tree)
+    assert 0 < len(compared) <= 7999 + 8000
     assert rec.info("inside7000").payload == rec.info("row7000").payload != rec.info("pair7000").payload
-    r.assert_same(rec["inside7000"], base[7000, 1:5:2])
-    r.assert_same(rec["pair7000"], base[7000:7002, 1])
+    for name in ("inside7000", "pair7000"):
+        r.assert_same(rec[name], tree[name])

@@ -85,14 +85,18 @@ class Entries:
 
 
 def change_values(rows: list[AttributeEntry], change: Callable[[Any], Any]) -> None:
-    """Replace every value by `change(value)`, and every item of a list or tuple, but for lists of texts."""
+    """Replace every value by its `changed_value`."""
     for i, a in enumerate(rows):
-        if not isinstance(a.value, list | tuple):
-            rows[i] = a._replace(value=change(a.value))
-        elif set(map(type, a.value)) <= {str}:
-            continue  # a vocabulary of a hundred thousand words
-        else:
-            rows[i] = a._replace(value=(list if isinstance(a.value, list) else tuple)(map(change, a.value)))
+        rows[i] = a._replace(value=changed_value(a.value, change))
+
+
+def changed_value(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return `change(value)`, of a list or tuple that of its items; lists of texts stay as they are."""
+    if not isinstance(value, list | tuple):
+        return change(value)
+    if set(map(type, value)) <= {str}:
+        return value  # it may be a vocabulary of a hundred thousand words
+    return (list if isinstance(value, list) else tuple)(map(change, value))
 
 
 def digest_kind(digest: str | None) -> int:

@@ -27,8 +27,8 @@ from zcrecord.codec.layout import ALIGNMENT, check_alignment, reading_drafts
 from zcrecord.errors import Advice, FormatError, RecordError, UnsupportedError, printable
 from zcrecord.foreign.folders import format_by_suffix, model_in
 from zcrecord.onnx.tuned import untuned_record
-from zcrecord.record.editable import check_no_own_shard
 from zcrecord.record.load import load_record
+from zcrecord.record.own_shards import check_no_own_shard
 from zcrecord.record.record import Record
 from zcrecord.record.record_writer import RecordWriter
 from zcrecord.record.save import Metadata, metadata_now, save_record

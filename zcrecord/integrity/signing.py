@@ -17,9 +17,9 @@ from typing import Any
 from zcrecord.archive.archive import takes_archive
 from zcrecord.codec.conventions import SIGNATURE_PREFIX
 from zcrecord.errors import IntegrityError, RecordError, UnsupportedError, missing_package, printable
-from zcrecord.record.edit import add_metadata
-from zcrecord.record.editable import check_no_shard, reformed_attribute
+from zcrecord.record.edit import add_metadata, reformed_attribute
 from zcrecord.record.load import load_record
+from zcrecord.record.own_shards import check_no_shard
 from zcrecord.record.record import Record
 from zcrecord.record.save import save_record
 from zcrecord.storage.files import check_destination, path_of, place_for, read_start

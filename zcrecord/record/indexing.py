@@ -23,8 +23,6 @@ from zcrecord.writing.writers import ConvertReport, conversion_report
 from .references import Files, Range, ReferencingWriter
 from .save import stored_entries
 
-__all__ = ["index"]
-
 
 def index(
     source: str | os.PathLike[str],

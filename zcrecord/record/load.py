@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from zcrecord.archive.references import OpenFile
     from zcrecord.archive.subset import Names, Rename
 
-__all__ = ["LoadOptions", "load_record"]
-
 T = TypeVar("T")
 _DIGEST = re.compile("sha256:[0-9a-f]{64}")
 
@@ -76,41 +74,41 @@ def load_record(
     cache: Any = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Open an archive without reading a payload byte: its tensors are views of the mapping, or of the given bytes.
+    """Open an archive without reading a payload byte: tensors are views of the mapping, or of the given bytes.
 
-    Views are read-only but in mode "c", and torch does not heed that: the first write to
-    `torch.from_numpy(record["w"])` ends the process (of a record loaded from bytes it changes those bytes). Safe are
-    `record.torch()`, `load_record(path, mode="c")` and a copy, `torch.tensor(record["w"])`.
+    Views are read-only, except in mode "c". torch ignores that: the first write to `torch.from_numpy(record["w"])` ends
+    the process, or changes the bytes that the record was loaded from. Use `record.torch()`, `mode="c"`, or a copy:
+    `torch.tensor(record["w"])`.
 
     Args:
-        source: a path (mapped), of an archive or a program that has one attached, such as `sys.executable`; any
-            bytes-like; a binary file object (mapped if it is as `open(path, "rb")` gave it; else the rest of it: a
-            BytesIO's own bytes, any other's read once); a package resource, as `importlib.resources` has them (mapped,
-            or, in a zip, read once); a URL, of which only the payloads asked for are fetched (see `zcrecord.remote`).
-            An archive packed for transport is decompressed into memory, with `names` only the chosen part.
+        source: a path, which is mapped, of an archive or of a program with one attached; any bytes-like; a binary file
+            object (mapped if it is as `open(path, "rb")` gave it, the bytes of a BytesIO, else read once); a resource
+            of `importlib.resources` (mapped, or read once from a zip); a URL, from which only the payloads asked for
+            are fetched (see `zcrecord.remote`). An archive packed for transport is decompressed into memory, with
+            `names` only the chosen part.
         into: a dataclass, attrs class, NamedTuple or other type to be returned instead; see `Record.into`.
         names, rename: load a part, or under other names; see `Record.select`.
-        mode: 'r' for read-only views; 'c' for writable ones of a private copy, whose pages are copied when they are
-            written, so that no edit reaches the file. Tied tensors stay tied; equal ones that are not tied, though
-            stored once, are edited each by itself. Of bytes in memory 'c' makes a whole copy.
-        verify: 'index' checks every rule of the index first; 'touch' only the entries that are used, on use, for huge
-            archives of which little is read; 'full' the payloads' digests too, of a part of a packed archive its own.
-        mmap: False reads the file into one aligned buffer, several reads at a time: for network file systems, and for
-            files that may shrink or change while they are used. A file that is replaced does no harm to its mappings;
-            one that is shortened in place ends the process that reads the lost part (SIGBUS).
-        expect: the content digest that the archive must have ('sha256:...'); reads it all.
-        embedded: 'prefix' for an archive followed by other bytes (flash), 'suffix' for one appended to a file; None
-            finds one that is appended where it is aligned, as by `zcrecord attach`, too, but to no file that starts as
-            a model (safetensors, GGUF, ONNX, zip, pickle, ...): other readers find other tensors in that.
+        mode: 'r' for read-only views; 'c' for writable views of a private copy. Its pages are copied when they are
+            written, so no edit reaches the file. Tied tensors stay tied; equal tensors that are not tied are edited
+            apart, though stored once. Bytes in memory are copied whole.
+        verify: 'index' checks every rule of the index first; 'touch' checks entries on use, for huge archives of which
+            little is read; 'full' also checks the payloads' digests, of a part of a packed archive its own.
+        mmap: False reads the file into one aligned buffer: for network file systems, and for files that may change
+            while they are used. Replacing a mapped file does no harm; reading the lost part of a file that was
+            shortened in place ends the process (SIGBUS).
+        expect: the content digest that the archive must have ('sha256:...'); reads all of it.
+        embedded: 'prefix' for an archive followed by other bytes (flash), 'suffix' for one appended to a file. None
+            also finds an archive that is appended at an aligned offset, as by `zcrecord attach`, unless the file
+            starts as a model (safetensors, GGUF, ONNX, zip, pickle, ...): other readers see other tensors there.
         cache: a folder for bytes fetched from URLs; None for the one that $ZCRECORD_CACHE names; False for none.
         storage_options: for fsspec, which opens URLs: headers, credentials, the endpoint of an S3 server.
 
     Raises:
-        SourceError: the file is missing or cannot be read. FormatError: it is no valid archive. VersionError: it needs
-        a later reader. IntegrityError: it is damaged, or has another content digest than `expect`. LimitError: a size
-        or depth is beyond a limit of FORMAT.md (R9, R30, R40, R47, R49); or a packed archive, or in mode "c" equal
-        tensors that are not tied, would take memory out of all proportion. UnsupportedError: `source` is none of
-        these, `expect` no digest. MismatchError: it does not match `into`. DependencyError: no zstandard.
+        SourceError: the file is missing or cannot be read. FormatError: it is not a valid archive. VersionError: it
+        needs a later reader. IntegrityError: it is damaged, or its content digest is not `expect`. LimitError: a size
+        or depth is beyond a limit of FORMAT.md (R9, R30, R40, R47, R49); or a packed archive, or equal tensors in mode
+        "c", would take far more memory than the file. UnsupportedError: the source or an option is of another kind.
+        MismatchError: it does not match `into`. DependencyError: zstandard is missing.
 
     Example:
         >>> import numpy as np, zcrecord
@@ -140,8 +138,8 @@ class LoadOptions:
         _check_choice("embedded", self.embedded, (None, "prefix", "suffix"))
         _check_choice("mode", self.mode, ("r", "c"))
         if self.expect is not None and not (isinstance(self.expect, str) and _DIGEST.fullmatch(self.expect)):
-            what = "is no content digest: 'sha256:' and 64 hexadecimal digits, a to f small"
-            raise UnsupportedError(f"expect={printable(repr(self.expect))} {what}")
+            fault = "is not a content digest; give 'sha256:' and 64 hexadecimal digits, a to f small"
+            raise UnsupportedError(f"expect={printable(repr(self.expect))} {fault}")
 
 
 def _check_choice(name: str, value: Any, known: tuple[Any, ...]) -> None:
@@ -151,7 +149,7 @@ def _check_choice(name: str, value: Any, known: tuple[Any, ...]) -> None:
 
 
 def _load(source: Any, names: Names | None, rename: Rename | None, options: LoadOptions) -> Archive:
-    """Return an archive over the payload source of what was given, or a part of it, checked as the options ask."""
+    """Open a source as an archive, or a part of it, checked as the options ask."""
     if is_url(source):
         from zcrecord.foreign import open_remote  # here, because few archives are remote
         from zcrecord.remote.open_url import open_url
@@ -163,7 +161,7 @@ def _load(source: Any, names: Names | None, rename: Rename | None, options: Load
         source = opened
     memory, name = _memory(source, options.mmap)
     try:
-        # The frames of a packed archive that hold the chosen tensors are decompressed; else all are, several at a time.
+        # Only the frames that hold the chosen tensors are decompressed; without `names` all are, several at a time.
         if names is not None and options.expect is None and options.embedded is None and is_packed(memory.octets):
             from zcrecord.transport.open_packed import open_packed
 
@@ -172,29 +170,30 @@ def _load(source: Any, names: Names | None, rename: Rename | None, options: Load
                 return _chosen(archive, names, rename, options)
         archive = _checked(_local(memory, options), options)
         _check_content(archive, options.expect)
-        return archive if names is None and rename is None else _part(archive, names, rename)
+        return _part(archive, names, rename)
     except RecordError as error:
         raise error.located(path=name) from error.__cause__
 
 
 def _chosen(archive: Archive, names: Names | None, rename: Rename | None, options: LoadOptions) -> Archive:
-    """Return an archive whose payloads are fetched when they are needed, or a part of it, with those of `names`."""
+    """Return an archive whose payloads are fetched on use, or a part of it; the payloads of `names` are fetched now."""
     _check_content(archive, options.expect)
-    if names is not None or rename is not None:
-        archive = _part(archive, names, rename)
+    archive = _part(archive, names, rename)
     if names is not None:
         archive.fetch()
     return _checked(archive, options)
 
 
 def _part(archive: Archive, names: Names | None, rename: Rename | None) -> Archive:
+    if names is None and rename is None:
+        return archive
     from zcrecord.archive import subset  # here, because few load a part
 
     return subset.select(archive, names, rename)
 
 
 def _checked(archive: Archive, options: LoadOptions) -> Archive:
-    """Return an archive, its payloads verified if they are to be; in mode "c" a private copy of it."""
+    """Verify the payloads if asked to; return the archive, or in mode "c" a private copy."""
     if options.verify == "full":
         from zcrecord.archive import digest  # here, because few loads read all of an archive
 
@@ -212,9 +211,6 @@ def _check_content(archive: Archive, expect: str | None) -> None:
         raise IntegrityError(f"content digest {expect} was expected, it has {content}", path=archive.path)
 
 
-# Archives over what was given.
-
-
 def _remote(url: str, archive: Archive, options: LoadOptions) -> Archive:
     """Return a remote archive, or what a remote catalogue describes.
 
@@ -222,8 +218,8 @@ def _remote(url: str, archive: Archive, options: LoadOptions) -> Archive:
         UnsupportedError: `embedded` is given.
     """
     if options.embedded is not None:
-        what = f"embedded={options.embedded!r} is for local files; download it, or have the archive served by itself"
-        raise UnsupportedError(what, path=archive.path)
+        fault = f"embedded={options.embedded!r} is for local files; download it, or have the archive served by itself"
+        raise UnsupportedError(fault, path=archive.path)
     again = LoadOptions(cache=options.cache, storage_options=options.storage_options)
     if not archive.whole:
         archive.source.recipe = lambda other: (_reload, (url, again, other.seal(), other.source.pins()))
@@ -235,8 +231,8 @@ def _remote(url: str, archive: Archive, options: LoadOptions) -> Archive:
     archive.fetch()
 
     def open_shard(name: str) -> Archive:
-        beside, named = file_beside(url, name), options.storage_options
-        opened = open_url(beside, verify="touch", cache=options.cache, options=named)
+        beside = file_beside(url, name)
+        opened = open_url(beside, verify="touch", cache=options.cache, options=options.storage_options)
         assert isinstance(opened, Archive), "the shards of a remote catalogue are remote"
         return opened
 
@@ -249,7 +245,7 @@ def _remote(url: str, archive: Archive, options: LoadOptions) -> Archive:
 
 
 def _memory(source: Any, mmap: bool) -> tuple[Memory, str | None]:
-    """Return a source's bytes, and its name in errors; a resource's name is no path to load it from again."""
+    """Return a source's bytes, and its name in errors; a resource cannot be loaded again by that name."""
     opened = None
     if hasattr(source, "read") and (name := path_of_open(source)) is not None:
         source, opened = name, source.fileno()
@@ -276,7 +272,7 @@ def _memory(source: Any, mmap: bool) -> tuple[Memory, str | None]:
 
 
 def _local(memory: Memory, options: LoadOptions) -> Archive:
-    """Return the archive in memory or in a mapped file, or what a catalogue there describes."""
+    """Return the archive in memory or in a mapped file, or the record of a catalogue there."""
     embedded = options.embedded
     if embedded is None and is_packed(memory.octets):
         from zcrecord.transport.open_packed import open_packed
@@ -289,8 +285,8 @@ def _local(memory: Memory, options: LoadOptions) -> Archive:
     else:
         if embedded is None and ends_in_archive(memory.octets):
             embedded = "suffix"
-        alone = memory.identity is not None and not memory.octets.readonly  # read from a file, and nobody else's
-        mode: Mode = options.mode if alone else "r"
+        own = memory.identity is not None and not memory.octets.readonly  # read from a file, into memory of our own
+        mode: Mode = options.mode if own else "r"
         archive = open_archive(memory, verify=options.verify, embedded=embedded, mode=mode)
     archive.source.recipe = _recipe
     return _local_files(archive, memory) if names_files(archive) else archive
@@ -323,10 +319,10 @@ def _local_files(catalogue: Archive, memory: Memory) -> Archive:
     if memory.absolute is None or catalogue.embedded is not None:
         kind = "a catalogue, whose shards" if is_catalogue(catalogue) else "an archive of references, whose files"
         raise UnsupportedError(f"is {kind} lie beside it in files; load it by its path or URL", path=memory.path)
-    at, read = memory.absolute, map_file if memory.octets.readonly else read_file
+    base, read = memory.absolute, map_file if memory.octets.readonly else read_file
 
     def holder(name: str) -> str:
-        return at if os.path.exists(os.path.join(os.path.dirname(at), name)) else real_path(at)
+        return base if os.path.exists(os.path.join(os.path.dirname(base), name)) else real_path(base)
 
     def open_shard(name: str) -> Archive:
         archive = open_archive(read(os.path.join(os.path.dirname(holder(name)), name)), verify="touch")
@@ -344,11 +340,8 @@ def _local_files(catalogue: Archive, memory: Memory) -> Archive:
     return whole
 
 
-# Pickles.
-
-
 def _recipe(archive: Archive) -> tuple[Any, ...]:
-    """Return function and arguments that load an archive again, of the same path or bytes."""
+    """Return function and arguments for pickle, which load an archive again from its path or bytes."""
     path = archive.absolute or archive.path
     options = LoadOptions(verify=archive.verified)
     if path is not None:
@@ -357,11 +350,7 @@ def _recipe(archive: Archive) -> tuple[Any, ...]:
 
 
 def _reload(source: str | bytes, options: LoadOptions, seal: bytes, pins: Mapping[Any, Any] | None = None) -> Archive:
-    """Return the archive that was pickled.
-
-    Raises:
-        IntegrityError: the file has other content by now.
-    """
+    """Load a pickled archive again; IntegrityError if the file has other content now."""
     archive = _load(source, None, None, options)
     if archive.seal() != seal:
         raise IntegrityError("is not the archive that was pickled; it was replaced since", path=archive.path)

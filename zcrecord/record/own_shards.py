@@ -1,4 +1,4 @@
-"""The shards of a catalogue that is to be replaced: known by their bytes, so that no other file is removed for them."""
+"""The shards of catalogues that savers replace, identified by their bytes; and shards that they may not replace."""
 
 from __future__ import annotations
 
@@ -10,25 +10,24 @@ from typing import Any
 from zcrecord.archive.archive import Archive
 from zcrecord.codec.conventions import CATALOGUE_TYPE
 from zcrecord.codec.layout import MAGIC
-from zcrecord.errors import RecordError
-from zcrecord.storage.files import open_source
+from zcrecord.errors import RecordError, UnsupportedError
+from zcrecord.storage.files import check_destination, open_source, real_path
+from zcrecord.storage.folders import catalogue_of_shard
 from zcrecord.storage.scratch import MOST_OF_CATALOGUE, ListedFile
 
 from .load import load_record
-
-__all__ = ["own_shards", "proved_shards"]
-
+from .record import Record
 
 _PIECE = 1 << 16  # bytes read at a time of a file that is to be replaced
 
 
 def own_shards(path: str) -> list[ListedFile]:
-    """Return the files that a catalogue at a path names, and that are its shards; none if it is no catalogue.
+    """Return the files that a catalogue at a path names and that are its shards; none if it is not a catalogue.
 
-    To be called under the folder's lock. A file is opened only if its first bytes have a catalogue's type name.
+    The caller holds the folder's lock. A file is opened only if its first bytes have a catalogue's type name.
     """
     out = []
-    with contextlib.suppress(RecordError, OSError):  # it may be replaced and not read
+    with contextlib.suppress(RecordError, OSError):  # a file that cannot be read is replaced, too
         if os.path.isfile(path) and _may_be_catalogue(path):
             for name, shard in proved_shards(path):
                 if shard.source.file is not None:
@@ -39,26 +38,42 @@ def own_shards(path: str) -> list[ListedFile]:
 
 def _may_be_catalogue(path: str) -> bool:
     """Return True for an archive, not a packed one, that has a catalogue's type name in its first bytes."""
-    kind, seen = CATALOGUE_TYPE.encode(), b""
+    kind, end = CATALOGUE_TYPE.encode(), b""
     with open_source(path)[0] as file:
-        for at in range(0, MOST_OF_CATALOGUE, _PIECE):
+        for start in range(0, MOST_OF_CATALOGUE, _PIECE):
             piece = file.read(_PIECE)
-            if not (at or piece.startswith(MAGIC)) or not piece:
+            if not (start or piece.startswith(MAGIC)) or not piece:
                 break
-            if kind in seen + piece:
+            if kind in end + piece:
                 return True
-            seen = piece[-len(kind) :]
+            end = piece[-len(kind) :]
     return False
 
 
 def proved_shards(path: str, options: Mapping[str, Any] | None = None) -> Iterator[tuple[str, Archive]]:
-    """Yield the shards beside a catalogue at a path or URL, by name: their trailer and index are those that it knows.
-
-    What cannot be read is left out.
-    """
+    """Yield the readable shards of a catalogue at a path or URL, by name, if trailer and index are as it has them."""
     with contextlib.suppress(RecordError), contextlib.ExitStack() as stack:
         record = load_record(path, verify="touch", cache=False, storage_options=options)
         source = stack.enter_context(record).archive.source
         for file, name in enumerate(source.file_names):
             with contextlib.suppress(RecordError):
                 yield name, source.file_archive(file)
+
+
+def check_no_shard(path: str) -> None:
+    """Raise UnsupportedError if a file is a shard of the catalogue beside it, which would refuse another one."""
+    folder, name = os.path.split(real_path(path))
+    catalogue = catalogue_of_shard(name)
+    if catalogue is not None and os.path.isfile(beside := os.path.join(folder, catalogue)):
+        with load_record(beside) as record:
+            known = name in record.archive.source.file_names
+        if known:
+            fault = f"is a shard of {catalogue}, which knows it by its index"
+            raise UnsupportedError(f"{fault}; name another file for the new one", path=path)
+
+
+def check_no_own_shard(record: Record, dest: str | None) -> None:
+    """Raise DestinationExistsError if a destination is a shard of the catalogue that a record was loaded from."""
+    folder = os.path.dirname(record.path or "")
+    for name in record.archive.source.file_names if dest is not None else ():
+        check_destination(os.path.join(folder, name), dest, force=True)

@@ -19,34 +19,32 @@ if TYPE_CHECKING:
     from zcrecord.archive.info import ArchiveLayout, ModuleInfo, TensorInfo
     from zcrecord.archive.subset import Names, Rename
 
-__all__ = ["Record"]
-
 T = TypeVar("T")
 Tensors = Literal["numpy", "torch", "jax"]
 
-# `describe` and `parts` are imported when they are first asked for: few loads need more than views.
-# Names are looked up by search so often, and once for so many tensors; then it pays to prepare for all of them.
-_ENOUGH, _SHARE = 32, 256
+# Names are found by search until there were as many lookups as the first number, and one for so many tensors as the
+# second: then a dictionary of all names pays.
+_FEWEST_LOOKUPS, _TENSORS_A_LOOKUP = 32, 256
 
 
 class Record(Mapping[str, Any]):
     """An archive as a mapping from full names to views, in saved order. Immutable; threads may share it.
 
-    Values are numpy arrays, :class:`PackedTensor` or :class:`StringTensor`, over the archive's own bytes: getting one
-    copies nothing, and each keeps the mapping alive. Views are read-only, but for those of mode "c". As a context
-    manager it ends lookups on leaving. It survives fork, and is pickled by its path and header, or by its bytes if
-    it has no path: unpickling opens the file anew and raises an error if it changed.
+    Values are numpy arrays, :class:`PackedTensor` or :class:`StringTensor` over the archive's own bytes: a lookup
+    copies nothing, and each view keeps the mapping alive. Views are read-only, except in mode "c". Leaving its `with`
+    block closes it. It survives fork. It is pickled by path and header, or by its bytes if it has no path; unpickling
+    opens the file again, and raises an error if it changed.
     """
 
     __slots__ = ("__weakref__", "_archive", "_closed", "_lookups", "_names", "_numbers")
 
     def __init__(self, archive: Archive) -> None:
-        """Take over an opened archive, which is released when the record is closed; `load_record` opens archives."""
+        """Take over an opened archive, which is released when the record is closed."""
         self._archive = archive
         self._closed = False
         self._lookups = 0
         self._names: list[str] | None = None
-        self._numbers: dict[str, int] = {}  # of all names, once it pays
+        self._numbers: dict[str, int] = {}  # by name; empty until it pays
 
     @property
     def archive(self) -> Archive:
@@ -57,12 +55,12 @@ class Record(Mapping[str, Any]):
 
     @property
     def path(self) -> str | None:
-        """The file's absolute path, as it was when it was opened, or the URL; None for a record loaded from bytes."""
+        """The file's absolute path at the time of opening, or the URL; None for a record loaded from bytes."""
         return self._archive.absolute or self._archive.path
 
     @property
     def mode(self) -> Mode:
-        """'r' where views are read-only, 'c' where they may be written, to a private copy."""
+        """'r' if views are read-only, 'c' if they are writable views of a private copy."""
         return self._archive.mode
 
     @property
@@ -81,8 +79,8 @@ class Record(Mapping[str, Any]):
         if not isinstance(name, str):
             return -1
         if not self._numbers:
-            few = self._lookups < max(_ENOUGH, len(archive.index.tensors) // _SHARE)
-            if few or archive.verified == "touch":  # a dictionary would touch all
+            few = self._lookups < max(_FEWEST_LOOKUPS, len(archive.index.tensors) // _TENSORS_A_LOOKUP)
+            if few or archive.verified == "touch":  # a dictionary would touch all names
                 self._lookups += 1
                 return archive.find(name)
             archive.prepare_views()
@@ -91,13 +89,11 @@ class Record(Mapping[str, Any]):
         return self._numbers.get(name, -1)
 
     def __getitem__(self, name: str) -> Any:
-        """Return the tensor, a view; TensorNotFoundError (a KeyError) lists close names when it is printed.
+        """Return a view of the tensor; TensorNotFoundError (a KeyError) lists close names when it is printed.
 
-        Views are read-only but in mode "c", and torch does not heed that: the first write to
-        `torch.from_numpy(record["w"])` ends the process (of a record loaded from bytes it changes those bytes). Safe
-        are `record.torch()`, `load_record(path, mode="c")` and a copy, `torch.tensor(record["w"])`.
+        The view is read-only, except in mode "c". torch ignores that; see `load_record`.
         """
-        # Once names are known this is all that a loop over them does; after `close` the archive refuses.
+        # Once names are in the dictionary a loop over them does no more than this; a closed archive refuses.
         i = self._numbers.get(name, -1) if type(name) is str else -1
         return self._archive.view(i if i >= 0 else self._number(name))
 
@@ -111,7 +107,7 @@ class Record(Mapping[str, Any]):
         return self._find(name) >= 0
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return the tensor, or `default`; never searches for close names."""
+        """Return a view of the tensor, or `default`; never searches for close names."""
         i = self._find(name)
         return default if i < 0 else self._archive.view(i)
 
@@ -122,24 +118,25 @@ class Record(Mapping[str, Any]):
         return len(self.archive.index.tensors)
 
     def values(self) -> Any:
-        """Return a view of all tensors in saved order; iterating makes them together, at 1 µs each."""
+        """Return an iterable of all tensors in saved order; their views are made together, at 1 µs each."""
         return _TensorValues(self)
 
     def items(self) -> Any:
-        """Return a view of (name, tensor) in saved order; iterating makes them together."""
+        """Return an iterable of (name, tensor) in saved order; the views are made together."""
         return _TensorItems(self)
 
     def array(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
-        """Return a tensor that is an ndarray; UnsupportedError for packed and string ones, TensorNotFoundError."""
+        """Return a tensor that is an ndarray; UnsupportedError for packed and string tensors."""
         value = self[name]
         if not isinstance(value, np.ndarray):
-            raise UnsupportedError(f"a {type(value).__name__} is no ndarray; use record[name].unpack()", tensor=name)
+            fault = f"a {type(value).__name__} is not an ndarray; use record[name].unpack()"
+            raise UnsupportedError(fault, tensor=name)
         return value
 
     def raw(self, name: str) -> memoryview:
-        """Return the bytes of the payload a tensor lies in, read-only and uncopied; of unknown element types too.
+        """Return the bytes of a tensor's payload, read-only and uncopied, whether its element type is known or not.
 
-        Of an unknown one with strides the elements in C order, a copy: no array has them (R77).
+        Of an unknown type with strides, the elements in C order, copied (R77).
         """
         archive, i = self.archive, self._number(name)
         row = archive.row(i)
@@ -148,21 +145,21 @@ class Record(Mapping[str, Any]):
         return archive.payload(row.payload)
 
     def info(self, name: str) -> TensorInfo:
-        """Return dtype, shape, place and ties of one tensor; reads no payload byte."""
+        """Return dtype, shape, offset and ties of one tensor; reads no payload byte."""
         from zcrecord.archive import info
 
         return info.info(self.archive, self._number(name))
 
     def infos(self) -> Iterator[TensorInfo]:
-        """Yield the TensorInfo of every tensor in saved order, all together in linear time."""
+        """Yield the TensorInfo of every tensor in saved order, in linear time."""
         from zcrecord.archive import info
 
         return info.infos(self.archive)
 
     def walk(self) -> Iterator[tuple[int, str, Any]]:
-        """Yield (depth, key, child) of every module, tensor and attribute, in pre-order and saved order.
+        """Yield (depth, key, child) of the record itself and all below it, in pre-order and saved order.
 
-        The record itself comes first. A module is a ModuleInfo, a tensor a TensorInfo, an attribute its value.
+        A module is a ModuleInfo, a tensor a TensorInfo, an attribute its value.
         """
         from zcrecord.archive import info
 
@@ -171,8 +168,8 @@ class Record(Mapping[str, Any]):
     def tree(self, tensors: Tensors = "numpy", *, device: Any = None, like: Any = None) -> Any:
         """Return the record nested as it was saved: dicts, lists, tuples (a dataclass as a dict), tensors as views.
 
-        Keys that were integers are integers. "torch" gives the tensors of `torch(device)`, ready for `load_state_dict`;
-        "jax" those of `jax()`, as the pytree `like` is built where one is given. See `frameworks.nested.tree`.
+        Integer keys stay integers. "torch" gives the tensors of `torch(device)`, for `load_state_dict`; "jax" those of
+        `jax()`, built as the pytree `like` if one is given. See `frameworks.nested.tree`.
         """
         from zcrecord.frameworks import nested
 
@@ -180,7 +177,7 @@ class Record(Mapping[str, Any]):
 
     @property
     def modules(self) -> dict[str, ModuleInfo]:
-        """Every module by its full name, the record itself as ''; in pre-order."""
+        """Every module by its full name, in pre-order; the record itself is ''."""
         from zcrecord.archive import info
 
         return info.modules(self.archive)
@@ -190,8 +187,8 @@ class Record(Mapping[str, Any]):
         """Every attribute by its full name, in saved order; bytes as read-only memoryviews, uncopied.
 
         Raises:
-            LimitError: the names of their modules, once for each, add up to over 64 times the index; ask a module's.
-            UnsupportedError: two have the same full name; ask a module's, too.
+            LimitError: their full names add up to over 64 times the index; ask each of `modules` for its own.
+            UnsupportedError: two have the same full name; ask each of `modules`, too.
         """
         from zcrecord.archive import info
 
@@ -207,14 +204,14 @@ class Record(Mapping[str, Any]):
 
     @property
     def layout(self) -> ArchiveLayout:
-        """Places and sizes of header, index and payloads, and their alignment."""
+        """Offsets, sizes and alignment of header, index and payloads."""
         from zcrecord.archive import info
 
         return info.layout(self.archive)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of stored payloads, each counted once however many tensors use it."""
+        """Bytes of stored payloads, each counted once."""
         from zcrecord.archive import info
 
         return info.payload_bytes(self.archive)[0]
@@ -225,10 +222,9 @@ class Record(Mapping[str, Any]):
         return self.archive.header.archive_size
 
     def module(self, name: str) -> Record:
-        """Return one module as a record of its own, names starting below it; copies no payload.
+        """Return one module as a record, with names below it; copies no payload, and takes 50 µs and more.
 
-        Its views are the same memory as this record's, and it lives as long as they do. 50 µs and some for each
-        tensor in it.
+        Its views share memory with this record's, and keep it alive.
 
         Raises:
             TensorNotFoundError: there is no such module; lists close names.
@@ -244,18 +240,17 @@ class Record(Mapping[str, Any]):
         return self if name == "" else Record(subset.module(self.archive.shared(), name))
 
     def select(self, names: Names | None = None, rename: Rename | None = None) -> Record:
-        """Return chosen tensors as a record of their own, maybe under other names; copies no payload.
+        """Return chosen tensors as a record, under the same or other names; copies no payload.
 
         Args:
-            names: patterns as the shell has them, `*` matching dots too, or exact names, of tensors and of modules,
-                which bring everything below them; or a function from TensorInfo to bool. Modules of chosen tensors
-                keep their attributes.
-            rename: a mapping from names, of tensors or modules, to new ones, and from compiled regular expressions to
-                their replacements; or a function from name to name. Of several names that hold the longest
-                counts. "" stands for the record itself. Names that change are split at their dots.
+            names: shell patterns, in which `*` matches dots too, or exact names; of tensors, or of modules with all
+                below them. Or a function from TensorInfo to bool. Modules of chosen tensors keep their attributes.
+            rename: a mapping from names of tensors or modules to new ones, and from compiled regular expressions to
+                their replacements; the longest name that applies counts. Or a function from name to name. "" is the
+                record itself. Changed names are split at their dots.
 
         Raises:
-            TensorNotFoundError: a name without wildcards is not there. NameCollisionError: two tensors would get one
+            TensorNotFoundError: a name without wildcards is not there. NameCollisionError: two tensors would have one
             name.
 
         Example:
@@ -269,40 +264,38 @@ class Record(Mapping[str, Any]):
         return Record(subset.select(self.archive.shared(), names, rename))
 
     def into(self, kind: type[T]) -> T:
-        """Return the record as an instance of a class: dataclasses, attrs classes, NamedTuples and what is in them.
+        """Return the record as an instance of a class, such as a dataclass, attrs class or NamedTuple of others.
 
-        Arrays are views, as ever; attributes become fields. See `load_record`.
+        Arrays are views; attributes become fields.
 
         Raises:
-            MismatchError: a field is missing or of another kind; names its path, what was expected and what is there.
+            MismatchError: a field is missing or of another kind; names its path, and the expected and found kind.
         """
         from zcrecord import typed  # here, because few records are typed
 
         return typed.into(self.archive, kind)
 
     def torch(self, device: Any = "cpu", names: Names | None = None, *, writable: bool = True) -> dict[str, Any]:
-        """Return the tensors as torch's, by name, as `load_state_dict` takes them; see `zcrecord.frameworks.torch`.
+        """Return the tensors as torch's, by name, for `load_state_dict`; see `zcrecord.frameworks.torch`.
 
-        Those that torch has no type for, such as strings, come as the record's views. On the CPU tensors lie on a
-        private mapping, whose pages are copied when they are written: an optimizer step changes neither the file nor
-        any other tensor but tied ones. Each call makes a mapping of its own, but in mode "c", whose memory they then
-        share with the record's views. Any other device is filled as by `load_into`. Where the file was replaced or
-        removed since the record was opened, the tensors are copied out of the mapping.
+        Tensors without a torch type, such as strings, stay the record's views. On the CPU tensors lie on a new private
+        mapping, whose pages are copied when they are written: an optimizer step changes neither the file nor other
+        tensors, except tied ones. In mode "c" they share memory with the record's views. Another device is filled as by
+        `load_into`. If the file was replaced or removed since it was opened, the tensors are copies.
         """
-        from zcrecord.frameworks import torch  # here, as below, because not everybody has torch or jax
+        from zcrecord.frameworks import torch  # here, as below, because few programs have torch or jax
 
-        where = torch.torch_device(torch.import_torch(), device)
-        if where.type not in ("cpu", "meta"):
-            return torch.beside_torch_views(self.archive, names, lambda part: Record(part).load_into(str(where)))
-        return torch.torch_tensors(self.archive, device=where, names=names, writable=writable)
+        target = torch.torch_device(torch.import_torch(), device)
+        if target.type not in ("cpu", "meta"):
+            return torch.beside_torch_views(self.archive, names, lambda part: Record(part).load_into(str(target)))
+        return torch.torch_tensors(self.archive, device=target, names=names, writable=writable)
 
     def jax(self, names: Names | None = None, *, shardings: Any = None) -> dict[str, Any]:
-        """Return the tensors as jax's, by name; see `zcrecord.frameworks.jax` for which are copied.
+        """Return the tensors as jax's, by name; `zcrecord.frameworks.jax` tells which are copied.
 
-        Those that jax has no type for, such as strings, come as the record's views.
-
-        With `shardings`, a `jax.sharding.Sharding` or several by name or pattern, each process reads the shards of its
-        own devices, from a URL only their ranges; see `zcrecord.loaders.jax.sharded_arrays`.
+        Tensors without a jax type, such as strings, stay the record's views. With `shardings`, a
+        `jax.sharding.Sharding` or several by name or pattern, each process reads only the shards of its own devices;
+        see `zcrecord.loaders.jax.sharded_arrays`.
         """
         if shardings is not None:
             from zcrecord.loaders.jax import sharded_arrays
@@ -314,7 +307,7 @@ class Record(Mapping[str, Any]):
 
     def load_into(self, loader: Any, names: Names | None = None, **options: Any) -> dict[str, Any]:
         """Return chosen tensors on a device, each payload transferred once; see `zcrecord.loaders.load_into`."""
-        from zcrecord import loaders  # here, as below, because few load anywhere but here
+        from zcrecord import loaders  # here, as below, because few programs load to devices
 
         return loaders.load_into(self, loader, names, **options)
 
@@ -325,13 +318,10 @@ class Record(Mapping[str, Any]):
         return hollow.hollow_of(self, sink=sink)
 
     def prefetch(self, names: Names | None = None) -> None:
-        """Have the system read ahead chosen tensors (all, by default) into its page cache; does not wait for it.
+        """Have the system read ahead chosen tensors, or all, into its page cache, without waiting.
 
-        Of a remote archive they are fetched, in few merged requests, and waited for. Does nothing where the
-        system takes no such advice, or the bytes are in memory anyway.
-
-        Raises:
-            TensorNotFoundError: a name without wildcards is not there.
+        Tensors of a remote archive are fetched, in few merged requests. Does nothing if the bytes are in memory, or the
+        system takes no such advice. TensorNotFoundError: a name without wildcards is not there.
         """
         from zcrecord.archive.prefetch import prefetch
 
@@ -340,10 +330,10 @@ class Record(Mapping[str, Any]):
     def verify(self, *, progress: Progress | None = None) -> None:
         """Check every rule of the format, payload digests included; reads the whole archive.
 
-        `progress` is called with the bytes checked so far, and with all there are to check.
+        `progress` is called with the bytes checked so far, and with all bytes.
 
         Raises:
-            IntegrityError: a checksum or digest does not match; the message names the first tensor concerned, `damage`
+            IntegrityError: a checksum or digest does not match; the message names the first damaged tensor, `damage`
             has all, with their ranges in the file. FormatError: another rule is broken.
         """
         from zcrecord.archive import digest  # here, as below, because hashlib takes 3 ms to import
@@ -351,9 +341,9 @@ class Record(Mapping[str, Any]):
         digest.check_as_read(self.archive, progress)
 
     def content_digest(self, *, progress: Progress | None = None) -> str:
-        """Return 'sha256:...' of the record's content; the same for every layout of the same content. Reads it all.
+        """Return 'sha256:...' of the record's content, the same for every layout; reads all of it.
 
-        `progress` is called with the bytes hashed so far, and with all there are to hash.
+        `progress` is called with the bytes hashed so far, and with all bytes.
         """
         from zcrecord.archive import digest
 
@@ -361,7 +351,7 @@ class Record(Mapping[str, Any]):
         return digest.content_digest(self.archive, progress=progress)
 
     def close(self) -> bool:
-        """End lookups; returns whether the mapping is released. Views taken before keep it, and stay valid."""
+        """End lookups; return True if the mapping is released. Views from before keep it, and stay valid."""
         self._closed = True
         return self._archive.close()
 
@@ -370,7 +360,7 @@ class Record(Mapping[str, Any]):
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, TensorNotFoundError):
-            str(error)  # close names are looked up when they are asked for, which would be too late
+            str(error)  # finds the close names now: the archive is about to be closed
         self.close()
 
     def __repr__(self) -> str:
@@ -388,12 +378,11 @@ class Record(Mapping[str, Any]):
 
 
 def _reopened(function: Callable[..., Archive], arguments: tuple[Any, ...]) -> Record:
-    """Return the record that was pickled, by the recipe of its archive."""
     return Record(function(*arguments))
 
 
 class _TensorValues:
-    """The values of a record, made together when iterated."""
+    """The views of a record, made together when iterated."""
 
     def __init__(self, record: Record) -> None:
         self._record = record
@@ -406,7 +395,7 @@ class _TensorValues:
 
 
 class _TensorItems(_TensorValues):
-    """The (name, tensor) pairs of a record, made together when iterated."""
+    """The (name, view) pairs of a record, made together when iterated."""
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         return zip(self._record._all_names(), self._record.archive.views(), strict=True)

@@ -1,40 +1,34 @@
-"""`RecordWriter`: an archive written while its tensors become known, one at a time."""
+"""`RecordWriter`: an archive written forward, one tensor at a time."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from zcrecord.codec.entries import KIND_NAMES, TensorLayout, digest_kind, is_attribute
 from zcrecord.codec.layout import ALIGNMENT, NONE, check_alignment
-from zcrecord.errors import ProducerError, RecordError, TensorNotFoundError, UnsupportedError
-from zcrecord.storage.files import open_sink
+from zcrecord.errors import ProducerError, TensorNotFoundError, UnsupportedError, located
 from zcrecord.tensors.lazy import LazyTensor, Pieces
 from zcrecord.writing import flatten
 from zcrecord.writing.module_tree import ModuleTreeBuilder, path_of_name
 from zcrecord.writing.sharing import PayloadPlan, plan_sharing
-from zcrecord.writing.writers import SaveReport, StreamWriter
+from zcrecord.writing.writers import SaveReport
 
-from .save import metadata_entries
-
-if TYPE_CHECKING:
-    from .save import Writer
-
-__all__ = ["OpenTensor", "RecordWriter"]
+from .save import PayloadWriter, metadata_entries, open_writer
 
 _KINDS = {name: kind for kind, name in KIND_NAMES.items()}
 
 
 class RecordWriter:
-    """Writes a record forward, one tensor at a time; holds none that was written, leaves no file after a failure.
+    """Writes a record forward, one tensor at a time; holds no written tensor, leaves no file after a failure.
 
-    For producers that know their tensors one after the other; the index goes behind the payloads. Only inside a `with`
-    block, whose end makes the archive appear, whole; an exception in the block leaves the old file as it was. Names
-    are split at their dots, as those of a `state_dict()` are; a tuple of keys is taken as it is.
+    Writes only inside its `with` block. The end of the block makes the archive appear, whole; an exception leaves the
+    old file as it was. The index follows the payloads. Names are split at their dots, as those of a `state_dict()`;
+    a tuple of keys is not split.
 
     Args:
         dest, alignment, digest, durable, metadata, max_shard_size, base, storage_options: as of `save_record`.
@@ -65,15 +59,13 @@ class RecordWriter:
         check_alignment(alignment)
         self.metadata: dict[str, Any] = dict(metadata or {})
         self.report: SaveReport | None = None
-        self.modules = 0  # in the record, known at its end as the report is
-        self._dest, self._durable, self._alignment, self._digest = dest, durable, alignment, digest
-        if base is not None and max_shard_size is not None:
-            raise UnsupportedError("base= and max_shard_size= do not go together")
-        self._max_shard_size, self._base, self._storage_options = max_shard_size, base, storage_options
+        self.modules = 0  # in the record; known at the end, as the report is
+        options: dict[str, Any] = {"alignment": alignment, "digest": digest, "durable": durable}
+        self._writer = open_writer(dest, max_shard_size, base, storage_options, **options)
         self._tree = ModuleTreeBuilder()
-        self._numbers: dict[str, tuple[TensorLayout, int]] = {}
+        self._written: dict[str, tuple[TensorLayout, int]] = {}
         self._stack = contextlib.ExitStack()
-        self._stream: Writer | None = None
+        self._out: PayloadWriter | None = None
         self._unfinished: str | None = None
         self._used = False
 
@@ -82,78 +74,57 @@ class RecordWriter:
             raise UnsupportedError("this RecordWriter was used before; make a new one for each archive")
         self._used = True
         metadata_entries(self.metadata)
-        with contextlib.ExitStack() as stack:  # which closes the sink if the first bytes cannot be written
-            self._stream = self._new_stream(stack)
-            self._stack = stack.pop_all()
+        self._out = self._stack.enter_context(self._writer)
         return self
 
-    def _new_stream(self, stack: contextlib.ExitStack) -> Writer:
-        options: dict[str, Any] = {"alignment": self._alignment, "digest": self._digest}
-        if self._base is not None:
-            from .references import referencing  # here, because few records refer to another
-
-            return stack.enter_context(referencing(self._dest, self._base, durable=self._durable, **options))
-        if self._max_shard_size is None:
-            sink = stack.enter_context(open_sink(self._dest, durable=self._durable, options=self._storage_options))
-            return StreamWriter(sink, **options)
-        from .sharded_writer import ShardedWriter  # here, because few records have shards
-
-        options |= {"durable": self._durable}
-        return stack.enter_context(ShardedWriter(self._dest, self._max_shard_size, **options))
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, *error: Any) -> None:
         if kind is not None:
-            self._stream = None
-            self._stack.__exit__(kind, error, trace)
+            self._out = None
+            self._stack.__exit__(kind, *error)
             return
         with self._stack:
             if self._unfinished is not None:
-                what = "was left unfinished by an error; nothing is written"
-                raise ProducerError(what, tensor=self._unfinished)
+                raise ProducerError("was left unfinished by an error; nothing is written", tensor=self._unfinished)
             entries = self._tree.entries()
             entries.metadata = metadata_entries(self.metadata)
-            self.report, self.modules = self._open().finish(entries), len(entries.modules)
-            self._stream = None
+            self.report, self.modules = self._opened().finish(entries), len(entries.modules)
+            self._out = None
 
-    def _open(self) -> Writer:
-        if self._stream is None:
+    def _opened(self) -> PayloadWriter:
+        if self._out is None:
             raise UnsupportedError("a RecordWriter writes only inside its with block")
         if self._unfinished is not None:
             raise UnsupportedError(f"tensor '{self._unfinished}' is not finished; one is written at a time")
-        return self._stream
+        return self._out
 
     def add(self, name: str | Sequence[str], value: Any) -> None:
         """Write one tensor: an array of numpy, torch or jax, a Packed-, String- or LazyTensor, or one of `parts`.
 
-        Copies nothing of an array in C order. Equal bytes are stored once, but the tensors stay distinct.
+        An array in C order is not copied. Equal bytes are stored once, but the tensors stay distinct.
 
         Raises:
-            NameCollisionError: the name is taken. UnsupportedError: no tensor. ProducerError: a LazyTensor gave other
-            bytes than it declared. SourceError: the file system reports an error.
+            NameCollisionError: the name is taken. UnsupportedError: not a tensor. ProducerError: a LazyTensor gave
+            other bytes than it declared. SourceError: the file system reports an error.
         """
-        out, path = self._open(), path_of_name(name)
+        out, path = self._opened(), path_of_name(name)
         self._tree.check_name(path)
         full = ".".join(path)
         if is_attribute(value, full):
-            raise UnsupportedError(f"a {type(value).__name__} is no tensor; see .attribute(name, value)", tensor=full)
+            fault = f"a {type(value).__name__} is not a tensor; see .attribute(name, value)"
+            raise UnsupportedError(fault, tensor=full)
         if not isinstance(value, _PlannedTensor):
             value = _PlannedTensor(self, plan_sharing([flatten.as_tensor(value, full)]), 0, {})
         elif value.writer is not self:
             raise UnsupportedError("one of the .parts(...) of another RecordWriter; call this one's", tensor=full)
         self._unfinished = full
-        try:
+        with located(tensor=full):
             layout, payload = value.store(out)
-        except RecordError as error:
-            raise error.located(tensor=full) from error.__cause__
-        self._tell(path, layout, payload)
+        self._finish_tensor(path, layout, payload)
 
     def parts(self, values: Iterable[Any]) -> list[Any]:
-        """Return tensors that may share memory, to be added one by one: those that do will share a payload.
+        """Plan tensors that share memory: when they are added, one by one, they share a payload. Writes nothing.
 
-        Nothing is written yet. As with `save_record`, a tensor that is another one stays tied to it, and overlapping
-        views of one base share what they reach of it.
+        As with `save_record`, identical tensors stay tied, and overlapping views share their bytes.
 
         Example:
             >>> import numpy as np, zcrecord
@@ -165,7 +136,7 @@ class RecordWriter:
             (48, [0, 2, 4])
 
         Raises:
-            UnsupportedError: no tensor.
+            UnsupportedError: not a tensor.
         """
         plan = plan_sharing([flatten.as_tensor(value, f"values[{i}]") for i, value in enumerate(values)])
         payloads: dict[int, int] = {}
@@ -177,12 +148,12 @@ class RecordWriter:
     ) -> Iterator[OpenTensor]:
         """Open one tensor of a dtype and shape; the block writes its values in pieces, in C order.
 
-        With order "F" they come, and stay, with the first axis fastest; only of types that fill whole bytes.
+        With order "F" the first axis is the fastest, also in the archive; only for types that fill whole bytes.
 
         Raises:
-            ProducerError: the block ends with too few bytes written; its writes, with too many or of another type.
+            ProducerError: too few or too many bytes are written, or values of another type.
         """
-        out, path = self._open(), path_of_name(name)
+        out, path = self._opened(), path_of_name(name)
         self._tree.check_name(path)
         full = ".".join(path)
         declared = LazyTensor(dtype, shape, ())
@@ -192,51 +163,49 @@ class RecordWriter:
         self._unfinished = full
         out.begin(declared.nbytes)
         opened = OpenTensor(out, pieces)
-        try:
+        with located(tensor=full):
             yield opened
             opened.finish()
-        except RecordError as error:
-            raise error.located(tensor=full) from error.__cause__
         layout = TensorLayout(declared.kind.code, declared.kind.bits, declared.shape)
         if order == "F" and 0 not in layout.shape and sum(d > 1 for d in layout.shape) > 1:
             steps = (prod(layout.shape[:axis]) if d > 1 else 0 for axis, d in enumerate(layout.shape))
             layout = layout._replace(strides=tuple(steps))
-        self._tell(path, layout, out.end())
+        self._finish_tensor(path, layout, out.end())
 
-    def _tell(self, path: tuple[str, ...], layout: TensorLayout, payload: int) -> None:
+    def _finish_tensor(self, path: tuple[str, ...], layout: TensorLayout, payload: int) -> None:
         self._tree.tensor(path, layout, payload)
-        self._numbers[".".join(path)] = layout, payload
+        self._written[".".join(path)] = layout, payload
         self._unfinished = None
 
     def tie(self, name: str | Sequence[str], to: str | Sequence[str]) -> None:
-        """Add a tensor that is, and stays, the same memory as one written before.
+        """Add a tensor that shares its memory with one written before.
 
         Raises:
             TensorNotFoundError: `to` was not written. NameCollisionError: `name` is taken.
         """
-        self._open()
+        self._opened()
         path, other = path_of_name(name), ".".join(path_of_name(to))
-        known = self._numbers.get(other)
-        if known is None:
-            raise TensorNotFoundError(other, lambda: self._numbers)
-        self._tree.tensor(path, *known)
-        self._numbers[".".join(path)] = known
+        entry = self._written.get(other)
+        if entry is None:
+            raise TensorNotFoundError(other, lambda: self._written)
+        self._tree.tensor(path, *entry)
+        self._written[".".join(path)] = entry
 
     def attribute(self, name: str | Sequence[str], value: Any) -> None:
         """Add an attribute: None, bool, int, float, str, bytes, or a list or tuple of one of these."""
-        self._open()
+        self._opened()
         self._tree.attribute(path_of_name(name), value)
 
     def module(self, name: str | Sequence[str], kind: str = "mapping", type_name: str = "") -> None:
-        """Add a module, empty so far, or say that one is a 'list', a 'tuple' or an 'object' (a class's instance).
+        """Add an empty module, or set the kind of one: 'list', 'tuple', 'object' (of a class) or 'numbered'.
 
-        In one that is 'numbered', keys that read as integers are integers when it is loaded. The empty name is the
-        record itself. Modules appear by themselves, as mappings, where a name goes through them.
+        A 'numbered' module is a mapping, in which keys that read as integers are loaded as integers. The empty name is
+        the record itself. Modules on the way to a name are added as mappings.
 
         Raises:
             UnsupportedError: another kind. NameCollisionError: a tensor has its name.
         """
-        self._open()
+        self._opened()
         if kind not in list(_KINDS):
             raise UnsupportedError(f"kind {kind!r} is not known; {', '.join(_KINDS)}")
         if not isinstance(type_name, str):
@@ -244,36 +213,35 @@ class RecordWriter:
         self._tree.module(path_of_name(name) if name != "" else (), _KINDS[kind], type_name)
 
 
+@dataclass(slots=True)
 class _PlannedTensor:
-    """One of several tensors that were planned together; `payloads` is theirs in common."""
+    """One of several tensors that were planned together; `payloads` are of those sources that are written."""
 
-    __slots__ = ("_number", "_payloads", "_plan", "writer")
+    writer: RecordWriter
+    plan: PayloadPlan
+    number: int
+    payloads: dict[int, int]
 
-    def __init__(self, writer: RecordWriter, plan: PayloadPlan, number: int, payloads: dict[int, int]) -> None:
-        self.writer = writer
-        self._plan, self._number, self._payloads = plan, number, payloads
-
-    def store(self, out: Writer) -> tuple[TensorLayout, int]:
-        """Write the source that holds the tensor, unless it was written for another; return layout and payload."""
-        p, i = self._plan, self._number
-        source = p.source_ids[i]
-        if source >= 0 and source not in self._payloads:
-            self._payloads[source] = out.store(p.sources[source])
-            p.sources[source] = None  # written: a packed copy is let go
-        return p.layouts[p.layout_ids[i]], self._payloads.get(source, NONE)
+    def store(self, out: PayloadWriter) -> tuple[TensorLayout, int]:
+        """Write the tensor's source, unless that was done for another tensor; return layout and payload."""
+        plan, source = self.plan, self.plan.source_ids[self.number]
+        if source >= 0 and source not in self.payloads:
+            self.payloads[source] = out.store(plan.sources[source])
+            plan.sources[source] = None  # frees a packed copy
+        return plan.layouts[plan.layout_ids[self.number]], self.payloads.get(source, NONE)
 
 
 class OpenTensor:
-    """A tensor that is being written, piece by piece."""
+    """A tensor that is being written, in pieces."""
 
     __slots__ = ("_broken", "_out", "_pieces")
 
-    def __init__(self, out: Writer, pieces: Pieces) -> None:
+    def __init__(self, out: PayloadWriter, pieces: Pieces) -> None:
         self._out, self._pieces = out, pieces
         self._broken = False
 
     def write(self, piece: Any) -> None:
-        """Append bytes, or an array of the tensor's dtype; copies nothing that lies in C order."""
+        """Append bytes, or an array of the tensor's dtype; bytes in C order are not copied."""
         self._check()
         data = self._pieces.take(piece)
         self._broken = True
@@ -287,4 +255,4 @@ class OpenTensor:
 
     def _check(self) -> None:
         if self._broken:
-            raise ProducerError("one of its writes failed; how much of it was written is not known")
+            raise ProducerError("one of its writes failed; it is not known how much of it was written")

@@ -40,8 +40,6 @@ from zcrecord.writing.writers import (
 
 from .load import load_record
 
-__all__ = ["Files", "Range", "ReferencingWriter", "referencing"]
-
 _LEAST = 1024  # bytes of the smallest payload that is worth a reference
 
 

@@ -1,7 +1,8 @@
-"""`save_record`: a nested record to one archive, by way of `writing`: flatten, plan the payloads, write."""
+"""`save_record`, by way of `writing`: flatten a nested record, plan the payloads, write them."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -25,22 +26,19 @@ from zcrecord.errors import ProducerError, UnsupportedError
 from zcrecord.storage.files import Progress, open_sink, path_or_none
 from zcrecord.tensors.lazy import LazyTensor
 from zcrecord.writing import flatten
-from zcrecord.writing.flatten import metadata_entries
+from zcrecord.writing.flatten import metadata_entries as metadata_entries  # re-exported
 from zcrecord.writing.sharing import PayloadPlan, plan_sharing
 from zcrecord.writing.writers import SaveReport, StreamWriter, write_plan
 
-from .editable import check_no_own_shard
+from .own_shards import check_no_own_shard
 from .record import Record
 
 if TYPE_CHECKING:
     from .references import ReferencingWriter
     from .sharded_writer import ShardedWriter
 
-    Writer: TypeAlias = StreamWriter | ShardedWriter | ReferencingWriter
-
-__all__ = ["Metadata", "metadata_entries", "metadata_now", "save_record", "stored_entries"]
-
-Metadata = Mapping[str, Any] | Callable[[], Mapping[str, Any]]  # of an archive; or a function that returns it, later
+PayloadWriter: TypeAlias = "StreamWriter | ShardedWriter | ReferencingWriter"
+Metadata = Mapping[str, Any] | Callable[[], Mapping[str, Any]]  # of an archive; or a function that returns it later
 
 
 def save_record(
@@ -61,36 +59,35 @@ def save_record(
     Args:
         record: nested dicts, lists, tuples and dataclasses of arrays and plain values; a flat `{name: array}`; an
             object with `state_dict()`; or a Record. None, bool, int, float, str, bytes, and lists of one of these,
-            become attributes; keys are texts or integers, and come back as such; a numpy scalar is a tensor of rank 0.
-            Tied arrays are stored once and stay tied; a view stores only its own rows. A Record is saved as it is, its
-            payloads uncopied; tensors that are split over the shards of a checkpoint are put together on the way, a few
-            MiB at a time. With one of those, or a LazyTensor, everything is written forward, one piece at a time.
-        dest: a path; a URL that fsspec writes to, such as `s3://bucket/model.zcr`; or a binary file object; a pipe will
-            do. A file opened by fsspec publishes what it got when it is closed, even by an error: give the URL instead.
-        alignment: of every payload in bytes, a power of two from 16 to 65536. Those of 1 MiB and more lie on 16384.
+            become attributes; a numpy scalar is a tensor of rank 0. Keys are texts or integers, and stay so. Tied
+            arrays are stored once and stay tied; a view stores only its own rows. Payloads of a Record are not copied;
+            tensors split over shards are assembled a few MiB at a time. With such a tensor, or a LazyTensor, the
+            archive is written forward, one piece at a time, with the index last.
+        dest: a path; a URL that fsspec writes to, such as `s3://bucket/model.zcr`; or a binary file object, also a
+            pipe. A file opened by fsspec is published when it is closed, even by an error: give the URL instead.
+        alignment: of every payload in bytes, a power of two from 16 to 65536; of those of 1 MiB and more, 16384.
         digest: 'xxh3' for a checksum of each payload, and equal payloads stored once; 'none' for neither.
         durable: fsync file and folder, so that the archive survives power loss. If the system reports an error of the
-            folder's fsync, the archive is in its place and the save returns: a warning of the logger "zcrecord" says
-            that power loss may bring the old file back.
-        metadata: of the file: names to None, bool, int, float, str, bytes, or lists of one of these. A Record keeps
-            its own unless other is given.
-        max_shard_size: write shards of at most so many bytes of payloads (but at least one payload) beside `dest`, as
-            `model-00001-of-00002.zcr`, and a catalogue at `dest`, which opens as one record. What fits into one shard
-            is one archive at `dest`. Tied tensors stay in one shard; equal ones are stored once in each.
+            folder's fsync, the archive is in its place and the save returns; the logger "zcrecord" warns that power
+            loss may bring the old file back.
+        metadata: of the file: names to None, bool, int, float, str, bytes, or lists of one of these. None keeps the
+            metadata of a Record.
+        max_shard_size: write shards beside `dest`, `model-00001-of-00002.zcr`, and a catalogue at `dest`, which opens
+            as one record. A shard has at most so many bytes of payloads, but at least one payload. What fits into one
+            shard is one archive at `dest`. Tied tensors stay in one shard; equal payloads are stored once.
         base: the path of an archive in `dest`'s folder, or of an index of other formats' files (`zcrecord.index`):
             payloads that it has are not written, but referred to. The new archive opens only beside these files, and
             refuses changed ones. Nothing ever removes a base. The report's `archive_bytes` counts the new file alone.
-        progress: called with the bytes of tensors written, and those to be, between large tensors and at the end.
+        progress: called with the bytes of tensors written, and all bytes, between large tensors and at the end.
         storage_options: for fsspec, if `dest` is a URL: credentials, the endpoint of an S3 server.
 
     Raises:
         UnsupportedError: a value or key the format cannot hold. DestinationExistsError: `dest` is a shard of the
         catalogue that the record was loaded from. NameCollisionError: two tensors would share a name.
-        LimitError: alignment, depth, rank or size out of bounds; or a Record whose payloads share their bytes, without
-        digests to find equal ones by, would take out of all proportion to it. ProducerError: a LazyTensor gave other
-        bytes than it declared. IntegrityError: a payload of a Record is damaged. SourceError: the file system or the
-        file object reports an error (PipeClosedError: the reader closed the pipe). A file object with a buffer may
-        report the error again when it is closed.
+        LimitError: alignment, depth, rank or size out of bounds; or, without digests, payloads of a Record that share
+        their bytes would take far more than its file. ProducerError: a LazyTensor gave other bytes than it declared.
+        IntegrityError: a payload of a Record is damaged. SourceError: the file system or the file object reports an
+        error (PipeClosedError: the reader closed the pipe); a buffered file object may repeat it when it is closed.
 
     Example:
         >>> import numpy as np
@@ -98,40 +95,54 @@ def save_record(
         >>> report.tensors, report.payload_bytes
         (1, 24)
     """
-    kind, told, _ = digest_kind(digest), progress or (lambda *_: None), check_alignment(alignment)
+    kind, notify = digest_kind(digest), progress or (lambda *_: None)
+    check_alignment(alignment)
     if isinstance(record, Record):
         check_no_own_shard(record, path_or_none(dest))
-    flat, plan = _taken_apart(record)
-    if isinstance(record, Record) and not kind:  # by digests equal payloads are found, and stored once
-        nbytes = int(record.archive.index.payloads["nbytes"].sum(dtype=np.float64))
-        check_apart(nbytes, record.archive.stored_nbytes(), record.path)
-    if metadata is None:
-        metadata = record.metadata if isinstance(record, Record) else {}
-    flat.metadata = metadata_entries(metadata)
+        flat, plan = _of_archive(record.archive)
+        if not kind:  # else equal payloads are found by their digests, and stored once
+            nbytes = int(record.archive.index.payloads["nbytes"].sum(dtype=np.float64))
+            check_apart(nbytes, record.archive.stored_nbytes(), record.path)
+        metadata = record.metadata if metadata is None else metadata
+    else:
+        flat = flatten.flatten(record)
+        plan = plan_sharing(flat.values)
+    flat.metadata = metadata_entries({} if metadata is None else metadata)
+    if max_shard_size is None and base is None and not any(isinstance(s, LazyTensor) for s in plan.sources):
+        with open_sink(dest, durable=durable, options=storage_options) as sink:
+            return write_plan(sink, flat, plan, alignment=alignment, kind=kind, progress=notify)
+    options: dict[str, Any] = {"alignment": alignment, "digest": digest, "durable": durable}
+    with open_writer(dest, max_shard_size, base, storage_options, **options) as out:
+        return _stream(flat, plan, out, notify)
+
+
+@contextlib.contextmanager
+def open_writer(
+    dest: Any, most: int | None, base: Any, storage: Mapping[str, Any] | None, *, durable: bool, **options: Any
+) -> Iterator[PayloadWriter]:
+    """Yield a writer of payloads as they come: into shards of at most `most` bytes, or beside those of `base`."""
     if base is not None:
-        if max_shard_size is not None:
+        if most is not None:
             raise UnsupportedError("base= and max_shard_size= do not go together")
-        from .references import referencing  # here, because few records refer to another
+        from .references import referencing  # here, as below, because few records refer to another
 
-        with referencing(dest, base, alignment=alignment, digest=digest, durable=durable) as referring:
-            return _stream(flat, plan, referring, told)
-    if max_shard_size is not None:
-        from .sharded_writer import ShardedWriter  # here, because few records have shards
+        with referencing(dest, base, durable=durable, **options) as referring:
+            yield referring
+    elif most is not None:
+        from .sharded_writer import ShardedWriter
 
-        with ShardedWriter(dest, max_shard_size, alignment=alignment, digest=digest, durable=durable) as out:
-            return _stream(flat, plan, out, told)
-    with open_sink(dest, durable=durable, options=storage_options) as sink:
-        if any(isinstance(s, LazyTensor) for s in plan.sources):
-            return _stream(flat, plan, StreamWriter(sink, alignment=alignment, digest=digest), told)
-        return write_plan(sink, flat, plan, alignment=alignment, kind=kind, progress=told)
+        out = ShardedWriter(dest, most, durable=durable, **options)
+        with out.files:
+            yield out
+    else:
+        with open_sink(dest, durable=durable, options=storage) as sink:
+            yield StreamWriter(sink, **options)
 
 
-def _stream(flat: flatten.FlatRecord, plan: PayloadPlan, out: Writer, progress: Progress) -> SaveReport:
-    """Write a record with lazy tensors forward, payloads in the order of first use, the index last."""
+def _stream(flat: flatten.FlatRecord, plan: PayloadPlan, out: PayloadWriter, progress: Progress) -> SaveReport:
+    """Write a record forward, payloads in the order of first use, the index last."""
     flat.layout_ids, flat.layouts = plan.layout_ids, plan.layouts
-    first: dict[int, str] = {}
-    for name, s in zip(flat.names, plan.source_ids, strict=True):
-        first.setdefault(s, name)
+    users = dict(zip(reversed(plan.source_ids), reversed(flat.names), strict=True))  # the first of each source
     payloads = []
     done, total = 0, sum(source.nbytes for source in plan.sources)
     for s, source in enumerate(plan.sources):
@@ -139,29 +150,34 @@ def _stream(flat: flatten.FlatRecord, plan: PayloadPlan, out: Writer, progress: 
         try:
             payloads.append(out.store(source))
         except ProducerError as error:
-            raise error.located(tensor=first[s]) from error.__cause__
+            raise error.located(tensor=users[s]) from error.__cause__
         done += source.nbytes
     progress(total, total)
     flat.payloads = [payloads[s] if s >= 0 else NONE for s in plan.source_ids]
     return out.finish(flat)
 
 
-def _taken_apart(record: Any) -> tuple[flatten.FlatRecord, PayloadPlan]:
-    if not isinstance(record, Record):
-        flat = flatten.flatten(record)
-        return flat, plan_sharing(flat.values)
-    archive = record.archive
+def _of_archive(archive: Archive) -> tuple[flatten.FlatRecord, PayloadPlan]:
+    """Return a loaded record ready to be saved again: tied tensors stay tied, and no others become so."""
     archive.ensure_all()
     check_blobs(archive)
     archive.fetch()
-    return _from_index(archive, archive.payload), _plan_of(archive)
+    ix, plan = archive.index, _layouts_of(archive)
+    if archive.mode == "r":  # a private copy may have been edited
+        users = dict(zip(ix.tensors["payload"].tolist(), archive.names(), strict=True))
+        for number in range(len(ix.payloads)):
+            check_digest(archive.source.pieces(number), users.get(number))
+    plan.sources = [_source_of(archive, p) for p in range(len(ix.payloads))]
+    plan.source_ids = [-1 if p == NONE else p for p in ix.tensors["payload"].tolist()]
+    plan.renumber()
+    return _flat_record(archive, archive.payload), plan
 
 
 def stored_entries(archive: Archive) -> Entries:
     """Return the entries of a loaded archive; they name payloads, those of bytes included, by their numbers there."""
     archive.ensure_all()
     ix = archive.index
-    out, plan = _from_index(archive, PayloadId), _layouts_of(archive)
+    out, plan = _flat_record(archive, PayloadId), _layouts_of(archive)
     plan.renumber()
     out.layout_ids, out.layouts = plan.layout_ids, plan.layouts
     out.payloads = ix.tensors["payload"].tolist()
@@ -169,13 +185,12 @@ def stored_entries(archive: Archive) -> Entries:
     return out
 
 
-def _from_index(archive: Archive, payload: Any) -> flatten.FlatRecord:
-    """Return a loaded record ready to be saved again, but for its tensors' layouts: order, kinds and places stay."""
-    ix = archive.index
-    spans = ([ix.string(*span) for span in _columns(ix.modules, c, f"{c}_size")] for c in ("name", "type_name"))
-    names, type_names = spans
-    found = zip(names, _columns(ix.modules, "key_size", "parent", "place", "kind"), type_names, strict=True)
-    modules = [ModuleEntry._make((name, *numbers, type_name)) for name, numbers, type_name in found]
+def _flat_record(archive: Archive, payload: Any) -> flatten.FlatRecord:
+    """Return a loaded record's modules, tensors and attributes, without layouts; `payload` gives bytes by number."""
+    ix, texts = archive.index, ("name", "type_name")
+    names, type_names = ([ix.string(*span) for span in _columns(ix.modules, c, f"{c}_size")] for c in texts)
+    rows = zip(names, _columns(ix.modules, "key_size", "parent", "place", "kind"), type_names, strict=True)
+    modules = [ModuleEntry._make((name, *numbers, type_name)) for name, numbers, type_name in rows]
     flat = flatten.FlatRecord(modules[0].kind, modules[0].type_name)
     flat.modules = modules
     flat.names = archive.names()
@@ -189,21 +204,8 @@ def _columns(rows: Any, *names: str) -> Iterator[tuple[int, ...]]:
     return zip(*(rows[name].tolist() for name in names), strict=True)
 
 
-def _plan_of(archive: Archive) -> PayloadPlan:
-    """Return the payloads of a loaded archive as they are: tied tensors stay tied, and no others become so."""
-    out, ix = _layouts_of(archive), archive.index
-    if archive.mode == "r":  # a private copy may have been edited
-        users = dict(zip(ix.tensors["payload"].tolist(), archive.names(), strict=True))
-        for number in range(len(ix.payloads)):
-            check_digest(archive.source.pieces(number), users.get(number))
-    out.sources = [_source_of(archive, p) for p in range(len(ix.payloads))]
-    out.source_ids = [-1 if p == NONE else p for p in ix.tensors["payload"].tolist()]
-    out.renumber()
-    return out
-
-
 def _source_of(archive: Archive, number: int) -> Any:
-    """Return a payload's bytes; those of a split tensor are put together while they are written."""
+    """Return a payload's bytes; pieces of a split tensor are put together while they are written."""
     source = archive.source
     if not source.file_names or len(source.pieces(number)) < 2:
         return np.frombuffer(archive.payload(number), np.uint8)
@@ -226,5 +228,5 @@ def _layouts_of(archive: Archive) -> PayloadPlan:
 
 
 def metadata_now(metadata: Metadata | None) -> Mapping[str, Any]:
-    """Return metadata that were given, or what the function in their place returns."""
+    """Return metadata, called if it is a function."""
     return metadata() if callable(metadata) else metadata or {}

@@ -1,7 +1,7 @@
-"""`ShardedWriter`: payloads as they come, into archives of a limited size, and a catalogue that makes one of them.
+"""`ShardedWriter`: payloads as they come, into archives of a limited size, and a catalogue of them.
 
-A payload lies in one shard, and so do all tensors that share it. Payloads of equal bytes lie in the shard that has the
-first of them, stored once. CONVENTIONS.md tells what a catalogue holds.
+A payload, and so all tensors that share it, lies in one shard. Equal payloads lie in the shard of the first one, stored
+once. CONVENTIONS.md describes catalogues.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import itertools
 import operator
 import os
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, SupportsIndex
 
 from zcrecord.codec.entries import Entries, digest_kind
@@ -22,28 +21,22 @@ from zcrecord.storage.folders import is_plain_name
 from zcrecord.storage.new_files import FileGroup, FileSink, Placement, put_in_place, refusals
 from zcrecord.storage.scratch import folder_lock
 from zcrecord.writing.catalogue import WholeRecord, WrittenShard, catalogue_tree, some_of, write_catalogue
+from zcrecord.writing.equal import EqualPayloads
 from zcrecord.writing.writers import SaveReport, StreamWriter
 
 from .own_shards import own_shards
 
-__all__ = ["ShardedWriter"]
-
 
 class ShardedWriter:
-    """Writes payloads forward into shards, and at the end a catalogue; with one shard a plain archive instead.
+    """Writer of payloads into shards and, at the end, a catalogue; of a single shard, a plain archive.
 
-    It has the methods of a `StreamWriter` that writers of records use. A context manager: nothing appears before all of
-    it is written, and the catalogue appears last, so that `dest` is the old record or the new one at any time. Shards
-    get names that are free (`model-00001-of-00002.zcr`, else `model~2-00001-of-00002.zcr`); those of a catalogue that
-    was replaced are removed.
+    Has the methods of a `StreamWriter` that writers of records use, within a `with` block of its `files`. The shards
+    appear when all are written, and the catalogue last, so `dest` is always the old record or the new one. Shards get
+    free names (`model-00001-of-00002.zcr`, else `model~2-00001-of-00002.zcr`); a replaced catalogue's are removed.
 
     Args:
         dest: the path of the catalogue.
-        most: bytes of payloads in a shard; one that is larger has a shard of its own.
-
-    Raises:
-        UnsupportedError: `dest` is no path, or its name no plain one, or `most` no number of bytes. SourceError: a
-        folder, a device or the like is there.
+        most: bytes of payloads in a shard; a larger payload has a shard of its own.
     """
 
     def __init__(self, dest: Any, most: Any, *, alignment: int, digest: str | None, durable: bool) -> None:
@@ -55,34 +48,23 @@ class ShardedWriter:
         self._replaces = dest.replaces if isinstance(dest, Place) else None
         name = os.path.basename(self._path)
         if not is_plain_name(f"{name.removesuffix('.zcr')}-00001-of-00001.zcr", ".zcr"):
-            what = "a catalogue's name, which its shards' begin with, has none of"
-            raise UnsupportedError(f'{what} / \\ : * ? " < > | and no control character; rename it', path=self._path)
+            rule = "a catalogue's name, with which those of its shards begin, may not have"
+            raise UnsupportedError(f'{rule} / \\ : * ? " < > | or a control character; rename it', path=self._path)
         self._alignment, self._digest, self._durable = alignment, digest, durable
-        self._files = FileGroup(self._path, durable=durable)
+        self.files = FileGroup(self._path, durable=durable)
         self._shards: list[tuple[StreamWriter, FileSink]] = []
-        self._homes: list[tuple[int, int]] = []  # shard, and number there, of each payload
-        self._known: dict[tuple[int, int], tuple[int, int]] = {}  # the first with this size and digest, likewise
-        self._held = self._coming = 0  # bytes of payloads in the last shard, and of the one in progress
-
-    def __enter__(self) -> ShardedWriter:
-        self._files.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._files.__exit__(kind, error, trace)
-
-    # Payloads.
+        self._places: list[tuple[int, int]] = []  # of each payload: its shard, and its number there
+        self._equal = EqualPayloads[tuple[int, int]]()  # places
+        self._filled = self._begun = 0  # bytes of payloads in the last shard, and of the one in progress
 
     def store(self, source: Any) -> int:
         """Write one payload, the values of a LazyTensor or the bytes of an array or SplitSource; return its id."""
-        return self._note(self._room(source.nbytes).store(source), source.nbytes)
+        return self._place_payload(self._shard_for(source.nbytes).store(source), source.nbytes)
 
     def begin(self, nbytes: int) -> None:
-        """Start a payload of so many bytes."""
-        self._coming = nbytes
-        self._room(nbytes).begin(nbytes)
+        """Start a payload of `nbytes` bytes."""
+        self._begun = nbytes
+        self._shard_for(nbytes).begin(nbytes)
 
     def write(self, data: Any) -> None:
         """Append any bytes-like to the payload in progress."""
@@ -90,79 +72,80 @@ class ShardedWriter:
 
     def end(self) -> int:
         """Finish the payload in progress and return its id, NONE if no byte was written."""
-        return self._note(self._shards[-1][0].end(), self._coming)
+        return self._place_payload(self._shards[-1][0].end(), self._begun)
 
-    def _room(self, nbytes: int) -> StreamWriter:
-        """Return the writer of the shard that takes so many bytes more."""
-        if not self._shards or (self._held and self._held + nbytes > self._most):
-            sink = self._files.add()
+    def _shard_for(self, nbytes: int) -> StreamWriter:
+        if not self._shards or (self._filled and self._filled + nbytes > self._most):
+            sink = self.files.add()
             self._shards.append((StreamWriter(sink, alignment=self._alignment, digest=self._digest), sink))
-            self._held = 0
+            self._filled = 0
         return self._shards[-1][0]
 
-    def _note(self, number: int, nbytes: int) -> int:
+    def _place_payload(self, number: int, nbytes: int) -> int:
+        """Note the place of the last shard's payload; take it back if one in another shard is equal. Return its id."""
         if number == NONE:
             return NONE
-        here = len(self._shards) - 1
-        writer, key = self._shards[here][0], self._shards[here][0].key_of(number)
-        shard, first = (here, number) if key is None else self._known.setdefault(key, (here, number))
-        earlier = self._shards[shard][0]
-        if shard != here and all(map(operator.eq, earlier.pieces_of(first), writer.pieces_of(number))):
-            writer.forget(number)
-            self._homes.append((shard, earlier.repeat(first)))
-        else:
-            self._held += nbytes
-            self._homes.append((here, number))
-        return len(self._homes) - 1
+        here, writer = len(self._shards) - 1, self._shards[-1][0]
 
-    # The end.
+        def same(place: tuple[int, int]) -> bool:
+            shard, first = place
+            pieces = self._shards[shard][0].pieces_of(first), writer.pieces_of(number)
+            return shard != here and all(map(operator.eq, *pieces))
+
+        key, place = writer.key_of(number), (here, number)
+        shard, first = place if key is None else self._equal.first(key, place, same)
+        if shard == here:
+            self._filled += nbytes
+        else:
+            writer.forget(number)
+            place = shard, self._shards[shard][0].repeat(first)
+        self._places.append(place)
+        return len(self._places) - 1
 
     def finish(self, entries: Entries) -> SaveReport:
         """Write indexes and the catalogue, and make them appear; the report counts the bytes of all files."""
-        if len(self._shards) > 1 and not self._shards[-1][0].payloads:  # what came last was in another already
+        if len(self._shards) > 1 and not self._shards[-1][0].payloads:  # the last payloads were in others already
             self._shards.pop()
-            self._files.drop_last()
+            self.files.drop_last()
         if len(self._shards) < 2:
-            return self._finish_one(entries)
+            return self._finish_plain(entries)
         shards = self._finish_shards(entries)
         kind = digest_kind(self._digest)
         whole = WholeRecord(entries, shards, alignment=self._alignment, kind=kind)
-        scratches, folder = self._files.finish(), os.path.dirname(self._path)
+        scratches, folder = self.files.finish(), os.path.dirname(self._path)
         last = FileGroup(self._path, durable=self._durable, clear=False)
-        with folder_lock(folder), last:  # no other saver takes or removes these names meanwhile
-            names = self._free_names()
+        with folder_lock(folder), last:  # so that no other saver takes or removes these names
+            names = self._free_shard_names()
             tree = catalogue_tree(whole, [s._replace(name=name) for s, name in zip(shards, names, strict=True)])
             catalogue = write_catalogue(tree, last.add(), kind=kind)
-            places = [Placement(s, os.path.join(folder, name), ()) for s, name in zip(scratches, names, strict=True)]
-            self._place(places, last.finish())
+            files = [Placement(s, os.path.join(folder, name), ()) for s, name in zip(scratches, names, strict=True)]
+            self._put_in_place(files, last.finish())
         return replace(whole.report, archive_bytes=catalogue.archive_bytes + sum(shard.nbytes for shard in shards))
 
-    def _finish_one(self, entries: Entries) -> SaveReport:
-        """Write a plain archive."""
-        out = self._shards[0][0] if self._shards else self._room(0)  # a payload may be larger than a shard is to be
-        entries.payloads = [NONE if p == NONE else self._homes[p][1] for p in entries.payloads]
+    def _finish_plain(self, entries: Entries) -> SaveReport:
+        out = self._shards[0][0] if self._shards else self._shard_for(0)
+        entries.payloads = [NONE if p == NONE else self._places[p][1] for p in entries.payloads]
         report = out.finish(entries)
-        self._place([], self._files.finish())
+        self._put_in_place([], self.files.finish())
         return report
 
-    def _place(self, shards: list[Placement], written: list[str]) -> None:
-        """Put shards in their places, then the one other file that was written at the path."""
-        [last] = written
+    def _put_in_place(self, shards: list[Placement], scratches: list[str]) -> None:
+        [last] = scratches
         files = [*shards, Placement(last, self._path, self._replaces)]
         put_in_place(files, durable=self._durable, shards_of=own_shards)
 
     def _finish_shards(self, entries: Entries) -> list[WrittenShard]:
-        """Write each shard's index, and number the payloads of `entries` shard by shard, as those indexes do."""
+        """Write each shard's index, and number the payloads of `entries` shard by shard."""
         users: list[list[int]] = [[] for _ in self._shards]
         for i, payload in enumerate(entries.payloads):
             if payload != NONE:
-                users[self._homes[payload][0]].append(i)
+                users[self._places[payload][0]].append(i)
         out: list[WrittenShard] = []
         payloads = [NONE] * len(entries.payloads)
         first = 0
         for chosen, (writer, sink) in zip(users, self._shards, strict=True):
             some = some_of(entries, chosen)
-            some.payloads = [self._homes[payload][1] for payload in some.payloads]
+            some.payloads = [self._places[payload][1] for payload in some.payloads]
             writer.finish(some)
             for i, payload in zip(chosen, some.payloads, strict=True):
                 payloads[i] = first + payload
@@ -172,8 +155,7 @@ class ShardedWriter:
         entries.payloads = payloads
         return out
 
-    def _free_names(self) -> list[str]:
-        """Return names for all shards, none of which is taken: the old record has some, or another save has."""
+    def _free_shard_names(self) -> list[str]:
         folder, base = os.path.split(self._path)
         stem, count = base.removesuffix(".zcr"), len(self._shards)
         for turn in itertools.count(1):

@@ -1,7 +1,7 @@
-"""The tables of a catalogue: one record over many archives. CONVENTIONS.md has the convention.
+"""The tables of a catalogue, which describes one record over many archives; see CONVENTIONS.md.
 
-The outline is header, index and trailer that the whole would have as one archive, index in front. The tables of pieces
-say in which file each payload of that index lies, and which box of a tensor each piece is, where tensors are split.
+The outline is header, index and trailer of the record as one archive, index in front. The tables of pieces give the
+file of each payload and, where tensors are split, the box of each piece.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from . import flatten
 from .sharing import plan_sharing
 from .writers import SaveReport, report_of, write_plan
 
-BLOBS = "blobs"  # the attribute whose items are the payloads that lie in the catalogue itself
+BLOBS = "blobs"  # the attribute with the payloads that lie in the catalogue itself
 
 
 class WrittenShard(NamedTuple):
-    """A shard that was written: its file's name and size, its trailer, its index's SHA-256, its payloads' rows."""
+    """A shard: its file's name and size, its trailer, its index's SHA-256, its payloads' rows."""
 
     name: str
     nbytes: int
@@ -37,7 +37,7 @@ class WrittenShard(NamedTuple):
 
 
 def some_of(entries: Entries, chosen: Sequence[int]) -> Entries:
-    """Return the entries of some tensors, in the modules that they are in, which are mappings; without attributes."""
+    """Return the entries of chosen tensors in their modules, which become mappings; without attributes."""
     needed = {0}
     for i in chosen:
         m = entries.parents[i]
@@ -53,8 +53,8 @@ def some_of(entries: Entries, chosen: Sequence[int]) -> Entries:
         children.setdefault(entries.parents[i], []).append((entries.places[i], 1, i))
     place = {(0, 0): 0}
     for siblings in children.values():
-        place |= {(kind, number): at for at, (_, kind, number) in enumerate(sorted(siblings))}
-    layouts = {number: at for at, number in enumerate(dict.fromkeys(entries.layout_ids[i] for i in chosen))}
+        place |= {(kind, number): n for n, (_, kind, number) in enumerate(sorted(siblings))}
+    layouts = {number: n for n, number in enumerate(dict.fromkeys(entries.layout_ids[i] for i in chosen))}
     return Entries(
         names=[entries.names[i] for i in chosen],
         key_sizes=[entries.key_sizes[i] for i in chosen],
@@ -77,9 +77,8 @@ class PieceColumns(NamedTuple):
 
     Attributes:
         file, payload: by piece, the shard's number, and the payload's in that shard's index.
-        first: by payload, its first piece, and behind the last one their number; None where each has one.
-        origin, extent: by piece, first index and size of its box along each axis, zeros past the tensor's rank; None
-            where nothing is split.
+        first: by payload, its first piece, and at the end the number of pieces; None if each payload is one piece.
+        origin, extent: by piece, first index and size of its box along each axis, then zeros; None if nothing is split.
     """
 
     file: Array
@@ -88,29 +87,28 @@ class PieceColumns(NamedTuple):
     origin: Array | None = None
     extent: Array | None = None
 
-    @classmethod
-    def whole(cls, shards: Sequence[WrittenShard]) -> PieceColumns:
-        """Return every payload of all shards, each one piece, shard by shard."""
-        sizes = [len(shard.payloads) for shard in shards]
-        numbers = [np.arange(n, dtype=np.uint32) for n in sizes]
-        return cls(np.repeat(np.arange(len(shards)), sizes), np.concatenate([*numbers, np.zeros(0, np.uint32)]))
+
+def whole_pieces(shards: Sequence[WrittenShard]) -> PieceColumns:
+    """Return every payload of all shards as one piece, shard by shard."""
+    sizes = [len(shard.payloads) for shard in shards]
+    numbers = [np.arange(n, dtype=np.uint32) for n in sizes]
+    return PieceColumns(np.repeat(np.arange(len(shards)), sizes), np.concatenate([*numbers, np.zeros(0, np.uint32)]))
 
 
 class WholeRecord:
-    """The whole that shards make up: its outline, the tables of pieces, and bytes that lie in no shard.
+    """The record of all shards: outline, tables of pieces, and bytes that lie in no shard.
 
     Args:
-        entries: of the whole, its payloads numbered as `pieces` has them; those of bytes among attributes and metadata,
-            which may be bytes still, become blobs.
+        entries: of the record, payloads numbered as in `pieces`; bytes among attributes and metadata become blobs.
         shards: the files, in the order of their numbers.
         kind: of the payloads' digests in all shards; the outline has none where a tensor is split.
-        pieces: None for every payload of all shards, numbered shard by shard as each index numbers them.
+        pieces: None for every payload of all shards, numbered shard by shard.
 
     Attributes:
         outline: header, index and trailer.
         blobs: the bytes that lie in the catalogue.
-        pieces: of all payloads, blobs included.
-        report: of the whole, as if it were one archive.
+        pieces: of all payloads, with blobs.
+        report: of the record, as if it were one archive.
     """
 
     def __init__(
@@ -122,12 +120,12 @@ class WholeRecord:
         kind: int,
         pieces: PieceColumns | None = None,
     ) -> None:
-        self.blobs: list[bytes] = []
-        pieces = PieceColumns.whole(shards) if pieces is None else pieces
+        pieces = whole_pieces(shards) if pieces is None else pieces
         self._first_blob = len(pieces.file) if pieces.first is None else len(pieces.first) - 1
-        self._known: dict[bytes, PayloadId] = {}
+        self._numbers: dict[bytes, int] = {}
         change_values(entries.attributes, self._blob)
         change_values(entries.metadata, self._blob)
+        self.blobs = list(self._numbers)
         self.pieces = self._with_blobs(pieces)
         kind = kind if pieces.first is None else 0
         rows, new = self._rows(pieces, shards, kind)
@@ -137,8 +135,13 @@ class WholeRecord:
         self.outline, size = outline_of(entries, alignment, base, end)
         self.report: SaveReport = report_of(entries, size)
 
+    def _blob(self, value: Any) -> Any:
+        if not isinstance(value, bytes | memoryview):
+            return value
+        octets = bytes(value)
+        return PayloadId(self._numbers.setdefault(octets, self._first_blob + len(self._numbers)) if octets else NONE)
+
     def _with_blobs(self, pieces: PieceColumns) -> PieceColumns:
-        """Return pieces with the blobs behind them, each one piece."""
         count = len(self.blobs)
         file = np.append(pieces.file, np.full(count, NONE)).astype(np.uint32)
         payload = np.append(pieces.payload, np.arange(count)).astype(np.uint32)
@@ -150,7 +153,7 @@ class WholeRecord:
         return PieceColumns(file, payload, first, origin, extent)
 
     def _rows(self, pieces: PieceColumns, shards: Sequence[WrittenShard], kind: int) -> tuple[Array, Array]:
-        """Return the rows of all payloads, without offsets, and False for each that is the range of the one before."""
+        """Return the rows of all payloads, without offsets, and False for each in the same range as the one before."""
         starts = np.cumsum([0, *(len(shard.payloads) for shard in shards)])
         known = np.concatenate([np.zeros(0, PAYLOAD), *(shard.payloads for shard in shards)])
         located = known[starts[pieces.file.astype(np.int64)] + pieces.payload.astype(np.int64)]
@@ -168,27 +171,16 @@ class WholeRecord:
         rows["digest"][len(first) :] = [digest_of(blob) if kind else 0 for blob in self.blobs]
         return rows, new
 
-    def _blob(self, value: Any) -> Any:
-        if not isinstance(value, bytes | memoryview):
-            return value
-        data = bytes(value)
-        if not data:
-            return PayloadId(NONE)
-        if data not in self._known:
-            self._known[data] = PayloadId(self._first_blob + len(self.blobs))
-            self.blobs.append(data)
-        return self._known[data]
-
 
 def outline_of(entries: Entries, alignment: int, base: int, end: int) -> tuple[bytes, int]:
-    """Return the outline of a whole whose payloads take `end` bytes in one archive, and the size of that archive."""
+    """Return the outline of a record whose payloads end at `end` in one archive, and the size of that archive."""
     index = bytes(encode(entries))
     header = front_header(index, alignment, base, end)
     return header.encode() + index + header.encode(), header.archive_size
 
 
 def catalogue_tree(whole: WholeRecord, shards: Sequence[WrittenShard]) -> dict[str, Any]:
-    """Return the tables of a catalogue, as the tree of a record."""
+    """Return the tables of a catalogue as the tree of a record."""
     tree: dict[str, Any] = {
         "files": {
             "name": StringTensor.from_strings([shard.name for shard in shards]),
@@ -207,7 +199,7 @@ def catalogue_tree(whole: WholeRecord, shards: Sequence[WrittenShard]) -> dict[s
 
 
 def write_catalogue(tree: dict[str, Any], sink: Sink, *, kind: int, type_name: str = CATALOGUE_TYPE) -> SaveReport:
-    """Write a catalogue, or an archive of references, given as the tree of its tables."""
+    """Write a catalogue, or an archive of references, from the tree of its tables."""
     flat = flatten.flatten(tree)
     flat.modules[0] = flat.modules[0]._replace(type_name=type_name)
     return write_plan(sink, flat, plan_sharing(flat.values), alignment=ALIGNMENT, kind=kind)

@@ -1,12 +1,12 @@
-"""Payloads with equal bytes, which are stored once: found by digest and size, then compared byte by byte.
+"""Payloads with equal bytes, stored once: found by size and digest, then compared byte by byte.
 
-Tensors that share memory are `sharing`'s: they are one payload, and not two equal ones.
+Tensors that share memory are one payload, not two equal ones; see `sharing`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -16,50 +16,49 @@ from zcrecord.tensors.lazy import LazyTensor
 from .sharing import chunks
 
 COMPARED = 1 << 20  # bytes compared at a time
+Number = TypeVar("Number")  # distinct for each payload
 
 
-class EqualPayloads:
-    """Payloads that were written, by a key of their bytes, such as digest and size."""
+class EqualPayloads(Generic[Number]):
+    """Numbers of payloads, by a key of their bytes, such as size and digest."""
 
     def __init__(self) -> None:
-        self._numbers: dict[Hashable, int] = {}
+        self._numbers: dict[Hashable, Number] = {}
 
-    def first(self, key: Hashable, number: int, same: Callable[[int], bool]) -> int:
-        """Return the number of the first payload with this key if `same` says that its bytes are equal, else `number`.
-
-        Numbers differ, and each is one by which the caller knows the payload.
-        """
+    def first(self, key: Hashable, number: Number, same: Callable[[Number], bool]) -> Number:
+        """Return the number of the first payload with this key, if `same` finds its bytes equal, else `number`."""
         earlier = self._numbers.setdefault(key, number)
         return earlier if earlier != number and same(earlier) else number
 
-    def forget(self, number: int) -> None:
-        """Forget the payload that came last."""
+    def forget(self, number: Number) -> None:
+        """Forget the payload, if it was added last."""
         if self._numbers and next(reversed(self._numbers.values())) == number:
             self._numbers.popitem()
 
 
 def key_of(nbytes: int, digest: int) -> int:
-    """Return size and digest as one number: it takes less memory than a tuple, and there may be millions."""
+    """Return size and digest as one number, which takes less memory than a tuple: there may be millions."""
     return nbytes << 64 | digest
 
 
 def equal_sources(
     sources: Sequence[Any], stored: Sequence[tuple[int, int]] = (), stored_bytes: Callable[[int], Any] = lambda _: None
 ) -> tuple[list[int], list[int]]:
-    """Return for each source the number of the payload that it is stored with, and its digest, 0 for lazy values.
+    """Return for each source the number of the payload that it equals, or its own, and its digest, 0 for lazy values.
 
-    Numbers are those of stored payloads, then of sources.
+    Stored payloads are numbered first, then sources. Lazy sources equal no other; stored payloads are not compared with
+    each other.
 
     Args:
-        sources: arrays, `SplitSource`s, `LazyTensor`s; lazy ones equal no other.
-        stored: size and digest of payloads that are stored already; they are not compared with each other.
-        stored_bytes: gives the bytes of one of them, by its number.
+        sources: arrays, `SplitSource`s, `LazyTensor`s.
+        stored: size and digest of payloads that are stored already.
+        stored_bytes: returns the bytes of one of them, by its number.
     """
     total, digests = len(stored), _digests(sources)
     numbers = list(range(total, total + len(sources)))
     if not stored and len(set(digests)) == len(digests):
         return numbers, digests
-    known = EqualPayloads()
+    known = EqualPayloads[int]()
     for number, (nbytes, digest) in enumerate(stored):
         known.first(key_of(nbytes, digest), number, lambda _: False)
     for number, source, digest in zip(list(numbers), sources, digests, strict=True):
@@ -79,6 +78,6 @@ def _digests(sources: Sequence[Any]) -> list[int]:
 
 
 def same_bytes(a: Any, b: Any) -> bool:
-    """Return True if two sources of one size hold the same bytes; copies only those in pieces or with gaps."""
+    """Return True if two sources of one size are equal; copies only those in pieces or with gaps."""
     x, y = (np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in (list(chunks(s)) for s in (a, b)))
     return all(np.array_equal(x[i : i + COMPARED], y[i : i + COMPARED]) for i in range(0, len(x), COMPARED))

@@ -1,7 +1,6 @@
-"""The module tree and names: nested Python values to flat entries.
+"""Flattening: a nested record to entries. A full name is the module's name, a dot and the key.
 
-Names are decided here and nowhere else: a full name is its module's name, a dot and the key. The values' bytes are left
-to `sharing`, writing to `writers`.
+The values' bytes are left to `sharing`, writing to `writers`.
 """
 
 from __future__ import annotations
@@ -27,19 +26,18 @@ from zcrecord.codec.entries import (
 )
 from zcrecord.codec.layout import MAX_DEPTH, NONE
 from zcrecord.dtypes import from_numpy
-from zcrecord.errors import LimitError, NameCollisionError, RecordError, UnsupportedError
+from zcrecord.errors import LimitError, NameCollisionError, RecordError, UnsupportedError, located
 from zcrecord.tensors import interop
 from zcrecord.tensors.lazy import LazyTensor
 from zcrecord.tensors.packed import PackedTensor, StringTensor
 
 from .module_tree import state_path
-from .sharing import check_supported
 
 _TENSORS = np.ndarray | np.generic | PackedTensor | StringTensor | LazyTensor
 
 
 class FlatRecord(Entries):
-    """A record taken apart: the columns of its tensors, and `values`, the tensor to store for each."""
+    """The entries of a record, and for each tensor its value to store."""
 
     __slots__ = ("values",)
 
@@ -47,18 +45,10 @@ class FlatRecord(Entries):
         super().__init__(modules=[ModuleEntry("", 0, NONE, 0, kind, type_name)])
         self.values: list[Any] = []
 
-    def add(self, name: str, key_size: int, parent: int, place: int, value: Any) -> None:
-        """Append one tensor."""
-        self.names.append(name)
-        self.key_sizes.append(key_size)
-        self.parents.append(parent)
-        self.places.append(place)
-        self.values.append(value)
-
     def check_names(self) -> None:
-        """Raise unless tensors, modules, and attributes, have distinct full names that the format can hold."""
-        inner = [self.modules[a.parent].name for a in self.attributes]
-        attributes = [f"{m}.{a.key}" if m else a.key for m, a in zip(inner, self.attributes, strict=True)]
+        """Raise unless tensors, modules and attributes have distinct full names that the format can hold."""
+        modules = [self.modules[a.parent].name for a in self.attributes]
+        attributes = [f"{m}.{a.key}" if m else a.key for m, a in zip(modules, self.attributes, strict=True)]
         for names in (self.names, [m.name for m in self.modules], attributes):
             joined = "".join(names)
             if "\0" in joined:
@@ -71,21 +61,14 @@ class FlatRecord(Entries):
                 twice = next(n for n in names if n in seen or seen.add(n))  # type: ignore[func-returns-value]
                 raise NameCollisionError("two keys with dots lead to this name; rename one", tensor=twice)
 
-    def sort(self, order: list[int]) -> None:
-        """Reorder the tensors; their places in the module tree do not change."""
-        if order == list(range(len(order))):
-            return
-        for column in ("names", "key_sizes", "parents", "places", "values"):
-            setattr(self, column, list(map(getattr(self, column).__getitem__, order)))
-
 
 def flatten(record: Any) -> FlatRecord:
-    """Return a nested record taken apart, in its own order; copies no tensor.
+    """Return the entries of a nested record, in its own order; copies no tensor.
 
-    Mappings, lists, tuples, dataclasses, attrs classes and classes that jax knows as pytrees become modules; None,
-    bool, int, float, str, bytes and lists of one of these become attributes; wide integers, complex numbers, dtypes and
-    devices of torch the modules of `codec.conventions`. An Enum's member stands for its value, an object with
-    `state_dict()`, such as a torch module, for the result, its names split at dots.
+    Mappings, lists, tuples, dataclasses, attrs classes and jax's pytrees become modules; None, bool, int, float, str,
+    bytes and lists of one of these become attributes; wide integers, complex numbers, dtypes and devices of torch the
+    modules of `codec.conventions`. An Enum's member is saved as its value, an object with `state_dict()`, such as a
+    torch module, as the result, with names split at dots.
 
     Raises:
         UnsupportedError: a key that is neither str nor int, a value the format cannot hold. LimitError: nested over 100
@@ -94,42 +77,39 @@ def flatten(record: Any) -> FlatRecord:
     state = _state_of(record)
     kind, type_name, items = children_of(record if state is None else _nested(state), "")
     if kind is None:
-        raise UnsupportedError(f"a record is a mapping, list, tuple or dataclass, not {_article(record)}")
+        value = f"the class {record.__name__}" if isinstance(record, type) else f"a {type(record).__name__}"
+        raise UnsupportedError(f"a record is a mapping, list, tuple or dataclass, not {value}")
     flat = FlatRecord(kind, type_name)
     _walk(flat, "", 0, items, 1)
     flat.check_names()
-    if state is not None:  # modules brought their tensors together; the owner's order may mix them
+    if state is not None:  # tensors are grouped by module now; the owner's order may mix them
         rank = {name: i for i, name in enumerate(state)}
-        flat.sort(sorted(range(len(flat.names)), key=lambda i: _rank(flat.names[i], rank)))
+        order = sorted(range(len(flat.names)), key=lambda i: _rank(flat.names[i], rank))
+        for column in ("names", "key_sizes", "parents", "places", "values"):
+            setattr(flat, column, list(map(getattr(flat, column).__getitem__, order)))
     return flat
 
 
 def _state_of(value: Any) -> Mapping[str, Any] | None:
-    """Return the `state_dict()` of an object that has one, else None."""
     if isinstance(value, type) or not callable(getattr(value, "state_dict", None)):
         return None
     state = value.state_dict()
     if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
-        raise UnsupportedError(f"state_dict() of {type(value).__name__} is no mapping from names to tensors")
+        raise UnsupportedError(f"state_dict() of {type(value).__name__} is not a mapping from names to tensors")
     return state
 
 
 def _rank(name: str, rank: Mapping[str, int]) -> int:
-    """Return the rank of a name, or of the name that it continues."""
+    """Return the rank of a name, or of its longest prefix that has one."""
     while name and name not in rank:
         name = name.rpartition(".")[0]
     return rank.get(name, len(rank))
 
 
-def _article(value: Any) -> str:
-    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
-
-
 def children_of(value: Any, name: str) -> tuple[int | None, str, Iterable[tuple[str, Any]]]:
-    """Return kind, class name and (key, child) pairs of a value that is a module, or (None, ...).
+    """Return kind, class name and (key, child) pairs of a module's value; the kind of any other value is None.
 
-    Raises:
-        UnsupportedError: it is a mapping with a key that is neither text nor an integer, or a far too wide integer.
+    UnsupportedError: a mapping has a key that is neither text nor an integer of 64 bits.
     """
     if isinstance(value, Mapping):
         if set(map(type, value)) <= {str} or all(isinstance(key, str) for key in value):
@@ -153,12 +133,11 @@ def children_of(value: Any, name: str) -> tuple[int | None, str, Iterable[tuple[
     state = _state_of(value)
     if state is not None:
         return ModuleKind.MAPPING, "", _nested(state).items()
-    stood_for = conventions.object_of(value, name)
-    return (None, "", ()) if stood_for is None else (ModuleKind.OBJECT, stood_for[0], [("value", stood_for[1])])
+    spelled = conventions.object_of(value, name)
+    return (None, "", ()) if spelled is None else (ModuleKind.OBJECT, spelled[0], [("value", spelled[1])])
 
 
 def _fields(value: Any) -> dict[str, Any] | None:
-    """Return the fields of a dataclass's or attrs class's instance."""
     if dataclasses.is_dataclass(value):
         return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     attributes = getattr(type(value), "__attrs_attrs__", None)
@@ -166,9 +145,9 @@ def _fields(value: Any) -> dict[str, Any] | None:
 
 
 def _pytree_items(children: list[tuple[str, Any]], fields: dict[str, Any] | None) -> Iterable[tuple[str, Any]]:
-    """Return the items that are saved of a pytree: its children, and of other fields those of plain values.
+    """Return a pytree's items to save: its children, and other fields of plain values.
 
-    The others are structure to jax, functions and shapes, which the class brings when it is made again.
+    Further fields, such as functions, are structure to jax; the class brings them when it is made again.
     """
     data = dict(children)
     if fields is None or not data.keys() <= fields.keys():
@@ -196,7 +175,7 @@ def _walk(flat: FlatRecord, name: str, module: int, items: Iterable[tuple[str, A
         kind, type_name, inner = children_of(value, full)
         size = len(key.encode(errors="surrogatepass"))
         if kind is None:
-            flat.add(full, size, module, place, as_tensor(value, full))
+            _add_tensors(flat, [full], [size], module, [place], [as_tensor(value, full)])
             continue
         if depth >= MAX_DEPTH:
             raise LimitError(f"nested more than {MAX_DEPTH} deep; does the record contain itself?", tensor=full)
@@ -205,7 +184,7 @@ def _walk(flat: FlatRecord, name: str, module: int, items: Iterable[tuple[str, A
 
 
 def _add_arrays(flat: FlatRecord, prefix: str, module: int, children: Mapping[str, Any]) -> bool:
-    """Add a module's children without a loop over them if all are plain arrays; return True if so."""
+    """Add a module's children without a loop over them if all are plain arrays; return True if it did."""
     keys, values = list(children), list(children.values())
     if set(map(type, values)) != {np.ndarray} or set(map(type, keys)) != {str} or not all(keys):
         return False
@@ -213,20 +192,27 @@ def _add_arrays(flat: FlatRecord, prefix: str, module: int, children: Mapping[st
         for dtype in {v.dtype for v in values}:
             from_numpy(dtype)
     except UnsupportedError:
-        return False  # to be said with its path
-    flat.names += [prefix + k for k in keys] if prefix else keys
-    flat.key_sizes += map(len, keys if "".join(keys).isascii() else [k.encode(errors="surrogatepass") for k in keys])
-    flat.parents += [module] * len(keys)
-    flat.places += range(len(keys))
-    flat.values += values
+        return False  # the caller finds which
+    sizes = map(len, keys if "".join(keys).isascii() else [k.encode(errors="surrogatepass") for k in keys])
+    _add_tensors(flat, [prefix + k for k in keys] if prefix else keys, sizes, module, range(len(keys)), values)
     return True
 
 
+def _add_tensors(
+    flat: FlatRecord, names: list[str], key_sizes: Iterable[int], module: int, places: Iterable[int], values: list[Any]
+) -> None:
+    flat.names += names
+    flat.key_sizes += key_sizes
+    flat.parents += [module] * len(names)
+    flat.places += places
+    flat.values += values
+
+
 def refuse_key(key: Any, module: str) -> None:
-    """Raise UnsupportedError for a key of that module that is empty, or no text."""
-    where = f"in '{module}'" if module else "in the record"
-    what = "an empty key" if key == "" else f"key {key!r} is a {type(key).__name__}"
-    raise UnsupportedError(f"{where}: {what}; keys are non-empty strings or integers")
+    """Raise UnsupportedError for a key of that module that is empty, or not text."""
+    place = f"in '{module}'" if module else "in the record"
+    fault = "an empty key" if key == "" else f"key {key!r} is a {type(key).__name__}"
+    raise UnsupportedError(f"{place}: {fault}; keys are non-empty strings or integers")
 
 
 def as_tensor(value: Any, path: str) -> Any:
@@ -237,36 +223,34 @@ def as_tensor(value: Any, path: str) -> Any:
     if isinstance(value, PackedTensor | StringTensor | LazyTensor):
         return value
     if isinstance(value, bytearray | memoryview | mmap.mmap):
-        raise UnsupportedError(
-            "a mutable buffer; pass bytes for an attribute, np.frombuffer(...) for a tensor", tensor=path
-        )
-    array: Any
-    if isinstance(value, np.ndarray | np.generic):
-        array = np.asarray(value)
-        if array.dtype.kind in "UT" and not isinstance(value, np.ma.MaskedArray):
-            if not all(map(encodable, array.reshape(-1).tolist())):
-                raise UnsupportedError("a text with lone surrogates, which are not UTF-8", tensor=path)
-            return StringTensor.from_strings(array.reshape(-1).tolist(), array.shape)
-    else:
-        try:
-            array = interop.viewed(value)
-            if isinstance(array, interop.DeviceTensor):
-                return LazyTensor(array.kind, array.shape, lambda: _fetched(array, path), key=array.key)
-        except RecordError as error:
-            raise error.located(tensor=path) from error.__cause__
-    check_supported(value if isinstance(value, np.ma.MaskedArray) else array, path)
+        fault = "a mutable buffer; pass bytes for an attribute, np.frombuffer(...) for a tensor"
+        raise UnsupportedError(fault, tensor=path)
+    if isinstance(value, np.ma.MaskedArray):
+        raise UnsupportedError("a masked array; save .filled() and the mask as two tensors", tensor=path)
+    try:
+        native = isinstance(value, np.ndarray | np.generic)
+        array: Any = np.asarray(value) if native else interop.viewed(value)
+        if isinstance(array, interop.DeviceTensor):
+            return LazyTensor(array.kind, array.shape, lambda: _fetched(array, path), key=array.key)
+        if native and array.dtype.kind in "UT":
+            texts = array.reshape(-1).tolist()
+            if not all(map(encodable, texts)):
+                raise UnsupportedError("a text with lone surrogates, which are not UTF-8")
+            return StringTensor.from_strings(texts, array.shape)
+        if isinstance(array, np.ndarray):
+            from_numpy(array.dtype)  # raises if the format has no such type
+    except RecordError as error:
+        raise error.located(tensor=path) from error.__cause__
     return array
 
 
 def _fetched(tensor: interop.DeviceTensor, path: str) -> Any:
-    try:
+    with located(tensor=path):
         return tensor.fetch()
-    except RecordError as error:
-        raise error.located(tensor=path) from error.__cause__
 
 
 def _nested(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a `state_dict()` as nested dicts; a name stays whole if a prefix of it is a tensor's name."""
+    """Return a `state_dict()` as nested dicts; a name stays whole if a tensor's name is a prefix of it."""
     out: dict[str, Any] = {}
     for name, value in state.items():
         path = state_path(name, state)
@@ -278,18 +262,14 @@ def _nested(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def metadata_entries(metadata: Any) -> list[AttributeEntry]:
-    """Return a file's metadata as entries.
-
-    Raises:
-        UnsupportedError: a name or a value that the format cannot hold.
-    """
+    """Return a file's metadata as entries; UnsupportedError for a name or value that the format cannot hold."""
     if not isinstance(metadata, Mapping):
         raise UnsupportedError(f"metadata is a mapping from names to plain values, not a {type(metadata).__name__}")
-    metadata = {k: tuple(v) if isinstance(v, tuple) else v for k, v in metadata.items()}  # named ones are plain here
+    metadata = {k: tuple(v) if isinstance(v, tuple) else v for k, v in metadata.items()}  # a namedtuple is plain here
     for key, value in metadata.items():
-        what = f"metadata {key!r}"
-        if not isinstance(key, str) or not key or "\0" in key or not is_attribute(key, what):
-            raise UnsupportedError(f"{what}: names are non-empty strings without NUL")
-        if not is_attribute(value, what):
-            raise UnsupportedError(f"{what}: values are None, bool, int, float, str, bytes, or lists of one of these")
+        place = f"metadata {key!r}"
+        if not isinstance(key, str) or not key or "\0" in key or not is_attribute(key, place):
+            raise UnsupportedError(f"{place}: names are non-empty strings without NUL")
+        if not is_attribute(value, place):
+            raise UnsupportedError(f"{place}: values are None, bool, int, float, str, bytes, or lists of one of these")
     return [AttributeEntry(key, NONE, 0, value) for key, value in metadata.items()]

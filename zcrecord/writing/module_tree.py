@@ -1,7 +1,6 @@
-"""The module tree of a record that becomes known one tensor at a time: paths of keys to entries.
+"""The module tree of a record that comes one tensor at a time: paths of keys to entries.
 
-For writing forward (`RecordWriter`, converters) and for parts of a loaded record. Nested values that are all there are
-`flatten`'s.
+For writing forward (`RecordWriter`, converters) and for parts of a loaded record; `flatten` takes nested values.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from zcrecord.codec.entries import (
 from zcrecord.codec.layout import MAX_DEPTH, NONE
 from zcrecord.errors import LimitError, NameCollisionError, UnsupportedError
 
-# Room for full names of modules: so many characters, and so many times those of tensors' names. Each is stored in
-# full: a file of deeply nested long names would else become one of 50 times its size, and take 300 times its memory.
+# Characters of all modules' full names: so many, and so many times those of tensors' names. Each is stored in full, so
+# without a bound a file of deeply nested long names would become an archive of 50 times its size.
 _ROOM, _TIMES = 16 << 20, 16
 _MAPPING = int(ModuleKind.MAPPING), ""
 _ORDERED = (ModuleKind.LIST, ""), (ModuleKind.TUPLE, "")
 
 
 class ModuleTreeBuilder:
-    """Builds a module tree from tensors and attributes that come one by one; children keep the order of their coming.
+    """Builder of a module tree from tensors and attributes; children keep the order in which they are added.
 
     Example:
         >>> from zcrecord.codec.entries import TensorLayout
@@ -44,17 +43,17 @@ class ModuleTreeBuilder:
     """
 
     def __init__(self) -> None:
-        # Columns and not objects: a model may have as many modules as tensors. A module's number is when it came.
-        self._paths: dict[tuple[str, ...], int] = {(): 0}  # every module by its keys
-        self._modules: dict[str, int] = {"": 0}  # and by its full name
-        self._sizes: list[int] = [0]  # characters of its full name and of the dot behind it
-        self._above: list[int] = [NONE]  # the module around it, and its place there
-        self._module_places: list[int] = [0]
+        # Columns, not objects: a model may have as many modules as tensors. Modules are numbered as they are added.
+        self._paths: dict[tuple[str, ...], int] = {(): 0}  # modules by their keys
+        self._modules: dict[str, int] = {"": 0}  # modules by their full names
+        self._sizes: list[int] = [0]  # characters of a module's full name and of the dot behind it
+        self._above: list[int] = [NONE]  # the module around it
+        self._module_places: list[int] = [0]  # its place there
         self._counts: list[int] = [0]  # of its children
-        self._kinds: dict[int, tuple[int, str]] = {}  # and class names, of those that are no plain mappings
-        self._keys: dict[int, Sequence[str]] = {}  # of lists and tuples, if they may be others than 0, 1, 2 and so on
-        self._attributes: dict[str, AttributeEntry] = {}  # by full name; their parents are numbers like those above
-        self._names: dict[str, int] = {}  # of tensors, and their numbers, in which order the columns below are
+        self._kinds: dict[int, tuple[int, str]] = {}  # and class names, of modules that are not plain mappings
+        self._keys: dict[int, Sequence[str]] = {}  # of lists and tuples of other writers, if not 0, 1, 2 and so on
+        self._attributes: dict[str, AttributeEntry] = {}  # by full name
+        self._names: dict[str, int] = {}  # tensors by full name; the columns below are in their order
         self._parents: list[int] = []
         self._places: list[int] = []
         self._layout_ids: list[int] = []
@@ -76,12 +75,7 @@ class ModuleTreeBuilder:
         self.put(tuple(path[:-1]), ".".join(path), layout, payload)
 
     def put(self, above: tuple[str, ...], name: str, layout: TensorLayout, payload: int) -> None:
-        """Add a tensor by the path of its module and its full name, which must be right and free.
-
-        Raises:
-            NameCollisionError: not so among the module's children. LimitError: names of modules take far more than
-                those of tensors.
-        """
+        """Add a tensor by the path of its module and its full name, of valid keys; errors are those of `tensor`."""
         self._room += _TIMES * len(name)
         parent = self._paths.get(above)
         if parent is None:
@@ -97,7 +91,7 @@ class ModuleTreeBuilder:
         self.payloads.append(payload)
 
     def _child(self, parent: int, name: str) -> str:
-        """Return "a tensor", "a module" or "an attribute" if a module has such a child of this full name, else ""."""
+        """Return the kind of a module's child of this full name: "a tensor", "a module", "an attribute", or ""."""
         if name in self._names and self._parents[self._names[name]] == parent:
             return "a tensor"
         if name in self._modules and self._above[self._modules[name]] == parent:
@@ -105,26 +99,20 @@ class ModuleTreeBuilder:
         return "an attribute" if name in self._attributes and self._attributes[name].parent == parent else ""
 
     def check_name(self, path: Sequence[str]) -> None:
-        """Raise the error that `tensor` would, before a byte is written for it."""
+        """Raise the error that `tensor` would, before its bytes are written."""
         name = ".".join(path)
         _check_keys(path, name)
         if name in self._names:
             raise NameCollisionError("two tensors would have this name", tensor=name)
         parent = self._parent(path, make=False)
-        if parent is not None and (what := self._child(parent, name)):
-            raise NameCollisionError(f"{what} has this name already", tensor=name)
+        if parent is not None and (other := self._child(parent, name)):
+            raise NameCollisionError(f"{other} has this name already", tensor=name)
 
     def attribute(self, path: Sequence[str], value: Any) -> None:
-        """Add an attribute.
-
-        Raises:
-            UnsupportedError: an attribute cannot have this value. NameCollisionError: the name is taken.
-        """
+        """Add an attribute; NameCollisionError if its name is taken."""
         name = ".".join(path)
         _check_keys(path, name)
-        if not is_attribute(value, name):
-            what = "an attribute is None, bool, an int of 64 bits, float, str, bytes, or a list of one of these"
-            raise UnsupportedError(f"a {type(value).__name__}; {what}", tensor=name)
+        check_attribute(value, name)
         if name in self._attributes:
             raise NameCollisionError("two attributes would have this name", tensor=name)
         parent = self._parent(path)
@@ -140,9 +128,9 @@ class ModuleTreeBuilder:
         type_name: str = "",
         keys: Sequence[str] | None = None,
     ) -> None:
-        """Add a module, or set the kind of one; the empty path is the record itself.
+        """Add a module, or set its kind; the empty path is the record itself.
 
-        `keys` are those of a list's or a tuple's children, if other writers may have given it others than 0, 1, 2.
+        `keys` are those of a list's or tuple's children, where another writer may not have numbered them.
         """
         if path:
             _check_keys(path, ".".join(path))
@@ -152,39 +140,38 @@ class ModuleTreeBuilder:
             self._keys[number] = keys
 
     def _parent(self, path: Sequence[str], *, make: bool = True) -> Any:
-        """Return the module a path leads to but for its last key, made unless only looked for: None if not there."""
+        """Return the module above a path's last key; without `make`, None if it is not there."""
         above = tuple(path[:-1])
         known = self._paths.get(above)
         return self._make(above, ".".join(path), make) if known is None else known
 
     def _make(self, above: tuple[str, ...], name: str, make: bool = True) -> Any:
-        """Make the module with this path, and those around it, for something that is called `name`."""
-        first = len(above)  # of the modules that are missing, counted from 1
+        """Add the module with this path, and missing ones around it, for a child of the full name `name`."""
+        first = len(above)  # the number of keys of the first missing module
         while (here := self._paths.get(above[: first - 1])) is None:
             first -= 1
         module = name[: self._sizes[here] + len(above[first - 1])]
-        taken = module in self._modules or module in self._names or module in self._attributes
-        if first == len(above) and not taken and len(module) < self._room:  # as nearly always
-            return self._add(here, above, module) if make else None
+        used = module in self._modules or module in self._names or module in self._attributes
+        if first == len(above) and not used and len(module) < self._room:  # the usual case
+            return self._add_module(here, above, module) if make else None
         sizes = itertools.accumulate((len(key) + 1 for key in above[first - 1 :]), initial=self._sizes[here])
         ends = list(sizes)[1:]
         if self._child(here, module):
             raise NameCollisionError("a tensor or an attribute has the name of this module", tensor=module)
         if sum(ends) > self._room + _TIMES * (len(name) + 1):
-            what = f"names of modules would take more than {_ROOM >> 20} MiB and {_TIMES} times those of tensors"
-            raise LimitError(f"{what}; nest them less deeply", tensor=name)
+            fault = f"names of modules would take more than {_ROOM >> 20} MiB and {_TIMES} times those of tensors"
+            raise LimitError(f"{fault}; nest them less deeply", tensor=name)
         for end in ends:
             if name[: end - 1] in self._modules:
-                what = "two keys with dots lead to this name of a module; rename one"
-                raise NameCollisionError(what, tensor=name[: end - 1])
+                fault = "two keys with dots lead to this name of a module; rename one"
+                raise NameCollisionError(fault, tensor=name[: end - 1])
         if not make:
             return None
         for count, end in enumerate(ends, first):
-            here = self._add(here, above[:count], name[: end - 1])
+            here = self._add_module(here, above[:count], name[: end - 1])
         return here
 
-    def _add(self, here: int, path: tuple[str, ...], name: str) -> int:
-        """Add one module to another, by its path and its full name."""
+    def _add_module(self, here: int, path: tuple[str, ...], name: str) -> int:
         number = self._modules[name] = self._paths[path] = len(self._sizes)
         self._above.append(here)
         self._module_places.append(self._counts[here])
@@ -195,32 +182,31 @@ class ModuleTreeBuilder:
         return number
 
     def entries(self, order: Sequence[int] | None = None) -> Entries:
-        """Return the entries so far, tensors in the order of their coming, or that of the numbers in `order`.
+        """Return the entries so far, tensors as they were added, or in the order of the numbers in `order`.
 
-        A list or tuple whose keys are not 0, 1, 2 and so on is written as a mapping.
+        A list or tuple whose keys are not 0, 1, 2 and so on becomes a mapping.
         """
-        numbers, sizes, kinds = self._preorder(), self._sizes, self._final_kinds()
+        numbers, sizes, kinds = self._preorder_numbers(), self._sizes, self._final_kinds()
         above = [NONE, *map(numbers.__getitem__, self._above[1:])]
-        inner_sizes = map(_size, self._modules, [0, *map(sizes.__getitem__, self._above[1:])])
-        columns_of_kinds = zip(*[kinds.get(i, _MAPPING) for i in range(len(sizes))], strict=True)
-        rows = zip(self._modules, inner_sizes, above, self._module_places, *columns_of_kinds, strict=True)
+        module_key_sizes = map(_key_size, self._modules, [0, *map(sizes.__getitem__, self._above[1:])])
+        kind_columns = zip(*[kinds.get(i, _MAPPING) for i in range(len(sizes))], strict=True)
+        rows = zip(self._modules, module_key_sizes, above, self._module_places, *kind_columns, strict=True)
         modules = [ModuleEntry("", 0, NONE, 0, *_MAPPING)] * len(sizes)
         for number, entry in zip(numbers, map(ModuleEntry._make, rows), strict=True):
             modules[number] = entry
-        attributes = sorted(self._attributes.values(), key=lambda a: [*self._way(a.parent), a.place])
+        attributes = sorted(self._attributes.values(), key=lambda a: [*self._places_to(a.parent), a.place])
         attributes = [a._replace(parent=numbers[a.parent]) for a in attributes]
         names, parents = list(self._names), list(map(numbers.__getitem__, self._parents))
-        key_sizes = list(map(_size, names, map(sizes.__getitem__, self._parents)))
+        key_sizes = list(map(_key_size, names, map(sizes.__getitem__, self._parents)))
         columns: list[list[Any]] = [names, key_sizes, parents, self._places, self.payloads, self._layout_ids]
         if order is not None:
-            picked = np.argsort(np.asarray(order, np.int64)).tolist()
-            columns = [list(map(column.__getitem__, picked)) for column in columns]
+            rows_in_order = np.argsort(np.asarray(order, np.int64)).tolist()
+            columns = [list(map(column.__getitem__, rows_in_order)) for column in columns]
         names, key_sizes, parents, places, payloads, layout_ids = map(list, columns)
         layouts = list(self._layouts)
         return Entries(names, key_sizes, parents, places, payloads, layout_ids, layouts, modules, attributes)
 
-    def _preorder(self) -> list[int]:
-        """Return the number of each module in pre-order, children by their places."""
+    def _preorder_numbers(self) -> list[int]:
         count = len(self._above)
         totals, numbers, following = [1] * count, [0] * count, [1] * count
         for i in range(count - 1, 0, -1):
@@ -232,16 +218,16 @@ class ModuleTreeBuilder:
             following[above] += totals[i]
         return numbers
 
-    def _way(self, module: int) -> list[int]:
-        """Return the places that lead to a module: in their order a walk through all comes by."""
-        way = []
+    def _places_to(self, module: int) -> list[int]:
+        """Return the places that lead to a module, by which modules sort in pre-order."""
+        places = []
         while module:
-            way.append(self._module_places[module])
+            places.append(self._module_places[module])
             module = self._above[module]
-        return way[::-1]
+        return places[::-1]
 
     def _final_kinds(self) -> dict[int, tuple[int, str]]:
-        """Return kinds and class names of all but plain mappings; a list is one if it has its keys, in order."""
+        """Return kinds and class names of all but plain mappings; a list without its keys in order is a mapping."""
         kinds = dict(self._kinds)
         if any(kind in _ORDERED for kind in kinds.values()):
             modules = zip(self._modules, self._above, self._module_places, strict=True)
@@ -255,9 +241,15 @@ class ModuleTreeBuilder:
         return kinds
 
 
-def _size(name: str, start: int) -> int:
-    """Return the bytes of a key: of a name from its `start` on."""
+def _key_size(name: str, start: int) -> int:
     return len(name) - start if name.isascii() else len(name[start:].encode(errors="surrogatepass"))
+
+
+def check_attribute(value: Any, name: str) -> None:
+    """Raise UnsupportedError unless an attribute can have this value."""
+    if not is_attribute(value, name):
+        rule = "an attribute is None, bool, an int of 64 bits, float, str, bytes, or a list of one of these"
+        raise UnsupportedError(f"a {type(value).__name__}; {rule}", tensor=name)
 
 
 def _check_keys(path: Sequence[str], name: str) -> None:
@@ -272,23 +264,19 @@ def _check_keys(path: Sequence[str], name: str) -> None:
 
 
 def split_dotted(name: str) -> tuple[str, ...]:
-    """Return the keys a dotted name stands for; the name whole if a part would be empty or the depth too great."""
+    """Return the keys of a dotted name; the whole name if a key would be empty, or the depth too great."""
     parts = tuple(name.split("."))
     return parts if all(parts) and len(parts) <= MAX_DEPTH else (name,)
 
 
 def state_path(name: str, state: Container[str]) -> tuple[str, ...]:
-    """Return the keys that a name of a `state_dict()` stands for; the name whole if `state` has a prefix of it."""
+    """Return the keys of a name in a `state_dict()`; the whole name if `state` has a prefix of it."""
     path = split_dotted(name)
     return (name,) if any(".".join(path[:i]) in state for i in range(1, len(path))) else path
 
 
 def path_of_name(name: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the path that a caller means: a name split at its dots, or the keys as they are given.
-
-    Raises:
-        UnsupportedError: it is neither.
-    """
+    """Return the keys of a name, which is split at its dots, or given as keys; UnsupportedError if it is neither."""
     if isinstance(name, str):
         return split_dotted(name)
     if not isinstance(name, list | tuple) or not all(isinstance(key, str) for key in name):

@@ -1,8 +1,8 @@
 """Plan of payloads: tensors that lie in the same memory share one.
 
-A payload holds only bytes that a saved tensor reaches. Tensors share one where their bytes overlap: the dense ones
-(C order, or a permutation of it) that overlap make a run, and a view with gaps that lies inside a run joins it.
-Anything else with gaps is packed into C order. Knows addresses; nothing of names, files or offsets in them.
+A payload holds only bytes that a saved tensor reaches. Dense tensors (C order, or a permutation of it) whose bytes
+overlap make a run, which is one payload; a view with gaps that lies inside a run joins it. Other tensors with gaps are
+packed into C order. Knows addresses; nothing of names, files or offsets.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import numpy as np
 from zcrecord import dtypes
 from zcrecord.codec.entries import TensorLayout
 from zcrecord.dtypes import DType
-from zcrecord.errors import UnsupportedError
 from zcrecord.tensors.lazy import LazyTensor
 from zcrecord.tensors.packed import PackedTensor, StringTensor
 from zcrecord.tensors.strides import address, addresses, as_bytes, extent, is_dense, memory_order
@@ -28,11 +27,11 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _BOOL = dtypes.by_name["bool"]
-_CACHED = 1 << 26  # bytes of packed copies held in all; those beyond are made twice (digest, write)
+_CACHED = 1 << 26  # bytes of packed copies that are held; further ones are made twice, for digest and write
 
 
 class PayloadPlan:
-    """The payloads of a record: `layout_ids[i]` and `source_ids[i]` are tensor i's layout and source (-1: no bytes)."""
+    """The payloads of a record: `layout_ids[i]` and `source_ids[i]` are tensor i's layout and source (-1: empty)."""
 
     def __init__(self, count: int) -> None:
         self.layout_ids = [0] * count
@@ -43,14 +42,14 @@ class PayloadPlan:
         self.copied_bytes = 0  # bytes of packed copies among the sources
 
     def layout(self, layout: TensorLayout) -> int:
-        """Return the number of a layout, each distinct one kept once."""
+        """Return the number of a layout; equal ones have the same."""
         number = self._numbers.setdefault(layout, len(self.layouts))
         if number == len(self.layouts):
             self.layouts.append(layout)
         return number
 
     def put(self, users: list[int], layout: TensorLayout, source: int) -> None:
-        """Place tensors that are one and the same."""
+        """Set layout and source of identical tensors."""
         number = self.layout(layout)
         for i in users:
             self.layout_ids[i], self.source_ids[i] = number, source
@@ -68,7 +67,7 @@ class PayloadPlan:
 
 
 class SplitSource(NamedTuple):
-    """The bytes of one payload-to-be that do not lie in one piece: arrays to be read one after the other."""
+    """The bytes of one payload as arrays, to be written one after the other."""
 
     parts: list[Array]
     nbytes: int
@@ -76,7 +75,7 @@ class SplitSource(NamedTuple):
 
 @dataclass(slots=True)
 class _Run:
-    """Memory [lo, hi) that dense members cover without a hole, and the source it becomes."""
+    """Memory [lo, hi) that dense members cover without a gap, and the number of its source."""
 
     lo: int
     hi: int
@@ -85,31 +84,27 @@ class _Run:
 
 
 class _Member(NamedTuple):
-    """One distinct array with bytes: its addresses, and its way of being stored."""
+    """One distinct array with bytes: its addresses, and how it may be stored."""
 
     array: Array
     kind: DType
     lo: int
     hi: int
     dense: bool
-    plain: bool  # must fill its payload alone: packed elements, strings, bytes to be swapped
+    alone: bool  # must have a payload of its own: packed elements, strings, bytes to be swapped
     users: list[int]
     shape: tuple[int, ...]
 
 
 def chunks(source: SplitSource | Array) -> Iterator[Array]:
     """Yield a source's bytes as contiguous uint8 arrays; packs parts with gaps, one at a time."""
-    parts = source.parts if isinstance(source, SplitSource) else [source]
-    return map(as_bytes, parts)
+    return map(as_bytes, source.parts if isinstance(source, SplitSource) else [source])
 
 
 def plan_sharing(tensors: list[Any]) -> PayloadPlan:
-    """Plan the payloads of tensors; sources are in the order in which the tensors first need them.
+    """Plan the payloads of arrays, Packed-, String- and LazyTensors; sources are in the order of their first users.
 
-    Accepts ndarray, PackedTensor, StringTensor. Copies only tensors that must be packed or byte-swapped.
-
-    Raises:
-        UnsupportedError: an element type the format does not have.
+    Copies only tensors that must be packed or byte-swapped. UnsupportedError: the format lacks an element type.
     """
     out = PayloadPlan(len(tensors))
     simple, raw = _simple(tensors, out)
@@ -131,8 +126,8 @@ def plan_sharing(tensors: list[Any]) -> PayloadPlan:
         else:
             out.source_ids[i] = len(out.sources)
             out.sources.append(array)
-    for group in _overlapping(list(members.values())):
-        for part in _apart(group):
+    for group in _overlapping_groups(list(members.values())):
+        for part in _without_bools(group):
             _place_group(part, out)
     if members or len(simple) < len(tensors):
         out.renumber()
@@ -140,7 +135,7 @@ def plan_sharing(tensors: list[Any]) -> PayloadPlan:
 
 
 def _place_lazy(i: int, tensor: LazyTensor, out: PayloadPlan, known: dict[Any, int]) -> None:
-    """Place a tensor that is yet to be produced; of those with one key, the first is."""
+    """Place a tensor that is yet to be produced; of those with one key, only the first is."""
     source = -1
     if tensor.nbytes:
         source = known.setdefault((tensor.key, tensor.kind.code, tensor.nbytes), len(out.sources))
@@ -150,15 +145,15 @@ def _place_lazy(i: int, tensor: LazyTensor, out: PayloadPlan, known: dict[Any, i
 
 
 def _simple(tensors: list[Any], out: PayloadPlan) -> tuple[list[int], list[SplitSource | Array]]:
-    """Return the numbers of those tensors that are in C order, and their bytes; their layouts go to `out`."""
+    """Return numbers and bytes of the tensors in C order; put their layouts into `out`."""
     arrays = set(map(type, tensors)) <= {np.ndarray}
     numbers = range(len(tensors)) if arrays else [i for i, t in enumerate(tensors) if type(t) is np.ndarray]
     known = tensors if arrays else [tensors[i] for i in numbers]
-    dtypes_, shapes = [t.dtype for t in known], [t.shape for t in known]
+    dtypes_ = [t.dtype for t in known]
     layout, last_dtype, last_shape = -1, None, None
     layouts = []
-    for dtype, shape in zip(dtypes_, shapes, strict=True):
-        if dtype is not last_dtype or shape != last_shape:  # tensors of a kind tend to follow one another
+    for dtype, shape in zip(dtypes_, [t.shape for t in known], strict=True):
+        if dtype is not last_dtype or shape != last_shape:  # like tensors often follow one another
             kind = dtypes.from_numpy(dtype)
             usable = dtype == kind.numpy and kind.bits >= 8 and kind is not _BOOL and 0 not in shape
             layout = out.layout(TensorLayout(kind.code, kind.bits, shape)) if usable else -1
@@ -173,12 +168,12 @@ def _simple(tensors: list[Any], out: PayloadPlan) -> tuple[list[int], list[Split
     else:
         for i, layout in zip(numbers, layouts, strict=True):
             out.layout_ids[i] = layout
-    foreign = [d for d in set(dtypes_) if d.isbuiltin != 1]  # they have no buffer protocol
+    foreign = any(d.isbuiltin != 1 for d in set(dtypes_))  # they have no buffer protocol
     return list(numbers), [as_bytes(t) for t in known] if foreign else known
 
 
 def _own_memory(tensors: list[Any]) -> bool:
-    """Return True if all arrays own their bytes, none of them there twice: then none overlap."""
+    """Return True if all arrays are distinct and own their bytes: then none overlap."""
     return not any([t.base is not None for t in tensors]) and len(set(map(id, tensors))) == len(tensors)  # noqa: C419
 
 
@@ -196,32 +191,32 @@ def _crowded(raw: list[Any], members: list[_Member]) -> npt.NDArray[np.bool_]:
 
 
 def _collect(i: int, tensor: Any, out: PayloadPlan, members: dict[Any, _Member]) -> None:
-    """Register tensor i with the member that is the same memory seen the same way, or place it if it has no bytes."""
+    """Register tensor i with the member of the same memory and form, or place it if it has no bytes."""
     if isinstance(tensor, StringTensor):
-        array, kind, plain = tensor.data, dtypes.STRING, True
+        array, kind, alone = tensor.data, dtypes.STRING, True
     elif isinstance(tensor, PackedTensor):
-        array, kind, plain = tensor.packed, tensor.kind, True
+        array, kind, alone = tensor.packed, tensor.kind, True
     else:
-        array, kind, plain = tensor, dtypes.from_numpy(tensor.dtype), False
+        array, kind, alone = tensor, dtypes.from_numpy(tensor.dtype), False
     if array.size == 0:
         out.put([i], TensorLayout(kind.code, kind.bits, tuple(tensor.shape)), -1)
         return
     lo, hi = extent(array)
-    key = (lo, array.shape, array.strides, array.dtype, kind.code, plain, tuple(tensor.shape))
+    key = (lo, array.shape, array.strides, array.dtype, kind.code, alone, tuple(tensor.shape))
     if (known := members.get(key)) is not None:
         known.users.append(i)
         return
     if not array.dtype.isnative:
-        plain = True  # its bytes are swapped when they are needed
+        alone = True  # its bytes are swapped when they are needed
     elif (legal := _legal(array, kind, tensor)) is not array:
-        array, plain = legal, True
+        array, alone = legal, True
         lo, hi = extent(array)
-    dense = plain or _fills_extent(array)
-    members[key] = _Member(array, kind, lo, hi, dense, plain, [i], tuple(tensor.shape))
+    dense = alone or _fills_extent(array)
+    members[key] = _Member(array, kind, lo, hi, dense, alone, [i], tuple(tensor.shape))
 
 
 def _legal(array: Array, kind: DType, tensor: Any) -> Array:
-    """Return the array if it may be stored as it is, else new ones: packed, swapped, bools and pads mended."""
+    """Return the array if the format takes its bytes, else a copy: packed, padding bits zero, bools 0 or 1."""
     if isinstance(tensor, PackedTensor):
         used = prod(tensor.shape) * kind.bits % 8
         if used and array[-1] >> used:
@@ -239,8 +234,7 @@ def _fills_extent(array: Array) -> bool:
     return flags.c_contiguous or flags.f_contiguous or is_dense(array.shape, array.strides, array.itemsize)
 
 
-def _overlapping(members: list[_Member]) -> list[list[_Member]]:
-    """Return members in groups of overlapping extents, transitively."""
+def _overlapping_groups(members: list[_Member]) -> list[list[_Member]]:
     members.sort(key=lambda m: (m.lo, -m.hi))
     groups: list[list[_Member]] = []
     end = -1
@@ -253,8 +247,8 @@ def _overlapping(members: list[_Member]) -> list[list[_Member]]:
     return groups
 
 
-def _apart(group: list[_Member]) -> list[list[_Member]]:
-    """Return a group in two parts if bools of it lie among other bytes: a payload has one or the other (R72)."""
+def _without_bools(group: list[_Member]) -> list[list[_Member]]:
+    """Return a group, its bools apart if bytes other than 0 and 1 lie among them (R72)."""
     others = [m for m in group if m.kind is not _BOOL]
     if len(others) in (0, len(group)) or all(int(part.max()) <= 1 for m in others for part in _octets(m.array)):
         return [group]
@@ -262,17 +256,18 @@ def _apart(group: list[_Member]) -> list[list[_Member]]:
 
 
 def _octets(array: Array) -> Iterator[npt.NDArray[np.uint8]]:
-    """Yield the bytes of an array in some order; copies arrays with gaps, a row at a time."""
-    return (
-        iter([memory_order(array)]) if _fills_extent(array) else map(as_bytes, array if array.ndim > 1 else array[None])
-    )
+    """Yield the bytes of an array in any order; copies arrays with gaps, a row at a time."""
+    if _fills_extent(array):
+        return iter([memory_order(array)])
+    return map(as_bytes, array if array.ndim > 1 else array[None])
 
 
 def _place_group(group: list[_Member], out: PayloadPlan) -> None:
-    """Make runs of the dense members of a group, put others that fit inside one, pack the rest."""
+    """Make runs of the dense members of a group, place views inside them, and give the others payloads of their own."""
     runs: list[_Run] = []
+    alone = [m for m in group if m.alone]
     for m in group:
-        if m.plain or not m.dense:
+        if m.alone or not m.dense:
             continue
         if not runs or m.lo >= runs[-1].hi:
             runs.append(_Run(m.lo, m.hi, [m], len(out.sources)))
@@ -281,24 +276,24 @@ def _place_group(group: list[_Member], out: PayloadPlan) -> None:
             runs[-1].hi = max(runs[-1].hi, m.hi)
             runs[-1].members.append(m)
         else:
-            _place_alone(m, out)  # no element of it starts where one of the run does
+            alone.append(m)  # none of its elements starts where one of the run does
     for run in runs:
         out.sources[run.source] = _run_source(run)
         for m in run.members:
             _place_view(m, out, run)
     for m in group:
-        if m.plain:
-            _place_alone(m, out)
-        elif not m.dense:
+        if not m.dense:
             before = bisect.bisect_right(runs, m.lo, key=lambda run: run.lo)  # runs ascend and are apart
             if before and _fits(m, runs[before - 1]):
                 _place_view(m, out, runs[before - 1])
             else:
-                _place_alone(m, out)
+                alone.append(m)
+    for m in alone:
+        _place_alone(m, out)
 
 
 def _fits(m: _Member, run: _Run) -> bool:
-    """Return True if a view with gaps can be described by strides inside a run."""
+    """Return True if strides inside a run can describe a view with gaps."""
     item = m.array.itemsize
     start = address(m.array) - run.lo
     whole = start % item == 0 and all(s % item == 0 for s in m.array.strides)
@@ -306,7 +301,6 @@ def _fits(m: _Member, run: _Run) -> bool:
 
 
 def _run_source(run: _Run) -> SplitSource | Array:
-    """Return a run's memory, pieced together from the members that cover it."""
     pieces: list[Array] = []
     done = run.lo
     for m in run.members:  # ascending by lo, and each overlaps what came before it
@@ -317,7 +311,6 @@ def _run_source(run: _Run) -> SplitSource | Array:
 
 
 def _place_alone(m: _Member, out: PayloadPlan) -> None:
-    """Give a member a payload of its own, in C order."""
     array = m.array
     out.put(m.users, TensorLayout(m.kind.code, m.kind.bits, m.shape), len(out.sources))
     copied = 0 if array.flags.c_contiguous and array.dtype.isnative else array.nbytes
@@ -344,14 +337,3 @@ def layout_of(tensor: Any) -> TensorLayout:
         return TensorLayout(dtypes.STRING.code, dtypes.STRING.bits, tuple(tensor.shape))
     kind = tensor.kind if isinstance(tensor, PackedTensor | LazyTensor) else dtypes.from_numpy(tensor.dtype)
     return TensorLayout(kind.code, kind.bits, tuple(tensor.shape))
-
-
-def check_supported(value: Any, path: str) -> None:
-    """Raise UnsupportedError if `value`, at `path`, is an array the format cannot hold."""
-    if isinstance(value, np.ma.MaskedArray):
-        raise UnsupportedError("a masked array; save .filled() and the mask as two tensors", tensor=path)
-    if isinstance(value, np.ndarray):
-        try:
-            dtypes.from_numpy(value.dtype)
-        except UnsupportedError as error:
-            raise error.located(tensor=path) from None

@@ -1,8 +1,7 @@
 """Archive writers, and the reports of saves and conversions.
 
-`write_plan` takes payloads that are all in memory and writes straight through, the index in front. A `StreamWriter`
-takes them as they come, the index behind them, and stores equal ones once. `sharing` decides which tensors share bytes
-on purpose, `flatten` and `module_tree` make the entries; the bytes go to a sink.
+`write_plan` takes payloads in memory and writes straight through, the index in front. A `StreamWriter` takes payloads
+as they come, writes the index behind them, and stores equal ones once. Entries are made by `flatten` and `module_tree`.
 """
 
 from __future__ import annotations
@@ -47,12 +46,12 @@ from .sharing import PayloadPlan, SplitSource, chunks
 
 _BATCH = 1 << 20  # bytes of small payloads joined into one write
 _ZEROS = bytes(MAX_ALIGNMENT)
-MOST_WAITING = 1 << 19  # bytes of a payload on its way into a pipe that wait until it is whole
+MOST_WAITING = 1 << 19  # the largest payload that waits, before a pipe, until it is whole
 
 
 @dataclass(frozen=True, slots=True)
 class SaveReport:
-    """Report of a save. Bytes throughout; `deduplicated` counts bytes that equal others and were stored once."""
+    """Report of a save. Sizes are in bytes; `deduplicated` counts those that equal others and were stored once."""
 
     tensors: int
     payloads: int
@@ -64,14 +63,14 @@ class SaveReport:
 
 @dataclass(frozen=True, slots=True)
 class ConvertReport:
-    """Report of a conversion. Bytes throughout; `shared` counts those that equal earlier ones and were stored once.
+    """Report of a conversion. Sizes are in bytes.
 
-    `source` and `dest` are None for streams, `peak_rss`, of the process so far, if the system does not tell.
-    `input_bytes` counts the input, decompressed, external data included; `archive_bytes` all that was written, whatever
-    its format; `payload_bytes` those of values; `repeated_bytes` those stored once more: values of ties in a format
-    without them, strided ones beside external data. `left_out` counts the tensors that were not chosen; after a
-    `dry_run` nothing was written, and the sizes are those it would have. `session_options` are those with which ONNX
-    Runtime makes no copy of weights outside the model.
+    `source` and `dest` are None for streams. `input_bytes` counts the input, decompressed, with external data;
+    `archive_bytes` all that was written, in any format; `payload_bytes` the values; `shared_bytes` those that equal
+    earlier ones and were stored once; `repeated_bytes` those stored again: ties in a format without them, strided
+    values beside external data. `peak_rss` is of the process so far, None if the system does not tell. `left_out`
+    counts tensors that were not chosen. A `dry_run` wrote nothing; its sizes are those of a real run. With
+    `session_options` ONNX Runtime makes no copy of weights outside the model.
     """
 
     source: str | None
@@ -93,10 +92,7 @@ class ConvertReport:
 
 
 def conversion_report(started: float, **facts: Any) -> ConvertReport:
-    """Return the report of a conversion that began at this reading of `time.perf_counter`, and ends now.
-
-    `facts` are fields of the report. Without them `source` and `dest` are None, `renamed` and `shared_bytes` 0.
-    """
+    """Return the report of a conversion that began at `started`, by `time.perf_counter`; `facts` are its fields."""
     usual = {"source": None, "dest": None, "renamed": 0, "shared_bytes": 0}
     return ConvertReport(**{**usual, "seconds": time.perf_counter() - started, "peak_rss": peak_rss(), **facts})
 
@@ -111,12 +107,12 @@ def peak_rss() -> int | None:
         import resource
     except ImportError:
         return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # on Linux it may be the parent's: hence the above
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # on Linux this may be the parent's peak
     return peak if sys.platform == "darwin" else peak << 10
 
 
 def report_of(entries: Entries, size: int) -> SaveReport:
-    """Return the report of an archive of so many bytes."""
+    """Return the report of an archive of `size` bytes."""
     rows = entries.payload_rows
     new = np.ones(len(rows), bool)
     new[1:] = rows["offset"][1:] != rows["offset"][:-1]
@@ -139,14 +135,12 @@ def write_plan(
 ) -> SaveReport:
     """Write a record with all values in memory, index first; bytes among its attributes become payloads.
 
-    Every size is known before the first byte is written. `progress` is called with the bytes of payloads written and
-    those to be.
+    `progress` is called with the bytes of payloads written, and all bytes.
     """
-    check_alignment(alignment)
     flat.layout_ids, flat.layouts = plan.layout_ids, plan.layouts
     blobs = _Blobs(plan.sources)
-    change_values(flat.attributes, blobs.take)
-    change_values(flat.metadata, blobs.take)
+    change_values(flat.attributes, blobs.number)
+    change_values(flat.metadata, blobs.number)
     sources = [*plan.sources, *blobs.sources]
     source_ids = np.array(plan.source_ids, np.int64)
     flat.payloads = np.where(source_ids < 0, NONE, source_ids)
@@ -164,51 +158,48 @@ def write_plan(
     header = front_header(index, alignment, base, end)
     sink.reserve(header.archive_size)
     sink.write(header.encode() + index)
-    places = offsets + np.uint64(header.payload_offset)
-    _write_sources(sink, stored, places, sizes, progress or (lambda *_: None))
+    offsets += np.uint64(header.payload_offset)
+    _write_sources(sink, stored, offsets, sizes, progress or (lambda *_: None))
     sink.write(bytes(header.archive_size - HEADER_SIZE - sink.position) + header.encode())
     return report_of(flat, header.archive_size)
 
 
 class _Blobs:
-    """Bytes among attributes, as further sources behind the tensors'; equal objects are one.
+    """Bytes among attributes, as further sources behind the tensors'; equal objects are one source.
 
-    A view of a loaded archive's payload is not copied; one of a tensor's payload is that tensor's source.
+    A view of a loaded archive's payload is not copied; bytes that are also a tensor's payload are its source.
     """
 
     def __init__(self, tensors: Sequence[Any]) -> None:
         self._tensors = tensors
-        self._first = len(tensors)
-        self._known: dict[bytes, int] = {}
-        self._at: dict[tuple[int, int], tuple[PayloadId, Any]] = {}  # kept, or others would come to lie there
+        self._by_value: dict[bytes, PayloadId] = {}
+        self._by_place: dict[tuple[int, int], tuple[PayloadId, Any]] = {}  # values are kept: addresses must stay theirs
         self.sources: list[Any] = []
 
-    def take(self, value: Any) -> Any:
+    def number(self, value: Any) -> Any:
         """Return the number of a source in place of bytes, NONE for empty ones; all else as it is."""
         if not isinstance(value, bytes | memoryview):
             return value
         if isinstance(value, bytes) or value.format != "B" or value.ndim != 1 or not len(value):
-            return self._number(bytes(value))
-        if not self._at:
+            octets = bytes(value)
+            if octets and octets not in self._by_value:
+                self._by_value[octets] = self._add(octets)
+            return self._by_value.get(octets, PayloadId(NONE))
+        if not self._by_place:
             arrays = (pair for pair in enumerate(self._tensors) if isinstance(pair[1], np.ndarray))
-            self._at = {(address(s), s.nbytes): (PayloadId(n), s) for n, s in arrays}
+            self._by_place = {(address(s), s.nbytes): (PayloadId(n), s) for n, s in arrays}
         place = address(value), value.nbytes
-        if place not in self._at:  # lists may name one payload a million times
-            self._at[place] = PayloadId(self._first + len(self.sources)), value
-            self.sources.append(np.frombuffer(value, np.uint8))
-        return self._at[place][0]
+        if place not in self._by_place:  # lists may name one payload a million times
+            self._by_place[place] = self._add(value), value
+        return self._by_place[place][0]
 
-    def _number(self, value: bytes) -> PayloadId:
-        if not value:
-            return PayloadId(NONE)
-        number = self._known.setdefault(value, self._first + len(self.sources))
-        if number == self._first + len(self.sources):
-            self.sources.append(np.frombuffer(value, np.uint8))
-        return PayloadId(number)
+    def _add(self, octets: bytes | memoryview) -> PayloadId:
+        self.sources.append(np.frombuffer(octets, np.uint8))
+        return PayloadId(len(self._tensors) + len(self.sources) - 1)
 
 
 def renumber_payloads(entries: Entries, rows: Array) -> Array:
-    """Give entries their payloads ordered by offset, equal ranges side by side; return the order of the old numbers."""
+    """Order the payloads of entries by offset, equal ranges side by side; return their old numbers in that order."""
     order = np.argsort(rows["offset"], kind="stable")
     entries.payload_rows = rows[order]
     count = len(order)
@@ -227,7 +218,7 @@ def renumber_payloads(entries: Entries, rows: Array) -> Array:
 def _write_sources(
     sink: Sink, sources: Sequence[SplitSource | Array], offsets: Array, sizes: Array, progress: Progress
 ) -> None:
-    """Write payloads at their offsets with zeros between; small ones joined, large ones straight from their arrays."""
+    """Write payloads at their offsets, with zeros between; join small ones, write large ones from their arrays."""
     ends = offsets + sizes
     gaps = offsets - np.concatenate((np.array([sink.position], np.uint64), ends[:-1]))
     single = sizes >= np.uint64(_BATCH)
@@ -236,7 +227,7 @@ def _write_sources(
     cut = single | (gaps > 0)
     cut[1:] |= single[:-1] | ((ends // np.uint64(_BATCH))[1:] != (ends // np.uint64(_BATCH))[:-1])
     cuts = [*np.flatnonzero(cut).tolist(), len(sources)]
-    parts: list[Any] = [] if cut[:1].all() else list(sources[: cuts[0]])  # from cut to cut nothing but bytes to join
+    parts: list[Any] = [] if cut[:1].all() else list(sources[: cuts[0]])  # between cuts there are no gaps
     waiting, done, total = 0, 0, int(sizes.sum())
     for lo, hi in itertools.pairwise(cuts):
         if gaps[lo]:
@@ -257,12 +248,12 @@ def _write_sources(
 
 
 class StreamWriter:
-    """A back-indexed archive, written forward as payloads come; nothing but their offsets is held.
+    """Writer of an archive with the index last; takes payloads as they come, and holds only their offsets.
 
-    Into a sink that can seek and be read back, a payload equal to an earlier one is removed again after its digest and
-    its bytes were compared, and the header is sealed at the end. Into a pipe, payloads up to MOST_WAITING bytes wait
-    until they are whole, and those with the SHA-256 of an earlier one are not written. Larger ones all stay.
-    The header is unsealed, which readers of whole files do not mind.
+    In a sink that can be read back, a payload whose digest and bytes equal an earlier one's is removed again; the
+    header is sealed at the end. Before a pipe, payloads up to MOST_WAITING bytes wait until they are whole, and are not
+    written if their SHA-256 equals an earlier one's; larger payloads are not deduplicated. The header stays unsealed,
+    which readers of whole files accept.
 
     Example:
         >>> import io
@@ -282,35 +273,32 @@ class StreamWriter:
         self._base = alignment
         self._payload_offset = align_up(HEADER_SIZE, alignment)
         self._rows = array("Q")  # offset, nbytes, digest of each payload; numbers, not objects: there may be millions
-        self._equal = EqualPayloads()  # by size and digest, or by SHA-256; their numbers are absolute offsets
+        self._equal = EqualPayloads[int]()  # absolute offsets by size and digest, or by SHA-256
         self._before = 0, 0  # end and base without the last payload
         self._start = -1
         self._end = self._payload_offset
         self._hash = RunningDigest()
-        self._incomplete: bytearray | None = None  # the payload in progress, while it may turn out to be there already
-        self._waiting: tuple[int, bytearray] | None = None  # the payload before it, and where it is to start
-        self.index: bytes | bytearray = b""  # as they were written
+        self._incomplete: bytearray | None = None  # the payload in progress, while it may equal an earlier one
+        self._waiting: tuple[int, bytearray] | None = None  # offset and bytes of a whole payload, not written yet
+        self.index: bytes | bytearray = b""
         self.trailer = b""
         sink.write(encode_unsealed(alignment) + bytes(self._payload_offset - HEADER_SIZE))
 
     def places(self) -> Any:
-        """Return the offsets from the archive's start of the payloads that were written, in their order."""
+        """Return the offset in the archive of each payload."""
         return np.frombuffer(self._rows, np.uint64)[::3] + np.uint64(self._payload_offset)
 
     def store(self, source: Any, *, alignment: int = 0) -> int:
-        """Write one payload, the values of a LazyTensor or the bytes of an array or SplitSource; return its id.
-
-        `alignment` is that of `begin`.
-        """
+        """Write one payload, the values of a LazyTensor or the bytes of an array or SplitSource; return its id."""
         self.begin(source.nbytes, alignment=alignment)
         for piece in source.pieces() if isinstance(source, LazyTensor) else chunks(source):
             self.write(piece)
         return self.end()
 
     def add_all(self, payloads: Sequence[Any]) -> None:
-        """Write payloads from bytes in memory, none of them empty; their ids follow the last one given.
+        """Write non-empty payloads that are in memory; their ids follow the last id.
 
-        One that equals an earlier one is not written, where the sink can be read back.
+        Where the sink can be read back, a payload that equals an earlier one is not written.
         """
         sink = self._sink
         if not self._kind or not sink.can_rewind or max(map(len, payloads), default=0) >= LARGE_PAYLOAD:
@@ -340,13 +328,13 @@ class StreamWriter:
 
     @property
     def payloads(self) -> int:
-        """The number of payloads: the id of the next one."""
+        """The number of payloads, which is the next id."""
         return len(self._rows) // 3
 
     def begin(self, nbytes: int, *, alignment: int = 0) -> None:
-        """Start a payload of about `nbytes` bytes; the number only decides its alignment, at least `alignment`."""
+        """Start a payload of about `nbytes` bytes, which decides its alignment; that is at least `alignment`."""
         assert self._start < 0, "end() the payload in progress first"
-        self._settle()
+        self._write_waiting()
         strongest = max(payload_alignment(nbytes, self._alignment), alignment)
         self._before = self._end, self._base
         self._base = max(self._base, strongest)
@@ -383,14 +371,14 @@ class StreamWriter:
             return NONE
         digest = self._hash.intdigest() if self._kind else 0
         if self._kind and self._sink.can_rewind:
-            earlier = self._equal.first(key_of(nbytes, digest), start, lambda e: self._same(e, start, nbytes))
-            if earlier != start:
+            begun = start
+            start = self._equal.first(key_of(nbytes, digest), begun, lambda e: self._same(e, begun, nbytes))
+            if start != begun:
                 self._sink.rewind(self._end)
-            return self._row(earlier, nbytes, digest)
         return self._row(start, nbytes, digest)
 
     def _end_waiting(self, start: int, data: bytearray) -> int:
-        """Finish a payload that is still held; no byte of it is written yet."""
+        """Finish a payload of which no byte is written yet."""
         import hashlib  # here, because few write into pipes
 
         earlier = self._equal.first(hashlib.sha256(data).digest(), start, lambda _: True)
@@ -404,14 +392,13 @@ class StreamWriter:
         self._rows.extend((start - self._payload_offset, nbytes, digest))
         return self.payloads - 1
 
-    def _settle(self) -> None:
-        """Write the payload that is still held back."""
+    def _write_waiting(self) -> None:
         if self._waiting is not None:
             waiting, self._waiting = self._waiting, None
             self._put(*waiting)
 
     def key_of(self, number: int) -> tuple[int, int] | None:
-        """Return size and digest of a payload, by which equal ones are looked up; None without digests."""
+        """Return size and digest of a payload, the key among equal ones; None without digests."""
         _, nbytes, digest = self._rows[3 * number : 3 * number + 3]
         return (nbytes, digest) if self._kind else None
 
@@ -420,29 +407,25 @@ class StreamWriter:
         return self._rows[3 * number + 1]
 
     def pieces_of(self, number: int) -> Iterator[bytes]:
-        """Yield the bytes of a payload that was written, read back in pieces."""
+        """Read a payload back in pieces."""
         offset, nbytes, _ = self._rows[3 * number : 3 * number + 3]
-        return self._written(self._payload_offset + offset, nbytes)
+        return self._read_back(self._payload_offset + offset, nbytes)
 
     def repeat(self, number: int) -> int:
-        """Add a payload that has the bytes of an earlier one, and return its id; writes none."""
+        """Add a payload with the bytes of an earlier one, and return its id; writes nothing."""
         self._rows.extend(self._rows[3 * number : 3 * number + 3])
         self._before = self._end, self._base
         return self.payloads - 1
 
     def forget(self, number: int) -> None:
-        """Take back the last payload; its id must not be used.
-
-        Raises:
-            UnsupportedError: another was written since, or it is on its way through a pipe.
-        """
+        """Take back the last payload; UnsupportedError if another was written since, or it went into a pipe."""
         if number != self.payloads - 1:
             raise UnsupportedError("only the last payload can be taken back")
         start = self._rows[-3] + self._payload_offset
         del self._rows[-3:]
         end, base = self._before
         if start < end:
-            return  # equal to an earlier one: nothing was added
+            return  # it equals an earlier one: nothing was added
         if self._waiting is None and not self._sink.can_rewind:
             raise UnsupportedError("bytes in a pipe cannot be taken back; write to a file")
         self._waiting = None
@@ -452,26 +435,25 @@ class StreamWriter:
         self._end, self._base = end, base
 
     def _same(self, a: int, b: int, nbytes: int) -> bool:
-        """Return True if two ranges written earlier hold the same bytes; of a sink that keeps none the digests tell."""
-        return not self._sink.keeps or all(map(eq, self._written(a, nbytes), self._written(b, nbytes)))
+        """Return True if two ranges that were written are equal; digests decide if the sink cannot be read back."""
+        return not self._sink.keeps or all(map(eq, self._read_back(a, nbytes), self._read_back(b, nbytes)))
 
-    def _written(self, start: int, nbytes: int) -> Iterator[bytes]:
-        """Yield bytes written earlier, in pieces."""
+    def _read_back(self, start: int, nbytes: int) -> Iterator[bytes]:
         for done in range(0, nbytes, COMPARED):
             yield self._sink.read_back(start + done, min(COMPARED, nbytes - done))
 
     def finish(self, entries: Entries) -> SaveReport:
         """Write index and trailer, and seal the header if the sink can seek."""
         assert self._start < 0, "end() the payload in progress first"
-        self._add_bytes(entries)
-        self._settle()
+        self._store_attribute_bytes(entries)
+        self._write_waiting()
         renumber_payloads(entries, np.array(self._rows, np.uint64).view(PAYLOAD))
         entries.digest_kind = self._kind
         self.index = index = encode(entries)
-        at = align_up(self._sink.position, self._alignment)
-        self._sink.write(bytes(at - self._sink.position) + index)
-        size = at + len(index) + HEADER_SIZE
-        header = Header(self._alignment, self._base, at, len(index), self._payload_offset, size, zlib.crc32(index))
+        offset = align_up(self._sink.position, self._alignment)
+        self._sink.write(bytes(offset - self._sink.position) + index)
+        size = offset + len(index) + HEADER_SIZE
+        header = Header(self._alignment, self._base, offset, len(index), self._payload_offset, size, zlib.crc32(index))
         self.trailer = header.encode()
         self._sink.write(self.trailer)
         if self._sink.can_rewind:
@@ -479,24 +461,23 @@ class StreamWriter:
         return report_of(entries, size)
 
     def verify_written(self) -> None:
-        """Read the archive back, and compare it with the digests taken when payloads came and with the index.
+        """Read the archive back, and compare it with the payloads' digests and the index.
 
         Raises:
-            IntegrityError: the file holds something else. UnsupportedError: the sink cannot be read back.
+            IntegrityError: the file has other bytes. UnsupportedError: the sink cannot be read back.
         """
         if not self._sink.can_rewind:
             raise UnsupportedError("bytes in a pipe cannot be read back; write to a file")
         for offset, nbytes, digest in np.unique(np.array(self._rows, np.uint64).reshape(-1, 3), axis=0).tolist():
             start = self._payload_offset + offset
-            if self._kind and digest_of_pieces(self._written(start, nbytes)) != digest:
-                what = f"bytes [{start:#x}, {start + nbytes:#x}) are not what was written"
-                raise IntegrityError(f"{what}; the disk or the memory is failing", offset=start)
-        at = self._sink.position - HEADER_SIZE - len(self.index)
-        if self._sink.read_back(at, len(self.index)) != self.index:
-            raise IntegrityError("its index is not what was written; the disk or the memory is failing", offset=at)
+            if self._kind and digest_of_pieces(self._read_back(start, nbytes)) != digest:
+                fault = f"bytes [{start:#x}, {start + nbytes:#x}) are not what was written"
+                raise IntegrityError(f"{fault}; the disk or the memory is failing", offset=start)
+        offset = self._sink.position - HEADER_SIZE - len(self.index)
+        if self._sink.read_back(offset, len(self.index)) != self.index:
+            raise IntegrityError("its index is not what was written; the disk or the memory is failing", offset=offset)
 
-    def _add_bytes(self, entries: Entries) -> None:
-        """Store the bytes of attributes that were not streamed as payloads of their own."""
+    def _store_attribute_bytes(self, entries: Entries) -> None:
 
         def stored(value: Any) -> Any:
             if isinstance(value, bytes | memoryview):
