@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from exchange import file_of, tensor
+from exchange import described, file_of, npy, tensor
 from malformed import saved
 from onnx import TensorProto, helper, numpy_helper
 
 import zcrecord
-from attacks.broken import file
-from attacks.catalogue import Attack
+from attacks import catalogue
+from attacks.catalogue import Attack, file
 from attacks.doors import ARCHIVE_DOORS, command
 from zcrecord import FormatError, integrity
 from zcrecord.cli.dispatch import main
@@ -32,7 +32,6 @@ BLOCK = 4096
 
 
 def key_file(path: Path) -> list[str]:
-    """Write the public key beside a file; return the option that names it."""
     pub = path.with_name("key.pub")
     pub.write_bytes(KEY.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
     return ["--key", os.fspath(pub)]
@@ -51,7 +50,6 @@ DOORS = {
 
 
 def signed() -> bytes:
-    """Return an archive signed by KEY."""
     record = {"w": np.arange(6.0)}
     signature = integrity.make_signature(zcrecord.load_record(saved(record)), KEY)
     out = io.BytesIO()
@@ -84,7 +82,6 @@ def onnx_fields() -> tuple[bytes, bytes]:
 
 
 def varint(n: int) -> bytes:
-    """Return a varint of five bytes."""
     return bytes(n >> shift & 127 | 128 for shift in (0, 7, 14, 21)) + bytes([n >> 28])
 
 
@@ -109,12 +106,6 @@ def npz() -> bytes:
     return out.getvalue()
 
 
-def npy() -> bytes:
-    out = io.BytesIO()
-    np.save(out, np.ones(3))
-    return out.getvalue()
-
-
 def gguf() -> bytes:
     """Return a file of one tensor of int8, whose bytes end in the archive."""
     info = struct.pack("<Q", 1) + b"w" + struct.pack("<IQIQ", 1, BLOCK - 64 + len(signed()), 24, 0)
@@ -125,13 +116,10 @@ TOLD = "^this (is|looks like) .*, with a zcrecord archive attached, whose tensor
 
 
 def attack(name: str, data: Callable[[], bytes], error: type[FormatError] | None = FormatError) -> Attack:
-    return Attack(name=name, rules=(), make=file(data, "m.bin"), error=error, message=TOLD)
+    return catalogue.attack(name, "", file(data, "m.bin"), error, TOLD)
 
 
-def elf() -> bytes:
-    return behind(b"\x7fELF\2\1\1" + bytes(57))
-
-
+ELF = b"\x7fELF\2\1\1" + bytes(57)
 ATTACKS = (
     attack("in a safetensors file", safetensors),
     attack("in a safetensors file that reads MZ", lambda: safetensors(0x5A4D)),
@@ -142,15 +130,15 @@ ATTACKS = (
     attack("in an ONNX model that reads MZ", lambda: onnx(b"MZ\x90\0\3")),
     attack("in an ONNX model that reads as a Mach-O", lambda: onnx(b"\xca\xfe\xba\xbe\0\0")),
     attack("in the comment of a .npz file", npz),
-    attack("behind an array of numpy", lambda: behind(npy())),
+    attack("behind an array of numpy", lambda: behind(npy(described(), b"ab"))),
     attack("in a message of many fields", lambda: behind(b"\x08\x01" * 3000)),
     attack("behind a pickle", lambda: behind(b"\x80\x04N.")),
     attack("behind an HDF5 file", lambda: behind(b"\x89HDF\r\n\x1a\n\0")),
     attack("behind JSON", lambda: behind(b"{}")),
     attack("behind a script", lambda: behind(b"#!/bin/sh\nexit\n"), None),
     attack("behind bytes of no type", lambda: behind(b"\1"), None),
-    attack("in an ELF program, as it is meant", elf, None),
+    attack("in an ELF program, as it is meant", lambda: behind(ELF), None),
     attack("in a Windows program, as it is meant", lambda: behind(b"MZ\x90\0\3" + bytes(59)), None),
     attack("in a Mach-O program, as it is meant", lambda: behind(b"\xcf\xfa\xed\xfe\7\0\0\1"), None),
 )
-HARMLESS = file(elf)
+HARMLESS = file(lambda: behind(ELF))

@@ -7,7 +7,6 @@ they go through every door, their cost is measured, and each rule that readers c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import malformed_attributes as attributes
@@ -22,7 +21,7 @@ import numpy as np
 from forge import Forge
 from malformed import Case, plain, rich, saved, sequence
 
-from attacks.catalogue import Attack
+from attacks.catalogue import Attack, Doors, attack, file
 from attacks.doors import ARCHIVE_DOORS, FULL_DOORS
 from zcrecord import IntegrityError, LimitError
 
@@ -30,17 +29,6 @@ from zcrecord import IntegrityError, LimitError
 # path is opened at the level "index".
 LEFT_OUT = {"load_record index", "zcrecord info", "zcrecord tree"}
 DOORS = {name: door for name, door in ARCHIVE_DOORS.items() if name not in LEFT_OUT}
-
-
-def file(data: Callable[[], bytes], name: str = "m.zcr") -> Callable[[Path], Path]:
-    """Return a function that writes these bytes into a folder."""
-
-    def make(folder: Path) -> Path:
-        path = folder / name
-        path.write_bytes(data())
-        return path
-
-    return make
 
 
 HARMLESS = file(lambda: rich().seal())
@@ -57,19 +45,10 @@ def sealed(start: Callable[[], Forge], change: Callable[[Forge], Any]) -> Callab
     return made
 
 
-def attacks(
-    start: Callable[[], Forge], found: Iterable[Case], of: str, doors: frozenset[str] | None = None
-) -> Iterator[Attack]:
-    """Yield cases as attacks."""
+def attacks(start: Callable[[], Forge], found: Iterable[Case], of: str, doors: Doors = None) -> Iterator[Attack]:
     for case in found:
-        yield Attack(
-            name=f"{case.rule} {of}: {case.what}",
-            rules=(case.rule,),
-            make=file(sealed(start, case.change)),
-            error=case.error,
-            message=case.message,
-            doors=doors,
-        )
+        make = file(sealed(start, case.change))
+        yield attack(f"{case.rule} {of}: {case.what}", case.rule, make, case.error, case.message, doors)
 
 
 def nested() -> Forge:
@@ -99,13 +78,11 @@ def spans() -> Iterator[Case]:
 
 
 def twins(f: Forge) -> None:
-    """Let two payloads of one range have different digests."""
     f.set("payloads", 3, offset=f.get("payloads", 2, "offset"), digest=1)
     del f.payload[-64:]
 
 
 def unused(f: Forge) -> None:
-    """Let a tensor use another's payload, and nothing its own."""
     f.set("tensors", "t002", payload=1)
 
 
@@ -122,7 +99,6 @@ def same_name(f: Forge) -> None:
 
 
 def deep(f: Forge) -> None:
-    """Nest 101 modules, the record itself included."""
     level: dict[str, Any] = {}
     for _ in range(99):
         level = {"m": level}
@@ -137,7 +113,6 @@ def deep(f: Forge) -> None:
 
 
 def byte_in_a_gap(f: Forge) -> None:
-    """Leave a byte between two payloads of 16 bytes that start 64 apart."""
     f.payload[20] = 1
 
 
@@ -160,7 +135,7 @@ class Group(NamedTuple):
     start: Callable[[], Forge]
     cases: Iterable[Case]
     of: str
-    doors: frozenset[str] | None = None
+    doors: Doors = None
 
 
 GROUPS = (

@@ -8,7 +8,7 @@ them its doors. How an attack is run and measured is left to `attacks.running`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -17,7 +17,7 @@ from exhaustive import ALL
 
 import zcrecord
 from tools.measure import MIB
-from zcrecord import RecordError
+from zcrecord import FormatError, RecordError
 
 MOST_BYTES = 64 * MIB  # that Python and numpy allocate, counted
 # Measured, and judged under --all alone: several times what the slowest and largest take, on machines of any kind.
@@ -25,6 +25,8 @@ MOST_SECONDS, MOST_RESIDENT = 10.0, 256 * MIB
 
 # What is done with an attack's file: what the call is given is made ready first, and only what it returns is measured.
 Door = Callable[[Path], Callable[[], object]]
+Doors = frozenset[str] | None
+Maker = Callable[[Path], Path]
 Outcome = Literal["refused", "either", "accepted"]
 
 
@@ -51,11 +53,11 @@ class Attack:
 
     name: str
     rules: tuple[str, ...]
-    make: Callable[[Path], Path]
+    make: Maker
     error: type[RecordError] | None
     message: str = ""
-    doors: frozenset[str] | None = None
-    peer: Mapping[str, Callable[[Path], Path]] | None = None
+    doors: Doors = None
+    peer: Mapping[str, Maker] | None = None
 
     def outcome(self, door: str) -> Outcome:
         """Return the answer that is right at a door."""
@@ -85,9 +87,24 @@ class Answer:
     resident: int = 0
 
 
-def kind_of(error: BaseException) -> str:
-    """Return the word for an error's type."""
-    return type(error).__name__
+def file(data: Callable[[], bytes], name: str = "m.zcr") -> Maker:
+    """Return a function that writes these bytes into a folder."""
+
+    def make(folder: Path) -> Path:
+        path = folder / name
+        path.write_bytes(data())
+        return path
+
+    return make
+
+
+def attack(
+    name: str, rules: str, make: Maker, error: type[RecordError] | None = FormatError, message: str = "",
+    doors: Doors = None, peers: Iterable[str] = (),
+) -> Attack:  # fmt: skip
+    """Return an attack, on peers by the same file; `rules` with spaces between."""
+    broken, peer = tuple(rules.split()), dict.fromkeys(peers, make)
+    return Attack(name=name, rules=broken, make=make, error=error, message=message, doors=doors, peer=peer)
 
 
 def wrong(attack: Attack, answer: Answer) -> str:
@@ -111,3 +128,11 @@ def wrong(attack: Attack, answer: Answer) -> str:
     if not re.search(attack.message, answer.message):
         return f"{where}says '{answer.message}', which does not match '{attack.message}'"
     return ""
+
+
+def rules_on_the_page(letter: str) -> list[str]:
+    """Return the numbered rules of a table of SECURITY.md, which has to count them from 1."""
+    page = (Path(__file__).parents[2] / "schema" / "SECURITY.md").read_text(encoding="utf-8")
+    rules = re.findall(rf"^\| ({letter}\d+) \|", page, re.MULTILINE)
+    assert rules == [f"{letter}{i}" for i in range(1, len(rules) + 1)]
+    return rules

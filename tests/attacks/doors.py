@@ -10,13 +10,13 @@ import contextlib
 import io
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import zcrecord
 from attacks.catalogue import Door, Refused
 from zcrecord import PackedTensor, Record, RecordError, StringTensor
-from zcrecord.archive.archive import Verify
 from zcrecord.cli.dispatch import main
 
 QUESTIONS: dict[str, Callable[[Record], object]] = {
@@ -44,11 +44,7 @@ def edges(value: object) -> object:
 
 
 def every_question(record: Record) -> None:
-    """Ask everything, each question whatever came of the ones before; raise the first error.
-
-    Raises:
-        RecordError: the first that was given.
-    """
+    """Ask everything, each question whatever came of the ones before; raise the first error."""
     first: RecordError | None = None
     for ask in QUESTIONS.values():
         try:
@@ -59,12 +55,12 @@ def every_question(record: Record) -> None:
         raise first
 
 
-def opened(level: Verify) -> Door:
-    """Load from bytes at a level, and ask everything; that ends in full verification at every level."""
+def loaded(**options: Any) -> Door:
+    """Load from bytes, and ask everything; that ends in full verification at every level."""
 
     def door(path: Path) -> Callable[[], object]:
         data = path.read_bytes()
-        return lambda: every_question(zcrecord.load_record(data, verify=level))
+        return lambda: every_question(zcrecord.load_record(data, **options))
 
     return door
 
@@ -83,11 +79,6 @@ def mapped(path: Path) -> Callable[[], object]:
     return act
 
 
-def without(message: str, path: Path) -> str:
-    """Take the path off an error that names it first."""
-    return message.removeprefix(f"{path}: ")
-
-
 def command(run: Callable[[list[str]], int], *before: str, after: Callable[[Path], list[str]] = lambda _: []) -> Door:
     """Run a command on the file in this process: `run` is its main function, `before` what comes before the path."""
 
@@ -104,11 +95,7 @@ def command(run: Callable[[list[str]], int], *before: str, after: Callable[[Path
 
 
 def tell(status: int, out: str, errors: str, path: Path) -> None:
-    """Hold a command to how commands end, and raise what it said as `Refused` if it refused.
-
-    Raises:
-        Refused: exit status 1, with the line that was printed, program and path taken off.
-    """
+    """Check that a command ended as commands do; if it refused, raise Refused with its line, program and path off."""
     shown = (out + errors).replace("\n", "").replace("\t", "")  # tabs are between the columns of a pipe
     assert shown.isprintable(), f"the terminal gets {[c for c in shown if not c.isprintable()][:5]}"
     assert status in (0, 1), f"exit status {status}"
@@ -117,11 +104,11 @@ def tell(status: int, out: str, errors: str, path: Path) -> None:
         assert "a fault of" not in errors, errors
         _, found, said = errors.rstrip("\n").partition("error: ")
         assert found, errors
-        raise Refused(without(said, path))
+        raise Refused(said.removeprefix(f"{path}: "))
 
 
 ARCHIVE_DOORS: dict[str, Door] = {
-    **{f"load_record {level}": opened(level) for level in ("touch", "index", "full")},
+    **{f"load_record {level}": loaded(verify=level) for level in ("touch", "index", "full")},
     "load_record path": mapped,
     **{f"zcrecord {name}": command(main, name) for name in ("info", "ls", "tree", "verify")},
 }

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from onnx_models import field
 
-from attacks.catalogue import Attack, Door
+from attacks import catalogue
+from attacks.catalogue import Attack, Door, Doors
 from attacks.doors import command
 from attacks.onnx_files import PEERS, converted, model, old_archive, scanned
 from zcrecord import RecordError
@@ -26,7 +27,6 @@ FLOAT, STRING = field(2, 1), field(2, 8)
 
 
 def linked(path: Path) -> Callable[[], object]:
-    """Convert with links allowed, which allows nothing else."""
     return converted(path, allow_links=True)
 
 
@@ -56,7 +56,7 @@ def external(*entries: tuple[str, str | bytes], kind: bytes = FLOAT, more: bytes
     return model(field(1, 6) + kind + field(8, b"w") + b"".join(pairs) + field(14, 1) + more)
 
 
-def folder_with(folder: Path, data: bytes, lay: Callable[[Path, Path], object] = lambda inside, secret: None) -> Path:
+def folder_with(folder: Path, data: bytes, lay: Lay = lambda inside, secret: None) -> Path:
     """Make a model's folder with w.bin in it and a secret beside it; `lay` adds what the attack needs."""
     secret, inside = folder / "secret.bin", folder / "m"
     inside.mkdir()
@@ -67,20 +67,14 @@ def folder_with(folder: Path, data: bytes, lay: Callable[[Path, Path], object] =
     return inside / "model.onnx"
 
 
+Lay = Callable[[Path, Path], object]  # adds what an attack needs to the model's folder; it gets that and the secret
+
+
 def attack(
-    rules: str, name: str, data: bytes, message: str,
-    lay: Callable[[Path, Path], object] = lambda inside, secret: None,
-    doors: frozenset[str] | None = None, error: type[RecordError] = ExternalDataError,
+    rules: str, name: str, data: bytes, message: str, lay: Lay = lambda inside, secret: None, doors: Doors = None,
+    error: type[RecordError] = ExternalDataError,
 ) -> Attack:  # fmt: skip
-    """Return an attack on us, and on onnx by the same folder."""
-
-    def make(folder: Path) -> Path:
-        return folder_with(folder, data, lay)
-
-    peers = dict.fromkeys(PEERS, make)
-    return Attack(
-        name=name, rules=tuple(rules.split()), make=make, error=error, message=message, doors=doors, peer=peers
-    )
+    return catalogue.attack(name, rules, lambda folder: folder_with(folder, data, lay), error, message, doors, PEERS)
 
 
 def at(location: str | bytes, **entries: str) -> bytes:
@@ -100,10 +94,6 @@ def two_links(inside: Path, secret: Path) -> None:
     (inside / "more").symlink_to(secret)
 
 
-def pipe(inside: Path, _: Path) -> None:
-    os.mkfifo(inside / "pipe")
-
-
 def listening(inside: Path, _: Path) -> None:
     here = os.getcwd()
     os.chdir(inside)  # the path of a socket may have no more than 108 bytes
@@ -112,7 +102,7 @@ def listening(inside: Path, _: Path) -> None:
     os.chdir(here)
 
 
-def link_to(target: str) -> Callable[[Path, Path], object]:
+def link_to(target: str) -> Lay:
     return lambda inside, _: (inside / "link").symlink_to(target)
 
 
@@ -163,7 +153,8 @@ ATTACKS = (
     attack("X13", "a location that is not UTF-8", at(b"\xff\xfe"), r"'\\udcff\\udcfe': cannot be opened"),
     attack("X13", "a location that is a terminal's", at("\x1b[31m\u202ebin\n"), r"'\\x1b\[31m\\u202ebin\\n': cannot"),
     attack("X14", "a folder", at("sub"), NO_FILE, lambda inside, _: (inside / "sub").mkdir()),
-    attack("X14", "a pipe, which nobody writes into", at("pipe"), NO_FILE, pipe),
+    attack("X14", "a pipe, which nobody writes into", at("pipe"), NO_FILE,
+           lambda inside, _: os.mkfifo(inside / "pipe")),
     attack("X14", "a socket", at("socket"), NO_FILE, listening),
     attack("X14 X15", "a device without an end", at("link"), f"{LINK}|{NO_FILE}", link_to("/dev/zero")),
     attack("X14 X15", "the terminal", at("link"), f"{LINK}|{NO_FILE}|cannot be opened", link_to("/dev/tty")),

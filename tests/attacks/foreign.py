@@ -14,15 +14,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from exchange import array, described, file_of, npy, npz, tensor
 from zip_tricks import two_directories
 
-from attacks.catalogue import Attack, Door
+from attacks import catalogue
+from attacks.catalogue import Attack, Door, file
 from attacks.doors import command
 from attacks.names import gguf, zipped
-from attacks.onnx_files import check_untouched, old_archive, refusing
+from attacks.onnx_files import converting, old_archive, refusing
+from attacks.peers import numpy_loaded, safe_opened
 from zcrecord import LimitError, RecordError, UnsupportedError, formats
 from zcrecord.cli.dispatch import main
 from zcrecord.errors import FormatError
@@ -33,18 +34,13 @@ TOUCHED = "evil"  # the file that a pickle makes in the folder it is loaded in, 
 
 def converted(path: Path) -> Callable[[], object]:
     """Convert by path over an old archive, which must stay where the file is refused; and nothing may have run."""
-    dest = old_archive(path)
-    before = {p.name for p in path.parent.iterdir()}
+    dest, convert = old_archive(path), converting(path, formats.convert)
 
     def act() -> None:
         os.chdir(path.parent)
-        try:
-            formats.convert(path, dest, force=True, durable=False)
-        except RecordError:
-            check_untouched(path, dest, before)
-            raise
+        convert()
         assert not Path(TOUCHED).exists(), "what is in the file was run"
-        assert {p.name for p in path.parent.iterdir()} == before, "something was written beside the archive"
+        assert {*os.listdir(path.parent)} == {path.name, dest.name}, "something was written beside the archive"
 
     return act
 
@@ -56,12 +52,7 @@ DOORS: dict[str, Door] = {
 
 
 def peer_numpy(path: Path) -> Callable[[], object]:
-    def act() -> None:
-        with np.load(path) as found:
-            for name in found.files:
-                found[name]
-
-    return lambda: refusing(act)
+    return lambda: refusing(numpy_loaded(path))
 
 
 def peer_torch(path: Path) -> Callable[[], object]:
@@ -69,14 +60,7 @@ def peer_torch(path: Path) -> Callable[[], object]:
 
 
 def peer_safetensors(path: Path) -> Callable[[], object]:
-    from safetensors import safe_open
-
-    def act() -> None:
-        with safe_open(path, "numpy") as found:
-            for name in found.keys():  # noqa: SIM118  # it is no mapping
-                found.get_tensor(name)
-
-    return lambda: refusing(act)
+    return lambda: refusing(safe_opened(path))
 
 
 PEERS: dict[str, dict[str, Door]] = {
@@ -84,26 +68,14 @@ PEERS: dict[str, dict[str, Door]] = {
 }  # fmt: skip
 
 
-def file(name: str, data: Callable[[], bytes]) -> Callable[[Path], Path]:
-    """Return a function that writes a file into a folder."""
-
-    def made(folder: Path) -> Path:
-        path = folder / name
-        path.write_bytes(data())
-        return path
-
-    return made
-
-
-HARMLESS = file("m.safetensors", lambda: file_of({"w": tensor(0, 2)}, b"ab"))
+HARMLESS = file(lambda: file_of({"w": tensor(0, 2)}, b"ab"), "m.safetensors")
 
 
 def attack(
     name: str, suffix: str, data: Callable[[], bytes], message: str, error: type[RecordError] | None = FormatError
 ) -> Attack:
-    made = file(f"m.{suffix}", data)
-    peer = {suffix: made} if suffix in PEERS else None
-    return Attack(name=f"{suffix}: {name}", rules=(), make=made, error=error, message=message, peer=peer)
+    made = file(data, f"m.{suffix}")
+    return catalogue.attack(f"{suffix}: {name}", "", made, error, message, peers={suffix} & PEERS.keys())
 
 
 def nested_names() -> list[str]:
@@ -119,7 +91,6 @@ class Evil:
 
 
 def checkpoint(data: bytes, *, deflate: bool = False) -> bytes:
-    """A checkpoint of torch with this pickle."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED if deflate else zipfile.ZIP_STORED) as opened:
         for name, member in (("m/data.pkl", data), ("m/version", b"3\n")):
@@ -156,7 +127,6 @@ def laughing() -> bytes:
 
 
 def deflated(nbytes: int, header: str) -> bytes:
-    """An .npz file of one array of zeros."""
     out = io.BytesIO()
     with (
         zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as opened,
@@ -169,7 +139,6 @@ def deflated(nbytes: int, header: str) -> bytes:
 
 
 def lying_directory() -> bytes:
-    """An .npz file whose end says that it has 65,535 members in a directory of 4 GiB."""
     data = bytearray(array())
     at = data.rindex(b"PK\x05\x06")
     data[at + 8 : at + 16] = b"\xff\xff\xff\xff\xf0\xff\xff\xff"
@@ -177,7 +146,6 @@ def lying_directory() -> bytes:
 
 
 def overlapping() -> bytes:
-    """An .npz file of a thousand members that are all one."""
     data = zipped([("w.npy", npy(described("'|u1'", f"({MIB},)"), bytes(MIB)))])
     at = data.index(b"PK\x01\x02")
     end = data.rindex(b"PK\x05\x06")

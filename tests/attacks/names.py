@@ -21,15 +21,8 @@ ESCAPES = [
     "\x1b]52;c;cm0gLXJm\x07",
     "\x1bP1;2|17/ab\x1b\\", "\x1bc", "\x9b31m", "\x9d0;c1\x9c", "\x07\x08\x08\x7f",
 ]  # fmt: skip
-INVISIBLE = [
-    "\u202egnp.exe",
-    "\u2066x\u2069",
-    "a\u200bb",
-    "a\u00adb",
-    "\ufeffbom",
-    "\U000e0041tag",
-    "e" + "\u0301" * 200,
-]
+INVISIBLE = ["\u202egnp.exe", "\u2066x\u2069", "a\u200bb", "a\u00adb", "\ufeffbom", "\U000e0041tag",
+             "e" + "\u0301" * 200]  # fmt: skip
 LINES = ["two\nlines", "back\rhere", "tab\tbed", "\x0b\x0c", "\x85next", "\u2028line", "\u2029paragraph"]
 MARKUP = ["[red]x[/red]", "[/]", "[link=http://x]y[/link]", ":smile:", "\\[", "%s%n", "{0}", "\\x1b[31m", "\\u202e"]
 CODE = [

@@ -12,6 +12,7 @@ import os
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -20,7 +21,8 @@ from onnx import TensorProto as T
 from onnx_models import field, varint, wire_model
 
 import zcrecord
-from attacks.catalogue import Attack, Door, Refused
+from attacks import catalogue
+from attacks.catalogue import Attack, Door, Doors, Refused, file
 from attacks.doors import command
 from zcrecord import LimitError, RecordError
 from zcrecord.cli.dispatch import onnx2zc_main
@@ -34,44 +36,42 @@ OLD = "old.zcr"
 
 
 def old_archive(path: Path) -> Path:
-    """Put an archive beside a file, for a conversion to replace."""
     dest = path.with_name(OLD)
     zcrecord.save_record({"old": np.arange(3)}, dest, durable=False)
     return dest
 
 
-def check_untouched(path: Path, dest: Path, before: set[str]) -> None:
-    """Fail unless a refused conversion left the old archive as it was, and nothing beside it."""
-    assert list(zcrecord.load_record(dest)) == ["old"], "the old archive was replaced"
-    left = {p.name for p in path.parent.iterdir()} - before
-    assert not left, f"left behind: {left}"
-
-
-def converted(path: Path, *, allow_links: bool = False) -> Callable[[], object]:
-    """Convert by path over an old archive, which must stay where the model is refused."""
+def converting(path: Path, convert: Callable[..., object], **options: Any) -> Callable[[], object]:
+    """Convert over an old archive, which must stay where the file is refused, with nothing left beside it."""
     dest = old_archive(path)
-    before = {p.name for p in path.parent.iterdir()}
+    before = {*os.listdir(path.parent)}
 
     def act() -> None:
         try:
-            convert(path, dest, force=True, durable=False, allow_links=allow_links)
+            convert(path, dest, force=True, durable=False, **options)
         except RecordError:
-            check_untouched(path, dest, before)
+            assert list(zcrecord.load_record(dest)) == ["old"], "the old archive was replaced"
+            assert {*os.listdir(path.parent)} == before, "something was left behind"
             raise
 
     return act
 
 
+def converted(path: Path, **options: Any) -> Callable[[], object]:
+    return converting(path, convert, **options)
+
+
+class Into(io.RawIOBase):
+    """A stream that cannot be read back, which is what a pipe is."""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: object) -> int:
+        return memoryview(data).nbytes  # type: ignore[arg-type]
+
+
 def streamed(path: Path) -> Callable[[], object]:
-    """Convert from a stream into one that cannot be read back, which is what a pipe is."""
-
-    class Into(io.RawIOBase):
-        def writable(self) -> bool:
-            return True
-
-        def write(self, data: object) -> int:
-            return memoryview(data).nbytes  # type: ignore[arg-type]
-
     def act() -> None:
         with path.open("rb", buffering=0) as source:
             convert(source, Into())
@@ -104,21 +104,14 @@ ALL_BUT_SCAN = frozenset(DOORS) - {"scan"}
 
 
 def peer_loads(path: Path) -> Callable[[], object]:
-    def act() -> None:
-        refusing(lambda: onnx.load(path))
-
-    return act
+    return lambda: refusing(lambda: onnx.load(path))
 
 
 def peer_checks(path: Path) -> Callable[[], object]:
-    def act() -> None:
-        refusing(lambda: onnx.checker.check_model(os.fspath(path)))
-
-    return act
+    return lambda: refusing(lambda: onnx.checker.check_model(os.fspath(path)))
 
 
 def refusing(work: Callable[[], object]) -> None:
-    """Do it, and tell whatever error it ends in as a refusal."""
     try:
         work()
     except Exception as error:
@@ -144,17 +137,14 @@ def model(*initializers: bytes) -> bytes:
 
 
 def one(code: int) -> bytes:
-    """A tensor of one element of this type, without its value."""
     return field(1, 1) + field(2, code) + NAME
 
 
 def in_attribute(*fields: bytes) -> bytes:
-    """A model whose one node has an attribute of these fields."""
     return field(7, field(1, [field(3, b"n"), field(5, [field(1, b"a"), *fields])]))
 
 
 def nested(depth: int) -> bytes:
-    """A model with a tensor below so many nodes with graphs."""
     inner = field(5, one(T.FLOAT) + field(9, bytes(4)))
     for _ in range(depth):
         inner = field(1, field(3, b"n") + field(5, field(1, b"a") + field(6, inner)))
@@ -162,35 +152,17 @@ def nested(depth: int) -> bytes:
 
 
 def typed(count: int, body: bytes, code: int = T.INT64) -> bytes:
-    """A model of one tensor of so many elements, its values in these fields."""
     return model(field(1, count) + field(2, code) + NAME + body)
 
 
-def file(make: Callable[[], bytes]) -> Callable[[Path], Path]:
-    """Return a function that writes a model into a folder."""
-
-    def written(folder: Path) -> Path:
-        path = folder / "m.onnx"
-        path.write_bytes(make())
-        return path
-
-    return written
-
-
-HARMLESS = file(lambda: model(WHOLE))
+HARMLESS = file(lambda: model(WHOLE), "m.onnx")
 
 
 def attack(
     rules: str, name: str, make: Callable[[], bytes], message: str, error: type[RecordError] | None = OnnxError,
-    doors: frozenset[str] | None = None,
+    doors: Doors = None,
 ) -> Attack:  # fmt: skip
-    """Return an attack on us, and on onnx by the same file."""
-
-    written = file(make)
-    peers = dict.fromkeys(PEERS, written)
-    return Attack(
-        name=name, rules=tuple(rules.split()), make=written, error=error, message=message, doors=doors, peer=peers
-    )
+    return catalogue.attack(name, rules, file(make, "m.onnx"), error, message, doors, PEERS)
 
 
 def squeezed(*parts: tuple[bytes, int]) -> bytes:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import packed_archives
 import zstandard
 from malformed import plain
 from packed_faults import WAYS, WRONG, forged
 
-import zcrecord
-from attacks.broken import file
-from attacks.catalogue import Attack, Door
-from attacks.doors import command, every_question, mapped
+from attacks import catalogue
+from attacks.catalogue import Attack, Door, Doors, file
+from attacks.doors import command, loaded, mapped
 from zcrecord import FormatError, LimitError, RecordError
 from zcrecord.cli.dispatch import main
 
@@ -22,21 +20,9 @@ NAME = "m.zcr.zst"
 GIB = 1 << 30
 
 
-def from_bytes(path: Path) -> Callable[[], object]:
-    """Load from bytes, and ask everything."""
-    data = path.read_bytes()
-    return lambda: every_question(zcrecord.load_record(data))
-
-
-def one_tensor(path: Path) -> Callable[[], object]:
-    """Load one tensor, which needs some frames alone."""
-    data = path.read_bytes()
-    return lambda: every_question(zcrecord.load_record(data, names="w"))
-
-
 DOORS: dict[str, Door] = {
-    "load_record": from_bytes,
-    "load_record names": one_tensor,
+    "load_record": loaded(),
+    "load_record names": loaded(names="w"),  # some frames alone are needed
     "load_record path": mapped,
     "zcrecord verify": command(main, "verify"),
     "zcrecord unpack": command(main, "unpack", after=lambda path: [str(path.parent / "out.zcr")]),
@@ -46,7 +32,6 @@ HARMLESS = file(lambda: packed_archives.tabled([plain().seal()]), NAME)
 
 
 def zeros(nbytes: int, *, sized: bool = True) -> bytes:
-    """Return a frame that expands to zeros."""
     piece = bytes(1 << 20)
     made = zstandard.ZstdCompressor(level=1, write_checksum=False).compressobj(size=nbytes if sized else -1)
     return b"".join([*(made.compress(piece) for _ in range(nbytes >> 20)), made.flush()])
@@ -61,19 +46,13 @@ def bomb(*, sized: bool) -> bytes:
 
 def tabled_bomb() -> bytes:
     """Return the same with a table that tells the truth."""
-    data = plain().seal()
-    rows, frames = [], []
-    middle = zeros(GIB // 4)
-    for frame, size in [
-        (zstandard.ZstdCompressor().compress(data[:64]), 64), *[(middle, GIB // 4)] * 16,
-        (zstandard.ZstdCompressor().compress(data[-64:]), 64),
-    ]:  # fmt: skip
-        frames.append(frame)
-        rows.append((len(frame), size))
-    body = b"".join(a.to_bytes(4, "little") + b.to_bytes(4, "little") for a, b in rows)
-    body += len(rows).to_bytes(4, "little") + b"\0" + (0x8F92EAB1).to_bytes(4, "little")
+    data, middle = plain().seal(), zeros(GIB // 4)
+    ends = [(zstandard.ZstdCompressor().compress(part), 64) for part in (data[:64], data[-64:])]
+    frames = [ends[0], *[(middle, GIB // 4)] * 16, ends[1]]
+    body = b"".join(len(frame).to_bytes(4, "little") + size.to_bytes(4, "little") for frame, size in frames)
+    body += len(frames).to_bytes(4, "little") + b"\0" + (0x8F92EAB1).to_bytes(4, "little")
     head = (0x184D2A5E).to_bytes(4, "little") + len(body).to_bytes(4, "little")
-    return b"".join(frames) + head + body
+    return b"".join(frame for frame, _ in frames) + head + body
 
 
 def index_of_zeros() -> bytes:
@@ -86,17 +65,11 @@ def index_of_zeros() -> bytes:
     return parts[0] + zeros(GIB // 4) * 6 + parts[1]
 
 
-def skippable() -> bytes:
-    """Return 100,000 empty skippable frames, then an archive."""
-    return b"\x50\x2a\x4d\x18\0\0\0\0" * 100_000 + zstandard.ZstdCompressor().compress(plain().seal())
-
-
 def attack(
     name: str, rules: str, make: Callable[[], bytes], error: type[RecordError] | None = None, message: str = "",
-    doors: frozenset[str] | None = WHOLE,
+    doors: Doors = WHOLE,
 ) -> Attack:  # fmt: skip
-    return Attack(name=name, rules=tuple(rules.split()), make=file(make, NAME), error=error, message=message,
-                  doors=doors)  # fmt: skip
+    return catalogue.attack(name, rules, file(make, NAME), error, message, doors)
 
 
 LOADING = frozenset({"load_record", "load_record path", "zcrecord verify"})
@@ -119,7 +92,8 @@ ATTACKS: tuple[Attack, ...] = (
     attack("frames of 4 GiB and a table that tells the truth", "R83 R84", tabled_bomb, LimitError, CLAIM, LOADING),
     attack("index of 1.5 GiB of zeros", "R17 R85", index_of_zeros, LimitError,
            "its index takes more than 64 times|bytes of memory"),
-    attack("100,000 skippable frames", "R85", skippable),
+    attack("100,000 skippable frames", "R85",
+           lambda: b"\x50\x2a\x4d\x18\0\0\0\0" * 100_000 + zstandard.ZstdCompressor().compress(plain().seal())),
     attack("packed again and again", "R81", lambda: packed_archives.tabled([packed_archives.tabled([plain().seal()])]),
            FormatError, "this is a zstd stream|magic is missing|not a"),
 )  # fmt: skip

@@ -4,64 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
-import numpy as np
 import windows
-from malformed import plain, saved
+from malformed import plain
 
-import zcrecord
+from attacks import catalogue
 from attacks.broken import HARMLESS as HARMLESS
-from attacks.broken import file
-from attacks.catalogue import Attack, Door
-from attacks.doors import every_question
+from attacks.catalogue import Attack, Door, file
+from attacks.doors import loaded
+from attacks.tricks import inner_at_the_end, whole
 from zcrecord import FormatError, IntegrityError, RecordError
-from zcrecord.archive.archive import Embedded
 
-
-def opened(embedded: Embedded) -> Door:
-    """Load from bytes at their start or end, and ask everything."""
-
-    def door(path: Path) -> Callable[[], object]:
-        data = path.read_bytes()
-        return lambda: every_question(zcrecord.load_record(data, embedded=embedded))
-
-    return door
-
-
-DOORS: dict[str, Door] = {"prefix": opened("prefix"), "suffix": opened("suffix")}
+DOORS: dict[str, Door] = {"prefix": loaded(embedded="prefix"), "suffix": loaded(embedded="suffix")}
 PREFIX, SUFFIX = frozenset({"prefix"}), frozenset({"suffix"})
 
 
-def whole() -> bytes:
-    return plain().seal()
-
-
-def unsealed() -> bytes:
-    return plain(front=False, sealed=False).seal()
-
-
 def claiming(size: int) -> bytes:
-    """Return an archive whose ends claim another size."""
     f = plain()
     f.ends["archive_size"] = size
     return f.seal()
-
-
-def inner() -> bytes:
-    return saved({"w": np.frombuffer(whole(), np.uint8)})
 
 
 def attack(
     name: str, rule: str, make: Callable[[], bytes], message: str, doors: frozenset[str],
     error: type[RecordError] = FormatError,
 ) -> Attack:  # fmt: skip
-    return Attack(name=name, rules=(rule,), make=file(make), error=error, message=message, doors=doors)
+    return catalogue.attack(name, rule, file(make), error, message, doors)
 
 
 NONE_ENDS = "^trailer: no archive of a size up to"
 ATTACKS: tuple[Attack, ...] = (
-    attack("unsealed header", "R15", lambda: unsealed() + bytes(9), "not sealed|magic", PREFIX),
+    attack("unsealed header", "R15", lambda: plain(front=False, sealed=False).seal() + bytes(9),
+           "not sealed|magic", PREFIX),
     attack("cut off by a byte", "R15", lambda: whole()[:-1], "only [0-9]+ are there|magic", PREFIX | SUFFIX),
     attack("header that claims 2^56 bytes", "R15", lambda: claiming(2**56), "are there|no archive of a size",
            PREFIX | SUFFIX),
@@ -69,7 +43,7 @@ ATTACKS: tuple[Attack, ...] = (
     attack("header that claims 128 bytes", "R15", lambda: claiming(128), "", PREFIX | SUFFIX),
     attack("trailer of more than there is", "R16", lambda: whole()[64:], NONE_ENDS + "|magic", PREFIX | SUFFIX),
     attack("bytes behind the trailer", "R16", lambda: whole() + b"x", "^trailer: its magic is missing", SUFFIX),
-    attack("trailer inside a payload", "R16", lambda: inner()[: inner().rindex(whole()) + len(whole()) - 8],
+    attack("trailer inside a payload", "R16", lambda: inner_at_the_end()[:-8],
            "^trailer: its magic is missing|are there", PREFIX | SUFFIX),
     attack("header of one, trailer of another, bytes between", "R8", lambda: whole()[:64] + bytes(99) + whole()[-64:],
            "", PREFIX | SUFFIX),
@@ -81,7 +55,6 @@ ATTACKS: tuple[Attack, ...] = (
 
 
 def crossed() -> bytes:
-    """Return an archive whose index is another's."""
     f = plain()
     f.ends["index_crc"] = 1
     return f.seal()

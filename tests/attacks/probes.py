@@ -6,20 +6,13 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
 import zcrecord
-from attacks.catalogue import Attack, Door
+from attacks.catalogue import Door, attack, file
 
 LONGEST = 3.0
-
-
-def empty(folder: Path) -> Path:
-    path = folder / "empty"
-    path.touch()
-    return path
 
 
 def door(act: Callable[[], object]) -> Door:
@@ -35,4 +28,4 @@ DOORS: dict[str, Door] = {
     "sleeps": door(lambda: time.sleep(60)),
     "accepts": door(lambda: None),
 }
-ATTACKS = (Attack(name="probe", rules=(), make=empty, error=None),)
+ATTACKS = (attack("probe", "", file(bytes), None),)

@@ -23,7 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from attacks.catalogue import Answer, Door, kind_of
+from attacks.catalogue import Answer, Door, Maker, wrong
 from tools.measure import begin_peak, peak_rss
 
 What = Literal["ours", "peers"]
@@ -46,6 +46,17 @@ def answers(
     command = [sys.executable, "-m", "attacks.running", module, str(folder), what, how, *names]
     done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return [Answer(**json.loads(line)) for line in done.stdout.splitlines()]
+
+
+def faults(module: Any, folder: Path, names: Iterable[str]) -> list[str]:
+    """Return the faults of the answers to attacks of a module, missing answers included."""
+    known = {attack.name: attack for attack in module.ATTACKS}
+    assert len(known) == len(module.ATTACKS), "two attacks have one name"
+    told = answers(module.__name__, folder, names=names)
+    due = [(name, door) for name in names for door in module.DOORS]
+    missing = {*due} - {(answer.attack, answer.door) for answer in told}
+    assert len(told) == len(due) and not missing, f"no answer: {missing}"
+    return [fault for answer in told if (fault := wrong(known[answer.attack], answer))]
 
 
 def run(module: str, folder: Path, what: What, how: How, names: Iterable[str]) -> Iterator[Answer]:
@@ -76,7 +87,7 @@ def warm_up(found: Any, folder: Path) -> None:
 
 
 def at_doors(
-    name: str, make: Callable[[Path], Path], folder: Path, doors: Mapping[str, Door], how: How, longest: float = LONGEST
+    attack: str, make: Maker, folder: Path, doors: Mapping[str, Door], how: How, longest: float = LONGEST
 ) -> Iterator[Answer]:
     """Make an attack's file, and yield what each door answers; where one ends the child, another tries the rest."""
     place = folder / "attack"
@@ -84,25 +95,16 @@ def at_doors(
     try:
         [path] = in_child(lambda tell: tell(os.fspath(make(place))))[0] or [""]
         if not path:
-            raise RuntimeError(f"{name}: its file could not be made")
-        left = dict(doors)
+            raise RuntimeError(f"{attack}: its file could not be made")
+        left = list(doors)
         while left:
-            told, end = in_child(
-                lambda tell: [tell(measured(door, Path(path), how, longest)) for door in left.values()]
-            )
+            told, end = in_child(lambda tell: [tell(measured(doors[name], Path(path), how, longest)) for name in left])
             for one in told:
-                yield Answer(attack=name, door=take_first(left), **one)
+                yield Answer(attack=attack, door=left.pop(0), **one)
             if left:
-                yield Answer(attack=name, door=take_first(left), kind=end, message="")
+                yield Answer(attack=attack, door=left.pop(0), kind=end, message="")
     finally:
         shutil.rmtree(place)
-
-
-def take_first(left: dict[str, Door]) -> str:
-    """Take the first door out, and return its name."""
-    name = next(iter(left))
-    del left[name]
-    return name
 
 
 def in_child(work: Callable[[Callable[[Any], object]], object]) -> tuple[list[Any], str]:
@@ -138,7 +140,7 @@ def as_child(work: Callable[[Callable[[Any], object]], object], writing: int) ->
         work(tell)
         status = 0
     except BaseException as error:
-        print(f"{kind_of(error)}: {error}", file=sys.stderr)
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
     finally:
         os._exit(status)
 
@@ -151,7 +153,7 @@ def measured(door: Door, path: Path, how: How, longest: float = LONGEST) -> dict
     """
     act = door(path)
     gc.collect()
-    give_back()
+    getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)(0)  # what is taken from free heap later would not count
     if how == "counted":
         tracemalloc.start()
     before, start = begin_peak(), time.process_time()
@@ -160,20 +162,13 @@ def measured(door: Door, path: Path, how: How, longest: float = LONGEST) -> dict
     try:
         act()
     except BaseException as error:
-        kind, message = kind_of(error), str(error)[:SHORT]
+        kind, message = type(error).__name__, str(error)[:SHORT]
     signal.setitimer(signal.ITIMER_REAL, 0)
     seconds = time.process_time() - start
     resident = max(0, (peak_rss() or 0) - before - path.stat().st_size)
     nbytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return {"kind": kind, "message": message, "seconds": seconds, "nbytes": nbytes, "resident": resident}
-
-
-def give_back() -> None:
-    """Give free heap back: what is taken from it later would not count."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def main(module: str, folder: str, what: What, how: How, *names: str) -> None:

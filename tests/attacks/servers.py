@@ -22,9 +22,11 @@ from typing import Any
 import numpy as np
 
 import zcrecord
-from attacks.catalogue import Attack, Door
-from attacks.doors import tell
+from attacks import catalogue
+from attacks.catalogue import Attack, Door, Maker
+from attacks.doors import command
 from zcrecord import SourceError
+from zcrecord.cli.dispatch import main
 from zcrecord.remote import file, http
 
 LATE, PATIENCE = 0.3, 90.0  # seconds in place of five minutes: where that is what ends it, and where it must not be
@@ -96,8 +98,6 @@ class Server:
 
 
 def hurried(server: Server, ask: Callable[[str], object]) -> Callable[[], object]:
-    """Ask a server, with less patience than for real ones."""
-
     def act() -> None:
         http._PATIENCE, http._SLOWEST, file._FIRST_WAIT = server.patience, ENDLESS, 0.001
         server.hostile = True
@@ -128,18 +128,7 @@ def opened(take: Callable[[Any], object]) -> Door:
 
 
 def listed(path: Path) -> Callable[[], object]:
-    """Run `zcrecord ls` on the URL."""
-    import contextlib
-
-    from zcrecord.cli.dispatch import main
-
-    def ask(url: str) -> None:
-        out, errors = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
-            status = main(["ls", url])
-        tell(status, out.getvalue(), errors.getvalue(), Path(url))
-
-    return hurried(Server(path), ask)
+    return hurried(Server(path), lambda url: command(main, "ls")(url)())  # type: ignore[arg-type]
 
 
 DOORS: dict[str, Door] = {
@@ -154,7 +143,6 @@ DOORS: dict[str, Door] = {
 
 
 def fetched(path: Path) -> Callable[[], object]:
-    """Ask fsspec for a range."""
     import fsspec
 
     url, fs = Server(path).url, fsspec.filesystem("http", skip_instance_cache=True)
@@ -167,14 +155,11 @@ FIRST = frozenset(DOORS) - LATER
 EVERY = frozenset(DOORS)
 
 
-def sent(head: bytes, more: bytes | None = None, name: str = "reply") -> Callable[[Path], Path]:
-    """Write what a server sends."""
-
+def sent(head: bytes, more: bytes | None = None, name: str = "reply") -> Maker:
     def make(folder: Path) -> Path:
-        (folder / name).write_bytes(head)
         if more is not None:
             (folder / "more").write_bytes(more)
-        return folder / name
+        return catalogue.file(lambda: head, name)(folder)
 
     return make
 
@@ -191,7 +176,6 @@ def inflating(window: int) -> bytes:
 
 
 def reply(status: str, *headers: str, body: bytes = b"") -> bytes:
-    """Return an answer."""
     return "\r\n".join([f"HTTP/1.1 {status}", *headers, "", ""]).encode() + body
 
 
@@ -210,12 +194,11 @@ def encoded(what: str, *codings: str, status: tuple[str, ...] = PART, window: in
 
 
 def attack(
-    name: str, rule: str, make: Callable[[Path], Path] | bytes, message: str, doors: frozenset[str] = EVERY,
+    name: str, rule: str, make: Maker | bytes, message: str, doors: frozenset[str] = EVERY,
     *, more: bytes | None = None, peer: bool = False,  # one that ends by itself: a peer's patience is what it is
 ) -> Attack:  # fmt: skip
     made = sent(make, more, "late" if rule == "W8" else "reply") if isinstance(make, bytes) else make
-    peers = {"fsspec": made} if peer else None
-    return Attack(name=name, rules=(rule,), make=made, error=SourceError, message=message, doors=doors, peer=peers)
+    return catalogue.attack(name, rule, made, SourceError, message, doors, PEERS if peer else ())
 
 
 WHOLE = ("200 OK", 'ETag: "1"')

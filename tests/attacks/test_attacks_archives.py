@@ -19,13 +19,12 @@ import pytest
 import safetensors.numpy
 import specification
 from exhaustive import ALL, some
-from forge import Forge
 from malformed import saved
 
 import zcrecord
 from attacks import attached, broken, packed, peers, placed, probes, tricks
 from attacks.catalogue import MOST_BYTES, Answer, Attack, wrong
-from attacks.running import answers
+from attacks.running import answers, faults
 from tools.attacks import worst
 from zcrecord import FormatError, LimitError, integrity
 
@@ -42,13 +41,7 @@ ELSEWHERE = {
 @pytest.mark.exhaustive(keep=("broken",))
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rpartition(".")[2])
 def test_every_attack_is_answered_as_it_must_be(module: Any, tmp_path: Path) -> None:
-    found = {attack.name: attack for attack in module.ATTACKS}
-    assert len(found) == len(module.ATTACKS), "two attacks have one name"
-    chosen = some(list(found), 12)
-    told = answers(module.__name__, tmp_path, names=chosen)
-    assert len(told) == len(chosen) * len(module.DOORS)
-    faults = [fault for answer in told if (fault := wrong(found[answer.attack], answer))]
-    assert not faults, "\n".join(faults)
+    assert not faults(module, tmp_path, some([attack.name for attack in module.ATTACKS], 12))
     assert os.listdir(tmp_path) == ["harmless"]  # what was made for attacks is gone
 
 
@@ -73,17 +66,9 @@ def test_every_rule_that_readers_check_has_an_attack() -> None:
     checked = {number for number, (level, _) in specification.rules().items() if level != "writers"}
     assert sorted(checked - attacked - set(ELSEWHERE)) == []
     assert not attacked - set(specification.rules())
-
-
-def test_rules_held_elsewhere_are_cited_there() -> None:
     for rule, where in ELSEWHERE.items():
         for name in where.partition(": ")[2].split(", "):
             assert f"R{rule}" in (Path(__file__).parents[1] / "codec" / f"{name}.py").read_text(encoding="utf-8")
-
-
-def test_most_rules_are_broken_and_not_only_leant_on() -> None:
-    refused = {r for m in MODULES for a in m.ATTACKS if a.error is not None for r in a.rules}
-    assert len(refused) >= 60
 
 
 @pytest.mark.slow
@@ -104,7 +89,6 @@ def test_what_becomes_of_a_process_is_noticed(tmp_path: Path) -> None:
         ({}, ""),
         ({"kind": ""}, "accepted"),
         ({"kind": "LimitError"}, "LimitError in place of FormatError"),
-        ({"kind": "KeyError"}, "KeyError in place of FormatError"),
         ({"message": "else"}, "which does not match 'what it is'"),
         ({"nbytes": MOST_BYTES + 1}, "allocated 64 MiB, at most 64"),
         ({"seconds": 11, "resident": 1 << 40}, "took 11.00 s of the processor, at most 10" if ALL else ""),
@@ -117,9 +101,10 @@ def test_what_becomes_of_a_process_is_noticed(tmp_path: Path) -> None:
 )
 def test_a_wrong_answer_is_called_wrong(change: dict[str, Any], fault: str) -> None:
     attack = Attack(name="a", rules=("R1",), make=Path, error=FormatError, message="what it is", doors=frozenset({"d"}))
-    answer = {"attack": "a", "door": "d", "kind": "FormatError", "message": "says what it is", "nbytes": 1}
-    said = wrong(attack, Answer(**{**answer, **change}))
-    assert fault in said and bool(fault) == bool(said)
+    answer = Answer(
+        **{"attack": "a", "door": "d", "kind": "FormatError", "message": "what it is", "nbytes": 1, **change}
+    )
+    assert fault in wrong(attack, answer) and bool(fault) == bool(wrong(attack, answer))
 
 
 def test_a_legal_attack_may_not_be_refused() -> None:
@@ -158,40 +143,23 @@ def test_files_with_archives_in_them_are_models_to_other_readers() -> None:
     assert integrity.check_signature(record, attached.KEY.public_key())
 
 
-def below_a_name(size: int, count: int) -> bytes:
-    """Return an archive of attributes in a module whose name has that size."""
-    f = tricks.attributes(count, {"m": {"n": 1}})
-    start, size = f.text(b"x" * size)
-    return f.set("modules", 1, name=start, name_size=size, key_size=size).seal()
-
-
 def test_full_names_of_attributes_are_bounded_by_the_index() -> None:
-    record = zcrecord.load_record(below_a_name(100_000, 100))
+    record = zcrecord.load_record(tricks.below_a_long_name(100_000, 100))
     with pytest.raises(LimitError, match=r"^full names of attributes add up to 10000000 bytes, more than 64 times "):
         _ = record.attributes
     assert len(record.modules["x" * 100_000].attributes) == 100
-    assert len(zcrecord.load_record(below_a_name(100_000, 40)).attributes) == 40
+    assert len(zcrecord.load_record(tricks.below_a_long_name(100_000, 40)).attributes) == 40
 
 
 def test_infos_of_tied_tensors_share_their_names() -> None:
     record = zcrecord.load_record(tricks.tensors(300).seal())
     assert len({id(record.info(name).tied) for name in record}) == 1
     assert record.info("000007").tied == tuple(record)
-
-
-def test_infos_of_tied_tensors_are_told_apart_by_payload() -> None:
     one, two = np.ones(3), np.zeros(4)
     record = zcrecord.load_record(saved({"a": one, "b": two, "c": one, "d": two, "e": np.ones(2)}))
-    assert [record.info(name).tied for name in "abcde"] == [("a", "c"), ("b", "d")] * 2 + [()]
+    assert [record.info(name).tied for name in "abcde"] == [("a", "c"), ("b", "d")] * 2 + [()], "told by payload"
 
 
 def test_texts_that_words_share_are_made_once() -> None:
     record = zcrecord.load_record(tricks.lists_of_texts())
     assert len({id(text) for texts in record.attributes.values() for text in texts}) == 1
-
-
-def test_forged_archives_start_from_sound_ones() -> None:
-    assert len(zcrecord.load_record(tricks.tensors(9).seal(), verify="full")) == 9
-    assert len(zcrecord.load_record(tricks.modules(9).seal(), verify="full").modules) == 10
-    assert len(zcrecord.load_record(tricks.attributes(9, {"n": 1}).seal(), verify="full").attributes) == 9
-    assert Forge(tricks.twins()).columns["payloads"].size == tricks.MANY

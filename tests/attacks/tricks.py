@@ -16,8 +16,8 @@ from forge import Forge, build_index, end_bytes
 from malformed import plain, rich, saved, sequence
 
 from attacks.broken import HARMLESS as HARMLESS
-from attacks.broken import file, sealed
-from attacks.catalogue import Attack
+from attacks.broken import sealed
+from attacks.catalogue import Attack, Doors, attack, file
 from attacks.doors import ARCHIVE_DOORS
 from zcrecord import FormatError, IntegrityError, LimitError, RecordError
 
@@ -29,15 +29,10 @@ TABLE = 40  # where `build_index` lays the root table
 
 
 def trick(
-    name: str,
-    rules: str,
-    make: Callable[[], bytes],
-    error: type[RecordError] | None = None,
-    message: str = "",
-    doors: frozenset[str] | None = None,
-) -> Attack:
-    """Return an attack on every door, or those given; `rules` with spaces between."""
-    return Attack(name=name, rules=tuple(rules.split()), make=file(make), error=error, message=message, doors=doors)
+    name: str, rules: str, make: Callable[[], bytes], error: type[RecordError] | None = None, message: str = "",
+    doors: Doors = None,
+) -> Attack:  # fmt: skip
+    return attack(name, rules, file(make), error, message, doors)
 
 
 def numbers(count: int) -> np.ndarray[Any, Any]:
@@ -59,7 +54,6 @@ def tensors(count: int, data: bytes = b"1234", **fields: Any) -> Forge:
 
 
 def modules(count: int) -> Forge:
-    """Return a legal archive of that many modules side by side."""
     f = Forge(saved({"m": {}}))
     start = f.add("text", numbers(count))
     rows = f.columns["modules"] = np.repeat(f.columns["modules"], [1, count])
@@ -71,7 +65,6 @@ def modules(count: int) -> Forge:
 
 
 def attributes(count: int, record: dict[str, Any]) -> Forge:
-    """Return a legal archive in which the one attribute of a record is there many times, under other keys."""
     f = Forge(saved(record))
     start = f.add("text", numbers(count))
     rows = f.columns["attributes"] = np.repeat(f.columns["attributes"], count)
@@ -88,15 +81,14 @@ def named_bytes(count: int, nbytes: int, *, listed: bool) -> Forge:
     return f
 
 
-def below_a_long_name() -> bytes:
-    """Let attributes have a module whose name is a MiB: every full name would be one."""
-    f = attributes(FLOOD // 100, {"m": {"n": 1}})
-    start, size = f.text(b"x" * LONG)
+def below_a_long_name(size: int = LONG, count: int = FLOOD // 100) -> bytes:
+    """Let attributes have a module whose name is long: every full name would be."""
+    f = attributes(count, {"m": {"n": 1}})
+    start, size = f.text(b"x" * size)
     return f.set("modules", 1, name=start, name_size=size, key_size=size).seal()
 
 
 def used_up(f: Forge) -> bytes:
-    """Return an archive whose names, texts and lists take nearly all that R30 allows."""
     index = len(build_index(f.columns, f.digest_kind))
     assert 0 <= f.budget_left() < index
     return f.seal()
@@ -145,11 +137,6 @@ def nested_alike(chains: int = MANY // 1000, depth: int = 31, size: int = 1000) 
     return used_up(f)
 
 
-def long_prefixes() -> bytes:
-    """Let names differ in their last bytes alone."""
-    return saved({f"{'a' * 250}{i:06}": np.zeros(1, np.uint8) for i in range(MANY)})
-
-
 def same_shape_of_zero() -> bytes:
     """Give empty tensors all that a shape may claim."""
     f = Forge(saved({"e": np.zeros((0, 3), np.uint8)}))
@@ -165,14 +152,12 @@ def prefixes_of_one_payload() -> bytes:
 
 
 def strings_of_one_payload() -> bytes:
-    """Let string tensors share a payload of 131,071 empty strings."""
     f = tensors(MANY, bytes(LONG), dtype=64, bits=0)
     f.columns["tensors"]["dims"] = f.add("dims", [LONG // 8 - 1])
     return f.digest().seal()
 
 
 def twins() -> bytes:
-    """Let payloads without number have the very same range, each used by one tensor."""
     f = tensors(MANY, payload=np.arange(MANY))
     f.columns["payloads"] = np.repeat(f.columns["payloads"], MANY)
     return f.seal()
@@ -191,11 +176,6 @@ def one_name() -> bytes:
     return f.seal()
 
 
-def blobs() -> bytes:
-    """Let attributes of bytes be one payload of a MiB."""
-    return attributes(MANY, {"n": bytes(LONG)}).seal()
-
-
 def descending_modules() -> bytes:
     f = modules(FLOOD // 4)
     f.columns["modules"]["parent"][1:] = np.arange(FLOOD // 4)
@@ -203,7 +183,6 @@ def descending_modules() -> bytes:
 
 
 def chained_modules() -> bytes:
-    """Nest every module in the one before."""
     f = modules(FLOOD // 4)
     rows = f.columns["modules"]
     rows["end"], rows["place"] = len(rows), 0
@@ -217,22 +196,7 @@ def one_module_name() -> bytes:
     return f.seal()
 
 
-def zeros_for_an_index() -> bytes:
-    """Return 100 MB of zeros between a header and a trailer that agree."""
-    f = plain()
-    f.index = bytes(100_000_000)
-    return f.seal()
-
-
-def huge_pools() -> bytes:
-    """Let text be 5 MB of NULs that nothing refers to: their places alone are 8 times as much."""
-    f = plain()
-    f.text(bytes(5_000_000))
-    return f.seal()
-
-
 def shared_vectors(f: Forge) -> None:
-    """Let dims, strides and words be one vector."""
     f.columns["strides"] = f.columns["words"] = f.columns["dims"]
     index = build_index(f.columns, f.digest_kind)
     at = {number: TABLE + 4 + 4 * number for number in (2, 3, 4)}
@@ -242,23 +206,14 @@ def shared_vectors(f: Forge) -> None:
     f.index = index
 
 
-def vector_inside_itself(f: Forge) -> None:
-    """Let the field of text name itself as the place of its count."""
-    f.index = build_index(f.columns, f.digest_kind)
-    at = TABLE + 4 + 4 * 1
-    f.index[at : at + 4] = bytes(4)
+def pointed(at: int, value: int) -> Callable[[], bytes]:
+    """Return a function that makes an archive with another offset at a place of its index."""
 
+    def change(f: Forge) -> None:
+        f.index = build_index(f.columns, f.digest_kind)
+        f.index[at : at + 4] = np.int32(value).tobytes()
 
-def vtable_in_the_table(f: Forge) -> None:
-    """Let the root table be its own vtable."""
-    f.index = build_index(f.columns, f.digest_kind)
-    f.index[TABLE : TABLE + 4] = bytes(4)
-
-
-def table_before_its_vtable(f: Forge) -> None:
-    """Lay vtable and table over one another by two bytes: fields are read as places."""
-    f.index = build_index(f.columns, f.digest_kind)
-    f.index[TABLE : TABLE + 4] = np.int32(TABLE - 10).tobytes()
+    return sealed(plain, change)
 
 
 def text_is_the_index(f: Forge) -> None:
@@ -325,8 +280,6 @@ def only_ends() -> bytes:
 
 
 def named(*names: str) -> Callable[[], bytes]:
-    """Return a function that makes an archive whose tensors, modules, attributes and metadata have these names."""
-
     def made() -> bytes:
         record: dict[str, Any] = {name: np.zeros(1, np.uint8) for name in names}
         record["inner"] = {name: {"n": 1} for name in names} | {f"{name}!": name for name in names}
@@ -343,23 +296,19 @@ ATTACKS: tuple[Attack, ...] = (
     # Claims
     trick("128 bytes that claim an index of 2 GiB", "R10 R12", only_ends, FormatError, "^header: "),
     trick("an empty tensor of 2^56 bytes a row", "R49 R50", same_shape_of_zero),
-    trick("100 MB of zeros for an index", "R19", zeros_for_an_index, FormatError, "^index: its identifier is not"),
-    trick("5 MB of text that nothing refers to", "R27 R28", huge_pools),
+    trick("100 MB of zeros for an index", "R19",
+          sealed(plain, lambda f: setattr(f, "index", bytes(100_000_000))), FormatError,
+          "^index: its identifier is not"),
+    trick("5 MB of text that nothing refers to", "R27 R28", sealed(plain, lambda f: f.text(bytes(5_000_000)))),
     # Many over one
     trick("tensors of one payload", "R50 R58", lambda: tensors(MANY).seal()),
     trick("payloads of one range", "R58 R60 R61", twins),
     trick("200,000 payloads of one range, and of all digests", "R60", flood_of_twins, FormatError, "of another digest"),
     trick("200,000 tensors of one name", "R32", one_name, FormatError, "not strictly ascending"),
-    trick(
-        "strided views of one payload, no two alike",
-        "R53 R55 R76",
-        prefixes_of_one_payload,
-        LimitError,
-        "different views of the same bytes",
-        LOADING,
-    ),
+    trick("strided views of one payload, no two alike", "R53 R55 R76", prefixes_of_one_payload, LimitError,
+          "different views of the same bytes", LOADING),
     trick("string tensors of one payload", "R71", strings_of_one_payload),
-    trick("attributes of one payload", "R68 R76", blobs),
+    trick("attributes of one payload", "R68 R76", lambda: attributes(MANY, {"n": bytes(LONG)}).seal()),
     trick("attributes below a name of a MiB", "R30", below_a_long_name, LimitError, "64 times", LOADING),
     # At the budget, which is 16 times the index
     trick("names of tensors at the budget", "R30 R32", lambda: alike(tensors(MANY), "tensors")),
@@ -367,36 +316,29 @@ ATTACKS: tuple[Attack, ...] = (
     trick("names of nested modules at the budget", "R30 R34", nested_alike),
     trick("names of attributes at the budget", "R30 R36", lambda: alike(attributes(MANY, {"n": 1}), "attributes")),
     trick("type names at the budget", "R30", lambda: modules(MANY).use_up("modules", "type_name").seal()),
-    trick(
-        "type names a byte over the budget",
-        "R30",
-        lambda: modules(MANY).use_up("modules", "type_name", 1).seal(),
-        LimitError,
-        "^index: its names, texts and lists take",
-    ),
+    trick("type names a byte over the budget", "R30", lambda: modules(MANY).use_up("modules", "type_name", 1).seal(),
+          LimitError, "^index: its names, texts and lists take"),
     trick("texts at the budget", "R30", lambda: attributes(MANY, {"n": "a"}).use_up("attributes", "value").seal()),
     trick("lists of texts at the budget", "R30 R31", lists_of_texts),
     trick("lists of numbers at the budget", "R30 R31", lists_of_numbers),
     # Traps for loops within loops
-    trick("names that differ in their last bytes", "R32 R36", long_prefixes),
+    trick("names that differ in their last bytes", "R32 R36",
+          lambda: saved({f"{'a' * 250}{i:06}": np.zeros(1, np.uint8) for i in range(MANY)})),
     trick("modules side by side", "R35 R43 R44", lambda: modules(MANY).seal()),
     trick("50,000 modules of one name", "R35", one_module_name, FormatError, "another module has its name"),
     trick("50,000 modules, each in the one before", "R40", chained_modules, LimitError, "nested more than 100 deep"),
     trick("50,000 modules, each claiming the one before", "R38 R39", descending_modules, FormatError, "^modules"),
     # FlatBuffers
     trick("dims, strides and words are one vector", "R22", sealed(plain, shared_vectors)),
-    trick("a vector whose count is its own field", "R22", sealed(plain, vector_inside_itself), FormatError),
-    trick("a table that is its own vtable", "R20", sealed(plain, vtable_in_the_table), FormatError, "^index: "),
-    trick(
-        "a vtable that runs into its table", "R20 R21", sealed(plain, table_before_its_vtable), FormatError, "^index: "
-    ),
+    trick("a vector whose count is its own field", "R22", pointed(TABLE + 8, 0), FormatError),
+    trick("a table that is its own vtable", "R20", pointed(TABLE, 0), FormatError, "^index: "),
+    trick("a vtable that runs into its table", "R20 R21", pointed(TABLE, TABLE - 10), FormatError, "^index: "),
     trick("a text pool over all that follows it", "R22 R28", sealed(plain, text_is_the_index), FormatError, "UTF-8"),
     # Files that are two things
     trick("archive, then zip", "R14", lambda: whole() + zip_file(), FormatError, LONGER),
     trick("npz, then archive", "R1", lambda: zip_file() + whole(), FormatError, OTHERS),
-    trick(
-        "npz, then archive that is aligned", "R1", lambda: zip_file().ljust(65536, b"\0") + whole(), FormatError, OTHERS
-    ),
+    trick("npz, then archive that is aligned", "R1", lambda: zip_file().ljust(65536, b"\0") + whole(), FormatError,
+          OTHERS),
     trick("PNG, then archive", "R1", lambda: b"\x89PNG\r\n\x1a\n" + bytes(57) + whole(), FormatError, LOOKS),
     trick("ELF, then archive", "R1 R18", lambda: b"\x7fELF" + bytes(77) + whole(), FormatError, LOOKS),
     trick("cut off by a byte", "R14", lambda: whole()[:-1], FormatError, "the archive has"),
@@ -414,4 +356,4 @@ ATTACKS: tuple[Attack, ...] = (
     # Legal, and unknown
     trick("module of a kind that is not known", "R41", sealed(rich, lambda f: f.set("modules", "bare", kind=9))),
     trick("vectors left out", "R23", sealed(lambda: sequence(3), lambda f: f.columns.pop("strides", None))),
-)
+)  # fmt: skip
