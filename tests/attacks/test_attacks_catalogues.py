@@ -104,7 +104,7 @@ def test_every_tensor_of_one_range_in_the_outline_is_checked(tmp_path: Path) -> 
         (words, ends, "'b': "),
     ):
         given = {"sound.zcr": {"a": sound}, "wrong.zcr": {"b": wrong}}
-        tree = {"a": sound, "b": copy.copy(sound)}
+        tree = {"a": sound, "b": copy.deepcopy(sound)}
         forged = forge_catalogue(tmp_path / "m.zcr", tree, given, [(0, 0), (1, 0)], offsets=0)
         record = zcrecord.load_record(forged)
         assert len(list(record["a"])) == len(list(sound))
