@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from command_line import Commands
     from playwright.sync_api import Browser
 
+    from tools.range_server import Server
+
 LEFT_OUT = pytest.StashKey[dict[str, int]]()  # tests left out of each kind, or for want of each tool
 NAMED = pytest.StashKey[bool]()  # whether paths were given
 FROZEN = pytest.StashKey[int]()  # modules that were there when objects were frozen last
@@ -112,6 +114,28 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     fs.store.clear()
     fs.pseudo_dirs[:] = [""]
     assert os.listdir(tmp_path / "temporary") == []
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A server of a folder with `m.zcr`, the archive of `remote_archives.WEIGHTS`; readers hardly wait to retry."""
+    from records import saved  # here, as above
+    from remote_archives import WEIGHTS
+
+    from tools.range_server import serving
+
+    monkeypatch.setattr("zcrecord.remote.file._FIRST_WAIT", 0.001)
+    folder = tmp_path / "served"
+    folder.mkdir()
+    (folder / "m.zcr").write_bytes(saved(WEIGHTS))
+    with serving(folder) as state:
+        yield state
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """A folder for a cache, which does not exist yet."""
+    return tmp_path / "cache"
 
 
 @pytest.fixture(scope="module")

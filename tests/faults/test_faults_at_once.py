@@ -22,6 +22,7 @@ import records as r
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import zcrecord
+from tools.faults import saves
 from zcrecord import embed, formats, integrity, onnx, transport
 from zcrecord.embed import write_files
 from zcrecord.errors import DestinationExistsError, SourceError
@@ -128,11 +129,10 @@ def test_a_save_that_returned_is_not_undone_by_an_edit_of_the_file_before(
 
 
 @POSIX
-@pytest.mark.parametrize("make, change", EDITS[:1])
 def test_no_save_comes_between_the_look_at_the_file_and_its_replacement(
-    make: Callable[[Path], None], change: Callable[[Path], None], path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make(path)
+    archive(path)
     another, replace = Another(path), os.replace
     saver = threading.Thread(target=another.save)
 
@@ -143,7 +143,7 @@ def test_no_save_comes_between_the_look_at_the_file_and_its_replacement(
         replace(source, dest)
 
     monkeypatch.setattr(os, "replace", replaced)
-    change(path)
+    edit(path)
     saver.join()
     assert another.done
     assert path.read_bytes() == another.octets, "the edit undid the save"
@@ -159,28 +159,6 @@ def test_of_two_editors_the_second_is_told_and_the_work_of_the_first_stays(path:
     assert os.listdir(path.parent) == [path.name]
 
 
-def test_of_many_editors_each_that_returned_is_there(path: Path) -> None:
-    archive(path)
-    returned: list[str] = []
-
-    def work(name: str) -> None:
-        for turn in range(20):
-            try:
-                with zcrecord.edit(path, durable=False) as edited:
-                    edited.metadata[f"{name}{turn}"] = True
-                returned.append(f"{name}{turn}")
-            except SourceError:
-                pass
-
-    workers = [threading.Thread(target=work, args=(name,)) for name in "ab"]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert returned
-    assert sorted(zcrecord.load_record(path).metadata) == sorted(returned)
-
-
 def test_an_archive_that_was_removed_meanwhile_is_not_made_again(path: Path) -> None:
     archive(path)
     with pytest.raises(SourceError, match=r"No such file|was replaced meanwhile"), zcrecord.edit(path) as edited:
@@ -189,58 +167,7 @@ def test_an_archive_that_was_removed_meanwhile_is_not_made_again(path: Path) -> 
     assert os.listdir(path.parent) == []
 
 
-def test_a_plain_save_over_another_wins_whole(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    archive(path)
-    another = saved_at_the_first_fsync(path, monkeypatch)
-    zcrecord.save_record({"last": np.arange(3)}, path)
-    assert another.done
-    assert list(zcrecord.load_record(path, verify="full")) == ["last"]
-
-
-def attach_to(path: Path) -> None:
-    program(path.with_name("program"))
-    archive(path.with_name("weights.zcr"))
-    embed.attach(path.with_name("program"), path.with_name("weights.zcr"), path)
-
-
-def detach_to(path: Path) -> None:
-    attached(path.with_name("program"))
-    embed.detach(path.with_name("program"), path)
-
-
-def edit_to(path: Path) -> None:
-    archive(path.with_name("old.zcr"))
-    with zcrecord.edit(path.with_name("old.zcr"), path) as edited:
-        edited.metadata["by"] = "editor"
-
-
-def pack_to(path: Path) -> None:
-    archive(path.with_name("old.zcr"))
-    transport.pack(path.with_name("old.zcr"), path)
-
-
-def unpack_to(path: Path) -> None:
-    archive(path.with_name("old.zcr"))
-    transport.pack(path.with_name("old.zcr"), path.with_name("old.zst"), durable=False)
-    transport.unpack(path.with_name("old.zst"), path)
-
-
-def pack_to_url(path: Path) -> None:
-    archive(path.with_name("old.zcr"))
-    transport.pack(path.with_name("old.zcr"), path.as_uri())
-
-
-def sign_to_url(path: Path) -> None:
-    archive(path.with_name("old.zcr"))
-    integrity.sign(path.with_name("old.zcr"), KEY, path.as_uri())
-
-
-def convert_to_url(path: Path) -> None:
-    np.savez(path.with_name("old.npz"), a=np.ones(9))
-    formats.convert(path.with_name("old.npz"), path.as_uri(), dest_format="zcr")
-
-
-def sign_to(make: Callable[[Path], None]) -> Callable[[Path], None]:
+def sign_to(make: Callable[[Path], None]) -> Callable[[Path], object]:
     def sign(path: Path) -> None:
         make(path.with_name("old.zcr"))
         integrity.sign(path.with_name("old.zcr"), KEY, path)
@@ -248,47 +175,57 @@ def sign_to(make: Callable[[Path], None]) -> Callable[[Path], None]:
     return sign
 
 
-def tune_to(path: Path) -> None:
-    model(path.with_name("old.zcr"))
-    onnx.tune(path.with_name("old.zcr"), path)
+def of_an_archive(save: Callable[[Path, Path], object]) -> Callable[[Path], object]:
+    """Return a save of `old.zcr`, which is beside its destination."""
 
+    def run(path: Path) -> None:
+        model(path.with_name("old.zcr"))
+        save(path.with_name("old.zcr"), path)
 
-def convert_to(path: Path, **options: Any) -> None:
-    np.savez(path.with_name("old.npz"), a=np.ones(9), b=np.zeros(9))
-    formats.convert(path.with_name("old.npz"), path, dest_format="zcr", **options)
+    return run
 
 
 TO_NEW: list[Any] = [
-    edit_to,
-    attach_to,
-    detach_to,
-    pack_to,
-    pack_to_url,
-    unpack_to,
-    sign_to_url,
-    convert_to_url,
-    pytest.param(sign_to(archive), id="sign_to"),
-    pytest.param(sign_to(catalogue), id="sign_to one of a catalogue"),
-    tune_to,
-    convert_to,
-    pytest.param(lambda path: convert_to(path, max_shard_size=8), id="convert_to shards"),
-    pytest.param(lambda path: onnx.convert(DIGITS, path), id="onnx_to"),
+    pytest.param(sign_to(archive), id="sign"),
+    pytest.param(sign_to(catalogue), id="sign a catalogue"),
+    pytest.param(of_an_archive(onnx.tune), id="tune"),
+    pytest.param(of_an_archive(lambda old, path: transport.pack(old, path.as_uri())), id="pack to a file's URL"),
+    pytest.param(of_an_archive(lambda old, path: integrity.sign(old, KEY, path.as_uri())), id="sign to a file's URL"),
+    pytest.param(of_an_archive(lambda old, path: formats.convert(old, path.as_uri())), id="convert to a file's URL"),
+    pytest.param(of_an_archive(lambda old, path: formats.convert(old, path, max_shard_size=8)), id="convert to shards"),
 ]
 
 
-@pytest.mark.parametrize("make", TO_NEW)
-def test_what_came_to_a_free_place_meanwhile_is_replaced_only_by_force(
-    make: Callable[[Path], Any], path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sources")
+    saves.prepare(folder)
+    return folder
+
+
+def assert_stays(save: Callable[[], object], path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that a file which comes to a path while a save is under way is not replaced."""
     another = saved_at_the_first_fsync(path, monkeypatch)
     with pytest.raises(DestinationExistsError, match="was made by another saver meanwhile, and stays"):
-        make(path)
+        save()
     assert another.done
     assert path.read_bytes() == another.octets
 
 
-def report_to(url: str, **options: Any) -> None:
-    report("m.zcr", url, digest=True, **options)
+@pytest.mark.parametrize("save", TO_NEW)
+def test_what_came_to_a_free_place_meanwhile_is_replaced_only_by_force(
+    save: Callable[[Path], object], path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert_stays(lambda: save(path), path, monkeypatch)
+
+
+@pytest.mark.parametrize("name", [name for name, save in saves.SAVES.items() if save.asks])
+def test_what_came_to_the_free_place_of_any_save_meanwhile_stays(
+    name: str, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = saves.SAVES[name]
+    path = tmp_path / save.name
+    assert_stays(lambda: save.run(sources, path, False), path, monkeypatch)
 
 
 URLS: dict[str, Callable[..., Any]] = {
@@ -298,7 +235,7 @@ URLS: dict[str, Callable[..., Any]] = {
     "onnx.convert": lambda url, **options: onnx.convert(DIGITS, url, **options),
     "to_onnx": lambda url, **options: onnx.to_onnx("m.zcr", url, **options),
     "tune": lambda url, **options: onnx.tune("m.zcr", url, threads=1, **options),
-    "report": report_to,
+    "report": lambda url, **options: report("m.zcr", url, digest=True, **options),
 }
 
 
@@ -310,18 +247,18 @@ def test_what_came_to_a_free_url_meanwhile_is_replaced_only_by_force(
     monkeypatch.chdir(path.parent)
     model(path)
     transport.pack("m.zcr", "m.zst", durable=False)
-    store, at = fsspec.filesystem("memory"), "/at_once/m.zcr"
+    store, offset = fsspec.filesystem("memory"), "/at_once/m.zcr"
 
     def another(*_: Any) -> None:
-        if not store.exists(at):
-            store.pipe_file(at, b"another's")
+        if not store.exists(offset):
+            store.pipe_file(offset, b"another's")
 
     try:
         with contextlib.nullcontext() if force else pytest.raises(SourceError, match="was written by another"):
-            URLS[save](f"memory:/{at}", force=force, progress=another)
-        assert (store.cat_file(at) == b"another's") != force
+            URLS[save](f"memory:/{offset}", force=force, progress=another)
+        assert (store.cat_file(offset) == b"another's") != force
     finally:
-        store.rm_file(at)
+        store.rm_file(offset)
 
 
 def test_an_edit_ends_where_it_began_though_the_working_folder_is_another(
@@ -409,8 +346,8 @@ def test_a_descriptor_of_a_removed_file_is_no_destination(save: str, strangers: 
 
 
 def test_a_file_that_is_to_be_new_replaces_none(path: Path) -> None:
-    made = pytest.raises(DestinationExistsError, match="was made by another saver meanwhile, and stays")
-    with made, open_sink(path, replaces=()) as sink:
+    refused = pytest.raises(DestinationExistsError, match="was made by another saver meanwhile, and stays")
+    with refused, open_sink(path, replaces=()) as sink:
         sink.write(b"mine")
         path.write_bytes(b"another's")
     assert path.read_bytes() == b"another's"
@@ -459,9 +396,9 @@ def test_of_two_savers_of_several_files_one_wins_whole(
         replace(source, dest)
         placed.append(dest)
 
-    def unlocked(fd: int, what: int) -> None:
-        lock(fd, what)
-        if what == fcntl.LOCK_UN and not saved and any(name.endswith((".safetensors", ".h", ".c")) for name in placed):
+    def unlocked(fd: int, kind: int) -> None:
+        lock(fd, kind)
+        if kind == fcntl.LOCK_UN and not saved and any(name.endswith((".safetensors", ".h", ".c")) for name in placed):
             saved.append(True)
             save(path, 2)
 
@@ -492,9 +429,9 @@ def test_savers_of_files_that_are_links_into_each_others_folders_lock_these_in_o
     numbers, lock = {folder.stat().st_ino: folder.name for folder in folders}, fcntl.flock
     locked: list[str] = []
 
-    def noted(fd: int, what: int) -> None:
-        lock(fd, what)
-        if what & fcntl.LOCK_EX and (name := numbers.get(os.fstat(fd).st_ino)):
+    def noted(fd: int, operation: int) -> None:
+        lock(fd, operation)
+        if operation & fcntl.LOCK_EX and (name := numbers.get(os.fstat(fd).st_ino)):
             locked.append(name)
 
     orders = []
@@ -512,11 +449,11 @@ def test_savers_of_files_that_are_links_into_each_others_folders_lock_these_in_o
 
 @POSIX
 def test_a_lock_inside_a_lock_goes_on_and_another_thread_waits_for_the_outer_one(tmp_path: Path) -> None:
-    told: list[str] = []
+    reports: list[str] = []
 
     def other() -> None:
         with scratch.folder_lock(str(tmp_path)):
-            told.append("other")
+            reports.append("other")
 
     waiting = threading.Thread(target=other)
     with scratch.folder_lock(str(tmp_path)):
@@ -524,27 +461,10 @@ def test_a_lock_inside_a_lock_goes_on_and_another_thread_waits_for_the_outer_one
         with scratch.folder_lock(f"{tmp_path}/."):
             waiting.join(0.2)
         waiting.join(0.2)
-        told.append("first")
+        reports.append("first")
     waiting.join()
-    assert told == ["first", "other"]
+    assert reports == ["first", "other"]
     assert os.listdir(tmp_path) == []
-
-
-@POSIX
-def test_a_save_from_within_a_save_goes_on(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As that of a signal's handler, which may come at any step."""
-    another, replace = Another(path.with_name("other.zcr")), os.replace
-
-    def replaced(source: str, dest: str) -> None:
-        if not another.done:
-            another.done = True
-            another.save()
-        replace(source, dest)
-
-    monkeypatch.setattr(os, "replace", replaced)
-    monkeypatch.setattr(scratch, "_PATIENCE", 0)
-    archive(path)
-    assert sorted(os.listdir(path.parent)) == ["m.zcr", "other.zcr"]
 
 
 def plain(path: Path) -> Any:
@@ -559,7 +479,10 @@ def sharded(path: Path) -> Any:
     return zcrecord.RecordWriter(path, durable=False, max_shard_size=8)
 
 
-@pytest.mark.filterwarnings("ignore")  # of forks beside threads
+FORKS = pytest.mark.filterwarnings("ignore")  # of forks beside threads
+
+
+@FORKS
 @POSIX
 @pytest.mark.parametrize("begin", [plain, writer, sharded])
 def test_a_child_that_was_forked_meanwhile_finishes_no_file_of_its_parent(
@@ -570,21 +493,21 @@ def test_a_child_that_was_forked_meanwhile_finishes_no_file_of_its_parent(
 
     catalogue(path)
     before = {name: (path.parent / name).read_bytes() for name in os.listdir(path.parent)}
-    answer, told = os.pipe()
-    with begin(path) as out:
+    answer, reports = os.pipe()
+    with begin(path) as out, open(answer, "rb", buffering=0), open(reports, "wb", buffering=0):
         put(out, 2)
         child = os.fork()
         if not child:
             try:
                 put(out, 3)
                 out.flush() if begin is plain else out.__exit__(None, None, None)
-                os.write(told, b"finished")
+                os.write(reports, b"finished")
             except BaseException as error:
-                os.write(told, repr(error).encode())
+                os.write(reports, repr(error).encode())
             os._exit(0)
         os.waitpid(child, 0)
-        assert b"SourceError" in (said := os.read(answer, 1000)), said
-        assert b"is being written by the process that forked this one" in said
+        said = os.read(answer, 1000)
+        assert b"SourceError" in said and b"is being written by the process that forked this one" in said
         assert {name: (path.parent / name).read_bytes() for name in before} == before
         put(out, 4)
     if begin is plain:
@@ -592,47 +515,34 @@ def test_a_child_that_was_forked_meanwhile_finishes_no_file_of_its_parent(
     else:
         record = zcrecord.load_record(path, verify="full")
         assert {name: value.tolist() for name, value in record.items()} == {"t2": [0, 1], "t4": [0, 1, 2, 3]}
-    os.close(answer)
-    os.close(told)
 
 
-@pytest.mark.filterwarnings("ignore")  # of forks beside threads
+@FORKS
 @POSIX
-def test_a_child_that_was_forked_meanwhile_keeps_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("saver_dies", [False, True])
+def test_a_child_that_was_forked_meanwhile_keeps_no_lock(
+    saver_dies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wait, end = os.pipe()
-    with scratch.folder_lock(str(tmp_path)):
-        child = os.fork()
-        if not child:
-            os.close(end)
-            os.read(wait, 1)
-            os._exit(0)
-    monkeypatch.setattr(scratch, "_PATIENCE", 0)
-    try:
-        archive(tmp_path / "m.zcr")
-    finally:
-        os.close(end)
-        os.close(wait)
-        os.waitpid(child, 0)
-
-
-@pytest.mark.filterwarnings("ignore")  # of forks beside threads
-@POSIX
-def test_a_child_that_outlives_a_saver_that_died_keeps_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wait, end = os.pipe()
-    saver = os.fork()
+    saver = os.fork() if saver_dies else 0
     if not saver:
         with scratch.folder_lock(str(tmp_path)):
-            if not os.fork():
+            child = os.fork()
+            if not child:
                 os.close(end)
                 os.read(wait, 1)
-            os._exit(0)
-    os.waitpid(saver, 0)
+            if not child or saver_dies:
+                os._exit(0)
+    if saver_dies:
+        os.waitpid(saver, 0)
     monkeypatch.setattr(scratch, "_PATIENCE", 0)
     try:
         archive(tmp_path / "m.zcr")
     finally:
         os.close(end)
         os.close(wait)
+        if not saver_dies:
+            os.waitpid(child, 0)
 
 
 @POSIX
@@ -651,10 +561,10 @@ def test_a_folder_whose_lock_cannot_be_asked_for_now_is_an_error(
             raise OSError(24, "Too many open files")
         return opened(name, flags, *more)
 
-    def lost(fd: int, what: int) -> None:
+    def lost(fd: int, operation: int) -> None:
         if stat.S_ISDIR(os.fstat(fd).st_mode):
             raise OSError(5, "Input/output error")
-        lock(fd, what)
+        lock(fd, operation)
 
     if call == "open":
         monkeypatch.setattr(os, "open", exhausted)
@@ -666,7 +576,7 @@ def test_a_folder_whose_lock_cannot_be_asked_for_now_is_an_error(
     assert os.listdir(path.parent) == [path.name]
 
 
-FORKS = """
+FORKING = """
 import os, sys
 import numpy as np, zcrecord
 from zcrecord.storage.files import scratch_folder
@@ -686,7 +596,7 @@ with scratch_folder(sys.argv[1]) as folder, zcrecord.RecordWriter(sys.argv[1]) a
 @pytest.mark.slow
 @POSIX
 def test_a_child_that_ends_in_the_middle_of_a_save_leaves_it_alone(path: Path) -> None:
-    r.run_python(FORKS, path)
+    r.run_python(FORKING, path)
     assert list(zcrecord.load_record(path)) == ["w"]
     assert os.listdir(path.parent) == [path.name]
 

@@ -20,7 +20,7 @@ SHM = Path("/dev/shm")  # the system calls are the same there, and no disk is wa
 
 
 @pytest.fixture(scope="module")
-def told() -> Iterator[dict[str, Any]]:
+def reports() -> Iterator[dict[str, Any]]:
     """Results of all saves, each in turn in one process."""
     with tempfile.TemporaryDirectory(dir=SHM if SHM.is_dir() else None) as name:
         folder = Path(name)
@@ -28,15 +28,15 @@ def told() -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", SAVES)
-def test_interrupted_save_leaves_the_old_file_or_the_new_one_and_says_which(name: str, told: dict[str, Any]) -> None:
-    assert not told[name]["wrong"], "\n".join(told[name]["wrong"][:20])
+def test_interrupted_save_leaves_the_old_file_or_the_new_one_and_says_which(name: str, reports: dict[str, Any]) -> None:
+    assert not reports[name]["wrong"], "\n".join(reports[name]["wrong"][:20])
 
 
 @pytest.mark.parametrize("name", SAVES)
-def test_interruptions_reach_every_step_of_a_save(name: str, told: dict[str, Any]) -> None:
+def test_interruptions_reach_every_step_of_a_save(name: str, reports: dict[str, Any]) -> None:
     """Or the test above would not notice."""
-    found = told[name]
-    assert found["calls"] >= 15
-    assert found["failed"] >= 15
-    assert found["killed"] >= 15
-    assert {"write", "fsync", "close", "rename", "flock"} <= set(found["hit"])
+    result = reports[name]
+    assert result["calls"] >= 15
+    assert result["failed"] >= 15
+    assert result["killed"] >= 15
+    assert {"write", "fsync", "close", "rename", "flock"} <= set(result["hit"])

@@ -20,11 +20,11 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="platform: ranks end 
 @LINUX
 @pytest.mark.exhaustive(keep=0)
 def test_checkpoint_is_whole_after_ranks_were_killed_and_the_next_save_removes_what_they_left(tmp_path: Path) -> None:
-    told = kill_ranks(tmp_path / "run", 5, seed=4)
-    assert (told.times, told.whole) == (5, 5)
-    assert told.others, "no save was killed in the middle, so nothing was tried"
-    assert (told.left, told.mixed, told.crashed) == (0, 0, 0)
-    assert told.loads > told.refused
+    kills = kill_ranks(tmp_path / "run", 5, seed=4)
+    assert (kills.times, kills.whole) == (5, 5)
+    assert kills.others, "no save was killed in the middle, so nothing was tried"
+    assert (kills.left, kills.mixed, kills.crashed) == (0, 0, 0)
+    assert kills.loads > kills.refused
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -38,7 +38,7 @@ UPWARDS = {
 _INTERNAL = (
     *("archive", "cli", "codec", "compat.safetensors.mapped", "compat.safetensors.opening", "compat.safetensors.specs"),
     *("distributed", "embed", "fleet", "foreign", "formats", "frameworks", "hollow", "integrity", "loaders", "onnx"),
-    *("record", "report", "tensors", "typed", "vllm", "writing"),
+    *("record", "remote", "report", "storage", "tensors", "transport", "typed", "vllm", "writing"),
 )
 INTERNAL = tuple(f"zcrecord.{room}." for room in _INTERNAL)
 

@@ -266,7 +266,7 @@ def test_a_planted_note_has_nothing_removed(guess: str, tmp_path: Path) -> None:
     """Its writer knows names and sizes, and not which files these are; what makes no sense is no reason to fail."""
     mine = tmp_path / "model-00001-of-00002.zcr"
     zcrecord.save_record(MODEL, mine)
-    line = guess.format(**ListedFile.at(str(mine), mine.name)._asdict())
+    line = guess.format(**ListedFile.from_path(str(mine), mine.name)._asdict())
     (tmp_path / ".model.zcr.0123456789ab.zcr-scratch").write_bytes(note_of([]) + line.encode())
     zcrecord.save_record(OTHER, tmp_path / "model.zcr")
     assert files(tmp_path) == [mine.name, "model.zcr"]
@@ -431,7 +431,7 @@ def safetensors_shards(record: Any, dest: Any) -> None:
     "dest, message",
     [
         ("none/model.zcr", "No such file or directory"),
-        ("/dev/null", "is no regular file; name one, beside which the shards are to lie"),
+        ("/dev/null", "not a regular file; name one, beside which the shards are to lie"),
         ("loop", "Too many levels of symbolic links"),
         ("nul\0", "it contains NUL"),
         ("surrogate\ud800", "it has lone surrogates"),

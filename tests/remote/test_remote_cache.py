@@ -6,52 +6,17 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import xxhash
 from records import ROOT, saved
+from remote_archives import WEIGHTS, cached_files, is_right, load
 
-import zcrecord
-from tools.range_server import Server, serving
+from tools.range_server import Server
 from zcrecord import SourceError, UnsupportedError
 from zcrecord.remote import trim_cache
-
-WEIGHTS = {f"w{i}": np.random.default_rng(i).integers(0, 255, 100_000, np.uint8) for i in range(8)}
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    """A server of a folder that holds `m.zcr`, the archive of WEIGHTS."""
-    folder = tmp_path / "served"
-    folder.mkdir()
-    (folder / "m.zcr").write_bytes(saved(WEIGHTS))
-    with serving(folder) as state:
-        yield state
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
-
-
-def load(server: Server, cache: Any, name: str = "m.zcr", **options: Any) -> Any:
-    return zcrecord.load_record(f"{server.url}/{name}", cache=cache, **options)
-
-
-def is_right(record: Any) -> bool:
-    return all(map(np.array_equal, record.values(), WEIGHTS.values()))
-
-
-def files(cache: Path) -> list[Path]:
-    return sorted(path for path in cache.rglob("*") if path.is_file())
-
-
-def payload_files(cache: Path) -> list[Path]:
-    return [path for path in files(cache) if path.name != "index"]
 
 
 def test_a_second_load_asks_for_64_bytes(server: Server, cache: Path) -> None:
@@ -59,36 +24,38 @@ def test_a_second_load_asks_for_64_bytes(server: Server, cache: Path) -> None:
     server.forget()
     assert is_right(load(server, cache))
     assert [request.sent for request in server.requests] == [64]
-    assert len(payload_files(cache)) == 8
+    assert len(cached_files(cache)) == 8
 
 
 def test_only_what_was_fetched_is_kept_and_only_the_rest_is_fetched(server: Server, cache: Path) -> None:
     assert load(server, cache)["w3"].any()
-    assert len(payload_files(cache)) == 1
+    assert len(cached_files(cache)) == 1
     rec = load(server, cache)
     server.forget()
     assert is_right(rec)
     assert sum(request.sent for request in server.requests) < 710_000
 
 
-@pytest.mark.parametrize("how", ["flipped", "shorter", "longer", "empty", "unreadable"])
-def test_a_damaged_entry_is_fetched_again_and_mended(server: Server, cache: Path, how: str) -> None:
+@pytest.mark.parametrize("way", ["flipped", "shorter", "longer", "folder", "pipe", "link"])
+def test_a_damaged_entry_is_fetched_again_and_mended(server: Server, cache: Path, way: str, tmp_path: Path) -> None:
     assert is_right(load(server, cache))
-    for path in files(cache):
+    for path in cached_files(cache, index=True):
         data = bytearray(path.read_bytes())
-        if how == "unreadable":
-            path.unlink()
-            path.mkdir()
-            continue
         data[len(data) // 2] ^= 1
-        changed = {"flipped": bytes(data), "shorter": bytes(data[:-3]), "longer": bytes(data) + b"more", "empty": b""}[
-            how
-        ]
-        path.write_bytes(changed)
+        path.unlink()
+        if way == "folder":
+            path.mkdir()
+        elif way == "pipe":
+            os.mkfifo(path)
+        elif way == "link":
+            (tmp_path / path.name).write_bytes(data)
+            path.symlink_to(tmp_path / path.name)
+        else:
+            path.write_bytes({"flipped": data, "shorter": data[:-3], "longer": data + b"more"}[way])
     server.forget()
     assert is_right(load(server, cache))
     assert server.sent > 800_000
-    if how != "unreadable":
+    if way != "folder":
         server.forget()
         assert is_right(load(server, cache))
         assert server.sent == 64
@@ -97,7 +64,7 @@ def test_a_damaged_entry_is_fetched_again_and_mended(server: Server, cache: Path
 def test_without_digests_payloads_are_not_kept(server: Server, cache: Path) -> None:
     (server.folder / "m.zcr").write_bytes(saved(WEIGHTS, digest="none"))
     assert is_right(load(server, cache))
-    assert not payload_files(cache)
+    assert not cached_files(cache)
 
 
 def test_the_environment_names_a_cache_and_false_does_without(
@@ -108,26 +75,25 @@ def test_the_environment_names_a_cache_and_false_does_without(
     assert is_right(load(server, False))
     assert not cache.exists()
     assert is_right(load(server, None))
-    assert len(payload_files(cache)) == 8
+    assert len(cached_files(cache)) == 8
     assert trim_cache(limit=250_000) <= 250_000
     assert trim_cache() == 0
 
 
 def test_trimming_takes_what_was_not_used_for_longest_and_nothing_of_others(server: Server, cache: Path) -> None:
     assert is_right(load(server, cache))
-    for number, path in enumerate(payload_files(cache)):
+    for number, path in enumerate(cached_files(cache)):
         os.utime(path, (number, number))
-    oldest = payload_files(cache)[0]
-    kept = payload_files(cache)[-2:]
+    oldest = cached_files(cache)[0]
+    stored = cached_files(cache)[-2:]
     other = cache / "mine.txt"
     other.write_text("mine", encoding="utf-8")
     left = trim_cache(cache, limit=210_000)
     assert 200_000 <= left <= 210_000
     assert not oldest.exists()
-    assert set(kept) <= set(files(cache))
-    assert other.exists()
+    assert {*stored, other} <= set(cached_files(cache))
     assert trim_cache(cache) == 0
-    assert files(cache) == [other]
+    assert cached_files(cache, index=True) == [other]
     assert is_right(load(server, cache))
 
 
@@ -143,7 +109,7 @@ def test_trimming_follows_no_link_to_elsewhere(tmp_path: Path, cache: Path) -> N
 
 def test_using_an_entry_counts_for_trimming(server: Server, cache: Path) -> None:
     assert is_right(load(server, cache))
-    for path in files(cache):
+    for path in cached_files(cache, index=True):
         os.utime(path, (1, 1))
     assert load(server, cache)["w4"].any()
     trim_cache(cache, limit=150_000)
@@ -161,27 +127,26 @@ def test_a_cache_that_cannot_be_written_does_not_stop_loading(
 
     monkeypatch.setattr("os.replace", full)
     assert is_right(load(server, cache))
-    assert not files(cache), "nothing half written is left"
+    assert not cached_files(cache, index=True), "nothing half written is left"
 
 
-@pytest.mark.parametrize("folder", [True, 3, b"cache", ["cache"], "a\0b"])
+@pytest.mark.parametrize("folder", [True, b"cache", "a\0b"])
 def test_what_is_no_folder_is_one_typed_error(server: Server, folder: Any) -> None:
     with pytest.raises((UnsupportedError, SourceError), match=r"cache= takes a folder's path|cannot be made"):
         load(server, folder)
-    if folder is True:
-        with pytest.raises(UnsupportedError, match="cache= takes a folder's path, False for none"):
-            trim_cache(True)
+
+
+def test_trimming_refuses_what_is_no_folder_or_limit_and_no_cache_is_empty() -> None:
+    with pytest.raises(UnsupportedError, match="cache= takes a folder's path, False for none"):
+        trim_cache(True)
     with pytest.raises(UnsupportedError, match="limit='1 GB' is not a number of bytes"):
         trim_cache("cache", limit="1 GB")  # type: ignore[arg-type]
-
-
-def test_trimming_no_cache_leaves_nothing_to_do() -> None:
     assert trim_cache(False) == 0
 
 
 def index_file(cache: Path) -> Path:
-    (found,) = [path for path in files(cache) if path.name == "index"]
-    return found
+    (path,) = cache.rglob("index")
+    return path
 
 
 def test_an_index_is_written_once_and_used_from_then_on(server: Server, cache: Path) -> None:
@@ -196,17 +161,13 @@ def test_an_index_is_written_once_and_used_from_then_on(server: Server, cache: P
 @pytest.mark.parametrize(
     "line",
     [
-        b"",
         b"[]",
         b"[" * 100_000,
-        b"null",
         b'{"digest": DIGEST, "pieces": []}',
         b'{"digest": DIGEST, "pieces": [[0, 64]]}',
         b'{"digest": DIGEST, "pieces": [[0, 64], [64, 0], [0, 0]]}',
-        b'{"digest": DIGEST, "pieces": [[-1, 64]]}',
         b'{"digest": DIGEST, "pieces": [[0, -5], [0, 1e400]]}',
         b'{"digest": DIGEST, "pieces": [[true, 64], "ab", 3]}',
-        b'{"digest": DIGEST, "pieces": {"a": 1}}',
         b'{"digest": DIGEST}',
     ],
 )
@@ -231,7 +192,7 @@ def test_several_processes_may_fill_one_cache_at_once(server: Server, cache: Pat
     running = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     expected = sum(int(value.sum()) for value in WEIGHTS.values())
     assert [int(process.communicate()[0]) for process in running] == [expected] * 3
-    assert len(files(cache)) == 9
+    assert len(cached_files(cache, index=True)) == 9
     server.forget()
     assert is_right(load(server, cache))
     assert server.sent == 64

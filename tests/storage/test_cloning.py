@@ -40,14 +40,14 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 def used(folder: Path) -> int:
     """Return the bytes in use on a file system."""
     os.sync()
-    told = os.statvfs(folder)
-    return (told.f_blocks - told.f_bfree) * told.f_frsize
+    status = os.statvfs(folder)
+    return (status.f_blocks - status.f_bfree) * status.f_frsize
 
 
 @pytest.mark.parametrize("index", ["front", "back"])
 def test_an_edit_takes_no_space_where_the_file_system_clones(disk: Path, index: str) -> None:
-    made = np.random.default_rng(0)
-    tensors = {f"layers.{i}.w": made.integers(0, 255, 16 * MIB + 1000 * i, np.uint8) for i in range(16)}
+    random = np.random.default_rng(0)
+    tensors = {f"layers.{i}.w": random.integers(0, 255, 16 * MIB + 1000 * i, np.uint8) for i in range(16)}
     empty, path, other = used(disk), disk / "m.zcr", disk / "other.zcr"
     if index == "front":
         zcrecord.save_record(tensors, path)

@@ -66,13 +66,11 @@ REFUSING: dict[str, tuple[Any, type[RecordError], int | None, str]] = {
     "a full device without a buffer": (lambda: open("/dev/full", "wb", buffering=0), SourceError, errno.ENOSPC, FULL),
     "a full device behind a large buffer": (lambda: open("/dev/full", "wb", 1 << 24), SourceError, errno.ENOSPC, FULL),
     "a pipe that nobody reads": (unread, PipeClosedError, errno.EPIPE, CLOSED),
-    "such a pipe without a buffer": (lambda: unread(buffering=0), PipeClosedError, errno.EPIPE, CLOSED),
-    "such a pipe behind a large buffer": (lambda: unread(buffering=1 << 24), PipeClosedError, errno.EPIPE, CLOSED),
     "a file opened to be read": (lambda: open(os.devnull, "rb"), SourceError, None, NOT_FOR_WRITING),
     "one without a buffer": (lambda: open(os.devnull, "rb", buffering=0), SourceError, None, NOT_FOR_WRITING),
     "a closed file": (shut, SourceError, None, "the file object is closed; open it again"),
     "text": (lambda: open(os.devnull, "w", encoding="utf-8"), UnsupportedError, None, "text mode; open it in binary"),
-    "text by another name": (lambda: codecs.getwriter("utf-8")(io.BytesIO()), UnsupportedError, None, "takes no bytes"),
+    "text by another name": (lambda: codecs.getwriter("utf-8")(io.BytesIO()), UnsupportedError, None, "accept bytes"),
     "a store's own": (lambda: Raising(OSError("the bucket is gone")), SourceError, None, "object: the bucket is gone"),
 }  # fmt: skip
 
@@ -98,9 +96,9 @@ class Raising(io.BytesIO):
 @POSIX
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="platform: no /dev/full")
 @pytest.mark.parametrize("tree", TREES)
-@pytest.mark.parametrize("what", REFUSING)
-def test_whatever_a_file_object_refuses_is_one_typed_error(what: str, tree: str) -> None:
-    make, kind, number, message = REFUSING[what]
+@pytest.mark.parametrize("case", REFUSING)
+def test_whatever_a_file_object_refuses_is_one_typed_error(case: str, tree: str) -> None:
+    make, kind, number, message = REFUSING[case]
     file = make()
     with pytest.raises(RecordError, match=message) as caught:
         zcrecord.save_record(TREES[tree](), file)
@@ -153,11 +151,9 @@ def gzip_of_data() -> bytes:
 FILES: dict[str, tuple[Callable[[Path], Any], bool]] = {
     "open": (lambda path: open(path, "rb"), True),
     "open without a buffer": (lambda path: open(path, "rb", buffering=0), True),
-    "open for writing, too": (lambda path: open(path, "r+b"), True),
     "open behind other bytes": (lambda path: behind(path), False),
     "replaced meanwhile": (lambda path: replaced(path), False),
     "a temporary file": (lambda path: filled(tempfile.TemporaryFile()), False),
-    "a named temporary file": (lambda path: filled(tempfile.NamedTemporaryFile()), True),
     "a pipe": (lambda path: piped(), False),
     "gzip": (lambda path: gzip.GzipFile(fileobj=io.BytesIO(gzip_of_data())), False),
     "a gzip file": (lambda path: gzipped(path), False),
@@ -214,13 +210,13 @@ def gzipped(path: Path) -> Any:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("verify", LEVELS)
 @pytest.mark.parametrize("mode", ["r", "c"])
-@pytest.mark.parametrize("what", FILES)
+@pytest.mark.parametrize("case", FILES)
 def test_loads_a_file_object_from_where_it_is_and_maps_what_open_gave(
-    what: str, mode: Any, verify: Any, tmp_path: Path
+    case: str, mode: Any, verify: Any, tmp_path: Path
 ) -> None:
     path = tmp_path / "m.zcr"
     path.write_bytes(DATA)
-    make, mapped = FILES[what]
+    make, mapped = FILES[case]
     with make(path) as file:
         rec = zcrecord.load_record(file, mode=mode, verify=verify)
         r.assert_same(rec.tree(), TREE)
@@ -237,10 +233,10 @@ def test_a_file_object_is_loaded_whatever_comes_to_its_path(
     looked = files.path_of_open
 
     def late(file: Any) -> str | None:
-        found = looked(file)
+        result = looked(file)
         path.unlink()
         zcrecord.save_record({"another": np.ones(1)}, path)
-        return found
+        return result
 
     monkeypatch.setattr(load, "path_of_open", late)
     with path.open("rb") as file:
@@ -281,7 +277,7 @@ ODD: dict[str, tuple[Callable[[], Any], type[RecordError], str]] = {
     "one that fails": (lambda: Odd(OSError(errno.EIO, "I/O error")), SourceError, "cannot be read: I/O error"),
     "one that fails its own way": (lambda: Odd(RuntimeError()), SourceError, "cannot be read: RuntimeError"),
     "one that would block": (lambda: Odd(None), SourceError, "has no bytes ready; open it in blocking mode"),
-    "numbers": (lambda: Odd(5), UnsupportedError, r"read\(\) of the file object gave a int and no bytes"),
+    "numbers": (lambda: Odd(5), UnsupportedError, r"read\(\) of the file object returned int, expected bytes"),
     "an empty one": (lambda: io.BytesIO(), FormatError, "the file is empty|0 bytes are too few"),
     "no archive": (lambda: Odd(b""), FormatError, "the file is empty|0 bytes are too few"),
 }  # fmt: skip
@@ -303,9 +299,9 @@ def test_a_closed_file_object_is_told_by_whatever_reads_it(read: str) -> None:
             READERS[read](file)
 
 
-@pytest.mark.parametrize("what", ODD)
-def test_refuses_a_file_object_that_cannot_be_read(what: str) -> None:
-    make, error, message = ODD[what]
+@pytest.mark.parametrize("case", ODD)
+def test_refuses_a_file_object_that_cannot_be_read(case: str) -> None:
+    make, error, message = ODD[case]
     source = make()
     with pytest.raises(error, match=message) as caught:
         zcrecord.load_record(source)

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ import zcrecord
 from zcrecord import (
     IntegrityError,
     Record,
-    RecordError,
     SourceNotFoundError,
     TensorNotFoundError,
     UnsupportedError,
@@ -116,13 +116,6 @@ def test_embedded_record_survives_pickling(embedded: Any, path: Path) -> None:
     r.assert_same(pickle.loads(pickle.dumps(rec.module("n"))).tree(), TREE["n"])
 
 
-def test_record_of_a_relative_path_is_found_from_another_folder(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(path.parent)
-    data = pickle.dumps(load_record("m.zcr"))
-    monkeypatch.chdir("/")
-    assert pickle.loads(data).path == str(path)
-
-
 @pytest.mark.parametrize("part", ["whole", "module", "patterns"])
 def test_unpickling_refuses_a_file_that_was_replaced_or_removed(part: str, path: Path) -> None:
     data = pickle.dumps(PARTS[part](load_record(path)))
@@ -178,25 +171,11 @@ POOL = """
 import concurrent.futures as futures
 import multiprocessing
 import operator
-import pickle
 import sys
-import numpy as np
 import zcrecord
 
-how, path, damaged = sys.argv[1:]
+how, path = sys.argv[1:]
 rec = zcrecord.load_record(path)
-FAILING = [
-    (zcrecord.TensorNotFoundError, operator.getitem, rec, 'n.x'),
-    (zcrecord.TensorNotFoundError, operator.methodcaller('module', 'm'), rec),
-    (zcrecord.TensorNotFoundError, operator.methodcaller('select', ['n', 'c']), rec),
-    (zcrecord.SourceNotFoundError, zcrecord.load_record, path + 'x'),
-    (zcrecord.FormatError, zcrecord.load_record, b'x' * 500),
-    (zcrecord.UnsupportedError, zcrecord.load_record, 5),
-    (zcrecord.IntegrityError, operator.methodcaller('verify'), zcrecord.load_record(damaged)),
-    (zcrecord.NameCollisionError, zcrecord.save_record, {'a.b': {'c': np.ones(1)}, 'a': {'b.c': np.ones(1)}}, path),
-    (zcrecord.LimitError, zcrecord.save_record, {'': np.ones(1)}, path),
-    (zcrecord.SourceError, zcrecord.save_record, {'a': np.ones(1)}, path + '/x/y'),
-]
 with futures.ProcessPoolExecutor(2, mp_context=multiprocessing.get_context(how)) as pool:
     loaded = pool.submit(zcrecord.load_record, path)
     part = pool.submit(operator.methodcaller('module', 'n'), rec)
@@ -204,26 +183,16 @@ with futures.ProcessPoolExecutor(2, mp_context=multiprocessing.get_context(how))
     chosen = pool.submit(operator.methodcaller('select', 'n.*', rename={'n': 'm'}), rec)
     sums = pool.map(operator.methodcaller('sum'), rec.module('n.deep').values())
     lengths = list(pool.map(len, [rec, rec.module('n'), rec.select('a')]))
-    failed = [pool.submit(*call) for _, *call in FAILING]
+    failed = pool.submit(operator.getitem, rec, 'n.x')
     assert loaded.result().content_digest() == rec.content_digest()
     assert loaded.result().path == path and part.result().path == path and of_bytes.result().path is None
     assert part.result()['w'].tolist() == rec['n.w'].tolist()
     assert chosen.result().names == ('m.w', 'm.deep.0', 'm.deep.1.v'), chosen.result().names
     assert of_bytes.result()['twin'].nbytes == 1 << 20
     assert (list(map(float, sums)), lengths) == ([0.0, 6.0], [8, 3, 1]), lengths
-    for (kind, *call), future in zip(FAILING, failed):
-        try:
-            future.result(timeout=60)
-        except zcrecord.RecordError as error:
-            try:
-                call[0](*call[1:])
-            except zcrecord.RecordError as here:
-                assert type(error) is type(here), (type(error), type(here))
-                assert (str(error), error.path, error.tensor) == (str(here), here.path, here.tensor)
-                assert getattr(error, 'errno', None) == getattr(here, 'errno', None)
-            assert isinstance(error, kind) or kind is zcrecord.LimitError, (kind, error)
-        else:
-            raise SystemExit(f'{kind} was not raised')
+    error = failed.exception(timeout=60)
+    assert type(error) is zcrecord.TensorNotFoundError and (error.path, error.tensor) == (path, 'n.x'), error
+    assert "'n.x': not in this record; close names: 'n.w'" in str(error), error
     assert pool.submit(len, rec).result(timeout=60) == 8, 'the pool lives'
 print('fine')
 """
@@ -231,13 +200,9 @@ print('fine')
 
 @pytest.mark.slow
 @FORK
-@pytest.mark.parametrize("how", ["fork", "spawn", "forkserver"])
-def test_pool_of_processes_takes_and_returns_records_and_errors(how: str, path: Path) -> None:
-    damaged = path.with_name("damaged.zcr")
-    data = bytearray(path.read_bytes())
-    data[load_record(path).info("n.w").offset] ^= 1
-    damaged.write_bytes(data)
-    assert r.run_python(POOL, how, path, damaged).stdout == "fine\n"
+@pytest.mark.parametrize("way", ["fork", "spawn", "forkserver"])
+def test_pool_of_processes_takes_and_returns_records_and_errors(way: str, path: Path) -> None:
+    assert r.run_python(POOL, way, path).stdout == "fine\n"
 
 
 FORKED = """
@@ -276,10 +241,10 @@ assert rec['b'][0] == -1 and (rec['b'][1:] == 1).all()
 
 @pytest.mark.slow
 @FORK
-@pytest.mark.parametrize("how", ["path", "read", "bytes", "part"])
-def test_edits_of_parent_and_child_are_each_their_own(how: str, path: Path) -> None:
+@pytest.mark.parametrize("way", ["path", "read", "bytes", "part"])
+def test_edits_of_parent_and_child_are_each_their_own(way: str, path: Path) -> None:
     before = path.read_bytes()
-    r.run_python(FORKED, path, how)
+    r.run_python(FORKED, path, way)
     assert path.read_bytes() == before
 
 
@@ -291,63 +256,44 @@ def test_edits_of_parent_and_child_are_each_their_own(how: str, path: Path) -> N
 def test_threads_share_a_record_its_parts_and_its_twins(mode: Any, path: Path) -> None:
     rec = load_record(path, mode=mode, verify="touch")
     barrier = threading.Barrier(8)
-    failed: list[BaseException] = []
 
     def work(number: int) -> None:
-        try:
-            barrier.wait()
-            for i in range(30):
-                part = (rec.module("n"), rec.select(["n", "b"]).module("n"), rec.select("n.*").module("n"))[i % 3]
-                assert part["w"].tolist() == [0, 1, 2, 3, 4, 5]
-                assert (rec["b"] == 1).all()
-                assert not rec["twin"].any()
-                assert len(pickle.dumps(rec.tree()["n"])) > 50
-                with pytest.raises(TensorNotFoundError):
-                    rec[f"missing {number}"]
-                part.close()
-        except BaseException as error:
-            failed.append(error)
+        barrier.wait()
+        for i in range(30):
+            part = (rec.module("n"), rec.select(["n", "b"]).module("n"), rec.select("n.*").module("n"))[i % 3]
+            assert part["w"].tolist() == [0, 1, 2, 3, 4, 5]
+            assert (rec["b"] == 1).all()
+            assert not rec["twin"].any()
+            assert len(pickle.dumps(rec.tree()["n"])) > 50
+            with pytest.raises(TensorNotFoundError):
+                rec[f"missing {number}"]
+            part.close()
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
     assert rec.module("n")["w"][5] == 5
 
 
 @pytest.mark.parametrize("mode", ["r", "c"])
 def test_closing_while_threads_make_parts_and_views_gives_a_part_or_one_error(mode: Any, path: Path) -> None:
-    for _ in range(20):
-        rec = load_record(path, mode=mode)
-        barrier = threading.Barrier(4)
-        strange: list[BaseException] = []
-
-        def work(
-            rec: Record = rec, barrier: threading.Barrier = barrier, strange: list[BaseException] = strange
-        ) -> None:
-            barrier.wait()
-            try:
-                for _ in range(50):
-                    part = rec.module("n")
-                    assert part["w"].tolist() == [0, 1, 2, 3, 4, 5]
-                    assert (rec["b"] == 1).all()
-                    assert not rec.select("twin")["twin"].any()
-            except UnsupportedError as error:
-                if "the record is closed" not in str(error):
-                    strange.append(error)
-            except BaseException as error:
-                strange.append(error)
-
-        threads = [threading.Thread(target=work) for _ in range(3)]
-        for thread in threads:
-            thread.start()
+    def work(rec: Record, barrier: threading.Barrier) -> None:
         barrier.wait()
-        rec.close()
-        for thread in threads:
-            thread.join()
-        assert not strange
+        try:
+            for _ in range(50):
+                assert rec.module("n")["w"].tolist() == [0, 1, 2, 3, 4, 5]
+                assert (rec["b"] == 1).all()
+                assert not rec.select("twin")["twin"].any()
+        except UnsupportedError as error:
+            assert "the record is closed" in str(error)
+
+    with ThreadPoolExecutor(3) as pool:
+        for _ in range(20):
+            rec, barrier = load_record(path, mode=mode), threading.Barrier(4)
+            running = [pool.submit(work, rec, barrier) for _ in range(3)]
+            barrier.wait()
+            rec.close()
+            for each in running:
+                each.result()
 
 
 FREE = """
@@ -400,7 +346,7 @@ print(json.dumps(found))
 def test_other_threads_run_while_payloads_are_written_hashed_and_read(tmp_path: Path) -> None:
     found = json.loads(r.run_python(FREE, tmp_path / "m.zcr").stdout)
     assert found.pop("nothing but Python") < 10, "that the GIL is held would be noticed"
-    assert {what: steps >= 10 for what, steps in found.items()} == dict.fromkeys(found, True), found
+    assert {case: steps >= 10 for case, steps in found.items()} == dict.fromkeys(found, True), found
 
 
 # Ctrl-C.
@@ -444,11 +390,6 @@ WORK = {
         with out.tensor('w', 'u1', (1 << 30,)) as w:
             for piece in wide(1 << 14):
                 w.write(piece)"""),
-    "a RecordWriter's block": ("", """
-    with zcrecord.RecordWriter(path) as out:
-        out.add('a', np.ones(5))
-        interrupt()
-        time.sleep(60)"""),
     "an eager save": ("""
 write, left = os.write, [2]
 def interrupting(fd, data):
@@ -461,22 +402,27 @@ os.write = interrupting
 }  # fmt: skip
 
 
+def assert_interrupted(code: tuple[str, str], path: Path) -> None:
+    before, work = code
+    done = r.run_python(INTERRUPTED.format(before=before, work=work), path, ok=False)
+    assert done.returncode == -signal.SIGINT, done.stderr
+    assert "KeyboardInterrupt" in done.stderr
+    assert "AssertionError" not in done.stderr
+    assert "finished" not in done.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.exhaustive
 @POSIX
 @pytest.mark.parametrize("old", [False, True])
-@pytest.mark.parametrize("what", WORK)
+@pytest.mark.parametrize("case", WORK)
 def test_control_c_during_a_save_leaves_the_old_file_and_nothing_beside_it(
-    what: str, old: bool, tmp_path: Path
+    case: str, old: bool, tmp_path: Path
 ) -> None:
     path = tmp_path / "m.zcr"
     if old:
         path.write_bytes(b"old")
-    before, work = WORK[what]
-    done = r.run_python(INTERRUPTED.format(before=before, work=work), path, ok=False)
-    assert done.returncode == -signal.SIGINT, done.stderr
-    assert "KeyboardInterrupt" in done.stderr
-    assert "finished" not in done.stdout
+    assert_interrupted(WORK[case], path)
     assert os.listdir(tmp_path) == (["m.zcr"] if old else [])
     assert not old or path.read_bytes() == b"old"
 
@@ -511,34 +457,11 @@ os.preadv = interrupting
 
 @pytest.mark.slow
 @POSIX
-@pytest.mark.parametrize("what", READS)
-def test_control_c_during_a_long_read_ends_it(what: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", READS)
+def test_control_c_during_a_long_read_ends_it(case: str, tmp_path: Path) -> None:
     path = tmp_path / "m.zcr"
     zcrecord.save_record({f"w{i}": np.full(1 << 20, i) for i in range(5)}, path, durable=False)
-    before, work = READS[what]
-    done = r.run_python(INTERRUPTED.format(before=before, work=work), path, ok=False)
-    assert done.returncode == -signal.SIGINT, done.stderr
-    assert "KeyboardInterrupt" in done.stderr
-    assert "finished" not in done.stdout
-    assert "AssertionError" not in done.stderr
-
-
-# The file is replaced.
-
-
-@pytest.mark.parametrize("mode", ["r", "c"])
-@pytest.mark.parametrize("part", [False, True])
-def test_mapped_file_may_be_replaced_while_views_live(mode: Any, part: bool, path: Path) -> None:
-    rec = load_record(path, mode=mode, names="*" if part else None)
-    view = rec["n.w"]
-    zcrecord.save_record({"n": {"w": np.zeros(9)}}, path)
-    assert view.tolist() == rec["n.w"].tolist() == [0, 1, 2, 3, 4, 5]
-    assert rec.module("n")["w"].tolist() == [0, 1, 2, 3, 4, 5]
-    again = load_record(path, mode=mode)
-    assert again["n.w"].tolist() == [0] * 9
-    rec.close()
-    assert view.tolist() == [0, 1, 2, 3, 4, 5]
-    again.close()
+    assert_interrupted(READS[case], path)
 
 
 def test_windows_names_the_open_mapping_that_keeps_a_file_from_being_replaced(
@@ -552,23 +475,10 @@ def test_windows_names_the_open_mapping_that_keeps_a_file_from_being_replaced(
         raise error
 
     monkeypatch.setattr(os, "replace", refuse)
-    what = r"m\.zcr: cannot write: it is mapped, by a record loaded from it here or in another program; close\(\) that"
-    with pytest.raises(zcrecord.SourceError, match=what):
+    message = (
+        r"m\.zcr: cannot write: it is mapped, by a record loaded from it here or in another program; close\(\) that"
+    )
+    with pytest.raises(zcrecord.SourceError, match=message):
         zcrecord.save_record(TREE, path)
     assert path.read_bytes() == before
     assert os.listdir(path.parent) == ["m.zcr"]
-
-
-def test_every_error_is_a_record_error_after_a_round_trip(path: Path) -> None:
-    for call in (
-        lambda: load_record(path)["x"], lambda: load_record(path).module("x"),
-        lambda: load_record(path, expect="sha256:" + 64 * "0"),
-        lambda: load_record(path, mode="x"),  # type: ignore[call-overload]
-        lambda: load_record(path).select(5),  # type: ignore[arg-type]
-        lambda: zcrecord.save_record({"x": zcrecord.LazyTensor("u1", (3,), [b""])}, path),
-    ):  # fmt: skip
-        with pytest.raises(RecordError) as caught:
-            call()
-        again = pickle.loads(pickle.dumps(caught.value))
-        assert type(again) is type(caught.value)
-        assert (str(again), again.path, again.tensor) == (str(caught.value), caught.value.path, caught.value.tensor)

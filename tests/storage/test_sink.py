@@ -104,7 +104,7 @@ def test_null_sink_counts_and_gives_nothing_back() -> None:
     out = NullSink()
     out.write(np.ones(3))
     assert out.position == 24 and out.can_rewind and not out.keeps
-    with pytest.raises(UnsupportedError, match=r"bytes \[0, 8\) were counted and not kept"):
+    with pytest.raises(UnsupportedError, match=r"bytes \[0, 8\) were written and not kept"):
         out.read_back(0, 8)
     out.rewind(8)
     assert out.position == 8

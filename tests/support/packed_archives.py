@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -116,6 +117,31 @@ def tabled(parts: list[bytes], *, checksums: bool = True, **options: Any) -> byt
             rows += struct.pack("<I", xxh64(part))
     body = rows + struct.pack("<IBI", len(parts), 0x80 if checksums else 0, 0x8F92EAB1)
     return b"".join(made) + struct.pack("<II", 0x184D2A5E, len(body)) + body
+
+
+def parts(data: bytes) -> list[bytes]:
+    step = max(333, len(data) // 80)
+    return [data[i : i + step] for i in range(0, len(data), step)]
+
+
+def of_a_stream(data: bytes) -> bytes:
+    stream = zstandard.ZstdCompressor().compressobj()
+    return stream.compress(data) + stream.flush()
+
+
+WIDE = zstandard.ZstdCompressionParameters(window_log=25, write_content_size=0)
+FORMS: dict[str, Callable[[bytes], bytes]] = {  # the archive as other programs pack it
+    "one frame": zstandard.ZstdCompressor().compress,
+    "of a stream": of_a_stream,
+    "many frames": lambda data: b"".join(map(zstandard.ZstdCompressor(write_checksum=True).compress, parts(data))),
+    "skippable frame first": lambda data: b"\x50\x2a\x4d\x18\x04\0\0\0abcd" + of_a_stream(data),
+    "table without checksums": lambda data: tabled(parts(data), checksums=False),
+    "table with checksums": lambda data: tabled(parts(data), write_checksum=True),
+    "frames of unknown size": lambda data: tabled(parts(data), write_content_size=False),
+    "wide windows": lambda data: tabled(parts(data), compression_params=WIDE),
+    "one frame, with a table": lambda data: tabled([data]),
+    "empty frames": lambda data: tabled([b"", data[:70], b"", b"", data[70:], b""]),
+}
 
 
 def xxh64(data: bytes) -> int:

@@ -14,7 +14,7 @@ import pytest
 import records as r
 import zstandard
 from exhaustive import rounds
-from packed_archives import OneWay, tabled
+from packed_archives import FORMS, OneWay
 from packed_faults import (
     AT,
     HONEST,
@@ -40,9 +40,6 @@ from zcrecord.codec.layout import HEADER_SIZE, decode_header
 from zcrecord.transport import unpack
 
 DIGEST = zcrecord.load_record(HONEST).content_digest()
-
-
-# Ways to have a table say `told` where a reader from front to back finds `found`.
 
 
 # Readers: each returns the bytes of `w`, as it reads them.
@@ -153,10 +150,10 @@ def test_a_remote_archive_has_its_content_digest_only_if_every_frame_is_right(pa
     """R84, of a frame that holds nothing but zeros in front of the first payload, and of one that holds nothing."""
     values = np.arange(50_000, dtype=np.uint32)  # more than is fetched between two ranges that are asked for
     data = r.saved({"w": values}, alignment=2 * SIZE)
-    digest, at = zcrecord.load_record(data).content_digest(), data.index(values.tobytes())
+    digest, offset = zcrecord.load_record(data).content_digest(), data.index(values.tobytes())
     first, last = (
-        [honest(data[: at - SIZE])],
-        [honest(data[at : at + values.nbytes]), honest(data[at + values.nbytes :])],
+        [honest(data[: offset - SIZE])],
+        [honest(data[offset : offset + values.nbytes]), honest(data[offset + values.nbytes :])],
     )
     url = f"{server.url}/{path.name}"
 
@@ -182,46 +179,52 @@ def beyond(window: int, dice: random.Random) -> tuple[bytes, list[Piece]]:
     length = window * dice.randint(4, 9)
     distance, size = window * dice.randint(10, 35) // 10, dice.randint(20, 300)
     values = np.random.default_rng(length).integers(0, 255, length, np.uint8)
-    at = dice.randint(distance, length - size)
-    values[at : at + size] = values[at - distance : at + size - distance]
-    data, told = r.saved({"w": values}, digest="none"), values.tobytes()  # or some readers refuse what is not right
+    offset = dice.randint(distance, length - size)
+    values[offset : offset + size] = values[offset - distance : offset + size - distance]
+    data, reports = r.saved({"w": values}, digest="none"), values.tobytes()  # or some readers refuse what is not right
     settings = zstandard.ZstdCompressionParameters.from_level(3, window_log=21)
-    stream, made = zstandard.ZstdCompressor(compression_params=settings).compressobj(size=length), bytearray()
-    for at in range(0, length, window - 24):  # a block is no larger than the window
-        made += stream.compress(told[at : at + window - 24]) + stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
-    made += stream.flush()
-    assert made[4] & 0x20, "it has no window of its own, which is put in here"
-    made[4] ^= 0x20
-    made.insert(5, (window.bit_length() - 11) << 3)
-    at = data.index(told)
-    return told, [honest(data[:at]), (bytes(made), [entry(len(made), told)]), honest(data[at + length :])]
+    stream, output = zstandard.ZstdCompressor(compression_params=settings).compressobj(size=length), bytearray()
+    for offset in range(0, length, window - 24):  # a block is no larger than the window
+        output += stream.compress(reports[offset : offset + window - 24]) + stream.flush(
+            zstandard.COMPRESSOBJ_FLUSH_BLOCK
+        )
+    output += stream.flush()
+    assert output[4] & 0x20, "it has no window of its own, which is put in here"
+    output[4] ^= 0x20
+    output.insert(5, (window.bit_length() - 11) << 3)
+    offset = data.index(reports)
+    return reports, [
+        honest(data[:offset]),
+        (bytes(output), [entry(len(output), reports)]),
+        honest(data[offset + length :]),
+    ]
 
 
 @pytest.mark.parametrize("tabled_one", [True, False])
 def test_references_beyond_a_frame_s_window_mean_the_same_to_all(tabled_one: bool, path: Path) -> None:
     """R84. zstd finds there what was, or what replaced it, by how its input is cut and by the room of its output."""
-    dice, told = random.Random(1), set()
+    dice, reports = random.Random(1), set()
     for window in [1 << 10] * 30 + [1 << 17] * 10:
         right, pieces = beyond(window, dice)
         path.write_bytes(file_of(*pieces, checksums=False) if tabled_one else b"".join(data for data, _ in pieces))
-        found = answers(path)
-        del found["by_zstd"]  # it answers by chance
-        assert len(set(found.values())) == 1, [value and hash(value) for value in found.values()]
-        told.add(found["whole"] and found["whole"] == right)
-    assert told != {None}, "all were refused"
+        result = answers(path)
+        del result["by_zstd"]  # it answers by chance
+        assert len(set(result.values())) == 1, [value and hash(value) for value in result.values()]
+        reports.add(result["whole"] and result["whole"] == right)
+    assert reports != {None}, "all were refused"
 
 
-def test_frames_of_any_kind_that_tell_the_truth_are_read_alike(path: Path) -> None:
-    parts = [HONEST[at : at + 333] for at in range(0, len(HONEST), 333)]
-    for data in (
-        tabled(parts, write_checksum=True),
-        tabled(parts, write_content_size=False),
-        tabled([b"", *parts[:3], b"", b"", *parts[3:], b""]),
-        file_of(honest(HONEST), behind=skipped(b"more")),  # the last bytes are no table's
-        skipped(b"first") + frame(HONEST),
-    ):
-        path.write_bytes(data)
-        assert set(answers(path).values()) == {WEIGHTS}
+WITHOUT_A_TABLE: dict[str, Callable[[bytes], bytes]] = {
+    "bytes behind the table": lambda data: file_of(honest(data), behind=skipped(b"more")),
+    "skippable bytes in front": lambda data: skipped(b"first") + frame(data),
+}
+
+
+@pytest.mark.parametrize("form", [*FORMS, *WITHOUT_A_TABLE])
+def test_frames_of_any_program_that_tell_the_truth_are_read_alike(form: str, path: Path) -> None:
+    """R85."""
+    path.write_bytes({**FORMS, **WITHOUT_A_TABLE}[form](HONEST))
+    assert set(answers(path).values()) == {WEIGHTS}
 
 
 def declaring(size: int, *blocks: bytes) -> bytes:
@@ -242,9 +245,9 @@ def test_a_frame_that_declares_more_than_it_holds_is_refused_though_its_last_blo
     cut = {"behind": len(HONEST), "in front": 0, "between": AT}[place]
     parts = [frame(part) if part else b"" for part in (HONEST[:cut], HONEST[cut:])]
     path.write_bytes(lie.join(parts))
-    found = answers(path)
-    del found["by_zstd"]  # it answers by what is there at once
-    assert set(found.values()) == {None}
+    result = answers(path)
+    del result["by_zstd"]  # it answers by what is there at once
+    assert set(result.values()) == {None}
     path.write_bytes(declaring(len(HONEST) + size, block(HONEST), block(b"", last=True)))
     with pytest.raises(FormatError, match="corruption"):
         whole(path)
@@ -267,15 +270,15 @@ def files(dice: random.Random) -> bytes:
     pieces: list[Piece] = []
     cuts = sorted(dice.sample(range(1, len(HONEST)), dice.randint(0, 4)) + [AT] * dice.randint(0, 1))
     for lo, hi in zip([0, *cuts], [*cuts, len(HONEST)], strict=True):
-        told, found = HONEST[lo:hi], OTHER[lo:hi]
+        reports, result = HONEST[lo:hi], OTHER[lo:hi]
         options = {name: dice.random() < 0.7 for name in ("write_checksum", "write_content_size")}
         if dice.random() < 0.4:
-            pieces.append(dice.choice(WAYS)(told, dice.choice([found, told, found + b"\0", found[1:]])))
+            pieces.append(dice.choice(WAYS)(reports, dice.choice([result, reports, result + b"\0", result[1:]])))
         else:
-            pieces.append(honest(dice.choice([told, found]), **options))
+            pieces.append(honest(dice.choice([reports, result]), **options))
         if dice.random() < 0.2:
             extra = dice.choice(
-                [skipped(frame(told)), skipped(b""), frame(b""), frame(b"", write_checksum=True), b"\0"]
+                [skipped(frame(reports)), skipped(b""), frame(b""), frame(b"", write_checksum=True), b"\0"]
             )
             pieces.append((extra, [entry(extra, b"")] if dice.random() < 0.8 else []))
     if dice.random() < 0.3:
@@ -298,10 +301,10 @@ def damaged(rows: list[Entry], dice: random.Random) -> list[Entry]:
 def test_readers_that_take_a_file_take_the_same_archive_from_it(seed: int, path: Path) -> None:
     """R83, R84, R85."""
     dice = random.Random(seed)
-    taken = 0
+    accepted = 0
     for _ in range(rounds(300)):
         path.write_bytes(files(dice))
-        found = answers(path)
-        assert len({data for data in found.values() if data is not None}) <= 1, found.keys()
-        taken += any(found.values())
-    assert taken > 5
+        result = answers(path)
+        assert len({data for data in result.values() if data is not None}) <= 1, result.keys()
+        accepted += any(result.values())
+    assert accepted > 5

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
-import io
-import mmap
 import os
 import pickle
 import sys
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +14,13 @@ import numpy as np
 import pytest
 import records as r
 import zstandard
-from packed_archives import GOLDEN, MIB, encoded, frames_of, mixed, packed, streamed, tabled, weights
+from packed_archives import FORMS, GOLDEN, MIB, OneWay, encoded, frames_of, mixed, packed, streamed, tabled, weights
 
 import zcrecord
-from zcrecord import FormatError, IntegrityError, LimitError, Record, TensorNotFoundError, UnsupportedError
+from zcrecord import FormatError, IntegrityError, LimitError, Record, UnsupportedError
 from zcrecord.transport import frames, pack
 
-HOW = pytest.mark.parametrize("how", ["front", "sealed", "unsealed"])
+HOW = pytest.mark.parametrize("way", ["front", "sealed", "unsealed"])
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="platform: only Linux tells private memory")
 
 
@@ -44,29 +39,6 @@ def assert_same(got: Record, want: Record, names: Any = None) -> None:
         assert got.info(name).digest == want.info(name).digest
     assert got.metadata == want.metadata
 
-
-def parts(data: bytes) -> list[bytes]:
-    return [data[i : i + 300_000] for i in range(0, len(data), 300_000)]
-
-
-def of_a_stream(data: bytes) -> bytes:
-    stream = zstandard.ZstdCompressor().compressobj()
-    return stream.compress(data) + stream.flush()
-
-
-WIDE = zstandard.ZstdCompressionParameters(window_log=25, write_content_size=0)
-FORMS: dict[str, Callable[[bytes], bytes]] = {  # the archive as other programs pack it
-    "one frame": zstandard.ZstdCompressor().compress,
-    "of a stream": of_a_stream,
-    "many frames": lambda data: b"".join(map(zstandard.ZstdCompressor(write_checksum=True).compress, parts(data))),
-    "skippable frame first": lambda data: b"\x50\x2a\x4d\x18\x04\0\0\0abcd" + of_a_stream(data),
-    "table without checksums": lambda data: tabled(parts(data), checksums=False),
-    "table with checksums": lambda data: tabled(parts(data), write_checksum=True),
-    "frames of unknown size": lambda data: tabled(parts(data), write_content_size=False),
-    "wide windows": lambda data: tabled(parts(data), compression_params=WIDE),
-    "one frame, with a table": lambda data: tabled([data]),
-    "empty frames": lambda data: tabled([b"", data[:70], b"", b"", data[70:], b""]),
-}
 
 # The whole
 
@@ -87,25 +59,25 @@ def test_every_golden_archive_loads_packed(name: str, verify: Any, tmp_path: Pat
 
 @pytest.mark.slow
 @HOW
-def test_large_archives_load_packed(how: str, tmp_path: Path) -> None:
-    (tmp_path / "m.zcr.zst").write_bytes(packed(how))
-    want = zcrecord.load_record(encoded(how))
-    for data in (tmp_path / "m.zcr.zst", packed(how), streamed(encoded(how))):
+def test_large_archives_load_packed(way: str, tmp_path: Path) -> None:
+    (tmp_path / "m.zcr.zst").write_bytes(packed(way))
+    want = zcrecord.load_record(encoded(way))
+    for data in (tmp_path / "m.zcr.zst", packed(way), streamed(encoded(way))):
         got = zcrecord.load_record(data, verify="full")
         assert_same(got, want)
         assert got.content_digest() == want.content_digest()
-        assert bytes(got.archive.buffer) == encoded(how)
+        assert bytes(got.archive.buffer) == encoded(way)
 
 
 @pytest.mark.exhaustive(keep=2)
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("how", ["front", "unsealed"])
-def test_what_other_programs_packed_loads(form: str, how: str) -> None:
+@pytest.mark.parametrize("way", ["front", "unsealed"])
+def test_what_other_programs_packed_loads(form: str, way: str) -> None:
     """R85."""
-    data = FORMS[form](encoded(how))
-    assert bytes(zcrecord.load_record(data).archive.buffer) == encoded(how)
+    data = FORMS[form](encoded(way))
+    assert bytes(zcrecord.load_record(data).archive.buffer) == encoded(way)
     part = zcrecord.load_record(data, names=["large", "tied.*"])
-    assert_same(part, zcrecord.load_record(encoded(how)).select(["large", "tied.*"]))
+    assert_same(part, zcrecord.load_record(encoded(way)).select(["large", "tied.*"]))
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, lambda b: np.frombuffer(b, np.uint8)])
@@ -115,12 +87,6 @@ def test_any_bytes_hold_a_packed_archive_and_are_let_go_of(kind: Any) -> None:
     if isinstance(source, bytearray):
         source.clear()  # a view of it would forbid that
     assert_same(got, zcrecord.load_record(encoded()))
-
-
-def test_a_mapping_of_the_packed_file_may_be_closed_after(there: Path) -> None:
-    with there.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping:
-        got = zcrecord.load_record(mapping)
-    assert got["page"].sum() == weights(4 * MIB, 3).sum()
 
 
 @pytest.mark.parametrize("names", [None, ["small", "large", "page", "t"]])
@@ -146,23 +112,6 @@ def test_archives_that_are_packed_into_very_few_bytes_load(tmp_path: Path) -> No
         assert len(zcrecord.load_record(tmp_path / "m.zcr.zst", mmap=mapped)) == 0
 
 
-@dataclasses.dataclass
-class Tied:
-    """A module of the record."""
-
-    a: np.ndarray
-    b: np.ndarray
-    twin: np.ndarray
-
-
-@pytest.mark.parametrize("names", [None, ["tied.*"]])
-def test_typed_trees_come_of_packed_archives(there: Path, names: Any) -> None:
-    got = zcrecord.load_record(there, names=names).module("tied").into(Tied)
-    assert r.address(got.a) == r.address(got.b)
-    loaded = zcrecord.load_record(there, names=["tied.a", "tied.b", "tied.twin"], rename={"tied": ""}, into=Tied)
-    assert loaded.twin.tolist() == got.twin.tolist()
-
-
 @pytest.mark.slow
 def test_the_content_digest_is_checked_over_everything(there: Path) -> None:
     digest = zcrecord.load_record(encoded()).content_digest()
@@ -186,25 +135,12 @@ def test_an_archive_appended_to_a_zstd_file_is_still_found() -> None:
 
 
 @pytest.mark.slow
-def test_several_threads_may_load_at_once(there: Path) -> None:
-    want = zcrecord.load_record(encoded())
-    with ThreadPoolExecutor(4) as pool:
-        for got in pool.map(lambda _: zcrecord.load_record(there), range(8)):
-            assert got["large"].tobytes() == want["large"].tobytes()
-
-
-@pytest.mark.slow
 def test_plain_archives_do_not_pay_for_packed_ones(tmp_path: Path) -> None:
     (tmp_path / "m.zcr").write_bytes(GOLDEN["nested"])
     code = "import sys, zcrecord; zcrecord.load_record(sys.argv[1]); print(*sorted(sys.modules))"
     modules = r.run_python(code, tmp_path / "m.zcr").stdout.split()
     assert "zcrecord.record.load" in modules
-    assert not {
-        "zcrecord.transport.open_packed",
-        "zcrecord.transport.frames",
-        "zcrecord.storage.compressed",
-        "zstandard",
-    } & set(modules)
+    assert not {"zcrecord.transport.open_packed", "zcrecord.storage.compressed", "zstandard"} & {*modules}
 
 
 # Some of it
@@ -256,8 +192,8 @@ def test_a_damaged_frame_between_those_of_a_part_is_not_looked_at_behind_a_url()
 
 @pytest.mark.exhaustive(keep=2)
 @HOW
-def test_parts_are_those_of_the_archive(how: str) -> None:
-    whole = zcrecord.load_record(encoded(how))
+def test_parts_are_those_of_the_archive(way: str) -> None:
+    whole = zcrecord.load_record(encoded(way))
     for names, rename in (
         ("large", None),
         ("*.w", {"deep": "shallow"}),
@@ -265,28 +201,13 @@ def test_parts_are_those_of_the_archive(how: str) -> None:
         (lambda info: info.nbytes < 5000, None),
     ):
         want = whole.select(names, rename)
-        got = zcrecord.load_record(packed(how), names=names, rename=rename)
+        got = zcrecord.load_record(packed(way), names=names, rename=rename)
         assert_same(got, want)
         assert got.attributes == want.attributes
         assert got.content_digest() == want.content_digest()
         got.verify()
-    assert zcrecord.load_record(packed(how), names=iter(["page", "q"])).names == ("page", "q")
-    assert_same(zcrecord.load_record(packed(how), rename={"large": "huge"}), whole.select(rename={"large": "huge"}))
-
-
-def test_parts_of_parts_are_parts(there: Path) -> None:
-    part = zcrecord.load_record(there, names=["tied", "deep"])
-    whole = zcrecord.load_record(encoded())
-    assert_same(part.module("deep.0"), whole.module("deep.0"))
-    assert part.module("deep.0").attributes == whole.module("deep.0").attributes
-    assert_same(part.select("*.w").select("deep.1.*"), whole.select("deep.1.w"))
-    for again in (part.module("deep.0"), part.select("tied").select("tied.a")):
-        assert pickle.loads(pickle.dumps(again)).content_digest() == again.content_digest()
-
-
-def test_a_name_that_is_not_there_is_told_with_close_ones(there: Path) -> None:
-    with pytest.raises(TensorNotFoundError, match=r"m\.zcr\.zst: tensor 'larg': .*close names: 'large'"):
-        zcrecord.load_record(there, names="larg")
+    assert zcrecord.load_record(packed(way), names=iter(["page", "q"])).names == ("page", "q")
+    assert_same(zcrecord.load_record(packed(way), rename={"large": "huge"}), whole.select(rename={"large": "huge"}))
 
 
 @pytest.mark.slow
@@ -295,10 +216,9 @@ def test_a_part_is_verified_by_itself() -> None:
     info = zcrecord.load_record(encoded()).info("page")
     data[info.offset + 5] ^= 1
     there = streamed(bytes(data))  # packing reads no payload for what it says
-    with pytest.raises(IntegrityError, match=r"tensor 'page': payload .* its digest does not match"):
-        zcrecord.load_record(there, names="page", verify="full")
-    with pytest.raises(IntegrityError, match="its digest does not match"):
-        zcrecord.load_record(there, verify="full")
+    for names in ("page", None):
+        with pytest.raises(IntegrityError, match=r"tensor 'page': payload .* its digest does not match"):
+            zcrecord.load_record(there, names=names, verify="full")
     with pytest.raises(IntegrityError, match="its digest does not match"):
         zcrecord.load_record(there, names="page").verify()
     zcrecord.load_record(there, names="large", verify="full").verify()
@@ -320,28 +240,6 @@ def test_private_tensors_are_written_each_by_itself(names: Any, there: Path) -> 
     assert zcrecord.load_record(there)["tied.a"].tolist() == before.tolist()
     with pytest.raises(UnsupportedError, match="a record of mode 'c' may hold edits"):
         pickle.dumps(got)
-
-
-def test_a_private_part_is_verified_as_it_was() -> None:
-    got = zcrecord.load_record(packed(), names=["tied", "t"], mode="c", verify="full")
-    got["tied.a"][:] = 7
-    got.verify()
-    got.module("tied").verify()
-    data = bytearray(encoded())
-    data[zcrecord.load_record(encoded()).info("t").offset] ^= 1
-    with pytest.raises(IntegrityError, match="tensor 't': payload"):
-        zcrecord.load_record(streamed(bytes(data)), names=["tied", "t"], mode="c").verify()
-
-
-@pytest.mark.parametrize("names", [None, ["tied", "small", "t"]])
-def test_torch_tensors_are_private(names: Any, there: Path) -> None:
-    got = zcrecord.load_record(there, names=names)
-    first, second = got.torch("cpu", ["tied.*", "t"]), got.torch("cpu", ["tied.*", "t"])
-    first["tied.a"].zero_()
-    assert first["tied.b"].sum() == 0
-    for other in (second["tied.a"], first["tied.twin"]):
-        assert other.numpy().tobytes() == got["tied.a"].tobytes() != first["tied.a"].numpy().tobytes()
-    assert first["t"].numpy().tolist() == got["t"].tolist()
 
 
 # Life
@@ -404,13 +302,9 @@ def test_a_session_computes_off_a_packed_model(tmp_path: Path) -> None:
 
     convert(Path(__file__).parents[1] / "data" / "digits.onnx", tmp_path / "m.zcr")
     pack(tmp_path / "m.zcr", tmp_path / "m.zcr.zst")
-    plain, off = session(tmp_path / "m.zcr"), session(tmp_path / "m.zcr.zst")
-    given = plain.get_inputs()[0]
-    feed = {
-        given.name: np.random.default_rng(0).random([d if isinstance(d, int) else 2 for d in given.shape], np.float32)
-    }
-    for one, other in zip(plain.run(None, feed), off.run(None, feed), strict=True):
-        assert np.array_equal(one, other)
+    pixels = {"pixels": np.random.default_rng(0).random((1, 64), np.float32)}
+    plain, packed_model = (session(tmp_path / name).run(None, pixels)[0] for name in ("m.zcr", "m.zcr.zst"))
+    assert np.array_equal(plain, packed_model)
 
 
 # Memory
@@ -461,28 +355,15 @@ def test_a_part_takes_memory_for_itself_and_the_measurement_would_notice(tmp_pat
 @pytest.mark.parametrize("names", [None, "w"])
 @pytest.mark.parametrize("form", ["table", "one frame", "of a stream"])
 def test_memory_out_of_all_proportion_is_refused(names: Any, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = io.BytesIO()
-    with zcrecord.RecordWriter(NoSeek(file)) as out:
+    unsealed = OneWay()
+    with zcrecord.RecordWriter(unsealed) as out:
         out.add("w", np.zeros(8 * MIB // 8))
-    data = r.saved({"w": np.zeros(8 * MIB // 8)}) if form != "of a stream" else file.getvalue()
+    data = r.saved({"w": np.zeros(8 * MIB // 8)}) if form != "of a stream" else bytes(unsealed.written)
     bomb = streamed(data) if form == "table" else zstandard.ZstdCompressor().compress(data)
     assert zcrecord.load_record(bomb)["w"].nbytes == 8 * MIB
     monkeypatch.setattr(frames, "EXPANDED_FREE", 7 * MIB)
     with pytest.raises(LimitError, match=r"packed bytes would take \d+ bytes of memory; unpack it into a file"):
         zcrecord.load_record(bomb, names=names)
-
-
-class NoSeek(io.RawIOBase):
-    """A file that is written forward only."""
-
-    def __init__(self, file: io.BytesIO) -> None:
-        self._file = file
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        return self._file.write(data)
 
 
 def test_the_packed_file_is_not_held_open(there: Path) -> None:

@@ -13,7 +13,7 @@ import records as r
 import zstandard
 from exhaustive import rounds, some
 from other_processors import COUNTS_MEMORY
-from packed_archives import GOLDEN, MIB, encoded, frames_of, packed, tabled, weights
+from packed_archives import GOLDEN, MIB, frames_of, packed, tabled, weights
 from packed_faults import BIG, END, ROWS, SMALL, TABLED, WRONG, resealed
 
 import zcrecord
@@ -141,11 +141,11 @@ def plain_zstd(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "what", [pytest.param(what, marks=COUNTS_MEMORY if what == "terabytes" else ()) for what in WRONG]
+    "case", [pytest.param(case, marks=COUNTS_MEMORY if case == "terabytes" else ()) for case in WRONG]
 )
-def test_what_the_table_says_is_checked(what: str, tmp_path: Path) -> None:
+def test_what_the_table_says_is_checked(case: str, tmp_path: Path) -> None:
     """R83, R84."""
-    data, kind, message = WRONG[what]
+    data, kind, message = WRONG[case]
     (tmp_path / "m.zcr.zst").write_bytes(data)
     for source in (data, tmp_path / "m.zcr.zst"):
         with pytest.raises(kind, match=message) as caught:
@@ -153,7 +153,7 @@ def test_what_the_table_says_is_checked(what: str, tmp_path: Path) -> None:
         assert caught.value.path == (None if source is data else str(source))
     with pytest.raises(RecordError):
         zcrecord.load_record(data, names="w")
-    if what != "terabytes":
+    if case != "terabytes":
         with pytest.raises(kind, match=message.partition("|")[0]):
             unpack(tmp_path / "m.zcr.zst", io.BytesIO())
 
@@ -219,10 +219,10 @@ INSIDE: dict[str, tuple[bytes, str]] = {
 }
 
 
-@pytest.mark.parametrize("what", INSIDE)
+@pytest.mark.parametrize("case", INSIDE)
 @pytest.mark.parametrize("tabled_one", [True, False])
-def test_what_is_no_archive_is_told_so_when_it_is_loaded(what: str, tabled_one: bool) -> None:
-    inside, message = INSIDE[what]
+def test_what_is_no_archive_is_neither_loaded_nor_unpacked(case: str, tabled_one: bool, path: Path) -> None:
+    inside, message = INSIDE[case]
     data = tabled([inside]) if tabled_one else zstandard.ZstdCompressor().compress(inside)
     if not tabled_one or not message.startswith(("0", "6")):
         with pytest.raises(FormatError, match=message):
@@ -231,15 +231,8 @@ def test_what_is_no_archive_is_told_so_when_it_is_loaded(what: str, tabled_one: 
         zcrecord.load_record(data, names="w")
     with pytest.raises(FormatError):
         zcrecord.load_record(data, verify="touch")
-
-
-@pytest.mark.parametrize("what", INSIDE)
-def test_what_is_no_archive_is_not_unpacked(what: str, path: Path) -> None:
-    inside, _ = INSIDE[what]
-    for data in (tabled([inside]), zstandard.ZstdCompressor().compress(inside)):
-        with pytest.raises(FormatError):
-            unpack(io.BytesIO(data), path, force=True)
-    assert path.exists() is False or path.read_bytes() == b"old"
+    with pytest.raises(FormatError):
+        unpack(io.BytesIO(data), path, force=True)
 
 
 @pytest.mark.parametrize(
@@ -247,12 +240,11 @@ def test_what_is_no_archive_is_not_unpacked(what: str, path: Path) -> None:
     [
         (SMALL, "this is a zcrecord archive, not a packed archive"),
         (b"PK\x03\x04" + bytes(100), "this is a zip file .*, not a packed archive"),
-        (bytes(200), "not a packed archive: no zstd frame starts so"),
+        (bytes(200), "not a packed archive: it does not begin with a zstd frame"),
         (b"", "the file is empty"),
-        (b"\x28\xb5", "not a packed archive"),
         (b"\x28\xb5\x2f\xfd", "too few|truncated"),
     ],
-    ids=["archive", "zip", "zeros", "empty", "two bytes", "magic"],
+    ids=["archive", "zip", "zeros", "empty", "magic"],
 )
 def test_what_is_not_packed_is_not_unpacked(data: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "s").write_bytes(data)
@@ -285,18 +277,6 @@ def test_the_error_is_that_of_the_first_damaged_frame_however_many_threads_there
             zcrecord.load_record(bytes(data))
         said.add(str(caught.value))
     assert len(said) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["front", "unsealed"])
-def test_large_archives_cut_off_anywhere_are_refused(how: str, tmp_path: Path) -> None:
-    data = packed(how)
-    for end in [*range(100, len(data) - 1000, len(data) // 9), frames_of(data)[3].offset]:
-        for source in (data[:end], io.BytesIO(data[:end])):
-            with pytest.raises(FormatError):
-                unpack(source, tmp_path / "m.zcr") if hasattr(source, "read") else zcrecord.load_record(source)
-    assert not (tmp_path / "m.zcr").exists()
-    assert len(encoded(how)) > 20 * MIB
 
 
 @pytest.mark.slow

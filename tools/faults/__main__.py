@@ -23,7 +23,7 @@ from .replacing import replace_under_readers
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print what was done and what came of it; the exit status tells whether all is as it has to be."""
+    """Print the figures; the exit status is 0 if all are as they have to be."""
     summary = (__doc__ or "").partition("\n")[0]
     parser = argparse.ArgumentParser(prog="python -m tools.faults", description=summary)
     parser.add_argument("--times", type=int, default=1000, help="of kills, and of replacements")
@@ -44,8 +44,8 @@ def main(arguments: list[str] | None = None) -> int:
     return 0 if all(works) else 1
 
 
-def _say(what: str, started: float, good: bool, told: Any) -> bool:
-    print(f"{what}: {'ok' if good else 'FAILED'}, {time.perf_counter() - started:.0f} s\n  {told}", flush=True)
+def _say(what: str, started: float, good: bool, results: Any) -> bool:
+    print(f"{what}: {'ok' if good else 'FAILED'}, {time.perf_counter() - started:.0f} s\n  {results}", flush=True)
     return good
 
 
@@ -53,9 +53,10 @@ def _killed(folder: Path, times: int, max_shard_size: int | None) -> bool:
     started = time.perf_counter()
     where = folder / ("killed" if max_shard_size is None else "killed shards")
     where.mkdir()
-    told = kill_saves(where / "m.zcr", times, max_shard_size=max_shard_size)
-    what = f"{told.whole} of {times} killed saves left a whole {'archive' if max_shard_size is None else 'catalogue'}"
-    return _say(what, started, told.whole == times and not told.left, dataclasses.asdict(told))
+    results = kill_saves(where / "m.zcr", times, max_shard_size=max_shard_size)
+    kind = "archive" if max_shard_size is None else "catalogue"
+    what = f"{results.whole} of {times} killed saves left a whole {kind}"
+    return _say(what, started, results.whole == times and not results.left, dataclasses.asdict(results))
 
 
 def _ranks_killed(folder: Path, times: int) -> bool:
@@ -63,28 +64,28 @@ def _ranks_killed(folder: Path, times: int) -> bool:
     good = True
     for way, count in ((OURS, times), (FILES, times // 10), (HUGGING_FACE, times // 10)):
         started = time.perf_counter()
-        told = kill_ranks(folder / way, count, way=way)
-        whole = way != OURS or (told.whole == count and not (told.left or told.mixed or told.crashed))
-        what = f"{way}: {told.whole} of {count} killed saves of two ranks left a whole checkpoint"
-        good &= _say(what, started, whole, dataclasses.asdict(told))
+        results = kill_ranks(folder / way, count, way=way)
+        whole = way != OURS or (results.whole == count and not (results.left or results.mixed or results.crashed))
+        what = f"{way}: {results.whole} of {count} killed saves of two ranks left a whole checkpoint"
+        good &= _say(what, started, whole, dataclasses.asdict(results))
     return good
 
 
 def _replaced(folder: Path, times: int, durable: bool) -> bool:
     started = time.perf_counter()
-    told = replace_under_readers(folder / "replaced.zcr", times, processes=8, threads=8, durable=durable)
-    errors = told.pop("errors")
-    what = f"{times} replacements (durable={durable}) under {told['readers']} readers, {len(errors)} errors"
-    return _say(what, started, not errors, {**told, "errors": errors[:5]})
+    results = replace_under_readers(folder / "replaced.zcr", times, processes=8, threads=8, durable=durable)
+    errors = results.pop("errors")
+    what = f"{times} replacements (durable={durable}) under {results['readers']} readers, {len(errors)} errors"
+    return _say(what, started, not errors, {**results, "errors": errors[:5]})
 
 
 def _calls(folder: Path) -> bool:
     started = time.perf_counter()
     (folder / "calls").mkdir()
-    told = run_in(build(folder), folder / "calls")
-    wrong = [problem for found in told.values() for problem in found.pop("wrong")]
-    sums = {what: sum(found[what] for found in told.values()) for what in ("failed", "survived", "killed")}
-    what = f"{len(told)} kinds of save, interrupted {sum(sums.values())} times"
+    results = run_in(build(folder), folder / "calls")
+    wrong = [problem for found in results.values() for problem in found.pop("wrong")]
+    sums = {what: sum(found[what] for found in results.values()) for what in ("failed", "survived", "killed")}
+    what = f"{len(results)} kinds of save, interrupted {sum(sums.values())} times"
     return _say(what, started, not wrong, {**sums, "wrong": wrong})
 
 

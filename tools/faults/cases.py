@@ -1,4 +1,4 @@
-"""One save from the state that it finds to the one that it leaves, and what is wrong with that."""
+"""One save from the state before to the state after, and the faults of that."""
 
 from __future__ import annotations
 
@@ -20,13 +20,24 @@ SCRATCH = re.compile(r"\..*\.[0-9a-f]{12}\.zcr-scratch")
 
 
 class Case(NamedTuple):
-    """One save, from the state that it finds to the one that it leaves: the file, and shards that it names."""
+    """One save, from the state before to the state after: the file, and shards that it names."""
 
     name: str
     sources: Path
     folder: Path
     old: Files
     new: Files
+
+    @classmethod
+    def after_one_save(cls, name: str, sources: Path, folder: Path, old: Files) -> Case:
+        """Return a case that has saved once, which imports everything, with its old state back."""
+        case = cls(name, sources, folder, old, {})
+        case.reset()
+        if (error := case.run()) is not None:
+            raise RuntimeError(f"{name}: {error}")
+        case = case._replace(new=case.content())
+        case.reset()
+        return case
 
     @property
     def dest(self) -> Path:
@@ -44,31 +55,38 @@ class Case(NamedTuple):
         """Return the files that are there, but scratch files."""
         return {path.name: path.read_bytes() for path in self.folder.iterdir() if not SCRATCH.fullmatch(path.name)}
 
-    def run(self) -> str | None:
-        """Save; returns the kind of the error, None where there was none."""
-        save = SAVES[self.name]
-        said = io.StringIO()
+    def attempt(self) -> str | None:
+        """Save; returns the kind of the error, and its text if it is not typed; None without an error."""
         try:
-            with contextlib.redirect_stderr(said):
-                status = save.run(self.sources, self.dest)
+            return self.run()
+        except Exception as untyped:
+            return f"{type(untyped).__name__}: {untyped}"
+
+    def run(self) -> str | None:
+        """Save; returns the kind of the typed error, None without one."""
+        save = SAVES[self.name]
+        errors = io.StringIO()
+        try:
+            with contextlib.redirect_stderr(errors):
+                status = save.run(self.sources, self.dest, True)
         except RecordError as error:
             return type(error).__name__
         if not save.ends or status == 0:
             return None
-        line = said.getvalue()
+        line = errors.getvalue()
         one = status == 1 and line.count("\n") == 1 and ": error: " in line and "fault of" not in line
         return "exit status" if one else f"status {status}: {line}"
 
     def wrong(self, error: str | None, hit: str) -> Iterator[str]:
         """Yield the faults that a save which ended by itself has left."""
-        found, due = self.content(), self.new if error is None else self.old
-        if {name: found.get(name) for name in due} != due or (not due and self.dest.exists()):
+        content, due = self.content(), self.new if error is None else self.old
+        if {name: content.get(name) for name in due} != due or (not due and self.dest.exists()):
             which = "old" if self.has(self.old) else "new" if self.has(self.new) else "neither's"
             yield f"{'reported success' if error is None else 'failed'}, and the file is {which}"
         if self.dest.exists() and self.old and self.dest.stat().st_mode & 0o777 != 0o640:
             yield f"its mode became {self.dest.stat().st_mode & 0o777:o}"
         beside = [name for name in os.listdir(self.folder) if name not in due]
-        # A catalogue that cannot be read any more does not tell its shards.
+        # A catalogue that cannot be read any more does not name its shards.
         blind = error is None and {*beside} <= self.old.keys()
         if beside and not blind and not hit.startswith(("unlink", "all")):
             yield from self._left(beside)
@@ -85,20 +103,20 @@ class Case(NamedTuple):
         yield from (f"left {name}, noted, to the next" for name in {*os.listdir(self.folder)} - self._named())
 
     def has(self, state: Files) -> bool:
-        """Return True if the file is that of a state, and all other files of that state are there, too."""
-        found = self.content()
-        return bool(state) and all(found.get(name) == data for name, data in state.items())
+        """Return True if the file is that of a state, and all other files of that state exist, too."""
+        content = self.content()
+        return bool(state) and all(content.get(name) == data for name, data in state.items())
 
     def killed(self) -> Iterator[str]:
         """Yield the faults that a killed save has left, then run the next, and yield those of that."""
-        found = self.content()
-        told = found.get(self.dest.name)
-        if told is not None and not self.has(self.old) and not self.has(self.new):
+        content = self.content()
+        file = content.get(self.dest.name)
+        if file is not None and not self.has(self.old) and not self.has(self.new):
             yield "the file is neither's"
-        if told is None and self.old:
+        if file is None and self.old:
             yield "the file is gone"
-        yield from (f"left {name}" for name in found.keys() - self.old.keys() - self.new.keys() - {self.dest.name})
-        committed = told == self.new[self.dest.name]
+        yield from (f"left {name}" for name in content.keys() - self.old.keys() - self.new.keys() - {self.dest.name})
+        committed = file == self.new[self.dest.name]
         if not committed or len(self.new) == 1:
             self.dest.unlink(missing_ok=True)
             for name, data in self.old.items():

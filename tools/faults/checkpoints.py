@@ -1,8 +1,8 @@
 """Ranks killed while they save over the last checkpoint with torch.distributed.checkpoint, and loads at the same time.
 
 Two ranks save a whole checkpoint, and then the next one over it, during which one of them or both are killed. The
-folder has to hold one of the two, whole; the next save has to remove what the killed one left. Writers and readers of
-torch itself can be tried the same way. Ranks are forked from a process that has imported torch.
+folder has to contain one of the two, whole; the next save has to remove the remains of the killed one. Writers and
+readers of torch itself can be tried the same way. Ranks are forked from a process that has imported torch.
 """
 
 from __future__ import annotations
@@ -35,14 +35,12 @@ _PATIENCE = 120.0  # seconds for a save that nothing disturbs
 
 @dataclass(slots=True)
 class RankKills:
-    """Result of killed saves of checkpoints.
+    """Counts of killed saves of checkpoints.
 
     Attributes:
-        times: of kills.
-        whole: of checkpoints found afterwards that were whole: the one before, or the new one.
-        new: of these, the new ones.
-        others: of folders in which the killed save had left something beside the checkpoint.
-        left: of folders in which that was still there after the next save.
+        whole: checkpoints that were whole afterwards: the one before, or the `new` one.
+        others: folders in which the killed save had left other files beside the checkpoint; `left`, those in which
+            they were still there after the next save.
         loads: by a reader, at the same time; `refused`, those that ended in an error; `mixed`, of several saves.
         crashed: readers that a signal killed.
     """
@@ -60,8 +58,8 @@ class RankKills:
 
 def kill_ranks(folder: Path, times: int, *, way: str = OURS, durable: bool = False, seed: int = 0) -> RankKills:
     """Kill so many saves of checkpoints to `folder`, which is to be new; Linux only."""
-    how: dict[str, Any] = {"way": way, "durable": durable, "seed": seed}
-    return RankKills(**call_alone("tools.faults.checkpoints:run", folder=str(folder), times=times, **how))
+    options: dict[str, Any] = {"way": way, "durable": durable, "seed": seed}
+    return RankKills(**call_alone("tools.faults.checkpoints:run", folder=str(folder), times=times, **options))
 
 
 # -- in a process of its own, of which the ranks are forked ----------------------------------------------------------
@@ -78,8 +76,8 @@ class Checkpoint(NamedTuple):
         """Save a generation; of a mesh's rank its part."""
         import torch.distributed.checkpoint as dcp
 
-        made = writer(self.way, self.folder, durable=self.durable)
-        dcp.save(state_of(self.way, generation, mesh), storage_writer=made, no_dist=mesh is None)
+        storage = writer(self.way, self.folder, durable=self.durable)
+        dcp.save(state_of(self.way, generation, mesh), storage_writer=storage, no_dist=mesh is None)
 
     def generations(self) -> set[float] | None:
         """Return all generations that the values are of; None if nothing can be loaded."""
@@ -92,11 +90,11 @@ class Checkpoint(NamedTuple):
             dcp.load(state, storage_reader=reader(self.way, self.folder), no_dist=True)
         except BaseException:  # DCP's own is no Exception
             return None
-        found = {float(state["model"]["steps"]), float(state.get("epoch", state["model"]["steps"]))}
+        generations = {float(state["model"]["steps"]), float(state.get("epoch", state["model"]["steps"]))}
         for i, layer in enumerate(state["model"]["layers"].values()):
             for half, part in enumerate(layer["weight"].chunk(2)):
-                found |= {(float(value) - 2 * i - half) / _APART for value in part.aminmax()}
-        return found
+                generations |= {(float(value) - 2 * i - half) / _APART for value in part.aminmax()}
+        return generations
 
     def others(self) -> set[str]:
         """Return the files in the folder that are no part of its checkpoint, which is zcrecord's."""
@@ -119,26 +117,26 @@ def run(folder: str, times: int, way: str, durable: bool, seed: int) -> dict[str
     torch.set_num_threads(1)
     checkpoint = Checkpoint(way, folder, durable)
     checkpoint.save(0)
-    chance, told, within = random.Random(seed), RankKills(), 0.05
+    chance, kills, within = random.Random(seed), RankKills(), 0.05
     for number in range(1, 2 * times, 2):
         with _Reader(checkpoint) as seen, _Ranks(checkpoint, number) as ranks:
-            told.left += number > 1 and bool(checkpoint.others())
+            kills.left += number > 1 and bool(checkpoint.others())
             ranks.save_and_kill(chance, within)
         for what, count in seen.counts.items():
-            setattr(told, what, getattr(told, what) + count)
-        found = checkpoint.generations()
-        within *= 0.9 if found == {number + 1} else 1.1  # so that half of them are fast enough
-        told.times += 1
-        told.whole += found in ({number}, {number + 1})
-        told.new += found == {number + 1}
-        told.others += bool(checkpoint.others())
+            setattr(kills, what, getattr(kills, what) + count)
+        generations = checkpoint.generations()
+        within *= 0.9 if generations == {number + 1} else 1.1  # so that half of them are fast enough
+        kills.times += 1
+        kills.whole += generations in ({number}, {number + 1})
+        kills.new += generations == {number + 1}
+        kills.others += bool(checkpoint.others())
     with _Ranks(checkpoint, 2 * times + 1):
-        told.left += bool(checkpoint.others())
-    return asdict(told)
+        kills.left += bool(checkpoint.others())
+    return asdict(kills)
 
 
 def state_of(way: str, generation: int, mesh: Any = None) -> dict[str, Any]:
-    """Return the state of a generation, of which each element tells; of a mesh's rank, or else the whole."""
+    """Return the state of a generation, by which each element is known; that of a mesh's rank, or the whole."""
     import torch
     from torch.distributed.tensor import DTensor, Shard
 
@@ -159,27 +157,27 @@ class _Ranks:
 
     def __init__(self, checkpoint: Checkpoint, number: int) -> None:
         self._pids: list[int] = []
-        self._told: list[int] = []  # a pipe's end of each rank, which tells what it has done
+        self._answers: list[int] = []  # a pipe's end of each rank, which writes when it has saved
         self._go: list[int] = []
         with tempfile.TemporaryDirectory() as meeting:
             for rank in range(2):
                 self._fork(partial(_be_rank, checkpoint, number, rank, meeting))
-            for end in self._told:
+            for end in self._answers:
                 if _read(end, _PATIENCE) != b"s":
                     self.__exit__()
                     raise RuntimeError("a rank could not save a checkpoint that nothing disturbed")
 
     def _fork(self, act: Callable[[int, int], None]) -> None:
-        (here, told), (waits, go) = os.pipe(), os.pipe()
+        (answers, answer), (wait, go) = os.pipe(), os.pipe()
         pid = os.fork()
         if not pid:
             with suppress(BaseException):
-                act(told, waits)
+                act(answer, wait)
             os._exit(1)
-        for end in (told, waits):
+        for end in (answer, wait):
             os.close(end)
         self._pids.append(pid)
-        self._told.append(here)
+        self._answers.append(answers)
         self._go.append(go)
 
     def save_and_kill(self, chance: random.Random, within: float) -> None:
@@ -191,7 +189,7 @@ class _Ranks:
         for rank in victims:
             os.kill(self._pids[rank], signal.SIGKILL)
         for rank in {0, 1}.difference(victims):
-            _read(self._told[rank])  # that it is done, or an end without a word; gloo may not notice for long
+            _read(self._answers[rank])  # that it is done, or its end; gloo may not notice for long
 
     def __enter__(self) -> _Ranks:
         return self
@@ -201,7 +199,7 @@ class _Ranks:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-        for end in (*self._told, *self._go):
+        for end in (*self._answers, *self._go):
             os.close(end)
 
 
@@ -210,19 +208,19 @@ def _read(end: int, patience: float = 5) -> bytes:
     return os.read(end, 1) if select.select([end], [], [], patience)[0] else b""
 
 
-def _be_rank(checkpoint: Checkpoint, number: int, rank: int, meeting: str, told: int, go: int) -> None:
-    """Save one checkpoint, and when told so the next one over it."""
+def _be_rank(checkpoint: Checkpoint, number: int, rank: int, meeting: str, answer: int, go: int) -> None:
+    """Save one checkpoint, and on a byte from `go` the next one over it."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
     _end_with_parent()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # gloo tells that the other rank is gone
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # gloo reports that the other rank is gone
     dist.init_process_group("gloo", init_method=f"file://{meeting}/m", rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
     for generation in (number, number + 1):
         checkpoint.save(generation, mesh)
         dist.barrier()
-        os.write(told, b"s")
+        os.write(answer, b"s")
         os.read(go, 1)
     signal.pause()
 
@@ -239,34 +237,34 @@ class _Reader:
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        self.counts = {"crashed": 1}  # unless it tells otherwise
-        self._told, tell = os.pipe()
+        self.counts = {"crashed": 1}  # unless it answers
+        self._answers, answer = os.pipe()
         self._pid = os.fork()
         if not self._pid:
             with suppress(BaseException):
-                _be_reader(checkpoint, tell)
+                _be_reader(checkpoint, answer)
             os._exit(1)
-        os.close(tell)
+        os.close(answer)
 
     def __enter__(self) -> _Reader:
         return self
 
     def __exit__(self, *_: object) -> None:
         os.kill(self._pid, signal.SIGTERM)
-        if answer := os.read(self._told, 1000):
+        if answer := os.read(self._answers, 1000):
             self.counts = json.loads(answer)
         os.waitpid(self._pid, 0)
-        os.close(self._told)
+        os.close(self._answers)
 
 
-def _be_reader(checkpoint: Checkpoint, tell: int) -> None:
+def _be_reader(checkpoint: Checkpoint, answer: int) -> None:
     stopped: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: stopped.append(number))
     _end_with_parent()
     counts = dict.fromkeys(("loads", "refused", "mixed"), 0)
     while not stopped:
-        found = checkpoint.generations()
+        generations = checkpoint.generations()
         counts["loads"] += 1
-        counts["refused"] += found is None
-        counts["mixed"] += found is not None and len(found) > 1
-    os.write(tell, json.dumps(counts).encode())
+        counts["refused"] += generations is None
+        counts["mixed"] += generations is not None and len(generations) > 1
+    os.write(answer, json.dumps(counts).encode())

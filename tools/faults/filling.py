@@ -22,7 +22,7 @@ _PARTS = (0, 0.1, 0.5, 0.9)  # of what a save needs is free
 
 
 def mounting() -> list[str] | None:
-    """Return the command by which this process may mount what nobody else sees, None if it may not."""
+    """Return the command by which this process may mount for itself alone, None if it may not."""
     for command in (["unshare", "--mount"], ["unshare", "--map-root-user", "--mount"]):
         with tempfile.TemporaryDirectory() as folder:
             if not subprocess.run([*command, "sh", "-c", _MOUNT, folder, "true"], capture_output=True).returncode:
@@ -41,13 +41,13 @@ def run_on_disk(command: list[str], folder: Path, *arguments: str) -> str:
 
 
 def fill_disks(command: list[str], folder: Path) -> dict[str, Any]:
-    """Run every save on a full disk; returns how many were refused, and what was wrong."""
-    told: dict[str, Any] = json.loads(run_on_disk(command, folder, "-m", __name__, str(folder)))
-    return told
+    """Run every save on a full disk; returns how many were refused, and the faults."""
+    results: dict[str, Any] = json.loads(run_on_disk(command, folder, "-m", __name__, str(folder)))
+    return results
 
 
 def _fill(case: Case, part: float) -> tuple[bool, list[str]]:
-    """Save where too little is free; returns whether that was refused, and what was wrong."""
+    """Save where too little is free; returns True if that was refused, and the faults."""
     case.reset()
     ballast = case.folder.parent / "ballast"
     disk = os.statvfs(case.folder)
@@ -55,10 +55,7 @@ def _fill(case: Case, part: float) -> tuple[bool, list[str]]:
     with open(ballast, "wb") as file:
         os.posix_fallocate(file.fileno(), 0, free)
     before = os.statvfs(case.folder).f_bavail
-    try:
-        error = case.run()
-    except Exception as untyped:
-        error = f"{type(untyped).__name__}: {untyped}"
+    error = case.attempt()
     wrong = list(case.wrong(error, ""))
     if error is not None and os.statvfs(case.folder).f_bavail != before:
         wrong.append("less is free than before")
@@ -70,7 +67,7 @@ def _fill(case: Case, part: float) -> tuple[bool, list[str]]:
 
 
 def main(arguments: list[str]) -> int:
-    """Print what came of it as JSON."""
+    """Print the results as JSON."""
     saves, refused = 0, 0
     wrong: list[str] = []
     with tempfile.TemporaryDirectory() as name:
@@ -78,10 +75,7 @@ def main(arguments: list[str]) -> int:
         prepare(sources)
         for what, save in SAVES.items():
             for old in save.states(sources):
-                case = Case(what, sources, Path(arguments[0]) / "work", old, {})
-                case.reset()
-                case.run()
-                case = case._replace(new=case.content())
+                case = Case.after_one_save(what, sources, Path(arguments[0]) / "work", old)
                 for part in _PARTS:
                     one, problems = _fill(case, part)
                     saves += 1

@@ -1,8 +1,8 @@
 """Saves whose Nth system call fails, does half of its work or is the process's last, for every N that they make.
 
 Runs in a process into which `calls.c` was loaded: `python -m tools.faults.interrupting FOLDER [--quick] [SAVE ...]`
-prints what came of it as JSON. After each the path holds the old file or the new one, whole; what failed says so by
-one typed error, and has left nothing beside it and no file open; what was killed has left what the next save clears.
+prints the results as JSON. After each the path holds the old file or the new one, whole; a save that failed has raised
+one typed error, and left nothing beside it and no file open; the next save clears the remains of one that was killed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ QUICK = (Mode.FAIL_ONE, errno.EIO), (Mode.FULL_FROM, errno.ENOSPC), Mode.KILL_HA
 
 
 def build(folder: Path) -> Path:
-    """Compile what is loaded before the C library."""
+    """Compile the library that is loaded before the C library."""
     out = folder / "calls.so"
     flags = ["-shared", "-fPIC", "-O1", "-fno-builtin", "-Wall", "-Wextra", "-Werror"]
     subprocess.run(["gcc", *flags, str(SOURCE), "-o", str(out), "-ldl"], check=True)
@@ -61,7 +61,7 @@ def build(folder: Path) -> Path:
 
 
 def run_in(calls: Path, folder: Path, *names: str, quick: bool = False) -> dict[str, Any]:
-    """Interrupt these saves, or all, in a process of their own; returns what `interrupt` does, by save."""
+    """Interrupt these saves, or all, in a process of their own; returns the results of `interrupt`, by save."""
     command = [sys.executable, "-W", "error", "-m", __name__, str(folder), *["--quick"] * quick, *names]
     root = Path(__file__).resolve().parents[2]
     environment = {**os.environ, "LD_PRELOAD": str(calls), "LANGUAGE": "C"}  # else argparse looks for translations
@@ -73,9 +73,9 @@ def run_in(calls: Path, folder: Path, *names: str, quick: bool = False) -> dict[
 
 
 def interrupt(name: str, folder: Path, *, quick: bool = False) -> dict[str, Any]:
-    """Interrupt one save at every call; returns how many calls it makes, how often what was done, and what is wrong.
+    """Interrupt one save at every call; returns how many calls it makes, counts of the outcomes, and the faults.
 
-    A quick one has two kinds of error and, where a file is there before, one of death.
+    A quick one tries two kinds of error and, where a file is there before, one of death.
     """
     control = ctypes.CDLL(None)
     control.fault_last.restype = ctypes.c_char_p
@@ -84,25 +84,20 @@ def interrupt(name: str, folder: Path, *, quick: bool = False) -> dict[str, Any]
         sources.mkdir()
         prepare(sources)
     save = SAVES[name]
-    told: dict[str, Any] = {"calls": 0, "failed": 0, "survived": 0, "killed": 0, "wrong": [], "hit": {}}
+    results: dict[str, Any] = {"calls": 0, "failed": 0, "survived": 0, "killed": 0, "wrong": [], "hit": {}}
     hit: collections.Counter[str] = collections.Counter()
     for old in save.states(sources):
-        case = Case(name, sources, folder / "work", old, {})
-        case.reset()
-        if (error := case.run()) is not None:  # everything is imported by now
-            raise RuntimeError(f"{name}: {error}")
-        case = case._replace(new=case.content())
-        case.reset()
+        case = Case.after_one_save(name, sources, folder / "work", old)
         control.fault_plan(Mode.COUNT, 0, 0)
         case.run()
-        told["calls"] = max(told["calls"], control.fault_stop())
-        _short(control, case, told)
+        results["calls"] = max(results["calls"], control.fault_stop())
+        _short(control, case, results)
         for mode, number in QUICK[:2] if quick else ERRORS:
-            _fail(control, case, mode, number, told, hit)
+            _fail(control, case, mode, number, results, hit)
         for mode in QUICK[2:] * bool(old) if quick else KILLS:
-            _kill(control, case, mode, told)
-    told["hit"] = dict(sorted(hit.items()))
-    return told
+            _kill(control, case, mode, results)
+    results["hit"] = dict(sorted(hit.items()))
+    return results
 
 
 def _open_files(collect: bool = False) -> int:
@@ -111,45 +106,42 @@ def _open_files(collect: bool = False) -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def _complain(told: dict[str, Any], case: Case, what: str, problems: Any) -> None:
+def _complain(results: dict[str, Any], case: Case, what: str, problems: Any) -> None:
     state = "old" if case.old else "new"
-    told["wrong"] += [f"{case.name} ({state}), {what}: {problem}" for problem in problems]
+    results["wrong"] += [f"{case.name} ({state}), {what}: {problem}" for problem in problems]
 
 
-def _short(control: Any, case: Case, told: dict[str, Any]) -> None:
-    """Have each read and write do half of what is left; this is no error."""
+def _short(control: Any, case: Case, results: dict[str, Any]) -> None:
+    """Have each read and write do half of what is left, which is not an error."""
     case.reset()
     control.fault_plan(Mode.SHORT, 0, 0)
     error = case.run()
     control.fault_stop()
-    _complain(told, case, "short reads and writes", [f"raised {error}"] if error else case.wrong(None, ""))
+    _complain(results, case, "short reads and writes", [f"raised {error}"] if error else case.wrong(None, ""))
 
 
 def _fail(
-    control: Any, case: Case, mode: Mode, number: int, told: dict[str, Any], hit: collections.Counter[str]
+    control: Any, case: Case, mode: Mode, number: int, results: dict[str, Any], hit: collections.Counter[str]
 ) -> None:
     for at in range(1, _MOST):
         case.reset()
         files = _open_files()
         control.fault_plan(mode, at, number)
-        try:
-            error = case.run()
-        except Exception as untyped:
-            error = f"{type(untyped).__name__}: {untyped}"
+        error = case.attempt()
         control.fault_stop()
         which = control.fault_last().decode()
         if not which:
             return
         hit[which] += 1
-        told["failed" if error else "survived"] += 1
+        results["failed" if error else "survived"] += 1
         what = f"{mode.name} {errno.errorcode[number]} at call {at}, {which}"
-        _complain(told, case, what, case.wrong(error, "all" if mode is Mode.FAIL_FROM else which))
+        _complain(results, case, what, case.wrong(error, "all" if mode is Mode.FAIL_FROM else which))
         if _open_files() > files and _open_files(collect=True) > files:
-            _complain(told, case, what, ["left a file open"])
+            _complain(results, case, what, ["left a file open"])
     raise RuntimeError(f"{case.name}: more than {_MOST} calls")
 
 
-def _kill(control: Any, case: Case, mode: Mode, told: dict[str, Any]) -> None:
+def _kill(control: Any, case: Case, mode: Mode, results: dict[str, Any]) -> None:
     """A fork dies in the middle; the next save clears what it left."""
     case.reset()
     for at in range(1, _MOST):
@@ -159,19 +151,19 @@ def _kill(control: Any, case: Case, mode: Mode, told: dict[str, Any]) -> None:
             os._exit(0 if case.run() is None else 3)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if status != -signal.SIGKILL:
-            return _complain(told, case, f"{mode.name} at call {at}", [f"exit status {status}"] if status else [])
-        told["killed"] += 1
-        _complain(told, case, f"{mode.name} at call {at}", list(case.killed()))
+            return _complain(results, case, f"{mode.name} at call {at}", [f"exit status {status}"] if status else [])
+        results["killed"] += 1
+        _complain(results, case, f"{mode.name} at call {at}", list(case.killed()))
         case.reset()
     raise RuntimeError(f"{case.name}: more than {_MOST} calls")
 
 
 def main(arguments: list[str]) -> int:
-    """Print what came of it."""
+    """Print the results as JSON."""
     folder, *names = arguments
     quick = names[:1] == ["--quick"]
-    told = {name: interrupt(name, Path(folder), quick=quick) for name in names[quick:] or SAVES}
-    print(json.dumps(told))
+    results = {name: interrupt(name, Path(folder), quick=quick) for name in names[quick:] or SAVES}
+    print(json.dumps(results))
     return 0
 
 

@@ -1,6 +1,6 @@
-"""Saves that are killed at any moment: whoever finds the file afterwards finds one generation of it, whole.
+"""Saves that are killed at any moment: afterwards the file is one generation, whole.
 
-Of a record in shards, too: its catalogue and all shards that it names are of one generation.
+A catalogue and all shards that it names are of one generation, too.
 """
 
 from __future__ import annotations
@@ -32,16 +32,12 @@ class Kills:
 
 
 def written(number: int) -> dict[str, np.ndarray]:
-    """Return the record of one generation; every word of it says which."""
+    """Return the record of one generation, whose number is in every word."""
     return {"first": np.full(_WORDS, number, np.int32), "last": np.full(_WORDS // 2, -number, np.int64)}
 
 
 def generation(record: zcrecord.Record) -> int:
-    """Return of which generation a record is.
-
-    Raises:
-        ValueError: it is of several.
-    """
+    """Return the generation of a record; a ValueError if there are several."""
     first, last = record["first"], record["last"]
     number = int(first[0])
     if not ((first == number).all() and (last == -number).all() and len(last) == _WORDS // 2):
@@ -54,22 +50,22 @@ def kill_saves(
 ) -> Kills:
     """Save generation after generation, each save killed at a moment of its own; POSIX only."""
     chance = random.Random(seed)
-    how: dict[str, Any] = {"durable": durable, "max_shard_size": max_shard_size}
-    zcrecord.save_record(written(0), path, **how)
-    told = Kills()
+    options: dict[str, Any] = {"durable": durable, "max_shard_size": max_shard_size}
+    zcrecord.save_record(written(0), path, **options)
+    kills = Kills()
     last, within = 0, 0.01
     for number in range(1, times + 1):
-        _kill_one(path, number, chance.uniform(0, within), how)
-        found = _whole(path)
-        within *= 0.9 if found == number else 1.1  # so that half of them are fast enough
-        told.times += 1
-        told.whole += found in (last, number)
-        told.new += found == number
-        told.scratches += bool(_others(path))
-        last = last if found is None else found
-    zcrecord.save_record(written(times + 1), path, **how)  # and not 0, whose two tensors have the same bytes
-    told.left = len(_others(path))
-    return told
+        _kill_one(path, number, chance.uniform(0, within), options)
+        whole = _whole(path)
+        within *= 0.9 if whole == number else 1.1  # so that half of them are fast enough
+        kills.times += 1
+        kills.whole += whole in (last, number)
+        kills.new += whole == number
+        kills.scratches += bool(_others(path))
+        last = last if whole is None else whole
+    zcrecord.save_record(written(times + 1), path, **options)  # and not 0, whose two tensors have the same bytes
+    kills.left = len(_others(path))
+    return kills
 
 
 def _others(path: Path) -> set[str]:
@@ -78,7 +74,7 @@ def _others(path: Path) -> set[str]:
         return {*os.listdir(path.parent)} - {path.name, *record.archive.source.file_names}
 
 
-def _kill_one(path: Path, number: int, after: float, how: dict[str, Any]) -> None:
+def _kill_one(path: Path, number: int, after: float, options: dict[str, Any]) -> None:
     """Kill a process some time after it began to save; one that was faster waits for it."""
     record = written(number)
     begun, tell = os.pipe()
@@ -86,7 +82,7 @@ def _kill_one(path: Path, number: int, after: float, how: dict[str, Any]) -> Non
     if not child:
         try:
             os.write(tell, b".")
-            zcrecord.save_record(record, path, **how)
+            zcrecord.save_record(record, path, **options)
             signal.pause()
         finally:
             os._exit(1)

@@ -1,7 +1,7 @@
 """Reading a file that is replaced all the time: processes and threads load it in every way, and check every byte.
 
-`python -m tools.faults.replacing PATH THREADS` is one of the readers: it says that it is ready, reads until its
-standard input ends, and prints what it found as JSON.
+`python -m tools.faults.replacing PATH THREADS` is one of the readers: it prints that it is ready, reads until its
+standard input ends, and prints its results as JSON.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +23,8 @@ from .kills import generation, written
 _CHANGED = ("was replaced or changed since it was opened", "is not the archive that the hollow record is of")
 
 
-def _mapped(path: str) -> int:
-    with load_record(path, verify="full") as record:
-        return generation(record)
-
-
-def _read(path: str) -> int:
-    return generation(load_record(path, verify="full", mmap=False))
-
-
-def _touched(path: str) -> int:
-    with load_record(path, verify="touch") as record:
+def _generation(path: str, **options: Any) -> int:
+    with load_record(path, **options) as record:
         return generation(record)
 
 
@@ -47,18 +39,18 @@ def _filled(path: str) -> int:
     return generation(hollow.seal())
 
 
-# Ways to read; those that open the file a second time may say that it is another one by then.
+# Ways to read; those that open the file a second time may report that it was replaced.
 WAYS: dict[str, tuple[Callable[[str], int], bool]] = {
-    "mapped": (_mapped, False),
-    "read": (_read, False),
-    "touched": (_touched, False),
+    "mapped": (partial(_generation, verify="full"), False),
+    "read": (partial(_generation, verify="full", mmap=False), False),
+    "touched": (partial(_generation, verify="touch"), False),
     "load_into": (_loaded, True),
     "fill_by": (_filled, True),
 }
 
 
 class _Reader(threading.Thread):
-    """Reads in every way, one after the other, until it is told to stop."""
+    """Reads in every way, one after the other, until `stop` is set."""
 
     def __init__(self, path: str, stop: threading.Event) -> None:
         super().__init__()
@@ -84,10 +76,10 @@ class _Reader(threading.Thread):
 
 
 def replace_under_readers(path: Path, times: int, *, processes: int, threads: int, durable: bool) -> dict[str, Any]:
-    """Replace a file so many times while others read it; returns what they found, together.
+    """Replace a file so many times while others read it; returns their results, together.
 
-    `reads` by way, `refused` that a file was another one when it was opened again, `generations` that anyone has seen,
-    and `errors`, of which there may be none.
+    `reads` by way, `refused` because the file was another one when it was opened again, `generations` that were seen,
+    and `errors`, which must be empty.
     """
     zcrecord.save_record(written(0), path, durable=durable)
     command = [sys.executable, "-m", __name__, str(path)]
@@ -102,19 +94,19 @@ def replace_under_readers(path: Path, times: int, *, processes: int, threads: in
             raise RuntimeError("a reader did not begin")
     for number in range(1, times + 1):
         zcrecord.save_record(written(number), path, durable=durable)
-    found = []
+    results = []
     for reader in readers:
         answer, _ = reader.communicate("", timeout=300)
         if reader.returncode:
             raise RuntimeError(f"a reader ended by itself: {reader.returncode}")
-        found.append(json.loads(answer))
+        results.append(json.loads(answer))
     return {
         "replacements": times,
         "readers": processes + threads,
-        "reads": {name: sum(f["reads"][name] for f in found) for name in WAYS},
-        "refused": sum(f["refused"] for f in found),
-        "generations": len({g for f in found for g in f["generations"]}),
-        "errors": [error for f in found for error in f["errors"]],
+        "reads": {name: sum(r["reads"][name] for r in results) for name in WAYS},
+        "refused": sum(r["refused"] for r in results),
+        "generations": len({g for r in results for g in r["generations"]}),
+        "errors": [error for r in results for error in r["errors"]],
     }
 
 
@@ -129,13 +121,13 @@ def main(arguments: list[str]) -> int:
     stop.set()
     for reader in readers:
         reader.join()
-    told = {
+    results = {
         "reads": {name: sum(r.reads[name] for r in readers) for name in WAYS},
         "refused": sum(r.refused for r in readers),
         "generations": sorted({g for r in readers for g in r.generations}),
         "errors": [error for r in readers for error in r.errors],
     }
-    print(json.dumps(told))
+    print(json.dumps(results))
     return 0
 
 

@@ -23,22 +23,24 @@ TREE: dict[str, Any] = {
 }
 OLD = "old.zcr"
 SHARDS = "shards"
+Run = Callable[[Path, Path, bool], Any]  # takes a folder that `prepare` has filled, the destination, and `force`
 
 
 class Save(NamedTuple):
-    """A way to write the file that `dest` names, which may be there; `sources` is a folder that `prepare` has filled.
+    """A way to write the file that `dest` names, which may be there.
 
     `old` names the source that is a file before, or a folder of it and its shards; `ends` tells that errors end in an
     exit status; `zipped` that the source is a zip file, of which zipfile takes it for damage if the system cannot read
-    it; `in_place` that it changes a file that is there.
+    it; `in_place` that it changes a file that is there; `asks` that it replaces a file only by `force`.
     """
 
-    run: Callable[[Path, Path], Any]
+    run: Run
     name: str = "m.zcr"
     old: str = OLD
     ends: bool = False
     zipped: bool = False
     in_place: bool = False
+    asks: bool = False
 
     def before(self, sources: Path) -> dict[str, bytes]:
         """Return the file that is there before, and all others if `old` is a folder."""
@@ -70,22 +72,14 @@ def prepare(sources: Path) -> None:
     embed.attach(sources / "attached", sources / "old.zcr")
 
 
-def _record(_: Path, dest: Path) -> None:
-    zcrecord.save_record(TREE, dest)
-
-
-def _shards(_: Path, dest: Path) -> None:
-    zcrecord.save_record(TREE, dest, max_shard_size=100_000)
-
-
-def _lazy(_: Path, dest: Path) -> None:
+def _lazy(nbytes: int) -> LazyTensor:
     def pieces() -> Iterator[bytes]:
-        yield from (bytes([i]) * 40_000 for i in range(4))
+        yield from (bytes([i]) * 40_000 for i in range(nbytes // 40_000))
 
-    zcrecord.save_record({"lazy": LazyTensor("u1", (160_000,), pieces), "a": TREE["a"]}, dest)
+    return LazyTensor("u1", (nbytes,), pieces)
 
 
-def _recording(_: Path, dest: Path) -> None:
+def _recording(_: Path, dest: Path, __: bool) -> None:
     """Payloads that equal earlier ones are read back, compared and taken back."""
     with RecordWriter(dest) as out:
         for name in ("first", "second", "third"):
@@ -94,60 +88,25 @@ def _recording(_: Path, dest: Path) -> None:
             tensor.write(TREE["a"])
 
 
-def _onnx(sources: Path, dest: Path) -> None:
-    onnx.convert(sources / "digits.onnx", dest, force=True)
+def _converted(source: str) -> Run:
+    return lambda sources, dest, force: formats.convert(sources / source, dest, force=force)
 
 
-def _onnx_verified(sources: Path, dest: Path) -> None:
-    onnx.convert(sources / "digits.onnx", dest, force=True, verify=True)
-
-
-def _to_onnx(sources: Path, dest: Path) -> None:
-    onnx.to_onnx(sources / "digits.zcr", dest, force=True)
-
-
-def _converted(source: str) -> Callable[[Path, Path], None]:
-    def run(sources: Path, dest: Path) -> None:
-        formats.convert(sources / source, dest, force=True)
-
-    return run
-
-
-def _pack(sources: Path, dest: Path) -> None:
-    transport.pack(sources / "tree.zcr", dest, threads=1, force=True)
-
-
-def _unpack(sources: Path, dest: Path) -> None:
-    transport.unpack(sources / "packed.zcr", dest, threads=1, force=True)
-
-
-def _attach(sources: Path, dest: Path) -> None:
-    embed.attach(sources / "program", sources / "tree.zcr", dest, force=True)
-
-
-def _attach_in_place(sources: Path, dest: Path) -> None:
-    embed.attach(dest, sources / "tree.zcr")
-
-
-def _detach(sources: Path, dest: Path) -> None:
-    embed.detach(sources / "attached", dest, keep=True, force=True)
-
-
-def _edit(sources: Path, dest: Path) -> None:
-    with zcrecord.edit(sources / "tree.zcr", dest, force=True) as model:
+def _edit(sources: Path, dest: Path, force: bool) -> None:
+    with zcrecord.edit(sources / "tree.zcr", dest, force=force) as model:
         model.metadata["new"] = "text"
         model.drop("b")
         model["more"] = TREE["a"] + 1
 
 
-def _edit_in_place(_: Path, dest: Path) -> None:
+def _edit_in_place(_: Path, dest: Path, __: bool) -> None:
     with zcrecord.edit(dest) as model:
         model.metadata["new"] = "text"
-        model["b"] = LazyTensor("u1", (80_000,), lambda: (bytes([i]) * 40_000 for i in range(2)))
+        model["b"] = _lazy(80_000)
 
 
-def _command(*arguments: str, program: bool = False) -> Callable[[Path, Path], int]:
-    def run(sources: Path, dest: Path) -> int:
+def _command(*arguments: str, program: bool = False) -> Run:
+    def run(sources: Path, dest: Path, _: bool) -> int:
         given = [str(sources / a[1:]) if a.startswith("@") else a.replace("DEST", str(dest)) for a in arguments]
         return dispatch.onnx2zc_main(given) if program else dispatch.main(given)
 
@@ -155,28 +114,49 @@ def _command(*arguments: str, program: bool = False) -> Callable[[Path, Path], i
 
 
 SAVES = {
-    "save_record": Save(_record),
-    "save_record, lazy": Save(_lazy),
-    "save_record, shards": Save(_shards, old=SHARDS),
-    "save_record, shards over one file": Save(_shards),
+    "save_record": Save(lambda _, dest, __: zcrecord.save_record(TREE, dest)),
+    "save_record, lazy": Save(lambda _, dest, __: zcrecord.save_record({"lazy": _lazy(160_000), "a": TREE["a"]}, dest)),
+    "save_record, shards": Save(
+        lambda _, dest, __: zcrecord.save_record(TREE, dest, max_shard_size=100_000), old=SHARDS
+    ),
+    "save_record, shards over one file": Save(
+        lambda _, dest, __: zcrecord.save_record(TREE, dest, max_shard_size=100_000)
+    ),
     "shards to archive": Save(_converted("shards/m.zcr"), old=SHARDS),
     "RecordWriter": Save(_recording),
-    "onnx.convert": Save(_onnx),
-    "onnx.convert, verified": Save(_onnx_verified),
-    "onnx.to_onnx": Save(_to_onnx, "m.onnx"),
-    "safetensors to archive": Save(_converted("plain.safetensors")),
+    "onnx.convert": Save(
+        lambda sources, dest, force: onnx.convert(sources / "digits.onnx", dest, force=force), asks=True
+    ),
+    "onnx.convert, verified": Save(
+        lambda sources, dest, force: onnx.convert(sources / "digits.onnx", dest, force=force, verify=True)
+    ),
+    "onnx.to_onnx": Save(
+        lambda sources, dest, force: onnx.to_onnx(sources / "digits.zcr", dest, force=force), "m.onnx", asks=True
+    ),
+    "safetensors to archive": Save(_converted("plain.safetensors"), asks=True),
     "npz to archive": Save(_converted("plain.npz"), zipped=True),
     "archive to archive": Save(_converted("tree.zcr")),
-    "archive to safetensors": Save(_converted("plain.zcr"), "m.safetensors"),
-    "archive to npz": Save(_converted("plain.zcr"), "m.npz"),
+    "archive to safetensors": Save(_converted("plain.zcr"), "m.safetensors", asks=True),
+    "archive to npz": Save(_converted("plain.zcr"), "m.npz", asks=True),
     "npz to safetensors": Save(_converted("plain.npz"), "m.safetensors", zipped=True),
-    "edit": Save(_edit),
+    "edit": Save(_edit, asks=True),
     "edit in place": Save(_edit_in_place, old="tree.zcr", in_place=True),
-    "pack": Save(_pack),
-    "unpack": Save(_unpack),
-    "attach": Save(_attach),
-    "attach in place": Save(_attach_in_place, "app", "program", in_place=True),
-    "detach": Save(_detach),
+    "pack": Save(
+        lambda sources, dest, force: transport.pack(sources / "tree.zcr", dest, threads=1, force=force), asks=True
+    ),
+    "unpack": Save(
+        lambda sources, dest, force: transport.unpack(sources / "packed.zcr", dest, threads=1, force=force), asks=True
+    ),
+    "attach": Save(
+        lambda sources, dest, force: embed.attach(sources / "program", sources / "tree.zcr", dest, force=force),
+        asks=True,
+    ),
+    "attach in place": Save(
+        lambda sources, dest, _: embed.attach(dest, sources / "tree.zcr"), "app", "program", in_place=True
+    ),
+    "detach": Save(
+        lambda sources, dest, force: embed.detach(sources / "attached", dest, keep=True, force=force), asks=True
+    ),
     "onnx2zc": Save(_command("@digits.onnx", "DEST", "--force", "-q", program=True), ends=True),
     "zcrecord convert": Save(_command("convert", "@plain.safetensors", "DEST", "--force", "-q"), ends=True),
     "zcrecord pack": Save(_command("pack", "@tree.zcr", "DEST", "--force", "-q", "--threads", "1"), ends=True),

@@ -33,6 +33,20 @@ class MemorySource(FileSource):
         return private_copy(self.buffer, self.memory.filled)._replace(path=self.path, absolute=self.absolute)
 
 
+class FetchedSource(MemorySource):
+    """Base class of sources in memory that `fetch` fills with payloads before they are used."""
+
+    def locate(self, number: int) -> tuple[memoryview, int]:
+        """Return memory in which a payload lies, and its offset there; fetched first."""
+        self.fetch([number])
+        return super().locate(number)
+
+    def payload(self, number: int) -> memoryview:
+        """Return the bytes of a payload, read-only; fetched first."""
+        self.fetch([number])
+        return super().payload(number)
+
+
 class MappedSource(MemorySource):
     """Payloads of one archive in a mapped file, which nobody can have written to."""
 

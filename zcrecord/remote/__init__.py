@@ -7,13 +7,13 @@ until the record and all views are gone. A failing request is tried five times; 
 SourceError, never a mixture of two versions. Loaders, `verify="full"` and `expect=` fetch as few times, and keep
 nothing here.
 
-With a cache (`cache=`, or the environment variable ZCRECORD_CACHE, names a folder) what was fetched once is read from
-disk, and checked again, for the same archive and version alone; `trim_cache` limits it, and any of its files may be
-removed at any time. README.md in this folder is the guide.
+With a cache (`cache=`, or the environment variable ZCRECORD_CACHE, names a folder) bytes that were fetched once are
+read from disk, and checked again, for the same archive and version alone; `trim_cache` limits it, and any of its files
+may be removed at any time. README.md in this folder is the guide.
 
 Modules: `ranges` is arithmetic; `file` the base class of remote files, `http`, `fsspec` and `packed` its kinds;
 `on_demand` memory that is filled on demand, `read_ahead` and `whole` read without keeping; `cache` the folder,
-`cache_keys` the names in it; `open` opens a URL.
+`cache_keys` the names in it; `open_url` opens a URL.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Cache of remote archives in a folder: indexes and payloads, found again by URL, version and offset.
 
-An entry belongs to one archive, told by its URL (`cache_keys`), to one version, told by the server's size and tag, and
-to one offset. So only the server of that URL decides which bytes are found: 64-bit digests find damage but no forgery,
-and are used for nothing else. Entries that are damaged, half written, or no plain files are ignored. Any file of the
-folder may be removed at any time.
+An entry belongs to one archive, by its URL (`cache_keys`), to one version, by the server's size and tag, and to one
+offset. So only the server of that URL decides which bytes are found: 64-bit digests find damage but no forgery, and are
+used for nothing else. Entries that are damaged, half written, or not plain files are ignored, and any may be removed at
+any time.
 
-Users who can write to the folder could change loaded weights. So a folder that others may write to is refused, and so
-is every folder in it; files and folders made here can be read and written by their owner alone.
+Users who can write to the folder could change loaded weights. So a folder that others may write to is refused, as is
+every folder in it; only their owner can read and write files and folders made here.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ from zcrecord.errors import Advice, SourceError, UnsupportedError
 
 from .cache_keys import identity
 
-__all__ = ["CACHE_VARIABLE", "ArchiveCache", "CacheEntry", "VersionCache", "cache_at", "trim_cache"]
-
 CACHE_VARIABLE = "ZCRECORD_CACHE"
 _FOLDER = "zcrecord-1"  # changes with the layout of entries; nothing else in the user's folder is touched
 _SCRATCH = ".new-"
@@ -38,22 +36,17 @@ _PIECE = 8 << 20  # bytes read and hashed at a time
 _PLAIN = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
 
 
-def cache_at(folder: Any, url: str, options: Mapping[str, Any] | None = None) -> ArchiveCache | None:
-    """Return the cache of an archive in a folder; None if no cache is used.
-
-    Args:
-        folder: a path; None for the environment variable ZCRECORD_CACHE, if it is set; False for no cache.
-        url: of the archive.
-        options: of fsspec, which may name the server.
+def cache_at(folder: Any, url: str, options: Mapping[str, Any]) -> Path | None:
+    """Return the folder of the archive at a URL, with fsspec's options, in a cache's; None if no cache is used.
 
     Raises:
         SourceError: a folder cannot be made, or others may write to it, the user's folder included.
-        UnsupportedError: `folder` is no path.
+        UnsupportedError: `folder` is not a path, False for no cache, or None for ZCRECORD_CACHE.
     """
     root = _folder_of(folder)
     if root is None:
         return None
-    archive = root / _short(identity(url, options or {}))
+    archive = root / _short(identity(url, options))
     for folder in (root.parent, root):
         try:
             _make(folder)
@@ -63,11 +56,21 @@ def cache_at(folder: Any, url: str, options: Mapping[str, Any] | None = None) ->
         except (OSError, ValueError) as error:
             what = f"the cache's folder cannot be made: {getattr(error, 'strerror', None) or error}"
             raise SourceError(what, path=str(folder), errno=getattr(error, "errno", None)) from error
-    return ArchiveCache(archive)
+    with contextlib.suppress(FileNotFoundError):  # the first entry makes it
+        _check_ours(archive)
+    return archive
+
+
+def has_entries(archive: Path) -> bool:
+    """Return True if an archive's folder has entries, maybe of another version."""
+    try:
+        return any(archive.iterdir())
+    except OSError:  # the folder does not exist
+        return False
 
 
 def trim_cache(folder: Any = None, *, limit: int = 0) -> int:
-    """Remove the least recently used files of a cache, until at most `limit` bytes are left; returns their number.
+    """Remove the least recently used files of a cache, until at most `limit` bytes are left; returns how many are left.
 
     Programs that use the cache meanwhile fetch removed payloads again. Nothing else in the folder is touched.
 
@@ -77,7 +80,7 @@ def trim_cache(folder: Any = None, *, limit: int = 0) -> int:
 
     Raises:
         SourceError: others may write to the folder, and could have other files removed. UnsupportedError: `folder` is
-        no path, or `limit` no number.
+        not a path, or `limit` not a number.
 
     Example:
         >>> trim_cache("no such folder")
@@ -90,29 +93,29 @@ def trim_cache(folder: Any = None, *, limit: int = 0) -> int:
         return 0
     _check_ours(root.parent, named=True)
     _check_ours(root)
-    found, folders = [], []
+    files, folders = [], []
     for path in root.rglob("*"):
         with contextlib.suppress(OSError):
             status = path.lstat()
             if stat.S_ISDIR(status.st_mode):
                 folders.append(path)
             else:
-                found.append((status.st_mtime_ns, status.st_size, path))
-    left = sum(nbytes for _, nbytes, _ in found)
-    for _, nbytes, path in sorted(found):
+                files.append((status.st_mtime_ns, status.st_size, path))
+    left = sum(nbytes for _, nbytes, _ in files)
+    for _, nbytes, path in sorted(files):
         if left <= limit:
             break
         with contextlib.suppress(OSError):
             path.unlink()
             left -= nbytes
-    for path in sorted(folders, reverse=True):  # those in others first
+    for path in sorted(folders, reverse=True):  # inner ones first
         with contextlib.suppress(OSError):  # it is not empty
             path.rmdir()
     return left
 
 
 def _folder_of(folder: Any) -> Path | None:
-    """Return the cache's folder in the user's folder; None if no cache is used."""
+    """Return the cache's folder inside the user's folder; None if no cache is used."""
     if folder is None:
         folder = os.environ.get(CACHE_VARIABLE) or False
     if folder is False:
@@ -123,53 +126,23 @@ def _folder_of(folder: Any) -> Path | None:
     return Path(folder) / _FOLDER
 
 
-class ArchiveCache:
-    """Cache entries of one archive, by versions. Folders are made by the first entry."""
-
-    def __init__(self, folder: Path) -> None:
-        """Take the archive's folder.
-
-        Raises:
-            SourceError: others may write to it.
-        """
-        with contextlib.suppress(FileNotFoundError):
-            _check_ours(folder)
-        self._folder = folder
-
-    def holds_any(self) -> bool:
-        """Return True if there are entries, maybe of another version."""
-        try:
-            return any(self._folder.iterdir())
-        except OSError:  # there is no such folder
-            return False
-
-    def version(self, size: int, tag: str) -> VersionCache:
-        """Return the entries of a version, told by the server's size and tag.
-
-        Raises:
-            SourceError: others may write to its folder.
-        """
-        folder = self._folder / _short(f"{size} {tag}")
-        with contextlib.suppress(FileNotFoundError):
-            _check_ours(folder)
-        return VersionCache(folder)
-
-
 class VersionCache:
-    """Cache entries of one version of one archive. Several processes may use it at once."""
+    """Cache entries of one version of one archive, by size and tag. Several processes may use it at once."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, archive: Path, size: int, tag: str) -> None:
+        self._folder = archive / _short(f"{size} {tag}")
+        with contextlib.suppress(FileNotFoundError):  # the first entry makes it
+            _check_ours(self._folder)
 
     def get(self, start: int, digest: int, target: memoryview) -> bool:
-        """Read the payload at an offset into `target`; False if there is none, or it is damaged."""
+        """Read the payload at an offset into `target`; False if it is missing or damaged."""
         return self.read(start, len(target), 0, target) and digest_of(target) == digest
 
-    def read(self, start: int, nbytes: int, at: int, target: memoryview) -> bool:
-        """Read bytes of a payload from `at` on into `target`, unchecked; False if there is no such payload."""
+    def read(self, start: int, nbytes: int, offset: int, target: memoryview) -> bool:
+        """Read bytes of a payload from `offset` on into `target`, unchecked; False if it is missing."""
         try:
-            with _opened(self._payload(start, nbytes), nbytes) as file:
-                file.seek(at)
+            with _open_entry(self._payload(start, nbytes), nbytes) as file:
+                file.seek(offset)
                 return _fill(file, target)
         except OSError:
             return False
@@ -177,25 +150,23 @@ class VersionCache:
     def has(self, start: int, nbytes: int, digest: int) -> bool:
         """Return True if a payload is there and undamaged; reads it in pieces."""
         try:
-            with _opened(self._payload(start, nbytes), nbytes) as file:
+            with _open_entry(self._payload(start, nbytes), nbytes) as file:
                 return digest_of_pieces(iter(partial(file.read, _PIECE), b"")) == digest
         except OSError:
             return False
 
     def put(self, start: int, octets: memoryview) -> None:
         """Write a payload; failures are ignored, since loading can go on with a full disk."""
-        entry = self.entry(start, len(octets))
-        entry.write(octets)
-        entry.keep()
+        self.entry(start, len(octets)).write_all(octets)
 
     def entry(self, start: int, nbytes: int) -> CacheEntry:
-        """Return an entry to write a payload to piece by piece."""
+        """Return an entry to which a payload is written piece by piece."""
         return CacheEntry(self._payload(start, nbytes))
 
     def index(self) -> list[tuple[int, bytes]] | None:
-        """Return the pieces given to `put_index`; None if there are none."""
+        """Return the pieces given to `put_index`; None without valid ones."""
         try:
-            with _opened(self._folder / _INDEX) as file:
+            with _open_entry(self._folder / _INDEX) as file:
                 line, _, rest = file.readall().partition(b"\n")
             data = json.loads(line)
             if data["digest"] != f"{digest_of(rest):016x}":
@@ -215,9 +186,7 @@ class VersionCache:
         rest = b"".join(piece for _, piece in pieces)
         places = [(offset, len(piece)) for offset, piece in pieces]
         data = {"digest": f"{digest_of(rest):016x}", "pieces": places}
-        entry = CacheEntry(self._folder / _INDEX)
-        entry.write(memoryview(json.dumps(data).encode() + b"\n" + rest))
-        entry.keep()
+        CacheEntry(self._folder / _INDEX).write_all(memoryview(json.dumps(data).encode() + b"\n" + rest))
 
     def _payload(self, start: int, nbytes: int) -> Path:
         return self._folder / f"{start}-{nbytes}"
@@ -228,44 +197,49 @@ class CacheEntry:
 
     def __init__(self, path: Path) -> None:
         self._path, self._scratch = path, path.with_name(f"{_SCRATCH}{os.urandom(8).hex()}")
-        self._fine, self._made = True, False
+        self._failed, self._created = False, False
 
     def write(self, octets: memoryview) -> None:
         """Append bytes; the file is open only meanwhile, since many entries may be begun at a time."""
-        if not self._fine:
+        if self._failed:
             return
         try:
             try:
-                file = self._opened()
+                file = self._open()
             except FileNotFoundError:  # the first entry, or `trim_cache` removed the folder
                 _make(self._path.parent)
-                file = self._opened()
+                file = self._open()
             with file:
                 file.seek(0, os.SEEK_END)
-                self._made, done = True, 0
-                while done < len(octets):
-                    done += file.write(octets[done:])
+                self._created = True
+                while len(octets):
+                    octets = octets[file.write(octets) :]
         except OSError:
             self.drop()
 
-    def _opened(self) -> Any:
-        mode = "r+b" if self._made else "xb"  # "ab" would create it again
+    def _open(self) -> Any:
+        mode = "r+b" if self._created else "xb"  # "ab" would create it again
         return open(self._scratch, mode, buffering=0, opener=_private)
+
+    def write_all(self, octets: memoryview) -> None:
+        """Write the file at once."""
+        self.write(octets)
+        self.keep()
 
     def keep(self) -> None:
         """Finish the file: give it its name."""
-        if self._fine and self._made:
+        if self._created and not self._failed:
             try:
                 os.replace(self._scratch, self._path)
-                self._made = False
+                self._created = False
             except OSError:
                 self.drop()
 
     def drop(self) -> None:
         """Remove the unfinished file."""
-        self._fine = False
-        if self._made:
-            self._made = False
+        self._failed = True
+        if self._created:
+            self._created = False
             with contextlib.suppress(OSError):
                 self._scratch.unlink()
 
@@ -307,12 +281,11 @@ def _is_owners(status: os.stat_result) -> bool:
     return not hasattr(os, "geteuid") or status.st_uid in (os.geteuid(), 0)
 
 
-def _opened(path: Path, nbytes: int | None = None) -> Any:
-    """Open a plain file of `nbytes` bytes for reading, and set its time of use, for `trim_cache`.
+def _open_entry(path: Path, nbytes: int | None = None) -> Any:
+    """Open a plain file of `nbytes` bytes for reading, and set its time of use, for `trim_cache`; or raise OSError.
 
-    Raises:
-        OSError: it does not exist, has another size, or is no plain file. Links, pipes and devices are not followed,
-        waited for or read; nor are files that another user owns, or could have written to.
+    Links, pipes and devices are not followed, waited for or read; nor are files that another user owns, or could have
+    written to.
     """
     fd = os.open(path, os.O_RDONLY | _PLAIN)
     try:
@@ -320,7 +293,7 @@ def _opened(path: Path, nbytes: int | None = None) -> Any:
         fits = status.st_size <= 2 * MAX_INDEX_SIZE if nbytes is None else status.st_size == nbytes
         ours = _is_owners(status) and (os.name != "posix" or not status.st_mode & _OTHERS)
         if not stat.S_ISREG(status.st_mode) or not fits or not ours:
-            raise OSError("no entry of a cache")
+            raise OSError("not an entry of a cache")
         with contextlib.suppress(OSError):  # a read-only file of root's
             os.utime(fd if os.utime in os.supports_fd else path)
         return open(fd, "rb", buffering=0)
@@ -334,10 +307,9 @@ def _private(path: str, flags: int) -> int:
 
 
 def _fill(file: Any, target: memoryview) -> bool:
-    done = 0
-    while done < len(target) and (got := file.readinto(target[done:])):
-        done += got
-    return done == len(target)
+    while len(target) and (nbytes := file.readinto(target)):
+        target = target[nbytes:]
+    return not len(target)
 
 
 def _short(text: str) -> str:

@@ -1,8 +1,8 @@
 """Cache keys of URLs with fsspec's options: archives of two publishers never share one. Works on text alone.
 
 On a hub everybody uses one server, which may tell archives apart by folder, query, user or header. So the key has
-everything that a server is told except two things, without which nothing would be found again: credentials (passwords,
-tokens), and the signature of a signed URL. A key that is too specific costs room in the cache, and no more.
+everything that the server gets, except credentials (passwords, tokens) and the signature of a signed URL: with these no
+entry would be found again. A key that is too specific only costs room in the cache.
 """
 
 from __future__ import annotations
@@ -14,17 +14,15 @@ from typing import Any
 
 from zcrecord.storage.urls import is_http
 
-__all__ = ["identity"]
-
 # Options with credentials. User names (`key`, `username`) are not among them: a server may have files for each user.
-_PROOFS = {"secret", "token", "password", "passwd", "auth", "cookies", "sas_token", "account_key", "credential",
-           "client_secret", "api_key", "bearer_token", "authorization", "cookie"}  # fmt: skip
+_CREDENTIALS = {"secret", "token", "password", "passwd", "auth", "cookies", "sas_token", "account_key", "credential",
+                "client_secret", "api_key", "bearer_token", "authorization", "cookie"}  # fmt: skip
 # Environment variables that name the server if neither URL nor options do.
 _ELSEWHERE = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_PROFILE", "AZURE_STORAGE_ACCOUNT_NAME",
               "AZURE_STORAGE_CONNECTION_STRING", "STORAGE_EMULATOR_HOST", "HF_ENDPOINT")  # fmt: skip
 
-# Signatures in a query, by scheme: parameters that are all there, and those that are removed then. One of these alone,
-# such as `token` or `sp`, may be how a server tells its files apart.
+# Signatures in a query, by scheme: parameters that must all be present, and those that are removed then. One of these
+# alone, such as `token` or `sp`, may be how a server tells its files apart.
 _PREFIXED = ("x-amz-", "x-goog-", "x-oss-")  # each with a `signature`: AWS's, Google's, Alibaba's version 4
 _OLDER = frozenset({"signature", "expires", "awsaccesskeyid", "googleaccessid", "ossaccesskeyid"})
 _SIGNED: tuple[tuple[frozenset[str], frozenset[str]], ...] = (
@@ -38,18 +36,13 @@ _SIGNED: tuple[tuple[frozenset[str], frozenset[str]], ...] = (
 def identity(url: str, options: Mapping[str, Any]) -> str:
     """Return a text that identifies one archive, without the URL's signature and without credentials in options.
 
-    An option that is an object counts by its repr, or by its type if the repr has its address. The text may hold a
-    password of the URL's: hash it before it is written anywhere.
-
-    Example:
-        >>> identity("https://host/m.zcr?f=alice&X-Amz-Date=1&X-Amz-Signature=2", {"headers": {"Cookie": "3"}})
-        '["https://host/m.zcr?f=alice", {}]'
+    An option that is an object counts by its repr, or by its type if the repr has its address. The text may contain a
+    password of the URL: hash it before it is written anywhere.
     """
-    known: Any = dict(options)
     if is_http(url):
-        return json.dumps([_unsigned(url), _public(known)], sort_keys=True)
-    known |= {name: os.environ[name] for name in _ELSEWHERE if name in os.environ}
-    return json.dumps([url, _public(known)], sort_keys=True)
+        return json.dumps([_unsigned(url), _public(options)], sort_keys=True)
+    servers = {name: os.environ[name] for name in _ELSEWHERE if name in os.environ}
+    return json.dumps([url, _public({**options, **servers})], sort_keys=True)
 
 
 def _unsigned(url: str) -> str:
@@ -57,22 +50,22 @@ def _unsigned(url: str) -> str:
     before, _, after = url.partition("?")
     query, fragment, rest = after.partition("#")
     names = [pair.partition("=")[0].lower() for pair in query.split("&")]
-    gone = {name for prefix in _PREFIXED if f"{prefix}signature" in names for name in names if name.startswith(prefix)}
-    gone |= {name for needed, going in _SIGNED if needed <= set(names) for name in going}
-    if not gone:
+    signed = {n for prefix in _PREFIXED if f"{prefix}signature" in names for n in names if n.startswith(prefix)}
+    signed |= {name for needed, removed in _SIGNED if needed <= set(names) for name in removed}
+    if not signed:
         return url
-    kept = [pair for pair, name in zip(query.split("&"), names, strict=True) if name not in gone]
-    return before + ("?" if kept else "") + "&".join(kept) + fragment + rest
+    pairs = [pair for pair, name in zip(query.split("&"), names, strict=True) if name not in signed]
+    return before + ("?" if pairs else "") + "&".join(pairs) + fragment + rest
 
 
 def _public(options: Any) -> Any:
     """Return options as JSON values, without credentials."""
     if isinstance(options, Mapping):
-        kept = {str(k): _public(v) for k, v in options.items() if str(k).lower() not in _PROOFS}
-        return {k: v for k, v in kept.items() if v not in (None, {}, [])}
+        public = {str(k): _public(v) for k, v in options.items() if str(k).lower() not in _CREDENTIALS}
+        return {k: v for k, v in public.items() if v not in (None, {}, [])}
     if isinstance(options, list | tuple):
         return [_public(item) for item in options]
     if options is None or isinstance(options, str | int | float | bool):
         return options
-    shown = repr(options)
-    return type(options).__qualname__ if " at 0x" in shown else shown
+    text = repr(options)
+    return type(options).__qualname__ if " at 0x" in text else text

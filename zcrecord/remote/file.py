@@ -1,7 +1,7 @@
 """Base class of remote files: size, version tag, retries, and the wording of errors.
 
-Which requests are made is left to the two kinds: `http` for HTTP servers, `fsspec` for everything else that the package
-fsspec reaches.
+Requests are left to the two kinds: `http` for HTTP servers, `fsspec` for everything else that the package fsspec
+reaches.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from zcrecord.storage.urls import connect, redacted
 
 from .ranges import NEAR
 
-__all__ = ["MOST_AT_ONCE", "TRIES", "RemoteFile", "Request", "retry_delay"]
-
 TRIES = 5  # of one request, the first included; the waits between them are 1.5 to 3 seconds in all, 40 at the most
 MOST_AT_ONCE = 8  # requests under way at a time; more than browsers make, fewer than servers take for an attack
 _FIRST_WAIT = 0.1  # seconds before the second try; doubled before each further one
@@ -27,13 +25,13 @@ _LONGEST_WAIT = 10.0  # seconds, even if a server asks for more: an error then s
 Request = tuple[int, memoryview]  # an offset in the file, and the memory to fill from there
 
 
-def retry_delay(tried: int, asked: float = 0.0) -> float:
-    """Return the seconds to wait after `tried` tries, at least `asked`, as the server's Retry-After says.
+def retry_delay(tries: int, retry_after: float = 0.0) -> float:
+    """Return the seconds to wait after `tries` tries, at least the server's Retry-After.
 
     Random within bounds, so that many readers do not come back at the same time.
     """
-    spread: float = _FIRST_WAIT * 2 ** (tried - 1) * random.uniform(1, 2)  # noqa: S311
-    return min(_LONGEST_WAIT, max(asked, spread))
+    spread: float = _FIRST_WAIT * 2 ** (tries - 1) * random.uniform(1, 2)  # noqa: S311
+    return min(_LONGEST_WAIT, max(retry_after, spread))
 
 
 class RemoteFile:
@@ -44,7 +42,7 @@ class RemoteFile:
         size: in bytes, once `start` was called.
         tag: the server's version tag (ETag, or time of change); None if it sends none.
         strong: True if equal tags promise equal bytes; a weak ETag does not.
-        near: bytes between two ranges that are fetched with them, which is faster than a second request.
+        near: ranges with at most so many bytes between them are fetched by one request, which is faster than two.
     """
 
     near = NEAR
@@ -65,34 +63,22 @@ class RemoteFile:
         return self._connection
 
     def start(self, nbytes: int) -> memoryview:
-        """Fetch the first bytes, and learn `size` and `tag`; may return fewer bytes, or all of a small file."""
+        """Fetch the first bytes, `size` and `tag`; may return fewer bytes, or all of a small file."""
         raise NotImplementedError
 
     def look(self) -> None:
-        """Learn `size` and `tag`, by as small a request as there is; later, compare them with those seen first.
-
-        Raises:
-            SourceError: it is missing (SourceNotFoundError), cannot be read, or was replaced.
-        """
+        """Fetch `size` and `tag`, by as small a request as there is; a SourceError if they have changed."""
         self.start(1)
 
     def fill(self, requests: list[Request]) -> None:
-        """Fetch the bytes of all requests, several at a time; their memory is final when it returns or raises.
-
-        Raises:
-            SourceError: they cannot be fetched, after all tries; or the file was replaced.
-        """
+        """Fetch the bytes of all requests, several at a time; their memory is final when it returns or raises."""
         raise NotImplementedError
 
     def check_same(self) -> None:
         """Raise SourceError if the file was replaced, where `fill` does not notice that."""
 
     def check_version(self, size: int, tag: str | None, strong: bool = True) -> None:
-        """Compare size and tag with those seen first, which are kept.
-
-        Raises:
-            SourceError: they differ.
-        """
+        """Store the first size and tag; raise SourceError if later ones differ."""
         if self.size < 0:
             if size > MAX_ARCHIVE_SIZE:
                 raise SourceError(f"the server says that it has {size} bytes, which no archive has", path=self.shown)

@@ -1,7 +1,4 @@
-"""Files of any kind behind URLs: lists of those below a URL, one read forward, in pieces, one removed.
-
-The meaning of the bytes is left to their reader.
-"""
+"""Files of any kind behind URLs: listed below a URL, read forward in pieces, removed."""
 
 from __future__ import annotations
 
@@ -11,64 +8,54 @@ from typing import Any
 
 from zcrecord.errors import RecordError, SourceError
 from zcrecord.storage.files import refusals
-from zcrecord.storage.urls import connect, redacted, said
+from zcrecord.storage.urls import connect, error_text, redacted
 
 from .file import RemoteFile
 from .open_url import remote_file
-
-__all__ = ["ForwardReader", "copy_to", "list_files", "open_forward", "remove_file"]
 
 _PIECE = 4 << 20  # bytes of a request; of so many together
 _AT_ONCE = 4
 
 
 def list_files(url: str, options: Mapping[str, Any]) -> dict[str, int]:
-    """Return the files below a URL, in any depth: their sizes, by their paths from there on, in the order of those.
-
-    Raises:
-        SourceError: the server or fsspec refuses. DependencyError, UnsupportedError: those of `connect`.
-    """
+    """Return the sizes of the files below a URL, in any depth, by their paths from there on, which are in order."""
     fs, root = connect(url, options)
     try:
         fs.invalidate_cache(root)
-        found: Mapping[str, Any] = fs.find(root, detail=True)
+        infos: Mapping[str, Any] = fs.find(root, detail=True)
     except RecordError:
         raise
     except FileNotFoundError:
         return {}
     except Exception as error:  # of any class, as file systems have them
-        raise SourceError(f"its files cannot be listed: {said(error)}", path=redacted(url)) from error
+        raise SourceError(f"its files cannot be listed: {error_text(error)}", path=redacted(url)) from error
     start = root.rstrip("/") + "/"
-    inside = {path[len(start) :]: about for path, about in found.items() if path.startswith(start)}
-    return {path: int(inside[path].get("size") or 0) for path in sorted(inside)}
+    sizes = {path[len(start) :]: int(info.get("size") or 0) for path, info in infos.items() if path.startswith(start)}
+    return dict(sorted(sizes.items()))
 
 
 def remove_file(url: str, options: Mapping[str, Any]) -> None:
-    """Remove the file at a URL, if it is there.
-
-    Raises:
-        SourceError: the server or fsspec refuses. DependencyError, UnsupportedError: those of `connect`.
-    """
+    """Remove the file at a URL, if it exists."""
     fs, path = connect(url, options)
     try:
         fs.rm_file(path)
     except FileNotFoundError:
         pass
     except Exception as error:  # as above
-        raise SourceError(f"cannot be removed: {said(error)}", path=redacted(url)) from error
+        raise SourceError(f"cannot be removed: {error_text(error)}", path=redacted(url)) from error
 
 
 class ForwardReader(io.RawIOBase):
     """A remote file as a binary file object, read forward: some requests ahead at a time, nothing kept behind.
 
-    Some servers tell only on request that a file was replaced: at the end they are asked once more.
+    Some servers report only on request that a file was replaced: at the end they are asked once more.
     """
 
     def __init__(self, file: RemoteFile) -> None:
         super().__init__()
         self._file = file
         self._ahead = memoryview(b"")
-        self._next = 0  # offset in the file behind what is held
+        self._next = 0  # offset in the file behind `_ahead`
 
     def readable(self) -> bool:
         """Return True."""
@@ -85,9 +72,9 @@ class ForwardReader(io.RawIOBase):
         return nbytes
 
     def _fetch(self) -> None:
-        self._ahead = memoryview(b"")  # which lets go of what was passed
+        self._ahead = memoryview(b"")  # which frees the bytes that were passed
         if not self._next:
-            self._ahead = self._file.start(_PIECE)  # or more, of a server without range requests
+            self._ahead = self._file.start(_PIECE)  # or more, from a server without range requests
             self._next = len(self._ahead)
             return
         nbytes = min(_PIECE * _AT_ONCE, self._file.size - self._next)
@@ -100,21 +87,13 @@ class ForwardReader(io.RawIOBase):
 
 
 def open_forward(url: str) -> ForwardReader | str:
-    """Return the file behind a URL, to be read forward; of a `file://` URL the path.
-
-    Raises:
-        DependencyError, UnsupportedError: those of `connect`.
-    """
+    """Return the file behind a URL, to be read forward; for a `file://` URL the path."""
     file = remote_file(url, None)
     return file if isinstance(file, str) else ForwardReader(file)
 
 
 def copy_to(file: RemoteFile, path: str) -> None:
-    """Copy a remote file to a new local one.
-
-    Raises:
-        SourceError: it cannot be read, was replaced meanwhile, or the file system refuses.
-    """
+    """Copy a remote file to a new local one."""
     with ForwardReader(file) as source, refusals(path), open(path, "xb") as dest:
         while piece := source.read(_PIECE):
             dest.write(piece)

@@ -1,6 +1,6 @@
 """Files that fsspec reaches other than by HTTP, such as those in object stores: `info` and `cat_file`, in parallel.
 
-Few of these file systems tell the version along with the bytes, so it is asked for separately.
+Few of these file systems return the version with the bytes, so it is asked for separately.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ from typing import Any, TypeVar
 
 from zcrecord.errors import RecordError, SourceError
 from zcrecord.storage.threads import map_ordered
-from zcrecord.storage.urls import first_answer, said, version_tag
+from zcrecord.storage.urls import error_text, first_answer, version_tag
 
 from .file import MOST_AT_ONCE, TRIES, RemoteFile, Request, retry_delay
-
-__all__ = ["FsspecFile"]
 
 T = TypeVar("T")
 
@@ -26,11 +24,11 @@ class FsspecFile(RemoteFile):
     """A file that fsspec reaches other than by HTTP."""
 
     def look(self) -> None:
-        """Learn `size` and `tag`; later, compare them with those seen first."""
+        """Fetch `size` and `tag`; a SourceError if they have changed."""
         self.check_same()
 
     def start(self, nbytes: int) -> memoryview:
-        """Fetch the first bytes."""
+        """Fetch the first bytes, `size` and `tag`."""
         if self.size < 0:
             self.check_same()
         first = bytearray(min(nbytes, self.size))
@@ -39,27 +37,26 @@ class FsspecFile(RemoteFile):
         return memoryview(first)
 
     def check_same(self) -> None:
-        """Ask for size and version anew, past the file system's cache.
+        """Ask for size and version again, past the file system's cache.
 
-        A server of S3 that was never heard of gets one try, in a limited time: its client makes 25 of it.
+        A server of S3 that has never answered gets one try, in a limited time: its client makes 25 of it.
         """
+        limit = first_answer(self.connection()[0]) if self.size < 0 else {}
+        self._check(self._retry(lambda: self._info(**limit), 1 if limit else TRIES))
+
+    def _info(self, **limit: float) -> Mapping[str, Any]:
         fs, path = self.connection()
-        limit = first_answer(fs) if self.size < 0 else {}
+        fs.invalidate_cache(path)
+        info: Mapping[str, Any] = fs.info(path, **limit)
+        return info
 
-        def ask() -> Mapping[str, Any]:
-            fs.invalidate_cache(path)
-            found: Mapping[str, Any] = fs.info(path, **limit)
-            return found
-
-        self._check(self._retry(ask, 1 if limit else TRIES))
-
-    def _check(self, found: Mapping[str, Any]) -> None:
-        if found.get("type") == "directory" or found.get("size") is None:
-            raise SourceError("is no file, or the server does not tell its size", path=self.shown)
-        if (coding := _coding(found)) not in ("", "identity"):
+    def _check(self, info: Mapping[str, Any]) -> None:
+        if info.get("type") == "directory" or info.get("size") is None:
+            raise SourceError("is not a file, or the server does not tell its size", path=self.shown)
+        if (coding := _coding(info)) not in ("", "identity"):
             what = f"the server keeps it encoded ({coding}), and may send it decompressed, without a limit"
             raise SourceError(f"{what}; download the file, or have it stored without Content-Encoding", path=self.shown)
-        self.check_version(int(found["size"]), version_tag(found))
+        self.check_version(int(info["size"]), version_tag(info))
 
     def fill(self, requests: list[Request]) -> None:
         """Fetch the bytes of all requests, several at a time."""
@@ -85,48 +82,46 @@ class FsspecFile(RemoteFile):
 
         target[:] = self._retry(ask)
 
-    def _retry(self, ask: Callable[[], T], tries: int = TRIES) -> T:
+    def _retry(self, ask: Callable[[], T], most: int = TRIES) -> T:
         """Return the result of `ask`, called several times if its error may pass.
 
-        File systems raise exceptions of any class; those of `OSError` and of wrong arguments are not tried again.
+        File systems raise exceptions of any class; some of `OSError` and wrong arguments are not tried again.
         """
-        tried = 0
+        tries = 0
         while True:
             try:
                 return ask()
             except RecordError:
                 raise
-            except FileNotFoundError as error:  # fsspec's word for whatever fails in a chained https://
+            except FileNotFoundError as error:  # fsspec's error for any failure in a chained https://
                 if isinstance(error.__cause__, RecordError):
                     raise error.__cause__ from None
                 raise self.missing() from error
             except (PermissionError, NotImplementedError, TypeError, ValueError) as error:
-                what = f"the server or fsspec refused it ({said(error)}); do its storage options fit?"
+                what = f"the server or fsspec refused it ({error_text(error)}); do its storage options fit?"
                 raise SourceError(what, path=self.shown) from error
             except Exception as error:
-                tried += 1
-                if tried == tries:
+                tries += 1
+                if tries == most:
                     self._check_replaced(error)
-                    raise self.failed(said(error), tries) from error
-                time.sleep(retry_delay(tried))
+                    raise self.failed(error_text(error), most) from error
+                time.sleep(retry_delay(tries))
 
     def _check_replaced(self, error: Exception) -> None:
         """Raise if the file was replaced, which may be why a range cannot be read; asks once."""
         if self.size < 0:
             return
-        fs, path = self.connection()
         try:
-            fs.invalidate_cache(path)
-            found = fs.info(path)
+            info = self._info()
         except FileNotFoundError:
             raise self.missing() from error
         except Exception:
             return
-        self._check(found)
+        self._check(info)
 
 
-def _coding(found: Mapping[str, Any]) -> str:
+def _coding(info: Mapping[str, Any]) -> str:
     """Return the Content-Encoding that a file is stored with, "" if none is told: any publisher may set gzip."""
-    settings = found.get("content_settings")
-    sources = [found, settings] if isinstance(settings, Mapping) else [found]
-    return next((str(t[name]).strip().lower() for t in sources for name in _CODINGS if t.get(name)), "")
+    settings = info.get("content_settings")
+    sources = [info, settings] if isinstance(settings, Mapping) else [info]
+    return next((str(s[name]).strip().lower() for s in sources for name in _CODINGS if s.get(name)), "")

@@ -1,6 +1,6 @@
 """Memory of a remote archive: addresses for all of it, bytes fetched on demand, payloads checked before they are seen.
 
-Knows which bytes are there and which are being fetched. Requests are left to `file` and its kinds, entries on disk to
+Knows which bytes are present and which are being fetched. Requests are left to `file` and its kinds, entries on disk to
 `cache`, the meaning of the bytes to the archive.
 """
 
@@ -18,8 +18,6 @@ from .cache import VersionCache
 from .file import RemoteFile, Request
 from .ranges import Range, RangeSet, cut, merged
 
-__all__ = ["Checksum", "OnDemandMemory", "PayloadRange"]
-
 _PIECE = 8 << 20  # bytes hashed at a time, so that Ctrl-C need not wait for a large payload
 
 
@@ -31,15 +29,15 @@ class Checksum(NamedTuple):
 
     def matches(self, octets: memoryview) -> bool:
         """Return True if bytes have the expected digest."""
-        return self.of(octets) == self.expected
+        return self.digest(octets) == self.expected
 
-    def of(self, octets: memoryview) -> bytes:
+    def digest(self, octets: memoryview) -> bytes:
         """Return the digest of bytes."""
         running = self.new()
-        for at in range(0, len(octets), _PIECE):
-            running.update(octets[at : at + _PIECE])
-        found: bytes = running.digest()
-        return found
+        for start in range(0, len(octets), _PIECE):
+            running.update(octets[start : start + _PIECE])
+        digest: bytes = running.digest()
+        return digest
 
 
 class PayloadRange(NamedTuple):
@@ -57,7 +55,7 @@ class PayloadRange(NamedTuple):
 
 
 class OnDemandMemory:
-    """Bytes of one remote archive, fetched when they are asked for; once there, they are never fetched again.
+    """Bytes of one remote archive, fetched when they are asked for, and never again.
 
     Several threads may use it, and forked processes.
 
@@ -66,11 +64,11 @@ class OnDemandMemory:
         pins: SHA-256 digests given to `pin`, by the offset of their payload.
     """
 
-    def __init__(self, file: RemoteFile, octets: memoryview, held: RangeSet, cache: VersionCache | None) -> None:
+    def __init__(self, file: RemoteFile, octets: memoryview, present: RangeSet, cache: VersionCache | None) -> None:
         """Take the file, memory as large as the file, the ranges that are in memory already, and the cache."""
-        self._file, self._octets, self._held, self.cache, self.near = file, octets, held, cache, file.near
+        self._file, self._octets, self._present, self.cache, self.near = file, octets, present, cache, file.near
         self.pins: dict[int, bytes] = {}
-        self._ready: set[int] = set()  # offsets of payloads that are there and were checked
+        self._checked: set[int] = set()  # offsets of payloads that are present and were checked
         self._fetching: dict[int, threading.Event] = {}  # offsets of payloads that a thread is fetching
         self._pid = os.getpid()
         self._reset()
@@ -93,31 +91,24 @@ class OnDemandMemory:
         return self._file.shown
 
     def fetch(self, ranges: Iterable[Range]) -> None:
-        """Fetch ranges of the file, unchecked, unless they are there; `bring` checks payloads, too.
-
-        Raises:
-            SourceError: they cannot be fetched.
-        """
+        """Fetch ranges of the file, unchecked, unless they are present."""
         self._reset_after_fork()
         self._fetch(ranges)
 
-    def bring(self, payloads: list[tuple[int, int, int | None]]) -> None:
-        """Have payloads in memory, each checked against its digest; from the cache, else in few merged requests.
+    def fetch_payloads(self, payloads: list[tuple[int, int, int | None]]) -> None:
+        """Have payloads in memory, each checked against its digest; from the cache, else by few merged requests.
 
         Payloads that another thread is fetching are waited for.
-
-        Raises:
-            SourceError: they cannot be fetched. IntegrityError: a digest does not match.
         """
-        if self._ready.issuperset(start for start, _, _ in payloads):  # nearly always: no lock is taken then
+        if self._checked.issuperset(start for start, _, _ in payloads):  # nearly always: no lock is taken then
             return
         wanted = {payload[0]: PayloadRange(*payload) for payload in payloads}
         while True:
             mine, others = self._claim(wanted)
             if mine:
                 try:
-                    self._bring(mine)
-                    self._ready.update(payload.start for payload in mine)
+                    self._fetch_and_check(mine)
+                    self._checked.update(payload.start for payload in mine)
                 finally:
                     self._release(mine)
             for other in others:
@@ -129,20 +120,17 @@ class OnDemandMemory:
         """Fill memory with the file's bytes, several requests at a time, without keeping them; checks no digest.
 
         Bytes that were fetched before are copied; with `again` they are fetched again.
-
-        Raises:
-            SourceError: the bytes cannot be fetched.
         """
         self._reset_after_fork()
         wanted = []
         for offset, target in requests:
             end = offset + len(target)
             with self._lock:
-                missing = [(offset, end)] if again else self._held.missing(offset, end)
-            at = offset
+                missing = [(offset, end)] if again else self._present.missing(offset, end)
+            position = offset
             for start, stop in [*missing, (end, end)]:
-                target[at - offset : start - offset] = self._octets[at:start]
-                at = stop
+                target[position - offset : start - offset] = self._octets[position:start]
+                position = stop
             wanted += [(start, target[start - offset : stop - offset]) for start, stop in cut(missing)]
         if wanted:
             self._file.fill(wanted)
@@ -167,7 +155,7 @@ class OnDemandMemory:
         """Return the payloads that this thread is to fetch, and the events of those that others are fetching."""
         self._reset_after_fork()
         with self._lock:
-            lacking = [payload for start, payload in wanted.items() if start not in self._ready]
+            lacking = [payload for start, payload in wanted.items() if start not in self._checked]
             others = [self._fetching[payload.start] for payload in lacking if payload.start in self._fetching]
             mine = [payload for payload in lacking if payload.start not in self._fetching]
             self._fetching.update({payload.start: threading.Event() for payload in mine})
@@ -178,17 +166,17 @@ class OnDemandMemory:
             for payload in payloads:
                 self._fetching.pop(payload.start).set()
 
-    def _bring(self, payloads: list[PayloadRange]) -> None:
+    def _fetch_and_check(self, payloads: list[PayloadRange]) -> None:
         cache, fetched = self.cache, payloads
         if cache is not None:
             fetched = [payload for payload in payloads if not self._read_cached(cache, payload)]
         self._fetch((payload.start, payload.end) for payload in fetched)
-        bad = [payload for payload in fetched if not self._is_right(payload)]
+        bad = [payload for payload in fetched if not self._matches(payload)]
         if bad:  # a proxy's or a disk's fault may have passed; damage of the file has not
             self._file.check_same()
             self._fill([(payload.start, payload.end) for payload in bad])
         for payload in bad:
-            if not self._is_right(payload):
+            if not self._matches(payload):
                 name = f"payload [{payload.start:#x}, {payload.end:#x})"
                 what = f"{name}: its digest does not match, fetched twice; the file is damaged, copy it again"
                 raise IntegrityError(what, offset=payload.start)
@@ -200,15 +188,15 @@ class OnDemandMemory:
                     cache.put(payload.start, self._bytes(payload))
 
     def _read_cached(self, cache: VersionCache, payload: PayloadRange) -> bool:
-        """Read a payload from the cache; False if it is not there, damaged, or in memory in part."""
+        """Read a payload from the cache; False if it is missing or damaged there, or present in part."""
         whole = payload.start, payload.end
         with self._lock:
-            if payload.digest is None or not self._held.missing(*whole) or self._unclaimed([whole]) != [whole]:
+            if payload.digest is None or not self._present.missing(*whole) or self._unclaimed([whole]) != [whole]:
                 return False
             self._writing.append(whole)
         try:
-            found = cache.get(payload.start, payload.digest, self._bytes(payload))
-            if not found or (self.pins and not self._is_right(payload)):
+            cached = cache.get(payload.start, payload.digest, self._bytes(payload))
+            if not cached or (self.pins and not self._matches(payload)):
                 return False
             self._add([whole])
             return True
@@ -218,7 +206,7 @@ class OnDemandMemory:
     def _bytes(self, payload: PayloadRange) -> memoryview:
         return self._octets[payload.start : payload.end]
 
-    def _is_right(self, payload: PayloadRange) -> bool:
+    def _matches(self, payload: PayloadRange) -> bool:
         checksum = self.checksum(payload.start, payload.digest)
         return checksum is None or checksum.matches(self._bytes(payload))
 
@@ -234,7 +222,7 @@ class OnDemandMemory:
                 if not free:
                     self._written.wait()
                     continue
-                # Gaps between two of them are fetched, too, unless they are there: views of those may be in use.
+                # Gaps between two of them are fetched, too, unless they are present: views of those may be in use.
                 claimed = self._unclaimed(self._missing(merged(free, self.near)))
                 self._writing += claimed
             try:
@@ -243,14 +231,14 @@ class OnDemandMemory:
                 self._end(claimed)
 
     def _missing(self, ranges: Iterable[Range]) -> list[Range]:
-        return [part for start, end in ranges for part in self._held.missing(start, end)]
+        return [part for start, end in ranges for part in self._present.missing(start, end)]
 
     def _unclaimed(self, ranges: Iterable[Range]) -> list[Range]:
         """Return the parts of ranges that no thread is filling."""
-        taken = RangeSet()
+        claimed = RangeSet()
         for start, end in self._writing:
-            taken.add(start, end)
-        return [part for start, end in ranges for part in taken.missing(start, end)]
+            claimed.add(start, end)
+        return [part for start, end in ranges for part in claimed.missing(start, end)]
 
     def _end(self, ranges: list[Range]) -> None:
         with self._lock:
@@ -266,4 +254,4 @@ class OnDemandMemory:
     def _add(self, ranges: list[Range]) -> None:
         with self._lock:
             for start, end in ranges:
-                self._held.add(start, end)
+                self._present.add(start, end)

@@ -1,7 +1,7 @@
 """Open a remote archive: header, index and trailer are fetched in two or three requests, payloads on demand.
 
-The first request asks for more than the header, so that a small index in front comes along. The archive itself checks
-index and payloads.
+The first request asks for more than the header, to include a small index in front. The archive itself checks index and
+payloads.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from zcrecord.archive.archive import Archive, Verify, check_crc, open_archive
@@ -19,7 +20,7 @@ from zcrecord.storage.memory import Memory, is_packed
 from zcrecord.storage.urls import connect, protocols_of, redacted
 from zcrecord.transport.open_packed import open_packed, sparse_memory
 
-from .cache import ArchiveCache, VersionCache, cache_at
+from .cache import VersionCache, cache_at, has_entries
 from .file import RemoteFile, Request
 from .fsspec import FsspecFile
 from .http import HttpFile
@@ -28,13 +29,11 @@ from .ranges import Range, RangeSet, cut
 from .source import RemoteSource
 from .whole import RemoteMemory
 
-__all__ = ["open_ranges", "open_url", "remote_file"]
-
 # Opens the file in sparse memory, of which the second argument fetches a range, by a payload source that the third
 # makes of memory; returns None for a file of no known format.
 OpenOther = Callable[[Memory, Callable[[int, int], None], Any], Archive | None]
 
-FIRST = 64 << 10  # bytes of the first request, of either end: on most lines they take no longer than the request
+_FIRST = 64 << 10  # bytes of the first request, of either end: on most lines they take no longer than the request
 
 
 def open_url(
@@ -45,23 +44,21 @@ def open_url(
     options: Mapping[str, Any] | None = None,
     open_other: OpenOther | None = None,
 ) -> Archive | str:
-    """Return a remote archive with header, index and trailer in memory; of a `file://` URL the path.
+    """Return a remote archive with header, index and trailer in memory; for a `file://` URL the path.
 
-    A payload is fetched, and its digest checked, before the first view of it is made. Of an archive packed for
-    transport the frames that hold it are fetched; without a seek table the whole file is. The archive is pickled by
-    URL, cache and options, which may hold credentials.
+    A payload is fetched, and its digest checked, before the first view of it is made. If the archive was packed for
+    transport, the frames that contain it are fetched; without a seek table the whole file is. The archive is pickled by
+    URL, cache and options, which may contain credentials.
 
     Args:
-        url: of any kind that fsspec knows: `https://`, `s3://`, ...
         verify: "index" or "touch".
         cache: a folder; None for the environment variable ZCRECORD_CACHE, False for no cache.
         options: for fsspec's file system: headers, credentials, an S3 endpoint.
         open_other: opens a file that is no archive; None refuses it.
 
     Raises:
-        SourceError: it cannot be read; SourceNotFoundError: it does not exist. FormatError: it is no valid archive.
-        LimitError: it is beyond a limit of the format. DependencyError: fsspec, or a package it needs, is not
-        installed. UnsupportedError: fsspec knows no such URL.
+        SourceError: it cannot be read. FormatError: it is not a valid archive. LimitError: it is beyond a limit of the
+        format. DependencyError, UnsupportedError: as `connect`.
     """
     file = remote_file(url, options)
     if isinstance(file, str):
@@ -81,11 +78,7 @@ def open_url(
 
 
 def remote_file(url: str, options: Mapping[str, Any] | None) -> RemoteFile | str:
-    """Return the file behind a URL, of which nothing is asked yet; of a `file://` URL the path.
-
-    Raises:
-        DependencyError, UnsupportedError: those of `connect`.
-    """
+    """Return the file behind a URL, without a request yet; for a `file://` URL the path. Raises as `connect`."""
     fs, path = connect(url, options)
     protocols = protocols_of(fs)
     if "file" in protocols:
@@ -96,14 +89,10 @@ def remote_file(url: str, options: Mapping[str, Any] | None) -> RemoteFile | str
 def _reopen(
     url: str, verify: Verify, cache: Any, options: dict[str, Any], seal: bytes, pins: dict[int, bytes]
 ) -> Archive:
-    """Open a pickled archive again, and check that it is the same one.
+    """Open a pickled archive again; an IntegrityError if the URL has another one now.
 
-    `seal` is the SHA-256 of header, index and trailer, since their CRCs could be forged. If the archive was whole in
-    memory, it is the SHA-256 of the whole archive. `pins` are SHA-256 digests of payloads, known after `expect=` or
-    `content_digest()`.
-
-    Raises:
-        IntegrityError: the URL has another archive now.
+    `seal` is the SHA-256 of header, index and trailer, since their CRCs could be forged; of the whole archive, if that
+    was in memory. `pins` are SHA-256 digests of payloads, known after `expect=` or `content_digest()`.
     """
     archive = open_url(url, verify=verify, cache=cache, options=options)
     if isinstance(archive, str) or _sha256(archive) != seal:
@@ -113,7 +102,7 @@ def _reopen(
 
 
 def _sha256(archive: Archive) -> bytes:
-    """Return the SHA-256 of header, index and trailer; of an archive that is in memory, of all of it."""
+    """Return the SHA-256 of header, index and trailer; of all of an archive that is in memory."""
     octets = archive.buffer
     ranges = [(0, len(octets))] if not archive.source.is_remote else _ends(archive.header, len(octets))
     running = hashlib.sha256()
@@ -122,65 +111,61 @@ def _sha256(archive: Archive) -> bytes:
     return running.digest()
 
 
-def _open(
-    file: RemoteFile, verify: Verify, cached: ArchiveCache | None, open_other: OpenOther | None = None
-) -> Archive:
-    first = file.start(HEADER_SIZE if cached is not None and cached.holds_any() else FIRST)
+def _open(file: RemoteFile, verify: Verify, cached: Path | None, open_other: OpenOther | None = None) -> Archive:
+    first = file.start(HEADER_SIZE if cached is not None and has_entries(cached) else _FIRST)
     if is_packed(first):
-        table, have = read_table(file, first)
+        table, fetched = read_table(file, first)
         if table is None:
-            return _open_packed(file, have, verify)
-        file = UnpackedFile(file, table, have)
+            return _open_packed(file, fetched, verify)
+        file = UnpackedFile(file, table, fetched)
         first = file.start(HEADER_SIZE)
     if file.size < 2 * HEADER_SIZE or len(first) < HEADER_SIZE:
         raise too_short(file.size, bytes(first[:HEADER_SIZE]))
-    held = RangeSet()
-    held.add(0, len(first))
-    memory = sparse_memory(file.size, [(0, first)])._replace(path=file.shown, filled=held.ranges)
+    memory, present = _memory(file, first)
     cache = None
     if cached is not None and file.tag is not None and file.strong:  # else two versions could not be told apart
-        cache = cached.version(file.size, file.tag)
-    remote = RemoteMemory(file, memory.octets, held, cache)
+        cache = VersionCache(cached, file.size, file.tag)
+    remote = RemoteMemory(file, memory.octets, present, cache)
     if open_other is not None and first[:8] != MAGIC:
-        other = open_other(memory, partial(_bring, remote), partial(RemoteSource, remote))
+        other = open_other(memory, partial(_fetch, remote), partial(RemoteSource, remote))
         if other is not None:
             return other
     header = decode_header(bytes(first[:HEADER_SIZE]))
-    known = cache is not None and _read_cached(cache, memory.octets, held)
-    if not known:
+    was_cached = cache is not None and _read_cached(cache, memory.octets, present)
+    if not was_cached:
         _fetch_ends(remote, memory.octets, header, max(HEADER_SIZE, file.near))
     try:
         archive = open_archive(memory, verify=verify, source_in=partial(RemoteSource, remote))
         check_crc(archive.buffer, archive.header)  # at level "touch", too: unlike a local file, it came a long way
-        check_payload(PayloadColumns(archive.index, archive.header))  # all: what is there is known by where it starts
+        check_payload(PayloadColumns(archive.index, archive.header))  # all: payloads are known by their offsets here
     except FormatError:
         file.check_same()  # if it was replaced meanwhile, it is not damaged
         raise
-    if cache is not None and not known:
+    if cache is not None and not was_cached:
         cache.put_index([(start, memory.octets[start:end]) for start, end in _ends(archive.header, file.size)])
     return archive
 
 
-def _bring(remote: RemoteMemory, start: int, end: int) -> None:
+def _memory(file: RemoteFile, first: memoryview) -> tuple[Memory, RangeSet]:
+    """Return sparse memory for a file of which the first bytes are present, and its present ranges."""
+    present = RangeSet()
+    present.add(0, len(first))
+    return sparse_memory(file.size, [(0, first)])._replace(path=file.shown, filled=present.ranges), present
+
+
+def _fetch(remote: RemoteMemory, start: int, end: int) -> None:
     remote.fetch([(start, end)])
 
 
 def open_ranges(url: str, open_memory: OpenOther, options: Mapping[str, Any] | None) -> Archive:
-    """Open the file behind a URL, of any type, by a function; only its first bytes are in memory.
-
-    Raises:
-        SourceError: it cannot be read; or what `open_memory` raises. UnsupportedError: a `file://` URL.
-    """
+    """Open the file behind a URL, of any type, by a function; only its first bytes are in memory."""
     file = remote_file(url, options)
     if isinstance(file, str):
         raise UnsupportedError("is a local file, which an archive behind a URL cannot name", path=file)
     try:
-        first = file.start(FIRST)
-        held = RangeSet()
-        held.add(0, len(first))
-        memory = sparse_memory(file.size, [(0, first)])._replace(path=file.shown, filled=held.ranges)
-        remote = RemoteMemory(file, memory.octets, held, None)
-        archive = open_memory(memory, partial(_bring, remote), partial(RemoteSource, remote))
+        memory, present = _memory(file, file.start(_FIRST))
+        remote = RemoteMemory(file, memory.octets, present, None)
+        archive = open_memory(memory, partial(_fetch, remote), partial(RemoteSource, remote))
     except RecordError as error:
         raise error.located(path=file.shown) from error.__cause__
     assert archive is not None, "it takes any file"
@@ -206,8 +191,8 @@ def _fetch_ends(remote: RemoteMemory, octets: memoryview, header: Header | None,
         remote.fetch(_ends(header, size))
 
 
-def _read_cached(cache: VersionCache, octets: memoryview, held: RangeSet) -> bool:
-    """Read index and trailer from the cache; False if they are not there, or do not fit the header that was fetched."""
+def _read_cached(cache: VersionCache, octets: memoryview, present: RangeSet) -> bool:
+    """Read index and trailer from the cache; False if they are missing, or do not fit the header that was fetched."""
     pieces = cache.index()
     if not pieces or len(pieces[-1][1]) != HEADER_SIZE or pieces[0][1] != octets[:HEADER_SIZE]:
         return False
@@ -220,17 +205,17 @@ def _read_cached(cache: VersionCache, octets: memoryview, held: RangeSet) -> boo
         return False
     for (start, end), (_, piece) in zip(ranges, pieces, strict=True):
         octets[start:end] = piece
-        held.add(start, end)
+        present.add(start, end)
     return True
 
 
-def _open_packed(file: RemoteFile, have: list[Request], verify: Verify) -> Archive:
+def _open_packed(file: RemoteFile, fetched: list[Request], verify: Verify) -> Archive:
     """Fetch a packed archive without a seek table whole, and decompress it; the packed bytes are not kept."""
-    packed = sparse_memory(file.size, have)
+    packed = sparse_memory(file.size, fetched)
     octets = packed.octets
-    held = RangeSet()
-    for offset, piece in have:
-        held.add(offset, offset + len(piece))
-    file.fill([(start, octets[start:end]) for start, end in cut(held.missing(0, file.size))])
+    present = RangeSet()
+    for offset, piece in fetched:
+        present.add(offset, offset + len(piece))
+    file.fill([(start, octets[start:end]) for start, end in cut(present.missing(0, file.size))])
     file.check_same()
     return open_packed(Memory(octets, file.shown, packed.mapping), verify=verify, mode="r")

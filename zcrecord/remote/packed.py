@@ -15,8 +15,6 @@ from zcrecord.transport import frames
 from .file import RemoteFile, Request
 from .ranges import NEAR, cut, merged
 
-__all__ = ["UnpackedFile", "read_table"]
-
 _RECENT = 16 << 20  # decompressed bytes that are kept: small payloads share a frame, and are asked for one by one
 _REQUEST = 2 << 20  # bytes of one request: of frames no more than _RECENT are fetched together
 _TAIL = 1 << 16  # bytes fetched of the end: the table of 20 GiB of frames, and often header, index and trailer
@@ -26,23 +24,20 @@ def read_table(packed: RemoteFile, first: memoryview) -> tuple[frames.SeekTable 
     """Return the seek table of a packed file, None if it has none, and all bytes fetched so far, by their offsets.
 
     `first` are the file's first bytes, fetched before.
-
-    Raises:
-        FormatError: the table does not fit the file. SourceError: it cannot be read.
     """
     start = max(min(len(first), packed.size), packed.size - _TAIL)
     tail = memoryview(bytearray(packed.size - start))
-    have = [(0, first[: packed.size]), (start, tail)]
+    fetched = [(0, first[: packed.size]), (start, tail)]
     if len(tail):
         packed.fill([(start, tail)])
-    return frames.read_table(packed.size, lambda offset, nbytes: _read(packed, have, offset, nbytes)), have
+    return frames.read_table(packed.size, lambda offset, nbytes: _read(packed, fetched, offset, nbytes)), fetched
 
 
-def _read(packed: RemoteFile, have: list[Request], offset: int, nbytes: int) -> memoryview:
-    """Return bytes of the packed file, fetched unless `have` holds them."""
-    for at, octets in have:
-        if at <= offset and offset + nbytes <= at + len(octets):
-            return octets[offset - at : offset - at + nbytes]
+def _read(packed: RemoteFile, fetched: list[Request], offset: int, nbytes: int) -> memoryview:
+    """Return bytes of the packed file, requested unless `fetched` has them."""
+    for start, octets in fetched:
+        if start <= offset and offset + nbytes <= start + len(octets):
+            return octets[offset - start : offset - start + nbytes]
     _, out = aligned(nbytes, sparse=True)  # a server may claim 4 GiB: pages are taken as its bytes come
     packed.fill([(offset + lo, out[lo:hi]) for lo, hi in cut([(0, nbytes)], _REQUEST)])
     return out
@@ -56,12 +51,12 @@ class UnpackedFile(RemoteFile):
 
     near = 0
 
-    def __init__(self, packed: RemoteFile, table: frames.SeekTable, have: list[Request]) -> None:
+    def __init__(self, packed: RemoteFile, table: frames.SeekTable, fetched: list[Request]) -> None:
         """Open a packed file by its seek table; the bytes fetched so far are kept and not fetched again."""
-        self._packed, self._table, self._have = packed, table, have
+        self._packed, self._table, self._fetched = packed, table, fetched
         self.shown, self.size, self.tag, self.strong = packed.shown, table.nbytes, packed.tag, packed.strong
         self._recent: dict[int, memoryview] = {}
-        self._seen = np.zeros(len(table.sizes), bool)
+        self._requested = np.zeros(len(table.sizes), bool)
 
     def start(self, nbytes: int) -> memoryview:
         """Return the archive's first bytes."""
@@ -70,12 +65,7 @@ class UnpackedFile(RemoteFile):
         return out
 
     def fill(self, requests: list[Request]) -> None:
-        """Fill the memory of every request, from frames held or fetched now.
-
-        Raises:
-            SourceError: they cannot be read. FormatError, IntegrityError: a frame is damaged, even when it was fetched
-            again. LimitError: decompressed they are out of all proportion.
-        """
+        """Fill the memory of every request, from recent frames or frames fetched now."""
         users: dict[int, list[Request]] = {}
         for offset, target in requests:
             for i in self._table.covering([(offset, offset + len(target))]).tolist():
@@ -96,48 +86,47 @@ class UnpackedFile(RemoteFile):
         starts = self._table.starts
         sizes = np.maximum(self._table.sizes, np.diff(starts))
         groups: list[list[int]] = []
-        held = 0
+        total = 0
         for i in chosen:
             gap = min(int(starts[i] - starts[groups[-1][-1] + 1]), NEAR) if groups else 0
-            if not groups or held + gap + int(sizes[i]) > _RECENT:
+            if not groups or total + gap + int(sizes[i]) > _RECENT:
                 groups.append([])
-                held = gap = 0
+                total = gap = 0
             groups[-1].append(i)
-            held += gap + int(sizes[i])
+            total += gap + int(sizes[i])
         return groups
 
     def _contents(self, group: list[int]) -> dict[int, memoryview]:
-        """Return the content of frames, of those decompressed recently without fetching them again."""
-        found = {i: octets for i in group if (octets := self._recent.get(i)) is not None}
-        missing = [i for i in group if i not in found]
-        self._seen[missing] = True
-        packed = int(np.diff(self._table.starts)[self._seen].sum())  # that are fetched, whatever size the server claims
-        frames.check_expansion(int(self._table.sizes[self._seen].sum()), packed, "download it, ")
+        """Return the content of frames; those decompressed recently are not fetched again."""
+        known = {i: octets for i in group if (octets := self._recent.get(i)) is not None}
+        missing = [i for i in group if i not in known]
+        self._requested[missing] = True
+        packed = int(np.diff(self._table.starts)[self._requested].sum())  # whatever size the server claims
+        frames.check_expansion(int(self._table.sizes[self._requested].sum()), packed, "download it, ")
         try:
-            made = self._fetch(missing)
+            new = self._fetch(missing)
         except (FormatError, IntegrityError):  # a SourceError was retried already
             self._packed.check_same()
-            made = self._fetch(missing)  # a proxy's fault may have passed
-        recent = {**self._recent, **made}
-        held = sum(map(len, recent.values()))
+            new = self._fetch(missing)  # a proxy's fault may have passed
+        recent = {**self._recent, **new}
+        total = sum(map(len, recent.values()))
         for i in list(recent):
-            if held <= _RECENT:
+            if total <= _RECENT:
                 break
-            held -= len(recent.pop(i))
+            total -= len(recent.pop(i))
         self._recent = recent  # in one step: other threads see the old dict or the new one
-        return found | made
+        return known | new
 
     def _fetch(self, chosen: list[int]) -> dict[int, memoryview]:
         """Return the content of frames, near ones fetched together."""
         table = self._table
-        fetched = {
-            lo: _read(self._packed, self._have, lo, hi - lo) for lo, hi in merged(table.packed_range(i) for i in chosen)
-        }
+        ranges = merged(table.packed_range(i) for i in chosen)
+        fetched = {lo: _read(self._packed, self._fetched, lo, hi - lo) for lo, hi in ranges}
         decompress = frames.frame_decompressor(table)
         out: dict[int, memoryview] = {}
         for i in chosen:
             lo, hi = table.packed_range(i)
-            base = max(at for at in fetched if at <= lo)
+            base = max(start for start in fetched if start <= lo)
             out[i] = np.empty(int(table.sizes[i]), np.uint8).data
             decompress(i, fetched[base][lo - base : hi - base], out[i])
         return out

@@ -10,8 +10,6 @@ import bisect
 import itertools
 from collections.abc import Iterable
 
-__all__ = ["NEAR", "PIECE", "Range", "RangeSet", "cut", "merged"]
-
 Range = tuple[int, int]
 
 NEAR = 64 << 10  # bytes between two ranges that are fetched with them, which is faster than a second request
@@ -19,12 +17,7 @@ PIECE = 8 << 20  # bytes of one request at the most: a failed one costs no more,
 
 
 def merged(ranges: Iterable[Range], near: int = NEAR) -> list[Range]:
-    """Return the same ranges ascending and disjoint, those with at most `near` bytes between them as one.
-
-    Example:
-        >>> merged([(100, 200), (0, 10), (205, 300)], near=8)
-        [(0, 10), (100, 300)]
-    """
+    """Return the same ranges ascending and disjoint, those with at most `near` bytes between them as one."""
     out: list[Range] = []
     for start, end in sorted(ranges):
         if start >= end:
@@ -37,12 +30,7 @@ def merged(ranges: Iterable[Range], near: int = NEAR) -> list[Range]:
 
 
 def cut(ranges: Iterable[Range], piece: int = PIECE) -> list[Range]:
-    """Return the same ranges in pieces of nearly equal size, each of at most `piece` bytes.
-
-    Example:
-        >>> cut([(0, 10), (20, 22)], piece=6)
-        [(0, 5), (5, 10), (20, 22)]
-    """
+    """Return the same ranges in pieces of nearly equal size, each of at most `piece` bytes."""
     out: list[Range] = []
     for start, end in ranges:
         count = -(-(end - start) // piece)

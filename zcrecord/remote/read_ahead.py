@@ -22,11 +22,9 @@ from .file import MOST_AT_ONCE
 from .on_demand import Checksum, OnDemandMemory, PayloadRange
 from .ranges import Range, cut, merged
 
-__all__ = ["LEAST", "ReadAhead", "batches"]
-
-LEAST = 1 << 16  # bytes of a batch, however little memory may be taken: a request costs as much as they do
+LEAST = 1 << 16  # bytes of a batch, however little memory may be used: a request costs as much as they do
 _LEAST_REQUEST = 1 << 20  # bytes of a request, if a batch has several: worth many round trips
-_HELD = 2  # batches, and one that is fetched meanwhile: of threads that read in order some are late
+_STORED = 2  # batches, and one that is fetched meanwhile: of threads that read in order some are late
 _OVERTAKEN = 0.1  # seconds that a thread far ahead waits for threads with earlier batches
 
 
@@ -44,9 +42,9 @@ class _RangePart(NamedTuple):
 
 @dataclass(slots=True)
 class _PayloadProgress:
-    """A payload that comes in several batches: bytes before offset `at` are hashed, and in the cache entry."""
+    """A payload that comes in several batches: bytes before `position` are hashed, and in the cache entry."""
 
-    at: int
+    position: int
     checksum: Checksum
     hash: Any
     entry: CacheEntry | None = None
@@ -60,24 +58,24 @@ class ReadAhead:
         self._memory, self._cache = memory, memory.cache
         self._changed = threading.Condition()
         self._busy = False
-        self._asking: list[int] = []
+        self._wanted: list[int] = []  # batches that threads wait for
         self.expect((), LEAST)
 
     def expect(self, ranges: Iterable[tuple[int, int, int | None, str]], most: int) -> None:
-        """Plan the batches of these `PayloadRange`s, so that at most `most` bytes are held at a time."""
-        known = sorted({PayloadRange(*row) for row in ranges})
-        batch = max(most // (_HELD + 1), LEAST)
+        """Plan the batches of these `PayloadRange`s, so that at most `most` bytes are in memory at a time."""
+        rows = sorted({PayloadRange(*row) for row in ranges})
+        batch = max(most // (_STORED + 1), LEAST)
         self._request = max(batch // MOST_AT_ONCE, _LEAST_REQUEST)  # so that a batch is several at a time
-        self._batches = batches(((row.start, row.end) for row in known), batch)
+        self._batches = batches(((row.start, row.end) for row in rows), batch)
         self._ranges = [(lo, hi, n) for n, ranges in enumerate(self._batches) for lo, hi in ranges]
         self._parts: list[list[_RangePart]] = [[] for _ in self._batches]
-        for row in known:
+        for row in rows:
             first = bisect.bisect_right(self._ranges, row.start, key=lambda r: r[1])
             for lo, hi, n in self._ranges[first:]:
                 if lo >= row.end:
                     break
                 self._parts[n].append(_RangePart(row, max(lo, row.start), min(hi, row.end)))
-        self._held: dict[int, dict[int, memoryview]] = {}  # batches in memory: the bytes of each range, by its offset
+        self._stored: dict[int, dict[int, memoryview]] = {}  # batches in memory: the bytes of each range, by its offset
         self._failed: IntegrityError | None = None
         self._faults: list[RecordError] = []  # of fetching: threads that waited for a batch raise them, too
         self._next = 0
@@ -86,31 +84,24 @@ class ReadAhead:
         self._cached: set[PayloadRange] = set()  # ranges of which the cache has all bytes, undamaged
 
     def readinto_at(self, offset: int, target: memoryview) -> None:
-        """Fill `target` with the file's bytes from `offset` on.
-
-        Raises:
-            SourceError: they cannot be fetched. IntegrityError: a digest does not match, of any payload of the batch.
-        """
+        """Fill `target` with the file's bytes from `offset` on."""
         target = target.cast("B")
-        at, end = offset, offset + len(target)
-        while at < end:
-            i = bisect.bisect_right(self._ranges, at, key=lambda r: r[0]) - 1
+        position, end = offset, offset + len(target)
+        while position < end:
+            i = bisect.bisect_right(self._ranges, position, key=lambda r: r[0]) - 1
             lo, hi, number = self._ranges[i] if i >= 0 else (0, 0, -1)
-            if at < hi:
+            if position < hi:
                 stop = min(hi, end)
-                target[at - offset : stop - offset] = self._batch(number)[lo][at - lo : stop - lo]
+                target[position - offset : stop - offset] = self._batch(number)[lo][position - lo : stop - lo]
             else:
                 stop = min([end, *(r[0] for r in self._ranges[i + 1 : i + 2])])
-                self._memory.read([(at, target[at - offset : stop - offset])])
-            at = stop
+                self._memory.read([(position, target[position - offset : stop - offset])])
+            position = stop
 
     def check_same(self) -> None:
         """Check that every payload of which anything was read is right, and that the file was not replaced.
 
         Payloads that were not read in order may be fetched once more.
-
-        Raises:
-            SourceError: the file was replaced, or cannot be read. IntegrityError: a digest does not match.
         """
         if self._failed is not None:
             raise self._failed
@@ -118,39 +109,41 @@ class ReadAhead:
         for number, parts in enumerate(self._parts):
             if any(part.row in begun and part.hi > self._hashed_to(part.row) for part in parts):
                 self._load(number)
-        self._held.clear()
+        self._stored.clear()
         self._memory.check_same()
 
     def _hashed_to(self, row: PayloadRange) -> int:
         """Return the offset up to which a payload's bytes are in its running digest."""
-        return self._running[row].at if row in self._running else row.start
+        return self._running[row].position if row in self._running else row.start
 
     def _batch(self, number: int) -> dict[int, memoryview]:
         """Return the bytes of a batch, by offset; it is fetched, or waited for if another thread fetches it."""
         with self._changed:
-            self._asking.append(number)
+            self._wanted.append(number)
             try:
                 self._await_turn(number)
             finally:
-                self._asking.remove(number)
+                self._wanted.remove(number)
                 self._changed.notify_all()
             if self._failed is not None:
                 raise self._failed
-            if number in self._held:
-                return self._held[number]
+            if number in self._stored:
+                return self._stored[number]
             self._busy = True
         try:
-            first = self._next if self._next <= number < self._next + _HELD else number
+            first = self._next if self._next <= number < self._next + _STORED else number
             for n in range(first, number + 1):
                 batch = self._load(n)
                 with self._changed:
-                    self._held[n], self._next = batch, n + 1
-                    for old in list(self._held)[:-_HELD]:
-                        del self._held[old]
+                    self._stored[n], self._next = batch, n + 1
+                    for old in list(self._stored)[:-_STORED]:
+                        del self._stored[old]
             return batch
         except IntegrityError as error:  # no thread gets bytes of that batch
             self._failed = error
-            self._drop_entries()
+            for running in self._running.values():
+                if running.entry is not None and not running.done:
+                    running.entry.drop()
             raise
         except RecordError as error:
             with self._changed:
@@ -161,26 +154,20 @@ class ReadAhead:
                 self._busy = False
                 self._changed.notify_all()
 
-    def _drop_entries(self) -> None:
-        """Remove unfinished cache entries."""
-        for running in self._running.values():
-            if running.entry is not None and not running.done:
-                running.entry.drop()
-
     def _await_turn(self, number: int) -> None:
-        """Wait until a batch is there, or this thread may fetch it: one thread at a time, earlier batches first.
+        """Wait until a batch is stored, or this thread may fetch it: one thread at a time, earlier batches first.
 
         An error of a fetch meanwhile is raised here, too: else every thread would wait for a server that fails for
-        minutes. Of threads that take pieces in order, one may ask before the thread with the piece before it: for that
-        a thread far ahead waits a moment.
+        minutes. If threads take pieces in order, one may ask before the thread with the piece before it: for that a
+        thread far ahead waits a moment.
         """
-        patient, known = True, len(self._faults)
-        while number not in self._held and self._failed is None:
-            if len(self._faults) > known:
+        patient, faults = True, len(self._faults)
+        while number not in self._stored and self._failed is None:
+            if len(self._faults) > faults:
                 raise self._faults[-1]
-            if self._busy or min(self._asking) < number:
+            if self._busy or min(self._wanted) < number:
                 self._changed.wait()
-            elif patient and self._next + _HELD <= number:
+            elif patient and self._next + _STORED <= number:
                 patient = self._changed.wait(_OVERTAKEN)
             else:
                 return
@@ -196,21 +183,21 @@ class ReadAhead:
 
         parts = self._parts[number]
         cached = [self._read_cached(part, octets(part.lo, part.hi)) for part in parts]
-        lacking = [(part.lo, part.hi) for part, there in zip(parts, cached, strict=True) if not there]
+        lacking = [(part.lo, part.hi) for part, is_cached in zip(parts, cached, strict=True) if not is_cached]
         missing = merged(lacking, self._memory.near)
         self._memory.read([(lo, octets(lo, hi)) for lo, hi in cut(missing, self._request)])
-        for part, there in zip(parts, cached, strict=True):
+        for part, is_cached in zip(parts, cached, strict=True):
             checksum = self._memory.checksum(part.row.start, part.row.digest)
             if checksum is None or part.row.digest is None:
                 continue
             if part.whole:
-                self._check_whole(part.row, octets(part.lo, part.hi), checksum, cached=there)
+                self._check_whole(part.row, octets(part.lo, part.hi), checksum, cached=is_cached)
             else:
                 self._check_part(part, octets(part.lo, part.hi), checksum)
         return batch
 
     def _read_cached(self, part: _RangePart, target: memoryview) -> bool:
-        """Read a part from the cache; False if it is not there, or damaged."""
+        """Read a part from the cache; False if it is missing there, or damaged."""
         row, cache = part.row, self._cache
         if cache is None or row.digest is None:
             return False
@@ -231,18 +218,18 @@ class ReadAhead:
 
     def _check_part(self, part: _RangePart, octets: memoryview, checksum: Checksum) -> None:
         """Add a part to its payload's running digest if all parts before it were added; else `check_same` does it."""
-        row, found = part.row, checksum.of(octets)  # as strong as the check of the whole
-        if self._digests.setdefault((row, part.lo), found) != found:
+        row, digest = part.row, checksum.digest(octets)  # as strong as the check of the whole
+        if self._digests.setdefault((row, part.lo), digest) != digest:
             raise self._damaged(row, "bytes fetched before differ; load it again")
         running = self._running.get(row)
         if part.lo == row.start and running is None:
             running = self._running[row] = _PayloadProgress(row.start, checksum, checksum.new())
             if self._cache is not None and row.digest is not None and row not in self._cached:
                 running.entry = self._cache.entry(row.start, row.nbytes)
-        if running is None or running.at != part.lo:
+        if running is None or running.position != part.lo:
             return
         running.hash.update(octets)
-        running.at = part.hi
+        running.position = part.hi
         if running.entry is not None:
             running.entry.write(octets)
         if part.hi == row.end:
@@ -250,10 +237,10 @@ class ReadAhead:
 
     def _finish(self, row: PayloadRange, running: _PayloadProgress) -> None:
         """Compare a complete digest; keep the cache entry if it matches."""
-        right = running.hash.digest() == running.checksum.expected
+        matches = running.hash.digest() == running.checksum.expected
         if running.entry is not None:
-            (running.entry.keep if right else running.entry.drop)()
-        if not right:
+            (running.entry.keep if matches else running.entry.drop)()
+        if not matches:
             self._memory.check_same()
             raise self._damaged(row, "load it again; if that does not help the file is damaged, copy it again")
         running.done = True
@@ -264,28 +251,23 @@ class ReadAhead:
 
 
 def batches(wanted: Iterable[Range], most: int) -> list[list[Range]]:
-    """Return ranges in lists of up to `most` bytes, near ones merged; cut where a range begins, if possible.
-
-    Example:
-        >>> batches([(0, 40), (40, 80), (10**6, 10**6 + 130)], most=100)
-        [[(0, 80)], [(1000000, 1000100)], [(1000100, 1000130)]]
-    """
-    known = sorted(wanted)
-    starts = [lo for lo, _ in known]
+    """Return ranges in lists of up to `most` bytes, near ones merged; cut where a range begins, if possible."""
+    ranges = sorted(wanted)
+    starts = [lo for lo, _ in ranges]
     out: list[list[Range]] = []
-    left = 0
-    for lo, hi in merged(known):
+    room = 0
+    for lo, hi in merged(ranges):
         while lo < hi:
             stop = hi
-            if hi - lo > left:
-                stop = starts[bisect.bisect_right(starts, lo + left) - 1]
+            if hi - lo > room:
+                stop = starts[bisect.bisect_right(starts, lo + room) - 1]
             if stop <= lo:  # no range that begins here fits into the rest
-                if left < most:
+                if room < most:
                     out.append([])
-                    left = most
+                    room = most
                     continue
                 stop = lo + most
             out[-1].append((lo, stop))
-            left -= stop - lo
+            room -= stop - lo
             lo = stop
     return out

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from zcrecord.archive.memory_source import MemorySource
+from zcrecord.archive.memory_source import FetchedSource
 from zcrecord.archive.payload_source import Array, PayloadTable
 from zcrecord.errors import RecordError
 from zcrecord.storage.memory import Memory
 
 from .whole import RemoteMemory
 
-__all__ = ["RemoteSource"]
 
-
-class RemoteSource(MemorySource):
+class RemoteSource(FetchedSource):
     """Payloads of one remote archive, in memory that has addresses for all of it."""
 
     def __init__(
@@ -23,16 +21,6 @@ class RemoteSource(MemorySource):
     ) -> None:
         super().__init__(memory, octets, table, offset)
         self._remote, self._complete = remote, False
-
-    def locate(self, number: int) -> tuple[memoryview, int]:
-        """Return memory in which a payload lies, and its offset there; fetched and checked first."""
-        self.fetch([number])
-        return super().locate(number)
-
-    def payload(self, number: int) -> memoryview:
-        """Return the bytes of a payload, read-only; fetched and checked first."""
-        self.fetch([number])
-        return super().payload(number)
 
     def neighbours(self, number: int) -> tuple[memoryview, Array] | None:
         """Return the memory, and the offset of each payload there; None until all have been fetched."""
@@ -42,8 +30,9 @@ class RemoteSource(MemorySource):
         """Have payloads in memory, all by default, each compared with its digest."""
         rows = (self.table.rows if numbers is None else self.table.rows[list(numbers)]).tolist()
         base, hashed = self.table.base, self.table.hashed
+        payloads = [(base + offset, nbytes, digest if hashed else None) for offset, nbytes, digest in rows]
         try:
-            self._remote.bring([(base + at, nbytes, digest if hashed else None) for at, nbytes, digest in rows])
+            self._remote.fetch_payloads(payloads)
         except RecordError as error:
             raise error.located(path=self.path) from error.__cause__
         self._complete |= numbers is None

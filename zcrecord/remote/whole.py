@@ -22,9 +22,7 @@ from .read_ahead import ReadAhead
 if TYPE_CHECKING:
     from zcrecord.archive.archive import Archive, Progress
 
-__all__ = ["RemoteMemory"]
-
-_MOST = 32 << 20  # bytes held at a time; an archive of no more is kept in memory, not fetched twice
+_MOST = 32 << 20  # bytes in memory at a time; an archive of no more is kept in memory, not fetched twice
 _PIECE = 1 << 20  # bytes checked at a time: few enough to stay in a processor's cache
 
 
@@ -36,51 +34,43 @@ class RemoteMemory(OnDemandMemory):
         return ReadAhead(self)
 
     def check(self, archive: Archive, progress: Progress | None = None) -> None:
-        """Check all payloads as they come (R70 to R74); those of strings, and small archives, stay in memory.
-
-        Raises:
-            IntegrityError: a digest does not match. FormatError: another rule is broken. SourceError: reading failed.
-        """
+        """Check all payloads as they come (R70 to R74); those of strings, and small archives, stay in memory."""
         self._keep_small(archive)
         rules, base = ElementRules(archive.index, archive.place), archive.header.payload_offset
         gaps = set(_gaps(archive))
-        for row, at, piece in self._pieces([*_payloads(archive), *gaps], progress):
+        for row, offset, piece in self._pieces([*_payloads(archive), *gaps], progress):
             if row in gaps and piece.any():
                 what = f"the gap [{row.start:#x}, {row.end:#x}) holds bytes that are not zero"
                 raise FormatError(what, path=self.shown, offset=row.start)
             if row not in gaps:
-                place = 0, row.start - base, row.nbytes  # as `Archive.place` has it, of the one file
-                rules.check(place, piece, last=at + len(piece) == row.end)
+                place = 0, row.start - base, row.nbytes  # as `Archive.place` returns it, for the one file
+                rules.check(place, piece, last=offset + len(piece) == row.end)
         for i in rules.strings:
-            archive.view(i)  # it checks itself, and the archive remembers
+            archive.view(i)  # which checks itself, and the archive remembers
 
     def sha256_of(self, archive: Archive) -> Callable[[int], bytes]:
         """Return a function that gives the SHA-256 of a tensor's logical bytes. Reads the whole archive.
 
-        So each frame of a packed one is checked: what its table says and what any zstd makes of it are the same.
-
-        Payloads of strided tensors, and small archives, stay in memory. From then on each payload is checked by its
-        SHA-256 whenever it is fetched: nobody can replace it by bytes with the same digest of 64 bits.
-
-        Raises:
-            IntegrityError: a digest does not match. SourceError: it cannot be read.
+        So each frame of a packed one is checked: its table and any zstd agree on its content. Payloads of strided
+        tensors, and small archives, stay in memory. From then on each payload is checked by its SHA-256 whenever it is
+        fetched: nobody can replace it by bytes with the same digest of 64 bits.
         """
         self._keep_small(archive)
-        found: dict[int, Any] = {}
+        hashes: dict[int, Any] = {}
         gaps = _gaps(archive)
         for row, _, piece in self._pieces([*_payloads(archive), *gaps], None):
-            found.setdefault(row.start, hashlib.sha256()).update(piece)
+            hashes.setdefault(row.start, hashlib.sha256()).update(piece)
         for gap in gaps:
-            del found[gap.start]
-        known: dict[int, bytes] = {start: running.digest() for start, running in found.items()}
-        self.pin(known)
+            del hashes[gap.start]
+        digests: dict[int, bytes] = {start: running.digest() for start, running in hashes.items()}
+        self.pin(digests)
 
         def sha256(i: int) -> bytes:
             row = archive.row(i)
             if row.payload == NONE:
                 return hashlib.sha256().digest()
             if archive.strides(row) is None:
-                return known[archive.header.payload_offset + int(archive.index.payloads["offset"][row.payload])]
+                return digests[archive.header.payload_offset + int(archive.index.payloads["offset"][row.payload])]
             return hashlib.sha256(np.ascontiguousarray(archive.elements(i)).data.cast("B")).digest()
 
         return sha256
@@ -96,10 +86,10 @@ class RemoteMemory(OnDemandMemory):
         buffer = np.empty(_PIECE, np.uint8)
         total, done = sum(row.nbytes for row in rows), 0
         for row in sorted(rows):
-            for at in range(row.start, row.end, _PIECE):
-                piece = buffer[: min(_PIECE, row.end - at)]
-                ahead.readinto_at(at, piece.data)
-                yield row, at, piece
+            for offset in range(row.start, row.end, _PIECE):
+                piece = buffer[: min(_PIECE, row.end - offset)]
+                ahead.readinto_at(offset, piece.data)
+                yield row, offset, piece
                 done += len(piece)
                 if progress:
                     progress(done, total)
@@ -115,8 +105,8 @@ def _payloads(archive: Archive) -> list[PayloadRange]:
     for number, (offset, nbytes, digest) in enumerate(ix.payloads.tolist()):
         if base + offset not in out:
             name = ix.name(users[number]) if number in users else ""
-            known = bool(ix.digest_kind) or base + offset in pins
-            out[base + offset] = PayloadRange(base + offset, nbytes, digest if known else None, name)
+            checked = bool(ix.digest_kind) or base + offset in pins
+            out[base + offset] = PayloadRange(base + offset, nbytes, digest if checked else None, name)
     return list(out.values())
 
 
@@ -124,10 +114,10 @@ def _gaps(archive: Archive) -> list[PayloadRange]:
     """Return the gaps between the payloads of a whole archive, before the first and after the last."""
     if not archive.whole:
         return []
-    at, end = archive.header.payload_region
+    position, end = archive.header.payload_region
     out = []
     for start, stop in [*((row.start, row.end) for row in _payloads(archive)), (end, end)]:
-        if at < start:
-            out.append(PayloadRange(at, start - at, None, ""))
-        at = stop
+        if position < start:
+            out.append(PayloadRange(position, start - position, None))
+        position = stop
     return out

@@ -1,7 +1,6 @@
-"""Compressed input, zstd or gzip, told by its first bytes and decompressed on the way.
+"""Compressed input, zstd or gzip, recognised by its first bytes and decompressed on the way.
 
-In bounded memory, however far the data expand, and without seeking. One that ends early is an error: neither the bytes
-before the end nor the end itself pass for the whole.
+In bounded memory, however far the data expand, and without seeking. Data that end early are an error.
 
 Source: RFC 8878 (zstd: frames 3.1.1, blocks 3.1.1.2, skippable frames 3.1.2); RFC 1952 (gzip).
 """
@@ -15,21 +14,20 @@ from typing import Any
 
 from zcrecord.errors import FormatError, SourceError, missing_package
 
+from .files import read_error
 from .stream_reader import check_readable, read_into
-
-__all__ = ["SUFFIXES", "PeekableStream", "ZstdFrames", "decompressed", "import_zstandard", "is_one_frame"]
 
 SUFFIXES = (".zst", ".gz")  # of files that are decompressed when they are read
 _ZSTD, _GZIP = b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
 _SKIPPABLE = bytes(range(0x50, 0x60)), b"\x2a\x4d\x18"  # the first byte, and the three after it
-_NOTHING, _REPEATED = b"\1\0\0", b"\3\0\0\0"  # last blocks without content: no bytes, a byte repeated no times
-_HEAD = 256  # bytes that are looked at
+_EMPTY_RAW, _EMPTY_REPEATED = b"\1\0\0", b"\3\0\0\0"  # last blocks without content: no bytes, a byte repeated no times
+_HEAD = 256  # bytes of a stream that are peeked at
 
 
 class PeekableStream(io.RawIOBase):
-    """A stream with its first bytes looked at; they are read again.
+    """A stream whose first bytes were peeked at; they are read again.
 
-    Attributes: `head`, those bytes; `position`, how many bytes were read so far, looking not counted.
+    Attributes: `head`, those bytes; `position`, the number of bytes read so far, without peeking.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -40,10 +38,10 @@ class PeekableStream(io.RawIOBase):
         try:
             while len(head) < _HEAD and (more := stream.read(_HEAD - len(head))):
                 head += more
-        except SourceError:  # of a remote file, which says it better
+        except SourceError:  # of a remote file, whose message is better
             raise
         except OSError as error:
-            raise SourceError(f"cannot read: {error.strerror or error}", errno=error.errno) from error
+            raise read_error(error) from error
         self.head = self._rest = head
 
     def readable(self) -> bool:
@@ -55,37 +53,29 @@ class PeekableStream(io.RawIOBase):
         if self._rest:
             data, self._rest = self._rest[: len(buffer)], self._rest[len(buffer) :]
             buffer[: len(data)] = data
-            done: int | None = len(data)
+            nbytes: int | None = len(data)
         else:
-            done = read_into(self._stream, buffer)
-        self.position += done or 0
-        return done
+            nbytes = read_into(self._stream, buffer)
+        self.position += nbytes or 0
+        return nbytes
 
 
 def decompressed(stream: PeekableStream) -> Any:
-    """Return the decompressed stream of a compressed one; any other as it is.
-
-    Raises:
-        DependencyError: it is zstd, and zstandard is not installed.
-    """
+    """Return the decompressed stream of a compressed one; any other as it is."""
     if stream.head.startswith(_GZIP):
         import gzip
 
-        return _Expanded(stream, gzip.GzipFile(fileobj=stream, mode="rb"), "gzip", (EOFError, zlib.error))
+        return _Decompressed(stream, gzip.GzipFile(fileobj=stream, mode="rb"), "gzip", (EOFError, zlib.error))
     if stream.head.startswith(_ZSTD) or _is_skippable(stream.head[:4]):
         frames, package = ZstdFrames(io.BufferedReader(stream, 1 << 17).read), import_zstandard()
-        # A frame may ask for as much memory as it likes; zstd itself takes 128 MiB unasked.
+        # A frame may ask for any amount of memory; zstd itself refuses more than 128 MiB.
         reader = package.ZstdDecompressor().stream_reader(frames, read_across_frames=True)
-        return _Expanded(stream, reader, "zstd", (package.ZstdError,), frames)
+        return _Decompressed(stream, reader, "zstd", (package.ZstdError,), frames)
     return stream
 
 
 def import_zstandard() -> Any:
-    """Return the module.
-
-    Raises:
-        DependencyError: it is not installed.
-    """
+    """Return the module; a DependencyError if it is not installed."""
     try:
         import zstandard as module
     except ImportError as error:
@@ -95,73 +85,66 @@ def import_zstandard() -> Any:
 
 def is_one_frame(data: memoryview) -> bool:
     """Return True if zstd data are one frame with content, whole, and nothing else, by headers of frame and blocks."""
-    frames, at = ZstdFrames(bytes), 0
-    while at < len(data) and data[:4] == _ZSTD and frames.begun < 2:  # zeros are as many blocks as there are bytes
-        piece = data[at : at + frames.due]
-        frames.take(piece)
-        at += len(piece)
-    return at == len(data) and frames.whole and frames.begun == 1
+    frames, offset = ZstdFrames(bytes), 0
+    while offset < len(data) and data[:4] == _ZSTD and frames.begun < 2:  # zeros are as many blocks as there are bytes
+        piece = data[offset : offset + frames.due]
+        frames.feed(piece)
+        offset += len(piece)
+    return offset == len(data) and frames.complete and frames.begun == 1
 
 
 def _is_skippable(magic: bytes) -> bool:
     return magic[1:] == _SKIPPABLE[1] and magic[0] in _SKIPPABLE[0]
 
 
-class _Expanded(io.RawIOBase):
-    """The decompressed bytes of a stream; refusals of the decompressor are one typed error."""
+class _Decompressed(io.RawIOBase):
+    """The decompressed bytes of a stream; errors of the decompressor become one typed error."""
 
     def __init__(
-        self,
-        stream: PeekableStream,
-        reader: Any,
-        kind: str,
-        refusals: tuple[Any, ...],
-        frames: ZstdFrames | None = None,
+        self, stream: PeekableStream, reader: Any, kind: str, errors: tuple[Any, ...], frames: ZstdFrames | None = None
     ) -> None:
-        self._stream, self._reader, self._kind, self._frames = stream, reader, kind, frames
-        self._refusals = refusals
+        self._stream, self._reader, self._kind, self._errors, self._frames = stream, reader, kind, errors, frames
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         try:
-            done = int(self._reader.readinto(buffer))
+            nbytes = int(self._reader.readinto(buffer))
         except OSError as error:
             if error.errno is not None:
                 raise
             raise self._damaged(str(error)) from error
-        except self._refusals as error:
+        except self._errors as error:
             raise self._damaged(str(error)) from error
-        if not done and len(buffer) and self._frames is not None and not self._frames.whole:
+        if not nbytes and len(buffer) and self._frames is not None and not self._frames.complete:
             raise self._damaged("it ends inside a frame")
-        return done
+        return nbytes
 
     def _damaged(self, reason: str) -> FormatError:
-        where = self._stream.position
         what = f"the {self._kind} stream is truncated or damaged ({reason}); copy or download it again"
-        return FormatError(what, offset=where)
+        return FormatError(what, offset=self._stream.position)
 
 
 class ZstdFrames:
     """zstd data on their way to the decompressor, which gets each header, and each block, by itself.
 
-    It takes any end for the end. And of a frame that breaks its rules, and refers to bytes before its window, it makes
-    one content or another by how the input is cut, and whether the output has room for all of it. So the input is
-    always cut like this, or there at once, and the room is less, where the window is (`transport.frames`).
+    The decompressor accepts any end as the end. And of a frame that breaks its rules, and refers to bytes before its
+    window, it makes one content or another by how the input is cut, and whether the output has room for all of it. So
+    the input is always cut like this, or there at once, and the room is less, where the window is (`transport.frames`).
 
-    Of a frame whose last block has no bytes it does not compare the size that the frame declares, unless all of it is
+    If a frame's last block has no bytes, it does not compare the size that the frame declares, unless all of it is
     there at once. So it gets another block without content instead, after which it does.
 
-    Attributes: `begun`, how many frames have begun.
+    Attributes: `begun`, the number of frames that have begun.
     """
 
     def __init__(self, source: Callable[[int], bytes]) -> None:
-        """Take the function that reads so many bytes of the data, fewer at their end alone."""
+        """Read the data by `source(size)`, which returns fewer bytes at their end alone."""
         self._source = source
-        self._skip = 0  # bytes until the next thing to look at
+        self._skip = 0  # bytes until the next header
         self._next, self._need = self._magic, 4
-        self._seen = b""
+        self._header = b""
         self._checksum = 0
         self._has_room = True  # the frame may have content
         self.begun = 0
@@ -169,57 +152,57 @@ class ZstdFrames:
     @property
     def due(self) -> int:
         """Bytes that the next piece has at most."""
-        return self._skip or self._need - len(self._seen)
+        return self._skip or self._need - len(self._header)
 
     def read(self, size: int) -> bytes:
-        """Return the next piece, of at most so many bytes; none at the end."""
-        data = self._source(min(size, self.due)) or b""  # None of one that does not wait, and has none ready
+        """Return the next piece, of at most `size` bytes; none at the end."""
+        data = self._source(min(size, self.due)) or b""  # None from one that does not wait, and has none ready
         is_block = self._next == self._block and not self._skip and self._has_room
-        self.take(data)
-        return _REPEATED if is_block and data == _NOTHING else data
+        self.feed(data)
+        return _EMPTY_REPEATED if is_block and data == _EMPTY_RAW else data
 
-    def take(self, piece: Any) -> None:
-        """Take the next bytes, at most as many as are due, for read."""
+    def feed(self, piece: Any) -> None:
+        """Follow the next bytes, at most as many as are due."""
         if self._skip:
             self._skip -= len(piece)
             return
-        self._seen += piece
-        if len(self._seen) == self._need:
-            seen, self._seen = self._seen, b""
-            self._next(seen)
+        self._header += piece
+        if len(self._header) == self._need:
+            header, self._header = self._header, b""
+            self._next(header)
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         """True if the pieces so far end with a frame."""
-        return not (self._skip or self._seen) and self._next == self._magic
+        return not (self._skip or self._header) and self._next == self._magic
 
     def _expect(self, what: Any, nbytes: int, skip: int = 0) -> None:
         self._next, self._need, self._skip = what, nbytes, skip
 
-    def _magic(self, seen: bytes) -> None:
+    def _magic(self, header: bytes) -> None:
         self.begun += 1
-        if _is_skippable(seen):
+        if _is_skippable(header):
             self._expect(self._skippable, 4)
-        else:  # if it is no frame, the decompressor says so
+        else:  # if it is not a frame, the decompressor reports it
             self._expect(self._descriptor, 1)
 
-    def _skippable(self, seen: bytes) -> None:
-        self._expect(self._magic, 4, int.from_bytes(seen, "little"))
+    def _skippable(self, header: bytes) -> None:
+        self._expect(self._magic, 4, int.from_bytes(header, "little"))
 
-    def _descriptor(self, seen: bytes) -> None:
-        single = seen[0] >> 5 & 1
-        content = (single, 2, 4, 8)[seen[0] >> 6]
-        self._checksum, self._has_room = 4 * (seen[0] >> 2 & 1), not single or content == 2  # 0 in two bytes is 256
-        self._expect(self._content_size, (1 - single) + (0, 1, 2, 4)[seen[0] & 3] + content)
+    def _descriptor(self, header: bytes) -> None:
+        single = header[0] >> 5 & 1
+        content = (single, 2, 4, 8)[header[0] >> 6]
+        self._checksum, self._has_room = 4 * (header[0] >> 2 & 1), not single or content == 2  # 0 in two bytes is 256
+        self._expect(self._content_size, (1 - single) + (0, 1, 2, 4)[header[0] & 3] + content)
 
-    def _content_size(self, seen: bytes) -> None:
-        self._has_room = self._has_room or any(seen)  # or a block of one byte is too large for the frame
+    def _content_size(self, header: bytes) -> None:
+        self._has_room = self._has_room or any(header)  # or a block of one byte is too large for the frame
         self._expect(self._block, 3)
 
-    def _block(self, seen: bytes) -> None:
-        header = int.from_bytes(seen, "little")
-        nbytes = 1 if header >> 1 & 3 == 1 else header >> 3  # 1: one byte, repeated
-        if header & 1:
+    def _block(self, header: bytes) -> None:
+        number = int.from_bytes(header, "little")
+        nbytes = 1 if number >> 1 & 3 == 1 else number >> 3  # 1: one byte, repeated
+        if number & 1:
             self._expect(self._magic, 4, nbytes + self._checksum)
         else:
             self._expect(self._block, 3, nbytes)

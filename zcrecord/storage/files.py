@@ -1,7 +1,6 @@
 """Local files: paths, opening to read, and destinations that appear whole or not at all.
 
-A file is written beside its place, as a scratch file (`scratch`), and takes it at the end. Knows system calls, and how
-to undo; nothing of archives.
+A file is written beside its place, as a scratch file (`scratch`), and takes it at the end. Knows nothing of archives.
 """
 
 from __future__ import annotations
@@ -17,35 +16,13 @@ from typing import IO, Any, TypeGuard
 
 from zcrecord.errors import Advice, DestinationExistsError, SourceError, SourceNotFoundError, UnsupportedError
 
-from .new_files import FileGroup, Identity, Placement, identity_from, put_in_place, refusals, version_of
-from .scratch import ListedFile, scratch_file
+from .new_files import FileGroup, Placement, identity_from, put_in_place
+from .new_files import Identity as Identity
+from .new_files import refusals as refusals
+from .new_files import version_of as version_of
+from .scratch import ListedFile
+from .scratch import scratch_file as scratch_file
 from .sink import ObjectSink, Sink
-
-__all__ = [
-    "Binary",
-    "Identity",
-    "Place",
-    "Progress",
-    "absolute_path",
-    "check_destination",
-    "identity_of",
-    "is_url",
-    "open_regular",
-    "open_sink",
-    "open_source",
-    "path_of",
-    "path_of_open",
-    "path_or_none",
-    "place_beside_shards",
-    "place_for",
-    "read_start",
-    "real_path",
-    "refusals",
-    "scratch_file",
-    "scratch_folder",
-    "target_of",
-    "version_of",
-]
 
 Binary = IO[bytes] | io.RawIOBase | io.BufferedIOBase
 Progress = Callable[[int, int | None], None]  # bytes done, bytes in all where that is known
@@ -61,7 +38,7 @@ def path_of(value: Any) -> str:
     """Return a path as text.
 
     Raises:
-        UnsupportedError: it is no path. SourceError: no file can have that name.
+        UnsupportedError: it is not a path. SourceError: no file can have that name.
     """
     if isinstance(value, bytes):
         what = "a path as bytes, which load_record would take for an archive's own; pass it as text, by os.fsdecode"
@@ -86,7 +63,7 @@ def path_or_none(file: Any) -> str | None:
 
 
 def path_of_open(file: Any) -> str | None:
-    """Return the path of a file opened by `open`, if it is at its first byte and that path still leads to it."""
+    """Return the path of a file opened by `open`, if it is at its first byte and the path still leads to it."""
     raw = getattr(file, "raw", file)
     if not isinstance(raw, io.FileIO) or not isinstance(raw.name, str):  # a gzip file has name and descriptor, too
         return None
@@ -97,15 +74,15 @@ def path_of_open(file: Any) -> str | None:
 
 
 def is_url(source: Any) -> TypeGuard[str]:
-    """Return True for a URL such as `https://...`, several chained ones included; a Windows path is none.
+    """Return True for text that is a URL such as `https://...`, chained or not; False for a Windows path.
 
-    Only text is: a file in a folder named `https:` is reached by a `pathlib.Path`, or with `./` before its path.
+    A file in a folder named `https:` is reached by a `pathlib.Path`, or with `./` before its path.
     """
     return isinstance(source, str) and "://" in source and _URL.match(source) is not None
 
 
 def absolute_path(path: str) -> str:
-    """Return a path that stays right when the working folder changes; `..` is left to the system, for links' sake."""
+    """Return a path that stays right when the working folder changes; `..` stays, since links may come before it."""
     if os.name == "nt":
         return os.path.abspath(path)
     if path.startswith("/"):
@@ -116,11 +93,7 @@ def absolute_path(path: str) -> str:
 
 
 def real_path(path: str) -> str:
-    """Return the absolute path of a file, without links.
-
-    Raises:
-        SourceNotFoundError: the path is relative, and the working folder was removed.
-    """
+    """Return the absolute path of a file, without links."""
     try:
         return os.path.realpath(path)
     except FileNotFoundError as error:
@@ -140,7 +113,7 @@ def _check_no_url(path: str) -> None:
 
 
 class _ReadOnlyFile(io.FileIO):
-    """A file that is only read: closing it has nothing to tell."""
+    """A file that is only read: an error of closing it means nothing."""
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -148,7 +121,7 @@ class _ReadOnlyFile(io.FileIO):
 
 
 def open_regular(path: str, opened: int | None = None) -> tuple[io.FileIO, Identity]:
-    """Return a regular file, to be read by position, and its identity; with `opened`, that of another descriptor.
+    """Return a regular file, to be read by position, and its identity; with `opened`, the file of that descriptor.
 
     Raises:
         SourceError: it is a directory, a pipe or a device. OSError: the system refuses. UnsupportedError: it is a URL.
@@ -175,12 +148,7 @@ def _open_at_once(path: str, flags: int) -> int:
 def open_source(path: str, *, regular: bool = False) -> tuple[io.FileIO, int | None]:
     """Return a file to read forward, and its length if it is a regular one.
 
-    Args:
-        regular: refuse any other, without waiting for a pipe's writer; for a path that another file names.
-
-    Raises:
-        SourceError: it is missing (SourceNotFoundError), a directory, or cannot be read; or it is no regular file, as
-            `regular` demands. UnsupportedError: it is a URL.
+    `regular` refuses any other, without waiting for a pipe's writer: for a path that another file names.
     """
     _check_no_url(path)
     try:
@@ -189,8 +157,7 @@ def open_source(path: str, *, regular: bool = False) -> tuple[io.FileIO, int | N
             status = os.fstat(file.fileno())
             stack.pop_all()
     except OSError as error:
-        kind = SourceNotFoundError if isinstance(error, FileNotFoundError) else SourceError
-        raise kind(f"cannot read: {error.strerror or error}", path=path, errno=error.errno) from error
+        raise read_error(error, path) from error
     if not stat.S_ISREG(status.st_mode):
         if regular:
             file.close()
@@ -202,25 +169,23 @@ def open_source(path: str, *, regular: bool = False) -> tuple[io.FileIO, int | N
     return file, status.st_size
 
 
-def read_start(path: str, most: int) -> bytes:
-    """Return the first bytes of a file, at most so many.
+def read_error(error: OSError, path: str | None = None, offset: int | None = None) -> SourceError:
+    """Return the typed error for a file that cannot be read."""
+    kind = SourceNotFoundError if isinstance(error, FileNotFoundError) else SourceError
+    return kind(f"cannot read: {error.strerror or error}", path=path, offset=offset, errno=error.errno)
 
-    Raises:
-        SourceError: it is missing (SourceNotFoundError), a directory, or cannot be read.
-    """
+
+def read_start(path: str, most: int) -> bytes:
+    """Return the first bytes of a file, at most `most`; raises as `open_source`."""
     with open_source(path)[0] as file:
         try:
             return file.read(most)
         except OSError as error:
-            raise SourceError(f"cannot read: {error.strerror or error}", path=path, errno=error.errno) from error
+            raise read_error(error, path) from error
 
 
 def identity_of(file: int | str) -> Identity:
-    """Return the identity of an open file, by its descriptor, or of the file at a path.
-
-    Raises:
-        SourceError: the system does not tell.
-    """
+    """Return the identity of an open file, by its descriptor, or of the file at a path; or raise SourceError."""
     try:
         return identity_from(os.stat(file))
     except OSError as error:
@@ -232,10 +197,10 @@ def identity_of(file: int | str) -> Identity:
 
 
 class Place(os.PathLike[str]):
-    """A path or a URL to write to while it has one version: another saver may come after `check_destination`.
+    """A path or a URL to write to only while it has one version: another saver may come after `check_destination`.
 
     Attributes:
-        replaces: the version, as `version_of` tells it, of a URL `uploads.version_at`.
+        replaces: the version, as `version_of` returns it, for a URL `uploads.version_at`.
     """
 
     def __init__(self, path: str, replaces: Identity | str) -> None:
@@ -246,7 +211,7 @@ class Place(os.PathLike[str]):
 
 
 def place_for(dest: Any, replaces: Identity | str | None, options: Mapping[str, Any] | None = None) -> Any:
-    """Return a destination as a Place, if one version of it alone may be replaced."""
+    """Return a destination as a Place, if only one version of it may be replaced."""
     if replaces is None:
         return dest
     if is_url(dest):
@@ -259,14 +224,10 @@ def place_for(dest: Any, replaces: Identity | str | None, options: Mapping[str, 
 def check_destination(
     source: str | None, dest: str | None, force: bool, options: Mapping[str, Any] | None = None
 ) -> Identity | str | None:
-    """Raise unless `dest` may be written: it is not there, or is to be replaced, and is never the source.
+    """Raise unless `dest` may be written: it does not exist, or may be replaced, and is not the source.
 
-    Both may be URLs; `options` are those for fsspec to reach `dest`. Returns what `open_sink` may replace: where
-    nothing is, nothing unless `force` is given, since another saver may come first.
-
-    Raises:
-        DestinationExistsError: it is there and `force` is not given, or it is the source.
-        SourceError: the system, or the store, does not tell.
+    Both may be URLs; `options` are for fsspec to reach `dest`. Returns the version that `open_sink` may replace: none,
+    where there is no file and `force` is not given, since another saver may come first.
     """
     if dest is None:
         return None
@@ -279,14 +240,13 @@ def check_destination(
             uploads.check_new(dest, options, force)
             return None if force else ""
         dest = local
-    from pathlib import Path  # here, because a program that only loads is spared 3 ms
-
     with refusals(dest):
-        if not Path(dest).exists():
+        status = _status_of(dest)
+        if status is None:
             return None if force else ()
-        if source is not None and Path(source).exists() and Path(dest).samefile(source):
+        if source is not None and os.path.exists(source) and os.path.samestat(status, os.stat(source)):
             raise DestinationExistsError("source and destination are the same file; name another", path=dest)
-        if not force and Path(dest).is_file():
+        if not force and stat.S_ISREG(status.st_mode):
             raise DestinationExistsError("exists already", path=dest, advice=Advice("{} replaces it", "force", True))
     return None
 
@@ -304,15 +264,12 @@ def open_sink(
 
     A path gets a scratch file beside it, which replaces the file there only when the block ends without an exception,
     and is removed otherwise: the path holds the old file or the new one, whole. `durable` adds an fsync of the file
-    and of its folder. A symbolic link keeps pointing where it did; a device or a pipe is written to directly.
-    `uploads` does the same for a URL, with `options` for fsspec; its sink cannot be read back.
+    and of its folder. A symbolic link keeps its target; a device or a pipe is written to directly. `uploads` does the
+    same for a URL, with `options` for fsspec; its sink cannot be read back.
 
-    `replaces` is the only version that may be replaced, as `version_of` tells it of a path, `uploads.version_at` of a
-    URL; None for any. The shards of a catalogue that is replaced are removed, unless `replaces` names its version: then
-    it is edited, and they stay.
-
-    Raises:
-        SourceError: the file system, or the store, reports an error, and `errno` says how; or another version is there.
+    `replaces` is the only version that may be replaced, as `version_of` returns it for a path, `uploads.version_at` for
+    a URL; None for any. The shards of a catalogue that is replaced are removed, unless `replaces` names its version:
+    then it is edited, and they stay.
     """
     if hasattr(dest, "write"):
         sink = ObjectSink(dest)
@@ -351,38 +308,33 @@ def _shards_of(path: str) -> Sequence[ListedFile]:
 
 
 def place_beside_shards(dest: Any) -> str:
-    """Return the real path of a destination that is a regular file or not there yet, for shards beside it.
-
-    Raises:
-        SourceError: something else is there, or the system does not tell. UnsupportedError: it is no path.
-    """
+    """Return the real path of a destination that is a regular file or does not exist, for shards beside it."""
     path, mode = target_of(path_of(dest))
     if mode is not None and not (stat.S_ISREG(mode) and os.path.exists(path)):
-        raise SourceError("is no regular file; name one, beside which the shards are to lie", path=path)
+        raise SourceError("not a regular file; name one, beside which the shards are to lie", path=path)
     return path
 
 
 def target_of(given: str) -> tuple[str, int | None]:
-    """Return the real path of a destination, and the type and mode of what is there.
+    """Return the real path of a destination, and the type and mode of the file there.
 
     Raises:
-        SourceError: it is a directory; or /dev/fd/3, of a file that was removed, whose path has " (deleted)" behind it,
-            and a file of that name is another; or the system does not tell.
+        SourceError: it is a directory; or a path such as /dev/fd/3, whose file was removed: its path then ends in
+            " (deleted)", and a file of that name is another; or the system reports an error.
     """
     with refusals(given):
         before, path = _status_of(given), real_path(given)
-        there, after = _status_of(path), _status_of(given)  # `after` is another if a saver came in between
+        real, after = _status_of(path), _status_of(given)  # `after` is another if a saver came in between
     mode = before and before.st_mode
     if not os.path.basename(given) or (mode is not None and stat.S_ISDIR(mode)):
         raise SourceError("is a directory; name a file in it", path=path, errno=errno.EISDIR)
     moved = before is None or after is None or not os.path.samestat(before, after)
-    if before and not moved and stat.S_ISREG(before.st_mode) and not (there and os.path.samestat(before, there)):
+    if before and not moved and stat.S_ISREG(before.st_mode) and not (real and os.path.samestat(before, real)):
         raise SourceError("is an open file that was removed; name a path, or pass the file object", path=given)
     return path, mode
 
 
 def _status_of(path: str) -> os.stat_result | None:
-    """Return a file's status, None if it is not there; any other failure is an error."""
     try:
         return os.stat(path)
     except FileNotFoundError:
@@ -391,11 +343,7 @@ def _status_of(path: str) -> os.stat_result | None:
 
 @contextlib.contextmanager
 def scratch_folder(beside: str) -> Iterator[str]:
-    """Yield a new folder beside a path, or for a URL among temporary files; it is removed at the end, with its files.
-
-    Raises:
-        SourceError: it cannot be made.
-    """
+    """Yield a new folder beside a path, or for a URL among temporary files; at the end it is removed."""
     import shutil  # here, because few files are written twice
     import tempfile
 

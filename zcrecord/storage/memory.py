@@ -3,10 +3,10 @@
 Knows mappings, aligned memory and reads by position; nothing of the bytes' meaning. Opening is left to `files`.
 
 A mapped file holds no file descriptor: a process may have as few as 256, and more archives than that. Python's mmap
-keeps a duplicate of the descriptor that it is given, for as long as the mapping lives. From Python 3.13 on it can be
-told not to. Before, on 64-bit Linux, it reserves memory, for which it needs none, and the C library maps the file over
-that; the memory is Python's as ever, which unmaps it, refuses to while it is used, and gives advice on it. Elsewhere
-each mapping takes a descriptor.
+keeps a duplicate of the descriptor that it is given, for as long as the mapping lives; from Python 3.13 on it can be
+told not to. Before, on 64-bit Linux, Python maps anonymous memory, which needs no descriptor, and the C library maps
+the file over that. Python still unmaps the memory, refuses to while it is used, and gives advice on it. Elsewhere each
+mapping takes a descriptor.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import mmap
 import os
 import sys
 from _thread import allocate_lock  # threading takes a millisecond to import
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -31,25 +31,6 @@ from zcrecord.tensors.strides import address
 
 from .files import Identity, absolute_path, identity_of, open_regular
 from .sink import flat_view
-
-__all__ = [
-    "Memory",
-    "Mode",
-    "Piece",
-    "advise",
-    "aligned",
-    "aligned_empty",
-    "buffer_of",
-    "is_packed",
-    "map_file",
-    "private_copy",
-    "read_at",
-    "read_file",
-    "read_pieces",
-    "read_resource",
-    "read_some",
-    "read_stream",
-]
 
 Mode = Literal["r", "c"]
 
@@ -62,7 +43,7 @@ _READERS = 4  # reads under way at a time; a network file system answers each by
 _GENERIC = sys.platform == "linux" and os.uname().machine in ("x86_64", "aarch64", "riscv64", "i686", "armv7l")
 _NORESERVE = 0x4000 if _GENERIC else 0  # MAP_NORESERVE, which Python does not name; some machines number it otherwise
 _FIXED = 0x10  # MAP_FIXED, likewise
-_lost: list[mmap.mmap] = []  # memory that may not be ours any more: it is never unmapped
+_lost: list[mmap.mmap] = []  # memory that may not be ours any more: never unmapped
 
 
 class Memory(NamedTuple):
@@ -70,8 +51,8 @@ class Memory(NamedTuple):
 
     Attributes:
         octets: all of them, flat; writable only if nothing else uses them.
-        path: the file they are of, as it was named.
-        mapping: closed to let go of them; None for a buffer that was given.
+        path: of their file, as it was named.
+        mapping: closed to release them; None for a buffer that was given.
         identity: of the mapped file, to know it again.
         filled: ranges that hold data in sparse memory; None if all of it does.
         absolute: the file's absolute path, by which it is opened again: the working folder may change meanwhile.
@@ -86,7 +67,7 @@ class Memory(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """One read: a file's bytes from an offset on, into buffers one after the other, a thousand at most."""
+    """One read: a file's bytes from an offset on, into buffers one after the other, at most a thousand."""
 
     offset: int
     buffers: list[memoryview]
@@ -101,54 +82,39 @@ def _open(path: str, least: int, opened: int | None) -> tuple[io.FileIO, Identit
     return file, identity
 
 
-def _refused(error: OSError, path: str) -> Exception:
+def _refuse(error: OSError, path: str) -> NoReturn:
     if isinstance(error, RecordError):
-        return error.located(path=path)
+        raise error.located(path=path) from error.__cause__
     if isinstance(error, FileNotFoundError):
-        return SourceNotFoundError("no such file", path=path, errno=error.errno)
+        raise SourceNotFoundError("no such file", path=path, errno=error.errno) from None
     reason = os.strerror(error.errno) if error.errno else str(error)
     if error.errno == errno.ENOMEM:
         reason += f": this process may not have as much address space as the file has bytes; {_ROOM}"
-    return SourceError(f"cannot be read: {reason}", path=path, errno=error.errno)
-
-
-def _cause(error: OSError) -> BaseException | None:
-    """Return the cause to chain to the typed error: the system's error, unless the typed one says it all."""
-    if isinstance(error, RecordError):
-        return error.__cause__
-    return None if isinstance(error, FileNotFoundError) else error
+    raise SourceError(f"cannot be read: {reason}", path=path, errno=error.errno) from error
 
 
 def map_file(path: str, *, private: bool = False, least: int = 2 * HEADER_SIZE, opened: int | None = None) -> Memory:
     """Map a whole file: read-only, or private, with pages that are copied when they are written.
 
-    A private one reserves no memory for pages that may be written, so that files larger than it can be mapped, too.
-    `opened` is a descriptor of it, if it is open: what was checked of that holds for the mapping, whatever is at the
-    path by now.
-
-    Raises:
-        SourceError: it is missing (SourceNotFoundError), a directory, or cannot be read. FormatError: it is too short.
+    A private one reserves no memory for pages that may be written, so that files larger than memory can be mapped, too.
+    `opened` is a descriptor of the file, if it is open: then that file is mapped, whatever is at the path now.
     """
     try:
         absolute = absolute_path(path)
         file, identity = _open(path, least, opened)
         with file:
             if not identity[2]:
-                return Memory(memoryview(b""), path, None, identity, absolute=absolute)  # nothing can be mapped of it
+                return Memory(memoryview(b""), path, None, identity, absolute=absolute)  # which cannot be mapped
             mapping = _mapping(file.fileno(), identity[2], private)
     except OSError as error:
-        raise _refused(error, path) from _cause(error)
+        _refuse(error, path)
     return Memory(memoryview(mapping), path, mapping, identity, absolute=absolute)
 
 
 def _mapping(fd: int, nbytes: int, private: bool) -> mmap.mmap:
-    """Map a file that had `nbytes` bytes when it was opened.
-
-    Raises:
-        SourceError: it has fewer by now; touching the rest would end the process.
-    """
+    """Map a file that had `nbytes` bytes when it was opened: touching missing ones would end the process."""
     mapping = None
-    with contextlib.suppress(ValueError):  # nothing is left of it
+    with contextlib.suppress(ValueError):  # it is empty now
         mapping = map_descriptor(fd, private=private)
     if mapping is None or len(mapping) < nbytes:
         raise SourceError("became shorter while it was opened; is it still being written?", offset=0)
@@ -156,13 +122,10 @@ def _mapping(fd: int, nbytes: int, private: bool) -> mmap.mmap:
 
 
 def read_file(path: str, *, least: int = 2 * HEADER_SIZE, opened: int | None = None) -> Memory:
-    """Read a whole file into memory of its own, at an address that is a multiple of 65536; several reads at a time.
+    """Read a whole file into memory, at an address that is a multiple of 65536; several reads at a time.
 
-    For network file systems, where page faults cost a round trip each, and for files that may shrink: a mapping's
-    reader would be killed. `opened` is that of `map_file`.
-
-    Raises:
-        SourceError: it is missing, a directory, cannot be read, or became shorter. FormatError: it is too short.
+    For network file systems, where page faults cost a round trip each, and for files that may shrink: the reader of a
+    mapping would be killed. `opened` is that of `map_file`.
     """
     try:
         absolute = absolute_path(path)
@@ -172,18 +135,12 @@ def read_file(path: str, *, least: int = 2 * HEADER_SIZE, opened: int | None = N
             starts = range(0, len(octets), _PIECE)
             _read_all(file.fileno(), [Piece(start, [octets[start : start + _PIECE]]) for start in starts])
     except OSError as error:
-        raise _refused(error, path) from _cause(error)
+        _refuse(error, path)
     return Memory(octets, path, block, identity, absolute=absolute)
 
 
 def read_resource(resource: Any) -> Memory:
-    """Read a package resource, as of `importlib.resources`, into memory at a multiple of 65536.
-
-    It is for those that are no files of their own, as in a zip.
-
-    Raises:
-        SourceError: it is missing, or its loader cannot read it.
-    """
+    """Read a resource of `importlib.resources` that is not a file, as in a zip, into memory at a multiple of 65536."""
     name = str(resource)
     try:
         stream = resource.open("rb")
@@ -201,10 +158,7 @@ def read_resource(resource: Any) -> Memory:
 def read_stream(file: Any) -> Memory:
     """Read a binary file object to its end: a BytesIO's own bytes, of others a copy, at a multiple of 65536.
 
-    A stream tells its size only at its end, so it is read in pieces, each let go of once it is in its place.
-
-    Raises:
-        SourceError: it cannot be read. UnsupportedError: it gives text.
+    The size of a stream is known only at its end, so it is read in pieces, each freed once it is copied to its place.
     """
     from .stream_reader import check_readable  # here, because few archives are read from a stream
 
@@ -212,15 +166,20 @@ def read_stream(file: Any) -> Memory:
     if isinstance(file, io.BytesIO):
         return Memory(memoryview(file.getvalue())[file.tell() :])  # shared until it is written to next
     pieces: collections.deque[memoryview] = collections.deque()
-    with _reading():
+    try:
         while len(piece := _piece(file.read(_PIECE))):
             pieces.append(piece)
+    except (RecordError, MemoryError):
+        raise
+    except Exception as error:  # of the system, a store, a decompressor, or that it is closed
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise SourceError(f"cannot be read: {reason}", errno=getattr(error, "errno", None)) from error
     block, octets = aligned(sum(map(len, pieces)))
-    done = 0
+    offset = 0
     while pieces:
         piece = pieces.popleft()
-        octets[done : done + len(piece)] = piece
-        done += len(piece)
+        octets[offset : offset + len(piece)] = piece
+        offset += len(piece)
     return Memory(octets, None, block)
 
 
@@ -230,19 +189,7 @@ def _piece(data: Any) -> memoryview:
     try:
         return flat_view(data)
     except TypeError:
-        raise UnsupportedError(f"read() of the file object gave a {type(data).__name__} and no bytes") from None
-
-
-@contextlib.contextmanager
-def _reading() -> Iterator[None]:
-    """Raise any exception of a file object that is read as one typed error."""
-    try:
-        yield
-    except (RecordError, MemoryError):
-        raise
-    except Exception as error:  # of the system, a store, a decompressor, or that it is closed
-        what = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise SourceError(f"cannot be read: {what}", errno=getattr(error, "errno", None)) from error
+        raise UnsupportedError(f"read() of the file object returned {type(data).__name__}, expected bytes") from None
 
 
 def private_copy(octets: memoryview, filled: list[tuple[int, int]] | None = None) -> Memory:
@@ -263,7 +210,7 @@ def aligned_empty(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
 def read_some(fd: int, buffer: memoryview, offset: int) -> int:
     """Read a file's bytes from an offset, as many as fit or come at once; returns how many, 0 at its end.
 
-    Threads may read one descriptor; its position is no longer what it was where the system has no preadv (Windows).
+    Threads may read one descriptor. Its position changes where the system has no preadv (Windows).
     """
     if hasattr(os, "preadv"):
         return os.preadv(fd, [buffer], offset)
@@ -275,11 +222,7 @@ def read_some(fd: int, buffer: memoryview, offset: int) -> int:
 
 
 def read_at(fd: int, target: memoryview, offset: int) -> None:
-    """Read a file's bytes from `offset` on into memory, as many as it has room for.
-
-    Raises:
-        SourceError: the file cannot be read, or ends before.
-    """
+    """Fill `target` with a file's bytes from `offset` on; a SourceError if it cannot be read, or ends before."""
     try:
         _read_piece(fd, Piece(offset, [target]))
     except OSError as error:
@@ -291,39 +234,36 @@ def read_at(fd: int, target: memoryview, offset: int) -> None:
 def read_pieces(
     path: str, pieces: Sequence[Piece], *, identity: Identity, done: Callable[[int], None] | None = None
 ) -> None:
-    """Read pieces of a file straight into memory, several at a time; the GIL is free meanwhile.
+    """Read pieces of a file into their memory, several at a time; the GIL is free meanwhile.
 
     `done` is called, by this thread, with the bytes that were read since; its exception ends the reading.
-
-    Raises:
-        SourceError: the file is missing, cannot be read, became shorter, or is not the one that `identity` tells.
     """
     try:
-        file, found = open_regular(path)
+        file, identity_now = open_regular(path)
         with file:
-            if found != identity:
+            if identity_now != identity:
                 raise SourceError("was replaced or changed since it was opened; load it again", path=path)
             _read_all(file.fileno(), pieces, done)
             if identity_of(file.fileno()) != identity:
                 raise SourceError("was changed while it was read; load it again", path=path)
     except OSError as error:
-        raise _refused(error, path) from _cause(error)
+        _refuse(error, path)
 
 
 def _read_piece(fd: int, piece: Piece) -> int:
-    """Read one piece and return its bytes; a short read goes on where it ended, an interrupted one Python repeats."""
-    offset, left = piece.offset, [buffer for buffer in piece.buffers if len(buffer)]
-    while left:
-        got = os.preadv(fd, left, offset) if hasattr(os, "preadv") else read_some(fd, left[0], offset)
-        if not got:
+    """Read one piece and return its size; a short read goes on where it ended, Python repeats an interrupted one."""
+    offset, buffers = piece.offset, [buffer for buffer in piece.buffers if len(buffer)]
+    while buffers:
+        nbytes = os.preadv(fd, buffers, offset) if hasattr(os, "preadv") else read_some(fd, buffers[0], offset)
+        if not nbytes:
             end = min(offset, os.fstat(fd).st_size)  # another reader's bytes may be missing, too
             what = f"became shorter while it was read: it ends at byte {end}; is it still being written?"
             raise SourceError(what, offset=end)
-        offset += got
-        while left and got >= len(left[0]):
-            got -= len(left.pop(0))
-        if got:
-            left[0] = left[0][got:]
+        offset += nbytes
+        while buffers and nbytes >= len(buffers[0]):
+            nbytes -= len(buffers.pop(0))
+        if nbytes:
+            buffers[0] = buffers[0][nbytes:]
     return offset - piece.offset
 
 
@@ -339,11 +279,7 @@ def is_packed(octets: Any) -> bool:
 
 
 def buffer_of(source: Any) -> memoryview:
-    """Return any bytes-like as flat, read-only bytes; copies nothing.
-
-    Raises:
-        UnsupportedError: it has no contiguous buffer.
-    """
+    """Return any contiguous bytes-like as flat, read-only bytes; copies nothing. An UnsupportedError for others."""
     try:
         if isinstance(source, np.ndarray) and source.dtype.isbuiltin != 1:
             source = source.view(np.uint8)
@@ -357,13 +293,7 @@ def buffer_of(source: Any) -> memoryview:
 
 
 def map_descriptor(fd: int, *, private: bool = False) -> mmap.mmap:
-    """Map a whole file by its descriptor: read-only, or private, with pages that are copied when they are written.
-
-    A private one reserves no memory for pages that may be written.
-
-    Raises:
-        ValueError: the file is empty. OSError: the system refuses.
-    """
+    """Map a whole file by its descriptor, as `map_file`; a ValueError if it is empty."""
     if os.name != "posix":
         return mmap.mmap(fd, 0, access=mmap.ACCESS_COPY if private else mmap.ACCESS_READ)
     flags, prot = mmap.MAP_SHARED, mmap.PROT_READ
@@ -377,7 +307,7 @@ def map_descriptor(fd: int, *, private: bool = False) -> mmap.mmap:
 def aligned(size: int, *, sparse: bool = False) -> tuple[mmap.mmap, memoryview]:
     """Return zeroed memory, as a mapping to be closed and as its aligned part of `size` bytes.
 
-    Sparse memory reserves none for pages that are never touched, so it may be larger than the machine has. Without huge
+    Sparse memory reserves none for pages that are never touched, so it may be larger than the machine's. Without huge
     pages on purpose: several threads that first touch one each clear it, at three times the cost in all.
     """
     if os.name == "posix":  # not shared with the children of a fork, as Python's own default would be
@@ -415,31 +345,25 @@ def advise(start: int, nbytes: int, advice: int) -> None:
 
 
 @functools.cache
-def _c_madvise() -> Callable[..., int] | None:
-    """Return the C library's madvise; None if it cannot be called."""
-    try:
-        import ctypes  # here, as in `_c_mmap`
-
-        call = ctypes.CDLL(None).madvise
-    except (ImportError, OSError, AttributeError, TypeError):  # TypeError: there is no CDLL(None) on Windows
-        return None
-    call.restype, call.argtypes = ctypes.c_int, [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    function: Callable[..., int] = call
-    return function
+def _c_madvise() -> Callable[..., int | None] | None:
+    return _c_function("madvise", "c_int", ["c_void_p", "c_size_t", "c_int"])
 
 
 @functools.cache
 def _c_mmap() -> Callable[..., int | None] | None:
-    """Return the C library's mmap; None if it cannot be called, or its arguments may be of other sizes."""
-    if not _GENERIC or sys.maxsize < 1 << 32:  # off_t has 64 bits where pointers have
+    if not _GENERIC or sys.maxsize < 1 << 32:  # arguments may have other sizes: off_t has 64 bits where pointers have
         return None
+    return _c_function("mmap", "c_void_p", ["c_void_p", "c_size_t", "c_int", "c_int", "c_int", "c_long"])
+
+
+def _c_function(name: str, result: str, arguments: list[str]) -> Callable[..., int | None] | None:
+    """Return a function of the C library, with its types by their names in ctypes; None if it cannot be called."""
     try:
         import ctypes  # here, because a Python may have been built without it
 
-        call = ctypes.CDLL(None).mmap
-    except (ImportError, OSError, AttributeError):
+        function: Any = getattr(ctypes.CDLL(None), name)
+    except (ImportError, OSError, AttributeError, TypeError):  # TypeError: there is no CDLL(None) on Windows
         return None
-    call.restype = ctypes.c_void_p
-    call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    function: Callable[..., int | None] = call
-    return function
+    function.restype, function.argtypes = getattr(ctypes, result), [getattr(ctypes, kind) for kind in arguments]
+    call: Callable[..., int | None] = function
+    return call

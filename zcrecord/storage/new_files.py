@@ -1,9 +1,8 @@
 """New files: sinks into scratch files beside their places, and the commit, by which they take these places.
 
-Every saver ends here. A commit is one step for all other savers: the folder's lock is held from the look at what is
+Every saver ends here. A commit is one step for all other savers: it holds the folder's lock from the check of what is
 there to the last rename. A note, itself a scratch file, tells the next save what a commit that was killed left. Knows
-system calls, and how to undo; nothing of archives: the files that a replaced one needs no more are listed by a function
-of the saver.
+system calls, and how to undo; nothing of archives: a function of the saver lists the shards of a replaced file.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
-from types import TracebackType
 from typing import Any, NamedTuple, NoReturn
 
 from zcrecord.errors import DestinationExistsError, SourceError
@@ -31,28 +29,16 @@ from .scratch import (
     sync_file,
     sync_folder,
 )
-
-__all__ = [
-    "FileGroup",
-    "FileSink",
-    "Identity",
-    "Placement",
-    "ShardsOf",
-    "check_writer",
-    "identity_from",
-    "put_in_place",
-    "refusals",
-    "refuse",
-    "version_of",
-]
+from .sink import Sink
 
 Identity = tuple[int, ...]  # of a file, to know it again: device, inode, size, time of change
 identity_from: Callable[[os.stat_result], Identity] = attrgetter("st_dev", "st_ino", "st_size", "st_mtime_ns")
 ShardsOf = Callable[[str], Sequence[ListedFile]]  # lists the files that are proved to be the shards of one at a path
 
 _RESERVED = 64 << 20  # bytes of a file that is allocated before it is written
-_SMALL, _GATHERED = 1 << 15, 1 << 18  # bytes of a write that is gathered, and of all that are
-_AHEAD = 16 << 20  # bytes of a file that is to be durable, at a time, that the disk is set to work on
+_SMALL, _BUFFER = 1 << 15, 1 << 18  # bytes of a write that is buffered, and of all that are
+_AHEAD = 16 << 20  # bytes of a file that is to be durable, after which the disk begins to write them
+_NEVER = 1 << 62
 _MOST = 1 << 30  # bytes of one write; Linux takes no more than 2 GiB - 4 KiB
 _MAPPED = (5, 32, 1224)  # Windows' codes for replacing an open file: denied, shared, a user-mapped section
 _NEW = 0o666  # mode of a new file, before the mask
@@ -60,11 +46,7 @@ _OF_CONTENT = ("security.ima", "security.evm")  # extended attributes that sign 
 
 
 def version_of(path: str) -> Identity:
-    """Return the identity of the file at a path, which a saver may be given to replace; empty if none is there.
-
-    Raises:
-        OSError: the system does not tell.
-    """
+    """Return the identity of the file at a path, which a saver may be given to replace; empty if there is none."""
     try:
         return identity_from(os.stat(path))
     except FileNotFoundError:
@@ -78,19 +60,18 @@ def check_writer(process: int, path: str | None) -> None:
         raise SourceError(f"{what}; leave the block there, and end this process by os._exit", path=path)
 
 
-class FileSink:
-    """A sink over a regular file of our own, by its descriptor. Small writes are gathered; `flush` writes them."""
+class FileSink(Sink):
+    """A sink over a regular file of our own, by its descriptor. Small writes are buffered; `flush` writes them."""
 
     can_rewind = keeps = True
 
     def __init__(self, fd: int, path: str, *, durable: bool) -> None:
         self._fd, self._path, self._process = fd, path, os.getpid()
-        self.position = 0
-        self._begun = 0 if durable and sys.platform == "linux" else 1 << 62  # up to where the disk was set to work
-        self._gathered = bytearray()  # the last bytes, not written yet
+        self._written_out = 0 if durable and sys.platform == "linux" else _NEVER  # offset the disk was told to write to
+        self._buffer = bytearray()  # the last bytes, not written yet
 
     def identity(self) -> Identity:
-        """Return the file's identity, all bytes so far written."""
+        """Return the file's identity, after all bytes so far were written."""
         self.flush()
         with refusals(self._path):
             return identity_from(os.fstat(self._fd))
@@ -108,24 +89,25 @@ class FileSink:
         """Append all of a bytes-like."""
         view = memoryview(data)
         nbytes = view.nbytes
-        if nbytes <= _SMALL and self.position:  # the first goes straight: a disk may be full from the start
-            self._gathered += view
+        if nbytes <= _SMALL and self.position:  # the first is written at once: a disk may be full from the start
+            self._buffer += view
             self.position += nbytes
-            if len(self._gathered) > _GATHERED:
+            if len(self._buffer) > _BUFFER:
                 self.flush()
             return
         self.flush()
         if nbytes:
             self._write(view.cast("B"))
         self.position += nbytes
-        if self.position - self._begun >= _AHEAD:
-            self._begin()
+        self._write_out()
 
-    def _begin(self) -> None:
+    def _write_out(self) -> None:
         """Have the disk begin with the bytes written so far, so that little is left to wait for at the end."""
-        begun, self._begun = self._begun, self.position
-        with contextlib.suppress(OSError):  # Linux starts to write these pages out, and lets go of the few that are
-            os.posix_fadvise(self._fd, begun, self.position - begun, os.POSIX_FADV_DONTNEED)
+        start = self._written_out
+        if self.position - start >= _AHEAD:
+            self._written_out = self.position
+            with contextlib.suppress(OSError):  # Linux starts to write these pages, and drops the few that are written
+                os.posix_fadvise(self._fd, start, self.position - start, os.POSIX_FADV_DONTNEED)
 
     def _write(self, view: memoryview) -> None:
         try:
@@ -135,44 +117,33 @@ class FileSink:
             refuse(error, self._path)
 
     def flush(self) -> None:
-        """Write the bytes that were gathered.
-
-        Raises:
-            SourceError: the file system reports an error; or this process was forked by the one that began the file,
-            which alone may go on with it.
-        """
-        self._check_process()
-        if self._gathered:
-            gathered, self._gathered = self._gathered, bytearray()
-            self._write(memoryview(gathered))
-
-    def _check_process(self) -> None:
-        """Raise SourceError in a child that was forked meanwhile: it shares the file's position with its parent."""
-        check_writer(self._process, self._path)
+        """Write the buffered bytes."""
+        check_writer(self._process, self._path)  # a child shares the file's position with its parent
+        if self._buffer:
+            buffer, self._buffer = self._buffer, bytearray()
+            self._write(memoryview(buffer))
 
     def read_back(self, offset: int, size: int) -> bytes:
         """Return bytes written earlier."""
-        written = self.position - len(self._gathered)
+        written = self.position - len(self._buffer)
         if offset >= written:
-            return bytes(self._gathered[offset - written : offset - written + size])
+            return bytes(self._buffer[offset - written : offset - written + size])
         self.flush()
-        with refusals(self._path):
-            here = os.lseek(self._fd, 0, os.SEEK_CUR)
-            os.lseek(self._fd, offset, os.SEEK_SET)
+        with self._moved_to(offset):
             parts = []
             while size and (part := os.read(self._fd, size)):
                 parts.append(part)
                 size -= len(part)
-            os.lseek(self._fd, here, os.SEEK_SET)
             return b"".join(parts)
 
     def rewind(self, offset: int) -> None:
         """Forget everything from `offset` on."""
-        self._check_process()
-        written = self.position - len(self._gathered)
-        del self._gathered[max(offset - written, 0) :]
+        check_writer(self._process, self._path)
+        written = self.position - len(self._buffer)
+        del self._buffer[max(offset - written, 0) :]
         self.position = offset
-        self._begun = min(self._begun, offset) if self._begun < 1 << 62 else self._begun
+        if self._written_out != _NEVER:
+            self._written_out = min(self._written_out, offset)
         if offset < written:
             with refusals(self._path):
                 os.ftruncate(self._fd, offset)
@@ -181,27 +152,32 @@ class FileSink:
     def patch(self, offset: int, data: bytes) -> None:
         """Overwrite bytes written earlier; the position stays."""
         self.flush()
-        with refusals(self._path):
-            here = os.lseek(self._fd, 0, os.SEEK_CUR)
-            os.lseek(self._fd, offset, os.SEEK_SET)
+        with self._moved_to(offset):
             self._write(memoryview(data))
-            os.lseek(self._fd, here, os.SEEK_SET)
+
+    @contextlib.contextmanager
+    def _moved_to(self, offset: int) -> Iterator[None]:
+        with refusals(self._path):
+            before = os.lseek(self._fd, 0, os.SEEK_CUR)
+            os.lseek(self._fd, offset, os.SEEK_SET)
+            yield
+            os.lseek(self._fd, before, os.SEEK_SET)
 
     def copy_from(self, file: int, offset: int, nbytes: int) -> tuple[int, bool]:
         """Append bytes of an open file; returns how many, and whether the file system cloned them."""
         self.flush()
         with refusals(self._path):
-            done, cloned = copy_range(file, offset, self._fd, self.position, nbytes)
-            os.lseek(self._fd, self.position + done, os.SEEK_SET)
-        self.position += done
-        if self.position - self._begun >= _AHEAD and not cloned:
-            self._begin()
-        return done, cloned
+            copied, cloned = copy_range(file, offset, self._fd, self.position, nbytes)
+            os.lseek(self._fd, self.position + copied, os.SEEK_SET)
+        self.position += copied
+        if not cloned:
+            self._write_out()
+        return copied, cloned
 
 
 @contextlib.contextmanager
 def refusals(path: str) -> Iterator[None]:
-    """Raise refusals of the system about this path as one typed error."""
+    """Raise the system's errors about this path as one typed error."""
     try:
         yield
     except OSError as error:
@@ -215,17 +191,17 @@ def refuse(error: OSError, path: str) -> NoReturn:
     reason = os.strerror(error.errno)
     if getattr(error, "winerror", None) in _MAPPED:
         reason = "it is mapped, by a record loaded from it here or in another program; close() that, drop its views"
-    kept = "; the file there before is untouched" if os.path.isfile(path) else ""
-    raise SourceError(f"cannot write: {reason}{kept}", path=path, errno=error.errno) from error
+    untouched = "; the file there before is untouched" if os.path.isfile(path) else ""
+    raise SourceError(f"cannot write: {reason}{untouched}", path=path, errno=error.errno) from error
 
 
 class FileGroup:
-    """New files beside a path; scratch files, which are gone at the end unless they have got their places by then.
+    """New scratch files beside a path: at the end of the block those that have not taken their places are gone.
 
-    A context manager. Those of a process that was killed are removed by the next save to the path.
+    The next save to the path removes those of a process that was killed.
 
     Args:
-        path: absolute; what will refer to the files, or the file itself. They have the mode of the file there.
+        path: absolute; the file that will refer to these, or the file itself. They get the mode of the file there.
         durable: fsync them, so that they survive power loss.
         clear: remove what killed savers left, before the first file is made.
     """
@@ -242,17 +218,11 @@ class FileGroup:
     def __enter__(self) -> FileGroup:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
 
     def add(self) -> FileSink:
-        """Return a sink into one more file.
-
-        Raises:
-            SourceError: the file system reports an error; with very many files, that a process may open no more.
-        """
+        """Return a sink into one more file."""
         clear = self._clear and not self._files
         with refusals(self._path):
             file, scratch = self._stack.enter_context(
@@ -261,7 +231,7 @@ class FileGroup:
             sink = FileSink(file.fileno(), self._path, durable=self._durable)
             self._files.append((file, scratch, sink))
             if self._mode is not None:
-                os.chmod(scratch, self._mode)  # which the process's mask took from
+                os.chmod(scratch, self._mode)  # some of which the process's mask removed
         return sink
 
     def drop_last(self) -> None:
@@ -269,13 +239,9 @@ class FileGroup:
         self._files.pop()
 
     def finish(self, like: str | None = None) -> list[str]:
-        """Finish the files; return their paths, in the order in which they were added.
+        """Finish the files, and return their paths in the order in which they were added.
 
-        Args:
-            like: a file whose mode, owner and extended attributes they get.
-
-        Raises:
-            SourceError: the file system reports an error; or another process began the files.
+        With `like` they get that file's mode, owner and extended attributes.
         """
         for _, _, sink in self._files:
             sink.flush()
@@ -290,7 +256,7 @@ class FileGroup:
 
 
 def _make_like(path: str, like: str) -> None:
-    """Give a file another's mode, and its owner and extended attributes as far as one may."""
+    """Give a file another's mode, and its owner and extended attributes as far as permissions allow."""
     status = os.stat(like)
     mode = stat.S_IMODE(status.st_mode)
     if hasattr(os, "chown"):
@@ -308,11 +274,10 @@ def _make_like(path: str, like: str) -> None:
 
 
 class Placement(NamedTuple):
-    """A finished scratch file, and the place that it is to take.
+    """A finished scratch file, and the place that it is to take: absolute paths.
 
     Attributes:
-        scratch, path: absolute.
-        replaces: the version, as `version_of` tells it, that alone may be replaced; None for any.
+        replaces: the only version that may be replaced, as `version_of` returns it; None for any.
     """
 
     scratch: str
@@ -321,9 +286,9 @@ class Placement(NamedTuple):
 
 
 def put_in_place(files: Sequence[Placement], *, durable: bool, shards_of: ShardsOf | None = None) -> None:
-    """Move finished files to their places, where they replace what is there: every saver's last step.
+    """Move finished files to their places, replacing the files there: every saver's last step.
 
-    The last one may refer to the others, and appears after them. If a move fails, those that took a free place go back.
+    The last one may refer to the others, and appears after them. If a move fails, those at free places are moved back.
 
     Args:
         files: in one folder, if `shards_of` is given.
@@ -357,7 +322,7 @@ def put_in_place(files: Sequence[Placement], *, durable: bool, shards_of: Shards
 def _synced(folders: Iterable[str], path: str) -> bool:
     """Flush folders to the disk; if that fails, log a warning about the file at `path` and return False.
 
-    That is no failure of the save, which is done: but until then power loss may bring back what it replaced.
+    It does not fail the save, which is done: but until then power loss may bring back the replaced file.
     """
     try:
         for folder in folders:
@@ -375,7 +340,7 @@ def _synced(folders: Iterable[str], path: str) -> bool:
 
 
 def _check_replaced(file: Placement) -> None:
-    """Raise unless a file's place has the version that it may replace, and is no directory."""
+    """Raise unless a file's place has the version that it may replace, and is not a directory."""
     if os.path.isdir(file.path) and not os.path.islink(file.path):  # before the first is moved: none is put back
         raise SourceError("is a directory; name a file in it", path=file.path, errno=errno.EISDIR)
     if file.replaces is None or version_of(file.path) == file.replaces:
@@ -390,8 +355,8 @@ def _check_replaced(file: Placement) -> None:
 
 @contextlib.contextmanager
 def _note(files: Sequence[Placement], replaced: Sequence[ListedFile], *, durable: bool) -> Iterator[ScratchFile]:
-    """Yield a note of a commit, which is there until it is over; it `stays` unless that is taken back."""
-    *before, last = (ListedFile.at(file.scratch, os.path.basename(file.path)) for file in files)
+    """Yield a note of a commit, which exists until it is over; it `stays` unless the caller resets that."""
+    *before, last = (ListedFile.from_path(file.scratch, os.path.basename(file.path)) for file in files)
     with scratch_file(files[-1].path, clear=False) as (note, _):
         out = FileSink(note.fileno(), files[-1].path, durable=durable)
         out.write(note_of(before, last, replaced))
@@ -409,10 +374,10 @@ def _move(files: Sequence[Placement], note: ScratchFile | None, *, durable: bool
         for file in before:
             os.replace(file.scratch, file.path)
         for folder in {os.path.dirname(file.path) for file in before} if durable else ():
-            sync_folder(folder)  # first, or power loss could leave a file that refers to none
+            sync_folder(folder)  # first, or power loss could leave a file that refers to missing ones
         os.replace(last.scratch, last.path)
     except BaseException:
-        if os.path.lexists(last.scratch):  # else it is in its place, whatever the system said
+        if os.path.lexists(last.scratch):  # else it is in its place, whatever the system reported
             with contextlib.suppress(OSError):
                 for file in free:
                     if not os.path.lexists(file.scratch):

@@ -1,9 +1,9 @@
-"""Scratch files: new files beside the place that they are to take, and what is left of those whose writer died.
+"""Scratch files: new files beside the place that they are to take, and the remains of those whose writer died.
 
-Knows how they are named, and the locks: of a scratch file, which tells the living writers from the dead, and of the
-folder, by which savers take turns. A lock is one on an open file (flock): the system takes it off when the process that
-has it ends, and no file is left of it. Writing a scratch file, and putting it in its place, is `files`'s. One may be a
-note: shards that are there before, or after, the catalogue names them.
+Knows how they are named, and the locks: of a scratch file, which tells living writers from dead ones, and of the
+folder, by which savers take turns. A lock is one on an open file (flock): the system removes it when the process that
+has it ends, and no file is left of it. `new_files` writes scratch files and puts them in their places. A scratch file
+may be a note: it lists shards that exist before, or after, the catalogue names them.
 """
 
 from __future__ import annotations
@@ -18,27 +18,9 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from zcrecord.errors import SourceError
-
-__all__ = [
-    "MOST_OF_CATALOGUE",
-    "SHARD_END",
-    "Descriptor",
-    "ListedFile",
-    "ScratchFile",
-    "folder_lock",
-    "folder_locks",
-    "note_of",
-    "remove_unnamed",
-    "scratch_file",
-    "shard_pattern",
-    "sync_file",
-    "sync_folder",
-    "unnamed",
-]
 
 _SUFFIX = ".zcr-scratch"
 _LONGEST = 200  # bytes of a name that its scratch file's begins with
@@ -46,9 +28,9 @@ _TRIES = 16  # to make a file that no other process removes before it is locked
 _NOTE = b"zcrecord shards\n"  # the start of a note; a line for each file follows
 _LINE = re.compile(r"([0-9]{1,20}) ([0-9]{1,20}) (-?[0-9]{1,20}) (.+)")
 SHARD_END = r"(~\d+|~[0-9a-f]{16})?-\d{5}-of-\d{5}\.zcr"  # of a shard's name; a number or 16 random digits tell sets
-MOST_OF_CATALOGUE = 1 << 22  # bytes that are read of one, whose first payload has the names of its shards; or of a note
+MOST_OF_CATALOGUE = 1 << 22  # bytes read of a catalogue, whose first payload names its shards; or of a note
 _EXACT = sum(getattr(os, name, 0) for name in ("O_BINARY", "O_CLOEXEC"))  # bytes as they are, and not for children
-_NO_LOCKS = {  # errors that say that locks are not to be had here, or that nothing is there
+_NO_LOCKS = {  # errors of file systems without locks, or of a missing file
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOLCK, errno.ENOSYS, errno.EBADF, errno.EINVAL),
     *(getattr(errno, "ENOTSUP", None), errno.EOPNOTSUPP, errno.ENOENT, errno.ENOTDIR),
 }
@@ -60,13 +42,10 @@ _PAUSES = 0.001, 0.05  # seconds between two looks at a lock: the first, the lon
 
 
 class Descriptor:
-    """A file descriptor, closed at the end of a block, or with the last reference to it.
+    """A file descriptor from `call(*arguments)`, closed at the end of a block, or with the last reference to it.
 
     The number goes from the system call into `_numbers`, and from there to `os.close`, in one step of the interpreter:
     no signal is handled in between, where the number would be lost and the file stay open.
-
-    Args:
-        call: `os.open` or `os.dup`, with its arguments.
     """
 
     __slots__ = ("__weakref__", "_numbers")
@@ -76,11 +55,7 @@ class Descriptor:
         self._numbers.extend(map(call, *([argument] for argument in arguments)))
 
     def fileno(self) -> int:
-        """Return the number.
-
-        Raises:
-            ValueError: it was closed.
-        """
+        """Return the number; a ValueError if it was closed."""
         if not self._numbers:
             raise ValueError("the descriptor was closed")
         return self._numbers[0]
@@ -96,22 +71,16 @@ class Descriptor:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with contextlib.suppress(OSError):  # errors of a file that was written are told by the writer's own `close`
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):  # errors of a file that was written are reported by the writer's own `close`
             self.close()
 
     def __del__(self) -> None:
-        self.__exit__(None, None, None)
+        self.__exit__()
 
 
 def _try_lock(file: Descriptor) -> bool | None:
-    """Lock a file while it is open; False if another descriptor has the lock, None where there are no locks.
-
-    Raises:
-        OSError: the system tells neither.
-    """
+    """Lock a file while it is open; False if another descriptor has the lock, None where there are no locks."""
     _locks.add(file)
     try:
         import fcntl  # not on Windows
@@ -131,15 +100,15 @@ def _try_lock(file: Descriptor) -> bool | None:
 _locks: weakref.WeakSet[Descriptor] = weakref.WeakSet()  # descriptors that may have one
 
 
-def _leave_locks() -> None:
-    """Close, in a child that was forked, what its parent has locked: it would stay so when the parent ends."""
+def _close_locks() -> None:
+    """Close, in a child that was forked, the files that its parent has locked: the locks would outlive the parent."""
     for lock in list(_locks):
-        lock.__exit__(None, None, None)
+        lock.__exit__()
     _locks.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_locks)
+    os.register_at_fork(after_in_child=_close_locks)
 
 _locked: ContextVar[tuple[weakref.ref[Descriptor], ...]] = ContextVar("_locked", default=())  # folders, by this thread
 
@@ -149,29 +118,29 @@ def folder_lock(folder: str) -> Iterator[None]:
     """Run a block while no other saver, of this process or another, does: files are replaced and removed only so.
 
     The lock is the folder's own. A block inside another one of the same thread and folder goes on at once. Nothing is
-    locked on Windows, which opens no folder, on file systems that lock none, and in folders that may not be read.
+    locked on Windows, which opens no folder, on file systems without locks, and in folders that may not be read.
 
     Raises:
         SourceError: another program has had the lock for minutes, or the system reports an error.
     """
     try:
-        here = Descriptor(os.open, folder or ".", os.O_RDONLY | _EXACT)
+        opened = Descriptor(os.open, folder or ".", os.O_RDONLY | _EXACT)
     except OSError as error:
         if error.errno not in _NO_LOCKS:
-            raise _refused(error, folder) from error
+            raise _cannot_lock(error, folder) from error
         yield
         return
-    with here:
+    with opened:
         outer = _locked.get()
-        if any((lock := ref()) and os.path.sameopenfile(lock.fileno(), here.fileno()) for ref in outer):
+        if any((lock := ref()) and os.path.sameopenfile(lock.fileno(), opened.fileno()) for ref in outer):
             yield
             return
-        _wait(here, folder)
+        _wait(opened, folder)
         try:
-            _locked.set((*outer, weakref.ref(here)))
+            _locked.set((*outer, weakref.ref(opened)))
             yield
         finally:
-            _unlock(here)
+            _unlock(opened)
             _locked.set(outer)
 
 
@@ -180,55 +149,47 @@ def folder_locks(folders: Iterable[str]) -> Iterator[None]:
     """Run a block under the locks of several folders, taken in one order: else two savers would wait for one another.
 
     A block inside that needs one of them goes on at once; it takes no lock of another folder.
-
-    Raises:
-        SourceError: as `folder_lock`.
     """
     with contextlib.ExitStack() as stack:
-        for folder in sorted(folders, key=_number_of):
+        for folder in sorted(folders, key=_device_and_inode):
             stack.enter_context(folder_lock(folder))
         yield
 
 
-def _number_of(folder: str) -> tuple[int, ...]:
-    """Return device and inode of a folder; nothing if the system does not tell them, as `folder_lock` will say."""
-    with contextlib.suppress(OSError):
+def _device_and_inode(folder: str) -> tuple[int, ...]:
+    with contextlib.suppress(OSError):  # `folder_lock` will raise it
         status = os.stat(folder or ".")
         return status.st_dev, status.st_ino
     return ()
 
 
-def _refused(error: OSError, folder: str) -> SourceError:
+def _cannot_lock(error: OSError, folder: str) -> SourceError:
     what = f"cannot write: the folder cannot be locked: {error.strerror}"
     return SourceError(what, path=folder, errno=error.errno)
 
 
-def _wait(here: Descriptor, folder: str) -> None:
-    """Lock a folder once nobody else has, if it can be.
-
-    Raises:
-        SourceError: another program has had the lock for minutes, or the system reports an error.
-    """
+def _wait(opened: Descriptor, folder: str) -> None:
+    """Lock a folder once no other saver has, if it can be locked."""
     pause, end = _PAUSES[0], time.monotonic() + _PATIENCE
     try:
-        while _try_lock(here) is False:
+        while _try_lock(opened) is False:
             if time.monotonic() > end:
-                what = f"another program has kept this folder locked for {_PATIENCE:.0f} seconds (lslocks tells which)"
-                raise SourceError(f"cannot write: {what}; end that, and save again", path=folder)
+                what = f"another program has kept this folder locked for {_PATIENCE:.0f} seconds (lslocks names it)"
+                raise SourceError(f"cannot write: {what}; end it, and save again", path=folder)
             time.sleep(pause)
             pause = min(2 * pause, _PAUSES[1])
     except OSError as error:
         if isinstance(error, SourceError):
             raise
-        raise _refused(error, folder) from error
+        raise _cannot_lock(error, folder) from error
 
 
-def _unlock(here: Descriptor) -> None:
-    """Take the lock off, which closing alone does not: a child that was forked meanwhile has the descriptor, too."""
+def _unlock(opened: Descriptor) -> None:
+    """Remove the lock, which closing alone does not: a child that was forked meanwhile has the descriptor, too."""
     with contextlib.suppress(ImportError, OSError, ValueError):  # closed, in a child that was forked in the block
         import fcntl
 
-        fcntl.flock(here.fileno(), fcntl.LOCK_UN)
+        fcntl.flock(opened.fileno(), fcntl.LOCK_UN)
 
 
 def sync_file(fd: int) -> None:
@@ -259,11 +220,10 @@ def sync_folder(folder: str) -> None:
 
 
 class ListedFile(NamedTuple):
-    """A file in a folder, by what no other file has, and no file from elsewhere can know.
+    """A file in a folder, by numbers that no other file has, and no file from elsewhere can know.
 
     Attributes:
-        inode, nbytes, changed: its number in the file system, its size, and when it was last changed, in ns.
-        name: in the folder.
+        inode, nbytes, changed: its number in the file system, its size, and the time of its last change, in ns.
     """
 
     inode: int
@@ -272,18 +232,14 @@ class ListedFile(NamedTuple):
     name: str
 
     @classmethod
-    def at(cls, path: str, name: str) -> ListedFile:
+    def from_path(cls, path: str, name: str) -> ListedFile:
         """Return the file at a path, which has this name or is to get it."""
         status = os.stat(path)
         return cls(status.st_ino, status.st_size, status.st_mtime_ns, name)
 
 
 class ScratchFile(Descriptor):
-    """A scratch file, open for reading and writing.
-
-    Attributes:
-        stays: whether it is left behind at the end, for the next save to find.
-    """
+    """A scratch file, open for reading and writing; if it `stays`, it is left behind for the next save to find."""
 
     stays = False
 
@@ -295,9 +251,6 @@ def scratch_file(path: str, mode: int = 0o666, *, clear: bool = True) -> Iterato
     The writer closes it. Unless `clear` is False, scratch files for this path of processes that were killed are removed
     first; that of a living process, in another container or, if the file system carries locks, on another machine,
     never is.
-
-    Raises:
-        OSError: the file system reports an error.
     """
     folder, name = os.path.split(path)
     stem = f".{_shortened(name)}."
@@ -310,7 +263,7 @@ def scratch_file(path: str, mode: int = 0o666, *, clear: bool = True) -> Iterato
             with (
                 # Its mode is that of the file to come from the start: it is never open to more people.
                 ScratchFile(os.open, scratch, os.O_RDWR | os.O_CREAT | os.O_EXCL | _EXACT, mode) as file,
-                _kept(file, scratch) if turn < _TRIES else contextlib.nullcontext(True) as ours,
+                _lock_new(file, scratch) if turn < _TRIES else contextlib.nullcontext(True) as ours,
             ):
                 if ours:
                     yield file, scratch
@@ -322,22 +275,21 @@ def scratch_file(path: str, mode: int = 0o666, *, clear: bool = True) -> Iterato
 
 
 def _shortened(name: str) -> str:
-    """Return a name of at most _LONGEST bytes: a longer one's start, and a hash of the whole in place of the rest."""
+    """Return a name of at most _LONGEST bytes: of a longer one the start, and a hash of the whole."""
     octets = os.fsencode(name)
     if len(octets) <= _LONGEST:
         return name
     from hashlib import sha256  # here, because few names are long
 
     end = f"~{sha256(octets).hexdigest()[:16]}"
-    while len(os.fsencode(name)) > _LONGEST - len(
-        end
-    ):  # file systems count bytes, and some take no part of a character
+    # File systems count bytes, and some accept no part of a character.
+    while len(os.fsencode(name)) > _LONGEST - len(end):
         name = name[:-1]
     return name + end
 
 
 @contextlib.contextmanager
-def _kept(file: Descriptor, scratch: str) -> Iterator[bool]:
+def _lock_new(file: Descriptor, scratch: str) -> Iterator[bool]:
     """Lock a new file, so that no other process removes it, until the block ends; yields False if one has done so.
 
     By another descriptor, since the writer closes its own before the file takes its place. Read-only, since no program
@@ -345,14 +297,14 @@ def _kept(file: Descriptor, scratch: str) -> Iterator[bool]:
     """
     for reading in (True, False) if os.name == "posix" else ():
         try:
-            way: tuple[Any, ...] = (os.open, scratch, os.O_RDONLY | _EXACT) if reading else (os.dup, file.fileno())
-            held = Descriptor(*way)
+            call: tuple[Any, ...] = (os.open, scratch, os.O_RDONLY | _EXACT) if reading else (os.dup, file.fileno())
+            second = Descriptor(*call)
         except OSError:
             if not reading:
                 raise
             continue
-        with held:
-            locked = _try_lock(held)
+        with second:
+            locked = _try_lock(second)
             if locked is not None:
                 yield locked and os.path.lexists(scratch)
                 return
@@ -360,105 +312,89 @@ def _kept(file: Descriptor, scratch: str) -> Iterator[bool]:
 
 
 def note_of(new: Iterable[ListedFile], last: ListedFile | None = None, replaced: Iterable[ListedFile] = ()) -> bytes:
-    """Return a note: the content of a scratch file during a commit.
+    """Return a note, the content of a scratch file during a commit.
 
-    Args:
-        new: files that are to appear before the one that refers to them.
-        last: that one; `replaced` are not needed any more once it is in its place.
+    `new` files appear before the `last` one, which refers to them; once it is in its place, `replaced` are not needed.
     """
     blocks = (new, () if last is None else (last, *replaced))
     text = "\n\n".join("\n".join(" ".join(map(str, file)) for file in block) for block in blocks)
     return _NOTE + text.encode(errors="surrogateescape")
 
 
-def _noted(start: bytes, folder: str) -> list[ListedFile]:
+def _listed_in_note(note: bytes, folder: str) -> list[ListedFile]:
     """Return the files that a note lists: new ones, and those replaced if the last file has left its scratch name."""
-    blocks = start[len(_NOTE) :].decode(errors="surrogateescape").partition("\n\n")
+    blocks = note[len(_NOTE) :].decode(errors="surrogateescape").partition("\n\n")
     lines = ([match.groups() for line in block.split("\n") if (match := _LINE.fullmatch(line))] for block in blocks)
     new, _, last = [[ListedFile(int(a), int(b), int(c), name) for a, b, c, name in block] for block in lines]
     return new + (last[1:] if last and _is_in_place(folder, last[0]) else [])
 
 
 def _is_in_place(folder: str, file: ListedFile) -> bool:
-    """Return True if a file is in a folder under any name but a scratch file's.
-
-    Raises:
-        OSError: the folder cannot be listed.
-    """
+    """Return True if a file is in a folder under any name but a scratch file's."""
     with os.scandir(folder or ".") as entries:
         names = [entry.name for entry in entries if not entry.name.endswith(_SUFFIX)]
-    return any(_is_there(folder, file._replace(name=name)) for name in names)
+    return any(_exists(folder, file._replace(name=name)) for name in names)
 
 
 def remove_unnamed(path: str, files: Sequence[ListedFile]) -> bool:
     """Remove shards beside a path: those that are still the files listed, and that no catalogue in the folder names.
 
     Catalogues are known by `.zcr`, and read as far as MOST_OF_CATALOGUE; their names come first. Returns False if a
-    file could not be removed, the folder not be locked, or a catalogue not be read, which may name any: then nothing
-    is removed.
+    file could not be removed. If the folder cannot be locked, or a catalogue not be read, which may name any of them,
+    nothing is removed.
     """
     if not files:
         return True
     folder, name = os.path.split(path)
-    ours, done = re.compile(shard_pattern(name)), True
+    ours, removed = re.compile(shard_pattern(name)), True
     with contextlib.suppress(OSError, UnicodeError), folder_lock(folder):
-        names = [file.name for file in files if ours.fullmatch(file.name) and _is_there(folder, file)]
+        names = [file.name for file in files if ours.fullmatch(file.name) and _exists(folder, file)]
         for shard in _unnamed_by_any(folder, name, names, ours) if names else ():
             try:
                 os.unlink(os.path.join(folder, shard))
             except OSError:
-                done = False
-        return done
+                removed = False
+        return removed
     return False
 
 
-def _is_there(folder: str, file: ListedFile) -> bool:
+def _exists(folder: str, file: ListedFile) -> bool:
     with contextlib.suppress(OSError, UnicodeError):
-        return ListedFile.at(os.path.join(folder, file.name), file.name) == file
+        return ListedFile.from_path(os.path.join(folder, file.name), file.name) == file
     return False
 
 
 def _unnamed_by_any(folder: str, name: str, names: list[str], ours: re.Pattern[str]) -> list[str]:
-    """Return the shards that no catalogue in a folder names.
+    """Return the shards that no catalogue in a folder names; raises OSError if a possible catalogue cannot be read.
 
     Files that have names as shards of `name` may be catalogues, too, but for these shards and those that one names.
-
-    Raises:
-        OSError: the folder, or a file in it that may be a catalogue, cannot be read.
     """
     catalogues = _catalogues(folder, name)
     shards = [other for other in catalogues if ours.fullmatch(other) and other not in names]
     for catalogue in catalogues:
         if not ours.fullmatch(catalogue):
-            start = _start(folder, catalogue, name)
+            start = _first_bytes(folder, catalogue, name)
             names, shards = unnamed(names, start), [shard for shard in shards if os.fsencode(shard) not in start]
     for shard in shards:
-        names = unnamed(names, _start(folder, shard, name)) if names else names
+        names = unnamed(names, _first_bytes(folder, shard, name)) if names else names
     return names
 
 
 def _catalogues(folder: str, name: str) -> list[str]:
-    """Return the names of files that may be catalogues: this one, and all in the folder; links that lead nowhere, too.
-
-    Raises:
-        OSError: the folder cannot be listed, or the system does not tell what a name in it is of.
-    """
+    """Return the names of files that may be catalogues: this one, and all in the folder, dangling links included."""
     out = [name]
     with os.scandir(folder or ".") as entries:
         for entry in entries:
             if entry.name.endswith(".zcr") and entry.name != name:
-                lost = entry.is_symlink() and not os.path.exists(entry.path)
-                out += [entry.name] * (lost or entry.is_file())
+                dangling = entry.is_symlink() and not os.path.exists(entry.path)
+                out += [entry.name] * (dangling or entry.is_file())
     return out
 
 
-def _start(folder: str, catalogue: str, name: str) -> bytes:
-    """Return the first bytes of a catalogue; none if `name` is not there.
+def _first_bytes(folder: str, catalogue: str, name: str) -> bytes:
+    """Return the first bytes of a catalogue; none if `name` does not exist.
 
     Shards of `big-model.zcr` are left out: their names would be taken for those of `model.zcr`.
-
-    Raises:
-        OSError: it cannot be read.
     """
     path = os.path.join(folder, catalogue)
     try:
@@ -477,9 +413,9 @@ def _start(folder: str, catalogue: str, name: str) -> bytes:
 
 
 def unnamed(names: Iterable[str], start: bytes) -> list[str]:
-    """Return the shards that a catalogue does not name, by its first MOST_OF_CATALOGUE bytes; none if that cannot tell.
+    """Return the shards that a catalogue does not name, by its first MOST_OF_CATALOGUE bytes.
 
-    Its names come first, but may be more than these bytes have.
+    If these may not have all its names, since there are too many, it returns none.
     """
     names = list(names)
     if sum(map(len, names)) > MOST_OF_CATALOGUE // 4:
@@ -495,10 +431,10 @@ def shard_pattern(name: str) -> str:
 def _clear(folder: str, stem: str, path: str) -> None:
     """Remove the scratch files of this stem that dead writers left, and shards that their notes list."""
     ours = re.compile(f"{re.escape(stem)}[0-9a-f]{{12}}{re.escape(_SUFFIX)}")
-    with contextlib.suppress(OSError):  # a folder may be written to and not listed
+    with contextlib.suppress(OSError):  # a folder may be writable and not listable
         with os.scandir(folder or ".") as entries:
-            found = [entry.path for entry in entries if ours.fullmatch(entry.name)]
-        for scratch in found:
+            scratches = [entry.path for entry in entries if ours.fullmatch(entry.name)]
+        for scratch in scratches:
             with contextlib.suppress(OSError):  # of another process, or removed by it meanwhile
                 _remove_dead(scratch, path)
 
@@ -523,6 +459,6 @@ def _remove_dead(scratch: str, path: str) -> None:
             if status.st_uid != os.geteuid():
                 return  # that user's next save needs it, and nothing is removed on its word
             sync_folder(folder)  # first, or power loss could bring back what refers to the files
-            if not remove_unnamed(path, _noted(start, folder)):
+            if not remove_unnamed(path, _listed_in_note(start, folder)):
                 return  # for the next save
         os.unlink(scratch)

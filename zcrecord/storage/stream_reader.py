@@ -1,6 +1,6 @@
 """Files and streams read in pieces, in bounded memory.
 
-A mapped page counts as this process's memory once it was touched, so every piece is let go of soon after. Knows files,
+A mapped page counts as this process's memory once it was touched, so every piece is released soon after. Knows files,
 mappings and streams; nothing of any format.
 """
 
@@ -9,29 +9,27 @@ from __future__ import annotations
 import io
 import mmap
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 from zcrecord.errors import FormatError, SourceError, UnsupportedError
 
-from .files import Binary, open_source
-
-__all__ = ["KEPT", "PIECE", "SequentialMapping", "StreamReader", "check_readable", "read_into"]
+from .files import Binary, open_source, read_error
 
 PIECE = 1 << 20  # bytes passed on at a time; with the hash and the write they stay in a core's cache
-KEPT = 8 << 20  # bytes of a mapping that were passed and are not yet let go of
-_AROUND = 4 << 20  # bytes before those brought in that Linux may have mapped, too: a folio of the page cache
+KEPT = 8 << 20  # bytes of a mapping that were passed and are not yet released
+_AROUND = 4 << 20  # bytes before a range that Linux may have mapped with it: a folio of the page cache
 _NEAR = 1 << 16  # bytes between two pieces that still count as neighbours
 _POPULATE = 22  # MADV_POPULATE_READ of Linux 5.14, which Python does not name
 
 
 class SequentialMapping:
-    """A read-only mapping of a file that is passed once: pages are brought in before and let go of after."""
+    """A read-only mapping of a file that is passed once: pages are populated before, and released after."""
 
     def __init__(self, mapping: mmap.mmap) -> None:
         self.view = memoryview(mapping)
         self._mapping = mapping
-        self._lo = self._hi = 0  # brought in and not yet let go of
-        self._rest = (0, 0)  # in use when its surroundings were let go of
+        self._lo = self._hi = 0  # populated and not yet released
+        self._rest = (0, 0)  # in use when its surroundings were released
         self.populates = True
         try:
             mapping.madvise(_POPULATE, 0, 1)
@@ -39,9 +37,9 @@ class SequentialMapping:
             self.populates = False
 
     def bring(self, start: int, end: int, behind: int = 0) -> None:
-        """Have pages in place before they are touched: failing to read them is an error here, and a signal later.
+        """Populate pages before they are touched: failing to read them is an error here, and a signal later.
 
-        the last `behind` bytes that were brought in are still in use, and are let go of later.
+        The last `behind` bytes that were populated are still in use, and are released later.
 
         Raises:
             SourceError: the file became shorter, or cannot be read there.
@@ -62,7 +60,7 @@ class SequentialMapping:
                 raise SourceError(what, offset=start, errno=error.errno) from error
 
     def let_go(self) -> None:
-        """Let go of the pages that were brought in; the page cache keeps them, and views of them stay valid."""
+        """Release the populated pages; the page cache keeps them, and views of them stay valid."""
         for lo, hi in (self._rest, (self._lo, self._hi)):
             page = max(lo - _AROUND, 0) & -mmap.PAGESIZE
             if hi > lo:
@@ -72,7 +70,7 @@ class SequentialMapping:
 
 
 def _map(file: io.FileIO, nbytes: int) -> SequentialMapping | None:
-    """Map a regular file; None if the system cannot say beforehand that pages can be read."""
+    """Map a regular file; None if the system cannot report beforehand that pages cannot be read."""
     if not hasattr(mmap, "MADV_DONTNEED"):
         return None
     try:
@@ -87,13 +85,8 @@ class StreamReader:
 
     `regular` is that of `open_source`.
 
-    A regular file is mapped where that is safe, which spares a copy, and can be read at any place; of a stream what
-    was passed is gone. Attributes: `nbytes`, None for a stream; `position`; `path`, None unless one was given.
-
-    Example:
-        >>> with StreamReader(io.BytesIO(b"abcdef")) as file:
-        ...     file.read(2), [bytes(piece) for piece in file.pieces(3)]
-        (b'ab', [b'cde'])
+    A regular file is mapped where that is safe, which spares a copy, and can be read at any place; a stream cannot be
+    read again. Attributes: `nbytes`, None for a stream; `position`; `path`, None unless one was given.
     """
 
     def __init__(self, source: str | Binary, *, regular: bool = False) -> None:
@@ -110,7 +103,7 @@ class StreamReader:
         self._mapped = _map(self._own, self.nbytes) if self._own is not None and self.nbytes else None
         self._buffer: memoryview | None = None
 
-    def __enter__(self) -> StreamReader:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -134,19 +127,15 @@ class StreamReader:
         try:
             self._stream.seek(offset)
         except OSError as error:
-            raise SourceError(f"cannot read: {error.strerror or error}", offset=offset, errno=error.errno) from error
+            raise read_error(error, offset=offset) from error
 
     def pieces(self, nbytes: int, most: int = PIECE) -> Iterator[memoryview]:
-        """Yield the next `nbytes` bytes, at most `most` at a time.
-
-        Raises:
-            FormatError: the file ends before. SourceError: it cannot be read.
-        """
+        """Yield the next `nbytes` bytes, at most `most` at a time."""
         while nbytes:
             piece = self.piece(min(nbytes, most))
             if not len(piece):
-                where = self.position
-                raise FormatError(f"ends at byte {where}, {nbytes} bytes early; it is truncated", offset=where)
+                end = self.position
+                raise FormatError(f"ends at byte {end}, {nbytes} bytes early; it is truncated", offset=end)
             nbytes -= len(piece)
             yield piece
 
@@ -165,7 +154,7 @@ class StreamReader:
         return len(piece)
 
     def piece(self, most: int) -> memoryview:
-        """Return some of the next bytes, at most so many, valid until more are asked for; none at the end."""
+        """Return some of the next bytes, at most `most`, valid until more are asked for; none at the end."""
         start = self.position
         if self._mapped is not None:
             piece = self._mapped.view[start : start + most]
@@ -174,27 +163,27 @@ class StreamReader:
         else:
             if self._buffer is None:
                 self._buffer = memoryview(bytearray(PIECE))
-            piece = self._buffer[: self._into(self._buffer[: min(most, PIECE)])]
+            piece = self._buffer[: self._read_into(self._buffer[: min(most, PIECE)])]
         self.position += len(piece)
         return piece
 
-    def _into(self, buffer: memoryview) -> int:
+    def _read_into(self, buffer: memoryview) -> int:
         try:
-            done = read_into(self._stream, buffer)
-        except SourceError:  # of a remote file, which says it better
+            nbytes = read_into(self._stream, buffer)
+        except SourceError:  # of a remote file, whose message is better
             raise
         except OSError as error:
-            raise SourceError(f"cannot read: {error.strerror or error}", path=self.path, errno=error.errno) from error
-        if done is None:
+            raise read_error(error, self.path) from error
+        if nbytes is None:
             raise SourceError("the source is non-blocking and has no bytes ready; make it blocking")
-        return done
+        return nbytes
 
 
 def read_into(stream: Any, buffer: Any) -> int | None:
     """Read some bytes of a stream into a buffer; return how many, 0 at the end, None if it has none ready."""
     if hasattr(stream, "readinto"):
-        done = stream.readinto(buffer)
-        return None if done is None else int(done)
+        nbytes = stream.readinto(buffer)
+        return None if nbytes is None else int(nbytes)
     data = stream.read(len(buffer))
     if data is None:
         return None
@@ -203,11 +192,7 @@ def read_into(stream: Any, buffer: Any) -> int | None:
 
 
 def check_readable(file: Any) -> None:
-    """Refuse an object that is visibly no open binary file object.
-
-    Raises:
-        UnsupportedError: it is in text mode. SourceError: it is closed.
-    """
+    """Refuse an object that is clearly not an open binary file object."""
     if isinstance(file, io.TextIOBase):
         raise UnsupportedError("a file object in text mode; open it in binary mode, as with open(path, 'rb')")
     if getattr(file, "closed", False) is True:

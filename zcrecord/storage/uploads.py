@@ -1,13 +1,13 @@
-"""Sinks for URLs: an object, or a file elsewhere, that appears whole or not at all.
+"""Sinks for URLs: an object, or a remote file, that appears whole or not at all.
 
 Each kind of store has its own way to publish a whole file at once:
 
-- S3 and its likes: a multipart upload, several parts at a time, which appears when it is completed.
+- S3 and stores like it: a multipart upload, several parts at a time, which appears when it is completed.
 - Google Cloud Storage: a resumable upload, which appears when it is finalised.
 - File systems that rename (SFTP, FTP, SMB, HDFS, ...): a scratch file beside the place, renamed at the end.
 - Any other: a scratch file on this machine, which fsspec's `put_file` sends at the end. Object stores show it whole.
 
-Knows fsspec and the client of S3; nothing of archives. Opening URLs to read is `remote`'s.
+Knows fsspec and the client of S3; nothing of archives. `remote` opens URLs to read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import hashlib
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from zcrecord.errors import (
     Advice,
@@ -30,12 +30,10 @@ from zcrecord.errors import (
 
 from .new_files import check_writer
 from .sink import Sink, flat_view
-from .urls import connect, first_answer, protocols_of, redacted, said, version_tag
+from .urls import connect, error_text, first_answer, protocols_of, redacted, version_tag
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
-
-__all__ = ["check_new", "connected", "has_folders", "local_path", "part_size", "store_refusals", "upload", "version_at"]
 
 _PART = 16 << 20  # bytes of a part, while few are needed
 _GROWTH = 112 << 10  # bytes by which each part exceeds the one before, so that 10,000 hold 5 TiB
@@ -47,16 +45,9 @@ _CONFLICTS = ("PreconditionFailed", "ConditionalRequestConflict", "412")  # code
 
 
 def part_size(number: int, total: int, *, fixed: bool = False) -> int:
-    """Return the size of a part in bytes: 16 MiB, or more, so that 10,000 parts suffice.
+    """Return the size of part `number`, from 1 on: 16 MiB, or more, so that 10,000 parts suffice.
 
-    Args:
-        number: of the part, from 1 on.
-        total: bytes in all, 0 if that is not known: then the parts grow, and reach 5 TiB together.
-        fixed: the store wants parts of one size.
-
-    Example:
-        >>> part_size(1, 1 << 30) >> 20, part_size(1, 1 << 40) >> 20, part_size(5000, 0) >> 20
-        (16, 116, 546)
+    If `total` is 0, for unknown, the parts grow, and reach 5 TiB together; `fixed` ones do not grow.
     """
     if total:
         return max(_PART, -(-total // _PLANNED))
@@ -64,34 +55,20 @@ def part_size(number: int, total: int, *, fixed: bool = False) -> int:
 
 
 def local_path(url: str, options: Mapping[str, Any] | None) -> str | None:
-    """Return the path that a URL of this machine means, such as `file:///tmp/m.zcr`; None for any other.
-
-    Raises:
-        DependencyError: fsspec, or the package it needs, is not installed. UnsupportedError: it knows no such URL, or
-            the options are no mapping.
-    """
+    """Return the path of a local file's URL, such as `file:///tmp/m.zcr`; None for any other. Raises as `connected`."""
     fs, path = connected(url, options)
     return path if {"file", "local"} & {*protocols_of(fs)} else None
 
 
 def check_new(url: str, options: Mapping[str, Any] | None, force: bool) -> None:
-    """Raise if there is a file at a URL, unless `force` is given.
-
-    Raises:
-        DestinationExistsError: there is. SourceError: the store does not tell.
-    """
+    """Raise DestinationExistsError if there is a file at a URL, unless `force` is given."""
     if not force and version_at(url, options) != "":
-        raise DestinationExistsError(
-            "exists already", path=redacted(url), advice=Advice("{} replaces it", "force", True)
-        )
+        advice = Advice("{} replaces it", "force", True)
+        raise DestinationExistsError("exists already", path=redacted(url), advice=advice)
 
 
 def version_at(url: str, options: Mapping[str, Any] | None) -> str | None:
-    """Return the version of the file at a URL, for `upload`; "" if there is none, None if the store has no versions.
-
-    Raises:
-        SourceError: the store does not tell.
-    """
+    """Return the version of the file at a URL, for `upload`; "" if there is none, None if the store has no versions."""
     fs, path = connected(url, options)
     with store_refusals(redacted(url), "cannot read"):
         return _version(fs, path)
@@ -101,17 +78,13 @@ def version_at(url: str, options: Mapping[str, Any] | None) -> str | None:
 def upload(url: str, options: Mapping[str, Any] | None = None, *, replaces: str | None = None) -> Iterator[Sink]:
     """Yield a sink that is published at a URL, whole, when the block ends without an exception.
 
-    Otherwise what was sent is removed, and the URL has what it had. Memory: five parts of 16 MiB at the most, and two
-    of `part_size` where they are larger.
+    Otherwise what was sent is removed, and the URL keeps its file. Memory: five parts of 16 MiB at the most, and two of
+    `part_size` where they are larger.
 
     Args:
         options: for fsspec's file system, as `load_record` takes them in `storage_options`.
-        replaces: the version that is to be replaced, as `version_at` gives it; "" if none may be there, None for any.
-            It is compared just before; S3 compares it, too, as it publishes.
-
-    Raises:
-        SourceError: the store reports an error, after the tries of its own client; or another version is there.
-        UnsupportedError: the URL is none that is written to. DependencyError: a package is missing.
+        replaces: the version that is to be replaced, as `version_at` returns it; "" if there must be none, None for
+            any. It is compared just before; S3 compares it, too, as it publishes.
     """
     fs, path = connected(url, options)
     shown = redacted(url)
@@ -128,11 +101,7 @@ def upload(url: str, options: Mapping[str, Any] | None = None, *, replaces: str 
 
 
 def connected(url: str, options: Mapping[str, Any] | None) -> tuple[Any, str]:
-    """Return fsspec's file system for a URL to write to, and the path in it.
-
-    Raises:
-        UnsupportedError: the URL is none that is written to. DependencyError: a package is missing.
-    """
+    """Return fsspec's file system for a URL to write to, and the path in it."""
     if "::" in url.partition("://")[0]:
         what = "chained URLs are for reading; write to the last one of them"
         raise UnsupportedError(what, path=redacted(url))
@@ -150,12 +119,12 @@ def connected(url: str, options: Mapping[str, Any] | None) -> tuple[Any, str]:
 def _version(fs: Any, path: str) -> str | None:
     fs.invalidate_cache(path)
     try:
-        found = fs.info(path, **first_answer(fs))
+        info = fs.info(path, **first_answer(fs))
     except FileNotFoundError:
         return ""
-    if found.get("type") == "directory":
+    if info.get("type") == "directory":
         raise IsADirectoryError("is a folder; name a file in it")
-    return version_tag(found)
+    return version_tag(info)
 
 
 @contextlib.contextmanager
@@ -166,36 +135,18 @@ def store_refusals(shown: str, what: str) -> Iterator[None]:
     except RecordError as error:
         raise error.located(path=shown) from error.__cause__
     except FileNotFoundError as error:
-        raise SourceNotFoundError(f"{what}: no such bucket or folder ({said(error)})", path=shown) from error
+        raise SourceNotFoundError(f"{what}: no such bucket or folder ({error_text(error)})", path=shown) from error
     except (PermissionError, NotImplementedError, TypeError, ValueError) as error:
-        hint = "do the URL and its storage options fit?"
-        raise SourceError(f"{what}, the store or fsspec refused it: {said(error)}; {hint}", path=shown) from error
+        what = f"{what}, the store or fsspec refused it: {error_text(error)}; do the URL and its storage options fit?"
+        raise SourceError(what, path=shown) from error
     except Exception as error:
-        raise SourceError(f"{what}: {said(error)}", path=shown, errno=getattr(error, "errno", None)) from error
+        raise SourceError(f"{what}: {error_text(error)}", path=shown, errno=getattr(error, "errno", None)) from error
 
 
-class _Upload(Protocol):
-    """An upload in progress: bytes in parts, then `commit` with the last ones, or `discard` at any time."""
-
-    fixed: bool
-
-    def put(self, part: bytearray) -> None:
-        """Send a part that is not the last one."""
-
-    def commit(self, last: bytearray) -> None:
-        """Send the last part, and publish the whole."""
-
-    def discard(self) -> None:
-        """Remove what was sent."""
-
-
-class _UploadSink:
+class _UploadSink(Sink):
     """A sink that cuts its bytes into parts of an upload. It cannot be read back, as a pipe cannot."""
 
-    can_rewind = keeps = False
-
     def __init__(self, upload: _Upload, shown: str) -> None:
-        self.position = 0
         self._upload, self._shown, self._process = upload, shown, os.getpid()
         self._total = 0
         self._number = 1
@@ -203,7 +154,6 @@ class _UploadSink:
         self._room = part_size(1, 0, fixed=upload.fixed)
 
     def reserve(self, nbytes: int) -> None:
-        """Choose the size of the parts."""
         if not self.position:
             self._total, self._room = nbytes, part_size(1, nbytes)
 
@@ -222,7 +172,7 @@ class _UploadSink:
         if self._number == _MOST_PARTS:
             what = f"takes more than {_MOST_PARTS} parts of an upload; write to a file, and upload that"
             raise SourceError(what, path=self._shown)
-        self._check_process()
+        check_writer(self._process, self._shown)
         part, self._part = self._part, bytearray()
         with store_refusals(self._shown, "cannot write, and what was there is untouched"):
             self._upload.put(part)
@@ -230,14 +180,9 @@ class _UploadSink:
         self._room = part_size(self._number, self._total, fixed=self._upload.fixed)
 
     def commit(self) -> None:
-        """Send the rest, and publish the whole."""
-        self._check_process()
+        check_writer(self._process, self._shown)
         with store_refusals(self._shown, "cannot write"):
             self._upload.commit(self._part)
-
-    def _check_process(self) -> None:
-        """Raise SourceError in a child that was forked meanwhile, as `FileSink` does."""
-        check_writer(self._process, self._shown)
 
     def discard(self, reason: BaseException) -> None:
         """Remove what was sent, but not in a child that was forked; if that fails, the reason gets a note."""
@@ -246,27 +191,8 @@ class _UploadSink:
         try:
             self._upload.discard()
         except Exception as error:
-            what = f"parts of the upload may be left there, removing them failed: {said(error)}"
+            what = f"parts of the upload may be left there, removing them failed: {error_text(error)}"
             reason.add_note(f"{self._shown}: {what}")
-
-    def flush(self) -> None:
-        """Do nothing: parts are sent when they are full, and the last one at the end."""
-
-    def read_back(self, offset: int, size: int) -> bytes:
-        """Refuse: the bytes are gone."""
-        raise UnsupportedError(f"bytes [{offset}, {offset + size}) are on their way to {self._shown}")
-
-    def rewind(self, offset: int) -> None:
-        """Refuse: the bytes are gone."""
-        raise UnsupportedError(f"bytes from {offset} on are on their way to {self._shown}")
-
-    def patch(self, offset: int, data: bytes) -> None:
-        """Refuse: the bytes are gone."""
-        self.read_back(offset, len(data))
-
-    def copy_from(self, _file: int, _offset: int, _nbytes: int) -> tuple[int, bool]:
-        """Append nothing: bytes are taken by `write`."""
-        return 0, False
 
 
 def has_folders(fs: Any) -> bool:
@@ -274,8 +200,7 @@ def has_folders(fs: Any) -> bool:
     return _kind(fs) is _RenamedUpload
 
 
-def _kind(fs: Any) -> Any:
-    """Return the kind of upload for a file system."""
+def _kind(fs: Any) -> type[_Upload]:
     from fsspec import AbstractFileSystem
 
     if hasattr(fs, "call_s3"):
@@ -287,28 +212,40 @@ def _kind(fs: Any) -> Any:
     return _WholeUpload
 
 
-def _replaced() -> SourceError:
+def _other_version() -> SourceError:
     return SourceError("was written by another in the meantime, and stays; load it, and save again if that is right")
 
 
-class _CheckedUpload:
-    """Base class of uploads: `_check`, just before one is published, raises if another version is to be replaced."""
+class _Upload:
+    """Base class of uploads in progress: bytes in parts, then `commit`, or `discard` at any time."""
 
     fixed = False
 
     def __init__(self, fs: Any, path: str, replaces: str | None) -> None:
         self._fs, self._path, self._replaces = fs, path, replaces
 
+    def put(self, part: bytearray) -> None:
+        """Send a part that is not the last one."""
+        raise NotImplementedError
+
+    def commit(self, last: bytearray) -> None:
+        """Send the last part, and publish the whole if the version there is the one to be replaced."""
+        raise NotImplementedError
+
+    def discard(self) -> None:
+        """Remove what was sent."""
+        raise NotImplementedError
+
     def _check(self) -> None:
         if self._replaces is not None and _version(self._fs, self._path) != self._replaces:
-            raise _replaced()
+            raise _other_version()
 
 
-class _MultipartUpload(_CheckedUpload):
-    """A multipart upload of S3; what fits into one part is one PUT. Transient errors are tried again by the client.
+class _MultipartUpload(_Upload):
+    """A multipart upload of S3; a file of one part is one PUT. The client tries transient errors again.
 
-    S3 itself compares versions, too, as it publishes; its likes may not know these conditions, and ignore or refuse
-    them.
+    S3 itself compares versions, too, as it publishes; stores like it may not know these conditions, and ignore or
+    refuse them.
     """
 
     def __init__(self, fs: Any, path: str, replaces: str | None) -> None:
@@ -342,7 +279,6 @@ class _MultipartUpload(_CheckedUpload):
         return {"PartNumber": number, **tags}
 
     def commit(self, last: bytearray) -> None:
-        """Complete the upload, on the condition that the version there is the one to be replaced."""
         parts: list[dict[str, Any]] = []
         if self._pool is not None:
             self.put(last)
@@ -356,8 +292,8 @@ class _MultipartUpload(_CheckedUpload):
                     raise
                 self._publish(parts, last, {})
         except Exception as error:
-            if not self._is_there(parts, last):
-                raise (_replaced() if _code(error) in _CONFLICTS else error) from error.__cause__
+            if not self._is_published(parts, last):
+                raise (_other_version() if _code(error) in _CONFLICTS else error) from error.__cause__
             with contextlib.suppress(Exception):  # S3 then knows no such upload; but equal bytes may have been there
                 self.discard()
         self._id = {}
@@ -371,19 +307,18 @@ class _MultipartUpload(_CheckedUpload):
         else:
             self._fs.call_s3("put_object", **self._place, Body=last, **condition)
 
-    def _is_there(self, parts: list[dict[str, Any]], last: bytearray) -> bool:
-        """Return True if the object there is the one that was uploaded: the answer alone may have been lost."""
-        with contextlib.suppress(Exception):  # the first error is told; ETags of other stores may be no digests
+    def _is_published(self, parts: list[dict[str, Any]], last: bytearray) -> bool:
+        """Return True if the object there is the one that was uploaded: only the answer may have been lost."""
+        with contextlib.suppress(Exception):  # the first error is reported; ETags of other stores may be no digests
             ours = _md5(last)
             if parts:
-                known = [bytes.fromhex(part["ETag"].strip('"').partition("-")[0]) for part in parts]
-                ours = f"{_md5(b''.join(known))}-{len(parts)}"
-            found: str = self._fs.call_s3("head_object", **self._place, **first_answer(self._fs))["ETag"]
-            return found.strip('"') == ours
+                digests = [bytes.fromhex(part["ETag"].strip('"').partition("-")[0]) for part in parts]
+                ours = f"{_md5(b''.join(digests))}-{len(parts)}"
+            tag: str = self._fs.call_s3("head_object", **self._place, **first_answer(self._fs))["ETag"]
+            return tag.strip('"') == ours
         return False
 
     def discard(self) -> None:
-        """Abort the upload, so that the store keeps no part of it."""
         self._close()
         if self._id:
             self._fs.call_s3("abort_multipart_upload", **self._place, **self._id)
@@ -403,7 +338,7 @@ def _code(error: Exception) -> str:
     return str(response.get("Error", {}).get("Code", ""))
 
 
-class _ResumableUpload(_CheckedUpload):
+class _ResumableUpload(_Upload):
     """A resumable upload of Google Cloud Storage, by the file object of gcsfs."""
 
     def __init__(self, fs: Any, path: str, replaces: str | None) -> None:
@@ -411,11 +346,9 @@ class _ResumableUpload(_CheckedUpload):
         self._file = fs.open(path, "wb", block_size=_PART, autocommit=False)
 
     def put(self, part: bytearray) -> None:
-        """Send a part."""
         self._file.write(part)
 
     def commit(self, last: bytearray) -> None:
-        """Send the last part, and finalise the upload."""
         self._file.write(last)
         self._check()
         self._file.close()
@@ -423,14 +356,13 @@ class _ResumableUpload(_CheckedUpload):
         self._fs.invalidate_cache(self._path)
 
     def discard(self) -> None:
-        """Cancel the upload."""
         try:
             self._file.discard()
         finally:
             self._file.closed = True  # or its last reference would finish it
 
 
-class _RenamedUpload(_CheckedUpload):
+class _RenamedUpload(_Upload):
     """A scratch file beside the place, which is renamed."""
 
     def __init__(self, fs: Any, path: str, replaces: str | None) -> None:
@@ -441,13 +373,11 @@ class _RenamedUpload(_CheckedUpload):
         self._file: Any = None
 
     def put(self, part: bytearray) -> None:
-        """Append to the scratch file."""
         if self._file is None:
             self._file = self._fs.open(self._scratch, "wb", autocommit=True)
         self._file.write(part)
 
     def commit(self, last: bytearray) -> None:
-        """Finish the scratch file, and give it its name."""
         self.put(last)
         self._file.close()
         self._check()
@@ -462,7 +392,6 @@ class _RenamedUpload(_CheckedUpload):
         self._file = None
 
     def discard(self) -> None:
-        """Remove the scratch file."""
         if self._file is not None:
             with contextlib.suppress(Exception):
                 self._file.close()
@@ -470,7 +399,7 @@ class _RenamedUpload(_CheckedUpload):
                 self._fs.rm_file(self._scratch)
 
 
-class _WholeUpload(_CheckedUpload):
+class _WholeUpload(_Upload):
     """A scratch file on this machine, which is sent by one call."""
 
     def __init__(self, fs: Any, path: str, replaces: str | None) -> None:
@@ -482,13 +411,11 @@ class _WholeUpload(_CheckedUpload):
         self._file = open(self._scratch, "xb", buffering=0)  # noqa: SIM115  # closed by `commit` or `discard`
 
     def put(self, part: bytearray) -> None:
-        """Append to the scratch file."""
         view = memoryview(part)
         while len(view):
             view = view[self._file.write(view) :]
 
     def commit(self, last: bytearray) -> None:
-        """Send the scratch file."""
         self.put(last)
         self._file.close()
         self._check()
@@ -497,6 +424,5 @@ class _WholeUpload(_CheckedUpload):
         self._folder.cleanup()
 
     def discard(self) -> None:
-        """Remove the scratch file."""
         self._file.close()
         self._folder.cleanup()

@@ -1,6 +1,6 @@
 """URLs, as fsspec takes them: their file system, their parts, and how errors show them.
 
-Reading them is `remote`'s, writing them `uploads`'s.
+`remote` reads them, `uploads` writes them.
 """
 
 from __future__ import annotations
@@ -22,22 +22,8 @@ from zcrecord.errors import (
     printable,
 )
 
-__all__ = [
-    "connect",
-    "cut_in_url",
-    "file_beside",
-    "first_answer",
-    "is_http",
-    "leads_inside",
-    "protocols_of",
-    "redacted",
-    "said",
-    "split_url",
-    "version_tag",
-]
-
 _CHAINED = re.compile(r"::(?=[A-Za-z][A-Za-z0-9+.-]*://)")  # not the :: of an IPv6 address
-_CUTS = {  # texts at which a URL is cut: what that does, and what to do
+_CUTS = {  # texts at which a URL is cut: the consequence, and what to do
     "::": "where fsspec would cut it and take another file; write %3A%3A for HTTP and addresses of IPv6 in full, "
     "or rename the file",
     "?": "where a query begins, which only HTTP servers read, so that another file would be taken; rename the file",
@@ -47,13 +33,13 @@ _PACKAGES = {  # the package that fsspec needs for a kind of URL, and the extra 
     **dict.fromkeys(("http", "https"), ("aiohttp", "remote")),
     **dict.fromkeys(("s3", "s3a"), ("s3fs", "s3")),
 }
-# Names of version tags in `info`, the most reliable first.
+# Version tags in `info`, the most reliable first.
 _TAGS = ("ETag", "etag", "content_hash", "content_md5", "md5Hash", "md5", "generation", "LastModified",
          "last_modified", "updated", "mtime", "modified", "created")  # fmt: skip
 
 
 def redacted(url: str) -> str:
-    """Return a URL without user, password and query, which may be secret; a signature, for one."""
+    """Return a URL without user, password and query, which may be secret, as a signature is."""
     *heads, last = _CHAINED.split(url)  # the last has the address
     try:
         parts = split_url(last)
@@ -75,37 +61,36 @@ def is_http(url: str) -> bool:
 
 
 def cut_in_url(path: str) -> str | None:
-    """Return the text in a path at which a URL with that path would be cut, `::` or `?`; None if it means itself.
+    """Return the text in a path at which a URL with that path would be cut, `::` or `?`; None if there is none.
 
-    The other signs are taken literally wherever there is no HTTP server: `*` and `[`, since no call of fsspec is used
-    that expands patterns, `#` and `%`, since no path is decoded. For an HTTP server a path is written with %XX.
+    Without an HTTP server the other signs are literal: `*` and `[`, since no call of fsspec is used that expands
+    patterns, `#` and `%`, since no path is decoded. For an HTTP server a path is written with %XX.
     """
     return next((text for text in _CUTS if text in path), None)
 
 
 def leads_inside(name: str) -> bool:
-    """Return True for a path, its parts joined by "/", that leads to a file in a folder or below, and nowhere else."""
+    """Return True for a path, its parts joined by "/", that stays in its folder or below."""
     plain = not {"", ".", ".."} & set(name.split("/")) and set(name).isdisjoint("\\\0")
     return plain and not os.path.splitdrive(name)[0] and not re.search("[\ud800-\udfff]", name)
 
 
 def file_beside(url: str, name: str) -> str:
-    """Return the URL of a file that another refers to: a stranger's name, a path from the folder of the one at `url`.
+    """Return the URL of a file that the one at `url` refers to, by an untrusted path from its folder.
 
-    A name is no part of a URL: in one for an HTTP server it is escaped, since `%2e%2e%2f` is the folder above there,
-    and `?` and `#` end a path; a query is kept there alone, as it may be a signature. `connect` refuses other URLs
-    that a name has made ambiguous.
+    For an HTTP server the name is escaped, since `%2e%2e%2f` is the folder above there, and `?` and `#` end a path.
+    Only there the query is kept, as it may be a signature. `connect` refuses other URLs that a name made ambiguous.
 
     Raises:
-        FormatError: it leads out of the folder.
+        FormatError: the path leads out of the folder.
     """
     if not leads_inside(name):
         raise FormatError(f"the file name {printable(repr(name))} leads to another folder", path=redacted(url))
     parts = _CHAINED.split(url)
-    at = next(i for i, part in enumerate(parts) if "://" in part)  # the first has the path, in a zip file for one
-    file, mark, query = parts[at].partition("?")
+    index = next(i for i, part in enumerate(parts) if "://" in part)  # the first has the path, as in a zip file
+    file, mark, query = parts[index].partition("?")
     folder = file[: file.rindex("/")]
-    parts[at] = f"{folder}/{quote(name)}{mark}{query}" if is_http(file) else f"{folder}/{name}"
+    parts[index] = f"{folder}/{quote(name)}{mark}{query}" if is_http(file) else f"{folder}/{name}"
     return "::".join(parts)
 
 
@@ -114,7 +99,7 @@ def connect(url: str, options: Mapping[str, Any] | None) -> tuple[Any, str]:
 
     Raises:
         DependencyError: fsspec, or the package it needs for this kind of URL, is not installed. UnsupportedError: it
-        knows no such kind, or no such options.
+        does not know this kind, or these options.
     """
     if options is not None and not isinstance(options, Mapping):
         raise UnsupportedError(f"storage_options= takes a mapping, not a {type(options).__name__}")
@@ -136,23 +121,22 @@ def connect(url: str, options: Mapping[str, Any] | None) -> tuple[Any, str]:
         raise missing_package(package, extra=extra, why=what) from error
     except ValueError as error:
         if "not known" in str(error):
-            what = f"URLs of the kind {scheme}:// are not known to fsspec; a local file's path has no '://' in it"
+            what = f"URLs of the kind {scheme}:// are not known to fsspec; a local path has no '://' in it"
             raise UnsupportedError(what) from None
-        raise UnsupportedError(f"this is no URL: {error}") from error
+        raise UnsupportedError(f"this is not a URL: {error}") from error
     except TypeError as error:
         raise UnsupportedError(f"the storage options do not fit URLs of the kind {scheme}://: {error}") from error
     except Exception as error:  # a file system inside a file, such as zip://, reads that file here
-        raise SourceError(f"cannot be opened: {said(error)}", path=redacted(url)) from error
+        raise SourceError(f"cannot be opened: {error_text(error)}", path=redacted(url)) from error
     if not getattr(fs, "version_aware", False):
         _check_query(url)
     return fs, path
 
 
 def _careful(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options that keep fsspec from decompressing what an HTTP server sends, in chained URLs.
+    """Return options for chained URLs such as `simplecache::https://`, so that they are read as `remote.http` reads.
 
-    Such as `simplecache::https://`; plain `https://` is left to `remote.http`. As there, the user's headers do not
-    follow a redirect to another server.
+    Answers are not decompressed, and the user's headers do not follow a redirect to another server.
     """
     out = dict(options)
     for scheme in {part.partition("://")[0].lower() for part in _CHAINED.split(url)[1:]} & {"http", "https"}:
@@ -164,7 +148,7 @@ def _careful(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def _redirects() -> Any:
-    """Return aiohttp's hook for redirects; one, since fsspec compares options to find a file system again."""
+    """Return aiohttp's hook for redirects; always one, since fsspec compares options to find a file system again."""
     import aiohttp
 
     hook = aiohttp.TraceConfig()
@@ -173,17 +157,13 @@ def _redirects() -> Any:
 
 
 async def _leave_headers(session: Any, _context: Any, hop: Any) -> None:
-    """Take all headers off a redirect to another server but those that say what is asked for.
-
-    Raises:
-        SourceError: cookies would go there that the user gave for the first server.
-    """
+    """Remove all headers from a redirect to another server, except the range; a SourceError if cookies would follow."""
     try:
         same = hop.url.join(type(hop.url)(hop.response.headers["Location"])).origin() == hop.url.origin()
     except (KeyError, ValueError):  # aiohttp refuses it
         same = False
-    given = any(not cookie["domain"] for cookie in session.cookie_jar) or session.auth is not None
-    if not same and (given or getattr(session, "_middlewares", None)):
+    secrets = any(not cookie["domain"] for cookie in session.cookie_jar) or session.auth is not None
+    if not same and (secrets or getattr(session, "_middlewares", None)):
         what = "cannot be read: the server redirects to another, to which cookies or passwords would go"
         raise SourceError(f"{what}; give the URL without what is before '::', or storage options without them")
     for name in () if same else {*map(str.title, hop.headers)} - {"Range", "Accept-Encoding"}:
@@ -191,18 +171,16 @@ async def _leave_headers(session: Any, _context: Any, hop: Any) -> None:
 
 
 def _check_url(url: str) -> None:
-    """Raise UnsupportedError for a URL that names no one file, such as one without a valid host and port.
+    """Raise UnsupportedError for a URL that does not name one file, such as one without a valid host and port.
 
-    The message quotes nothing that may be secret.
-
-    A password with '/' or ':' in it, for one, makes the rest of the password a port.
+    The message quotes nothing that may be secret: a password with '/' in it makes the rest of the password a port.
     """
     try:
         parts = split_url(url)
         if parts.scheme in ("http", "https") and (parts.hostname is None or parts.port == 0):
             raise ValueError
     except ValueError:
-        what = "this URL has no host and port that are valid"
+        what = "this URL has no valid host and port"
         raise UnsupportedError(f"{what}; write special characters of user and password as %XX") from None
     if any("::" in part.partition("://")[2] for part in _CHAINED.split(url)):
         raise _cut("::", url)
@@ -226,17 +204,17 @@ def protocols_of(fs: Any) -> tuple[str, ...]:
 
 
 def first_answer(fs: Any) -> dict[str, float]:
-    """Return the option by which a file system of S3 gives up if its server does not answer; none of others."""
+    """Return the option by which a file system of S3 gives up if its server does not answer; {} for others."""
     return {"timeout": _ANSWER} if hasattr(fs, "call_s3") else {}
 
 
-def version_tag(found: Mapping[str, Any]) -> str | None:
-    """Return the version of a file, of what its file system's `info` tells; None if it tells none."""
-    return next((f"{found[tag]}" for tag in _TAGS if found.get(tag)), None)
+def version_tag(info: Mapping[str, Any]) -> str | None:
+    """Return the version of a file from its file system's `info`; None if it has none."""
+    return next((f"{info[tag]}" for tag in _TAGS if info.get(tag)), None)
 
 
-def said(error: Exception) -> str:
-    """Return the words of a file system's exception, for the end of a message."""
+def error_text(error: Exception) -> str:
+    """Return the text of a file system's exception, for the end of a message."""
     if type(error).__name__ == "FSTimeoutError":
         return f"no answer in {_ANSWER} seconds; is the endpoint right, and does a proxy or firewall let it through?"
     text = str(error) or type(error).__name__

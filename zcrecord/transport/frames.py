@@ -1,6 +1,6 @@
 """zstd frames with a seek table after them: the table read, written and checked, frames decompressed in parallel.
 
-Knows zstd's "seekable format" and the faults of files that claim to be in it; nothing of archives.
+Knows zstd's "seekable format" and the faults of files that claim to have it; nothing of archives.
 
 Source: https://github.com/facebook/zstd/blob/dev/contrib/seekable_format/zstd_seekable_compression_format.md
 """
@@ -18,29 +18,17 @@ from zcrecord.errors import FormatError, IntegrityError, LimitError, RecordError
 from zcrecord.storage.compressed import import_zstandard, is_one_frame
 from zcrecord.storage.threads import map_ordered
 
-__all__ = [
-    "EXPANDED",
-    "SeekEntry",
-    "SeekTable",
-    "check_expansion",
-    "decompress_frames",
-    "encode_table",
-    "frame_decompressor",
-    "read_table",
-    "zstd_error",
-]
-
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 _SKIPPABLE = (0x184D2A5E).to_bytes(4, "little")
 _SEEKABLE = (0x8F92EAB1).to_bytes(4, "little")
 _FOOTER = 9  # number of frames, descriptor, magic
 _CHECKSUMS, _RESERVED = 0x80, 0x7C  # of the descriptor
-_PADDING = 1 << 16  # bytes that a frame may take more than twice its content: no zstd makes any that does
+_PADDING = 1 << 16  # bytes that a frame may have beyond twice its content: no zstd makes such frames
 _BATCH = 1 << 20  # decompressed bytes of one unit of work, where frames are smaller
 _WIDE = 8 << 20  # bytes of a window that every thread may allocate; zstd's own advice to decoders
 _WIDE_LOCK = threading.Lock()  # held while a wider window is allocated
-EXPANDED, EXPANDED_FREE = 64, 64 << 20  # packed bytes may take this many times their number in memory, and these bytes
+EXPANDED, EXPANDED_FREE = 64, 64 << 20  # packed bytes may take 64 times their number in memory, and 64 MiB
 
 
 def check_expansion(nbytes: int, packed: int, advice: str = "") -> None:
@@ -84,9 +72,9 @@ class SeekTable(NamedTuple):
         return int(self.bounds[i]), int(self.bounds[i + 1])
 
     def covering(self, ranges: Iterable[tuple[int, int]]) -> Numbers:
-        """Return the frames, ascending, that hold any byte of these ranges, or none of any and lie beside these.
+        """Return the frames, ascending, that contain any byte of these ranges, and empty frames beside them.
 
-        So all frames are among those of ranges that make up the whole.
+        So ranges that make up the whole have all frames.
         """
         marks = np.zeros(len(self.bounds), np.int64)
         edges = np.array([r for r in ranges if r[0] < r[1]], np.int64).reshape(-1, 2)
@@ -104,11 +92,7 @@ def encode_table(entries: Iterable[SeekEntry]) -> bytes:
 
 
 def read_table(size: int, read: Callable[[int, int], Any]) -> SeekTable | None:
-    """Return the seek table of a file of `size` bytes, which `read(offset, nbytes)` reads; None if it has none.
-
-    Raises:
-        FormatError: the table does not fit the file (R83).
-    """
+    """Return the seek table of a file of `size` bytes, which `read(offset, nbytes)` reads; None if it has none."""
     footer = bytes(read(size - _FOOTER, _FOOTER)) if size > _FOOTER + 8 else b""
     if footer[5:] != _SEEKABLE:
         return None
@@ -122,14 +106,14 @@ def read_table(size: int, read: Callable[[int, int], Any]) -> SeekTable | None:
         what = f"{count} frames would take a table of {body + 8} bytes, and the file has {size}"
         raise _table_error(what, size - _FOOTER)
     if bytes(read(start, 8)) != _SKIPPABLE + body.to_bytes(4, "little"):
-        raise _table_error(f"of {count} frames it would start at {start:#x}, and there it does not", start)
+        raise _table_error(f"of {count} frames it would start at {start:#x}, where there is none", start)
     rows = np.frombuffer(read(start + 8, 4 * width * count), "<u4").reshape(-1, width)
     starts, bounds = (np.concatenate(([0], np.cumsum(rows[:, i], dtype=np.int64))) for i in (0, 1))
     if starts[-1] != start:
-        raise _table_error(f"its frames take {int(starts[-1])} bytes, {start} stand before it", start)
+        raise _table_error(f"its frames take {int(starts[-1])} bytes, expected the {start} before it", start)
     for i in np.flatnonzero(np.diff(starts) > 2 * np.diff(bounds) + _PADDING)[:1].tolist():
         what = f"frame {i} takes {int(rows[i, 0])} bytes for {int(rows[i, 1])} of content"
-        raise _table_error(f"{what}, at most twice as many and {_PADDING} more are due", int(starts[i]))
+        raise _table_error(f"{what}, expected at most twice as many and {_PADDING} more", int(starts[i]))
     return SeekTable(starts, bounds, rows[:, 2].astype(np.int64) if width == 3 else None)
 
 
@@ -141,9 +125,8 @@ def decompress_frames(data: memoryview, table: SeekTable, target: memoryview, ch
     """Decompress chosen frames of a file, each to its place in `target`, which has room for the whole archive.
 
     Raises:
-        FormatError: an entry of the table is not exactly one frame, or that is invalid, or its size is not that of the
-        table (R84). IntegrityError: its checksum is not that of the table. LimitError: it needs a window of more than
-        128 MiB.
+        FormatError: an entry of the table is not exactly one valid frame of that size (R84). IntegrityError: its
+        checksum is not that of the table. LimitError: it needs a window of more than 128 MiB.
     """
     batch = np.cumsum(table.sizes[chosen]) // _BATCH
     batches = np.split(chosen, np.flatnonzero(np.diff(batch)) + 1) if len(chosen) else []
@@ -178,13 +161,11 @@ def frame_decompressor(table: SeekTable) -> Callable[[int, Any, memoryview], Non
         offset = int(table.starts[i])
         try:
             if not is_one_frame(frame):
-                what = "is not one zstd frame that ends there, as the seek table says"
-                raise _frame_error(what, offset, frame)
+                raise _frame_error("is not one zstd frame that ends there, as the seek table says", offset, frame)
             header = package.get_frame_parameters(frame)
             if header.content_size not in (len(target), package.CONTENTSIZE_UNKNOWN):
-                raise _frame_error(
-                    f"holds {header.content_size} bytes, the seek table says {len(target)}", offset, frame
-                )
+                what = f"holds {header.content_size} bytes, the seek table says {len(target)}"
+                raise _frame_error(what, offset, frame)
             narrow = header.window_size < len(target)
             step = len(target) - narrow  # bytes of the first piece: as in a stream, there is no room for all (R84)
             if (narrow or header.content_size != len(target)) and header.window_size > _WIDE:
@@ -197,8 +178,8 @@ def frame_decompressor(table: SeekTable) -> Callable[[int, Any, memoryview], Non
         if table.checksums is None:
             return
         # zstd has compared a frame's own checksum, which is of the same kind, with its content.
-        found = int.from_bytes(frame[-4:], "little") if header.has_checksum else xxhash.xxh64_intdigest(target)
-        if found & 0xFFFFFFFF != int(table.checksums[i]):
+        checksum = int.from_bytes(frame[-4:], "little") if header.has_checksum else xxhash.xxh64_intdigest(target)
+        if checksum & 0xFFFFFFFF != int(table.checksums[i]):
             what = f"{_name(offset, frame)}: its checksum is not that of the seek table"
             raise IntegrityError(f"{what}; the file is damaged, copy it again", offset=offset)
 
@@ -225,10 +206,9 @@ def _frame_error(what: str, offset: int, frame: Any) -> FormatError:
 
 
 def zstd_error(error: Exception, name: str, offset: int | None = None) -> RecordError:
-    """Return an error of zstd as a typed one; `name` says which part of the file it is about."""
-    said = str(error).removeprefix("zstd decompress error: ")
-    if "checksum" in said:
-        return IntegrityError(f"{name}: {said}; the file is damaged, copy it again", offset=offset)
-    if "too much memory" in said:
+    """Return an error of zstd as a typed one; `name` is the part of the file it is about."""
+    text = str(error).removeprefix("zstd decompress error: ")
+    if "too much memory" in text:
         return LimitError(f"{name}: its window is larger than 128 MiB; decompress it with zstd --long", offset=offset)
-    return FormatError(f"{name}: {said}; the file is damaged, copy it again", offset=offset)
+    kind = IntegrityError if "checksum" in text else FormatError
+    return kind(f"{name}: {text}; the file is damaged, copy it again", offset=offset)

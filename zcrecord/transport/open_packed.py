@@ -1,7 +1,4 @@
-"""Open archives that were packed for transport: decompressed once into memory, or only the frames that are needed.
-
-Frames and their table are left to `frames`, packing to `packer`.
-"""
+"""Open archives that were packed for transport: decompressed once into memory, or only the frames that are needed."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from zcrecord.archive.archive import Archive, Verify, open_archive
-from zcrecord.archive.memory_source import MemorySource
+from zcrecord.archive.memory_source import FetchedSource
 from zcrecord.archive.payload_source import Array, PayloadTable
 from zcrecord.codec.layout import HEADER_SIZE, Header, decode_header
 from zcrecord.errors import FormatError, IntegrityError, LimitError, RecordError, SourceError
@@ -23,8 +20,6 @@ from zcrecord.storage.threads import cores
 
 from . import frames
 
-__all__ = ["PackedSource", "open_packed", "sparse_memory"]
-
 _PIECE = 1 << 20  # bytes decompressed at a time to count them
 
 
@@ -33,10 +28,6 @@ def open_packed(memory: Memory, *, verify: Verify, mode: Mode = "r", lazily: boo
 
     With a seek table, frames are decompressed in parallel, or, lazily, when a payload in them is needed; without one
     (`zstd` writes none) one after the other.
-
-    Raises:
-        DependencyError: zstandard is not installed. FormatError: it is no packed archive, or a damaged one.
-        IntegrityError: a checksum does not match. LimitError: it would take out of all proportion to the packed form.
     """
     try:
         table = _table(memory)
@@ -45,7 +36,7 @@ def open_packed(memory: Memory, *, verify: Verify, mode: Mode = "r", lazily: boo
         if table is None:
             block, octets = _decompress_stream(memory)
         else:
-            block, octets = _room(memory, table.nbytes)
+            block, octets = _allocate_checked(memory, table.nbytes)
             frames.decompress_frames(memory.octets, table, octets, np.arange(len(table.sizes)), cores())
     except RecordError as error:
         raise error.located(path=memory.path) from error.__cause__
@@ -53,11 +44,7 @@ def open_packed(memory: Memory, *, verify: Verify, mode: Mode = "r", lazily: boo
 
 
 def _reopen(packed: str | bytes, seal: bytes) -> Archive:
-    """Open a pickled archive again; `seal` is its header.
-
-    Raises:
-        IntegrityError: it is another archive now.
-    """
+    """Open a pickled archive again; an IntegrityError if it has another header than `seal` now."""
     memory = map_file(packed, least=0) if isinstance(packed, str) else Memory(buffer_of(packed))
     archive = open_packed(memory, verify="index", lazily=True)
     if archive.header.encode() != seal:
@@ -68,12 +55,10 @@ def _reopen(packed: str | bytes, seal: bytes) -> Archive:
 def sparse_memory(size: int, pieces: Iterable[tuple[int, Any]]) -> Memory:
     """Return memory of `size` bytes with these pieces at their offsets, and zeros elsewhere, which take no memory.
 
-    With header, index and trailer an archive can be opened and checked as if all of it were there.
-
-    Raises:
-        LimitError: there is no room for the addresses.
+    With header, index and trailer an archive can be opened and checked as if all of it were there. A LimitError if
+    there are not so many addresses.
     """
-    block, octets = _mapped(size, sparse=True)
+    block, octets = _allocate(size, sparse=True)
     for offset, piece in pieces:
         octets[offset : offset + len(piece)] = piece
     return Memory(octets, None, block)
@@ -92,7 +77,7 @@ def _open_frames(memory: Memory, table: frames.SeekTable) -> Archive:
     try:
         content = _FrameMemory(memory, table)
         h = content.trailer()
-        content.bring([(0, HEADER_SIZE), (h.index_offset, h.index_offset + h.index_size)])
+        content.decompress([(0, HEADER_SIZE), (h.index_offset, h.index_offset + h.index_size)])
         archive = open_archive(content.memory, verify="index", source_in=partial(PackedSource, content))
     except RecordError as error:
         raise error.located(path=memory.path) from error.__cause__
@@ -105,7 +90,7 @@ def _open_frames(memory: Memory, table: frames.SeekTable) -> Archive:
     return archive
 
 
-class PackedSource(MemorySource):
+class PackedSource(FetchedSource):
     """Payloads of an archive that was packed for transport; frames are decompressed, and checked, when needed."""
 
     def __init__(
@@ -115,26 +100,12 @@ class PackedSource(MemorySource):
         self._frames, self._lock = frame_memory, threading.Lock()
         self._ready = np.zeros(len(table.rows), bool)
 
-    def locate(self, number: int) -> tuple[memoryview, int]:
-        """Return memory in which a payload lies, and its offset there; its frames are decompressed first."""
-        self.fetch([number])
-        return super().locate(number)
-
-    def payload(self, number: int) -> memoryview:
-        """Return the bytes of a payload, read-only; its frames are decompressed first."""
-        self.fetch([number])
-        return super().payload(number)
-
     def neighbours(self, number: int) -> tuple[memoryview, Array] | None:  # noqa: ARG002  # all lie in one memory
         """Return the memory, and the offset of each payload that was decompressed."""
         return self.octets, np.where(self._ready, self.table.rows["offset"].astype(np.int64), -1)
 
     def fetch(self, numbers: Sequence[int] | None = None) -> None:
-        """Have the frames of payloads, of all by default, decompressed.
-
-        Raises:
-            FormatError: a frame is damaged. LimitError: they would take out of all proportion to the packed form.
-        """
+        """Have the frames of payloads, of all by default, decompressed."""
         chosen = np.arange(len(self.table.rows)) if numbers is None else np.array(numbers, np.int64)
         if self._ready[chosen].all():
             return
@@ -142,8 +113,9 @@ class PackedSource(MemorySource):
         starts = (rows["offset"] + np.uint64(self.table.base)).tolist()
         try:
             with self._lock:
-                self._frames.bring((start, start + n) for start, n in zip(starts, rows["nbytes"].tolist(), strict=True))
-                self._frames.let_go()  # nearly always all that was asked for is here
+                ends = zip(starts, rows["nbytes"].tolist(), strict=True)
+                self._frames.decompress((start, start + nbytes) for start, nbytes in ends)
+                self._frames.close_file()  # nearly always all that was asked for is here
                 self._ready[chosen] = True
         except RecordError as error:
             raise error.located(path=self.path) from error.__cause__
@@ -159,47 +131,41 @@ class _FrameMemory:
         self._packed: memoryview | None = memory.octets
         self._path, self._identity, self._table = memory.absolute, memory.identity, table
         self._packed_nbytes = len(memory.octets)
-        self._done = np.zeros(len(table.sizes), bool)
+        self._decompressed = np.zeros(len(table.sizes), bool)
         self._filled: list[tuple[int, int]] = []
         if table.nbytes < 2 * HEADER_SIZE:
             raise _too_few(table.nbytes)
-        block, self._octets = _mapped(table.nbytes, sparse=True)
+        block, self._octets = _allocate(table.nbytes, sparse=True)
         self.memory = Memory(self._octets, memory.path, block, filled=self._filled, absolute=memory.absolute)
 
     def trailer(self) -> Header:
         """Return the decoded trailer, checked against the table's size."""
         size = self._table.nbytes
-        self.bring([(size - HEADER_SIZE, size)])
+        self.decompress([(size - HEADER_SIZE, size)])
         h = decode_header(bytes(self._octets[-HEADER_SIZE:]), "trailer")
         if h is None or h.archive_size != size:
             what = f"trailer: it is not that of an archive of {size} bytes"
             raise FormatError(f"{what}; the file is damaged, copy it again")
         return h
 
-    def bring(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Decompress the frames that hold any byte of these ranges, unless they are there."""
+    def decompress(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Decompress the frames that contain any byte of these ranges, unless that was done."""
         chosen = self._table.covering(ranges)
-        chosen = chosen[~self._done[chosen]]
+        chosen = chosen[~self._decompressed[chosen]]
         if not len(chosen):
             return
-        done = self._done.copy()
-        done[chosen] = True
-        frames.check_expansion(int(self._table.sizes[done].sum()), self._packed_nbytes)
-        frames.decompress_frames(self._frames(), self._table, self._octets, chosen, cores())
-        self._done = done  # not before: after an error the frames are decompressed again
+        decompressed = self._decompressed.copy()
+        decompressed[chosen] = True
+        frames.check_expansion(int(self._table.sizes[decompressed].sum()), self._packed_nbytes)
+        frames.decompress_frames(self._open_file(), self._table, self._octets, chosen, cores())
+        self._decompressed = decompressed  # not before: after an error the frames are decompressed again
         self._filled += map(self._table.range, chosen.tolist())
 
-    def let_go(self) -> None:
-        """Close the packed file."""
+    def close_file(self) -> None:
         if self._path is not None:
             self._packed = None
 
-    def _frames(self) -> memoryview:
-        """Return the packed bytes.
-
-        Raises:
-            SourceError: the file was replaced since it was opened.
-        """
+    def _open_file(self) -> memoryview:
         if self._packed is not None or self._path is None:
             assert self._packed is not None, "bytes without a path are kept"
             return self._packed
@@ -213,14 +179,14 @@ def _decompress_stream(memory: Memory) -> tuple[Any, memoryview]:
     """Decompress frames one after the other, without a seek table."""
     package = import_zstandard()
     try:
-        found, reader = _reader(package, memory)
+        input_frames, reader = _reader(package, memory)
         with reader:
             first = reader.read(HEADER_SIZE)
             size, done = _size(package, memory, first), len(first)
-            block, octets = _room(memory, size)
+            block, octets = _allocate_checked(memory, size)
             octets[:done] = first
-            while done < size and (got := reader.readinto(octets[done:])):
-                done += got
+            while done < size and (nbytes := reader.readinto(octets[done:])):
+                done += nbytes
             more = reader.read(1)
     except package.ZstdError as error:
         raise frames.zstd_error(error, "zstd") from None
@@ -228,22 +194,22 @@ def _decompress_stream(memory: Memory) -> tuple[Any, memoryview]:
         raise FormatError(f"zstd: ends after {done} of {size} bytes; the file is truncated, copy it again")
     if more:
         raise FormatError(f"zstd: holds more than the archive's {size} bytes; is it several, one after the other?")
-    if not found.whole:
+    if not input_frames.complete:
         raise FormatError("zstd: it ends inside a frame; the file is truncated, copy it again")
     return block, octets
 
 
 def _reader(package: Any, memory: Memory) -> tuple[ZstdFrames, Any]:
-    """Return the frames in memory, and what decompresses them as in a stream."""
-    at = 0
+    """Return the frames in memory, and a reader that decompresses them as a stream."""
+    position = 0
 
     def read(nbytes: int) -> bytes:
-        nonlocal at
-        at += nbytes
-        return bytes(memory.octets[at - nbytes : at])
+        nonlocal position
+        position += nbytes
+        return bytes(memory.octets[position - nbytes : position])
 
-    found = ZstdFrames(read)
-    return found, package.ZstdDecompressor().stream_reader(found, read_across_frames=True)
+    input_frames = ZstdFrames(read)
+    return input_frames, package.ZstdDecompressor().stream_reader(input_frames, read_across_frames=True)
 
 
 def _size(package: Any, memory: Memory, first: bytes) -> int:
@@ -266,12 +232,12 @@ def _too_few(size: int) -> FormatError:
     return FormatError(f"{what}; it is truncated, copy it again")
 
 
-def _room(memory: Memory, size: int) -> tuple[Any, memoryview]:
+def _allocate_checked(memory: Memory, size: int) -> tuple[Any, memoryview]:
     frames.check_expansion(size, len(memory.octets))
-    return _mapped(size)
+    return _allocate(size)
 
 
-def _mapped(size: int, *, sparse: bool = False) -> tuple[Any, memoryview]:
+def _allocate(size: int, *, sparse: bool = False) -> tuple[Any, memoryview]:
     try:
         return aligned(size, sparse=sparse)
     except (OSError, OverflowError, ValueError) as error:

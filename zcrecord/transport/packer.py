@@ -1,12 +1,11 @@
 """Pack archives for transport: `.zcr.zst`, zstd frames that begin where payloads do, and a seek table after them.
 
-Source and destination may be paths or binary file objects, pipes included. Held in memory are, for each thread, two or
-three frames of up to 6 MiB, packed or not, and zstd's own state (1 MiB at the default level, 50 MiB at 19); the index;
-some 200 bytes per frame. `transport.open_packed` opens packed archives, and needs nothing of this module.
+Source and destination may be paths or binary file objects, pipes included. Memory: for each thread two or three frames
+of up to 6 MiB, packed or not, and zstd's own state (1 MiB at the default level, 50 MiB at 19); the index; 200 bytes for
+each frame. `transport.open_packed` opens packed archives, and needs nothing of this module.
 
-Weights hold little that repeats: zstd gains by how often each byte value occurs, and level 1 finds that, too. Of
-normally distributed float32 8 % are gained at every level up to 12, of bfloat16 28 % (29 % from level 9 on, at a
-thirteenth of the speed).
+Weights hardly repeat: zstd gains by how often each byte value occurs, and level 1 finds that, too. Normally distributed
+float32 gets 8 % smaller at every level up to 12, bfloat16 28 % (29 % from level 9 on, at a thirteenth of the speed).
 """
 
 from __future__ import annotations
@@ -35,13 +34,11 @@ from zcrecord.writing.writers import peak_rss
 from .frames import EXPANDED, SeekEntry, encode_table
 from .open_packed import sparse_memory
 
-__all__ = ["PREADV", "ArchiveCheck", "PackReport", "checked_paths", "pack"]
-
 PREADV = hasattr(os, "preadv")  # threads can read one file by position
 _FRAME = 4 << 20  # bytes of a frame of larger payloads; the last may be 1.5 times as large
 _GATHERED = 1 << 20  # bytes up to which neighbouring payloads share a frame
 _PACKING = "pack"
-_INDEX_FREE = 32 << 20  # bytes of an index that are held however few packed bytes they come from
+_INDEX_FREE = 32 << 20  # bytes of an index that may come from any number of packed bytes
 
 PackedFrame = tuple[SeekEntry, bytes]
 
@@ -138,17 +135,16 @@ def checked_paths(
     """Return both paths, None for a file object, and the destination, after checking that it may be written."""
     source_path = None if hasattr(source, "read") else path_of(source)
     dest_path = None if hasattr(dest, "write") else path_of(dest)
-    new = check_destination(source_path, dest_path, force, options)
-    return source_path, dest_path, place_for(dest, new, options)
+    version = check_destination(source_path, dest_path, force, options)
+    return source_path, dest_path, place_for(dest, version, options)
 
 
 class ArchiveCheck:
     """Check of an archive's bytes as they pass: size, header and trailer, and the index if the header locates it.
 
-    When unpacking, `packed` tells the number of packed bytes: the index is held in memory, and must not take out of all
-    proportion to them.
+    When unpacking, `packed` returns the number of packed bytes: the index stays in memory, and must be in proportion.
 
-    Attributes: `size`, of bytes that passed; `done`, of bytes reported by `advance`; `expected`, their total if known.
+    Attributes: `size`, bytes that passed; `done`, bytes reported by `advance`; `expected`, their total if known.
     """
 
     def __init__(self, progress: Progress | None, packed: Callable[[], int] | None = None) -> None:
@@ -166,12 +162,8 @@ class ArchiveCheck:
         if self._progress is not None:
             self._progress(self.done, self.expected)
 
-    def see(self, piece: Any) -> None:
-        """Take the next bytes.
-
-        Raises:
-            FormatError: no archive starts so, or it has ended already. LimitError: the index is out of proportion.
-        """
+    def update(self, piece: Any) -> None:
+        """Check the next bytes."""
         start, end = self.size, self.size + len(piece)
         if start < HEADER_SIZE:
             self._first += bytes(piece[: HEADER_SIZE - start])
@@ -179,10 +171,10 @@ class ArchiveCheck:
                 self._header = decode_header(self._first)
         if self._header is not None:
             if end > self._header.archive_size:  # raised now: a small frame may go on for terabytes
-                whole = self._header.archive_size
-                raise FormatError(f"holds more than the archive's {whole} bytes; the file is damaged")
-            begin, stop = self._header.index_offset, self._header.index_offset + self._header.index_size
-            self._index += piece[max(begin - start, 0) : max(stop - start, 0)]
+                size = self._header.archive_size
+                raise FormatError(f"holds more than the archive's {size} bytes; the file is damaged")
+            first, last = self._header.index_offset, self._header.index_offset + self._header.index_size
+            self._index += piece[max(first - start, 0) : max(last - start, 0)]
             if self._packed is not None and len(self._index) > EXPANDED * self._packed() + _INDEX_FREE:
                 what = f"its index takes more than {EXPANDED} times the bytes it is packed into"
                 raise LimitError(f"{what}; `zstd -d` decompresses it")
@@ -190,12 +182,9 @@ class ArchiveCheck:
         self.size = end
 
     def finish(self, sink: Sink | None = None) -> Archive | None:
-        """Check header, trailer and index; the index may be read back from the sink that the archive was written to.
+        """Check header, trailer and index, which may be read back from the sink that the archive was written to.
 
-        Returns the archive, without its payloads, if its index was there.
-
-        Raises:
-            FormatError: it is no archive. IntegrityError: its index is damaged.
+        Returns the archive, without its payloads, if its index is known.
         """
         if self.size < 2 * HEADER_SIZE:
             raise too_short(self.size, self._first)
@@ -211,7 +200,7 @@ class ArchiveCheck:
 
 
 def _compressors(level: int) -> Start[Any, PackedFrame]:
-    """Return a function that makes, for each thread, a function that compresses a piece into a frame."""
+    """Return a factory of functions, one for each thread, that compress a piece into a frame."""
     package = import_zstandard()
     if not isinstance(level, int) or not 1 <= level <= package.MAX_COMPRESSION_LEVEL:
         raise UnsupportedError(f"level={level!r} is not a number from 1 to {package.MAX_COMPRESSION_LEVEL}")
@@ -231,11 +220,7 @@ def _compressors(level: int) -> Start[Any, PackedFrame]:
 def _pack_file(
     path: str, check: ArchiveCheck, compressors: Start[Any, PackedFrame], threads: int
 ) -> Generator[PackedFrame, None, None]:
-    """Yield the frames of an archive in a file, which each thread reads by itself.
-
-    Raises:
-        FormatError: it is no archive. SourceError: it was changed meanwhile.
-    """
+    """Yield the frames of an archive in a file, which each thread reads by itself."""
     memory = map_file(path)
     archive = open_archive(memory, verify="index")
     takes_one_file(archive, _PACKING)
@@ -263,7 +248,7 @@ def _pack_file(
 def _pack_stream(
     reader: StreamReader, check: ArchiveCheck, compressors: Start[Any, PackedFrame], threads: int
 ) -> Generator[PackedFrame, None, None]:
-    """Yield the frames of an archive as it comes, and check it at its end."""
+    """Yield the frames of an archive from a stream, and check it at its end."""
     yield from map_ordered(compressors, _frame_contents(reader, check), threads)
     archive = check.finish()
     if archive is not None:
@@ -271,31 +256,27 @@ def _pack_stream(
 
 
 def _frame_contents(reader: StreamReader, check: ArchiveCheck) -> Iterator[bytes]:
-    """Yield an archive in the pieces that become frames.
-
-    Raises:
-        FormatError: it is no archive, or ends too early or too late.
-    """
-    held, bounds = _stream_bounds(reader)
+    """Yield an archive in the pieces that become frames."""
+    start, bounds = _stream_bounds(reader)
     check.expected = None if bounds is None else bounds[-1]
     sizes = chain([HEADER_SIZE], repeat(_FRAME)) if bounds is None else np.diff(bounds).tolist()
     for size in sizes:
-        piece = held[:size].tobytes()
-        held = held[size:]
+        piece = start[:size].tobytes()
+        start = start[size:]
         piece += reader.read(size - len(piece))
         if len(piece) < size and bounds is not None:
             what = f"ends after {check.size + len(piece)} of {bounds[-1]} bytes"
             raise FormatError(f"{what}; it is truncated, or still being written")
         if not len(piece):
             return
-        check.see(piece)
+        check.update(piece)
         yield piece
     if reader.read(1):
         raise FormatError(f"the archive has {check.size} bytes, and is followed by others; pack it by itself")
 
 
 def _stream_bounds(reader: StreamReader) -> tuple[memoryview, list[int] | None]:
-    """Return the first bytes, read to plan the frames, and the bounds of these; None if the header does not tell."""
+    """Return the first bytes, read to plan the frames, and the bounds of these; None if they are not in the header."""
     head = reader.read(HEADER_SIZE)
     if len(head) < HEADER_SIZE:
         raise too_short(len(head), head)
@@ -317,8 +298,8 @@ def _stream_bounds(reader: StreamReader) -> tuple[memoryview, list[int] | None]:
 def _frame_bounds(h: Header, offsets: Any | None) -> list[int]:
     """Return the offsets at which frames begin, and the archive's end (R82).
 
-    Header and index, payloads, index and trailer lie in frames apart; those of payloads, if `offsets` are known, begin
-    where payloads do.
+    Header and index, payloads, index and trailer have frames of their own; those of payloads, if `offsets` are known,
+    begin where payloads do.
     """
     end = h.payload_region[1]
     if offsets is None:
@@ -335,7 +316,7 @@ def _split(start: int, end: int) -> range:
 
 
 def _gather(marks: Any) -> Iterator[int]:
-    """Yield the starts of the frames of payloads; `marks` are the payloads' starts, and their end."""
+    """Yield the starts of the frames of payloads, from `marks`, the payloads' starts and their end."""
     i, last = 0, len(marks) - 1
     while i < last:
         start, following = marks[i : i + 2].tolist()

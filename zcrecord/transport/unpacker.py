@@ -21,8 +21,6 @@ from zcrecord.writing.writers import peak_rss
 from .frames import SeekTable, frame_decompressor, read_table
 from .packer import PREADV, ArchiveCheck, PackReport, checked_paths
 
-__all__ = ["unpack"]
-
 _PIECE = 1 << 20  # bytes decompressed at a time, of a stream
 _PARALLEL = 16 << 20  # bytes of the largest frame for which several frames are held at a time
 
@@ -77,7 +75,7 @@ def unpack(
             pieces = _decompress(reader, table, threads)
             with open_sink(place, durable=durable, options=storage_options) as sink, closing(pieces):
                 for piece in pieces:
-                    check.see(piece)
+                    check.update(piece)
                     sink.write(piece)
                     check.advance(len(piece))
                 check.finish(sink)
@@ -108,12 +106,12 @@ def _table_of(reader: StreamReader) -> SeekTable | None:
 
 def _check_magic(head: bytes) -> None:
     if not is_packed(head):
-        what = wrong_type(head, "a packed archive") or "not a packed archive: no zstd frame starts so"
+        what = wrong_type(head, "a packed archive") or "not a packed archive: it does not begin with a zstd frame"
         raise FormatError(what if head else "the file is empty")
 
 
 def _decompress(reader: StreamReader, table: SeekTable | None, threads: int) -> Generator[Any, None, None]:
-    """Return a generator of the archive's bytes in order: frame by frame, or as they come."""
+    """Return a generator of the archive's bytes in order: frame by frame, or as a stream."""
     if reader.path is None or table is None or not PREADV:
         return _decompress_stream(reader)
     largest = max(int(np.diff(table.starts).max(initial=0)), int(table.sizes.max(initial=0)))
