@@ -1,8 +1,5 @@
 """THE dtype table: every element type the format knows, with its name in each neighbouring world.
 
-Each reverse map is derived from the one table; the number of bytes a tensor takes is computed in one place,
-:func:`nbytes`. Where things lie in a file is left to `layout`.
-
 Source: codes are those of `schema/zcrecord.fbs`; ONNX codes those of `onnx.TensorProto.DataType`; safetensors names
 those of its `Dtype` enum.
 """
@@ -35,13 +32,13 @@ class DType:
     @property
     def numpy(self) -> np.dtype[Any] | None:
         """The dtype of that name in numpy, little-endian, or in ml_dtypes; None for strings, and if neither has it."""
-        found = _numpy.get(self.name)
-        if found is None and self.name in by_name and self.bits:
+        dtype = _numpy.get(self.name)
+        if dtype is None and self.name in by_name and self.bits:
             import ml_dtypes  # here, because it takes a tenth of numpy's time to import, and few records need it
 
             if hasattr(ml_dtypes, self.name):
-                found = _numpy[self.name] = np.dtype(getattr(ml_dtypes, self.name))
-        return found
+                dtype = _numpy[self.name] = np.dtype(getattr(ml_dtypes, self.name))
+        return dtype
 
     @property
     def packed(self) -> bool:
@@ -99,11 +96,7 @@ _by_numpy: dict[np.dtype[Any], DType] = {dtype: by_name[name] for name, dtype in
 
 
 def as_dtype(value: Any) -> DType:
-    """Return the element type that a name, a numpy dtype or a torch dtype stands for.
-
-    Raises:
-        UnsupportedError: the format has no such element type.
-    """
+    """Return the element type that a name, a numpy dtype or a torch dtype stands for; UnsupportedError for others."""
     if isinstance(value, DType):
         return value
     name = str(value).removeprefix("torch.")
@@ -121,36 +114,29 @@ def as_dtype(value: Any) -> DType:
 
 
 def from_numpy(dtype: np.dtype[Any]) -> DType:
-    """Return the table's entry for a numpy dtype of either byte order.
-
-    Raises:
-        UnsupportedError: the format has no such element type (object, structured, datetime, long double, ...).
-    """
-    found = _by_numpy.get(dtype)
-    if found is None and dtype.kind in "biufc":
-        found = _by_numpy.get(dtype.newbyteorder("<"))
-    if found is None and dtype.type.__module__ == "ml_dtypes":
-        found = by_name.get(dtype.name)
-        if found is not None:
-            _by_numpy[dtype] = found
-    if found is None:
+    """Return the table's entry for a numpy dtype of either byte order; UnsupportedError if it has none."""
+    kind = _by_numpy.get(dtype)
+    if kind is None and dtype.kind in "biufc":
+        kind = _by_numpy.get(dtype.newbyteorder("<"))
+    if kind is None and dtype.type.__module__ == "ml_dtypes" and (kind := by_name.get(dtype.name)) is not None:
+        _by_numpy[dtype] = kind
+    if kind is None:
         raise UnsupportedError(f"dtype {dtype} has no place in an archive; {_instead(dtype)}")
-    return found
+    return kind
 
 
 def _instead(dtype: np.dtype[Any]) -> str:
-    """Return advice for an array whose type is not in the table."""
     if dtype.names is not None:
         return "save its fields one by one, as array[field]"
     if dtype.kind in "mM":
         return f"save .view('int64'), and load that with .view('{dtype.str[1:]}')"
-    if dtype.kind == "V":
-        return "save its bytes, viewed as uint8"
-    if dtype.kind in "SU":
-        return "save StringTensor.from_strings(...) of it"
-    if dtype.kind == "O":
-        return "convert it with .astype(...) to numbers, or save StringTensor.from_strings(...) of texts"
-    return "convert the array with .astype(...) first"
+    advice = {
+        "V": "save its bytes, viewed as uint8",
+        "S": "save StringTensor.from_strings(...) of it",
+        "U": "save StringTensor.from_strings(...) of it",
+        "O": "convert it with .astype(...) to numbers, or save StringTensor.from_strings(...) of texts",
+    }
+    return advice.get(dtype.kind, "convert the array with .astype(...) first")
 
 
 def nbytes(count: int, bits: int) -> int:

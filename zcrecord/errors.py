@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 __all__ = [
     "Advice",
@@ -59,10 +59,7 @@ __all__ = [
 
 
 def printable(text: str, limit: int = 200) -> str:
-    """Return `text` with control characters escaped, and with its middle cut out if it is longer than `limit`.
-
-    Names come from strangers.
-    """
+    """Return `text` with control characters escaped, and with its middle cut out if it is longer than `limit`."""
     if len(text) > limit:
         text = f"{text[: limit // 2]}…{text[-limit // 2 :]}"
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
@@ -100,6 +97,7 @@ class RecordError(Exception):
 
     advice: Advice | None = None
     damage: tuple[Any, ...] = ()
+    _stored: ClassVar[tuple[str, ...]] = ("message", "path", "tensor", "offset", "args")  # maybe outside __dict__
 
     def __init__(
         self,
@@ -141,8 +139,8 @@ class RecordError(Exception):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        known = {"message": self.message, "path": self.path, "tensor": self.tensor, "offset": self.offset}
-        return _rebuild, (type(self), {**self.__dict__, **known})  # ImportError keeps `path` outside __dict__
+        stored = {name: getattr(self, name) for name in self._stored}
+        return _rebuild, (type(self), {**self.__dict__, **stored})
 
 
 @contextlib.contextmanager
@@ -159,7 +157,6 @@ def _rebuild(kind: type[RecordError], state: dict[str, Any]) -> RecordError:
     error = kind.__new__(kind)
     for key, value in state.items():
         setattr(error, key, value)
-    error.args = (state["message"],)
     return error
 
 
@@ -264,19 +261,6 @@ class TensorNotFoundError(RecordError, KeyError):
     def message(self, text: str) -> None:
         self._text = text
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        text = self.message
-        state = {**self.__dict__, "_names": None, "message": text}
-        return _rebuild_not_found, (state,)
-
-
-def _rebuild_not_found(state: dict[str, Any]) -> TensorNotFoundError:
-    error = TensorNotFoundError(state["tensor"], path=state["path"])
-    error._names = None
-    error._text = state["message"]
-    error.offset = state["offset"]
-    return error
-
 
 def _close_names(name: str, names: Iterable[str]) -> str:
     import difflib  # here, because it is needed only once something went wrong
@@ -294,6 +278,8 @@ def _close_names(name: str, names: Iterable[str]) -> str:
 class SourceError(RecordError, OSError):
     """The operating system or a server reports an error; `errno` is its number, if it has one."""
 
+    _stored: ClassVar[tuple[str, ...]] = (*RecordError._stored, "errno", "strerror", "filename")
+
     def __init__(
         self,
         message: str = "",
@@ -306,10 +292,6 @@ class SourceError(RecordError, OSError):
     ) -> None:
         super().__init__(message, path=path, tensor=tensor, offset=offset, advice=advice)
         self.errno, self.strerror, self.filename = errno, message, path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        kind, (cls, state) = super().__reduce__()
-        return kind, (cls, {**state, "errno": self.errno, "strerror": self.strerror, "filename": self.filename})
 
 
 class SourceNotFoundError(SourceError, FileNotFoundError):

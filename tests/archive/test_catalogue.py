@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import pickle
 import shutil
 import sys
@@ -16,12 +14,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 import records as r
-from forge import Forge
 from split_catalogues import Box, save_split
 
 import zcrecord
-from zcrecord.archive.payloads import Payloads
-from zcrecord.codec.layout import HEADER_SIZE, NONE
+from zcrecord.codec.layout import NONE
 from zcrecord.errors import FormatError, IntegrityError, RecordError, SourceNotFoundError, UnsupportedError
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -129,10 +125,9 @@ def test_a_part_is_verified_by_its_own_payloads(path: Path) -> None:
     damaged.write_bytes(octets)
     record = zcrecord.load_record(path)
     record.select(["layers.1.w", "head"]).verify()
-    with pytest.raises(IntegrityError, match=r"model-00001-of-00004\.zcr: tensor 'layers\.0\.w'.*digest"):
-        record.select("layers.0.*").verify()
-    with pytest.raises(IntegrityError, match=r"model-00001-of-00004\.zcr: tensor 'layers\.0\.w'.*digest"):
-        zcrecord.load_record(path, verify="full")
+    for call in (record.select("layers.0.*").verify, lambda: zcrecord.load_record(path, verify="full")):
+        with pytest.raises(IntegrityError, match=r"model-00001-of-00004\.zcr: tensor 'layers\.0\.w'.*digest"):
+            call()
 
 
 def test_edits_of_a_private_copy_stay_apart(path: Path, one: zcrecord.Record) -> None:
@@ -150,16 +145,12 @@ ZEROS = {"m": {"w": np.zeros(100)}, "n": {"v": np.ones(100)}}  # of equal bytes,
 EDITED: str = zcrecord.load_record(r.saved({**ZEROS, "m": {"w": np.append(9.0, np.zeros(99))}})).content_digest()
 SEEN: dict[str, Callable[[zcrecord.Record], tuple[Any, Callable[[], Any]]]] = {
     "a module's, by the record": lambda c: (c.module("m")["w"], lambda: c["m.w"]),
-    "a module's, by a save": lambda c: (c.module("m")["w"], lambda: zcrecord.load_record(r.saved(c))["m.w"]),
     "the record's, by an earlier part": lambda c: earlier_part(c),
     "the record's, by a later part": lambda c: (c["m.w"], lambda: c.select("m.*")["m.w"]),
     "torch's, by the record": lambda c: (c.torch()["m.w"], lambda: c["m.w"]),
-    "torch's of a module, by the record": lambda c: (c.module("m").torch()["w"], lambda: c["m.w"]),
-    "that in a tree for torch, by the record": lambda c: (c.tree("torch")["m"]["w"], lambda: c["m.w"]),
     "that in a tree, by the record": lambda c: (c.tree()["m"]["w"], lambda: c["m.w"]),
     "a module's, by the digest": lambda c: (c.module("m")["w"], lambda: [9 * (c.content_digest() == EDITED)]),
     "the record's, by a hollow one that it fills": lambda c: (c["m.w"], lambda: filled_by(c)["m.w"]),
-    "a part's, by another": lambda c: (c.select("m.*")["m.w"], lambda: c.select("*.w")["m.w"]),
 }
 
 
@@ -198,29 +189,17 @@ def test_shards_are_closed_with_the_last_part(mode: Any, last: int, path: Path) 
     names = ["layers.8.w", "8.w", "layers.8.w"]
     users[1]["8.w"]  # opens the shard
     kept, name = users.pop(last), names[last]
-    for user in users:
-        assert user.close() is False and kept[name][0, 0] == 8
+    assert users.pop(0).close() is False and kept[name][0, 0] == 8
+    users.clear()  # the other one is dropped
     assert kept["layers.0.w" if name != "8.w" else "0.w"][0, 0] == 0, "opened now"
     assert mapped() and kept.close() is True and not mapped()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="platform: only Linux lists what is mapped")
-@pytest.mark.parametrize("mode", ["r", "c"])
-def test_a_part_that_is_dropped_leaves_nothing_open(mode: Any, path: Path) -> None:
-    record = zcrecord.load_record(path, mode=mode)
-    part = record.module("layers")
-    assert part["8.w"][0, 0] == 8 and record.close() is False
-    del part
-    assert record.close() is True
-    assert str(path.parent) not in Path("/proc/self/maps").read_text(encoding="utf-8")
-
-
 def test_is_pickled_by_its_path(path: Path) -> None:
-    again = pickle.loads(pickle.dumps(zcrecord.load_record(path)))
-    assert again["head"][3] == 3
     part = pickle.loads(pickle.dumps(zcrecord.load_record(path).module("layers")))
     assert part["2.b"][0] == -2
     data = pickle.dumps(zcrecord.load_record(path))
+    assert pickle.loads(data)["head"][3] == 3
     zcrecord.save_record({"other": SHARED, "more": SHARED + 1}, path, max_shard_size=900)
     with pytest.raises(IntegrityError, match="not the archive that was pickled"):
         pickle.loads(data)
@@ -232,22 +211,10 @@ def test_threads_open_a_shard_once(path: Path) -> None:
 
     def work() -> None:
         barrier.wait()
-        seen.append(record["head"].__array_interface__["data"][0])
+        seen.append(r.address(record["head"]))
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    r.run_in_threads(work, 8)
     assert len(set(seen)) == 1 and len(seen) == 8
-
-
-def test_loads_from_a_relative_path_mapped_or_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(path.parent)
-    mapped, read = zcrecord.load_record("model.zcr"), zcrecord.load_record("model.zcr", mmap=False)
-    monkeypatch.chdir("/")
-    assert mapped["head"][1] == 1 and mapped.archive.source.is_mapped and not read.archive.source.is_mapped
-    assert read["head"][1] == 1
 
 
 def test_bytes_of_a_catalogue_are_refused_with_advice(path: Path) -> None:
@@ -259,21 +226,16 @@ def test_bytes_of_a_catalogue_are_refused_with_advice(path: Path) -> None:
 
 
 def swap(path: Path) -> None:
-    a, b = shards_of(path)[:2]
-    kept = a.read_bytes()
-    shutil.copy(b, a)
-    b.write_bytes(kept)
+    shutil.copy(shards_of(path)[1], shards_of(path)[0])
 
 
 def other_values(path: Path) -> None:
-    """Replace a shard by one of another model, of the same names and sizes."""
     shard = shards_of(path)[0]
     tree = {name: np.array(value) + 1 for name, value in zcrecord.load_record(shard).items()}
     zcrecord.save_record(tree, shard)
 
 
 def forged_index(path: Path) -> None:
-    """Change the index of a shard, and leave its header and trailer as they were."""
     shard = shards_of(path)[0]
     octets = bytearray(shard.read_bytes())
     at = octets.rindex(b"layers.0.w")
@@ -293,26 +255,20 @@ def cut(path: Path) -> None:
         (other_values, IntegrityError, r"00001-of-00004\.zcr: is another archive .* shard 1 of 4"),
         (forged_index, IntegrityError, r"00001-of-00004\.zcr: its index is not the one that the catalogue names"),
         (cut, FormatError, r"00001-of-00004\.zcr: the archive has 2008 bytes, the source 1908; it is truncated"),
-        (
-            lambda path: shards_of(path)[0].unlink(),
-            SourceNotFoundError,
-            r"00001-of-00004\.zcr: no such file; it is shard 1",
-        ),
+        (lambda path: shards_of(path)[0].unlink(), SourceNotFoundError, r"001-of-00004\.zcr: no such file; it is shar"),
     ],
 )
 def test_a_wrong_shard_is_named(path: Path, harm: Callable[[Path], None], kind: type, message: str) -> None:
     harm(path)
-    with pytest.raises(kind, match=message):
-        zcrecord.load_record(path)["layers.0.w"]
-    with pytest.raises(kind, match=message):
-        zcrecord.load_record(path).verify()
+    for use in (lambda record: record["layers.0.w"], lambda record: record.verify()):
+        with pytest.raises(kind, match=message):
+            use(zcrecord.load_record(path))
 
 
 # Forged catalogues: the tables are tensors that anybody can write.
 
 
 def tables(path: Path) -> dict[str, Any]:
-    """Return the tables of a catalogue, as they are saved."""
     whole = zcrecord.load_record(path).archive
     catalogue = zcrecord.Record(whole.source.file_archive(NONE))
     return {
@@ -335,44 +291,36 @@ def names(*given: str) -> Callable[[dict[str, Any]], None]:
 
 
 def changed(name: str, change: Callable[[Any], Any]) -> Callable[[dict[str, Any]], None]:
-    def apply(found: dict[str, Any]) -> None:
-        value = change(found.pop(name))
-        if value is not None:
-            found[name] = value
-
-    return apply
+    return lambda found: found.update({name: change(found[name])})
 
 
-def flip(at: int) -> Callable[[Array], Array]:
-    def flipped(octets: Array) -> Array:
-        octets[at] ^= 1
-        return octets
+def dropped(name: str) -> Callable[[dict[str, Any]], None]:
+    return lambda found: found.__delitem__(name)
 
-    return flipped
+
+def flipped(at: int) -> Callable[[Array], Array]:
+    return lambda octets: octets ^ (np.arange(len(octets)) == at % len(octets)).astype(np.uint8)
 
 
 @pytest.mark.parametrize(
     ("forge", "message"),
     [
         (names("../a.zcr"), r"'files\.name': '\.\./a\.zcr' is not the plain name of a \.zcr file"),
-        (names("/etc/passwd"), "is not the plain name"),
         (names("a.txt"), "is not the plain name"),
         (names("a.zcr", "a.zcr"), r"'files\.name': names a file twice"),
-        (changed("files.name", lambda v: None), r"'files\.name': its table is missing"),
+        (dropped("files.name"), r"'files\.name': its table is missing"),
         (changed("files.trailer", lambda v: v[:2]), r"'files\.trailer': its table has the shape \(2, 64\)"),
         (
             changed("files.index_sha256", lambda v: v.astype(np.int8)),
             r"index_sha256': its table is missing, or not of uint8",
         ),
-        (changed("outline", lambda v: None), "'outline': its table is missing"),
-        (changed("outline", lambda v: v[:0]), "'outline': is not a sealed header"),
+        (dropped("outline"), "'outline': its table is missing"),
         (changed("outline", lambda v: v[:100]), "'outline': is not a sealed header"),
-        (changed("outline", lambda v: v[:-8]), "'outline': is not a sealed header"),
-        (changed("outline", flip(-1)), "'outline': header and trailer differ"),
-        (changed("outline", flip(20)), "outline: "),
+        (changed("outline", flipped(-1)), "'outline': header and trailer differ"),
+        (changed("outline", flipped(20)), "outline: "),
         (changed("file", lambda v: v + 4), "'file': piece 0 is in file 4, of 4"),
         (changed("file", lambda v: v[:-1]), "'payload': its table has the shape"),
-        (changed("payload", lambda v: None), "'payload': its table is missing"),
+        (dropped("payload"), "'payload': its table is missing"),
         (changed("payload", lambda v: v + 1000), "names payloads that this shard does not have"),
         (changed("payload", lambda v: v[::-1].copy()), "names payloads that this shard does not have"),
     ],
@@ -386,44 +334,13 @@ def test_forged_tables_are_one_typed_error(path: Path, forge: Callable[[dict[str
 
 
 def test_a_forged_blob_is_refused(path: Path) -> None:
-    write_catalogue(path, tables(path), blobs=[b"one"])
-    with pytest.raises(FormatError, match="the catalogue has no blob 1"):
-        bytes(zcrecord.load_record(path).metadata["picture"])
-    write_catalogue(path, tables(path), blobs=[b"one", b"two"])
-    with pytest.raises(FormatError, match="has another size than its piece"):
-        bytes(zcrecord.load_record(path).attributes["blob"])
-
-
-@pytest.mark.slow
-def test_every_byte_of_an_outline_is_covered_by_its_digest(path: Path) -> None:
-    sound = path.read_bytes()
-    outline = tables(path)["outline"].tobytes()
-    start = sound.index(outline)
-    for at in range(start, start + len(outline), 17):
-        octets = bytearray(sound)
-        octets[at] ^= 0x10
-        path.write_bytes(octets)
-        with pytest.raises(FormatError, match="outline"):
-            zcrecord.load_record(path)
-
-
-@pytest.mark.parametrize("offset", [1 << 20, (1 << 64) - 64, 4096])
-@pytest.mark.parametrize("mode", ["r", "c"])
-def test_a_forged_shard_with_a_payload_outside_it_is_refused(path: Path, offset: int, mode: Any) -> None:
-    """The seals are right: the catalogue's author forged both."""
-    shard = shards_of(path)[0]
-    forge = Forge(shard.read_bytes())
-    forge.set("payloads", 0, offset=offset)
-    octets = forge.seal()
-    shard.write_bytes(octets)
-    header = np.frombuffer(octets[-HEADER_SIZE:], np.uint8)
-    start, size = (int.from_bytes(octets[-HEADER_SIZE:][at : at + 8], "little") for at in (24, 32))
-    found = tables(path)
-    found["files.trailer"][0] = header
-    found["files.index_sha256"][0] = np.frombuffer(hashlib.sha256(octets[start : start + size]).digest(), np.uint8)
-    write_catalogue(path, found)
-    with pytest.raises(FormatError, match=r"00001-of-00004\.zcr: .*(ends past the region|larger than an archive)"):
-        zcrecord.load_record(path, mode=mode)["layers.0.w"]
+    for blobs, message in (
+        ([b"one"], "the catalogue has no blob 1"),
+        ([b"one", b"two"], "another size than its piece"),
+    ):
+        write_catalogue(path, tables(path), blobs=blobs)
+        with pytest.raises(FormatError, match=message):
+            _ = (record := zcrecord.load_record(path)).metadata, record.attributes
 
 
 def mutated(rng: np.random.Generator, value: Any) -> Any:
@@ -432,15 +349,10 @@ def mutated(rng: np.random.Generator, value: Any) -> Any:
         return value
     value = value.copy()
     flat = value.reshape(-1)
-    match rng.integers(4):
-        case 0:
-            flat[rng.integers(flat.size)] = rng.integers(0, 6)
-        case 1:
-            flat[rng.integers(flat.size)] = np.iinfo(flat.dtype).max
-        case 2:
-            return value[: rng.integers(len(value))]
-        case _:
-            flat[rng.integers(flat.size)] = flat[rng.integers(flat.size)]
+    if rng.integers(4) == 0:
+        return value[: rng.integers(len(value))]
+    numbers = (rng.integers(0, 6), np.iinfo(flat.dtype).max, flat[rng.integers(flat.size)])
+    flat[rng.integers(flat.size)] = numbers[rng.integers(3)]
     return value
 
 
@@ -473,7 +385,6 @@ def test_random_tables_give_the_record_or_one_typed_error(tmp_path: Path, path: 
 
 
 def split_catalogue(path: Path, whole: Array, boxes: Sequence[Box], **forged: Any) -> None:
-    """Save each box of a tensor `w` in a shard, and a catalogue of them and of another tensor."""
     save_split(path, {"w": whole, "other": np.arange(3)}, {"w": boxes}, forged=forged)
 
 
@@ -482,14 +393,18 @@ HALVES = [np.s_[:4, :, :], np.s_[4:, :, :]]
 QUARTERS = [np.s_[:3, :2, :], np.s_[:3, 2:, :], np.s_[3:, :1, :], np.s_[3:, 1:, :]]
 
 
-@pytest.mark.parametrize("boxes", [HALVES, QUARTERS, [np.s_[:, :, i : i + 1] for i in range(5)]])
+@pytest.mark.parametrize("boxes", [QUARTERS, [np.s_[:, :, i : i + 1] for i in range(5)]])
 @pytest.mark.parametrize("mode", ["r", "c"])
 def test_a_split_tensor_is_assembled_when_asked_for(tmp_path: Path, boxes: Any, mode: Any) -> None:
     split_catalogue(tmp_path / "model.zcr", WHOLE, boxes)
     record = zcrecord.load_record(tmp_path / "model.zcr", mode=mode)
     assert np.array_equal(record["w"], WHOLE) and record["other"].tolist() == [0, 1, 2]
     again = record["w"]
-    assert record["w"].__array_interface__["data"] == again.__array_interface__["data"], "kept while a view lives"
+    assert r.address(record["w"]) == r.address(again), "kept while a view lives"
+    if mode == "c":
+        record["w"][0, 0, 0] = 77
+        assert again[0, 0, 0] == 77
+        again[0, 0, 0] = 0
     assert (
         record.content_digest() == zcrecord.load_record(r.saved({"w": WHOLE, "other": np.arange(3)})).content_digest()
     )
@@ -500,13 +415,6 @@ def test_a_split_tensor_is_assembled_when_asked_for(tmp_path: Path, boxes: Any, 
     record.select("w").verify()
 
 
-def test_edits_of_a_split_tensor_stay(tmp_path: Path) -> None:
-    split_catalogue(tmp_path / "model.zcr", WHOLE, HALVES)
-    record = zcrecord.load_record(tmp_path / "model.zcr", mode="c")
-    record["w"][0, 0, 0] = 77
-    assert record["w"][0, 0, 0] == 77
-
-
 def test_damage_in_a_piece_is_found_before_the_tensor_is_written_elsewhere(tmp_path: Path) -> None:
     split_catalogue(tmp_path / "model.zcr", WHOLE, HALVES)
     record = zcrecord.load_record(tmp_path / "model.zcr")
@@ -514,8 +422,6 @@ def test_damage_in_a_piece_is_found_before_the_tensor_is_written_elsewhere(tmp_p
     octets = bytearray(damaged.read_bytes())
     octets[octets.find(WHOLE[4:].tobytes())] ^= 1
     damaged.write_bytes(octets)
-    with pytest.raises(IntegrityError, match=rf"{damaged.name}: tensor 'w': its payload's digest does not match"):
-        b"".join(map(bytes, Payloads(record.archive).pieces(record.info("w"))))
     with pytest.raises(IntegrityError, match=rf"{damaged.name}: tensor 'w': its payload's digest does not match"):
         zcrecord.save_record(record, tmp_path / "one.zcr")
     assert not (tmp_path / "one.zcr").exists()
@@ -525,16 +431,13 @@ def test_damage_in_a_piece_is_found_before_the_tensor_is_written_elsewhere(tmp_p
     ("forged", "message"),
     [
         ({"origin": np.array([[0, 0, 0], [3, 0, 0], [0, 0, 0]], np.uint64)}, "do not tile it"),
-        ({"origin": np.array([[0, 0, 0], [5, 0, 0], [0, 0, 0]], np.uint64)}, "do not tile it"),
         ({"extent": np.array([[4, 4, 5], [1, 4, 5], [0, 0, 0]], np.uint64)}, "do not tile it"),
         ({"extent": np.array([[5, 4, 4], [2, 4, 5], [0, 0, 0]], np.uint64)}, "another size than its box|do not tile"),
         ({"extent": np.full((3, 3), 1 << 63, np.uint64)}, "do not tile it"),
         ({"origin": np.zeros((3, 2), np.uint64), "extent": np.ones((3, 2), np.uint64)}, "do not tile it"),
         ({"first": np.array([0, 3, 3], np.uint64)}, "'first': does not ascend"),
-        ({"first": np.array([0, 2, 4], np.uint64)}, "'first': does not ascend"),
         ({"file": np.array([0, 0, 2], np.uint32)}, "or one twice"),
         ({"payload": np.array([0, 1, 0], np.uint32)}, "names payloads that this shard does not have"),
-        ({"file": np.array([0, 0, 2], np.uint32)}, "one twice"),
     ],
 )
 def test_pieces_that_do_not_fit_are_refused(tmp_path: Path, forged: dict[str, Any], message: str) -> None:
@@ -544,10 +447,10 @@ def test_pieces_that_do_not_fit_are_refused(tmp_path: Path, forged: dict[str, An
 
 
 def test_a_catalogue_that_names_itself_ends(tmp_path: Path) -> None:
-    zcrecord.save_record({"a": SHARED, "b": SHARED + 1}, tmp_path / "model.zcr", max_shard_size=900)
-    found = tables(tmp_path / "model.zcr")
-    found["files.name"] = np.array(["model.zcr", shards_of(tmp_path / "model.zcr")[1].name])
-    write_catalogue(tmp_path / "model.zcr", found, blobs=None)
+    path = tmp_path / "model.zcr"
+    zcrecord.save_record({"a": SHARED, "b": SHARED + 1}, path, max_shard_size=900)
+    found = tables(path)
+    found["files.name"] = np.array(["model.zcr", shards_of(path)[1].name])
+    write_catalogue(path, found, blobs=None)
     with pytest.raises(IntegrityError, match="is another archive than the one that the catalogue names"):
-        zcrecord.load_record(tmp_path / "model.zcr")["a"]
-    assert os.listdir(tmp_path)
+        zcrecord.load_record(path)["a"]

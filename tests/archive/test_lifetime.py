@@ -36,6 +36,9 @@ def mapped():
     with open("/proc/self/maps") as lines:
         return any(path in line for line in lines)
 
+def released(rec):
+    assert rec.close() is True and not mapped()
+
 def check(view):
     gc.collect()
     junk = [bytearray(1 << 20) for _ in range(8)]
@@ -45,15 +48,9 @@ OUTLIVES = {
     "the with block": "with load() as rec: view = rec['w']\ncheck(view)",
     "close": "rec = load(); view = rec['w']; assert rec.close() is False; check(view)",
     "del": "rec = load(); view = rec['w']; del rec; check(view)",
-    "a temporary record": "check(load()['w'])",
-    "its own base view": "view = load()['w'][::-1]; view = view[::-1]; check(view)",
     "the file": "view = load()['w']; os.unlink(path); check(view)",
     "the file, overwritten": "view = load()['w']; zcrecord.save_record({'w': np.zeros(1000)}, path); check(view)",
     "values": "rec = load(); view = list(rec.values())[0]; rec.close(); del rec; check(view)",
-    "items": "rec = load(); view = dict(rec.items())['w']; rec.close(); del rec; check(view)",
-    "tree": "rec = load(); view = rec.tree()['w']; rec.close(); del rec; check(view)",
-    "array": "rec = load(); view = rec.array('w'); rec.close(); del rec; check(view)",
-    "get": "rec = load(); view = rec.get('w'); rec.close(); del rec; check(view)",
     "raw": "rec = load(); raw = rec.raw('w'); rec.close(); del rec; check(np.frombuffer(raw, np.int64))",
     "packed": "rec = load(); p = rec['p']; rec.close(); del rec; assert p.unpack().astype(int).tolist() == [1, -2, 3]",
     "strings": "rec = load(); s = rec['s']; rec.close(); del rec; assert list(s) == [b'a', b'bc']",
@@ -61,7 +58,6 @@ OUTLIVES = {
     "metadata": "rec = load(); b = rec.metadata['b']; rec.close(); del rec; assert bytes(b) == b'more'",
     "touch": "rec = zcrecord.load_record(path, verify='touch'); view = rec['w']; rec.close(); del rec; check(view)",
     "a source of bytes": "view = zcrecord.load_record(read())['w']; check(view)",
-    "a source of numpy": "view = zcrecord.load_record(np.fromfile(path, np.uint8))['w']; check(view)",
     "a memoryview's release": """
 data = read()
 source = memoryview(data)
@@ -95,10 +91,6 @@ release = source.close""",
     "bytearray": """
 source = bytearray(read())
 release = lambda: source.extend(bytes(1 << 20))""",
-    "a writable mmap": """
-with open(path, 'r+b') as file:
-    source = mmap.mmap(file.fileno(), 0)
-release = source.close""",
 }
 
 
@@ -110,11 +102,9 @@ def test_source_cannot_be_released_or_resized_while_it_is_used(source: str, kind
 rec = zcrecord.load_record(source)
 view = rec['w']
 if KIND == 'view':
-    rec.close()
-    del rec
+    rec.close(); del rec
 else:
-    del view
-    gc.collect()
+    del view; gc.collect()
 try:
     release()
 except BufferError:
@@ -122,65 +112,31 @@ except BufferError:
 else:
     raise SystemExit('the memory under the views was released')
 if KIND == 'view':
-    check(view)
-    del view
+    check(view); del view
 else:
-    check(rec['w'])
-    rec.close()
+    check(rec['w']); rec.close()
 release()
 """
     r.run_python(START + HELD[source] + code.replace("KIND", repr(kind)), path)
 
 
 CLOSES = {
-    "says True when nothing holds the mapping": """
-rec = load()
-len(rec)
-assert rec.close() is True
-assert not mapped()""",
-    "says True after views are gone": """
-rec = load()
-view = rec['w']
-del view
-assert rec.close() is True
-assert not mapped()""",
-    "says False while a view lives": """
-rec = load()
-view = rec['w']
-assert rec.close() is False
-assert mapped()
-check(view)""",
+    "says True when nothing holds the mapping": "rec = load(); len(rec); released(rec)",
     "says the truth the second time": """
-rec = load()
-view = rec['w']
-assert rec.close() is False
-assert rec.close() is False
-assert mapped()
-del view
-assert rec.close() is True
-assert not mapped()""",
+rec = load(); view = rec['w']
+assert not rec.close() and not rec.close() and mapped()
+check(view); del view; released(rec)""",
     "lets the last view take the mapping along": """
-rec = load()
-a, b = rec['w'], rec['w'][1:]
-rec.close()
-del rec, a
-assert mapped()
-del b
-gc.collect()
-assert not mapped()""",
+rec = load(); a, b = rec['w'], rec['w'][1:]; rec.close()
+del rec, a; assert mapped()
+del b; gc.collect(); assert not mapped()""",
     "is not needed": "rec = load(); rec['w']; del rec; gc.collect(); assert not mapped()",
     "counts what was asked before": """
-rec = load()
+rec = load(); list(rec), list(rec.items()), 'w' in rec
 rec.verify(), rec.content_digest(), rec.tree(), rec.modules, rec.attributes, rec.metadata, rec.info('w'), rec.nbytes
-list(rec), list(rec.items()), 'w' in rec
-assert rec.close() is True
-assert not mapped()""",
+released(rec)""",
     "lets go of what many lookups prepared": """
-rec = load()
-for _ in range(100):
-    rec['w'], rec.get('t')
-assert rec.close() is True
-assert not mapped()""",
+rec = load(); seen = [rec['w'].size + rec.get('t').size for _ in range(100)]; released(rec)""",
     "by another thread, while all views are prepared, leaves none of that": """
 from zcrecord.archive.archive import Archive
 rec, original, seen = load(), Archive.layout_of, []
@@ -197,19 +153,8 @@ except zcrecord.UnsupportedError as error:
     assert 'the record is closed' in str(error)
 assert len(seen) == 4
 assert not mapped()""",
-    "works after a failed lookup": """
-rec = load()
-try:
-    rec['missing']
-except KeyError as error:
-    kept = error
-assert rec.close() is True
-assert 'missing' in str(kept)""",
     "says True for bytes, of which nothing is mapped": """
-rec = zcrecord.load_record(read())
-view = rec['w']
-assert rec.close() is True
-check(view)""",
+rec = zcrecord.load_record(read()); view = rec['w']; released(rec); check(view)""",
 }
 
 
@@ -225,18 +170,13 @@ def test_close(what: str, path: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="platform: no fork")
 def test_record_and_views_survive_fork(path: Path) -> None:
     code = """
-rec = load()
-view = rec['w']
-child = os.fork()
+rec = load(); view = rec['w']; child = os.fork()
 if child == 0:
-    check(view)
-    check(rec['w'])
+    check(view); check(rec['w'])
     assert rec['p'].shape == (3,) and rec.close() is False
     os._exit(0)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-check(view)
-check(rec['w'])
-del view
+check(view); check(rec["w"]); del view
 assert rec.close() is True
 """
     r.run_python(START + code, path)
@@ -313,19 +253,11 @@ def test_a_file_is_mapped_with_a_descriptor_where_it_cannot_be_without(how: str,
     r.run_python(START + FALLBACK.replace("HINDER", HINDERED[how]), path)
 
 
-BEGUN = {
-    "values": lambda rec: iter(rec.values()),
-    "items": lambda rec: iter(rec.items()),
-    "infos": lambda rec: rec.infos(),
-    "walk": lambda rec: rec.walk(),
-}
-
-
 @pytest.mark.parametrize("verify", ["touch", "index"])
-@pytest.mark.parametrize("what", BEGUN)
-def test_iterating_over_a_record_closed_meanwhile_is_refused_in_one_line(what: str, verify: Any, path: Path) -> None:
+@pytest.mark.parametrize("method", ["values", "items", "infos", "walk"])
+def test_iterating_over_a_record_closed_meanwhile_is_refused_in_one_line(method: str, verify: Any, path: Path) -> None:
     rec = zcrecord.load_record(path, verify=verify)
-    begun: Any = BEGUN[what](rec)
+    begun = iter(getattr(rec, method)())
     rec.close()
     with pytest.raises(UnsupportedError, match=r"m\.zcr: the record is closed; views taken before stay valid"):
         list(begun)
@@ -337,7 +269,7 @@ def test_lookup_while_another_thread_closes_gives_the_tensor_or_one_error(
     name: str, call: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rec = zcrecord.load_record(path)
-    expected = rec[name].tolist() if name in "wt" else [bytes(rec.raw(name))]
+    expected = r.patterns(rec[name]) if name in "wt" else bytes(rec.raw(name))
     original = getattr(Archive, call)
 
     def closing(archive: Archive, *args: Any) -> Any:
@@ -351,7 +283,4 @@ def test_lookup_while_another_thread_closes_gives_the_tensor_or_one_error(
     except UnsupportedError as error:
         assert "the record is closed" in str(error)
     else:
-        assert (
-            got.tolist() if name in "wt" else [bytes(getattr(got, "packed", getattr(got, "data", b"")))]
-        ) == expected
-        assert name not in "wt" or not got.flags.writeable
+        assert expected == (r.patterns(got) if name in "wt" else bytes(got.packed if name == "p" else got.data))

@@ -25,7 +25,6 @@ from zcrecord import (
     NameCollisionError,
     PackedTensor,
     Record,
-    TensorInfo,
     TensorNotFoundError,
     UnsupportedError,
     load_record,
@@ -47,18 +46,17 @@ TREE: dict[str, Any] = {
 }
 
 
-@pytest.fixture(params=["path", "bytes", "touch", "read", "c"])
+@pytest.fixture(params=["bytes", "touch", "c"])
 def rec(request: pytest.FixtureRequest, tmp_path: Path) -> Record:
     path = tmp_path / "m.zcr"
-    zcrecord.save_record(TREE, path, metadata={"by": "me"})
-    options: dict[str, Any] = {"touch": {"verify": "touch"}, "read": {"mmap": False}, "c": {"mode": "c"}}
+    zcrecord.save_record(TREE, path)
+    options: dict[str, Any] = {"touch": {"verify": "touch"}, "c": {"mode": "c"}}
     source: Any = path.read_bytes() if request.param == "bytes" else path
     record: Record = load_record(source, **options.get(request.param, {}))
     return record
 
 
 def children(node: Any) -> list[tuple[str, Any]] | None:
-    """Return the keys and values of what is a module."""
     if is_attribute(node, ""):
         return None
     if dataclasses.is_dataclass(node) and not isinstance(node, type):
@@ -71,7 +69,6 @@ def children(node: Any) -> list[tuple[str, Any]] | None:
 
 
 def modules_of(node: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the full name and value of every module."""
     yield name, node
     for key, value in children(node) or ():
         if children(value) is not None:
@@ -137,20 +134,17 @@ def test_every_module_of_a_record_is_the_record_of_its_subtree(tree: Any) -> Non
 
 def test_module_is_a_record_of_its_own(rec: Record) -> None:
     part = rec.module("layers.0")
-    assert type(part) is Record
-    assert (part.names, len(part), list(part), "w" in part, "layers.0.w" in part) == (
-        ("w", "b", "norm.weight"), 3, ["w", "b", "norm.weight"], True, False,
-    )  # fmt: skip
+    assert (type(part), part.names) == (Record, ("w", "b", "norm.weight"))
+    assert "w" in part and "layers.0.w" not in part and part.get("x") is None
     assert part["w"].tolist() == part.array("w").tolist() == [1, 1, 1]
-    assert part.get("x") is None
-    assert dict(part.items()).keys() == {"w", "b", "norm.weight"}
     assert part.modules["norm"].type_name == "Layer"
     assert part.attributes == {"norm.bias": None}
     assert [(depth, key) for depth, key, _ in part.walk()] == [
         (0, ""), (1, "w"), (1, "b"), (1, "norm"), (2, "weight"), (2, "bias"),
     ]  # fmt: skip
-    assert [i.name for i in part.infos()] == list(part)
+    assert [i.name for i in part.infos()] == list(dict(part)) == list(part)
     assert part.nbytes == 24 + 32, "equal bytes are stored once"
+    assert rec.module("") is rec
     assert (part.path, part.mode) == (rec.path, rec.mode)
     assert str(part.path or "bytes") in repr(part)
     r.assert_same(part.tree(), TREE["layers"][0])
@@ -161,13 +155,10 @@ def test_module_is_a_record_of_its_own(rec: Record) -> None:
 
 def test_views_of_a_part_are_the_same_memory(rec: Record) -> None:
     for part, prefix in ((rec.module("layers"), "layers."), (rec.module("layers").module("1"), "layers.1.")):
-        for name, view in part.items():
-            whole = rec[prefix + name]
-            a, b = (getattr(v, "packed", getattr(v, "data", v)) for v in (view, whole))
-            if isinstance(view, np.ndarray):
-                a, b = view, whole
-            assert r.address(a) == r.address(b)
-            assert not isinstance(view, np.ndarray) or view.flags.writeable is (rec.mode == "c")
+        for name in part:
+            part_bytes, whole = (np.frombuffer(raw, np.uint8) for raw in (part.raw(name), rec.raw(prefix + name)))
+            assert r.address(part_bytes) == r.address(whole)
+        assert part["0.w" if prefix == "layers." else "w"].flags.writeable is (rec.mode == "c")
 
 
 def test_ties_inside_a_part_stay_and_those_across_it_are_not_told(rec: Record) -> None:
@@ -180,7 +171,7 @@ def test_ties_inside_a_part_stay_and_those_across_it_are_not_told(rec: Record) -
     assert part.nbytes == BASE.nbytes + 24 + 5
 
 
-@pytest.mark.parametrize("name", ["layers.7", "layer", "layers.0.w", ".", "layers.", "LAYERS", "\ud800"])
+@pytest.mark.parametrize("name", ["layers.7", "layer", "layers.0.w", "layers.", "\ud800"])
 def test_module_that_is_not_there_lists_close_names(name: str, rec: Record) -> None:
     with pytest.raises(TensorNotFoundError, match=r"not in this record|is a tensor and no module") as caught:
         rec.module(name)
@@ -190,9 +181,8 @@ def test_module_that_is_not_there_lists_close_names(name: str, rec: Record) -> N
         assert "'layers'" in str(caught.value) or "'layers.0'" in str(caught.value)
 
 
-def test_start_of_names_in_a_flat_state_dict_is_no_module_but_how_to_choose_them_is_told(tmp_path: Path) -> None:
-    zcrecord.save_record({"0.weight": np.zeros(3), "0.bias": np.zeros(3), "1.weight": np.zeros(3)}, tmp_path / "f.zcr")
-    rec = zcrecord.load_record(tmp_path / "f.zcr")
+def test_start_of_names_in_a_flat_state_dict_is_no_module_but_how_to_choose_them_is_told() -> None:
+    rec = r.round_trip({"0.weight": np.zeros(3), "0.bias": np.zeros(3), "1.weight": np.zeros(3)})
     told = r"'0': is no module, only how names of tensors start; '0\.\*' matches those"
     for get in (rec.module, rec.select):
         with pytest.raises(TensorNotFoundError, match=told) as raised:
@@ -203,37 +193,24 @@ def test_start_of_names_in_a_flat_state_dict_is_no_module_but_how_to_choose_them
         rec.module("0.bias")
 
 
-@pytest.mark.parametrize("name", [0, None, b"layers", ["layers"]])
-def test_module_name_that_is_no_text_is_refused(name: Any, rec: Record) -> None:
-    with pytest.raises(UnsupportedError, match=r"^a module's name is a str, not a "):
-        rec.module(name)
-
-
 # Chosen tensors.
 
 CHOICES: dict[str, tuple[Any, list[str]]] = {
     "a name": ("embed.weight", ["embed.weight"]),
-    "a pattern": ("*.w", ["layers.0.w", "layers.1.w", "layers.2.w"]),
     "a pattern over dots": ("layers*", [n for n in r.round_trip(TREE) if n.startswith("layers")]),
     "a module": ("layers.1", ["layers.1.w", "layers.1.b"]),
     "a module of modules": ("layers", [n for n in r.round_trip(TREE) if n.startswith("layers")]),
     "several": (["head.second", "layers.?.b", "embed"], [
         "embed.weight", "layers.0.b", "layers.1.b", "layers.2.b", "head.second"]),
-    "a tuple": (("head.second",), ["head.second"]),
-    "a set": ({"head.second", "layers.0.w"}, ["layers.0.w", "head.second"]),
     "brackets": ("layers.[02].b", ["layers.0.b", "layers.2.b"]),
     "not in brackets": ("layers.[!0].?", ["layers.1.w", "layers.1.b", "layers.2.w", "layers.2.b"]),
     "one twice": (["layers.0.b", "layers.0.?"], ["layers.0.w", "layers.0.b"]),
-    "everything": ("*", list(r.round_trip(TREE))),
     "the record itself": ("", list(r.round_trip(TREE))),
     "nothing": ([], []),
-    "a pattern of nothing": ("xyz*", []),
     "an empty module": ("empty", []),
     "a predicate": (lambda info: info.nbytes == 24 and info.dtype.name == "float64", [
         "layers.0.w", "layers.0.norm.weight", "head.second"]),
     "a predicate of packed ones": (lambda info: info.bits < 8 and info.dtype.packed, ["layers.2.b"]),
-    "a predicate by module": (lambda info: info.module == "layers.0", ["layers.0.w", "layers.0.b"]),
-    "no tensor": (lambda _: False, []),
 }  # fmt: skip
 
 
@@ -262,35 +239,18 @@ def test_partial_load_is_a_selection(tmp_path: Path) -> None:
         load_record(tmp_path / "m.zcr", names=["layers.*", "haed"])
 
 
-@pytest.mark.parametrize("names", [5, 1.5, object(), [5], [None], b"embed", [b"embed"], {"embed": 1, 2: 3}])
-def test_names_that_are_none_are_refused(names: Any, rec: Record) -> None:
-    with pytest.raises(UnsupportedError, match=r"^names= takes "):
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["embed.weigth*", "embed.weigth"], r"'embed\.weigth': not in this record; close names: 'embed\.weigh"),
+        ("embed.n", r"'embed\.n': not in this record"),  # an attribute
+        ("zzz", "'zzz': not in this record of 10 tensors, such as 'embed.weight'"),
+        ("layerz", "'layerz': not in this record; close names: 'layers'"),
+    ],
+)
+def test_name_without_wildcards_that_is_not_there_is_refused(names: Any, message: str, rec: Record) -> None:
+    with pytest.raises(TensorNotFoundError, match=message):
         rec.select(names)
-
-
-def test_name_without_wildcards_that_is_not_there_is_refused(rec: Record) -> None:
-    for names in ("embed.weigth", ["*", "embed.weigth"], ["embed.weigth*", "embed.weigth"]):
-        with pytest.raises(
-            TensorNotFoundError, match=r"'embed\.weigth': not in this record; close names: 'embed\.weigh"
-        ):
-            rec.select(names)
-    with pytest.raises(TensorNotFoundError):
-        rec.select("embed.n")  # an attribute
-
-
-def test_what_is_not_there_is_counted_among_the_tensors_and_close_to_modules_too(rec: Record) -> None:
-    with pytest.raises(TensorNotFoundError, match=rf"'zzz': not in this record of {len(rec)} tensors; list\(record\)"):
-        rec.select("zzz")
-    with pytest.raises(TensorNotFoundError, match=r"'layerz': not in this record; close names: 'layers'"):
-        rec.select("layerz")
-
-
-def test_error_of_a_predicate_goes_through(rec: Record) -> None:
-    def fails(_: TensorInfo) -> bool:
-        raise ZeroDivisionError("own")
-
-    with pytest.raises(ZeroDivisionError, match="own"):
-        rec.select(fails)
 
 
 def test_names_with_brackets_and_stars_are_found_as_they_are() -> None:
@@ -351,9 +311,7 @@ def test_selection_is_that_of_plain_python(tree: Any, data: st.DataObject) -> No
 # Other names.
 
 RENAMES: dict[str, tuple[Any, dict[str, str]]] = {
-    "a tensor": ({"head.first": "out"}, {"head.first": "out"}),
     "a module": ({"layers": "blocks"}, {"layers.0.w": "blocks.0.w", "layers.0.norm.weight": "blocks.0.norm.weight"}),
-    "a module into another": ({"head": "layers.3"}, {"head.first": "layers.3.first"}),
     "the longest of several": ({"layers": "a", "layers.1": "b", "layers.1.w": "c"}, {
         "layers.0.w": "a.0.w", "layers.1.b": "b.b", "layers.1.w": "c"}),
     "a prefix that is no module": ({"layer": "x", "lay": "y"}, {"layers.0.w": "layers.0.w"}),
@@ -364,13 +322,10 @@ RENAMES: dict[str, tuple[Any, dict[str, str]]] = {
     "two modules swapped": ({"embed": "head", "head": "embed"}, {
         "embed.weight": "head.weight", "head.first": "embed.first"}),
     "a pattern": ({re.compile(r"layers\.(\d)"): r"h\1"}, {"layers.0.w": "h0.w", "layers.2.b": "h2.b"}),
-    "a pattern of a function": ({re.compile(r"\d"): lambda m: str(int(m[0]) + 10)}, {"layers.0.w": "layers.10.w"}),
     "names, then patterns in turn": ({"layers": "x", re.compile("^x"): "y", re.compile("^y"): "z"}, {
         "layers.0.w": "z.0.w", "head.first": "head.first"}),
     "a function": (lambda name: f"model.{name}", {"layers.0.w": "model.layers.0.w", "embed.weight":
         "model.embed.weight"}),
-    "a function that takes a prefix away": (lambda name: name.removeprefix("embed."), {"embed.weight": "weight"}),
-    "nothing": ({}, {"embed.weight": "embed.weight"}),
     "to names without dots": (lambda name: name.replace(".", "/"), {"layers.0.w": "layers/0/w"}),
 }  # fmt: skip
 
@@ -444,7 +399,6 @@ COLLIDING: dict[str, Any] = {
     "two modules' tensors": {"layers.0": "x", "layers.1": "x"},
     "a tensor and a module": {"embed.weight": "layers"},
     "a tensor and an attribute": {"embed.weight": "steps"},
-    "a function's": lambda name: "same",
     "a pattern's": {re.compile(r"layers\.\d"): "layers.0"},
 }
 
@@ -453,9 +407,6 @@ COLLIDING: dict[str, Any] = {
 def test_names_that_collide_are_refused(what: str, rec: Record) -> None:
     with pytest.raises(NameCollisionError, match=r"name"):
         rec.select(rename=COLLIDING[what])
-
-
-def test_names_that_collide_may_be_left_out(rec: Record) -> None:
     part = rec.select(["layers.0.w", "layers.1.b"], rename={"layers.0": "x", "layers.1": "x"})
     assert part.names == ("x.w", "x.b")
 
@@ -463,24 +414,29 @@ def test_names_that_collide_may_be_left_out(rec: Record) -> None:
 @pytest.mark.parametrize(
     ("rename", "message"),
     [
-        (5, "^rename= takes a mapping or a function, not a int"),
         ("embed", "^rename= takes a mapping or a function, not a str"),
         ({5: "a"}, "^rename= maps names, or compiled patterns of text, to names, and not 5 to 'a'"),
         ({"a": 5}, "^rename= maps names, or compiled patterns of text, to names, and not 'a' to 5"),
-        ({"a": None}, "and not 'a' to None"),
         ({re.compile(b"a"): "b"}, "and not re.compile"),
         ({"a": str.upper}, "and not 'a' to <method"),
         (lambda _: None, "rename= gave a NoneType for this name"),
-        (lambda _: 5, "rename= gave a int for this name"),
         (lambda _: "", "keys are non-empty strings"),
         (lambda n: n + "\0", "its name contains NUL"),
         (lambda n: n + "\ud800", "its name has lone surrogates"),
     ],
-    ids=range(12),
+    ids=range(9),
 )
 def test_renaming_that_is_none_is_refused(rename: Any, message: str, rec: Record) -> None:
     with pytest.raises(UnsupportedError, match=message):
         rec.select(rename=rename)
+
+
+@pytest.mark.parametrize("names", [5, [None], b"embed", [b"embed"], {"embed": 1, 2: 3}])
+def test_names_that_are_none_are_refused(names: Any, rec: Record) -> None:
+    with pytest.raises(UnsupportedError, match=r"^names= takes "):
+        rec.select(names)
+    with pytest.raises(UnsupportedError, match=r"^a module's name is a str, not a "):
+        rec.module(names)
 
 
 KEYS = st.sampled_from(["a", "b", "c", "a1"])
@@ -543,14 +499,8 @@ def test_saving_a_part_saves_the_part_alone(rec: Record, tmp_path: Path) -> None
     assert again.content_digest() == part.content_digest()
     assert again.info("blocks.0.w").tied == ("blocks.0.w", "head.second")
     assert report.payload_bytes == BASE.nbytes + ONE.nbytes + TWO.nbytes
-    assert (tmp_path / "part.zcr").read_bytes() == r.saved(part), "and so a second time"
-    zcrecord.save_record({"a": part["head.first"], "tree": part.tree()}, tmp_path / "mixed.zcr")
-
-
-def test_saving_a_view_of_rows_keeps_the_payload_that_it_is_a_view_of(rec: Record) -> None:
-    again = r.round_trip(rec.select("layers.1"))
-    r.assert_same(again["layers.1.w"], BASE[1:3])
-    assert again.nbytes == BASE.nbytes + TWO.nbytes
+    rows = r.round_trip(rec.select("layers.1"))
+    assert rows.nbytes == BASE.nbytes + TWO.nbytes, "the whole payload that rows are a view of"
 
 
 def test_verify_of_a_part_reads_its_own_payloads_alone(tmp_path: Path) -> None:
@@ -565,8 +515,7 @@ def test_verify_of_a_part_reads_its_own_payloads_alone(tmp_path: Path) -> None:
             part.verify()
     steps: list[tuple[int, int]] = []
     rec.module("layers").verify(progress=lambda done, total: steps.append((done, total)))
-    assert steps
-    assert steps[-1][0] == steps[-1][1]
+    assert steps and steps[-1][0] == steps[-1][1]
 
 
 def test_part_has_attributes_of_bytes_lists_and_tuples() -> None:
@@ -592,20 +541,6 @@ def test_part_of_a_record_with_elements_of_an_unknown_type() -> None:
     assert bytes(r.round_trip(part).raw("w")) == TWO.tobytes()
 
 
-def test_metadata_and_the_record_itself_as_a_module(rec: Record) -> None:
-    assert rec.module("") is rec
-    assert rec.module("").metadata == {"by": "me"}
-
-
-def test_module_of_thousands_costs_what_it_has() -> None:
-    tree = {f"m{i}": {f"w{j}": np.array(j) for j in range(10)} for i in range(500)}
-    rec = r.round_trip(tree)
-    assert rec.module("m250").names == tuple(f"w{j}" for j in range(10))
-    assert len(rec.select("*.w3")) == 500
-    assert len(rec.select(lambda info: info.name.endswith("w3"))) == 500
-    assert len(rec.select(rename={f"m{i}": f"n{i}" for i in range(500)})) == 5000
-
-
 def test_part_of_a_malformed_index_is_refused_as_the_whole_is() -> None:
     rec = load_record(Forge(r.saved(TREE)).set("modules", 3, kind=0).seal(), verify="touch")
     assert rec["embed.weight"].shape == (4, 6)
@@ -614,14 +549,10 @@ def test_part_of_a_malformed_index_is_refused_as_the_whole_is() -> None:
             call()
 
 
-def test_a_part_keeps_the_metadata_of_its_file(tmp_path: Path) -> None:
-    metadata = {"author": "me", "blob": b"12345", "tags": ["x", "y"]}
+def test_a_part_keeps_the_metadata_of_its_file() -> None:
+    metadata = {"blob": b"12345", "tags": ["x", "y"]}
     tree = {"a": {"w": np.ones(3)}, "b": np.zeros(3), "blob": b"12345"}
-    zcrecord.save_record(tree, tmp_path / "m", metadata=metadata)
-    record = zcrecord.load_record(tmp_path / "m")
+    record = load_record(r.saved(tree, metadata=metadata))
     for part in (record.module("a"), record.select("b"), record.select(rename={"a": "c"}).module("c")):
-        found = part.metadata
-        assert bytes(found.pop("blob")) == b"12345"
-        assert found == {"author": "me", "tags": ["x", "y"]}
-        zcrecord.save_record(part, tmp_path / "part")
-        assert zcrecord.load_record(tmp_path / "part", verify="full").metadata["author"] == "me"
+        for each in (part, load_record(r.saved(part), verify="full")):
+            assert {**each.metadata, "blob": bytes(each.metadata["blob"])} == metadata

@@ -1,4 +1,4 @@
-"""Boxes tile a tensor or do not: compared with counting every element, and for far more boxes than can be compared."""
+"""Boxes tile a tensor or do not; the blocks of a split tensor are its elements in C order, whatever its boxes are."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from zcrecord.archive import tilings
+from zcrecord.archive.boxes import BLOCK, Box, blocks_of
 from zcrecord.archive.tilings import tiles
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def covered_once(origin: Array, extent: Array, shape: tuple[int, ...]) -> bool:
-    """Count how often each element is covered."""
     count = np.zeros(shape, int)
     for start, size in zip(origin, extent, strict=True):
         if (start < 0).any() or (size < 1).any() or (start + size > np.array(shape)).any():
@@ -23,7 +24,6 @@ def covered_once(origin: Array, extent: Array, shape: tuple[int, ...]) -> bool:
 
 
 def cut(rng: Any, origin: Array, extent: Array, times: int) -> list[tuple[Array, Array]]:
-    """Return a box cut in two again and again, at random."""
     axes = np.flatnonzero(extent > 1)
     if not times or not len(axes):
         return [(origin, extent)]
@@ -37,7 +37,6 @@ def cut(rng: Any, origin: Array, extent: Array, times: int) -> list[tuple[Array,
 
 
 def changed(rng: Any, origin: Array, extent: Array) -> tuple[Array, Array]:
-    """Return boxes of which one was moved, resized, doubled, or taken away."""
     k, axis = rng.integers(len(origin)), rng.integers(origin.shape[1])
     match rng.integers(4):
         case 0:
@@ -51,10 +50,12 @@ def changed(rng: Any, origin: Array, extent: Array) -> tuple[Array, Array]:
     return origin, extent
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_boxes_are_a_tiling_if_every_element_is_covered_once(seed: int) -> None:
-    rng, found = np.random.default_rng(seed), {True: 0, False: 0}
-    for _ in range(300):
+@pytest.mark.parametrize("few", [0, 64])
+def test_boxes_are_a_tiling_if_every_element_is_covered_once(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However they are compared: one by one, or as columns."""
+    monkeypatch.setattr(tilings, "_FEW", few)
+    rng, found = np.random.default_rng(few), {True: 0, False: 0}
+    for _ in range(600):
         shape = tuple(rng.integers(1, 6, rng.integers(1, 5)).tolist())
         boxes = cut(rng, np.zeros(len(shape), np.int64), np.array(shape), int(rng.integers(0, 4)))
         origin, extent = (np.array([box[i] for box in boxes]) for i in (0, 1))
@@ -95,3 +96,30 @@ def test_boxes_with_more_corners_than_are_looked_at_are_refused() -> None:
     shape = (2,) * 26
     assert tiles(np.zeros((1, 26), int), np.full((1, 26), 2), shape)
     assert not tiles(np.zeros((2, 26), int), np.ones((2, 26), int), shape)
+
+
+@pytest.mark.parametrize("shape", [(1000,), (1, 900), (7, 11, 13), (2, 3, 4, 5, 6)])
+@pytest.mark.parametrize("most", [1, 100, 4096, BLOCK])
+@pytest.mark.parametrize("pieces", [1, 6])
+def test_blocks_are_the_elements_in_c_order(shape: tuple[int, ...], most: int, pieces: int) -> None:
+    rng = np.random.default_rng(pieces)
+    whole = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
+    for _ in range(5):
+        places = cut(rng, np.zeros(len(shape), np.int64), np.array(shape), pieces)
+        boxes = [Box(tuple(a.tolist()), whole[tuple(map(slice, a, a + n))].copy()) for a, n in places]
+        rng.shuffle(boxes)
+        done = 0
+        for block in blocks_of(shape, boxes, most):
+            flat = block.reshape(-1)
+            assert block.flags.c_contiguous and 0 < block.nbytes <= max(most, 4)
+            assert np.array_equal(flat, whole.reshape(-1)[done : done + flat.size])
+            done += flat.size
+        assert done == whole.size
+
+
+def test_rows_are_passed_on_without_a_copy() -> None:
+    whole = np.arange(1 << 20, dtype=np.float32).reshape(-1, 64)
+    boxes = [Box((at, 0), whole[at : at + 4096]) for at in range(0, len(whole), 4096)]
+    blocks = list(blocks_of(whole.shape, boxes, 300_000))
+    assert all(np.shares_memory(block, whole) for block in blocks)
+    assert sum(block.nbytes for block in blocks) == whole.nbytes and max(block.nbytes for block in blocks) <= 300_000

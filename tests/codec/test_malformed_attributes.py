@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from forge import Forge
-from malformed import Case, cases, plain, refused, rich, saved
+from malformed import Case, broken, cases, plain, refused, rich, saved
 from malformed_attributes import CASES, list_of
 
 import zcrecord
@@ -12,29 +12,13 @@ from zcrecord import FormatError
 
 
 @cases(CASES)
-def test_refuses_attribute_at_open(case: Case) -> None:
-    archive = rich()
-    case.change(archive)
-    data = archive.seal()
-    refused(case, lambda: zcrecord.load_record(data))
-    refused(case, lambda: zcrecord.load_record(data, verify="full"))
-
-
-@cases(CASES)
-def test_touch_refuses_attribute_when_any_is_asked_for(case: Case) -> None:
-    archive = rich()
-    case.change(archive)
-    record = zcrecord.load_record(archive.seal(), verify="touch")
+def test_refuses_attribute_at_open_and_at_touch_when_any_is_asked_for(case: Case) -> None:
+    data = broken(case, rich())
+    refused(case, zcrecord.load_record, data)
+    record = zcrecord.load_record(data, verify="touch")
     assert record["w"].shape == (2, 3)
     for action in (lambda: record.attributes, lambda: record.metadata, lambda: record.modules, record.tree):
         refused(case, action)
-
-
-def test_accepts_what_the_cases_start_from() -> None:
-    record = zcrecord.load_record(rich().seal(), verify="full")
-    assert record.attributes["texts"] == ("a", "", "b")
-    assert record.attributes["none"] is None
-    assert record.metadata["tags"] == ["x", "y"]
 
 
 def test_empty_list_may_end_where_the_words_do() -> None:
@@ -44,20 +28,14 @@ def test_empty_list_may_end_where_the_words_do() -> None:
     assert zcrecord.load_record(archive.seal()).attributes["list"] == []
 
 
-@pytest.mark.parametrize(("type", "expected"), [(2, -1), (3, 2**64 - 1)])
-def test_every_word_is_an_integer(type: int, expected: int) -> None:
-    """R68."""
-    archive = Forge(saved({"n": 5}))
-    archive.set("attributes", "n", type=type, value=2**64 - 1)
-    assert zcrecord.load_record(archive.seal()).attributes == {"n": expected}
-
-
-def test_every_word_is_a_float() -> None:
+@pytest.mark.parametrize(
+    ("type", "word", "expected"),
+    [(2, 2**64 - 1, "-1"), (3, 2**64 - 1, str(2**64 - 1)), (4, 0x7FF0000000000001, "nan")],
+)
+def test_every_word_is_a_number(type: int, word: int, expected: str) -> None:
     """R68: a signalling NaN too."""
-    archive = Forge(saved({"x": 0.5}))
-    archive.set("attributes", "x", value=0x7FF0000000000001)
-    value = zcrecord.load_record(archive.seal()).attributes["x"]
-    assert value != value
+    archive = Forge(saved({"n": 5})).set("attributes", "n", type=type, value=word)
+    assert str(zcrecord.load_record(archive.seal()).attributes["n"]) == expected
 
 
 def test_metadata_is_checked_where_there_are_no_attributes() -> None:

@@ -41,15 +41,8 @@ def ask(folder: Path, data: bytes, level: str, *questions: str) -> dict[str, Any
     """Have questions answered in a process of their own; one that hangs is ended."""
     path = folder / "hostile.zcr"
     path.write_bytes(data)
-    command = [
-        sys.executable,
-        "-m",
-        "tests.support.cost",
-        str(path),
-        level,
-        ",".join(questions),
-        str(folder / "small.zcr"),
-    ]
+    options = [path, level, ",".join(questions), folder / "small.zcr"]
+    command = [sys.executable, "-m", "tests.support.cost", *map(str, options)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     path.unlink()
     assert done.returncode == 0, done.stderr
@@ -72,8 +65,8 @@ def test_opening_takes_a_small_multiple_of_the_archive(
 ) -> None:
     """R30, R31, R40, R49."""
     answer = ask(folder, build().seal(), "index", "open")
-    assert answer["errors"]["open"][0] == kind
-    assert re.search(message, answer["errors"]["open"][1])
+    refused_as, text = answer["errors"]["open"]
+    assert refused_as == kind and re.search(message, text)
     assert answer["grown"] < MOST * answer["size"]
 
 
@@ -125,9 +118,7 @@ def attributes() -> Forge:
 
 
 WORK = {
-    "bools": lambda: large(tensors(BIG, dtype=1)),
     "bools of one range": lambda: alike(large(tensors(BIG, dtype=1))),
-    "strings": strings,
     "strings of one range": lambda: alike(strings()),
     "shapes": shapes,
     "attributes of one range": attributes,

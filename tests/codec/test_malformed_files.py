@@ -5,25 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-from malformed import LEVELS, plain
+from malformed import plain
 
 import zcrecord
 from zcrecord import (
     FormatError,
     IntegrityError,
     RecordError,
-    SourceError,
-    SourceNotFoundError,
-    UnsupportedError,
     VersionError,
 )
-from zcrecord.archive.archive import Verify
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = ROOT / "tests" / "data" / "digits.onnx"
@@ -67,19 +60,12 @@ FILES: list[tuple[str, bytes, str, type[RecordError]]] = [
     ("executable, a damaged archive at its end", b"\x7fELF" + bytes(2044) + ARCHIVE[:90] + b"\xff" + ARCHIVE[91:],
      "index: its CRC does not match; the file is damaged, copy it again$", IntegrityError),
     ("truncated by a byte", ARCHIVE[:-1], LOST, FormatError),
-    ("truncated in the middle", ARCHIVE[:500], LOST, FormatError),
     ("truncated in the header", ARCHIVE[:60],
      "60 bytes are too few for an archive .at least 128.; the file is truncated$", FormatError),
     ("truncated, header unsealed", UNSEALED[:-1], TRAILER, FormatError),
     ("appended bytes", ARCHIVE + b"more", MORE, FormatError),
-    ("appended bytes, header unsealed", UNSEALED + b"more", TRAILER, FormatError),
-    ("an archive twice", ARCHIVE + ARCHIVE, MORE, FormatError),
     ("start missing", ARCHIVE[1:], "not a zcrecord archive: the first 8 bytes are not its magic$", FormatError),
-    ("text mode, CR LF to LF", ARCHIVE.replace(b"\r\n", b"\n"), "the magic is damaged, as by a transfer in text mode",
-     FormatError),
     ("text mode, LF to CR LF", ARCHIVE.replace(b"\n", b"\r\n"), "the magic is damaged, as by a transfer in text mode",
-     FormatError),
-    ("high bit stripped", bytes([ARCHIVE[0] & 127]) + ARCHIVE[1:], "the magic is damaged, as by a transfer in text",
      FormatError),
     ("future version", future(version=2), "header: format version 2, this reader knows 1; upgrade zcrecord$",
      VersionError),
@@ -91,44 +77,19 @@ FILES: list[tuple[str, bytes, str, type[RecordError]]] = [
      "index: its CRC does not match; the file is damaged, copy it again$", IntegrityError),
 ]
 # fmt: on
-FILE = pytest.mark.parametrize(
-    ("data", "message", "kind"), [pytest.param(*f[1:], id=f[0].replace(" ", "_")) for f in FILES]
-)
-
-
-@FILE
-def test_wrong_file_gives_one_clear_error(data: bytes, message: str, kind: type[RecordError], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("data", "message", "kind"), [pytest.param(*f[1:], id=f[0].replace(" ", "_")) for f in FILES])
+def test_wrong_file_or_bytes_give_one_clear_error(
+    data: bytes, message: str, kind: type[RecordError], tmp_path: Path
+) -> None:
     path = tmp_path / "model.zcr"
     path.write_bytes(data)
-    for source in (path, str(path)):
-        with pytest.raises(kind, match=r"model\.zcr: " + message) as caught:
+    for source in (path, data):
+        with pytest.raises(kind, match=(r"model\.zcr: " if source is path else "^") + message) as caught:
             zcrecord.load_record(source)
         assert type(caught.value) is kind
-        assert caught.value.path == str(path)
+        assert caught.value.path == (str(path) if source is path else None)
         assert len(str(caught.value).splitlines()) == 1
         assert caught.value.__cause__ is None
-
-
-@FILE
-def test_wrong_bytes_give_the_same_error(data: bytes, message: str, kind: type[RecordError]) -> None:
-    for source in (data, bytearray(data), np.frombuffer(data, np.uint8)):
-        with pytest.raises(kind, match="^" + message) as caught:
-            zcrecord.load_record(source)
-        assert caught.value.path is None
-
-
-@pytest.mark.parametrize("level", LEVELS)
-def test_missing_file_is_not_found(tmp_path: Path, level: Verify) -> None:
-    with pytest.raises(SourceNotFoundError, match=r"none\.zcr: no such file$") as caught:
-        zcrecord.load_record(tmp_path / "none.zcr", verify=level)
-    assert isinstance(caught.value, FileNotFoundError)
-    assert caught.value.errno == 2
-
-
-def test_directory_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r": is a folder without a model; name a file$") as caught:
-        zcrecord.load_record(tmp_path)
-    assert caught.value.path == str(tmp_path)
 
 
 @pytest.mark.slow
@@ -143,25 +104,6 @@ def test_named_pipe_is_refused_without_waiting_for_it(tmp_path: Path) -> None:
 
 
 @posix
-def test_device_is_refused() -> None:
-    with pytest.raises(SourceError, match=r"^/dev/null: not a regular file; copy it to one, or give its bytes$"):
-        zcrecord.load_record("/dev/null")
-
-
-@posix
-def test_refusals_of_the_file_system_are_passed_on(tmp_path: Path) -> None:
-    (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    with pytest.raises(SourceError, match=r"loop: cannot be read: Too many levels of symbolic links$") as caught:
-        zcrecord.load_record(tmp_path / "loop")
-    assert isinstance(caught.value, OSError)
-    with pytest.raises(SourceError, match=r"x: cannot be read: File name too long$"):
-        zcrecord.load_record(tmp_path / ("x" * 300))
-    (tmp_path / "file").write_bytes(ARCHIVE)
-    with pytest.raises(SourceError, match=r"no.zcr: cannot be read: Not a directory$"):
-        zcrecord.load_record(tmp_path / "file" / "no.zcr")
-
-
-@posix
 def test_refused_file_is_closed(tmp_path: Path) -> None:
     path = tmp_path / "model.zcr"
     path.write_bytes(ARCHIVE[:-1])
@@ -170,26 +112,3 @@ def test_refused_file_is_closed(tmp_path: Path) -> None:
         with pytest.raises(FormatError):
             zcrecord.load_record(path)
     assert len(os.listdir("/dev/fd")) <= before
-
-
-SOURCES: list[tuple[Callable[[], Any], str]] = [
-    (lambda: 5, "^a int is neither a path nor contiguous bytes"),
-    (lambda: None, "^a NoneType is neither a path nor contiguous bytes"),
-    (lambda: np.frombuffer(ARCHIVE, np.uint8)[::2], "^a ndarray is neither a path nor contiguous bytes"),
-    (lambda: memoryview(ARCHIVE)[::2], "^a memoryview is neither a path nor contiguous bytes"),
-    (lambda: {"w": 1}, "^a dict is neither a path nor contiguous bytes"),
-]
-
-
-@pytest.mark.parametrize(("source", "message"), SOURCES, ids=["int", "None", "ndarray", "memoryview", "dict"])
-def test_what_is_neither_path_nor_bytes_is_refused(source: Callable[[], Any], message: str) -> None:
-    with pytest.raises(UnsupportedError, match=message) as caught:
-        zcrecord.load_record(source())
-    assert isinstance(caught.value, TypeError)
-
-
-def test_unknown_levels_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match=r"^verify='all' is not known; 'touch', 'index' or 'full'$"):
-        zcrecord.load_record(ARCHIVE, verify="all")  # type: ignore[call-overload]
-    with pytest.raises(UnsupportedError, match=r"^embedded='middle' is not known; 'prefix' or 'suffix'$"):
-        zcrecord.load_record(ARCHIVE, embedded="middle")  # type: ignore[call-overload]

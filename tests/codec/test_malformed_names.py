@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from forge import NONE, Forge
-from malformed import Case, cases, plain, refused, rich, saved, sequence
+from malformed import Case, broken, cases, plain, refused, rich, saved, sequence
 from malformed_names import FULL_NAMES, TARGETS, Target, sort_names, tensor
 
 import zcrecord
@@ -28,37 +28,23 @@ def refuse_span(target: Target, span: Callable[[Forge], tuple[int, int]], why: s
             action()
 
 
-@TARGET
-@pytest.mark.parametrize(("beyond", "size"), [(-1, 1), (0, 0), (0, 1), (2**31, 9)], ids=str)
-def test_refuses_span_past_the_end_of_the_pool(target: Target, beyond: int, size: int) -> None:
-    """R27."""
-    refuse_span(
-        target, lambda f: (len(f.columns["text"]) + beyond, size), r"is past the end of the text pool \(\d+ bytes\)"
-    )
+PAST = r"is past the end of the text pool \(\d+ bytes\)"
+SPANS: dict[str, tuple[Callable[[Forge], tuple[int, int]], str]] = {
+    "the last NUL": (lambda f: (len(f.columns["text"]) - 1, 1), PAST),
+    "past the end, empty": (lambda f: (len(f.columns["text"]), 0), PAST),
+    "far past the end": (lambda f: (len(f.columns["text"]) + 2**31, 9), PAST),
+    "start + size is 2^32": (lambda _: (2**32 - 2, 2), PAST),  # which 32 bits hold as 0
+    "ends with the pool": (lambda f: f.text(b"abc", nul=False), PAST),
+    "not followed by NUL": (lambda f: (f.text(b"abc")[0], 2), "is not followed by NUL"),
+    "starts inside a character": (lambda f: (f.text("é".encode())[0] + 1, 1), "is not UTF-8"),
+}
 
 
 @TARGET
-def test_refuses_span_whose_end_wraps_around(target: Target) -> None:
-    """R27: start + size is 2^32, which 32 bits hold as 0."""
-    refuse_span(target, lambda _: (2**32 - 2, 2), "is past the end of the text pool")
-
-
-@TARGET
-def test_refuses_span_not_followed_by_nul(target: Target) -> None:
-    """R27."""
-    refuse_span(target, lambda f: (f.text(b"abc")[0], 2), "is not followed by NUL")
-
-
-@TARGET
-def test_refuses_span_that_ends_with_the_pool(target: Target) -> None:
-    """R27: the NUL behind the last span belongs to the pool."""
-    refuse_span(target, lambda f: f.text(b"abc", nul=False), "is past the end of the text pool")
-
-
-@TARGET
-def test_refuses_span_that_starts_inside_a_character(target: Target) -> None:
-    """R28."""
-    refuse_span(target, lambda f: (f.text("é".encode())[0] + 1, 1), "is not UTF-8")
+@pytest.mark.parametrize("span", SPANS)
+def test_refuses_span_that_is_no_text_of_the_pool(target: Target, span: str) -> None:
+    """R27, R28."""
+    refuse_span(target, *SPANS[span])
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 300])
@@ -72,27 +58,17 @@ def test_refuses_nul_in_one_of_many_names_side_by_side(count: int) -> None:
 
 
 @TARGET
-@pytest.mark.parametrize("text", [b"a\0b", b"\0", b"a\0"], ids=repr)
-def test_refuses_nul_in_names_alone(target: Target, text: bytes) -> None:
+@pytest.mark.parametrize("text", [b"", b"\0", b"a\0"], ids=repr)
+def test_refuses_empty_text_and_nul_in_names_alone(target: Target, text: bytes) -> None:
     """R29."""
-    if not target.may_hold_nul:
-        refuse_span(target, lambda f: f.text(text), "contains NUL")
+    if not (target.may_hold_nul if text else target.may_be_empty):
+        refuse_span(target, lambda f: f.text(text), "contains NUL" if text else "is empty")
         return
     archive = rich()
     target.put(archive, *archive.text(text))
     record = zcrecord.load_record(archive.seal())
-    assert text.decode() in [*record.attributes.values(), *record.attributes["texts"], *record.metadata.values()]
-
-
-@TARGET
-def test_refuses_empty_names_alone(target: Target) -> None:
-    """R29."""
-    if not target.may_be_empty:
-        refuse_span(target, lambda f: f.text(b""), "is empty")
-        return
-    archive = rich()
-    target.put(archive, *archive.text(b""))
-    zcrecord.load_record(archive.seal())
+    texts = [*record.attributes.values(), *record.attributes["texts"], *record.metadata.values()]
+    assert not text or text.decode() in texts
 
 
 @pytest.mark.parametrize(
@@ -119,20 +95,6 @@ def test_touch_gives_no_tensor_whose_name_is_none(span: Callable[[Forge], tuple[
             action(zcrecord.load_record(data, verify="touch"))
 
 
-@pytest.mark.parametrize(
-    ("span", "why"), [((NONE, 1), "past the end of the pool"), (None, "not UTF-8: invalid start byte")]
-)
-def test_touch_gives_no_info_with_a_name_of_a_module_that_is_none(span: tuple[int, int] | None, why: str) -> None:
-    """R27, R28: what is said of a tensor beside itself is checked as it is used."""
-    archive = plain()
-    start, size = span or archive.text(b"\xff")
-    archive.set("modules", "m", name=start, name_size=size)
-    record = zcrecord.load_record(archive.seal(), verify="touch")
-    assert record["m.z"].tolist() == [1, 1, 1]
-    with pytest.raises(FormatError, match=rf"^text \[\d+, \d+\) is {why}"):
-        record.info("m.z")
-
-
 @pytest.mark.parametrize(("name", "why"), [("", "is empty"), ("w\0w", "contains NUL")], ids=["empty", "NUL inside"])
 def test_touch_refuses_name_that_is_searched_for_and_found(name: str, why: str) -> None:
     """R29."""
@@ -147,13 +109,12 @@ def test_touch_refuses_name_that_is_searched_for_and_found(name: str, why: str) 
 @pytest.mark.parametrize(
     ("span", "why"),
     [
-        (lambda f: (len(f.columns["text"]), 1), "is past the end of the text pool"),
         (lambda f: (NONE, NONE), "is past the end of the text pool"),
         (lambda f: (f.text(b"bbb")[0], 1), "is not followed by NUL"),
     ],
-    ids=["past the end", "far past the end", "no NUL behind"],
+    ids=["past the end", "no NUL behind"],
 )
-@pytest.mark.parametrize("name", ["a", "b", "c", "absent"])
+@pytest.mark.parametrize("name", ["a", "b", "absent"])
 def test_touch_refuses_a_look_up_that_meets_a_name_outside_the_pool_or_without_its_nul(
     span: Callable[[Forge], tuple[int, int]], why: str, name: str
 ) -> None:
@@ -206,52 +167,31 @@ NAMES = {
 
 
 @pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
-def test_refuses_names_out_of_order_wherever_that_is(names: list[str]) -> None:
+def test_refuses_names_out_of_order_or_twice_wherever_that_is(names: list[str]) -> None:
     """R32."""
     data = saved({name: np.zeros(0, np.uint8) for name in names})
     assert list(zcrecord.load_record(data)) == names
     for at in sorted({0, len(names) // 2, len(names) - 2}):
-        archive = Forge(data)
-        archive.columns["by_name"][[at, at + 1]] = archive.columns["by_name"][[at + 1, at]]
-        with pytest.raises(
-            FormatError, match=rf"by_name\[{at + 1}\]: names are not strictly ascending after '"
-        ) as caught:
-            zcrecord.load_record(archive.seal())
-        assert caught.value.tensor == names[at + 1]
-
-
-@pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
-def test_refuses_two_tensors_of_one_name_wherever_they_are(names: list[str]) -> None:
-    """R32."""
-    data = saved({name: np.zeros(0, np.uint8) for name in names})
-    for at in sorted({0, len(names) // 2, len(names) - 2}):
-        archive = Forge(data)
         name = names[at].encode()
-        archive.rename("tensors", at + 1, name).set("tensors", at + 1, key_size=len(name))
-        with pytest.raises(FormatError, match=rf"by_name\[{at + 1}\]: names are not strictly ascending after '"):
-            zcrecord.load_record(archive.seal())
-
-
-def test_refuses_by_name_that_has_a_tensor_twice() -> None:
-    """R32."""
-    archive = plain()
-    archive.columns["by_name"][1] = archive.columns["by_name"][0]
-    with pytest.raises(FormatError, match=r"by_name\[1\]: names are not strictly ascending after 'm.z'"):
-        zcrecord.load_record(archive.seal())
+        twice = Forge(data).rename("tensors", at + 1, name).set("tensors", at + 1, key_size=len(name))
+        swapped = Forge(data)
+        swapped.columns["by_name"][[at, at + 1]] = swapped.columns["by_name"][[at + 1, at]]
+        for archive in (twice, swapped):
+            message = rf"by_name\[{at + 1}\]: names are not strictly ascending after '"
+            with pytest.raises(FormatError, match=message) as caught:
+                zcrecord.load_record(archive.seal())
+        assert caught.value.tensor == names[at + 1]
 
 
 @cases(FULL_NAMES)
 def test_refuses_names_that_do_not_fit_together(case: Case) -> None:
-    archive = rich()
-    case.change(archive)
-    data = archive.seal()
-    refused(case, lambda: zcrecord.load_record(data))
-    refused(case, lambda: zcrecord.load_record(data, verify="full"))
+    data = broken(case, rich())
+    refused(case, zcrecord.load_record, data)
     refused(case, lambda: zcrecord.load_record(data, verify="touch").tree())
 
 
-@pytest.mark.parametrize("at", [0, 31, 32, 63, 64, 99, 100])
-@pytest.mark.parametrize("row", [0, 77, 149])
+@pytest.mark.parametrize("at", [0, 31, 32, 99, 100])
+@pytest.mark.parametrize("row", [0, 149])
 def test_refuses_any_other_byte_in_a_modules_part_of_a_name(at: int, row: int) -> None:
     """R34."""
     archive = Forge(saved({"m" * 100: {f"k{n:03}": np.zeros(0, np.uint8) for n in range(150)}}))
@@ -265,7 +205,7 @@ def test_refuses_any_other_byte_in_a_modules_part_of_a_name(at: int, row: int) -
         zcrecord.load_record(archive.seal())
 
 
-@pytest.mark.parametrize("size", [1, 8, 31, 32, 33, 64, 255, 256, 257, 1000])
+@pytest.mark.parametrize("size", [1, 31, 32, 33, 256, 257])
 def test_tells_keys_apart_that_differ_in_the_last_byte_alone(size: int) -> None:
     """R36."""
     key, other = "k" * size, "k" * (size - 1) + "l"

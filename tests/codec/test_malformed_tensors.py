@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from forge import Forge
-from malformed import Case, cases, refused, rich, saved
+from malformed import Case, broken, cases, refused, rich, saved
 from malformed_tensors import CASES, shape, strided
 from strided_views import Strided, archive_of, elements_of
 
@@ -19,19 +19,10 @@ import zcrecord
 from zcrecord import LimitError, PackedTensor, UnsupportedError
 
 
-def test_accepts_what_the_cases_start_from() -> None:
-    record = zcrecord.load_record(rich().seal(), verify="full")
-    assert record["w"].tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert np.shares_memory(record["w"], record["t"])
-    assert record.info("t").strides is not None
-
-
 @cases(CASES)
 def test_refuses_tensor_at_open_and_touch_refuses_it_and_no_other(case: Case) -> None:
-    archive = rich()
-    case.change(archive)
-    data = archive.seal()
-    assert refused(case, lambda: zcrecord.load_record(data)).tensor == case.tensor
+    data = broken(case, rich())
+    assert refused(case, zcrecord.load_record, data).tensor == case.tensor
     record = zcrecord.load_record(data, verify="touch")
     for action in (record.__getitem__, record.get, record.array, record.info, record.raw, record.__contains__):
         assert refused(case, action, case.tensor).tensor == case.tensor
@@ -47,7 +38,6 @@ LEGAL = [
     ("both ends reached", strided((2, 2), (-5, 0), byte_offset=20), [[5, 5], [0, 0]]),
     ("rank 0 amid the payload", strided((), (), byte_offset=20), 5),
     ("an axis of 1 with any stride", strided((1, 2), (2**56, 5)), [[0, 5]]),
-    ("an axis of 1 with any stride backwards", strided((1, 2), (-(2**56), 5)), [[0, 5]]),
     ("less than the payload", strided((2,), (3,), byte_offset=8), [2, 5]),
     ("rank 64", shape(*[1] * 62, 2, 3), np.arange(6).reshape(*[1] * 62, 2, 3).tolist()),
 ]
@@ -62,17 +52,6 @@ def test_accepts_what_just_keeps_the_rules(change: Callable[[Forge], Any], expec
     data = archive.seal()
     for record in (zcrecord.load_record(data), zcrecord.load_record(data, verify="touch")):
         assert record["w"].tolist() == expected
-
-
-def test_unknown_dtype_is_bounded_and_offered_raw() -> None:
-    """R46, R77."""
-    archive = rich()
-    archive.set("tensors", "w", dtype=200, bits=32)
-    record = zcrecord.load_record(archive.seal(), verify="full")
-    with pytest.raises(UnsupportedError, match=r"dtype code 200 is not known; \.raw\(name\) gives its bytes"):
-        record["w"]
-    assert len(record.raw("w")) == 24
-    assert record.info("w").bits == 32
 
 
 def test_unknown_dtype_with_strides_is_offered_as_its_elements_in_c_order() -> None:

@@ -38,23 +38,34 @@ def test_all_lists_every_public_name_of_a_package_that_only_gathers(module: Any)
     assert seen <= set(module.__all__), f"public, but not in __all__: {sorted(seen - set(module.__all__))}"
 
 
-def undocumented(path: Path) -> list[str]:
-    """Return each public function, class and method without a docstring, of its own or of a method it overrides."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    definitions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)]
-    documented = {node.name for node in definitions if ast.get_docstring(node)}
-    public = [node for node in tree.body if node in definitions]
-    public += [
-        m for c in public if isinstance(c, ast.ClassDef) and c.name[0] != "_" for m in c.body if m in definitions
-    ]
-    named = [(node.name, node.lineno) for node in definitions if node in public and node.name[0] != "_"]
-    return [f"{path.name}:{line} {name}" for name, line in named if name not in documented]
+Definition = ast.FunctionDef | ast.ClassDef
+
+
+def documented(kind: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> set[str]:
+    """Return the methods of a class that have a docstring, of their own or of a method that they override."""
+    own = {node.name for node in kind.body if isinstance(node, Definition) and ast.get_docstring(node)}
+    bases = {ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in kind.bases}
+    return own.union(*(documented(classes[name], classes) for name in bases & classes.keys()))
 
 
 def test_everything_public_has_a_docstring() -> None:
     package = Path(zcrecord.__file__).parent
     paths = [path for path in package.rglob("*.py") if "_schema" not in path.parts]
-    bare = [place for path in paths for place in undocumented(path)]
+    public = [
+        (path, node)
+        for path in paths
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, Definition) and node.name[0] != "_"
+    ]
+    classes = {node.name: node for _, node in public if isinstance(node, ast.ClassDef)}
+    documented_names = {
+        (path, node.name) for path, node in public if ast.get_docstring(node)
+    }  # one of several overloads
+    bare = [f"{path.name} {node.name}" for path, node in public if (path, node.name) not in documented_names]
+    for path, kind in public:
+        if isinstance(kind, ast.ClassDef):
+            methods = {node.name for node in kind.body if isinstance(node, Definition) and node.name[0] != "_"}
+            bare += [f"{path.name} {kind.name}.{name}" for name in methods - documented(kind, classes)]
     assert not bare, bare
 
 

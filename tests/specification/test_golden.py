@@ -40,15 +40,11 @@ every_level = pytest.mark.parametrize("level", LEVELS)
 
 
 def read(name: str) -> bytes:
-    path = FOLDER / f"{name}.zcr"
-    assert path.exists(), f"{path} is missing; a golden archive is never made by a test"
-    return path.read_bytes()
+    return (FOLDER / f"{name}.zcr").read_bytes()
 
 
 def expected(name: str) -> dict[str, Any]:
-    path = FOLDER / f"{name}.json"
-    assert path.exists(), f"{path} is missing; it is never made by a test"
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     return found
 
 
@@ -57,7 +53,6 @@ def load(name: str, level: Any = "index") -> zcrecord.Record:
 
 
 def tree(value: Any) -> Any:
-    """A tree with the bytes of its tensors, those of a class by their fields; keys in their order, tuples as such."""
     if dataclasses.is_dataclass(value):
         return tree({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
     if isinstance(value, dict):
@@ -85,9 +80,7 @@ def test_header_fields_are_those_written_down(name: str) -> None:
     whole = data[: record.archive_nbytes] if want["embedded"] == "prefix" else data[len(data) - record.archive_nbytes :]
     trailer = decode_header(whole[-64:], "trailer")
     assert trailer is not None
-    for field in ("alignment", "base_alignment", "index_offset", "index_size", "payload_offset", "archive_size"):
-        assert getattr(trailer, field) == want[field], field
-    assert (trailer.index_crc, trailer.required_features) == (want["index_crc"], want["required_features"])
+    assert trailer._asdict() == {field: want[field] for field in trailer._fields}
     assert (decode_header(whole[:64]) is not None) == want["sealed"]
     assert want["sealed"] or not any(whole[10:60])
 
@@ -115,22 +108,13 @@ def test_saving_again_gives_the_same_bytes(name: str) -> None:
     assert golden.expected(CASES[name], read(name)) == expected(name)
 
 
-@pytest.mark.parametrize(
-    "name", ["tiny", "empty", "numbered", "dtypes", "strings", "views", "alignment_16", "alignment_4096"]
-)
+@pytest.mark.parametrize("name", ["numbered", "dtypes", "views", "tiny", "empty", "strings", "alignment_4096"])
 def test_saving_what_was_loaded_keeps_the_content(name: str) -> None:
-    record = load(name)
     again = io.BytesIO()
-    zcrecord.save_record(record.tree(), again)
+    zcrecord.save_record(load(name).tree(), again, alignment=expected(name)["alignment"])
     assert zcrecord.load_record(again.getvalue()).content_digest() == expected(name)["content_digest"]
-
-
-@pytest.mark.parametrize("name", ["tiny", "empty", "strings", "alignment_4096"])
-def test_saving_what_was_loaded_gives_the_same_bytes(name: str) -> None:
-    alignment = expected(name)["alignment"]
-    again = io.BytesIO()
-    zcrecord.save_record(load(name).tree(), again, alignment=alignment)
-    assert again.getvalue() == read(name)
+    if name in ("tiny", "empty", "strings", "alignment_4096"):
+        assert again.getvalue() == read(name)
 
 
 def test_tensors_of_an_unknown_type_are_offered_raw_and_refused_as_views() -> None:
@@ -171,12 +155,6 @@ def test_the_tables_of_a_checkpoint_are_tensors_to_a_reader_that_does_not_know_t
     assert plain_tables["file"].tolist() == [1, 0, 1, 0, 1, 1, 0, 0xFFFFFFFF]
     assert plain_tables["origin"][1:5].tolist() == [[0, 0, 0], [0, 1, 0], [4, 0, 0], [4, 2, 0]]
     assert plain_tables["extent"][1:5].tolist() == [[4, 1, 0], [4, 3, 0], [2, 2, 0], [2, 2, 0]]
-
-
-def test_int4_one_to_a_byte_is_an_array() -> None:
-    """R46: a type below 8 bits may have 8."""
-    record = load("int4_bytes")
-    assert (record.info("w").bits, record["w"].dtype.name, record["w"].astype(int).tolist()) == (8, "int4", [-8, -1, 7])
 
 
 def test_onnx_model_comes_back_from_skeleton_and_tensors() -> None:

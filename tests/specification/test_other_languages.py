@@ -91,7 +91,6 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Build]:
 
 
 def golden_questions() -> list[Question]:
-    """Every golden archive, opened as its JSON says."""
     out = []
     for path in sorted(GOLDEN.glob("*.zcr")):
         embedded = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))["embedded"]
@@ -101,12 +100,10 @@ def golden_questions() -> list[Question]:
 
 
 def damaged(data: bytes) -> list[Question]:
-    """Every truncation of an archive, and every byte of it changed in three ways."""
-    out = [Question(data[:size]) for size in range(len(data))]
-    for at in range(len(data)):
-        others = (bytes([data[at] ^ flipped]) for flipped in (0x01, 0x80, 0xFF))
-        out += [Question(data[:at] + other + data[at + 1 :]) for other in others]
-    return out
+    """Return every truncation of an archive, and every byte of it changed in three ways."""
+    flips = [(at, bits) for at in range(len(data)) for bits in (0x01, 0x80, 0xFF)]
+    changed = [data[:at] + bytes([data[at] ^ bits]) + data[at + 1 :] for at, bits in flips]
+    return [*(Question(data[:size]) for size in range(len(data))), *map(Question, changed)]
 
 
 def forged(data: bytes, count: int) -> list[Question]:
@@ -139,14 +136,9 @@ def test_generated_code_reads_a_thousand_tensors_in_nested_modules(build: Build,
     checker = build(language, "generated")
     (answer,) = ask(checker, [question])
     assert answer == ours(question)
-    told = subprocess.run([*checker, "--dump"], input=stream(question), capture_output=True, check=True).stdout
+    head = (question.mode + question.level).encode() + bytes(2) + len(question.data).to_bytes(4, "little")
+    told = subprocess.run([*checker, "--dump"], input=head + question.data, capture_output=True, check=True).stdout
     assert told.decode() == f"accepted {answer.text}\n{dump(zcrecord.load_record(question.data)._archive)}\n"
-
-
-def stream(question: Question) -> bytes:
-    return (
-        (question.mode + question.level).encode() + bytes(2) + len(question.data).to_bytes(4, "little") + question.data
-    )
 
 
 @pytest.mark.parametrize("language", [*CPP, JAVASCRIPT])

@@ -45,10 +45,6 @@ def built() -> bytes:
     return data
 
 
-def test_same_record_gives_the_same_bytes_twice() -> None:
-    assert built() == built()
-
-
 @pytest.mark.exhaustive(keep=1)
 @pytest.mark.parametrize("seed", ["0", "1", "4711"])
 def test_same_record_gives_the_same_bytes_in_another_process(seed: str) -> None:
@@ -58,7 +54,7 @@ def test_same_record_gives_the_same_bytes_in_another_process(seed: str) -> None:
     assert done.stdout.strip() == hashlib.sha256(built()).hexdigest()
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_addresses_of_arrays_leave_no_trace(seed: int) -> None:
     """The same arrays are laid out in one block of memory in an order of their own each time."""
     arrays = {f"a{i}": np.full(50, i, np.int64) for i in range(8)}
@@ -70,15 +66,6 @@ def test_addresses_of_arrays_leave_no_trace(seed: int) -> None:
     tree = {name: [view, view[10:20], view[15:30], view[::2]] for name, view in placed.items()}
     apart = {name: [a, a[10:20], a[15:30], a[::2]] for name, a in arrays.items()}
     assert r.saved(tree) == r.saved(apart)
-
-
-def test_order_in_which_views_lie_in_memory_leaves_no_trace() -> None:
-    def tree(first: int, second: int) -> dict[str, Any]:
-        memory = np.zeros((2, 100), np.uint8)
-        memory[first, :], memory[second, :] = 1, 2
-        return {"x": memory[first, :60], "y": memory[second, :60], "z": memory[first, 40:], "w": memory[second, 40:]}
-
-    assert r.saved(tree(0, 1)) == r.saved(tree(1, 0))
 
 
 @pytest.mark.slow
@@ -95,10 +82,6 @@ def test_archive_is_the_same_from_other_memory(tree: Any, alignment: int) -> Non
 
 @pytest.mark.parametrize("sink", ["pipe", "file", "BytesIO"])
 def test_archive_is_the_same_in_every_sink(sink: str, tmp_path: Path) -> None:
-    class OneWay(io.BytesIO):
-        def seekable(self) -> bool:
-            return False
-
     names: dict[str, Any] = {}
     exec(BUILD, names)
     if sink == "file":
@@ -106,7 +89,7 @@ def test_archive_is_the_same_in_every_sink(sink: str, tmp_path: Path) -> None:
             zcrecord.save_record(names["tree"], file, metadata=names["metadata"])
         assert (tmp_path / "m").read_bytes() == built()
         return
-    memory = OneWay() if sink == "pipe" else io.BytesIO()
+    memory = r.OneWay() if sink == "pipe" else io.BytesIO()
     zcrecord.save_record(names["tree"], memory, metadata=names["metadata"])
     assert memory.getvalue() == built()
 
@@ -117,9 +100,7 @@ def test_order_of_metadata_leaves_no_trace() -> None:
 
 
 LAYOUTS: dict[str, Callable[[], Any]] = {
-    "owned": lambda: np.arange(100, dtype=np.float32),
     "a view": lambda: np.arange(200, dtype=np.float32)[:100],
-    "packed from gaps": lambda: (np.arange(200, dtype=np.float32) / 2)[::2],
     "read-only": lambda: np.frombuffer(np.arange(100, dtype=np.float32).tobytes(), np.float32),
     "unaligned": lambda: np.frombuffer(b"x" + np.arange(100, dtype=np.float32).tobytes(), np.uint8)[1:].view(
         np.float32
@@ -132,8 +113,3 @@ LAYOUTS: dict[str, Callable[[], Any]] = {
 def test_how_an_array_in_c_order_is_held_leaves_no_trace(layout: str) -> None:
     want = r.saved({"w": np.arange(100, dtype=np.float32), "v": np.ones(3)})
     assert r.saved({"w": LAYOUTS[layout](), "v": np.ones(3)}) == want
-
-
-def test_equal_values_in_another_object_graph_give_the_same_bytes() -> None:
-    text = "".join(["te", "xt"])
-    assert r.saved({"a": ["text", text], "b": b"x" * 3}) == r.saved({"a": ["text", "text"], "b": b"xxx"})

@@ -5,7 +5,6 @@ A case breaks one rule of FORMAT.md in a valid archive, which is then sealed aga
 
 from __future__ import annotations
 
-import io
 from collections import namedtuple
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -15,20 +14,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 from forge import Forge
+from records import saved as saved
 
-import zcrecord
 from zcrecord import FormatError, PackedTensor, RecordError, StringTensor
 from zcrecord.archive.archive import Verify
 
 LEVELS: tuple[Verify, ...] = ("touch", "index", "full")
 Point = namedtuple("Point", ["x", "y"])  # how a record of its own type name comes about
-
-
-def saved(record: Any, **options: Any) -> bytes:
-    """Return a record's archive, front-indexed and sealed."""
-    out = io.BytesIO()
-    zcrecord.save_record(record, out, **options)
-    return out.getvalue()
 
 
 @cache
@@ -107,6 +99,12 @@ class Case(NamedTuple):
     message: str
     error: type[RecordError] = FormatError
     tensor: str = "w"
+
+
+def broken(case: Case, archive: Forge) -> bytes:
+    """Return an archive with the case's rule broken, sealed again."""
+    case.change(archive)
+    return archive.seal()
 
 
 def cases(found: Iterable[Case]) -> pytest.MarkDecorator:

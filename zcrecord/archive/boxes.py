@@ -1,7 +1,4 @@
-"""Elements of a tensor that is split into boxes, in C order, a block at a time.
-
-The rules of a tiling are those of `tilings`, the places of its boxes in files those of `sharded`.
-"""
+"""Elements of a tensor that is split into boxes, in C order, a block at a time."""
 
 from __future__ import annotations
 
@@ -16,9 +13,8 @@ from zcrecord.errors import SourceError
 from zcrecord.storage.stream_reader import SequentialMapping
 from zcrecord.tensors.strides import address
 
-from .payload_source import PayloadSource
+from .payload_source import Array, PayloadSource
 
-Array = np.ndarray[Any, np.dtype[Any]]
 BLOCK = 8 << 20  # bytes of a block: of hundreds of files each still gives enough of it to be worth a read
 _WORTH = 1 << 16  # bytes that are passed on by themselves; of fewer, to put several together costs less than a write
 
@@ -73,12 +69,7 @@ def blocks_of(shape: tuple[int, ...], boxes: Sequence[Box], most: int = BLOCK) -
     """Yield a tensor's elements in C order as contiguous arrays of at most `most` bytes, each valid until the next.
 
     Elements that lie in a box as they do in the tensor are views of it; the others are put together, a block at a time.
-
-    Args:
-        boxes: boxes in C order that cover each element once, all of one type.
-
-    Raises:
-        SourceError: a mapped file became shorter, or cannot be read.
+    The boxes, of one type, cover each element once.
     """
     dtype = boxes[0].values.dtype
     return _blocks(shape, boxes, np.empty(max(1, min(most // dtype.itemsize, prod(shape))), dtype))

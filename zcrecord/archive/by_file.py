@@ -24,19 +24,15 @@ def parts_by_file(archive: Archive) -> list[Archive]:
     if table is None:
         return [archive]
     archive.ensure_all()
-    at = _files_of_tensors(archive.index, table)
-    parts = [_part_in(archive, table, file, at == file) for file in np.unique(at[at != NONE]).tolist()]
-    rest = at == NONE
-    if np.count_nonzero(rest):
+    of_tensors = _files_of_tensors(archive.index, table)
+    parts = [_part_in(archive, table, f, of_tensors == f) for f in np.unique(of_tensors).tolist() if f != NONE]
+    if np.count_nonzero(rest := of_tensors == NONE):
         parts.append(archive.part(_index_of(archive.index, rest), range(len(archive.index.payloads))))
     return parts
 
 
 def files(archive: Archive) -> list[tuple[int, Callable[[], Archive]]]:
-    """Return size and opener of each archive that verification reads: itself; of a catalogue itself and its shards.
-
-    Of a part of a catalogue they are parts of those that it lies in.
-    """
+    """Return size and opener of each archive that verification reads; for a part of a catalogue, parts of these."""
     source, table = archive.source, archive.source.piece_table()
     if table is None:
         return [(archive.header.archive_size, lambda: archive)]
@@ -44,15 +40,12 @@ def files(archive: Archive) -> list[tuple[int, Callable[[], Archive]]]:
     if archive.part_of is None:
         every = [NONE, *range(len(source.file_names))]
         return [(source.file_size(file), partial(source.file_archive, file)) for file in every]
-    at = _files_of_tensors(archive.index, table)
-    return [
-        (source.file_size(file), partial(_part_in, archive, table, file, (at == file) & (at != NONE)))
-        for file in table.files()
-    ]
+    of_tensors = _files_of_tensors(archive.index, table)
+    masks = ((file, (of_tensors == file) & (of_tensors != NONE)) for file in table.files())
+    return [(source.file_size(file), partial(_part_in, archive, table, file, mine)) for file, mine in masks]
 
 
 def _files_of_tensors(index: Index, table: PieceTable) -> Array:
-    """Return for each tensor the file that it lies in, whole; NONE for others."""
     payloads = index.tensors["payload"]
     at: Array = np.append(table.whole(), np.uint32(NONE))[np.minimum(payloads, len(index.payloads))]
     return at

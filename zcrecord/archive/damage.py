@@ -1,6 +1,6 @@
 """Damaged ranges of an archive: all of them, found by several threads at memory speed.
 
-Holds no byte; takes the index for verified. A payload has one digest, so that it is the smallest unit of damage.
+A payload has one digest, so that it is the smallest unit of damage. The index has to be verified.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,12 +19,11 @@ from zcrecord.errors import FormatError, IntegrityError
 from zcrecord.storage.threads import MOST_THREADS, WORTH_A_THREAD, Going, cores, run_threads
 
 from . import unflatten
+from .payload_source import Array, Piece, is_twin
 
 if TYPE_CHECKING:
     from .archive import Archive
-    from .payload_source import Piece
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Progress = Callable[[int, int], None]
 
 _PIECE = 8 << 20  # bytes hashed at a time, and, of small payloads, taken by a thread at a time
@@ -34,10 +33,9 @@ _FILLED = "bytes between payloads that are not zero"
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A damaged range of the file, [offset, offset + nbytes): the kind of damage, and all that uses the range.
+    """A damaged range of the file, [offset, offset + nbytes): the kind of damage, and the full names that use it.
 
-    Names are full ones: of tensors, of attributes, and of the file's metadata. Of a catalogue `path` is the file that
-    is damaged; one that is missing, or no shard of it, has the range [0, 0).
+    Of a catalogue `path` is the damaged file; one that is missing, or no shard of it, has the range [0, 0).
     """
 
     what: str
@@ -52,10 +50,8 @@ class Damage:
 def find(archive: Archive, progress: Progress | None = None, *, threads: int | None = None) -> list[Damage]:
     """Return every payload whose digest does not match and every gap that is not zero (R73, R74), by their offsets.
 
-    Of a part of an archive, and of another format's bytes, only what its index names. Offsets are those in the file.
-
-    `progress` is called in this thread, with the bytes done and the bytes there are, after 8 MiB of its own at the
-    latest. `threads` is one for each core by default; a payload is read by one of them.
+    Of a part of an archive, and of another format's bytes, only what its index names. `progress` is called in this
+    thread, with the bytes done and the bytes there are, after 8 MiB of its own at the latest.
 
     Raises:
         LimitError: something is damaged, and the full names that use it would take out of all proportion.
@@ -69,11 +65,7 @@ def find(archive: Archive, progress: Progress | None = None, *, threads: int | N
 
 
 def check_digest(pieces: Iterable[Piece], tensor: str | None) -> None:
-    """Check the digests of the pieces of a payload; the error names `tensor`. Those without digests pass.
-
-    Raises:
-        IntegrityError: it does not match.
-    """
+    """Check the digests of the pieces of a payload; the error names `tensor`. Those without digests pass."""
     for source, there in pieces:
         digest = source.digest(there)
         if digest is not None and digest_of(source.payload(there)) != digest:
@@ -83,40 +75,48 @@ def check_digest(pieces: Iterable[Piece], tensor: str | None) -> None:
 
 def error_of(damage: list[Damage]) -> FormatError:
     """Return the error that names the first damaged payload, or gap if no payload is, counts the rest, and has all."""
-    first = next((d for d in damage if d.what == _CHANGED), damage[0])
+    first, more = next((d for d in damage if d.what == _CHANGED), damage[0]), len(damage) - 1
     lo, hi = first.offset, first.offset + first.nbytes
-    rest = f" there and in {len(damage) - 1} more" if len(damage) > 1 else ""
-    rest += (" place" if len(damage) == 2 else " places") if rest else ""
     error: FormatError
     if first.what == _CHANGED:
-        what = f"payload [{lo:#x}, {hi:#x}): its digest does not match; the file is damaged{rest}, copy it again"
-        error = IntegrityError(what, tensor=first.tensors[0] if first.tensors else None, offset=lo)
+        places = f" there and in {more} more place{'s' * (more > 1)}" if more else ""
+        fault = f"payload [{lo:#x}, {hi:#x}): its digest does not match; the file is damaged{places}, copy it again"
+        error = IntegrityError(fault, tensor=next(iter(first.tensors), None), offset=lo)
     else:
-        rest = "" if len(damage) == 1 else ", as does 1 more" if len(damage) == 2 else f", as do {len(damage) - 1} more"
-        error = FormatError(f"the gap [{lo:#x}, {hi:#x}) holds bytes that are not zero{rest}", offset=lo)
+        places = f", as do{'es' * (more == 1)} {more} more" if more else ""
+        error = FormatError(f"the gap [{lo:#x}, {hi:#x}) holds bytes that are not zero{places}", offset=lo)
     error.damage = tuple(damage)
     return error
 
 
+class Count:
+    """Bytes done by several threads. Progress is reported in the thread that counts from the start."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress, self._total, self._done = progress, total, 0
+        self._caller, self._lock = threading.get_ident(), threading.Lock()
+
+    def add(self, nbytes: int = 0) -> None:
+        """Count bytes, and report."""
+        with self._lock:
+            self._done += nbytes
+        if self._progress and threading.get_ident() == self._caller:
+            self._progress(self._done, self._total)
+
+
 class _DamageSearch:
-    """Work shared by the checking threads: batches left, bytes done, damage found."""
+    """Work shared by the checking threads: batches left, damage found."""
 
     def __init__(self, archive: Archive, progress: Progress | None) -> None:
         ix, h = archive.index, archive.header
-        offsets = ix.payloads["offset"]
-        new = np.ones(len(offsets), bool)
-        new[1:] = offsets[1:] != offsets[:-1]
-        self.numbers = np.flatnonzero(new)  # of each range the first payload
+        self.numbers = np.flatnonzero(~is_twin(ix.payloads))
         self.rows: Array = ix.payloads[self.numbers]
-        self.damaged: list[tuple[int, int, int]] = []  # from where to where, and of `rows` which; -1 for a gap
+        self.damaged: list[tuple[int, int, int]] = []  # start, end, and the number in `rows`; -1 for a gap
         self._start, self._end = h.payload_region
         self.total = self._end - self._start
         self._base, self._shift = h.payload_offset, archive.offset
         self._buffer, self._whole, self._hashed = archive.buffer, archive.whole, bool(ix.digest_kind)
-        self._progress, self._caller = progress, threading.get_ident()
-        self._left = self._batches()
-        self._lock = threading.Lock()
-        self._done = 0
+        self._count = Count(progress, self.total)
 
     def _batches(self) -> list[tuple[int, int]]:
         """Return ranges of `rows`, large payloads by themselves: those first, so that none is left for the end."""
@@ -129,9 +129,8 @@ class _DamageSearch:
             last = max(last, first + 1)
             out.append((first, last))
             first = last
-        large = [b for b in out if b[1] - b[0] == 1]
-        large.sort(key=lambda batch: -int(self.rows["nbytes"][batch[0]]))
-        return large + [b for b in out if b[1] - b[0] > 1]
+        sizes = self.rows["nbytes"].tolist()
+        return sorted(out, key=lambda batch: -sizes[batch[0]] if batch[1] - batch[0] == 1 else 0)
 
     def run(self, threads: int) -> None:
         """Check everything."""
@@ -140,8 +139,9 @@ class _DamageSearch:
         if len(self.rows):
             last = self._base + int(self.rows["offset"][-1]) + int(self.rows["nbytes"][-1])
         self._gap(last, self._end)
-        count = min(threads, MOST_THREADS, max(len(self._left), 1), nbytes // WORTH_A_THREAD + 1)
-        run_threads(self._batch, self._left, count, self._tell)
+        batches = self._batches()
+        count = min(threads, MOST_THREADS, max(len(batches), 1), nbytes // WORTH_A_THREAD + 1)
+        run_threads(self._batch, batches, count, self._count.add)
 
     def _batch(self, batch: tuple[int, int], going: Going) -> None:
         first, last = batch
@@ -155,7 +155,8 @@ class _DamageSearch:
             if self._hashed and self._digest(lo, hi, going) != digest:
                 self.damaged.append((lo + self._shift, hi + self._shift, number))
             done = hi
-        self._add(int(self.rows["nbytes"][first:last].sum()) if hi - lo <= _PIECE else 0)  # larger ones counted pieces
+        if hi - lo <= _PIECE:  # larger ones counted pieces
+            self._count.add(int(self.rows["nbytes"][first:last].sum()))
 
     def _digest(self, lo: int, hi: int, going: Going) -> int:
         """Return the digest of bytes [lo, hi), hashed in pieces: Ctrl-C and progress take effect between them."""
@@ -167,17 +168,8 @@ class _DamageSearch:
                 break
             piece = self._buffer[at : min(at + _PIECE, hi)]
             running.update(piece)
-            self._add(len(piece))
+            self._count.add(len(piece))
         return running.intdigest()
-
-    def _add(self, nbytes: int) -> None:
-        with self._lock:
-            self._done += nbytes
-        self._tell()
-
-    def _tell(self) -> None:
-        if self._progress and threading.get_ident() == self._caller:
-            self._progress(self._done, self.total)
 
     def _gap(self, lo: int, hi: int) -> None:
         if lo < hi and self._whole and self._buffer[lo:hi].tobytes().strip(b"\0"):
@@ -185,14 +177,13 @@ class _DamageSearch:
 
 
 def _named(archive: Archive, numbers: Array, ranges: list[tuple[int, int, int]]) -> list[Damage]:
-    """Return the damage found, with the names that use each payload; payloads of one range are one."""
     if not ranges:
         return []
     tensors, attributes, metadata = _users(archive, numbers, {number for _, _, number in ranges})
     out = []
-    for lo, hi, number in ranges:
-        users = [tuple(names.get(number, ())) for names in (tensors, attributes, metadata)]
-        out.append(Damage(_FILLED if number < 0 else _CHANGED, lo, hi - lo, users[0], users[1], users[2]))
+    for lo, hi, n in ranges:
+        users = [tuple(names.get(n, ())) for names in (tensors, attributes, metadata)]
+        out.append(Damage(_FILLED if n < 0 else _CHANGED, lo, hi - lo, users[0], users[1], users[2]))
     return out
 
 

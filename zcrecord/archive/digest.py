@@ -1,7 +1,4 @@
-"""Payload verification and content digest.
-
-Holds no byte; takes the index for verified.
-"""
+"""Payload verification and content digest. Holds no byte."""
 
 from __future__ import annotations
 
@@ -25,12 +22,10 @@ from zcrecord.storage.threads import MOST_THREADS, WORTH_A_THREAD, Going, cores,
 from . import damage
 from .by_file import files, parts_by_file
 from .damage import Progress
+from .payload_source import Array, Place
 
 if TYPE_CHECKING:
     from .archive import Archive
-    from .payload_source import Place
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 _PIECE = 8 << 20  # bytes hashed at a time
 _TAG = b"zcrecord content digest 2\n"
@@ -45,9 +40,7 @@ def check(archive: Archive, progress: Progress | None = None) -> None:
 
     Of a part of an archive, and of another format's bytes, only what its index names. Several threads read at a time;
     the payloads of a remote archive are checked as they come, in little memory. Of a catalogue all shards are checked,
-    whatever is wrong with one of them.
-
-    `progress` is called with the bytes done and the bytes there are, after every 8 MiB at the latest.
+    whatever is wrong with one of them. `progress` is called as by `damage.find`.
 
     Raises:
         IntegrityError: a digest does not match; names a tensor that uses the payload, and its `damage` lists all that
@@ -62,22 +55,14 @@ def check(archive: Archive, progress: Progress | None = None) -> None:
 
 
 def check_indexes(archive: Archive) -> None:
-    """Check the whole index, of a catalogue that of each shard, too; reads no payload.
-
-    Raises:
-        FormatError: a rule is broken. SourceError: a shard is missing. As of `check`, `damage` lists all shards.
-    """
+    """Check the whole index, of a catalogue that of each shard, too; reads no payload. Errors are those of `check`."""
     archive.ensure_all()
     _check_files(archive, lambda file, _: file.ensure_all(), None)
     _check_pieces(archive)
 
 
 def _check_pieces(archive: Archive) -> None:
-    """Check that the pieces of each split tensor tile it, and that each has the size of its box.
-
-    Raises:
-        FormatError: they do not.
-    """
+    """Check that the pieces of each split tensor tile it, and that each has the size of its box."""
     table = archive.source.piece_table()
     split = frozenset() if table is None else table.split()
     for i in np.flatnonzero(np.isin(archive.index.tensors["payload"], list(split))).tolist():
@@ -111,7 +96,6 @@ def _check_files(
 
 
 def _shifted(progress: Progress, before: int, total: int) -> Progress:
-    """Return the progress of one of several files."""
     return lambda done, _: progress(min(before + done, total), total)
 
 
@@ -129,11 +113,7 @@ def _check_file(archive: Archive, progress: Progress | None) -> None:
 
 
 def check_as_read(archive: Archive, progress: Progress | None = None) -> None:
-    """Check the archive as it was before any edit: of a private copy, mode "c", the read-only one it is a copy of.
-
-    Raises:
-        What `check` raises. UnsupportedError: it was read straight into memory that may have been written to since.
-    """
+    """Check the archive as it was read, before any edit; UnsupportedError if nothing is left of that."""
     read = archive.before_edits()
     if read is None:
         what = "may have been edited, and nothing is left of what was read; load it with verify='full'"
@@ -162,14 +142,11 @@ def content_digest(
     """Return 'sha256:...' over what the archive holds, however it is laid out; FORMAT.md has the exact bytes (R76).
 
     `sha256` may give the SHA-256 of tensor i's logical bytes: for callers that check or release bytes as they read.
-    Otherwise several threads read at a time, and `progress` is called with the bytes hashed and those to be.
-
-    Metadata, the order of mappings, ties, strides, alignment, the index's place and deduplication do not enter. Every
-    payload is read once, and so is every distinct strided view, of which there are only so many bytes to an archive
-    (DIGEST_ALLOWANCE).
+    Otherwise several threads read at a time, and `progress` is called with the bytes hashed and those to be. Every
+    payload is read once, and so is every distinct strided view.
 
     Raises:
-        LimitError: there are more.
+        LimitError: views add up to more than DIGEST_ALLOWANCE times the archive.
     """
     if sha256 is None:
         sha256 = _streamed(archive)
@@ -177,7 +154,7 @@ def content_digest(
     digest = hashlib.sha256(_TAG)
     keys, distinct = _distinct(archive)
     if sha256 is None:
-        known = _Hashing(archive, distinct, progress).run()
+        known = _sha256_by_key(archive, distinct, progress)
     else:
         known = {key: sha256(i) for key, i in distinct.items()}
     numbers = _numbers_by_full_name(ix)
@@ -196,7 +173,6 @@ def content_digest(
 
 
 def _numbers_by_full_name(ix: Index) -> Array:
-    """Return the number of each module in the ascending order of full names, that of module 0 first."""
     names = _texts(ix, ix.modules, "name")
     numbers = np.empty(len(names), np.int64)
     numbers[sorted(range(len(names)), key=names.__getitem__)] = np.arange(len(names))
@@ -204,10 +180,7 @@ def _numbers_by_full_name(ix: Index) -> Array:
 
 
 def _children(ix: Index, rows: Array, keys: list[bytes], numbers: Array) -> list[bytes]:
-    """Return the bytes of each tensor, module or attribute as a child: its module's number, its place and its key.
-
-    Only in lists and tuples is a child's place content.
-    """
+    """Return the bytes of tensors, modules or attributes as children; a place is content only in a list or tuple."""
     parents = np.where(rows["parent"] == NONE, 0, rows["parent"])  # module 0 is written as a child of itself
     kinds = ix.modules["kind"][parents]
     places = np.where((kinds == ModuleKind.LIST) | (kinds == ModuleKind.TUPLE), rows["place"], 0)
@@ -216,7 +189,6 @@ def _children(ix: Index, rows: Array, keys: list[bytes], numbers: Array) -> list
 
 
 def _keys(ix: Index, rows: Array) -> list[bytes]:
-    """Return the keys of tensors or modules: the ends of their names."""
     names = _texts(ix, rows, "name")
     return [name[len(name) - size :] for name, size in zip(names, rows["key_size"].tolist(), strict=True)]
 
@@ -288,51 +260,28 @@ def _distinct(archive: Archive) -> tuple[list[Any], dict[Any, int]]:
     return keys, first
 
 
-class _Hashing:
-    """The SHA-256 of many tensors' logical bytes, made by several threads: the largest first, each by one of them."""
+def _sha256_by_key(archive: Archive, distinct: dict[Any, int], progress: Progress | None) -> dict[Any, bytes]:
+    """Return the SHA-256 of many tensors' logical bytes, made by several threads: the largest first."""
+    sizes = {key: archive.nbytes(archive.row(i)) for key, i in distinct.items()}
+    total = sum(sizes.values())
+    done, copying = damage.Count(progress, total), threading.Lock()
+    known: dict[Any, bytes] = {}
 
-    def __init__(self, archive: Archive, distinct: dict[Any, int], progress: Progress | None) -> None:
-        self._archive, self._progress, self._caller = archive, progress, threading.get_ident()
-        self._known: dict[Any, bytes] = {}
-        sized = [(self._nbytes(i), key, i) for key, i in distinct.items()]
-        self._total = sum(nbytes for nbytes, _, _ in sized)
-        self._left = sorted(sized, key=lambda item: -item[0])
-        self._lock, self._copying = threading.Lock(), threading.Lock()
-        self._done = 0
-
-    def _nbytes(self, i: int) -> int:
-        row = self._archive.row(i)
-        if self._archive.strides(row) is not None:
-            return prod(self._archive.shape(row)) * row.bits // 8
-        return 0 if row.payload == NONE else int(self._archive.index.payloads["nbytes"][row.payload])
-
-    def run(self) -> dict[Any, bytes]:
-        """Return the SHA-256 by key."""
-        count = min(cores(), MOST_THREADS, max(len(self._left), 1), self._total // WORTH_A_THREAD + 1)
-        run_threads(self._hash, self._left, count, self._tell)
-        return self._known
-
-    def _hash(self, item: tuple[int, Any, int], going: Going) -> None:
-        _, key, i = item
-        row = self._archive.row(i)
-        if self._archive.strides(row) is None:
-            self._known[key] = self._sha256(self._archive.blocks(row.payload), going)
-            return
-        with self._copying:  # one copy is in memory at a time
-            self._known[key] = self._sha256([_dense(self._archive, i)], going)
-
-    def _sha256(self, parts: Iterable[memoryview], going: Going) -> bytes:
+    def hash_one(key: Any, going: Going) -> None:
         def seen(nbytes: int) -> bool:
-            with self._lock:
-                self._done += nbytes
-            self._tell()
+            done.add(nbytes)
             return going()
 
-        return _sha256_of(parts, seen)
+        row = archive.row(distinct[key])
+        if row.strides == NONE:
+            known[key] = _sha256_of(archive.blocks(row.payload), seen)
+            return
+        with copying:  # one copy is in memory at a time
+            known[key] = _sha256_of([_dense(archive, distinct[key])], seen)
 
-    def _tell(self) -> None:
-        if self._progress and threading.get_ident() == self._caller:
-            self._progress(self._done, self._total)
+    threads = min(cores(), MOST_THREADS, max(len(sizes), 1), total // WORTH_A_THREAD + 1)
+    run_threads(hash_one, sorted(sizes, key=lambda key: -sizes[key]), threads, done.add)
+    return known
 
 
 def _sha256_of(parts: Iterable[memoryview], seen: Callable[[int], bool] = lambda _: True) -> bytes:

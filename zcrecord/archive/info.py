@@ -1,13 +1,9 @@
-"""Descriptions of an archive's tensors, modules and layout, as the API gives them; reads no payload byte.
-
-Every function takes an opened archive and is linear in its index. Values are `reader`'s, names `index`'s.
-"""
+"""Descriptions of an archive's tensors, modules and layout, as the API gives them; reads no payload byte."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -21,6 +17,7 @@ from zcrecord.errors import UnsupportedError
 
 from . import unflatten
 from .archive import Archive
+from .payload_source import is_twin
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +103,7 @@ def payload_bytes(archive: Archive) -> tuple[int, int]:
     """Return the bytes of stored payloads, and those of all payloads, however many share a range."""
     archive.ensure_all()
     rows = archive.index.payloads
-    new = np.ones(len(rows), bool)
-    new[1:] = rows["offset"][1:] != rows["offset"][:-1]
-    return int(rows["nbytes"][new].sum()), int(rows["nbytes"].sum())
+    return int(rows["nbytes"][~is_twin(rows)].sum()), int(rows["nbytes"].sum())
 
 
 def info(archive: Archive, i: int) -> TensorInfo:
@@ -141,7 +136,6 @@ def infos(archive: Archive) -> Iterator[TensorInfo]:
 
 
 def _ties(archive: Archive, names: list[str]) -> dict[int, tuple[str, ...]]:
-    """Return the names of the tensors of every payload that has several."""
     payloads = archive.index.tensors["payload"]
     users = np.bincount(payloads[payloads != NONE], minlength=1)
     shared = np.flatnonzero((payloads != NONE) & (users[np.where(payloads == NONE, 0, payloads)] > 1))
@@ -164,7 +158,7 @@ def _info(archive: Archive, name: str, row: TensorEntry, module: str, tied: tupl
         shape=archive.shape(row),
         strides=archive.strides(row),
         offset=offset,
-        nbytes=_nbytes(archive, row),
+        nbytes=archive.nbytes(row),
         alignment=alignment,
         payload=None if row.payload == NONE else row.payload,
         digest=digest if archive.index.digest_kind else None,
@@ -173,15 +167,6 @@ def _info(archive: Archive, name: str, row: TensorEntry, module: str, tied: tupl
         module=module,
         decoding=None if row.payload == NONE else archive.source.decoding(row.payload),
     )
-
-
-def _nbytes(archive: Archive, row: TensorEntry) -> int:
-    """Return the bytes of a tensor's own elements: its payload's, unless strides pick some of them."""
-    if row.payload == NONE:
-        return 0
-    if row.strides == NONE:
-        return archive.index.payloads[row.payload].item()[1]  # type: ignore[no-any-return]
-    return dtypes.nbytes(prod(archive.shape(row)), row.bits)
 
 
 def _module_name(archive: Archive, number: int) -> str:
@@ -196,7 +181,7 @@ def modules(archive: Archive) -> dict[str, ModuleInfo]:
     values: dict[int, dict[str, Any]] = {}
     for a in unflatten.attribute_entries(ix, ix.attributes, archive.payload):
         values.setdefault(a.parent, {})[a.key] = a.value
-    sizes = np.array([_nbytes(archive, row) for row in map(TensorEntry._make, ix.tensors.tolist())], np.int64)
+    sizes = np.array([archive.nbytes(row) for row in map(TensorEntry._make, ix.tensors.tolist())], np.int64)
     if ix.by_module is not None:
         sizes = sizes[ix.by_module]
     sums = np.concatenate(([0], np.cumsum(sizes)))
@@ -216,12 +201,7 @@ def modules(archive: Archive) -> dict[str, ModuleInfo]:
 
 
 def attributes(archive: Archive, payload: Callable[[int], Any] | None = None) -> dict[str, Any]:
-    """Return every attribute by its full name, in saved order; bytes as `payload` gives them, else as views.
-
-    Raises:
-        LimitError: the full names would take out of all proportion to the index. UnsupportedError: two of them are the
-        same, as no writer of ours makes them.
-    """
+    """Return every attribute by its full name, in saved order; bytes as `payload` gives them, else as views."""
     archive.ensure_all()
     ix = archive.index
     unflatten.check_full_names(ix, archive.header.index_size)
@@ -246,35 +226,25 @@ def child_of_type(archive: Archive, type_name: str) -> int | None:
 
 
 def walk(archive: Archive) -> Iterator[tuple[int, str, Any]]:
-    """Yield (depth, key, child) of every module, tensor and attribute in pre-order, the record itself first.
-
-    Children of all kinds come in saved order. A module is a ModuleInfo, a tensor a TensorInfo, an attribute its value.
-    """
+    """Yield (depth, key, child) of all children in pre-order and saved order, the record first: an info, or a value."""
     described = list(modules(archive).values())
-    ix = archive.index
-    tensors, module_count = ix.tensors, len(ix.modules)
-    rows = (ix.modules[1:], tensors, ix.attributes)
-    parents, places = (np.concatenate([r[column] for r in rows]) for column in ("parent", "place"))
-    order = np.lexsort((places, parents))
-    starts = np.searchsorted(parents[order], np.arange(module_count + 1))
     names = archive.names()
     ties = _ties(archive, names)
+    children: list[list[unflatten.Child]] = [[] for _ in described]
+    for child in sorted(unflatten.children(archive.index), key=lambda child: child[3]):
+        children[child[2]].append(child)
     yield 0, "", described[0]
-    stack = [(0, iter(order[starts[0] : starts[1]].tolist()))]
+    stack = [iter(children[0])]
     while stack:
-        parent, children = stack[-1]
-        child = next(children, None)
-        if child is None:
-            stack.pop()
-        elif child < module_count - 1:
-            m = child + 1
-            yield len(stack), unflatten.key_of(ix, ix.modules[m]), described[m]
-            stack.append((m, iter(order[starts[m] : starts[m + 1]].tolist())))
-        elif child < module_count - 1 + len(tensors):
-            i = child - (module_count - 1)
-            row = ix.tensor(i)
-            tensor = _info(archive, names[i], row, described[parent].name, ties.get(row.payload, ()))
-            yield len(stack), unflatten.key_of(ix, tensors[i]), tensor
-        else:
-            key = ix.text_of(ix.attributes[child - (module_count - 1) - len(tensors)])
+        kind, number, parent, _, key = next(stack[-1], (-1, 0, 0, 0, ""))
+        if kind == unflatten.MODULE:
+            yield len(stack), key, described[number]
+            stack.append(iter(children[number]))
+        elif kind == unflatten.TENSOR:
+            row = archive.index.tensor(number)
+            tensor = _info(archive, names[number], row, described[parent].name, ties.get(row.payload, ()))
+            yield len(stack), key, tensor
+        elif kind == unflatten.ATTRIBUTE:
             yield len(stack), key, described[parent].attributes[key]
+        else:
+            stack.pop()

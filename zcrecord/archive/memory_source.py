@@ -21,15 +21,9 @@ class MemorySource(FileSource):
     """The payloads of one archive in memory that was given, read or decompressed."""
 
     def private(self, numbers: Array | None = None) -> PayloadSource:
-        """Return a source over a private copy of the bytes."""
-        return PrivateSource.of(self, numbers)
+        return PrivateSource.copy_of(self, numbers)
 
     def private_memory(self) -> Memory:
-        """Return a private copy of the archive's bytes.
-
-        Raises:
-            SourceError: the mapped file was replaced since it was opened.
-        """
         return private_copy(self.buffer, self.memory.filled)._replace(path=self.path, absolute=self.absolute)
 
 
@@ -52,21 +46,15 @@ class MappedSource(MemorySource):
 
     @property
     def file(self) -> tuple[str, tuple[int, ...]] | None:
-        """Absolute path and identity of the mapped file."""
         assert self.absolute is not None and self.memory.identity is not None, "it is mapped by its path"
         return self.absolute, self.memory.identity
 
     @property
     def mapping(self) -> Any:
-        """The mapping of the file."""
         return self.memory.mapping
 
     def private_memory(self) -> Memory:
-        """Return the archive's bytes in a mapping whose pages are copied when they are written.
-
-        Raises:
-            SourceError: the file was replaced since it was opened.
-        """
+        """Return the archive's bytes in a mapping whose pages are copied when they are written."""
         path, identity = self.file or ("", ())
         copy = map_file(path, private=True, least=0)
         if copy.identity != identity:

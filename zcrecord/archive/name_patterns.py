@@ -1,6 +1,6 @@
 """Choice of tensors and modules by name: exact names, patterns as a shell has them, new names for old ones.
 
-In patterns `*` and `?` match dots too, and case counts. A name matches itself, whatever characters it has.
+`*` and `?` match dots too, and case counts. A name matches itself, whatever characters it has.
 """
 
 from __future__ import annotations
@@ -21,13 +21,7 @@ def is_pattern(name: str) -> bool:
 
 
 def matcher(patterns: Iterable[str], *, below: bool = False) -> Callable[[str], bool]:
-    """Return a test of names that is true of those that match any pattern; `below`: of all below a match, too.
-
-    Example:
-        >>> test = matcher(["encoder.*.weight", "head"], below=True)
-        >>> [test(name) for name in ("encoder.0.weight", "head.bias", "header")]
-        [True, True, False]
-    """
+    """Return a test of names that is true of those that match any pattern; `below`: of all below a match, too."""
     exact = set(patterns)
     wild = [p for p in exact if is_pattern(p)]
     expressions = [fnmatch.translate(p) for p in wild]
@@ -41,11 +35,6 @@ class NameFilter:
     """A test of names: any pattern of `select` matches (None: all names do), and none of `exclude`.
 
     A pattern that matches a module stands for all below it.
-
-    Example:
-        >>> test = NameFilter("encoder.*", ["*.bias"])
-        >>> [test(name) for name in ("encoder.0.weight", "encoder.0.bias", "decoder.weight")]
-        [True, False, False]
     """
 
     def __init__(self, select: Patterns | None, exclude: Patterns | None) -> None:
@@ -71,9 +60,7 @@ def name_test(
 ) -> Callable[[str], bool]:
     """Return a test of names, of tensors and modules, against `names`, some of which may be patterns.
 
-    Raises:
-        TensorNotFoundError: one without wildcards is not known; with `each` a pattern, too, that matches nothing.
-        UnsupportedError: they are no names.
+    TensorNotFoundError if one without wildcards is not known, or, with `each`, a pattern matches nothing.
     """
     if not isinstance(names, Iterable):
         raise UnsupportedError(f"names= takes a pattern, several, or a function, not a {type(names).__name__}")
@@ -138,15 +125,7 @@ def star_match(old: str) -> Callable[[str], re.Match[str] | None]:
 
 
 def starred(old: str, new: str) -> Callable[[str], str]:
-    """Return a function from names to new ones: each `*` of `new` is the text that one of `old` stands for.
-
-    Example:
-        >>> starred("model.*.w", "*.weight")("model.encoder.w")
-        'encoder.weight'
-
-    Raises:
-        UnsupportedError: they have not as many.
-    """
+    """Return a function from names to new ones: each `*` of `new` is the text that one of `old` stands for."""
     parts = new.split("*")
     if old.count("*") != len(parts) - 1:
         what = f"'{printable(old)}' has {old.count('*')} *, the new name '{printable(new)}' {len(parts) - 1}"

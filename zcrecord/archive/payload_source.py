@@ -14,8 +14,8 @@ kind of storage is one class in a file of its own:
 | frames of a packed file | `transport.open_packed.PackedSource` |
 | files of another format | `foreign.source.ForeignSource` |
 
-Ownership is Python's own: an archive, its parts and views hold the source or its memory, and the last of them to go
-releases the mapping. Nothing else tells what kind a source is: ask it by this protocol.
+An archive, its parts and views hold the source or its memory; the last of them to go releases the mapping. No code asks
+what kind a source is.
 """
 
 from __future__ import annotations
@@ -40,12 +40,7 @@ Place = tuple[int, int, int]  # a file, by its number in the source, and the off
 
 
 class Piece(NamedTuple):
-    """A payload of one file that is a payload of the record, or a box of a split one.
-
-    Attributes:
-        source: that file's.
-        number: the payload's number there.
-    """
+    """A payload of one file that is a payload of the record, or a box of a split one: the file's source, its number."""
 
     source: FileSource
     number: int
@@ -113,17 +108,10 @@ class PayloadSource(ABC):
 
     @abstractmethod
     def neighbours(self, number: int) -> tuple[memoryview, Array] | None:
-        """Return memory in which a payload lies, and by number the offset there of each payload, -1 if it has none.
-
-        For views of many tensors at once: fetches nothing. None if the payload is not in memory, or is split.
-        """
+        """Return memory in which a payload lies, and the offset there of every payload, or -1; None if not at hand."""
 
     def fetch(self, numbers: Sequence[int] | None = None) -> None:  # noqa: B027  # local ones are there
-        """Have payloads in memory, all by default, each compared with its digest; local ones are there.
-
-        Raises:
-            SourceError: they cannot be read. IntegrityError: a digest does not match; `offset` tells which.
-        """
+        """Have payloads in memory, all by default, each compared with its digest; local ones are there."""
 
     # Places.
 
@@ -136,11 +124,7 @@ class PayloadSource(ABC):
         """Return the payloads of single files that a payload is stored as, or some of them; opens those files."""
 
     def boxes(self, _number: int, shape: tuple[int, ...], _bits: int) -> tuple[Array, Array]:
-        """Return first index and size along each axis of each piece, a row each, of a payload's tensor of this shape.
-
-        Raises:
-            FormatError: the boxes do not tile the shape.
-        """
+        """Return first index and size along each axis of each piece of a payload's tensor; they tile the shape."""
         return np.zeros((1, len(shape)), np.int64), np.array([shape], np.int64)
 
     @abstractmethod
@@ -191,11 +175,7 @@ class PayloadSource(ABC):
         return numbers
 
     def open_files(self, files: Iterable[int]) -> None:  # noqa: B027  # there is one, and it is open
-        """Open further files, by their numbers, so that they can be read even if they are removed.
-
-        Raises:
-            SourceError: one is missing, or cannot be read. IntegrityError: it is not the one that is named.
-        """
+        """Open further files, by their numbers, so that they can be read even if they are removed."""
 
     def file_name(self, number: int) -> str | None:
         """Return the name of the further file that a payload lies in, whole; None for others."""
@@ -229,11 +209,7 @@ class PayloadSource(ABC):
         return {}
 
     def pin(self, pins: Mapping[Any, Any]) -> None:
-        """Compare remote payloads, whenever they are fetched, with the SHA-256 digests that they had.
-
-        Raises:
-            IntegrityError: the digests are those of other files.
-        """
+        """Compare remote payloads, whenever they are fetched, with the SHA-256 digests that they had."""
         if any(isinstance(key, str) for key in pins):
             raise IntegrityError("is not the catalogue that was checked; it was replaced since", path=self.path)
 
@@ -245,10 +221,7 @@ class PayloadSource(ABC):
 
     @abstractmethod
     def private(self, numbers: Array | None = None) -> PayloadSource:
-        """Return a source over a private copy of the bytes, in mode "c"; of mapped files pages are copied on write.
-
-        Args:
-            numbers: the payloads that will be used; None for all.
+        """Return a source over a private copy of the bytes, in mode "c"; `numbers` are the payloads that will be used.
 
         Raises:
             SourceError: a file was replaced since it was opened. LimitError: equal payloads, each by itself, would take
@@ -266,17 +239,17 @@ class PayloadSource(ABC):
 
 
 class PayloadTable(NamedTuple):
-    """The payloads of one archive.
-
-    Attributes:
-        rows: their entries in its index.
-        hashed: whether the entries have digests.
-        base: where payloads start in the archive.
-    """
+    """The payloads of one archive: their entries, whether these have digests, and the offset that theirs count from."""
 
     rows: Array
     hashed: bool
     base: int
+
+
+def is_twin(payloads: Array) -> Array:
+    """Return True for each entry of a payload with the same range as the one before it: equal bytes, stored once."""
+    offsets = payloads["offset"]
+    return np.append(False, offsets[1:] == offsets[:-1])[: len(offsets)]
 
 
 def distinct_nbytes(payloads: Array) -> int:
@@ -304,10 +277,7 @@ def was_replaced(memory: Memory) -> bool:
 class FileSource(PayloadSource):
     """The payloads of one archive, all in one memory: of a file, or of bytes that were given.
 
-    Attributes:
-        table: their entries, and where they start.
-        memory: that of the whole file or buffer.
-        octets: the memory from the first payload on.
+    `memory` is that of the whole file or buffer, `octets` starts with the first payload.
     """
 
     mode: Mode = "r"
@@ -322,7 +292,6 @@ class FileSource(PayloadSource):
         self.octets: memoryview = np.frombuffer(own, np.uint8).data
 
     def nbytes(self, number: int) -> int:
-        """Return the size of a payload."""
         return int(self.table.rows["nbytes"][number])
 
     def digest(self, number: int) -> int | None:
@@ -334,51 +303,39 @@ class FileSource(PayloadSource):
         return self.table.base + int(self.table.rows["offset"][number])
 
     def locate(self, number: int) -> tuple[memoryview, int]:
-        """Return memory in which a payload lies, and its offset there."""
         return self.octets, self.table.rows[number].item()[0]
 
     def payload(self, number: int) -> memoryview:
-        """Return the bytes of a payload, read-only."""
         start = self.start(number)
         return self.buffer[start : start + self.nbytes(number)]
 
     def neighbours(self, number: int) -> tuple[memoryview, Array] | None:  # noqa: ARG002  # all lie in one memory
-        """Return the memory, and the offset of each payload there."""
         return self.octets, self.table.rows["offset"].astype(np.int64)
 
     def place(self, number: int) -> Place:
-        """Return the identity of a payload: file 0, and the range there."""
+        """Return file 0 and the payload's range there."""
         offset, nbytes, _ = self.table.rows[number].item()
         return 0, offset, nbytes
 
     def pieces(self, number: int, chosen: Sequence[int] | None = None) -> list[Piece]:  # noqa: ARG002  # there is one
-        """Return the payload itself."""
         return [Piece(self, number)]
 
     def stored_nbytes(self, numbers: Array | None = None) -> int:
-        """Return the bytes that payloads take, all by default, each range once."""
         return distinct_nbytes(self.table.rows if numbers is None else self.table.rows[numbers])
 
     def opened_nbytes(self) -> int:
-        """Return the bytes of the archive."""
         return len(self.buffer)
 
     @property
     def gone(self) -> bool:
-        """True if the file was replaced or removed at its path."""
         return was_replaced(self.memory)
 
     def mappings(self) -> list[weakref.ref[Any]]:
-        """Return the mapping that the memory is of, if it is of one."""
         return [] if self.memory.mapping is None else [weakref.ref(self.memory.mapping)]
 
     @abstractmethod
     def private_memory(self) -> Memory:
-        """Return a private copy of the archive's bytes, which may be written.
-
-        Raises:
-            SourceError: the file was replaced since it was opened.
-        """
+        """Return a private copy of the archive's bytes; SourceError if the file was replaced since it was opened."""
 
 
 class Closed:

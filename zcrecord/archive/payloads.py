@@ -18,14 +18,11 @@ from zcrecord.tensors.strides import address, extent, in_blocks
 from .archive import Archive
 from .damage import check_digest
 from .info import TensorInfo, infos
+from .payload_source import Array
 from .private_copy import check_apart
 
-Array = np.ndarray[Any, np.dtype[Any]]
-
 _SPAN = 2 << 20  # bytes of a record prepared at a time, in a thread of their own
-_GATHERED = (
-    16 << 20
-)  # bytes of a strided tensor put together at a time: each touches many pages, so the more the better
+_GATHERED = 16 << 20  # bytes of a strided tensor put together at a time: each touches many pages
 
 
 def check_copies(archive: Archive, tensors: Iterable[TensorInfo]) -> None:
@@ -43,10 +40,7 @@ def check_views(archive: Archive) -> None:
 
 
 def check_blobs(archive: Archive) -> None:
-    """Raise LimitError if copies of the bytes in attributes and metadata would come to far more than the file has.
-
-    Many values, and items of lists, may name one payload. Opens no shard.
-    """
+    """Raise LimitError if copies of the bytes in attributes and metadata would come to far more than the file has."""
     ix, nbytes = archive.index, 0.0
     sizes = np.append(ix.payloads["nbytes"], np.uint64(0)).astype(np.float64)  # the last for NONE
     for rows in (ix.attributes, ix.metadata):
@@ -60,17 +54,11 @@ def check_blobs(archive: Archive) -> None:
 
 
 class Payloads:
-    """The tensors of an archive as bytes in C order, in pieces; each payload is checked against its digest.
-
-    Attributes:
-        infos: their descriptions, in saved order.
-        nbytes: of all of them, ties each time.
-    """
+    """The tensors of an archive as bytes in C order, in pieces; each payload is checked against its digest."""
 
     def __init__(self, archive: Archive) -> None:
-        """Raise LimitError if tensors that share their bytes would come to far more than the archive has."""
-        self.infos = list(infos(archive))
-        self.nbytes = sum(info.nbytes for info in self.infos)
+        self.infos = list(infos(archive))  # in saved order
+        self.nbytes = sum(info.nbytes for info in self.infos)  # ties each time
         check_copies(archive, self.infos)
         self._archive = archive
         self._sound: set[int] = set()
@@ -79,11 +67,7 @@ class Payloads:
         self._base = 0  # the mapping's address
 
     def pieces(self, info: TensorInfo) -> Iterator[Any]:
-        """Yield a tensor's bytes, each piece valid until the next is asked for; copies only what is strided.
-
-        Raises:
-            IntegrityError: the payload is not what was saved. SourceError: it cannot be read any more.
-        """
+        """Yield a tensor's bytes, each piece valid until the next is asked for; copies only what is strided."""
         if info.strides is None:
             yield from self.stored(info)
         elif info.payload is not None:
@@ -167,10 +151,10 @@ def _ahead(prepared: Callable[[int], memoryview], places: range) -> Iterator[mem
         return
     from concurrent.futures import ThreadPoolExecutor  # here, because only what is large is worth a thread
 
-    with ThreadPoolExecutor(1) as other:
-        coming = other.submit(prepared, places[0])
-        for at in places[1:]:
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(prepared, places[0])
+        for place in places[1:]:
             piece = coming.result()
-            coming = other.submit(prepared, at)
+            coming = pool.submit(prepared, place)
             yield piece
         yield coming.result()

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from zcrecord.codec.index import Array
 from zcrecord.codec.layout import NONE
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class PieceTable:

@@ -23,13 +23,12 @@ def _prefetch(archive: Archive) -> None:
     mapping = archive.source.mapping
     if not hasattr(mapping, "madvise"):
         return
-    rows = archive.index.payloads
     page, base = mmap.PAGESIZE, archive.offset + archive.header.payload_offset
     start = end = 0
-    for offset, nbytes, _ in [*rows.tolist(), (MAX_ARCHIVE_SIZE, 0, 0)]:
+    for offset, nbytes, _ in [*archive.index.payloads.tolist(), (MAX_ARCHIVE_SIZE, 0, 0)]:
         if offset > end + _NEAR:
             lo = (base + start) // page * page
             if end > start:
                 mapping.madvise(mmap.MADV_WILLNEED, lo, base + end - lo)
-            start = offset
-        end = max(end, offset + nbytes) if offset <= end + _NEAR else offset + nbytes
+            start = end = offset
+        end = max(end, offset + nbytes)

@@ -15,7 +15,7 @@ import numpy as np
 from zcrecord.errors import LimitError, SourceError
 from zcrecord.storage.memory import Memory, Mode, aligned_empty, private_copy
 
-from .payload_source import Array, FileSource, PayloadSource, PayloadTable, Place
+from .payload_source import Array, FileSource, PayloadSource, PayloadTable, Place, is_twin
 
 _APART, _APART_FREE = 64, 1 << 30  # times what an archive holds, and bytes, that payloads may take apart
 _MAPPED = 1 << 20  # bytes from which a private mapping is cheaper than a copy
@@ -24,26 +24,18 @@ _MAPPINGS = 32  # of one file at the most: each takes addresses for all of it, a
 
 def twins_nbytes(payloads: Array, stored: int) -> int:
     """Return the bytes that twins take apart; `stored` is the archive's size, which no payload in it exceeds."""
-    offsets = payloads["offset"]
-    sizes = payloads["nbytes"][1:][offsets[1:] == offsets[:-1]]
-    return int(np.minimum(sizes, np.uint64(stored)).sum(dtype=np.float64))
+    return int(np.minimum(payloads["nbytes"][is_twin(payloads)], np.uint64(stored)).sum(dtype=np.float64))
 
 
 def check_apart(nbytes: int, stored: int, path: str | None) -> None:
-    """Raise LimitError if payloads that share their bytes would take out of all proportion to the bytes stored.
-
-    The limit is 64 times what the archive stores, and 1 GiB.
-    """
+    """Raise LimitError if payloads that share bytes would take more than 64 times the bytes stored, and 1 GiB."""
     if nbytes > _APART * stored + _APART_FREE:
         what = f"tensors that share their bytes would take {nbytes:.3g} bytes, each by itself"
         raise LimitError(f"{what}; load those that you need, or save what you need as a record of its own", path=path)
 
 
 class PrivateSource(FileSource):
-    """Payloads of one archive in memory that may be written, and that nobody else sees.
-
-    Twins are made of the archive as it was before any edit: of `original`, or, without it, at once.
-    """
+    """Payloads of one archive in memory that may be written. Twins are made of `original`, or, without it, at once."""
 
     mode: Mode = "c"
 
@@ -55,15 +47,10 @@ class PrivateSource(FileSource):
         offset: int = 0,
         original: FileSource | None = None,
     ) -> None:
-        """Take over writable memory.
-
-        Raises:
-            LimitError: without an original, twins would take out of all proportion to the archive.
-        """
+        """Take over writable memory; raises LimitError, without an original, for twins out of all proportion."""
         super().__init__(memory, octets, table, offset)
         self._original = original
-        offsets = self.table.rows["offset"]
-        self._is_twin = np.append(False, offsets[1:] == offsets[:-1])
+        self._is_twin = is_twin(self.table.rows)
         self._twins: dict[int, memoryview] = {}
         self._copies: dict[int, Memory] = {}  # further mappings of the file, by the twins' number among their equals
         if original is None:
@@ -72,7 +59,7 @@ class PrivateSource(FileSource):
                 self.locate(number)
 
     @classmethod
-    def of(cls, original: FileSource, numbers: Array | None) -> PrivateSource:
+    def copy_of(cls, original: FileSource, numbers: Array | None) -> PrivateSource:
         """Return a private copy of another source, of which these payloads will be used."""
         cls.check_twins(original, numbers)
         original.fetch(None if numbers is None else numbers.tolist())
@@ -100,44 +87,36 @@ class PrivateSource(FileSource):
         return own, 0
 
     def payload(self, number: int) -> memoryview:
-        """Return the bytes of a payload as they are now, read-only."""
         return PayloadSource.payload(self, number)
 
     def neighbours(self, number: int) -> tuple[memoryview, Array] | None:
-        """Return the memory of the payloads that are not twins, and their offsets there."""
         if self._is_twin[number]:
             return None
         return self.octets, np.where(self._is_twin, -1, self.table.rows["offset"].astype(np.int64))
 
     def place(self, number: int) -> Place:
-        """Return the identity of a payload: each is memory of its own, and so a file of its own."""
+        """Return a file of its own for each payload, which is memory of its own."""
         return number, 0, 0
 
     def private(self, numbers: Array | None = None) -> PayloadSource:
-        """Return a private copy of the bytes as they are now."""
-        return PrivateSource.of(self, numbers)
+        return PrivateSource.copy_of(self, numbers)
 
     def private_memory(self) -> Memory:
-        """Return a copy of the archive's bytes as they are now."""
         return private_copy(self.buffer, self.memory.filled)._replace(path=self.path, absolute=self.absolute)
 
     @property
     def mapping(self) -> Any:
-        """The private mapping of the file; None if the copy is of other bytes."""
         return None if self._original is None or self._original.mapping is None else self.memory.mapping
 
     @property
     def original(self) -> PayloadSource | None:
-        """The read-only source that this is a copy of."""
         return self._original
 
     def mappings(self) -> list[weakref.ref[Any]]:
-        """Return all mappings of the file."""
         further = [weakref.ref(copy.mapping) for copy in self._copies.values() if copy.mapping is not None]
         return [*super().mappings(), *further, *(self._original.mappings() if self._original is not None else ())]
 
     def _twin(self, number: int, offset: int, nbytes: int) -> memoryview:
-        """Return new memory with a twin's bytes."""
         before = (self._original or self).buffer[self.table.base + offset : self.table.base + offset + nbytes]
         if nbytes < _MAPPED:
             room = aligned_empty(nbytes)
@@ -150,7 +129,7 @@ class PrivateSource(FileSource):
         return np.frombuffer(copy.octets[self.table.base :], np.uint8).data[offset : offset + nbytes]
 
     def _copy(self, rank: int) -> Memory | None:
-        """Return one more private mapping of the file; None if there is no file, it was replaced, or they are many."""
+        """Return one more private mapping of the file; None if it cannot be mapped, was replaced, or they are many."""
         if rank not in self._copies and self._original is not None and self._original.mapping and rank <= _MAPPINGS:
             with contextlib.suppress(SourceError):
                 self._copies[rank] = self._original.private_memory()

@@ -1,7 +1,6 @@
 """The payload source of a catalogue: payloads lie in shards, each opened when something in it is first needed.
 
-A catalogue is a plain archive whose tensors are tables, as CONVENTIONS.md has them. `open_catalogue` makes of it the
-archive that the tables describe. Copies nothing but tensors that are split over shards.
+The tables are those of CONVENTIONS.md. Copies nothing but tensors that are split over shards.
 """
 
 from __future__ import annotations
@@ -36,11 +35,7 @@ def open_catalogue(archive: Archive, make_shards: Callable[[Archive, Index], Sha
     """Return the archive that a catalogue, or an archive of references, describes; opens no file.
 
     The tables must be in memory or mapped. The checksum of its index is checked, and tensors on use, as at level
-    "touch".
-
-    Args:
-        archive: the catalogue.
-        make_shards: makes its files of the catalogue and the outline's index.
+    "touch". `make_shards` makes its files of the catalogue and the outline's index.
 
     Raises:
         FormatError: a table is missing or not of its form. IntegrityError: the index is damaged.
@@ -60,10 +55,9 @@ def open_catalogue(archive: Archive, make_shards: Callable[[Archive, Index], Sha
 
 
 def _check_split(index: Index, table: PieceTable) -> None:
-    """Raise FormatError if a tensor has strides, or another shape than the others, and its payload is in pieces.
+    """Raise FormatError if a tensor over a payload in pieces has strides, or another shape than one it is tied to.
 
-    Boxes are of elements in C order. Any other view would have other elements than its boxes: two ways of reading one
-    tensor that give two values.
+    Boxes are of elements in C order: any other view would have other elements than its boxes.
     """
     if table.first is None:
         return
@@ -115,24 +109,20 @@ class ShardedSource(PayloadSource):
         self._users: Array | None = None  # by payload, the first tensor that uses it
 
     def private(self, numbers: Array | None = None) -> PayloadSource:  # noqa: ARG002  # each is checked when it is opened
-        """Return a source over private copies of the shards, each made when it is first needed."""
         out = ShardedSource(self.buffer, self.shards.private(), self._table, self._checks)
         out.mode, out._original, out._assembled = "c", self, {}  # edits of split tensors stay
         return out
 
     @property
     def original(self) -> PayloadSource | None:
-        """The read-only source that this is a private copy of; itself if it is read-only."""
         return self if self.mode == "r" else self._original
 
     # Bytes.
 
     def nbytes(self, number: int) -> int:
-        """Return the size of a payload."""
         return int(self._index.payloads["nbytes"][number])
 
     def locate(self, number: int) -> tuple[memoryview, int]:
-        """Return memory in which a payload lies, and its offset there; a split one is put together."""
         if len(self._table.pieces(number)) > 1:
             octets = self._assembly(number).data
             return (octets.toreadonly() if self.mode == "r" else octets), 0
@@ -140,7 +130,6 @@ class ShardedSource(PayloadSource):
         return piece.source.locate(piece.number)
 
     def payload(self, number: int) -> memoryview:
-        """Return the bytes of a payload, read-only; of a split one a copy."""
         if len(self._table.pieces(number)) > 1:
             return super().payload(number)
         piece = self._only_piece(number)
@@ -155,12 +144,11 @@ class ShardedSource(PayloadSource):
             yield block.reshape(-1).view(np.uint8).data
 
     def neighbours(self, number: int) -> tuple[memoryview, Array] | None:
-        """Return the memory of the shard that a payload lies in, and the offsets there of its payloads."""
         whole = self._table.whole()
         if (file := int(whole[number])) == NONE:
             return None
         numbers = self._table.numbers()
-        near = self._shard(file).source.neighbours(int(numbers[number]))
+        near = self.file_archive(file).source.neighbours(int(numbers[number]))
         if near is None:
             return None
         here = whole == file
@@ -169,11 +157,10 @@ class ShardedSource(PayloadSource):
         return near[0], offsets
 
     def fetch(self, numbers: Sequence[int] | None = None) -> None:
-        """Have payloads of remote shards in memory, all by default."""
         table = self._table if numbers is None else self._table.chosen(list(numbers))
         for file in table.files():
             if file != NONE:
-                self._shard(file).fetch(table.payload[table.in_file(file)].tolist())
+                self.file_archive(file).fetch(table.payload[table.in_file(file)].tolist())
 
     def _assembly(self, number: int) -> Array:
         """Return the bytes of a split payload, put together; kept while a view of them lives, with edits for good."""
@@ -190,11 +177,7 @@ class ShardedSource(PayloadSource):
         return out
 
     def _filled_boxes(self, number: int) -> tuple[tuple[int, ...], list[Box]]:
-        """Return the shape of a split payload's tensor, and its boxes of opaque elements.
-
-        Raises:
-            FormatError: they do not tile the tensor, one has another size than its piece, or no tensor uses it.
-        """
+        """Return the shape of a split payload's tensor, and its boxes of opaque elements, which have to tile it."""
         i = self._first_tensor(number)
         self._checks.ensure(i)
         row, ix = self._index.tensor(i), self._index
@@ -213,11 +196,7 @@ class ShardedSource(PayloadSource):
         return shape, boxes
 
     def _first_tensor(self, number: int) -> int:
-        """Return the number of the first tensor that uses a payload.
-
-        Raises:
-            FormatError: none does.
-        """
+        """Return the number of the first tensor that uses a payload; FormatError if none does."""
         if self._users is None:
             payloads = self._index.tensors["payload"]
             # At level "touch" any number may be there.
@@ -231,11 +210,7 @@ class ShardedSource(PayloadSource):
     # Places.
 
     def place(self, number: int) -> Place:
-        """Return the file of a payload and its range there; a split payload is the same as no other.
-
-        Raises:
-            SourceError, FormatError, IntegrityError: the shard cannot be had, or is another.
-        """
+        """Return the file of a payload and its range there; a split payload is the same as no other."""
         if self.mode == "c":
             return number, 0, 0
         pieces = self._table.pieces(number)
@@ -245,16 +220,10 @@ class ShardedSource(PayloadSource):
         return int(self._table.file[pieces[0]]), *piece.source.place(piece.number)[1:]
 
     def pieces(self, number: int, chosen: Sequence[int] | None = None) -> list[Piece]:
-        """Return the payloads of shards, or of the catalogue, that a payload is stored as, or some; opens these."""
         pieces = self._table.pieces(number)
         return [self._piece(k) for k in (pieces if chosen is None else [pieces[k] for k in chosen])]
 
     def boxes(self, number: int, shape: tuple[int, ...], bits: int) -> tuple[Array, Array]:
-        """Return first index and size of each piece of a payload, as a tensor of this shape and element size.
-
-        Raises:
-            FormatError: they do not tile the tensor.
-        """
         table, rank, pieces = self._table, len(shape), self._table.pieces(number)
         if len(pieces) < 2 or table.origin is None:
             return super().boxes(number, shape, bits)
@@ -267,7 +236,6 @@ class ShardedSource(PayloadSource):
         return origin[:, :rank], extent[:, :rank]
 
     def stored_nbytes(self, numbers: Array | None = None) -> int:
-        """Return the bytes that payloads take in the shards, all by default, each range once."""
         table, total = self._table if numbers is None else self._table.chosen(numbers), 0
         for file in table.files():
             there = self.numbers_in_file(file, np.unique(table.payload[table.in_file(file)]))
@@ -275,18 +243,16 @@ class ShardedSource(PayloadSource):
         return total
 
     def opened_nbytes(self) -> int:
-        """Return the bytes of the catalogue and of the shards that are open."""
         shards = sum(shard.source.opened_nbytes() for shard in list(self.shards.opened.values()))
         return len(self.shards.catalogue.buffer) + shards
 
     def _piece(self, k: int) -> Piece:
         file, number = int(self._table.file[k]), int(self._table.payload[k])
-        if file == NONE:
-            return Piece(self.shards.catalogue.source, self.shards.blob(number))  # type: ignore[arg-type]  # one file's
-        return Piece(self._shard(file).source, number)  # type: ignore[arg-type]  # likewise
+        source: Any = self.file_archive(file).source  # that of one file
+        return Piece(source, self.shards.blob(number) if file == NONE else number)
 
     def _only_piece(self, number: int) -> Piece:
-        """Return the piece that a payload is, whole, of the same size."""
+        """Return the one piece of a payload, which has its size."""
         piece = self._piece(self._table.pieces(number)[0])
         if piece.nbytes != self.nbytes(number):
             raise FormatError(f"payload {number} has another size than its piece", path=self.path)
@@ -296,59 +262,45 @@ class ShardedSource(PayloadSource):
 
     @property
     def is_mapped(self) -> bool:
-        """True if the catalogue is mapped, as its shards are."""
         return self.mode == "r" and self.shards.catalogue.source.is_mapped
 
     @property
     def is_remote(self) -> bool:
-        """True if the catalogue is remote, as its shards are."""
         return self.shards.catalogue.source.is_remote
 
     @property
     def gone(self) -> bool:
-        """True if a shard that is open was replaced or removed at its path."""
         return any(shard.source.gone for shard in list(self.shards.opened.values()))
 
     @property
     def file_names(self) -> list[str]:
-        """The file names of the shards."""
         return self.shards.names
 
     def piece_table(self) -> PieceTable | None:
-        """Return the places of all payloads in the shards; NONE is the catalogue's number."""
         return self._table
 
     def file_size(self, file: int) -> int:
-        """Return the size of a shard, as the catalogue has it; of NONE that of the catalogue."""
         return self.shards.catalogue.header.archive_size if file == NONE else self.shards.size(file)
 
     def file_archive(self, file: int) -> Archive:
-        """Return a shard, opened and compared with the outline; NONE is the catalogue."""
-        return self.shards.catalogue if file == NONE else self._shard(file)
-
-    def numbers_in_file(self, file: int, numbers: Array) -> Array:
-        """Return numbers of the table of pieces as those of payloads in their file: the catalogue's are in a list."""
-        if file != NONE:
-            return numbers
-        return np.array([self.shards.blob(number) for number in numbers.tolist()], np.int64)
-
-    def open_files(self, files: Iterable[int]) -> None:
-        """Open shards, by their numbers, so that they can be read even if they are removed."""
-        for file in files:
-            if file != NONE:
-                self._shard(file)
-
-    def _shard(self, file: int) -> Archive:
-        """Return a shard, its payloads compared with what this index says of them.
-
-        Raises:
-            FormatError: they differ.
-        """
+        """Return a shard, its payloads compared with this index, or the catalogue."""
+        if file == NONE:
+            return self.shards.catalogue
         shard = self.shards[file]
         if file not in self._compared:
             self._compare(file, shard)
             self._compared.add(file)
         return shard
+
+    def numbers_in_file(self, file: int, numbers: Array) -> Array:
+        """Return the numbers themselves; those of the catalogue's payloads are in a list."""
+        if file != NONE:
+            return numbers
+        return np.array([self.shards.blob(number) for number in numbers.tolist()], np.int64)
+
+    def open_files(self, files: Iterable[int]) -> None:
+        for file in files:
+            self.file_archive(file)
 
     def _compare(self, file: int, shard: Archive) -> None:
         theirs, table = shard.index.payloads, self._table
@@ -372,7 +324,6 @@ class ShardedSource(PayloadSource):
         raise FormatError(what, path=shard.path)
 
     def mappings(self) -> list[weakref.ref[Any]]:
-        """Return the mappings of the catalogue and of the shards that are open."""
         archives = [self.shards.catalogue, *list(self.shards.opened.values())]
         own = [mapping for archive in archives for mapping in archive.source.mappings()]
         return own if self._original is None else [*own, *self._original.mappings()]
@@ -389,21 +340,15 @@ class ShardedSource(PayloadSource):
         return {**pins, "": self.seal()} if pins else {}
 
     def pin(self, pins: Mapping[Any, Any]) -> None:
-        """Compare payloads with what they were; shards are not opened for that.
-
-        Raises:
-            IntegrityError: the pins are those of another archive.
-        """
+        """Compare payloads with the pins when they are fetched; opens no shard."""
         if pins and pins.get("") != self.seal():
             raise IntegrityError("is not the catalogue that was checked; it was replaced since", path=self.path)
         self.shards.pin(pins)
 
     def expected(self, number: int) -> list[bytes | None]:
         """Return the SHA-256 that each piece is compared with; of one in the catalogue, which has a seal, its own."""
-        catalogue = self.shards.catalogue.source
-        return [
-            hashlib.sha256(piece.source.payload(piece.number)).digest()
-            if piece.source is catalogue
-            else piece.source.pins().get(piece.start)
-            for piece in self.pieces(number)
-        ]
+        known = super().expected(number)
+        for i, piece in enumerate(self.pieces(number)):
+            if piece.source is self.shards.catalogue.source:
+                known[i] = hashlib.sha256(piece.source.payload(piece.number)).digest()
+        return known

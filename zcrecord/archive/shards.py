@@ -19,20 +19,16 @@ from zcrecord.tensors.packed import StringTensor
 from zcrecord.writing.catalogue import BLOBS
 
 from .archive import Archive
+from .payload_source import Array
 from .piece_table import PieceTable
 from .private_copy import check_apart, twins_nbytes
 from .unflatten import attribute_entries
 
-Array = np.ndarray[Any, np.dtype[Any]]
 COPY_AGAIN = "copy the catalogue and all its shards again, from one place"
 
 
 def table_of(archive: Archive, name: str, dtype: Any, shape: tuple[int, ...]) -> Array:
-    """Return a table of a catalogue; -1 in `shape` is any number.
-
-    Raises:
-        FormatError: it is missing, or has another type or shape.
-    """
+    """Return a table of a catalogue, of any length where `shape` has -1; FormatError if it is missing or another."""
     number = archive.find(name)
     table = None if number < 0 else archive.view(number)
     if not isinstance(table, np.ndarray) or table.dtype != dtype or not table.flags.c_contiguous:
@@ -62,11 +58,7 @@ def file_names(archive: Archive, suffix: str, kind: str) -> list[str]:
 
 
 def piece_table(archive: Archive, payloads: int, files: int) -> PieceTable:
-    """Return the pieces that a catalogue's tables tell, their lengths and the numbers of files checked.
-
-    Raises:
-        FormatError: a table is missing, or not of its form.
-    """
+    """Return the pieces that a catalogue's tables list; FormatError if lengths or numbers of files do not fit."""
     file = table_of(archive, "file", np.uint32, (-1,))
     payload = table_of(archive, "payload", np.uint32, (len(file),))
     if np.count_nonzero(bad := (file >= files) & (file != NONE)):
@@ -83,22 +75,10 @@ def piece_table(archive: Archive, payloads: int, files: int) -> PieceTable:
 
 
 class Shards:
-    """The files of a catalogue, each opened when first needed, and known by its trailer and the SHA-256 of its index.
-
-    Attributes:
-        catalogue: the archive that names them.
-        names: their file names.
-        opened: those that are open, by number.
-        pins: by file name, the SHA-256 digests that payloads are compared with when their shard is opened.
-        table: the pieces of all payloads.
-    """
+    """The files of a catalogue, each opened when first needed, and known by its trailer and its index's SHA-256."""
 
     def __init__(self, catalogue: Archive, open_shard: Callable[[str], Archive], payloads: int) -> None:
-        """Read the tables of files and of pieces, for an outline of so many payloads.
-
-        Raises:
-            FormatError: one is not of its form, or a name leads to another folder.
-        """
+        """Read the tables of files and of pieces, for an outline of so many payloads."""
         self.set_files(catalogue, file_names(catalogue, ".zcr", "a .zcr file; shards lie beside their catalogue"))
         count = len(self.names)
         self._trailers = table_of(catalogue, "files.trailer", np.uint8, (count, HEADER_SIZE))
@@ -109,26 +89,26 @@ class Shards:
     def set_files(self, catalogue: Archive, names: list[str]) -> None:
         """Set the catalogue and the names of its files, none of which is open."""
         self.catalogue, self.names, self._lock = catalogue, names, threading.Lock()
-        self.opened: dict[int, Archive] = {}
-        self.pins: Mapping[Any, Any] = {}
+        self.opened: dict[int, Archive] = {}  # by number
+        self.pins: Mapping[Any, Any] = {}  # by file name, for payloads of shards that will be opened
         self._blobs: Sequence[Any] | None = None  # decoded once: each may be looked up
-        self._make: Callable[[int], Archive] = self._checked  # opens a file
+        self._open_private: Callable[[int], Archive] | None = None  # of private copies
 
     def private(self) -> Shards:
         """Return private copies of them, each made when it is first needed."""
-        apart = stored = 0
+        twins = stored = 0
 
         def open_private(file: int) -> Archive:
-            nonlocal apart, stored
+            nonlocal twins, stored
             shard = self[file]
             nbytes = shard.stored_nbytes()
-            apart, stored = apart + twins_nbytes(shard.index.payloads, nbytes), stored + nbytes
-            check_apart(apart, stored, self.catalogue.path)
+            twins, stored = twins + twins_nbytes(shard.index.payloads, nbytes), stored + nbytes
+            check_apart(twins, stored, self.catalogue.path)
             return shard.private()
 
         out = copy.copy(self)
         out.catalogue, out.opened, out._lock = self.catalogue.private(), {}, threading.Lock()
-        out._make = open_private
+        out._open_private = open_private
         return out
 
     def check_ranges(self, shard: Archive) -> None:
@@ -144,26 +124,18 @@ class Shards:
         return hashlib.sha256(self.catalogue.buffer).digest()
 
     def size(self, file: int) -> int:
-        """Return the bytes of a shard, as the catalogue's trailer of it says.
-
-        Raises:
-            FormatError: it is not a trailer.
-        """
+        """Return the bytes of a shard, as the catalogue's trailer of it says."""
         header = decode_header(self._trailers[file].tobytes(), "trailer")
         return 0 if header is None else header.archive_size
 
     def __getitem__(self, file: int) -> Archive:
-        """Return a shard; opens it if that was not done.
-
-        Raises:
-            SourceError: it is not there, or cannot be read. IntegrityError: it is not the one that the catalogue names.
-        """
+        """Return a shard, opened now or before; IntegrityError if it is not the one that the catalogue names."""
         shard = self.opened.get(file)
         if shard is None:
             with self._lock:
                 shard = self.opened.get(file)
                 if shard is None:
-                    shard = self.opened[file] = self._make(file)
+                    shard = self.opened[file] = (self._open_private or self._checked)(file)
         return shard
 
     def open_named(self, file: int, open_file: Callable[[str], Archive]) -> Archive:
@@ -177,30 +149,25 @@ class Shards:
     def _checked(self, file: int) -> Archive:
         shard = self.open_named(file, self._open)
         h = shard.header
+        index = shard.buffer[h.index_offset :][: h.index_size]
         if h.encode() != self._trailers[file].tobytes():
-            what = f"is another archive than the one that the catalogue names: {self._whose(file)}"
-        elif hashlib.sha256(shard.buffer[h.index_offset :][: h.index_size]).digest() != self._digests[file].tobytes():
-            what = f"its index is not the one that the catalogue names: {self._whose(file)}"
+            fault = "is another archive than the one that the catalogue names"
+        elif hashlib.sha256(index).digest() != self._digests[file].tobytes():
+            fault = "its index is not the one that the catalogue names"
         else:
             shard.source.pin(self.pins.get(self.names[file], {}))
             return shard
         path = shard.path
         shard.close()
-        raise IntegrityError(what, path=path)
+        raise IntegrityError(f"{fault}: {self._whose(file)}", path=path)
 
     def _whose(self, file: int) -> str:
-        """Return in words whose shard a file is, and advice."""
-        whose = f"it is shard {file + 1} of {len(self.names)} of {self.catalogue.path}"
-        if self.catalogue.source.gone:
-            return f"{whose}, which was replaced since it was opened; load it again"
-        return f"{whose}; {COPY_AGAIN}"
+        gone = self.catalogue.source.gone
+        advice = ", which was replaced since it was opened; load it again" if gone else f"; {COPY_AGAIN}"
+        return f"it is shard {file + 1} of {len(self.names)} of {self.catalogue.path}{advice}"
 
     def blob(self, number: int) -> int:
-        """Return the payload of the catalogue that its list of blobs has at a place.
-
-        Raises:
-            FormatError: it has no such item.
-        """
+        """Return the payload of the catalogue that its list of blobs has at a place; FormatError if there is none."""
         if self._blobs is None:
             ix = self.catalogue.index
             values = [

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, np.dtype[Any]]
+from zcrecord.codec.index import Array
+
 _FEW = 64  # boxes that are compared one by one, which takes less than a pass over columns
 _CORNERS, _CORNERS_FREE = 16, 1 << 16  # of a piece, and of all pieces of a tensor, that are compared
 _PAIRS = 1 << 12  # pieces that are compared in pairs, where they have more corners
@@ -33,7 +33,6 @@ def _tile_one_axis(origin: list[list[int]], extent: list[list[int]], shape: tupl
 
 
 def _are_apart(origin: Array, extent: Array) -> bool:
-    """Return True if no two boxes have an element in common."""
     ends = origin + extent
     return not any(
         ((origin[i] < ends[i + 1 :]) & (origin[i + 1 :] < ends[i])).all(axis=1).any() for i in range(len(origin))
@@ -43,8 +42,7 @@ def _are_apart(origin: Array, extent: Array) -> bool:
 def tiles(origin: Array, extent: Array, shape: tuple[int, ...]) -> bool:
     """Return True if boxes lie inside a shape and cover every element of it once.
 
-    Few boxes of many axes are compared in pairs, others by their corners. False, too, for more than 4,096 boxes that
-    differ along more than four axes.
+    False, too, for more than 4,096 boxes that differ along more than four axes.
     """
     rank = len(shape)
     if origin.shape[1] < rank or (origin.shape[1] > rank and (origin[:, rank:].any() or extent[:, rank:].any())):

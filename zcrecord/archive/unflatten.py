@@ -1,7 +1,4 @@
-"""An index back to values: attributes, names' keys, and whole modules nested as they were saved.
-
-The way there is `tree`'s; where tensors' views come from is `reader`'s.
-"""
+"""Decode an index into values: attributes, keys, and whole modules nested as they were saved."""
 
 from __future__ import annotations
 
@@ -13,10 +10,13 @@ import numpy as np
 
 from zcrecord.codec.conventions import ABSENT, key_of_text, value_of_object
 from zcrecord.codec.entries import AttributeEntry, ModuleKind, ValueForm, ValueType
-from zcrecord.codec.index import Index
-from zcrecord.errors import FormatError, LimitError
+from zcrecord.codec.index import Array, Index
+from zcrecord.errors import LimitError
 
 _NAME_ALLOWANCE = 64  # times an index's size that full names of attributes made from it may take
+
+MODULE, TENSOR, ATTRIBUTE = range(3)
+Child = tuple[int, int, int, int, str]  # one of these kinds, the number in its column, its parent, its place, its key
 
 Make = Callable[[int, str, list[tuple[str, Any]]], Any]
 
@@ -30,11 +30,7 @@ def attribute_entries(ix: Index, rows: Any, payload: Callable[[int], Any]) -> It
 
 
 def check_full_names(ix: Index, index_size: int) -> None:
-    """Check that the full names of attributes stay in proportion: 100,000 could each repeat a module's name of a MiB.
-
-    Raises:
-        LimitError: those names add up to more than 64 times the index.
-    """
+    """Raise LimitError if full names of attributes are out of proportion: 100,000 could each repeat a module's MiB."""
     total = int(ix.modules["name_size"][ix.attributes["parent"]].sum(dtype=np.uint64))
     index_size = index_size or len(ix.text) + ix.attributes.nbytes  # an index that was made here is in no file
     if total > _NAME_ALLOWANCE * index_size:
@@ -66,9 +62,7 @@ def _decode_word(ix: Index, kind: int, word: int, payload: Callable[[int], Any],
         if (text := texts.get(word)) is None:
             text = texts[word] = ix.string(word & 0xFFFFFFFF, word >> 32)
         return text
-    if kind == ValueType.PAYLOAD:
-        return payload(word)
-    raise FormatError(f"an attribute of unknown type {kind}")
+    return payload(word)  # R66 has no other type
 
 
 def plain(kind: int, type_name: str, items: list[tuple[str, Any]]) -> Any:
@@ -91,27 +85,27 @@ def unflatten(
     `make` gives a module's value from its kind, its class name, and its keys with their values; nested dicts, lists and
     tuples by default.
     """
-    order, own = below(ix, module)
-    last = int(ix.modules["end"][module])
-    children: dict[int, list[tuple[int, str, Any]]] = {m: [] for m in range(module, last)}
-    built: dict[int, Any] = {}
-    modules = ix.modules
-    tensors = ix.tensors[order.start : order.stop] if isinstance(order, range) else ix.tensors[order]
-    for i, (parent, place, key) in zip(order, _placed(ix, tensors), strict=True):
-        children[parent].append((place, key, tensor(i)))
-    for a in attribute_entries(ix, ix.attributes[own], payload):
-        children[a.parent].append((a.place, a.key, a.value))
-    rows = modules[module:last]
+    own = below(ix, module)[1]
+    rows = ix.modules[module : int(ix.modules["end"][module])]
     types = [ix.string(*span) for span in zip(rows["type_name"].tolist(), rows["type_name_size"].tolist(), strict=True)]
     kinds = rows["kind"].tolist()
-    placed = list(_placed(ix, rows))
-    for m in range(last - 1, module - 1, -1):
-        items = [(key, value) for _, key, value in sorted(children[m], key=lambda child: child[0])]
-        built[m] = make(kinds[m - module], types[m - module], items)
-        if m > module:
-            parent, place, key = placed[m - module]
-            children[parent].append((place, key, built[m]))
-    return built[module]
+    values = [a.value for a in attribute_entries(ix, ix.attributes[own], payload)]
+    items: list[list[tuple[int, str, Any]]] = [[] for _ in kinds]  # by module: place, key and value
+    inner = []
+    for kind, number, parent, place, key in children(ix, module):
+        if kind == MODULE:
+            inner.append((number, parent, place, key))
+        else:
+            value = tensor(number) if kind == TENSOR else values[number - own.start]
+            items[parent - module].append((place, key, value))
+
+    def built(m: int) -> Any:
+        saved = [(key, value) for _, key, value in sorted(items[m], key=lambda child: child[0])]
+        return make(kinds[m], types[m], saved)
+
+    for number, parent, place, key in reversed(inner):
+        items[parent - module].append((place, key, built(number - module)))
+    return built(0)
 
 
 def keys_of_lists(ix: Index) -> dict[str, list[str]]:
@@ -120,31 +114,38 @@ def keys_of_lists(ix: Index) -> dict[str, list[str]]:
     ordered = np.flatnonzero((kinds == ModuleKind.LIST) | (kinds == ModuleKind.TUPLE)).tolist()
     if not ordered:
         return {}
-    children: dict[int, list[tuple[int, str]]] = {m: [] for m in ordered}
-    rows = ix.attributes
-    attributes = zip(rows["parent"].tolist(), rows["place"].tolist(), map(ix.text_of, rows), strict=True)
-    for parent, place, key in itertools.chain(_placed(ix, ix.tensors), _placed(ix, ix.modules[1:]), attributes):
-        if parent in children:
-            children[parent].append((place, key))
-    return {ix.text_of(ix.modules[m]): [key for _, key in sorted(children[m])] for m in ordered}
+    items: dict[int, list[tuple[int, str]]] = {m: [] for m in ordered}
+    for _, _, parent, place, key in children(ix):
+        if parent in items:
+            items[parent].append((place, key))
+    return {ix.text_of(ix.modules[m]): [key for _, key in sorted(items[m])] for m in ordered}
 
 
-def _placed(ix: Index, rows: Any) -> Iterator[tuple[int, int, str]]:
-    """Yield parent, place and key of tensors or modules; whole columns at once, five times faster than row by row."""
-    ends = rows["name"].astype(np.int64) + rows["name_size"]
-    starts = ends - rows["key_size"]
-    keys = map(ix.string, starts.tolist(), rows["key_size"].tolist())
-    return zip(rows["parent"].tolist(), rows["place"].tolist(), keys, strict=True)
+def children(ix: Index, module: int = 0) -> Iterator[Child]:
+    """Yield all below a module: modules in pre-order, tensors, attributes."""
+    order, own = below(ix, module)
+    inner = np.arange(module + 1, int(ix.modules["end"][module]))
+    for kind, numbers, rows in ((MODULE, inner, ix.modules[inner]), (TENSOR, order, ix.tensors[order])):
+        ends, sizes = rows["name"].astype(np.int64) + rows["name_size"], rows["key_size"]
+        keys = map(ix.string, (ends - sizes).tolist(), sizes.tolist())  # columns at once, five times faster than rows
+        yield from _zipped(kind, numbers.tolist(), rows, keys)
+    rows = ix.attributes[own]
+    yield from _zipped(ATTRIBUTE, range(own.start, own.start + len(rows)), rows, map(ix.text_of, rows))
 
 
-def below(ix: Index, module: int) -> tuple[Sequence[int], slice]:
+def _zipped(kind: int, numbers: Sequence[int], rows: Array, keys: Iterator[str]) -> Iterator[Child]:
+    kinds = itertools.repeat(kind, len(rows))
+    return zip(kinds, numbers, rows["parent"].tolist(), rows["place"].tolist(), keys, strict=True)
+
+
+def below(ix: Index, module: int) -> tuple[Array, slice]:
     """Return the tensors of a module's whole subtree, by module, and where its attributes lie."""
-    modules = ix.modules
-    last = int(modules["end"][module])
-    past = [None if last == len(modules) else int(modules[c][last]) for c in ("first_tensor", "first_attribute")]
-    of_tensors = slice(int(modules["first_tensor"][module]), past[0])
-    tensors = range(len(ix.tensors))[of_tensors] if ix.by_module is None else ix.by_module[of_tensors].tolist()
-    return tensors, slice(int(modules["first_attribute"][module]), past[1])
+    first, last = ix.modules[module], int(ix.modules["end"][module])
+    ends = len(ix.tensors), len(ix.attributes)
+    if last < len(ix.modules):
+        ends = int(ix.modules["first_tensor"][last]), int(ix.modules["first_attribute"][last])
+    tensors = np.arange(int(first["first_tensor"]), ends[0])
+    return tensors if ix.by_module is None else ix.by_module[tensors], slice(int(first["first_attribute"]), ends[1])
 
 
 def key_of(ix: Index, row: Any) -> str:

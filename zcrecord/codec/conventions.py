@@ -1,8 +1,6 @@
-"""Python values without a type of the format, as modules, and integer keys, as text: both ways; names of conventions.
+"""Python values without a type of the format, as modules, and integer keys, as text: both ways (CONVENTIONS.md).
 
-schema/CONVENTIONS.md has them. A value becomes a module of kind OBJECT with one attribute, `value`; keys that
-are integers make a mapping a NUMBERED module. `writing.flatten` takes records apart, `archive.unflatten` puts them
-together.
+A value becomes a module of kind OBJECT with one attribute, `value`; integer keys make a mapping a NUMBERED module.
 """
 
 from __future__ import annotations
@@ -30,11 +28,7 @@ _HEXADECIMAL = re.compile(rf"-?0x[0-9a-f]{{1,{_MOST_BITS // 4}}}")
 
 
 def object_of(value: Any, name: str) -> tuple[str, Any] | None:
-    """Return the type name, and the attribute `value`, of the module that stands for a value; None if none does.
-
-    Raises:
-        UnsupportedError: it is an integer of more than 4096 bits.
-    """
+    """Return the type name, and the attribute `value`, of the module that stands for a value; None if none does."""
     if isinstance(value, int):  # one of more than 64 bits: all others are attributes
         if value.bit_length() > _MOST_BITS:
             what = f"an integer of {value.bit_length()} bits, {_MOST_BITS} are the most; save it as bytes"
@@ -49,10 +43,7 @@ def object_of(value: Any, name: str) -> tuple[str, Any] | None:
 
 
 def value_of_object(type_name: str, items: list[tuple[str, Any]]) -> Any:
-    """Return the value that a module of kind OBJECT stands for; ABSENT if it stands for none.
-
-    torch's are ABSENT until torch is imported: no file has a package imported.
-    """
+    """Return the value that an OBJECT module stands for, or ABSENT; no torch value before torch is imported."""
     make = _VALUES.get(type_name)
     if make is None or len(items) != 1 or items[0][0] != "value":
         return ABSENT
@@ -90,11 +81,7 @@ _VALUES = {_INT: _integer, _COMPLEX: _complex, _DTYPE: _dtype, _DEVICE: _device}
 
 
 def text_keys(items: Mapping[Any, Any], module: str) -> dict[str, Any]:
-    """Return the items of a mapping with integers among its keys, those as text.
-
-    Raises:
-        UnsupportedError: a key is neither, is an integer of more than 64 bits, or a text that reads as an integer.
-    """
+    """Return the items of a mapping with integers among its keys, those as text; UnsupportedError for other keys."""
     out: dict[str, Any] = {}
     for key, value in items.items():
         text = key

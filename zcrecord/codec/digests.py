@@ -1,7 +1,4 @@
-"""Payload digests: the one place that computes XXH3, 64 bits.
-
-The bytes of payloads are found elsewhere; SHA-256, of contents and signatures, is not made here.
-"""
+"""Payload digests: the one place that computes XXH3, 64 bits."""
 
 from __future__ import annotations
 
@@ -15,12 +12,7 @@ digest_of = xxhash.xxh3_64_intdigest  # of any bytes-like; C's own, since it is 
 
 
 def digest_of_pieces(pieces: Iterable[Any]) -> int:
-    """Return the digest of bytes that come in pieces.
-
-    Example:
-        >>> digest_of_pieces([b"ab", b"c"]) == digest_of(b"abc")
-        True
-    """
+    """Return the digest of bytes that come in pieces."""
     running = RunningDigest()
     for piece in pieces:
         running.update(piece)

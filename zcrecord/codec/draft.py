@@ -16,11 +16,7 @@ _WORDS_ALLOWANCE = 32  # items for each attribute, beyond the pool's, that lists
 
 
 def check_draft_budget(ix: Index) -> None:
-    """Check that spans and lists take little more than their pools, which bounds what a draft costs as R30 does.
-
-    Raises:
-        LimitError: they take more. FormatError: a list leaves its pool.
-    """
+    """Check that spans and lists take little more than their pools, which bounds what a draft costs as R30 does."""
     columns: list[tuple[str, Any]] = [
         ("names of tensors", ix.tensors["name_size"]),
         ("names of modules", ix.modules["name_size"]),

@@ -1,12 +1,12 @@
 """Rules for payload bytes that depend on the element type: bools are 0 or 1, pad bits are zero.
 
-Local and remote archives use the same check, for whole payloads or for pieces of them. Strings are checked by their
-views (R71). Rules for entries of the index are in `verify`.
+They check whole payloads, or pieces of them. Strings are checked by their views (R71).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -21,20 +21,13 @@ _BOOL = dtypes.by_name["bool"].code
 
 
 class ElementRules:
-    """Bools are 0 or 1 (R72), the bits after the last packed element 0 (R70), however many tensors share a payload.
-
-    Args:
-        place_of: gives the identity of a payload by its number: payloads of one place are checked once.
-
-    Attributes:
-        strings: numbers of the tensors of strings that have bytes.
-    """
+    """Bools are 0 or 1 (R72), the bits after the last packed element 0 (R70); a place is checked once."""
 
     def __init__(self, ix: Index, place_of: Callable[[int], Hashable]) -> None:
         self._ix = ix
         rows = ix.tensors
         used = rows["payload"] != NONE
-        self.strings: list[int] = np.flatnonzero(used & (rows["dtype"] == dtypes.STRING.code)).tolist()
+        self.strings: list[int] = np.flatnonzero(used & (rows["dtype"] == dtypes.STRING.code)).tolist()  # tensors
         self._bools: dict[Hashable, int] = {}  # by place, as below: the first tensor
         for i in np.flatnonzero(used & (rows["dtype"] == _BOOL)).tolist():
             self._bools.setdefault(place_of(int(rows["payload"][i])), i)
@@ -42,10 +35,7 @@ class ElementRules:
         self._pads: dict[Hashable, dict[int, int]] = {}  # bits of the last byte that are elements', and a tensor
         for i in np.flatnonzero(used & (rows["bits"] < 8) & np.isin(rows["dtype"], narrow)).tolist():
             at, rank = int(rows["dims"][i]), int(rows["rank"][i])
-            count = 1
-            for dim in ix.dims[at : at + rank].tolist():
-                count *= dim
-            if left := count * int(rows["bits"][i]) % 8:
+            if left := prod(ix.dims[at : at + rank].tolist()) * int(rows["bits"][i]) % 8:
                 self._pads.setdefault(place_of(int(rows["payload"][i])), {}).setdefault(left, i)
 
     def payloads(self) -> list[tuple[Hashable, int]]:
@@ -55,11 +45,7 @@ class ElementRules:
         return [(place, int(self._ix.tensors["payload"][i])) for place, i in users]
 
     def check(self, place: Hashable, piece: np.ndarray[Any, np.dtype[np.uint8]], *, last: bool) -> None:
-        """Check a piece of the payload of a place; `last`: it ends with the payload.
-
-        Raises:
-            FormatError: a rule is broken; names the first tensor that needs it kept.
-        """
+        """Check a piece, maybe the last, of the payload of a place; an error names the first tensor of the rule."""
         if last:
             for bits, i in self._pads.get(place, {}).items():
                 if piece[-1] >> bits:

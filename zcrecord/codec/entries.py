@@ -1,8 +1,4 @@
-"""The entries of an index as Python values, and their encoding as a FlatBuffer, with no loop over tensors.
-
-Knows columns of tensors, modules, attributes and their types. Reading an index back is left to `index`, making entries
-of values to `writing`. The only module that touches `flatbuffers`.
-"""
+"""The entries of an index as Python values, and their encoding as a FlatBuffer, with no loop over tensors."""
 
 from __future__ import annotations
 
@@ -100,16 +96,10 @@ def changed_value(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def digest_kind(digest: str | None) -> int:
-    """Return the schema's code for a digest's name, 'xxh3' or 'none'.
-
-    Raises:
-        LimitError: another name.
-    """
-    if digest in (None, "none"):
-        return 0
-    if digest == "xxh3":
-        return 1
-    raise LimitError(f"digest {digest!r} is not known; 'xxh3' or 'none'")
+    """Return the schema's code for a digest's name, 'xxh3' or 'none'."""
+    if digest not in (None, "none", "xxh3"):
+        raise LimitError(f"digest {digest!r} is not known; 'xxh3' or 'none'")
+    return int(digest == "xxh3")
 
 
 def value_type(value: Any) -> int | None:
@@ -152,11 +142,7 @@ def encodable(text: str) -> bool:
 
 
 def is_attribute(value: Any, path: str) -> bool:
-    """Return True if a value is stored as an attribute rather than as a tensor or module.
-
-    Raises:
-        UnsupportedError: it would be one, but a text is not UTF-8.
-    """
+    """Return True if a value is stored as an attribute and not as tensor or module; UnsupportedError for a bad text."""
     if isinstance(value, list | tuple):
         if hasattr(value, "_fields") or list_type(value) is None:
             return False
@@ -198,7 +184,6 @@ class _TextPoolBuilder:
         return start, len(data)
 
     def _append(self, data: bytes) -> int:
-        """Lay bytes down, and return where."""
         start = self.size
         self.parts.append(data)
         self.size += len(data)
@@ -206,25 +191,12 @@ class _TextPoolBuilder:
         return start
 
     def add_all(self, texts: Sequence[str]) -> tuple[Array, Array]:
-        """Add texts, no two of them equal and none added before; return their starts and sizes."""
-        data = [text.encode() for text in texts]
-        sizes = np.fromiter(map(len, data), np.int64, len(data))
-        starts = np.cumsum(sizes + 1) - sizes - 1 + self._append(b"\0".join(data) + b"\0")
-        self.starts.update(zip(texts, starts.tolist(), strict=True))
-        self.room -= int(sizes.sum())
-        return starts, sizes
-
-    def add_names(self, names: list[str], order: Array) -> tuple[Array, Array]:
-        """Lay names down in the order of `by_name`; lying side by side in it, they are verified fastest."""
-        data = ("\0".join([names[i] for i in order.tolist()]) + "\0").encode()
+        """Lay texts without NUL down side by side, whatever was added before; return their starts and sizes."""
+        data = ("\0".join(texts) + "\0").encode()
         ends = np.flatnonzero(np.frombuffer(data, np.uint8) == 0)
-        starts, sizes = np.empty((2, len(names)), np.uint32)
-        first = np.concatenate(([0], ends[:-1] + 1))[: len(order)]
-        starts[order] = first
-        sizes[order] = ends - first
-        self._append(data)
-        self.room -= len(data) - len(names)
-        return starts, sizes
+        starts = np.concatenate(([0], ends[:-1] + 1))
+        self.room -= len(data) - len(texts)
+        return starts + self._append(data), ends - starts
 
 
 class _NumberPool:
@@ -248,9 +220,6 @@ def encode(entries: Entries) -> bytearray:
     """Encode an index as a FlatBuffer, its size a multiple of 8; the same entries give the same bytes.
 
     Payloads must ascend by offset and modules be in pre-order; names must be unique (`writing.flatten` sees to both).
-
-    Raises:
-        LimitError: the index would reach 2 GiB, or a value does not fit its field.
     """
     return _assemble(_vectors(entries), entries.digest_kind)
 
@@ -297,7 +266,8 @@ def _encode_tensors(entries: Entries, pool: _TextPoolBuilder, vectors: dict[str,
     dims, strides = _NumberPool(), _NumberPool()
     if names:
         order = np.array(sorted(range(len(names)), key=names.__getitem__), np.uint32)
-        out["name"], out["name_size"] = pool.add_names(names, order)
+        # In the order of `by_name`, in which they are verified fastest.
+        out["name"][order], out["name_size"][order] = pool.add_all([names[i] for i in order.tolist()])
         out["key_size"], out["parent"], out["place"] = entries.key_sizes, entries.parents, entries.places
         out["payload"] = entries.payloads
         layouts = np.zeros(len(entries.layouts), TENSOR)
@@ -336,6 +306,7 @@ def _encode_modules(entries: Entries, pool: _TextPoolBuilder, vectors: dict[str,
         if ends[i] > ends[parents[i]]:
             ends[parents[i]] = ends[i]
     out["name"], out["name_size"] = pool.add_all(names)
+    pool.starts.update(zip(names, out["name"].tolist(), strict=True))
     out["type_name"], out["type_name_size"] = zip(*map(pool.add, type_names), strict=True)
     out["end"], out["key_size"], out["parent"], out["place"], out["kind"] = ends, key_sizes, parents, places, kinds
     out["first_tensor"] = first_children(vectors["tensors"]["parent"], len(modules))

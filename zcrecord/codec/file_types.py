@@ -1,7 +1,6 @@
 """File formats: the table of those that are converted, and types of files told by their first bytes.
 
-To add a format: a row here, a module of `zcrecord.formats` with the row's name, tests. Every error about a wrong file
-has its words here; whether a file is sound is left to its reader.
+Every error about a wrong file has its words here.
 """
 
 from __future__ import annotations
@@ -85,12 +84,7 @@ _VARINT = re.compile(rb"[\x80-\xff]{0,9}[\0-\x7f]")
 
 
 def sniff_file_type(head: bytes) -> FileType | None:
-    """Return the type of a file that starts with these bytes, HEAD of them at most; None if it is unknown.
-
-    Example:
-        >>> sniff_file_type(b"GGUF\\3\\0\\0\\0").format
-        'gguf'
-    """
+    """Return the type of a file that starts with these bytes, HEAD of them at most; None if it is unknown."""
     if (known := _known_format(head)) is not None:
         return known
     if (kind := program_of(head)) is not None:
@@ -113,7 +107,6 @@ def _known_format(head: bytes) -> FileType | None:
 
 
 def _zip_type(head: bytes) -> FileType:
-    """Return the type of a zip file, by the name of its first member."""
     size = int.from_bytes(head[26:28], "little")
     first = head[30 : 30 + size]
     if len(first) == size and first.endswith((b".npy", b".json")):
@@ -131,10 +124,9 @@ def program_of(head: bytes) -> str | None:
 
 
 def read_elsewhere(octets: memoryview) -> str | None:
-    """Return the words for a file in which other readers find tensors, or data, by its start; None for any other.
+    """Return the words for a file in which other readers find tensors, or data; None for programs, text and the rest.
 
-    Programs and text are not of them, nor bytes of no type. A file that is protobuf from end to end is taken for an
-    ONNX model, whatever it starts with.
+    A file that is protobuf from end to end is taken for an ONNX model, whatever it starts with.
     """
     if (kind := _known_format(bytes(octets[:HEAD]))) is not None:
         return kind.what
@@ -168,14 +160,7 @@ def _varint(octets: memoryview, at: int) -> tuple[int, int]:
 def wrong_type(head: bytes, wanted: str, *, sure: bool = False) -> str | None:
     """Return the error message for a file of another type than the one wanted, such as 'an ONNX model'.
 
-    None if its type is unknown, or the one wanted: then something else is wrong with it.
-
-    Args:
-        sure: leave out types that the bytes may stand for only by chance.
-
-    Example:
-        >>> wrong_type(b"GGUF", "an ONNX model")
-        'this is a GGUF file, not an ONNX model; zcrecord convert makes an archive of it'
+    None if its type is unknown, or the one wanted, or not `sure`: then something else is wrong with it.
     """
     kind = sniff_file_type(head)
     if kind is None or (sure and not kind.sure) or kind.what == f"this is {wanted}":

@@ -1,8 +1,4 @@
-"""The index read: its columns as views of its bytes, and comparisons of many names at once.
-
-Knows the structs of `schema/zcrecord.fbs` and where the vectors lie. Whether the columns keep the rules is left to
-`verify`, where payloads lie to `layout`, writing to `entries`.
-"""
+"""The index read: its columns as views of its bytes, and comparisons of many names at once. `verify` has the rules."""
 
 from __future__ import annotations
 
@@ -87,10 +83,7 @@ class TensorEntry(NamedTuple):
 
 
 class Index(NamedTuple):
-    """The columns of an index, as views of its bytes. Lengths and bounds of the vectors are checked, nothing else.
-
-    `memory` starts where `text` does and goes on to the archive's end.
-    """
+    """The columns of an index, as views of its bytes. `memory` starts with `text` and goes on to the archive's end."""
 
     memory: memoryview
     digest_kind: int
@@ -146,13 +139,7 @@ def list_bounds(rows: Array) -> tuple[Array, Array]:
 
 
 def decode(memory: memoryview, size: int) -> Index:
-    """Return the columns of the index in the first `size` bytes of `memory`, which may go on behind it.
-
-    Checks the root table and the bounds of every vector. Copies nothing; the columns keep `memory` alive.
-
-    Raises:
-        FormatError: no FlatBuffer of ours, or a vector that leaves it.
-    """
+    """Return the columns of the index in the first `size` bytes of `memory`, which they keep alive; checks bounds."""
     buffer = memory[:size]
     words = buffer[: size & -4].cast("I")  # read at any address, and three times faster than by `struct`
     table, fields = _root(buffer, words)
@@ -199,7 +186,6 @@ def _root(buffer: memoryview, words: memoryview) -> tuple[int, dict[int, int]]:
 
 
 def _vector(words: memoryview, size: int, at: int, item: int, alignment: int, name: str) -> tuple[int, int]:
-    """Return the offset of a vector's first item, and the number of items."""
     start = at + words[at >> 2] if at % 4 == 0 else -1
     if start < 0 or start % 4 or start + 4 > size:
         raise FormatError(f"index: vector '{name}' is unaligned or starts past the end ({size:#x})")
@@ -248,10 +234,7 @@ class TextPool:
     def bad_names(
         self, starts: Array, sizes: Array, *, empty: bool = False, nul: bool = False
     ) -> tuple[int, str] | None:
-        """Return the first span that cannot be a name, and the reason, or None; `empty` and `nul` allow these.
-
-        Fastest for spans that lie side by side, as our writer puts the names of tensors down. Needs `check_text`.
-        """
+        """Return the first span that cannot be a name, and the reason, or None; `empty` and `nul` allow these."""
         if len(starts) == 1:  # the record itself, mostly
             why = self.bad_name(int(starts[0]), int(sizes[0]), empty=empty, nul=nul)
             return None if why is None else (0, why)
@@ -295,10 +278,7 @@ class TextPool:
         return first < ends
 
     def _words(self, starts: Array, sizes: Array, done: int) -> Array:
-        """Return bytes [done, done + 32) of each span, zeros past its end, as 4 rows of big-endian numbers.
-
-        Compared row by row they order as the bytes do.
-        """
+        """Return bytes [done, done + 32) of each span as 4 rows of numbers, which order as the bytes do, row by row."""
         return np.ascontiguousarray(self._pieces(starts, sizes, done).T).byteswap(inplace=True)
 
     def _pieces(self, starts: Array, sizes: Array, done: int) -> Array:

@@ -1,8 +1,4 @@
-"""The layout of an archive: header and trailer, alignment, limits. Pure arithmetic, no I/O.
-
-The one place that packs and unpacks binary numbers, and the one with an align function. The index is left to `index`,
-its rules to `verify`.
-"""
+"""The layout of an archive: header and trailer, alignment, limits. Pure arithmetic, no I/O."""
 
 from __future__ import annotations
 
@@ -124,7 +120,6 @@ def reading_drafts() -> Iterator[None]:
 
 
 def _check_version(version: int, what: str) -> None:
-    """Raise VersionError unless this reader knows the version (R2)."""
     if version == DRAFT and not _reads_drafts.get():
         raise VersionError(f"{what}: format version 0, a draft; `zcrecord convert OLD NEW` makes version 1 of it")
     if version not in (VERSION, DRAFT):
@@ -132,11 +127,7 @@ def _check_version(version: int, what: str) -> None:
 
 
 def decode_header(data: bytes, what: str = "header") -> Header | None:
-    """Decode and check the 64 bytes of a header, None if it is unsealed; rules R1 to R12 of FORMAT.md.
-
-    Raises:
-        FormatError: not an archive, damaged, or inconsistent. VersionError: another version or an unknown feature.
-    """
+    """Decode and check the 64 bytes of a header, None if it is unsealed; rules R1 to R12 of FORMAT.md."""
     if data[:8] != MAGIC:
         raise FormatError(_foreign(data, what))
     (_, version, log2, base_log2, zero8, zero32, features, index_offset, index_size, payload_offset, archive_size,
@@ -184,7 +175,6 @@ def _check_extents(h: Header, what: str) -> None:
 
 
 def _foreign(data: bytes, what: str) -> str:
-    """Return the error message for a file that is no archive, by the type that it seems to have."""
     if what == "trailer":
         return "trailer: its magic is missing; the file is truncated or has bytes appended, copy it again"
     if data[:4] == b"\x89ZCR" or data[1:4] == b"ZCR":
@@ -275,9 +265,7 @@ def unsigned_size(program: memoryview) -> int:
 def ends_in_archive(source: memoryview) -> bool:
     """Return True if bytes that are no archive end in one, placed as R18 asks: a program that has one attached.
 
-    Raises:
-        FormatError: they are a program without one; or they end in one, but its elements might be misaligned, or they
-        are a model, whose readers find other tensors.
+    FormatError if its elements might be misaligned, or the bytes are a model, or a program without an archive.
     """
     if len(source) < 2 * HEADER_SIZE or source[:8] == MAGIC:
         return False
@@ -320,11 +308,7 @@ def encode_attached(program_size: int) -> bytes:
 
 
 def decode_attached(before: memoryview) -> int | None:
-    """Return the size of the program whose bytes, padding and note lie before an archive; None if there is no note.
-
-    Raises:
-        FormatError: the note does not fit where it stands. IntegrityError: it is damaged.
-    """
+    """Return the size of the program before an archive, as the note between them says; None without a note."""
     note = bytes(before[len(before) - ATTACHED_SIZE :]) if len(before) >= ATTACHED_SIZE else b""
     if note[:8] != ATTACHED_MAGIC:
         return None
@@ -383,8 +367,7 @@ def payload_alignment(nbytes: int, alignment: int) -> int:
 def plan_payloads(sizes: Array, alignment: int) -> tuple[Array, int, int]:
     """Return each payload's offset, the aligned end of all, and the strongest alignment used.
 
-    Offsets are relative to a `payload_offset` that is a multiple of the strongest alignment. No byte is touched:
-    every front-indexed writer feeds on this, so sizes and bytes cannot disagree.
+    Offsets are relative to a `payload_offset` that is a multiple of the strongest alignment.
     """
     padded = (sizes + np.uint64(alignment - 1)) & np.uint64(2**64 - alignment)
     offsets = np.zeros(len(sizes) + 1, np.uint64)

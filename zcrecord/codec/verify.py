@@ -2,8 +2,7 @@
 
 A rule of one payload or one tensor stands once, in `check_payload` and `check_tensor`. The fields that it compares are
 Python's integers at level `touch`, of a single entry, and numpy's columns at level `index`, of all entries. Operators
-mean the same for both; `&` and `|` stand for `and` and `or`. The rest of the module are rules of the whole index. Rule
-numbers are FORMAT.md's. Decoding is left to `index`, rules about the payloads' bytes to full verification.
+mean the same for both; `&` and `|` stand for `and` and `or`.
 """
 
 from __future__ import annotations
@@ -75,11 +74,7 @@ class PayloadColumns:
 
 
 def check_payload(p: PayloadRow | PayloadColumns) -> None:
-    """Payloads are not empty, aligned, inside, ascending, disjoint or the very same range, without holes (R56 to R60).
-
-    Raises:
-        FormatError: with the offsets concerned.
-    """
+    """Payloads are not empty, aligned, inside, ascending, disjoint or the same range, without holes (R56 to R60)."""
     h = p.header
     start, room, alignment = h.payload_offset, h.payload_room, h.alignment
     wild = (p.nbytes == 0) | (p.nbytes > MAX_ARCHIVE_SIZE) | (p.offset > MAX_ARCHIVE_SIZE)
@@ -194,11 +189,7 @@ def _refuse(
 
 
 def check_tensor(t: TensorRow | TensorColumns) -> None:
-    """After this, a view of the tensor lies inside (R26, R33, R45 to R55, R71, R77); its name is checked apart.
-
-    Raises:
-        FormatError, LimitError: naming the tensor.
-    """
+    """After this, a view of the tensor lies inside (R26, R33, R45 to R55, R71, R77); its name is checked apart."""
     ix = t.ix
     _refuse(t, t.reserved != 0, "a reserved field is not zero")  # R26
     _refuse(t, t.rank > MAX_RANK, f"rank {{rank}} is more than {MAX_RANK}", LimitError)  # R47
@@ -270,11 +261,7 @@ def _reach_outside(t: TensorRow | TensorColumns, available: Number) -> Truth:
 
 
 def check_header(ix: Index, header: Header) -> None:
-    """Check counts that must agree, and where the payloads end; looks at no entry (R13, R24, R25, R37).
-
-    Raises:
-        FormatError: naming the subject of the rule, the value expected and the one found.
-    """
+    """Check counts that must agree, and where the payloads end; looks at no entry (R13, R24, R25, R37)."""
     n = len(ix.tensors)
     for what, column in (("by_name", ix.by_name), ("by_module", ix.by_module)):
         if column is not None and len(column) != n:
@@ -290,12 +277,7 @@ def check_header(ix: Index, header: Header) -> None:
 
 
 def check_index(ix: Index, header: Header) -> None:
-    """Check every rule of the index but those that need a payload's bytes; linear in its size.
-
-    Raises:
-        FormatError: with the tensor's name where one is concerned.
-        LimitError: a size or depth beyond the format's limits.
-    """
+    """Check every rule of the index but those that need a payload's bytes; linear in its size."""
     check_header(ix, header)
     pool = ix.pool()
     pool.check_text()
@@ -350,11 +332,7 @@ def _sum(sizes: Array) -> int:
 
 
 def check_touched(ix: Index, header: Header, i: int, pool: TextPool) -> None:
-    """Check tensor i alone: after this, a view of it lies inside the archive (R26 to R29, R33, R45 to R60).
-
-    Raises:
-        FormatError, LimitError: naming the tensor.
-    """
+    """Check tensor i alone: after this, a view of it lies inside the archive (R26 to R29, R33, R45 to R60)."""
     one = TensorRow(ix, header, i)
     if (why := pool.bad_name(one.name, one.name_size)) is not None:
         raise FormatError(f"tensors[{i}]: its name {why}")

@@ -1,8 +1,6 @@
 """Tensors of other libraries as numpy arrays: views of the host's memory, copies of a device's.
 
-Knows torch, jax, DLPack and the buffer protocol, and imports none of them: a torch tensor is there only once torch is
-imported. A tensor on a device is only described until it is asked for, so that it can be fetched when its turn comes.
-The way back is `frameworks`'s.
+Imports neither torch nor jax. A tensor on a device is only described, so that it can be fetched when its turn comes.
 """
 
 from __future__ import annotations
@@ -33,12 +31,9 @@ _torch_kinds: dict[Any, DType] = {}
 
 
 class DeviceTensor(NamedTuple):
-    """A tensor outside of the host's memory, or not in one piece: its description, and a function that fetches it.
+    """A tensor outside of the host's memory, or not in one piece: its description, and a function that copies it there.
 
-    Attributes:
-        kind, shape: of the array that `fetch` will return.
-        key: equal for tensors that are one and the same memory seen the same way.
-        fetch: returns it in the host's memory, copied; it is kept nowhere else.
+    `key` is equal for tensors that are one and the same memory seen the same way.
     """
 
     kind: DType
@@ -50,24 +45,15 @@ class DeviceTensor(NamedTuple):
 def as_array(value: Any) -> Array | PackedTensor:
     """Return any library's tensor as an ndarray, or as a PackedTensor if its elements are narrower than a byte.
 
-    Copies nothing that lies in the host's memory: not torch tensors, whatever their strides, nor jax arrays on one CPU,
-    nor objects with DLPack or the buffer protocol. Copied once are tensors of a device, jax arrays in several pieces or
-    of elements narrower than a byte, torch tensors that are conjugate or negated views, and all that `__array__`
-    copies.
-
-    Raises:
-        UnsupportedError: it is no tensor, or one that numpy cannot view.
+    Copied once are tensors of a device, jax arrays in several pieces or of elements narrower than a byte, torch tensors
+    that are conjugate or negated views, and all that `__array__` copies; nothing else is.
     """
     view = viewed(value)
     return view.fetch() if isinstance(view, DeviceTensor) else view
 
 
 def viewed(value: Any) -> Array | PackedTensor | DeviceTensor:
-    """Return the same as `as_array`, but describe tensors of a device and fetch none.
-
-    Raises:
-        UnsupportedError: it is no tensor, or one that no archive holds.
-    """
+    """Return the same as `as_array`, but describe tensors of a device and fetch none."""
     try:
         if isinstance(value, np.ndarray | np.generic):
             return np.asarray(value)
@@ -108,7 +94,6 @@ def _view_other(value: Any) -> Array | DeviceTensor:
 
 
 def _on_device(value: Any) -> bool:
-    """Return True if DLPack says that a value's memory is not the host's."""
     try:
         return int(value.__dlpack_device__()[0]) not in _HOST
     except _FAILURES:
@@ -133,17 +118,12 @@ def _dlpack_on_device(value: Any) -> DeviceTensor:
 
 
 def _torch_of(value: Any) -> Any:
-    """Return the module torch if `value` is one of its tensors."""
     torch = sys.modules.get("torch")
     return torch if torch is not None and isinstance(value, getattr(torch, "Tensor", ())) else None
 
 
 def _plain(tensor: Any, torch: Any) -> Any:
-    """Return a tensor of torch's own class over the same memory, without its gradient's history.
-
-    Raises:
-        UnsupportedError: it has no memory of its own that holds its values.
-    """
+    """Return a tensor of torch's own class over the same memory, without its gradient's history."""
     kind = type(tensor)
     if kind is torch.Tensor:
         plain = tensor.detach()
@@ -254,7 +234,6 @@ def _check_storage(tensor: Any) -> None:
 
 
 def _jax_of(value: Any) -> Any:
-    """Return the module jax if `value` is one of its arrays."""
     jax = sys.modules.get("jax")
     return jax if jax is not None and isinstance(value, getattr(jax, "Array", ())) else None
 
@@ -303,11 +282,7 @@ def _fetched(value: Any, jax: Any) -> Array:
 
 
 def pytree_children(value: Any) -> Iterable[tuple[str, Any]] | None:
-    """Return (key, child) pairs of an instance of a class registered with jax as a pytree; None for all others.
-
-    Raises:
-        UnsupportedError: two of its children have the same key.
-    """
+    """Return (key, child) pairs of an instance of a class registered with jax as a pytree; None for all others."""
     known = getattr(sys.modules.get("jax"), "tree_util", None)
     if known is None or value is None or known.default_registry.flatten_one_level(value) is None:
         return None

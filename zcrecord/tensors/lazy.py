@@ -1,7 +1,4 @@
-"""Tensors with values that are made when they are written: records larger than memory.
-
-Knows how many bytes are due and checks each piece; writing them is left to `writing.writers`.
-"""
+"""Tensors with values that are made when they are written: records larger than memory."""
 
 from __future__ import annotations
 
@@ -118,11 +115,7 @@ class Pieces:
         self._used = prod(shape) * kind.bits % 8  # bits of the last byte that are elements'; 0: all
 
     def take(self, piece: Any) -> memoryview:
-        """Return a piece's bytes, uncopied if they lie in C order already.
-
-        Raises:
-            ProducerError: it is of another element type, or more than is due.
-        """
+        """Return a piece's bytes, uncopied if they lie in C order already; ProducerError if they do not fit."""
         data, broken = self._bytes(piece)
         done = self._done + len(data)
         if done > self._due:
@@ -164,7 +157,6 @@ class Pieces:
 
 
 def _octets(value: Any) -> memoryview | None:
-    """Return the buffer of anything bytes-like, None for arrays and for all that has no buffer."""
     if hasattr(value, "shape") and not isinstance(value, memoryview):
         return None
     try:

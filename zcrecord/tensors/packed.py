@@ -1,7 +1,4 @@
-"""Tensors without a numpy array: elements narrower than a byte, and strings. Never unpacked unasked.
-
-Both are views of the bytes they were given; both save back unchanged.
-"""
+"""Tensors without a numpy array: elements narrower than a byte, and strings. Views of bytes, not unpacked unasked."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Addresses, extents and orders of strided arrays: the one place that computes them.
-
-Knows shapes, strides and addresses; nothing of element types, names or archives.
-"""
+"""Addresses, extents and orders of strided arrays."""
 
 from __future__ import annotations
 
@@ -33,12 +30,7 @@ def addresses(arrays: Sequence[Any]) -> list[int]:
 
 
 def reach(shape: Iterable[int], strides: Iterable[int]) -> tuple[int, int]:
-    """Return the distances from the first element to the lowest and the highest one, in the unit of the strides.
-
-    Example:
-        >>> reach((2, 3), (-3, 1))
-        (-3, 2)
-    """
+    """Return the distances from the first element to the lowest and the highest one, in the unit of the strides."""
     steps = [(dim - 1) * stride for dim, stride in zip(shape, strides, strict=True)]
     return sum(step for step in steps if step < 0), sum(step for step in steps if step > 0)
 
@@ -50,12 +42,7 @@ def extent(array: Array) -> tuple[int, int]:
 
 
 def c_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of C order, in elements.
-
-    Example:
-        >>> c_strides((2, 3, 4))
-        (12, 4, 1)
-    """
+    """Return the strides of C order, in elements."""
     out, step = [], 1
     for dim in reversed(shape):
         out.append(step)
@@ -100,12 +87,7 @@ def as_bytes(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
 
 def in_blocks(values: Any, most: int) -> Iterator[Any]:
-    """Yield an array, or a tensor of torch, as views of at most `most` bytes that follow one another in C order.
-
-    Example:
-        >>> [block.tolist() for block in in_blocks(np.arange(6, dtype=np.uint8).reshape(3, 2), 4)]
-        [[[0, 1], [2, 3]], [[4, 5]]]
-    """
+    """Yield an array, or a tensor of torch, as views of at most `most` bytes that follow one another in C order."""
     if values.nbytes <= most or not values.ndim:
         yield values
         return

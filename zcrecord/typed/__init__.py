@@ -1,12 +1,8 @@
 """A record as instances of classes: a saved tree against annotations, arrays still views.
 
-Chooses for each annotation the class in `leaves` or `containers` that fills it; the fields of a class are listed by
-`fields`. Written with `typing` and `dataclasses` alone: a structuring library would be one more thing for
-everybody to install, and knows neither tensors nor the names of saved classes.
-
-An annotation of no kind known here, if it is a class, takes any value that `isinstance` says is one (jaxtyping checks
-dtype and shape so); any other takes any value. A saved class's name tells apart the members of a union, no more: a
-record may be loaded into a class of another name.
+Each annotation has a class in `leaves` or `containers` that fills it. An unknown annotation that is a class takes any
+value that `isinstance` accepts (jaxtyping checks dtype and shape so); any other takes any value. The name of a saved
+class tells apart the members of a union, no more: a record may be loaded into a class of another name.
 """
 
 from __future__ import annotations
@@ -49,13 +45,6 @@ def into(archive: Archive, kind: type[T]) -> T:
     Raises:
         MismatchError: a field is missing, or of another kind. UnsupportedError: nothing is loaded into such a `kind`.
         LimitError: bytes that attributes share would take, copied for each, out of all proportion to the archive.
-
-    Example:
-        >>> import zcrecord; from dataclasses import make_dataclass
-        >>> Layer = make_dataclass("Layer", [("weight", np.ndarray), ("heads", int)])
-        >>> _ = zcrecord.save_record(Layer(np.ones(3), 8), "model.zcr")
-        >>> into(zcrecord.load_record("model.zcr").archive, Layer).heads
-        8
     """
     views = list(archive.views())
     check_blobs(archive)
@@ -72,17 +61,13 @@ def structure(kind: type[T], tree: Any) -> T:
     Raises:
         MismatchError: the first field in their order that is missing or of another kind; its `tensor` is the path.
         UnsupportedError: an annotation cannot be read, or is one of torch's.
-
-    Example:
-        >>> structure(dict[str, list[float]], {"a": [1, 2.5]})
-        {'a': [1.0, 2.5]}
     """
     hint: Any = fields.bare(kind)
     if hint is not Any and not isinstance(hint, type) and get_origin(hint) is None:
         what = f"a record is loaded into a class, or a type such as list[Layer], not into a {type(kind).__name__}"
         raise UnsupportedError(what)
-    made: T = _want(hint).build(_noded(tree), "")
-    return made
+    instance: T = _want(hint).build(_noded(tree), "")
+    return instance
 
 
 def _module(kind: int, type_name: str, items: list[tuple[str, Any]]) -> Any:
@@ -91,7 +76,6 @@ def _module(kind: int, type_name: str, items: list[tuple[str, Any]]) -> Any:
 
 
 def _noded(value: Any) -> Any:
-    """Return plain mappings, lists and tuples as modules."""
     if isinstance(value, abc.Mapping):
         kind, _, items = children_of(value, "")
         return SavedModule(kind or ModuleKind.MAPPING, "", {key: _noded(v) for key, v in items})

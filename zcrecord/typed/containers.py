@@ -1,7 +1,4 @@
-"""Annotations with parts: containers, classes and unions, whose values are built from those of their parts.
-
-The annotations of parts are read on first use, since types may hold themselves.
-"""
+"""Annotations with parts: containers, classes and unions. Parts are read on first use: types may hold themselves."""
 
 from __future__ import annotations
 
@@ -74,7 +71,7 @@ class Sequence(Want):
         return SEQUENCES[get_origin(self.hint) or self.hint]
 
     def rank(self, value: Any, /) -> int:
-        """Return how well a value's kind, and its keys, fit; of a list that is an attribute the items count, too."""
+        """Return how well a value's kind and keys fit; the items count, too, of a list that is an attribute."""
         parts = self._parts(value)
         if parts is None:
             return NO
@@ -82,12 +79,10 @@ class Sequence(Want):
         return own if isinstance(value, SavedModule) else min([own, *(want.rank(item) for want, _, item in parts)])
 
     def fits(self, value: Any, /) -> bool:
-        """Return True if a value fits, and each child by its `rank`: no deeper, so that deciding stays linear."""
         parts = self._parts(value)
         return parts is not None and all(want.rank(item) for want, _, item in parts)
 
     def build(self, value: Any, where: str, /) -> Any:
-        """Build a value from its children; MismatchError at the first that does not fit."""
         parts = self._parts(value)
         if parts is None:
             raise mismatch(where, self, value, _hole(value))
@@ -117,7 +112,6 @@ def _numbered(value: Any) -> list[tuple[str, Any]] | None:
 
 
 def _hole(value: Any) -> str:
-    """Return the advice for a mapping that lacks a key to be a list; empty for other values."""
     keys = _grouped(value).keys() if isinstance(value, SavedModule) and not value.is_sequence else set()
     if not any(key.isdecimal() for key in keys):
         return ""
@@ -174,7 +168,6 @@ class Class(Want):
         return {f.name: self.read_hint(f.hint) for f in self._fields.fields}
 
     def _items(self, value: Any) -> dict[str, Any] | None:
-        """Return a value's items by name, None if they have no names."""
         return _grouped(value, self._wants) if isinstance(value, SavedModule) and value.has_names else None
 
     def _is_its_own(self, value: Any) -> bool:

@@ -1,7 +1,6 @@
 """Fields of classes: of dataclasses, attrs classes, NamedTuples and TypedDicts, all described alike.
 
-Knows how each family spells fields, defaults and constructors, and resolves aliases and type parameters of
-annotations. attrs is not imported: a program that has such a class has imported it.
+attrs is not imported: a program that has such a class has imported it.
 """
 
 from __future__ import annotations
@@ -29,23 +28,14 @@ _WRAPPERS = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a class.
-
-    Attributes:
-        name: its name.
-        hint: its annotation.
-        argument: the constructor's argument that sets it; None if it is set after construction.
-        required: True if a record must have it.
-        stored: False for an `InitVar`, which instances do not have, so `save_record` leaves it out.
-        default: makes the default value, for classes without a constructor that does.
-    """
+    """One field of a class, and its annotation."""
 
     name: str
     hint: Any
-    argument: str | None
+    argument: str | None  # of the constructor, that sets it; None if it is set after construction
     required: bool
-    stored: bool = True
-    default: Callable[[], Any] | None = None
+    stored: bool = True  # not an `InitVar`, which instances do not have, so that `save_record` leaves it out
+    default: Callable[[], Any] | None = None  # for classes without a constructor that makes it
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,7 +57,7 @@ class ClassFields:
         return made
 
     def unset(self, made: Any) -> list[str]:
-        """Return the fields that neither the values nor the constructor gave an instance."""
+        """Return the fields that neither the values nor the constructor set."""
         return [f.name for f in self.fields if f.argument is None and not hasattr(made, f.name)]
 
 
@@ -77,16 +67,7 @@ def has_fields(kind: type) -> bool:
 
 
 def fields_of(hint: Any) -> ClassFields:
-    """Return the fields of a class, or of a generic class with its arguments.
-
-    Raises:
-        UnsupportedError: its annotations cannot be read.
-
-    Example:
-        >>> from typing import NamedTuple
-        >>> fields_of(NamedTuple("Point", [("x", int), ("y", float)])).fields[1].hint
-        <class 'float'>
-    """
+    """Return the fields of a class, or of a generic class with its arguments."""
     kind: type = get_origin(hint) or hint
     family = _family(kind)
     assert family is not None
@@ -188,7 +169,6 @@ def _read_hints(kind: type, **options: Any) -> dict[str, Any]:
 
 
 def _bind(kind: type, binding: dict[Any, Any], bound: dict[type, dict[Any, Any]]) -> None:
-    """Bind the type parameters of a class, and of its bases, to their arguments."""
     bound[kind] = binding
     for base in vars(kind).get("__orig_bases__", kind.__bases__):
         origin = get_origin(base) or base

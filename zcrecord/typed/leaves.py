@@ -1,8 +1,4 @@
-"""Annotations without parts: how well a value fits, the instance built of it, and both in words for errors.
-
-These are scalars, bytes, enumerations and arrays. Annotations with parts (containers, classes, unions) are in
-`containers`; `typed` chooses among all.
-"""
+"""Annotations without parts, such as scalars, bytes and arrays: how well a value fits, and the instance built of it."""
 
 from __future__ import annotations
 
@@ -61,10 +57,7 @@ def plain(value: Any) -> Any:
 
 
 class Want:
-    """An annotation, as a test and a builder of values. This one takes anything, as the plain tree has it.
-
-    `read` gives the wants of the annotations that it has as parts.
-    """
+    """An annotation, as a test and a builder of values; `read` gives those of its parts. This one takes anything."""
 
     def __init__(self, hint: Any, read: Callable[[Any], Want]) -> None:
         self.hint, self.read_hint = hint, read
@@ -78,11 +71,7 @@ class Want:
         return bool(self.rank(value))
 
     def build(self, value: Any, where: str, /) -> Any:
-        """Build the instance of a value that lies at the path `where`.
-
-        Raises:
-            MismatchError: it does not fit.
-        """
+        """Build the instance of a value that lies at the path `where`; MismatchError if it does not fit."""
         if not self.rank(value):
             raise mismatch(where, self, value, self.advice(value))
         return self.made(value)
@@ -115,10 +104,7 @@ class Instance(Want):
 
 
 class Number(Want):
-    """bool, int, float or complex, or a scalar type of numpy: an attribute, or a tensor of rank 0.
-
-    Numbers of numpy are saved as such tensors.
-    """
+    """bool, int, float or complex, or a scalar type of numpy: an attribute, or a tensor of rank 0."""
 
     def rank(self, value: Any, /) -> int:
         if type(value) is self.hint:
@@ -136,7 +122,6 @@ class Number(Want):
 
 
 def _is_exact(value: int) -> bool:
-    """Return True if an integer is a float, too."""
     return abs(value) <= sys.float_info.max and float(value) == value
 
 
