@@ -24,7 +24,7 @@ import os, signal, sys, time
 
 class Act:
     def find_spec(self, name, path=None, target=None):
-        if name == "zcrecord.formats.npz" and os.environ["ACT"] != "once" or self.first(name):
+        if name == "zcrecord.foreign.npz" and os.environ["ACT"] != "once" or self.first(name):
             if os.environ["ACT"] in ("once", "always"):
                 os.kill(os.getpid(), signal.SIGKILL)
             for process in (os.getppid(), os.getpid()) if os.environ["ACT"] == "SIGINT" else (os.getppid(),):
@@ -33,7 +33,7 @@ class Act:
 
     def first(self, name):
         try:
-            return name == "zcrecord.formats.npz" and os.mkdir("killed") is None
+            return name == "zcrecord.foreign.npz" and os.mkdir("killed") is None
         except FileExistsError:
             return False
 
