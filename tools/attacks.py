@@ -46,7 +46,6 @@ COLUMNS: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
 
 
 def main() -> None:
-    """Play every trick on everybody, and print the tables."""
     print("\n\n".join(map(table, COLUMNS)))
 
 

@@ -8,6 +8,7 @@ tests/conformance/README.md has the protocol. Needs Python 3.11 and nothing else
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fnmatch
 import json
 import queue
@@ -19,9 +20,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
-
-__all__ = ["LEVELS", "Fault", "Question", "Result", "examine", "main", "questions", "report", "rule_text"]
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 KIT = ROOT / "tests" / "conformance"
@@ -53,7 +52,6 @@ class Question(NamedTuple):
     about: str
 
     def line(self) -> bytes:
-        """Return the line that is written to the reader."""
         names = self.expected if self.level == "touch" and isinstance(self.expected, dict) else ()
         return ("\t".join([self.level, self.embedded, str(self.path), *names]) + "\n").encode()
 
@@ -80,24 +78,20 @@ def questions(only: str = "*", kit: Path = KIT) -> Iterator[Question]:
         if fnmatch.fnmatch(path.stem, only):
             yield from about_valid(path.with_suffix(".zcr"), json.loads(path.read_text(encoding="utf-8")))
     refused = json.loads((kit / "invalid.json").read_text(encoding="utf-8"))
-    for name, told in refused.items():
+    for name, answers in refused.items():
         if fnmatch.fnmatch(name, only):
             path = kit / "invalid" / f"{name}.zcr"
-            for level in LEVELS:
-                if level in told:
-                    yield Question(path, level, told.get("embedded", "whole"), told[level], name)
+            for level in filter(answers.__contains__, LEVELS):
+                yield Question(path, level, answers.get("embedded", "whole"), answers[level], name)
 
 
-def about_valid(path: Path, told: dict[str, Any]) -> Iterator[Question]:
-    """Yield the questions about an archive that is to be accepted."""
-    embedded = told["embedded"] or "whole"
+def about_valid(path: Path, content: dict[str, Any]) -> Iterator[Question]:
     found: dict[str, Any] = {ABSENT: None}
-    for tensor in told["tensors"]:
+    for tensor in content["tensors"]:
         if not re.search(r"[\t\n]", tensor["name"]):
             found[tensor["name"]] = {field: value for field, value in tensor.items() if field not in NOT_TOUCHED}
-    yield Question(path, "touch", embedded, found, told["about"])
-    yield Question(path, "index", embedded, told, told["about"])
-    yield Question(path, "full", embedded, told, told["about"])
+    for level, expected in (("touch", found), ("index", content), ("full", content)):
+        yield Question(path, level, content["embedded"] or "whole", expected, content["about"])
 
 
 class Reader:
@@ -112,69 +106,62 @@ class Reader:
         """Return the answer to a line, or the reason why there is none; a program that ended is asked once more."""
         again = self.process is not None
         try:
-            told = self.tell(line)
-            if not told and again:
+            reply = self.reply(line)
+            if not reply and again:
                 self.stop()
-                told = self.tell(line)
+                reply = self.reply(line)
         except queue.Empty:
             self.stop()
             return f"no answer within {self.seconds:g} s (does it flush each line?)"
-        if not told:
+        if not reply:
             assert self.process is not None
             status = self.process.wait()
             self.stop()
             return f"it ended with exit status {status}"
         try:
-            answer = json.loads(told)
+            answer = json.loads(reply)
         except ValueError:
             answer = None
-        return answer if isinstance(answer, dict) else f"no JSON object: {told[:60].decode(errors='replace').strip()!r}"
+        if isinstance(answer, dict):
+            return answer
+        return f"no JSON object: {reply[:60].decode(errors='replace').strip()!r}"
 
-    def tell(self, line: bytes) -> bytes:
+    def reply(self, line: bytes) -> bytes:
         """Write a line and return the one that answers it, empty if the program has ended."""
-        if self.process is None:
-            self.start()
-        assert self.process is not None and self.process.stdin is not None
+        process = self.process or self.start()
+        assert process.stdin is not None
         try:
-            self.process.stdin.write(line)
-            self.process.stdin.flush()
+            process.stdin.write(line)
+            process.stdin.flush()
         except BrokenPipeError:
             return b""
         return self.lines.get(timeout=self.seconds)
 
-    def start(self) -> None:
+    def start(self) -> subprocess.Popen[bytes]:
         """Start the program, and a thread that takes its lines; the last of them is empty."""
-        self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        process = self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         lines = self.lines = queue.Queue()
 
-        def take(stream: IO[bytes]) -> None:
-            for line in stream:
+        def take() -> None:
+            for line in process.stdout or ():
                 lines.put(line)
             lines.put(b"")
 
-        assert self.process.stdout is not None
-        threading.Thread(target=take, args=(self.process.stdout,), daemon=True).start()
+        threading.Thread(target=take, daemon=True).start()
+        return process
 
     def stop(self) -> None:
-        """End the program, whatever it is doing."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
-            for stream in (self.process.stdin, self.process.stdout):
-                try:
-                    if stream is not None:
-                        stream.close()
-                except BrokenPipeError:
-                    pass
+            for stream in filter(None, (self.process.stdin, self.process.stdout)):
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
         self.process = None
 
 
 def examine(command: Sequence[str], asked: Iterable[Question], *, seconds: float = 10) -> list[Result]:
-    """Ask a reader every question, and judge its answers; fields that it offers only sometimes are faults, too.
-
-    Raises:
-        OSError: the command cannot be started.
-    """
+    """Ask a reader every question, and judge its answers; fields that it offers only sometimes are faults, too."""
     reader = Reader(command, seconds)
     results = []
     try:
@@ -238,7 +225,6 @@ def judge_name(name: str, expected: Any, answer: Any) -> Iterator[Fault]:
 
 
 def judge_contents(expected: dict[str, Any], answer: dict[str, Any]) -> Iterator[Fault]:
-    """Yield the faults of what a reader says that a valid archive holds."""
     yield from judge_rows("tensors", ("name",), "tensor", expected, answer)
     yield from judge_rows("modules", ("name",), "module", expected, answer)
     yield from judge_rows("attributes", ("module", "key"), "attribute", expected, answer)
@@ -348,7 +334,6 @@ def shown(keys: Sequence[tuple[str, ...]]) -> str:
 
 
 def cut(text: str) -> str:
-    """Return a text shortened to what a line can hold."""
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 

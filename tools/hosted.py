@@ -54,10 +54,7 @@ class Hosted:
 
 
 def write_model(folder: Path, rows: int, columns: int) -> Path:
-    """Write `model.zcr` with the tensors that the programs use, and return its path.
-
-    They are `encoder.weight`, float32 of that shape, every number 0.5, and `encoder.bias`, four int16.
-    """
+    """Write `model.zcr` with `encoder.weight`, float32 of that shape, all 0.5, and `encoder.bias`, four int16."""
     weight = np.full((rows, columns), 0.5, np.float32)
     archive = folder / "model.zcr"
     zcrecord.save_record({"encoder": {"weight": weight, "bias": np.array(BIASES, np.int16)}}, archive, durable=False)
@@ -67,15 +64,10 @@ def write_model(folder: Path, rows: int, columns: int) -> Path:
 def build_c(
     folder: Path, archive: Path, program: str, compiler: Sequence[str] = ("gcc",), *, copied: bool = False
 ) -> Path:
-    """Return a program of tests/programs/c with the weights of an archive: symbols or, for `host_archive`, a blob.
+    """Return a program of tests/programs/c with the weights of `write_model`'s archive, made by a C or C++ compiler.
 
-    Args:
-        folder: where files are generated and the program is written.
-        archive: made by `write_model`.
-        program: its name in tests/programs/c.
-        compiler: a C or C++ compiler with its options. With one of -fsanitize the program does not count allocations:
-            the sanitizer has an allocator of its own.
-        copied: the program first copies its weights: what a measurement has to notice.
+    They are symbols or, for `host_archive`, a blob. `copied`: the program first copies its weights, which a measurement
+    has to notice. Under -fsanitize it does not count allocations: the sanitizer has an allocator of its own.
     """
     made = folder / "_".join([program, *compiler, *(["copied"] * copied)]).replace("/", "")
     cpp = "++" in compiler[0]
@@ -85,16 +77,13 @@ def build_c(
     sources = [Path(file) for file in report.files if file.endswith((".S", ".c"))]
     sanitized = any(option.startswith("-fsanitize") for option in compiler)
     counting = PROGRAMS / "c" / ("host_uncounted.c" if sanitized else "host_counting.c")
+    flags = ["-O2", "-g", *WARNINGS, *["-DHOST_COPY"] * copied, f"-I{made}", f"-I{PROGRAMS / 'c'}"]
+    # The program itself is C++ as well; the rest stays what it is.
+    standards = {program: ["-x", "c++", "-std=c++11"], counting.stem: ["-x", "c"]} if cpp else {}
     objects = []
     for source in (PROGRAMS / "c" / f"{program}.c", counting, *sources):
         out = made / f"{source.stem}_{source.suffix[1:]}.o"
-        # The program itself is C++ as well; the rest stays what it is.
-        standard = ["-x", "c++", "-std=c++11"] if cpp and source.stem == program else []
-        if cpp and source == counting:
-            standard = ["-x", "c"]
-        defines = ["-DHOST_COPY"] * copied
-        include = [f"-I{made}", f"-I{PROGRAMS / 'c'}"]
-        _run([*compiler, "-O2", "-g", *WARNINGS, *standard, *defines, *include, "-c", source, "-o", out], made)
+        _run([*compiler, *flags, *standards.get(source.stem, []), "-c", source, "-o", out], made)
         objects.append(out)
     _run([*compiler, *objects, "-o", made / program], made)
     return _written_back(made / program)
@@ -126,11 +115,7 @@ def _written_back(program: Path) -> Path:
 
 
 def run_together(program: Path, count: int = 1) -> list[Hosted]:
-    """Run a program in so many processes at once, and look at all of them when each has used its weights.
-
-    Raises:
-        RuntimeError: one of them failed.
-    """
+    """Run a program in so many processes at once, and look at all of them when each has used its weights."""
     processes = [subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(count)]
     try:
         lines = [process.stdout.readline() for process in processes if process.stdout is not None]
@@ -148,8 +133,8 @@ def run_together(program: Path, count: int = 1) -> list[Hosted]:
 
 
 def _pages(pid: int, start: int, end: int) -> Pages:
-    permissions, files, sums = set(), set(), {"Rss": 0, "Pss": 0, "Shared_Clean": 0, "Shared_Dirty": 0}
-    sums["Private_Dirty"] = 0
+    permissions, files = set(), set()
+    sums = dict.fromkeys(("Rss", "Pss", "Shared_Clean", "Shared_Dirty", "Private_Dirty"), 0)
     inside = False
     for line in Path(f"/proc/{pid}/smaps").read_text(encoding="utf-8").splitlines():
         words = line.split(maxsplit=5)

@@ -249,7 +249,6 @@ def _core(processor: str, folder: Path, given: Sequence[str]) -> int:
 
 
 def core_packages() -> list[str]:
-    """Return the requirements of the project, of some extras and of its core tests, from pyproject.toml."""
     project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     wanted = [*project["dependencies"], *(item for extra in EXTRAS for item in extras[extra])]

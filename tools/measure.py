@@ -1,17 +1,12 @@
-"""Memory of a process by kind, as the kernel counts it, and room in a folder.
-
-Linux tells everything, through `/proc`; other systems tell the resident size only, and what is not told is None.
-How long something takes is left to `tools.bench`.
-"""
+"""Memory of a process by kind, as Linux counts it, and room in a folder."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import shutil
-import subprocess
-import sys
 import threading
+import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,7 +17,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """One process's memory at one moment, in bytes; None where the system does not tell.
+    """One process's memory at one moment, in bytes.
 
     Attributes:
         rss: every resident page, shared or not.
@@ -32,48 +27,53 @@ class Memory:
     """
 
     rss: int
-    pss: int | None = None
-    private: int | None = None
-    file_backed: int | None = None
+    pss: int
+    private: int
+    file_backed: int
 
 
-def memory(pid: int | None = None) -> Memory | None:
-    """Return the memory of process `pid` (this one: None), or None where it cannot be learnt."""
-    process = os.getpid() if pid is None else pid
-    try:
-        fields = _kib_fields(Path(f"/proc/{process}/smaps_rollup"))
-    except OSError:  # not Linux, or a sandbox that hides it
-        rss = _rss(process)
-        return None if rss is None else Memory(rss)
+def memory(pid: int | None = None) -> Memory:
+    """Return the memory of process `pid` (this one: None).
+
+    Raises:
+        OSError: the process is gone, or this is not Linux.
+    """
+    fields = _kib_fields(f"/proc/{os.getpid() if pid is None else pid}/smaps_rollup")
     rss, private = fields["Rss"], fields["Anonymous"]
     return Memory(rss=rss, pss=fields["Pss"], private=private, file_backed=rss - private)
 
 
-def peak_rss() -> int | None:
-    """Return the most that this process has had resident since it was started, or None where it cannot be learnt.
+def private_bytes() -> int:
+    """Return this process's anonymous memory, as a function for workers."""
+    return memory().private
+
+
+def peak_rss() -> int:
+    """Return the most that this process has had resident since it was started; on Linux and macOS.
 
     On Linux from VmHWM and not from getrusage: a child's ru_maxrss starts at its parent's size (Linux keeps
     signal->maxrss through exec), so a small child of a large process would look large.
     """
-    status = Path("/proc/self/status")
-    if status.exists():
-        return _kib_fields(status).get("VmHWM")
-    if sys.platform == "win32":
-        return _windows_peak()
-    import resource
+    if os.path.exists("/proc/self/status"):
+        return _kib_fields("/proc/self/status")["VmHWM"]
+    import resource  # Windows has none
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def begin_peak() -> int:
     """Have `peak_rss` start again from what is resident now, and return that; on Linux alone."""
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    return peak_rss() or 0
+    return peak_rss()
 
 
-def private_bytes() -> int:
-    """Return this process's anonymous memory; on Linux alone."""
-    return _kib_fields(Path("/proc/self/smaps_rollup"))["Anonymous"]
+def timed(work: Callable[[], object]) -> dict[str, float]:
+    """Return the seconds that a function takes, and the peak of resident memory above that before; on Linux alone."""
+    before, start = begin_peak(), time.perf_counter()
+    kept = work()
+    seconds = time.perf_counter() - start
+    del kept
+    return {"seconds": seconds, "peak": float(peak_rss() - before)}
 
 
 def most_allocated(work: Callable[[], object]) -> int:
@@ -91,11 +91,11 @@ def most_allocated(work: Callable[[], object]) -> int:
 
 @contextlib.contextmanager
 def private_peak(pid: int) -> Iterator[Callable[[], int]]:
-    """Yield a function that tells by how much a process's private memory has grown at the most in the block; on Linux.
+    """Yield a function that returns by how much a process's private memory grew at most in the block; on Linux.
 
     It is looked at every few milliseconds.
     """
-    status, done = Path(f"/proc/{pid}/status"), threading.Event()
+    status, done = f"/proc/{pid}/status", threading.Event()
     before = most = _kib_fields(status)["RssAnon"]
 
     def look() -> None:
@@ -113,39 +113,10 @@ def private_peak(pid: int) -> Iterator[Callable[[], int]]:
 
 
 def free_bytes(folder: str | os.PathLike[str]) -> int:
-    """Return how many bytes can be written to the file system that holds `folder`."""
     return shutil.disk_usage(folder).free
 
 
-def _kib_fields(path: Path) -> dict[str, int]:
+def _kib_fields(path: str) -> dict[str, int]:
     """Return the `Name:   123 kB` lines of a file below /proc, in bytes."""
-    fields = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        name, _, rest = line.partition(":")
-        words = rest.split()
-        if len(words) == 2 and words[1] == "kB":
-            fields[name] = int(words[0]) * 1024
-    return fields
-
-
-def _rss(pid: int) -> int | None:
-    """Return the resident size, from ps, which every Unix has; Windows has psutil or nothing."""
-    if sys.platform == "win32":
-        try:
-            import psutil
-        except ImportError:
-            return None
-        return int(psutil.Process(pid).memory_info().rss)
-    try:
-        told = subprocess.run(["ps", "-o", "rss=", "-p", str(pid)], capture_output=True, text=True, check=True)
-        return int(told.stdout) * 1024
-    except (OSError, subprocess.CalledProcessError, ValueError):
-        return None
-
-
-def _windows_peak() -> int | None:
-    try:
-        import psutil
-    except ImportError:
-        return None
-    return int(psutil.Process().memory_info().peak_wset)
+    lines = [line.split() for line in Path(path).read_text(encoding="utf-8").splitlines()]
+    return {words[0][:-1]: int(words[1]) * 1024 for words in lines if len(words) == 3 and words[2] == "kB"}

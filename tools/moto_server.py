@@ -1,15 +1,40 @@
-"""moto's S3 server, in a process of its own on this machine; nothing leaves it."""
+"""moto's S3 server on this machine, for tests and benchmarks; nothing leaves it."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
-import socket
-import subprocess
-import sys
-import time
+import threading
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
+
+
+def moto_app() -> Any:
+    """Return moto's WSGI application, with stores that are empty."""
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+
+    return DomainDispatcherApplication(create_backend_app)
+
+
+@contextlib.contextmanager
+def serving(app: Any) -> Iterator[str]:
+    """Serve a WSGI application by threads of this process; yields its URL."""
+    from moto.moto_server.werkzeug_app import MotoRequestHandler
+    from werkzeug.serving import make_server
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=MotoRequestHandler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        with mock.patch.dict(os.environ, AWS_EC2_METADATA_DISABLED="true"):  # no one is asked for credentials
+            yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 @contextlib.contextmanager
@@ -17,24 +42,7 @@ def serving_moto(bucket: str) -> Iterator[dict[str, Any]]:
     """Yield the options of fsspec for a server with one empty bucket."""
     import s3fs
 
-    os.environ["AWS_EC2_METADATA_DISABLED"] = "true"  # no one is asked for credentials
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
-        try:
-            while server.poll() is None and not _answers(port):
-                time.sleep(0.05)
-            options = {"key": "key", "secret": "secret"}
-            out = {**options, "client_kwargs": {"endpoint_url": f"http://127.0.0.1:{port}"}}
-            s3fs.S3FileSystem(**out).mkdir(bucket)
-            yield out
-        finally:
-            server.terminate()
-
-
-def _answers(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-        return True
-    return False
+    with serving(moto_app()) as url:
+        options = {"key": "key", "secret": "secret", "client_kwargs": {"endpoint_url": url}}
+        s3fs.S3FileSystem(**options).mkdir(bucket)
+        yield options

@@ -21,7 +21,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
@@ -34,7 +33,7 @@ from tools.measure import MIB, free_bytes, memory
 from tools.models.gpt import write_gpt
 from tools.models.wire import MAX_MIB
 from tools.serving import make_session
-from tools.worker import Worker, WorkerError, call_alone
+from tools.worker import Worker, WorkerError, call_alone, call_at_once
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "tests" / "data"
@@ -53,7 +52,7 @@ class QuickstartError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Cost of serving one file. Seconds are medians over the processes, bytes are summed over them."""
+    """Cost of serving one file: seconds are medians over the processes, bytes are summed over them; None off Linux."""
 
     label: str
     ready: float
@@ -63,15 +62,11 @@ class Served:
     answer: list[float]
 
 
-def leave_model(folder: Path) -> tuple[Path, Path]:
-    """Put the digits classifier into a folder; return its path, and the path that its archive is to have."""
-    folder.mkdir(exist_ok=True)
-    return shutil.copyfile(DATA / "digits.onnx", folder / "model.onnx"), folder / "model.zcr"
-
-
 def act_one(console: Console, folder: Path) -> None:
     """Convert, open, list and run the digits classifier; both files must classify alike."""
-    source, archive = leave_model(folder)
+    folder.mkdir(exist_ok=True)
+    source, archive = folder / "model.onnx", folder / "model.zcr"
+    shutil.copyfile(DATA / "digits.onnx", source)
     console.rule("[bold]Act one[/]: a classifier of handwritten digits", align="left")
     start = time.perf_counter()
     zcrecord.onnx.convert(source, archive, force=True)
@@ -82,20 +77,20 @@ def act_one(console: Console, folder: Path) -> None:
         f"onnx2zc model.onnx model.zcr      {_seconds(converted - start)}, {source.stat().st_size:,} bytes in"
     )
     console.print(f'load_record("model.zcr")          {_seconds(opened - converted)}, nothing copied:')
-    console.print(_tensor_table(record))
+    table = _table(["tensor", "dtype", "shape"], ["bytes", "at offset"])
+    for info in record.infos():
+        shape = " x ".join(map(str, info.shape)) or "scalar"
+        table.add_row(info.name, info.dtype.name, shape, f"{info.nbytes:,}", f"{info.offset:,}")
+    console.print(table)
     _compare_digits(console, source, archive)
 
 
-def _tensor_table(record: Any) -> Table:
+def _table(texts: list[str], figures: list[str]) -> Table:
     table = Table(box=SIMPLE_HEAD)
-    for heading in ("tensor", "dtype", "shape"):
+    for heading in texts:
         table.add_column(heading)
-    for heading in ("bytes", "at offset"):
+    for heading in figures:
         table.add_column(heading, justify="right")
-    for name in record:
-        info = record.info(name)
-        shape = " x ".join(map(str, info.shape)) or "scalar"
-        table.add_row(name, info.dtype.name, shape, f"{info.nbytes:,}", f"{info.offset:,}")
     return table
 
 
@@ -133,7 +128,7 @@ def act_two(console: Console, folder: Path, mib: int) -> None:
         converted = call_alone("tools.serving:convert", source=str(source), dest=str(archive))
     with _step(console, "zcrecord tune, in a process of its own"):
         packed = call_alone("tools.serving:tune", source=str(archive), dest=str(tuned))
-    table = _figures("preparing it", "time", "peak memory", "file")
+    table = _table(["preparing it"], ["time", "peak memory", "file"])
     for what, cost, path in (
         ("onnx2zc", converted, archive),
         ("zcrecord tune (once for a kind of machine)", packed, tuned),
@@ -147,7 +142,14 @@ def act_two(console: Console, folder: Path, mib: int) -> None:
     served = [_serve(console, path, label) for label, path in files.items()]
     _check_answers(console, *served)
     latencies = _latencies(console, list(files.values()))
-    console.print(_serving_table(served, latencies))
+    table = _table([f"{PROCESSES} processes serve it"], [s.label for s in served])
+    table.add_row("session ready", *(_seconds(s.ready) for s in served))
+    table.add_row("first answer", *(_seconds(s.first_answer) for s in served))
+    for batch, of_each in latencies.items():
+        table.add_row(f"steady latency, batch {batch}", *map(_seconds, of_each))
+    table.add_row("memory of all, shared pages once", *(_mib(s.resident) for s in served))
+    table.add_row("  of which copies", *(_mib(s.private) for s in served))
+    console.print(table)
     _summary(console, served, latencies, (loaded["peak_rss"], converted["peak_rss"]), [source, tuned])
 
 
@@ -193,18 +195,15 @@ def _serve(console: Console, path: Path, label: str) -> Served:
     """Have four processes serve `path` at once; memory is taken when all four have answered and none has ended."""
     with _step(console, f"{PROCESSES} processes serve {label}"), contextlib.ExitStack() as stack:
         workers = [stack.enter_context(Worker()) for _ in range(PROCESSES)]
-        _all(workers, "tools.serving:prepare")
-        ready = _all(workers, "tools.serving:open_session", path=str(path), threads=_threads())
-        answers = _all(workers, "tools.serving:first_answer")
-        memories = [memory(worker.pid) for worker in workers]
-    return Served(
-        label=label,
-        ready=statistics.median(ready),
-        first_answer=statistics.median(r + a[0] for r, a in zip(ready, answers, strict=True)),
-        resident=_sum([m if m is None else m.rss if m.pss is None else m.pss for m in memories]),
-        private=_sum([m if m is None else m.private for m in memories]),
-        answer=answers[0][1],
-    )
+        call_at_once(workers, "tools.serving:prepare")
+        ready = call_at_once(workers, "tools.serving:open_session", path=str(path), threads=_threads())
+        answers = call_at_once(workers, "tools.serving:first_answer")
+        resident = private = None
+        with contextlib.suppress(OSError):  # other systems than Linux do not tell
+            memories = [memory(worker.pid) for worker in workers]
+            resident, private = sum(m.pss for m in memories), sum(m.private for m in memories)
+    first = statistics.median(r + a[0] for r, a in zip(ready, answers, strict=True))
+    return Served(label, statistics.median(ready), first, resident, private, answers[0][1])
 
 
 def _latencies(console: Console, paths: list[Path]) -> dict[int, list[float]]:
@@ -224,18 +223,6 @@ def _latencies(console: Console, paths: list[Path]) -> dict[int, list[float]]:
     return latencies
 
 
-def _all(workers: list[Worker], target: str, **arguments: Any) -> list[Any]:
-    """Call one function in all workers at once; return when all have answered."""
-    for worker in workers:
-        worker.send(target, **arguments)
-    return [worker.receive() for worker in workers]
-
-
-def _sum(values: list[int | None]) -> int | None:
-    known = [v for v in values if v is not None]
-    return sum(known) if len(known) == len(values) else None
-
-
 def _check_answers(console: Console, stock: Served, *others: Served) -> None:
     for other in others:
         if not np.allclose(stock.answer, other.answer, atol=1e-3):
@@ -244,51 +231,20 @@ def _check_answers(console: Console, stock: Served, *others: Served) -> None:
         console.print(f"Answers equal to those from {stock.label}, bit for bit: {'; '.join(alike)}.")
 
 
-def _figures(*headings: str) -> Table:
-    table = Table(box=SIMPLE_HEAD)
-    table.add_column(headings[0])
-    for heading in headings[1:]:
-        table.add_column(heading, justify="right")
-    return table
-
-
-def _serving_table(served: list[Served], latencies: dict[int, list[float]]) -> Table:
-    table = _figures(f"{PROCESSES} processes serve it", *(s.label for s in served))
-    rows = [
-        ("session ready", [_seconds(s.ready) for s in served]),
-        ("first answer", [_seconds(s.first_answer) for s in served]),
-        *((f"steady latency, batch {batch}", list(map(_seconds, of_each))) for batch, of_each in latencies.items()),
-        ("memory of all, shared pages once", [_mib(s.resident) for s in served]),
-        ("  of which copies", [_mib(s.private) for s in served]),
-    ]
-    if not _tells_shares():  # mapped pages are then counted once in every process
-        rows[-2:] = [("resident memory, summed", [_mib(s.resident) for s in served])]
-    for name, values in rows:
-        table.add_row(name, *values)
-    return table
-
-
-def _tells_shares() -> bool:
-    """Tell whether memory that processes share can be told from their own: on Linux, not on macOS and Windows."""
-    own = memory()
-    return own is not None and own.pss is not None
-
-
 def _summary(
     console: Console,
     served: list[Served],
     latencies: dict[int, list[float]],
-    peaks: tuple[int | None, int | None],
+    peaks: tuple[int, int],
     files: list[Path],
 ) -> None:
     """Print what the tuned archive gains beside the .onnx, and what it costs."""
     stock, ours, untuned = served
     console.print("[bold]What it saved[/]")
-    if None not in peaks:
-        console.print(f"  converting  {_mib(peaks[1])} at the peak instead of {_mib(peaks[0])}")
+    console.print(f"  converting  {_mib(peaks[1])} at the peak instead of {_mib(peaks[0])}")
     first, stock_first = _seconds(ours.first_answer), _seconds(stock.first_answer)
     console.print(f"  starting    {first} to the first answer instead of {stock_first}")
-    if stock.resident and ours.resident and _tells_shares():
+    if stock.resident:
         instead = f"{_mib(ours.resident)} for {PROCESSES} processes instead of {_mib(stock.resident)}"
         console.print(f"  serving     {instead}")
     behind = [(batch, theirs, mine) for batch, (theirs, mine, _) in latencies.items() if mine > 1.05 * theirs]

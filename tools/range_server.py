@@ -50,7 +50,6 @@ class Server:
 
     @property
     def sent(self) -> int:
-        """How many bytes went out as bodies."""
         return sum(request.sent for request in self.requests)
 
     def replace_after(self, requests: int) -> None:
@@ -100,7 +99,6 @@ class _Handler(BaseHTTPRequestHandler):
         return (int(found[1]), int(found[2]) + 1) if found else None
 
     def say(self, status: int, body: bytes = b"", **headers: str) -> None:
-        """Answer with a status and a short body."""
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)
@@ -109,7 +107,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def hang_up(self) -> None:
-        """Break the connection off."""
         self.close_connection = True
         self.connection.close()
 

@@ -23,8 +23,8 @@ from collections import OrderedDict
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from tools.measure import begin_peak, memory, peak_rss
-from tools.worker import Worker
+from tools.measure import private_bytes, timed
+from tools.worker import Worker, call_at_once
 
 OURS, FILES, HUGGING_FACE = "zcrecord", "FileSystemWriter", "HuggingFaceStorageWriter"
 Sharded = Literal["rows", "columns"]
@@ -55,9 +55,7 @@ class Ranks:
 
     def call(self, function: str, **arguments: Any) -> list[Any]:
         """Call a function of this module in all ranks at once; return their results."""
-        for worker in self._active:
-            worker.send(f"tools.ranks:{function}", **arguments)
-        return [worker.receive() for worker in self._active]
+        return call_at_once(self._active, f"tools.ranks:{function}", **arguments)
 
     def __enter__(self) -> Self:
         return self
@@ -172,7 +170,6 @@ def _tensors() -> list[Any]:
 
 
 def count() -> int:
-    """Return the number of sharded tensors."""
     return len(_tensors())
 
 
@@ -187,7 +184,6 @@ def checksum() -> float:
 
 
 def writer(way: str, folder: str, *, durable: bool) -> Any:
-    """Return the storage writer of one way."""
     if way == OURS:
         return importlib.import_module("zcrecord.distributed").ZcrStorageWriter(folder, durable=durable)
     if way == FILES:
@@ -202,7 +198,6 @@ def writer(way: str, folder: str, *, durable: bool) -> Any:
 
 
 def reader(way: str, folder: str) -> Any:
-    """Return the storage reader of one way."""
     if way == OURS:
         return importlib.import_module("zcrecord.distributed").ZcrStorageReader(folder)
     if way == FILES:
@@ -240,9 +235,7 @@ def save(way: str, folder: str, durable: bool = True) -> dict[str, float]:
 
     made = writer(way, folder, durable=durable)
     _settle(folder)
-    before, start = begin_peak(), time.perf_counter()
-    dcp.save(_state(way), storage_writer=made)
-    return {"seconds": time.perf_counter() - start, "peak": float((peak_rss() or 0) - before)}
+    return timed(lambda: dcp.save(_state(way), storage_writer=made))
 
 
 def save_in_background(way: str, folder: str, durable: bool = True) -> dict[str, float]:
@@ -250,26 +243,27 @@ def save_in_background(way: str, folder: str, durable: bool = True) -> dict[str,
     import torch.distributed.checkpoint as dcp
 
     made = writer(way, folder, durable=durable)
+    returned = []
+
+    def save_and_wait() -> None:
+        start = time.perf_counter()
+        saving = dcp.async_save(_state(way), storage_writer=made)
+        returned.append(time.perf_counter() - start)
+        getattr(saving, "upload_completion", saving).result()
+
     _settle(folder)
-    before, start = begin_peak(), time.perf_counter()
-    saving = dcp.async_save(_state(way), storage_writer=made)
-    returned = time.perf_counter() - start
-    getattr(saving, "upload_completion", saving).result()
-    told = {"returned": returned, "seconds": time.perf_counter() - start, "peak": float((peak_rss() or 0) - before)}
-    return {**told, "nbytes": float(sum(tensor.to_local().nbytes for tensor in _tensors()))}
+    nbytes = float(sum(tensor.to_local().nbytes for tensor in _tensors()))
+    return {**timed(save_and_wait), "returned": returned[0], "nbytes": nbytes}
 
 
 def load(way: str, folder: str) -> dict[str, float]:
     """Load into the state, which is zeros before; return the seconds, and by how much the peak of memory grew."""
     import torch.distributed.checkpoint as dcp
 
-    state = _state(way)
     for tensor in _tensors():
         tensor.to_local().zero_()
     _settle()
-    before, start = begin_peak(), time.perf_counter()
-    dcp.load(state, storage_reader=reader(way, folder))
-    return {"seconds": time.perf_counter() - start, "peak": float((peak_rss() or 0) - before)}
+    return timed(lambda: dcp.load(_state(way), storage_reader=reader(way, folder)))
 
 
 def load_views(folder: str) -> dict[str, float]:
@@ -282,9 +276,6 @@ def load_views(folder: str) -> dict[str, float]:
         weights = _sharded(_model(layers, width, vocabulary), sharded).state_dict()
     _kept.pop("views", None)
     _settle()
-    before, start = memory(), time.perf_counter()
+    before, start = private_bytes(), time.perf_counter()
     _kept["views"] = views(folder, {"model": weights})
-    seconds = time.perf_counter() - start
-    after = memory()
-    assert before is not None and after is not None and before.private is not None and after.private is not None
-    return {"seconds": seconds, "private": float(after.private - before.private)}
+    return {"seconds": time.perf_counter() - start, "private": float(private_bytes() - before)}

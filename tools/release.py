@@ -43,7 +43,6 @@ class ReleaseError(Exception):
 
 
 def _run(needs: str, command: list[str | Path], folder: Path) -> str:
-    """Run a command; return what it printed."""
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     except FileNotFoundError:
@@ -59,7 +58,6 @@ def build_python(dest: Path) -> None:
 
 
 def build_npm(dest: Path) -> None:
-    """Pack the folder of `zcrecord.js` into `dest`."""
     _run("npm", ["npm", "pack", ROOT / manifests.NPM.parent, "--pack-destination", dest, "--ignore-scripts"], dest)
 
 

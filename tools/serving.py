@@ -88,12 +88,10 @@ def first_answer(batch: int = 1, *, condition: bool = True) -> tuple[float, list
 
 
 def answer_digest(batch: int = 1) -> str:
-    """Return the SHA-256 of the bytes of one answer."""
     return hashlib.sha256(_session.run(None, request_for(_session, batch))[0].tobytes()).hexdigest()
 
 
 def latency(batch: int = 1, repeats: int = 20) -> float:
-    """Return the median seconds of `repeats` requests."""
     request = request_for(_session, batch)
     seconds = []
     for _ in range(repeats):
@@ -127,7 +125,6 @@ def tune(source: str, dest: str) -> dict[str, Any]:
 
 
 def onnx_load(source: str) -> dict[str, Any]:
-    """Parse an ONNX model with `onnx.load`; return what `_timed` does."""
     import onnx
 
     return _timed(lambda: onnx.load(source))
@@ -142,7 +139,6 @@ def onnx_to_arrays(source: str) -> dict[str, Any]:
 
 
 def onnx_ir_load(source: str) -> dict[str, Any]:
-    """Open an ONNX model with onnx-ir; return what `_timed` does."""
     import onnx_ir
 
     return _timed(lambda: onnx_ir.load(source))

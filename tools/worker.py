@@ -19,7 +19,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -29,7 +29,7 @@ _idle: list[subprocess.Popen[str]] | None = None  # processes that the next work
 
 
 class WorkerError(RuntimeError):
-    """A worker's request failed; the message is its error's, the traceback went to standard error."""
+    """A call of a worker failed; the message is its error's, the traceback went to standard error."""
 
 
 class Worker:
@@ -45,7 +45,6 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """Its process id, for `tools.measure.memory`."""
         return self._process.pid
 
     def send(self, target: str, **arguments: Any) -> None:
@@ -139,6 +138,13 @@ def call_alone(target: str, packages: Path | None = None, /, **arguments: Any) -
     """Return the result of one function called in a process of its own, with `packages` as `Worker` takes them."""
     with Worker(packages) as worker:
         return worker.call(target, **arguments)
+
+
+def call_at_once(workers: Sequence[Worker], target: str, **arguments: Any) -> list[Any]:
+    """Call one function in all workers at once; return the results when all have answered."""
+    for worker in workers:
+        worker.send(target, **arguments)
+    return [worker.receive() for worker in workers]
 
 
 def _serve() -> None:

@@ -10,7 +10,6 @@ from exhaustive import some
 
 
 def regions(data: bytes) -> tuple[range, range, range]:
-    """Return the ranges of header, index and trailer."""
     words = np.frombuffer(data[-64:], "<u8")
     start = int(words[3])
     return range(64), range(start, start + int(words[4])), range(len(data) - 64, len(data))

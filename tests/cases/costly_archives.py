@@ -58,7 +58,6 @@ def long_names(vector: str, field: str = "name") -> Forge:
 
 
 def chain() -> Forge:
-    """Nest every module in the one before."""
     f = start()
     column = repeated(f, "modules")
     column["end"], column["parent"] = len(column), np.arange(len(column), dtype="<i8") - 1 & NONE
@@ -103,6 +102,7 @@ def nuls() -> Forge:
 
 ONES = [1] * 63
 TAKES = "^index: its names, texts and lists take "
+ALIKE, HUGE = "two of its children have the key 'n'", r"its shape claims more than 2\^56 bytes"
 ARCHIVES: dict[str, tuple[Callable[[], Forge], str, str]] = {
     "names of tensors": (lambda: long_names("tensors"), "LimitError", TAKES),
     "names of modules": (lambda: long_names("modules"), "LimitError", TAKES),
@@ -112,32 +112,16 @@ ARCHIVES: dict[str, tuple[Callable[[], Forge], str, str]] = {
     "texts": (lambda: long_values(0, 0, text=True), "LimitError", TAKES),
     "lists": (lambda: long_values(1, LONG // 8, text=False), "LimitError", TAKES),
     "lists of texts": (lambda: long_values(1, LONG // 8, text=True), "LimitError", TAKES),
-    "short lists": (lambda: long_values(1, 31, text=False), "FormatError", "two of its children have the key 'n'"),
-    "short lists of texts": (
-        lambda: long_values(1, 10, text=True),
-        "FormatError",
-        "two of its children have the key 'n'",
-    ),
+    "short lists": (lambda: long_values(1, 31, text=False), "FormatError", ALIKE),
+    "short lists of texts": (lambda: long_values(1, 10, text=True), "FormatError", ALIKE),
     "chain of modules": (chain, "LimitError", "^modules: nested more than 100 deep"),
     "pool of NULs": (nuls, "", ""),
     "tensors": (lambda: tensors(4), "", ""),
     "tensors of rank 64": (lambda: tensors(*ONES, 4), "", ""),
     "strided tensors of rank 64": (lambda: tensors(*ONES, 4, strided=True), "", ""),
-    "tensors of 2^60 bytes": (
-        lambda: tensors(2**60),
-        "LimitError",
-        r"'000000': its shape claims more than 2\^56 bytes",
-    ),
-    "tensors of 2^(64*63) bytes": (
-        lambda: tensors(*[2**63] * 64),
-        "LimitError",
-        r"its shape claims more than 2\^56 bytes",
-    ),
-    "tensors of no payload": (
-        lambda: tensors(4, payload=NONE - 1),
-        "FormatError",
-        "its payload 4294967294 is not in the index",
-    ),
+    "tensors of 2^60 bytes": (lambda: tensors(2**60), "LimitError", f"'000000': {HUGE}"),
+    "tensors of 2^(64*63) bytes": (lambda: tensors(*[2**63] * 64), "LimitError", HUGE),
+    "tensors of no payload": (lambda: tensors(4, payload=NONE - 1), "FormatError", "payload 4294967294 is not in the"),
 }
 
 

@@ -10,12 +10,10 @@ from malformed import Case
 
 
 def attribute(key: str, **fields: int) -> Callable[[Forge], Any]:
-    """Change fields of one attribute."""
     return lambda f: f.set("attributes", key, **fields)
 
 
 def metadata(key: str, **fields: int) -> Callable[[Forge], Any]:
-    """Change fields of one entry of the metadata."""
     return lambda f: f.set("metadata", key, **fields)
 
 
@@ -30,7 +28,6 @@ def item(key: str, word: int, vector: str = "attributes") -> Callable[[Forge], A
 
 
 def swapped(f: Forge) -> None:
-    """Exchange two attributes of one module."""
     rows, at = f.columns["attributes"], f.row("attributes", "on")
     rows[[at, at + 1]] = rows[[at + 1, at]]
 

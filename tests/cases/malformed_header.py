@@ -15,17 +15,14 @@ Change = Callable[[Forge], Any]
 
 
 def both(**fields: Any) -> Change:
-    """Write fields into header and trailer alike."""
     return lambda f: f.ends.update(fields)
 
 
 def header(**fields: Any) -> Change:
-    """Write fields into the header alone."""
     return lambda f: f.header.update(fields)
 
 
 def trailer(**fields: Any) -> Change:
-    """Write fields into the trailer alone."""
     return lambda f: f.trailer.update(fields)
 
 
@@ -41,7 +38,6 @@ def widened(f: Forge) -> None:
 
 
 def shorter(f: Forge) -> None:
-    """Claim 8 bytes less than there are."""
     f.ends["archive_size"] = len(f.seal()) - 8
 
 

@@ -16,8 +16,6 @@ VTABLE, TABLE = 8, 40  # where `build_index` lays them
 
 
 def number(at: int, value: int, kind: str = "<u4") -> Change:
-    """Write one number into the index's bytes."""
-
     def change(f: Forge) -> None:
         index = bytearray(f.index or build_index(f.columns, f.digest_kind))
         data = np.array(value, kind).tobytes()
@@ -38,8 +36,6 @@ def distance(name: str, value: int) -> Change:
 
 
 def shift(name: str, by: int) -> Change:
-    """Move where a vector is said to lie."""
-
     def change(f: Forge) -> None:
         at = TABLE + 4 + 4 * VECTORS[name][0]
         old = int(np.frombuffer(build_index(f.columns, f.digest_kind), "<u4", 1, at)[0])
@@ -49,8 +45,6 @@ def shift(name: str, by: int) -> Change:
 
 
 def count(name: str, value: int) -> Change:
-    """Write how many items a vector has."""
-
     def change(f: Forge) -> None:
         f.index = build_index(f.columns, f.digest_kind)
         at = TABLE + 4 + 4 * VECTORS[name][0]
@@ -60,7 +54,6 @@ def count(name: str, value: int) -> Change:
 
 
 def whole(data: bytes) -> Change:
-    """Put other bytes in the index's place."""
     return lambda f: setattr(f, "index", data)
 
 

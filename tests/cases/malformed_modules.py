@@ -11,12 +11,10 @@ from malformed import Case
 
 
 def module(number: int, **fields: int) -> Callable[[Forge], Any]:
-    """Change fields of one module."""
     return lambda f: f.set("modules", number, **fields)
 
 
 def place(vector: str, key: str, value: int) -> Callable[[Forge], Any]:
-    """Change the place of one child."""
     return lambda f: f.set(vector, key, place=value)
 
 

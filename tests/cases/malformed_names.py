@@ -56,8 +56,6 @@ def sort_names(f: Forge) -> None:
 
 
 def tensor(key: str, name: bytes, key_size: int) -> Callable[[Forge], Any]:
-    """Rename a tensor."""
-
     def change(f: Forge) -> None:
         f.rename("tensors", key, name).set("tensors", f.row("tensors", name.decode()), key_size=key_size)
         sort_names(f)

@@ -16,8 +16,6 @@ def payload(number: int, **fields: int) -> Callable[[Forge], Any]:
 
 
 def hole(before: int) -> Callable[[Forge], Any]:
-    """Put 64 zeros too many in front of one payload."""
-
     def change(f: Forge) -> None:
         f.payload[64 * before : 64 * before] = bytes(64)
         f.columns["payloads"]["offset"][before:] += np.uint64(64)

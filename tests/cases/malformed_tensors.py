@@ -14,12 +14,10 @@ TOP = 2**64 - 1
 
 
 def tensor(key: str = "w", **fields: int) -> Callable[[Forge], Any]:
-    """Change fields of one tensor."""
     return lambda f: f.set("tensors", key, **fields)
 
 
 def shape(*dims: int, key: str = "w", **fields: int) -> Callable[[Forge], Any]:
-    """Give a tensor other dims; it keeps its payload."""
     return lambda f: f.set("tensors", key, dims=f.add("dims", dims), rank=len(dims), **fields)
 
 

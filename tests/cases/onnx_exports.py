@@ -20,13 +20,11 @@ LINK = dict(zip(OURS, ("m.zcr", "sha256:" + "0" * 64, "128", "0123abcd"), strict
 
 
 def archive(model: onnx.ModelProto, path: Path, **options: Any) -> Path:
-    """The archive of a model, at a path."""
     convert(io.BytesIO(model.SerializeToString()), path, force=True, durable=False, **options)
     return path
 
 
 def whole(source: Any, **options: Any) -> onnx.ModelProto:
-    """The model that an archive gives back, self-contained."""
     out = io.BytesIO()
     to_onnx(source, out, **options)
     return onnx.ModelProto.FromString(out.getvalue())
@@ -72,10 +70,8 @@ def mlp(seed: int = 0, **more: Any) -> onnx.ModelProto:
         "a.w": floats(64, 64, seed=seed + 1), "b.w": floats(64, 64, seed=seed + 2), "a.b": floats(64, seed=seed + 3),
         "scale": np.array(0.5, "f4"), **more,
     }  # fmt: skip
-    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", 64]) for n in "xy"]
-    tensors = [numpy_helper.from_array(a, n) for n, a in arrays.items()]
-    made = helper.make_graph(nodes, "g", values[:1], values[1:], tensors)
-    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    x, y = (onnx_graphs.value(name, "n", 64) for name in "xy")
+    return onnx_graphs.graph_model(nodes, [x], [y], arrays)
 
 
 def tensors_of_every_kind() -> list[TensorProto]:
@@ -115,7 +111,6 @@ def stub(number: Any, name: bytes = b"w", dims: tuple[int, ...] = (64,), more: b
 
 
 def damaged(path: Path, name: str) -> None:
-    """Change one bit of a tensor's bytes in a file."""
     offset = zcrecord.load_record(path).info(name).offset
     with path.open("r+b") as file:
         file.seek(offset + 9)

@@ -12,7 +12,7 @@ import onnx_models as m
 import onnxruntime as ort
 from guides import ROOT
 from onnx import TensorProto, helper, numpy_helper
-from records import run_python
+from processes import growth
 
 from zcrecord.onnx import convert, runtime, tune
 
@@ -148,25 +148,6 @@ def feeds() -> list[tuple[onnx.ModelProto, list[dict[str, np.ndarray]]]]:
     ]
 
 
-MEASURE = """
-import mmap, sys
-import numpy as np, onnxruntime as ort
-from tools.measure import private_bytes
-from zcrecord.onnx import session
-def grow(make, feeds):
-    before = private_bytes()
-    made = make()
-    for feed in feeds:
-        made.run(None, feed)
-    return private_bytes() - before
-def mapped(path):
-    with open(path, "rb") as file:
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-path = sys.argv[1]
-feeds = [{"x": np.ones((1, 2048), "f4"), "i": np.array([3]), "c": np.array([c])} for c in (True, False)]
-"""
-
-
 def large_branches(tmp_path: Path) -> tuple[Path, Path]:
     """An If whose branches share a matrix of 16 MiB and have one of 16 MiB each, as .onnx and .zcr."""
     model = branches()
@@ -180,5 +161,18 @@ def large_branches(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "m.onnx", tmp_path / "m.zcr"
 
 
+SETUP = """
+import mmap
+import numpy as np, onnxruntime as ort
+from zcrecord.onnx import session
+def mapped(path):
+    with open(path, "rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+path = sys.argv[1]
+feeds = [{"x": np.ones((1, 2048), "f4"), "i": np.array([3]), "c": np.array([c])} for c in (True, False)]
+"""
+
+
 def private_growth(make: str, path: Path) -> int:
-    return int(run_python(f"{MEASURE}\nprint(grow(lambda: {make}, feeds))", path).stdout.split()[-1])
+    """Return the private memory that a session over `path`, both of whose branches ran, takes in a fresh process."""
+    return growth(SETUP, f"made = {make}\nfor feed in feeds: made.run(None, feed)", path)[0]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import onnx
 import onnx_models as m
 import pytest
 from onnx import TensorProto
+from processes import growth as growth
 
 import zcrecord
 from zcrecord.errors import OnnxError, RecordError
@@ -47,7 +46,6 @@ def assert_same(tensors: OnnxTensors, record: zcrecord.Record) -> None:
 
 
 def written(path: Path, model: Any) -> Path:
-    """A model, as a ModelProto or as bytes, in a file."""
     path.write_bytes(model if isinstance(model, bytes) else model.SerializeToString())
     return path
 
@@ -101,25 +99,6 @@ def counted_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(external_data, "read_some", counting)
     return read
-
-
-MEASURED = """
-import sys
-from tools.measure import memory, peak_rss
-{setup}
-private, peak = memory().private, peak_rss()
-{work}
-print(memory().private - private, peak_rss() - peak)
-"""
-
-
-def growth(setup: str, work: str) -> tuple[int, int]:
-    """The bytes of private memory, and of the peak of all memory, that this work adds to a fresh process."""
-    code = MEASURED.format(setup=setup, work=work)
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
-    private, peak = done.stdout.split()[-2:]
-    return int(private), int(peak)
 
 
 def shifted(model: onnx.ModelProto, by: int) -> bytes:

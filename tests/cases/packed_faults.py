@@ -114,7 +114,6 @@ END = FOUND[-1].offset + FOUND[-1].nbytes  # where the table starts
 
 
 def resealed(rows: list[tuple[int, int, int]], descriptor: int = 0x80, count: int | None = None) -> bytes:
-    """The frames under another table."""
     body = b"".join(struct.pack("<III", *row) for row in rows)
     body += struct.pack("<IBI", len(rows) if count is None else count, descriptor, 0x8F92EAB1)
     return TABLED[:END] + struct.pack("<II", 0x184D2A5E, len(body)) + body

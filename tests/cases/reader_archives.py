@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import malformed_attributes
 import malformed_contents
@@ -17,18 +16,17 @@ import malformed_names
 import malformed_payloads
 import malformed_tensors
 import numpy as np
-from changed_bytes import regions, resealed, with_crc
+from changed_bytes import with_crc
 from costly_archives import BIG, large, tensors
-from forge import VECTORS, Forge, build_index
+from forge import Forge
 from malformed import Case, compact, plain, rich, saved
-from readers import Level, Mode, Question
+from readers import Mode, Question
 
 MALFORMED = (
     malformed_attributes, malformed_contents, malformed_header, malformed_index, malformed_modules, malformed_names,
     malformed_payloads, malformed_tensors,
 )  # fmt: skip
 GOLDEN = Path(__file__).parents[1] / "conformance" / "valid"
-MOSTLY: list[Level] = ["i", "i", "f"]
 MODES: dict[str | None, Mode] = {None: "w", "prefix": "p", "suffix": "s"}
 # Small ones with something of each kind; `nested` has all kinds of modules and values, and is the largest.
 SMALL = ["tiny", "views", "strings", "deduplicated", "back_unsealed", "unknown_vector", "prefix", "suffix"]
@@ -114,42 +112,12 @@ def catalogue() -> Iterator[bytes]:
 
 
 def mixed(seed: int, count: int) -> Iterator[Question]:
-    """Yield archives with a few numbers of their index changed, or a few of their bytes; their CRCs are right."""
-    rng = random.Random(seed)
-    starts = [rich(), compact(), plain(front=False)]
-    whole = [start.seal() for start in starts] + [golden(name)[0] for name in ("views", "nested", "dtypes", "onnx")]
-    for _ in range(count):
-        level = rng.choice(MOSTLY)
-        if rng.random() < 0.5:
-            data = rng.choice(whole)
-            places = regions(data)[1]
-            changed = bytearray(data)
-            for _ in range(rng.choice((1, 1, 2, 3))):
-                at = rng.randrange(places.start, places.stop)
-                changed[at] = rng.choice((0, 1, 2, 255, changed[at] ^ 1 << rng.randrange(8), rng.randrange(256)))
-            yield Question(resealed(bytes(changed)), "w", level)
-            continue
-        forged = Forge(rng.choice(whole[:3]))
-        for _ in range(rng.choice((1, 1, 2, 3))):
-            change_number(rng, forged)
-        yield Question(forged.seal(), "w", level)
+    """Yield archives that a fuzzer changed, whose CRCs are right, each asked about in one way."""
+    from tools.fuzz.differential import mutations  # here, since the fuzzers take these archives, too
 
-
-def change_number(rng: random.Random, forged: Forge) -> None:
-    """Write one number into one column: a small one, one of another row, or one around its limits."""
-    vector = rng.choice([name for name, column in forged.columns.items() if len(column)])
-    column: Any = forged.columns[vector]
-    dtype = VECTORS[vector][1]
-    if dtype.names:
-        field = rng.choice(dtype.names)
-        column, dtype = column[field], dtype[field]
-    bits = dtype.itemsize * 8
-    top = 1 << bits if dtype.kind == "u" else 1 << (bits - 1)
-    least = 0 if dtype.kind == "u" else -top
-    wild = (top - 1, least, top // 2, min(top - 1, 1 << 56), rng.randrange(least, top))
-    near = int(column[rng.randrange(len(column))])
-    choices = (rng.randrange(8), near, min(near + 1, top - 1), max(near - 1, least), rng.choice(wild))
-    column[rng.randrange(len(column))] = rng.choice(choices)
+    starts = [rich().seal(), compact().seal(), plain(front=False).seal()]
+    starts += [golden(name)[0] for name in ("views", "nested", "dtypes", "onnx")]
+    yield from islice(mutations(starts, seed), count)
 
 
 def wide() -> Iterator[bytes]:
@@ -174,79 +142,22 @@ def wide() -> Iterator[bytes]:
             forged = rich()
             forged.columns[name][row] += forged.columns[name].dtype.type(1 << 32)
             yield forged.seal()
-
-
-def uneven() -> Iterator[bytes]:
-    """Yield archives that break a rule which others mostly stand before."""
-    forged = Forge(saved({}))
-    forged.widen = 8
-    yield forged.seal()  # R11: nothing but payload_offset is unaligned
-    forged = rich()
-    dims = [2, 3, *[1] * 63]
-    yield forged.set("tensors", "w", rank=65, dims=forged.add("dims", dims)).seal()  # R47
-    wide = Forge(saved({"w": np.zeros(1 << 16, np.complex128)}))
-    pools = {"dims": wide.add("dims", [2] * 16), "strides": wide.add("strides", [1 << 56] * 16)}
-    yield wide.set("tensors", "w", rank=16, **pools).seal()  # R53: the highest byte is past 2^64, at 0
-    forged = plain()
-    index = build_index(forged.columns, forged.digest_kind)
-    table = int.from_bytes(index[:4], "little")
-    index[:4] = (table + 2).to_bytes(4, "little")
-    forged.index = index
-    yield forged.seal()  # R19
-    forged = plain()
-    index = build_index(forged.columns, forged.digest_kind) + bytes(64)
-    field = table + 8  # of the text, whose items may lie anywhere; the count may not
-    at, size = len(index) - 63, len(forged.columns["text"])
-    text = forged.columns["text"].tobytes()
-    index += bytes(size + 8 - (len(index) + size) % 8)
-    index[at : at + 4 + size] = size.to_bytes(4, "little") + text
-    index[field : field + 4] = (at - field).to_bytes(4, "little")
-    forged.index = index
-    yield forged.seal()  # R22
-    index = build_index(plain().columns, 1)
-    index[10:12] = (8).to_bytes(2, "little")
-    forged.index = index
-    yield forged.seal()  # R21: the table ends before its fields
-    forged.index = build_index(plain().columns, 1) + bytes(4)
-    yield forged.seal()  # R10
-    for log2 in (3, 17):
-        forged = Forge(saved({}))
-        forged.alignment_log2, forged.base_log2 = log2, max(log2, 6)
-        yield forged.seal()  # R4
-    for vector, name in (("attributes", "note"), ("metadata", "by")):
-        yield rich().rename(vector, name, b"").seal()  # R29
-    forged = Forge(saved({"w": np.ones(3), "blob": b"bytes"}))
-    row = forged.get("attributes", "blob", "value")
-    forged.payload = forged.payload[: forged.get("payloads", row, "offset")]
-    yield forged.set("payloads", row, nbytes=0).seal()  # R56
-    yield deep().seal()  # R40
-
-
-def deep() -> Forge:
-    """Nest 100 modules as an archive may, and one more in the innermost."""
-    record: dict[str, Any] = {"n": 1}
-    for _ in range(99):
-        record = {"a": record}
-    forged = Forge(saved(record))
-    modules = forged.columns["modules"]
-    assert len(modules) == 100
-    modules["end"] += 1
-    forged.columns["modules"] = np.concatenate((modules, modules[-1:]))
-    forged.rename("modules", 100, b".".join([b"a"] * 100))
-    return forged.set("modules", 100, parent=99, place=1, end=101, first_attribute=1)
+    forged = Forge(saved({"w": np.zeros(1 << 16, np.complex128)}))
+    pools = {"dims": forged.add("dims", [2] * 16), "strides": forged.add("strides", [1 << 56] * 16)}
+    yield forged.set("tensors", "w", rank=16, **pools).seal()  # R53: the highest byte is past 2^64, at 0
 
 
 def repeating() -> Iterator[bytes]:
     """Yield archives whose only fault is how often they repeat their pools (R30, R31); names differ in length."""
-    long = 20_000
+    long, keys = 20_000, [f"k{i:02}" for i in range(20)]
     for vector, record in (
-        ("tensors", {f"k{i:02}": np.full(1, i, np.uint8) for i in range(20)}),
-        ("attributes", {f"k{i:02}": i for i in range(20)}),
-        ("modules", {f"k{i:02}": {"n": i} for i in range(20)}),
+        ("tensors", {key: np.full(1, i, np.uint8) for i, key in enumerate(keys)}),
+        ("attributes", dict.fromkeys(keys, 1)),
+        ("modules", {key: {"n": 1} for key in keys}),
         ("metadata", {}),
     ):
         for short in (False, True):
-            forged = Forge(saved(record, metadata={f"k{i:02}": i for i in range(20)}))
+            forged = Forge(saved(record, metadata=dict.fromkeys(keys, 1)))
             start, _ = forged.text(b"x" * long)
             column = forged.columns[vector][-20:]
             sizes = np.arange(20) + (1 if short else long - 20)
@@ -254,15 +165,15 @@ def repeating() -> Iterator[bytes]:
             if "key_size" in (column.dtype.names or ()):
                 column["key_size"] = sizes
             yield forged.seal()
-    forged = Forge(saved({f"k{i:02}": {"n": i} for i in range(20)}))
+    forged = Forge(saved({key: {"n": 1} for key in keys}))
     start, size = forged.text(b"x" * long)
     forged.columns["modules"]["type_name"], forged.columns["modules"]["type_name_size"] = start, size
     yield forged.seal()
-    forged = Forge(saved({f"k{i:02}": "text" for i in range(20)}))
+    forged = Forge(saved(dict.fromkeys(keys, "text")))
     start, size = forged.text(b"x" * long)
     forged.columns["attributes"]["value"] = start | size << 32
     yield forged.seal()
-    forged = Forge(saved({f"k{i:02}": [1, 2] for i in range(20)}))
+    forged = Forge(saved({key: [1, 2] for key in keys}))
     forged.columns["attributes"]["value"] = forged.add("words", [7] * long) | long << 32
     yield forged.seal()
 

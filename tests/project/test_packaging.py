@@ -109,11 +109,9 @@ def test_editable_install_is_a_path_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_metadata_says_who_may_use_it_and_where(metadata: Message) -> None:
-    assert metadata["Name"] == "zcrecord"
-    assert metadata["Version"] == zcrecord.__version__
+    assert (metadata["Name"], metadata["Version"]) == ("zcrecord", zcrecord.__version__)
     assert metadata["License-Expression"] == "Apache-2.0 AND 0BSD"
     assert metadata.get_all("License-File") == LICENSES
-    assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["Description-Content-Type"] == "text/markdown"
     assert str(metadata.get_payload()).strip() == (ROOT / "README.md").read_text(encoding="utf-8").strip()
 
@@ -135,14 +133,6 @@ def test_plain_install_brings_the_core_alone(metadata: Message) -> None:
         extra = re.search(r"\bextra == '(\w+)'", marker)
         required[extra[1] if extra else ""].add(re.split(r"[^\w-]", requirement)[0])
     assert required[""] == {"numpy", "flatbuffers", "ml-dtypes", "xxhash", "rich"}
-    extras = {"zstd", "onnx", "ort", "torch", "jax", "gguf", "remote", "s3", "sign", "serve", "completion", "bench"}
-    extras |= {"transformers", "all", "dev"}
-    assert set(required) == {"", *extras}
-    assert required["zstd"] == {"zstandard"}
-    assert required["onnx"] == {"onnx", "zstandard"}
-    assert required["ort"] == {"onnxruntime"}
-    for name in ("torch", "jax", "gguf"):
-        assert required[name] == {name}
     assert required["all"] == set().union(*(required[name] for name in set(required) - {"", "all", "dev"}))
 
 

@@ -77,11 +77,9 @@ class Pages:
         self.complaints.clear()
 
     def close(self) -> None:
-        """Close every page."""
         for context in list(self.browser.contexts):
             context.close()
 
 
 def scrolls_sideways(page: Page) -> bool:
-    """Return True if a page is wider than its window."""
     return bool(page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"))

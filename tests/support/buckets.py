@@ -1,20 +1,19 @@
 """An S3 server in this process, whose requests are noted, and answered by an error or not at all where a test says so.
 
 The server is moto's; nothing leaves this machine. With ZCRECORD_TEST_S3=http://KEY:SECRET@HOST:PORT requests are handed
-on to a real server there, which has to take parts of 64 KiB; see tools/swift_server.py.
+on to a real server there, which has to take parts of 64 KiB; see tools/swift.py.
 """
 
 from __future__ import annotations
 
 import contextlib
 import http.client
-import logging
 import os
 import socket
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
-from unittest import mock
+
+from tools.moto_server import moto_app, serving
 
 ERROR = b"<Error><Code>%s</Code><Message>refused by the test</Message></Error>"
 ELSEWHERE = os.environ.get("ZCRECORD_TEST_S3", "")
@@ -38,7 +37,6 @@ class S3:
         self.answers: Callable[[str], str | None] = lambda _: None
 
     def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-        """Answer a request."""
         query = "&".join(sorted(p for p in environ["QUERY_STRING"].split("&") if not p.startswith("uploadId")))
         request = f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']}{'?' if query else ''}{query}"
         self.requests.append(request)
@@ -79,13 +77,13 @@ def forward(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[byte
     """Hand a request on to the server elsewhere, as it is, and its answer back."""
     names = {name: name[5:].replace("_", "-").title() for name in environ if name.startswith("HTTP_")}
     headers = {header: environ[name] for name, header in names.items() if header != "Transfer-Encoding"}
-    headers |= {h: environ[n] for h, n in (("Content-Type", "CONTENT_TYPE"),) if environ.get(n)}
+    headers |= {"Content-Type": environ["CONTENT_TYPE"]} if environ.get("CONTENT_TYPE") else {}
     body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
     headers["Content-Length"] = str(len(body))
     connection = http.client.HTTPConnection(ELSEWHERE.rpartition("@")[2])
     connection.request(environ["REQUEST_METHOD"], environ["RAW_URI"], body, headers)
     answer = connection.getresponse()
-    start(f"{answer.status} {answer.reason}", [h for h in answer.getheaders() if h[0] not in ("Connection",)])
+    start(f"{answer.status} {answer.reason}", [h for h in answer.getheaders() if h[0] != "Connection"])
     data = answer.read()
     connection.close()
     return [data]
@@ -94,23 +92,10 @@ def forward(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[byte
 @contextlib.contextmanager
 def serving_s3() -> Iterator[S3]:
     """Serve S3, with an empty bucket named "bucket"."""
-    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
-    from werkzeug.serving import make_server
-
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    s3 = S3(forward if ELSEWHERE else DomainDispatcherApplication(create_backend_app))
-    server = make_server("127.0.0.1", 0, s3, threaded=True, request_handler=MotoRequestHandler)
-    thread = threading.Thread(target=server.serve_forever)
-    with mock.patch.dict(os.environ, AWS_EC2_METADATA_DISABLED="true"):  # no one is asked for credentials
-        thread.start()
-        endpoint = f"http://127.0.0.1:{server.server_port}"
+    s3 = S3(forward if ELSEWHERE else moto_app())
+    with serving(s3) as url:
         key, secret = (ELSEWHERE or "http://key:secret@").removeprefix("http://").rpartition("@")[0].rsplit(":", 1)
-        s3.options = {"key": key, "secret": secret, "endpoint_url": endpoint, "config_kwargs": PATIENCE}
+        s3.options = {"key": key, "secret": secret, "endpoint_url": url, "config_kwargs": PATIENCE}
         with contextlib.suppress(FileExistsError):
             s3.file_system().mkdir("bucket")
-        try:
-            yield s3
-        finally:
-            server.shutdown()
-            thread.join()
-            server.server_close()
+        yield s3

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import platform
-import subprocess
 from pathlib import Path
 
+from processes import quiet
 from readers import Checker
 
 SOURCES = Path(__file__).parents[1] / "programs" / "c"
@@ -22,9 +22,7 @@ COMPILERS = ("gcc", "gcc -m32", "clang-19") if THOROUGH else ("gcc",)  # those t
 
 def build(compiler: str, source: Path, out: Path, *flags: str) -> Path:
     """Compile a program with zcrecord.h, warnings being errors; what a compiler says otherwise fails."""
-    command = [compiler, *WARNINGS, f"-I{HEADER.parent}", *flags, str(source), "-o", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0 and not done.stderr, f"{' '.join(command)}\n{done.stderr}"
+    quiet(compiler, *WARNINGS, f"-I{HEADER.parent}", *flags, source, "-o", out)
     return out
 
 

@@ -37,7 +37,6 @@ def enter(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make_archive() -> Path:
-    """Return an archive with a tree, ties, equal bytes, strides, narrow types, attributes and metadata."""
     a = np.arange(12, dtype=np.float32).reshape(3, 4)
     record = {
         "encoder": {"weight": a, "tied": a, "turned": np.asfortranarray(a + 1), "heads": 2},
@@ -53,8 +52,6 @@ def make_archive() -> Path:
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
-
     def isatty(self) -> bool:
         return True
 

@@ -21,7 +21,6 @@ ROOM = 6 << 30  # bytes of address space; a fault in what is tested ends this pr
 
 
 def used_up(items: Any) -> None:
-    """Take everything an iterator gives, and keep nothing."""
     collections.deque(items, maxlen=0)
 
 
@@ -57,7 +56,6 @@ def ask(path: str, level: Any, questions: str, small: str) -> dict[str, Any]:
 
 
 def error_of(question: Callable[[Record], Any], data: bytes, level: Any) -> list[str]:
-    """Return type and message of the RecordError that a question ends in."""
     try:
         question(zcrecord.load_record(data, verify=level))
     except RecordError as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from processes import quiet as quiet
 
 import zcrecord
 from zcrecord.embed.plan import Plan
@@ -62,7 +63,6 @@ def archives(folder: Path) -> list[Path]:
 
 
 def own_bytes(path: Path) -> dict[str, bytes]:
-    """Return every tensor's bytes in C order."""
     record = zcrecord.load_record(path)
     out = {}
     for name in record:
@@ -91,16 +91,7 @@ def refused(*command: str | Path, **options: Any) -> str:
     return str(done.stderr)
 
 
-def quiet(*command: str | Path, **options: Any) -> str:
-    """Run a command that has to succeed and to complain of nothing; return what it prints."""
-    words = list(map(str, command))
-    done: subprocess.CompletedProcess[str] = subprocess.run(words, capture_output=True, text=True, **options)
-    assert done.returncode == 0 and not done.stderr, f"{' '.join(words)}\n{done.stdout}{done.stderr[-8000:]}"
-    return done.stdout
-
-
 def compiled(compiler: Sequence[str], out: Path, sources: Sequence[Path], *flags: str) -> Path:
-    """Compile and link under all warnings; C as C++ where the compiler is one."""
     words: list[str | Path] = [s for s in sources if s.suffix != ".c"]
     in_c = [s for s in sources if s.suffix == ".c"]
     if in_c:
@@ -143,8 +134,6 @@ def _scopes(plans: Sequence[Plan], headers: Sequence[str]) -> list[str]:
 
 
 class Shown(NamedTuple):
-    """A program's output for one constant."""
-
     address: int
     data: bytes
 
@@ -168,7 +157,6 @@ class Symbol(NamedTuple):
 
 
 def symbols(path: Path) -> dict[str, Symbol]:
-    """Return the global symbols of an ELF file."""
     out = {}
     for line in quiet("readelf", "-sW", path).splitlines():
         words = line.split()

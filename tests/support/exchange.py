@@ -41,7 +41,6 @@ def entry(text: str, data: bytes = b"\0\0") -> bytes:
 
 
 def read(data: bytes, tmp_path: Path, suffix: str = ".safetensors") -> zcrecord.Record:
-    """Read a file by way of an archive."""
     source = tmp_path / f"in{suffix}"
     source.write_bytes(data)
     convert(source, tmp_path / "out.zcr", force=True, durable=False, source_format=suffix[1:])

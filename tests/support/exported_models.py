@@ -142,8 +142,6 @@ class Twins(torch.nn.Module):  # type: ignore[misc]
 
 
 class Steps(torch.nn.Module):  # type: ignore[misc]
-    """Base of the two that follow: three layers."""
-
     def __init__(self) -> None:
         super().__init__()
         self.positive = torch.nn.Linear(WIDTH, WIDTH)

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from node_packages import PROGRAMS, node_packages
+from processes import output
 
 
 class Visit(NamedTuple):
@@ -29,7 +28,5 @@ def visit_in_firefox(*visits: tuple[str, str]) -> list[Visit]:
         AssertionError: Firefox did not come, or a script threw.
     """
     given = {"packages": str(node_packages()), "firefox": shutil.which("firefox-esr"), "visits": visits}
-    command: list[str | Path] = ["node", PROGRAMS / "js" / "web" / "firefox.mjs"]
-    done = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return [Visit(one["result"], one["complaints"]) for one in json.loads(done.stdout)]
+    told = output("node", PROGRAMS / "js" / "web" / "firefox.mjs", input=json.dumps(given), timeout=300)
+    return [Visit(one["result"], one["complaints"]) for one in json.loads(told)]

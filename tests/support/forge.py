@@ -51,7 +51,6 @@ VECTORS: dict[str, tuple[int, np.dtype[Any]]] = {
 
 
 def align_up(n: int, alignment: int) -> int:
-    """Return the least multiple of `alignment` that is at least `n`."""
     return -(-n // alignment) * alignment
 
 
@@ -132,7 +131,6 @@ class Forge:
         self.trailer: dict[str, Any] = {}
 
     def seal(self) -> bytes:
-        """Return the archive's bytes."""
         index = bytes(build_index(self.columns, self.digest_kind) if self.index is None else self.index)
         if self.front:
             index_offset = 64
@@ -152,7 +150,6 @@ class Forge:
         return end_bytes(first) + body + end_bytes(fields | self.ends | self.trailer)
 
     def digest(self) -> Forge:
-        """Make every payload's digest right for its bytes."""
         for row in self.columns["payloads"]:
             start = int(row["offset"])
             row["digest"] = xxhash.xxh3_64_intdigest(bytes(self.payload[start : start + int(row["nbytes"])]))
@@ -165,25 +162,21 @@ class Forge:
         return slice(start, start + self.get("payloads", number, "nbytes"))
 
     def name(self, row: Any, field: str = "name") -> str:
-        """Return a row's name."""
         start, size = int(row[field]), int(row[f"{field}_size"])
         return bytes(self.columns["text"][start : start + size]).decode()
 
     def row(self, vector: str, key: str | int) -> int:
-        """Return the number of the row with that name."""
         if isinstance(key, int):
             return key
         return next(i for i, row in enumerate(self.columns[vector]) if self.name(row) == key)
 
     def set(self, vector: str, key: str | int, **fields: Any) -> Forge:
-        """Change fields of one row, given by its number or name."""
         row = self.row(vector, key)
         for field, value in fields.items():
             self.columns[vector][field][row] = value
         return self
 
     def get(self, vector: str, key: str | int, field: str) -> int:
-        """Return one field of one row."""
         return int(self.columns[vector][field][self.row(vector, key)])
 
     def add(self, vector: str, items: Iterable[Any]) -> int:
@@ -195,7 +188,6 @@ class Forge:
         return len(old)
 
     def text(self, data: bytes, *, nul: bool = True) -> tuple[int, int]:
-        """Append to the text pool; returns the span."""
         return self.add("text", np.frombuffer(data + b"\0" * nul, np.uint8)), len(data)
 
     def rename(self, vector: str, key: str | int, data: bytes, field: str = "name") -> Forge:
@@ -243,11 +235,9 @@ class Forge:
         return self
 
     def drop(self, vector: str) -> Forge:
-        """Leave a vector out."""
         del self.columns[vector]
         return self
 
     def cut(self, vector: str, items: int) -> Forge:
-        """Shorten a vector."""
         self.columns[vector] = self.columns[vector][:items]
         return self

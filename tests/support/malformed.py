@@ -72,7 +72,6 @@ def _plain() -> bytes:
 
 
 def plain(*, front: bool = True, sealed: bool = True) -> Forge:
-    """Return a small archive, taken apart."""
     return Forge(_plain(), front=front, sealed=sealed)
 
 

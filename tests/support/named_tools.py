@@ -23,7 +23,6 @@ TOOLS_RUN = pytest.StashKey[Path]()
 
 
 def named_tools(item: pytest.Item) -> list[str]:
-    """Return the tools that the test's marks name."""
     return [str(tool) for mark in item.iter_markers("needs") for tool in mark.args]
 
 

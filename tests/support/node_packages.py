@@ -1,30 +1,41 @@
-"""The npm packages that tests use, pinned by tests/programs/js/package-lock.json and installed once, below .cache."""
+"""What is fetched once for the tests, below .cache: the npm packages pinned by tests/programs/js/package-lock.json."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
-import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
-PROGRAMS = Path(__file__).parents[1] / "programs"
-ROOT = PROGRAMS.parents[1]
+from processes import ROOT, output
+
+PROGRAMS = ROOT / "tests" / "programs"
+CACHE = ROOT / ".cache"
+
+
+def cached(name: str, make: Callable[[Path], None]) -> Path:
+    """Return a folder below .cache, filled by `make` unless it is there."""
+    folder = CACHE / name
+    if not folder.exists():
+        CACHE.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=CACHE) as made:
+            make(Path(made))
+            with contextlib.suppress(OSError):  # another process was faster
+                os.rename(made, folder)  # whole, or not there
+            Path(made).mkdir(exist_ok=True)  # for the context to remove
+    return folder
 
 
 def node_packages() -> Path:
     """Return the folder of the pinned npm packages, installed unless they already are."""
+
+    def make(folder: Path) -> None:
+        for name in ("package.json", "package-lock.json"):
+            shutil.copy(PROGRAMS / "js" / name, folder)
+        output("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", cwd=folder)
+
     lock = (PROGRAMS / "js" / "package-lock.json").read_bytes()
-    folder = ROOT / ".cache" / f"node-{hashlib.sha256(lock).hexdigest()[:16]}"
-    if not folder.exists():
-        folder.parent.mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-            for name in ("package.json", "package-lock.json"):
-                shutil.copy(PROGRAMS / "js" / name, scratch)
-            install = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
-            done = subprocess.run(install, cwd=scratch, capture_output=True, text=True)
-            assert done.returncode == 0, f"{install}: exit {done.returncode}\n{done.stdout}{done.stderr}"
-            os.rename(scratch, folder)  # whole, or not there
-            Path(scratch).mkdir()  # for the context to remove
-    return folder / "node_modules"
+    return cached(f"node-{hashlib.sha256(lock).hexdigest()[:16]}", make) / "node_modules"

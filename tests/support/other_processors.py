@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 import sys
 
 import pytest
+from processes import output
 
 from tools.machines import EMULATED
 
@@ -29,7 +29,4 @@ def run_on_processor(code: str, *arguments: str, processor: str = NO_AVX) -> str
     """
     if sys.platform != "linux" or platform.machine() != "x86_64":
         pytest.skip("platform: qemu-x86_64 would need a Python for Linux on x86_64")
-    command = ["qemu-x86_64", "-cpu", processor, sys.executable, "-c", code, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+    return output("qemu-x86_64", "-cpu", processor, sys.executable, "-c", code, *arguments)

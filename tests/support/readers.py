@@ -146,7 +146,6 @@ def _word(archive: Archive, kind: int, word: int) -> str:
 
 
 def ours(question: Question) -> Answer:
-    """Return the package's own answer."""
     if question.level == "t":
         lines = looked_up(question)
         text = "".join(line + "\n" for line in lines or ())

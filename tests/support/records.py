@@ -6,7 +6,6 @@ import dataclasses
 import io
 import math
 import struct
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -16,12 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
+from processes import ROOT as ROOT
+from processes import run_python as run_python
 
 import zcrecord
 from zcrecord import PackedTensor, StringTensor
 from zcrecord.dtypes import DTYPES, DType
 
-ROOT = Path(__file__).resolve().parents[2]
 Array = npt.NDArray[Any]
 NUMERIC = [d for d in DTYPES if d.numpy is not None]
 WHOLE = [d for d in NUMERIC if not d.packed]  # at least a byte an element
@@ -32,15 +32,11 @@ ALIGNMENTS = [16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 6
 
 @dataclasses.dataclass
 class Layer:
-    """A module as people write them."""
-
     weight: Any
     bias: Any
 
 
 class Pair(NamedTuple):
-    """A namedtuple among the modules."""
-
     first: Any
     second: Any
 
@@ -56,19 +52,16 @@ class Owner:
 
 
 def saved(record: Any, **options: Any) -> bytes:
-    """Return the archive of a record."""
     file = io.BytesIO()
     zcrecord.save_record(record, file, **options)
     return file.getvalue()
 
 
 def round_trip(record: Any, **options: Any) -> zcrecord.Record:
-    """Return a record saved and loaded again, its payloads' digests checked."""
     return zcrecord.load_record(saved(record, **options), verify="full")
 
 
 def address(array: Array) -> int:
-    """Return the address of element [0, ..., 0]."""
     where: int = array.__array_interface__["data"][0]
     return where
 
@@ -246,15 +239,6 @@ def names_are_unique(tree: Any) -> bool:
     """Return True if no dots in keys make two items of a tree share a full name."""
     found = list(full_names(tree))
     return len(set(found)) == len(found)
-
-
-def run_python(code: str, *arguments: object, ok: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run code in a Python of its own, where a crash or a leak harms no other test."""
-    command = [sys.executable, "-W", "error", "-c", code, *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False, **options)
-    if ok:
-        assert done.returncode == 0, f"exit status {done.returncode}: {done.stderr}"
-    return done
 
 
 class OneWay(io.BytesIO):

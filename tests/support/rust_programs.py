@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from exhaustive import whole
+from processes import quiet
 
 SOURCES = Path(__file__).parents[1] / "programs" / "rust"
 READER = Path(__file__).parents[2] / "zcrecord" / "embed" / "zcrecord.rs"
@@ -39,18 +40,17 @@ def editions(rustc: str) -> list[str]:
     return list(filter(takes, ("2018", "2021", "2024"))) if rustc in compilers() else ["2021"]
 
 
-def compile_rust(
-    rustc: str, source: Path, out: Path, *flags: str, edition: str = "2021"
-) -> subprocess.CompletedProcess[str]:
-    """Compile a file, warnings being errors, whatever comes of it."""
-    command = [rustc, "--edition", edition, "-D", "warnings", *flags, str(source), "-o", str(out)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=out.parent)
+def command(rustc: str, source: Path, out: Path, *flags: str, edition: str = "2021") -> list[str]:
+    return [rustc, "--edition", edition, "-D", "warnings", *flags, str(source), "-o", str(out)]
+
+
+def compile_rust(rustc: str, source: Path, out: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(rustc, source, out, *flags), capture_output=True, text=True, cwd=out.parent)
 
 
 def build(rustc: str, source: Path, out: Path, *flags: str, edition: str = "2021") -> Path:
     """Compile a file; anything that the compiler has to say fails."""
-    done = compile_rust(rustc, source, out, *flags, edition=edition)
-    assert done.returncode == 0 and not done.stderr, f"{rustc} {source} {flags}\n{done.stderr[-6000:]}"
+    quiet(*command(rustc, source, out, *flags, edition=edition), cwd=out.parent)
     return out
 
 

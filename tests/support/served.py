@@ -16,7 +16,6 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 def start(*arguments: str | Path, port: str | None = "0", environment: dict[str, str] | None = None) -> Server:
-    """Start a server, and return as soon as it told its URL."""
     chosen = [] if port is None else ["--port", port]
     command = [*COMMAND, *map(str, arguments), *chosen]
     env = {**ENVIRONMENT, **(environment or {})}
@@ -26,14 +25,11 @@ def start(*arguments: str | Path, port: str | None = "0", environment: dict[str,
 
 
 class Server:
-    """A server that runs."""
-
     def __init__(self, process: subprocess.Popen[str], url: str) -> None:
         self.process, self.url = process, url
 
     @property
     def port(self) -> int:
-        """The port it listens on."""
         return int(self.url.rstrip("/").rpartition(":")[2])
 
     def end(self, by: signal.Signals = signal.SIGTERM) -> tuple[int, str]:

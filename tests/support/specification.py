@@ -18,16 +18,12 @@ LEVELS = {"open", "entry", "index", "full", "writers"}
 
 
 class Field(NamedTuple):
-    """One field of a struct; enums count as the integer they are."""
-
     offset: int
     type: str
     name: str
 
 
 class Vector(NamedTuple):
-    """One field of the root table."""
-
     number: int
     name: str
     item: str
@@ -69,7 +65,6 @@ def hex_example() -> bytes:
 
 
 def enums() -> dict[str, dict[str, int]]:
-    """Return the schema's enums: names to codes."""
     found = re.findall(r"enum (\w+) : ubyte \{(.*?)\}", FBS, re.DOTALL)
     return {name: {key: int(code) for key, code in re.findall(r"(\w+) = (\d+)", body)} for name, body in found}
 
@@ -90,7 +85,6 @@ def structs() -> dict[str, list[Field]]:
 
 
 def size_of(kind: str, known: dict[str, list[Field]]) -> int:
-    """Return the bytes of an integer or struct, padding at its end included."""
     if kind in SIZES:
         return SIZES[kind]
     last = known[kind][-1]
@@ -99,7 +93,6 @@ def size_of(kind: str, known: dict[str, list[Field]]) -> int:
 
 
 def alignment_of(kind: str, known: dict[str, list[Field]]) -> int:
-    """Return the alignment of an integer or struct."""
     return SIZES.get(kind) or max(alignment_of(f.type, known) for f in known[kind])
 
 

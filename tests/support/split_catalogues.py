@@ -89,7 +89,6 @@ def _split(value: Any, boxes: Sequence[Box], rank: int) -> list[_Piece]:
 
 
 def _save_shard(path: Path, pieces: list[_Piece], file: int, count: int, metadata: Any) -> _Shard:
-    """Save the pieces of one shard."""
     mine = {f"piece{i}": value for i, (at, value, _, _) in enumerate(pieces) if at == file}
     name = f"{path.stem}-{file + 1:05}-of-{count:05}.zcr"
     zcrecord.save_record(mine, path.with_name(name), durable=False, metadata=metadata)

@@ -17,8 +17,6 @@ LOADERS: dict[str, Any] = {}
 
 @dataclass
 class LoadConfig:
-    """A user's choices about loading."""
-
     load_format: str = "auto"
     download_dir: str | None = None
     model_loader_extra_config: Any = field(default_factory=dict)
@@ -27,15 +25,12 @@ class LoadConfig:
 
 
 class Config(SimpleNamespace):
-    """A model's config.json."""
-
     def get_text_config(self) -> Config:
         """Return the part about the language model: here all of it."""
         return self
 
 
 def model_config(folder: Any, **config: Any) -> Any:
-    """Return vLLM's description of a model."""
     return SimpleNamespace(
         model=str(folder), revision=None, hf_config=Config(**config), word_embeddings_untied_by_checkpoint=False
     )
@@ -52,8 +47,6 @@ def register_model_loader(load_format: str) -> Callable[[Any], Any]:
 
 
 class DefaultModelLoader:
-    """Loads models in the formats that it knows, none of which is ours."""
-
     def __init__(self, load_config: Any) -> None:
         if load_config.model_loader_extra_config:
             raise ValueError("Unexpected extra config keys")
@@ -113,7 +106,6 @@ class Model:
 
 
 def modules() -> dict[str, ModuleType]:
-    """Return the modules by name, for `sys.modules`."""
     names = ["vllm", "vllm.config", "vllm.config.utils", "vllm.model_executor", "vllm.model_executor.model_loader"]
     names.append("vllm.model_executor.model_loader.weight_utils")
     made = {name: ModuleType(name) for name in names}

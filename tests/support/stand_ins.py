@@ -13,7 +13,6 @@ PACKAGES = ("safetensors", COMPAT)
 
 
 def package(name: str) -> SimpleNamespace:
-    """Return a package of the two, with its modules."""
     top, numpy, framework = (importlib.import_module(name + part) for part in ("", ".numpy", ".torch"))
     return SimpleNamespace(top=top, safe_open=top.safe_open, error=top.SafetensorError, np=numpy, pt=framework)
 

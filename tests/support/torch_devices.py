@@ -66,8 +66,6 @@ class LazyStream:
 
 
 class LazyEvent:
-    """A mark in a stream."""
-
     def __init__(self, fake: LazyTorch) -> None:
         self._fake = fake
         self._mark: Callable[[], object] | None = None

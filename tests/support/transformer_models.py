@@ -26,11 +26,8 @@ SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "n
 
 
 def gpt2() -> Any:
-    return GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=VOCABULARY, n_positions=64, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=1
-        )
-    )
+    sizes: dict[str, Any] = {"vocab_size": VOCABULARY, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=1))
 
 
 def bert() -> Any:
@@ -42,11 +39,8 @@ def llama() -> Any:
 
 
 def t5() -> Any:
-    return T5ForConditionalGeneration(
-        T5Config(
-            vocab_size=VOCABULARY, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2, decoder_start_token_id=0
-        )
-    )
+    sizes: dict[str, Any] = {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_heads": 2}
+    return T5ForConditionalGeneration(T5Config(**sizes, num_layers=2, decoder_start_token_id=0))
 
 
 def mixtral() -> Any:
@@ -70,7 +64,6 @@ def made(make: Callable[[], Any]) -> Any:
 
 
 def requests(model: Any) -> dict[str, torch.Tensor]:
-    """Return inputs for a model."""
     tokens = torch.arange(24).reshape(2, 12) % VOCABULARY
     more = {"decoder_input_ids": tokens[:, :5] + 1} if model.config.is_encoder_decoder else {}
     return {"input_ids": tokens, **more}

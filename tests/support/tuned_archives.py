@@ -80,12 +80,10 @@ class Tuned:
 
     @property
     def packed(self) -> list[Any]:
-        """The entries of packed weights, of all initializers of the main graph."""
         every = [e for t in self.initializers.initializer for e in t.external_data]
         return [e for e in every if e.key.startswith("prepacked")]
 
     def write(self, dest: Path) -> Path:
-        """Write the archive."""
         self.sources[self.target.graph] = self.front + self.graph.SerializeToString() + self.back
         self.sources[self.target.initializers] = self.initializers.SerializeToString() or b"\x5a\x00"
         if self.payloads != self.target.payloads:

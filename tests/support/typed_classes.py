@@ -208,7 +208,6 @@ class Unreadable:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Return True if two values are equal in every type and bit."""
     if isinstance(b, np.ndarray):
         return isinstance(a, np.ndarray) and (a.dtype, a.shape, r.patterns(a)) == (b.dtype, b.shape, r.patterns(b))
     if type(a) is not type(b):

@@ -6,6 +6,7 @@ archives, so that a page and what it fetches are of one origin.
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import io
 import os
@@ -15,7 +16,7 @@ import threading
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,84 @@ def write_sparse(path: Path, sizes: list[int], marks: dict[str, int], *, repeate
         file.write(end)
 
 
+@dataclasses.dataclass
+class Asked:
+    """A request for a file of so many bytes, and how often it came."""
+
+    handler: Any
+    request: Any
+    path: Path
+    size: int
+    times: int
+
+    def answer(self, **how: Any) -> None:
+        self.handler.answer(self.request, **how)
+
+    def limited(self, asked: tuple[int, int] | None) -> None:
+        """Answer as if less, or everything, had been asked for."""
+        self.request.asked = asked
+        self.answer()
+
+    def busy(self) -> None:
+        """Answer what `refused` in the query says to so many requests, then as asked."""
+        status, times = map(int, re.findall(r"refused=(\d+)x(\d+)", self.handler.path)[0])
+        self.handler.say(status, Retry_After="soon") if self.times <= times else self.answer()
+
+    @property
+    def data(self) -> bytes:
+        start, end = self.request.asked
+        return self.path.read_bytes()[start:end]
+
+    def range(self, by: int = 0, more: int = 0) -> str:
+        start = self.request.asked[0] + by
+        return f"bytes {start}-{start + len(self.data) - 1}/{self.size + more}"
+
+    def part(self, body: bytes | None = None, said: str = "", **headers: str) -> None:
+        self.handler.say(206, self.data if body is None else body, Content_Range=said or self.range(), **headers)
+
+    def stopped(self, nbytes: int, wait: Callable[[], Any]) -> None:
+        """Hang up after so many bytes, unless there are no more, and a while."""
+        self.handler.send_response(206)
+        self.handler.send_header("Content-Range", self.range())
+        self.handler.send_header("Content-Length", str(len(self.data)))
+        self.handler.end_headers()
+        self.handler.wfile.write(self.data[:nbytes])
+        self.handler.wfile.flush()
+        if len(self.data) > nbytes:
+            wait()
+            self.handler.hang_up()
+
+
+CORS: dict[str, Any] = {"ETag": '"1"', "Access_Control_Allow_Origin": "*"}
+MISBEHAVIOUR: dict[str, Callable[[Asked, threading.Event], None]] = {
+    "whole": lambda asked, stop: asked.limited(None),
+    "missing": lambda asked, stop: asked.handler.say(404, b"not found"),
+    "forbidden": lambda asked, stop: asked.handler.say(403),
+    "failing": lambda asked, stop: asked.handler.say(500),
+    "busy": lambda asked, stop: asked.busy(),
+    "secret": lambda asked, stop: (
+        asked.answer() if asked.handler.headers.get("X-Token") == "letmein" else asked.handler.say(401)
+    ),
+    "gzip": lambda asked, stop: asked.part(gzip.compress(asked.data), Content_Encoding="gzip"),
+    "cors": lambda asked, stop: asked.part(**CORS),
+    "exposing": lambda asked, stop: asked.part(**CORS, Access_Control_Expose_Headers="Content-Range, ETag"),
+    "silent": lambda asked, stop: asked.handler.say(206, asked.data),
+    "empty": lambda asked, stop: asked.handler.say(416, Content_Range="bytes */0"),
+    "shrunk": lambda asked, stop: asked.handler.say(416, Content_Range="bytes */1000"),
+    "short": lambda asked, stop: asked.answer(cut=10),
+    "hangup": lambda asked, stop: asked.handler.hang_up(),
+    "elsewhere": lambda asked, stop: asked.part(said=asked.range(by=7)),
+    "etag": lambda asked, stop: asked.part(ETag=f'"{asked.times}"'),
+    "grown": lambda asked, stop: asked.part(said=asked.range(more=asked.times > 2)),
+    # browsers drop what they have not handed on when a connection breaks
+    "breaking": lambda asked, stop: asked.stopped(70_000, lambda: time.sleep(0.03)),
+    "sparing": lambda asked, stop: asked.limited(
+        (asked.request.asked[0], min(asked.request.asked[1], asked.request.asked[0] + 70_000))
+    ),
+    "slow": lambda asked, stop: asked.stopped(5, lambda: stop.wait(20)),
+}
+
+
 class Misbehaving:
     """Does what the query of a request asks for; those that start with "late" behave while an archive is opened."""
 
@@ -114,9 +193,9 @@ class Misbehaving:
         self.stop = threading.Event()
 
     def __call__(self, handler: Any, number: int) -> bool:
-        if handler.path.startswith(("/zcrecord/web/", "/tests/programs/js/web/", "/onnxruntime-web/")):
-            root = node_packages() if handler.path.startswith("/onnxruntime-web/") else ROOT
-            file = root / handler.path.partition("?")[0].lstrip("/")
+        name = handler.path.partition("?")[0].lstrip("/")
+        if name.startswith(("zcrecord/web/", "tests/programs/js/web/", "onnxruntime-web/")):
+            file = (node_packages() if name.startswith("onnxruntime-web/") else ROOT) / name
             handler.say(200, file.read_bytes(), Content_Type=OURS[file.suffix], Cache_Control="no-store")
             return True
         if handler.path in ("/blank", "/favicon.ico"):
@@ -124,118 +203,17 @@ class Misbehaving:
             return True
         self.seen[handler.path] += 1
         state: Server = handler.server_state
-        request = state.requests[number]
-        path = state.folder / handler.path.partition("?")[0].lstrip("/")
+        path = state.folder / name
         size = path.stat().st_size if path.is_file() else 0
+        asked = Asked(handler, state.requests[number], path, size, self.seen[handler.path])
         if found := re.fullmatch(r"bytes=-(\d+)", handler.headers.get("Range", "")):
-            request.asked = max(0, size - int(found[1])), size
+            asked.request.asked = max(0, size - int(found[1])), size
         how = re.search(r"do=(\w+)", handler.path)
-        if how is None or (how[1].startswith("late") and self.seen[handler.path] <= 2):
-            handler.answer(request)
+        if how is None or (how[1].startswith("late") and asked.times <= 2):
+            asked.answer()
         else:
-            getattr(self, "do_" + how[1].removeprefix("late"))(handler, request, size)
+            MISBEHAVIOUR[how[1].removeprefix("late")](asked, self.stop)
         return True
-
-    def send(self, handler: Any, status: int, body: bytes, **headers: str) -> None:
-        handler.say(status, body, **headers)
-
-    def body(self, handler: Any, request: Any) -> tuple[int, int, bytes]:
-        """Return the body that was asked for."""
-        path = handler.server_state.folder / handler.path.partition("?")[0].lstrip("/")
-        start, end = request.asked
-        data = path.read_bytes()[start:end]
-        return start, start + len(data) - 1, data
-
-    def do_whole(self, handler: Any, request: Any, size: int) -> None:
-        request.asked = None
-        handler.answer(request)
-
-    def do_missing(self, handler: Any, request: Any, size: int) -> None:
-        handler.say(404, b"not found")
-
-    def do_forbidden(self, handler: Any, request: Any, size: int) -> None:
-        handler.say(403)
-
-    def do_failing(self, handler: Any, request: Any, size: int) -> None:
-        handler.say(500)
-
-    def do_busy(self, handler: Any, request: Any, size: int) -> None:
-        """Answer what `refused` in the query says to so many requests, then as asked."""
-        status, times = map(int, re.findall(r"refused=(\d+)x(\d+)", handler.path)[0])
-        handler.say(status, Retry_After="soon") if self.seen[handler.path] <= times else handler.answer(request)
-
-    def do_secret(self, handler: Any, request: Any, size: int) -> None:
-        handler.answer(request) if handler.headers.get("X-Token") == "letmein" else handler.say(401)
-
-    def do_gzip(self, handler: Any, request: Any, size: int) -> None:
-        start, last, data = self.body(handler, request)
-        handler.say(206, gzip.compress(data), Content_Encoding="gzip", Content_Range=f"bytes {start}-{last}/{size}")
-
-    def do_cors(self, handler: Any, request: Any, size: int, **more: str) -> None:
-        start, last, data = self.body(handler, request)
-        what = f"bytes {start}-{last}/{size}"
-        handler.say(206, data, Content_Range=what, ETag='"1"', Access_Control_Allow_Origin="*", **more)
-
-    def do_exposing(self, handler: Any, request: Any, size: int) -> None:
-        self.do_cors(handler, request, size, Access_Control_Expose_Headers="Content-Range, ETag")
-
-    def do_silent(self, handler: Any, request: Any, size: int) -> None:
-        handler.say(206, self.body(handler, request)[2])
-
-    def do_empty(self, handler: Any, request: Any, size: int) -> None:
-        handler.say(416, Content_Range="bytes */0")
-
-    def do_shrunk(self, handler: Any, request: Any, size: int) -> None:
-        handler.say(416, Content_Range="bytes */1000")
-
-    def do_short(self, handler: Any, request: Any, size: int) -> None:
-        handler.answer(request, cut=10)
-
-    def do_hangup(self, handler: Any, request: Any, size: int) -> None:
-        handler.hang_up()
-
-    def do_elsewhere(self, handler: Any, request: Any, size: int) -> None:
-        start, last, data = self.body(handler, request)
-        handler.say(206, data, Content_Range=f"bytes {start + 7}-{last + 7}/{size}")
-
-    def do_etag(self, handler: Any, request: Any, size: int) -> None:
-        start, last, data = self.body(handler, request)
-        tag = f'"{self.seen[handler.path]}"'
-        handler.say(206, data, Content_Range=f"bytes {start}-{last}/{size}", ETag=tag)
-
-    def do_grown(self, handler: Any, request: Any, size: int) -> None:
-        start, last, data = self.body(handler, request)
-        more = size + (self.seen[handler.path] > 2)
-        handler.say(206, data, Content_Range=f"bytes {start}-{last}/{more}")
-
-    def begun(self, handler: Any, request: Any, size: int) -> bytes:
-        """Answer with the head that goes with the bytes asked for, and return those."""
-        start, last, data = self.body(handler, request)
-        handler.send_response(206)
-        handler.send_header("Content-Range", f"bytes {start}-{last}/{size}")
-        handler.send_header("Content-Length", str(len(data)))
-        handler.end_headers()
-        return data
-
-    def do_breaking(self, handler: Any, request: Any, size: int) -> None:
-        data = self.begun(handler, request, size)
-        handler.wfile.write(data[:70_000])
-        handler.wfile.flush()
-        if len(data) > 70_000:
-            time.sleep(0.03)  # browsers drop what they have not handed on when a connection breaks
-            handler.hang_up()
-
-    def do_sparing(self, handler: Any, request: Any, size: int) -> None:
-        start, end = request.asked
-        request.asked = start, min(end, start + 70_000)
-        handler.answer(request)
-
-    def do_slow(self, handler: Any, request: Any, size: int) -> None:
-        data = self.begun(handler, request, size)
-        handler.wfile.write(data[:5])
-        handler.wfile.flush()
-        self.stop.wait(20)
-        handler.hang_up()
 
 
 def write_model(path: Path) -> None:

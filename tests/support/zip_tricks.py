@@ -16,12 +16,10 @@ def directory(data: bytes) -> tuple[int, int, int]:
 
 
 def put(data: bytes, at: int, value: bytes) -> bytes:
-    """Return bytes with some changed in place."""
     return data[:at] + value + data[at + len(value) :]
 
 
 def entries(data: bytes) -> list[int]:
-    """Return the offsets of the entries in a directory."""
     at, stop, _ = directory(data)
     found = []
     while at < stop:
@@ -113,7 +111,6 @@ def with_count(data: bytes) -> bytes:
 
 
 def member(data: bytes) -> int:
-    """Return the offset of the first member's own header."""
     return int(struct.unpack_from("<I", data, entries(data)[0] + 42)[0])
 
 

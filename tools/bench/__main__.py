@@ -15,7 +15,7 @@ from rich.console import Console
 
 from tools.bench.harness import Row, Settings, machine, on_path, versions
 from tools.bench.reasons import figures
-from tools.bench.table import MEASURED, markdown, page_with, terminal_table
+from tools.bench.table import MEASURED, markdown, new_console, page_with, terminal_table
 from tools.worker import ROOT, reused_processes
 
 AREAS = (
@@ -33,7 +33,7 @@ PAGES = {ROOT / "README.md": figures, ROOT / "tools" / "bench" / "README.md": ma
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, or bring the pages' tables up to date; a promise not kept is told, and is no error."""
+    """Measure, or bring the pages' tables up to date; a promise not kept is shown, and is no error."""
     parser = argparse.ArgumentParser(prog="python -m tools.bench", description="zcrecord beside its neighbours.")
     parser.add_argument("--only", nargs="+", choices=AREAS, metavar="AREA", help=f"some of {', '.join(AREAS)}")
     parser.add_argument("--quick", action="store_true", help="small sizes, few repetitions: for trying it out")
@@ -45,38 +45,27 @@ def main(arguments: list[str] | None = None) -> int:
     if args.readme or args.check:
         return _pages(args.json or RESULTS, write=args.readme)
     out: Path | None = args.json or (None if args.only or args.quick else RESULTS)
-    results = _measure(args.only or AREAS, args.quick, _console(), None if args.update else out)
+    results = _measure(args.only or AREAS, args.quick, new_console(), None if args.update else out)
     if args.update and not args.quick:
-        _update(results, args.json or RESULTS)
-        return 0
+        out = args.json or RESULTS
+        results = _updated(json.loads(out.read_text(encoding="utf-8")), results, out)
+        _write(results, out)
     if out is not None:  # a partial or quick run must not pass for the whole
         print(f"written to {out}")
     return 0
 
 
-def _update(results: dict[str, Any], path: Path) -> None:
-    """Replace the rows of the areas that were measured again; what else is other than for the rest, they say."""
-    before = json.loads(path.read_text(encoding="utf-8"))
+def _updated(before: dict[str, Any], results: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return results with the rows of the areas that were measured again, which say what differs from the rest."""
     if any(before["machine"][what] != results["machine"][what] for what in SAME_MACHINE):
         sys.exit(f"{path} is of another machine; run everything: python -m tools.bench")
-    other = {what: now for what, now in _flat(results).items() if now != _flat(before).get(what)}
-    for row in results["rows"] if other else ():
-        row["extra"] = row["extra"] | {MEASURED: other}
+    then, now = ({**each["machine"], **each["versions"]} for each in (before, results))
+    if other := {what: value for what, value in now.items() if value != then.get(what)}:
+        for row in results["rows"]:
+            row["extra"] = row["extra"] | {MEASURED: other}
     again = {row["area"] for row in results["rows"]}
     rows = [row for row in before["rows"] if row["area"] not in again] + results["rows"]
-    rows.sort(key=lambda row: AREAS.index(row["area"]))
-    path.write_text(json.dumps({**before, "rows": rows}, indent=1) + "\n", encoding="utf-8")
-    print(f"written to {path}")
-
-
-def _flat(results: dict[str, Any]) -> dict[str, Any]:
-    return {**results["machine"], **results["versions"]}
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    # Into a file or a pipe rich takes 80 columns, too few for six of text.
-    return console if console.is_terminal else Console(width=160, highlight=False)
+    return {**before, "rows": sorted(rows, key=lambda row: AREAS.index(row["area"]))}
 
 
 def _measure(areas: tuple[str, ...], quick: bool, console: Console, out: Path | None) -> dict[str, Any]:
@@ -95,8 +84,12 @@ def _measure(areas: tuple[str, ...], quick: bool, console: Console, out: Path | 
         rows_made = [row.as_json() for row in rows]
         results = {"quick": quick, "machine": described, "versions": versions(), "rows": rows_made}
         if out is not None:
-            out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+            _write(results, out)
     return results
+
+
+def _write(results: dict[str, Any], out: Path) -> None:
+    out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 def _pages(source: Path, *, write: bool) -> int:

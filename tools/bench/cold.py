@@ -5,9 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import statistics
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import zcrecord
-from tools.bench.harness import OURS, Promise, Row, Settings, collect, require_disk
+from tools.bench.harness import OURS, Promise, Row, Settings, medians, require_disk, seconds_of
 from tools.bench.large import make_buffers
 from tools.bench.peers import PEERS, SAFETENSORS_TORCH
 from tools.measure import MIB
@@ -38,37 +36,30 @@ def run(settings: Settings) -> Iterator[Row]:
     del buffers
     os.sync()
     files = {OURS: archive, READ: archive, SAFETENSORS_TORCH: peer, PLAIN: archive}
-
-    def seconds(way: str) -> float:
-        return float(call_alone("tools.bench.cold:touch_seconds", way=way, path=str(files[way])))
-
+    touch = partial(call_alone, "tools.bench.cold:touch_seconds")
     repeats = settings.pick(5, 1)
-    ways: dict[str, Callable[[], float]] = {way: partial(seconds, way) for way in files}
-    medians = {way: statistics.median(s) for way, s in collect(repeats, ways).items()}
-    peers = {way: medians[way] for way in (SAFETENSORS_TORCH, PLAIN)}
+    found = medians(repeats, {way: partial(touch, way=way, path=str(path)) for way, path in files.items()})
+    peers = {way: found[way] for way in (SAFETENSORS_TORCH, PLAIN)}
     promise = Promise("within", 1.1, min(peers, key=peers.__getitem__))
     work = f"{total / 1e9:.1f} GB not in the page cache, until every byte was touched"
-    yield Row(AREA, f"{work}: mapped", "s", {OURS: medians[OURS], **peers}, promise, samples=repeats)
-    yield Row(AREA, f"{work}: mmap=False", "s", {OURS: medians[READ], **peers}, promise, samples=repeats)
-    for path in (archive, peer):
-        path.unlink()
+    yield Row(AREA, f"{work}: mapped", "s", {OURS: found[OURS], **peers}, promise, samples=repeats)
+    yield Row(AREA, f"{work}: mmap=False", "s", {OURS: found[READ], **peers}, promise, samples=repeats)
 
 
 def drop_cached(path: str) -> None:
-    """Drop a file that was written back from the page cache."""
     fd = os.open(path, os.O_RDONLY)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(fd)
 
 
 def cached_fraction(path: str) -> float:
-    """Return the fraction of a file's pages that are in the page cache, as mincore(2) tells it."""
+    """Return the fraction of a file's pages that are in the page cache, by mincore(2)."""
     size = os.path.getsize(path)
     with open(path, "rb") as file, mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) as mapping:
         octets = np.frombuffer(mapping, np.uint8)
         present = np.zeros(-(-size // mmap.PAGESIZE), np.uint8)
-        start, told = (ctypes.c_void_p(array.ctypes.data) for array in (octets, present))
-        failed = ctypes.CDLL(None, use_errno=True).mincore(start, ctypes.c_size_t(size), told)
+        start, out = (ctypes.c_void_p(array.ctypes.data) for array in (octets, present))
+        failed = ctypes.CDLL(None, use_errno=True).mincore(start, ctypes.c_size_t(size), out)
         del octets  # or the mapping could not be closed
         if failed:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), path)
@@ -81,10 +72,7 @@ def touch_seconds(way: str, path: str) -> float:
         import safetensors.torch  # noqa: F401  # imports are not what is measured
         import torch  # noqa: F401
     drop_cached(path)
-    start = time.perf_counter()
-    for array in _arrays(way, Path(path)):
-        array.reshape(-1).view(np.uint64).sum()
-    return time.perf_counter() - start
+    return seconds_of(lambda: [a.reshape(-1).view(np.uint64).sum() for a in _arrays(way, Path(path))])
 
 
 def _arrays(way: str, path: Path) -> list[np.ndarray[Any, Any]]:

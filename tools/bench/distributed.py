@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import pickle
 import shutil
-import statistics
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tools.bench.harness import OURS, Promise, Row, Settings, collect, require_disk
-from tools.measure import MIB, begin_peak, peak_rss
+from tools.bench.harness import OURS, Promise, Row, Settings, collect, figures_of, medians, require_disk, seconds_of
+from tools.measure import MIB
 from tools.ranks import FILES, HUGGING_FACE, Ranks
 from tools.worker import call_alone
 from zcrecord import dtypes
@@ -33,11 +31,15 @@ from zcrecord.writing.catalogue import WrittenShard
 AREA = "distributed"
 TENSORS = "the tensors"  # a copy of them has to be held
 WAYS = (OURS, FILES, HUGGING_FACE)
-MODEL = {"layers": 32, "width": 384, "vocabulary": 32000}
-SMALL = {"layers": 2, "width": 64, "vocabulary": 500}
 CHUNKS = (2000, 500)  # tensors, and ranks that have a chunk of each
 _CHUNK = (16, 4096)
 _SIZE = 2 * 16 * 4096  # bytes
+Figures = dict[str, float]
+
+
+def model_size(settings: Settings) -> dict[str, int]:
+    full, quick = (32, 384, 32000), (2, 64, 500)
+    return dict(zip(("layers", "width", "vocabulary"), quick if settings.quick else full, strict=True))
 
 
 def run(settings: Settings) -> Iterator[Row]:
@@ -46,7 +48,7 @@ def run(settings: Settings) -> Iterator[Row]:
     others = settings.pick(4, 1)
     with Ranks() as ranks:
         ranks.join(2)
-        nbytes = _build(ranks, settings, "rows", filled=True)
+        (nbytes, *_) = ranks.call("build", sharded="rows", filled=True, **model_size(settings))
         expected = ranks.call("checksum")[0]
         work = f"torch.distributed.checkpoint, {nbytes / 1e9:.1f} GB, 2 ranks"
         yield from _saves(settings, ranks, work, nbytes)
@@ -54,68 +56,55 @@ def run(settings: Settings) -> Iterator[Row]:
         for sharded, count, layout in (("columns", 2, "rows as columns"), ("rows", others, f"by {others} ranks")):
             if count != 2:
                 ranks.join(count)
-            _build(ranks, settings, sharded, filled=False)
+            ranks.call("build", sharded=sharded, filled=False, **model_size(settings))
             yield from _loads(settings, ranks, f"{work}: load, {layout}", expected)
         ranks.join(2)
         yield from _views(settings, ranks)
-    yield from _metadata(settings)
-
-
-def _build(ranks: Ranks, settings: Settings, sharded: str, *, filled: bool) -> int:
-    size = SMALL if settings.quick else MODEL
-    nbytes: int = ranks.call("build", sharded=sharded, filled=filled, **size)[0]
-    return nbytes
+    yield _metadata(settings)
 
 
 def _folder(settings: Settings, way: str) -> str:
     return str(settings.folder / f"by {way}")
 
 
-def _slowest(ranks: Ranks, function: str, told: list[dict[str, float]], **arguments: Any) -> float:
-    """Call a function in all ranks; return the slowest one's seconds, and keep the largest of each figure in `told`."""
+def _slowest(ranks: Ranks, function: str, **arguments: Any) -> Figures:
+    """Call a function in all ranks; return the largest of each figure."""
     found = ranks.call(function, **arguments)
-    told.append({figure: max(one[figure] for one in found) for figure in found[0]})
-    return told[-1]["seconds"]
+    return {figure: max(one[figure] for one in found) for figure in found[0]}
 
 
 def _interleaved(
     settings: Settings, ranks: Ranks, function: str, repeats: int, **arguments: Any
-) -> dict[str, dict[str, float]]:
-    """Return for each way the median of each figure, after one call that is not counted; quick runs leave it out."""
-    told: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
-    ways: dict[str, Callable[[], float]] = {
-        way: partial(_slowest, ranks, function, told[way], way=way, folder=_folder(settings, way), **arguments)
-        for way in WAYS
+) -> dict[str, list[Figures]]:
+    """Return the figures of each way and repetition, after one call that is not counted; quick runs leave it out."""
+    ways = {
+        way: partial(_slowest, ranks, function, way=way, folder=_folder(settings, way), **arguments) for way in WAYS
     }
-    uncounted = settings.pick(1, 0)
-    collect(uncounted + repeats, ways)
-    return {
-        way: {figure: statistics.median(one[figure] for one in each[uncounted:]) for figure in each[0]}
-        for way, each in told.items()
-    }
+    collect(settings.pick(1, 0), ways)
+    return collect(repeats, ways)
 
 
-def _only(figure: str, told: dict[str, dict[str, float]], *peers: str) -> dict[str, float]:
-    return {way: told[way][figure] for way in (OURS, *peers)}
+def _only(figure: str, samples: dict[str, list[Figures]], *peers: str) -> Figures:
+    return {way: figures_of(samples[way], figure) for way in (OURS, *peers)}
 
 
 def _saves(settings: Settings, ranks: Ranks, work: str, nbytes: int) -> Iterator[Row]:
     repeats = settings.pick(7, 1)
-    limits = ((FILES, 0.6), (HUGGING_FACE, 0.5))
     for durable in (True, False):
-        told = _interleaved(settings, ranks, "save", repeats, durable=durable)
+        samples = _interleaved(settings, ranks, "save", repeats, durable=durable)
         what = f"{work}: save, {'fsync' if durable else 'no fsync'}"
-        for peer, limit in limits:
-            yield Row(AREA, what, "s", _only("seconds", told, peer), Promise("within", limit, peer), samples=repeats)
-    peaks = _only("peak", told, FILES, HUGGING_FACE)
+        for peer, limit in ((FILES, 0.6), (HUGGING_FACE, 0.5)):
+            seconds = _only("seconds", samples, peer)
+            yield Row(AREA, what, "s", seconds, Promise("within", limit, peer), samples=repeats)
+    peaks = _only("peak", samples, FILES, HUGGING_FACE)
     what = f"{work}: peak memory of a rank while it saves {nbytes / 2 / MIB:,.0f} MiB"
     yield Row(AREA, what, "B", peaks, Promise("under", 16 * MIB), samples=repeats)
     repeats = settings.pick(5, 1)
-    told = _interleaved(settings, ranks, "save_in_background", repeats)
+    samples = _interleaved(settings, ranks, "save_in_background", repeats)
     what = f"{work}: async_save"
     for figure, when in (("returned", "until it returns"), ("seconds", "until it is done")):
-        yield Row(AREA, f"{what}, {when}", "s", _only(figure, told, FILES, HUGGING_FACE), samples=repeats)
-    peaks = {**_only("peak", told, FILES, HUGGING_FACE), TENSORS: told[OURS]["nbytes"]}
+        yield Row(AREA, f"{what}, {when}", "s", _only(figure, samples, FILES, HUGGING_FACE), samples=repeats)
+    peaks = {**_only("peak", samples, FILES, HUGGING_FACE), TENSORS: samples[OURS][0]["nbytes"]}
     promise = Promise("within", 1.05, TENSORS)
     yield Row(AREA, f"{what}, peak memory of a rank", "B", peaks, promise, samples=repeats)
 
@@ -127,9 +116,9 @@ def _loads(settings: Settings, ranks: Ranks, work: str, expected: float) -> Iter
         found = ranks.call("checksum")[0]
         assert abs(found - expected) <= 1e-9 * abs(expected), f"{way} loaded something else: {found}, not {expected}"
     repeats = settings.pick(9, 1)
-    told = _interleaved(settings, ranks, "load", repeats)
+    samples = _interleaved(settings, ranks, "load", repeats)
     for peer, limit in ((HUGGING_FACE, 1.1), (FILES, 0.45)):
-        seconds = _only("seconds", told, peer)
+        seconds = _only("seconds", samples, peer)
         yield Row(AREA, work, "s", seconds, Promise("within", limit, peer), samples=repeats)
 
 
@@ -137,48 +126,34 @@ def _views(settings: Settings, ranks: Ranks) -> Iterator[Row]:
     """Yield the rows of a model's weights, without an optimizer, as views."""
     for way in WAYS:
         shutil.rmtree(_folder(settings, way))
-    size = SMALL if settings.quick else {**MODEL, "width": 768}
+    size = model_size(settings) | ({} if settings.quick else {"width": 768})
     nbytes = ranks.call("build", sharded="rows", filled=True, trained=False, **size)[0]
     ranks.call("save", way=OURS, folder=_folder(settings, OURS), durable=False)
-    told: list[dict[str, float]] = []
     repeats = settings.pick(15, 1)
-    for _ in range(1 + repeats):
-        _slowest(ranks, "load_views", told, folder=_folder(settings, OURS))
-    medians = {figure: statistics.median(one[figure] for one in told[1:]) for figure in told[0]}
+    samples = [_slowest(ranks, "load_views", folder=_folder(settings, OURS)) for _ in range(1 + repeats)][1:]
     gigabytes, count = nbytes / 1e9, ranks.call("count")[0]
     what = f"torch.distributed.checkpoint, {gigabytes:.1f} GB of {count} weights, 2 ranks: load_views"
     promise = Promise("under", 0.01 * max(gigabytes, 1))
-    yield Row(AREA, what, "s", {OURS: medians["seconds"]}, promise, samples=repeats)
-    private = {OURS: medians["private"]}
+    yield Row(AREA, what, "s", {OURS: figures_of(samples, "seconds")}, promise, samples=repeats)
+    private = {OURS: figures_of(samples, "private")}
     yield Row(AREA, f"{what}, private memory", "B", private, Promise("under", MIB), samples=repeats)
 
 
 # -- a million chunks ------------------------------------------------------------------------------------------------
 
 
-def _metadata(settings: Settings) -> Iterator[Row]:
-    """Yield the rows of opening a checkpoint's catalogue, and DCP's own metadata, of as many chunks."""
+def _metadata(settings: Settings) -> Row:
+    """Return the row of opening a checkpoint's catalogue, and DCP's own metadata, of as many chunks."""
     tensors, each = (20, 10) if settings.quick else CHUNKS
     folder, small = settings.folder / "metadata", settings.folder / "little metadata"
     for where, size in ((folder, (tensors, each)), (small, (5, 2))):
         where.mkdir()
         call_alone("tools.bench.distributed:write_metadata", folder=str(where), tensors=size[0], ranks=size[1])
-    work = f"metadata of {tensors * each:,} chunks of {tensors:,} tensors"
+    opened = partial(call_alone, "tools.bench.distributed:open_metadata", folder=str(folder), small=str(small))
     repeats = settings.pick(3, 1)
-    told: dict[str, list[dict[str, float]]] = {OURS: [], FILES: []}
-
-    def seconds(way: str) -> float:
-        given = {"way": way, "folder": str(folder), "small": str(small)}
-        told[way].append(call_alone("tools.bench.distributed:open_metadata", **given))
-        return told[way][-1]["seconds"]
-
-    collect(repeats, {way: partial(seconds, way) for way in told})
-    found = {
-        figure: {way: statistics.median(one[figure] for one in each) for way, each in told.items()}
-        for figure in ("seconds", "peak")
-    }
-    yield Row(AREA, f"{work}: open", "s", found["seconds"], Promise("under", 0.01), samples=repeats)
-    yield Row(AREA, f"{work}: open, peak memory", "B", found["peak"], samples=repeats)
+    seconds = medians(repeats, {way: partial(opened, way=way) for way in (OURS, FILES)})
+    work = f"metadata of {tensors * each:,} chunks of {tensors:,} tensors: open"
+    return Row(AREA, work, "s", seconds, Promise("under", 0.01), samples=repeats)
 
 
 def write_metadata(folder: str, tensors: int, ranks: int) -> None:
@@ -192,15 +167,14 @@ def write_metadata(folder: str, tensors: int, ranks: int) -> None:
     state = {name: _rows_of(ranks) for name in names}
     places = {
         MetadataIndex(name, chunk.offsets, rank): _StorageInfo(f"__{rank}_0.distcp", i * _SIZE, _SIZE)
-        for i, (name, told) in enumerate(state.items())
-        for rank, chunk in enumerate(told.chunks)
+        for i, (name, tensor) in enumerate(state.items())
+        for rank, chunk in enumerate(tensor.chunks)
     }
     with open(Path(folder, ".metadata"), "wb") as file:
         pickle.dump(Metadata(state, planner_data=paths, storage_data=places), file)
 
 
 def _rows_of(ranks: int) -> Any:
-    """Return DCP's metadata of one tensor."""
     import torch
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
 
@@ -211,7 +185,6 @@ def _rows_of(ranks: int) -> Any:
 
 
 def _write_catalogue(folder: Path, paths: dict[str, tuple[str, ...]], ranks: int) -> None:
-    """Write the catalogue that joins the reports of all ranks."""
     kind, count = dtypes.by_name["bfloat16"], len(paths)
     whole = WholeTensor(kind.code, kind.bits, (_CHUNK[0] * ranks, _CHUNK[1]))
     rows = np.zeros(count, PAYLOAD)
@@ -230,17 +203,17 @@ def _write_catalogue(folder: Path, paths: dict[str, tuple[str, ...]], ranks: int
     CheckpointFolder(folder, durable=False).commit(tree, 1, {})
 
 
-def open_metadata(way: str, folder: str, small: str) -> dict[str, float]:
-    """Open a checkpoint's metadata as a load does, once a small one's, and find one tensor; tell seconds and memory."""
+def open_metadata(way: str, folder: str, small: str) -> float:
+    """Open a checkpoint's metadata as a load does, once a small one's, and find one tensor; return the seconds."""
     from torch.distributed.checkpoint import FileSystemReader
 
     from zcrecord.distributed import ZcrStorageReader
 
     make = {OURS: ZcrStorageReader, FILES: FileSystemReader}[way]
-    for where in (small, folder):
-        before, start = begin_peak(), time.perf_counter()
-        told = make(where).read_metadata()
-        chunks = len(next(iter(told.state_dict_metadata.values())).chunks)
-        seconds = time.perf_counter() - start
-        assert chunks > 1, "a tensor has a chunk of each rank"
-    return {"seconds": seconds, "peak": float((peak_rss() or 0) - before)}
+
+    def find(where: str) -> None:
+        chunks = next(iter(make(where).read_metadata().state_dict_metadata.values())).chunks
+        assert len(chunks) > 1, "a tensor has a chunk of each rank"
+
+    find(small)
+    return seconds_of(partial(find, folder))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,29 +25,26 @@ def run(settings: Settings) -> Iterator[Row]:
     PEERS[SAFETENSORS].save(path, tensors)
     wanted = iter(np.random.default_rng(1).integers(0, count, 1 << 20).tolist())
     names = list(tensors)
+
+    def one(package: str) -> object:
+        with importlib.import_module(package).safe_open(path, framework="np") as file:
+            return file.get_tensor(names[next(wanted)])
+
+    def each(package: str) -> dict[str, Any]:
+        with importlib.import_module(package).safe_open(path, framework="np") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # safetensors' is no mapping
+
+    def load_file(module: str, package: str) -> object:
+        return importlib.import_module(f"{package}.{module}").load_file(path)
+
     ways: dict[str, tuple[Callable[[str], object], float]] = {
-        "open and get one": (lambda package: _one(package, path, names[next(wanted)]), 2),
-        "load_file, numpy": (partial(_load_file, "numpy", path), 1.1),
-        "get_tensor for each of f.keys(), numpy": (partial(_each, path, "np"), 1.1),
-        "load_file, torch": (partial(_load_file, "torch", path), 1.1),
+        "open and get one": (one, 2),
+        "load_file, numpy": (partial(load_file, "numpy"), 1.1),
+        "get_tensor for each of f.keys(), numpy": (each, 1.1),
+        "load_file, torch": (partial(load_file, "torch"), 1.1),
     }
     repeats = settings.pick(15, 1)
     for what, (way, limit) in ways.items():
         seconds = median_seconds(repeats, {name: partial(way, package) for name, package in PACKAGES.items()})
         work = f"drop-in, a .safetensors of {count:,} x 1 KB: {what}"
         yield Row(AREA, work, "s", seconds, Promise("within", limit, SAFETENSORS), samples=repeats * BURST)
-    path.unlink()
-
-
-def _one(package: str, path: Path, name: str) -> object:
-    with importlib.import_module(package).safe_open(path, framework="np") as file:
-        return file.get_tensor(name)
-
-
-def _each(path: Path, framework: str, package: str) -> dict[str, Any]:
-    with importlib.import_module(package).safe_open(path, framework=framework) as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # safetensors' is no mapping
-
-
-def _load_file(module: str, path: Path, package: str) -> object:
-    return importlib.import_module(f"{package}.{module}").load_file(path)

@@ -10,7 +10,6 @@ import os
 import shutil
 import statistics
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -18,10 +17,10 @@ from pathlib import Path
 import numpy as np
 
 import zcrecord
-from tools.bench.harness import OURS, Promise, Row, Settings, collect, require_disk
+from tools.bench.harness import OURS, Promise, Row, Settings, medians, require_disk, seconds_of
 from tools.bench.large import make_buffers
 from tools.bench.peers import PEERS, SAFETENSORS
-from tools.measure import MIB, begin_peak, peak_rss
+from tools.measure import MIB, timed
 from tools.worker import call_alone
 
 AREA = "edits"
@@ -41,32 +40,31 @@ def run(settings: Settings) -> Iterator[Row]:
     PEERS[SAFETENSORS].save(peer, buffers)
     del buffers
     repeats = settings.pick(5, 1)
+    peaks: dict[tuple[str, str], list[float]] = {}
+
+    def changed(function: str, path: Path, name: str, change: str) -> float:
+        _settle(path, out)
+        cost = call_alone(f"tools.bench.edits:{function}", path=str(path), out=str(out), change=change)
+        peaks.setdefault((name, change), []).append(cost["peak"])
+        return float(cost["seconds"])
+
     for change in CHANGES:
-        peaks: dict[str, list[float]] = {OURS: [], SAFETENSORS: []}
-
-        def ours(target: str, path: Path, name: str, what: str, told: dict[str, list[float]]) -> float:
-            _settle(path, out)
-            found = call_alone(f"tools.bench.edits:{target}", path=str(path), out=str(out), change=what)
-            told[name].append(found["peak"])
-            return float(found["seconds"])
-
         ways: dict[str, Callable[[], float]] = {
-            OURS: partial(ours, "change_archive", archive, OURS, change, peaks),
+            OURS: partial(changed, "change_archive", archive, OURS, change),
             CP: partial(_copy, archive, out),
-            SAFETENSORS: partial(ours, "change_safetensors", peer, SAFETENSORS, change, peaks),
+            SAFETENSORS: partial(changed, "change_safetensors", peer, SAFETENSORS, change),
         }
-        seconds = {name: statistics.median(s) for name, s in collect(repeats, ways).items()}
         what = f"change {change} of {total / 1e9:.1f} GB, copied, no fsync"
-        yield Row(AREA, what, "s", seconds, Promise("within", 1.25, CP), samples=repeats)
-        growth = {name: statistics.median(told) for name, told in peaks.items()}
+        yield Row(AREA, what, "s", medians(repeats, ways), Promise("within", 1.25, CP), samples=repeats)
+        growth = {name: statistics.median(peaks[name, change]) for name in (OURS, SAFETENSORS)}
         yield Row(AREA, f"{what}: peak memory above what it starts with", "B", growth, Promise("under", 32 * MIB))
     for path in (archive, peer, out):
-        path.unlink(missing_ok=True)
+        path.unlink()
     yield from _cloned(settings)
 
 
 def _settle(path: Path, out: Path) -> None:
-    """Have what was written before cost nobody else anything, and what is read lie in the page cache."""
+    """Write what came before to the disk, and read the file into the page cache."""
     out.unlink(missing_ok=True)
     os.sync()
     with open(path, "rb") as file:
@@ -76,9 +74,7 @@ def _settle(path: Path, out: Path) -> None:
 
 def _copy(path: Path, out: Path, *options: str) -> float:
     _settle(path, out)
-    start = time.perf_counter()
-    subprocess.run(["cp", *options, str(path), str(out)], check=True)
-    return time.perf_counter() - start
+    return seconds_of(lambda: subprocess.run(["cp", *options, str(path), str(out)], check=True))
 
 
 def _cloned(settings: Settings) -> Iterator[Row]:
@@ -93,8 +89,7 @@ def _cloned(settings: Settings) -> Iterator[Row]:
         repeats = settings.pick(9, 2)
         before = _used(disk)
         ways = {OURS: partial(_edit, path, out), REFLINK: partial(_copy, path, out, "--reflink=always")}
-        collect(1, ways)
-        seconds = {name: statistics.median(s) for name, s in collect(repeats, ways).items()}
+        seconds = medians(repeats, ways, uncounted=1)
         what = f"change metadata of {nbytes / 1e9:.1f} GB on XFS, fsync"
         note = f"{REFLINK}, which changes nothing and waits for no disk: {1000 * seconds.pop(REFLINK):.1f} ms"
         yield Row(AREA, what, "s", seconds, Promise("under", 0.1), note, samples=repeats)
@@ -122,8 +117,7 @@ def _xfs(folder: Path, nbytes: int) -> Iterator[Path | None]:
 
 def _used(disk: Path) -> int:
     os.sync()
-    told = os.statvfs(disk)
-    return (told.f_blocks - told.f_bfree) * told.f_frsize
+    return shutil.disk_usage(disk).used
 
 
 def _make(path: Path, gigabytes: int) -> int:
@@ -137,11 +131,12 @@ def _make(path: Path, gigabytes: int) -> int:
 
 
 def _edit(path: Path, out: Path) -> float:
+    def edit() -> None:
+        with zcrecord.edit(path, out) as model:
+            model.metadata["license"] = "mit"
+
     _settle(path, out)
-    start = time.perf_counter()
-    with zcrecord.edit(path, out) as model:
-        model.metadata["license"] = "mit"
-    return time.perf_counter() - start
+    return seconds_of(edit)
 
 
 # -- in a process of its own -----------------------------------------------------------------------------------------
@@ -151,26 +146,28 @@ def change_archive(path: str, out: str, change: str) -> dict[str, float]:
     """Change an archive into another file; return the seconds, and by how much the peak of memory grew."""
     import flatbuffers  # noqa: F401  # as the peer's package, before the clock is read
 
-    change_with = zcrecord.edit
-    before, start = begin_peak(), time.perf_counter()
-    with change_with(path, out, durable=False) as model:
-        model.metadata["license"] = "mit"
-        if change == "a tensor":
-            model["blocks.3.weight"] = np.ones((256, 256), np.float32)
-        if change == "names":
-            model.rename("blocks.*", "layers.*")
-    return {"seconds": time.perf_counter() - start, "peak": float((peak_rss() or 0) - before)}
+    def edit() -> None:
+        with change_with(path, out, durable=False) as model:
+            model.metadata["license"] = "mit"
+            if change == "a tensor":
+                model["blocks.3.weight"] = np.ones((256, 256), np.float32)
+            if change == "names":
+                model.rename("blocks.*", "layers.*")
+
+    change_with = zcrecord.edit  # imported before the clock is read, too
+    return timed(edit)
 
 
 def change_safetensors(path: str, out: str, change: str) -> dict[str, float]:
     """Make the same change of a safetensors file."""
     from safetensors.numpy import load_file, save_file
 
-    before, start = begin_peak(), time.perf_counter()
-    tensors = load_file(path)
-    if change == "a tensor":
-        tensors["blocks.3.weight"] = np.ones((256, 256), np.float32)
-    if change == "names":
-        tensors = {name.replace("blocks.", "layers."): tensor for name, tensor in tensors.items()}
-    save_file(tensors, out, metadata={"license": "mit"})
-    return {"seconds": time.perf_counter() - start, "peak": float((peak_rss() or 0) - before)}
+    def edit() -> None:
+        tensors = load_file(path)
+        if change == "a tensor":
+            tensors["blocks.3.weight"] = np.ones((256, 256), np.float32)
+        if change == "names":
+            tensors = {name.replace("blocks.", "layers."): tensor for name, tensor in tensors.items()}
+        save_file(tensors, out, metadata={"license": "mit"})
+
+    return timed(edit)

@@ -6,28 +6,24 @@ them, are compiled at two sizes that a compiler survives, and the line through b
 
 from __future__ import annotations
 
-import gc
 import importlib
 import io
 import pickle
-import shutil
-import statistics
 import subprocess
 import sys
-import time
-import tracemalloc
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import zcrecord
-from tools.bench.harness import OURS, Promise, Row, Settings, collect, on_path
+from tools.bench.harness import OURS, Promise, Row, Settings, medians, on_path, seconds_of
 from tools.bench.peers import NPZ, SAFETENSORS
 from tools.firmware.figures import measure
 from tools.hosted import build_c, build_rust, run_together, write_model
-from tools.measure import MIB, memory
+from tools.measure import MIB, most_allocated
 from tools.worker import ROOT, call_alone
 from zcrecord.embed import generate
 
@@ -62,10 +58,9 @@ def _at_load(settings: Settings) -> Iterator[Row]:
         READER: build_c(folder, archive, "host_archive"),
         RUST: build_rust(folder, archive, "host_symbols"),
     }
-    told = {name: run_together(program)[0].told for name, program in programs.items()}
-    shutil.rmtree(folder)
+    reports = {name: run_together(program)[0].told for name, program in programs.items()}
     for key, what, unit in (("allocations", "allocations", ""), ("bytes", "bytes allocated", "B")):
-        values = {name: float(words[key]) for name, words in told.items()}
+        values = {name: float(words[key]) for name, words in reports.items()}
         work = f"load 256 KB of weights that are part of a program: {what}"
         yield Row(AREA, work, unit, values, NONE_AT_ALL)
 
@@ -81,66 +76,48 @@ def _compiled(settings: Settings) -> Iterator[Row]:
     archive = folder / "model.zcr"
     zcrecord.save_record({"w": _noise(mib * MIB).view(np.float32)}, archive, durable=False)
     for compiler in [name for name in ("gcc", "clang-19") if on_path(name)]:
-        ways = {OURS: _compile(compiler, folder, archive, "c")}
-        ways["zcrecord, string literal"] = _compile(compiler, folder, archive, "c", blob="string")
+        options: dict[str, dict[str, str]] = {OURS: {}, "zcrecord, string literal": {"blob": "string"}}
         if compiler == "clang-19":  # gcc has #embed from version 15 on
-            ways["zcrecord, #embed"] = _compile(compiler, folder, archive, "c", blob="embed")
-        promise = Promise("faster", 50, HEX_ARRAY)
-        yield _compile_row(settings, f"{compiler}, {mib} MiB of weights to an object file", ways, promise, mib)
-    if on_path("rustc"):
-        ways = {OURS: _compile("rustc", folder, archive, "rust")}
-        ways["zcrecord, global_asm!"] = _compile("rustc", folder, archive, "rust", assembly=True)
-        yield _compile_row(settings, f"rustc, {mib} MiB of weights to a library", ways, None, mib)
-    shutil.rmtree(folder)
+            options["zcrecord, #embed"] = {"blob": "embed"}
+        ways = {name: _compile(compiler, archive, folder, **chosen) for name, chosen in options.items()}
+        work = f"{compiler}, {mib} MiB of weights to an object file"
+        yield _compile_row(settings, compiler, work, ways, mib)
 
 
 def _noise(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)
 
 
-def _compile(compiler: str, folder: Path, archive: Path, language: Any, **options: Any) -> Callable[[], float]:
+def _compile(compiler: str, archive: Path, folder: Path, **options: Any) -> Callable[[], float]:
     """Return a function that times the compiler on the files that embed the archive."""
-    made = folder / "_".join([compiler, *options])
-    report = generate(archive, made, lang=language, **options)
-    (source,) = (Path(file) for file in report.files if file.endswith((".S", ".c", ".rs")))
-    return lambda: _seconds(compiler, source)
+    report = generate(archive, folder / "_".join([compiler, *options.values()]), lang="c", **options)
+    (source,) = (Path(file) for file in report.files if file.endswith((".S", ".c")))
+    return partial(_seconds, compiler, source)
 
 
 def _seconds(compiler: str, source: Path) -> float:
-    library = ["--edition", "2021", "--crate-type", "lib", "-O"] if compiler == "rustc" else ["-c"]
-    out = source.with_suffix(".o")
-    start = time.perf_counter()
-    subprocess.run([compiler, *library, source.name, "-o", out], cwd=source.parent, check=True)
-    seconds = time.perf_counter() - start
-    out.unlink()
-    return seconds
+    command = [compiler, "-c", source.name, "-o", "made.o"]
+    return seconds_of(lambda: subprocess.run(command, cwd=source.parent, check=True))
 
 
-def _compile_row(
-    settings: Settings, work: str, ways: dict[str, Callable[[], float]], promise: Promise | None, mib: int
-) -> Row:
+def _compile_row(settings: Settings, compiler: str, work: str, ways: dict[str, Callable[[], float]], mib: int) -> Row:
     repeats = settings.pick(3, 1)
     sizes = [settings.pick(1024, 8) * KIB, settings.pick(4096, 32) * KIB]
-    suffix, compiler = ("rs" if work.startswith("rustc") else "c"), work.partition(",")[0]
-    arrays = {str(nbytes): _array(settings.folder / f"{nbytes}.{suffix}", compiler, nbytes) for nbytes in sizes}
-    for way in ways.values():
-        way()
-    samples = collect(repeats, ways) | collect(settings.pick(3, 1), arrays)
-    seconds = {name: statistics.median(some) for name, some in samples.items()}
+    arrays = {str(nbytes): _array(settings.folder / f"{nbytes}.c", compiler, nbytes) for nbytes in sizes}
+    seconds = medians(repeats, ways, uncounted=1) | medians(repeats, arrays)
     short, long = (seconds.pop(str(nbytes)) for nbytes in sizes)
     seconds[HEX_ARRAY] = long + (long - short) * (mib * MIB - sizes[1]) / (sizes[1] - sizes[0])
     measured = " and ".join(f"{s:.2f} s for {n // KIB:,} KiB" for s, n in zip((short, long), sizes, strict=True))
-    return Row(AREA, work, "s", seconds, promise, f"the array extrapolated from {measured}", repeats)
+    note = f"the array extrapolated from {measured}"
+    return Row(AREA, work, "s", seconds, Promise("faster", 50, HEX_ARRAY), note, repeats)
 
 
 def _array(source: Path, compiler: str, nbytes: int) -> Callable[[], float]:
     """Return a function that times the compiler on a hex array."""
     data = _noise(nbytes).tobytes()
     rows = "".join(f"  {', '.join(f'0x{b:02x}' for b in data[at : at + 12])},\n" for at in range(0, nbytes, 12))
-    rust = source.suffix == ".rs"
-    head, tail = (f"pub static MODEL: [u8; {nbytes}] = [", "]") if rust else ("const unsigned char model[] = {", "}")
-    source.write_text(f"{head}\n{rows}{tail};\n", encoding="utf-8")
-    return lambda: _seconds(compiler, source)
+    source.write_text(f"const unsigned char model[] = {{\n{rows}}};\n", encoding="utf-8")
+    return partial(_seconds, compiler, source)
 
 
 # -- in Python -------------------------------------------------------------------------------------------------------
@@ -152,12 +129,9 @@ def _constant(settings: Settings) -> Row:
     folder = settings.folder / "constant"
     folder.mkdir()
     call_alone("tools.bench.embedding:write_constants", folder=str(folder), mib=mib)
-    told = {way: call_alone("tools.bench.embedding:load_constant", way=way, folder=str(folder)) for way in LOADERS}
-    shutil.rmtree(folder)
-    allocated = {way: float(words["allocated"]) for way, words in told.items()}
+    allocated = partial(call_alone, "tools.bench.embedding:constant_allocated", folder=str(folder))
     work = f"arrays out of a Python constant of {mib} MiB: allocated"
-    extra = {"private": {way: words["private"] for way, words in told.items()}}
-    return Row(AREA, work, "B", allocated, Promise("under", 64 * KIB), extra=extra)
+    return Row(AREA, work, "B", {way: float(allocated(way=way)) for way in LOADERS}, Promise("under", 64 * KIB))
 
 
 def write_constants(folder: str, mib: int) -> None:
@@ -183,11 +157,7 @@ def _module(folder: Path) -> Callable[[], Any]:
 
 
 def _bytes_of(name: str, load: Callable[[bytes], Any]) -> Callable[[Path], Callable[[], Any]]:
-    def prepare(folder: Path) -> Callable[[], Any]:
-        constant = Path(folder, name).read_bytes()
-        return lambda: load(constant)
-
-    return prepare
+    return lambda folder: partial(load, (folder / name).read_bytes())
 
 
 def _safetensors(constant: bytes) -> Any:
@@ -205,22 +175,9 @@ LOADERS: dict[str, Callable[[Path], Callable[[], Any]]] = {
 }
 
 
-def load_constant(way: str, folder: str) -> dict[str, int]:
-    """Load a constant one way; return the most that Python had allocated for it, and the growth of private memory."""
-    load = LOADERS[way](Path(folder))
-    load()  # what is imported and kept at the first call is no part of it
-    before = memory()
-    kept = load()
-    after = memory()
-    assert len(kept) == 16
-    del kept
-    gc.collect()
-    tracemalloc.start()
-    load()  # what is allocated on the way counts as well: the peak is asked for
-    allocated = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    growth = 0 if before is None or after is None else (after.private or 0) - (before.private or 0)
-    return {"allocated": allocated, "private": growth}
+def constant_allocated(way: str, folder: str) -> int:
+    """Load a constant one way; return the most that Python had allocated for it."""
+    return most_allocated(LOADERS[way](Path(folder)))
 
 
 # -- on a Cortex-M3 --------------------------------------------------------------------------------------------------
@@ -232,7 +189,6 @@ def _on_a_microcontroller(settings: Settings) -> Iterator[Row]:
         nbytes = {OURS: float(reader_code_size(settings.folder, level))}
         yield Row(AREA, f"Cortex-M3, zcrecord.h: code to {what}", "B", nbytes, Promise("under", most + 1))
     figures = measure(settings.folder / "firmware")
-    shutil.rmtree(settings.folder / "firmware")
     reader = figures["runtime"]
     for what, key, promise in (
         ("find one of 1,000 tensors", "find_1000", Promise("under", 5000)),
@@ -262,6 +218,5 @@ def _code_size(folder: Path, level: int) -> int:
     target = ["-mcpu=cortex-m3", "-mthumb", "-Os", "-std=c99", "-ffreestanding", f"-I{ROOT / 'zcrecord' / 'embed'}"]
     source = Path(__file__).with_name("reader_size.c")
     subprocess.run(["arm-none-eabi-gcc", *target, f"-DLEVEL={level}", "-c", source, "-o", made], check=True)
-    told = subprocess.run(["arm-none-eabi-size", made], check=True, capture_output=True, text=True).stdout
-    made.unlink()
-    return int(told.splitlines()[1].split()[0])
+    sizes = subprocess.run(["arm-none-eabi-size", made], check=True, capture_output=True, text=True).stdout
+    return int(sizes.splitlines()[1].split()[0])

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def run(settings: Settings) -> Iterator[Row]:
     """Yield a row of seconds for each engine, then the counts of all."""
     count = settings.pick(200, 6)
     whole = write_models(settings.folder / "models", count, settings.pick(256, 1))
-    counts = {"lost": 0, "other": 0, "again": 0, "refused": 0}
+    missing = other = refused = again = 0
     with serving_moto("fleet") as options:
         import s3fs
 
@@ -83,20 +84,21 @@ def run(settings: Settings) -> Iterator[Row]:
             assert flag.exists(), "no worker was killed, so nothing was tried"
             made = _digests(fs, dest)
             first = first or made
-            counts["lost"] += len(set(whole) - set(made))
-            counts["other"] += sum(made.get(path) != first[path] for path in first)
-            counts["refused"] += states.count("refused")
-            again, _ = engine(MODELS, dest, options, flag)
-            counts["again"] += again.count("converted")
+            missing += len(set(whole) - set(made))
+            other += sum(made.get(path) != first[path] for path in first)
+            refused += states.count("refused")
+            again += engine(MODELS, dest, options, flag)[0].count("converted")
             work = f"{count} models of {settings.pick(256, 1)} KiB from S3 to S3 (moto), a worker killed: {name}"
             yield Row(AREA, work, "s", {OURS: seconds})
     where = f"{count} models, a worker killed on each of {', '.join(engines)}"
-    cut = count - len(whole)
-    yield Row(AREA, f"{where}: archives that are missing", "", {OURS: counts["lost"]}, Promise("under", 1))
-    yield Row(AREA, f"{where}: archives with other bytes", "", {OURS: counts["other"]}, Promise("under", 1))
-    yield Row(AREA, f"{where}: converted by a second run", "", {OURS: counts["again"]}, Promise("under", 1))
-    missed = abs(counts["refused"] - cut * len(engines))
-    yield Row(AREA, f"{where}: truncated models not refused", "", {OURS: missed}, Promise("under", 1))
+    accepted = abs(refused - (count - len(whole)) * len(engines))
+    for what, found in (
+        ("archives that are missing", missing),
+        ("archives with other bytes", other),
+        ("converted by a second run", again),
+        ("truncated models not refused", accepted),
+    ):
+        yield Row(AREA, f"{where}: {what}", "", {OURS: found}, Promise("under", 1))
 
 
 Engine = Callable[[str, str, dict[str, Any], Path], tuple[list[str], float]]
@@ -106,8 +108,13 @@ def _engines() -> dict[str, Engine]:
     out: dict[str, Engine] = {"zcrecord convert --jobs 2": _with_command}
     for package, name in (("distributed", "Dask"), ("ray", "Ray")):
         if importlib.util.find_spec(package):
-            out[name] = _other(f"with_{name.lower()}")
+            out[name] = partial(_alone, f"tools.bench.fleet:with_{name.lower()}")
     return out
+
+
+def _alone(target: str, source: str, dest: str, options: dict[str, Any], flag: Path) -> tuple[list[str], float]:
+    done = call_alone(target, source=source, dest=dest, options=options, flag=str(flag))
+    return done["states"], done["seconds"]
 
 
 def _with_command(source: str, dest: str, options: dict[str, Any], flag: Path) -> tuple[list[str], float]:
@@ -127,9 +134,9 @@ def _with_command(source: str, dest: str, options: dict[str, Any], flag: Path) -
                 time.sleep(0.01)
             os.kill(_worker_of(process.pid), signal.SIGKILL)
             flag.touch()
-        told = json.loads(process.communicate()[0])
-    assert not told["failed"], told["failed"]
-    states = ["converted"] * told["converted"] + ["kept"] * told["kept"] + ["refused"] * len(told["refused"])
+        report = json.loads(process.communicate()[0])
+    assert not report["failed"], report["failed"]
+    states = ["converted"] * report["converted"] + ["kept"] * report["kept"] + ["refused"] * len(report["refused"])
     return states, time.perf_counter() - start
 
 
@@ -138,15 +145,6 @@ def _worker_of(pid: int) -> int:
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()
     workers = [c for c in children if "spawn_main" in Path(f"/proc/{c}/cmdline").read_text(encoding="utf-8")]
     return int(workers[0])
-
-
-def _other(target: str) -> Engine:
-    def engine(source: str, dest: str, options: dict[str, Any], flag: Path) -> tuple[list[str], float]:
-        how = {"source": source, "dest": dest, "options": options, "flag": str(flag)}
-        told = call_alone(f"tools.bench.fleet:{target}", **how)
-        return told["states"], told["seconds"]
-
-    return engine
 
 
 def _digests(fs: Any, prefix: str) -> dict[str, str]:
@@ -160,23 +158,21 @@ def _digests(fs: Any, prefix: str) -> dict[str, str]:
 # -- in a process of its own -----------------------------------------------------------------------------------------
 
 
-def _told(outcomes: Sequence[Outcome], start: float) -> dict[str, Any]:
+def _report(outcomes: Sequence[Outcome], start: float) -> dict[str, Any]:
     return {"states": [outcome.state for outcome in outcomes], "seconds": time.perf_counter() - start}
 
 
 def with_dask(source: str, dest: str, options: dict[str, Any], flag: str) -> dict[str, Any]:
-    """Run a fleet on two workers of Dask."""
     from distributed import Client
 
     os.environ[FLAG], start = flag, time.perf_counter()
     quiet = {"dashboard_address": None, "silence_logs": 50, "local_directory": os.path.dirname(flag)}
     with Client(n_workers=2, threads_per_worker=1, **quiet) as client:
         jobs = plan(source, dest, storage_options=options)
-        return _told(client.gather(client.map(convert_or_die, jobs, retries=3, pure=False)), start)
+        return _report(client.gather(client.map(convert_or_die, jobs, retries=3, pure=False)), start)
 
 
 def with_ray(source: str, dest: str, options: dict[str, Any], flag: str) -> dict[str, Any]:
-    """Run a fleet on two workers of Ray."""
     import ray
 
     from zcrecord import SourceError
@@ -185,4 +181,4 @@ def with_ray(source: str, dest: str, options: dict[str, Any], flag: str) -> dict
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     convert = ray.remote(max_retries=3, retry_exceptions=[SourceError])(convert_or_die)
     jobs = plan(source, dest, storage_options=options)
-    return _told(ray.get([convert.remote(job) for job in jobs]), start)
+    return _report(ray.get([convert.remote(job) for job in jobs]), start)

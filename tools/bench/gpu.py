@@ -20,14 +20,12 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
-import importlib.metadata
 import importlib.util
 import json
 import math
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -36,12 +34,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 import zcrecord
 from tools.bench.cold import cached_fraction, drop_cached
-from tools.bench.harness import OURS, Promise, Row, collect, machine, require_disk, versions
-from tools.bench.table import terminal_table
+from tools.bench.harness import OURS, Promise, Row, collect, machine, require_disk, seconds_of, version_of, versions
+from tools.bench.table import new_console, terminal_table
 from tools.measure import MIB
 from tools.models import gpt
 from tools.worker import ROOT, Worker, WorkerError
@@ -63,6 +60,7 @@ ONNX_MIB = 1024
 NEARLY_ALL = 0.9  # of the pinned copy's bandwidth
 WARM = 0.99  # of the pages
 CUDA = "CUDAExecutionProvider"
+Load = Callable[[ExitStack], dict[str, Any]]
 
 
 @dataclass
@@ -81,15 +79,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda:0", help="torch's name of it (default: cuda:0)")
     parser.add_argument("--json", type=Path, metavar="OUT", help=f"results file (a full run: {RESULT.name})")
     args = parser.parse_args(arguments)
-    if why := _no_device(args.device):
-        print(f"{why}; nothing was measured", file=sys.stderr)
-        return 1
-    with tempfile.TemporaryDirectory(prefix="zcrecord-gpu-") as folder:
-        try:
+    try:
+        if why := _no_device(args.device):
+            raise OSError(why)
+        with tempfile.TemporaryDirectory(prefix="zcrecord-gpu-") as folder:
             found, result = _measure(Path(folder), args.device, max(1, round(args.gib * 1024 / MIB_EACH)))
-        except OSError as error:  # of the disk, which says what to do
-            print(f"{error}; nothing was measured", file=sys.stderr)
-            return 1
+    except OSError as error:  # of the disk, too, which says what to do
+        print(f"{error}; nothing was measured", file=sys.stderr)
+        return 1
     _show(found)
     whole = args.device.startswith("cuda") and args.gib == GIB and bool(found.rows)
     out = args.json or (RESULT if whole else None)
@@ -112,15 +109,14 @@ def _no_device(device: str) -> str | None:
 
 
 def _show(found: _Findings) -> None:
-    console = Console(highlight=False)
-    console = console if console.is_terminal else Console(width=160, highlight=False)
+    console = new_console()
     console.print(terminal_table(found.rows))
     for row in found.rows:
         for name, figure in row.extra.get("gigabytes_per_second", {}).items():
             console.print(f"{row.work}: {name} {figure} GB/s", markup=False)
-    for told, items in (("missing", found.missing), ("failed", found.failed)):
+    for what, items in (("missing", found.missing), ("failed", found.failed)):
         for name, why in items.items():
-            console.print(f"{told}: {name}: {why}", markup=False)
+            console.print(f"{what}: {name}: {why}", markup=False)
 
 
 def _measure(folder: Path, device: str, count: int) -> tuple[_Findings, dict[str, Any]]:
@@ -138,7 +134,7 @@ def _measure(folder: Path, device: str, count: int) -> tuple[_Findings, dict[str
     for file in files.values():
         Path(file).unlink()
     found.rows += _sessions(found, folder, device, onnx_mib)
-    known = versions() | {package: _version(package) for package in [*PEERS.values(), "onnxruntime-gpu"]}
+    known = versions() | {package: version_of(package) for package in [*PEERS.values(), "onnxruntime-gpu"]}
     rows = [row.as_json() for row in found.rows]
     whole = {"quick": count != round(GIB * 1024 / MIB_EACH), "machine": described, "versions": known, "rows": rows}
     return found, whole | {"missing": found.missing, "failed": found.failed}
@@ -168,13 +164,6 @@ def _installed(found: _Findings) -> Iterator[str]:
             yield way
 
 
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
-
-
 # Each way in a process of its own: an error, a crash or a context of one is not the others'.
 
 
@@ -194,29 +183,27 @@ def _asked(found: _Findings, way: str, name: str, /, worker: Worker | None = Non
 def _warm(found: _Findings, ways: Sequence[str], given: dict[str, Any], total: int) -> Iterator[Row]:
     """Yield the rows of files in the page cache, of every way that loads what the others do."""
     with ExitStack() as stack:
-        workers, sums = {}, {}
-        for way in ways:
-            worker = stack.enter_context(Worker())
-            arrived = _asked(found, way, "loaded_sum", worker, way=way, **given)
-            if arrived is not None:
-                workers[way], sums[way] = worker, arrived
-        usual = statistics.mode([s for way, s in sums.items() if way != PINNED] or [0])
-        for way in [way for way, arrived in sums.items() if way != PINNED and arrived != usual]:
+        workers = {way: stack.enter_context(Worker()) for way in ways}
+        sums = {way: _asked(found, way, "loaded_sum", worker, way=way, **given) for way, worker in workers.items()}
+        arrived = {way: number for way, number in sums.items() if number is not None and way != PINNED}
+        usual = statistics.mode(arrived.values()) if arrived else None
+        for way in [way for way, number in arrived.items() if number != usual]:
             found.failed[way] = "the tensors that it loaded are others"
-            del workers[way]
-        timed = {way: partial(_one, found, way, worker, given | {"nbytes": total}) for way, worker in workers.items()}
-        samples = {way: taken for way, taken in collect(TURNS + 1, timed).items() if way not in found.failed}
+        timed = {
+            way: partial(_one, found, way, worker, given | {"nbytes": total})
+            for way, worker in workers.items()
+            if way not in found.failed
+        }
+        samples = {way: seconds for way, seconds in collect(TURNS + 1, timed).items() if way not in found.failed}
     if (cached := min(cached_fraction(given[file]) for file in ("ours", "theirs"))) < WARM:
         found.missing["warm files"] = f"the page cache holds {cached:.0%} of one; lower --gib"
     promises = [Promise("within", 1 / NEARLY_ALL, PINNED), *(Promise("faster", 1, peer) for peer in PEERS)]
-    extra = {"cached": cached, "first": {way: taken[0] for way, taken in samples.items()}}
+    extra = {"cached": cached, "first": {way: seconds[0] for way, seconds in samples.items()}}
     yield from _rows(f"{_work(given, total)}, warm", {w: s[1:] for w, s in samples.items()}, total, promises, extra)
 
 
 def _one(found: _Findings, way: str, worker: Worker, given: dict[str, Any]) -> float:
-    if way in found.failed:
-        return math.nan
-    seconds = _asked(found, way, "load_seconds", worker, way=way, **given)
+    seconds = None if way in found.failed else _asked(found, way, "load_seconds", worker, way=way, **given)
     return math.nan if seconds is None else float(seconds)
 
 
@@ -226,14 +213,14 @@ def _cold(found: _Findings, ways: Sequence[str], given: dict[str, Any], total: i
     left = 0.0
     for _ in range(COLD_TURNS):
         for way in ways:
-            told = None if way in found.failed else _asked(found, way, "cold_load", way=way, **given)
-            if told is not None:
-                samples.setdefault(way, []).append(told["seconds"])
-                left = max(left, told["cached"])
-    samples = {way: taken for way, taken in samples.items() if way not in found.failed}
+            cost = None if way in found.failed else _asked(found, way, "cold_load", way=way, **given)
+            if cost is not None:
+                samples.setdefault(way, []).append(cost["seconds"])
+                left = max(left, cost["cached"])
     if left:
         found.missing["cold files"] = f"{left:.1%} of one stayed in the page cache; set TMPDIR to a disk's file system"
         return
+    samples = {way: seconds for way, seconds in samples.items() if way not in found.failed}
     promises = [Promise("faster", 1, peer) for peer in PEERS]
     yield from _rows(f"{_work(given, total)}, cold", samples, total, promises, {"cached": left})
 
@@ -267,8 +254,9 @@ def device_facts(device: str) -> dict[str, Any]:
     where = torch.device(device)
     facts: dict[str, Any] = {"device": device, "torch": torch.__version__}
     if where.type == "cuda":
-        told = torch.cuda.get_device_properties(where)
-        facts |= {"device": told.name, "device_memory_mib": told.total_memory // MIB, "cuda": torch.version.cuda}
+        properties = torch.cuda.get_device_properties(where)
+        memory = properties.total_memory // MIB
+        facts |= {"device": properties.name, "device_memory_mib": memory, "cuda": torch.version.cuda}
     return facts
 
 
@@ -281,14 +269,15 @@ def loaded_sum(way: str, device: str, ours: str, theirs: str) -> int:
 
     if way == PINNED:
         return 0
-    tensors = _loads(way, torch.device(device), ours, theirs)()
     out = 0
-    for i, name in enumerate(sorted(tensors)):
-        assert tensors[name].device == torch.device(device), tensors[name].device
-        words = tensors[name].view(torch.int32).flatten()
-        places = torch.arange(len(words), device=words.device) % 65521
-        out += (i + 1) * int((words * places).sum())
-    _let_go(tensors)
+    with ExitStack() as stack:
+        tensors = _loads(way, torch.device(device), ours, theirs)(stack)
+        for i, name in enumerate(sorted(tensors)):
+            assert tensors[name].device == torch.device(device), tensors[name].device
+            words = tensors[name].view(torch.int32).flatten()
+            places = torch.arange(len(words), device=words.device) % 65521
+            out += (i + 1) * int((words * places).sum())
+        tensors.clear()
     _empty(torch.device(device))
     return out
 
@@ -299,15 +288,21 @@ def load_seconds(way: str, device: str, ours: str, theirs: str, *, nbytes: int) 
 
     where = torch.device(device)
     _empty(where)
-    if way == PINNED:
-        return _copy_seconds(where, nbytes)
-    load = _loads(way, where, ours, theirs)
-    start = time.perf_counter()
-    kept = load()
-    _synchronize(where)
-    seconds = time.perf_counter() - start
-    _let_go(kept)
+    seconds = _copy_seconds(where, nbytes) if way == PINNED else _load_seconds(_loads(way, where, ours, theirs), where)
     _empty(where)  # the other processes need the room
+    return seconds
+
+
+def _load_seconds(load: Load, device: Any) -> float:
+    tensors: dict[str, Any] = {}
+
+    def load_all() -> None:
+        tensors.update(load(stack))
+        _synchronize(device)
+
+    with ExitStack() as stack:
+        seconds = seconds_of(load_all)
+        tensors.clear()
     return seconds
 
 
@@ -323,8 +318,11 @@ def cold_load(way: str, device: str, ours: str, theirs: str) -> dict[str, float]
     return {"cached": cached_fraction(path), "seconds": load_seconds(way, device, ours, theirs, nbytes=0)}
 
 
-def _loads(way: str, device: Any, ours: str, theirs: str) -> Callable[[], dict[str, Any]]:
-    """Return a function that opens a file and loads it one way; imports what it takes."""
+def _loads(way: str, device: Any, ours: str, theirs: str) -> Load:
+    """Return a function that opens a file and loads it one way; imports what it takes.
+
+    Its argument closes what the tensors lie in, when they are no longer wanted.
+    """
     if way in PEERS:
         module = importlib.import_module("safetensors.torch" if way == SAFETENSORS else PEERS[way].replace("-", "_"))
         load = {SAFETENSORS: _safetensors, FAST: _fast, RUNAI: _streamed}[way]
@@ -332,61 +330,44 @@ def _loads(way: str, device: Any, ours: str, theirs: str) -> Callable[[], dict[s
     if way == PLAIN:
         return partial(_read, ours)
     if way == EACH:
-        return lambda: zcrecord.load_record(ours).torch(device, writable=False)
+        return lambda _: zcrecord.load_record(ours).torch(device, writable=False)
     from zcrecord.loaders import load_into
     from zcrecord.loaders.plan import MAX_IN_FLIGHT
     from zcrecord.loaders.torch import TorchLoader
 
     most = 256 * MIB if way == WIDER else MAX_IN_FLIGHT
     # Not the device's name: for "cpu" that gives views of the mapping.
-    return lambda: load_into(zcrecord.load_record(ours), TorchLoader(device), max_in_flight=most)
+    return lambda _: load_into(zcrecord.load_record(ours), TorchLoader(device), max_in_flight=most)
 
 
-def _safetensors(module: Any, path: str, device: Any) -> dict[str, Any]:
+def _safetensors(module: Any, path: str, device: Any, _: ExitStack) -> dict[str, Any]:
     loaded: dict[str, Any] = module.load_file(path, device=str(device))
     return loaded
 
 
-def _fast(module: Any, path: str, device: Any) -> dict[str, Any]:
-    """Load as the project's own example does; tensors lie in its buffers, which they have to be kept with."""
+def _fast(module: Any, path: str, device: Any, stack: ExitStack) -> dict[str, Any]:
+    """Load as the project's own example does; tensors lie in its buffers."""
     loader = module.SafeTensorsFileLoader(module.SingleGroup(), str(device), nogds=True)
+    stack.callback(loader.close)
     loader.add_filenames({0: [path]})
     buffers = loader.copy_files_to_device()
-    return _Kept({name: buffers.get_tensor(name) for name in loader.get_keys()}, buffers, loader)
+    stack.callback(buffers.close)
+    return {name: buffers.get_tensor(name) for name in loader.get_keys()}
 
 
-def _streamed(module: Any, path: str, device: Any) -> dict[str, Any]:
+def _streamed(module: Any, path: str, device: Any, _: ExitStack) -> dict[str, Any]:
     """Load as vLLM does: the tensors that the streamer yields are the caller's."""
     with module.SafetensorsStreamer() as streamer:
         streamer.stream_file(path, device=str(device))
         return dict(streamer.get_tensors())
 
 
-def _read(path: str) -> dict[str, Any]:
+def _read(path: str, _: ExitStack) -> dict[str, Any]:
     buffer = memoryview(bytearray(16 * MIB))
     with open(path, "rb", buffering=0) as file:
         while file.readinto(buffer):
             pass
     return {}
-
-
-class _Kept(dict[str, Any]):
-    """Tensors, with what has to be closed when they are no longer wanted."""
-
-    def __init__(self, tensors: dict[str, Any], *owners: Any) -> None:
-        super().__init__(tensors)
-        self._owners = owners
-
-    def close(self) -> None:
-        self.clear()
-        for owner in self._owners:
-            owner.close()
-
-
-def _let_go(tensors: dict[str, Any]) -> None:
-    if isinstance(tensors, _Kept):
-        tensors.close()
-    tensors.clear()
 
 
 def _copy_seconds(device: Any, nbytes: int) -> float:
@@ -395,24 +376,23 @@ def _copy_seconds(device: Any, nbytes: int) -> float:
 
     source = torch.zeros(min(nbytes, 1024 * MIB), dtype=torch.uint8, pin_memory=device.type == "cuda")
     targets = torch.empty(nbytes, dtype=torch.uint8, device=device).split(64 * MIB)
+
+    def copy_all() -> None:
+        for i, target in enumerate(targets):
+            at = i * 64 * MIB % len(source)
+            target.copy_(source[at : at + len(target)], non_blocking=True)
+        _synchronize(device)
+
     _synchronize(device)
-    start = time.perf_counter()
-    for i, target in enumerate(targets):
-        at = i * 64 * MIB % len(source)
-        target.copy_(source[at : at + len(target)], non_blocking=True)
-    _synchronize(device)
-    seconds = time.perf_counter() - start
-    del target, targets
-    _empty(device)
-    return seconds
+    return seconds_of(copy_all)
 
 
 def _empty(device: Any) -> None:
     import torch
 
     gc.collect()
+    _synchronize(device)
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
 
 
@@ -429,8 +409,7 @@ def _synchronize(device: Any) -> None:
 def _sessions(found: _Findings, folder: Path, device: str, mib: int) -> Iterator[Row]:
     """Yield the row of sessions on the device, until the first answer; none, and a note, where they cannot be."""
     provider = CUDA if device.startswith("cuda") else "CPUExecutionProvider"
-    why = _no_provider(provider)
-    if why is not None:
+    if (why := _no_provider(provider)) is not None:
         found.missing["ONNX Runtime's CUDA provider"] = why
         return
     model, archive = folder / "gpu.onnx", folder / "onnx.zcr"
@@ -443,13 +422,12 @@ def _sessions(found: _Findings, folder: Path, device: str, mib: int) -> Iterator
     answers: dict[str, list[float]] = {}
     for _ in range(COLD_TURNS):
         for way, (path, options) in ways.items():
-            told = None
-            if f"session: {way}" not in found.failed:
-                arguments: dict[str, Any] = {"path": str(path), "provider": provider, "options": options}
-                told = _asked(found, f"session: {way}", "session_seconds", **arguments)
-            if told is not None:
-                samples.setdefault(way, []).append(told["seconds"])
-                answers[way] = told["answer"]
+            if (name := f"session: {way}") in found.failed:
+                continue
+            cost = _asked(found, name, "session_seconds", path=str(path), provider=provider, options=options)
+            if cost is not None:
+                samples.setdefault(way, []).append(cost["seconds"])
+                answers[way] = cost["answer"]
     for way in answers:
         if ONNX in answers and not np.allclose(answers[way], answers[ONNX], rtol=1e-2, atol=1e-2):
             found.failed[f"session: {way}"] = f"it answers {answers[way][:4]}, the .onnx {answers[ONNX][:4]}"
@@ -471,27 +449,26 @@ def _no_provider(provider: str) -> str | None:
     return f"onnxruntime {onnxruntime.__version__} has only {', '.join(has)}: pip install onnxruntime-gpu in its place"
 
 
-def prepare_session() -> None:
-    """Import what serving needs, with the libraries of CUDA that pip installs."""
-    importlib.import_module("torch")  # its libraries of CUDA are then found
-    importlib.import_module("tools.serving").prepare()
+def session_seconds(path: str, provider: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the seconds until a session on a provider has answered once, and some of its answer."""
+    import torch  # noqa: F401  # its libraries of CUDA, which pip installs, are then found
+
+    from tools import serving
+
+    serving.prepare()
     import onnxruntime
 
     getattr(onnxruntime, "preload_dlls", bool)()
+    answers = []
 
+    def answer() -> None:
+        serving.open_session(path, providers=[provider], **options)
+        answers.append(serving.first_answer()[1])
 
-def session_seconds(path: str, provider: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the seconds until a session on a provider has answered once, and some of its answer."""
-    from tools import serving
-
-    prepare_session()
-    start = time.perf_counter()
-    serving.open_session(path, providers=[provider], **options)
-    _, answer = serving.first_answer()
-    seconds = time.perf_counter() - start
+    seconds = seconds_of(answer)
     if (used := serving.providers()[0]) != provider:  # it falls back to the CPU with a warning
         raise RuntimeError(f"{provider} was asked for, and {used} answered")
-    return {"seconds": seconds, "answer": answer}
+    return {"seconds": seconds, "answer": answers[0]}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How a comparison is made: interleaved repetitions, medians, rows that know what was promised, and where it ran."""
+"""Interleaved repetitions, medians, rows with their promises, and the description of the machine, which runs Linux."""
 
 from __future__ import annotations
 
@@ -6,33 +6,25 @@ import gc
 import importlib.metadata
 import os
 import platform
+import re
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tools.measure import MIB, free_bytes
 
 OURS = "zcrecord"
 BURST = 5
+Result = TypeVar("Result")
 PACKAGES = (
-    "numpy",
-    "flatbuffers",
-    "ml_dtypes",
-    "xxhash",
-    "safetensors",
-    "torch",
-    "gguf",
-    "onnx",
-    "onnx-ir",
-    "onnxruntime",
-    "onnxscript",
-    "transformers",
+    *("numpy", "flatbuffers", "ml_dtypes", "xxhash", "safetensors", "torch", "gguf", "onnx", "onnx-ir", "onnxruntime"),
+    *("onnxscript", "transformers"),
 )
 
 
@@ -44,12 +36,10 @@ class Settings:
     quick: bool = False
 
     def pick(self, full: int, quick: int) -> int:
-        """Return a size or a number of repetitions."""
         return quick if self.quick else full
 
 
 def on_path(*tools: str) -> bool:
-    """Return True if system tools are there, all of them."""
     return all(map(shutil.which, tools))
 
 
@@ -62,7 +52,6 @@ class Promise:
     peer: str | None = None
 
     def reached(self, values: Mapping[str, float]) -> bool:
-        """Tell whether the measured values keep it."""
         ours = values[OURS]
         if self.peer is None:
             return ours < self.limit
@@ -90,19 +79,38 @@ class Row:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Row:
-        """Return the row that `as_json` wrote."""
         given = {k: v for k, v in data.items() if k != "reached"}
         promise = given.pop("promise")
         return Row(**given, promise=None if promise is None else Promise(**promise))
 
 
-def collect(repeats: int, ways: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
-    """Collect each way's results of each repetition; A B A B, so that a slow minute hits all alike."""
-    samples: dict[str, list[float]] = {name: [] for name in ways}
+def collect(repeats: int, ways: Mapping[str, Callable[[], Result]]) -> dict[str, list[Result]]:
+    """Return each way's results of each repetition; A B A B, so that a slow minute hits all alike."""
+    samples: dict[str, list[Result]] = {name: [] for name in ways}
     for _ in range(repeats):
         for name, way in ways.items():
             samples[name].append(way())
     return samples
+
+
+def medians(repeats: int, ways: Mapping[str, Callable[[], float]], *, uncounted: int = 0) -> dict[str, float]:
+    """Return the median of each way's figures, the first few of which do not count."""
+    collect(uncounted, ways)
+    return {name: statistics.median(figures) for name, figures in collect(repeats, ways).items()}
+
+
+def figures_of(samples: Sequence[Mapping[str, float]], figure: str) -> float:
+    """Return the median of one of several figures."""
+    return float(statistics.median(sample[figure] for sample in samples))
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """Return how long a function takes; what it returns is freed after the clock is read."""
+    start = time.perf_counter()
+    kept = work()
+    seconds = time.perf_counter() - start
+    del kept
+    return seconds
 
 
 def median_seconds(repeats: int, ways: Mapping[str, Callable[[], object]]) -> dict[str, float]:
@@ -113,70 +121,44 @@ def median_seconds(repeats: int, ways: Mapping[str, Callable[[], object]]) -> di
     """
     for way in ways.values():
         way()
-    samples = collect(repeats, {name: partial(_burst, way) for name, way in ways.items()})
-    return {name: statistics.median(seconds) for name, seconds in samples.items()}
+    return medians(repeats, {name: partial(_burst, way) for name, way in ways.items()})
 
 
 def _burst(way: Callable[[], object]) -> float:
     gc.collect()  # what the last contestant left is not this one's to sweep up
-    samples = []
-    for _ in range(BURST):
-        start = time.perf_counter()
-        kept = way()  # freed after the clock is read: nobody's loading ends with throwing away
-        samples.append(time.perf_counter() - start)
-        del kept
-    return statistics.median(samples)
+    return statistics.median(seconds_of(way) for _ in range(BURST))
 
 
 def require_disk(folder: Path, nbytes: int) -> None:
     """Raise OSError, saying what to do, unless `folder` has room for `nbytes`."""
-    free = free_bytes(folder)
-    if free < nbytes:
+    if (free := free_bytes(folder)) < nbytes:
         needs, has = nbytes // MIB, free // MIB
         raise OSError(f"{folder} has {has:,} MiB free, this needs {needs:,} MiB; set TMPDIR to a roomier folder")
 
 
+def version_of(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
 def versions() -> dict[str, str]:
-    """Return the version of everything that takes part."""
     import zcrecord
 
     found = {"zcrecord": zcrecord.__version__, "python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+    return found | {name: version_of(name) for name in PACKAGES}
 
 
 def machine(folder: Path) -> dict[str, Any]:
     """Describe the machine, on which the figures depend, and today's date (UTC)."""
+    cpu = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines()]
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "cpu": _cpu(),
+        "cpu": cpu[1].strip() if cpu else platform.processor(),
         "cores": os.cpu_count(),
-        "memory_mib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // MIB
-        if hasattr(os, "sysconf")
-        else None,
+        "memory_mib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // MIB,
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "file_system": _file_system(folder),
+        "file_system": max((len(at), kind) for at, kind in mounts if folder.resolve().is_relative_to(at))[1],
     }
-
-
-def _cpu() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or "unknown"
-
-
-def _file_system(folder: Path) -> str:
-    try:
-        mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines()]
-    except OSError:
-        return "unknown"
-    holding = [(len(at), kind) for at, kind in mounts if folder.resolve().is_relative_to(at)]
-    return max(holding)[1] if holding else "unknown"

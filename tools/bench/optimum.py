@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import logging
 import statistics
-import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tools.bench.harness import OURS, Promise, Row, Settings, require_disk
+from tools.bench.harness import OURS, Promise, Row, Settings, collect, figures_of, require_disk, seconds_of
 from tools.bench.session import AS_FAST, PEER, UNTUNED
 from tools.measure import MIB, memory
 from tools.models import optimum
@@ -23,7 +23,6 @@ from tools.worker import Worker, call_alone
 AREA = "optimum"
 QUESTION = [30, 41, 52, 16, 1]
 STEPS, REPEATS = 24, 9  # tokens of a text, texts that are timed
-ROUNDS = 3  # processes of each way, of which the median counts
 _models: dict[str, Any] = {}
 
 
@@ -35,28 +34,23 @@ def run(settings: Settings) -> Iterator[Row]:
     call_alone("tools.models.optimum:write_folder", task="seq2seq", size=size, folder=str(folder))
     call_alone("tools.bench.optimum:convert_and_tune", source=str(folder), dest=str(plain), tuned=str(tuned))
     ways = {OURS: tuned, UNTUNED: plain, PEER: folder}
-    samples: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
-    for _ in range(settings.pick(ROUNDS, 1)):
-        for way, path in ways.items():
-            samples[way].append(_served(path))
-    texts = {tuple(one["tokens"]) for told in samples.values() for one in told}
+    several = settings.pick(3, 1)  # processes of each way
+    samples = collect(several, {way: partial(_served, path) for way, path in ways.items()})
+    texts = {tuple(one["tokens"]) for found in samples.values() for one in found}
     assert len(texts) == 1, f"not all write the same tokens: {texts}"
-
-    def medians(figure: str) -> dict[str, float]:
-        return {way: float(statistics.median(one[figure] for one in told)) for way, told in samples.items()}
-
     what = f"Optimum's folder of T5, {_stored(folder) / 1e6:.0f} MB, encoder and both decoders"
     stored = {way: float(_stored(path)) for way, path in ways.items()}
-    several = len(samples[OURS])
     yield Row(AREA, f"{what}: bytes stored", "B", stored, Promise("within", 1.3, PEER))
-    yield Row(AREA, f"{what}: private memory", "B", medians("private"), Promise("within", 0.1, PEER), samples=several)
-    resident = Promise("within", 0.6, PEER)
-    yield Row(AREA, f"{what}: resident memory", "B", medians("resident"), resident, samples=several)
-    yield Row(AREA, f"{what}: seconds for each token", "s", medians("seconds"), AS_FAST, samples=several)
+    for name, figure, unit, promise in (
+        ("private memory", "private", "B", Promise("within", 0.1, PEER)),
+        ("resident memory", "resident", "B", Promise("within", 0.6, PEER)),
+        ("seconds for each token", "seconds", "s", AS_FAST),
+    ):
+        values = {way: figures_of(found, figure) for way, found in samples.items()}
+        yield Row(AREA, f"{what}: {name}", unit, values, promise, samples=several)
 
 
 def _stored(folder: Path) -> int:
-    """Return the bytes of a folder's models or archive."""
     return sum(path.stat().st_size for path in folder.iterdir() if path.suffix in (".onnx", optimum.DATA, ".zcr"))
 
 
@@ -68,17 +62,14 @@ def _served(folder: Path) -> dict[str, Any]:
         worker.call("tools.bench.optimum:open_models", folder=str(folder))
         tokens, seconds = worker.call("tools.bench.optimum:write_text")
         after = memory(worker.pid)
-        if before is None or after is None or None in (before.pss, after.pss, before.private, after.private):
-            raise OSError("proportional set sizes cannot be learnt here; /proc/PID/smaps_rollup is Linux's")
-        gained = {"private": after.private - before.private, "resident": after.pss - before.pss}  # type: ignore[operator]
-        return {"tokens": tokens, "seconds": seconds, **gained}
+    grown = {"private": after.private - before.private, "resident": after.pss - before.pss}
+    return {"tokens": tokens, "seconds": seconds, **grown}
 
 
 # -- in processes of their own ---------------------------------------------------------------------------------------
 
 
 def convert_and_tune(source: str, dest: str, tuned: str) -> None:
-    """Convert a folder, and tune a copy."""
     from zcrecord import onnx
 
     for path in (dest, tuned):
@@ -108,10 +99,10 @@ def open_models(folder: str) -> None:
 
 def write_text() -> tuple[list[int], float]:
     """Return the tokens of a text, and the median seconds of each."""
-    seconds: list[float] = []
-    tokens: list[int] = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        tokens, _ = optimum.generate(_models.__getitem__, QUESTION, STEPS)
-        seconds.append((time.perf_counter() - start) / STEPS)
-    return tokens, statistics.median(seconds)
+    texts: list[list[int]] = []
+
+    def write() -> None:
+        texts.append(optimum.generate(_models.__getitem__, QUESTION, STEPS)[0])
+
+    seconds = [seconds_of(write) / STEPS for _ in range(REPEATS)]
+    return texts[-1], statistics.median(seconds)

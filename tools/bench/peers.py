@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,10 @@ def _st_save(path: Path, tensors: Tensors) -> None:
     save_file(dict(tensors), path)
 
 
-def _st_one(path: Path, name: str) -> object:
+def _st_one(framework: str, path: Path, name: str) -> object:
     from safetensors import safe_open
 
-    with safe_open(path, framework="np") as file:
+    with safe_open(path, framework=framework) as file:
         return file.get_tensor(name)
 
 
@@ -51,18 +52,16 @@ def _st_all(path: Path) -> dict[str, Any]:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
 
 
-def _stt_save(path: Path, tensors: Tensors) -> None:
+def _torch_tensors(tensors: Tensors) -> dict[str, Any]:
     import torch
+
+    return {name: torch.from_numpy(array) for name, array in tensors.items()}
+
+
+def _stt_save(path: Path, tensors: Tensors) -> None:
     from safetensors.torch import save_file
 
-    save_file({name: torch.from_numpy(array) for name, array in tensors.items()}, path)
-
-
-def _stt_one(path: Path, name: str) -> object:
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as file:
-        return file.get_tensor(name)
+    save_file(_torch_tensors(tensors), path)
 
 
 def _stt_all(path: Path) -> dict[str, Any]:
@@ -89,7 +88,7 @@ def _npz_all(path: Path) -> dict[str, Any]:
 def _torch_save(path: Path, tensors: Tensors) -> None:
     import torch
 
-    torch.save({name: torch.from_numpy(array) for name, array in tensors.items()}, path)
+    torch.save(_torch_tensors(tensors), path)
 
 
 def _torch_all(path: Path) -> dict[str, Any]:
@@ -97,10 +96,6 @@ def _torch_all(path: Path) -> dict[str, Any]:
 
     loaded: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     return loaded
-
-
-def _torch_one(path: Path, name: str) -> object:
-    return _torch_all(path)[name]
 
 
 def _gguf_save(path: Path, tensors: Tensors) -> None:
@@ -121,14 +116,10 @@ def _gguf_all(path: Path) -> dict[str, Any]:
     return {tensor.name: tensor.data for tensor in gguf.GGUFReader(path).tensors}
 
 
-def _gguf_one(path: Path, name: str) -> object:
-    return _gguf_all(path)[name]
-
-
 PEERS = {
-    SAFETENSORS: Peer("safetensors", _st_save, _st_one, _st_all),
-    SAFETENSORS_TORCH: Peer("pt.safetensors", _stt_save, _stt_one, _stt_all),
+    SAFETENSORS: Peer("safetensors", _st_save, partial(_st_one, "np"), _st_all),
+    SAFETENSORS_TORCH: Peer("pt.safetensors", _stt_save, partial(_st_one, "pt"), _stt_all),
     NPZ: Peer("npz", _npz_save, _npz_one, _npz_all),
-    TORCH: Peer("pt", _torch_save, _torch_one, _torch_all),
-    GGUF: Peer("gguf", _gguf_save, _gguf_one, _gguf_all),
+    TORCH: Peer("pt", _torch_save, lambda path, name: _torch_all(path)[name], _torch_all),
+    GGUF: Peer("gguf", _gguf_save, lambda path, name: _gguf_all(path)[name], _gguf_all),
 }

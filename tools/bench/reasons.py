@@ -148,7 +148,7 @@ def _wins(rows: list[Row]) -> list[str]:
         line, name = _label(row.work)
         theirs, ours = (quantity(row.values[which], row.unit) for which in (peer, OURS))
         lines.setdefault((peer, line), []).append(f"{theirs} ({ours}) {name}".rstrip())
-    return [f"- {peer}, {line}: {'; '.join(told)}" for (peer, line), told in lines.items()]
+    return [f"- {peer}, {line}: {'; '.join(named)}" for (peer, line), named in lines.items()]
 
 
 def _label(work: str) -> tuple[str, str]:

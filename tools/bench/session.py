@@ -8,13 +8,12 @@ the .onnx, for which it does so by itself. Each session is made in a process of 
 from __future__ import annotations
 
 import os
-import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import IO, Any
 
-from tools.bench.harness import OURS, Promise, Row, Settings, require_disk
-from tools.measure import MIB
+from tools.bench.harness import OURS, Promise, Row, Settings, figures_of, require_disk
+from tools.measure import MIB, memory
 from tools.models import branches, convolutions, gpt, quantized
 from tools.serving import SEQUENCE
 from tools.worker import Worker, call_alone
@@ -90,13 +89,16 @@ def run(settings: Settings) -> Iterator[Row]:
             SPEED: {"path": str(archive), "memory": "speed"},
             PEER: {"path": str(source)},
         }
+        work = f"ONNX Runtime, {subject.name}, {size_text(mib)}"
         samples, differing = _samples(settings, subject, ways, repeats)
-        sizes = {name: float(os.path.getsize(ways[name]["path"])) for name in (OURS, UNTUNED, PEER)}
+        yield from _rows(work, subject, samples, repeats)
+        if subject.each:
+            what = f"{work}: answers that are not the .onnx's, bit for bit"
+            yield Row(AREA, what, "", differing, Promise("under", 1))
+            sizes = {name: float(os.path.getsize(ways[name]["path"])) for name in (OURS, UNTUNED, PEER)}
+            yield Row(AREA, f"{work}: size of the file", "B", sizes, Promise("within", 2.1, PEER))
         for path in (source, archive, tuned):
             path.unlink()
-        yield from _rows(f"ONNX Runtime, {subject.name}, {_size(mib)}", subject, samples, repeats)
-        if subject.each:
-            yield from _files(f"ONNX Runtime, {subject.name}, {_size(mib)}", sizes, differing)
 
 
 def _samples(
@@ -107,14 +109,12 @@ def _samples(
     answers: dict[str, list[str]] = {name: [] for name in ways}
     for _ in range(repeats):
         for name, arguments in ways.items():
-            figures, told = _warm(settings, subject, arguments)
+            figures, digests = _warm(settings, subject, arguments)
             samples[name].append({"cold": _cold(subject, arguments), **figures})
-            answers[name] += told
+            answers[name] += digests
         samples[PREFETCH].append({"cold": _cold(subject, {**ways[UNTUNED], "prefetch": True})})
-    differing = {
-        name: float(sum(a != b for a, b in zip(told, answers[PEER], strict=True))) for name, told in answers.items()
-    }
-    return samples, differing
+    stock = answers.pop(PEER)
+    return samples, {name: float(sum(map(str.__ne__, own, stock))) for name, own in answers.items()}
 
 
 def _cold(subject: Subject, arguments: dict[str, Any]) -> float:
@@ -131,26 +131,22 @@ def _warm(settings: Settings, subject: Subject, arguments: dict[str, Any]) -> tu
     """Return the figures of one session in a process of its own, and the digests of its answers."""
     with Worker() as worker:
         worker.call("tools.serving:prepare")
-        before = worker.call("tools.measure:private_bytes")
-
-        def private() -> float:
-            return float("nan") if before is None else worker.call("tools.measure:private_bytes") - before
-
+        before = memory(worker.pid).private
         created = worker.call("tools.serving:open_session", **arguments)
         first, *_ = (worker.call("tools.serving:first_answer", condition=c)[0] for c in subject.conditions)
-        figures = {"created": created, "first": created + first, "private": private()}
+        figures = {"created": created, "first": created + first, "private": memory(worker.pid).private - before}
         for batch, repeats in BATCHES.items() if subject.each else ():
             asked = {"batch": batch, "repeats": settings.pick(repeats, 2)}
             figures[f"batch {batch}"] = worker.call("tools.serving:latency", **asked)
-        figures["private, both"] = private()
+        figures["private, both"] = memory(worker.pid).private - before
         digests = [worker.call("tools.serving:answer_digest", batch=batch) for batch in BATCHES if subject.each]
     return figures, digests
 
 
 def _rows(work: str, subject: Subject, samples: Samples, repeats: int) -> Iterator[Row]:
     def row(what: str, key: str, unit: str = "s", promise: Promise | None = None, note: str = "") -> Row:
-        medians = {name: statistics.median(s[key] for s in some) for name, some in samples.items() if key in some[0]}
-        return Row(AREA, f"{work}: {what}", unit, medians, promise, note, repeats)
+        values = {name: figures_of(some, key) for name, some in samples.items() if key in some[0]}
+        return Row(AREA, f"{work}: {what}", unit, values, promise, note, repeats)
 
     created = row("create the session", "created", promise=subject.creation)
     yield created
@@ -171,13 +167,7 @@ def _rows(work: str, subject: Subject, samples: Samples, repeats: int) -> Iterat
         yield row(f"steady latency, batch {batch}", f"batch {batch}", promise=AS_FAST, note=subject.each)
 
 
-def _files(work: str, sizes: Figures, differing: Figures) -> Iterator[Row]:
-    """Yield the row of answers, and that of the files' sizes."""
-    del differing[PEER]  # it is what the others are compared with
-    yield Row(AREA, f"{work}: answers that are not the .onnx's, bit for bit", "", differing, Promise("under", 1))
-    yield Row(AREA, f"{work}: size of the file", "B", sizes, Promise("within", 2.1, PEER))
-
-
-def _size(mib: int) -> str:
+def size_text(mib: int) -> str:
+    """Return a size as the names of rows have it."""
     nbytes = mib * MIB
     return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.0f} MB"

@@ -20,14 +20,15 @@ from typing import IO, Any
 import numpy as np
 
 from tools.bench.harness import OURS, Promise, Row, Settings, require_disk
+from tools.bench.session import SPEED, UNTUNED, size_text
 from tools.measure import MIB, memory
 from tools.models import branches, gpt
-from tools.worker import Worker, call_alone
+from tools.worker import Worker, call_alone, call_at_once
 
 AREA = "sharing"
 PROCESSES = 4
 MIB_IN_ALL = 512
-BARE, SHARED, OWN = "bare", "shared", "own"  # what a worker does, in this order
+BARE, SHARED, OWN = WAYS = ("bare", "shared", "own")  # stages of a worker, in this order
 STARTS = ("fork", "spawn", "DataLoader, fork", "DataLoader, spawn")
 ONE_COPY = "one copy and four bare processes"
 PATIENCE = 120  # seconds after which a worker that does not answer has failed
@@ -36,66 +37,40 @@ PATIENCE = 120  # seconds after which a worker that does not answer has failed
 def run(settings: Settings) -> Iterator[Row]:
     """Yield the rows of four processes over one archive."""
     mib = settings.pick(MIB_IN_ALL, 8)
-    require_disk(settings.folder, 7 * mib * MIB)
-    yield _served(settings, mib)
-    yield _tuned(settings, mib)
+    require_disk(settings.folder, 9 * mib * MIB)
+    paths = write_models(settings.folder, mib)
+    sums, speed = serve(paths), _for_speed(paths)
+    work = f"{PROCESSES} ONNX Runtime sessions, one weight in two branches, {size_text(mib)}: memory"
+    yield _row(work, sums, paths[SHARED], {SPEED: speed, ".onnx": sums[OWN]})
+    # Each weight of a tuned archive is used in one form, packed or as it was.
+    (folder := settings.folder / "gpt").mkdir()
+    paths = write_models(folder, mib, gpt.write_gpt)
+    tuned = paths | {SHARED: str(folder / "tuned.zcr")}
+    call_alone("tools.serving:tune", source=paths[SHARED], dest=tuned[SHARED])
+    sums = serve(tuned)
+    others = {UNTUNED: serve(paths)[SHARED], SPEED: _for_speed(paths), ".onnx": sums[OWN]}
+    work = f"{PROCESSES} ONNX Runtime sessions, GPT, {size_text(mib)}: memory"
+    yield _row(work, sums, paths[SHARED], others)
     path = write_archive(settings.folder, mib)
     for start in STARTS[: settings.pick(len(STARTS), 1)]:
         sums = call_alone("tools.bench.sharing:torch_workers", path=str(path), start=start)
-        work = f"{PROCESSES} torch workers ({start}) over one archive of {_size(mib)}: memory"
-        yield _row(work, sums, path.stat().st_size, {"a clone in each": sums[OWN]})
-    path.unlink()
+        work = f"{PROCESSES} torch workers ({start}) over one archive of {size_text(mib)}: memory"
+        yield _row(work, sums, path, {"a clone in each": sums[OWN]})
 
 
-def _served(settings: Settings, mib: int) -> Row:
-    paths = write_models(settings.folder, mib)
-    nbytes = os.path.getsize(paths[SHARED])
-    sums = serve(paths)
-    speed = serve({BARE: paths[BARE], OWN: paths[SHARED]}, memory="speed")
-    for path in paths.values():
-        Path(path).unlink()
-    work = f"{PROCESSES} ONNX Runtime sessions, one weight in two branches, {_size(mib)}: memory"
-    return _row(work, sums, nbytes, {f'{OURS}, memory="speed"': speed[OWN], ".onnx": sums[OWN]})
+def _for_speed(paths: dict[str, str]) -> int:
+    return serve({BARE: paths[BARE], OWN: paths[SHARED]}, memory="speed")[OWN]
 
 
-def _tuned(settings: Settings, mib: int) -> Row:
-    """Return the row of a tuned archive, of which each weight is used in one form, packed or as it was."""
-    paths = write_models(settings.folder, mib, gpt.write_gpt)
-    tuned = {BARE: paths[BARE], SHARED: str(settings.folder / "tuned.zcr"), OWN: paths[OWN]}
-    call_alone("tools.serving:tune", source=paths[SHARED], dest=tuned[SHARED])
-    nbytes = os.path.getsize(paths[SHARED])
-    sums = serve(tuned)
-    others = {
-        "zcrecord, not tuned": serve(paths)[SHARED],
-        f'{OURS}, memory="speed"': serve({BARE: paths[BARE], OWN: paths[SHARED]}, memory="speed")[OWN],
-        ".onnx": sums[OWN],
-    }
-    for path in {*paths.values(), *tuned.values()}:
-        Path(path).unlink()
-    return _row(f"{PROCESSES} ONNX Runtime sessions, GPT, {_size(mib)}: memory", sums, nbytes, others)
-
-
-def _row(work: str, sums: dict[str, int], nbytes: int, others: dict[str, int]) -> Row:
-    values = {OURS: sums[SHARED], ONE_COPY: nbytes + sums[BARE], **others}
+def _row(work: str, sums: dict[str, int], archive: str | Path, others: dict[str, int]) -> Row:
+    values = {OURS: sums[SHARED], ONE_COPY: os.path.getsize(archive) + sums[BARE], **others}
     note = "sum of proportional set sizes"
     return Row(AREA, work, "B", {k: float(v) for k, v in values.items()}, Promise("within", 1.15, ONE_COPY), note)
 
 
-def _size(mib: int) -> str:
-    return f"{mib * MIB / 1e6:.0f} MB"
-
-
 def total_pss(pids: Iterable[int]) -> int:
-    """Return the sum of proportional set sizes: what the processes take together, shared pages counted once.
-
-    Raises:
-        OSError: it cannot be learnt here.
-    """
-    told = [memory(pid) for pid in pids]
-    sizes = [one.pss for one in told if one is not None and one.pss is not None]
-    if len(sizes) < len(told):
-        raise OSError("proportional set sizes cannot be learnt here; /proc/PID/smaps_rollup is Linux's")
-    return sum(sizes)
+    """Return the sum of proportional set sizes: what the processes take together, shared pages counted once."""
+    return sum(memory(pid).pss for pid in pids)
 
 
 # -- ONNX Runtime ----------------------------------------------------------------------------------------------------
@@ -124,25 +99,20 @@ def serve(paths: dict[str, str], **options: Any) -> dict[str, int]:
     sums, answers = {}, {}
     with ExitStack() as stack:
         workers = [stack.enter_context(Worker()) for _ in range(PROCESSES)]
-        _at_once(workers, "prepare")
+        call_at_once(workers, "tools.serving:prepare")
         for way, path in paths.items():
-            _at_once(workers, "open_session", path=path, **(options if path.endswith(".zcr") else {}))
+            given = options if path.endswith(".zcr") else {}
+            call_at_once(workers, "tools.serving:open_session", path=path, **given)
             answers[way] = [
-                [values for _, values in _at_once(workers, "first_answer", condition=condition)]
+                [values for _, values in call_at_once(workers, "tools.serving:first_answer", condition=condition)]
                 for condition in (False, True)
             ]
             sums[way] = total_pss(worker.pid for worker in workers)
-    for way, told in answers.items():
-        assert all(one == of_branch[0] for of_branch in told for one in of_branch), f"{way}: processes differ: {told}"
+    for way, found in answers.items():
+        assert all(one == of_branch[0] for of_branch in found for one in of_branch), f"{way}: processes differ: {found}"
     if SHARED in answers and OWN in answers:
         np.testing.assert_allclose(answers[SHARED], answers[OWN], rtol=1e-3, atol=1e-4)
     return sums
-
-
-def _at_once(workers: list[Worker], function: str, **arguments: Any) -> list[Any]:
-    for worker in workers:
-        worker.send(f"tools.serving:{function}", **arguments)
-    return [worker.receive() for worker in workers]
 
 
 # -- torch -----------------------------------------------------------------------------------------------------------
@@ -173,11 +143,11 @@ def torch_workers(path: str, start: str) -> dict[str, int]:
 
     torch.set_num_threads(1)  # threads of the parent would be missing in a forked child, and it waits for them
     record = zcrecord.load_record(path)
-    by_loader, how = start.startswith("DataLoader"), start.rpartition(" ")[2]
+    by_loader, method = start.startswith("DataLoader"), start.rpartition(" ")[2]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12's, of forking where there are threads
         warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than the machine has cores
-        return (_loader_sums if by_loader else _process_sums)(record, how)
+        return (_loader_sums if by_loader else _process_sums)(Stages(record), method)
 
 
 class Stages:
@@ -185,7 +155,7 @@ class Stages:
 
     def __init__(self, record: Any) -> None:
         self._record = record
-        self._held: Any = None
+        self._tensors: Any = None
 
     def __getitem__(self, way: str) -> tuple[int, float]:
         """Hold the tensors this way, read them all, and return the process's number and what they add up to."""
@@ -193,18 +163,18 @@ class Stages:
 
         torch.set_num_threads(1)
         names = list(self._record)[:1] if way == BARE else None
-        self._held = self._record.torch(names=names, writable=False)
+        self._tensors = self._record.torch(names=names, writable=False)
         if way == BARE:  # one row: everything on the way is imported and in place, and next to nothing read
-            self._held = {name: tensor[:1] for name, tensor in self._held.items()}
+            self._tensors = {name: tensor[:1] for name, tensor in self._tensors.items()}
         elif way == OWN:
-            self._held = {name: tensor.clone() for name, tensor in self._held.items()}
-        return os.getpid(), float(sum(tensor.mean().item() for tensor in self._held.values()))
+            self._tensors = {name: tensor.clone() for name, tensor in self._tensors.items()}
+        return os.getpid(), float(sum(tensor.mean().item() for tensor in self._tensors.values()))
 
 
-def _process_sums(record: Any, how: str) -> dict[str, int]:
-    context: Any = multiprocessing.get_context(how)
+def _process_sums(stages: Stages, method: str) -> dict[str, int]:
+    context: Any = multiprocessing.get_context(method)
     barrier, results = context.Barrier(PROCESSES + 1), context.SimpleQueue()
-    arguments = (Stages(record), barrier, results)
+    arguments = (stages, barrier, results)
     workers = [context.Process(target=_work, args=arguments, daemon=True) for _ in range(PROCESSES)]
     for worker in workers:
         worker.start()
@@ -222,21 +192,20 @@ def _process_sums(record: Any, how: str) -> dict[str, int]:
 
 
 def _work(stages: Stages, barrier: threading.Barrier, results: Any) -> None:
-    for way in (BARE, SHARED, OWN):
-        told = stages[way]
+    for way in WAYS:
+        found = stages[way]
         barrier.wait(PATIENCE)  # all have read everything; what follows is put while nobody is measured
-        results.put(told)
+        results.put(found)
         barrier.wait(PATIENCE)
 
 
-def _loader_sums(record: Any, how: str) -> dict[str, int]:
+def _loader_sums(stages: Any, method: str) -> dict[str, int]:
     from torch.utils.data import DataLoader
 
     asked: list[str] = []
-    dataset: Any = Stages(record)
     loader: Any = DataLoader(
-        dataset, batch_size=None, sampler=asked, num_workers=PROCESSES, multiprocessing_context=how,
-        persistent_workers=True, prefetch_factor=1, collate_fn=_as_it_is, timeout=PATIENCE,
+        stages, batch_size=None, sampler=asked, num_workers=PROCESSES, multiprocessing_context=method,
+        persistent_workers=True, prefetch_factor=1, collate_fn=_unchanged, timeout=PATIENCE,
     )  # fmt: skip
 
     def stage(way: str) -> list[tuple[int, float]]:
@@ -246,15 +215,15 @@ def _loader_sums(record: Any, how: str) -> dict[str, int]:
     return _sums(stage, lambda: None)
 
 
-def _as_it_is(told: Any) -> Any:
-    return told
+def _unchanged(sample: Any) -> Any:
+    return sample
 
 
 def _sums(stage: Callable[[str], list[tuple[int, float]]], done: Callable[[], object]) -> dict[str, int]:
     sums = {}
-    for way in (BARE, SHARED, OWN):
-        told = stage(way)
-        pids, means = {pid for pid, _ in told}, {mean for _, mean in told}
+    for way in WAYS:
+        found = stage(way)
+        pids, means = {pid for pid, _ in found}, {mean for _, mean in found}
         assert len(pids) == PROCESSES, f"{way}: the work was done by {len(pids)} processes"
         assert means == {1.0 if way == BARE else 36.0}, f"{way}: other bytes than were saved: {means}"
         sums[way] = total_pss([os.getpid(), *pids])

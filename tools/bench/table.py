@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 
 from tools.bench.harness import OURS, Row
@@ -22,8 +23,13 @@ MEASURED = "measured"  # what was other, where a row was measured again after th
 HEADINGS = ("work", OURS, "compared with", "ratio", "promised", "reached")
 
 
+def new_console() -> Console:
+    """Return a console; into a file or a pipe it is 160 characters wide, since rich takes too few columns there."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(width=160, highlight=False)
+
+
 def terminal_table(rows: Iterable[Row]) -> Table:
-    """Return the rows for a terminal."""
     table = Table(box=SIMPLE_HEAD)
     for heading in HEADINGS:
         table.add_column(heading, justify="right" if heading in (OURS, "ratio") else "left")
@@ -33,7 +39,6 @@ def terminal_table(rows: Iterable[Row]) -> Table:
 
 
 def rows_of(results: dict[str, Any]) -> list[Row]:
-    """Return the rows of a results file."""
     return [Row.from_json(row) for row in results["rows"]]
 
 
@@ -59,10 +64,9 @@ def _again(rows: list[Row]) -> dict[str, list[str]]:
     out: dict[str, list[str]] = {}
     for row in rows:
         if other := row.extra.get(MEASURED):
-            told = ", ".join(
-                [other.get("date", "the same day"), *(f"{k} {v}" for k, v in other.items() if k != "date")]
-            )
-            out.setdefault(told, []).append(row.work)
+            date = other.get("date", "the same day")
+            when = ", ".join([date, *(f"{k} {v}" for k, v in other.items() if k != "date")])
+            out.setdefault(when, []).append(row.work)
     return out
 
 

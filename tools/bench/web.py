@@ -9,7 +9,6 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,10 @@ import numpy as np
 from tools.bench.harness import OURS, Promise, Row, Settings, on_path
 from tools.bench.remote import write_sparse
 from tools.range_server import Server, serving
+from tools.worker import ROOT
 
 AREA = "web"
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-ROOT = Path(__file__).resolve().parents[2]
 READER = ROOT / "zcrecord" / "web" / "reader"
 WHOLE = "fetch().arrayBuffer()"
 DEVICE = """

@@ -73,7 +73,6 @@ def fixed_point(record: zcrecord.Record) -> dict[str, Any]:
 
 
 def damaged(archive: bytes, at: int) -> bytes:
-    """Return the archive with the byte at `at` changed."""
     return archive[:at] + bytes([archive[at] ^ 0x80]) + archive[at + 1 :]
 
 

@@ -70,7 +70,6 @@ class Image:
         return sum(s.nbytes for s in self.sections.values() if "W" in s.flags)
 
     def bytes_of(self, name: str) -> bytes:
-        """Return the bytes of a symbol in flash."""
         symbol = self.symbols[name]
         return self.flash[symbol.address : symbol.address + symbol.nbytes]
 
@@ -104,7 +103,6 @@ class Run:
         return np.array(self.words, np.uint32)
 
     def instructions(self, what: str) -> float:
-        """Return how many instructions something takes, on average."""
         ticks, count = self.sums[what]
         return ticks * INSTRUCTIONS_PER_TICK / count
 

@@ -7,7 +7,7 @@ what is there already. An input that once showed a fault is kept in `found`, wha
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,17 +53,8 @@ def try_every_way(data: bytes) -> None:
 
 
 def forged() -> list[bytes]:
-    """Return the archives that the tests forge, and golden ones."""
     golden = (ROOT / "tests" / "conformance" / "valid").glob("*.zcr")
     return [*catalogue(), *(path.read_bytes() for path in sorted(golden))]
-
-
-def models() -> Iterator[bytes]:
-    """Yield the models that the onnx package carries."""
-    from onnx_models import packaged_models
-
-    for path in packaged_models():
-        yield path.read_bytes()
 
 
 def everything() -> None:
@@ -95,15 +86,16 @@ def index_alone(data: bytes) -> None:
 
 def make(folders: Iterable[Path]) -> None:
     """Write the corpus anew; `folders` hold more inputs to choose from, archives and models alike."""
+    from onnx_models import packaged_models  # here, since comparing readers takes no onnx
+
     more = [path.read_bytes() for folder in folders for path in sorted(folder.iterdir()) if path.is_file()]
     archives = [data for data in (*forged(), *more, *inputs("archive")) if len(data) <= MOST["archive"]]
     kept = fewest(archives, try_every_way, [PACKAGE / name for name in VERIFIER])
-    kept += [
-        data for data in inputs("archive") if tuned.TARGET_TYPE.encode() in data
-    ]  # the verifier knows nothing of it
+    kept += [data for data in inputs("archive") if tuned.TARGET_TYPE.encode() in data]  # unknown to the verifier
     _write(CORPUS / "archive", kept + native.fewest([data for data in archives if len(data) <= MOST_FOR_EDGES], kept))
-    found = [data for data in (*models(), *more, *inputs("model")) if len(data) <= MOST["model"]]
-    _write(CORPUS / "model", fewest(found, targets.model, sorted((PACKAGE / "onnx").glob("*.py"))))
+    packaged = [path.read_bytes() for path in packaged_models()]
+    found = [data for data in (*packaged, *more, *inputs("model")) if len(data) <= MOST["model"]]
+    _write(CORPUS / "model", fewest(found, targets.model, sorted((ROOT / "zcrecord" / "onnx").rglob("*.py"))))
 
 
 def _write(folder: Path, kept: Sequence[bytes]) -> None:

@@ -14,7 +14,6 @@ MIX = 0x9E3779B97F4A7C15  # of the hash by which zcrecord.codec.index looks for 
 
 
 def crafted() -> Iterator[bytes]:
-    """Yield them."""
     yield from (start.ljust(200, b"\1") for start in (b"\x28\xb5\x2f\xfd", b"GGUF", b"\x08\x08\x12"))
     yield from _many_names()
     yield saved(dict.fromkeys(_of_one_hash(16), 1))

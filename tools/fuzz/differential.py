@@ -40,7 +40,6 @@ class Compared(NamedTuple):
 
 
 def checkers(folder: Path) -> dict[str, Path]:
-    """Build the checkers of tests/support/readers.py, one for each language."""
     return {
         "C": c_programs.build("gcc", c_programs.SOURCES / "checker.c", folder / "checker_c", "-std=c99", "-O2"),
         "Rust": rust_programs.build(

@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> None:
     def try_one(data: bytes) -> None:
         before = begin_peak()
         target(data)
-        grown = (peak_rss() or 0) - before
+        grown = peak_rss() - before
         assert grown <= SPARE + FOLD * len(data), f"{len(data)} bytes took {grown >> 20} MiB"
 
     def change(data: bytes, most: int, seed: int) -> bytes:

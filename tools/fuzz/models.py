@@ -64,7 +64,6 @@ def parse(data: bytes, depth: int = 0) -> list[Node] | None:
 
 
 def encoded(nodes: list[Node]) -> bytes:
-    """Return a message's bytes."""
     out = []
     for number, wire, value in nodes:
         out.append(_encoded(number << 3 | wire))

@@ -41,7 +41,6 @@ class Outcome(NamedTuple):
 
 
 def build(what: str, folder: Path) -> Path:
-    """Compile the fuzzer of `c`, or of `rust` beside it."""
     source, out = ROOT / "tests" / "programs" / "c" / "fuzz.c", folder / f"fuzz_{what}"
     if what == "c":
         subprocess.run([CLANG, *C_FLAGS, *SANITIZERS, source, "-o", out], check=True)

@@ -24,8 +24,7 @@ LEVELS: tuple[Any, ...] = ("touch", "index", "index", "index", "full", "full", "
 EMBEDDED: tuple[Any, ...] = (None, None, None, None, None, None, "prefix", "suffix")
 
 
-def _touch(value: Any) -> bytes:
-    """Read every byte of a value."""
+def _bytes_of(value: Any) -> bytes:
     if isinstance(value, PackedTensor):
         assert value.unpack().shape == value.shape
         return value.packed.tobytes()
@@ -46,7 +45,7 @@ def _touch_each(record: Record) -> None:
         except UnsupportedError:  # an element type that this reader does not know
             assert raw is not None
             continue
-        assert len(_touch(value)) >= info.nbytes * (not isinstance(value, np.ndarray))
+        assert len(_bytes_of(value)) >= info.nbytes * (not isinstance(value, np.ndarray))
 
 
 def _touch_values(record: Record) -> None:
@@ -120,12 +119,6 @@ def _converted(source: bytes, dry_run: bool = False) -> bytes | None:
         assert str(error)
         return None
     return out.getvalue()
-
-
-def _bytes_of(value: Any) -> bytes:
-    if isinstance(value, PackedTensor):
-        return value.packed.tobytes()
-    return bytes(value.data) if isinstance(value, StringTensor) else np.asarray(value).tobytes()
 
 
 def model(data: bytes) -> bool:

@@ -49,7 +49,6 @@ FREEZE = "bring back what generates it, and give what is new another name"  # se
 
 
 def encoded(content: str | bytes) -> bytes:
-    """Return a file's bytes."""
     return content.encode() if isinstance(content, str) else content
 
 

@@ -48,7 +48,6 @@ def _wrapped(text: str) -> _Lines:
 
 
 def _table(kinds: Sequence[DType]) -> _Lines:
-    """Yield FORMAT.md's table."""
     columns = "code", "name", "bits", "numpy", "ONNX", "safetensors", "torch", "C", "Rust"
     yield f"| {' | '.join(columns)} |"
     yield "|---" * len(columns) + "|"
@@ -60,12 +59,10 @@ def _table(kinds: Sequence[DType]) -> _Lines:
 
 
 def _schema_enum(kinds: Sequence[DType]) -> _Lines:
-    """Yield the members of the schema's enum DType."""
     return _filled(kinds, lambda d: f"{d.name.upper()}~=~{d.code}")
 
 
 def _c_codes(kinds: Sequence[DType]) -> _Lines:
-    """Yield the enumerators of zcrecord.h."""
     return _filled(kinds, lambda d: f"ZCR_{d.name.upper()}~=~{d.code}")
 
 
@@ -87,7 +84,6 @@ def _c_accessor(d: DType) -> str | None:
 
 
 def _c_accessors(kinds: Sequence[DType]) -> _Lines:
-    """Yield those functions."""
     for d in kinds:
         if d.c is not None and (name := _c_accessor(d)):
             item, parts = re.search(r"\d+", d.c), 2 if d.name.startswith("complex") else 1
@@ -106,14 +102,12 @@ def _c_calls(kinds: Sequence[DType]) -> _Lines:
 
 
 def _c_signed(kinds: Sequence[DType]) -> _Lines:
-    """Yield cases of the packed types that have a sign."""
     for d in kinds:
         if d.packed and d.name.startswith("int"):
             yield f"case ZCR_{d.name.upper()}:"
 
 
 def _rust_types(kinds: Sequence[DType]) -> _Lines:
-    """Yield the rows of `dtypes!`: constant, name, code, natural width."""
     for d in kinds:
         yield f'{d.name.upper()} "{d.name}" {d.code} {d.bits},'
 

@@ -52,7 +52,6 @@ BOXES: list[tuple[str, Any, list[tuple[int, Any]]]] = [
 
 
 def shard_name(number: int) -> str:
-    """Return the name of a shard."""
     return f"checkpoint~0123456789abcdef-{number + 1:05}-of-00002.zcr"
 
 

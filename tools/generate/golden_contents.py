@@ -27,7 +27,7 @@ class Content:
         ties: names that share a payload; `stored_once`: names whose payloads, of different numbers, are the very same
             range (R63).
         strides: in elements, of tensors that are not in C order.
-        codes: (dtype, bits) of tensors whose type is not their array's; `kinds`: likewise of modules.
+        codes: (dtype, bits) of tensors whose type is not their array's.
         keys: of lists and tuples whose keys are not 0, 1, 2, ..., by their names: one for each item.
     """
 
@@ -37,7 +37,6 @@ class Content:
     stored_once: list[list[str]] = dataclasses.field(default_factory=list)
     strides: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     codes: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
-    kinds: dict[str, int] = dataclasses.field(default_factory=dict)
     keys: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -154,7 +153,7 @@ def _walk(
     if parts is not None:
         kind, type_name, children = parts
         keys = content.keys.get(name, list(children))
-        yield _Module(name, module, key, place, content.kinds.get(name, KINDS[kind]), type_name, keys)
+        yield _Module(name, module, key, place, KINDS[kind], type_name, keys)
         for at, (inner, child) in enumerate(zip(keys, children.values(), strict=True)):
             yield from _walk(content, child, f"{name}.{inner}" if name else inner, name, inner, at)
     elif _is_attribute(value):
@@ -184,7 +183,6 @@ def elements(array: Any) -> tuple[int, int, bytes]:
 
 
 def content_digest(content: Content) -> str:
-    """Return the content digest."""
     return "sha256:" + hashlib.sha256(b"".join(part for _, part in content_parts(content))).hexdigest()
 
 

@@ -30,7 +30,6 @@ def version() -> str:
 
 
 def project() -> dict[str, Any]:
-    """Return the table `project` of pyproject.toml."""
     found: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     return found
 

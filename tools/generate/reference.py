@@ -104,7 +104,6 @@ def _index() -> str:
 
 
 def page_of(module: str) -> str:
-    """Return the page of a module."""
     source = source_of(module)
     names = [name for name in _public_names(source) if module == ERRORS or not _is_error(module, name)]
     found = {name: find(module, name) for name in names}
@@ -140,7 +139,6 @@ def _cell(text: str) -> str:
 
 @functools.cache
 def source_of(module: str) -> Source:
-    """Return a module of the package, parsed."""
     path = ROOT.joinpath(*module.split("."))
     is_package = path.is_dir()
     text = (path / "__init__.py" if is_package else path.with_suffix(".py")).read_text(encoding="utf-8")
@@ -213,7 +211,6 @@ def _is_overload(node: Definition) -> bool:
 
 
 def _described(source: Source, node: ast.stmt, page: str) -> Iterator[str]:
-    """Yield the blocks that a name's section consists of."""
     if isinstance(node, ast.ClassDef):
         yield from _class(source, node, page)
     elif isinstance(node, Function):
@@ -294,7 +291,6 @@ def _class_named(source: Source, name: str) -> tuple[Source, ast.ClassDef]:
 
 
 def _members(node: ast.ClassDef) -> list[Function]:
-    """Return a class's public methods and properties, in the order of the source."""
     return [f for f in node.body if isinstance(f, Function) and _is_public(f) and not _is_repeated(f)]
 
 
