@@ -20,9 +20,9 @@ from zcrecord.storage.memory import Memory
 
 from .archive import Archive
 from .memory_source import source_in as default_source_in
-from .payload_source import PayloadTable
+from .payload_source import Array, PayloadTable
 from .piece_table import PieceTable
-from .shards import Array, Shards, file_names, table_of
+from .shards import Shards, file_names, table_of
 
 __all__ = ["OpenFile", "ReferencedFiles"]
 

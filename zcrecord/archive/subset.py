@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -40,7 +41,8 @@ Path = tuple[str, ...]
 Children = dict[int, list[tuple[int, int, int]]]  # of a module: place and Member, in any order
 
 
-class PartIndex(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PartIndex:
     """The index of a part of an archive, and the part's payloads by their numbers in the archive."""
 
     index: Index
