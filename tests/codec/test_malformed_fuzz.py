@@ -76,7 +76,8 @@ def attributes(record: Record, data: bytes) -> None:
 def searched(record: Record, data: bytes) -> None:
     for name in NAMES:
         with contextlib.suppress(RecordError):
-            assert name not in record or inside(record[name], data) is None
+            if name in record:
+                inside(record[name], data)
 
 
 NAMES = [*zcrecord.load_record(rich().seal()), "same", "m.z", "m.s", "m.q", "no", ""]
