@@ -275,7 +275,7 @@ def test_browser_is_opened_if_asked_for(path: Path, tmp_path: Path) -> None:
 
 def test_what_cannot_be_served_is_told_at_once(path: Path, tmp_path: Path, run: c.Commands) -> None:
     shutil.copy(c.DIGITS, tmp_path / "m.onnx")
-    run.fails(["serve", str(tmp_path / "m.onnx")], "m.onnx: this looks like an ONNX model")
+    run.fails(["serve", str(tmp_path / "m.onnx")], "m.onnx: is an ONNX model; ")
     transport.pack(path, tmp_path / "m.zst")
     run.fails(
         ["serve", str(tmp_path / "m.zst")], "is packed or attached to a program, and browsers read plain archives"
