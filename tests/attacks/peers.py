@@ -90,7 +90,7 @@ def both(change: Callable[[bytes], bytes]) -> tuple[Data, Data]:
     return lambda: change(SMALL()), lambda: change(array("(4,)", b"wxyz")())
 
 
-FOUND = {attack.name: attack for module in (broken, tricks) for attack in module.ATTACKS}
+FOUND: dict[str, Attack] = {attack.name: attack for module in (broken, tricks) for attack in module.ATTACKS}
 BOMB = attack("", "R84", file(packed.tabled_bomb, "m.zcr.zst"), LimitError)
 SMALL = tensors(b"wxyz", w=entry([4], 0, 4))
 DEEP = b'{"w":' + b"[" * 100_000 + b"]" * 100_000 + b"}"

@@ -62,8 +62,8 @@ def test_names_are_escaped_in_what_commands_print(
         assert out.count("\n") == len(zcrecord.load_record(hostile)), "a name broke a line, or a line is missing"
         shown = c.seen(monkeypatch, "ls", str(hostile), columns=500)
         assert not [name for name in names.MARKUP if name not in shown], "markup is shown as it is"
-    for options in ({}, {"term": "dumb"}):
-        check_harmless(c.seen(monkeypatch, command, str(hostile), **options))
+    for term in ("xterm", "dumb"):
+        check_harmless(c.seen(monkeypatch, command, str(hostile), term=term))
 
 
 @pytest.mark.parametrize("command", COMMANDS)

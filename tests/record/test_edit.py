@@ -561,14 +561,14 @@ def test_only_an_archive_alone_in_a_local_file_is_edited(path: Path) -> None:
     with RecordWriter(tuned := path.parent / "tuned.zcr") as out:
         out.module(("onnx.tuned",), type_name="zcr:onnx_tuned")
         out.attribute(("onnx.tuned", "before"), b"x")
-    for source, message in (
+    for place, message in (
         (packed, "is packed; unpack it, edit that"),
         (app, "attached to a program; detach it"),
         (tuned, r"is tuned.*; remove the tuned part \(untune"),
         (path.parent / "nothing.zcr", "no such file"),
     ):
         with pytest.raises((UnsupportedError, SourceNotFoundError), match=message):
-            zcrecord.edit(source).__enter__()
+            zcrecord.edit(place).__enter__()
     with pytest.raises(UnsupportedError, match="is a regular file"), zcrecord.edit(path, os.devnull):
         pass
 

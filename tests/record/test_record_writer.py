@@ -463,6 +463,11 @@ def test_pieces_in_fortran_order_stay_so() -> None:
 @pytest.mark.slow
 def test_ten_thousand_tensors_come_back() -> None:
     values = {f"blocks.{i // 100}.w{i % 100}": np.full(3, i, np.int32) for i in range(10_000)}
-    rec = written(lambda out: [out.add(name, value) for name, value in values.items()])
+
+    def write(out: RecordWriter) -> None:
+        for name, value in values.items():
+            out.add(name, value)
+
+    rec = written(write)
     assert list(rec) == list(values)
     assert all(np.array_equal(rec[name], value) for name, value in values.items())

@@ -309,7 +309,7 @@ def test_each_step_is_on_the_disk_before_the_next_one_needs_it(tmp_path: Path, m
     """Shards, then what names them, and old shards go when nothing can bring back what named those."""
     path, made = tmp_path / "model.zcr", []
     zcrecord.save_record(MODEL, path, max_shard_size=800)
-    calls = {"sync": os.fsync, "name": os.replace, "remove": os.unlink}
+    calls: dict[str, Any] = {"sync": os.fsync, "name": os.replace, "remove": os.unlink}
 
     def noted(step: str, *args: Any) -> None:
         calls[step](*args)
