@@ -180,6 +180,14 @@ def entries_of_packed_weights_300_times(archive: Tuned) -> None:
         archive.weight.external_data.add(key=f"prepacked_{i}", value="MatMul+1|0;0")
 
 
+def another_type(archive: Tuned, kind: int) -> None:
+    archive.weight.data_type = kind
+
+
+def behind(archive: Tuned, data: bytes) -> None:
+    archive.back = data
+
+
 def another_shape(archive: Tuned, dims: list[int]) -> None:
     archive.weight.dims[:] = dims
 
@@ -216,7 +224,7 @@ GRAPHS = [
               lambda a: a.initializers.initializer.extend([a.weight] * 20_001)),
     Tampering("300 packed forms of a weight", "mlp", "a tensor has more than 256 external_data keys",
               entries_of_packed_weights_300_times),
-    *(Tampering(f"a weight of type {kind}", "conv", REFUSES, lambda a, kind=kind: setattr(a.weight, "data_type", kind))  # type: ignore[misc]
+    *(Tampering(f"a weight of type {kind}", "conv", REFUSES, partial(another_type, kind=kind))
       for kind in (TensorProto.DOUBLE, TensorProto.STRING, TensorProto.INT4, 99)),
     *(Tampering(f"a weight of shape {dims}", "branches", REFUSES, partial(another_shape, dims=dims))
       for dims in ([1, 1], [65, 64], [-64, -64], [1 << 62, 4, 1, 64])),
@@ -226,8 +234,8 @@ GRAPHS = [
     Tampering("an initializer without a payload", "mlp", ALONE,
               lambda a: a.initializers.initializer.add(name="evil", data_type=1, dims=[1], raw_data=bytes(4))),
     Tampering("a graph nested 150 deep", "mlp", "messages nested more than 100 deep", a_graph_nested_150_deep),
-    *(Tampering(name, "mlp", PROTOBUF, lambda a, data=data: setattr(a, "back", data)) for name, data in BEHIND.items()),  # type: ignore[misc]
-    Tampering("garbage", "mlp", "a varint of more than 10 bytes", lambda a: setattr(a, "back", b"\xff" * 99)),
+    *(Tampering(name, "mlp", PROTOBUF, partial(behind, data=data)) for name, data in BEHIND.items()),
+    Tampering("garbage", "mlp", "a varint of more than 10 bytes", partial(behind, data=b"\xff" * 99)),
     Tampering("another graph", "mlp", None, another_graph, answers="its author's"),
     Tampering("another graph with the old seal", "mlp", SEAL, unsealed(another_text)),
     Tampering("control characters in a name", "mlp", r"refuses the tuned graph: [ -~]+\\x1b\\r[ -~]+$",
@@ -254,22 +262,23 @@ def tensor_type(value: Any) -> Any:
 
 
 DOUBLE = TensorProto.DOUBLE
+DIFFERENCES: list[tuple[str, str, Change]] = [
+    ("an input more", "has the input 's1'", an_input_more),
+    ("an input with a default", "lacks the input 'x'",
+     lambda a: a.graph.graph.initializer.append(numpy_helper.from_array(np.zeros((2, 64), np.float32), "x"))),
+    ("an input of another shape", "has the input 'x' with another type or shape",
+     lambda a: setattr(tensor_type(a.graph.graph.input[0]).shape.dim[0], "dim_value", 2)),
+    ("an input of another type", "has the input 'x' with another type or shape",
+     lambda a: setattr(tensor_type(a.graph.graph.input[0]), "elem_type", DOUBLE)),
+    ("two outputs more", "has the output 'evil' and 1 more", two_outputs_more),
+    ("an output of another name", "has the output 'z'", lambda a: setattr(a.graph.graph.output[0], "name", "z")),
+    ("an output of another type", "has the output 'y' with another type or shape",
+     lambda a: setattr(tensor_type(a.graph.graph.output[0]), "elem_type", DOUBLE)),
+]  # fmt: skip
 INTERFACES = [
     Tampering(name, "mlp", f"its tuned graph {difference}, unlike the model; tune it again", change)
-    for name, difference, change in [
-        ("an input more", "has the input 's1'", an_input_more),
-        ("an input with a default", "lacks the input 'x'",
-         lambda a: a.graph.graph.initializer.append(numpy_helper.from_array(np.zeros((2, 64), np.float32), "x"))),
-        ("an input of another shape", "has the input 'x' with another type or shape",
-         lambda a: setattr(tensor_type(a.graph.graph.input[0]).shape.dim[0], "dim_value", 2)),
-        ("an input of another type", "has the input 'x' with another type or shape",
-         lambda a: setattr(tensor_type(a.graph.graph.input[0]), "elem_type", DOUBLE)),
-        ("two outputs more", "has the output 'evil' and 1 more", two_outputs_more),
-        ("an output of another name", "has the output 'z'", lambda a: setattr(a.graph.graph.output[0], "name", "z")),
-        ("an output of another type", "has the output 'y' with another type or shape",
-         lambda a: setattr(tensor_type(a.graph.graph.output[0]), "elem_type", DOUBLE)),
-    ]
-]  # fmt: skip
+    for name, difference, change in DIFFERENCES
+]
 
 
 # Packed weights.
@@ -346,6 +355,14 @@ FORMS = [
 # Entries of the index, whose CRC is right again.
 
 
+def put(archive: Tuned, key: str, value: Any) -> None:
+    archive.set(key, value)
+
+
+def other_machine(archive: Tuned, old: str, new: str) -> None:
+    archive.set(tuned.TARGET, archive.value(tuned.TARGET).replace(old, new))
+
+
 def two_payloads_exchanged(archive: Tuned) -> None:
     archive.payloads[0], archive.payloads[1] = archive.payloads[1], archive.payloads[0]
 
@@ -368,31 +385,30 @@ TARGETS = {
 MACHINES = {'"nchwc_block":': '"nchwc_block":9', '"onnxruntime":"': '"onnxruntime":"9', '"cpu":[': '"cpu":["0",'}
 OF_KIND = {tuned.GRAPH: "text", tuned.INITIALIZERS: 7, tuned.SEAL: 1, tuned.TARGET: PayloadId(0)}
 NONE_OF = "no list of payloads"
-CHANGES: list[tuple[str, str, str, Change]] = [
-        *((f"'{key}' of another type", "mlp", KIND.format(key), lambda a, key=key, value=value: a.set(key, value))
-          for key, value in OF_KIND.items()),
-        *((f"'payloads': {value}", "mlp", reason, lambda a, value=value: a.set(tuned.PAYLOADS, value))
-          for value, reason in ((PayloadId(0), KIND.format(tuned.PAYLOADS)), ([PayloadId(NONE)], NONE_OF),
-                                ([0, 1], NONE_OF), ([], "for other weights"))),
-        *((f"no '{key}'", "mlp", SEAL, lambda a, key=key: a.set(key, PayloadId(NONE)))
-          for key in (tuned.GRAPH, tuned.INITIALIZERS)),
-        ("the graph is another payload", "mlp", SEAL, lambda a: a.set(tuned.GRAPH, a.target.initializers)),
-        ("two payloads exchanged", "mlp", SEAL, two_payloads_exchanged),
-        ("two weights of the model exchanged", "mlp", SEAL, two_weights_of_the_model_exchanged),
-        ("a weight of the model replaced", "mlp", SEAL,
-         lambda a: zeros(a, a.entries.payloads[a.entries.names.index("a.w")])),
-        ("a weight of the tuned graph replaced", "conv", SEAL,
-         lambda a: zeros(a, next(n for n in a.payloads if n not in a.entries.payloads))),
-        *((f"the seal {seal!r}", "mlp", SEAL, lambda a, seal=seal: a.set(tuned.SEAL, seal)) for seal in ("", "0" * 64)),
-        *((name, "conv", f"the target of a tuning .*{reason}", lambda a, text=text: a.set(tuned.TARGET, text))
-          for name, (text, reason) in TARGETS.items()),
-        *((f"{new} in the target", "conv", "made for|the CPU lacks",
-           lambda a, old=old, new=new: a.set(tuned.TARGET, a.value(tuned.TARGET).replace(old, new)))
-          for old, new in MACHINES.items()),
-        # Convolutions with blocks of another size are wrong answers without an error.
-        ("a graph of another machine under the name of this one", "conv", SEAL, another_text),
+ENTRIES: list[tuple[str, str, str, Change]] = [
+    *((f"'{key}' of another type", "mlp", KIND.format(key), partial(put, key=key, value=value))
+      for key, value in OF_KIND.items()),
+    *((f"'payloads': {value}", "mlp", reason, partial(put, key=tuned.PAYLOADS, value=value))
+      for value, reason in ((PayloadId(0), KIND.format(tuned.PAYLOADS)), ([PayloadId(NONE)], NONE_OF),
+                            ([0, 1], NONE_OF), ([], "for other weights"))),
+    *((f"no '{key}'", "mlp", SEAL, partial(put, key=key, value=PayloadId(NONE)))
+      for key in (tuned.GRAPH, tuned.INITIALIZERS)),
+    ("the graph is another payload", "mlp", SEAL, lambda a: a.set(tuned.GRAPH, a.target.initializers)),
+    ("two payloads exchanged", "mlp", SEAL, two_payloads_exchanged),
+    ("two weights of the model exchanged", "mlp", SEAL, two_weights_of_the_model_exchanged),
+    ("a weight of the model replaced", "mlp", SEAL,
+     lambda a: zeros(a, a.entries.payloads[a.entries.names.index("a.w")])),
+    ("a weight of the tuned graph replaced", "conv", SEAL,
+     lambda a: zeros(a, next(n for n in a.payloads if n not in a.entries.payloads))),
+    *((f"the seal {seal!r}", "mlp", SEAL, partial(put, key=tuned.SEAL, value=seal)) for seal in ("", "0" * 64)),
+    *((name, "conv", f"the target of a tuning .*{reason}", partial(put, key=tuned.TARGET, value=text))
+      for name, (text, reason) in TARGETS.items()),
+    *((f"{new} in the target", "conv", "made for|the CPU lacks", partial(other_machine, old=old, new=new))
+      for old, new in MACHINES.items()),
+    # Convolutions with blocks of another size are wrong answers without an error.
+    ("a graph of another machine under the name of this one", "conv", SEAL, another_text),
 ]  # fmt: skip
-INDEX = [Tampering(name, model, reason, unsealed(change)) for name, model, reason, change in CHANGES]
+INDEX = [Tampering(name, model, reason, unsealed(change)) for name, model, reason, change in ENTRIES]
 ALL = [*EXTERNAL, *GRAPHS, *INTERFACES, *FORMS, *INDEX]
 
 
