@@ -122,6 +122,7 @@ def _linked(opened: OpenedModel, dest: str | None, stack: contextlib.ExitStack) 
 
 
 def _tuned(linked: ArchiveLink, tuned: bool | None) -> ExportedGraph | None:
+    """Return the tuned graph if it is to be written."""
     record = linked.model.record
     if tuned is False or (tuned is None and tuned_module(record.archive) is None):
         return None

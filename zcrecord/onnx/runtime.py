@@ -473,6 +473,7 @@ def _check_unchanged(files: Mapping[str, Identity]) -> None:
 def _create(
     ort: Any, model: bytes, options: Any, providers: Any, provider_options: Any, folder: str | None, shared: bool
 ) -> Any:
+    """Configure the options, and create a session of a model whose weights are mapped from files in a folder."""
     if folder is not None:
         _configure(options, _FOLDER, folder)
     _configure(options, _FORMAT, "ONNX")  # or bytes that look like ONNX Runtime's own format are read as that

@@ -490,6 +490,7 @@ class _PayloadPool:
 
 
 def _add_part(entries: Entries, before: PayloadId, originals: list[PayloadId], targets: list[dict[str, Any]]) -> None:
+    """Add the modules and attributes of a tuned part."""
     modules = entries.modules
     used = {m.name for m in modules} | {n for n, p in zip(entries.names, entries.parents, strict=True) if p == 0}
     used |= {a.key for a in entries.attributes if a.parent == 0}
