@@ -26,6 +26,7 @@ class Selection:
         self._early: dict[int, bool] = {}  # number of a tensor -> the decision that was made before its values came
 
     def takes(self, scope: Scope, field: int, place: int, name: bytes) -> bool:
+        """Return True if a tensor is wanted, by its name as far as it is known."""
         return self._test(plain_name(scope, field, place, name) or "")
 
     def decide(self, t: TensorMessage) -> bool:

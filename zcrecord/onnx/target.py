@@ -120,6 +120,7 @@ class TuningTarget:
         raise FormatError(_DAMAGED.format(what=what))
 
     def words(self) -> str:
+        """Return it as a line for people."""
         cpu = f"CPU with {', '.join(self.cpu)}" if self.cpu else "any CPU"
         blocks = f", blocks of {self.nchwc_block} channels" if self.nchwc_block else ""
         return f"onnxruntime {self.onnxruntime} (build {self.build}), {self.provider}, {self.machine}, {cpu}{blocks}"

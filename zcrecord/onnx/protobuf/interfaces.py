@@ -36,9 +36,11 @@ class ModelInterface(NamedTuple):
     initial: set[str]  # names of initializers
 
     def required(self) -> list[tuple[str, bytes]]:
+        """Return the inputs that a caller has to feed."""
         return [value for value in self.inputs if value[0] not in self.initial]
 
     def defaults(self) -> list[tuple[str, bytes]]:
+        """Return the inputs that a caller may feed, or leave at their defaults."""
         return [value for value in self.inputs if value[0] in self.initial and self.version >= OVERRIDABLE]
 
     def joined(self, graph: ModelInterface) -> ModelInterface:

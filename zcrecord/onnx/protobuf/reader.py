@@ -47,6 +47,7 @@ DAMAGED = "the model is truncated or damaged, copy or export it again"
 
 
 def encode_varint(value: int) -> bytes:
+    """Encode a non-negative number as a varint."""
     out = bytearray()
     while value > 127:
         out.append(value & 127 | 128)
@@ -96,6 +97,7 @@ class Skeleton:
         self.tail = bytearray()
 
     def finish(self) -> list[Any]:
+        """Return the parts, in order."""
         if self.tail:
             self.push()
         return self.parts
@@ -164,6 +166,7 @@ class ProtobufReader:
         return int(done)
 
     def at_end(self) -> bool:
+        """Return True if the stream has no byte left."""
         return self.pos == self.limit and not self.fill(1)
 
     def header(self, end: int) -> tuple[int, int, int]:
@@ -210,6 +213,7 @@ class ProtobufReader:
         return start, tag, value
 
     def varint(self, pos: int) -> tuple[int, int]:
+        """Return the varint at a position, and the position behind it."""
         value = shift = 0
         start = pos
         while True:
@@ -224,6 +228,7 @@ class ProtobufReader:
                 raise self.fail(what, start)
 
     def length(self, pos: int) -> tuple[int, int]:
+        """Return the length at a position, and the position behind it."""
         value, after = self.varint(pos)
         if after - pos > MOST_TAG:
             raise self.fail(f"a length of more than {MOST_TAG} bytes", pos)
@@ -231,6 +236,7 @@ class ProtobufReader:
 
     @property
     def offset(self) -> int:
+        """The offset in the stream of the next byte."""
         return self.base + self.pos
 
     def fields(self, end: int = OPEN_END, depth: int = 0) -> Iterator[tuple[int, int, int]]:
@@ -247,6 +253,7 @@ class ProtobufReader:
                 self.skip(tag, value, end, depth)
 
     def skip(self, tag: int, value: int, end: int, depth: int = 0) -> None:
+        """Pass the rest of a field whose header was read."""
         kind = tag & 7
         if kind == LEN and value <= self.limit - self.pos:
             self.pos += value
@@ -345,6 +352,7 @@ class ProtobufReader:
                 skeleton.replace(offset, size, encode_varint(tag) + encode_varint(nbytes))
 
     def finish(self) -> None:
+        """Keep the bytes that were passed last."""
         self.drop(self.pos)
 
 

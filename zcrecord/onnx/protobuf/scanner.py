@@ -120,6 +120,7 @@ class TensorSink(ValueSink):
         """Write the data that `add_whole` was given, before it becomes invalid."""
 
     def start(self, t: TensorMessage) -> None:
+        """Number a tensor that begins."""
         t.index = len(self.named)
         self.named.append(None)
 

@@ -135,6 +135,7 @@ class TensorMessage:
 
     @property
     def label(self) -> str:
+        """Its name for messages."""
         return self.name.decode("utf-8", "replace")
 
 
@@ -258,6 +259,7 @@ class TensorReader:
         reader.keep()
 
     def fail(self, what: str, pos: int | None = None) -> OnnxError:
+        """Return the error for a fault of a tensor, at a position of the reader."""
         return self._reader.fail(what, pos, do=_AGAIN)
 
     def _claim(self, t: TensorMessage, number: int, start: int) -> None:
@@ -492,6 +494,7 @@ class TensorReader:
             self._flush(t)
 
     def close_open(self) -> None:
+        """Finish the payload that is open."""
         if self._open is not None:
             self._close(self._open)
 
