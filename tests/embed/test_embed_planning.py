@@ -246,7 +246,7 @@ def test_what_was_generated_is_replaced(tmp_path: Path) -> None:
 def test_a_url_is_refused_and_no_folder_of_its_name_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     zcrecord.save_record({"w": np.ones(3)}, "m.zcr")
-    with pytest.raises(UnsupportedError, match=r"memory://sources: is a URL, .* name one, and upload what is in it"):
+    with pytest.raises(UnsupportedError, match=r"memory://sources: is a URL, .* name one, and upload its files"):
         embed.generate("m.zcr", "memory://sources", lang="c")
     assert [path.name for path in tmp_path.iterdir()] == ["m.zcr"]
 

@@ -155,7 +155,7 @@ def test_a_save_that_is_interrupted_leaves_the_folder_as_it_was(
 @pytest.mark.parametrize("folder, size, message", [
     ("model", "5 bananas", "max_shard_size='5 bananas' is not a size"), ("model", "GB", "max_shard_size='GB' is not a"),
     ("model", "-1KB", "max_shard_size='-1KB' is not a"), ("model", 0, "max_shard_size=.* is not a"),
-    ("s3://bucket/model?key=secret", None, "s3://bucket/model: is a URL, .* name one, and upload what is in it"),
+    ("s3://bucket/model?key=secret", None, "s3://bucket/model: is a URL, .* name one, and upload its files"),
     ("a file", None, "a file: cannot write: File exists; the file there before is untouched"),
 ])  # fmt: skip
 def test_a_folder_that_is_none_and_a_shard_size_that_is_none_are_refused(

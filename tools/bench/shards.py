@@ -30,7 +30,7 @@ def run(settings: Settings) -> Iterator[Row]:
         return zcrecord.save_record(tensors, ours, max_shard_size=each * ITEMS * 4, durable=False)
 
     def save_theirs() -> None:
-        weight_map = {}
+        weight_map: dict[str, str] = {}
         for i in range(FILES):
             file, part = f"model-{1 + i:05}-of-{FILES:05}.safetensors", names[i * each : (i + 1) * each]
             PEERS[SAFETENSORS].save(settings.folder / file, {name: tensors[name] for name in part})
