@@ -1,4 +1,4 @@
-"""What is fetched once for the tests, below .cache: the npm packages pinned by tests/programs/js/package-lock.json."""
+"""Packages fetched once for the tests, below .cache: those of npm pinned by tests/programs/js/package-lock.json."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -105,26 +106,38 @@ class ReferencedFiles(Shards):
         return f"{self.catalogue.path} refers to {printable(self.names[file])}; put the very file beside it"
 
     def _checked(self, file: int) -> Archive:
-        def made(
-            memory: Memory, bring: Callable[[int, int], None] = lambda *_: None, source_in: Any = default_source_in
-        ) -> Archive:
-            start, end = self._described[file].tolist()
-            if memory.identity is not None and self.catalogue.source.file == (memory.absolute, memory.identity):
-                raise FormatError("refers to itself", path=self.catalogue.path)
-            if len(memory.octets) != self._sizes[file]:
-                what = f"has {len(memory.octets)} bytes, {self._sizes[file]} when it was indexed"
-                raise IntegrityError(f"{what}: {self._whose(file)}", path=memory.path)
-            bring(start, end)
-            if hashlib.sha256(memory.octets[start:end]).digest() != self._digests[file].tobytes():
-                what = "is another file than the one that was indexed, or was changed"
-                raise IntegrityError(f"{what}: {self._whose(file)}", path=memory.path)
-            entries = Entries(modules=[ModuleEntry("", 0, NONE, 0, int(ModuleKind.MAPPING), "")])
-            entries.payload_rows, entries.digest_kind = self._rows(file), self._hashed
-            index, octets = in_memory(entries), memory.octets.toreadonly()
-            table = PayloadTable(index.payloads, bool(self._hashed), 0)
-            header = Header(1, 1, start, end - start, 0, len(octets), 0)
-            return Archive(header, index, source_in(memory._replace(octets=octets), octets, table, 0))
-
-        shard = self.open_named(file, lambda name: self._open_file(name, made))
+        shard = self.open_named(file, lambda name: self._open_file(name, partial(self._payloads_in, file)))
         shard.source.pin(self.pins.get(self.names[file], {}))
         return shard
+
+    def _payloads_in(
+        self,
+        file: int,
+        memory: Memory,
+        bring: Callable[[int, int], None] = lambda *_: None,
+        source_in: Any = default_source_in,
+    ) -> Archive:
+        """Return the bytes of a file as an archive of payloads alone.
+
+        Raises:
+            IntegrityError: the file is not the one that was indexed. FormatError: it is this archive.
+        """
+        start, end = self._described[file].tolist()
+        if memory.identity is not None and self.catalogue.source.file == (memory.absolute, memory.identity):
+            raise FormatError("refers to itself", path=self.catalogue.path)
+        if len(memory.octets) != self._sizes[file]:
+            what = f"has {len(memory.octets)} bytes, {self._sizes[file]} when it was indexed"
+            raise IntegrityError(f"{what}: {self._whose(file)}", path=memory.path)
+        bring(start, end)
+        if hashlib.sha256(memory.octets[start:end]).digest() != self._digests[file].tobytes():
+            what = "is another file than the one that was indexed, or was changed"
+            raise IntegrityError(f"{what}: {self._whose(file)}", path=memory.path)
+        entries = Entries(modules=[ModuleEntry("", 0, NONE, 0, int(ModuleKind.MAPPING), "")])
+        entries.payload_rows, entries.digest_kind = self._rows(file), self._hashed
+        index, octets = in_memory(entries), memory.octets.toreadonly()
+        header = Header(
+            alignment=1, base_alignment=1, index_offset=start, index_size=end - start, payload_offset=0,
+            archive_size=len(octets), index_crc=0,
+        )  # fmt: skip
+        table = PayloadTable(index.payloads, bool(self._hashed), header.payload_offset)
+        return Archive(header, index, source_in(memory._replace(octets=octets), octets, table, 0))

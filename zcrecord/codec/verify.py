@@ -105,7 +105,11 @@ def _refuse_payload(p: PayloadRow | PayloadColumns, bad: Truth, message: str) ->
 
 
 class TensorRow:
-    """Tensor i, for level `touch`; after its fields are read nothing calls numpy."""
+    """The index entry of tensor i as plain numbers, to check one tensor at level `touch`.
+
+    It has the attributes of TensorColumns, so the same rules check one tensor or all. So `any_string` and `any_strided`
+    repeat `string` and `strided`, and `start`, the number of the first tensor, is i.
+    """
 
     def __init__(self, ix: Index, header: Header, i: int) -> None:
         self.ix, self.header, self.start = ix, header, i

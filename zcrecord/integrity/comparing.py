@@ -72,8 +72,8 @@ def compare(before: Record, after: Record, *, fast: bool = False, progress: Prog
         progress: called with the bytes compared so far, and None, since the total is not known.
 
     Raises:
-        LimitError: comparing different views of the same bytes would read over 64 times the bytes of both archives; or
-        attributes' full names would be far larger than the index.
+        LimitError: many tensors are views of the same bytes, and comparing them would read over 64 times both archives;
+        or attributes' full names would be far larger than the index.
 
     Example:
         >>> import numpy as np, zcrecord

@@ -83,7 +83,7 @@ class ReadingLoader(HostLoader):
                 files = _Files(stack)
                 most = max(1, min(_FETCH, plan.max_in_flight // _FETCHERS))  # each may take as much again
                 # All refs of a remote archive have the same source, which merges near ones; a box has one of its own.
-                fetches = _fetches([item for item in wanted if item[0].path is None], most, files)
+                fetches = _source_reads([item for item in wanted if item[0].path is None], most, files)
                 each_piece(_fetch, fetches, done=done, threads=_FETCHERS)
                 for file in files.values():
                     file.check("was changed while it was read")
@@ -128,8 +128,11 @@ class _PositionedFile:
         read_at(self._fd, target, offset)
 
 
-def _fetches(wanted: Sequence[_Wanted], most: int, files: _Files) -> list[tuple[RangeSource, Piece]]:
-    """Return the reads of refs that have a source, each of up to `most` bytes; boxes of files are read by position."""
+def _source_reads(wanted: Sequence[_Wanted], most: int, files: _Files) -> list[tuple[RangeSource, Piece]]:
+    """Split what is to be read from each source into pieces of at most `most` bytes; return pairs of reader and piece.
+
+    Every ref has a source. Boxes of a local file are read through `files`, which opens each file once.
+    """
     grouped: dict[int, tuple[RangeSource, list[_Wanted]]] = {}
     for ref, out in wanted:
         assert ref.source is not None

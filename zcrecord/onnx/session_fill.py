@@ -133,7 +133,11 @@ def _weights(record: Record) -> list[Initializer]:
 
 
 def _ort_value(ort: Any, tensor: Any, weight: Initializer, name: str) -> Any:
-    """Return an OrtValue over a loader's tensor, or over a copy of it if it is not in C order."""
+    """Return a loader's tensor as an OrtValue; one that is not in C order, or in another byte order, is copied.
+
+    Raises:
+        MismatchError: its type or shape is not that of `weight`.
+    """
     if hasattr(ort.OrtValue, "from_dlpack") and (isinstance(tensor, ort.OrtValue) or _on_device(tensor)):
         # ONNX Runtime takes as initializers only OrtValues that do not own their memory, as those from DLPack.
         value = ort.OrtValue.from_dlpack(tensor)
@@ -141,8 +145,8 @@ def _ort_value(ort: Any, tensor: Any, weight: Initializer, name: str) -> Any:
         tensor = tensor.numpy() if isinstance(tensor, ort.OrtValue) else tensor
         array = np.ascontiguousarray(interop.as_array(tensor)).reshape(tuple(tensor.shape))
         array = array.astype(array.dtype.newbyteorder("="), copy=False)  # if it has another byte order
-        own = array.dtype.isbuiltin == 2  # of ml_dtypes
-        if own and (code := weight.dtype.onnx) is not None and array.dtype == weight.dtype.numpy:
+        from_ml_dtypes = array.dtype.isbuiltin == 2
+        if from_ml_dtypes and (code := weight.dtype.onnx) is not None and array.dtype == weight.dtype.numpy:
             array = array.view(f"u{array.itemsize}")
             value = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, code)
         else:

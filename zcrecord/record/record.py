@@ -91,7 +91,9 @@ class Record(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         """Return a view of the tensor; TensorNotFoundError (a KeyError) lists close names when it is printed.
 
-        The view is read-only, except in mode "c". torch ignores that; see `load_record`.
+        The view is read-only, except in mode "c". torch ignores that: the first write to
+        `torch.from_numpy(record["w"])` ends the process; of a record loaded from bytes it changes those bytes. Safe are
+        `record.torch()`, `load_record(path, mode="c")` and a copy, `torch.tensor(record["w"])`.
         """
         # Once names are in the dictionary a loop over them does no more than this; a closed archive refuses.
         i = self._numbers.get(name, -1) if type(name) is str else -1
