@@ -27,6 +27,7 @@ from zcrecord import (
 from zcrecord.archive.archive import open_archive
 from zcrecord.codec.conventions import REFERENCES_TYPE
 from zcrecord.formats import convert
+from zcrecord.record.own_shards import own_shards
 from zcrecord.storage.memory import map_file
 
 LAYERS = {f"layer{i}": {"w": np.random.default_rng(i).random((20, 30), np.float32)} for i in range(6)}
@@ -247,6 +248,54 @@ def test_a_base_that_cannot_be_referred_to_is_refused(
     with pytest.raises(error, match=message):
         zcrecord.save_record(TUNED, dest, **{**options, "base": folder / options["base"]})
     assert (sorted(os.listdir(folder)), base.read_bytes()) == before
+
+
+def test_a_shard_is_no_base_and_a_record_without_zcr_names_no_files(base: Path) -> None:
+    zcrecord.save_record(TREE, base.parent / "model.zcr", max_shard_size=4000)
+    shard = next(base.parent.glob("model-00001-*.zcr"))
+    with pytest.raises(UnsupportedError, match="has the name of a catalogue's shard"):
+        zcrecord.save_record(TUNED, base.parent / "new.zcr", base=shard)
+    with pytest.raises(UnsupportedError, match=r"an archive that refers to other files is named \.zcr"):
+        zcrecord.save_record(TUNED, base.parent / "new.ref", base=base)
+    assert not list(base.parent.glob("new*"))
+
+
+def test_files_of_an_archive_of_references_are_nobodys_though_it_says_catalogue_somewhere(base: Path) -> None:
+    zcrecord.save_record({**TUNED, "text": "zcr:catalogue"}, base.parent / "tuned.zcr", base=base)
+    assert own_shards(str(base.parent / "tuned.zcr")) == []
+
+
+def test_a_base_behind_a_link_to_elsewhere_is_refused_before_anything_is_written(base: Path) -> None:
+    (base.parent / "m").mkdir()
+    (base.parent / "m" / "base.zcr").symlink_to(base)
+    with pytest.raises(SourceError, match="out of its folder"):
+        zcrecord.save_record(TUNED, base.parent / "m" / "new.zcr", base=base.parent / "m" / "base.zcr")
+    assert os.listdir(base.parent / "m") == ["base.zcr"]
+
+
+def test_a_record_opened_by_a_link_is_not_saved_onto_its_own_base(base: Path) -> None:
+    (base.parent / "o").mkdir()
+    shutil.move(base, base.parent / "o" / "base.zcr")
+    zcrecord.save_record(TUNED, base.parent / "o" / "tuned.zcr", base=base.parent / "o" / "base.zcr")
+    (base.parent / "link.zcr").symlink_to("o/tuned.zcr")
+    with pytest.raises(DestinationExistsError):
+        zcrecord.save_record(zcrecord.load_record(base.parent / "link.zcr"), base.parent / "o" / "base.zcr")
+
+
+def test_the_index_of_shards_is_not_replaced_by_the_index_made_of_it(hub: Path) -> None:
+    with pytest.raises(DestinationExistsError):
+        zcrecord.index(hub, hub / "model.safetensors.index.json", force=True)
+
+
+def test_another_name_in_the_place_of_a_pickled_archive_is_another_archive(hub: Path) -> None:
+    zcrecord.index(hub, hub / "index.zcr", digest="none")
+    record = zcrecord.load_record(hub / "index.zcr", expect=zcrecord.load_record(hub / "index.zcr").content_digest())
+    pickled = pickle.dumps(record)
+    octets = (hub / "index.zcr").read_bytes()
+    shutil.copy(hub / "model-00001-of-00004.safetensors", hub / "xodel-00001-of-00004.safetensors")
+    (hub / "index.zcr").write_bytes(octets.replace(b"model-00001-of-00004", b"xodel-00001-of-00004"))
+    with pytest.raises(IntegrityError, match="it was replaced since"):
+        pickle.loads(pickled)
 
 
 # Forged tables.

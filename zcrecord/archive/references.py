@@ -93,15 +93,6 @@ class ReferencedFiles(Shards):
         """Return the bytes of a file, as the table has them."""
         return int(self._sizes[file])
 
-    def seal(self) -> bytes:
-        """Return the SHA-256 of index and tables, which have the digests of all payloads."""
-        catalogue, running = self.catalogue, hashlib.sha256()
-        h = catalogue.header
-        running.update(catalogue.buffer[h.index_offset : h.index_offset + h.index_size])
-        for name in ("outline", "files.nbytes", "files.described", "files.described_sha256", "file", "offset"):
-            running.update(np.ascontiguousarray(catalogue.view(catalogue.find(name))).data.cast("B"))
-        return running.digest()
-
     def _whose(self, file: int) -> str:
         return f"{self.catalogue.path} refers to {printable(self.names[file])}; put the very file beside it"
 

@@ -71,6 +71,7 @@ class _Arrays:
         self._opened, self._members, self._structure = opened, members, structure
         self._reader, self._out = reader, out
         self._octets: list[str] = []  # names of arrays of bytes
+        self._room = MEMORY + TIMES * (reader.nbytes or 0)  # for the strings of all arrays, which stay in memory
 
     def give(self) -> None:
         """Give all members, modules, attributes and metadata."""
@@ -140,7 +141,8 @@ class _Arrays:
 
     def _strings(self, header: NpyHeader, info: zipfile.ZipInfo) -> Any:
         inflated = header.data_nbytes if info.compress_type != zipfile.ZIP_STORED else 0
-        if inflated + 8 * prod(header.shape) > MEMORY + TIMES * (self._reader.nbytes or 0):
+        self._room -= inflated + 8 * prod(header.shape)
+        if self._room < 0:
             what = f"its {prod(header.shape)} strings take much more memory than the file"
             raise LimitError(f"{what}; save it uncompressed")
         with self._member(info) as member:

@@ -14,11 +14,15 @@ import pickletools
 from collections.abc import Iterable
 from typing import Any
 
+from zcrecord.codec.layout import MAX_DEPTH
+from zcrecord.errors import LimitError
+
 _ITEM = 16  # bytes, at least, of an item in a container
 _VIEWS, _COPIES = ("_rebuild_", "Parameter"), "_rebuild_device_"  # prefixes of functions: no copies, but for one
 _MODULES = ("torch", "builtins", "__builtin__", "collections", "_codecs")  # of the functions that torch calls
 _REFUSED = "refused"  # stands for any other function
 _LONGEST = 64  # characters of a function's name
+_VISITED = 1 << 22  # items of a tuple, each time that it stands in another
 _LEAVES = {code.name for code in pickletools.opcodes if not code.stack_before} - {"GLOBAL", "MARK", "PROTO", "FRAME"}
 _GROWS = {"APPEND": 1, "SETITEM": 2, "BUILD": 1}  # values that each opcode adds to the container below them
 _GROWS_BY_MARK = {"APPENDS", "SETITEMS", "ADDITEMS"}
@@ -27,10 +31,15 @@ _GROWS_BY_MARK = {"APPENDS", "SETITEMS", "ADDITEMS"}
 class _Value:
     """A value on the stack: its size in bytes, the size of a shallow copy, and its items or number if known."""
 
-    __slots__ = ("items", "name", "number", "size")
+    __slots__ = ("depth", "items", "name", "number", "size", "visited")
 
     def __init__(self, size: int, *, number: int | None = None, name: str = "", items: Iterable[_Value] = ()) -> None:
+        """Raise LimitError for a tuple that takes too long to hash: its items are visited again wherever they stand."""
         self.size, self.number, self.name, self.items = size, number, name, tuple(items)
+        self.depth = 1 + max((item.depth for item in self.items), default=0)
+        self.visited = 1 + sum(item.visited for item in self.items)
+        if self.depth > MAX_DEPTH or self.visited > _VISITED:
+            raise LimitError(f"tuples nested over {MAX_DEPTH} deep, or of millions of items; the file is malicious")
 
 
 def claimed(pickle: Any) -> int:

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from zcrecord.archive.payload_source import was_replaced
 from zcrecord.codec.entries import KIND_NAMES, is_attribute
 from zcrecord.codec.file_types import HEAD, wrong_type
 from zcrecord.codec.layout import MAX_DEPTH
-from zcrecord.errors import Advice, FormatError, LimitError, RecordError, UnsupportedError, printable
+from zcrecord.errors import Advice, FormatError, LimitError, RecordError, SourceError, UnsupportedError, printable
 from zcrecord.frameworks.torch import import_torch
 from zcrecord.tensors.strides import address
 from zcrecord.writing.flatten import as_tensor, children_of, refuse_key
@@ -25,7 +26,7 @@ from zcrecord.writing.module_tree import state_path
 
 from .numpy_types import Noted, allowed
 from .pickled import claimed
-from .readers import Reader, as_file
+from .readers import MemoryReader, Reader, as_file
 from .receiver import Receiver
 from .zip_files import check_alike, open_zip
 
@@ -87,7 +88,14 @@ def _load(torch: Any, reader: Reader, head: bytes) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the error describes a damaged file
             with allowed(torch):
-                return torch.load(reader.path, map_location="cpu", weights_only=True, mmap=zipped)
+                owned = isinstance(reader, MemoryReader) and not reader.memory.octets.readonly  # read, and not mapped
+                source: Any = as_file(reader) if owned else reader.path
+                if owned:
+                    source.seek(0)
+                loaded = torch.load(source, map_location="cpu", weights_only=True, mmap=zipped and not owned)
+        if isinstance(reader, MemoryReader) and was_replaced(reader.memory):
+            raise SourceError("was replaced while it was opened; open it again")
+        return loaded
     except (MemoryError, RecordError):
         raise
     except Exception as error:  # unpickling a damaged file raises anything

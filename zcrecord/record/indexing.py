@@ -62,8 +62,8 @@ def index(
         (2, 3)
     """
     started, kind, path, out = time.perf_counter(), digest_kind(digest), path_of(source), path_of(dest)
-    version = check_destination(path, out, force)
     path = model_in(path) if os.path.isdir(path) else path
+    version = check_destination(path, out, force)
     memory = map_file(path, least=0)
     found = foreign_format(memory)
     if found is None:
@@ -72,6 +72,8 @@ def index(
     try:
         format_reader(found)(MemoryReader(memory), outline)
         archive = outline.archive(memory)
+        for reader in outline.readers.values():
+            check_destination(reader.path, out, force=True)
     except RecordError as error:
         raise error.located(path=path) from error.__cause__
     files = Files(out)

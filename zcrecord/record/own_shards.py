@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from zcrecord.archive.archive import Archive
+from zcrecord.archive.archive import Archive, is_catalogue
 from zcrecord.codec.conventions import CATALOGUE_TYPE
-from zcrecord.codec.layout import MAGIC
+from zcrecord.codec.layout import MAGIC, NONE
 from zcrecord.errors import RecordError, UnsupportedError
 from zcrecord.storage.files import check_destination, open_source, real_path
 from zcrecord.storage.folders import catalogue_of_shard
@@ -55,7 +55,9 @@ def proved_shards(path: str, options: Mapping[str, Any] | None = None) -> Iterat
     with contextlib.suppress(RecordError), contextlib.ExitStack() as stack:
         record = load_record(path, verify="touch", cache=False, storage_options=options)
         source = stack.enter_context(record).archive.source
-        for file, name in enumerate(source.file_names):
+        # An archive of references names files that are nobody's.
+        own = bool(source.file_names) and is_catalogue(source.file_archive(NONE))
+        for file, name in enumerate(source.file_names if own else ()):
             with contextlib.suppress(RecordError):
                 yield name, source.file_archive(file)
 
@@ -74,6 +76,7 @@ def check_no_shard(path: str) -> None:
 
 def check_no_own_shard(record: Record, dest: str | None) -> None:
     """Raise DestinationExistsError if a destination is a shard of the catalogue that a record was loaded from."""
-    folder = os.path.dirname(record.path or "")
+    folders = {os.path.dirname(record.path or ""), os.path.dirname(real_path(record.path or ""))}
     for name in record.archive.source.file_names if dest is not None else ():
-        check_destination(os.path.join(folder, name), dest, force=True)
+        for folder in folders:  # of the path, and of the file that a link leads to
+            check_destination(os.path.join(folder, name), dest, force=True)

@@ -22,8 +22,9 @@ from zcrecord.codec.entries import AttributeEntry, Entries, PayloadId, change_va
 from zcrecord.codec.index import PAYLOAD
 from zcrecord.codec.layout import NONE, plan_payloads
 from zcrecord.errors import DestinationExistsError, SourceError, UnsupportedError
+from zcrecord.foreign.readers import path_beside
 from zcrecord.storage.files import is_url, open_sink, path_of, real_path
-from zcrecord.storage.folders import is_plain_name
+from zcrecord.storage.folders import catalogue_of_shard, is_plain_name
 from zcrecord.storage.memory import Memory
 from zcrecord.storage.sink import Sink
 from zcrecord.tensors.packed import StringTensor
@@ -66,6 +67,8 @@ class Files:
 
     def __init__(self, dest: str) -> None:
         self._dest = real_path(dest)
+        if not self._dest.endswith(".zcr"):  # by which savers find the archives that name files
+            raise UnsupportedError("an archive that refers to other files is named .zcr; rename it", path=dest)
         self.known: dict[str, int] = {}
         self._opened: list[tuple[str, Memory]] = []
         self.files: list[ReferencedFile] = []
@@ -82,6 +85,10 @@ class Files:
         folder, name = os.path.split(path)
         if real_path(path) == self._dest:
             raise DestinationExistsError("its payloads are what the new archive would refer to", path=self._dest)
+        if catalogue_of_shard(name) is not None:
+            what = "has the name of a catalogue's shard, which goes when the catalogue is replaced"
+            raise UnsupportedError(f"{what}; give it another name, and refer to that", path=path)
+        path_beside(self._dest, name)  # a link to elsewhere would be refused when the new archive is opened
         if real_path(folder or ".") != os.path.dirname(self._dest) or not is_plain_name(name, ""):
             what = "lies in another folder than the archive that would refer to it, or has no plain name"
             raise UnsupportedError(f"{what}; references name files beside it: write it to {folder or '.'}", path=path)

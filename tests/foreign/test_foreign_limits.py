@@ -1,0 +1,42 @@
+"""What small files of other formats may cost: nested tuples, strings without data, files that change."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import zcrecord
+from zcrecord import LimitError
+from zcrecord.foreign.npy import encode_npy_header
+from zcrecord.foreign.pickled import claimed
+
+
+@pytest.mark.parametrize("pickle", [b")q\0" + b"h\0\x86q\0" * 40, b")" + b"\x85" * 200], ids=["doubled", "deep"])
+def test_tuples_that_take_too_long_to_hash_are_refused(pickle: bytes) -> None:
+    with pytest.raises(LimitError, match="tuples nested over 100 deep, or of millions of items"):
+        claimed(b"\x80\x02}" + pickle + b"K\x01s.")
+
+
+def test_strings_of_all_arrays_together_are_bounded(tmp_path: Path) -> None:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as file:
+        for i in range(2):
+            file.writestr(f"{i}.npy", encode_npy_header("|S0", (5_000_000,)))
+    (tmp_path / "m.npz").write_bytes(out.getvalue())
+    with pytest.raises(LimitError, match="strings take much more memory than the file"):
+        zcrecord.load_record(tmp_path / "m.npz")
+
+
+def test_a_checkpoint_that_is_read_into_memory_is_not_mapped(tmp_path: Path) -> None:
+    path = tmp_path / "m.pt"
+    torch.save({"w": torch.ones(5000)}, path)
+    record = zcrecord.load_record(path, mmap=False)
+    octets = bytearray(path.read_bytes())
+    with open(path, "r+b") as file:  # changed in place
+        file.write(octets.replace(np.float32(1).tobytes(), np.float32(7).tobytes()))
+    assert record["w"].sum() == 5000
