@@ -1,4 +1,4 @@
-"""What small files of other formats may cost: nested tuples, strings without data, files that change."""
+"""Limits of what small files of other formats cost: nested tuples, strings without data, files that change."""
 
 from __future__ import annotations
 
