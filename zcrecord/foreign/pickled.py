@@ -36,8 +36,8 @@ class _Value:
     def __init__(self, size: int, *, number: int | None = None, name: str = "", items: Iterable[_Value] = ()) -> None:
         """Raise LimitError for a tuple that takes too long to hash: its items are visited again wherever they stand."""
         self.size, self.number, self.name, self.items = size, number, name, tuple(items)
-        self.depth = 1 + max((item.depth for item in self.items), default=0)
-        self.visited = 1 + sum(item.visited for item in self.items)
+        self.depth: int = 1 + max((item.depth for item in self.items), default=0)
+        self.visited: int = 1 + sum(item.visited for item in self.items)
         if self.depth > MAX_DEPTH or self.visited > _VISITED:
             raise LimitError(f"tuples nested over {MAX_DEPTH} deep, or of millions of items; the file is malicious")
 
