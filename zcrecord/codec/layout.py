@@ -280,7 +280,7 @@ def ends_in_archive(source: memoryview) -> bool:
         trailer = None
     start = 0 if trailer is None else end - trailer.archive_size
     if trailer is None or start <= 0 or source[start : start + 8] != MAGIC:
-        if (kind := program_of(bytes(source[:HEAD]))) is not None:
+        if (kind := program_of(bytes(source[:HEAD]))) is not None and read_elsewhere(source) is None:
             raise _nothing_attached(kind, signed=end < len(source))
         return False
     if (model := read_elsewhere(source)) is not None:

@@ -281,6 +281,7 @@ def _local(memory: Memory, options: LoadOptions) -> Archive:
     elif embedded is None and memory.octets[:8] != MAGIC and (kind := _foreign_format(memory)) is not None:
         from zcrecord.foreign import open_foreign
 
+        ends_in_archive(memory.octets)  # raises: other readers would not see the one attached
         archive = open_foreign(kind, memory, read=map_file if options.mmap else read_file)
     else:
         if embedded is None and ends_in_archive(memory.octets):
