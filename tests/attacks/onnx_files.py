@@ -215,7 +215,7 @@ BROKEN = [
            "stream ends|file ends|ends inside"),
     attack("O11", "a graph cut after its length", lambda: b"\x3a\x64", "ends|no graph"),
     attack("O12", "a node that ends inside a field", lambda: field(7, field(1, b"\x0a\x05")), "node ends|reaches"),
-    attack("O12", "an attribute past its node", lambda: field(7, field(1, b"\x2a\x05\x0a")), "the end of its node"),
+    attack("O12", "an attribute past its node", lambda: field(7, field(1, b"\x2a\x05\x0a")), "message it is in"),
     attack("O12", "an attribute that ends inside a field", lambda: field(7, field(1, field(5, b"\x0a\x05"))),
            "attribute ends inside a field|reaches past"),
     attack("O13", "a name of 64 KiB and 1", lambda: model(DIMS + FLOAT + field(8, b"n" * 65537) + RAW),

@@ -44,7 +44,7 @@ ATTACKS: tuple[Attack, ...] = (
     attack("trailer of more than there is", "R16", lambda: whole()[64:], NONE_ENDS + "|magic", PREFIX | SUFFIX),
     attack("bytes behind the trailer", "R16", lambda: whole() + b"x", "^trailer: its magic is missing", SUFFIX),
     attack("trailer inside a payload", "R16", lambda: inner_at_the_end()[:-8],
-           "^trailer: its magic is missing|are there", PREFIX | SUFFIX),
+           "^trailer: its magic is missing|are there|not sealed", PREFIX | SUFFIX),
     attack("header of one, trailer of another, bytes between", "R8", lambda: whole()[:64] + bytes(99) + whole()[-64:],
            "", PREFIX | SUFFIX),
     attack("index of another", "R17", lambda: bytes(3) + crossed(), "its CRC|not a zcrecord|magic", SUFFIX,

@@ -134,10 +134,11 @@ def test_an_onnxruntime_without_blocks_or_a_described_build_has_a_target_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert onnx.load_from_string(targets._REORDER).graph.node[0].op_type == "ReorderInput"
-    monkeypatch.setattr(targets, "_REORDER", targets._REORDER.replace(b"Reorder", b"Rewrite"))
-    targets._nchwc_block.cache_clear()
-    without = this_target(ort)
-    targets._nchwc_block.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(targets, "_REORDER", targets._REORDER.replace(b"Reorder", b"Rewrite"))
+        targets._nchwc_block.cache_clear()
+        without = this_target(ort)
+    targets._nchwc_block.cache_clear()  # what is asked for next is remembered for all later tests
     assert without.nchwc_block == 0
     assert TuningTarget.decode(without.encode()) == without
     monkeypatch.delattr(ort, "get_build_info")
