@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 from collections.abc import Callable
@@ -170,6 +171,18 @@ def test_links_are_followed_inside_the_folder_or_a_hub_cache_alone(tmp_path: Pat
     for use in (zcrecord.load_record, lambda folder: convert(folder, tmp_path / "out.zcr")):
         with pytest.raises(SourceError, match=r"is a link to .*elsewhere, out of its folder"):
             use(snapshot)
+
+
+@pytest.mark.parametrize("type_name", ["zcr:catalogue", "zcr:references"])
+def test_no_file_of_another_format_is_taken_for_one_that_names_others(type_name: str, tmp_path: Path) -> None:
+    structure = {"version": 1, "items": [[0, [], "object", type_name]]}
+    tensor = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+    header = json.dumps({"__metadata__": {"zcrecord": json.dumps(structure)}, "w": tensor}).encode()
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + np.ones(2, np.float32).tobytes())
+    with serving(tmp_path) as server:
+        for source in (path, f"{server.url}/{path.name}"):
+            assert zcrecord.load_record(source)["w"].tolist() == [1, 1]
 
 
 def test_a_bad_file_gets_the_error_of_its_reader(tmp_path: Path) -> None:

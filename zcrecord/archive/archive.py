@@ -81,8 +81,8 @@ def is_catalogue(archive: Archive) -> bool:
 
 
 def names_files(archive: Archive) -> bool:
-    """Return True if an archive says that its payloads lie in other files: a catalogue, or one of references."""
-    return is_catalogue(archive) or has_type_name(archive, REFERENCES_TYPE)
+    """Return True if an archive says that its payloads lie in other files; another format's file cannot say so."""
+    return archive.whole and (is_catalogue(archive) or has_type_name(archive, REFERENCES_TYPE))
 
 
 def has_type_name(archive: Archive, type_name: str) -> bool:
