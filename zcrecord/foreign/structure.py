@@ -17,7 +17,7 @@ import numpy as np
 
 from zcrecord.codec.entries import KIND_NAMES, encodable, is_attribute
 from zcrecord.errors import FormatError, RecordError, VersionError, printable
-from zcrecord.writing.module_tree import split_dotted, state_path
+from zcrecord.writing.module_tree import state_path
 
 from .receiver import Receiver
 
@@ -47,15 +47,11 @@ class Structure:
     metadata: dict[str, Any] = field(default_factory=dict)
     marked: bool = False
     _written: int = 0
-    _prefixed: bool | None = None  # whether a tensor's name goes on in another's
     _twins: dict[str, list[str]] | None = None
 
     def path(self, name: str, names: Collection[str]) -> tuple[str, ...]:
         """Return the keys of a tensor by its name; `names` has the names of all tensors."""
-        if self._prefixed is None:
-            self._prefixed = not _prefixes(names).isdisjoint(names)
-        path = self.paths.get(name)
-        return path or (state_path(name, names) if self._prefixed else split_dotted(name))
+        return self.paths.get(name) or state_path(name, names)
 
     def twin(self, name: str) -> str | None:
         """Return the first tensor that this one was tied to; None for the first itself. Call it in the file's order.
@@ -102,15 +98,6 @@ class Structure:
         if not parts:
             return None
         return json.dumps({"version": _VERSION, **parts}, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-
-
-def _prefixes(names: Iterable[str]) -> set[str]:
-    """Return all prefixes of names that end before a dot."""
-    out: set[str] = set()
-    for name in names:
-        while (name := name.rpartition(".")[0]) and name not in out:
-            out.add(name)
-    return out
 
 
 def _encode(value: Any) -> Any:
