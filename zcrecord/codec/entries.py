@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from zcrecord._schema import ModuleKind as ModuleKind  # re-exported
 from zcrecord._schema import ValueForm as ValueForm
 from zcrecord._schema import ValueType as ValueType
+from zcrecord.dtypes import DType
 from zcrecord.errors import LimitError, UnsupportedError
 
 from .index import ATTRIBUTE, IDENTIFIER, MODULE, TENSOR, VECTORS, Array, Index
 from .layout import INDEX_ALLOWANCE, MAX_ARCHIVE_SIZE, MAX_INDEX_SIZE, MAX_RANK, NONE, first_children
 
+Order = Literal["C", "F"]  # the last axis is the fastest, or the first
 KIND_NAMES = {getattr(ModuleKind, name): name.lower() for name in ("MAPPING", "LIST", "TUPLE", "OBJECT", "NUMBERED")}
 DIGEST_NAMES = {0: "none", 1: "xxh3"}
 
@@ -36,6 +38,14 @@ class TensorLayout(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None = None
     byte_offset: int = 0
+
+
+def dense_layout(kind: DType, shape: tuple[int, ...], order: Order) -> TensorLayout:
+    """Return the layout of a payload's elements, all of them, without gaps, in an order of the axes."""
+    strides = None
+    if order == "F" and 0 not in shape and sum(d > 1 for d in shape) > 1:
+        strides = tuple(prod(shape[:axis]) if d > 1 else 0 for axis, d in enumerate(shape))
+    return TensorLayout(kind.code, kind.bits, shape, strides)
 
 
 class ModuleEntry(NamedTuple):

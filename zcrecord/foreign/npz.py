@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 
 from zcrecord import dtypes
+from zcrecord.codec.entries import Order
 from zcrecord.codec.file_types import HEAD, wrong_type
 from zcrecord.errors import FormatError, LimitError, RecordError, UnsupportedError
 from zcrecord.storage.stream_reader import PIECE
 
 from .npy import NpyHeader, read_npy_header, string_tensor
 from .readers import Reader, as_file
-from .receiver import Order, Receiver
+from .receiver import Receiver
 from .structure import MAX_TEXT, Structure, decode_structure
 from .zip_files import data_offset, members, open_zip, read_end, read_exactly, zip_faults
 

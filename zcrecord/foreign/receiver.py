@@ -8,19 +8,17 @@ from __future__ import annotations
 import functools
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from math import prod
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from zcrecord.archive.archive import Archive
 from zcrecord.archive.memory_source import source_in as default_source_in
 from zcrecord.archive.payload_source import FileSource, PayloadTable
-from zcrecord.codec.entries import KIND_NAMES, PayloadId, TensorLayout, change_values, in_memory
+from zcrecord.codec.entries import KIND_NAMES, Order, PayloadId, TensorLayout, change_values, dense_layout, in_memory
 from zcrecord.codec.index import PAYLOAD
-from zcrecord.codec.layout import MAX_DEPTH, NONE, Header, align_up
+from zcrecord.codec.layout import NONE, Header, align_up
 from zcrecord.dtypes import DType
-from zcrecord.errors import TensorNotFoundError
 from zcrecord.storage.memory import Memory
 from zcrecord.tensors.lazy import LazyTensor
 from zcrecord.writing.flatten import as_tensor, metadata_entries
@@ -33,10 +31,10 @@ from .source import Decoded, ForeignSource
 
 __all__ = ["Outline", "Receiver"]
 
-Order = Literal["C", "F"]
 Path = Sequence[str]
 
 _KINDS = {name: kind for kind, name in KIND_NAMES.items()}
+_layout = functools.lru_cache(4096)(dense_layout)
 _PAGE = 1 << 16  # files and decoded payloads begin at multiples of it in the row of offsets
 
 
@@ -58,7 +56,7 @@ class Receiver(Protocol):
         """Add an attribute."""
 
     def tie(self, name: Any, to: Any) -> None:
-        """Add a tensor that is the same memory as one that was added before."""
+        """Add a tensor that is the same memory as one that was added before; only called if `reads`."""
 
     def put_range(
         self, path: Path, kind: DType, shape: Sequence[int], reader: Any, offset: int, nbytes: int, order: Order = "C"
@@ -93,7 +91,7 @@ class Outline:
         b'cdef'
     """
 
-    reads = False
+    reads = False  # so no reader ties anything here
 
     def __init__(self) -> None:
         self.metadata: dict[str, Any] = {}
@@ -103,7 +101,6 @@ class Outline:
         self._end = 0
         self._readers: dict[int, tuple[int, MemoryReader]] = {}  # the base of each reader's file; readers are kept
         self._rows: list[tuple[int, int]] = []
-        self._known: dict[str, tuple[TensorLayout, int]] = {}
 
     def module(self, name: Any, kind: str = "mapping", type_name: str = "") -> None:
         """Add a module, empty so far, or set the kind of one."""
@@ -112,13 +109,6 @@ class Outline:
     def attribute(self, name: Any, value: Any) -> None:
         """Add an attribute."""
         self._tree.attribute(tuple(name), value)
-
-    def tie(self, name: Any, to: Any) -> None:
-        """Add a tensor that is the same memory as one that was added before."""
-        known = self._known.get(".".join(to))
-        if known is None:
-            raise TensorNotFoundError(".".join(to), lambda: self._known)
-        self._put(name, *known)
 
     def put_range(
         self, path: Path, kind: DType, shape: Sequence[int], reader: Any, offset: int, nbytes: int, order: Order = "C"
@@ -133,7 +123,7 @@ class Outline:
             self.put_decoded(path, kind, shape, lambda: piece, "not aligned in its file", order)
             return
         base, _ = self._readers.get(id(reader)) or self._opened(reader)
-        self._put(path, _layout(kind, tuple(shape), order), self._payload(base + offset, nbytes))
+        self._tree.tensor(path, _layout(kind, tuple(shape), order), self._payload(base + offset, nbytes))
 
     def put_decoded(
         self, path: Path, kind: DType, shape: Sequence[int], pieces: Callable[[], Iterable[Any]], reason: str,
@@ -142,7 +132,7 @@ class Outline:
         """Add a tensor whose bytes are decoded when they are first used."""
         nbytes = LazyTensor(kind, shape, ()).nbytes
         payload = NONE if not nbytes else self._payload(self._add_file(Decoded(nbytes, pieces, reason), nbytes), nbytes)
-        self._put(path, _layout(kind, tuple(shape), order), payload)
+        self._tree.tensor(path, _layout(kind, tuple(shape), order), payload)
 
     def parts(self, values: Iterable[Any]) -> list[Any]:
         """Return tensors in memory that may share it, to be added one by one; copies nothing in C order."""
@@ -154,14 +144,7 @@ class Outline:
     def add(self, path: Any, value: Any) -> None:
         """Add one tensor in memory, perhaps one of `parts`."""
         part = value if isinstance(value, _Part) else self.parts([value])[0]
-        self._put(path, *part)
-
-    def _put(self, path: Any, layout: TensorLayout, payload: int) -> None:
-        name = ".".join(path)
-        if name in self._known or len(path) > MAX_DEPTH or "\0" in name or not all(path):
-            self._tree.check_name(path)  # raises
-        self._tree.put(tuple(path[:-1]), name, layout, payload)
-        self._known[name] = layout, payload
+        self._tree.tensor(path, *part)
 
     def _in_memory(self, source: Any) -> int:
         if isinstance(source, LazyTensor):
@@ -231,12 +214,3 @@ class Outline:
 def _unit(kind: DType) -> int:
     """Return the alignment in bytes that elements of a type need."""
     return 1 if kind.numpy is None or kind.packed else max(kind.bits // 8, 1)
-
-
-@functools.lru_cache(4096)
-def _layout(kind: DType, shape: tuple[int, ...], order: Order) -> TensorLayout:
-    layout = TensorLayout(kind.code, kind.bits, shape)
-    if order == "F" and 0 not in layout.shape and sum(d > 1 for d in layout.shape) > 1:
-        steps = (prod(layout.shape[:axis]) if d > 1 else 0 for axis, d in enumerate(layout.shape))
-        return layout._replace(strides=tuple(steps))
-    return layout

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from zcrecord.codec.entries import Order
 from zcrecord.dtypes import DType
 from zcrecord.errors import RecordError
 from zcrecord.foreign import format_reader
 from zcrecord.foreign.readers import FileReader
-from zcrecord.foreign.receiver import Order
 from zcrecord.record.record_writer import RecordWriter
 from zcrecord.storage.files import Binary, Progress
 

@@ -6,10 +6,9 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
-from typing import Any, Literal
+from typing import Any
 
-from zcrecord.codec.entries import KIND_NAMES, TensorLayout, digest_kind, is_attribute
+from zcrecord.codec.entries import KIND_NAMES, Order, TensorLayout, dense_layout, digest_kind, is_attribute
 from zcrecord.codec.layout import ALIGNMENT, NONE, check_alignment
 from zcrecord.errors import ProducerError, TensorNotFoundError, UnsupportedError, located
 from zcrecord.tensors.lazy import LazyTensor, Pieces
@@ -144,7 +143,7 @@ class RecordWriter:
 
     @contextlib.contextmanager
     def tensor(
-        self, name: str | Sequence[str], dtype: Any, shape: Sequence[int], *, order: Literal["C", "F"] = "C"
+        self, name: str | Sequence[str], dtype: Any, shape: Sequence[int], *, order: Order = "C"
     ) -> Iterator[OpenTensor]:
         """Open one tensor of a dtype and shape; the block writes its values in pieces, in C order.
 
@@ -166,11 +165,7 @@ class RecordWriter:
         with located(tensor=full):
             yield opened
             opened.finish()
-        layout = TensorLayout(declared.kind.code, declared.kind.bits, declared.shape)
-        if order == "F" and 0 not in layout.shape and sum(d > 1 for d in layout.shape) > 1:
-            steps = (prod(layout.shape[:axis]) if d > 1 else 0 for axis, d in enumerate(layout.shape))
-            layout = layout._replace(strides=tuple(steps))
-        self._finish_tensor(path, layout, out.end())
+        self._finish_tensor(path, dense_layout(declared.kind, declared.shape, order), out.end())
 
     def _finish_tensor(self, path: tuple[str, ...], layout: TensorLayout, payload: int) -> None:
         self._tree.tensor(path, layout, payload)

@@ -18,7 +18,7 @@ import numpy as np
 from zcrecord.archive.archive import has_type_name
 from zcrecord.archive.payload_source import Array, was_replaced
 from zcrecord.codec.conventions import REFERENCES_TYPE
-from zcrecord.codec.entries import AttributeEntry, Entries, PayloadId, change_values, digest_kind
+from zcrecord.codec.entries import Entries, PayloadId, change_values, digest_kind
 from zcrecord.codec.index import PAYLOAD
 from zcrecord.codec.layout import NONE, plan_payloads
 from zcrecord.errors import DestinationExistsError, SourceError, UnsupportedError
@@ -32,12 +32,7 @@ from zcrecord.writing import flatten
 from zcrecord.writing.catalogue import BLOBS, outline_of
 from zcrecord.writing.equal import COMPARED
 from zcrecord.writing.sharing import plan_sharing
-from zcrecord.writing.writers import (
-    SaveReport,
-    StreamWriter,
-    renumber_payloads,
-    report_of,
-)
+from zcrecord.writing.writers import SaveReport, StreamWriter, renumber_payloads, report_of
 
 from .load import load_record
 
@@ -202,25 +197,23 @@ class ReferencingWriter:
 
         change_values(entries.attributes, stored)
         change_values(entries.metadata, stored)
-        file, offset = self._numbered(entries)
-        outline, size = self._outline(entries)
+        ranges, outline, size = self._outline(entries)
         files = self._files.files
-        tables = flatten.flatten(
-            {
-                "files": {
-                    "name": StringTensor.from_strings([f.name for f in files]),
-                    "nbytes": np.array([f.nbytes for f in files], np.uint64),
-                    "described": np.array([f.described for f in files], np.uint64).reshape(-1, 2),
-                    "described_sha256": np.frombuffer(b"".join(f.sha256 for f in files), np.uint8).reshape(-1, 32),
-                },
-                "file": file,
-                "offset": offset,
-                "outline": np.frombuffer(outline, np.uint8),
-            }
-        )
-        tables.modules[0] = tables.modules[0]._replace(type_name=REFERENCES_TYPE)
+        tree: dict[str, Any] = {
+            "files": {
+                "name": StringTensor.from_strings([f.name for f in files]),
+                "nbytes": np.array([f.nbytes for f in files], np.uint64),
+                "described": np.array([f.described for f in files], np.uint64).reshape(-1, 2),
+                "described_sha256": np.frombuffer(b"".join(f.sha256 for f in files), np.uint8).reshape(-1, 32),
+            },
+            "file": ranges[:, 0].astype(np.uint32),
+            "offset": ranges[:, 1],
+            "outline": np.frombuffer(outline, np.uint8),
+        }
         if self._own:
-            tables.attributes.append(AttributeEntry(BLOBS, 0, 4, [PayloadId(number) for number in self._own]))
+            tree[BLOBS] = [PayloadId(number) for number in self._own]
+        tables = flatten.flatten(tree)
+        tables.modules[0] = tables.modules[0]._replace(type_name=REFERENCES_TYPE)
         plan = plan_sharing(tables.values)
         payloads = [self._stream.store(source) for source in plan.sources]
         tables.payloads = [NONE if s < 0 else payloads[s] for s in plan.source_ids]
@@ -228,8 +221,8 @@ class ReferencingWriter:
         written = self._stream.finish(tables)
         return replace(report_of(entries, size), archive_bytes=written.archive_bytes)
 
-    def _numbered(self, entries: Entries) -> tuple[Array, Array]:
-        """Number the payloads of the outline by file and offset; return the columns of files and of offsets.
+    def _outline(self, entries: Entries) -> tuple[Array, bytes, int]:
+        """Return the ranges of the outline's payloads, by file and offset, the outline, and the record's size.
 
         Equal ranges of one file have one offset in the outline, as equal payloads do.
         """
@@ -239,15 +232,12 @@ class ReferencingWriter:
         new = np.ones(len(ordered), bool)
         new[1:] = (ordered[1:, :3] != ordered[:-1, :3]).any(axis=1)
         rows = np.zeros(len(ranges), PAYLOAD)
-        offsets, self._end, self._base_alignment = plan_payloads(ordered[new, 2], self._alignment)
+        offsets, end, base = plan_payloads(ordered[new, 2], self._alignment)
         rows["offset"][order] = offsets[np.cumsum(new) - 1]
         rows["nbytes"], rows["digest"] = ranges[:, 2], ranges[:, 3]
         order = renumber_payloads(entries, rows)
         entries.digest_kind = self._kind
-        return ranges[order, 0].astype(np.uint32), ranges[order, 1]
-
-    def _outline(self, entries: Entries) -> tuple[bytes, int]:
-        return outline_of(entries, self._alignment, self._base_alignment, self._end)
+        return ranges[order], *outline_of(entries, self._alignment, base, end)
 
 
 @contextlib.contextmanager
