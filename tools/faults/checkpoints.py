@@ -156,6 +156,7 @@ class _Ranks:
     """Two forked ranks that have saved one checkpoint, whole, and wait; leaving the context ends them."""
 
     def __init__(self, checkpoint: Checkpoint, number: int) -> None:
+        self._folder = checkpoint.folder
         self._pids: list[int] = []
         self._answers: list[int] = []  # a pipe's end of each rank, which writes when it has saved
         self._go: list[int] = []
@@ -181,10 +182,16 @@ class _Ranks:
         self._go.append(go)
 
     def save_and_kill(self, chance: random.Random, within: float) -> None:
-        """Have the ranks save over the checkpoint, kill one or both, and wait until the other has noticed."""
+        """Have the ranks save over the checkpoint, kill one or both, and wait until the other has noticed.
+
+        They are killed soon after the save has made its first file, or at its end if it makes none.
+        """
         victims = chance.choice([[0], [1], [0, 1]])
+        before = set(os.listdir(self._folder))
         for go in self._go:
             os.write(go, b"g")
+        while set(os.listdir(self._folder)) <= before and not select.select(self._answers, [], [], 0.0005)[0]:
+            pass
         time.sleep(chance.uniform(0, within))
         for rank in victims:
             os.kill(self._pids[rank], signal.SIGKILL)

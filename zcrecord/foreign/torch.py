@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,7 +59,7 @@ def read(reader: Reader, out: Receiver) -> int:
     if reader.nbytes is None or reader.path is None:
         raise UnsupportedError("torch seeks in a checkpoint, in a regular file; write it to one first")
     size, head = reader.nbytes, reader.read(HEAD)
-    items = list(_StateDictWalk(torch, size).items((), _load(torch, reader, head)))
+    items = list(_StateDictWalk(torch, size).items(_load(torch, reader, head)))
     arrays = [as_tensor(f.value, ".".join(f.path)) for f in items if f.kind == "tensor"]
     _check_amount(arrays, size)
     parts = iter(out.parts(arrays))
@@ -155,6 +155,9 @@ class _CheckpointItem(NamedTuple):
     value: Any = None
 
 
+_Children = Iterator[tuple[tuple[str, ...], Any]]  # of a module: paths and values
+
+
 class _StateDictWalk:
     """A walk through a checkpoint, in its own order.
 
@@ -168,8 +171,21 @@ class _StateDictWalk:
         self._left = _REPEATS
         self._room = _EXPANDED + _ITEM_TIMES * size
 
-    def items(self, path: tuple[str, ...], value: Any) -> Iterator[_CheckpointItem]:
-        """Yield a module and everything below it."""
+    def items(self, value: Any) -> Iterator[_CheckpointItem]:
+        """Yield a checkpoint's modules, each before what it holds, tensors and attributes."""
+        item, children = self._module((), value)
+        yield item
+        open_modules = [children]  # a stack, since a generator within a generator costs time for each level
+        while open_modules:
+            if (child := next(open_modules[-1], None)) is None:
+                open_modules.pop()
+                continue
+            item, below = self._item(*child)
+            yield item
+            if below:
+                open_modules.append(below)
+
+    def _module(self, path: tuple[str, ...], value: Any) -> tuple[_CheckpointItem, _Children]:
         name = ".".join(path)
         if isinstance(value, Mapping) and any(isinstance(key, Noted) for key in value):
             value = {key.scalar(name) if isinstance(key, Noted) else key: inner for key, inner in value.items()}
@@ -181,18 +197,21 @@ class _StateDictWalk:
             raise UnsupportedError(what, tensor=name)
         if len(path) >= MAX_DEPTH:
             raise LimitError(f"nested more than {MAX_DEPTH} deep; does it contain itself?", tensor=name)
-        yield _CheckpointItem(path, KIND_NAMES[kind], type_name)
-        split = not path and self._is_state_dict(value)
+        state = value if not path and self._is_state_dict(value) else None
+        return _CheckpointItem(path, KIND_NAMES[kind], type_name), self._children(path, children, state)
+
+    def _children(self, path: tuple[str, ...], children: Iterable[tuple[str, Any]], state: Any) -> _Children:
+        name = ".".join(path)
         for key, child in children:
             if not key:
                 refuse_key(key, name)
-            parts = state_path(key, value) if split else (key,)
+            parts = state_path(key, state) if state is not None else (key,)
             self._room -= len(parts) * _ITEM_COST + len(name) + len(key)
             if self._room < 0:
                 limit = f"{_EXPANDED >> 20} MiB and {_ITEM_TIMES} times the file"
                 what = f"its items would take more than {limit} in memory; save many values as tensors"
                 raise LimitError(what, tensor=name or None)
-            yield from self._item((*path, *parts), child)
+            yield (*path, *parts), child
 
     def _is_state_dict(self, value: Any) -> bool:
         """Return True if a checkpoint is only a module's `state_dict()`: tensors and extra state by name."""
@@ -201,20 +220,19 @@ class _StateDictWalk:
             for key, child in value.items()
         )
 
-    def _item(self, path: tuple[str, ...], value: Any) -> Iterator[_CheckpointItem]:
+    def _item(self, path: tuple[str, ...], value: Any) -> tuple[_CheckpointItem, _Children | None]:
         name = ".".join(path)
         if isinstance(value, Noted):
             value = value.array(name)
         if isinstance(value, self._torch.Tensor | np.ndarray | np.generic):
-            yield _CheckpointItem(path, "tensor", value.detach() if isinstance(value, self._torch.Tensor) else value)
-            return
+            tensor = value.detach() if isinstance(value, self._torch.Tensor) else value
+            return _CheckpointItem(path, "tensor", tensor), None
         if isinstance(value, str | bytes | list | tuple | Mapping):
             self._meet(value, name)
         value = bytes(value) if isinstance(value, bytearray) else value
         if is_attribute(value, name):
-            yield _CheckpointItem(path, "attribute", value)
-        else:
-            yield from self.items(path, value)
+            return _CheckpointItem(path, "attribute", value), None
+        return self._module(path, value)
 
     def _meet(self, value: Any, name: str) -> None:
         cost = len(value) + 1
