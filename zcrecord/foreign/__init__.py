@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zcrecord.archive.archive import Archive
 from zcrecord.codec.file_types import FORMATS, HEAD, sniff_file_type
-from zcrecord.errors import RecordError, UnsupportedError
+from zcrecord.errors import UnsupportedError, located
 from zcrecord.storage.memory import Memory, map_file
 
 from .readers import MemoryReader
 
-__all__ = ["foreign_format", "format_reader", "open_foreign", "open_remote"]
+if TYPE_CHECKING:
+    from .receiver import Outline
 
 
 def format_reader(kind: str) -> Callable[[Any, Any], int]:
@@ -75,18 +76,21 @@ def open_foreign(
         FormatError: a rule of the format is broken. UnsupportedError, LimitError: those of its reader. SourceError: a
         file beside it cannot be read. DependencyError: the format needs a package.
     """
+    with located(path=memory.path):
+        return outline_of(kind, MemoryReader(memory, read=read, bring=bring)).archive(memory, source_in)
+
+
+def outline_of(kind: str, reader: MemoryReader) -> Outline:
+    """Return a file's names, values and metadata, and where its payloads lie; raises what `open_foreign` does."""
     from .receiver import Outline  # here: it brings the writers' planning along
 
     outline = Outline()
-    try:
-        format_reader(kind)(MemoryReader(memory, read=read, bring=bring), outline)
-        return outline.archive(memory, source_in)
-    except RecordError as error:
-        raise error.located(path=memory.path) from error.__cause__
+    format_reader(kind)(reader, outline)
+    return outline
 
 
 def open_remote(memory: Memory, bring: Callable[[int, int], None], source_in: Any) -> Archive | None:
-    """Return the archive over a file behind a URL, whose first bytes are in memory; None for a file of no known format.
+    """Return the archive over a file behind a URL, whose first bytes are in memory; None if its format is not known.
 
     Raises:
         UnsupportedError: the format is read as a whole; or what `open_foreign` raises.

@@ -41,8 +41,8 @@ def sharded_arrays(archive: Archive, names: Names | None = None, *, shardings: A
     Args:
         archive: an opened archive.
         names: as `Record.select` takes them; None for all.
-        shardings: a `jax.sharding.Sharding` for all tensors; or several by name or pattern. The first key that matches
-            counts; tensors that none matches lie on the default device.
+        shardings: a `jax.sharding.Sharding` for all tensors; or several by name or pattern, of which the first that
+            matches counts. Tensors without one lie on the default device.
 
     Raises:
         DependencyError: jax is not installed. TensorNotFoundError: a name without wildcards is not there.

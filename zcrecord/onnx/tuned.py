@@ -110,8 +110,9 @@ class TunedTarget(NamedTuple):
         file that another location names, and reads one location as an address in the process.
 
         Raises:
-            FormatError: external data of no initializer, or that are no payload, or unaligned, or packed weights that
-                are not as CONVENTIONS.md says. LimitError: the model is too large, or has too many mappings.
+            FormatError: a tensor that is not an initializer has external data, external data are not a payload or not
+                aligned, or packed weights break a rule of CONVENTIONS.md. LimitError: the model is too large, or has
+                too many mappings.
         """
         rows = archive.index.payloads
         base = start + archive.header.payload_offset

@@ -11,8 +11,8 @@ from zcrecord.archive.archive import Archive
 from zcrecord.codec.digests import digest_of
 from zcrecord.codec.entries import PayloadId, change_values, digest_kind
 from zcrecord.codec.layout import ALIGNMENT, NONE
-from zcrecord.errors import RecordError, UnsupportedError
-from zcrecord.foreign import foreign_format, format_reader
+from zcrecord.errors import UnsupportedError, located
+from zcrecord.foreign import foreign_format, outline_of
 from zcrecord.foreign.folders import model_in
 from zcrecord.foreign.readers import MemoryReader
 from zcrecord.foreign.receiver import Outline
@@ -68,21 +68,16 @@ def index(
     found = foreign_format(memory)
     if found is None:
         raise UnsupportedError("is no file of another format; archives and catalogues need no index", path=path)
-    outline = Outline()
-    try:
-        format_reader(found)(MemoryReader(memory), outline)
+    with located(path=path):
+        outline = outline_of(found, MemoryReader(memory))
         archive = outline.archive(memory)
         for reader in outline.readers.values():
             check_destination(reader.path, out, force=True)
-    except RecordError as error:
-        raise error.located(path=path) from error.__cause__
     files = Files(out)
     with open_sink(place_for(out, version), durable=durable) as sink:
         writer = ReferencingWriter(sink, files, None, alignment=ALIGNMENT, digest=digest)
-        try:
+        with located(path=path):
             homes = _refer(archive, outline, files, writer, kind, progress or (lambda *_: None))
-        except RecordError as error:
-            raise error.located(path=path) from None
         entries = stored_entries(archive)
         entries.payloads = [NONE if p == NONE else homes[p] for p in entries.payloads]
         for values in (entries.attributes, entries.metadata):

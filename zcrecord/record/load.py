@@ -265,7 +265,7 @@ def _memory(source: Any, mmap: bool) -> tuple[Memory, str | None]:
         path = model_in(path, archive_first=True)
         return read(path, least=0), path
     except FormatError:
-        memory = read(path, least=0, opened=opened)  # a small archive is packed into less than an archive can have
+        memory = read(path, least=0, opened=opened)  # packed archives and other formats' files may be that small
         if not is_packed(memory.octets) and _foreign_format(memory) is None:
             raise
         return memory, path

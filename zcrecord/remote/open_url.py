@@ -29,8 +29,8 @@ from .ranges import Range, RangeSet, cut
 from .source import RemoteSource
 from .whole import RemoteMemory
 
-# Opens the file in sparse memory, of which the second argument fetches a range, by a payload source that the third
-# makes of memory; returns None for a file of no known format.
+# Opens a file in sparse memory: the second argument fetches a range of it, the third makes the payload source of it.
+# Returns None if the file's format is not known.
 OpenOther = Callable[[Memory, Callable[[int, int], None], Any], Archive | None]
 
 _FIRST = 64 << 10  # bytes of the first request, of either end: on most lines they take no longer than the request

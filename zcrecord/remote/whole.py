@@ -22,7 +22,7 @@ from .read_ahead import ReadAhead
 if TYPE_CHECKING:
     from zcrecord.archive.archive import Archive, Progress
 
-_MOST = 32 << 20  # bytes in memory at a time; an archive of no more is kept in memory, not fetched twice
+_MOST = 32 << 20  # bytes in memory at a time; a smaller archive is fetched once, and stays in memory
 _PIECE = 1 << 20  # bytes checked at a time: few enough to stay in a processor's cache
 
 

@@ -248,7 +248,7 @@ def _view_jax(value: Any, jax: Any) -> Array | DeviceTensor:
 
 
 def _check_jax(value: Any, jax: Any) -> None:
-    """Raise UnsupportedError for an array that is traced, deleted or spread over processes, or of no type of numpy."""
+    """Raise UnsupportedError for an array that is traced, deleted or spread over processes, or that numpy has not."""
     if isinstance(value, jax.core.Tracer):
         raise UnsupportedError("a traced array has no values; save outside of jit, grad and vmap")
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):

@@ -482,7 +482,7 @@ class TensorReader:
         v.ends.append(v.nbytes)
 
     def _settle(self, t: TensorMessage) -> None:
-        """Store values that waited, if their type is known by now."""
+        """Store the values that came before the type they are of, once it has come."""
         v = t.values
         if v.early and t.data_type:
             if t.data_type not in _TYPES[v.field]:
