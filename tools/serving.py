@@ -54,13 +54,18 @@ def make_session(
     from zcrecord import load_record
     from zcrecord.onnx import fill_session, session
 
-    logging.getLogger("zcrecord").setLevel(logging.ERROR)  # it warns of an archive that is not tuned: so on purpose
     record = load_record(path)
     if prefetch:
         record.prefetch()
-    if loader is not None:
-        return fill_session(record, loader=loader, sess_options=options, providers=providers)
-    return session(record, memory=memory, sess_options=options, providers=providers)
+    logger = logging.getLogger("zcrecord")
+    before = logger.level
+    logger.setLevel(logging.ERROR)  # it warns of an archive that is not tuned: so on purpose
+    try:
+        if loader is not None:
+            return fill_session(record, loader=loader, sess_options=options, providers=providers)
+        return session(record, memory=memory, sess_options=options, providers=providers)
+    finally:
+        logger.setLevel(before)
 
 
 def open_session(path: str, **options: Any) -> float:
