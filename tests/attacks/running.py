@@ -89,11 +89,12 @@ def run(module: str, folder: Path, what: What, how: How, names: Iterable[str]) -
 
 def warm_up(found: Any, folder: Path) -> None:
     """Take every door once with a harmless file, in this process: what is imported on the way is not an attack's."""
-    (folder / "harmless").mkdir(exist_ok=True)
+    (folder / "harmless").mkdir()
     path = found.HARMLESS(folder / "harmless")
     for name, door in found.DOORS.items():
         if (answer := measured(door, path, "timed"))["kind"]:
             raise RuntimeError(f"{name} refuses what is harmless: {answer['message']}")
+    shutil.rmtree(folder / "harmless")
 
 
 def at_doors(

@@ -42,7 +42,7 @@ ELSEWHERE = {
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rpartition(".")[2])
 def test_every_attack_is_answered_as_it_must_be(module: Any, tmp_path: Path) -> None:
     assert not faults(module, tmp_path, 12)
-    assert os.listdir(tmp_path) == ["harmless"]  # what was made for attacks is gone
+    assert not os.listdir(tmp_path)  # what was made for attacks is gone
 
 
 @pytest.mark.parametrize("listed", [False, True], ids=["attributes", "a list"])
@@ -91,7 +91,8 @@ def test_what_becomes_of_a_process_is_noticed(tmp_path: Path) -> None:
         ({"kind": "LimitError"}, "LimitError in place of FormatError"),
         ({"message": "else"}, "which does not match 'what it is'"),
         ({"nbytes": MOST_BYTES + 1}, "allocated 64 MiB, at most 64"),
-        ({"seconds": 11, "resident": 1 << 40}, "took 11.00 s of the processor, at most 10" if ALL else ""),
+        ({"seconds": 11, "nbytes": 0, "resident": 0}, "took 11.00 s of the processor, at most 10" if ALL else ""),
+        ({"seconds": 11}, ""),
         ({"resident": 1 << 30}, "took 1024 MiB, at most 256" if ALL else ""),
         ({"kind": "hung"}, "hung in place of FormatError"),
         ({"door": "other", "kind": ""}, ""),
