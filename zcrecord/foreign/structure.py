@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from zcrecord.codec.conventions import CATALOGUE_TYPE, REFERENCES_TYPE
 from zcrecord.codec.entries import KIND_NAMES, encodable, is_attribute
 from zcrecord.errors import FormatError, RecordError, VersionError, printable
 from zcrecord.writing.module_tree import state_path
@@ -194,6 +195,8 @@ def _items(value: Any) -> list[tuple[Any, ...]]:
             raise _wrong("has items out of order")
         if len(item) == 3:
             out.append((position, path, _value(item[2], ".".join(path))))
+        elif not path and item[3] in (CATALOGUE_TYPE, REFERENCES_TYPE):
+            raise _wrong("gives the record the type name of archives that name other files")
         elif item[2] in KIND_NAMES.values():
             out.append((position, path, item[2], _text(item[3])))
         else:
