@@ -6,7 +6,7 @@ import os
 import pickle
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -29,6 +29,9 @@ from zcrecord.codec.conventions import REFERENCES_TYPE
 from zcrecord.formats import convert
 from zcrecord.record.own_shards import own_shards
 from zcrecord.storage.memory import map_file
+
+if TYPE_CHECKING:
+    from command_line import Commands
 
 LAYERS = {f"layer{i}": {"w": np.random.default_rng(i).random((20, 30), np.float32)} for i in range(6)}
 TREE: dict[str, Any] = {
@@ -164,6 +167,17 @@ def test_an_index_by_url_fetches_what_is_asked_for(hub: Path) -> None:
 
 
 # A base.
+
+
+def test_info_says_what_lies_where(base: Path, hub: Path, run: Commands) -> None:
+    zcrecord.save_record(TUNED, base.parent / "tuned.zcr", base=base)
+    facts = run.json(f"info {base.parent}/tuned.zcr")
+    [file] = facts["references"]["files"]
+    assert file == {"name": "base.zcr", "nbytes": base.stat().st_size, "payload_nbytes": 5 * 2400}
+    own = 2400 + 2 * 256 + len(b"bytes") + len(b"more bytes")  # what is small is written again
+    assert facts["references"]["own_payload_nbytes"] == own and facts["catalogue"] is None
+    assert "in base.zcr: 12000 bytes of payloads" in run(f"info {base.parent}/tuned.zcr")
+    assert run.json(f"info {hub}")["foreign"] == {}
 
 
 @pytest.mark.parametrize("writer", [False, True])

@@ -9,8 +9,14 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
+from zcrecord.archive.archive import has_type_name
 from zcrecord.archive.by_file import files
 from zcrecord.archive.info import ModuleInfo, TensorInfo
+from zcrecord.archive.payload_source import is_twin
+from zcrecord.codec.conventions import REFERENCES_TYPE
+from zcrecord.codec.layout import NONE
 from zcrecord.errors import DependencyError, FormatError, LimitError, TensorNotFoundError, printable
 from zcrecord.record.record import Record
 
@@ -53,7 +59,7 @@ def info(args: Arguments) -> int:
     out, errors = printers()
     name = name_of(args.file)
     with opened_archive(args.file, args.embedded) as record:
-        facts = {**_facts(record, name), "catalogue": _catalogue(record), "tuned": _tuned(record)}
+        facts = {**_facts(record, name), **_catalogue(record), "tuned": _tuned(record)}
         facts["content_digest"] = _content_digest(record, errors, args.digest)
         if args.json:
             out.json({**facts, "metadata": jsonable(facts["metadata"]), "attributes": jsonable(facts["attributes"])})
@@ -98,12 +104,27 @@ def _facts(record: Record, name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _catalogue(record: Record) -> dict[str, Any] | None:
-    """Return names and sizes of a catalogue's shards, and the bytes of all its files; None for any other archive."""
+def _catalogue(record: Record) -> dict[str, Any]:
+    """Return names and sizes of the other files of a catalogue, or of an archive of references, under its kind.
+
+    Of references they have the bytes of the payloads that each file holds, the archive itself included.
+    """
+    kinds: dict[str, Any] = {"catalogue": None, "references": None}
+    source = record.archive.source
+    if not source.file_names:
+        return kinds
     sizes = [size for size, _ in files(record.archive)]
-    names = record.archive.source.file_names
-    shards = [{"name": name, "nbytes": size} for name, size in zip(names, sizes[1:], strict=True)]
-    return {"nbytes": sum(sizes), "shards": shards} if names else None
+    others: list[dict[str, Any]] = [
+        {"name": name, "nbytes": size} for name, size in zip(source.file_names, sizes[1:], strict=True)
+    ]
+    table, payloads = source.piece_table(), record.archive.index.payloads
+    if table is None or not has_type_name(source.file_archive(NONE), REFERENCES_TYPE):
+        return {**kinds, "catalogue": {"nbytes": sum(sizes), "shards": others}}
+    nbytes, holders = np.where(is_twin(payloads), 0, payloads["nbytes"]), table.whole()
+    for number, other in enumerate(others):
+        other["payload_nbytes"] = int(nbytes[holders == number].sum())
+    own = int(nbytes[holders == NONE].sum())
+    return {**kinds, "references": {"nbytes": sum(sizes), "files": others, "own_payload_nbytes": own}}
 
 
 def _tuned(record: Record) -> dict[str, Any] | None:
@@ -154,6 +175,12 @@ def _fact_lines(facts: dict[str, Any], out: Printer) -> Iterator[tuple[str, str]
     if (catalogue := facts["catalogue"]) is not None:
         yield "catalogue", f"of {counted(len(catalogue['shards']), 'shard')}, {size(catalogue['nbytes'])} in all files"
         yield "as one", f"{size(facts['archive_nbytes'])} of archive, format version {facts['version']}"
+    elif (references := facts["references"]) is not None:
+        count = counted(len(references["files"]), "file")
+        yield "references", f"to payloads in {count}, {size(references['nbytes'])} in all files"
+        for other in references["files"]:
+            yield f"in {printable(other['name'])}", f"{size(other['payload_nbytes'])} of payloads"
+        yield "in this archive", f"{size(references['own_payload_nbytes'])} of payloads"
     elif facts["foreign"] is not None:
         yield "another format", f"{size(facts['archive_nbytes'])}; tensors are used as they lie in it, or as said here"
         for reason, count in facts["foreign"].items():
