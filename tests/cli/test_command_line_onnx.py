@@ -17,6 +17,7 @@ import command_line as c
 import onnx
 import pytest
 import zstandard
+from onnx_models import model_of
 
 import zcrecord.onnx
 from zcrecord.cli import render
@@ -51,6 +52,12 @@ def names_of_digits() -> list[str]:
 
 
 # onnx2zc
+
+
+def test_a_model_without_tensors_is_told_where_its_weights_are(run: c.Commands) -> None:
+    onnx.save(model_of(nodes=[onnx.helper.make_node("Relu", ["x"], ["y"])]), "bare.onnx")
+    said = "weights: none as tensors; numbers in attributes of its nodes, such as those of trees, stay in the graph"
+    assert said in run("onnx2zc bare.onnx") and said in run("info bare.zcr")
 
 
 def test_onnx2zc_names_the_archive_after_the_model(run: c.Commands) -> None:

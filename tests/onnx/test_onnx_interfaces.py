@@ -307,6 +307,8 @@ def test_types_and_shapes_are_compared_and_an_output_may_be_told_more_exactly(ki
             assert found == told, name
     open_shape = of(lambda tensor: tensor.ClearField("shape"), "output")
     assert difference(open_shape, same) is None
+    unnamed = of(lambda tensor: tensor.shape.dim[0].Clear(), "input")
+    assert difference(unnamed, of(lambda tensor: setattr(tensor.shape.dim[0], "dim_value", -1), "input")) is None
 
 
 def test_what_differs_is_told_in_a_few_words() -> None:

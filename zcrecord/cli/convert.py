@@ -16,7 +16,7 @@ from zcrecord.storage.folders import MODEL, model_folder, takes_folder
 
 from .endings import writing
 from .parsers import Arguments, Parser, choose_dest, natural, size
-from .render import Printer, counted, human, printers, showing_progress, shown
+from .render import NO_TENSORS, Printer, counted, human, printers, showing_progress, shown
 from .stdio import binary, check_file, name_of, size_ahead, source_of, taking_urls
 from .tune import print_tuning, run_tuning
 
@@ -250,7 +250,7 @@ def onnx2zc(args: Arguments) -> int:
         args.refuse("--verify reads IN and OUT a second time: both have to be files")
     if args.tune:
         return _onnx2zc_tuned(args)
-    return run_conversion(args, taking_urls(onnx.convert), _facts, *_ONNX_OPTIONS)
+    return run_conversion(args, taking_urls(onnx.convert), _onnx_facts, *_ONNX_OPTIONS)
 
 
 def _onnx2zc_tuned(args: Arguments) -> int:
@@ -282,7 +282,7 @@ def _onnx2zc_tuned(args: Arguments) -> int:
             copied = model_folder(args.source, dest, force=args.force, durable=args.durable)
             dest, target = stack.enter_context(copied), os.path.join(dest, MODEL)
         scratch = os.path.join(stack.enter_context(scratch_folder(dest)), MODEL)
-        return run_conversion(args, work, _facts, *_ONNX_OPTIONS, then=tuning)
+        return run_conversion(args, work, _onnx_facts, *_ONNX_OPTIONS, then=tuning)
 
 
 def run_conversion(
@@ -348,3 +348,8 @@ def _facts(report: Any, out: Printer) -> Iterator[str]:
     yield f"{counted(report.renamed, 'name')} changed" if report.renamed else ""
     yield f"{size(report.repeated_bytes)} of ties written again" if report.repeated_bytes else ""
     yield "verified" if report.verified else ""
+
+
+def _onnx_facts(report: Any, out: Printer) -> Iterator[str]:
+    yield from _facts(report, out)
+    yield f"weights: {NO_TENSORS}" if not report.tensors and not report.left_out else ""

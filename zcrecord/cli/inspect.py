@@ -21,7 +21,7 @@ from zcrecord.errors import DependencyError, FormatError, LimitError, TensorNotF
 from zcrecord.record.record import Record
 
 from .parsers import Arguments, Parser, natural
-from .render import Column, Printer, counted, jsonable, printers, showing_progress, shown, shown_value
+from .render import NO_TENSORS, Column, Printer, counted, jsonable, printers, showing_progress, shown, shown_value
 from .stdio import name_of, opened_archive
 
 _HASHED_UNASKED = 64 << 20  # bytes of payload whose content digest takes no noticeable time
@@ -203,6 +203,8 @@ def _fact_lines(facts: dict[str, Any], out: Printer) -> Iterator[tuple[str, str]
     yield "content", facts["content_digest"] or "not computed; --digest reads the whole archive and prints its digest"
     if facts["onnx_graph_nbytes"] is not None:
         yield "ONNX model", f"graph of {size(facts['onnx_graph_nbytes'])} beside its tensors"
+        if not tensors:
+            yield "weights", NO_TENSORS
     if facts["tuned"] is not None:
         yield from _tuned_lines(facts["tuned"], out)
     for section in ("metadata", "attributes"):

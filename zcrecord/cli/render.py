@@ -21,6 +21,8 @@ from zcrecord.errors import missing_package, printable
 
 Progress = Callable[[int, int | None], None]  # bytes done, bytes in all where that is known
 
+NO_TENSORS = "none as tensors; numbers in attributes of its nodes, such as those of trees, stay in the graph"
+
 _PAGE = 1000  # rows of one table: rich keeps and measures all rows of a table
 _WHOLE = 1 << 31  # no text of an archive is longer
 _VALUE = 200  # characters of a value

@@ -65,10 +65,11 @@ def to_onnx(
 
     It is the model that was converted, message by message, with the values that the record has by now, in raw_data, and
     without metadata about an archive that it referred to. `dest` is replaced whole; every payload's digest is checked.
-    With `external` the initializers' values stay in the archive, which `onnx.load` and ONNX Runtime read as external
-    data: the archive must be a file in the folder of `dest` or below it. Values that readers expect in the model go
-    into it: tensors of up to 127 bytes, strings, complex numbers, tensors in attributes, functions and training_info,
-    sparse ones; and those not in C order. Its metadata_props identify the archive, which is read whole for that.
+    With `external` the values of initializers and Constant nodes stay in the archive, which `onnx.load` and ONNX
+    Runtime read as external data: the archive must be a file in the folder of `dest` or below it. Values that readers
+    expect in the model go into it: tensors of up to 127 bytes, strings, complex numbers, tensors in other attributes,
+    functions and training_info, sparse ones; and those not in C order. Its metadata_props identify the archive, which
+    is read whole for that.
 
     Args:
         source: an archive that `convert` made: a path, that of a folder with one archive, a bytes-like, or a Record.

@@ -33,7 +33,19 @@ from zcrecord.record.record import Record
 from zcrecord.storage.sink import Sink
 from zcrecord.tensors.packed import PackedTensor, StringTensor
 
-from .names import FUNCTION, GRAPH, GRAPH_ATTRIBUTE, MODEL, TRAINING, NamedTensor, Scope, full_names
+from .names import (
+    ATTRIBUTE,
+    FUNCTION,
+    GRAPH,
+    GRAPH_ATTRIBUTE,
+    MODEL,
+    NODE,
+    OPERATOR,
+    TRAINING,
+    NamedTensor,
+    Scope,
+    full_names,
+)
 
 MOST_MAPPED = 20_000  # weights in files, each a mapping of its own, of which Linux allows 65,530
 INLINE = 127  # bytes; up to here shape inference reads values, and it cannot read external data
@@ -90,11 +102,13 @@ class Initializer(NamedTuple):
     """A tensor of the skeleton: its number in the archive, its name in its graph.
 
     `graph` is "main" or "inner" for the initializer of the model's graph or of a graph in a node of it, "apart" for
-    that of a graph in a function or in training_info, "" for a tensor in an attribute or a sparse one.
+    that of a graph in a function or in training_info, or of a function; so for the value of a Constant node, of which
+    ONNX Runtime makes an initializer. It is "" for a tensor in another attribute or a sparse one.
     """
 
     number: int
     name: str
+    named: bool  # False for a tensor in an attribute
     graph: str
     dtype: DType
     value: Any  # ndarray, PackedTensor or StringTensor
@@ -272,7 +286,7 @@ class _RestoringSink(TensorSink):
     def stub(self, t: TensorMessage, skeleton: Skeleton) -> None:
         number = self._numbers[t.index] if self._numbers is not None else self._number(t)
         kind, value = self._values[number]
-        tensor = Initializer(number, t.label, _graph(t), kind, value)
+        tensor = Initializer(number, t.label, t.scope.kind is GRAPH, _graph(t), kind, value)
         self.tensors.append(tensor)
         new = None if self._place is None else self._place(tensor)
         if isinstance(new, bytes):
@@ -307,7 +321,7 @@ class _RestoringSink(TensorSink):
 
     def check(self) -> None:
         """Raise FormatError unless skeleton and archive agree on every tensor's type and shape."""
-        for (_, name, _, kind, value), tensor in zip(self.tensors, self.named, strict=True):
+        for (_, name, _, _, kind, value), tensor in zip(self.tensors, self.named, strict=True):
             if tensor.dtype is not kind or tensor.shape != value.shape:
                 ours = f"data_type {tensor.dtype.onnx} and shape {list(tensor.shape)}"
                 what = f"the skeleton has {ours}, the archive {kind.name} and {list(value.shape)}"
@@ -318,14 +332,28 @@ class _RestoringSink(TensorSink):
 
 
 def _graph(t: TensorMessage) -> str:
-    if t.scope.kind is not GRAPH:
+    scope = _node_of_constant(t.scope) or t.scope
+    if scope.kind is NODE and scope.parent is not None:
+        scope = scope.parent
+    if scope.kind is FUNCTION:
+        return "apart"
+    if scope.kind is not GRAPH:
         return ""
-    above: Scope | None = t.scope.parent
+    above: Scope | None = scope.parent
     if above is not None and above.kind is MODEL:
         return "main"
     while above is not None and above.kind not in (FUNCTION, TRAINING):
         above = above.parent
     return "inner" if above is None else "apart"
+
+
+def _node_of_constant(attribute: Scope) -> Scope | None:
+    """Return the Constant node whose value an attribute is, if its operator stands in front of it, as usual."""
+    node = attribute.parent
+    if attribute.kind is not ATTRIBUTE or node is None or node.kind is not NODE:
+        return None
+    known = (attribute.texts or {}).get(1), (node.texts or {}).get(OPERATOR)
+    return node if known == (b"value", b"Constant") else None
 
 
 def _kind(value: Any) -> DType:

@@ -125,10 +125,10 @@ def _loaded(record: Record, loader: Loader | Mapping[str, Any] | str | None, nam
 def _weights(record: Record) -> list[Initializer]:
     """Return the initializers of the main graph that can be OrtValues and whose names no other graph uses."""
     tensors = graph.restore(record, lambda _: b"").tensors  # the values are not needed
-    others = {i.name for i in tensors if i.graph != "main"}
+    others = {i.name for i in tensors if i.graph != "main" or not i.named}
     return [
         i for i in tensors
-        if i.graph == "main" and not i.inside and i.name not in others and isinstance(i.value, np.ndarray)
+        if i.graph == "main" and i.named and not i.inside and i.name not in others and isinstance(i.value, np.ndarray)
     ]  # fmt: skip
 
 

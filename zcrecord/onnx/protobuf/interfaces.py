@@ -161,7 +161,8 @@ def _plain(reader: ProtobufReader, end: int, children: dict[int, Any], depth: in
         if tag in children:
             fields.append((tag, _plain(reader, reader.offset + value, children[tag], depth + 1)))
         elif tag & 7 == VARINT:
-            fields.append((tag, value))
+            if children is not _DIMENSION or value < 1 << 63:  # a negative dimension is open, as one without a value
+                fields.append((tag, value))
         elif tag & 7 == LEN and value:
             fields.append((_OPEN if children is _DIMENSION and tag == _DIM_PARAM else tag, reader.text(value)))
     return tuple(sorted(fields, key=lambda field: field[0]))

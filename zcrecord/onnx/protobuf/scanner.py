@@ -21,7 +21,7 @@ from zcrecord import dtypes
 from zcrecord.codec.file_types import wrong_type
 from zcrecord.codec.layout import MAX_RANK
 from zcrecord.errors import OnnxError, RecordError
-from zcrecord.onnx.names import ATTRIBUTE, FUNCTION, GRAPH, MODEL, NODE, SPARSE, TENSOR, TRAINING, Scope, seal
+from zcrecord.onnx.names import ATTRIBUTE, FUNCTION, GRAPH, MODEL, NODE, OPERATOR, SPARSE, TENSOR, TRAINING, Scope, seal
 
 from .reader import (
     FIXED32,
@@ -63,8 +63,8 @@ _TABLE: dict[str, dict[int, ChildField]] = {
     FUNCTION: {7: ChildField(NODE, True), 11: ChildField(ATTRIBUTE, True)},
     TRAINING: {1: ChildField(GRAPH, False), 2: ChildField(GRAPH, False)},
 }
-# Message -> field numbers of the texts that name it: a node's outputs and name; name, domain, overload.
-_TEXTS: dict[str, tuple[int, ...]] = {NODE: (2, 3), ATTRIBUTE: (1,), FUNCTION: (1, 10, 13)}
+# Message -> field numbers of the texts that name it: a node's outputs, name and operator; name, domain, overload.
+_TEXTS: dict[str, tuple[int, ...]] = {NODE: (2, 3, OPERATOR), ATTRIBUTE: (1,), FUNCTION: (1, 10, 13)}
 
 CHILDREN = {kind: {n << 3 | LEN: child for n, child in fields.items()} for kind, fields in _TABLE.items()}  # by tag
 _TEXT_TAGS = {kind: frozenset(n << 3 | LEN for n in _TEXTS.get(kind, ())) for kind in _TABLE}

@@ -24,8 +24,9 @@ const CHILDREN = {
   Function: { 7: "Node*", 11: "Attribute*" },
   Training: { 1: "Graph", 2: "Graph" },
 };
-/** Fields of texts that name a message: a node's outputs and name; name, domain, overload. */
-const TEXTS = { Node: [2, 3], Attribute: [1], Function: [1, 10, 13] };
+const OPERATOR = 4; // NodeProto.op_type
+/** Fields of texts that name a message: a node's outputs, name and operator; name, domain, overload. */
+const TEXTS = { Node: [2, 3, OPERATOR], Attribute: [1], Function: [1, 10, 13] };
 const [DIMS, DATA_TYPE, NAME, RAW_DATA, EXTERNAL_DATA, DATA_LOCATION] = [1, 2, 8, 9, 13, 14];
 const SEGMENT = 3;
 const [STRING_DATA, VALUES] = [6, [4, 5, 6, 7, 9, 10, 11]]; // of TensorProto
@@ -139,9 +140,18 @@ function readTensor(t, octets, found, depth) {
   t.parts.push(octets.subarray(kept));
 }
 
-/** "main" or "inner" for an initializer of the model's graph or of one in its nodes, "apart" for one of a function or
- *  of training_info, "" for any other tensor. */
-function graphOf(scope) {
+/** Whether a tensor in this attribute is the value of a Constant node, of which runtimes make an initializer. */
+function isConstant({ kind, parent, texts }) {
+  const said = (message, number, text) => loose(message.texts.get(number) ?? new Uint8Array(0)) === text;
+  const inNode = kind === "Attribute" && parent.kind === "Node";
+  return inNode && said({ texts }, 1, "value") && said(parent, OPERATOR, "Constant");
+}
+
+/** "main" or "inner" for an initializer, or a constant, of the model's graph or of one in its nodes, "apart" for one of
+ *  a function or of training_info, "" for any other tensor. */
+function graphOf(parent) {
+  const scope = isConstant(parent) ? parent.parent.parent : parent;
+  if (scope.kind === "Function") return "apart";
   if (scope.kind !== "Graph") return "";
   if (scope.parent.kind === "Model") return "main";
   let above = scope.parent;
@@ -175,7 +185,7 @@ function nameAll(found, room) {
     if (t.graph === "main") taken.add((t.full = t.text));
   }
   for (const t of found) {
-    if (t.graph === "main") continue;
+    if (t.full !== undefined) continue;
     const name = [...prefix(t.parent), ...last(t)].join(".");
     need((room -= name.length + 1) >= 0, "the names of nested tensors take more than 8 times the record's", LimitError);
     let count = counters.get(name) ?? 1;
