@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zcrecord.errors import SourceError
+from zcrecord.errors import located
 from zcrecord.storage.stream_reader import SequentialMapping
 from zcrecord.tensors.strides import address
 
@@ -31,11 +31,9 @@ class Box(NamedTuple):
         """Return the elements of some of the tensor's leading indices, their pages brought in."""
         values = self.values[max(start - self.origin[0], 0) : stop - self.origin[0]]
         if self.mapped is not None:
-            at = address(values) - address(self.mapped.view)
-            try:
-                self.mapped.bring(at, at + values.nbytes)
-            except SourceError as error:
-                raise error.located(path=self.path) from error.__cause__
+            start = address(values) - address(self.mapped.view)
+            with located(path=self.path):
+                self.mapped.bring(start, start + values.nbytes)
         return values
 
     def row(self, index: int) -> Box:

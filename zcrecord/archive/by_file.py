@@ -1,18 +1,21 @@
-"""The files of an archive: parts of it that lie in one file each, and the archives that verification reads."""
+"""The files of an archive: parts of it that lie in one file each, read ahead, and the archives that are verified."""
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 
 from zcrecord.codec.index import Index
-from zcrecord.codec.layout import NONE
+from zcrecord.codec.layout import MAX_ARCHIVE_SIZE, NONE
 
 from .archive import Archive
 from .payload_source import Array
 from .piece_table import PieceTable
+
+_NEAR = 1 << 16  # bytes between payloads for which one piece of advice does
 
 
 def parts_by_file(archive: Archive) -> list[Archive]:
@@ -67,3 +70,23 @@ def _index_of(index: Index, mine: Array) -> Index:
     by_name = (np.cumsum(mine) - 1)[index.by_name[mine[index.by_name]]].astype(np.uint32)
     empty = index.attributes[:0]
     return index._replace(tensors=index.tensors[mine], by_name=by_name, attributes=empty, metadata=empty)
+
+
+def prefetch(archive: Archive) -> None:
+    """Advise the system that all payloads will be read soon; those of a remote archive are fetched."""
+    for part in parts_by_file(archive):
+        part.fetch()
+        if hasattr(mapping := part.source.mapping, "madvise"):
+            _read_ahead(part, mapping)
+
+
+def _read_ahead(archive: Archive, mapping: mmap.mmap) -> None:
+    base = archive.offset + archive.header.payload_offset
+    start = end = 0
+    for offset, nbytes, _ in [*archive.index.payloads.tolist(), (MAX_ARCHIVE_SIZE, 0, 0)]:
+        if offset > end + _NEAR:
+            lo = (base + start) // mmap.PAGESIZE * mmap.PAGESIZE
+            if end > start:
+                mapping.madvise(mmap.MADV_WILLNEED, lo, base + end - lo)
+            start = end = offset
+        end = max(end, offset + nbytes)

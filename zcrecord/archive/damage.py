@@ -58,10 +58,16 @@ def find(archive: Archive, progress: Progress | None = None, *, threads: int | N
     """
     search = _DamageSearch(archive, progress)
     search.run(cores(threads))
-    ranges = sorted(search.damaged)
     if progress:
         progress(search.total, search.total)
-    return _named(archive, search.numbers, ranges)
+    if not search.damaged:
+        return []
+    tensors, attributes, metadata = _users(archive, search.numbers, {number for _, _, number in search.damaged})
+    out = []
+    for lo, hi, n in sorted(search.damaged):
+        users = [tuple(names.get(n, ())) for names in (tensors, attributes, metadata)]
+        out.append(Damage(_FILLED if n < 0 else _CHANGED, lo, hi - lo, users[0], users[1], users[2]))
+    return out
 
 
 def check_digest(pieces: Iterable[Piece], tensor: str | None) -> None:
@@ -174,17 +180,6 @@ class _DamageSearch:
     def _gap(self, lo: int, hi: int) -> None:
         if lo < hi and self._whole and self._buffer[lo:hi].tobytes().strip(b"\0"):
             self.damaged.append((lo + self._shift, hi + self._shift, -1))
-
-
-def _named(archive: Archive, numbers: Array, ranges: list[tuple[int, int, int]]) -> list[Damage]:
-    if not ranges:
-        return []
-    tensors, attributes, metadata = _users(archive, numbers, {number for _, _, number in ranges})
-    out = []
-    for lo, hi, n in ranges:
-        users = [tuple(names.get(n, ())) for names in (tensors, attributes, metadata)]
-        out.append(Damage(_FILLED if n < 0 else _CHANGED, lo, hi - lo, users[0], users[1], users[2]))
-    return out
 
 
 def _users(archive: Archive, numbers: Array, wanted: set[int]) -> Iterator[dict[int, list[str]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 from collections.abc import Callable, Iterable
@@ -16,7 +17,7 @@ from zcrecord.codec.element_rules import ElementRules
 from zcrecord.codec.entries import ModuleKind, ValueForm, ValueType
 from zcrecord.codec.index import Index
 from zcrecord.codec.layout import DIGEST_ALLOWANCE, NONE
-from zcrecord.errors import FormatError, LimitError, RecordError, SourceError, UnsupportedError
+from zcrecord.errors import FormatError, LimitError, RecordError, SourceError, UnsupportedError, located
 from zcrecord.storage.threads import MOST_THREADS, WORTH_A_THREAD, Going, cores, run_threads
 
 from . import damage
@@ -101,14 +102,12 @@ def _shifted(progress: Progress, before: int, total: int) -> Progress:
 
 def _check_file(archive: Archive, progress: Progress | None) -> None:
     archive.ensure_all()
-    try:
+    with located(path=archive.path):
         if archive.source.remote is not None:
             archive.source.remote.check(archive, progress)
             return
         if damaged := damage.find(archive, progress):
             raise damage.error_of(damaged)
-    except RecordError as error:
-        raise error.located(path=archive.path) from None
     _check_elements(archive)
 
 
@@ -128,12 +127,10 @@ def _check_elements(archive: Archive) -> None:
     archive.fetch([number for _, number in payloads])
     for i in rules.strings:
         archive.view(i)  # it checks itself, and the archive remembers
-    try:
+    with located(path=archive.path):
         for place, number in payloads:
             for octets in archive.blocks(number):
                 rules.check(place, np.frombuffer(octets, np.uint8), last=True)  # no split tensor has pad bits
-    except RecordError as error:
-        raise error.located(path=archive.path) from None
 
 
 def content_digest(
@@ -148,16 +145,16 @@ def content_digest(
     Raises:
         LimitError: views add up to more than DIGEST_ALLOWANCE times the archive.
     """
-    if sha256 is None:
-        sha256 = _streamed(archive)
-    ix = archive.index
+    ix, sha256 = archive.index, sha256 or _streamed(archive)
     digest = hashlib.sha256(_TAG)
     keys, distinct = _distinct(archive)
     if sha256 is None:
         known = _sha256_by_key(archive, distinct, progress)
     else:
         known = {key: sha256(i) for key, i in distinct.items()}
-    numbers = _numbers_by_full_name(ix)
+    names = _texts(ix, ix.modules, "name")
+    numbers = np.empty(len(names), np.int64)  # of modules, by their full names
+    numbers[sorted(range(len(names)), key=names.__getitem__)] = np.arange(len(names))
     digest.update(_u64(len(ix.modules)))
     of_modules = _children(ix, ix.modules, _keys(ix, ix.modules), numbers)
     kinds, type_names = ix.modules["kind"].tolist(), _texts(ix, ix.modules, "type_name")
@@ -170,13 +167,6 @@ def content_digest(
         digest.update(of_tensors[i] + _u64(row.dtype, row.bits, row.rank, *archive.shape(row)) + known[key])
     _put_attributes(archive, numbers, digest.update)
     return "sha256:" + digest.hexdigest()
-
-
-def _numbers_by_full_name(ix: Index) -> Array:
-    names = _texts(ix, ix.modules, "name")
-    numbers = np.empty(len(names), np.int64)
-    numbers[sorted(range(len(names)), key=names.__getitem__)] = np.arange(len(names))
-    return numbers
 
 
 def _children(ix: Index, rows: Array, keys: list[bytes], numbers: Array) -> list[bytes]:
@@ -215,7 +205,7 @@ def _streamed(archive: Archive) -> Callable[[int], bytes] | None:
     by_name: dict[str, Callable[[], bytes]] = {}
     for part in parts:
         remote = part.source.remote
-        sha256 = partial(_local_sha256, part) if remote is None else remote.sha256_of(part)
+        sha256 = partial(logical_sha256, part) if remote is None else remote.sha256_of(part)
         by_name |= {name: partial(sha256, i) for i, name in enumerate(part.names())}
     return lambda i: by_name[archive.index.name(i)]()
 
@@ -229,14 +219,12 @@ def _pin_pieces(archive: Archive) -> None:
                 piece.source.pin({piece.start: hashlib.sha256(piece.source.payload(piece.number)).digest()})
 
 
-def _local_sha256(archive: Archive, i: int) -> bytes:
+def logical_sha256(archive: Archive, i: int, seen: Callable[[int], bool] = lambda _: True) -> bytes:
+    """Return the SHA-256 of a tensor's elements in C order; those of a strided one are copied. `seen` may end it."""
     row = archive.row(i)
-    return _sha256_of(archive.blocks(row.payload) if archive.strides(row) is None else [_dense(archive, i)])
-
-
-def _dense(archive: Archive, i: int) -> memoryview:
-    """Return a copy of a strided tensor's elements in C order, as bytes."""
-    return np.ascontiguousarray(archive.elements(i)).data.cast("B")
+    if row.strides == NONE:
+        return _sha256_of(archive.blocks(row.payload), seen)
+    return _sha256_of([np.ascontiguousarray(archive.elements(i)).data.cast("B")], seen)
 
 
 def _distinct(archive: Archive) -> tuple[list[Any], dict[Any, int]]:
@@ -272,15 +260,13 @@ def _sha256_by_key(archive: Archive, distinct: dict[Any, int], progress: Progres
             done.add(nbytes)
             return going()
 
-        row = archive.row(distinct[key])
-        if row.strides == NONE:
-            known[key] = _sha256_of(archive.blocks(row.payload), seen)
-            return
-        with copying:  # one copy is in memory at a time
-            known[key] = _sha256_of([_dense(archive, distinct[key])], seen)
+        strided = archive.row(distinct[key]).strides != NONE
+        with copying if strided else contextlib.nullcontext():  # one copy is in memory at a time
+            known[key] = logical_sha256(archive, distinct[key], seen)
 
     threads = min(cores(), MOST_THREADS, max(len(sizes), 1), total // WORTH_A_THREAD + 1)
     run_threads(hash_one, sorted(sizes, key=lambda key: -sizes[key]), threads, done.add)
+    done.add()  # reports the bytes of a thread that ended last
     return known
 
 

@@ -131,18 +131,16 @@ def infos(archive: Archive) -> Iterator[TensorInfo]:
     names = archive.names()
     module_names = [_module_name(archive, m) for m in range(len(archive.index.modules))]
     ties = _ties(archive, names)
-    for i, row in enumerate(map(TensorEntry._make, archive.index.tensors.tolist())):
-        yield _info(archive, names[i], row, module_names[row.parent], ties.get(row.payload, ()))
+    for name, row in zip(names, map(TensorEntry._make, archive.index.tensors.tolist()), strict=True):
+        yield _info(archive, name, row, module_names[row.parent], ties.get(row.payload, ()))
 
 
 def _ties(archive: Archive, names: list[str]) -> dict[int, tuple[str, ...]]:
-    payloads = archive.index.tensors["payload"]
-    users = np.bincount(payloads[payloads != NONE], minlength=1)
-    shared = np.flatnonzero((payloads != NONE) & (users[np.where(payloads == NONE, 0, payloads)] > 1))
+    numbers, first, counts = np.unique(archive.index.tensors["payload"], return_inverse=True, return_counts=True)
     out: dict[int, list[str]] = {}
-    for i in shared.tolist():
-        out.setdefault(int(payloads[i]), []).append(names[i])
-    return {number: tuple(names) for number, names in out.items()}
+    for i in np.flatnonzero(counts[first] > 1).tolist():
+        out.setdefault(int(numbers[first[i]]), []).append(names[i])
+    return {number: tuple(names) for number, names in out.items() if number != NONE}
 
 
 def _info(archive: Archive, name: str, row: TensorEntry, module: str, tied: tuple[str, ...]) -> TensorInfo:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from zcrecord.errors import SourceError
-from zcrecord.storage.memory import Memory, map_file, private_copy
+from zcrecord.storage.memory import Memory, map_file
 
 from .payload_source import Array, FileSource, PayloadSource, PayloadTable
 from .private_copy import PrivateSource
@@ -23,20 +23,15 @@ class MemorySource(FileSource):
     def private(self, numbers: Array | None = None) -> PayloadSource:
         return PrivateSource.copy_of(self, numbers)
 
-    def private_memory(self) -> Memory:
-        return private_copy(self.buffer, self.memory.filled)._replace(path=self.path, absolute=self.absolute)
-
 
 class FetchedSource(MemorySource):
     """Base class of sources in memory that `fetch` fills with payloads before they are used."""
 
     def locate(self, number: int) -> tuple[memoryview, int]:
-        """Return memory in which a payload lies, and its offset there; fetched first."""
         self.fetch([number])
         return super().locate(number)
 
     def payload(self, number: int) -> memoryview:
-        """Return the bytes of a payload, read-only; fetched first."""
         self.fetch([number])
         return super().payload(number)
 
@@ -54,7 +49,7 @@ class MappedSource(MemorySource):
         return self.memory.mapping
 
     def private_memory(self) -> Memory:
-        """Return the archive's bytes in a mapping whose pages are copied when they are written."""
+        """Return a mapping whose pages are copied when they are written."""
         path, identity = self.file or ("", ())
         copy = map_file(path, private=True, least=0)
         if copy.identity != identity:

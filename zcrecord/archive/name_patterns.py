@@ -65,9 +65,9 @@ def name_test(
     if not isinstance(names, Iterable):
         raise UnsupportedError(f"names= takes a pattern, several, or a function, not a {type(names).__name__}")
     wanted = _listed(names, "names= takes")
-    everything = {*tensors(), *modules} if wanted else set()
-    missing = [name for name in wanted if name not in everything]
-    missing = [n for n in missing if not is_pattern(n) or (each and not any(map(matcher([n]), everything)))]
+    known = {*tensors(), *modules} if wanted else set()
+    missing = [n for n in wanted if n not in known]
+    missing = [n for n in missing if not is_pattern(n) or (each and not any(map(matcher([n]), known)))]
     if missing:
         why = prefix_advice(missing[0], tensors())
         raise TensorNotFoundError(missing[0], lambda: _to_suggest(missing[0], tensors(), modules), path=path, why=why)

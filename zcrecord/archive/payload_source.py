@@ -31,7 +31,7 @@ import numpy as np
 
 from zcrecord.codec.layout import NONE
 from zcrecord.errors import IntegrityError, UnsupportedError
-from zcrecord.storage.memory import Memory, Mode
+from zcrecord.storage.memory import Memory, Mode, private_copy
 
 from .piece_table import PieceTable
 
@@ -333,9 +333,9 @@ class FileSource(PayloadSource):
     def mappings(self) -> list[weakref.ref[Any]]:
         return [] if self.memory.mapping is None else [weakref.ref(self.memory.mapping)]
 
-    @abstractmethod
     def private_memory(self) -> Memory:
         """Return a private copy of the archive's bytes; SourceError if the file was replaced since it was opened."""
+        return private_copy(self.buffer, self.memory.filled)._replace(path=self.path, absolute=self.absolute)
 
 
 class Closed:

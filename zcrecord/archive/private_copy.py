@@ -101,9 +101,6 @@ class PrivateSource(FileSource):
     def private(self, numbers: Array | None = None) -> PayloadSource:
         return PrivateSource.copy_of(self, numbers)
 
-    def private_memory(self) -> Memory:
-        return private_copy(self.buffer, self.memory.filled)._replace(path=self.path, absolute=self.absolute)
-
     @property
     def mapping(self) -> Any:
         return None if self._original is None or self._original.mapping is None else self.memory.mapping

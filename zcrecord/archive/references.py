@@ -86,9 +86,6 @@ class ReferencedFiles(Shards):
         rows["offset"] = self._offset[mine]
         return rows
 
-    def check_ranges(self, shard: Archive) -> None:
-        """Check nothing: the ranges of every file were checked when the tables were read."""
-
     def size(self, file: int) -> int:
         """Return the bytes of a file, as the table has them."""
         return int(self._sizes[file])

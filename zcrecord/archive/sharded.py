@@ -17,7 +17,7 @@ from zcrecord.codec.digests import digest_of
 from zcrecord.codec.index import Index, decode
 from zcrecord.codec.layout import HEADER_SIZE, NONE, Header, decode_header
 from zcrecord.codec.verify import check_header
-from zcrecord.errors import FormatError, IntegrityError, RecordError
+from zcrecord.errors import FormatError, IntegrityError, located
 from zcrecord.storage.memory import Mode
 
 from .archive import Archive, TouchChecks, check_crc
@@ -40,7 +40,7 @@ def open_catalogue(archive: Archive, make_shards: Callable[[Archive, Index], Sha
     Raises:
         FormatError: a table is missing or not of its form. IntegrityError: the index is damaged.
     """
-    try:
+    with located(path=archive.path):
         archive.ensure_all()
         header, outline = _outline(archive)
         index = decode(outline[HEADER_SIZE:], header.index_size)
@@ -48,10 +48,8 @@ def open_catalogue(archive: Archive, make_shards: Callable[[Archive, Index], Sha
         shards = make_shards(archive, index)
         _check_split(index, shards.table)
         checks = TouchChecks(index, header)
-        source = ShardedSource(outline, shards, shards.table, checks)
+        source = ShardedSource(outline, shards, checks)
         return Archive(header, index, source, verified="touch", checks=checks)
-    except RecordError as error:
-        raise error.located(path=archive.path) from error.__cause__
 
 
 def _check_split(index: Index, table: PieceTable) -> None:
@@ -95,12 +93,12 @@ def _outline(archive: Archive) -> tuple[Header, memoryview]:
 class ShardedSource(PayloadSource):
     """Payloads that lie in several files. Their offsets in the index are those that they would have in one file."""
 
-    def __init__(self, outline: memoryview, shards: Shards, table: PieceTable, checks: TouchChecks) -> None:
+    def __init__(self, outline: memoryview, shards: Shards, checks: TouchChecks) -> None:
         catalogue = shards.catalogue
         self.path, self.absolute, self.recipe = catalogue.path, catalogue.absolute, None
         self.mode: Mode = "r"
         self.buffer = outline
-        self.shards, self._table, self._checks, self._index = shards, table, checks, checks.index
+        self.shards, self._table, self._checks, self._index = shards, shards.table, checks, checks.index
         self._original: ShardedSource | None = None
         self._compared: set[int] = set()  # files whose payloads were compared with this index
         self._tiled: set[tuple[int, tuple[int, ...]]] = set()  # split payloads whose boxes tile a shape
@@ -109,7 +107,7 @@ class ShardedSource(PayloadSource):
         self._users: Array | None = None  # by payload, the first tensor that uses it
 
     def private(self, numbers: Array | None = None) -> PayloadSource:  # noqa: ARG002  # each is checked when it is opened
-        out = ShardedSource(self.buffer, self.shards.private(), self._table, self._checks)
+        out = ShardedSource(self.buffer, self.shards.private(), self._checks)
         out.mode, out._original, out._assembled = "c", self, {}  # edits of split tensors stay
         return out
 
@@ -165,16 +163,16 @@ class ShardedSource(PayloadSource):
     def _assembly(self, number: int) -> Array:
         """Return the bytes of a split payload, put together; kept while a view of them lives, with edits for good."""
         octets: Array | None = self._assembled.get(number)
-        return self._assembled.setdefault(number, self._assemble(number)) if octets is None else octets
-
-    def _assemble(self, number: int) -> Array:
+        if octets is not None:
+            return octets
         shape, boxes = self._filled_boxes(number)
         dtype = boxes[0].values.dtype
         self._assembled_nbytes[number] = prod(shape) * dtype.itemsize
         check_apart(sum(self._assembled_nbytes.values()), self.opened_nbytes(), self.path)
         out = np.empty(prod(shape) * dtype.itemsize, np.uint8)  # the owner of the memory, as which it is looked up
         put_together(out.view(dtype).reshape(shape), boxes)
-        return out
+        octets = self._assembled.setdefault(number, out)  # another thread's, if it was first
+        return octets
 
     def _filled_boxes(self, number: int) -> tuple[tuple[int, ...], list[Box]]:
         """Return the shape of a split payload's tensor, and its boxes of opaque elements, which have to tile it."""
@@ -182,17 +180,15 @@ class ShardedSource(PayloadSource):
         self._checks.ensure(i)
         row, ix = self._index.tensor(i), self._index
         shape, item = tuple(ix.dims[row.dims : row.dims + row.rank].tolist()), row.bits >> 3
-        try:
+        dtype, boxes = np.dtype((np.void, item)), []
+        with located(tensor=ix.name(i)):
             origin, extent = self.boxes(number, shape, row.bits)
-            dtype, boxes = np.dtype((np.void, item)), []
             for piece, start, size in zip(self.pieces(number), origin.tolist(), extent.tolist(), strict=True):
                 if piece.nbytes != prod(size) * item:
                     raise FormatError("a piece of it has another size than its box", path=piece.source.path)
                 octets, at = piece.source.locate(piece.number)
                 values = np.frombuffer(octets[at : at + piece.nbytes], dtype).reshape(size)
                 boxes.append(box_of(start, values, piece.source))
-        except FormatError as error:
-            raise error.located(tensor=ix.name(i)) from None
         return shape, boxes
 
     def _first_tensor(self, number: int) -> int:
@@ -304,10 +300,6 @@ class ShardedSource(PayloadSource):
 
     def _compare(self, file: int, shard: Archive) -> None:
         theirs, table = shard.index.payloads, self._table
-        try:
-            self.shards.check_ranges(shard)
-        except FormatError as error:
-            raise error.located(path=shard.path) from None
         pieces = table.in_file(file)
         named = table.payload[pieces]
         # Each once: a payload that is a piece of many tensors would be as many times the memory.
@@ -330,9 +322,9 @@ class ShardedSource(PayloadSource):
 
     # Expected SHA-256 digests.
 
-    def seal(self) -> bytes | None:
+    def seal(self) -> bytes:
         """Return the SHA-256 of the catalogue: the header of the outline says nothing of the shards."""
-        return self.shards.seal()
+        return hashlib.sha256(self.shards.catalogue.buffer).digest()
 
     def pins(self) -> dict[Any, Any]:
         """Return the seal, as "", and the pins of each shard that has any, by its name."""

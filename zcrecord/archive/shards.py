@@ -13,7 +13,7 @@ import numpy as np
 from zcrecord.codec.entries import PayloadId
 from zcrecord.codec.layout import HEADER_SIZE, NONE, decode_header
 from zcrecord.codec.verify import PayloadColumns, check_payload
-from zcrecord.errors import FormatError, IntegrityError, SourceError, printable
+from zcrecord.errors import FormatError, IntegrityError, SourceError, located, printable
 from zcrecord.storage.folders import is_plain_name
 from zcrecord.tensors.packed import StringTensor
 from zcrecord.writing.catalogue import BLOBS
@@ -111,18 +111,6 @@ class Shards:
         out._open_private = open_private
         return out
 
-    def check_ranges(self, shard: Archive) -> None:
-        """Check the payloads of a shard's index against each other, all: one range is known by where it starts.
-
-        Raises:
-            FormatError: they overlap, or lie outside.
-        """
-        check_payload(PayloadColumns(shard.index, shard.header))
-
-    def seal(self) -> bytes:
-        """Return the SHA-256 of the catalogue."""
-        return hashlib.sha256(self.catalogue.buffer).digest()
-
     def size(self, file: int) -> int:
         """Return the bytes of a shard, as the catalogue's trailer of it says."""
         header = decode_header(self._trailers[file].tobytes(), "trailer")
@@ -155,6 +143,8 @@ class Shards:
         elif hashlib.sha256(index).digest() != self._digests[file].tobytes():
             fault = "its index is not the one that the catalogue names"
         else:
+            with located(path=shard.path):
+                check_payload(PayloadColumns(shard.index, shard.header))  # all: a range is known by where it starts
             shard.source.pin(self.pins.get(self.names[file], {}))
             return shard
         path = shard.path

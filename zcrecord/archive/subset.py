@@ -142,17 +142,13 @@ class _PartBuilder:
         own = unflatten.below(ix, top)[1]
         self._attributes = dict(enumerate(unflatten.attribute_entries(ix, ix.attributes[own], PayloadId), own.start))
         # Parent, place and key; modules first, each behind the one that it is in.
-        self._members: dict[Member, tuple[int, int, str]] = {
-            child[:2]: child[2:] for child in unflatten.children(ix, top)
-        }
+        self._members: dict[Member, tuple[int, int, str]] = {c[:2]: c[2:] for c in unflatten.children(ix, top)}
         self._kept = set(self._members)
         self._sizes = Counter(parent for parent, _, _ in self._members.values())  # of modules, before any is left out
         self._below = range(top + 1, int(ix.modules["end"][top]))
         self._names = {m: ix.text_of(ix.modules[m]) for m in (top, *self._below)}
         self._new_name: Callable[[str], str] | None = None
-        self._paths: dict[int, Path] = {top: ()}
-        for m in self._below:
-            self._paths[m] = self._path((MODULE, m))
+        self._set_paths(())
         self._tensors_put: dict[str, tuple[TensorLayout, int]] = {}  # by full name, as `_attributes_put`
         self._attributes_put: dict[str, Any] = {}
         self._rows = ix.payloads
@@ -222,8 +218,7 @@ class _PartBuilder:
         self._tensors_put = {name: put for name, put in tensors.items() if put is not None}
         self._attributes_put = {name: value for name, value in attributes.items() if value is not GONE}
         gone, lost = tensors.keys() - self._tensors_put.keys(), attributes.keys() - self._attributes_put.keys()
-        names = self._attribute_names() if lost else {}
-        members = {member for member, name in names.items() if name in lost}
+        members = {member for member, name in self._attribute_names().items() if name in lost} if lost else set()
         if gone:
             members |= {member for member in self._members if member[0] == TENSOR and self._full_name(member) in gone}
         self._leave_out(members)
@@ -241,7 +236,11 @@ class _PartBuilder:
         """Rename modules, tensors and attributes; a mapping's "" puts all of them into a module."""
         self._new_name = new = renamer(rename)
         whole = new("") if isinstance(rename, Mapping) else ""
-        self._paths[self._top] = split_dotted(whole) if whole else ()
+        self._set_paths(split_dotted(whole) if whole else ())
+
+    def _set_paths(self, top: Path) -> None:
+        """Set the path of each module, below that of the part itself."""
+        self._paths: dict[int, Path] = {self._top: top}
         for m in self._below:
             self._paths[m] = self._path((MODULE, m))
 

@@ -11,6 +11,7 @@ import numpy as np
 from zcrecord.codec.conventions import ABSENT, key_of_text, value_of_object
 from zcrecord.codec.entries import AttributeEntry, ModuleKind, ValueForm, ValueType
 from zcrecord.codec.index import Array, Index
+from zcrecord.codec.layout import NONE
 from zcrecord.errors import LimitError
 
 _NAME_ALLOWANCE = 64  # times an index's size that full names of attributes made from it may take
@@ -25,7 +26,13 @@ def attribute_entries(ix: Index, rows: Any, payload: Callable[[int], Any]) -> It
     """Yield attributes, or metadata, with Python's own values; bytes come as `payload` gives them."""
     texts: dict[int, str] = {}  # lists may share words, and words texts: each is made once, or there is no end of them
     for row in rows:
-        value = _attribute_value(ix, row, payload, texts)
+        form, kind, word = int(row["form"]), int(row["type"]), int(row["value"])
+        if form == ValueForm.SCALAR:
+            value = _decode_word(ix, kind, word, payload, texts)
+        else:
+            words = ix.words[word & NONE : (word & NONE) + (word >> 32)].tolist()
+            value = [_decode_word(ix, kind, w, payload, texts) for w in words]
+            value = value if form == ValueForm.LIST else tuple(value)
         yield AttributeEntry(ix.text_of(row), int(row["parent"]), int(row["place"]), value)
 
 
@@ -36,15 +43,6 @@ def check_full_names(ix: Index, index_size: int) -> None:
     if total > _NAME_ALLOWANCE * index_size:
         what = f"full names of attributes add up to {total} bytes, more than {_NAME_ALLOWANCE} times the index"
         raise LimitError(f"{what}; a module's `attributes` have them by key")
-
-
-def _attribute_value(ix: Index, row: Any, payload: Callable[[int], Any], texts: dict[int, str]) -> Any:
-    form, kind, word = int(row["form"]), int(row["type"]), int(row["value"])
-    if form == ValueForm.SCALAR:
-        return _decode_word(ix, kind, word, payload, texts)
-    start, count = word & 0xFFFFFFFF, word >> 32
-    items = [_decode_word(ix, kind, w, payload, texts) for w in ix.words[start : start + count].tolist()]
-    return items if form == ValueForm.LIST else tuple(items)
 
 
 def _decode_word(ix: Index, kind: int, word: int, payload: Callable[[int], Any], texts: dict[int, str]) -> Any:
@@ -60,7 +58,7 @@ def _decode_word(ix: Index, kind: int, word: int, payload: Callable[[int], Any],
         return float(np.uint64(word).view(np.float64))
     if kind == ValueType.TEXT:
         if (text := texts.get(word)) is None:
-            text = texts[word] = ix.string(word & 0xFFFFFFFF, word >> 32)
+            text = texts[word] = ix.string(word & NONE, word >> 32)
         return text
     return payload(word)  # R66 has no other type
 

@@ -325,7 +325,7 @@ class Record(Mapping[str, Any]):
         Tensors of a remote archive are fetched, in few merged requests. Does nothing if the bytes are in memory, or the
         system takes no such advice. TensorNotFoundError: a name without wildcards is not there.
         """
-        from zcrecord.archive.prefetch import prefetch
+        from zcrecord.archive.by_file import prefetch
 
         prefetch((self if names is None else self.select(names)).archive)
 

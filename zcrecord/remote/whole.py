@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from zcrecord.archive.digest import logical_sha256
 from zcrecord.codec.element_rules import ElementRules
 from zcrecord.codec.layout import NONE
 from zcrecord.errors import FormatError
@@ -67,11 +68,9 @@ class RemoteMemory(OnDemandMemory):
 
         def sha256(i: int) -> bytes:
             row = archive.row(i)
-            if row.payload == NONE:
-                return hashlib.sha256().digest()
-            if archive.strides(row) is None:
-                return digests[archive.header.payload_offset + int(archive.index.payloads["offset"][row.payload])]
-            return hashlib.sha256(np.ascontiguousarray(archive.elements(i)).data.cast("B")).digest()
+            if row.payload == NONE or row.strides != NONE:
+                return logical_sha256(archive, i)
+            return digests[archive.header.payload_offset + int(archive.index.payloads["offset"][row.payload])]
 
         return sha256
 
