@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from zcrecord.archive.info import child_of_type
+from zcrecord.codec.conventions import TUNED_TYPE
 from zcrecord.integrity import SIGNATURE_PREFIX, Change, compare
 from zcrecord.record.record import Record
 
@@ -64,7 +66,8 @@ def _print_changes(before: Record, after: Record, args: Arguments) -> bool:
         out.json({"before": args.file, "after": args.other, "same": not changes, "changes": listed})
     else:
         out.table(_COLUMNS, map(_change_cells, changes), _change_line)
-    if changes and all(map(_may_be_tuning, changes)) and _is_tuned(before, after):
+    tuned = (child_of_type(record.archive, TUNED_TYPE) is not None for record in (before, after))
+    if changes and all(map(_may_be_tuning, changes)) and any(tuned):
         errors.line("only the tuned parts differ: attributes, and signatures, which lapse; every tensor is the same")
     return bool(changes)
 
@@ -74,13 +77,6 @@ def _may_be_tuning(change: Change) -> bool:
     if change.what == "metadata":
         return change.name.startswith(SIGNATURE_PREFIX)
     return change.what in ("module", "attribute") and change.name.startswith("onnx.tuned")
-
-
-def _is_tuned(*records: Record) -> bool:
-    """Return True if one of the archives has a tuned part."""
-    from zcrecord.onnx.graph import tuned_module  # here, because few archives are tuned
-
-    return any(tuned_module(record.archive) is not None for record in records)
 
 
 def _change_json(change: Change) -> dict[str, Any]:

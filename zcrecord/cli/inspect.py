@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from zcrecord.archive.by_file import files
-from zcrecord.archive.info import ModuleInfo, TensorInfo
+from zcrecord.archive.info import ModuleInfo, TensorInfo, child_of_type
+from zcrecord.codec.conventions import TUNED_TYPE
 from zcrecord.errors import DependencyError, FormatError, LimitError, TensorNotFoundError, printable
 from zcrecord.record.record import Record
 
@@ -108,11 +109,9 @@ def _catalogue(record: Record) -> dict[str, Any] | None:
 
 def _tuned(record: Record) -> dict[str, Any] | None:
     """Return sizes and targets of an archive's tuned part, and why one does not fit this machine; None if untuned."""
-    from zcrecord.onnx.graph import tuned_module  # here, for the sake of the other commands' start
-
-    if tuned_module(record.archive) is None:
+    if child_of_type(record.archive, TUNED_TYPE) is None:
         return None
-    from zcrecord.onnx import runtime, target, tuned
+    from zcrecord.onnx import runtime, target, tuned  # here, because few archives are tuned
 
     this_machine = None
     with contextlib.suppress(DependencyError):

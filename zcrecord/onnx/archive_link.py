@@ -27,7 +27,7 @@ from zcrecord.onnx.protobuf.properties import read_properties
 from zcrecord.onnx.protobuf.scanner import check_head
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
-from zcrecord.storage.files import Progress, absolute_path, open_source, path_of
+from zcrecord.storage.files import Progress, absolute_path, is_url, open_source, path_of
 from zcrecord.storage.memory import map_file
 
 from . import external_data
@@ -103,13 +103,16 @@ def _index_crc(record: Record) -> str:
     return f"{record.archive.header.index_crc:08x}"
 
 
-def link(model: OpenedModel, dest: str) -> ArchiveLink:
+def link(model: OpenedModel, dest: str | None) -> ArchiveLink:
     """Open the archive of a model's record again, for a model at `dest` to refer to.
 
     Raises:
-        UnsupportedError: the record has no plain file, or differs from it. ExternalDataError: a model at `dest` may not
-            refer to the file. IntegrityError: the file was replaced since.
+        UnsupportedError: `dest` is no path; the record has no plain file, or differs from it. ExternalDataError: a
+            model at `dest` may not refer to the file. IntegrityError: the file was replaced since.
     """
+    if dest is None or is_url(dest):
+        what = "refers to its archive from the folder it lies in, and a stream or a URL has none; name a path"
+        raise UnsupportedError(f"{_WITH_EXTERNAL} {what}")
     record, path = model.record, model.record.path
     if path is None:
         what = "needs an archive in a file, and this one is in memory; save it to one"
@@ -201,8 +204,8 @@ def verify_external(
             if (fault := fault_of(name, place)) is not None:
                 what = f"'{printable(model)}' expects {_described(place)}, {fault}"
                 raise IntegrityError(what, path=record.archive.path, tensor=name, advice=_AGAIN)
-        if TUNED_FOR in props and (what := difference(interface_of(skeleton_of(part)), interface)) is not None:
-            what = f"it {what}, unlike the model in '{printable(record.path or '')}'"
+        if TUNED_FOR in props and (other := difference(interface_of(skeleton_of(part)), interface)) is not None:
+            what = f"it {other}, unlike the model in '{printable(record.path or '')}'"
             raise IntegrityError(what, path=model, advice=_AGAIN)
     return ExternalReport(
         archive=record.path or "",

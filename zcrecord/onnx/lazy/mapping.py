@@ -236,7 +236,7 @@ class OnnxTensors(Mapping[str, Any]):
         from .small_model import write_small_model  # here, because few write one
 
         files, names = self._open_files(), self.names
-        options = {"alignment": alignment, "force": force, "durable": durable}
+        options: dict[str, Any] = {"alignment": alignment, "force": force, "durable": durable}
         with located(path=self._path):
             return write_small_model(self._path, names, files, self._entries, dest, **options)
 
