@@ -26,10 +26,6 @@ _COLUMNS = (
 
 def diff_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord diff`."""
-    parser.description = """Compare the contents of two archives; their layout is ignored. Exit status 0 if they are the
-        same, 1 if they differ, 2 for an error. On a terminal a table; into a pipe lines of +, - or !, kind, name,
-        before, after and difference, separated by tabs. If only what zcrecord tune adds differs, a line on standard
-        error says so."""
     parser.add_argument("file", metavar="A", help="an archive; one of the two may be - for standard input")
     parser.add_argument("other", metavar="B", help="an archive")
     about = "do not read payloads with equal digests, but take them as equal; only for archives from trusted sources"
@@ -40,7 +36,9 @@ def diff_arguments(parser: Parser) -> None:
 
 
 def diff(args: Arguments) -> int:
-    """Compare two archives; return 0 if they are equal, 1 if they differ, 2 for an error, as the command diff does."""
+    """Compare the contents of two archives; their layout is ignored. Exit status 0 if they are the same, 1 if they
+    differ, 2 for an error. On a terminal a table; into a pipe lines of +, - or !, kind, name, before, after and
+    difference, separated by tabs. If only what zcrecord tune adds differs, a line on standard error says so."""
     if args.file == args.other == "-":
         args.refuse("only one of the two can be standard input")
     different = False

@@ -40,9 +40,6 @@ _TREE_COLUMNS = (
 
 def info_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord info`."""
-    parser.description = """Print an archive's sizes, types, attributes and metadata. For an archive of up to 64 MiB
-        print its content digest, too. For a tuned archive print the machines that it is tuned for, and whether this is
-        one of them, which onnxruntime tells if it is installed."""
     parser.add_archive()
     parser.add_json("everything")
     about = "print the content digest, which does not depend on the layout; reads the whole archive"
@@ -50,7 +47,9 @@ def info_arguments(parser: Parser) -> None:
 
 
 def info(args: Arguments) -> int:
-    """Print an archive's sizes, layout, types, metadata and attributes."""
+    """Print an archive's sizes, types, attributes and metadata. For an archive of up to 64 MiB print its content
+    digest, too. For a tuned archive print the machines that it is tuned for, and whether this is one of them, which
+    onnxruntime tells if it is installed."""
     out, errors = printers()
     name = name_of(args.file)
     with opened_archive(args.file, args.embedded) as record:
@@ -188,8 +187,6 @@ def _fact_lines(facts: dict[str, Any], out: Printer) -> Iterator[tuple[str, str]
 
 def ls_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord ls`."""
-    parser.description = """List tensors. On a terminal a table; into a pipe lines of name, dtype, shape, bytes, offset,
-        alignment and tie, separated by tabs."""
     parser.add_archive()
     parser.add_json("everything")
     about = "list only tensors whose names match, such as 'encoder.*.weight'"
@@ -198,7 +195,8 @@ def ls_arguments(parser: Parser) -> None:
 
 
 def ls(args: Arguments) -> int:
-    """List an archive's tensors, or those whose names match; a tied tensor with one that it is tied to."""
+    """List tensors. On a terminal a table; into a pipe lines of name, dtype, shape, bytes, offset, alignment and tie,
+    separated by tabs."""
     out = Printer(sys.stdout)
     with opened_archive(args.file, args.embedded) as record:
         tensors = _picked(record, args.sort, args.patterns)
@@ -269,14 +267,13 @@ def _shard(record: Record, tensor: TensorInfo) -> dict[str, Any]:
 
 def tree_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord tree`."""
-    parser.description = "Show modules, tensors and attributes as a tree."
     parser.add_archive()
     parser.add_json("everything")
     parser.add_argument("--depth", type=natural, metavar="N", help="show at most N levels")
 
 
 def tree(args: Arguments) -> int:
-    """Print an archive's modules, tensors and attributes in saved order, as they nest."""
+    """Show modules, tensors and attributes as a tree."""
     out = Printer(sys.stdout)
     with opened_archive(args.file, args.embedded) as record:
         nodes = (node for node in record.walk() if args.depth is None or node[0] <= args.depth)
