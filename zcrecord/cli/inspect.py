@@ -100,8 +100,7 @@ def _facts(record: Record, name: str) -> dict[str, Any]:
 
 def _catalogue(record: Record) -> dict[str, Any] | None:
     """Return names and sizes of a catalogue's shards, and the bytes of all its files; None for any other archive."""
-    sizes = [size for size, _ in files(record.archive)]
-    names = record.archive.source.file_names
+    sizes, names = [size for size, _ in files(record.archive)], record.archive.source.file_names
     shards = [{"name": name, "nbytes": size} for name, size in zip(names, sizes[1:], strict=True)]
     return {"nbytes": sum(sizes), "shards": shards} if names else None
 
@@ -200,8 +199,12 @@ def ls(args: Arguments) -> int:
     out = Printer(sys.stdout)
     with opened_archive(args.file, args.embedded) as record:
         tensors = _picked(record, args.sort, args.patterns)
-        if args.json:
-            out.json_array({**_tensor_json(t), **_shard(record, t)} for t in tensors)
+        source = record.archive.source
+        if args.json and source.file_names:  # of a catalogue the shard, too, that contains a whole tensor
+            shards = ((t, None if t.payload is None else source.file_name(t.payload)) for t in tensors)
+            out.json_array({**_tensor_json(t), "shard": name} for t, name in shards)
+        elif args.json:
+            out.json_array(map(_tensor_json, tensors))
         else:
             out.table(COLUMNS, (_tensor_cells(t, out) for t in tensors))
     return 0
@@ -232,10 +235,6 @@ def _dtype(tensor: TensorInfo) -> str:
     return tensor.dtype.name if natural else f"{tensor.dtype.name} in {tensor.bits} bits"
 
 
-def _shape(tensor: TensorInfo) -> str:
-    return f"[{', '.join(map(str, tensor.shape))}]"
-
-
 def _tensor_cells(tensor: TensorInfo, out: Printer) -> tuple[str, ...]:
     others = len(tensor.tied) - 1
     tied = ""
@@ -243,7 +242,7 @@ def _tensor_cells(tensor: TensorInfo, out: Printer) -> tuple[str, ...]:
         tied = "= " + printable(tensor.tied[tensor.tied[0] == tensor.name])
         tied += f" and {others - 1} more" if others > 1 else ""
     numbers = out.number(tensor.nbytes), str(tensor.offset), str(tensor.alignment)
-    return shown(tensor.name), _dtype(tensor), _shape(tensor), *numbers, tied
+    return shown(tensor.name), _dtype(tensor), str(list(tensor.shape)), *numbers, tied
 
 
 def _tensor_json(tensor: TensorInfo) -> dict[str, Any]:
@@ -255,14 +254,6 @@ def _tensor_json(tensor: TensorInfo) -> dict[str, Any]:
         "digest": None if tensor.digest is None else f"{tensor.digest:016x}",
         "tied": max(len(tensor.tied) - 1, 0),
     }
-
-
-def _shard(record: Record, tensor: TensorInfo) -> dict[str, Any]:
-    """Return the shard of a catalogue that contains a whole tensor; an empty dict for any other archive."""
-    source = record.archive.source
-    if not source.file_names:
-        return {}
-    return {"shard": None if tensor.payload is None else source.file_name(tensor.payload)}
 
 
 def tree_arguments(parser: Parser) -> None:
@@ -291,7 +282,7 @@ def _node_cells(level: int, key: str, child: Any, out: Printer) -> tuple[str, ..
         kind = f"{child.kind} {shown(child.type_name)}" if child.type_name else child.kind
         return label, kind, out.number(child.nbytes), counted(child.tensors, "tensor")
     if isinstance(child, TensorInfo):
-        return label, _dtype(child), out.number(child.nbytes), _shape(child)
+        return label, _dtype(child), out.number(child.nbytes), str(list(child.shape))
     return label, "attribute", "", shown_value(child)
 
 
