@@ -431,7 +431,7 @@ class _WeightPlaces:
 def _least_mapped(record: Record) -> int:
     """Return the smallest size of a tensor that is mapped from a file: larger ones if there are very many."""
     sizes: list[int] = sorted((v.nbytes for v in record.values()), reverse=True)
-    return max(INLINE, *sizes[graph.MOST_MAPPED : graph.MOST_MAPPED + 1]) + 1
+    return max([INLINE, *sizes[graph.MOST_MAPPED : graph.MOST_MAPPED + 1]]) + 1
 
 
 def make_session(
