@@ -19,14 +19,12 @@ _FOLDERS = {"DIR"}
 
 def completion_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord completion`."""
-    parser.description = """Print the completion script of a shell for zcrecord and onnx2zc. In bash:
-        eval "$(zcrecord completion bash)"; in zsh: eval "$(zcrecord completion zsh)"; in fish:
-        zcrecord completion fish | source"""
     parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
 
 
 def completion(args: Arguments) -> int:
-    """Print the completion script of a shell."""
+    """Print the completion script of a shell for zcrecord and onnx2zc. In bash: eval "$(zcrecord completion bash)"; in
+    zsh: eval "$(zcrecord completion zsh)"; in fish: zcrecord completion fish | source"""
     try:
         import shtab  # here, because it is an extra
     except ImportError as error:

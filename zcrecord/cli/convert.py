@@ -68,9 +68,6 @@ def convert(args: Arguments) -> int:
 
 def consolidate_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord consolidate`."""
-    parser.description = """Make one archive of a checkpoint that many ranks saved, optimizer state and all: tensors
-        that are split over ranks are put together on the way to OUT, in a few MiB of memory. It is what zcrecord
-        convert CHECKPOINT OUT does; the checkpoint stays as it is."""
     parser.add_argument("source", metavar="CHECKPOINT", help="the folder of a checkpoint, or its catalogue in there")
     parser.add_argument("dest", metavar="OUT", help="an archive, or a file of a format that zcrecord convert writes")
     _add_shard_size(parser)
@@ -79,7 +76,9 @@ def consolidate_arguments(parser: Parser) -> None:
 
 
 def consolidate(args: Arguments) -> int:
-    """Make one archive of a checkpoint that many ranks saved."""
+    """Make one archive of a checkpoint that many ranks saved, optimizer state and all: tensors that are split over
+    ranks are put together on the way to OUT, in a few MiB of memory. It is what zcrecord convert CHECKPOINT OUT does;
+    the checkpoint stays as it is."""
     from zcrecord import distributed
 
     return run_conversion(args, distributed.consolidate, _facts, "alignment", "max_shard_size")
@@ -87,9 +86,6 @@ def consolidate(args: Arguments) -> int:
 
 def index_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord index`."""
-    parser.description = """Make an archive of a few KB that names the weights in files of another format, which stay as
-        they are. It opens as any archive does: names as a tree, checksums, signatures. It lies beside the files, and
-        refuses one that was changed. zcrecord convert makes an archive with its own weights of it."""
     about = "a file of safetensors, GGUF or npz, an index of shards, or a folder with one of these"
     parser.add_argument("source", metavar="SOURCE", help=about)
     parser.add_argument("dest", metavar="OUT", help="the new archive, in the folder of the files")
@@ -99,7 +95,9 @@ def index_arguments(parser: Parser) -> None:
 
 
 def index(args: Arguments) -> int:
-    """Make an archive that names the weights in other files."""
+    """Make an archive of a few KB that names the weights in files of another format, which stay as they are. It opens
+    as any archive does: names as a tree, checksums, signatures. It lies beside the files, and refuses one that was
+    changed. zcrecord convert makes an archive with its own weights of it."""
     import zcrecord
 
     return run_conversion(args, zcrecord.index, _facts, "digest")
@@ -107,11 +105,6 @@ def index(args: Arguments) -> int:
 
 def to_onnx_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord to-onnx`."""
-    parser.description = """Write the ONNX model of an archive that was made from ONNX. With --external the weights stay
-        in the archive, which has to lie in OUT's folder or below it; the session options with which ONNX Runtime makes
-        no copy of them are printed. The small model of a tuned archive (see zcrecord tune) is the tuned graph, which
-        needs none, if it is right on every machine. With --external ARCHIVE may also be an .onnx file: the weights stay
-        in it, and in its external data."""
     parser.add_argument("source", metavar="ARCHIVE", help="an archive; - for standard input, read into memory")
     parser.add_argument("dest", metavar="OUT", nargs="?", help="default: ARCHIVE with the suffix .onnx")
     about = "of an archive of several models, the one in this module, such as decoder_model"
@@ -125,7 +118,11 @@ def to_onnx_arguments(parser: Parser) -> None:
 
 
 def to_onnx(args: Arguments) -> int:
-    """Write the ONNX model of an archive."""
+    """Write the ONNX model of an archive that was made from ONNX. With --external the weights stay in the archive,
+    which has to lie in OUT's folder or below it; the session options with which ONNX Runtime makes no copy of them are
+    printed. The small model of a tuned archive (see zcrecord tune) is the tuned graph, which needs none, if it is right
+    on every machine. With --external ARCHIVE may also be an .onnx file: the weights stay in it, and in its external
+    data."""
     from zcrecord import onnx
 
     choose_dest(args, (".zst", ".zcr"), ".onnx")
@@ -151,8 +148,6 @@ def to_onnx(args: Arguments) -> int:
 
 def pack_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord pack`."""
-    parser.description = """Compress an archive for transport. The result consists of zstd frames, which begin where
-        payloads begin; zstd -d decompresses it, too."""
     parser.add_argument("source", metavar="ARCHIVE", help="an archive; - for standard input")
     parser.add_argument("dest", metavar="OUT", nargs="?", help="default: ARCHIVE.zst")
     about = "level of zstd, from 1 to 22 (default: 1); higher levels take longer and gain little on weights"
@@ -162,7 +157,8 @@ def pack_arguments(parser: Parser) -> None:
 
 
 def pack(args: Arguments) -> int:
-    """Pack an archive."""
+    """Compress an archive for transport. The result consists of zstd frames, which begin where payloads begin; zstd -d
+    decompresses it, too."""
     from zcrecord import transport
 
     choose_dest(args, (), ".zst")
@@ -173,7 +169,6 @@ def pack(args: Arguments) -> int:
 
 def unpack_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord unpack`."""
-    parser.description = "Decompress a packed archive to the original bytes, and check them."
     parser.add_argument("source", metavar="PACKED", help="a packed archive; - for standard input")
     parser.add_argument("dest", metavar="OUT", nargs="?", help="default: PACKED without .zst")
     parser.add_threads("number of threads")
@@ -181,7 +176,7 @@ def unpack_arguments(parser: Parser) -> None:
 
 
 def unpack(args: Arguments) -> int:
-    """Unpack an archive."""
+    """Decompress a packed archive to the original bytes, and check them."""
     from zcrecord import transport
 
     choose_dest(args, (".zst",), "")
@@ -196,8 +191,6 @@ def _packed_facts(report: Any, out: Printer) -> Iterator[str]:
 
 def report_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord report`."""
-    parser.description = """Write an archive's tree, largest tensors, file layout and metadata as one HTML file, which
-        needs no server. The same archive gives the same file."""
     parser.add_argument("source", metavar="FILE", help="an archive, or the URL of one; - for standard input")
     about = "HTML file; - for standard output (default: FILE with the suffix .html; standard output if FILE is -)"
     parser.add_argument("--output", "-o", dest="dest", metavar="OUT", help=about)
@@ -206,7 +199,8 @@ def report_arguments(parser: Parser) -> None:
 
 
 def report(args: Arguments) -> int:
-    """Write the page of an archive."""
+    """Write an archive's tree, largest tensors, file layout and metadata as one HTML file, which needs no server. The
+    same archive gives the same file."""
     from zcrecord import report as pages
 
     choose_dest(args, (".zst", ".zcr"), ".html")

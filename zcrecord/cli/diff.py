@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from zcrecord.archive.info import child_of_type
+from zcrecord.codec.conventions import TUNED_TYPE
 from zcrecord.integrity import SIGNATURE_PREFIX, Change, compare
 from zcrecord.record.record import Record
 
@@ -24,10 +26,6 @@ _COLUMNS = (
 
 def diff_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord diff`."""
-    parser.description = """Compare the contents of two archives; their layout is ignored. Exit status 0 if they are the
-        same, 1 if they differ, 2 for an error. On a terminal a table; into a pipe lines of +, - or !, kind, name,
-        before, after and difference, separated by tabs. If only what zcrecord tune adds differs, a line on standard
-        error says so."""
     parser.add_argument("file", metavar="A", help="an archive; one of the two may be - for standard input")
     parser.add_argument("other", metavar="B", help="an archive")
     about = "do not read payloads with equal digests, but take them as equal; only for archives from trusted sources"
@@ -38,7 +36,9 @@ def diff_arguments(parser: Parser) -> None:
 
 
 def diff(args: Arguments) -> int:
-    """Compare two archives; return 0 if they are equal, 1 if they differ, 2 for an error, as the command diff does."""
+    """Compare the contents of two archives; their layout is ignored. Exit status 0 if they are the same, 1 if they
+    differ, 2 for an error. On a terminal a table; into a pipe lines of +, - or !, kind, name, before, after and
+    difference, separated by tabs. If only what zcrecord tune adds differs, a line on standard error says so."""
     if args.file == args.other == "-":
         args.refuse("only one of the two can be standard input")
     different = False
@@ -64,7 +64,8 @@ def _print_changes(before: Record, after: Record, args: Arguments) -> bool:
         out.json({"before": args.file, "after": args.other, "same": not changes, "changes": listed})
     else:
         out.table(_COLUMNS, map(_change_cells, changes), _change_line)
-    if changes and all(map(_may_be_tuning, changes)) and _is_tuned(before, after):
+    tuned = (child_of_type(record.archive, TUNED_TYPE) is not None for record in (before, after))
+    if changes and all(map(_may_be_tuning, changes)) and any(tuned):
         errors.line("only the tuned parts differ: attributes, and signatures, which lapse; every tensor is the same")
     return bool(changes)
 
@@ -74,13 +75,6 @@ def _may_be_tuning(change: Change) -> bool:
     if change.what == "metadata":
         return change.name.startswith(SIGNATURE_PREFIX)
     return change.what in ("module", "attribute") and change.name.startswith("onnx.tuned")
-
-
-def _is_tuned(*records: Record) -> bool:
-    """Return True if one of the archives has a tuned part."""
-    from zcrecord.onnx.graph import tuned_module  # here, because few archives are tuned
-
-    return any(tuned_module(record.archive) is not None for record in records)
 
 
 def _change_json(change: Change) -> dict[str, Any]:

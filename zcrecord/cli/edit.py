@@ -17,9 +17,6 @@ from .stdio import check_file
 
 def edit_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord edit`."""
-    parser.description = """Change an archive without reading what stays: the file system clones or copies it. Changes
-        are made in the order in which they are given, and appear together, or not at all. A VALUE is JSON (8, 0.5,
-        true, [1, 2]), or else text. In names * stands for any text. Signatures lapse, unless only metadata change."""
     parser.add_argument("file", metavar="FILE", help="an archive, which is replaced")
     for option, metavar, about in (
         ("--metadata", "NAME=VALUE", "set a metadata entry"),
@@ -38,7 +35,9 @@ def edit_arguments(parser: Parser) -> None:
 
 
 def edit(args: Arguments) -> int:
-    """Edit an archive."""
+    """Change an archive without reading what stays: the file system clones or copies it. Changes are made in the order
+    in which they are given, and appear together, or not at all. A VALUE is JSON (8, 0.5, true, [1, 2]), or else text.
+    In names * stands for any text. Signatures lapse, unless only metadata change."""
     if "-" in (args.file, args.output):
         args.refuse("FILE and OUT have to be files: neither can be -")
     changes = [(option, _pair(option, text, args.refuse)) for option, text in args.changes or ()]

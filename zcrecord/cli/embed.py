@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 
 def embed_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord embed`."""
-    parser.description = """Write source code with an archive's tensors as constants of a program. In C, C++, assembler
-        and Rust the compiler reads the bytes from the archive itself; comments in the generated files tell how to
-        build."""
     parser.add_argument("source", metavar="ARCHIVE", help="an archive; not an archive attached to a program")
     about = """language, and the files written; c: .S and .h; cpp: .S and .hpp, with --blob as for c;
         asm: .S and .inc; rust: .rs; python: .py"""
@@ -47,7 +44,8 @@ def embed_arguments(parser: Parser) -> None:
 
 
 def embed(args: Arguments) -> int:
-    """Write sources with an archive's tensors as constants."""
+    """Write source code with an archive's tensors as constants of a program. In C, C++, assembler and Rust the compiler
+    reads the bytes from the archive itself; comments in the generated files tell how to build."""
     from zcrecord.embed import generate
     from zcrecord.embed.generator import out_of_place
 
@@ -78,8 +76,6 @@ def _embedded(report: EmbedReport, out: Printer) -> Iterator[str]:
 
 def attach_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord attach`."""
-    parser.description = """Append an archive to an executable. The program runs as before, and reads the weights from
-        its own file: by load_record(sys.executable), or zcr_open_suffix in C."""
     parser.add_argument("program", metavar="PROGRAM", help="an executable; an archive attached before is replaced")
     parser.add_argument("archive", metavar="ARCHIVE", help="an archive; not an archive attached to a program")
     parser.add_output("program", "PROGRAM")
@@ -89,7 +85,8 @@ def attach_arguments(parser: Parser) -> None:
 
 
 def attach(args: Arguments) -> int:
-    """Append an archive to an executable."""
+    """Append an archive to an executable. The program runs as before, and reads the weights from its own file: by
+    load_record(sys.executable), or zcr_open_suffix in C."""
     from zcrecord.embed import attach
 
     _, errors = printers(args.quiet)
@@ -109,7 +106,6 @@ def _attached(report: AttachReport, out: Printer) -> Iterator[str]:
 
 def detach_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord detach`."""
-    parser.description = "Remove an attached archive from an executable, and write it to a file."
     parser.add_argument("program", metavar="PROGRAM", help="an executable with an archive attached")
     about = "file to write the archive to (default: PROGRAM.zcr)"
     parser.add_argument("--output", "-o", metavar="ARCHIVE", help=about)
@@ -119,7 +115,7 @@ def detach_arguments(parser: Parser) -> None:
 
 
 def detach(args: Arguments) -> int:
-    """Remove an attached archive from an executable."""
+    """Remove an attached archive from an executable, and write it to a file."""
     from zcrecord.embed import detach
 
     if args.discard and (args.keep or args.output is not None):

@@ -45,19 +45,13 @@ def error_json(error: RecordError) -> dict[str, Any]:
 @contextlib.contextmanager
 def writing(name: str) -> Iterator[None]:
     """Run a block that writes files: errors name the input, and an interrupted block leaves no scratch file."""
-    with located(name), _ending_on_signals(), _reporting_closed_pipe():
-        yield
-
-
-@contextlib.contextmanager
-def _reporting_closed_pipe() -> Iterator[None]:
-    """Turn a closed pipe into an error: a conversion without a reader has failed."""
-    try:
-        yield
-    except BrokenPipeError as error:
-        _spare_stdout()
-        where = getattr(error, "path", None) or "standard output"
-        raise SourceError("the reader closed the pipe; the output is incomplete", path=where) from None
+    with located(name), _ending_on_signals():
+        try:
+            yield
+        except BrokenPipeError as error:  # a conversion without a reader has failed
+            _spare_stdout()
+            where = getattr(error, "path", None) or "standard output"
+            raise SourceError("the reader closed the pipe; the output is incomplete", path=where) from None
 
 
 @contextlib.contextmanager

@@ -13,9 +13,9 @@ import numpy as np
 
 from zcrecord.archive.archive import has_type_name
 from zcrecord.archive.by_file import files
-from zcrecord.archive.info import ModuleInfo, TensorInfo
+from zcrecord.archive.info import ModuleInfo, TensorInfo, child_of_type
 from zcrecord.archive.payload_source import is_twin
-from zcrecord.codec.conventions import REFERENCES_TYPE
+from zcrecord.codec.conventions import REFERENCES_TYPE, TUNED_TYPE
 from zcrecord.codec.layout import NONE
 from zcrecord.errors import DependencyError, FormatError, LimitError, TensorNotFoundError, printable
 from zcrecord.record.record import Record
@@ -45,9 +45,6 @@ _TREE_COLUMNS = (
 
 def info_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord info`."""
-    parser.description = """Print an archive's sizes, types, attributes and metadata. For an archive of up to 64 MiB
-        print its content digest, too. For a tuned archive print the machines that it is tuned for, and whether this is
-        one of them, which onnxruntime tells if it is installed."""
     parser.add_archive()
     parser.add_json("everything")
     about = "print the content digest, which does not depend on the layout; reads the whole archive"
@@ -55,7 +52,9 @@ def info_arguments(parser: Parser) -> None:
 
 
 def info(args: Arguments) -> int:
-    """Print an archive's sizes, layout, types, metadata and attributes."""
+    """Print an archive's sizes, types, attributes and metadata. For an archive of up to 64 MiB print its content
+    digest, too. For a tuned archive print the machines that it is tuned for, and whether this is one of them, which
+    onnxruntime tells if it is installed."""
     out, errors = printers()
     name = name_of(args.file)
     with opened_archive(args.file, args.embedded) as record:
@@ -129,11 +128,9 @@ def _catalogue(record: Record) -> dict[str, Any]:
 
 def _tuned(record: Record) -> dict[str, Any] | None:
     """Return sizes and targets of an archive's tuned part, and why one does not fit this machine; None if untuned."""
-    from zcrecord.onnx.graph import tuned_module  # here, for the sake of the other commands' start
-
-    if tuned_module(record.archive) is None:
+    if child_of_type(record.archive, TUNED_TYPE) is None:
         return None
-    from zcrecord.onnx import runtime, target, tuned
+    from zcrecord.onnx import runtime, target, tuned  # here, because few archives are tuned
 
     this_machine = None
     with contextlib.suppress(DependencyError):
@@ -218,8 +215,6 @@ def _fact_lines(facts: dict[str, Any], out: Printer) -> Iterator[tuple[str, str]
 
 def ls_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord ls`."""
-    parser.description = """List tensors. On a terminal a table; into a pipe lines of name, dtype, shape, bytes, offset,
-        alignment and tie, separated by tabs."""
     parser.add_archive()
     parser.add_json("everything")
     about = "list only tensors whose names match, such as 'encoder.*.weight'"
@@ -228,12 +223,17 @@ def ls_arguments(parser: Parser) -> None:
 
 
 def ls(args: Arguments) -> int:
-    """List an archive's tensors, or those whose names match; a tied tensor with one that it is tied to."""
+    """List tensors. On a terminal a table; into a pipe lines of name, dtype, shape, bytes, offset, alignment and tie,
+    separated by tabs."""
     out = Printer(sys.stdout)
     with opened_archive(args.file, args.embedded) as record:
         tensors = _picked(record, args.sort, args.patterns)
-        if args.json:
-            out.json_array({**_tensor_json(t), **_shard(record, t)} for t in tensors)
+        source = record.archive.source
+        if args.json and source.file_names:  # of a catalogue the shard, too, that contains a whole tensor
+            shards = ((t, None if t.payload is None else source.file_name(t.payload)) for t in tensors)
+            out.json_array({**_tensor_json(t), "shard": name} for t, name in shards)
+        elif args.json:
+            out.json_array(map(_tensor_json, tensors))
         else:
             out.table(COLUMNS, (_tensor_cells(t, out) for t in tensors))
     return 0
@@ -264,10 +264,6 @@ def _dtype(tensor: TensorInfo) -> str:
     return tensor.dtype.name if natural else f"{tensor.dtype.name} in {tensor.bits} bits"
 
 
-def _shape(tensor: TensorInfo) -> str:
-    return f"[{', '.join(map(str, tensor.shape))}]"
-
-
 def _tensor_cells(tensor: TensorInfo, out: Printer) -> tuple[str, ...]:
     others = len(tensor.tied) - 1
     tied = ""
@@ -275,7 +271,7 @@ def _tensor_cells(tensor: TensorInfo, out: Printer) -> tuple[str, ...]:
         tied = "= " + printable(tensor.tied[tensor.tied[0] == tensor.name])
         tied += f" and {others - 1} more" if others > 1 else ""
     numbers = out.number(tensor.nbytes), str(tensor.offset), str(tensor.alignment)
-    return shown(tensor.name), _dtype(tensor), _shape(tensor), *numbers, tied
+    return shown(tensor.name), _dtype(tensor), str(list(tensor.shape)), *numbers, tied
 
 
 def _tensor_json(tensor: TensorInfo) -> dict[str, Any]:
@@ -289,24 +285,15 @@ def _tensor_json(tensor: TensorInfo) -> dict[str, Any]:
     }
 
 
-def _shard(record: Record, tensor: TensorInfo) -> dict[str, Any]:
-    """Return the shard of a catalogue that contains a whole tensor; an empty dict for any other archive."""
-    source = record.archive.source
-    if not source.file_names:
-        return {}
-    return {"shard": None if tensor.payload is None else source.file_name(tensor.payload)}
-
-
 def tree_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord tree`."""
-    parser.description = "Show modules, tensors and attributes as a tree."
     parser.add_archive()
     parser.add_json("everything")
     parser.add_argument("--depth", type=natural, metavar="N", help="show at most N levels")
 
 
 def tree(args: Arguments) -> int:
-    """Print an archive's modules, tensors and attributes in saved order, as they nest."""
+    """Show modules, tensors and attributes as a tree."""
     out = Printer(sys.stdout)
     with opened_archive(args.file, args.embedded) as record:
         nodes = (node for node in record.walk() if args.depth is None or node[0] <= args.depth)
@@ -324,7 +311,7 @@ def _node_cells(level: int, key: str, child: Any, out: Printer) -> tuple[str, ..
         kind = f"{child.kind} {shown(child.type_name)}" if child.type_name else child.kind
         return label, kind, out.number(child.nbytes), counted(child.tensors, "tensor")
     if isinstance(child, TensorInfo):
-        return label, _dtype(child), out.number(child.nbytes), _shape(child)
+        return label, _dtype(child), out.number(child.nbytes), str(list(child.shape))
     return label, "attribute", "", shown_value(child)
 
 

@@ -1,8 +1,8 @@
 """The commands of `zcrecord`, a row for each. To add one: a module of this folder, a row here, tests.
 
 A row's module has two functions named after the command, dashes as underscores: `NAME_arguments(parser)`, which
-declares its arguments and description, and `NAME(args)`, which runs it and returns the exit status. The module is
-imported when its command is run, asked for help, or completed.
+declares its arguments, and `NAME(args)`, which runs it and returns the exit status; its docstring is the description in
+the help. The module is imported when its command is run, asked for help, or completed.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class Command(NamedTuple):
 
     def declare(self, parser: Any) -> None:
         """Declare the command's arguments and description."""
+        parser.description = self.function().__doc__
         self.function("_arguments")(parser)
 
 

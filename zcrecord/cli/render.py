@@ -164,7 +164,7 @@ class Printer:
     def line(self, text: str) -> None:
         """Print one line, on a terminal broken between words; the text is escaped already."""
         if self._stream is not None:
-            self._print(wrapped(text, self._stream))
+            print(wrapped(text, self._stream), file=self._stream)
 
     def _print(self, text: str) -> None:
         if self._stream is not None:
@@ -233,15 +233,11 @@ class Printer:
 
     def json_array(self, items: Iterable[Any]) -> None:
         """Print a JSON array, an item to a line."""
-        self._print("[")
-        last = ""
+        before = "["
         for item in items:
-            if last:
-                self._print(last + ",")
-            last = json.dumps(item, allow_nan=False)
-        if last:
-            self._print(last)
-        self._print("]")
+            self._print(before)
+            before = json.dumps(item, allow_nan=False) + ","
+        self._print(before.rstrip(",") + "\n]")
 
 
 def printers(quiet: bool = False) -> tuple[Printer, Printer]:
@@ -302,16 +298,11 @@ def showing_progress(label: str, printer: Printer) -> Iterator[Progress]:
 @contextlib.contextmanager
 def _bar(label: str, printer: Printer) -> Iterator[Callable[[int, int | None, float], None]]:
     _rich()
-    from rich import progress
+    from rich import progress as p
 
-    columns = (
-        progress.TextColumn("{task.description}", markup=False),
-        progress.BarColumn(),
-        progress.DownloadColumn(binary_units=True),
-        progress.TransferSpeedColumn(),
-        progress.TimeRemainingColumn(),
-    )
-    with progress.Progress(*columns, console=printer.console(), transient=True) as bar:
+    text, size = p.TextColumn("{task.description}", markup=False), p.DownloadColumn(binary_units=True)
+    columns = text, p.BarColumn(), size, p.TransferSpeedColumn(), p.TimeRemainingColumn()
+    with p.Progress(*columns, console=printer.console(), transient=True) as bar:
         task = bar.add_task(label, total=None)
         yield lambda done, total, _: bar.update(task, completed=done, total=total)
 

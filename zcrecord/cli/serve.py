@@ -15,8 +15,6 @@ from .stdio import check_file
 
 def serve_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord serve`."""
-    parser.description = """Serve an archive, and a page that shows it in a browser, until Ctrl-C. Only programs on this
-        machine can connect, unless --host names another address."""
     parser.add_argument("file", metavar="FILE", help="an archive; not an archive attached to a program")
     about = "port to listen on; 0 for any free port (default: 8000, or any free port if 8000 is taken)"
     parser.add_argument("--port", type=natural, metavar="N", help=about)
@@ -31,7 +29,8 @@ def serve_arguments(parser: Parser) -> None:
 
 
 def serve(args: Arguments) -> int:
-    """Serve an archive until Ctrl-C."""
+    """Serve an archive, and a page that shows it in a browser, until Ctrl-C. Only programs on this machine can connect,
+    unless --host names another address."""
     from . import serving
 
     if args.file == "-" or is_url(args.file):

@@ -70,7 +70,10 @@ def serve(
         DependencyError: aiohttp is not installed. KeyboardInterrupt: after SIGINT, once all responses have ended or
         were cut off.
     """
-    web = _aiohttp()
+    try:
+        from aiohttp import web  # here, because it is an extra
+    except ImportError as error:
+        raise missing_package("aiohttp", extra="serve") from error
     files = {"archive": Path(source), **({} if samples is None else {"samples": Path(samples)})}
     for name, path in files.items():
         _check_archive(path, samples=name == "samples")
@@ -135,25 +138,17 @@ def _reporting_faults(report: Callable[[str], object]) -> Iterator[None]:
         logger.removeHandler(lines)
 
 
-def _aiohttp() -> Any:
-    try:
-        from aiohttp import web  # here, because it is an extra
-    except ImportError as error:
-        raise missing_package("aiohttp", extra="serve") from error
-    return web
-
-
 def _check_archive(path: Path, *, samples: bool) -> None:
     """Raise RecordError unless a file is an archive that the page can read; `samples` need inputs and labels."""
     with load_record(path) as record:
         takes_one_file(record.archive, "serve")
         fits = not samples or ("labels" in record and ("images" in record or "inputs" in record))
+    fault = "samples need the tensors `images` (or `inputs`) and `labels`; one of the two is missing"
     if read_start(os.fspath(path), len(MAGIC)) != MAGIC:
         fault = "is packed or attached to a program, and browsers read plain archives: unpack or detach it first"
-        raise UnsupportedError(fault, path=os.fspath(path))
-    if not fits:
-        fault = "samples need the tensors `images` (or `inputs`) and `labels`; one of the two is missing"
-        raise UnsupportedError(fault, path=os.fspath(path))
+    elif fits:
+        return
+    raise UnsupportedError(fault, path=os.fspath(path))
 
 
 def is_loopback(host: str) -> bool:
@@ -213,17 +208,16 @@ def _application(web: Any, files: dict[str, Path], runtime: WebRuntime, *, local
         name = os.fsencode(files["archive"].name).decode("utf-8", "replace")
         return web.json_response({"name": name, "samples": "samples" in files, "runtime": runtime.about})
 
+    served = {f"{name}.zcr": (path, "application/vnd.zcrecord") for name, path in files.items()}
+    for path in (p for room in _ROOMS for p in (_WEB / room).iterdir() if p.suffix in _TYPES):
+        place = "" if path.name == "index.html" else path.relative_to(_WEB).as_posix()
+        served[place] = path, f"{_TYPES[path.suffix]}; charset=utf-8"
+    served |= {name: (p, _TYPES.get(p.suffix, "application/wasm")) for name, p in runtime.files.items()}
     app = web.Application(middlewares=[guard])
     app.on_response_prepare.append(prepare)
     app.router.add_get("/about.json", about)
-    for name, path in files.items():
-        app.router.add_get(f"/{name}.zcr", _responding(web, path, "application/vnd.zcrecord"))
-    for path in sorted(p for room in _ROOMS for p in (_WEB / room).iterdir() if p.suffix in _TYPES):
-        place = "" if path.name == "index.html" else path.relative_to(_WEB).as_posix()
-        app.router.add_get(f"/{place}", _responding(web, path, f"{_TYPES[path.suffix]}; charset=utf-8"))
-    for name, path in runtime.files.items():
-        kind = "application/wasm" if path.suffix == ".wasm" else _TYPES[path.suffix]
-        app.router.add_get(f"/{name}", _responding(web, path, kind))
+    for place, (path, kind) in served.items():
+        app.router.add_get(f"/{place}", _responding(web, path, kind))
     return app
 
 

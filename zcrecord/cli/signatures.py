@@ -15,9 +15,6 @@ from .stdio import check_file, name_of, opened_archive
 
 def sign_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord sign`."""
-    parser.description = """Add an Ed25519 signature of the content digest to an archive's metadata. It stays valid when
-        the archive is saved with another layout, packed or converted. Metadata are not covered. Make a key with:
-        openssl genpkey -algorithm ed25519 -out key.pem"""
     parser.add_argument("file", metavar="FILE", help="an archive, which is replaced")
     about = "private key, PEM or OpenSSH; the passphrase is read from $ZCRECORD_PASSPHRASE, or from the terminal"
     parser.add_argument("--key", required=True, metavar="KEY", help=about)
@@ -26,7 +23,9 @@ def sign_arguments(parser: Parser) -> None:
 
 
 def sign(args: Arguments) -> int:
-    """Sign an archive."""
+    """Add an Ed25519 signature of the content digest to an archive's metadata. It stays valid when the archive is saved
+    with another layout, packed or converted. Metadata are not covered. Make a key with: openssl genpkey -algorithm
+    ed25519 -out key.pem"""
     from zcrecord import integrity  # here, because few need cryptography
 
     check_file(args.file)
@@ -55,8 +54,6 @@ def _passphrase(key: str) -> bytes | None:
 
 def check_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord check`."""
-    parser.description = """Check that the owner of a key signed an archive, and that it has not changed since. Exit
-        status 1 if not. Tensors, modules and attributes are covered, metadata are not."""
     parser.add_archive()
     about = "public key, PEM or OpenSSH; if given several times, the owner of each key has to have signed"
     parser.add_argument("--key", required=True, action="append", metavar="PUB", help=about)
@@ -65,7 +62,8 @@ def check_arguments(parser: Parser) -> None:
 
 
 def check(args: Arguments) -> int:
-    """Check that the owner of each key signed an archive, and print the result."""
+    """Check that the owner of a key signed an archive, and that it has not changed since. Exit status 1 if not.
+    Tensors, modules and attributes are covered, metadata are not."""
     from zcrecord import integrity
 
     out, errors = printers(args.quiet)

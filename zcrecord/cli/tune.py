@@ -19,10 +19,6 @@ from .stdio import check_file, opened_archive
 
 def tune_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord tune`."""
-    parser.description = """Have ONNX Runtime optimise the model of an archive for this machine, and add what it makes
-        to the archive: the optimised graph and the packed weights. Processes that serve the archive then answer as fast
-        as from the .onnx, and share one copy of the weights. The model and its tensors stay as they are. Signatures
-        lapse, since they are of the whole archive."""
     about = "an archive made from ONNX, or a folder with one; it is replaced unless OUT is given"
     parser.add_argument("source", metavar="ARCHIVE", help=about)
     about = "write the tuned archive to OUT, and leave ARCHIVE unchanged"
@@ -34,7 +30,10 @@ def tune_arguments(parser: Parser) -> None:
 
 
 def tune(args: Arguments) -> int:
-    """Tune an archive, or remove its tuned part."""
+    """Have ONNX Runtime optimise the model of an archive for this machine, and add what it makes to the archive: the
+    optimised graph and the packed weights. Processes that serve the archive then answer as fast as from the .onnx, and
+    share one copy of the weights. The model and its tensors stay as they are. Signatures lapse, since they are of the
+    whole archive."""
     if "-" in (args.source, args.dest):
         args.refuse("ARCHIVE and OUT have to be files: neither can be -")
     if args.remove and args.threads is not None:

@@ -23,9 +23,6 @@ _GLANCE = 5  # names beside a damaged range; --json has all
 
 def verify_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord verify`."""
-    parser.description = """Check an archive, and list everything that is damaged. The exit status is 1 if the archive
-        is not valid. For an .onnx file whose weights lie in an archive (to-onnx --external), check that the archive is
-        still the same."""
     parser.add_archive()
     parser.add_json("the result")
     about = "touch: check headers and structure; index: also every rule of the index; full (default): also all digests"
@@ -35,7 +32,8 @@ def verify_arguments(parser: Parser) -> None:
 
 
 def verify(args: Arguments) -> int:
-    """Check an archive, or the archive of an ONNX model."""
+    """Check an archive, and list everything that is damaged. The exit status is 1 if the archive is not valid. For an
+    .onnx file whose weights lie in an archive (to-onnx --external), check that the archive is still the same."""
     name = name_of(args.file)
     out, errors = printers(args.quiet)
     with located(name):

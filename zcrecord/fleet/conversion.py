@@ -5,6 +5,7 @@ Decides whether an archive is current, and whether a failure is final. `zcrecord
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from zcrecord.errors import (
     SourceNotFoundError,
     UnsupportedError,
 )
-from zcrecord.storage.files import Identity, is_url, place_for, refusals
+from zcrecord.storage.files import is_url, place_for, refusals
 
 from .jobs import Job
 from .sources import GONE, Model, shown
@@ -74,86 +75,72 @@ def convert_one(job: Job) -> Outcome:
         ('converted', 'kept')
     """
     started = time.perf_counter()
-    state, error, nbytes = _JobRun(job).run()
+    state, error, nbytes = _run(job)
     return Outcome(job, state, error, nbytes, time.perf_counter() - started)
 
 
-class _JobRun:
-    """One run of a job."""
+def _run(job: Job) -> tuple[State, str, int]:
+    """Run a job; return state, error and bytes of the archive."""
+    model = Model(job.source, job.source_format, job.storage_options)
+    model.note([model.name])
+    if model.versions[model.name] == GONE:
+        raise SourceNotFoundError("no such file", path=shown(job.source))
+    replaces = None if job.force else version_at(job.dest, job.dest_storage_options)
+    stamp = stamp_at(job)
+    if stamp and not job.force and is_current(stamp, job, model):
+        return "kept", "", 0
+    refusal = refusal_at(job)
+    if refusal is not None and not job.force and is_current(refusal[0], job, model):
+        return "refused", refusal[1], 0
+    if stamp == {} and not job.force:
+        fault = "exists already, and no fleet wrote it; remove it, or force its replacement"
+        return "refused", str(DestinationExistsError(fault, path=shown(job.dest))), 0
+    try:
+        nbytes = _convert(job, model, place_for(job.dest, replaces, job.dest_storage_options))
+    except SourceError:
+        if not job.force and (made := stamp_at(job)) and is_current(made, job, model):
+            return "kept", "", 0  # another worker, which did the same job, came first
+        raise
+    except DependencyError:
+        raise
+    except RecordError as error:
+        model.check_same()  # raises if the file changed, which may be the reason
+        message = error.located(path=shown(job.source)).describe(lambda _: "")  # no job has the argument
+        keep_refusal(job, stamp_of(job, model.versions), message)
+        return "refused", message, 0
+    if refusal is not None:
+        forget_refusal(job)
+    return "converted", "", nbytes
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._model = Model(job.source, job.source_format, job.storage_options)
-        self._replaces: Identity | str | None = None  # the version of the destination as the run begins
 
-    def run(self) -> tuple[State, str, int]:
-        """Return state, error and bytes of the archive."""
-        job, model = self._job, self._model
-        model.note([model.name])
-        if model.versions[model.name] == GONE:
-            raise SourceNotFoundError("no such file", path=shown(job.source))
-        self._replaces = None if job.force else version_at(job.dest, job.dest_storage_options)
-        stamp = stamp_at(job)
-        if stamp and not job.force and is_current(stamp, job, model):
-            return "kept", "", 0
-        refusal = refusal_at(job)
-        if refusal is not None and not job.force and is_current(refusal[0], job, model):
-            return "refused", refusal[1], 0
-        if stamp == {} and not job.force:
-            fault = "exists already, and no fleet wrote it; remove it, or force its replacement"
-            return "refused", str(DestinationExistsError(fault, path=shown(job.dest))), 0
-        try:
-            nbytes = self._convert()
-        except SourceError:
-            if not job.force and (made := stamp_at(job)) and is_current(made, job, model):
-                return "kept", "", 0  # another worker, which did the same job, came first
-            raise
-        except DependencyError:
-            raise
-        except RecordError as error:
-            model.check_same()  # raises if the file changed, which may be the reason
-            message = error.located(path=shown(job.source)).describe(lambda _: "")  # no job has the argument
-            keep_refusal(job, stamp_of(job, model.versions), message)
-            return "refused", message, 0
-        if refusal is not None:
-            forget_refusal(job)
-        return "converted", "", nbytes
+def _convert(job: Job, model: Model, dest: Any) -> int:
+    """Convert a model to the archive at `dest`, as a stream if that is possible; return the archive's bytes."""
+    if not is_url(job.dest):
+        with refusals(job.dest):
+            os.makedirs(os.path.dirname(job.dest), exist_ok=True)
+    forward = job.source_format != "zcr" and FORMATS[job.source_format].streams
+    if is_url(job.source) and forward and not model.name.lower().endswith(".json"):
+        needs_files = ExternalDataError, UnsupportedError  # or it cannot be read forward
+        with contextlib.suppress(*needs_files), model.stream() as stream:
+            return _write(job, model, stream, dest)
+    with model.on_disk() as path:
+        return _write(job, model, path, dest)
 
-    def _convert(self) -> int:
-        """Write the archive; return its bytes."""
-        if not is_url(self._job.dest):
-            with refusals(self._job.dest):
-                os.makedirs(os.path.dirname(self._job.dest), exist_ok=True)
-        if self._streams():
-            try:
-                with self._model.stream() as stream:
-                    return self._write(stream)
-            except (ExternalDataError, UnsupportedError):
-                pass  # the model needs other files, or cannot be read forward
-        with self._model.on_disk() as path:
-            return self._write(path)
 
-    def _streams(self) -> bool:
-        kind, name = self._job.source_format, self._model.name.lower()
-        return is_url(self._job.source) and kind != "zcr" and FORMATS[kind].streams and not name.endswith(".json")
+def _write(job: Job, model: Model, source: Any, dest: Any) -> int:
+    def metadata() -> dict[str, str]:
+        model.check_same()
+        return metadata_of(stamp_of(job, model.versions))
 
-    def _write(self, source: Any) -> int:
-        """Convert a path or stream to the archive; return its bytes."""
-        job, model = self._job, self._model
-
-        def metadata() -> dict[str, str]:
-            model.check_same()
-            return metadata_of(stamp_of(job, model.versions))
-
-        report = formats.convert(
-            source,
-            place_for(job.dest, self._replaces, job.dest_storage_options),
-            source_format=job.source_format,
-            force=True,
-            alignment=job.alignment,
-            durable=job.durable,
-            max_shard_size=job.max_shard_size,
-            metadata=metadata,
-            storage_options=job.dest_storage_options if is_url(job.dest) else None,
-        )
-        return report.archive_bytes
+    report = formats.convert(
+        source,
+        dest,
+        source_format=job.source_format,
+        force=True,
+        alignment=job.alignment,
+        durable=job.durable,
+        max_shard_size=job.max_shard_size,
+        metadata=metadata,
+        storage_options=job.dest_storage_options if is_url(job.dest) else None,
+    )
+    return report.archive_bytes

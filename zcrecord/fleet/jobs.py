@@ -89,7 +89,12 @@ def plan(
         >>> [(os.path.basename(job.source), os.path.basename(job.dest)) for job in plan(".", "archives")]
         [('model.onnx', 'model.zcr')]
     """
-    _check_options(source_format, alignment, max_shard_size)
+    check_alignment(alignment)
+    known = [name for name, row in FORMATS.items() if row.reads]
+    if source_format is not None and source_format not in known:
+        raise UnsupportedError(f"format {printable(str(source_format))} is not known; {', '.join(known)}")
+    if max_shard_size is not None and max_shard_size < 1:
+        raise UnsupportedError("a shard size is in bytes, from 1 on")
     options = dict(storage_options or {})
     dest_options = options if dest_storage_options is None else dict(dest_storage_options)
     source, dest = _prefix(source_prefix, options), _prefix(dest_prefix, dest_options, written=True)
@@ -110,15 +115,6 @@ def plan(
     ]
 
 
-def _check_options(source_format: str | None, alignment: int, max_shard_size: int | None) -> None:
-    check_alignment(alignment)
-    known = [name for name, row in FORMATS.items() if row.reads]
-    if source_format is not None and source_format not in known:
-        raise UnsupportedError(f"format {printable(str(source_format))} is not known; {', '.join(known)}")
-    if max_shard_size is not None and max_shard_size < 1:
-        raise UnsupportedError("a shard size is in bytes, from 1 on")
-
-
 def _prefix(given: str | os.PathLike[str], options: Mapping[str, Any], *, written: bool = False) -> str:
     """Return a URL, or an absolute path, which is the same on every worker."""
     if isinstance(given, str) and is_url(given):
@@ -137,7 +133,7 @@ def _below(prefix: str, path: str) -> str:
 
 def _models(listed: Mapping[str, int], named: str | None) -> dict[str, str]:
     """Return the models among files, with their formats; see `plan`."""
-    kinds = {path: kind for path in listed if (kind := _format(path)) and not _hidden(path)}
+    kinds = {path: kind for path in listed if (kind := _format(path)) and "/." not in f"/{path}"}  # none hidden
     with_index = {_folder(path) for path in kinds if path.endswith(INDEX)}
     with_onnx = {_folder(path) for path, kind in kinds.items() if kind == _ONNX}
     out = {}
@@ -175,10 +171,6 @@ def _targets(models: Mapping[str, str], source: str, dest: str) -> dict[str, str
 
 def _folder(path: str) -> str:
     return path.rpartition("/")[0]
-
-
-def _hidden(path: str) -> bool:
-    return path.startswith(".") or "/." in path
 
 
 def _unpacked(path: str) -> str:

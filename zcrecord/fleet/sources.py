@@ -23,6 +23,7 @@ from zcrecord.storage.files import is_url, open_source, refusals, scratch_folder
 from zcrecord.storage.urls import file_beside, redacted
 
 GONE = "missing"  # the version of a file that does not exist
+_NO_FILE = errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP  # the last two: no file can have the name
 
 
 def local_path(place: str, options: Mapping[str, Any]) -> str | None:
@@ -86,10 +87,8 @@ class Model:
             path = self._place(name)
             try:
                 status = os.stat(path)
-            except (FileNotFoundError, NotADirectoryError):
-                return GONE
             except OSError as error:
-                if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):  # no file can have the name: the model's fault
+                if error.errno in _NO_FILE:
                     return GONE
                 raise SourceError(f"cannot be read: {error.strerror}", path=path, errno=error.errno) from error
             return f"{status.st_size}-{status.st_mtime_ns:x}"

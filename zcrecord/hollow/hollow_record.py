@@ -22,7 +22,7 @@ from zcrecord.archive.damage import check_digest
 from zcrecord.archive.info import ModuleInfo, TensorInfo
 from zcrecord.archive.private_copy import check_apart
 from zcrecord.codec.layout import NONE
-from zcrecord.errors import FillError, LoadCancelledError, ProducerError, RecordError, UnsupportedError
+from zcrecord.errors import FillError, LoadCancelledError, ProducerError, UnsupportedError, located
 from zcrecord.loaders import Loader, load_into, plan_load
 from zcrecord.loaders.host import MappedLoader
 from zcrecord.loaders.load import cancel_test, loader_of
@@ -324,7 +324,7 @@ class HollowRecord:
             if cancelled():
                 raise LoadCancelledError(f"cancelled after {done} of {total} bytes", path=archive.path)
             stored = archive.row(archive.find(constants[0].name)).payload
-            with _naming(constants[0]):
+            with located(tensor=constants[0].name):
                 self._fill_payloads([number], parts, self._skeleton.verified(number, archive.payload(stored)))
             done += sum(constant.nbytes for constant in constants)
             watch(0, None)
@@ -384,7 +384,8 @@ class HollowRecord:
                 constant = writer.constant
                 tensor = loaded.pop(constant.name)
                 if verify and self._sink is not None:
-                    tensor = _on_host(constant, tensor)
+                    if constant.typed and not isinstance(tensor, PackedTensor):
+                        tensor = interop.as_array(tensor)  # in the host's memory, as which the sink gets it in any case
                     self._verify(constant, tensor)  # before the sink gets it
                 if constant.name in rooms and _lies_in(tensor, rooms[constant.name]):
                     writer.mark_complete()
@@ -413,7 +414,7 @@ class HollowRecord:
         number = constant.info.payload
         if number is not None and constant.whole:
             octets = self._payload(number) if self._sink is None else _stored_bytes(constant, tensor)
-            with _naming(constant):
+            with located(tensor=constant.name):
                 for _ in self._skeleton.verified(number, octets):
                     pass
 
@@ -467,25 +468,14 @@ class HollowRecord:
         return HollowRecord, (self._skeleton, None)
 
 
-@contextlib.contextmanager
-def _naming(constant: HollowConstant) -> Iterator[None]:
-    """Name the constant in errors."""
-    try:
-        yield
-    except RecordError as error:
-        raise error.located(tensor=constant.name) from None
-
-
 def _pair(item: Any) -> tuple[str, Any]:
     """Return an item of a stream as a tensor's name and data."""
-    try:
+    with contextlib.suppress(TypeError, ValueError):
         name, data = item
-    except (TypeError, ValueError):
-        name = data = None
-    if not isinstance(name, str):
-        kind = type(item).__name__
-        raise UnsupportedError(f"stream() takes a mapping, a binary file, or pairs (name, data), and one is a {kind}")
-    return name, data
+        if isinstance(name, str):
+            return name, data
+    kind = type(item).__name__
+    raise UnsupportedError(f"stream() takes a mapping, a binary file, or pairs (name, data), and one is a {kind}")
 
 
 def _copy(payloads: list[memoryview], chunks: Iterable[memoryview]) -> None:
@@ -528,11 +518,6 @@ def _part_of(archive: Archive, constants: list[HollowConstant]) -> Archive:
         return subset.single_tensor(archive, archive.find(constants[0].name))
     names = {constant.name for constant in constants}
     return subset.select(archive, lambda info: info.name in names, None)  # names may look like patterns
-
-
-def _on_host(constant: HollowConstant, tensor: Any) -> Any:
-    """Return a loader's tensor as an array in the host's memory, as which a sink gets it in any case."""
-    return interop.as_array(tensor) if constant.typed and not isinstance(tensor, PackedTensor) else tensor
 
 
 def _stored_bytes(constant: HollowConstant, tensor: Any) -> memoryview:

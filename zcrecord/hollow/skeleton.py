@@ -34,6 +34,11 @@ class _Expected(NamedTuple):
     shape: tuple[int, ...]  # of the payload, in bytes: that of its elements, and the size of one
     box: tuple[tuple[int, int], ...] = ()
 
+    def matches(self, payload: Any) -> bool:
+        """Return True if the box has this SHA-256."""
+        octets = np.frombuffer(payload, np.uint8).reshape(self.shape)[tuple(slice(*ends) for ends in self.box)]
+        return bool(_sha256(np.ascontiguousarray(octets).data).digest() == self.sha256)
+
 
 @dataclass(eq=False)
 class RecordSkeleton:
@@ -142,7 +147,7 @@ class RecordSkeleton:
             yield chunk
         matches = running.digest() == int(self.places["digest"][numbers[0]]).to_bytes(8, "big")
         if expected:
-            matches = all((_box_digest(whole, e) if e.box else running.digest()) == e.sha256 for e in expected)
+            matches = all(e.matches(whole) if e.box else running.digest() == e.sha256 for e in expected)
         if not matches:
             message = "a payload's digest does not match; the file is damaged, or not the one the hollow record is of"
             raise IntegrityError(message, path=self.path)
@@ -208,17 +213,10 @@ def _boxes_of(archive: Archive, number: int) -> list[tuple[tuple[int, ...], tupl
     return [(shape, tuple(zip(lo, np.add(lo, n).tolist(), strict=True))) for lo, n in zip(origin, extent, strict=True)]
 
 
-def _sha256() -> Any:
+def _sha256(data: Any = b"") -> Any:
     import hashlib  # here, because it takes 3 ms
 
-    return hashlib.sha256()
-
-
-def _box_digest(whole: Any, expected: _Expected) -> Any:
-    octets = np.frombuffer(whole, np.uint8).reshape(expected.shape)
-    hashed = _sha256()
-    hashed.update(np.ascontiguousarray(octets[tuple(slice(*ends) for ends in expected.box)]).data)
-    return hashed.digest()
+    return hashlib.sha256(data)
 
 
 class _ForwardFile:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import cached_property
 from math import prod
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -66,17 +66,16 @@ class MemoryTarget:
         """Do nothing: memory that is not filled is not shown."""
 
 
-class SinkTarget:
+class SinkTarget(NamedTuple):
     """A sink's object with `write(chunk)`, and maybe `close()` and `abort()`."""
 
-    def __init__(self, upload: Any) -> None:
-        self._upload = upload
+    upload: Any
 
     def write(self, data: memoryview) -> None:
         """Pass on the next bytes; the object must not use them after its `write` returns."""
         while len(data):
-            count = self._upload.write(data)
-            if count is None and not isinstance(self._upload, io.RawIOBase):  # a raw file says None if it would block
+            count = self.upload.write(data)
+            if count is None and not isinstance(self.upload, io.RawIOBase):  # a raw file says None if it would block
                 return
             if not isinstance(count, int) or not 0 < count <= len(data):
                 message = f"sink= wrote {count} of {len(data)} bytes"
@@ -85,13 +84,13 @@ class SinkTarget:
 
     def close(self) -> Any:
         """Close the object; returns the result of its `close`, or the object itself if that is None."""
-        result = self._upload.close() if callable(getattr(self._upload, "close", None)) else None
-        return self._upload if result is None else result
+        result = self.upload.close() if callable(getattr(self.upload, "close", None)) else None
+        return self.upload if result is None else result
 
     def abort(self) -> None:
         """Call the object's `abort`, if it has one."""
-        if callable(getattr(self._upload, "abort", None)):
-            self._upload.abort()
+        if callable(getattr(self.upload, "abort", None)):
+            self.upload.abort()
 
 
 def sink_target(constant: HollowConstant, result: Any) -> MemoryTarget | SinkTarget:
@@ -99,10 +98,10 @@ def sink_target(constant: HollowConstant, result: Any) -> MemoryTarget | SinkTar
     try:
         room = memoryview(result)
     except TypeError:
-        if not callable(getattr(result, "write", None)):
-            reason = f"sink= gave a {type(result).__name__}, neither a writable buffer nor an object with write(chunk)"
-            raise ProducerError(reason, tensor=constant.name) from None
-        return SinkTarget(result)
+        if callable(getattr(result, "write", None)):
+            return SinkTarget(result)
+        reason = f"sink= gave a {type(result).__name__}, neither a writable buffer nor an object with write(chunk)"
+        raise ProducerError(reason, tensor=constant.name) from None
     if room.readonly or not room.c_contiguous or room.nbytes != constant.nbytes:
         form = f"of {room.nbytes} bytes" if room.c_contiguous else "not in C order"
         form = "read-only" if room.readonly else form
@@ -138,6 +137,8 @@ class ConstantWriter:
         self._open, self._complete, self._lost = True, False, False
         self._busy = threading.RLock()  # of the thread that fills; another may abort the record meanwhile
 
+        self._plain = constant.native is not None and not constant.info.dtype.packed
+
     @cached_property
     def _counter(self) -> Pieces:
         info = self.constant.info
@@ -146,10 +147,6 @@ class ConstantWriter:
         if info.dtype is dtypes.STRING and self.constant.nbytes:
             return _CountedStrings(self.constant.nbytes, prod(info.shape))
         return _CountedBytes(self.constant.nbytes)
-
-    @property
-    def _plain(self) -> bool:
-        return self.constant.native is not None and not self.constant.info.dtype.packed
 
     def write(self, chunk: Any) -> None:
         """Pass on the next chunk.
@@ -301,14 +298,12 @@ class _CountedStrings(_CountedBytes):
         count = len(ends) // 8
         self._rest = ends[8 * count :]
         if count:
-            self._check_ends(np.frombuffer(ends, "<u8", count))
+            numbers = np.frombuffer(ends, "<u8", count)
+            first = self._end < 0
+            if (first and numbers[0]) or int(numbers[0]) < self._end or (numbers[1:] < numbers[:-1]).any():
+                raise ProducerError(f"its strings' ends do not ascend from 0; {_AS_STRINGS}")
+            self._end = int(numbers[-1])
         return data
-
-    def _check_ends(self, ends: np.ndarray[Any, np.dtype[np.uint64]]) -> None:
-        first = self._end < 0
-        if (first and ends[0]) or int(ends[0]) < self._end or (ends[1:] < ends[:-1]).any():
-            raise ProducerError(f"its strings' ends do not ascend from 0; {_AS_STRINGS}")
-        self._end = int(ends[-1])
 
     def finish(self) -> None:
         """Raise ProducerError unless all bytes have come, and the last end fits the strings' bytes."""

@@ -10,7 +10,7 @@ import io
 import os
 import re
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from zcrecord.archive.digest import content_digest
 from zcrecord.archive.info import TensorInfo
 from zcrecord.archive.payloads import Payloads
 from zcrecord.codec.file_types import HEAD
-from zcrecord.errors import Advice, IntegrityError, OnnxError, RecordError, UnsupportedError, printable
+from zcrecord.errors import Advice, IntegrityError, OnnxError, UnsupportedError, located, printable
 from zcrecord.onnx.lazy.locate import LocatedTensor, find_tensors
 from zcrecord.onnx.names import full_names
 from zcrecord.onnx.protobuf.interfaces import difference, interface_of
@@ -27,7 +27,7 @@ from zcrecord.onnx.protobuf.properties import read_properties
 from zcrecord.onnx.protobuf.scanner import check_head
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
-from zcrecord.storage.files import Progress, absolute_path, open_source, path_of
+from zcrecord.storage.files import Progress, absolute_path, is_url, open_source, path_of
 from zcrecord.storage.memory import map_file
 
 from . import external_data
@@ -41,8 +41,7 @@ INDEX_CRC = "zcrecord.index_crc"  # 8 hexadecimal digits; the index has every of
 EMBEDDED = "zcrecord.embedded"  # "prefix" or "suffix", if the archive is part of a file
 TUNED_FOR = "zcrecord.tuned_for"  # the target, if the model is the archive's tuned graph
 MODULE = "zcrecord.module"  # the module that the model is in, if it is not the record itself
-PROPERTIES = (ARCHIVE, CONTENT_DIGEST, PAYLOAD_OFFSET, INDEX_CRC, EMBEDDED, TUNED_FOR, MODULE)
-_WRITTEN = {  # the form of their values
+_FORMS = {  # of their values; a link has the first four
     ARCHIVE: re.compile(".+", re.DOTALL),
     CONTENT_DIGEST: re.compile("sha256:[0-9a-f]{64}"),
     PAYLOAD_OFFSET: re.compile("[0-9]{1,20}"),
@@ -51,7 +50,7 @@ _WRITTEN = {  # the form of their values
     TUNED_FOR: re.compile(r"\{[ -~]+\}"),
     MODULE: re.compile(".+", re.DOTALL),
 }
-
+PROPERTIES = tuple(_FORMS)
 _AGAIN = Advice("export the model again with {}", "external", True)
 _WITH_EXTERNAL = "a model with external weights"
 
@@ -93,7 +92,7 @@ def is_link(pairs: Sequence[tuple[str, str]]) -> bool:
     """Return True if metadata_props of these keys are as `to_onnx(external=True)` writes them: once, well formed."""
     values = dict(pairs)
     whole = len(values) == len(pairs) and values.keys() >= set(PROPERTIES[:4])
-    return whole and all(_WRITTEN[key].fullmatch(value) for key, value in pairs)
+    return whole and all(_FORMS[key].fullmatch(value) for key, value in pairs)
 
 
 def _payload_offset(record: Record) -> int:
@@ -104,13 +103,16 @@ def _index_crc(record: Record) -> str:
     return f"{record.archive.header.index_crc:08x}"
 
 
-def link(model: OpenedModel, dest: str) -> ArchiveLink:
+def link(model: OpenedModel, dest: str | None) -> ArchiveLink:
     """Open the archive of a model's record again, for a model at `dest` to refer to.
 
     Raises:
-        UnsupportedError: the record has no plain file, or differs from it. ExternalDataError: a model at `dest` may not
-            refer to the file. IntegrityError: the file was replaced since.
+        UnsupportedError: `dest` is no path; the record has no plain file, or differs from it. ExternalDataError: a
+            model at `dest` may not refer to the file. IntegrityError: the file was replaced since.
     """
+    if dest is None or is_url(dest):
+        what = "refers to its archive from the folder it lies in, and a stream or a URL has none; name a path"
+        raise UnsupportedError(f"{_WITH_EXTERNAL} {what}")
     record, path = model.record, model.record.path
     if path is None:
         what = "needs an archive in a file, and this one is in memory; save it to one"
@@ -183,28 +185,28 @@ def verify_external(
         the model is malformed. FormatError: the archive is. SourceError: a file cannot be read.
     """
     model = path_of(path)
-    try:
+    with located(path=model):
         with open_source(model)[0] as file:  # once, so that all comes from one file
             props = _link_properties(file)
-            tensors = _tensors_by_location(file, model)
+            opened = external_data.OpenFile(os.dup(file.fileno()), model)
+            named, places = find_tensors(opened)
+            names = full_names(named, opened.nbytes)
             file.seek(0)
             interface = interface_of(file)
         record, location = _archive(model, props, allow_links)
-        expected = tensors.get(location, {})
-    except RecordError as error:
-        raise error.located(path=model) from error.__cause__
+    pairs = zip(names, places, strict=True)
+    expected = {n: place for n, place in pairs if place.reference is not None and place.reference.location == location}
     with record:
         _compare(record, model, props, full, progress)
         part = opened_model(record, props.get(MODULE)).part
-        if TUNED_FOR in props:
-            _check_tuned(record, model, expected)
-            if (what := difference(interface_of(skeleton_of(part)), interface)) is not None:
-                what = f"it {what}, unlike the model in '{printable(record.path or '')}'"
-                raise IntegrityError(what, path=model, advice=_AGAIN)
-        else:
-            known = {info.name: info for info in part.infos()} if expected else {}
-            for name, place in expected.items():
-                _check_reference(record, model, name, place, known.get(name))
+        fault_of = _payload_check(record) if TUNED_FOR in props else _tensor_check(part)
+        for name, place in expected.items():
+            if (fault := fault_of(name, place)) is not None:
+                what = f"'{printable(model)}' expects {_described(place)}, {fault}"
+                raise IntegrityError(what, path=record.archive.path, tensor=name, advice=_AGAIN)
+        if TUNED_FOR in props and (other := difference(interface_of(skeleton_of(part)), interface)) is not None:
+            what = f"it {other}, unlike the model in '{printable(record.path or '')}'"
+            raise IntegrityError(what, path=model, advice=_AGAIN)
     return ExternalReport(
         archive=record.path or "",
         content_digest=props[CONTENT_DIGEST],
@@ -212,16 +214,6 @@ def verify_external(
         nbytes=sum(place.nbytes for place in expected.values()),
         full=full,
     )
-
-
-def _tensors_by_location(file: io.FileIO, model: str) -> dict[str, dict[str, LocatedTensor]]:
-    opened = external_data.OpenFile(os.dup(file.fileno()), model)
-    named, places = find_tensors(opened)
-    out: dict[str, dict[str, LocatedTensor]] = {}
-    for name, place in zip(full_names(named, opened.nbytes), places, strict=True):
-        if place.reference is not None:
-            out.setdefault(place.reference.location, {})[name] = place
-    return out
 
 
 def _link_properties(file: io.FileIO) -> dict[str, str]:
@@ -267,23 +259,26 @@ def _compare(record: Record, model: str, props: dict[str, str], full: bool, prog
         differ("content digest", props[CONTENT_DIGEST], digest_of(Payloads(record.archive), record, progress))
 
 
-def _check_reference(record: Record, model: str, name: str, expected: LocatedTensor, stored: TensorInfo | None) -> None:
-    actual = "no tensor of this name" if stored is None else _described(stored)
-    if stored is not None and stored.strides is not None:
-        actual = "it by strides, not in C order"
-    if actual != _described(expected):
-        what = f"'{printable(model)}' expects {_described(expected)}, the archive has {actual}"
-        raise IntegrityError(what, path=record.archive.path, tensor=name, advice=_AGAIN)
+def _tensor_check(part: Record) -> Callable[[str, LocatedTensor], str | None]:
+    """Return a function that names the fault of a reference which is not to the tensor of that name; else None."""
+    infos = {info.name: info for info in part.infos()}
+
+    def fault_of(name: str, expected: LocatedTensor) -> str | None:
+        stored = infos.get(name)
+        actual = "no tensor of this name" if stored is None else _described(stored)
+        if stored is not None and stored.strides is not None:
+            actual = "it by strides, not in C order"
+        return None if actual == _described(expected) else f"the archive has {actual}"
+
+    return fault_of
 
 
-def _check_tuned(record: Record, model: str, expected: Mapping[str, LocatedTensor]) -> None:
+def _payload_check(record: Record) -> Callable[[str, LocatedTensor], str | None]:
+    """Return the same function for a tuned graph, whose references are to payloads."""
     rows = record.archive.index.payloads
     offsets = (rows["offset"] + _payload_offset(record)).tolist()
     payloads = set(zip(offsets, rows["nbytes"].tolist(), strict=True))
-    for name, place in expected.items():
-        if (place.offset, place.nbytes) not in payloads:
-            what = f"'{printable(model)}' expects {_described(place)}, where the archive has no payload"
-            raise IntegrityError(what, path=record.archive.path, tensor=name, advice=_AGAIN)
+    return lambda _, place: None if (place.offset, place.nbytes) in payloads else "where the archive has no payload"
 
 
 def _described(info: TensorInfo | LocatedTensor) -> str:

@@ -26,9 +26,9 @@ from zcrecord.errors import (
     IntegrityError,
     LimitError,
     NameCollisionError,
-    RecordError,
     SourceError,
     UnsupportedError,
+    located,
     printable,
 )
 from zcrecord.onnx.protobuf.reader import ProtobufReader, Skeleton
@@ -264,13 +264,11 @@ class _ModelConversion(NamedTuple):
         """Pass over the models once, everything into the sink."""
         done = _Pass(StreamWriter(sink, alignment=self.alignment))
         for model in self.models:
-            try:
+            with located(path=model.path):
                 if model.module:
                     done.outline.check_name((model.module,))
                 with self._opened(model) as source:
                     done.add(source, model.module, self.test, self._report(source, before + done.passed))
-            except RecordError as error:
-                raise error.located(path=model.path) from error.__cause__
         done.finish(self.metadata)
         return done
 
@@ -311,10 +309,8 @@ class _ModelConversion(NamedTuple):
         if again.out.index != done.out.index:
             what = "read again, it is another model than the one converted; it was changed meanwhile, convert it again"
             raise IntegrityError(what, path=self.path)
-        try:
+        with located(path=dest_path):
             done.out.verify_written()
-        except RecordError as error:
-            raise error.located(path=dest_path) from error.__cause__
 
 
 def _bounded(skeleton: Skeleton, packed: PeekableStream, report: Callable[[int], None] | None) -> Callable[[int], None]:

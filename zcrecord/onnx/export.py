@@ -14,14 +14,14 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from zcrecord import dtypes
-from zcrecord.archive.info import TensorInfo
-from zcrecord.archive.payload_source import Place
+from zcrecord.archive.info import TensorInfo, child_of_type
 from zcrecord.archive.payloads import Payloads
-from zcrecord.errors import Advice, DependencyError, RecordError, UnsupportedError, printable
+from zcrecord.codec.conventions import TUNED_TYPE
+from zcrecord.errors import Advice, DependencyError, UnsupportedError, located, printable
 from zcrecord.onnx.protobuf.properties import encode_properties, without_properties
 from zcrecord.onnx.protobuf.reader import encode_field
 from zcrecord.onnx.protobuf.tensors import STRING_DATA
-from zcrecord.storage.files import Binary, Progress, check_destination, is_url, open_sink, path_or_none
+from zcrecord.storage.files import Binary, Progress, check_destination, open_sink, path_or_none
 from zcrecord.storage.sink import Sink
 from zcrecord.tensors.packed import StringTensor
 from zcrecord.writing.writers import ConvertReport, conversion_report
@@ -38,7 +38,6 @@ from .graph import (
     restore,
     size_of,
     skeleton_of,
-    tuned_module,
     values_or_deferred,
     write_parts,
 )
@@ -102,30 +101,21 @@ def to_onnx(
     with contextlib.ExitStack() as stack:
         opened = opened_model(source, module)
         record = opened.record if opened.record is source else stack.enter_context(opened.record)
-        try:
+        with located(path=record.archive.path):
             new = check_destination(record.path, dest_path, force, storage_options)
-            model = _ModelWriter(opened, _linked(opened, dest_path, stack) if external else None, tuned)
+            linked = link(opened, dest_path) if external else None
+            stack.enter_context(contextlib.nullcontext() if linked is None else linked.model.record)
+            model = _ModelWriter(opened, linked, tuned)
             model.plan(progress)
             with open_sink(dest, durable=durable, options=storage_options, replaces=new) as sink:
                 model.write(sink)
-        except RecordError as error:
-            raise error.located(path=record.archive.path) from error.__cause__
         return model.report(record.path, dest_path, started)
-
-
-def _linked(opened: OpenedModel, dest: str | None, stack: contextlib.ExitStack) -> ArchiveLink:
-    if dest is None or is_url(dest):
-        what = "refers to its archive from the folder it lies in, and a stream or a URL has none; name a path"
-        raise UnsupportedError(f"a model with external weights {what}")
-    linked = link(opened, dest)
-    stack.enter_context(linked.model.record)
-    return linked
 
 
 def _tuned(linked: ArchiveLink, tuned: bool | None) -> ExportedGraph | None:
     """Return the tuned graph if it is to be written."""
     record = linked.model.record
-    if tuned is False or (tuned is None and tuned_module(record.archive) is None):
+    if tuned is False or (tuned is None and child_of_type(record.archive, TUNED_TYPE) is None):
         return None
     from .tuned import NoTuning  # here, because most archives are not tuned
     from .tuned_export import tuned_graph
@@ -158,7 +148,7 @@ class _ModelWriter:
         self._outside: set[int] = set()  # numbers of the tensors whose values stay in the archive
         self._parts: list[Any] = []
         self._tensors: list[Initializer] = []
-        self._progress: Progress | None = None
+        self._report: Progress = lambda _done, _total: None
         self._before = 0  # bytes of progress before writing
         self._nbytes = 0  # of the model
 
@@ -172,7 +162,7 @@ class _ModelWriter:
             self._parts, self._tensors = model.parts, model.tensors
         advice = Advice("{} leaves the weights in the archive", "external", True)
         size_of(self._parts, advice if self._link is None else STAY_OUT)
-        self._progress = progress
+        self._report = progress or self._report
         if self._link is not None:
             payloads = self._payloads if self._whole is self._record else Payloads(self._whole.archive)
             props = self._link.properties(digest_of(payloads, self._whole, self._tell_read))
@@ -193,8 +183,7 @@ class _ModelWriter:
 
     def _tell_read(self, done: int, total: int) -> None:
         self._before = total
-        if self._progress is not None:
-            self._progress(done, total + sum(map(len, self._parts)))
+        self._report(done, total + sum(map(len, self._parts)))
 
     def _place(self, tensor: Initializer) -> Any:
         info = self._payloads.infos[tensor.number]
@@ -213,12 +202,9 @@ class _ModelWriter:
         yield from _string_fields(value)
 
     def write(self, sink: Sink) -> None:
-        write_parts(self._parts, sink, self._tell_written)
+        total = self._before + self._nbytes
+        write_parts(self._parts, sink, lambda written: self._report(self._before + written, total))
         self._payloads.let_go()
-
-    def _tell_written(self, written: int) -> None:
-        if self._progress is not None:
-            self._progress(self._before + written, self._before + self._nbytes)
 
     def report(self, source: str | None, dest: str | None, started: float) -> ConvertReport:
         inside = [self._payloads.infos[t.number] for t in self._tensors if t.number not in self._outside]
@@ -238,11 +224,8 @@ class _ModelWriter:
     def _repeated(self, inside: list[TensorInfo]) -> int:
         if self._link is not None:
             return sum(info.nbytes for info in inside if info.strides is not None)
-        seen: set[Place] = set()
-        repeated = 0
-        for info in inside:
-            if info.payload is not None:
-                place = self._record.archive.place(info.payload)
-                repeated += info.nbytes if place in seen else 0
-                seen.add(place)
-        return repeated
+        stored = [
+            (self._record.archive.place(info.payload), info.nbytes) for info in inside if info.payload is not None
+        ]
+        first = dict(reversed(stored))
+        return sum(nbytes for _, nbytes in stored) - sum(first.values())

@@ -18,9 +18,7 @@ import numpy as np
 from zcrecord import dtypes
 from zcrecord.archive import unflatten
 from zcrecord.archive.archive import Archive
-from zcrecord.archive.info import child_of_type
 from zcrecord.archive.private_copy import check_apart
-from zcrecord.codec.conventions import TUNED_TYPE
 from zcrecord.codec.entries import PayloadId
 from zcrecord.dtypes import DType
 from zcrecord.errors import Advice, FormatError, LimitError, UnsupportedError, printable
@@ -143,16 +141,9 @@ def skeleton_of(record: Record) -> memoryview:
     """
     skeleton = record.attributes.get(GRAPH_ATTRIBUTE)
     if not isinstance(skeleton, bytes | memoryview):
-        raise UnsupportedError(
-            f"no attribute '{GRAPH_ATTRIBUTE}': the archive holds tensors but no ONNX model; make one with onnx2zc",
-            path=record.archive.path,
-        )
+        what = f"no attribute '{GRAPH_ATTRIBUTE}': the archive holds tensors but no ONNX model; make one with onnx2zc"
+        raise UnsupportedError(what, path=record.archive.path)
     return memoryview(skeleton)
-
-
-def tuned_module(archive: Archive) -> int | None:
-    """Return the number of the module that holds an archive's tuned part; None if it has none."""
-    return child_of_type(archive, TUNED_TYPE)
 
 
 def restore(
@@ -268,10 +259,7 @@ class _RestoringSink(TensorSink):
         super().__init__()
         self.parts: list[Any] = []
         self.tensors: list[Initializer] = []
-        self._place = place
-        self._numbers = numbers
-        self._path = path
-        self._values = tensors
+        self._values, self._path, self._place, self._numbers = tensors, path, place, numbers
         self._seen = bytearray(len(tensors))
 
     def add_whole(self, *_: Any) -> bytes:

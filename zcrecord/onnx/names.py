@@ -117,16 +117,10 @@ def plain_name(scope: Scope, field: int, place: int, name: bytes) -> str | None:
     parent = scope.parent
     if scope.kind is SPARSE and parent is not None and parent.kind is GRAPH and not scope.own:
         named = name if field == 1 else _name_of_values(scope)
-        return ".".join(_parts_in((*_so_far(parent), _loose(named)), scope, field, place, name)) if named else None
+        return ".".join(_parts_in((*_prefix(parent), _loose(named)), scope, field, place, name)) if named else None
     if scope.kind is GRAPH and not name:
         return None
-    return ".".join(_parts_in(_so_far(scope), scope, field, place, name))
-
-
-def _so_far(scope: Scope) -> tuple[str, ...]:
-    if scope.parent is None:
-        return ()
-    return (*_so_far(scope.parent), *(scope.own or _own(scope)))
+    return ".".join(_parts_in(_prefix(scope), scope, field, place, name))
 
 
 def _main(tensors: Sequence[NamedTensor]) -> Scope | None:
@@ -210,7 +204,8 @@ def seal(scope: Scope) -> None:
 
 
 def _prefix(scope: Scope) -> tuple[str, ...]:
-    return () if scope.parent is None else (*_prefix(scope.parent), *scope.own)
+    """Return the parts of names of a message and those around it, as far as they are read."""
+    return () if scope.parent is None else (*_prefix(scope.parent), *(scope.own or _own(scope)))
 
 
 def _own(scope: Scope) -> tuple[str, ...]:

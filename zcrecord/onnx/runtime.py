@@ -35,7 +35,9 @@ import numpy as np
 
 from zcrecord.archive.archive import Archive
 from zcrecord.archive.by_file import parts_by_file
+from zcrecord.archive.info import child_of_type
 from zcrecord.archive.private_copy import check_apart
+from zcrecord.codec.conventions import TUNED_TYPE
 from zcrecord.codec.layout import ALIGNMENT, align_up
 from zcrecord.errors import OnnxError, SourceError, UnsupportedError, missing_package, printable
 from zcrecord.onnx.protobuf.interfaces import without_constant_inputs
@@ -170,9 +172,10 @@ def _plan(ort: Any, model: graph.OpenedModel) -> Any:
 def _tuned(
     ort: Any, model: graph.OpenedModel, options: Any, providers: Sequence[Any] | None, more: Any
 ) -> tuple[Any, str | None]:
-    part = model.record.archive.part_of is not None
+    archive = model.record.archive
+    part = archive.part_of is not None
     reason = "a part of an archive is not: give the archive, and module=" if part else "it is not tuned"
-    if graph.tuned_module(model.record.archive) is not None:
+    if child_of_type(archive, TUNED_TYPE) is not None:
         from . import tuned
 
         try:
@@ -205,8 +208,6 @@ def _tuned_session(
     levels = ort.GraphOptimizationLevel
     if options.graph_optimization_level != levels.ORT_ENABLE_ALL:
         raise NoTuning("sess_options ask for another level of graph optimization")
-    _configure(options, _FORMAT, "ONNX")  # or bytes that look like ONNX Runtime's own format are read as that
-    _configure(options, _FOLDER, os.path.dirname(plan.path))
     _configure(options, NO_PREPACKING, "0" if plan.packed else "1")
     options.graph_optimization_level = levels.ORT_DISABLE_ALL
     failed: list[Exception] = []
@@ -220,9 +221,7 @@ def _tuned_session(
     checking = threading.Thread(target=check)
     checking.start()
     try:
-        ort_session = ort.InferenceSession(
-            plan.model, options, providers=providers, provider_options=more, enable_fallback=0
-        )
+        ort_session = _create(ort, plan.model, options, providers, more, os.path.dirname(plan.path))
     except Exception as error:
         raise NoTuning(f"ONNX Runtime refuses the tuned graph: {printable(str(error), 1000)}") from error
     finally:
@@ -431,8 +430,8 @@ class _WeightPlaces:
 
 def _least_mapped(record: Record) -> int:
     """Return the smallest size of a tensor that is mapped from a file: larger ones if there are very many."""
-    sizes = sorted((v.nbytes for v in record.values()), reverse=True)[: graph.MOST_MAPPED + 1]
-    return max(INLINE, sizes[-1] if len(sizes) > graph.MOST_MAPPED else 0) + 1
+    sizes: list[int] = sorted((v.nbytes for v in record.values()), reverse=True)
+    return max([INLINE, *sizes[graph.MOST_MAPPED : graph.MOST_MAPPED + 1]]) + 1
 
 
 def make_session(
@@ -456,8 +455,11 @@ def make_session(
         options.add_external_initializers_from_files_in_memory(
             list(given), list(given.values()), list(map(len, given.values()))
         )
+    if shared:
+        _configure(options, NO_PREPACKING, "1")
+    off = set(COPYING) if shared else None
     with places.folder() as folder, model_errors(record):
-        ort_session = _create(ort, b"".join(parts), options, providers, provider_options, folder, shared)
+        ort_session = _create(ort, b"".join(parts), options, providers, provider_options, folder, off)
     if places.on_disk and places.from_files:
         _check_unchanged(places.files)
     ort_session._zcrecord = record, places.memories, given  # must outlive the session
@@ -471,31 +473,21 @@ def _check_unchanged(files: Mapping[str, Identity]) -> None:
 
 
 def _create(
-    ort: Any, model: bytes, options: Any, providers: Any, provider_options: Any, folder: str | None, shared: bool
+    ort: Any, model: bytes, options: Any, providers: Any, more: Any, folder: str | None, off: set[str] | None = None
 ) -> Any:
-    """Configure the options, and create a session of a model whose weights are mapped from files in a folder."""
+    """Create a session, without the optimizers `off`, of a model whose weights are mapped from files in a folder."""
     if folder is not None:
         _configure(options, _FOLDER, folder)
     _configure(options, _FORMAT, "ONNX")  # or bytes that look like ONNX Runtime's own format are read as that
-    if shared:
-        _configure(options, NO_PREPACKING, "1")
-    return ort.InferenceSession(
-        model,
-        options,
-        providers=providers,
-        provider_options=provider_options,
-        disabled_optimizers=set(COPYING) if shared else None,
-        enable_fallback=0,  # it would leave out the options set here
-    )
+    arguments = {"providers": providers, "provider_options": more, "disabled_optimizers": off}
+    return ort.InferenceSession(model, options, **arguments, enable_fallback=0)  # it would leave out the options
 
 
 def _configure(options: Any, key: str, value: str) -> None:
     """Set an entry unless it has that value: ONNX Runtime prints a warning if it is set again."""
-    try:
+    with contextlib.suppress(RuntimeError):  # not set
         if options.get_session_config_entry(key) == value:
             return
-    except RuntimeError:  # not set
-        pass
     options.add_session_config_entry(key, value)
 
 

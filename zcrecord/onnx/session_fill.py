@@ -87,12 +87,11 @@ def fill_session(
         what = f"sess_options= takes an onnxruntime.SessionOptions, not a {type(sess_options).__name__}"
         raise UnsupportedError(what)
     record = graph.opened_model(source, module).part
-    weights, everything = _weights(record), record.names
-    names = [everything[w.number] for w in weights]
+    weights, every_name = _weights(record), record.names
+    names = [every_name[w.number] for w in weights]
     loaded = _loaded(record, loader, names)
-    options = sess_options
-    if options is None:
-        options = ort.SessionOptions()
+    options = ort.SessionOptions() if sess_options is None else sess_options
+    if sess_options is None:
         options.log_severity_level = 3  # or it warns for each weight that it is no constant, as is meant here
     if options in _WEIGHTS:
         raise UnsupportedError("these sess_options have weights of another session; make new ones for each")
@@ -138,6 +137,7 @@ def _ort_value(ort: Any, tensor: Any, weight: Initializer, name: str) -> Any:
     Raises:
         MismatchError: its type or shape is not that of `weight`.
     """
+    kind = weight.dtype
     if hasattr(ort.OrtValue, "from_dlpack") and (isinstance(tensor, ort.OrtValue) or _on_device(tensor)):
         # ONNX Runtime takes as initializers only OrtValues that do not own their memory, as those from DLPack.
         value = ort.OrtValue.from_dlpack(tensor)
@@ -145,13 +145,10 @@ def _ort_value(ort: Any, tensor: Any, weight: Initializer, name: str) -> Any:
         tensor = tensor.numpy() if isinstance(tensor, ort.OrtValue) else tensor
         array = np.ascontiguousarray(interop.as_array(tensor)).reshape(tuple(tensor.shape))
         array = array.astype(array.dtype.newbyteorder("="), copy=False)  # if it has another byte order
-        from_ml_dtypes = array.dtype.isbuiltin == 2
-        if from_ml_dtypes and (code := weight.dtype.onnx) is not None and array.dtype == weight.dtype.numpy:
-            array = array.view(f"u{array.itemsize}")
-            value = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, code)
+        if array.dtype.isbuiltin == 2 and array.dtype == kind.numpy:  # of ml_dtypes
+            value = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(f"u{array.itemsize}"), kind.onnx)
         else:
             value = ort.OrtValue.ortvalue_from_numpy(array)
-    kind = weight.dtype
     if value.element_type() != kind.onnx or tuple(value.shape()) != weight.value.shape:
         what = f"the loader gave {value.data_type()} of shape {tuple(value.shape())}"
         raise MismatchError(f"{what}, the model has {kind.name} of shape {weight.value.shape}", tensor=name)

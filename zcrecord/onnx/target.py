@@ -138,8 +138,10 @@ class TuningTarget:
         ):
             if ours != theirs:
                 return f"made for {words}, this is {theirs}"
-        if set(self.cpu) != set(here.cpu):
-            return _cpu_misfit(set(self.cpu), set(here.cpu))
+        lacking, new = sorted({*self.cpu} - {*here.cpu}), sorted({*here.cpu} - {*self.cpu})
+        if lacking or new:
+            sides = (("lacks", lacking), ("has", new))
+            return ", and ".join(f"the CPU {verb} {printable(', '.join(side), 200)}" for verb, side in sides if side)
         if self.nchwc_block != here.nchwc_block:
             return f"made for blocks of {self.nchwc_block} channels in convolutions, here they have {here.nchwc_block}"
         return None
@@ -203,11 +205,11 @@ def _cpu_features(machine: str, cpuinfo: str, table: Mapping[str, bool], name: s
     processors = _processors(cpuinfo)
     x86 = machine.lower() in ("x86_64", "amd64", "i386", "i686", "x86")
     arm = machine.lower() in ("aarch64", "arm64")
-    asked = _NUMPY_X86 if x86 else _NUMPY_ARM if arm else {}
-    known = {feature: bool(table[key]) for key, feature in asked.items() if key in table}
+    in_numpy = _NUMPY_X86 if x86 else _NUMPY_ARM if arm else {}
+    known = {feature: bool(table[key]) for key, feature in in_numpy.items() if key in table}
+    counted = {feature for feature, has in known.items() if has}
     if not processors:
-        named = {f"model:{name}"} if name else set()
-        return _words({feature for feature, has in known.items() if has} | named)
+        return _words(counted | ({f"model:{name}"} if name else set()))
     texts = (" ".join(p.get(key, "").lower() for key in _FEATURE_LINES) for p in processors)
     listed = set.intersection(*(set(text.split()) for text in texts))
     if x86:
@@ -220,8 +222,8 @@ def _cpu_features(machine: str, cpuinfo: str, table: Mapping[str, bool], name: s
         models = {f"part:{p.get('cpu implementer', '?')}-{p.get('cpu part', '?')}" for p in processors}
     else:
         models = {f"model:{p[key]}" for p in processors for key in _MODEL_LINES if p.get(key)}
-    if any(has != (feature in listed) for feature, has in known.items()):
-        return _words({feature for feature, has in known.items() if has} | {"emulation"})
+    if counted != listed & known.keys():
+        return _words(counted | {"emulation"})
     return _words(listed | models)
 
 
@@ -245,11 +247,6 @@ def _words(features: Iterable[str]) -> tuple[str, ...]:
 
 def _shortened(text: str) -> str:
     return text if len(text) <= 100 else f"{text[:80]}...{zlib.crc32(text.encode()):08x}"
-
-
-def _cpu_misfit(made_for: set[str], here: set[str]) -> str:
-    sides = ("lacks", made_for - here), ("has", here - made_for)
-    return ", and ".join(f"the CPU {verb} {printable(', '.join(sorted(side)), 200)}" for verb, side in sides if side)
 
 
 def _fault(values: Any) -> str | None:

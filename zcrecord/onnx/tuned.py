@@ -22,6 +22,8 @@ import numpy as np
 
 from zcrecord.archive import unflatten
 from zcrecord.archive.archive import Archive
+from zcrecord.archive.info import child_of_type
+from zcrecord.codec.conventions import TUNED_TYPE
 from zcrecord.codec.digests import digest_of
 from zcrecord.codec.entries import Entries, PayloadId, change_values
 from zcrecord.codec.index import Index, decode
@@ -37,7 +39,7 @@ from zcrecord.record.save import stored_entries
 from zcrecord.storage.files import identity_of
 from zcrecord.storage.threads import WORTH_A_THREAD, Going, cores, run_threads
 
-from .graph import MOST_MAPPED, tuned_module
+from .graph import MOST_MAPPED
 from .names import GRAPH_ATTRIBUTE
 from .target import CONVENTION, TuningTarget
 
@@ -52,7 +54,7 @@ _STUB = STUB_KEY.decode()
 _INNER_STUB = b"\x0a\x08" + STUB_KEY  # an entry's key as `tuner` writes it, of a tensor that stays in the graph
 _SEAL = b"zcrecord tuned part 1\n"
 _NUMBER = re.compile(r"[0-9]{1,10}")
-_PACKED_VALUE = re.compile(r"[!-{}~]{1,200}(\|[0-9]{0,10};[0-9]{1,19})+")
+_PACKED_VALUE = re.compile(r"[!-{}~]{1,200}(\|[0-9]{0,10};[0-9]{1,19})+")  # ONNX Runtime's key; payload, padded size
 _LOCATION = b"location"  # ONNX Runtime takes no external data of a message without these bytes
 _MOST_REASONS = 8  # in a message about targets that do not fit
 _AGAIN = "convert and tune the model again"
@@ -98,10 +100,6 @@ class TunedTarget(NamedTuple):
         own = _rows(ix, np.array([self.graph, self.initializers, *self.payloads]))
         if seal_of(ix, self.target.encode(), self.module, own) != self.seal:
             raise IntegrityError("its tuned part is for other weights or another graph; tune it again")
-
-    def check_interface(self, archive: Archive) -> None:
-        """Check that the graph has the model's inputs and outputs."""
-        _Interfaces(archive).check(self)
 
     def model(self, archive: Archive, location: str, start: int, *, packed: bool) -> TunedModel:
         """Return the model for ONNX Runtime; its external data lie in a file in which the archive begins at `start`.
@@ -186,7 +184,7 @@ class TunedPart(NamedTuple):
     targets: list[TunedTarget]
 
 
-class _Interfaces:
+class Interfaces:
     """The inputs and outputs of an archive's models and tuned graphs, each read once."""
 
     def __init__(self, archive: Archive) -> None:
@@ -223,14 +221,9 @@ class _Interfaces:
         return self._known[key]
 
 
-def encode_packed(key: str, buffers: list[tuple[int | None, str]]) -> str:
-    """Encode packed weights: ONNX Runtime's key, and for each buffer its payload and padded size."""
-    return "|".join([key, *(f"{'' if number is None else number};{padded}" for number, padded in buffers)])
-
-
 def read_tuned(archive: Archive) -> TunedPart | None:
     """Return the tuned part of an archive, None if it has none; reads no payload."""
-    top = tuned_module(archive)
+    top = child_of_type(archive, TUNED_TYPE)
     if top is None:
         return None
     ix = archive.index
@@ -262,7 +255,7 @@ def check_interfaces(archive: Archive) -> None:
         graphs, so that the comparison would be out of all proportion to the archive.
     """
     part = read_tuned(archive)
-    interfaces = _Interfaces(archive)
+    interfaces = Interfaces(archive)
     for target in part.targets if part is not None else ():
         if target.target.convention == CONVENTION:
             interfaces.check(target)
@@ -315,7 +308,7 @@ def plan(archive: Archive, module: str, here: TuningTarget, *, packed: bool) -> 
         target = fitting(archive, module, here)
         target.check(archive)
         model = target.model(archive, os.path.basename(path), archive.offset, packed=packed)
-        target.check_interface(archive)
+        Interfaces(archive).check(target)
     except RecordError as error:
         raise NoTuning(error.message) from error
 

@@ -22,7 +22,7 @@ from .archive_link import ArchiveLink
 from .external_data import NO_PREPACKING
 from .runtime import compares_packed, onnxruntime_module
 from .target import this_target
-from .tuned import NoTuning, fitting
+from .tuned import Interfaces, NoTuning, fitting
 
 _SAFE = {"", "ai.onnx", "ai.onnx.ml", "com.microsoft"}  # whose operators do not depend on the CPU
 
@@ -51,7 +51,7 @@ def tuned_graph(link: ArchiveLink, *, anywhere: bool) -> ExportedGraph:
         target, packed = fitting(archive, link.model.module, this_target(ort)), compares_packed(ort)
         target.check(archive)
         model = target.model(archive, link.location, archive.offset, packed=packed)
-        target.check_interface(archive)
+        Interfaces(archive).check(target)
         target.check_payloads(archive, {*model.weights, *model.packed})
         added = domains_of(memoryview(model.data)) - _SAFE - domains_of(graph.skeleton_of(link.model.part))
     except RecordError as error:

@@ -10,7 +10,7 @@ import itertools
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from zcrecord.codec.digests import digest_of
 from zcrecord.codec.entries import AttributeEntry, Entries, ModuleEntry, ModuleKind, PayloadId
 from zcrecord.codec.index import PAYLOAD
 from zcrecord.codec.layout import ALIGNMENT, HEADER_SIZE, LARGE_PAYLOAD, NONE
-from zcrecord.errors import FormatError, IntegrityError, SourceError, UnsupportedError
+from zcrecord.errors import IntegrityError, SourceError, UnsupportedError, located
 from zcrecord.onnx.protobuf.interfaces import difference, interface_of
 from zcrecord.onnx.protobuf.reader import encode_field
 from zcrecord.onnx.protobuf.rewriting import ExternalTensor, rewrite
@@ -160,7 +160,8 @@ def tune(
             verified = verify and work.same_answers(graphs, modules, folder)
             lapsed = work.write(graphs, models, progress)
         written = rewrite_models(models, work.dest, target.encode())
-        return work.report(before, graphs, len(others), lapsed, written, verified, started)
+        report = work.report(started, before, written, graphs[len(others) :])
+        return replace(report, lapsed=lapsed, verified=verified)
 
 
 def untune(
@@ -206,7 +207,7 @@ def untune(
                 _tell(progress, sink.position, total)
                 sink.write(bytes(offset - sink.position))
                 sink.write(data)
-        return work.report(before, [], 0, (), rewrite_models(models, work.dest, None), False, started)
+        return work.report(started, before, rewrite_models(models, work.dest, None))
 
 
 def _sent(
@@ -243,11 +244,9 @@ def _opened(archive: Any, dest: Any, force: bool, durable: bool) -> Iterator[_Wo
             raise UnsupportedError("is attached to a program; detach it, tune it, and attach it again", path=path)
         if opened.source.file is None:
             raise UnsupportedError("is packed, or remote; unpack or download it, and tune that", path=path)
-        try:
+        with located(path=path):
             part = tuned.read_tuned(opened)
             base = opened if part is None else tuned.untuned(opened, part)
-        except FormatError as error:
-            raise error.located(path=path) from None
         yield _Work(path, target, record, part, base, durable, new, [])
 
 
@@ -290,17 +289,15 @@ class _Work(NamedTuple):
     def write(self, graphs: list[_TunedGraph], models: list[LinkedModel], progress: Progress | None) -> tuple[str, ...]:
         """Write the archive with a tuned part; return the ids of the keys whose signatures were left out."""
         pool = _PayloadPool(self.base)
-        numbers = [pool.take(g) for g in graphs]
+        numbers = list(map(pool.take, graphs))
         header, data = self.base.header, self.base.buffer
         index = data[header.index_offset : header.index_offset + header.index_size]
         head = b"".join([data[:HEADER_SIZE], index, data[-HEADER_SIZE:]]) if self.part is None else self.part.before
         before = pool.number(np.frombuffer(head, np.uint8))
         entries = stored_entries(self.base)
-        lapsed = tuple(
-            a.key.removeprefix(SIGNATURE_PREFIX) for a in entries.metadata if a.key.startswith(SIGNATURE_PREFIX)
-        )
+        signatures = [a for a in entries.metadata if a.key.startswith(SIGNATURE_PREFIX)]
         entries.metadata = [a for a in entries.metadata if not a.key.startswith(SIGNATURE_PREFIX)]
-        targets = [pool.attributes(self.base, g, n) for g, n in zip(graphs, numbers, strict=True)]
+        targets = list(map(pool.attributes, graphs, numbers))
         _add_part(entries, before, pool.originals, targets)
         total = tuned.size_before(self.record.archive) + pool.room() + _room(pool.originals, *targets)
         with self.sink() as sink:
@@ -313,7 +310,7 @@ class _Work(NamedTuple):
                     check_places(models, self.path, self.places(old), out.places())
             out.finish(entries)
             _tell(progress, total, total)
-        return lapsed
+        return tuple(a.key.removeprefix(SIGNATURE_PREFIX) for a in signatures)
 
     def same_answers(self, graphs: list[_TunedGraph], modules: list[str], folder: str) -> bool:
         """Write the tuned archive into a folder, and compare its sessions' answers with those of the models."""
@@ -331,16 +328,9 @@ class _Work(NamedTuple):
         return all(same)
 
     def report(
-        self,
-        digest: str,
-        graphs: list[_TunedGraph],
-        others: int,
-        lapsed: tuple[str, ...],
-        models: tuple[str, ...],
-        verified: bool,
-        started: float,
+        self, started: float, digest: str, models: tuple[str, ...], made: Sequence[_TunedGraph] = ()
     ) -> TuneReport:
-        """Check that the untuned part is unchanged; the first `others` graphs were in the archive before."""
+        """Check that the untuned part is unchanged, and return the report; `made` are the new graphs."""
         with load_record(self.dest) as written:
             if written.archive.source.file is None or written.archive.source.file[1][:3] != self.written[-1][:3]:
                 what = "was replaced by another saver as soon as it was written"
@@ -351,11 +341,11 @@ class _Work(NamedTuple):
                 what = f"its content digest was {digest}, that of its untuned part is {now}"
                 raise IntegrityError(f"{what}; the disk or the memory is failing", path=self.dest)
             after = digest if part is None else written.content_digest()
-        made = graphs[others:]
+            targets = tuned.targets_of(written.archive)
         return TuneReport(
             source=self.path,
             dest=self.dest,
-            targets=tuple(dict.fromkeys(g.target for g in graphs)),
+            targets=targets,
             modules=tuple(g.module for g in made),
             weights=sum(g.weights for g in made),
             packed=sum(g.packed for g in made),
@@ -364,9 +354,9 @@ class _Work(NamedTuple):
             archive_bytes=self.written[-1][2],
             content_digest_before=digest,
             content_digest=after,
-            lapsed=lapsed,
+            lapsed=(),
             models=models,
-            verified=verified,
+            verified=False,
             seconds=time.perf_counter() - started,
         )
 
@@ -429,11 +419,10 @@ class _TunedGraph:
         for key, value in entries.items():
             if tuned.PACKED.fullmatch(key):
                 name, *buffers = value.split("|")
-                placed: list[tuple[int | None, str]] = []
                 for offset, nbytes, padded in (buffer.split(";") for buffer in buffers):
-                    placed.append((add(offset, nbytes, True) if int(nbytes) else None, padded))
+                    name += f"|{add(offset, nbytes, True) if int(nbytes) else ''};{padded}"
                     self.packed_bytes += int(nbytes)
-                out[key] = tuned.encode_packed(name, placed)
+                out[key] = name
         self.packed += len(out) > 1
         return out
 
@@ -442,12 +431,11 @@ class _PayloadPool:
     """Payloads of the archive to be written: those from before, then new ones, equal bytes once."""
 
     def __init__(self, base: Archive) -> None:
-        rows = base.index.payloads
-        self.sources = [np.frombuffer(base.payload(p), np.uint8) for p in range(len(rows))]
-        self.originals = list(map(PayloadId, range(len(rows))))
+        self._rows: list[tuple[int, int, int]] = base.index.payloads.tolist()
+        self.originals = list(map(PayloadId, range(len(self._rows))))
+        self.sources = [np.frombuffer(base.payload(p), np.uint8) for p in self.originals]
         self.on_pages: set[int] = set()
-        self._alignment = base.header.alignment
-        self._rows: list[tuple[int, int, int]] = rows.tolist()
+        self._base = base
         self._known = {(digest, nbytes): p for p, (_, nbytes, digest) in enumerate(self._rows)}
 
     def number(self, source: Any, *, page: bool = False) -> PayloadId:
@@ -469,7 +457,7 @@ class _PayloadPool:
     def room(self) -> int:
         """Return an upper bound of the bytes of new payloads, rows in the index included."""
         new = self.sources[len(self.originals) :]
-        align = max(self._alignment, ALIGNMENT)
+        align = max(self._base.header.alignment, ALIGNMENT)
         return sum(s.nbytes + align + PAYLOAD.itemsize for s in new) + _PAGE * len(self.on_pages)
 
     def take(self, graph: _TunedGraph) -> list[PayloadId]:
@@ -477,7 +465,8 @@ class _PayloadPool:
         own = [np.frombuffer(data, np.uint8) for data in (graph.graph, graph.initializers)]
         return [*map(self.number, own), *(self.number(source, page=packed) for source, packed in graph.sources)]
 
-    def attributes(self, base: Archive, graph: _TunedGraph, numbers: list[PayloadId]) -> dict[str, Any]:
+    def attributes(self, graph: _TunedGraph, numbers: list[PayloadId]) -> dict[str, Any]:
+        """Return the attributes of a target whose graph has these payloads."""
         rows = np.array([(0, 0, 0) if n == NONE else self._rows[n] for n in numbers], PAYLOAD)
         return {
             tuned.TARGET: graph.target,
@@ -485,7 +474,7 @@ class _PayloadPool:
             tuned.GRAPH: numbers[0],
             tuned.INITIALIZERS: numbers[1],
             tuned.PAYLOADS: numbers[2:],
-            tuned.SEAL: tuned.seal_of(base.index, graph.target, graph.module, rows),
+            tuned.SEAL: tuned.seal_of(self._base.index, graph.target, graph.module, rows),
         }
 
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -188,10 +188,10 @@ def _tensors(archive: Archive) -> dict[str, Any]:
     for i, row in enumerate(map(TensorEntry._make, ix.tensors.tolist())):
         dtype.append(types.setdefault(_type_name(row.dtype, row.bits), len(types)))
         dims = archive.shape(row)
-        shape.append(shapes.setdefault(_listed(dims), len(shapes)))
+        shape.append(shapes.setdefault(str(list(dims)), len(shapes)))
         if (strides := archive.strides(row)) is not None:
             nbytes = dtypes.nbytes(math.prod(dims), row.bits)
-            number = steps.setdefault(_listed(strides), len(steps))
+            number = steps.setdefault(str(list(strides)), len(steps))
             strided[str(i)] = {"strides": number, "byteOffset": row.byte_offset, "nbytes": nbytes}
     payloads = ix.tensors["payload"]
     columns = {
@@ -213,10 +213,6 @@ def _type_name(code: int, bits: int) -> str:
     return known.name if known.bits == bits else f"{known.name} in {bits} bits"
 
 
-def _listed(numbers: tuple[int, ...]) -> str:
-    return f"[{', '.join(map(str, numbers))}]"
-
-
 def _modules(ix: Index) -> dict[str, Any]:
     rows = ix.modules
     return {
@@ -230,17 +226,17 @@ def _modules(ix: Index) -> dict[str, Any]:
 
 def _values(archive: Archive, rows: Any, *, placed: bool) -> dict[str, Any]:
     ix = archive.index
-    entries = list(unflatten.attribute_entries(ix, rows, lambda number: _BlobSize(ix, number)))
+    sizes = [*ix.payloads["nbytes"].tolist(), 0]  # the last is that of NONE
+    entries = list(unflatten.attribute_entries(ix, rows, lambda n: _BlobSize(sizes[-1 if n == NONE else n])))
     columns = {"key": [a.key for a in entries], "value": [_jsonable(a.value) for a in entries]}
     where = {"module": [a.parent for a in entries], "place": [a.place for a in entries]}
     return {**columns, **where} if placed else columns
 
 
-class _BlobSize:
+class _BlobSize(NamedTuple):
     """The size of an attribute's bytes, which the report shows without reading them."""
 
-    def __init__(self, ix: Index, number: int) -> None:
-        self.nbytes = 0 if number == NONE else int(ix.payloads["nbytes"][number])
+    nbytes: int
 
 
 def _jsonable(value: Any, most: int = _MOST_TEXT) -> Any:

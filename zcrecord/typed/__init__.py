@@ -117,7 +117,7 @@ def _class_of(hint: Any) -> type[Want]:
         return OneOf
     if not isinstance(kind, type) or kind in (Any, object):  # Any is a class, too
         return Want
-    if fields.has_fields(kind):
+    if fields.field_reader(kind):
         return containers.Class
     if kind in _KINDS:
         return _KINDS[kind]

@@ -170,9 +170,6 @@ class Class(Want):
     def _items(self, value: Any) -> dict[str, Any] | None:
         return _grouped(value, self._wants) if isinstance(value, SavedModule) and value.has_names else None
 
-    def _is_its_own(self, value: Any) -> bool:
-        return bool(isinstance(value, SavedModule) and value.type_name == self._fields.kind.__name__)
-
     def _has_its_keys(self, items: dict[str, Any]) -> bool:
         return items.keys() <= self._wants.keys() and all(f.name in items for f in self._fields.fields if f.required)
 
@@ -180,7 +177,7 @@ class Class(Want):
         items = self._items(value)
         if items is None:
             return NO
-        if self._is_its_own(value):
+        if value.type_name == self._fields.kind.__name__:
             return NAMED
         own = CONVERTED if value.kind in (ModuleKind.MAPPING, ModuleKind.NUMBERED) else EXACT
         return own if self._has_its_keys(items) else NO
@@ -209,9 +206,8 @@ class Class(Want):
         key = next(key for key in items if key not in self._wants)
         known = f"its fields are {keys_of(self._wants)}" if self._wants else "it has no fields"
         what = f"expected no such key, found {in_words(items[key])}: {self} has no field for it, {known}"
-        choice = isinstance(
-            items[key], SavedModule | np.ndarray | PackedTensor | StringTensor
-        )  # names= chooses among these
+        # names= chooses among these.
+        choice = isinstance(items[key], SavedModule | np.ndarray | PackedTensor | StringTensor)
         todo = "add one, or leave this out with names=" if choice else "add one"
         return MismatchError(f"{what}; {todo}", tensor=_below(where, key))
 
@@ -261,7 +257,10 @@ class Choice(Want):
             raise mismatch(where, self, value)
         if len(fitting) > 1 and isinstance(value, SavedModule):
             fitting = [member for member in fitting if member.fits(value)] or fitting
-        if len(fitting) > 1 and _differ(fitting, value, best):
+            differ = bool(value.items) or any(isinstance(member, Class) for member in fitting)
+        else:
+            differ = best == CONVERTED
+        if len(fitting) > 1 and differ:
             names = " and ".join(map(str, fitting))
             todo = "save an instance of the class that is meant, or name one class"
             what = f"expected one of {self}, found {in_words(value)}, which fits {names} alike; {todo}"
@@ -270,10 +269,3 @@ class Choice(Want):
 
     def __str__(self) -> str:
         return " | ".join(map(str, self._members))
-
-
-def _differ(members: list[Want], value: Any, rank: int) -> bool:
-    """Return True if the choice among these members changes the result."""
-    if not isinstance(value, SavedModule):
-        return rank == CONVERTED
-    return bool(value.items) or any(isinstance(member, Class) for member in members)

@@ -61,20 +61,16 @@ class ClassFields:
         return [f.name for f in self.fields if f.argument is None and not hasattr(made, f.name)]
 
 
-def has_fields(kind: type) -> bool:
-    """Return True if `fields_of` knows the class."""
-    return _family(kind) is not None
-
-
 def fields_of(hint: Any) -> ClassFields:
     """Return the fields of a class, or of a generic class with its arguments."""
     kind: type = get_origin(hint) or hint
-    family = _family(kind)
-    assert family is not None
-    return family(kind, _hints(kind, get_args(hint)))
+    reader = field_reader(kind)
+    assert reader is not None
+    return reader(kind, _hints(kind, get_args(hint)))
 
 
-def _family(kind: type) -> Callable[[Any, Hints], ClassFields] | None:
+def field_reader(kind: type) -> Callable[[Any, Hints], ClassFields] | None:
+    """Return the function that reads the fields of such a class; None for a class without fields that are known."""
     if dataclasses.is_dataclass(kind):
         return _of_dataclass
     if hasattr(kind, "__attrs_attrs__"):
@@ -94,17 +90,12 @@ def _of_dataclass(kind: Any, hints: Hints) -> ClassFields:
         hint = hints.get(f.name, Any)
         if f.name not in stored and not isinstance(hint, dataclasses.InitVar):
             continue
+        factory = (lambda f=f: f.default) if f.default_factory is dataclasses.MISSING else f.default_factory
         missing = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         argument = f.name if has_init and f.init else None
-        default = None if has_init or missing else _default(f)
+        default = None if has_init or missing else factory
         fields.append(Field(f.name, hint, argument, missing and f.init, f.name in stored, default))
     return ClassFields(kind, tuple(fields), kind if has_init else lambda: kind.__new__(kind))
-
-
-def _default(field: dataclasses.Field[Any]) -> Callable[[], Any]:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory
-    return lambda: field.default
 
 
 def _of_attrs(kind: Any, hints: Hints) -> ClassFields:

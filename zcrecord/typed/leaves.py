@@ -23,6 +23,7 @@ from .fields import bare
 # How well a value fits, where an annotation has alternatives.
 NO, ANYTHING, CONVERTED, EXACT, NAMED = range(5)
 
+_SHOWN = 8  # keys in an error
 _NUMBERS = {bool: "b", int: "iu", float: "f", complex: "c"}  # and the kinds of numpy's elements that stand for them
 
 
@@ -110,7 +111,8 @@ class Number(Want):
         if type(value) is self.hint:
             return EXACT
         if not isinstance(value, np.ndarray):
-            return CONVERTED if self.hint is float and type(value) is int and _is_exact(value) else NO
+            fits = self.hint is float and type(value) is int and abs(value) <= sys.float_info.max
+            return CONVERTED if fits and float(value) == value else NO
         if issubclass(self.hint, np.generic):
             return CONVERTED if value.shape == () and issubclass(value.dtype.type, self.hint) else NO
         return ANYTHING if value.shape == () and value.dtype.kind in _NUMBERS[self.hint] else NO
@@ -119,10 +121,6 @@ class Number(Want):
         if not isinstance(value, np.ndarray):
             return self.hint(value)
         return value[()] if issubclass(self.hint, np.generic) else value.item()
-
-
-def _is_exact(value: int) -> bool:
-    return abs(value) <= sys.float_info.max and float(value) == value
 
 
 class FromValue(Want):
@@ -222,8 +220,11 @@ def mismatch(where: str, want: Want, value: Any, todo: str = "") -> MismatchErro
 
 def in_words(value: Any) -> str:
     """Return a value in words."""
+    if isinstance(value, SavedModule) and not value.has_names:
+        return f"a {'list' if value.kind == ModuleKind.LIST else 'tuple'} of {len(value.items)}"
     if isinstance(value, SavedModule):
-        return _module_in_words(value)
+        what = f"a {printable(value.type_name)}" if value.type_name else "a mapping"
+        return f"{what} with {keys_of(value.items)}" if value.items else f"{what} that is empty"
     if isinstance(value, np.ndarray):
         return f"an array of {value.dtype.name}, shape {value.shape}"
     if isinstance(value, PackedTensor):
@@ -237,17 +238,10 @@ def in_words(value: Any) -> str:
     return "None" if value is None else f"{type(value).__name__} {printable(repr(value), 60)}"
 
 
-def _module_in_words(module: SavedModule) -> str:
-    if not module.has_names:
-        return f"a {'list' if module.kind == ModuleKind.LIST else 'tuple'} of {len(module.items)}"
-    what = f"a {printable(module.type_name)}" if module.type_name else "a mapping"
-    return f"{what} with {keys_of(module.items)}" if module.items else f"{what} that is empty"
-
-
-def keys_of(items: Any, most: int = 8) -> str:
+def keys_of(items: Any) -> str:
     """Return keys as a list that people read, cut short."""
-    keys = [f"'{printable(k, 60)}'" for k in list(items)[:most]]
-    return ", ".join(keys) + (f" and {len(items) - most} more" if len(items) > most else "")
+    keys = [f"'{printable(k, 60)}'" for k in list(items)[:_SHOWN]]
+    return ", ".join(keys) + (f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else "")
 
 
 def spelled(hint: Any) -> str:

@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import stat
 import weakref
-from pathlib import Path
 
 from zcrecord.errors import SourceError
 from zcrecord.onnx.external_data import Bytes, ExternalReference, ModelFolder, OpenFile, check_inside
-from zcrecord.storage.files import open_source
+from zcrecord.storage.files import open_source, read_error
 
 _MAPPED = 256  # files of external data that views may keep mapped: in Python each takes a descriptor
 
 
 def open_model(path: str) -> OpenFile:
     """Return a model's file; SourceError if it is missing, not a regular file, or unreadable."""
-    special = SourceError(
-        "not a regular file, and only values in one can be read on demand; convert it instead", path=path
-    )
-    try:
-        kind = Path(path).stat().st_mode
-    except OSError:
-        kind = stat.S_IFREG  # opening it tells the reason
+    what = "not a regular file, and only values in one can be read on demand; convert it instead"
+    kind = stat.S_IFREG
+    with contextlib.suppress(OSError):  # opening it tells the reason
+        kind = os.stat(path).st_mode
     if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):  # before it is opened: a pipe would wait for its writer
-        raise special
+        raise SourceError(what, path=path)
     stream, nbytes = open_source(path)
     with stream:
         if nbytes is None:
-            raise special
+            raise SourceError(what, path=path)
         try:
             file = OpenFile(os.dup(stream.fileno()), os.path.realpath(path))
         except OSError as error:
-            raise SourceError(f"cannot read: {error.strerror or error}", path=path, errno=error.errno) from error
+            raise read_error(error, path) from error
         if hasattr(os, "posix_fadvise"):  # not to be read from end to end
             os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_NORMAL)
     return file
@@ -67,16 +64,14 @@ class ModelFiles:
     def mapped(self, reference: ExternalReference | None, offset: int, nbytes: int) -> Bytes | None:
         """Return a read-only view of some bytes; None if views keep too many files mapped already."""
         if reference is None:
-            octets = self._model.octets(self.mappings)
-        else:
-            known = self._mapped.get(reference.location)
-            if known is None:
-                if len(self.mappings) >= _MAPPED:
-                    return None
-                known = self._folder.file_of(reference).octets(self.mappings)
-                self._mapped[reference.location] = known
-            check_inside(reference, len(known))
-            octets = known
+            return self._model.octets(self.mappings)[offset : offset + nbytes]
+        octets = self._mapped.get(reference.location)
+        if octets is None:
+            if len(self.mappings) >= _MAPPED:
+                return None
+            octets = self._folder.file_of(reference).octets(self.mappings)
+            self._mapped[reference.location] = octets
+        check_inside(reference, len(octets))
         return octets[offset : offset + nbytes]
 
     def file_of(self, reference: ExternalReference | None) -> OpenFile:

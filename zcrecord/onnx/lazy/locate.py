@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
@@ -21,15 +22,12 @@ from zcrecord.onnx.external_data import Bytes, ExternalReference, OpenFile, refe
 from zcrecord.onnx.names import MODEL, NamedTensor, Scope
 from zcrecord.onnx.protobuf.reader import WINDOW, ProtobufReader, Skeleton
 from zcrecord.onnx.protobuf.scanner import Scanner, TensorSink, check_start, stub
-from zcrecord.onnx.protobuf.tensors import BOOL, FIELDS, RAW_DATA, TensorMessage, TensorReader, ValueSink
+from zcrecord.onnx.protobuf.tensors import BOOL, FIELDS, TensorMessage, TensorReader, ValueSink
 from zcrecord.storage.memory import aligned_empty
 
 from .files import ModelFiles
 
 STEP = 1 << 12  # bytes; read first after a move, and passed by reading rather than by moving
-_NO_FIELD = ""
-_EXTERNAL_DATA = "external_data"
-_RAW_DATA = FIELDS[RAW_DATA]
 
 
 class LocatedTensor(NamedTuple):
@@ -73,10 +71,8 @@ def is_as_stored(files: ModelFiles, e: LocatedTensor) -> bool:
     if e.offset < 0:
         return False
     file = files.file_of(e.reference)
-    if e.dtype.onnx != BOOL and not _unused(e):
-        return True
-    start = 0 if e.dtype.onnx == BOOL else e.nbytes - 1
-    return _is_canonical(e, file.read(e.offset + start, e.nbytes - start))
+    start = 0 if e.dtype.onnx == BOOL else e.nbytes - 1 if _unused(e) else e.nbytes
+    return start == e.nbytes or _is_canonical(e, file.read(e.offset + start, e.nbytes - start))
 
 
 def _unused(e: LocatedTensor) -> int:
@@ -153,7 +149,7 @@ class _LocatingSink(TensorSink):
                   data: memoryview) -> bytes:  # fmt: skip
         kind, shape, reader = by_onnx[code], tuple(dims), self._reader
         self.named.append(NamedTensor(scope, field, place, name, offset, kind, shape, 0))
-        self.located.append(LocatedTensor(kind, shape, len(data), _RAW_DATA, reader.base + reader.pos))
+        self.located.append(LocatedTensor(kind, shape, len(data), "raw_data", reader.base + reader.pos))
         return b"" if reader.skeleton is None else stub(len(self.located) - 1)
 
     def locate(self, t: TensorMessage, offset: int, nbytes: int) -> bool:
@@ -179,9 +175,8 @@ def _located(
     t: TensorMessage, kind: DType, shape: tuple[int, ...], reference: ExternalReference | None, run: tuple[int, int]
 ) -> LocatedTensor:
     if reference is not None:
-        return LocatedTensor(kind, shape, reference.length, _EXTERNAL_DATA, reference.offset, reference)
-    v = t.values
-    field = FIELDS.get(v.field, _NO_FIELD)
+        return LocatedTensor(kind, shape, reference.length, "external_data", reference.offset, reference)
+    v, field = t.values, FIELDS.get(t.values.field, "")
     nbytes = t.expected()  # of strings, those of the table of their ends
     if not nbytes:
         return LocatedTensor(kind, shape, 0, field)
@@ -192,12 +187,12 @@ def _located(
     return LocatedTensor(kind, shape, nbytes, field, parts=tuple(t.parts))
 
 
+@dataclass(slots=True)
 class _MemorySink(ValueSink):
     """Memory of a known size for decoded values; the reader counts those that do not fit."""
 
-    def __init__(self, nbytes: int) -> None:
-        self.octets = aligned_empty(nbytes)
-        self.filled = 0
+    octets: Bytes
+    filled: int = 0
 
     def write(self, data: Any) -> None:
         new = np.frombuffer(data, np.uint8)[: len(self.octets) - self.filled]
@@ -208,7 +203,7 @@ class _MemorySink(ValueSink):
 def _decoded(files: ModelFiles, e: LocatedTensor) -> Bytes:
     model = files.file_of(None)
     reader = _RandomAccessReader(model.read_at, max(end for _, end in e.parts))
-    memory = _MemorySink(e.nbytes)
+    memory = _MemorySink(aligned_empty(e.nbytes))
     tensors = TensorReader(reader, memory)
     t = TensorMessage(Scope(MODEL, None, 0, 0), 0, 0, e.parts[0][0])
     for start, end in e.parts:

@@ -15,7 +15,7 @@ import numpy as np
 
 from zcrecord.archive.payload_source import Closed
 from zcrecord.dtypes import STRING, DType
-from zcrecord.errors import RecordError, TensorNotFoundError, UnsupportedError
+from zcrecord.errors import RecordError, TensorNotFoundError, UnsupportedError, located
 from zcrecord.onnx.external_data import ModelFolder
 from zcrecord.onnx.names import full_names
 from zcrecord.storage.files import absolute_path, path_of
@@ -56,13 +56,11 @@ def scan(path: str | os.PathLike[str], *, allow_links: bool = False, mmap: bool 
         raise UnsupportedError(what)
     source = path_of(path)
     file = open_model(source)
-    try:
-        named, located = find_tensors(file)
+    with located(path=source):
+        named, entries = find_tensors(file)
         names = full_names(named, file.nbytes)
-    except RecordError as error:
-        raise error.located(path=source) from error.__cause__
     folder = ModelFolder(os.path.dirname(absolute_path(source)), allow_links=allow_links)
-    return OnnxTensors(source, ModelFiles(file, folder), names, located, mmap=mmap)
+    return OnnxTensors(source, ModelFiles(file, folder), names, entries, mmap=mmap)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,12 +236,9 @@ class OnnxTensors(Mapping[str, Any]):
         from .small_model import write_small_model  # here, because few write one
 
         files, names = self._open_files(), self.names
-        try:
-            return write_small_model(
-                self._path, names, files, self._entries, dest, alignment=alignment, force=force, durable=durable
-            )
-        except RecordError as error:
-            raise error.located(path=self._path) from error.__cause__
+        options: dict[str, Any] = {"alignment": alignment, "force": force, "durable": durable}
+        with located(path=self._path):
+            return write_small_model(self._path, names, files, self._entries, dest, **options)
 
     def _info(self, name: str, e: LocatedTensor) -> OnnxTensorInfo:
         file = self._open_files().locate(e.reference)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from zcrecord.codec.layout import MAX_ALIGNMENT
 from zcrecord.dtypes import STRING
-from zcrecord.errors import Advice, LimitError, RecordError, SourceError, UnsupportedError
+from zcrecord.errors import Advice, LimitError, SourceError, UnsupportedError, located
 from zcrecord.onnx.external_data import ONE_COPY, location_from
 from zcrecord.onnx.graph import Initializer, encode_reference, filled, size_of, values_or_deferred, write_parts
 from zcrecord.onnx.names import name_tensors
@@ -68,60 +69,54 @@ def write_small_model(
     )
 
 
+@dataclass(slots=True)
 class _SmallModel:
     """A small model in the making; counts modules of names, bytes of values in it, and bytes of the original."""
 
-    def __init__(
-        self, names: Sequence[str], files: ModelFiles, entries: Sequence[LocatedTensor], dest: str, alignment: int
-    ) -> None:
-        self._names = names
-        self._files = files
-        self._entries = entries
-        self._dest = dest
-        self._alignment = alignment
-        self._locations: dict[str, str] = {}  # by path
-        self.modules = self.inlined = self.input_bytes = 0
+    names: Sequence[str]
+    files: ModelFiles
+    entries: Sequence[LocatedTensor]
+    dest: str
+    alignment: int
+    locations: dict[str, str] = field(default_factory=dict)  # by path
+    modules: int = 0
+    inlined: int = 0
+    input_bytes: int = 0
 
     def parts(self) -> list[Any]:
         """Return the model as parts in order, each bytes-like or `DeferredValues`."""
-        original, skeleton = self._files.file_of(None), Skeleton()
+        original, skeleton = self.files.file_of(None), Skeleton()
         original.check_current()
-        named, located = find_tensors(original, skeleton)
-        if located != self._entries:
+        named, entries = find_tensors(original, skeleton)
+        if entries != self.entries:
             raise SourceError("was changed since it was scanned; scan it again", path=original.path)
-        for path in {self._files.locate(e.reference) for e in self._entries}:
-            check_destination(path, self._dest, force=True)  # never replaces weights
+        for path in {self.files.locate(e.reference) for e in entries}:
+            check_destination(path, self.dest, force=True)  # never replaces weights
         outline = ModuleTreeBuilder()
         name_tensors(named, original.nbytes, outline)
         self.modules = len(outline.entries().modules)
-        self.input_bytes = original.nbytes + sum(e.nbytes for e in located if e.reference is not None)
-        tensors = [(e.dtype, e) for e in located]
-        parts = filled(b"".join(skeleton.finish()), tensors, self._place)
+        self.input_bytes = original.nbytes + sum(e.nbytes for e in entries if e.reference is not None)
+        parts = filled(b"".join(skeleton.finish()), [(e.dtype, e) for e in entries], self._values)
         size_of(parts, Advice("convert the model, and export the archive with {}", "external", True))
         return parts
 
-    def _place(self, tensor: Initializer) -> Any:
+    def _values(self, tensor: Initializer) -> Any:
+        """Return a reference to a tensor's values, or the values themselves."""
         e: LocatedTensor = tensor.value
-        try:
-            if tensor.outside and e.offset % self._alignment == 0 and is_as_stored(self._files, e):
+        with located(tensor=self.names[tensor.number]):
+            if tensor.outside and e.offset % self.alignment == 0 and is_as_stored(self.files, e):
                 return encode_reference(self._location(e), e.offset, e.nbytes)
-            return self._inlined(e)
-        except RecordError as error:
-            raise error.located(tensor=self._names[tensor.number]) from error.__cause__
+            if e.dtype is STRING:
+                texts = StringTensor(read(self.files, e, mmap=False), e.shape).strings()
+                fields = b"".join(encode_field(STRING_DATA, text) for text in texts)
+                self.inlined += len(fields)
+                return fields
+            self.inlined += e.nbytes
+            return values_or_deferred(e.nbytes, lambda: (read(self.files, e, mmap=False).data,))
 
     def _location(self, e: LocatedTensor) -> str:
-        file = self._files.file_of(e.reference)
-        location = self._locations.get(file.path)
-        if location is None:
+        file = self.files.file_of(e.reference)
+        if file.path not in self.locations:
             file.check_current()
-            location = self._locations[file.path] = location_from(self._dest, file.path)
-        return location
-
-    def _inlined(self, e: LocatedTensor) -> Any:
-        if e.dtype is STRING:
-            texts = StringTensor(read(self._files, e, mmap=False), e.shape).strings()
-            fields = b"".join(encode_field(STRING_DATA, text) for text in texts)
-            self.inlined += len(fields)
-            return fields
-        self.inlined += e.nbytes
-        return values_or_deferred(e.nbytes, lambda: (read(self._files, e, mmap=False).data,))
+            self.locations[file.path] = location_from(self.dest, file.path)
+        return self.locations[file.path]
