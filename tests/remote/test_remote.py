@@ -18,7 +18,7 @@ from records import saved
 from remote_archives import is_right
 
 import zcrecord
-from tools.bench.remote import write_sparse
+from tools.bench.sparse import write_sparse
 from tools.range_server import Server, serving
 from zcrecord import TensorNotFoundError, UnsupportedError, transport
 from zcrecord.loaders.plan import plan_load

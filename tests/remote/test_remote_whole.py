@@ -21,7 +21,7 @@ from records import saved
 from remote_archives import cached_files
 
 import zcrecord
-from tools.bench.remote import write_sparse
+from tools.bench.sparse import write_sparse
 from tools.range_server import Server, serving
 from zcrecord import FormatError, IntegrityError
 from zcrecord.codec.layout import HEADER_SIZE, decode_header

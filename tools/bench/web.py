@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tools.bench.harness import OURS, Promise, Row, Settings, on_path
-from tools.bench.remote import write_sparse
+from tools.bench.sparse import write_sparse
 from tools.range_server import Server, serving
 from tools.worker import ROOT
 
