@@ -153,7 +153,7 @@ NEEDS = {
 
 @pytest.mark.slow
 @linux
-@pytest.mark.exhaustive(keep=("imports", "integrity", "sparse"))
+@pytest.mark.exhaustive(keep=("integrity", "sparse"))
 @pytest.mark.parametrize("area", [pytest.param(area, marks=NEEDS.get(area, ())) for area in AREAS])
 def test_benchmark_runs_at_a_small_size_and_leaves_no_files(
     area: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
