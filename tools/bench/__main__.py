@@ -20,11 +20,11 @@ from tools.worker import ROOT, reused_processes
 
 AREAS = (
     "small", "shards", "dropin", "large", "cold", "sparse", "convert", "session", "embedding", "sharing", "upload",
-    "integrity", "edits", "distributed", "consolidate", "fleet", "web",
+    "integrity", "edits", "distributed", "consolidate", "fleet", "report",
 )  # fmt: skip
 NEEDS = {
-    "embedding": ("gcc", "clang-19", "rustc", "make", "arm-none-eabi-gcc", "qemu-system-arm"),
-    "web": ("chromium",),
+    "embedding": ("gcc", "clang-19", "make", "arm-none-eabi-gcc", "qemu-system-arm"),
+    "report": ("chromium",),
 }  # tools of the system; a quick run does without
 RESULTS = ROOT / "tools" / "bench" / "results.json"
 SAME_MACHINE = ("cpu", "cores", "memory_mib", "file_system")

@@ -12,11 +12,9 @@ import numpy as np
 
 import zcrecord
 from tools.bench.harness import BURST, OURS, Promise, Row, Settings, median_seconds
-from tools.measure import MIB
 
 AREA = "sparse"
 COUNT = 100
-LARGE = 9  # tensors of zeros beside the small one
 GIB = 1 << 30
 SMALL = "an archive of 1 MiB"
 
@@ -48,24 +46,6 @@ def write_holes(path: Path, nbytes: int) -> None:
         record = {f"blocks.{i // 10}.part_{i % 10}.weight": values[i] for i in range(COUNT)}
         zcrecord.save_record(record, Holes(file, each), digest="none")
         del values, record
-
-
-def write_sparse(path: Path, nbytes: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Write an archive of 10 tensors: `small`, of 16 KiB, which is returned, amid 9 of zeros that take no disk.
-
-    All of them are a little more than `nbytes` together.
-    """
-    each = nbytes // LARGE // MIB * MIB + MIB
-    small = np.random.default_rng(0).standard_normal(4096).astype(np.float32)
-    with mmap.mmap(-1, each) as space, path.open("wb") as file:
-        # Lazy ones are written as they come, the index last: the hardest for a reader.
-        record: dict[str, Any] = {
-            f"large.{i}": zcrecord.LazyTensor("float32", (each // 4,), lambda: [space]) for i in range(LARGE)
-        }
-        last = record.pop(f"large.{LARGE - 1}")
-        record |= {"small": small, "last": last}  # between others, where no other request brings it along
-        zcrecord.save_record(record, Holes(file, each))
-    return small
 
 
 def run(settings: Settings) -> Iterator[Row]:
