@@ -156,7 +156,7 @@ def newly_imported(statement: str) -> set[str]:
 
 HEAVY = """
     argparse asyncio concurrent difflib email flatbuffers hashlib http importlib.metadata json logging ml_dtypes
-    multiprocessing fsspec onnx onnxruntime psutil rich safetensors socket sqlite3 ssl subprocess tempfile torch
+    multiprocessing fsspec onnx onnxruntime rich safetensors socket sqlite3 ssl subprocess tempfile torch
     threading unittest zcrecord.cli.dispatch zcrecord.codec.file_types zcrecord.onnx zcrecord.storage.stream_reader
     zcrecord.storage.threads zstandard
 """

@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 from packed_archives import OneWay
 from records import saved
-from remote_archives import is_right
+from remote_archives import is_right, write_sparse
 
 import zcrecord
-from tools.bench.remote import write_sparse
 from tools.range_server import Server, serving
 from zcrecord import TensorNotFoundError, UnsupportedError, transport
 from zcrecord.loaders.plan import plan_load

@@ -18,10 +18,9 @@ import pytest
 import xxhash
 from collisions import colliding
 from records import saved
-from remote_archives import cached_files
+from remote_archives import cached_files, write_sparse
 
 import zcrecord
-from tools.bench.remote import write_sparse
 from tools.range_server import Server, serving
 from zcrecord import FormatError, IntegrityError
 from zcrecord.codec.layout import HEADER_SIZE, decode_header

@@ -19,7 +19,7 @@ QUESTION = [30, 41, 52, 16, 1]
 def _files(task: str) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch, "folder")
-        optimum.write_folder(task, "small", folder)
+        optimum.write_folder(task, folder)
         return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import zcrecord
+from tools.bench.sparse import Holes
 from tools.range_server import Server
 
 Misbehave = Callable[[Any, int], bool]  # of a server: takes the handler and the number of the request
@@ -55,3 +57,21 @@ def with_zeros(size: int) -> Misbehave:
 def cached_files(cache: Path, *, index: bool = False) -> list[Path]:
     """Return the payloads in a cache, and with `index` the indexes, too."""
     return sorted(path for path in cache.rglob("*") if path.is_file() and (index or path.name != "index"))
+
+
+def write_sparse(path: Path, nbytes: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Write an archive of 10 tensors: `small`, of 16 KiB, which is returned, amid 9 of zeros that take no disk.
+
+    All of them are a little more than `nbytes` together.
+    """
+    each = (nbytes // 9 >> 20) + 1 << 20
+    small = np.random.default_rng(0).standard_normal(4096).astype(np.float32)
+    with mmap.mmap(-1, each) as space, path.open("wb") as file:
+        # Lazy ones are written as they come, the index last: the hardest for a reader.
+        record: dict[str, Any] = {
+            f"large.{i}": zcrecord.LazyTensor("float32", (each // 4,), lambda: [space]) for i in range(9)
+        }
+        last = record.pop("large.8")
+        record |= {"small": small, "last": last}  # between others, where no other request brings it along
+        zcrecord.save_record(record, Holes(file, each))
+    return small

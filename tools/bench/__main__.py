@@ -19,13 +19,12 @@ from tools.bench.table import MEASURED, markdown, new_console, page_with, termin
 from tools.worker import ROOT, reused_processes
 
 AREAS = (
-    "small", "shards", "dropin", "growth", "large", "cold", "sparse", "imports", "exchange", "convert", "session",
-    "embedding", "loading", "sharing", "optimum", "remote", "jax", "upload", "integrity", "edits", "distributed",
-    "consolidate", "fleet", "web",
+    "small", "shards", "dropin", "large", "cold", "sparse", "convert", "session", "embedding", "sharing", "upload",
+    "integrity", "edits", "distributed", "consolidate", "fleet", "report",
 )  # fmt: skip
 NEEDS = {
-    "embedding": ("gcc", "clang-19", "rustc", "make", "arm-none-eabi-gcc", "qemu-system-arm"),
-    "web": ("chromium",),
+    "embedding": ("gcc", "clang-19", "make", "arm-none-eabi-gcc", "qemu-system-arm"),
+    "report": ("chromium",),
 }  # tools of the system; a quick run does without
 RESULTS = ROOT / "tools" / "bench" / "results.json"
 SAME_MACHINE = ("cpu", "cores", "memory_mib", "file_system")

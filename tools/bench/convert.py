@@ -1,4 +1,4 @@
-"""onnx2zc beside `cp`, `cat`, and what people do today: one large model, pipes, typed values, very many small tensors.
+"""onnx2zc beside `cp`, `cat`, and what people do today: one large model, pipes, very many small tensors.
 
 Every contestant works in a process of its own that has imported everything beforehand; the pipes are the exception:
 there whole commands are timed, the start of Python included.
@@ -14,21 +14,16 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 from tools.bench.harness import OURS, Promise, Row, Settings, medians, require_disk, seconds_of
 from tools.measure import MIB
 from tools.models.gpt import write_gpt
 from tools.models.small import write_small
-from tools.models.typed import write_typed
-from tools.models.wire import Nodes, Weight, write_model
 from tools.worker import ROOT, call_alone
 
 AREA = "convert"
 SIZE_MIB = 1536  # 1.6 GB
-LARGEST_MIB = 1880  # 1.97 GB: protobuf ends a model at 2 GiB
-TYPED = 500_000_000
-RATE = 300e6  # bytes of typed values a second
 COPY, COPY_SYNC, CAT = "cp", "cp and fsync", "cat | cat"
 LOAD, IR, SAFE, ARRAYS = "onnx.load", "onnx-ir", "onnx.load, safetensors", "onnx.load, to_array"
 LITTLE = Promise("under", 40 * MIB)
@@ -36,8 +31,6 @@ LITTLE = Promise("under", 40 * MIB)
 
 def run(settings: Settings) -> Iterator[Row]:
     yield from _large(settings)
-    yield from _largest(settings)
-    yield from _typed(settings)
     yield from _small(settings)
 
 
@@ -122,31 +115,6 @@ def _piped(source: Path, repeats: int) -> tuple[dict[str, float], float]:
     imported = call_alone("tools.serving:imported_rss")
     ways = {OURS: partial(timed, f"'{sys.executable}' -c '{code}' - - --json"), CAT: partial(timed, "cat")}
     return medians(repeats, ways, uncounted=1), statistics.median(peaks) - imported
-
-
-def _largest(settings: Settings) -> Iterator[Row]:
-    mib = settings.pick(LARGEST_MIB, 8)
-    require_disk(settings.folder, 3 * mib * MIB)
-    weight = Weight("w", (mib << 10, 256), 1.0)
-    write = partial(write_model, name="largest", graph=Nodes(), weights=[weight], inputs=(), outputs=())
-    alone = _Alone(settings, "largest", write)
-    alone.convert(durable=False)
-    alone.remove()
-    work = f"onnx2zc on one tensor of {mib * MIB / 1e9:.1f} GB: peak memory above the import"
-    yield Row(AREA, work, "B", alone.memory(), LITTLE)
-
-
-def _typed(settings: Settings) -> Iterator[Row]:
-    nbytes, repeats = settings.pick(TYPED, 1_000_000), settings.pick(3, 1)
-    require_disk(settings.folder, 4 * nbytes)
-    fields: tuple[Literal["float_data", "int64_data"], ...] = ("float_data", "int64_data")
-    for field in fields:
-        alone = _Alone(settings, field, partial(write_typed, field=field, nbytes=nbytes))
-        seconds = alone.beside_arrays(repeats)
-        alone.remove()
-        work = f"onnx2zc on {nbytes / 1e6:.0f} MB of {field}, no fsync"
-        yield Row(AREA, work, "s", seconds, Promise("under", nbytes / RATE), note="300 MB/s", samples=repeats)
-        yield Row(AREA, f"{work}: peak memory above the import", "B", alone.memory(), LITTLE, samples=repeats)
 
 
 def _small(settings: Settings) -> Iterator[Row]:

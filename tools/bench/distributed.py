@@ -7,33 +7,18 @@ no settings of the optimizer. Memory is the peak of a rank above what it has bef
 
 from __future__ import annotations
 
-import pickle
 import shutil
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from tools.bench.harness import OURS, Promise, Row, Settings, collect, figures_of, medians, require_disk, seconds_of
+from tools.bench.harness import OURS, Promise, Row, Settings, collect, figures_of, require_disk
 from tools.measure import MIB
 from tools.ranks import FILES, HUGGING_FACE, Ranks
-from tools.worker import call_alone
-from zcrecord import dtypes
-from zcrecord.codec.index import PAYLOAD
-from zcrecord.codec.layout import ALIGNMENT, front_header
-from zcrecord.distributed.folder import CheckpointFolder
-from zcrecord.distributed.join import joined
-from zcrecord.distributed.rank_archive import RankReport, WholeTensor
-from zcrecord.writing.catalogue import WrittenShard
 
 AREA = "distributed"
 TENSORS = "the tensors"  # a copy of them has to be held
 WAYS = (OURS, FILES, HUGGING_FACE)
-CHUNKS = (2000, 500)  # tensors, and ranks that have a chunk of each
-_CHUNK = (16, 4096)
-_SIZE = 2 * 16 * 4096  # bytes
 Figures = dict[str, float]
 
 
@@ -43,7 +28,7 @@ def model_size(settings: Settings) -> dict[str, int]:
 
 
 def run(settings: Settings) -> Iterator[Row]:
-    """Yield the rows of saves, loads and views of one model, then those of a million chunks' metadata."""
+    """Yield the rows of saves, loads and views of one model."""
     require_disk(settings.folder, settings.pick(5000, 100) * MIB)
     others = settings.pick(4, 1)
     with Ranks() as ranks:
@@ -60,7 +45,6 @@ def run(settings: Settings) -> Iterator[Row]:
             yield from _loads(settings, ranks, f"{work}: load, {layout}", expected)
         ranks.join(2)
         yield from _views(settings, ranks)
-    yield _metadata(settings)
 
 
 def _folder(settings: Settings, way: str) -> str:
@@ -137,83 +121,3 @@ def _views(settings: Settings, ranks: Ranks) -> Iterator[Row]:
     yield Row(AREA, what, "s", {OURS: figures_of(samples, "seconds")}, promise, samples=repeats)
     private = {OURS: figures_of(samples, "private")}
     yield Row(AREA, f"{what}, private memory", "B", private, Promise("under", MIB), samples=repeats)
-
-
-# -- a million chunks ------------------------------------------------------------------------------------------------
-
-
-def _metadata(settings: Settings) -> Row:
-    """Return the row of opening a checkpoint's catalogue, and DCP's own metadata, of as many chunks."""
-    tensors, each = (20, 10) if settings.quick else CHUNKS
-    folder, small = settings.folder / "metadata", settings.folder / "little metadata"
-    for where, size in ((folder, (tensors, each)), (small, (5, 2))):
-        where.mkdir()
-        call_alone("tools.bench.distributed:write_metadata", folder=str(where), tensors=size[0], ranks=size[1])
-    opened = partial(call_alone, "tools.bench.distributed:open_metadata", folder=str(folder), small=str(small))
-    repeats = settings.pick(3, 1)
-    seconds = medians(repeats, {way: partial(opened, way=way) for way in (OURS, FILES)})
-    work = f"metadata of {tensors * each:,} chunks of {tensors:,} tensors: open"
-    return Row(AREA, work, "s", seconds, Promise("under", 0.01), samples=repeats)
-
-
-def write_metadata(folder: str, tensors: int, ranks: int) -> None:
-    """Write a catalogue, and DCP's metadata, of tensors by rows of as many ranks; no rank's archive is there."""
-    from torch.distributed.checkpoint.filesystem import _StorageInfo
-    from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
-
-    names = [f"model.layers.{i // 8}.part{i % 8}.weight" for i in range(tensors)]
-    paths = {name: tuple(name.split(".")) for name in names}
-    _write_catalogue(Path(folder), paths, ranks)
-    state = {name: _rows_of(ranks) for name in names}
-    places = {
-        MetadataIndex(name, chunk.offsets, rank): _StorageInfo(f"__{rank}_0.distcp", i * _SIZE, _SIZE)
-        for i, (name, tensor) in enumerate(state.items())
-        for rank, chunk in enumerate(tensor.chunks)
-    }
-    with open(Path(folder, ".metadata"), "wb") as file:
-        pickle.dump(Metadata(state, planner_data=paths, storage_data=places), file)
-
-
-def _rows_of(ranks: int) -> Any:
-    import torch
-    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
-
-    sizes = torch.Size(_CHUNK)
-    chunks = [ChunkStorageMetadata(torch.Size((_CHUNK[0] * rank, 0)), sizes) for rank in range(ranks)]
-    whole = torch.Size((_CHUNK[0] * ranks, _CHUNK[1]))
-    return TensorStorageMetadata(TensorProperties(dtype=torch.bfloat16), whole, chunks)
-
-
-def _write_catalogue(folder: Path, paths: dict[str, tuple[str, ...]], ranks: int) -> None:
-    kind, count = dtypes.by_name["bfloat16"], len(paths)
-    whole = WholeTensor(kind.code, kind.bits, (_CHUNK[0] * ranks, _CHUNK[1]))
-    rows = np.zeros(count, PAYLOAD)
-    rows["nbytes"], rows["offset"] = _SIZE, np.arange(count) * _SIZE
-    trailer = front_header(b"", ALIGNMENT, ALIGNMENT, count * _SIZE).encode()
-    numbers, extent = np.arange(count), np.tile(np.array(_CHUNK, np.int64), (count, 1))
-    reports = [
-        RankReport(
-            WrittenShard(f"checkpoint~{0:016x}-{rank + 1:05}-of-{ranks:05}.zcr", 0, trailer, bytes(32), rows),
-            list(paths), numbers, numbers + rank * count, np.tile([rank * _CHUNK[0], 0], (count, 1)), extent,
-            dict.fromkeys(paths, whole), {},
-        )
-        for rank in range(ranks)
-    ]  # fmt: skip
-    tree = joined(reports, paths, None, alignment=ALIGNMENT, digest="xxh3")
-    CheckpointFolder(folder, durable=False).commit(tree, 1, {})
-
-
-def open_metadata(way: str, folder: str, small: str) -> float:
-    """Open a checkpoint's metadata as a load does, once a small one's, and find one tensor; return the seconds."""
-    from torch.distributed.checkpoint import FileSystemReader
-
-    from zcrecord.distributed import ZcrStorageReader
-
-    make = {OURS: ZcrStorageReader, FILES: FileSystemReader}[way]
-
-    def find(where: str) -> None:
-        chunks = next(iter(make(where).read_metadata().state_dict_metadata.values())).chunks
-        assert len(chunks) > 1, "a tensor has a chunk of each rank"
-
-    find(small)
-    return seconds_of(partial(find, folder))

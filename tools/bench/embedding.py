@@ -1,4 +1,4 @@
-"""Weights as constants of programs: what loading allocates, what compiling takes, and what a Cortex-M3 does with them.
+"""Weights as constants of programs: what compiling takes, and what a Cortex-M3 does with them.
 
 Compilers and QEMU are wanted; a quick run leaves out the rows of those that are missing. Hex arrays, as `xxd -i` writes
 them, are compiled at two sizes that a compiler survives, and the line through both is taken at the size asked about.
@@ -6,11 +6,7 @@ them, are compiled at two sizes that a compiler survives, and the line through b
 
 from __future__ import annotations
 
-import importlib
-import io
-import pickle
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -20,49 +16,21 @@ import numpy as np
 
 import zcrecord
 from tools.bench.harness import OURS, Promise, Row, Settings, medians, on_path, seconds_of
-from tools.bench.peers import NPZ, SAFETENSORS
 from tools.firmware.figures import measure
-from tools.hosted import build_c, build_rust, run_together, write_model
-from tools.measure import MIB, most_allocated
-from tools.worker import ROOT, call_alone
+from tools.measure import MIB
+from tools.worker import ROOT
 from zcrecord.embed import generate
 
 AREA = "embedding"
-NONE_AT_ALL = Promise("under", 1)
 KIB = 1024
-RUST, READER = "zcrecord, Rust", "zcrecord.h"
 HEX_ARRAY = "hex array"
-PICKLE = "pickle.loads"
 
 
 def run(settings: Settings) -> Iterator[Row]:
     """Yield the rows of weights that are part of a program; a quick run leaves out what lacks a tool."""
-    if on_path("gcc", "rustc"):
-        yield from _at_load(settings)
     yield from _compiled(settings)
-    yield _constant(settings)
     if on_path("make", "arm-none-eabi-gcc", "qemu-system-arm"):
         yield from _on_a_microcontroller(settings)
-
-
-# -- at load ---------------------------------------------------------------------------------------------------------
-
-
-def _at_load(settings: Settings) -> Iterator[Row]:
-    """Measure the heap that programs with 256 KB of weights ask for until they have used all of them."""
-    folder = settings.folder / "host"
-    folder.mkdir()
-    archive = write_model(folder, rows=128, columns=512)
-    programs = {
-        OURS: build_c(folder, archive, "host_symbols"),
-        READER: build_c(folder, archive, "host_archive"),
-        RUST: build_rust(folder, archive, "host_symbols"),
-    }
-    reports = {name: run_together(program)[0].told for name, program in programs.items()}
-    for key, what, unit in (("allocations", "allocations", ""), ("bytes", "bytes allocated", "B")):
-        values = {name: float(words[key]) for name, words in reports.items()}
-        work = f"load 256 KB of weights that are part of a program: {what}"
-        yield Row(AREA, work, unit, values, NONE_AT_ALL)
 
 
 # -- compiling -------------------------------------------------------------------------------------------------------
@@ -118,66 +86,6 @@ def _array(source: Path, compiler: str, nbytes: int) -> Callable[[], float]:
     rows = "".join(f"  {', '.join(f'0x{b:02x}' for b in data[at : at + 12])},\n" for at in range(0, nbytes, 12))
     source.write_text(f"const unsigned char model[] = {{\n{rows}}};\n", encoding="utf-8")
     return partial(_seconds, compiler, source)
-
-
-# -- in Python -------------------------------------------------------------------------------------------------------
-
-
-def _constant(settings: Settings) -> Row:
-    """Return the bytes that Python allocates to get arrays out of a constant, an existing bytes object."""
-    mib = settings.pick(64, 1)
-    folder = settings.folder / "constant"
-    folder.mkdir()
-    call_alone("tools.bench.embedding:write_constants", folder=str(folder), mib=mib)
-    allocated = partial(call_alone, "tools.bench.embedding:constant_allocated", folder=str(folder))
-    work = f"arrays out of a Python constant of {mib} MiB: allocated"
-    return Row(AREA, work, "B", {way: float(allocated(way=way)) for way in LOADERS}, Promise("under", 64 * KIB))
-
-
-def write_constants(folder: str, mib: int) -> None:
-    """Write the same tensors as a generated module and as a peer each has them."""
-    from safetensors.numpy import save
-
-    values = np.random.default_rng(0)
-    tensors = {f"layers.{i}.weight": values.random((mib, MIB // 64), np.float32) for i in range(16)}
-    archive = Path(folder, "weights.zcr")
-    zcrecord.save_record(tensors, archive, durable=False)
-    generate(archive, folder, lang="python")
-    arrays: dict[str, Any] = tensors
-    with Path(folder, NPZ).open("wb") as file:
-        np.savez(file, **arrays)
-    Path(folder, SAFETENSORS).write_bytes(save(tensors))
-    Path(folder, PICKLE).write_bytes(pickle.dumps(tensors, protocol=5))
-
-
-def _module(folder: Path) -> Callable[[], Any]:
-    sys.path.insert(0, str(folder))
-    load: Callable[[], Any] = importlib.import_module("weights").load
-    return lambda: dict(load())
-
-
-def _bytes_of(name: str, load: Callable[[bytes], Any]) -> Callable[[Path], Callable[[], Any]]:
-    return lambda folder: partial(load, (folder / name).read_bytes())
-
-
-def _safetensors(constant: bytes) -> Any:
-    from safetensors.numpy import load
-
-    return load(constant)
-
-
-# Each takes the folder and returns what loads the constant, which is in memory by then.
-LOADERS: dict[str, Callable[[Path], Callable[[], Any]]] = {
-    OURS: _module,
-    PICKLE: _bytes_of(PICKLE, pickle.loads),
-    NPZ: _bytes_of(NPZ, lambda constant: dict(np.load(io.BytesIO(constant)))),
-    SAFETENSORS: _bytes_of(SAFETENSORS, _safetensors),
-}
-
-
-def constant_allocated(way: str, folder: str) -> int:
-    """Load a constant one way; return the most that Python had allocated for it."""
-    return most_allocated(LOADERS[way](Path(folder)))
 
 
 # -- on a Cortex-M3 --------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from tools.worker import ROOT, call_alone
 from zcrecord.fleet import Job, Outcome, conversion, convert_one, plan
 
 AREA = "fleet"
+COMMAND = "zcrecord convert --jobs 2"
 FLAG = "ZCRECORD_BENCH_KILLED"  # environment variable: a file that the worker that dies makes first
 DIES = "00003.zcr"
 MODELS = "s3://fleet/models"
@@ -77,7 +78,7 @@ def run(settings: Settings) -> Iterator[Row]:
         fs = s3fs.S3FileSystem(**options)
         fs.put(f"{settings.folder}/models/", "fleet/models/", recursive=True)
         first: dict[str, str] = {}
-        engines = _engines()
+        engines = {COMMAND: _with_command} if settings.quick else _engines()  # others start for seconds
         for name, engine in engines.items():
             dest, flag = f"s3://fleet/{name.split()[0]}", settings.folder / f"{name.split()[0]}-killed"
             states, seconds = engine(MODELS, dest, options, flag)
@@ -105,7 +106,7 @@ Engine = Callable[[str, str, dict[str, Any], Path], tuple[list[str], float]]
 
 
 def _engines() -> dict[str, Engine]:
-    out: dict[str, Engine] = {"zcrecord convert --jobs 2": _with_command}
+    out: dict[str, Engine] = {COMMAND: _with_command}
     for package, name in (("distributed", "Dask"), ("ray", "Ray")):
         if importlib.util.find_spec(package):
             out[name] = partial(_alone, f"tools.bench.fleet:with_{name.lower()}")

@@ -15,38 +15,31 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tools.models.architectures import OPSET, SEED, quiet, stir
 
-Size = Literal["small", "real"]
 SEQ2SEQ = ("encoder_model", "decoder_model", "decoder_with_past_model")
 DATA = ".onnx_data"  # suffix of the file of a model's weights
 START, END = 0, 1  # tokens, the former for padding, too
 _BATCH, _TOKENS, _PAST = 2, 5, 3  # of the inputs that a model is traced with
 
 
-def make_model(task: str, size: Size) -> Any:
+def make_model(task: str) -> Any:
     """Return the transformers model of a task, with random weights from a fixed seed."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
-    sizes: dict[str, Any]
     with torch.random.fork_rng(), quiet():
         torch.manual_seed(SEED)
         if task == "seq2seq":
-            sizes = {"vocab_size": 32_000, "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 4, "num_heads": 8}
-            if size == "small":
-                sizes = {"vocab_size": 200, "d_model": 64, "d_kv": 32, "d_ff": 128, "num_layers": 2, "num_heads": 2}
+            sizes = {"vocab_size": 200, "d_model": 64, "d_kv": 32, "d_ff": 128, "num_layers": 2, "num_heads": 2}
             config = T5Config(**sizes, decoder_start_token_id=START, pad_token_id=START, eos_token_id=END)
             model = T5ForConditionalGeneration(config)
             model.shared.weight.data.mul_(0.02)  # or, being the output matrix, too, it would repeat the last token
         else:
-            sizes = {"vocab_size": 32_000, "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4,
-                     "num_attention_heads": 8}  # fmt: skip
-            if size == "small":
-                sizes = {"vocab_size": 200, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-                         "num_attention_heads": 2}  # fmt: skip
+            sizes = {"vocab_size": 200, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+                     "num_attention_heads": 2}  # fmt: skip
             config = LlamaConfig(**sizes, bos_token_id=START, eos_token_id=END, pad_token_id=START,
                                  max_position_embeddings=128, attn_implementation="eager")  # fmt: skip
             model = LlamaForCausalLM(config)
@@ -54,9 +47,9 @@ def make_model(task: str, size: Size) -> Any:
     return model.eval()
 
 
-def write_folder(task: str, size: Size, folder: str | os.PathLike[str]) -> None:
+def write_folder(task: str, folder: str | os.PathLike[str]) -> None:
     """Write the folder of a task's model, which must not exist."""
-    model, path = make_model(task, size), Path(folder)
+    model, path = make_model(task), Path(folder)
     path.mkdir(parents=True)
     for name, (module, inputs, outputs) in _parts(model, task).items():
         _export(module, inputs, outputs, path / f"{name}.onnx")
