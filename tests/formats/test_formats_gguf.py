@@ -5,7 +5,6 @@ Files are made by `gguf` itself; the damaged ones by hand, field by field.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import gguf
 import numpy as np
 import pytest
 import records as r
+from processes import growth
 
 import zcrecord
 from tools.measure import most_allocated
@@ -406,36 +406,15 @@ def test_without_gguf_the_error_says_how_to_install_it(tmp_path: Path, monkeypat
         read_bytes(head(0, 0), tmp_path)
 
 
-MEASURED = """
-import gc, json, sys
-import gguf
-from tools.measure import memory, peak_rss
-from zcrecord import RecordWriter
-from zcrecord.formats.copying import copy_file
-
-def act(path):
-    {act}
-
-act(sys.argv[2])
-gc.collect()
-before = peak_rss()
-kept = act(sys.argv[1])
-print(json.dumps(peak_rss() - before))
-"""
-READ = "with RecordWriter(path + '.zcr', durable=False) as out: copy_file('gguf', path, out, lambda done, total: None)"
-WHOLE = "return open(path, 'rb').read()"
-
-
 @pytest.mark.measured
 @pytest.mark.exhaustive(keep=0)
 @LINUX
-def test_conversion_holds_one_window_of_payload(tmp_path: Path) -> None:
+def test_conversion_holds_one_window_of_payload_and_the_measurement_would_notice(tmp_path: Path) -> None:
     raw = np.zeros((4096, 34 * 512), np.uint8)
     raw[:, 0] = np.arange(4096) % 256
     large = written(tmp_path / "large.gguf", [("w", raw, TYPES.Q8_0), ("b", raw[1:], TYPES.Q8_0)])
     small = written(tmp_path / "small.gguf", [("w", raw[:1], TYPES.Q8_0)])
-    grown = [
-        json.loads(r.run_python(MEASURED.format(act=act), large, small).stdout) for act in (READ, WHOLE)
-    ]  # fmt: skip
-    assert grown[0] < 12 * MIB
-    assert grown[1] > 100 * MIB, "this test would not notice"
+    setup = "from zcrecord.formats import convert\nconvert(sys.argv[2], sys.argv[2] + '.zcr', force=True)"
+    work = "convert(sys.argv[1], sys.argv[1] + '.zcr', durable=False)"
+    assert growth(setup, work, large, small)[1] < 12 * MIB
+    assert growth(setup, "kept = open(sys.argv[1], 'rb').read()", large, small)[1] > 100 * MIB
