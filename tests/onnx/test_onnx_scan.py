@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_models as m
 import onnx_values
 import pytest
@@ -48,8 +47,7 @@ def compared(path: Path, **options: Any) -> OnnxTensors:
 # The same as a conversion.
 
 
-@pytest.mark.exhaustive(keep=2)
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_tensors_of_all_sizes_are_found_wherever_the_window_was_moved(seed: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(seed)
     tensors = []
@@ -397,19 +395,6 @@ def test_the_end_of_a_file_is_noticed_before_and_after_it_is_mapped(tmp_path: Pa
         assert found["w"].tolist() == FLOATS.tolist()
 
 
-def test_external_data_may_not_come_between_the_values_of_another_tensor(tmp_path: Path) -> None:
-    start, rest = (m.field(4, part.tobytes()) for part in (FLOATS[:2], FLOATS[2:]))
-    head = m.field(1, 6) + m.field(2, TensorProto.FLOAT)
-    between = onnx_values.reference().SerializeToString()
-    parts = [m.field(5, head + start), m.field(10, between), m.field(5, rest)]
-    node = m.field(1, [m.field(2, b"c"), m.field(5, [m.field(1, b"value"), *parts])])
-    path = onnx_values.write(tmp_path / "m")
-    written(path, m.wire_model(graph=node))
-    for read in (scan, lambda path: convert(path, io.BytesIO())):
-        with pytest.raises(errors.OnnxError, match="values in two places, with those of another tensor in between"):
-            read(path)
-
-
 def test_many_files_of_external_data_take_few_descriptors(tmp_path: Path) -> None:
     count = 400
     for i in range(count):
@@ -494,11 +479,3 @@ def test_a_disk_that_fails_is_one_error(tmp_path: Path, monkeypatch: pytest.Monk
         tensors["w"]
     with pytest.raises(errors.SourceError, match=r"m\.onnx: cannot read: Input/output error"):
         scan(path)
-
-
-def test_the_models_path_may_be_a_link(tmp_path: Path) -> None:
-    written(tmp_path / "m.onnx", m.model_of(numpy_helper.from_array(FLOATS, "w")))
-    (tmp_path / "link").symlink_to("m.onnx")
-    tensors = scan(tmp_path / "link")
-    assert tensors.info("w").file == os.path.realpath(tmp_path / "m.onnx")
-    assert onnx.load(tmp_path / "link").graph.initializer[0].name in tensors

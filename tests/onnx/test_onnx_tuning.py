@@ -20,7 +20,6 @@ from onnx_graphs import DIGITS, PACKS, PIXELS, READS_INNER, branches, converted_
 
 import zcrecord
 from tools.models import convolutions, gpt, quantized
-from zcrecord.embed.attachment import attach
 from zcrecord.errors import DestinationExistsError, IntegrityError, RecordError, SourceError, UnsupportedError
 from zcrecord.integrity.signing import check_signature, sign
 from zcrecord.onnx import convert, runtime, session, to_onnx, tune, tuning, untune
@@ -131,13 +130,6 @@ def test_packed_weights_lie_on_pages_or_where_equal_ones_lie(tuned: Path) -> Non
     assert len(offsets) == (3 if PACKS else 0) and all(offset % 4096 == 0 for offset in offsets)
 
 
-def test_a_tuned_record_saved_again_is_still_tuned_and_no_larger(tuned: Path, tmp_path: Path) -> None:
-    zcrecord.save_record(zcrecord.load_record(tuned), tmp_path / "again.zcr")
-    assert tuning(session(tmp_path / "again.zcr")).used
-    before, after = zcrecord.load_record(tuned), zcrecord.load_record(tmp_path / "again.zcr")
-    assert after.layout.deduplicated == before.layout.deduplicated == 0
-
-
 @pytest.mark.measured
 def test_a_graph_tuned_for_other_weights_is_not_used(tuned: Path, tmp_path: Path) -> None:
     tree = zcrecord.load_record(tuned).tree()
@@ -191,15 +183,6 @@ def test_the_first_untuned_session_of_a_process_warns_once(
     assert re.search(r"model\.zcr: not tuned for this machine \(it is not tuned\).*`zcrecord tune`", record.message)
     with pytest.raises(UnsupportedError, match="is not tuned; there is nothing to remove"):
         untune(path)
-
-
-def test_an_archive_attached_to_a_program_uses_its_tuned_part(tuned: Path, tmp_path: Path) -> None:
-    program = tmp_path / "program"
-    program.write_bytes(b"a program\n" * 9)
-    attach(program, tuned, tmp_path / "out", force=True)
-    assert tuning(session(tmp_path / "out")).used
-    with pytest.raises(UnsupportedError, match="attached to a program; detach it, tune it, and attach it again"):
-        tune(tmp_path / "out")
 
 
 def test_a_file_replaced_meanwhile_is_not_mixed_with_the_old_one(tuned: Path) -> None:

@@ -1,4 +1,7 @@
-"""The wire scanner reads what protobuf allows, in any order and form, and refuses what it does not, saying where."""
+"""The wire scanner reads what protobuf allows, in any order and form, and refuses what it does not, saying where.
+
+Fields that are there twice, in other wire types or with long tags are in `tests/formats/test_formats_agreement.py`.
+"""
 
 from __future__ import annotations
 
@@ -59,16 +62,6 @@ def test_raw_data_may_come_before_shape_and_type() -> None:
     for code in (TensorProto.FLOAT16, TensorProto.INT64, TensorProto.BOOL, TensorProto.INT4, TensorProto.UINT2):
         t = numpy_helper.from_array(np.array([1, 0, 1], helper.tensor_dtype_to_np_dtype(code)))
         check(field(9, t.raw_data) + NAME + field(2, code) + field(1, 3))
-
-
-def test_dims_may_be_packed_and_split_over_several_runs() -> None:
-    packed = field(1, varint(2)) + FLOAT + field(1, varint(3))
-    assert check(packed + NAME + RAW).shape == (2, 3)
-    assert check(field(1, 1) + field(1, varint(2) + varint(3)) + FLOAT + NAME + RAW).shape == (1, 2, 3)
-
-
-def test_the_last_of_a_repeated_scalar_field_wins() -> None:
-    check(field(8, b"old") + field(2, TensorProto.INT8) + DIMS + FLOAT + NAME + RAW)
 
 
 @pytest.mark.parametrize("runs", [1, 2, 5])
@@ -138,11 +131,6 @@ def test_varints_may_be_longer_than_they_need_be() -> None:
     assert check(field(1, 4) + field(2, TensorProto.INT64) + field(7, values) + NAME).tolist() == [3, 0, -1, 1]
 
 
-def test_int32_data_is_cut_to_32_bits_as_parsers_do() -> None:
-    values = varint(2**32 - 1) + varint(-1) + varint(2**32 + 7)
-    assert check(field(1, 3) + field(2, TensorProto.INT32) + field(5, values) + NAME).tolist() == [-1, -1, 7]
-
-
 def test_a_graph_given_twice_is_merged() -> None:
     one, two = DIMS + FLOAT + field(8, b"a") + RAW, DIMS + FLOAT + field(8, b"b") + RAW
     data = field(7, field(5, one) + field(2, b"g")) + field(1, 9) + field(7, field(5, two))
@@ -196,11 +184,6 @@ def test_unknown_fields_and_groups_are_skipped_and_kept() -> None:
     assert b"".join(graph.restore(record).parts) == data
 
 
-def test_known_fields_of_another_wire_type_are_unknown_fields() -> None:
-    data = wire_model(DIMS + FLOAT + NAME + RAW + varint(9 << 3) + varint(5) + varint(4 << 3 | 1) + bytes(8))
-    assert (converted(data)["w"] == FLOATS.reshape(2, 3)).all()
-
-
 def test_names_of_nodes_may_come_after_their_tensors() -> None:
     t = DIMS + FLOAT + RAW
     node = field(5, field(5, t) + field(1, b"value")) + field(2, b"out") + field(3, b"late")
@@ -213,11 +196,6 @@ def test_empty_tensors_come_with_and_without_a_value_field() -> None:
     for values in (b"", field(9, b""), field(4, b"")):
         assert check(field(1, 0) + field(1, 3) + FLOAT + NAME + values).shape == (0, 3)
     assert check(field(1, 0) + field(2, TensorProto.STRING) + NAME).shape == (0,)
-
-
-def test_a_scalar_has_no_dims() -> None:
-    assert check(FLOAT + NAME + field(9, FLOATS[:1].tobytes())).shape == ()
-    assert check(FLOAT + NAME + field(4, FLOATS[:1].tobytes())) == 1
 
 
 def test_a_stream_may_hand_out_one_byte_at_a_time_and_needs_no_more_than_read() -> None:
@@ -233,30 +211,6 @@ def test_a_stream_may_hand_out_one_byte_at_a_time_and_needs_no_more_than_read() 
         convert(source, out)  # type: ignore[arg-type]
         archives.append(out.getvalue())
     assert archives[0] == archives[1] == archives[2]
-
-
-@pytest.mark.parametrize("shift", range(-24, 25, 3))
-def test_nothing_depends_on_where_the_window_ends(shift: int) -> None:
-    sub = helper.make_graph([], "sub", [], [], [numpy_helper.from_array(np.arange(50), "inner")])
-    nodes = [
-        helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(np.arange(40.0))),
-        *(helper.make_node("Relu", [f"r{i}"], [f"r{i + 1}"], alpha=1.0, name=f"relu{i}") for i in range(40)),
-        helper.make_node("If", ["c"], ["y"], name="if", then_branch=sub, else_branch=sub),
-        *(helper.make_node("Relu", [f"s{i}"], [f"s{i + 1}"], ints=[1, 2, 300]) for i in range(40)),
-    ]
-    inits = [
-        helper.make_tensor("i", TensorProto.INT64, [3], [-1, 2**40, 5]),
-        numpy_helper.from_array(np.arange(99, dtype="f4"), "f"),
-        helper.make_tensor("s", TensorProto.STRING, [2], [b"a" * 30, b"b"]),
-    ]
-    model = m.model_of(*inits, nodes=nodes)
-    size = model.ByteSize()
-    model.producer_name = ""
-    model.producer_version = "x" * (WINDOW - size // 2 + shift * size // 50)
-    record = converted(model)
-    for value, t in zip(record.values(), m.every_tensor(model), strict=True):
-        m.assert_equal(value, t)
-    assert restored(record) == m.normal(model)
 
 
 @pytest.mark.slow
@@ -319,7 +273,7 @@ def odd_tensors(draw: st.DrawFn) -> list[bytes]:
 
 @pytest.mark.slow
 @hypothesis.given(parts=odd_tensors())
-@hypothesis.settings(max_examples=rounds(300), deadline=None)
+@hypothesis.settings(max_examples=rounds(150), deadline=None)
 def test_whatever_the_form_the_values_are_those_onnx_reads(parts: list[bytes]) -> None:
     data = attribute(*(field(5, part) for part in parts))
     theirs = onnx.ModelProto.FromString(data).graph.node[0].attribute[0].t
