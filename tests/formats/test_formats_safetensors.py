@@ -104,14 +104,6 @@ def test_name_that_continues_another_s_stays_whole() -> None:
     assert names_of(safetensors_of(record)) == names
 
 
-def test_metadata_is_the_archive_s_and_comes_back() -> None:
-    metadata = {"format": "pt", "épo que": "1\u2028\U0001f600", "empty": "", "nul": "\0"}
-    data = file_of({"__metadata__": metadata, "w": tensor(0, 2)}, b"ab")
-    record = archive_of(data)
-    assert record.metadata == metadata
-    assert metadata_of(safetensors_of(record)) == metadata
-
-
 def test_reads_a_file_an_open_pipe_and_a_named_one_alike(tmp_path: Path) -> None:
     data = np_peer.save({"a.w": np.arange(300_000.0), "b": np.ones(3, np.int8)}, {"k": "v"})
     source, pipe = tmp_path / "in.safetensors", tmp_path / "pipe.safetensors"

@@ -149,24 +149,6 @@ def test_a_model_without_tensors_converts() -> None:
     assert len(check(m.model_of(nodes=[helper.make_node("Relu", ["x"], ["y"])]))) == 0
 
 
-@pytest.mark.slow
-def test_many_nodes_of_every_kind_stay_as_they_are() -> None:
-    rng = np.random.default_rng(0)
-    nodes = []
-    for i in range(3000):
-        kind = int(rng.integers(9))
-        extras: list[dict[str, Any]] = [
-            {}, {"alpha": 0.5}, {"ints": [1, 200, -3]}, {"text": "x" * int(rng.integers(300))}, {"axis": -1},
-            {"floats": [1.0] * 9},
-            {"value": numpy_helper.from_array(np.full(2, i))},
-            {"body": helper.make_graph([], "g", [], [], [numpy_helper.from_array(np.full(1, i), "w")])},
-            {"strings": ["a", "b"], "keep": 1},
-        ]  # fmt: skip
-        name = "n" * int(rng.choice([0, 1, 90, 200, 20000], p=[0.3, 0.3, 0.3, 0.095, 0.005]))
-        nodes.append(helper.make_node("Op", [f"i{i}"], [f"o{i}"], name=name and f"{name}{i}", **extras[kind]))
-    check(m.model_of(nodes=nodes))
-
-
 # Names.
 
 

@@ -89,17 +89,6 @@ def test_a_model_whose_constants_are_inputs_is_tuned_without_them(archive: Path)
     assert archive.read_bytes() == before
 
 
-def test_a_small_model_over_the_tuned_graph_takes_the_same_inputs(archive: Path) -> None:
-    tune(archive)
-    small = archive.with_name("small.onnx")
-    to_onnx(archive, small, external=True)
-    written = onnx.load(small, load_external_data=False)
-    assert [v.name for v in written.graph.input] == ["x"] and written.ir_version == 4
-    assert "zcrecord.tuned_for" in {p.key for p in written.metadata_props}
-    verify_external(small, full=True)
-    np.testing.assert_array_equal(plain(small).run(None, X)[0], session(archive).run(None, X)[0])
-
-
 def test_a_default_that_a_caller_may_override_is_one_of_the_tuned_graph(tmp_path: Path) -> None:
     archive = converted_in(tmp_path, scaled(4))
     assert tune(archive, verify=True).verified

@@ -216,7 +216,7 @@ def test_outputs_equal_those_of_the_onnx_in_python_and_no_weight_is_copied(
 
 
 @pytest.mark.skipif(not PACKS, reason="packed weights are compared from ONNX Runtime 1.32 on")
-@pytest.mark.exhaustive(keep=0)  # test_onnx_tuned_export has Python alone
+@pytest.mark.exhaustive(keep=("Python",))
 @pytest.mark.parametrize("make", PROGRAMS)
 def test_a_tuned_model_needs_no_options(make: Program, tmp_path: Path) -> None:
     with open(tmp_path / "model.onnx", "wb") as sink:

@@ -288,14 +288,6 @@ def test_links_to_the_archive_are_followed_as_convert_follows_them(tmp_path: Pat
     with pytest.raises(errors.ExternalDataError, match=r"it is a symbolic link; allow_links=True allows that"):
         verify_external(model)
     assert verify_external(model, allow_links=True, full=True).tensors == 3
-    cache = tmp_path / "models--x"
-    (cache / "blobs").mkdir(parents=True)
-    (cache / "snapshots/1").mkdir(parents=True)
-    for name, blob in (("m.zcr", "a"), ("m.onnx", "b")):
-        shutil.copy(tmp_path / name, cache / "blobs" / blob)
-        (cache / "snapshots/1" / name).symlink_to(f"../../blobs/{blob}")
-    found = verify_external(cache / "snapshots/1/m.onnx")
-    assert (found.archive, found.tensors) == (str(cache / "blobs/a"), 3)
 
 
 def set_property(path: Path, key: str, value: str | None) -> None:

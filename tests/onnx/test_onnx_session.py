@@ -158,13 +158,6 @@ def test_an_archive_replaced_while_the_session_is_made_is_noticed(
         session(path)
 
 
-def test_an_archive_behind_a_link_works(version: str, tmp_path: Path) -> None:
-    model, inputs = mlp(), {"x": floats(1, 64)}
-    (tmp_path / "snapshots").mkdir()
-    (tmp_path / "snapshots" / "link.zcr").symlink_to(converted_in(tmp_path, model))
-    assert_same(session(tmp_path / "snapshots" / "link.zcr").run(None, inputs), plain(model, True).run(None, inputs))
-
-
 def test_the_session_keeps_its_source_alive(version: str) -> None:
     model, inputs = mlp(), {"x": floats(1, 64)}
     made = session(archive_of(model))

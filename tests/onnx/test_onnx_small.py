@@ -118,28 +118,10 @@ def test_external_data_of_the_original_stay_where_they_are(tmp_path: Path) -> No
 # Readers.
 
 
-def doubles() -> onnx.ModelProto:
-    """Products of doubles, and integers that are gathered: elements of 8 bytes."""
-    nodes = [
-        helper.make_node("Gather", ["table", "x"], ["g"]),
-        helper.make_node("MatMul", ["g", "w"], ["h"]),
-        helper.make_node("Gather", ["numbers", "x"], ["n"]),
-        helper.make_node("Cast", ["n"], ["f"], to=TensorProto.DOUBLE),
-        helper.make_node("Add", ["h", "f"], ["y"]),
-    ]
-    inits = {
-        "table": onnx_graphs.floats(32, 64).astype("f8"), "w": onnx_graphs.floats(64, 64).astype("f8"),
-        "numbers": np.arange(32 * 64).reshape(32, 64),
-    }  # fmt: skip
-    x = onnx_graphs.value("x", "n", kind=TensorProto.INT64)
-    return onnx_graphs.graph_model(nodes, [x], [onnx_graphs.value("y", kind=TensorProto.DOUBLE)], inits)
-
-
 MODELS: dict[str, Callable[[], tuple[onnx.ModelProto, list[dict[str, Any]]]]] = {
     "products": lambda: onnx_graphs.feeds()[0],
     "branches": lambda: onnx_graphs.feeds()[1],
     "convolutions": lambda: onnx_graphs.feeds()[2],
-    "doubles": lambda: (doubles(), [{"x": np.array([3, 1, 31])}]),
 }
 
 

@@ -115,12 +115,6 @@ def test_removing_gives_back_any_layout(tmp_path: Path, layout: str) -> None:
     assert path.read_bytes() == before
 
 
-def test_tuning_again_gives_the_same_bytes(tuned: Path) -> None:
-    once = tuned.read_bytes()
-    report = tune(tuned)
-    assert tuned.read_bytes() == once and len(report.targets) == 1
-
-
 def test_packed_weights_lie_on_pages_or_where_equal_ones_lie(tuned: Path) -> None:
     record = zcrecord.load_record(tuned)
     part = read_tuned(record.archive)
