@@ -50,13 +50,6 @@ def test_the_one_archive_in_a_folder_is_opened(command: str, run: c.Commands) ->
     run.fails(f"{command} folder", r"folder: is a folder with several archives: any\.zcr, other\.zcr; name")
 
 
-def test_no_traceback_in_a_real_process_either() -> None:
-    for arguments in (("-m", "zcrecord", "ls", "missing.zcr"), (*c.ONNX2ZC, "missing.onnx")):
-        done = c.python(*arguments)
-        assert (done.returncode, done.stdout) == (1, b"")
-        assert re.fullmatch(rb"(zcrecord|onnx2zc): error: missing\.\w+: [^\n]+\n", done.stderr)
-
-
 def test_a_path_cannot_smuggle_a_line_or_an_escape_into_an_error(run: c.Commands) -> None:
     run.fails(["ls", "no\n\x1b[31mfile"], r"no\\n\\x1b\[31mfile: no such file")
 
@@ -137,7 +130,6 @@ sys.exit(dispatch.main(["info", "model.zcr"]))
         ("convert a b --jobs -1", "--jobs: '-1' is not a whole number, 0 or more"),
         ("convert - b --jobs 2", "--jobs is for folders and URLs, not for standard streams"),
         ("convert a b --jobs 2 --to npz", "--jobs makes archives; --to is for a single file or folder"),
-        ("onnx2zc - x.zcr --verify", "--verify reads IN and OUT a second time: both have to be files"),
         ("onnx2zc model.onnx x.zcr --verify --dry-run", "--verify reads IN and OUT a second time"),
         ("onnx2zc model.onnx - --tune", "--tune needs two files: neither IN nor OUT can be -"),
         ("onnx2zc a.onnx --tune --exclude b", "--tune needs the graph, which --select and --exclude leave out"),
@@ -152,12 +144,10 @@ sys.exit(dispatch.main(["info", "model.zcr"]))
         ("pack m.zcr --level 23", "level 23 is not from 1 to 22"),
         ("edit m.zcr", "no change is given"),
         ("edit m.zcr --rename a", "--rename a: give a name, =, and what it gets"),
-        ("edit m.zcr --metadata =x", "give a name"),
         ("edit m.zcr --drop x -o -", "neither can be -"),
         ("embed m.zcr --lang python --blob incbin", "--blob means nothing to python; it is for c, cpp, asm"),
         ("embed m.zcr --lang c --alignment 24", "24 is not a power of two"),
         ("detach p --discard --keep", "--discard writes no archive"),
-        ("detach p --discard -o x.zcr", "--discard writes no archive"),
         ("serve https://example.org/m.zcr", "serve needs a file, not standard input or a URL"),
     ],
 )  # fmt: skip

@@ -56,18 +56,6 @@ def test_embed_tells_what_was_repacked_renamed_and_left_out(run: c.Commands) -> 
     assert "const double p_a_b[1];" in Path("odd.h").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("options", "told"), [
-    ("--lang c", ["  a_b is odd_a_b_2"]),
-    ("--lang cpp", ["  a_b is a_b_2", "  int is t_int"]),
-    ("--lang rust", ["  a_b is A_B_2", "  int is T_INT"]),
-    ("--lang rust --prefix net_ --name net", ["  a_b is NET_A_B_2"]),
-    ("--lang python", []),
-])  # fmt: skip
-def test_embed_tells_names_as_the_language_has_them(options: str, told: list[str], run: c.Commands) -> None:
-    zcrecord.save_record({"a-b": np.ones(1), "a_b": np.ones(1), "int": np.ones(1)}, "odd.zcr")
-    assert [line for line in run(f"embed odd.zcr {options}").splitlines() if line.startswith("  ")] == told
-
-
 def test_embed_writes_the_readers_as_they_are_shipped(run: c.Commands) -> None:
     for name, lang in (("zcrecord.h", "cpp"), ("zcrecord.rs", "rust")):
         run.quietly(f"embed model.zcr --lang {lang} --reader")

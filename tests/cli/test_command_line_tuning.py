@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -79,16 +78,6 @@ def test_out_gets_the_tuned_archive_and_is_replaced_only_with_force(run: c.Comma
     Path("out.zcr").write_bytes(b"old")
     run.quietly("tune model.zcr out.zcr --force --no-sync")
     assert Path("out.zcr").read_bytes() == tuned
-
-
-def test_the_report_is_json_on_request(run: c.Commands) -> None:
-    report = run.json("tune model.zcr")
-    size = Path("model.zcr").stat().st_size
-    assert (report["source"], report["input_bytes"], report["archive_bytes"]) == ("model.zcr", 28568, size)
-    assert report["content_digest_before"] != report["content_digest"]
-    (target,) = report["targets"]
-    assert json.loads(target)["onnxruntime"] == ort.__version__
-    assert run.json("tune model.zcr --remove")["targets"] == []
 
 
 def test_signatures_that_lapse_are_named(run: c.Commands) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import command_line as c
@@ -42,16 +41,6 @@ def fetched(bucket: S3, name: str) -> bytes:
     return data
 
 
-@pytest.mark.exhaustive(keep=0)
-def test_onnx2zc_writes_a_model_to_a_bucket(bucket: S3, run: c.Commands) -> None:
-    report = run.json("onnx2zc model.onnx s3://bucket/model.zcr")
-    data = fetched(bucket, "model.zcr")
-    assert (report["dest"], report["archive_bytes"]) == ("s3://bucket/model.zcr", len(data))
-    Path("back.zcr").write_bytes(data)
-    run.quietly("to-onnx back.zcr s3://bucket/again.onnx")
-    assert fetched(bucket, "again.onnx") == Path("model.onnx").read_bytes()
-
-
 @pytest.mark.slow
 @pytest.mark.exhaustive(keep=1)
 @pytest.mark.parametrize(
@@ -61,6 +50,7 @@ def test_onnx2zc_writes_a_model_to_a_bucket(bucket: S3, run: c.Commands) -> None
         "pack model.zcr s3://bucket/x.zcr.zst",
         "tune model.zcr s3://bucket/tuned.zcr",
         "onnx2zc model.onnx s3://bucket/tuned.zcr --tune",
+        "to-onnx model.zcr s3://bucket/again.onnx",
         "report model.zcr -o s3://bucket/x.html",
     ],
 )

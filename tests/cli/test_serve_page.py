@@ -142,7 +142,6 @@ def test_clicked_tensor_is_fetched_and_told_of(pages: Pages, site: dict[str, str
     expect(page.locator("#map p.status").last).not_to_have_text(map_before)
     bars = page.locator(".histogram rect title").evaluate_all("all => all.map((t) => t.textContent)")
     assert sum(int(bar.rpartition(": ")[2].replace(",", "")) for bar in bars) == pytest.approx(2000, abs=30)
-    expect(page.locator(".heatmap .note")).to_contain_text("40 × 50: down axis 0, across axis 1.")
 
 
 def test_every_element_type_is_shown(pages: Pages, site: dict[str, str]) -> None:
@@ -155,22 +154,13 @@ def test_every_element_type_is_shown(pages: Pages, site: dict[str, str]) -> None
         assert told == ["8", "0", most, "0.625", "3", "2"], name
 
 
-def test_strings_are_listed_and_nothing_is_of_no_elements(pages: Pages, site: dict[str, str], folder: Path) -> None:
-    page = visit(pages(), site["kinds"])
-    choose(page, "texts")
-    expect(page.locator(".strings li")).to_have_text(["'<b>bold</b>'", "'two\\x0alines'", "''"])
-    nbytes = zcrecord.load_record(folder / "kinds.zcr").info("texts").nbytes
-    expect(page.locator(".reading .status")).to_have_text(f"{nbytes} bytes of {nbytes} bytes read, its digest matches.")
-    choose(page, "empty")
-    expect(page.locator(".reading .status")).to_have_text("It has no elements.")
-
-
 def test_heat_map_tells_what_is_pointed_at(pages: Pages, site: dict[str, str]) -> None:
     page = visit(pages(), site["kinds"])
     choose(page, "odd")
     facts(page)
     canvas = page.locator(".heatmap canvas")
     line = page.locator(".pointed")
+    expect(page.locator(".heatmap .note")).to_contain_text("2 × 4: down axis 0, across axis 1.")
     canvas.hover(position={"x": 5, "y": 5})
     expect(line).to_have_text("[0, 0] = NaN")
     expect(page.locator(".scale")).to_have_text("≤ −2.50≥ 2.5not a number")  # what is beyond, too
@@ -193,6 +183,10 @@ def test_digest_is_checked_of_bytes_that_are_fetched_anyway(pages: Pages, site: 
         expect(page.locator(".reading .status")).to_contain_text("read, its digest matches.")
         nbytes = zcrecord.load_record(folder / "kinds.zcr").info(name).nbytes
         assert page.evaluate("zcrecordPage.traffic.nbytes") - before == nbytes, name
+        if name == "texts":
+            expect(page.locator(".strings li")).to_have_text(["'<b>bold</b>'", "'two\\x0alines'", "''"])
+    choose(page, "empty")
+    expect(page.locator(".reading .status")).to_have_text("It has no elements.")
 
 
 def test_damaged_tensor_is_told_and_nothing_is_shown_of_it(pages: Pages, tmp_path: Path) -> None:
@@ -280,19 +274,7 @@ def test_replaced_archive_is_told_and_can_be_opened_again(pages: Pages, tmp_path
         assert facts(page)["mean"] == "2"
 
 
-def test_server_that_ended_is_asked_after(pages: Pages, tmp_path: Path) -> None:
-    path = tmp_path / "m.zcr"
-    zcrecord.save_record({"w": np.ones(1 << 18, np.float32)}, path)
-    with served.served(path) as url:
-        page = visit(pages(), url)
-    choose(page, "w")
-    expect(page.get_by_role("alert")).to_contain_text("is the server still running?")
-    expect(page.locator("#summary.error")).to_contain_text("is the server still running?")
-    expect(page.get_by_role("button", name="Open it again")).to_be_visible()
-    pages.expect_complaints("ERR_CONNECTION_REFUSED")
-
-
-def test_archive_that_is_damaged_or_gone_is_told_in_place(pages: Pages, tmp_path: Path) -> None:
+def test_archive_that_is_gone_or_damaged_or_whose_server_ended_is_told_in_place(pages: Pages, tmp_path: Path) -> None:
     path = tmp_path / "m.zcr"
     zcrecord.save_record({"w": np.ones(1 << 18, np.float32)}, path)
     with served.served(path) as url:
@@ -305,7 +287,12 @@ def test_archive_that_is_damaged_or_gone_is_told_in_place(pages: Pages, tmp_path
         page.goto(url)
         expect(page.locator("#summary.error")).to_contain_text("the file is damaged, copy it again")
         expect(page.locator("main")).to_be_hidden()
-    pages.expect_complaints("404")
+        path.write_bytes(whole)
+        visit(page, url)
+    choose(page, "w")
+    expect(page.get_by_role("alert")).to_contain_text("is the server still running?")
+    expect(page.get_by_role("button", name="Open it again")).to_be_visible()
+    pages.expect_complaints("404", "ERR_CONNECTION_REFUSED")
 
 
 def test_hostile_names_are_text(pages: Pages, site: dict[str, str]) -> None:
@@ -342,8 +329,7 @@ def logits(page: Page, by: str) -> np.ndarray[Any, Any]:
     return np.array(found["data"], np.float32).reshape(found["shape"])
 
 
-@pytest.mark.parametrize("by", ["WebGPU", "WebAssembly"])
-@pytest.mark.parametrize("model", ["digits", "int8"])
+@pytest.mark.parametrize("by, model", [("WebGPU", "digits"), ("WebAssembly", "int8")])
 def test_digits_are_told_as_onnx_runtime_does(pages: Pages, site: dict[str, str], by: str, model: str) -> None:
     held = np.load(DATA / "digits_heldout.npz")
     path = DATA / {"digits": "digits.onnx", "int8": "digits_int8.onnx"}[model]
@@ -365,8 +351,7 @@ def test_browser_without_jspi_runs_the_other_build(pages: Pages, site: dict[str,
     fetched: list[str] = []
     page.on("request", lambda request: fetched.append(request.url.rpartition("/")[2]))
     visit(page, site["digits"])
-    for by in ("WebAssembly", "WebGPU"):
-        assert logits(page, by).shape == (360, 10)
+    assert logits(page, "WebGPU").shape == (360, 10)
     assert [name for name in fetched if name.endswith(".wasm")] == ["ort-wasm-simd-threaded.asyncify.wasm"]
 
 
@@ -385,9 +370,6 @@ PRODUCT = helper.make_node("MatMul", ["x", "w"], ["y"])
 CANNOT: dict[str, tuple[Any, Any, Any]] = {
     "one input and one output, this one has 2 inputs (x, z) and 1 output (y)": (
         [PRODUCT], [X, ("z", TensorProto.FLOAT, ["n"])], [Y],
-    ),
-    "this one has 1 input (x) and 2 outputs (y, z)": (
-        [PRODUCT, helper.make_node("Relu", ["y"], ["z"])], [X], [Y, ("z", TensorProto.FLOAT, ["n", 4])],
     ),
     "models of numbers, 'x' is string": (
         [helper.make_node("Identity", ["x"], ["y"])], [("x", TensorProto.STRING, ["n", 12])],
@@ -427,8 +409,8 @@ def test_model_that_the_page_cannot_run_is_told_plainly(pages: Pages, tmp_path: 
 
 
 @pytest.mark.parametrize(("kind", "shape"), [
-    (TensorProto.FLOAT, ["n", 12]), (TensorProto.FLOAT16, [4, 3, 4]), (TensorProto.INT32, ["n", "rows", 4]),
-    (TensorProto.INT64, ["n", "a", "b"]), (TensorProto.UINT8, [1, 1, 12]), (TensorProto.BOOL, ["n", 12]),
+    (TensorProto.FLOAT, ["n", 12]), (TensorProto.FLOAT16, [4, 3, 4]), (TensorProto.INT64, ["n", "a", "b"]),
+    (TensorProto.BOOL, [1, 1, 12]),
 ], ids=str)  # fmt: skip
 def test_samples_are_given_as_the_model_takes_them(pages: Pages, tmp_path: Path, kind: int, shape: list[Any]) -> None:
     """In batches, the last one filled up where the model takes batches of one size; answers are those of Python."""

@@ -214,10 +214,6 @@ TRANSFORMERS = (
 warnings.simplefilter("ignore")  # theirs
 import pathlib, torch, transformers as t
 
-small = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=100)
-makers = {"bert": lambda: t.BertForMaskedLM(t.BertConfig(**small)),
-          "llama": lambda: t.LlamaForCausalLM(t.LlamaConfig(**small))}
-
 def ties(model):
     found = {}
     for name, tensor in model.state_dict().items():
@@ -229,28 +225,25 @@ def same(model, other):
     assert list(one) == list(two) and all(torch.equal(one[name], two[name]) for name in one), "other weights"
     assert ties(model) == ties(other), "other ties"
 
-def try_out(model, folder):
-    for shards in ({}, {"max_shard_size": "20KB"}):
-        saved = folder / f"saved{len(shards)}"
-        model.save_pretrained(saved, **shards)
-        files = sorted(saved.glob("*.safetensors"))
-        assert len(files) > 1 if shards else len(files) == 1
-        assert {file.read_bytes()[:4] for file in files} == {b"\\x89ZCR"}, "written by safetensors itself"
-        again = type(model).from_pretrained(saved)
-        same(model, again)
-        again.save_pretrained(saved, **shards)  # over the files that it is mapped from
-        same(model, again)
-        same(model, type(model).from_pretrained(saved))
-    plain = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    genuine.save_file(plain, folder / "saved0" / "model.safetensors", metadata={"format": "pt"})
-    same(model, type(model).from_pretrained(folder / "saved0"))
-
-for name, make in makers.items():
-    torch.manual_seed(0)
-    model = make()
-    assert bool(ties(model)) == (name != "llama")
-    try_out(model, pathlib.Path(sys.argv[1]) / name)
-    print(name)
+folder = pathlib.Path(sys.argv[1])
+torch.manual_seed(0)
+small = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=100)
+model = t.BertForMaskedLM(t.BertConfig(**small))
+assert ties(model)
+for shards in ({}, {"max_shard_size": "20KB"}):
+    saved = folder / f"saved{len(shards)}"
+    model.save_pretrained(saved, **shards)
+    files = sorted(saved.glob("*.safetensors"))
+    assert len(files) > 1 if shards else len(files) == 1
+    assert {file.read_bytes()[:4] for file in files} == {b"\\x89ZCR"}, "written by safetensors itself"
+    again = type(model).from_pretrained(saved)
+    same(model, again)
+    again.save_pretrained(saved, **shards)  # over the files that it is mapped from
+    same(model, again)
+    same(model, type(model).from_pretrained(saved))
+plain = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+genuine.save_file(plain, folder / "saved0" / "model.safetensors", metadata={"format": "pt"})
+same(model, type(model).from_pretrained(folder / "saved0"))
 assert not [n for n in sys.modules if n.startswith("safetensors.") and n != "safetensors.torch"]
 """
 )
@@ -258,8 +251,7 @@ assert not [n for n in sys.modules if n.startswith("safetensors.") and n != "saf
 
 @pytest.mark.exhaustive(keep=0)
 def test_transformers_saves_and_loads_with_it(tmp_path: Path) -> None:
-    done = r.run_python(TRANSFORMERS, tmp_path, env=os.environ | {"HF_HUB_OFFLINE": "1"})
-    assert done.stdout.split() == ["bert", "llama"]
+    r.run_python(TRANSFORMERS, tmp_path, env=os.environ | {"HF_HUB_OFFLINE": "1"})
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
 """A file that zcrecord takes, the format's own package takes, too, with the same content; zcrecord may be stricter.
 
 Each odd file is given to both. `STRICTER` names, for each format, those that only the package takes: what that would
-read might be what nobody meant. Zip files are held by `test_formats_zip_readers.py`, bytes of safetensors flipped and
-mutated by `test_formats_malformed.py`, forms of ONNX's values by `test_onnx_wire.py`.
+read might be what nobody meant. Zip files are held by `test_formats_zip_readers.py`, faults of safetensors and bytes
+flipped and mutated by `test_formats_malformed.py`, forms of ONNX's values by `test_onnx_wire.py`.
 """
 
 from __future__ import annotations
@@ -31,55 +31,29 @@ from zcrecord.storage.compressed import PeekableStream, decompressed
 OK = '{"dtype":"U8","shape":[2],"data_offsets":[0,2]}'
 HEADERS: dict[str, str | bytes] = {
     "byte order mark": b'\xef\xbb\xbf{"w":' + OK.encode() + b"}",
-    "name twice": f'{{"w":{OK},"w":{OK}}}',
-    "name twice, once escaped": f'{{"w":{OK},"\\u0077":{OK}}}',
-    "metadata twice": f'{{"__metadata__":{{"a":"1"}},"__metadata__":{{"b":"2"}},"w":{OK}}}',
     "metadata twice, once escaped": f'{{"__metadata__":{{"a":"1"}},"\\u005f_metadata__":{{"b":"2"}},"w":{OK}}}',
     "metadata escaped": f'{{"\\u005f_metadata__":{{"a":"1"}},"w":{OK}}}',
-    "metadata that is a tensor": f'{{"__metadata__":{OK}}}',
-    "key of metadata twice": f'{{"__metadata__":{{"a":"1","a":"2"}},"w":{OK}}}',
-    "metadata null": f'{{"__metadata__":null,"w":{OK}}}',
-    "dimension 2e0": f'{{"w":{OK}}}'.replace("[2]", "[2e0]"),
-    "dimension 2.0": f'{{"w":{OK}}}'.replace("[2]", "[2.0]"),
-    "dimension 02": f'{{"w":{OK}}}'.replace("[2]", "[02]"),
     "dimension +2": f'{{"w":{OK}}}'.replace("[2]", "[+2]"),
-    "dimension of other digits": f'{{"w":{OK}}}'.replace("[2]", "[\u0662]"),
     "dimension of 2^64 + 2": f'{{"w":{OK}}}'.replace("[2]", f"[{2**64 + 2}]"),
     "offset -0": f'{{"w":{OK}}}'.replace("[0,", "[-0,"),
-    "three offsets": f'{{"w":{OK}}}'.replace("[0,2]", "[0,2,2]"),
     "spaces behind": f'{{"w":{OK}}} \n\t\r ',
-    "NUL behind": f'{{"w":{OK}}}\0',
-    "form feed behind": f'{{"w":{OK}}}\x0c',
     "no-break space behind": f'{{"w":{OK}}}\xa0',
-    "text behind": f'{{"w":{OK}}}x',
-    "space before": f' {{"w":{OK}}}',
     "form feed inside": f'{{"w":\x0c{OK}}}',
     "line separator inside": f'{{"w":\u2028{OK}}}',
-    "comma behind the last": f'{{"w":{OK},}}',
     "comment": f'{{/**/"w":{OK}}}',
-    "field twice": f'{{"w":{OK}}}'.replace('"shape":[2]', '"shape":[1],"shape":[2]'),
-    "unknown field": f'{{"w":{OK}}}'.replace('"shape"', '"x":1,"shape"'),
     "entry that is a list": '{"w":["U8",[2],[0,2]]}',
-    "lone surrogate": f'{{"\\ud800":{OK}}}',
     "surrogate as UTF-8": b'{"\xed\xa0\x80":' + OK.encode() + b"}",
     "NUL as two bytes": b'{"a\xc0\x80":' + OK.encode() + b"}",
     "two surrogates": f'{{"\\ud83d\\ude00":{OK}}}',
     "control character": f'{{"a\x01":{OK}}}',
     "delete": f'{{"a\x7f":{OK}}}',
-    "escaped slash": f'{{"a\\/b":{OK}}}',
     "escape \\x": f'{{"a\\x41":{OK}}}',
     "escape with a sign": f'{{"a\\u+041":{OK}}}',
-    "NUL escaped": f'{{"a\\u0000":{OK}}}',
-    "empty name": f'{{"":{OK}}}',
-    "dtype in small letters": f'{{"w":{OK}}}'.replace("U8", "u8"),
     "dtype escaped": f'{{"w":{OK}}}'.replace("U8", "\\u00558"),
     "empty tensor between elements": f'{{"e":{{"dtype":"U16","shape":[0],"data_offsets":[1,1]}},"w":{OK}}}',
     "scalar": '{"w":{"dtype":"U16","shape":[],"data_offsets":[0,2]}}',
 }
-STRICTER_HEADERS = {
-    "name twice", "name twice, once escaped", "key of metadata twice", "metadata null", "space before",
-    "unknown field", "entry that is a list", "NUL escaped", "empty name",
-}  # fmt: skip
+STRICTER_HEADERS = {"entry that is a list"}
 
 
 @pytest.mark.parametrize("kind", HEADERS)

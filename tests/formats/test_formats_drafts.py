@@ -6,7 +6,6 @@ Those in tests/data/draft were written by zcrecord 0.1.0.
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,11 +37,10 @@ def test_a_draft_is_converted_to_version_1(name: str, tmp_path: Path) -> None:
         assert bytes(np.ascontiguousarray(array)) in old, tensor
 
 
-@pytest.mark.parametrize("name", [*SINGLE, "checkpoint"])
-@pytest.mark.parametrize("verify", ["touch", "index", "full"])
-def test_a_draft_is_loaded_by_nothing_else_and_the_error_says_how_to_convert_it(name: str, verify: Any) -> None:
+@pytest.mark.parametrize("name", ["nested", "checkpoint"])
+def test_a_draft_is_loaded_by_nothing_else_and_the_error_says_how_to_convert_it(name: str) -> None:
     with pytest.raises(zcrecord.VersionError, match=r"version 0, a draft; `zcrecord convert OLD NEW` makes version 1"):
-        zcrecord.load_record(DRAFTS / f"{name}.zcr", verify=verify)
+        zcrecord.load_record(DRAFTS / f"{name}.zcr")
 
 
 def test_a_draft_that_shares_more_text_than_version_1_allows_is_converted(tmp_path: Path) -> None:
@@ -105,14 +103,6 @@ def test_a_draft_s_catalogue_is_converted_with_its_shards(tmp_path: Path) -> Non
     (tmp_path / "sharded").mkdir()
     sharded = converted("checkpoint", tmp_path / "sharded", max_shard_size=64)
     assert sharded.content_digest() == whole.content_digest() and len(sharded.archive.source.file_names) > 1
-
-
-def test_a_catalogue_does_not_take_shards_of_the_draft(tmp_path: Path) -> None:
-    for shard in DRAFTS.glob("checkpoint*"):
-        shutil.copy(shard, tmp_path)
-    catalogue = bytearray((DRAFTS / "checkpoint.zcr").read_bytes())
-    with pytest.raises(zcrecord.VersionError, match="version 0, a draft"):
-        zcrecord.load_record(bytes(catalogue))
 
 
 def test_an_archive_of_a_later_version_is_no_draft(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ Files are made by `gguf` itself; the damaged ones by hand, field by field.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import gguf
 import numpy as np
 import pytest
 import records as r
+from processes import growth
 
 import zcrecord
 from tools.measure import most_allocated
@@ -135,20 +135,6 @@ def test_metadata_comes_with_its_types(tmp_path: Path) -> None:
     assert {k: type(v) for k, v in found.items()} == {k: type(v) for k, v in want.items()}
 
 
-def test_metadata_that_was_there_before_stays(tmp_path: Path) -> None:
-    path = written(tmp_path / "m.gguf")
-    with RecordWriter(tmp_path / "m.zcr", metadata={"source": "hub"}) as out:
-        copy_file("gguf", str(path), out, nothing)
-    assert zcrecord.load_record(tmp_path / "m.zcr").metadata == {"source": "hub", "general.architecture": "llama"}
-
-
-@pytest.mark.slow
-def test_large_vocabulary_comes_whole(tmp_path: Path) -> None:
-    tokens = [f"token {i}" for i in range(100_000)]
-    path = written(tmp_path / "m.gguf", fields=lambda made: made.add_token_list(tokens))
-    assert converted(path).metadata["tokenizer.ggml.tokens"] == tokens
-
-
 def test_name_that_continues_a_tensors_name_stays_whole(tmp_path: Path) -> None:
     one = np.ones(1, np.float32)
     record = converted(written(tmp_path / "m.gguf", [("out", one), ("out.bias", 2 * one), ("in.w", 3 * one)]))
@@ -249,24 +235,15 @@ def test_hostile_file_is_one_typed_error_and_leaves_no_archive(name: str, tmp_pa
 
 
 def test_hostile_files_are_one_field_away_from_good_ones(tmp_path: Path) -> None:
-    fields = KEY + u32(7) + b"\1" + text("l") + ARRAY + u32(8) + u64(2) + text("a") + text("")
-    tensors = described("w", [4, 2]) + described("b", [32], 8, 32) + described("e", [0, 1 << 40], 0, 96)
-    record = read_bytes(padded(head(3, 2, 2) + fields + tensors, padded(FLOATS, bytes(range(34)))), tmp_path)
-    assert record.metadata == {"k": True, "l": ["a", ""]}
+    fields = KEY + u32(7) + b"\1" + text("l") + ARRAY + u32(8) + u64(2) + text("a") + text("") + ALIGN + u32(64)
+    tensors = described("w", [4, 2]) + described("b", [32], 8, 64) + described("e", [0, 1 << 40], 0, 128)
+    start = head(4, 3, 2) + fields + tensors + described("s", [], 0, 128)
+    record = read_bytes(padded(start, padded(padded(FLOATS, bytes(range(34)), 64), FLOATS[4:8], 64), 64), tmp_path)
+    assert record.metadata == {"k": True, "l": ["a", ""], "general.alignment": 64}
     assert record["w"].tolist() == np.arange(8).reshape(2, 4).tolist()
     assert record["b.data"].tolist() == list(range(34))
     assert record["e"].shape == (1 << 40, 0)
-
-
-def test_scalar_is_a_tensor_of_rank_0(tmp_path: Path) -> None:
-    record = read_bytes(padded(head(1, 0) + described("s", []), FLOATS[4:8]), tmp_path)
-    assert record["s"].shape == ()
-    assert record["s"] == 1
-
-
-def test_alignment_of_the_file_is_heeded(tmp_path: Path) -> None:
-    start = head(1, 1) + ALIGN + u32(128) + described("w", [8])
-    assert read_bytes(padded(start, FLOATS, 128), tmp_path)["w"].tolist() == list(range(8))
+    assert record["s"].shape == () and record["s"] == 1
 
 
 def test_text_that_is_not_utf8_comes_as_bytes(tmp_path: Path) -> None:
@@ -289,26 +266,6 @@ def test_truncated_anywhere_it_is_an_error(tmp_path: Path) -> None:
     for size in range(len(whole)):
         with pytest.raises(zcrecord.FormatError, match=r"truncated|bytes are left|the file became shorter"):
             read_bytes(whole[:size], tmp_path)
-
-
-@pytest.mark.slow
-def test_no_flipped_bit_gives_anything_but_an_archive_or_a_typed_error(tmp_path: Path) -> None:
-    fields = KEY + ARRAY + u32(8) + u64(2) + text("ab") + text("c") + text("n") + u32(10) + u64(5)
-    start = head(2, 2) + fields + described("w.a", [8]) + described("q", [32], 8, 32)
-    whole = padded(start, FLOATS + bytes(34))
-    path = tmp_path / "m.gguf"
-    refused = 0
-    for place in range(8 * len(start)):
-        data = bytearray(whole)
-        data[place // 8] ^= 1 << place % 8
-        path.write_bytes(data)
-        try:
-            with RecordWriter(os.devnull) as out:
-                copy_file("gguf", str(path), out, nothing)
-        except zcrecord.RecordError as error:
-            refused += 1
-            assert str(path) in str(error)
-    assert refused > 4 * len(start)
 
 
 def test_claims_cost_no_memory(tmp_path: Path) -> None:
@@ -406,36 +363,15 @@ def test_without_gguf_the_error_says_how_to_install_it(tmp_path: Path, monkeypat
         read_bytes(head(0, 0), tmp_path)
 
 
-MEASURED = """
-import gc, json, sys
-import gguf
-from tools.measure import memory, peak_rss
-from zcrecord import RecordWriter
-from zcrecord.formats.copying import copy_file
-
-def act(path):
-    {act}
-
-act(sys.argv[2])
-gc.collect()
-before = peak_rss()
-kept = act(sys.argv[1])
-print(json.dumps(peak_rss() - before))
-"""
-READ = "with RecordWriter(path + '.zcr', durable=False) as out: copy_file('gguf', path, out, lambda done, total: None)"
-WHOLE = "return open(path, 'rb').read()"
-
-
 @pytest.mark.measured
 @pytest.mark.exhaustive(keep=0)
 @LINUX
-def test_conversion_holds_one_window_of_payload(tmp_path: Path) -> None:
+def test_conversion_holds_one_window_of_payload_and_the_measurement_would_notice(tmp_path: Path) -> None:
     raw = np.zeros((4096, 34 * 512), np.uint8)
     raw[:, 0] = np.arange(4096) % 256
     large = written(tmp_path / "large.gguf", [("w", raw, TYPES.Q8_0), ("b", raw[1:], TYPES.Q8_0)])
     small = written(tmp_path / "small.gguf", [("w", raw[:1], TYPES.Q8_0)])
-    grown = [
-        json.loads(r.run_python(MEASURED.format(act=act), large, small).stdout) for act in (READ, WHOLE)
-    ]  # fmt: skip
-    assert grown[0] < 12 * MIB
-    assert grown[1] > 100 * MIB, "this test would not notice"
+    setup = "from zcrecord.formats import convert\nconvert(sys.argv[2], sys.argv[2] + '.zcr', force=True)"
+    work = "convert(sys.argv[1], sys.argv[1] + '.zcr', durable=False)"
+    assert growth(setup, work, large, small)[1] < 12 * MIB
+    assert growth(setup, "kept = open(sys.argv[1], 'rb').read()", large, small)[1] > 100 * MIB

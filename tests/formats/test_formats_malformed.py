@@ -36,7 +36,6 @@ HEADERS: dict[str, tuple[bytes, str]] = {
     "header an array": (file_of("[]"), "a header starts with '{'"),
     "name without quotes": (file_of("{w:1}"), "byte 0x9: expected '\"', got 'w'"),
     "name that does not end": (file_of('{"w'), "byte 0xa: no string of JSON"),
-    "name with a bad escape": (file_of(r'{"\x":1}'), "no string of JSON"),
     "name with a raw newline": (file_of('{"a\nb":1}'), "no string of JSON"),
     "name with a lone surrogate": (file_of(r'{"\ud800":1}'), "lone surrogates"),
     "no colon": (file_of('{"w" 1}'), "expected ':', got '1'"),
@@ -55,7 +54,6 @@ HEADERS: dict[str, tuple[bytes, str]] = {
         "tensor 'w': .* this name is there twice",
     ),
     "entry that is no object": (entry("[]"), "tensor 'w': byte 0xd: expected '{', got '\\['"),
-    "entry null": (entry("null"), "expected '{', got 'n'"),
     "entry empty": (entry("{}"), "one of dtype, shape and data_offsets is missing"),
     "depth bomb": (entry("[" * 50_000), "expected '{', got '\\['"),
     "depth bomb of objects": (entry('{"dtype":' * 50_000), "expected '\"', got '{'"),
@@ -69,21 +67,16 @@ HEADERS: dict[str, tuple[bytes, str]] = {
     ),
     "field twice": (entry('{"dtype":"U8","dtype":"I8"}'), "field 'dtype' is unknown, or there twice"),
     "unknown dtype": (entry(json.dumps(tensor(0, 2, "Q4"))), "dtype 'Q4' is not known; it knows BOOL, U8"),
-    "dtype in small letters": (entry(json.dumps(tensor(0, 2, "u8"))), "dtype 'u8' is not known"),
     "dtype a number": (entry('{"dtype":8}'), "expected '\"', got '8'"),
     "shape a number": (entry('{"dtype":"U8","shape":2}'), "expected '\\[', got '2'"),
     "negative dimension": (entry(json.dumps(tensor(0, 2, shape=[-2]))), "from 0 on, got '-2'"),
     "fractional dimension": (entry(json.dumps(tensor(0, 2, shape=[2.0]))), "from 0 on, got '2.0'"),
     "exponent": (entry('{"shape":[2e0]}'), "from 0 on, got '2e0'"),
     "leading zero": (entry('{"shape":[02]}'), "from 0 on, got '02'"),
-    "dimension that is text": (entry('{"shape":["2"]}'), "from 0 on, got '\"'"),
-    "dimension true": (entry('{"shape":[true]}'), "from 0 on, got 't'"),
     "dimension in other digits": (entry('{"shape":[\u0662]}'), "from 0 on, got '\u0662'"),
-    "superscript dimension": (entry('{"shape":[\u00b2]}'), "from 0 on, got '\u00b2'"),
     "huge number": (entry(json.dumps(tensor(0, 2, shape=[HUGE]))), "a number of 31 digits"),
     "number of a million digits": (entry('{"shape":[' + "9" * 1_000_000 + "]}"), "a number of 1000000 digits"),
     "rank 65": (entry(json.dumps(tensor(0, 1, shape=[1] * 65)), b"\0"), "more than 64 dimensions"),
-    "product of dimensions": (entry(json.dumps(tensor(0, 2, shape=[2**40, 2**40]))), "claims more than 2\\^56 bytes"),
     "product beside a zero": (
         entry(json.dumps(tensor(0, 0, shape=[0, 2**60, 2**60])), b""),
         "tensor 'w': its shape .* claims more than 2\\^56 bytes",
@@ -96,13 +89,10 @@ HEADERS: dict[str, tuple[bytes, str]] = {
     "size below shape": (entry(json.dumps(tensor(0, 2, shape=[3]))), r"shape \(3,\) of uint8 takes 3 bytes, .* say 2"),
     "size above shape": (entry(json.dumps(tensor(0, 2, shape=[1]))), r"shape \(1,\) of uint8 takes 1 bytes, .* say 2"),
     "size of no dimensions": (entry(json.dumps(tensor(0, 2, shape=[]))), r"shape \(\) of uint8 takes 1 bytes"),
-    "partial elements": (entry(json.dumps(tensor(0, 2, "F32", [1]))), "takes 4 bytes, data_offsets .0, 2. say 2"),
     "partial bytes": (
         entry(json.dumps(tensor(0, 2, "F4", [3]))),
         "3 elements of float4_e2m1fn do not fill whole bytes",
     ),
-    "partial bytes of six bits": (entry(json.dumps(tensor(0, 2, "F6_E2M3", [2]))), "do not fill whole bytes"),
-    "size of narrow elements": (entry(json.dumps(tensor(0, 2, "F4", [2]))), "of float4_e2m1fn takes 1 bytes"),
     "bytes before the first": (entry(json.dumps(tensor(1, 2))), "0 is where it has to start: it leaves a hole"),
     "hole": (
         file_of({"a": tensor(0, 1), "b": tensor(2, 3)}, b"\0" * 3),
@@ -112,7 +102,6 @@ HEADERS: dict[str, tuple[bytes, str]] = {
         file_of({"a": tensor(0, 2), "b": tensor(1, 3)}, b"\0" * 3),
         "tensor 'b': .* 2 is where it has to start: it overlaps the tensor before it",
     ),
-    "same bytes twice": (file_of({"a": tensor(0, 2), "b": tensor(0, 2)}, b"\0" * 2), "it overlaps the tensor before"),
     "empty tensor in a hole": (
         file_of({"a": tensor(0, 2), "b": tensor(3, 3)}, b"\0" * 2),
         "tensor 'b': data_offsets .3, 3. end past the last of 2 bytes",
@@ -129,18 +118,14 @@ HEADERS: dict[str, tuple[bytes, str]] = {
         "tensor '__metadata__': byte 0x1b: this name is there twice",
     ),
     "metadata that is a tensor": (file_of({"__metadata__": tensor(0, 0)}), "metadata 'shape' is no string"),
-    "metadata a list": (file_of({"__metadata__": []}), "expected '{', got '\\['"),
     "metadata null": (file_of({"__metadata__": None}), "expected '{', got 'n'"),
     "metadata a number": (file_of({"__metadata__": {"a": 1}}), "metadata 'a' is no string"),
-    "metadata nested": (file_of({"__metadata__": {"a": {}}}), "metadata 'a' is no string"),
     "metadata with a name twice": (file_of('{"__metadata__":{"a":"","a":""}}'), "metadata 'a' is there twice"),
     "metadata with an empty name": (file_of({"__metadata__": {"": "x"}}), "a name in the metadata that is empty"),
     "metadata with NUL in a name": (file_of({"__metadata__": {"a\0": "x"}}), "a name in the metadata that is empty"),
     "metadata with a lone surrogate": (file_of(r'{"__metadata__":{"a":"\udc00"}}'), "lone surrogates"),
     "Git LFS pointer": (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer, not a safetensors file"),
-    "web page": (b"<html><body>not found</body></html>", "a web page, not a safetensors file; the download"),
     "GGUF": (b"GGUF" + bytes(60), "this is a GGUF file"),
-    "zip": (b"PK\x03\x04" + b"\x14\0\0\0" + bytes(60), "this is a zip file"),
 }  # fmt: skip
 
 
@@ -211,26 +196,6 @@ def test_safetensors_cut_anywhere_is_refused(tmp_path: Path) -> None:
                 read(source, tmp_path)
             with pytest.raises(RecordError):
                 convert(io.BytesIO(source), io.BytesIO(), source_format="safetensors")
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive(keep=1)
-@pytest.mark.parametrize("mask", [0x01, 0x80, 0xFF, 0x20])
-def test_safetensors_with_a_byte_flipped_is_refused_or_read_as_its_own_reader_reads_it(
-    mask: int, tmp_path: Path
-) -> None:
-    data_at = 8 + int.from_bytes(SMALL[:8], "little")
-    accepted = 0
-    for i in range(data_at):
-        data = bytearray(SMALL)
-        data[i] ^= mask
-        try:
-            record = read(bytes(data), tmp_path)
-        except RecordError:
-            continue
-        assert told(record) == peer_told(bytes(data)), f"byte {i}"
-        accepted += 1
-    assert accepted > 1 if mask == 0x01 else accepted < data_at, "flips in names and metadata are no fault"
 
 
 @given(st.data())

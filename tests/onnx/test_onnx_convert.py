@@ -11,13 +11,14 @@ import onnx
 import onnx_models as m
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx_exports import archive, pointing
 from onnx_scans import converted, refused, sparse_model
 from onnx_values import CODES, sample
 
 import zcrecord
 from tools.measure import most_allocated
 from zcrecord.errors import DestinationExistsError, OnnxError, SourceNotFoundError
-from zcrecord.onnx import convert, graph
+from zcrecord.onnx import convert, graph, verify_external
 from zcrecord.onnx.protobuf.reader import WINDOW
 from zcrecord.tensors.packed import PackedTensor
 
@@ -38,14 +39,17 @@ def check(model: onnx.ModelProto) -> zcrecord.Record:
 
 @pytest.mark.exhaustive(keep=40)
 @pytest.mark.parametrize("path", m.packaged_models(), ids=lambda path: path.parent.name + "/" + path.stem)
-def test_the_packaged_models_convert_and_come_back(path: Path) -> None:
-    check(onnx.load(path))
+def test_the_packaged_models_convert_and_come_back_whole_and_over_their_archive(path: Path, tmp_path: Path) -> None:
+    model = onnx.load(path)
+    check(model)
+    assert pointing(archive(model, tmp_path / "m.zcr"), tmp_path / "m.onnx") == m.normal(model)
+    verify_external(tmp_path / "m.onnx", full=True)
 
 
 @pytest.mark.exhaustive(keep=0)
 def test_the_generated_node_cases_convert_and_come_back() -> None:
-    models = [case.model for case in m.node_cases() if case.model is not None]
-    assert len(models) > 1600  # of onnx 1.21; later ones have more
+    models = [case.model for case in m.node_cases()[::9] if case.model is not None]
+    assert len(models) > 180
     for model in models:
         check(model)
 
@@ -143,24 +147,6 @@ def test_the_skeleton_is_the_model_with_stubs_for_values() -> None:
 
 def test_a_model_without_tensors_converts() -> None:
     assert len(check(m.model_of(nodes=[helper.make_node("Relu", ["x"], ["y"])]))) == 0
-
-
-@pytest.mark.slow
-def test_many_nodes_of_every_kind_stay_as_they_are() -> None:
-    rng = np.random.default_rng(0)
-    nodes = []
-    for i in range(3000):
-        kind = int(rng.integers(9))
-        extras: list[dict[str, Any]] = [
-            {}, {"alpha": 0.5}, {"ints": [1, 200, -3]}, {"text": "x" * int(rng.integers(300))}, {"axis": -1},
-            {"floats": [1.0] * 9},
-            {"value": numpy_helper.from_array(np.full(2, i))},
-            {"body": helper.make_graph([], "g", [], [], [numpy_helper.from_array(np.full(1, i), "w")])},
-            {"strings": ["a", "b"], "keep": 1},
-        ]  # fmt: skip
-        name = "n" * int(rng.choice([0, 1, 90, 200, 20000], p=[0.3, 0.3, 0.3, 0.095, 0.005]))
-        nodes.append(helper.make_node("Op", [f"i{i}"], [f"o{i}"], name=name and f"{name}{i}", **extras[kind]))
-    check(m.model_of(nodes=nodes))
 
 
 # Names.
@@ -271,16 +257,6 @@ def test_the_report_says_what_was_done(tmp_path: Path) -> None:
     assert report.peak_rss is None or report.peak_rss > 1 << 20
 
 
-def test_the_same_model_gives_the_same_bytes(tmp_path: Path) -> None:
-    data = m.rich_model().SerializeToString()
-    (tmp_path / "m.onnx").write_bytes(data)
-    first, second = io.BytesIO(), io.BytesIO()
-    convert(io.BytesIO(data), first)
-    convert(tmp_path / "m.onnx", second)
-    convert(tmp_path / "m.onnx", tmp_path / "m.zcr")
-    assert first.getvalue() == second.getvalue() == (tmp_path / "m.zcr").read_bytes()
-
-
 def test_payloads_have_the_alignment_asked_for() -> None:
     model = m.model_of(*(numpy_helper.from_array(np.arange(n), f"w{n}") for n in (1, 3, 50, 200_000)))
     for alignment in (16, 64, 4096):
@@ -290,16 +266,6 @@ def test_payloads_have_the_alignment_asked_for() -> None:
 
 
 # Sources and destinations.
-
-
-def test_a_model_goes_through_pipes_on_both_sides() -> None:
-    model = m.model_of(numpy_helper.from_array(np.arange(WINDOW), "w"), helper.make_tensor("t", 7, [3], [1, -1, 300]))
-    archive, report = m.through_pipes(model.SerializeToString())
-    assert (report.source, report.dest) == (None, None)
-    record = zcrecord.load_record(archive)
-    record.verify()
-    assert (record["w"] == np.arange(WINDOW)).all()
-    assert record.content_digest() == m.converted(model).content_digest()
 
 
 def test_an_existing_file_is_replaced_only_on_request_and_by_a_whole_one(tmp_path: Path) -> None:
@@ -373,16 +339,3 @@ def test_a_conversion_holds_no_payload_and_the_measurement_would_notice(tmp_path
     assert m.peak_growth("from zcrecord.onnx import convert", work) < 24 << 20
     assert zcrecord.load_record(tmp_path / "m.zcr")["w"].nbytes == size
     (tmp_path / "m.zcr").unlink()  # pytest keeps the folders of three runs
-
-
-@pytest.mark.measured
-def test_typed_values_are_not_held_either(tmp_path: Path) -> None:
-    source, count = tmp_path / "m.onnx", 12_000_000
-    values = np.arange(count) % 100
-    t = TensorProto(name="w", data_type=TensorProto.INT64, dims=[count])
-    body = t.SerializeToString() + m.field(7, values.astype(np.uint8).tobytes())
-    source.write_bytes(m.wire_model(body))
-    work = f"convert({str(source)!r}, {str(tmp_path / 'm.zcr')!r}, durable=False)"
-    assert m.peak_growth("from zcrecord.onnx import convert", work) < 24 << 20
-    assert (zcrecord.load_record(tmp_path / "m.zcr")["w"] == values).all()
-    (tmp_path / "m.zcr").unlink()

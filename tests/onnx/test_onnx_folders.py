@@ -6,27 +6,22 @@ import io
 import json
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-import onnx_models as m
 import pytest
 from onnx_graphs import assert_same, plain
 from optimum_folders import copy_folder, generate
 
 import zcrecord
-from tools.models import gpt
 from zcrecord import errors, formats
 from zcrecord.cli.dispatch import main, onnx2zc_main
 from zcrecord.onnx import convert, fill_session, session, to_onnx, tune, tuned, tuning, untune, verify_external
 from zcrecord.storage import folders
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="platform: peaks are told by Linux alone")
-LARGE = 64 << 20  # bytes
 MODELS = ["decoder_model", "decoder_with_past_model", "encoder_model"]
 BESIDE = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
 
@@ -91,12 +86,6 @@ def test_weights_of_both_decoders_are_stored_once(exported: Path, served: Path) 
     assert record.nbytes < 1.1 * (sizes["decoder_model"] + sizes["encoder_model"]) + 300_000  # their graphs
 
 
-def test_the_same_folder_gives_the_same_bytes(folder: Path, served: Path) -> None:
-    os.utime(folder / "encoder_model.onnx")
-    convert(folder, folder.parent / "again")
-    assert (folder.parent / "again" / "model.zcr").read_bytes() == (served / "model.zcr").read_bytes()
-
-
 @pytest.mark.slow
 def test_convert_of_the_command_line_and_of_formats_do_the_same(folder: Path, served: Path) -> None:
     expected = (served / "model.zcr").read_bytes()
@@ -140,46 +129,7 @@ def test_a_folder_of_one_model_has_it_as_the_record_itself(tmp_path: Path) -> No
     assert_same(ours.run(None, given), theirs.run(None, given))
 
 
-@pytest.fixture(scope="module")
-def twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that has one large model under two names."""
-    folder = tmp_path_factory.mktemp("twice") / "folder"
-    folder.mkdir()
-    with (folder / "first.onnx").open("wb") as sink:
-        gpt.write_gpt(sink, LARGE >> 20)
-    shutil.copy(folder / "first.onnx", folder / "second.onnx")
-    convert(folder, folder.parent / "served.zcr")
-    return folder
-
-
-@pytest.mark.measured
-@pytest.mark.exhaustive(keep=0)
-@linux
-def test_sessions_of_two_models_hold_their_weights_once(twice: Path) -> None:
-    setup = "from tools.serving import request_for; import onnxruntime; from zcrecord import load_record, onnx"
-    answers = "[made.run(None, request_for(made, 1)) for made in sessions]"
-    paths = [str(twice / f"{name}.onnx") for name in ("first", "second")]
-    theirs = f"sessions = [onnxruntime.InferenceSession(path) for path in {paths}]; {answers}"
-    record = f"record = load_record({str(twice.parent / 'served.zcr')!r})"
-    ours = f"{record}; sessions = [onnx.session(record, module=name) for name in ('first', 'second')]; {answers}"
-    assert m.peak_growth(setup, theirs) > 2 * LARGE
-    assert m.peak_growth(setup, ours) < 1.6 * LARGE
-
-
 # What was there before.
-
-
-def test_a_folder_that_exists_gets_the_files_and_keeps_its_own(folder: Path, served: Path, tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "notes.txt").write_text("mine", encoding="utf-8")
-    shutil.copy(folder / "config.json", tmp_path / "out")
-    convert(folder, tmp_path / "out")
-    assert sorted(os.listdir(tmp_path / "out")) == sorted([*BESIDE, "model.zcr", "notes.txt"])
-    assert (tmp_path / "out" / "notes.txt").read_text(encoding="utf-8") == "mine"
-    before = sorted(os.listdir(folder))
-    convert(folder, folder)
-    assert sorted(os.listdir(folder)) == sorted([*before, "model.zcr"])
-    assert (folder / "model.zcr").read_bytes() == (served / "model.zcr").read_bytes()
 
 
 @pytest.mark.parametrize("name", ["model.zcr", "config.json"])
@@ -192,23 +142,6 @@ def test_another_file_of_a_name_is_replaced_on_request_alone(folder: Path, tmp_p
     assert (tmp_path / "out" / name).read_text(encoding="utf-8") == "mine"
     convert(folder, tmp_path / "out", force=True)
     assert (tmp_path / "out" / name).read_bytes() != b"mine"
-
-
-def test_links_out_of_the_folder_are_not_copied_but_those_of_a_hub_cache_are(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "secret.json").write_text("secret", encoding="utf-8")
-    (folder / "added_tokens.json").symlink_to(tmp_path / "secret.json")
-    (folder / "._decoder_model.onnx").write_bytes(b"what some systems leave")
-    convert(folder, tmp_path / "out")
-    assert "added_tokens.json" not in os.listdir(tmp_path / "out")
-    blobs, snapshot = tmp_path / "hub" / "blobs", tmp_path / "hub" / "snapshots" / "1"
-    blobs.mkdir(parents=True)
-    snapshot.mkdir(parents=True)
-    for i, path in enumerate(sorted(folder.iterdir())):
-        shutil.copy(path, blobs / str(i))
-        (snapshot / path.name).symlink_to(blobs / str(i))
-    convert(snapshot, tmp_path / "cached")
-    assert sorted(os.listdir(tmp_path / "cached")) == sorted([*BESIDE, "added_tokens.json", "model.zcr"])
-    assert (tmp_path / "cached" / "model.zcr").read_bytes() == (tmp_path / "out" / "model.zcr").read_bytes()
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])
@@ -396,15 +329,13 @@ def test_targets_that_swap_their_models_are_not_used(tuned_folder: Path) -> None
 @pytest.mark.slow
 def test_each_model_comes_back_with_its_weights_inside(exported: Path, tuned_folder: Path, tmp_path: Path) -> None:
     for name in MODELS:
-        to_onnx(tuned_folder, tmp_path / f"{name}.onnx", module=name)
+        arguments = [str(tuned_folder), str(tmp_path / f"{name}.onnx"), "--module", name, "--quiet"]
+        assert main(["to-onnx", *arguments]) == 0
         again = onnx.load(tmp_path / f"{name}.onnx")
         expected = onnx.load(exported / f"{name}.onnx")
         for tensor in expected.graph.initializer:
             tensor.ClearField("data_location")
         assert again == expected
-        arguments = [str(tuned_folder), str(tmp_path / "cli.onnx"), "--module", name, "--force", "--quiet"]
-        assert main(["to-onnx", *arguments]) == 0
-        assert (tmp_path / "cli.onnx").read_bytes() == (tmp_path / f"{name}.onnx").read_bytes()
 
 
 @pytest.mark.slow

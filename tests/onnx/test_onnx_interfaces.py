@@ -20,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx_graphs import archive_of, converted_in, plain, value
 
 import zcrecord
-from zcrecord.cli.dispatch import main, onnx2zc_main
+from zcrecord.cli.dispatch import main
 from zcrecord.errors import IntegrityError, OnnxError, UnsupportedError
 from zcrecord.onnx import runtime, session, to_onnx, tune, tuner, tuning, verify_external
 from zcrecord.onnx.protobuf.interfaces import difference, interface_of, without_constant_inputs
@@ -87,24 +87,6 @@ def test_a_model_whose_constants_are_inputs_is_tuned_without_them(archive: Path)
     assert archive.with_name("again.onnx").read_bytes() == archive.with_name("model.onnx").read_bytes()
     zcrecord.onnx.untune(archive)
     assert archive.read_bytes() == before
-
-
-def test_a_small_model_over_the_tuned_graph_takes_the_same_inputs(archive: Path) -> None:
-    tune(archive)
-    small = archive.with_name("small.onnx")
-    to_onnx(archive, small, external=True)
-    written = onnx.load(small, load_external_data=False)
-    assert [v.name for v in written.graph.input] == ["x"] and written.ir_version == 4
-    assert "zcrecord.tuned_for" in {p.key for p in written.metadata_props}
-    verify_external(small, full=True)
-    np.testing.assert_array_equal(plain(small).run(None, X)[0], session(archive).run(None, X)[0])
-
-
-def test_the_models_of_onnx_s_own_package_keep_their_inputs(tmp_path: Path) -> None:
-    """Without the removal of constants this one has eighteen inputs."""
-    path = next(path for path in m.packaged_models() if path.stem == "light_squeezenet")
-    made = session(converted_in(tmp_path, path.read_bytes(), tuned=True))
-    assert tuning(made).used and interface(made) == interface(plain(path))
 
 
 def test_a_default_that_a_caller_may_override_is_one_of_the_tuned_graph(tmp_path: Path) -> None:
@@ -179,38 +161,20 @@ def test_a_small_model_that_was_written_of_it_is_found(tuned_before: Path, monke
 # Answers compared.
 
 
-def other_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have ONNX Runtime optimise a model of the same inputs and outputs, with other answers."""
-    changed = scaled(3)
-    changed.graph.node[1].op_type = "Add"
-    record, real = zcrecord.load_record(archive_of(changed)), runtime.optimise
-    monkeypatch.setattr(tuner, "optimise", lambda _, *more: real(record, *more))
-
-
 def test_answers_that_differ_are_found_before_the_archive_is_replaced(
     archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = archive.read_bytes()
-    other_weights(monkeypatch)
+    """ONNX Runtime optimises a model of the same inputs and outputs, with other answers."""
+    before, changed = archive.read_bytes(), scaled(3)
+    changed.graph.node[1].op_type = "Add"
+    record, real = zcrecord.load_record(archive_of(changed)), runtime.optimise
+    monkeypatch.setattr(tuner, "optimise", lambda _, *more: real(record, *more))
     what = r"model\.zcr: cannot be tuned: the tuned graph gives other values of .*'y'"
     with pytest.raises(UnsupportedError, match=what):
         tune(archive, verify=True)
     assert archive.read_bytes() == before and not list(archive.parent.glob(".*"))
     assert not tune(archive).verified
     assert tuning(archive).used, "nothing but the answers tells"
-
-
-def test_onnx2zc_compares_them_with_tune_and_verify(
-    archive: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model, out = str(archive.with_name("model.onnx")), archive.with_name("out.zcr")
-    assert onnx2zc_main([model, str(out), "--tune", "--verify"]) == 0
-    assert "verified: the tuned graph was run, and gave the model's answers" in capsys.readouterr().out
-    out.unlink()
-    other_weights(monkeypatch)
-    assert onnx2zc_main([model, str(out), "--tune", "--verify"]) == 1
-    assert "cannot be tuned: the tuned graph gives other values" in capsys.readouterr().err
-    assert not out.exists()
 
 
 def test_random_numbers_are_not_compared(tmp_path: Path) -> None:

@@ -191,40 +191,32 @@ def test_the_guide_and_the_command_line_give_the_options_that_are_meant(
 @pytest.mark.measured
 @pytest.mark.exhaustive(keep=("Python",))  # the others' packages have 400 MB
 @pytest.mark.parametrize("make", PROGRAMS)
-def test_outputs_equal_those_of_the_onnx_in_python(make: Program, branches: Path, tmp_path: Path) -> None:
+def test_outputs_equal_those_of_the_onnx_in_python_and_no_weight_is_copied(
+    make: Program, branches: Path, tmp_path: Path
+) -> None:
+    """The measurement would notice the weight of two branches, which a process has to read without an archive."""
     command = make(tmp_path)
     shutil.copy(c.DIGITS, tmp_path / "model.onnx")
     converted(tmp_path)
     digits = {"pixels": np.random.default_rng(0).uniform(0, 16, (5, 64)).astype("f4")}
-    for folder, feeds in ((tmp_path, [digits]), (branches, feeds_of_branches(branches))):
+    both = feeds_of_branches(branches)
+    for folder, feeds in ((tmp_path, [digits]), (branches, both)):
         options = ort.SessionOptions()
         for key, value in ONE_COPY.items():
             options.add_session_config_entry(key, value)
         reference = ort.InferenceSession(folder / "model.onnx", options)
-        got, _ = run(command, folder, feeds)
+        got, grown = run(command, folder, feeds)
         for found, feed in zip(got, feeds, strict=True):
             expected = reference.run(None, feed)[0].ravel()
             assert found.any()
             assert_equal(make, found, expected)
-
-
-@pytest.mark.measured
-@pytest.mark.exhaustive(keep=("Python",))
-@pytest.mark.parametrize("make", PROGRAMS)
-def test_a_weight_of_two_branches_is_not_copied_and_the_measurement_would_notice(
-    make: Program, branches: Path, tmp_path: Path
-) -> None:
-    command = make(tmp_path)
-    feeds = feeds_of_branches(branches)
-    shutil.copy(branches / "model.onnx", tmp_path / "small.onnx")  # whose weight the process has to read
-    _, plain = run(command, tmp_path, feeds)
-    assert plain > (MIB - 4) << 20
-    _, over_the_archive = run(command, branches, feeds)
-    assert over_the_archive <= (32 if make is java else 16) << 20  # half of Java's are its own
+    assert grown <= (32 if make is java else 16) << 20  # half of Java's are its own
+    shutil.copy(branches / "model.onnx", tmp_path / "small.onnx")
+    assert run(command, tmp_path, both)[1] > (MIB - 4) << 20
 
 
 @pytest.mark.skipif(not PACKS, reason="packed weights are compared from ONNX Runtime 1.32 on")
-@pytest.mark.exhaustive(keep=0)  # test_onnx_tuned_export has Python alone
+@pytest.mark.exhaustive(keep=("Python",))
 @pytest.mark.parametrize("make", PROGRAMS)
 def test_a_tuned_model_needs_no_options(make: Program, tmp_path: Path) -> None:
     with open(tmp_path / "model.onnx", "wb") as sink:

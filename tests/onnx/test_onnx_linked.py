@@ -128,31 +128,21 @@ def test_a_model_moved_with_its_archive_works(tmp_path: Path) -> None:
     assert verify_external(dest, full=True).archive == str(tmp_path / "there/m.zcr")
 
 
-def test_a_model_that_points_to_its_archive_converts_to_the_same_tensors(tmp_path: Path) -> None:
-    made = archive(mlp(), tmp_path / "m.zcr")
+def test_a_model_that_points_to_its_archive_converts_to_the_same_and_points_to_the_new_one(tmp_path: Path) -> None:
+    model = mlp()
+    model.metadata_props.add(key="author", value="me")
+    made = archive(model, tmp_path / "m.zcr")
     to_onnx(made, tmp_path / "m.onnx", external=True)
     convert(tmp_path / "m.onnx", tmp_path / "again.zcr")
     first, second = (zcrecord.load_record(path) for path in (made, tmp_path / "again.zcr"))
     assert first.names == second.names
     assert all(first[name].tobytes() == second[name].tobytes() for name in first)
+    assert whole(second) == model  # which says nothing of an archive that it does not need
     told = bytes(graph.skeleton_of(second))
-    assert told.startswith(graph.skeleton_of(first))
-    assert {p.key for p in onnx.ModelProto.FromString(told).metadata_props} == set(OURS)
-    tree = second.tree()
-    tree["onnx.graph"] = bytes(graph.skeleton_of(first))
-    zcrecord.save_record(tree, tmp_path / "without.zcr")
-    assert zcrecord.load_record(tmp_path / "without.zcr").content_digest() == first.content_digest()
-
-
-def test_metadata_props_about_the_archive_are_replaced_and_not_doubled(tmp_path: Path) -> None:
-    model = mlp()
-    model.metadata_props.add(key="author", value="me")
-    to_onnx(archive(model, tmp_path / "m.zcr"), tmp_path / "m.onnx", external=True)
-    convert(tmp_path / "m.onnx", tmp_path / "again.zcr")
-    assert whole(tmp_path / "again.zcr") == model  # which says nothing of an archive that it does not need
-    to_onnx(tmp_path / "again.zcr", tmp_path / "again.onnx", external=True)
+    assert {p.key for p in onnx.ModelProto.FromString(told).metadata_props} == {"author", *OURS}
+    to_onnx(second, tmp_path / "again.onnx", external=True)
     pairs = [(p.key, p.value) for p in onnx.load(tmp_path / "again.onnx").metadata_props]
-    assert [key for key, _ in pairs] == ["author", *OURS]
+    assert [key for key, _ in pairs] == ["author", *OURS], "replaced, not doubled"
     assert dict(pairs)["zcrecord.archive"] == "again.zcr"
     assert verify_external(tmp_path / "again.onnx", full=True).tensors == 4
 
@@ -166,13 +156,7 @@ def test_metadata_props_of_a_models_own_stay(tmp_path: Path) -> None:
     assert whole(archive(model, tmp_path / "m.zcr")) == model
 
 
-@pytest.mark.parametrize("own", [
-    {"zcrecord.archive": "a story of mine"},
-    {"zcrecord.embedded": "suffix"},
-    {**LINK, "zcrecord.payload_offset": "many"},
-    {**LINK, "zcrecord.index_crc": "0123ABCD"},
-    {**LINK, "zcrecord.embedded": "inside"},
-], ids=["one", "another", "no offset", "no checksum", "no place"])  # fmt: skip
+@pytest.mark.parametrize("own", [{"zcrecord.archive": "a story of mine"}, {**LINK, "zcrecord.payload_offset": "many"}])
 def test_metadata_props_of_a_models_own_under_our_keys_stay_or_are_refused(own: dict[str, str], tmp_path: Path) -> None:
     model = mlp()
     for key, value in own.items():
@@ -222,9 +206,6 @@ def test_another_layout_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(
         errors.IntegrityError, match=r"m\.zcr: payload offset 64 was expected by '.*m\.onnx', it has \d{3,}"
     ):
-        verify_external(model)
-    convert(io.BytesIO(mlp().SerializeToString()), made, alignment=4096, force=True)
-    with pytest.raises(errors.IntegrityError, match="payload offset 64 was expected by"):
         verify_external(model)
 
 
@@ -307,14 +288,6 @@ def test_links_to_the_archive_are_followed_as_convert_follows_them(tmp_path: Pat
     with pytest.raises(errors.ExternalDataError, match=r"it is a symbolic link; allow_links=True allows that"):
         verify_external(model)
     assert verify_external(model, allow_links=True, full=True).tensors == 4
-    cache = tmp_path / "models--x"
-    (cache / "blobs").mkdir(parents=True)
-    (cache / "snapshots/1").mkdir(parents=True)
-    for name, blob in (("m.zcr", "a"), ("m.onnx", "b")):
-        shutil.copy(tmp_path / name, cache / "blobs" / blob)
-        (cache / "snapshots/1" / name).symlink_to(f"../../blobs/{blob}")
-    found = verify_external(cache / "snapshots/1/m.onnx")
-    assert (found.archive, found.tensors) == (str(cache / "blobs/a"), 4)
 
 
 def set_property(path: Path, key: str, value: str | None) -> None:

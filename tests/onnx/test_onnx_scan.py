@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_models as m
 import onnx_values
 import pytest
@@ -48,8 +47,7 @@ def compared(path: Path, **options: Any) -> OnnxTensors:
 # The same as a conversion.
 
 
-@pytest.mark.exhaustive(keep=2)
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_tensors_of_all_sizes_are_found_wherever_the_window_was_moved(seed: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(seed)
     tensors = []
@@ -249,15 +247,6 @@ def test_everything_at_once_is_what_each_is(tmp_path: Path) -> None:
 # A mapping.
 
 
-@pytest.mark.parametrize("shape", [[], [1], [3]])
-def test_strings_that_are_all_empty_are_empty(tmp_path: Path, shape: list[int]) -> None:
-    count = int(np.prod(shape))
-    strings = TensorProto(name="s", data_type=TensorProto.STRING, dims=shape, string_data=[b""] * count)
-    tensors = scan(written(tmp_path / "m.onnx", m.model_of(strings)))
-    assert tensors.info("s").offset is None
-    assert list(tensors["s"].strings()) == [b""] * count
-
-
 def test_it_is_a_mapping_in_the_models_order(tmp_path: Path) -> None:
     strings = TensorProto(name="s", data_type=TensorProto.STRING, dims=[2], string_data=[b"a", b"bc"])
     tensors = scan(written(tmp_path / "m.onnx", m.model_of(numpy_helper.from_array(FLOATS, "enc.weight"), strings)))
@@ -285,12 +274,14 @@ def test_it_is_a_mapping_in_the_models_order(tmp_path: Path) -> None:
         pickle.dumps(tensors)
 
 
-def test_an_empty_tensor_lies_nowhere(tmp_path: Path) -> None:
+def test_tensors_without_a_byte_lie_nowhere(tmp_path: Path) -> None:
     raw = numpy_helper.from_array(np.zeros((0, 3), "f4"), "raw")
     none = TensorProto(name="none", data_type=TensorProto.FLOAT, dims=[0])
-    tensors = compared(written(tmp_path / "m.onnx", m.model_of(raw, none)))
+    strings = TensorProto(name="s", data_type=TensorProto.STRING, dims=[3], string_data=[b""] * 3)
+    tensors = compared(written(tmp_path / "m.onnx", m.model_of(raw, none, strings)))
     told = [(i.field, i.offset, i.nbytes, i.copied) for i in tensors.infos()]
-    assert told == [("raw_data", None, 0, False), ("", None, 0, False)]
+    assert told[:2] == [("raw_data", None, 0, False), ("", None, 0, False)]
+    assert tensors.info("s").offset is None and list(tensors["s"].strings()) == [b""] * 3
 
 
 def test_leaving_ends_lookups_and_views_stay_valid(tmp_path: Path) -> None:
@@ -397,19 +388,6 @@ def test_the_end_of_a_file_is_noticed_before_and_after_it_is_mapped(tmp_path: Pa
         assert found["w"].tolist() == FLOATS.tolist()
 
 
-def test_external_data_may_not_come_between_the_values_of_another_tensor(tmp_path: Path) -> None:
-    start, rest = (m.field(4, part.tobytes()) for part in (FLOATS[:2], FLOATS[2:]))
-    head = m.field(1, 6) + m.field(2, TensorProto.FLOAT)
-    between = onnx_values.reference().SerializeToString()
-    parts = [m.field(5, head + start), m.field(10, between), m.field(5, rest)]
-    node = m.field(1, [m.field(2, b"c"), m.field(5, [m.field(1, b"value"), *parts])])
-    path = onnx_values.write(tmp_path / "m")
-    written(path, m.wire_model(graph=node))
-    for read in (scan, lambda path: convert(path, io.BytesIO())):
-        with pytest.raises(errors.OnnxError, match="values in two places, with those of another tensor in between"):
-            read(path)
-
-
 def test_many_files_of_external_data_take_few_descriptors(tmp_path: Path) -> None:
     count = 400
     for i in range(count):
@@ -494,11 +472,3 @@ def test_a_disk_that_fails_is_one_error(tmp_path: Path, monkeypatch: pytest.Monk
         tensors["w"]
     with pytest.raises(errors.SourceError, match=r"m\.onnx: cannot read: Input/output error"):
         scan(path)
-
-
-def test_the_models_path_may_be_a_link(tmp_path: Path) -> None:
-    written(tmp_path / "m.onnx", m.model_of(numpy_helper.from_array(FLOATS, "w")))
-    (tmp_path / "link").symlink_to("m.onnx")
-    tensors = scan(tmp_path / "link")
-    assert tensors.info("w").file == os.path.realpath(tmp_path / "m.onnx")
-    assert onnx.load(tmp_path / "link").graph.initializer[0].name in tensors

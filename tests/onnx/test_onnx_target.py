@@ -145,14 +145,6 @@ def test_an_onnxruntime_without_blocks_or_a_described_build_has_a_target_too(
     assert this_target(ort).build == "unknown"
 
 
-@pytest.mark.needs("qemu-x86_64")
-def test_a_target_has_the_features_of_the_processor_alone_that_it_is_made_on() -> None:
-    code = "import onnxruntime; from zcrecord.onnx.target import this_target; print(this_target(onnxruntime).encode())"
-    here, there = this_target(ort), TuningTarget.decode(run_on_processor(code).removesuffix("\n"))
-    assert set(there.cpu) <= {"emulation", "pni", "sse2", "sse4_1", "ssse3"}
-    assert (here.misfit(there) is None) == (there.misfit(here) is None) == (here == there)
-
-
 @pytest.mark.parametrize("change, sentence", [
     ({"onnxruntime": "1.31.0"}, "made for onnxruntime 1.32.0, this is 1.31.0"),
     ({"build": "unknown"}, "made for build fab30a4-00000000 of onnxruntime 1.32.0, this is unknown"),
@@ -180,19 +172,15 @@ def changed(**fields: Any) -> str:
 @pytest.mark.parametrize("text, why", [
     ("", "is not JSON"),
     ("[" * 8000, "is not JSON"),
-    ("9" * 8000, "is not JSON"),
     ("[" * 8193, "has 8193 characters, at most 8192 are allowed"),
     ("null", "does not have exactly the fields"),
     (changed(more=1), "does not have exactly the fields"),
     (changed(convention=True), "a convention that is no number"),
     (changed(convention=0), "a convention that is no number"),
-    (changed(convention=1 << 31), "a convention that is no number"),
     (changed(convention=1.0), "a convention that is no number"),
     (changed(nchwc_block=-1), "a nchwc_block that is no number"),
     (changed(onnxruntime=132), "characters as onnxruntime"),
     (changed(build=""), "characters as build"),
-    (changed(machine="x" * 101), "characters as machine"),
-    (changed(provider="CPU\nall is well"), "characters as provider"),
     (changed(cpu="avx"), "no list of at most 256 features"),
     (changed(cpu=[f"{n:03}" for n in range(257)]), "no list of at most 256 features"),
     (changed(cpu=["avx", 1]), "a CPU feature that is not"),
@@ -258,6 +246,7 @@ def test_an_archive_tuned_here_answers_right_on_another_processor_and_may_be_tun
     model = str(tmp_path / "model.onnx")
     told, before, after = json.loads(run_on_processor(ANSWERS + THERE, model, archive))
     ours, theirs = this_target(ort), TuningTarget.decode(told)
+    assert set(theirs.cpu) <= {"emulation", "pni", "sse2", "sse4_1", "ssse3"}, "of that processor alone"
     assert before == [ours.misfit(theirs), True], "blocks of channels of another size would answer wrong"
     for reason, as_the_onnx in (after, here["answered"](model, archive)):
         assert reason is None and (as_the_onnx or not PACKS)

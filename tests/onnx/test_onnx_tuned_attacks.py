@@ -217,17 +217,16 @@ BEHIND = {
 }  # fmt: skip
 GRAPHS = [
     *(Tampering(f"payload {value!r}", "mlp", NUMBER, partial(number, value=value))
-      for value in ("", "-1", "6000", "1e1", "1" * 30, "0x0", "\u0661", "0\n", f"../{OTHER}")),
-    *(Tampering(f"payload {value!r} in a branch", "branches", NUMBER, partial(inner_number, value=value))
-      for value in ("", "-1", "6000")),
+      for value in ("", "-1", "6000", "1" * 30, "\u0661", f"../{OTHER}")),
+    Tampering("payload '6000' in a branch", "branches", NUMBER, partial(inner_number, value="6000")),
     Tampering("a payload 20001 times", "mlp", "more than 20000 weights and packed forms, each a mapping, are too many",
               lambda a: a.initializers.initializer.extend([a.weight] * 20_001)),
     Tampering("300 packed forms of a weight", "mlp", "a tensor has more than 256 external_data keys",
               entries_of_packed_weights_300_times),
     *(Tampering(f"a weight of type {kind}", "conv", REFUSES, partial(another_type, kind=kind))
-      for kind in (TensorProto.DOUBLE, TensorProto.STRING, TensorProto.INT4, 99)),
+      for kind in (TensorProto.DOUBLE, TensorProto.STRING, 99)),
     *(Tampering(f"a weight of shape {dims}", "branches", REFUSES, partial(another_shape, dims=dims))
-      for dims in ([1, 1], [65, 64], [-64, -64], [1 << 62, 4, 1, 64])),
+      for dims in ([65, 64], [-64, -64], [1 << 62, 4, 1, 64])),
     Tampering("values beside a payload", "mlp", None,
               lambda a: setattr(a.weight, "raw_data", bytes(int(np.prod(a.weight.dims)) * 4))),
     Tampering("a node beside the initializers", "mlp", ALONE, lambda a: external(constant(a.initializers), OTHER)),
@@ -252,33 +251,11 @@ def an_input_more(archive: Tuned) -> None:
     archive.graph.graph.input[-1].name = "s1"
 
 
-def two_outputs_more(archive: Tuned) -> None:
-    for name in ("evil", "worse"):
-        archive.graph.graph.output.add(name=name).type.tensor_type.elem_type = TensorProto.FLOAT
-
-
-def tensor_type(value: Any) -> Any:
-    return value.type.tensor_type
-
-
-DOUBLE = TensorProto.DOUBLE
-DIFFERENCES: list[tuple[str, str, Change]] = [
-    ("an input more", "has the input 's1'", an_input_more),
-    ("an input with a default", "lacks the input 'x'",
-     lambda a: a.graph.graph.initializer.append(numpy_helper.from_array(np.zeros((2, 64), np.float32), "x"))),
-    ("an input of another shape", "has the input 'x' with another type or shape",
-     lambda a: setattr(tensor_type(a.graph.graph.input[0]).shape.dim[0], "dim_value", 2)),
-    ("an input of another type", "has the input 'x' with another type or shape",
-     lambda a: setattr(tensor_type(a.graph.graph.input[0]), "elem_type", DOUBLE)),
-    ("two outputs more", "has the output 'evil' and 1 more", two_outputs_more),
-    ("an output of another name", "has the output 'z'", lambda a: setattr(a.graph.graph.output[0], "name", "z")),
-    ("an output of another type", "has the output 'y' with another type or shape",
-     lambda a: setattr(tensor_type(a.graph.graph.output[0]), "elem_type", DOUBLE)),
+INTERFACES = [  # `test_onnx_interfaces.py` has every difference
+    Tampering("an input more", "mlp", "its tuned graph has the input 's1', unlike the model; tune it", an_input_more),
+    Tampering("an output of another name", "mlp", "its tuned graph has the output 'z', unlike the model; tune it again",
+              lambda a: setattr(a.graph.graph.output[0], "name", "z")),
 ]  # fmt: skip
-INTERFACES = [
-    Tampering(name, "mlp", f"its tuned graph {difference}, unlike the model; tune it again", change)
-    for name, difference, change in DIFFERENCES
-]
 
 
 # Packed weights.
@@ -344,7 +321,7 @@ FORMS = [
     Tampering("another key of packed weights", "mlp", None, another_key_of_packed_weights),
     Tampering("packed weights left out", "mlp", None, packed_weights_left_out),
     *(Tampering(f"packed {value!r}", "mlp", NO_FORM if PACKS else None, partial(packed_value, value=value))
-      for value in ("", "MatMul+1", "MatMul+1|", "MatMul+1|0", "MatMul+1|0;-1", "MatMul+1|0;0;0", "a b|0;0", "|0;0")),
+      for value in ("", "MatMul+1|", "MatMul+1|0", "MatMul+1|0;-1", "MatMul+1|0;0;0", "|0;0")),
     Tampering("a packed weight that is no payload", "mlp", NUMBER if PACKS else None,
               lambda a: buffers(a, lambda found: found.__setitem__(0, "6000;0"))),
     Tampering("packed weights between aligned places", "mlp",
@@ -377,20 +354,13 @@ def zeros(archive: Tuned, number: int) -> None:
     archive.sources[number] = bytes(len(archive.sources[number]))
 
 
-TARGETS = {
-    "no JSON": ("{", "is not JSON"), "an empty target": ("", "is not JSON"), "a list": ("[]", "exactly the fields"),
-    "a target of 9000 characters": ("[" * 9000, "has 9000 characters, at most 8192 are allowed"),
-    "a deep target": ("[" * 8000, "is not JSON"), "a target with a blank": ("{} ", "exactly the fields"),
-}  # fmt: skip
-MACHINES = {'"nchwc_block":': '"nchwc_block":9', '"onnxruntime":"': '"onnxruntime":"9', '"cpu":[': '"cpu":["0",'}
 OF_KIND = {tuned.GRAPH: "text", tuned.INITIALIZERS: 7, tuned.SEAL: 1, tuned.TARGET: PayloadId(0)}
-NONE_OF = "no list of payloads"
 ENTRIES: list[tuple[str, str, str, Change]] = [
     *((f"'{key}' of another type", "mlp", KIND.format(key), partial(put, key=key, value=value))
       for key, value in OF_KIND.items()),
     *((f"'payloads': {value}", "mlp", reason, partial(put, key=tuned.PAYLOADS, value=value))
-      for value, reason in ((PayloadId(0), KIND.format(tuned.PAYLOADS)), ([PayloadId(NONE)], NONE_OF),
-                            ([0, 1], NONE_OF), ([], "for other weights"))),
+      for value, reason in ((PayloadId(0), KIND.format(tuned.PAYLOADS)), ([PayloadId(NONE)], "no list of payloads"),
+                            ([], "for other weights"))),
     *((f"no '{key}'", "mlp", SEAL, partial(put, key=key, value=PayloadId(NONE)))
       for key in (tuned.GRAPH, tuned.INITIALIZERS)),
     ("the graph is another payload", "mlp", SEAL, lambda a: a.set(tuned.GRAPH, a.target.initializers)),
@@ -401,10 +371,10 @@ ENTRIES: list[tuple[str, str, str, Change]] = [
     ("a weight of the tuned graph replaced", "conv", SEAL,
      lambda a: zeros(a, next(n for n in a.payloads if n not in a.entries.payloads))),
     *((f"the seal {seal!r}", "mlp", SEAL, partial(put, key=tuned.SEAL, value=seal)) for seal in ("", "0" * 64)),
-    *((name, "conv", f"the target of a tuning .*{reason}", partial(put, key=tuned.TARGET, value=text))
-      for name, (text, reason) in TARGETS.items()),
-    *((f"{new} in the target", "conv", "made for|the CPU lacks", partial(other_machine, old=old, new=new))
-      for old, new in MACHINES.items()),
+    ("a target with a blank", "conv", "the target of a tuning .*exactly the fields",
+     partial(put, key=tuned.TARGET, value="{} ")),
+    ("the target of another machine", "conv", "made for",
+     partial(other_machine, old='"onnxruntime":"', new='"onnxruntime":"9')),
     # Convolutions with blocks of another size are wrong answers without an error.
     ("a graph of another machine under the name of this one", "conv", SEAL, another_text),
 ]  # fmt: skip
@@ -542,14 +512,12 @@ def test_a_path_that_is_not_utf_8_has_the_original_graph_answer(
     name = os.fsdecode(b"\xff\xfe.zcr")
     folder = tmp_path / name if place == "folder" else tmp_path
     folder.mkdir(exist_ok=True)
-    for model in archives:
-        path = folder / (name if place == "file" else "model.zcr")
-        path.write_bytes(archives[model].read_bytes())
-        made = session(path)
-        assert tuning(made).reason == "the path of its file is not UTF-8, as ONNX Runtime wants it"
-        expected = original(archives[model])
-        for ours, theirs in zip(made.run(None, request(made)), expected, strict=True):
-            np.testing.assert_allclose(ours, theirs, 1e-4, 1e-4)
+    path = folder / (name if place == "file" else "model.zcr")
+    path.write_bytes(archives["mlp"].read_bytes())
+    made = session(path)
+    assert tuning(made).reason == "the path of its file is not UTF-8, as ONNX Runtime wants it"
+    for ours, theirs in zip(made.run(None, request(made)), original(archives["mlp"]), strict=True):
+        np.testing.assert_allclose(ours, theirs, 1e-4, 1e-4)
 
 
 # Sizes.
@@ -582,10 +550,10 @@ def test_thousands_of_targets_cost_no_more_than_their_archive(archives: dict[str
 
 
 BEFORE = {
-    "one byte": "is no header, index and trailer", "magic alone": "is no header, index and trailer",
+    "magic alone": "is no header, index and trailer",
     "short": "its magic is missing", "another header": "is no header, index and trailer",
     "a damaged index": "the index does not match its CRC", "no payload": "is no header, index and trailer",
-    "too few": "names other payloads than the archive has", "exchanged": "names other payloads|is of another model",
+    "too few": "names other payloads than the archive has",
     "longer": "is no header, index and trailer",
     "renamed": "is of another model", "larger": "payloads end at", "huge": "says that it had",
 }  # fmt: skip
@@ -600,10 +568,8 @@ def test_an_archive_from_before_that_does_not_fit_is_refused(
     before = archive.sources[number]
     if what == "no payload":
         archive.set(tuned.BEFORE, PayloadId(NONE), archive.module)
-    elif what in ("too few", "exchanged"):
-        originals = archive.value(tuned.PAYLOADS, archive.module)
-        originals = originals[1:] if what == "too few" else [originals[1], originals[0], *originals[2:]]
-        archive.set(tuned.PAYLOADS, originals, archive.module)
+    elif what == "too few":
+        archive.set(tuned.PAYLOADS, archive.value(tuned.PAYLOADS, archive.module)[1:], archive.module)
     else:
         archive.sources[number] = other_before(before, what)
     path = archive.write(tmp_path / "model.zcr")
@@ -619,7 +585,7 @@ def test_an_archive_from_before_that_does_not_fit_is_refused(
 def other_before(before: bytes, what: str) -> bytes:
     """Return header, index and trailer changed: bytes that are none, or others whose CRCs are right."""
     damaged = {
-        "one byte": b"x", "magic alone": before[:8], "short": before[:-8],
+        "magic alone": before[:8], "short": before[:-8],
         "another header": before[:12] + b"x" + before[13:],
         "a damaged index": before[:80] + bytes([before[80] ^ 1]) + before[81:],
     }  # fmt: skip

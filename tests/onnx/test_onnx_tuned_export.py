@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import platform
 import re
 import subprocess
@@ -17,7 +16,6 @@ import onnxruntime as ort
 import pytest
 from onnx.external_data_helper import _get_all_tensors
 from onnx_graphs import PACKS, READS_INNER, branches, converted_in, mlp
-from records import run_python
 
 from tools.models import convolutions, gpt, quantized
 from zcrecord.cli.dispatch import main
@@ -179,28 +177,6 @@ def test_the_command_line_says_that_a_tuned_model_needs_no_options(
     with pytest.raises(SystemExit):
         main(["to-onnx", "model.zcr", "whole.onnx", "--tuned"])
     assert "--tuned and --no-tuned are about models with --external" in capsys.readouterr().err
-
-
-PRIVATE = """
-from tools.measure import private_bytes
-before = private_bytes()
-answers(sys.argv[1])
-print(private_bytes() - before)
-"""
-
-
-@pytest.mark.exhaustive(keep=0)
-@pytest.mark.skipif(not PACKS, reason="packed weights are compared from ONNX Runtime 1.32 on")
-@pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="platform: needs Linux's smaps_rollup")
-def test_no_weight_is_copied_though_they_are_packed_and_the_measurement_would_notice(tmp_path: Path) -> None:
-    archive = tuned(tmp_path, "int8", mib=32)
-    grown = {}
-    for name, choice in {"tuned.onnx": None, "original.onnx": False}.items():
-        to_onnx(archive, tmp_path / name, external=True, tuned=choice)
-        environment = {**os.environ, "MALLOC_TRIM_THRESHOLD_": "131072"}
-        grown[name] = int(run_python(ANSWERS + PRIVATE, tmp_path / name, env=environment).stdout)
-    assert grown["original.onnx"] > 28 << 20  # without options
-    assert grown["tuned.onnx"] < 12 << 20
 
 
 @pytest.mark.needs("qemu-x86_64")

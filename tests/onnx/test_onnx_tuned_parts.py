@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 from onnx_graphs import converted_in, digits_in, graph_model, value
-from records import run_python
+from processes import growth
 
 import zcrecord
 from zcrecord import formats
@@ -21,7 +20,7 @@ from zcrecord.cli.dispatch import main
 from zcrecord.embed.attachment import attach, detach
 from zcrecord.embed.generator import generate
 from zcrecord.loaders import load_into
-from zcrecord.onnx import session, tuning, untune
+from zcrecord.onnx import session, tune, tuning, untune
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="platform: only Linux tells private from shared memory")
 
@@ -119,12 +118,15 @@ def test_an_archive_keeps_its_tuned_part_and_other_formats_get_the_model_alone(
     assert (tmp_path / "tuned.safetensors").read_bytes() == (tmp_path / "plain.safetensors").read_bytes()
     formats.convert(tuned, tmp_path / "again.zcr", alignment=256)
     assert tuning(session(tmp_path / "again.zcr")).used
+    assert zcrecord.load_record(tmp_path / "again.zcr").layout.deduplicated == 0
 
 
 def test_an_attached_archive_keeps_its_tuned_part(tuned: Path, tmp_path: Path) -> None:
     (tmp_path / "program").write_bytes(b"a program\n" * 9)
     attach(tmp_path / "program", tuned, tmp_path / "served", force=True)
     assert tuning(session(tmp_path / "served")).used
+    with pytest.raises(zcrecord.UnsupportedError, match="attached to a program; detach it, tune it, and attach it aga"):
+        tune(tmp_path / "served")
     detach(tmp_path / "served", tmp_path / "detached", force=True)
     assert (tmp_path / "detached").read_bytes() == tuned.read_bytes()
     assert (tmp_path / "served").read_bytes() == (tmp_path / "program").read_bytes()
@@ -146,30 +148,6 @@ def test_diff_says_that_only_the_tuned_part_differs(
     assert capsys.readouterr() == ("", "")
 
 
-MEASURED = """
-import gc, json, sys
-import numpy as np
-import zcrecord
-from tools.measure import memory
-
-path, small = sys.argv[1:]
-def load(path):
-    record = zcrecord.load_record(path, mode="c")
-    return record, record.attributes, [view.shape for view in record.values()]
-
-load(small)
-gc.collect()
-before = memory().private
-kept = load(path)
-gc.collect()
-loaded = memory().private - before
-copies = [view.copy() for view in kept[0].values()]
-copied = memory().private - before
-kept[0]["weight"][0] += 1
-print(json.dumps([loaded, copied - loaded]))
-"""
-
-
 @pytest.mark.measured
 @pytest.mark.exhaustive(keep=0)
 @LINUX
@@ -183,7 +161,15 @@ def test_a_private_copy_of_a_tuned_archive_copies_no_weight(tmp_path: Path) -> N
         model = graph_model(nodes, [value("i", "n", kind=TensorProto.INT64)], [value("y", "n", size)], weights)
         paths.append(converted_in(tmp_path / str(size), model, tuned=True))
     assert tuning(session(paths[0])).used
-    loaded, copied = json.loads(run_python(MEASURED, *paths).stdout)
+    setup = """
+import zcrecord
+def load(path):
+    record = zcrecord.load_record(path, mode="c")
+    return record, record.attributes, [view.shape for view in record.values()]
+load(sys.argv[2])
+"""
+    loaded, _ = growth(setup, "kept = load(sys.argv[1])\nkept[0]['weight'][0] += 1", *paths)
+    copied, _ = growth(setup, "kept = [view.copy() for view in load(sys.argv[1])[0].values()]", *paths)
     assert copied > 32 << 20  # it would notice
     assert loaded < 1 << 20
     record = zcrecord.load_record(paths[0], mode="c")

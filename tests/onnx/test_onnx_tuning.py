@@ -20,7 +20,6 @@ from onnx_graphs import DIGITS, PACKS, PIXELS, READS_INNER, branches, converted_
 
 import zcrecord
 from tools.models import convolutions, gpt, quantized
-from zcrecord.embed.attachment import attach
 from zcrecord.errors import DestinationExistsError, IntegrityError, RecordError, SourceError, UnsupportedError
 from zcrecord.integrity.signing import check_signature, sign
 from zcrecord.onnx import convert, runtime, session, to_onnx, tune, tuning, untune
@@ -116,12 +115,6 @@ def test_removing_gives_back_any_layout(tmp_path: Path, layout: str) -> None:
     assert path.read_bytes() == before
 
 
-def test_tuning_again_gives_the_same_bytes(tuned: Path) -> None:
-    once = tuned.read_bytes()
-    report = tune(tuned)
-    assert tuned.read_bytes() == once and len(report.targets) == 1
-
-
 def test_packed_weights_lie_on_pages_or_where_equal_ones_lie(tuned: Path) -> None:
     record = zcrecord.load_record(tuned)
     part = read_tuned(record.archive)
@@ -129,13 +122,6 @@ def test_packed_weights_lie_on_pages_or_where_equal_ones_lie(tuned: Path) -> Non
     packed = part.targets[0].model(record.archive, "x", 0, packed=True).packed
     offsets = [record.archive.header.payload_offset + record.archive.index.payloads["offset"][n] for n in packed]
     assert len(offsets) == (3 if PACKS else 0) and all(offset % 4096 == 0 for offset in offsets)
-
-
-def test_a_tuned_record_saved_again_is_still_tuned_and_no_larger(tuned: Path, tmp_path: Path) -> None:
-    zcrecord.save_record(zcrecord.load_record(tuned), tmp_path / "again.zcr")
-    assert tuning(session(tmp_path / "again.zcr")).used
-    before, after = zcrecord.load_record(tuned), zcrecord.load_record(tmp_path / "again.zcr")
-    assert after.layout.deduplicated == before.layout.deduplicated == 0
 
 
 @pytest.mark.measured
@@ -191,15 +177,6 @@ def test_the_first_untuned_session_of_a_process_warns_once(
     assert re.search(r"model\.zcr: not tuned for this machine \(it is not tuned\).*`zcrecord tune`", record.message)
     with pytest.raises(UnsupportedError, match="is not tuned; there is nothing to remove"):
         untune(path)
-
-
-def test_an_archive_attached_to_a_program_uses_its_tuned_part(tuned: Path, tmp_path: Path) -> None:
-    program = tmp_path / "program"
-    program.write_bytes(b"a program\n" * 9)
-    attach(program, tuned, tmp_path / "out", force=True)
-    assert tuning(session(tmp_path / "out")).used
-    with pytest.raises(UnsupportedError, match="attached to a program; detach it, tune it, and attach it again"):
-        tune(tmp_path / "out")
 
 
 def test_a_file_replaced_meanwhile_is_not_mixed_with_the_old_one(tuned: Path) -> None:

@@ -99,11 +99,6 @@ def test_the_browser_describes_every_archive_as_python_does(tmp_path: Path) -> N
         assert json.loads(line) == described(path, embedded=embedded_of(path)), path.name
 
 
-def test_what_a_page_is_made_of_survives_its_way_into_the_page(tmp_path: Path) -> None:
-    told = described(hostile.archive(tmp_path))
-    assert description_in(report_page(told)) == told
-
-
 @pytest.mark.slow
 def test_the_same_archive_gives_the_same_page_anywhere(tmp_path: Path) -> None:
     path = c.make_archive()

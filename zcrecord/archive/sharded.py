@@ -171,8 +171,7 @@ class ShardedSource(PayloadSource):
         check_apart(sum(self._assembled_nbytes.values()), self.opened_nbytes(), self.path)
         out = np.empty(prod(shape) * dtype.itemsize, np.uint8)  # the owner of the memory, as which it is looked up
         put_together(out.view(dtype).reshape(shape), boxes)
-        octets = self._assembled.setdefault(number, out)  # another thread's, if it was first
-        return octets
+        return self._assembled.setdefault(number, out)  # another thread's, if it was first
 
     def _filled_boxes(self, number: int) -> tuple[tuple[int, ...], list[Box]]:
         """Return the shape of a split payload's tensor, and its boxes of opaque elements, which have to tile it."""
