@@ -58,11 +58,13 @@ BASES = [
     compact(PLAIN),
     compact({"__metadata__": {"format": "pt", 'q"\\': "\u2028}"}, **PLAIN}) + "   ",
     compact({"__metadata__": {}, "w": tensor(0, 12, "U8", [3, 4])}),
+    json.dumps(PLAIN, ensure_ascii=False),
+    json.dumps({"__metadata__": {"format": "pt"}, "w": tensor(0, 12, "U8", [3, 4])}) + " ",
     compact({"w": tensor(0, 12, "F64", [])}),
 ]
 
 
-@pytest.mark.parametrize("base", BASES[:3])
+@pytest.mark.parametrize("base", BASES[:5])
 def test_headers_as_writers_write_them_are_read_all_at_once(base: str) -> None:
     assert check(base, None)
     assert check(base, 13 if "a.b" in base else 12)
@@ -118,7 +120,9 @@ NEAR = {
     "a name like a half": BASES[0].replace('"d"', '"d\\":{\\"dtype"'),
     "fields in another order": '{"w":{"shape":[2],"dtype":"U8","data_offsets":[0,2]}}',
     "a field twice": BASES[0].replace('"shape":[3]', '"shape":[3],"shape":[3]'),
-    "space": BASES[0].replace('"shape":[3]', '"shape": [3]'),
+    "two spaces": BASES[0].replace('"shape":[3]', '"shape":  [3]'),
+    "a space in some places": BASES[0].replace('},"', '}, "', 1),
+    "offsets without the spaces of others": BASES[3].replace("[8, 11]", "[8,11]"),
     "an unknown type": BASES[0].replace('"U8"', '"U9"'),
     "a type in small letters": BASES[0].replace('"U8"', '"u8"'),
     "a leading zero": BASES[0].replace("[3]", "[03]"),

@@ -87,11 +87,11 @@ def _scan(reader: Reader) -> tuple[list[_File], dict[str, Any], int]:
     files: list[_File] = []
     merged: dict[str, Any] = {}
     nbytes = len(data)
-    for file, due in index.by_file().items():
+    for file, count in index.files().items():
         shard = reader.beside(file)
         try:
             files.append(_scan_file(shard))
-            shards.check_shard(due, files[-1].header.names)
+            shards.check_shard(index, file, count, files[-1].header.names)
         except RecordError as error:
             raise error.located(path=shard.path) from error.__cause__
         metadata = files[-1].header.metadata
