@@ -58,11 +58,13 @@ BASES = [
     compact(PLAIN),
     compact({"__metadata__": {"format": "pt", 'q"\\': "\u2028}"}, **PLAIN}) + "   ",
     compact({"__metadata__": {}, "w": tensor(0, 12, "U8", [3, 4])}),
+    json.dumps(PLAIN, ensure_ascii=False),
+    json.dumps({"__metadata__": {"format": "pt"}, "w": tensor(0, 12, "U8", [3, 4])}) + " ",
     compact({"w": tensor(0, 12, "F64", [])}),
 ]
 
 
-@pytest.mark.parametrize("base", BASES[:3])
+@pytest.mark.parametrize("base", BASES[:5])
 def test_headers_as_writers_write_them_are_read_all_at_once(base: str) -> None:
     assert check(base, None)
     assert check(base, 13 if "a.b" in base else 12)
@@ -109,7 +111,9 @@ NEAR = {
     "a name with a newline": BASES[0].replace('"d"', '"d\n"'),
     "a name like a half": BASES[0].replace('"d"', '"d\\":{\\"dtype"'),
     "a field twice": BASES[0].replace('"shape":[3]', '"shape":[3],"shape":[3]'),
-    "space": BASES[0].replace('"shape":[3]', '"shape": [3]'),
+    "two spaces": BASES[0].replace('"shape":[3]', '"shape":  [3]'),
+    "a space in some places": BASES[0].replace('},"', '}, "', 1),
+    "offsets without the spaces of others": BASES[3].replace("[8, 11]", "[8,11]"),
     "an unknown type": BASES[0].replace('"U8"', '"U9"'),
     "an underscore": BASES[0].replace("[2,1]", "[2,1_0]"),
     "a comma too many": BASES[0].replace("[3]", "[3,]"),

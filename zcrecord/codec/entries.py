@@ -59,6 +59,16 @@ class ModuleEntry(NamedTuple):
     type_name: str
 
 
+class ModuleColumns(NamedTuple):
+    """Modules that are plain mappings, as columns, in pre-order; `ends` are those of the index."""
+
+    names: Sequence[str]
+    key_sizes: Any
+    parents: Any
+    places: Any
+    ends: Any
+
+
 class AttributeEntry(NamedTuple):
     """One value that is no tensor: None, bool, int, float, str, a PayloadId (bytes), or a list or tuple of one kind."""
 
@@ -73,21 +83,22 @@ class Entries:
     """All entries of an index. Tensors are columns, one item each, so that ten thousand cost no more than lists.
 
     `key_sizes` count UTF-8 bytes, `payloads` number the rows of `payload_rows` (NONE: no bytes), `layout_ids` those of
-    `layouts`. Modules are in pre-order, the record itself first.
+    `layouts`. Modules are in pre-order, the record itself first; for `in_memory` they may be columns, too.
     """
 
     names: list[str] = field(default_factory=list)
-    key_sizes: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
+    key_sizes: Any = field(default_factory=list)
+    parents: Any = field(default_factory=list)
+    places: Any = field(default_factory=list)
     payloads: Any = field(default_factory=list)
-    layout_ids: list[int] = field(default_factory=list)
+    layout_ids: Any = field(default_factory=list)
     layouts: list[TensorLayout] = field(default_factory=list)
     modules: list[ModuleEntry] = field(default_factory=list)
     attributes: list[AttributeEntry] = field(default_factory=list)
     metadata: list[AttributeEntry] = field(default_factory=list)
     payload_rows: Any = ()
     digest_kind: int = 0
+    module_columns: ModuleColumns | None = None
 
 
 def change_values(rows: list[AttributeEntry], change: Callable[[Any], Any]) -> None:
@@ -308,19 +319,25 @@ def _check_layout(layout: TensorLayout, entries: Entries, number: int) -> None:
 
 
 def _encode_modules(entries: Entries, pool: _TextPoolBuilder, vectors: dict[str, Array]) -> None:
-    modules = entries.modules
-    out = vectors["modules"] = np.zeros(len(modules), MODULE)
-    names, key_sizes, parents, places, kinds, type_names = zip(*modules, strict=True)
-    ends = list(range(1, len(modules) + 1))
-    for i in range(len(modules) - 1, 0, -1):
-        if ends[i] > ends[parents[i]]:
-            ends[parents[i]] = ends[i]
+    if entries.module_columns is not None:
+        names, key_sizes, parents, places, ends = entries.module_columns
+    else:
+        names, key_sizes, parents, places, kinds, type_names = zip(*entries.modules, strict=True)
+        ends = list(range(1, len(names) + 1))
+        for i in range(len(names) - 1, 0, -1):
+            if ends[i] > ends[parents[i]]:
+                ends[parents[i]] = ends[i]
+    out = vectors["modules"] = np.zeros(len(names), MODULE)
     out["name"], out["name_size"] = pool.add_all(names)
-    pool.starts.update(zip(names, out["name"].tolist(), strict=True))
-    out["type_name"], out["type_name_size"] = zip(*map(pool.add, type_names), strict=True)
-    out["end"], out["key_size"], out["parent"], out["place"], out["kind"] = ends, key_sizes, parents, places, kinds
-    out["first_tensor"] = first_children(vectors["tensors"]["parent"], len(modules))
-    out["first_attribute"] = first_children(np.array([a.parent for a in entries.attributes], np.uint32), len(modules))
+    out["end"], out["key_size"], out["parent"], out["place"] = ends, key_sizes, parents, places
+    if entries.module_columns is not None:
+        out["type_name"], _ = pool.add("")
+    else:
+        pool.starts.update(zip(names, out["name"].tolist(), strict=True))
+        out["type_name"], out["type_name_size"] = zip(*map(pool.add, type_names), strict=True)
+        out["kind"] = kinds
+    out["first_tensor"] = first_children(vectors["tensors"]["parent"], len(names))
+    out["first_attribute"] = first_children(np.array([a.parent for a in entries.attributes], np.uint32), len(names))
 
 
 def _encode_attributes(attributes: list[AttributeEntry], pool: _TextPoolBuilder, words: _NumberPool) -> Array:

@@ -14,15 +14,24 @@ import numpy as np
 
 from zcrecord.archive.archive import Archive
 from zcrecord.archive.memory_source import source_in as default_source_in
-from zcrecord.archive.payload_source import FileSource, PayloadTable
-from zcrecord.codec.entries import KIND_NAMES, Order, PayloadId, TensorLayout, change_values, dense_layout, in_memory
+from zcrecord.archive.payload_source import Array, FileSource, PayloadTable
+from zcrecord.codec.entries import (
+    KIND_NAMES,
+    Entries,
+    Order,
+    PayloadId,
+    TensorLayout,
+    change_values,
+    dense_layout,
+    in_memory,
+)
 from zcrecord.codec.index import PAYLOAD
 from zcrecord.codec.layout import NONE, Header, align_up
 from zcrecord.dtypes import DType
 from zcrecord.storage.memory import Memory
 from zcrecord.tensors.lazy import LazyTensor
 from zcrecord.writing.flatten import as_tensor, metadata_entries
-from zcrecord.writing.module_tree import ModuleTreeBuilder
+from zcrecord.writing.module_tree import ModuleTreeBuilder, state_entries
 from zcrecord.writing.sharing import chunks, plan_sharing
 from zcrecord.writing.writers import renumber_payloads
 
@@ -32,6 +41,8 @@ from .source import Decoded, ForeignSource
 __all__ = ["Outline", "Receiver"]
 
 Path = Sequence[str]
+Form = tuple[DType, tuple[int, ...]]  # element type and shape
+FileRanges = tuple[Any, Array, Array]  # a file's reader, and where its tensors start there, and their bytes
 
 _KINDS = {name: kind for kind, name in KIND_NAMES.items()}
 _layout = functools.lru_cache(4096)(dense_layout)
@@ -62,6 +73,13 @@ class Receiver(Protocol):
         self, path: Path, kind: DType, shape: Sequence[int], reader: Any, offset: int, nbytes: int, order: Order = "C"
     ) -> None:
         """Add a tensor whose bytes lie in the file of a reader as an archive has them."""
+
+    def put_state(self, names: Sequence[str], forms: Sequence[Form], form_ids: Any, files: Sequence[FileRanges]) -> bool:
+        """Add all tensors, which lie in files as `put_range` has them, under their `state_path`.
+
+        Only called if not `reads`, for a record of nothing else but metadata. Returns False, having added nothing, if
+        they have to be added one by one. Each has one of `forms`; the files hold them one after the other.
+        """
 
     def put_decoded(
         self, path: Path, kind: DType, shape: Sequence[int], pieces: Callable[[], Iterable[Any]], reason: str,
@@ -100,6 +118,8 @@ class Outline:
         self._bases: list[int] = []
         self._end = 0
         self._readers: dict[int, tuple[int, MemoryReader]] = {}  # the base of each reader's file; readers are kept
+        self._entries: Entries | None = None  # all, if they were put at once, and their payloads, before `_rows`
+        self._state = np.zeros(0, PAYLOAD)
         self._rows: list[tuple[int, int]] = []
 
     def module(self, name: Any, kind: str = "mapping", type_name: str = "") -> None:
@@ -124,6 +144,21 @@ class Outline:
             return
         base, _ = self._readers.get(id(reader)) or self._opened(reader)
         self._tree.tensor(path, _layout(kind, tuple(shape), order), self._payload(base + offset, nbytes))
+
+    def put_state(self, names: Sequence[str], forms: Sequence[Form], form_ids: Any, files: Sequence[FileRanges]) -> bool:
+        """Add all tensors by columns; False, and none is added, if one is not aligned, or a name is not usual."""
+        starts, sizes = (np.concatenate(columns) for columns in list(zip(*files, strict=True))[1:])
+        units, some = np.array([_unit(kind) for kind, _ in forms], np.uint64)[form_ids], sizes > 0
+        entries = None if (starts % units)[some].any() else state_entries(names)
+        if entries is None:
+            return False
+        entries.layouts, entries.layout_ids = [_layout(kind, shape, "C") for kind, shape in forms], form_ids
+        entries.payloads = np.where(some, np.cumsum(some) - 1, NONE)
+        bases = [self._opened(reader)[0] if len(ranges) else 0 for reader, ranges, _ in files]
+        starts += np.repeat(np.array(bases, np.uint64), [len(ranges) for _, ranges, _ in files])
+        self._entries, self._state = entries, np.zeros(np.count_nonzero(some), PAYLOAD)
+        self._state["offset"], self._state["nbytes"] = starts[some], sizes[some]
+        return True
 
     def put_decoded(
         self, path: Path, kind: DType, shape: Sequence[int], pieces: Callable[[], Iterable[Any]], reason: str,
@@ -169,7 +204,7 @@ class Outline:
         if not nbytes:
             return NONE
         self._rows.append((offset, nbytes))
-        return len(self._rows) - 1
+        return len(self._state) + len(self._rows) - 1
 
     @property
     def readers(self) -> dict[int, MemoryReader]:
@@ -182,13 +217,13 @@ class Outline:
         Raises:
             LimitError, UnsupportedError: no archive could have this index.
         """
-        entries = self._tree.entries()
+        entries = self._entries or self._tree.entries()
         entries.metadata = metadata_entries(self.metadata)
         for values in (entries.attributes, entries.metadata):
             change_values(values, self._blob)
-        rows = np.zeros(len(self._rows), PAYLOAD)
+        rows = np.concatenate([self._state, np.zeros(len(self._rows), PAYLOAD)])
         if self._rows:
-            rows["offset"], rows["nbytes"] = np.array(self._rows, np.uint64).T
+            rows["offset"][len(self._state) :], rows["nbytes"][len(self._state) :] = np.array(self._rows, np.uint64).T
         renumber_payloads(entries, rows)
         index = in_memory(entries)
         sizes = [len(file.octets) if isinstance(file, Memory) else file.nbytes for file in self._files]

@@ -7,16 +7,18 @@ that it comes back; see `structure`. The rules of the header are `safetensors_he
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from zcrecord.errors import FormatError, RecordError, UnsupportedError
 from zcrecord.storage.stream_reader import PIECE
 
 from . import safetensors_index as shards
 from .readers import Reader
-from .receiver import Receiver
-from .safetensors_header import MAX_HEADER, HeaderEntry, check_length, decode_header
+from .receiver import Form, Receiver
+from .safetensors_header import MAX_HEADER, HeaderEntry, SafetensorsHeader, check_length, decode_header
 from .structure import KEY, Structure, decode_structure
 
 FORMAT = "format"  # metadata without it is refused by transformers
@@ -34,6 +36,18 @@ class _TensorPlace(NamedTuple):
         return self.entry.end - self.entry.start
 
 
+class _File(NamedTuple):
+    """A file's header, its reader, and where the tensors' bytes start."""
+
+    header: SafetensorsHeader
+    reader: Any
+    start: int
+
+    def places(self) -> Iterator[_TensorPlace]:
+        """Yield the tensors one by one."""
+        return (_TensorPlace(entry, self.reader, self.start + entry.start) for entry in self.header.entries())
+
+
 def read(reader: Reader, out: Receiver) -> int:
     """Give a safetensors file, or the shards of an index, to `out`; returns the bytes of input.
 
@@ -45,52 +59,53 @@ def read(reader: Reader, out: Receiver) -> int:
         FormatError: a rule is broken. UnsupportedError: a stream, where a file is needed. SourceError: it cannot be
         read.
     """
-    places, metadata, nbytes = _scan(reader)
+    files, metadata, nbytes = _scan(reader)
     structure = decode_structure(metadata.pop(KEY, None))
     if structure.marked:
         metadata.pop(FORMAT, None)
     out.metadata.update(metadata | structure.metadata)
     if structure.order and not reader.seekable:
         raise UnsupportedError("its tensors were saved in another order; read it from a file, not from a pipe")
-    _give(out, places, structure)
+    plain = not (out.reads or structure.items or structure.paths or structure.order)
+    if not (plain and _put_state(out, files)):
+        _give(out, [place for file in files for place in file.places()], structure)
     structure.write_items(out)
     if not reader.seekable and reader.read(1):
         raise FormatError("bytes behind the last tensor belong to none", offset=reader.position - 1)
     return nbytes
 
 
-def _scan(reader: Reader) -> tuple[list[_TensorPlace], dict[str, Any], int]:
-    """Return all tensors in the order of their bytes, the metadata, and how many bytes of input there are."""
+def _scan(reader: Reader) -> tuple[list[_File], dict[str, Any], int]:
+    """Return all files, the tensors in the order of their bytes, the metadata, and how many bytes of input there are."""
     if reader.path is None or not reader.path.endswith(".json"):
-        places, metadata = _scan_file(reader)
-        end = places[-1].offset + places[-1].nbytes if places else reader.position
-        return places, dict(metadata), end
+        single = _scan_file(reader)
+        return [single], dict(single.header.metadata), single.start + single.header.bounds[-1]
     data = reader.read(MAX_HEADER + 1)
     if len(data) > MAX_HEADER:
         raise FormatError(f"an index of more than {MAX_HEADER} bytes")
     index = shards.decode_index(data)
-    tensors: list[_TensorPlace] = []
+    files: list[_File] = []
     merged: dict[str, Any] = {}
     nbytes = len(data)
-    for file, due in index.by_file().items():
+    for file, count in index.files().items():
         shard = reader.beside(file)
         try:
-            places, metadata = _scan_file(shard)
-            shards.check_shard(due, (p.entry.name for p in places))
+            files.append(_scan_file(shard))
+            shards.check_shard(index, file, count, files[-1].header.names)
         except RecordError as error:
             raise error.located(path=shard.path) from error.__cause__
+        metadata = files[-1].header.metadata
         metadata.pop(KEY, None)  # that of a single file from elsewhere; that of shards is in their index
         shards.merge(merged, metadata, file)
-        tensors += places
         nbytes += shard.nbytes or 0
     shards.merge(merged, index.metadata, "index")
     if KEY in merged and not isinstance(merged[KEY], str):
         raise FormatError(f"the index's '{KEY}' entry is no text")
-    return tensors, merged, nbytes
+    return files, merged, nbytes
 
 
-def _scan_file(reader: Any) -> tuple[list[_TensorPlace], dict[str, str]]:
-    """Return one file's tensors in the order of their bytes, and its metadata."""
+def _scan_file(reader: Any) -> _File:
+    """Return one file's header, with the tensors in the order of their bytes."""
     head = reader.read(8)
     if len(head) == 8 and int.from_bytes(head, "little") > MAX_HEADER:
         head += reader.read(64)
@@ -99,8 +114,20 @@ def _scan_file(reader: Any) -> tuple[list[_TensorPlace], dict[str, str]]:
     if len(header) < length:
         raise FormatError(f"ends inside its header of {length} bytes; it is truncated", offset=8 + len(header))
     reader.described = 0, 8 + length
-    decoded = decode_header(header, None if reader.nbytes is None else reader.nbytes - 8 - length)
-    return [_TensorPlace(entry, reader, 8 + length + entry.start) for entry in decoded.entries()], decoded.metadata
+    return _File(decode_header(header, None if reader.nbytes is None else reader.nbytes - 8 - length), reader, 8 + length)
+
+
+def _put_state(out: Receiver, files: Sequence[_File]) -> bool:
+    """Give the tensors of all files at once, if `out` takes them so; returns whether it did."""
+    numbers: dict[Form, int] = {}
+    form_ids, ranges = [np.zeros(0, np.intp)], []
+    for header, reader, start in files:
+        ids = [numbers.setdefault(form, len(numbers)) for form in header.forms]
+        form_ids.append(np.array(ids, np.intp)[header.form_ids])
+        bounds = np.array(header.bounds, np.uint64)
+        ranges.append((reader, bounds[:-1] + np.uint64(start), np.diff(bounds)))
+    names = [name for file in files for name in file.header.names]
+    return out.put_state(names, list(numbers), np.concatenate(form_ids), ranges)
 
 
 def _give(out: Receiver, places: Sequence[_TensorPlace], structure: Structure) -> None:

@@ -34,10 +34,10 @@ _COPY = "the file is damaged, copy it again"
 
 _NUMBER = rf"(?:0|[1-9][0-9]{{0,{_DIGITS - 1}}})"
 _USUAL = re.compile(  # an entry as writers write it: its name, its type and shape (see `_usual_form`), its offsets
-    r'"([^"\\]++)":\{"dtype":"([^]]*+)\],"data_offsets":\[([^]]*+)\]\}'
+    r'"([^"\\]++)": ?\{"dtype": ?"([^]]*+)\], ?"data_offsets": ?\[([^]]*+)\]\}'
 )
-_DIMS = re.compile(rf"(?:{_NUMBER}(?:,{_NUMBER}){{0,{MAX_RANK - 1}}})?")
-_FIRST = f'{{"{METADATA}":'
+_FORM = re.compile(rf'([^"]*+)", ?"shape": ?\[({_NUMBER}(?:, ?{_NUMBER}){{0,{MAX_RANK - 1}}})?')
+_FIRST = re.compile(rf'\{{"{METADATA}": ?')
 _SPACE = re.compile(r"[ \t\n\r]*+")
 _INTEGER = re.compile(r"-?[0-9]++(?:\.[0-9]*+)?(?:[eE][-+]?[0-9]*+)?")
 
@@ -129,12 +129,13 @@ def _decode_usual(text: str, data_nbytes: int | None) -> SafetensorsHeader | Non
     """
     metadata: dict[str, str] = {}
     body = text[1:]
-    if text.startswith(_FIRST):
-        metadata, end = _HeaderScanner(text, len(_FIRST)).metadata()
-        body = text[end + 1 :] if text[end : end + 1] == "," else ""
+    if first := _FIRST.match(text):
+        metadata, end = _HeaderScanner(text, first.end()).metadata()
+        body = text[end + 1 :].lstrip(" ") if text[end : end + 1] == "," else ""
     parts = _USUAL.split(body.rstrip(" "))
     between, names, written_forms, placed = (parts[i::4] for i in range(4))
-    if text[:1] != "{" or between != ["", *[","] * (len(names) - 1), "}"]:
+    comma = ", " if placed and " " in placed[0] else ","  # as json.dumps has it by default, or compact
+    if text[:1] != "{" or between != ["", *[comma] * (len(names) - 1), "}"]:
         return None
     distinct = set(names)
     numbers = {form: i for i, form in enumerate(dict.fromkeys(written_forms))}
@@ -146,18 +147,18 @@ def _decode_usual(text: str, data_nbytes: int | None) -> SafetensorsHeader | Non
     bounds = [0, *accumulate(map(sizes.__getitem__, form_ids))]
     if bounds[-1] != data_nbytes and (data_nbytes is not None or bounds[-1] > MAX_ARCHIVE_SIZE):
         return None
-    if placed != list(map(",".join, pairwise(map(str, bounds)))):
+    if placed != list(map(comma.join, pairwise(map(str, bounds)))):
         return None
     return SafetensorsHeader(names, form_ids, forms, bounds, metadata)
 
 
 def _usual_form(written: str) -> tuple[DType, tuple[int, ...]] | None:
     """Return the element type and shape of an entry in the usual form; None unless they are legal."""
-    dtype, _, dims = written.partition('","shape":[')
-    kind = by_safetensors.get(dtype)
-    if kind is None or not _DIMS.fullmatch(dims):
+    found = _FORM.fullmatch(written)
+    kind = None if found is None else by_safetensors.get(found[1])
+    if found is None or kind is None:
         return None
-    shape = tuple(map(int, dims.split(","))) if dims else ()
+    shape = tuple(map(int, found[2].split(","))) if found[2] else ()
     return None if _fault(kind, shape) else (kind, shape)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from zcrecord.codec.entries import (
     AttributeEntry,
     Entries,
+    ModuleColumns,
     ModuleEntry,
     ModuleKind,
     TensorLayout,
@@ -273,6 +274,71 @@ def state_path(name: str, state: Container[str]) -> tuple[str, ...]:
     """Return the keys of a name in a `state_dict()`; the whole name if `state` has a prefix of it."""
     path = split_dotted(name)
     return (name,) if any(".".join(path[:i]) in state for i in range(1, len(path))) else path
+
+
+def state_entries(names: Sequence[str]) -> Entries | None:
+    """Return the entries that a `ModuleTreeBuilder` has of tensors, each added by its `state_path`; made by columns.
+
+    Payloads and layouts are left out. None if a name stays whole, or names of modules take much: add them one by one.
+    Names must be distinct, and such as can be stored.
+    """
+    text, heads = "\0".join(["", *names, ""]), [name.rpartition(".")[0] for name in names]
+    if any(odd in text for odd in ("..", "\0.", ".\0")):
+        return None  # an empty key
+    modules, above, new, room = {"": 0}, [""], heads, _ROOM
+    while new:
+        new = [head for head in dict.fromkeys(new) if head not in modules]
+        modules.update(zip(new, itertools.count(len(modules))))
+        room -= sum(map(len, new))
+        if room < 0:
+            return None
+        new = [head.rpartition(".")[0] for head in new]
+        above += new
+    depths = np.array([head.count(".") + 1 for head in modules])
+    if depths.max() >= MAX_DEPTH or not modules.keys().isdisjoint(names):
+        return None
+    depths[0] = 0
+    count, total = len(names), len(modules)
+    over = np.array([modules[head] for head in above])
+    parents = np.array([modules[head] for head in heads], np.intp)
+    first, sizes = np.full(total, count), np.ones(total, np.intp)  # the first tensor in each module, modules inside it
+    first[parents[::-1]] = np.arange(count)[::-1]
+    by_depth = np.argsort(depths, kind="stable")
+    levels = np.split(by_depth, np.searchsorted(depths[by_depth], np.arange(1, depths.max() + 1)))[1:]
+    for level in reversed(levels):
+        np.minimum.at(first, over[level], first[level])
+        np.add.at(sizes, over[level], sizes[level])
+    places, order = _places(np.append(parents, over[1:]), np.append(np.arange(count), first[1:]), total)
+    inside = order[order >= count] - count + 1  # modules, ordered by the one around them, and by place
+    before = np.zeros(total, np.intp)  # modules in front of each in the one around it, with those inside them
+    ends = np.cumsum(sizes[inside])
+    before[inside] = ends - sizes[inside]
+    before[inside] -= before[inside][np.searchsorted(over[inside], over[inside])]
+    numbers = np.zeros(total, np.intp)
+    for level in levels:
+        numbers[level] = numbers[over[level]] + 1 + before[level]
+    octets: Any = len if text.isascii() else lambda name: len(name.encode())
+    lengths = np.array(list(map(octets, modules)), np.intp)
+    starts = np.where(depths, lengths + 1, 0)  # of keys, in the full names of a module's children
+    preorder, full = np.argsort(numbers), list(modules)
+    columns = ModuleColumns(
+        names=[full[i] for i in preorder.tolist()],
+        key_sizes=(lengths - starts[over])[preorder],
+        parents=np.append(NONE, numbers[over][preorder[1:]]),
+        places=np.append(0, places[count:])[preorder],
+        ends=np.arange(total) + sizes[preorder],
+    )
+    key_sizes = np.array(list(map(octets, names)), np.intp) - starts[parents]
+    return Entries(list(names), key_sizes, numbers[parents], places[:count], module_columns=columns)
+
+
+def _places(parents: Any, order: Any, total: int) -> tuple[Any, Any]:
+    """Return the place of each child in its module, and all children sorted by module and place."""
+    by_module = np.lexsort((order, parents))
+    ordered = parents[by_module]
+    places = np.zeros(len(parents), np.intp)
+    places[by_module] = np.arange(len(parents)) - np.searchsorted(ordered, ordered)
+    return places, by_module
 
 
 def path_of_name(name: str | Sequence[str]) -> tuple[str, ...]:
