@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,6 +33,32 @@ def test_strings_of_all_arrays_together_are_bounded(tmp_path: Path) -> None:
     (tmp_path / "m.npz").write_bytes(out.getvalue())
     with pytest.raises(LimitError, match="strings take much more memory than the file"):
         zcrecord.load_record(tmp_path / "m.npz")
+
+
+def lines_of(function: Callable[[], object]) -> int:
+    """Return how many lines of Python run, the one of a loop each time around."""
+    lines = 0
+
+    def count(_frame: object, event: str, _argument: object) -> Callable[..., Any]:
+        nonlocal lines
+        lines += event == "line"
+        return count
+
+    sys.settrace(count)
+    try:
+        function()
+    finally:
+        sys.settrace(None)
+    return lines
+
+
+def test_each_decoded_tensor_costs_the_same_however_many_there_are(tmp_path: Path) -> None:
+    lines = []
+    for count in (100, 800):
+        np.savez_compressed(tmp_path / "m.npz", **{f"w{i}": np.arange(9) for i in range(count)})
+        record = zcrecord.load_record(tmp_path / "m.npz")
+        lines.append(lines_of(lambda record=record: [record[name].sum() for name in record.names]))  # type: ignore[misc]
+    assert lines[1] < 10 * lines[0]
 
 
 def test_a_checkpoint_that_is_read_into_memory_is_not_mapped(tmp_path: Path) -> None:

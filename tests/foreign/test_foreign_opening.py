@@ -15,7 +15,7 @@ import torch
 
 import zcrecord
 from tools.range_server import serving
-from zcrecord import FormatError, SourceError, UnsupportedError
+from zcrecord import FormatError, IntegrityError, SourceError, UnsupportedError
 from zcrecord.formats import convert
 from zcrecord.tensors.strides import address
 
@@ -213,6 +213,56 @@ def test_a_url_is_read_in_two_requests(name: str, tmp_path: Path) -> None:
             UnsupportedError, match=r"is a \.npz file, which is not read by URL; download it, or convert"
         ):
             zcrecord.load_record(f"{server.url}/a.npz")
+
+
+def test_by_url_no_tensor_is_read_from_memory_that_was_not_fetched(tmp_path: Path) -> None:
+    far = np.arange(50_000, dtype=np.float32)  # past the first request
+    entries = {
+        "a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]},
+        "w": {"dtype": "F32", "shape": [50_000], "data_offsets": [1, 200_001]},
+    }
+    header = json.dumps(entries).encode()
+    header += b" " * (-len(header) % 8)
+    (tmp_path / "m.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\1" + far.tobytes())
+    zcrecord.save_record({"w": far, "blob": b"bytes"}, tmp_path / "m.zcr")
+    convert(tmp_path / "m.zcr", tmp_path / "b.safetensors")
+    digest = zcrecord.load_record(tmp_path / "m.zcr").content_digest()
+    with serving(tmp_path) as server:
+        with pytest.raises(UnsupportedError, match="has a tensor that is not aligned in it, and is not read by URL"):
+            zcrecord.load_record(f"{server.url}/m.safetensors")
+        url = f"{server.url}/b.safetensors"
+        for use in (
+            lambda: zcrecord.load_record(url)["w"],
+            lambda: zcrecord.load_record(url, names=["w"])["w"],
+            lambda: zcrecord.load_record(url, mode="c")["w"],
+            lambda: zcrecord.load_record(url).tree()["w"],
+        ):
+            assert use().tolist() == far.tolist()
+        record = zcrecord.load_record(url, expect=digest)
+        assert record.tree()["blob"] == b"bytes" == pickle.loads(pickle.dumps(record)).tree()["blob"]
+        pickled = pickle.dumps(record)
+        octets = bytearray((tmp_path / "b.safetensors").read_bytes())
+        octets[-1] ^= 1
+        (tmp_path / "b.safetensors").write_bytes(octets)  # under the same ETag
+        with pytest.raises(IntegrityError, match="its digest does not match"):
+            pickle.loads(pickled)["w"]
+
+
+def test_a_file_whose_tensors_are_all_decoded_has_a_content_digest(tmp_path: Path) -> None:
+    np.savez(tmp_path / "m.npz", w=np.arange(1000.0))
+    convert(tmp_path / "m.npz", tmp_path / "m.zcr")
+    digest = zcrecord.load_record(tmp_path / "m.zcr").content_digest()
+    assert zcrecord.load_record(tmp_path / "m.npz", expect=digest).info("w").decoding == "not aligned in its file"
+
+
+@pytest.mark.parametrize("value", ["[" * 700 + "1" + "]" * 700, '{"tuple":[' * 300 + "1" + "]}" * 300])
+def test_a_value_of_nested_lists_is_refused_however_deep(value: str, tmp_path: Path) -> None:
+    structure = f'{{"version":1,"metadata":{{"x":{value}}}}}'
+    header = json.dumps({"__metadata__": {"zcrecord": structure}}).encode()
+    (tmp_path / "m.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    for use in (zcrecord.load_record, lambda path: convert(path, tmp_path / "m.zcr")):
+        with pytest.raises(FormatError, match="a value for 'x' that no attribute has"):
+            use(tmp_path / "m.safetensors")
 
 
 def test_what_needs_an_archive_says_how_to_make_one(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import io
 import os
 import re
 import struct
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -179,3 +180,33 @@ def test_every_rule_of_zip_files_that_is_written_down_has_its_error() -> None:
     for rule, errors in rules:
         for error in re.findall("`(.*?)`", errors):
             assert error in code, f"{rule}: no error says '{error}'"
+
+
+@pytest.mark.parametrize("member", ["archive/data/0", "archive/DATA/0"])
+def test_a_checkpoint_has_no_member_twice_in_any_case(member: str, tmp_path: Path) -> None:
+    data = io.BytesIO(repacked())
+    with zipfile.ZipFile(data, "a") as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        file.writestr(member, b"\xff" * 24)
+    assert zipfile.ZipFile(data).read(member) == b"\xff" * 24
+    for use in (zcrecord.load_record, lambda path: convert(path, tmp_path / "out.zcr")):
+        (tmp_path / "m.pt").write_bytes(data.getvalue())
+        with pytest.raises(FormatError, match="have one name, or differ by case alone"):
+            use(tmp_path / "m.pt")
+
+
+@pytest.mark.parametrize("nbytes", [8, 32])
+@pytest.mark.parametrize("mmap", [True, False])
+def test_a_storage_ends_where_its_member_does(nbytes: int, mmap: bool, tmp_path: Path) -> None:
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(checkpoint())) as found, zipfile.ZipFile(out, "w") as packed:
+        for name in found.namelist():
+            data = found.read(name)
+            packed.writestr(name, bytes(nbytes) if name.endswith("data/0") else data)
+    (tmp_path / "m.pt").write_bytes(out.getvalue())
+    with pytest.raises(RuntimeError, match="does not match expected size"):
+        torch.load(tmp_path / "m.pt")
+    with pytest.raises(FormatError, match=f"its storage '0' has {nbytes} bytes, not those of its tensors"):
+        zcrecord.load_record(tmp_path / "m.pt", mmap=mmap)
+    with pytest.raises(FormatError, match=f"its storage '0' has {nbytes} bytes"):
+        convert(tmp_path / "m.pt", tmp_path / "out.zcr")

@@ -26,6 +26,7 @@ from zcrecord import (
 )
 from zcrecord.archive.archive import open_archive
 from zcrecord.codec.conventions import REFERENCES_TYPE
+from zcrecord.codec.layout import NONE
 from zcrecord.formats import convert
 from zcrecord.record.own_shards import own_shards
 from zcrecord.storage.memory import map_file
@@ -269,6 +270,9 @@ def test_a_shard_is_no_base_and_a_record_without_zcr_names_no_files(base: Path) 
     shard = next(base.parent.glob("model-00001-*.zcr"))
     with pytest.raises(UnsupportedError, match="has the name of a catalogue's shard"):
         zcrecord.save_record(TUNED, base.parent / "new.zcr", base=shard)
+    (base.parent / "link.zcr").symlink_to(shard.name)  # would lead nowhere after the next save of model.zcr
+    with pytest.raises(UnsupportedError, match="has the name of a catalogue's shard"):
+        zcrecord.save_record(TUNED, base.parent / "new.zcr", base=base.parent / "link.zcr")
     with pytest.raises(UnsupportedError, match=r"an archive that refers to other files is named \.zcr"):
         zcrecord.save_record(TUNED, base.parent / "new.ref", base=base)
     assert not list(base.parent.glob("new*"))
@@ -294,6 +298,17 @@ def test_a_record_opened_by_a_link_is_not_saved_onto_its_own_base(base: Path) ->
     (base.parent / "link.zcr").symlink_to("o/tuned.zcr")
     with pytest.raises(DestinationExistsError):
         zcrecord.save_record(zcrecord.load_record(base.parent / "link.zcr"), base.parent / "o" / "base.zcr")
+
+
+def test_no_save_replaces_what_its_base_refers_to(base: Path) -> None:
+    tuned = base.parent / "tuned.zcr"
+    zcrecord.save_record(TUNED, tuned, base=base)
+    own = {"layer3": TUNED["layer3"]}  # all of it in tuned.zcr itself
+    with pytest.raises(DestinationExistsError):
+        zcrecord.save_record(own, base, base=tuned)
+    with pytest.raises(DestinationExistsError), zcrecord.RecordWriter(base, base=tuned) as out:
+        out.add("w", TUNED["layer3"]["w"])
+    zcrecord.load_record(tuned, verify="full")
 
 
 def test_the_index_of_shards_is_not_replaced_by_the_index_made_of_it(hub: Path) -> None:
@@ -340,14 +355,26 @@ def test_tables_that_do_not_fit_are_refused(hub: Path) -> None:
         ({"file": np.where(file == 0, 99, file).astype(np.uint32)}, "payload 0 is in file 99, of 4"),
         ({"file": file[:-1]}, "has the shape"),
         ({"offset": np.where(offset == offset[0], 1 << 40, offset).astype(np.uint64)}, "ends past the end of"),
-        ({"offset": np.where(file == 0, offset[0] + np.arange(len(file)), offset).astype(np.uint64)}, "overlap"),
+        ({"offset": np.where(file == 0, offset[0] + 4 * np.arange(len(file)), offset).astype(np.uint64)}, "overlap"),
+        ({"offset": np.where(offset == offset[0], offset[0] - 1, offset).astype(np.uint64)}, "not aligned for float32"),
         ({"files__described": described[:, ::-1].copy()}, "is no range of a file"),
         ({"files__nbytes": (sizes // 100).astype(np.uint64)}, "ends past the end of|is no range"),
         ({"files__name": np.array(["../x", *names[1:]])}, "is not the plain name of a file"),
+        ({"files__name": np.array(["..", *names[1:]])}, "is not the plain name of a file"),
         ({"files__name": np.array([names[1], *names[1:]])}, "names a file twice"),
     ):
         with pytest.raises(FormatError, match=message):
             forged(hub, **change)
+
+
+def test_the_place_of_a_payload_in_the_archive_itself_is_no_number_of_32_bits(hub: Path) -> None:
+    zcrecord.index(hub, hub / "index.zcr")
+    plain = tables(hub / "index.zcr")
+    offset, own = plain["offset"].copy(), plain["file"] == NONE
+    assert own.any()
+    record = forged(hub, offset=np.where(own, offset + (1 << 32), offset).astype(np.uint64))
+    with pytest.raises(FormatError, match="has no blob"):
+        record.tree()
 
 
 def test_an_archive_that_refers_to_itself_or_by_a_link_to_elsewhere_is_refused(hub: Path) -> None:

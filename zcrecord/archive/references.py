@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from zcrecord.codec.entries import Entries, ModuleEntry, ModuleKind, in_memory
-from zcrecord.codec.index import Index
+from zcrecord.codec.index import NUMPY, Index
 from zcrecord.codec.layout import NONE, Header
 from zcrecord.errors import FormatError, IntegrityError, printable
 from zcrecord.storage.memory import Memory
@@ -40,7 +40,7 @@ class ReferencedFiles(Shards):
 
         Raises:
             FormatError: a table is missing or not of its form; a name leads to another folder, or is the archive's own;
-            ranges of a file overlap, or end past its end.
+            ranges of a file overlap, or end past its end, or are not aligned for a tensor's elements.
         """
         self.set_files(archive, file_names(archive, "", "a file, which lies beside the archive that names it"))
         count = len(self.names)
@@ -55,6 +55,7 @@ class ReferencedFiles(Shards):
         for start, end, nbytes in zip(*self._described.T.tolist(), self._sizes.tolist(), strict=True):
             if start > end or end > nbytes:
                 raise FormatError(f"[{start}, {end}) is no range of a file of {nbytes} bytes", tensor="files.described")
+        _check_aligned(file, offset, index)
         numbers = self._numbers(file, offset, index)
         self._payloads, self._offset, self._hashed = index.payloads, offset, index.digest_kind
         self.table = PieceTable(file, numbers, None, None, None)
@@ -75,7 +76,8 @@ class ReferencedFiles(Shards):
         if np.count_nonzero(bad := inside & ((starts[1:] != starts[:-1]) | (sizes[1:] != sizes[:-1]))):
             name = printable(self.names[files[1:][bad.argmax()]])
             raise FormatError(f"payloads in {name} overlap", tensor="offset")
-        numbers = offset.astype(np.uint32)  # of what lies in the archive itself, its place among the blobs
+        # Of what lies in the archive itself, its place among the blobs: there are never as many as NONE.
+        numbers = np.minimum(offset, np.uint64(NONE)).astype(np.uint32)
         numbers[mine] = np.arange(len(mine)) - self._ends[files]
         return numbers
 
@@ -129,3 +131,17 @@ class ReferencedFiles(Shards):
         )  # fmt: skip
         table = PayloadTable(index.payloads, bool(self._hashed), header.payload_offset)
         return Archive(header, index, source_in(memory._replace(octets=octets), octets, table, 0))
+
+
+def _check_aligned(file: Array, offset: Array, index: Index) -> None:
+    """Raise FormatError if a payload in a file starts where a tensor's elements cannot: views would be misaligned."""
+    codes, payloads = index.tensors["dtype"], index.tensors["payload"]
+    starts = np.append(np.where(file == NONE, np.uint64(0), offset), np.uint64(0))
+    for code in np.unique(codes).tolist():
+        if (kind := NUMPY[code]) is None:
+            continue
+        used = np.minimum(payloads[codes == code], len(file))  # at level "touch" any number may be there
+        if np.count_nonzero(bad := starts[used] % np.uint64(kind.alignment) != 0):
+            number = int(used[bad.argmax()])
+            what = f"payload {number} starts at {starts[number]} of its file, which is not aligned for {kind}"
+            raise FormatError(what, tensor="offset")

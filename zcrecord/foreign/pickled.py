@@ -26,6 +26,13 @@ _VISITED = 1 << 22  # items of a tuple, each time that it stands in another
 _LEAVES = {code.name for code in pickletools.opcodes if not code.stack_before} - {"GLOBAL", "MARK", "PROTO", "FRAME"}
 _GROWS = {"APPEND": 1, "SETITEM": 2, "BUILD": 1}  # values that each opcode adds to the container below them
 _GROWS_BY_MARK = {"APPENDS", "SETITEMS", "ADDITEMS"}
+_ELEMENT_SIZES = {  # of torch's classes of storages
+    **dict.fromkeys(("Untyped", "Byte", "Char", "Bool", "QInt8", "QUInt8", "QUInt4x2", "QUInt2x4"), 1),
+    **dict.fromkeys(("Short", "Half", "BFloat16"), 2),
+    **dict.fromkeys(("Int", "Float", "QInt32"), 4),
+    **dict.fromkeys(("Long", "Double", "ComplexFloat"), 8),
+    "ComplexDouble": 16,
+}
 
 
 class _Value:
@@ -42,8 +49,11 @@ class _Value:
             raise LimitError(f"tuples nested over {MAX_DEPTH} deep, or of millions of items; the file is malicious")
 
 
-def claimed(pickle: Any) -> int:
+def claimed(pickle: Any, storages: list[tuple[str, int]] | None = None) -> int:
     """Return the number of bytes that the calls in a pickle make; a file is read to the pickle's end.
+
+    `storages` gets the key of each storage that the pickle names, and the bytes that it should have; "" and -1 for one
+    that is named in another way than torch does.
 
     Example:
         >>> claimed(b"\\x80\\x02cbuiltins\\nbytearray\\nM\\xff\\xff\\x85R.")
@@ -69,6 +79,11 @@ def claimed(pickle: Any) -> int:
             made = _made(function.name, arguments)
             total += 0 if function.name.startswith(_VIEWS) and not function.name.startswith(_COPIES) else made
             stack.append(_Value(made))
+        elif name == "BINPERSID":
+            named = _storage(_value(stack.pop()).items)
+            stack.append(_Value(_ITEM))
+            if storages is not None:
+                storages.append(named)
         elif name == "MARK":
             stack.append(None)
         elif name in _GROWS or name in _GROWS_BY_MARK:
@@ -126,6 +141,14 @@ def _pass(code: Any, argument: Any, stack: list[_Value | None]) -> None:
 def _function(module: str, name: str) -> _Value:
     """Return a function. Those of other modules make no memory: torch refuses them, or calls those of `numpy_types`."""
     return _Value(0, name=name if module.partition(".")[0] in _MODULES else _REFUSED)
+
+
+def _storage(items: tuple[_Value, ...]) -> tuple[str, int]:
+    """Return key and size of a storage: ('storage', class, key, device, number of elements)."""
+    if len(items) == 5 and (number := items[4].number) is not None and len(items[2].name) < _LONGEST:  # a whole key
+        size = _ELEMENT_SIZES.get(items[1].name.removesuffix("Storage"))
+        return ("", -1) if size is None else (items[2].name, size * number)
+    return "", -1
 
 
 def _made(function: str, arguments: _Value) -> int:

@@ -28,6 +28,7 @@ from zcrecord.codec.entries import (
 from zcrecord.codec.index import PAYLOAD
 from zcrecord.codec.layout import NONE, Header, align_up
 from zcrecord.dtypes import DType
+from zcrecord.errors import UnsupportedError
 from zcrecord.storage.memory import Memory
 from zcrecord.tensors.lazy import LazyTensor
 from zcrecord.writing.flatten import as_tensor, metadata_entries
@@ -215,7 +216,7 @@ class Outline:
         """Return the archive over the files, of which `first` is named in errors. Its index has no digests.
 
         Raises:
-            LimitError, UnsupportedError: no archive could have this index.
+            LimitError, UnsupportedError: no archive could have this index; or a tensor is not aligned in a remote file.
         """
         entries = self._entries or self._tree.entries()
         entries.metadata = metadata_entries(self.metadata)
@@ -235,7 +236,13 @@ class Outline:
         if self._files in ([], [first]):
             source = (source_in or default_source_in)(first._replace(octets=octets), octets, table)
         else:
-            source = ForeignSource(first, self._files, np.array(self._bases, np.uint64), table)
+            # Of a remote file only what is fetched is in memory; bytes of attributes lie behind it in the row.
+            remote = source_in is not None and self._files[0] is first
+            fetched = source_in(first._replace(octets=octets), octets, table) if remote else None
+            if source_in is not None and any(isinstance(file, Decoded) for file in self._files):
+                what = "has a tensor that is not aligned in it, and is not read by URL; download it, or convert it"
+                raise UnsupportedError(f"{what}: zcrecord convert {first.path} model.zcr")
+            source = ForeignSource(first, self._files, np.array(self._bases, np.uint64), table, fetched=fetched)
         return Archive(Header(1, 1, 0, 0, 0, source.opened_nbytes(), crc), index, source)
 
     def _blob(self, value: Any) -> Any:

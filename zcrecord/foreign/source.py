@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,10 +56,12 @@ class ForeignSource(FileSource):
         bases: Array,
         table: PayloadTable,
         original: ForeignSource | None = None,
+        fetched: FileSource | None = None,
     ) -> None:
         """Take over files, of which `first` is named in errors; each payload of the table lies in one of them.
 
-        With an original this is a private copy of that, in mode "c".
+        With an original this is a private copy of that, in mode "c". `fetched` fetches the payloads in the first of
+        the files, which is remote.
         """
         self.mode: Mode = "r" if original is None else "c"
         super().__init__(first, first.octets, table)
@@ -66,7 +69,10 @@ class ForeignSource(FileSource):
         self._file_of = np.searchsorted(bases, table.rows["offset"], "right") - 1
         self._original = original
         self._copies: Any = weakref.WeakValueDictionary() if original is None else {}  # edits stay
-        self._decoded_nbytes: dict[int, int] = {}
+        self._decoded, self._decoded_nbytes = set[int](), 0  # payloads that were decoded, and their bytes
+        own = sum(len(file.octets) for file in files if isinstance(file, Memory))
+        self._opened_nbytes = max(len(self.buffer), own)  # of the first, too, if all payloads in it are decoded
+        self._fetched, self._used = fetched, set[int]()  # numbers of payloads that were fetched
 
     def _file(self, number: int) -> tuple[Memory | Decoded, int]:
         """Return the file of a payload, and its offset there."""
@@ -82,6 +88,7 @@ class ForeignSource(FileSource):
         """Return memory in which a payload lies, and its offset there; decoded first, in mode "c" copied."""
         file, offset = self._file(number)
         if isinstance(file, Memory) and self.mode == "r":
+            self.fetch([number])
             return file.octets, offset
         copy: Array | None = self._copies.get(number)
         if copy is None:
@@ -90,8 +97,9 @@ class ForeignSource(FileSource):
 
     def _copy(self, number: int) -> Array:
         if self.mode == "r":
-            self._decoded_nbytes[number] = self.nbytes(number)
-            check_apart(sum(self._decoded_nbytes.values()), self.opened_nbytes(), self.path)
+            self._decoded_nbytes += 0 if number in self._decoded else self.nbytes(number)
+            self._decoded.add(number)
+            check_apart(self._decoded_nbytes, self.opened_nbytes(), self.path)
         out, done = np.empty(self.nbytes(number), np.uint8), 0  # the owner of the memory, as which it is looked up
         for piece in (self._original or self).blocks(number):
             octets = memoryview(piece).cast("B")
@@ -102,6 +110,25 @@ class ForeignSource(FileSource):
     def payload(self, number: int) -> memoryview:
         """Return the bytes of a payload, read-only."""
         return PayloadSource.payload(self, number)
+
+    def fetch(self, numbers: Sequence[int] | None = None) -> None:
+        """Have payloads in memory, all by default, if the first file is remote."""
+        if self._fetched is None:
+            return
+        wanted = range(len(self.table.rows)) if numbers is None else numbers
+        there = [number for number in wanted if not self._file_of[number]]
+        self._fetched.fetch(there)
+        self._used.update(there)
+
+    def pins(self) -> dict[Any, Any]:
+        """Return the SHA-256 digests of all payloads that were fetched, by their offsets."""
+        return {self.start(n): hashlib.sha256(self.payload(n)).digest() for n in sorted(self._used)}
+
+    def pin(self, pins: Mapping[Any, Any]) -> None:
+        """Compare payloads, when they are fetched, with the SHA-256 digests that they had."""
+        super().pin(pins)
+        if self._fetched is not None:
+            self._fetched.pin(pins)
 
     def blocks(self, number: int) -> Iterator[memoryview]:
         """Yield the bytes of a payload in order; one that has to be decoded is not kept."""
@@ -122,7 +149,7 @@ class ForeignSource(FileSource):
     def neighbours(self, number: int) -> tuple[memoryview, Array] | None:
         """Return the file that a payload lies in, and the offsets there of its payloads."""
         file, _ = self._file(number)
-        if isinstance(file, Decoded) or self.mode == "c":
+        if isinstance(file, Decoded) or self.mode == "c" or self._fetched is not None:
             return None
         k = self._file_of[number]
         offsets = self.table.rows["offset"].astype(np.int64) - int(self.bases[k])
@@ -139,12 +166,13 @@ class ForeignSource(FileSource):
 
     def opened_nbytes(self) -> int:
         """Return the bytes of the files."""
-        return sum(len(file.octets) for file in self.files if isinstance(file, Memory))
+        return self._opened_nbytes
 
     @property
     def is_mapped(self) -> bool:
         """True if all files are mapped, and nobody can have written to them."""
-        return self.mode == "r" and all(f.mapping is not None for f in self.files if isinstance(f, Memory))
+        mapped = all(f.mapping is not None for f in self.files if isinstance(f, Memory))
+        return self.mode == "r" and self._fetched is None and mapped
 
     @property
     def gone(self) -> bool:

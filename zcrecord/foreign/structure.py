@@ -211,10 +211,10 @@ def _value(encoded: Any, name: str) -> Any:
     return value
 
 
-def _decoded(value: Any) -> Any:
+def _decoded(value: Any, *, inside: bool = False) -> Any:
     """Decode an attribute's value; see `_encode`."""
     if isinstance(value, list):
-        return [_decoded(v) for v in value]
+        return _items_of(value, inside)
     if not isinstance(value, dict):
         return _text(value) if isinstance(value, str) else value
     if len(value) != 1:
@@ -231,4 +231,9 @@ def _decoded(value: Any) -> Any:
         raise _wrong(f"has a malformed value of type {kind}") from None
     if kind != "tuple":
         raise _wrong("has an object of an unknown type for a value")
-    return tuple(map(_decoded, _list(inner)))
+    return tuple(_items_of(_list(inner), inside))
+
+
+def _items_of(values: list[Any], inside: bool) -> list[Any]:
+    """Decode the items of a list; none of one inside another, which no attribute has, however deep it is."""
+    return [] if inside else [_decoded(v, inside=True) for v in values]

@@ -33,6 +33,7 @@ from .zip_files import check_alike, open_zip
 _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
 _ADVICE = re.compile(r"torch\.load|weights_only|Weights only")  # lines of advice in torch's messages
 _REPEATS, _REPEATED = 1 << 16, 64  # limit of items visited again: so many, plus so many for each distinct item
+_DATA = b"data.pkl"
 _PICKLES = 5  # in a file from before torch 1.6: magic, version, system, the checkpoint, keys of its storages
 _EXPANDED, _TIMES = 64 << 20, 4  # limit of the bytes of all tensors: so many, plus so many times the file
 _ITEM_COST, _ITEM_TIMES = 900, 64  # bytes of memory of a child of a module, which may be one byte; a word takes 20
@@ -105,7 +106,8 @@ def _load(torch: Any, reader: Reader, head: bytes) -> Any:
 def _check_zip(reader: Reader) -> None:
     """Refuse a zip file with compressed members, which torch reads whole into memory; `torch.save` never writes them.
 
-    `check_alike` ensures that torch finds the same members as zipfile.
+    `check_alike` ensures that torch finds the same members as zipfile, but that it ignores the case of their names. A
+    storage has the size of its member: torch maps as many bytes as the pickle says, those of other members included.
     """
     size, file = reader.nbytes or 0, as_file(reader)
     opened = open_zip(file, "no torch checkpoint")
@@ -114,9 +116,26 @@ def _check_zip(reader: Reader) -> None:
         what = f"no torch checkpoint, or one that was packed again: '{printable(packed)}' is compressed"
         raise UnsupportedError(f"{what}; unpack it and pack it without compression, or save it anew")
     check_alike(opened, file, size)
+    sizes = {_folded(info.orig_filename): info.file_size for info in opened.infolist()}
+    if len(sizes) < len(opened.infolist()):
+        raise FormatError("two of its members have one name, or differ by case alone; readers take one or the other")
     for info in opened.infolist():
-        if info.filename.lower().endswith("data.pkl"):  # torch ignores the case of the name
-            _check_claim(claimed(opened.read(info)), size)
+        name = _folded(info.orig_filename)
+        if name.endswith(_DATA):
+            storages: list[tuple[str, int]] = []
+            _check_claim(claimed(opened.read(info), storages), size)
+            for key, nbytes in storages:
+                member = name.removesuffix(_DATA) + b"data/" + _folded(key)
+                if sizes.get(member) != nbytes:
+                    what = (
+                        f"its storage '{printable(key)}' has {sizes.get(member, 'no')} bytes, not those of its tensors"
+                    )
+                    raise FormatError(f"no torch checkpoint, or a damaged one: {what}; copy it again")
+
+
+def _folded(name: str) -> bytes:
+    """Return a member's name as torch compares it: letters of ASCII without their case."""
+    return name.encode(errors="surrogatepass").lower()
 
 
 def _check_pickles(reader: Reader) -> None:

@@ -35,6 +35,7 @@ from zcrecord.writing.sharing import plan_sharing
 from zcrecord.writing.writers import SaveReport, StreamWriter, renumber_payloads, report_of
 
 from .load import load_record
+from .own_shards import check_no_own_shard
 
 _LEAST = 1024  # bytes of the smallest payload that is worth a reference
 
@@ -80,7 +81,8 @@ class Files:
         folder, name = os.path.split(path)
         if real_path(path) == self._dest:
             raise DestinationExistsError("its payloads are what the new archive would refer to", path=self._dest)
-        if catalogue_of_shard(name) is not None:
+        behind = os.path.basename(real_path(path))  # of a link, which would lead nowhere
+        if catalogue_of_shard(name) is not None or catalogue_of_shard(behind) is not None:
             what = "has the name of a catalogue's shard, which goes when the catalogue is replaced"
             raise UnsupportedError(f"{what}; give it another name, and refer to that", path=path)
         path_beside(self._dest, name)  # a link to elsewhere would be refused when the new archive is opened
@@ -107,10 +109,12 @@ class Base:
 
     Raises:
         UnsupportedError: it is a catalogue, whose shards go with it; it has no digests, or is no local file.
+        DestinationExistsError: it refers to the file at `dest`, and would be lost.
     """
 
-    def __init__(self, path: Any, files: Files) -> None:
+    def __init__(self, path: Any, files: Files, dest: str) -> None:
         self._record, self._files = load_record(path_of(path)), files
+        check_no_own_shard(self._record, dest)
         archive = self._record.archive
         if archive.source.file_names and not has_type_name(archive.source.file_archive(NONE), REFERENCES_TYPE):
             what = "is a catalogue, whose shards are removed when it is replaced; convert it to one archive"
@@ -248,7 +252,7 @@ def referencing(
 
     Raises:
         UnsupportedError: `dest` is no path, or digests are off; or what `Base` raises. DestinationExistsError: `dest`
-        is the base.
+        is the base, or a file that the base refers to.
     """
     if hasattr(dest, "write") or is_url(dest):
         raise UnsupportedError("base= is for paths: the files that it refers to lie beside the archive")
@@ -258,7 +262,7 @@ def referencing(
     if real_path(path) == real_path(path_of(base)):
         raise DestinationExistsError("is the base, to which the new archive would refer", path=path)
     files = Files(path)
-    found = Base(base, files)
+    found = Base(base, files, path)
     with open_sink(dest, durable=durable) as sink:
         yield ReferencingWriter(sink, files, found, alignment=alignment, digest=digest)
         files.check_still()

@@ -66,7 +66,7 @@ def catalogue_of_shard(name: str) -> str | None:
 def is_plain_name(file: str, suffix: str) -> bool:
     """Return True for a file name with that suffix that is legal on any system and stays in its folder."""
     legal = file.isprintable() and not set(file) & set('/\\:*?"<>|') and os.path.basename(file) == file
-    return legal and file.endswith(suffix) and file != suffix
+    return legal and file.endswith(suffix) and file not in (suffix, ".", "..")
 
 
 def takes_folder(dest: str) -> bool:
