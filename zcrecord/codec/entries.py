@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -76,6 +77,27 @@ class AttributeEntry(NamedTuple):
     parent: int
     place: int
     value: Any
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class WordList:
+    """A list value as an index has it, for `in_memory`: a hundred thousand items cost no object each.
+
+    `words` are of `kind`, a ValueType; of texts each is a range of `text`, which is UTF-8: its start, and its size from
+    bit 32 on.
+    """
+
+    kind: int
+    words: Array
+    text: bytes = b""
+
+    def values(self) -> list[Any]:
+        """Return the values."""
+        if self.kind == ValueType.TEXT:
+            spans = zip((self.words & np.uint64(NONE)).tolist(), (self.words >> np.uint64(32)).tolist(), strict=True)
+            return [self.text[at : at + size].decode() for at, size in spans]
+        numbers = self.words.view({ValueType.FLOAT: np.float64, ValueType.UINT: np.uint64}.get(self.kind, np.int64))
+        return list((numbers > 0 if self.kind == ValueType.BOOL else numbers).tolist())
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -200,11 +222,11 @@ class _TextPoolBuilder:
         data = text.encode()
         start = self.starts.get(text)
         if start is None or len(data) > self.room:
-            start = self.starts[text] = self._append(data + b"\0")
+            start = self.starts[text] = self.append(data + b"\0")
         self.room -= len(data)
         return start, len(data)
 
-    def _append(self, data: bytes) -> int:
+    def append(self, data: bytes) -> int:
         start = self.size
         self.parts.append(data)
         self.size += len(data)
@@ -217,14 +239,14 @@ class _TextPoolBuilder:
         ends = np.flatnonzero(np.frombuffer(data, np.uint8) == 0)
         starts = np.concatenate(([0], ends[:-1] + 1))
         self.room -= len(data) - len(texts)
-        return starts + self._append(data), ends - starts
+        return starts + self.append(data), ends - starts
 
 
 class _NumberPool:
     """A pool of numbers (dims, strides, words); equal tuples of up to MAX_RANK items share a range."""
 
-    def __init__(self) -> None:
-        self.items: list[int] = []
+    def __init__(self, code: str = "Q") -> None:
+        self.items = array(code)
         self.starts: dict[tuple[int, ...], int] = {}
 
     def add(self, items: tuple[int, ...], *, share: bool = True) -> int:
@@ -284,7 +306,7 @@ def _rows(dtype: Any, rows: Iterable[Sequence[Any]]) -> Array:
 def _encode_tensors(entries: Entries, pool: _TextPoolBuilder, vectors: dict[str, Array]) -> None:
     names = entries.names
     out = vectors["tensors"] = np.zeros(len(names), TENSOR)
-    dims, strides = _NumberPool(), _NumberPool()
+    dims, strides = _NumberPool(), _NumberPool("q")
     if names:
         order = np.array(sorted(range(len(names)), key=names.__getitem__), np.uint32)
         # In the order of `by_name`, in which they are verified fastest.
@@ -349,6 +371,10 @@ def _encode_attributes(attributes: list[AttributeEntry], pool: _TextPoolBuilder,
 
 
 def _encode_value(value: Any, pool: _TextPoolBuilder, words: _NumberPool) -> tuple[int, int, int]:
+    if isinstance(value, WordList):
+        base, start = pool.append(value.text + b"\0") if value.text else 0, len(words.items)
+        words.items.frombytes((value.words + np.uint64(base)).tobytes())
+        return value.kind, ValueForm.LIST, start | len(value.words) << 32
     if isinstance(value, list | tuple):
         kind = list_type(value)
         if kind is None:

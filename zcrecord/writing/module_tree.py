@@ -308,7 +308,7 @@ def state_entries(names: Sequence[str]) -> Entries | None:
     for level in reversed(levels):
         np.minimum.at(first, over[level], first[level])
         np.add.at(sizes, over[level], sizes[level])
-    places, order = _places(np.append(parents, over[1:]), np.append(np.arange(count), first[1:]), total)
+    places, order = _places(np.append(parents, over[1:]), np.append(np.arange(count), first[1:]))
     inside = order[order >= count] - count + 1  # modules, ordered by the one around them, and by place
     before = np.zeros(total, np.intp)  # modules in front of each in the one around it, with those inside them
     ends = np.cumsum(sizes[inside])
@@ -332,7 +332,7 @@ def state_entries(names: Sequence[str]) -> Entries | None:
     return Entries(list(names), key_sizes, numbers[parents], places[:count], module_columns=columns)
 
 
-def _places(parents: Any, order: Any, total: int) -> tuple[Any, Any]:
+def _places(parents: Any, order: Any) -> tuple[Any, Any]:
     """Return the place of each child in its module, and all children sorted by module and place."""
     by_module = np.lexsort((order, parents))
     ordered = parents[by_module]
