@@ -23,6 +23,7 @@ Order = Literal["C", "F"]  # the last axis is the fastest, or the first
 KIND_NAMES = {getattr(ModuleKind, name): name.lower() for name in ("MAPPING", "LIST", "TUPLE", "OBJECT", "NUMBERED")}
 DIGEST_NAMES = {0: "none", 1: "xxh3"}
 
+_BATCH = 4096  # rows of attributes that are Python's numbers at a time
 _ROOM = 4096  # bytes of a FlatBuffer that are no vector's
 _SLACK = bytes(64)  # names are compared 32 bytes at a time, and may be read past their pool's end
 
@@ -126,7 +127,8 @@ class Entries:
 def change_values(rows: list[AttributeEntry], change: Callable[[Any], Any]) -> None:
     """Replace every value by its `changed_value`."""
     for i, a in enumerate(rows):
-        rows[i] = a._replace(value=changed_value(a.value, change))
+        if (value := changed_value(a.value, change)) is not a.value:
+            rows[i] = a._replace(value=value)
 
 
 def changed_value(value: Any, change: Callable[[Any], Any]) -> Any:
@@ -211,10 +213,10 @@ class _TextPoolBuilder:
     """
 
     def __init__(self, entries: Entries) -> None:
-        self.parts: list[bytes] = []
-        self.size = 0
+        self.data = bytearray()
         self.starts: dict[str, int] = {}
-        rows = TENSOR.itemsize * len(entries.names) + MODULE.itemsize * len(entries.modules)
+        modules = entries.modules if entries.module_columns is None else entries.module_columns.names
+        rows = TENSOR.itemsize * len(entries.names) + MODULE.itemsize * len(modules)
         rows += ATTRIBUTE.itemsize * (len(entries.attributes) + len(entries.metadata))
         self.room = INDEX_ALLOWANCE * rows
 
@@ -227,9 +229,8 @@ class _TextPoolBuilder:
         return start, len(data)
 
     def append(self, data: bytes) -> int:
-        start = self.size
-        self.parts.append(data)
-        self.size += len(data)
+        start = len(self.data)
+        self.data += data
         self.room += INDEX_ALLOWANCE * len(data)
         return start
 
@@ -287,7 +288,7 @@ def _vectors(entries: Entries) -> dict[str, Array]:
     vectors["metadata"] = _encode_attributes(sorted(entries.metadata, key=lambda a: a.key), pool, words)
     vectors["words"] = np.array(words.items, np.uint64)
     vectors["payloads"] = entries.payload_rows
-    vectors["text"] = np.frombuffer(b"".join(pool.parts), np.uint8)
+    vectors["text"] = np.frombuffer(pool.data, np.uint8)
     total = sum(v.nbytes for v in vectors.values())
     if total + _ROOM > MAX_INDEX_SIZE:
         raise LimitError(f"the index would take {total} bytes, FlatBuffers end at 2 GiB; split the record")
@@ -353,7 +354,8 @@ def _encode_modules(entries: Entries, pool: _TextPoolBuilder, vectors: dict[str,
     out["name"], out["name_size"] = pool.add_all(names)
     out["end"], out["key_size"], out["parent"], out["place"] = ends, key_sizes, parents, places
     if entries.module_columns is not None:
-        out["type_name"], _ = pool.add("")
+        out["kind"] = ModuleKind.MAPPING
+        out["type_name"] = pool.starts[""] = int(out["name"][0])  # the name of the record itself is empty, too
     else:
         pool.starts.update(zip(names, out["name"].tolist(), strict=True))
         out["type_name"], out["type_name_size"] = zip(*map(pool.add, type_names), strict=True)
@@ -363,11 +365,14 @@ def _encode_modules(entries: Entries, pool: _TextPoolBuilder, vectors: dict[str,
 
 
 def _encode_attributes(attributes: list[AttributeEntry], pool: _TextPoolBuilder, words: _NumberPool) -> Array:
-    rows = []
-    for a in attributes:
-        value_type, form, word = _encode_value(a.value, pool, words)
-        rows.append((*pool.add(a.key), word, a.parent, a.place, value_type, form))
-    return _rows(ATTRIBUTE, rows)
+    parts = [np.zeros(0, ATTRIBUTE)]
+    for start in range(0, len(attributes), _BATCH):
+        rows = []
+        for a in attributes[start : start + _BATCH]:
+            value_type, form, word = _encode_value(a.value, pool, words)
+            rows.append((*pool.add(a.key), word, a.parent, a.place, value_type, form))
+        parts.append(_rows(ATTRIBUTE, rows))
+    return np.concatenate(parts)
 
 
 def _encode_value(value: Any, pool: _TextPoolBuilder, words: _NumberPool) -> tuple[int, int, int]:

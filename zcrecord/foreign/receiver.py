@@ -224,9 +224,11 @@ class Outline:
             LimitError, UnsupportedError: no archive could have this index.
         """
         entries = self._entries or self._tree.entries()
-        lists = {name: value for name, value in self.metadata.items() if isinstance(value, WordList)}
-        entries.metadata = metadata_entries({name: v for name, v in self.metadata.items() if name not in lists})
-        entries.metadata += [AttributeEntry(name, NONE, 0, value) for name, value in lists.items()]
+        lists = [(name, value) for name, value in self.metadata.items() if isinstance(value, WordList)]
+        for name, _ in lists:
+            del self.metadata[name]
+        entries.metadata = metadata_entries(self.metadata)
+        entries.metadata += [AttributeEntry(name, NONE, 0, value) for name, value in lists]
         for values in (entries.attributes, entries.metadata):
             change_values(values, self._blob)
         rows = np.concatenate([self._state, np.zeros(len(self._rows), PAYLOAD)])
