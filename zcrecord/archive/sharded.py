@@ -305,7 +305,8 @@ class ShardedSource(PayloadSource):
     def _compare(self, file: int, shard: Archive) -> None:
         theirs, table = shard.index.payloads, self._table
         try:
-            self.shards.check_ranges(shard)
+            if not self.shards.check_ranges(shard):
+                return
         except FormatError as error:
             raise error.located(path=shard.path) from None
         pieces = table.in_file(file)
