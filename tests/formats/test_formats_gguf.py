@@ -316,8 +316,13 @@ def test_entries_cost_at_most_the_memory_that_is_counted_for_them(
 ) -> None:
     data = DENSE[name]
     read_bytes(padded(head(1, 0) + described("w", [8]), FLOATS), tmp_path)
-    counted = []
-    monkeypatch.setattr(reading._GgufHeader, "_reserve", lambda _, nbytes, __: counted.append(nbytes))
+    counted, start = [], reading._GgufHeader.__init__
+
+    def header(self: Any, file: Any, size: int, types: Any) -> None:
+        start(self, file, size, types)
+        counted.append((64 << 20) + 16 * size - self._room)
+
+    monkeypatch.setattr(reading._GgufHeader, "__init__", header)
     path = tmp_path / "m.gguf"
     path.write_bytes(data)
 

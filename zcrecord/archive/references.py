@@ -35,6 +35,8 @@ OpenFile = Callable[[str, Callable[..., Archive]], Archive]
 class ReferencedFiles(Shards):
     """The files that an archive of references names, each opened when something in it is first needed."""
 
+    from_tables = True
+
     def __init__(self, archive: Archive, open_file: OpenFile, index: Index) -> None:
         """Read the tables; `index` is that of the outline.
 
@@ -62,29 +64,40 @@ class ReferencedFiles(Shards):
 
     def _numbers(self, file: Array, offset: Array, index: Index) -> Array:
         """Return the number of each payload among those of its file, ordered by offset; check their ranges."""
-        nbytes = index.payloads["nbytes"]
-        after = (file[1:] > file[:-1]) | ((file[1:] == file[:-1]) & (offset[1:] >= offset[:-1]))
-        order = np.arange(len(file)) if after.all() else np.lexsort((nbytes, offset, file))
-        self._order, self._ends = order, np.searchsorted(file[order], np.arange(len(self.names) + 1))
-        mine = order[: self._ends[-1]]  # without those in the archive itself
-        files, starts, sizes = file[mine], offset[mine], nbytes[mine]
-        totals = self._sizes[files]
-        if np.count_nonzero(bad := (sizes > totals) | (starts > totals - np.minimum(sizes, totals))):
+        files, starts, sizes = file, offset, np.ascontiguousarray(index.payloads["nbytes"])
+        self._order: Array | None = None  # None if payloads are ordered already, as in an index of another format
+        same = files[1:] == files[:-1]
+        if (files[1:] < files[:-1]).any() or (starts[1:] < starts[:-1])[same].any():
+            self._order = np.lexsort((sizes, starts, files))
+            files, starts, sizes = (column[self._order] for column in (files, starts, sizes))
+            same = files[1:] == files[:-1]
+        self._ends = ends = np.searchsorted(files, np.arange(len(self.names) + 1, dtype=np.uint32))
+        numbers, counts, last = np.arange(len(files), dtype=np.uint32), np.diff(ends), ends[-1]
+        numbers[:last] -= np.repeat(ends[:-1].astype(np.uint32), counts)
+        totals = np.repeat(self._sizes, counts)
+        if (bad := (sizes[:last] > totals) | (starts[:last] > totals - sizes[:last])).any():
             name = printable(self.names[files[bad.argmax()]])
             raise FormatError(f"a payload ends past the end of {name}", tensor="offset")
-        inside = (files[1:] == files[:-1]) & (starts[1:] < (starts + sizes)[:-1])
-        if np.count_nonzero(bad := inside & ((starts[1:] != starts[:-1]) | (sizes[1:] != sizes[:-1]))):
-            name = printable(self.names[files[1:][bad.argmax()]])
-            raise FormatError(f"payloads in {name} overlap", tensor="offset")
-        # Of what lies in the archive itself, its place among the blobs: there are never as many as NONE.
-        numbers = np.minimum(offset, np.uint64(NONE)).astype(np.uint32)
-        numbers[mine] = np.arange(len(mine)) - self._ends[files]
-        return numbers
+        inside = (starts[1:] < (starts + sizes)[:-1]) & same
+        inside[last:] = False  # those in the archive itself
+        if inside.any():
+            inside &= (starts[1:] != starts[:-1]) | (sizes[1:] != sizes[:-1])
+            if inside.any():
+                name = printable(self.names[files[1:][inside.argmax()]])
+                raise FormatError(f"payloads in {name} overlap", tensor="offset")
+        # Of what lies in the archive itself, its place among the blobs, of which there are never as many as NONE.
+        numbers[last:] = np.minimum(starts[last:], np.uint64(NONE))
+        if self._order is None:
+            return numbers
+        out = np.empty_like(numbers)
+        out[self._order] = numbers
+        return out
 
     def _rows(self, file: int) -> Array:
         """Return the payloads of a file, as entries of an index."""
-        mine = self._order[self._ends[file] : self._ends[file + 1]]
-        rows = self._payloads[mine]
+        mine: Any = slice(self._ends[file], self._ends[file + 1])
+        mine = mine if self._order is None else self._order[mine]
+        rows: Array = self._payloads[mine].copy()
         rows["offset"] = self._offset[mine]
         return rows
 

@@ -77,6 +77,8 @@ def piece_table(archive: Archive, payloads: int, files: int) -> PieceTable:
 class Shards:
     """The files of a catalogue, each opened when first needed, and known by its trailer and its index's SHA-256."""
 
+    from_tables = False  # True if the files' indexes are made of the catalogue's own tables, and agree with them
+
     def __init__(self, catalogue: Archive, open_shard: Callable[[str], Archive], payloads: int) -> None:
         """Read the tables of files and of pieces, for an outline of so many payloads."""
         self.set_files(catalogue, file_names(catalogue, ".zcr", "a .zcr file; shards lie beside their catalogue"))

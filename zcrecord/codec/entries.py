@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -22,6 +23,7 @@ Order = Literal["C", "F"]  # the last axis is the fastest, or the first
 KIND_NAMES = {getattr(ModuleKind, name): name.lower() for name in ("MAPPING", "LIST", "TUPLE", "OBJECT", "NUMBERED")}
 DIGEST_NAMES = {0: "none", 1: "xxh3"}
 
+_BATCH = 4096  # rows of attributes that are Python's numbers at a time
 _ROOM = 4096  # bytes of a FlatBuffer that are no vector's
 _SLACK = bytes(64)  # names are compared 32 bytes at a time, and may be read past their pool's end
 
@@ -79,6 +81,27 @@ class AttributeEntry(NamedTuple):
 
 
 @dataclass(slots=True, eq=False, repr=False)
+class WordList:
+    """A list value as an index has it, for `in_memory`: a hundred thousand items cost no object each.
+
+    `words` are of `kind`, a ValueType; of texts each is a range of `text`, which is UTF-8: its start, and its size from
+    bit 32 on.
+    """
+
+    kind: int
+    words: Array
+    text: bytes = b""
+
+    def values(self) -> list[Any]:
+        """Return the values."""
+        if self.kind == ValueType.TEXT:
+            spans = zip((self.words & np.uint64(NONE)).tolist(), (self.words >> np.uint64(32)).tolist(), strict=True)
+            return [self.text[at : at + size].decode() for at, size in spans]
+        numbers = self.words.view({ValueType.FLOAT: np.float64, ValueType.UINT: np.uint64}.get(self.kind, np.int64))
+        return list((numbers > 0 if self.kind == ValueType.BOOL else numbers).tolist())
+
+
+@dataclass(slots=True, eq=False, repr=False)
 class Entries:
     """All entries of an index. Tensors are columns, one item each, so that ten thousand cost no more than lists.
 
@@ -104,7 +127,8 @@ class Entries:
 def change_values(rows: list[AttributeEntry], change: Callable[[Any], Any]) -> None:
     """Replace every value by its `changed_value`."""
     for i, a in enumerate(rows):
-        rows[i] = a._replace(value=changed_value(a.value, change))
+        if (value := changed_value(a.value, change)) is not a.value:
+            rows[i] = a._replace(value=value)
 
 
 def changed_value(value: Any, change: Callable[[Any], Any]) -> Any:
@@ -189,10 +213,10 @@ class _TextPoolBuilder:
     """
 
     def __init__(self, entries: Entries) -> None:
-        self.parts: list[bytes] = []
-        self.size = 0
+        self.data = bytearray()
         self.starts: dict[str, int] = {}
-        rows = TENSOR.itemsize * len(entries.names) + MODULE.itemsize * len(entries.modules)
+        modules = entries.modules if entries.module_columns is None else entries.module_columns.names
+        rows = TENSOR.itemsize * len(entries.names) + MODULE.itemsize * len(modules)
         rows += ATTRIBUTE.itemsize * (len(entries.attributes) + len(entries.metadata))
         self.room = INDEX_ALLOWANCE * rows
 
@@ -200,14 +224,13 @@ class _TextPoolBuilder:
         data = text.encode()
         start = self.starts.get(text)
         if start is None or len(data) > self.room:
-            start = self.starts[text] = self._append(data + b"\0")
+            start = self.starts[text] = self.append(data + b"\0")
         self.room -= len(data)
         return start, len(data)
 
-    def _append(self, data: bytes) -> int:
-        start = self.size
-        self.parts.append(data)
-        self.size += len(data)
+    def append(self, data: bytes) -> int:
+        start = len(self.data)
+        self.data += data
         self.room += INDEX_ALLOWANCE * len(data)
         return start
 
@@ -217,14 +240,14 @@ class _TextPoolBuilder:
         ends = np.flatnonzero(np.frombuffer(data, np.uint8) == 0)
         starts = np.concatenate(([0], ends[:-1] + 1))
         self.room -= len(data) - len(texts)
-        return starts + self._append(data), ends - starts
+        return starts + self.append(data), ends - starts
 
 
 class _NumberPool:
     """A pool of numbers (dims, strides, words); equal tuples of up to MAX_RANK items share a range."""
 
-    def __init__(self) -> None:
-        self.items: list[int] = []
+    def __init__(self, code: str = "Q") -> None:
+        self.items = array(code)
         self.starts: dict[tuple[int, ...], int] = {}
 
     def add(self, items: tuple[int, ...], *, share: bool = True) -> int:
@@ -265,7 +288,7 @@ def _vectors(entries: Entries) -> dict[str, Array]:
     vectors["metadata"] = _encode_attributes(sorted(entries.metadata, key=lambda a: a.key), pool, words)
     vectors["words"] = np.array(words.items, np.uint64)
     vectors["payloads"] = entries.payload_rows
-    vectors["text"] = np.frombuffer(b"".join(pool.parts), np.uint8)
+    vectors["text"] = np.frombuffer(pool.data, np.uint8)
     total = sum(v.nbytes for v in vectors.values())
     if total + _ROOM > MAX_INDEX_SIZE:
         raise LimitError(f"the index would take {total} bytes, FlatBuffers end at 2 GiB; split the record")
@@ -284,7 +307,7 @@ def _rows(dtype: Any, rows: Iterable[Sequence[Any]]) -> Array:
 def _encode_tensors(entries: Entries, pool: _TextPoolBuilder, vectors: dict[str, Array]) -> None:
     names = entries.names
     out = vectors["tensors"] = np.zeros(len(names), TENSOR)
-    dims, strides = _NumberPool(), _NumberPool()
+    dims, strides = _NumberPool(), _NumberPool("q")
     if names:
         order = np.array(sorted(range(len(names)), key=names.__getitem__), np.uint32)
         # In the order of `by_name`, in which they are verified fastest.
@@ -331,7 +354,8 @@ def _encode_modules(entries: Entries, pool: _TextPoolBuilder, vectors: dict[str,
     out["name"], out["name_size"] = pool.add_all(names)
     out["end"], out["key_size"], out["parent"], out["place"] = ends, key_sizes, parents, places
     if entries.module_columns is not None:
-        out["type_name"], _ = pool.add("")
+        out["kind"] = ModuleKind.MAPPING
+        out["type_name"] = pool.starts[""] = int(out["name"][0])  # the name of the record itself is empty, too
     else:
         pool.starts.update(zip(names, out["name"].tolist(), strict=True))
         out["type_name"], out["type_name_size"] = zip(*map(pool.add, type_names), strict=True)
@@ -341,14 +365,21 @@ def _encode_modules(entries: Entries, pool: _TextPoolBuilder, vectors: dict[str,
 
 
 def _encode_attributes(attributes: list[AttributeEntry], pool: _TextPoolBuilder, words: _NumberPool) -> Array:
-    rows = []
-    for a in attributes:
-        value_type, form, word = _encode_value(a.value, pool, words)
-        rows.append((*pool.add(a.key), word, a.parent, a.place, value_type, form))
-    return _rows(ATTRIBUTE, rows)
+    parts = [np.zeros(0, ATTRIBUTE)]
+    for start in range(0, len(attributes), _BATCH):
+        rows = []
+        for a in attributes[start : start + _BATCH]:
+            value_type, form, word = _encode_value(a.value, pool, words)
+            rows.append((*pool.add(a.key), word, a.parent, a.place, value_type, form))
+        parts.append(_rows(ATTRIBUTE, rows))
+    return np.concatenate(parts)
 
 
 def _encode_value(value: Any, pool: _TextPoolBuilder, words: _NumberPool) -> tuple[int, int, int]:
+    if isinstance(value, WordList):
+        base, start = pool.append(value.text + b"\0") if value.text else 0, len(words.items)
+        words.items.frombytes((value.words + np.uint64(base)).tobytes())
+        return value.kind, ValueForm.LIST, start | len(value.words) << 32
     if isinstance(value, list | tuple):
         kind = list_type(value)
         if kind is None:

@@ -8,12 +8,15 @@ Source: the GGUF specification, versions 2 and 3 (ggml, docs/gguf.md).
 
 from __future__ import annotations
 
+import contextlib
 import struct
+from collections.abc import Iterator
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from zcrecord.codec.entries import ValueType, WordList
 from zcrecord.codec.file_types import HEAD, wrong_type
 from zcrecord.codec.layout import MAX_ARCHIVE_SIZE, MAX_RANK
 from zcrecord.dtypes import DTYPES, DType, by_name
@@ -37,6 +40,7 @@ _NUMBERS = {
 _LEAST_FIELD, _LEAST_TENSOR = 13, 24  # bytes of the smallest metadata entry and the smallest description of a tensor
 _MOST_HEADER = 1 << 28  # bytes; a vocabulary takes some ten million
 _LONGEST_NAME = 65535
+_WINDOW, _FEW = 1 << 16, 256  # bytes of texts whose sizes are found at once; those behind them that are read one by one
 # Bytes of memory that metadata and descriptions of tensors may take in addition to so many times the file; and the cost
 # of each, mostly while the archive's index is encoded. Without the limit a file of short ones takes 300 times its size.
 _MEMORY, _TIMES = 64 << 20, 16
@@ -65,12 +69,15 @@ def read(reader: Reader, out: Receiver) -> int:
     if reader.nbytes is None:
         raise UnsupportedError("not a regular file; GGUF is read by seeking, write it to one first")
     header = _GgufHeader(reader, reader.nbytes, types)
-    _check_apart(header.tensors)
     reader.described = 0, header.end
-    out.metadata.update(header.metadata)
-    names = {t.name for t in header.tensors}
-    for t in header.tensors:
-        _give(reader, t, state_path(t.name, names), out)
+    for key, value in header.metadata.items():
+        out.metadata[key] = value.values() if out.reads and isinstance(value, WordList) else value
+    plain = [(form.kind.plain, form.shape) for form in header.forms if form.kind.plain is not None]
+    if out.reads or len(plain) < len(header.forms) or not header.names or not out.put_state(
+        list(header.names), plain, header.form_ids, [(reader, header.offsets, header.sizes)]
+    ):  # fmt: skip
+        for name, form, offset in zip(header.names, header.form_ids.tolist(), header.offsets.tolist(), strict=True):
+            _give(reader, header.forms[form], offset, state_path(name, header.names), out)
     return reader.nbytes
 
 
@@ -83,13 +90,11 @@ class _GgufType(NamedTuple):
     plain: DType | None
 
 
-class _GgufTensor(NamedTuple):
-    """One tensor as the header describes it, with its offset in the file."""
+class _GgufForm(NamedTuple):
+    """The type, shape and size of tensors, as the header describes them."""
 
-    name: str
     kind: _GgufType
     shape: tuple[int, ...]
-    offset: int
     nbytes: int
 
 
@@ -108,8 +113,10 @@ class _GgufHeader:
     """Header of a GGUF file, read forward; every count is compared with the bytes left in the file.
 
     Attributes:
-        metadata: Python's own values by key.
-        tensors: in the file's order.
+        metadata: Python's own values by key; lists as the words that an index has of them.
+        names: of the tensors, in the file's order, as those of the columns `form_ids`, `offsets` (in the file; 0 of one
+            without bytes) and `sizes`.
+        forms: types and shapes that there are.
     """
 
     def __init__(self, file: Reader, size: int, types: dict[int, _GgufType]) -> None:
@@ -120,10 +127,16 @@ class _GgufHeader:
         self.metadata: dict[str, Any] = {}
         for _ in range(fields):
             self._field()
-        described = self._described(tensors)
+        self.names: dict[str, int] = {}  # and where each is described
+        self.forms: list[_GgufForm] = []
+        self._form_numbers: dict[bytes, int] = {}  # by their bytes in the file
+        self._costs: list[int] = []
+        places: list[tuple[int, int]] = []
+        while len(places) < tensors:
+            places.append(self._described())
+            places += self._usual(tensors - len(places))
         self.end = self._position
-        start = self.end + -self.end % self._alignment()
-        self.tensors = [self._placed(t, start) for t in described]
+        self._place(places, self.end + -self.end % self._alignment())
 
     def _fail(self, what: str, kind: type[RecordError] = FormatError) -> RecordError:
         return kind(f"byte {self._position:#x}: {what}", offset=self._position)
@@ -199,9 +212,11 @@ class _GgufHeader:
             raise self._fail(f"metadata key '{printable(key)}' is there twice")
         self._reserve(_FIELD_COST, "the metadata")
         kind = self._number(4, "a metadata type")
-        self.metadata[key] = self._list(key) if kind == _ARRAY else self._values(kind, 1, key)[0]
+        values = self._list(key) if kind == _ARRAY else self._values(kind, 1, key)
+        scalar = values.values() if isinstance(values, WordList) and kind != _ARRAY else values
+        self.metadata[key] = values if kind == _ARRAY else scalar[0]
 
-    def _list(self, key: str) -> list[Any]:
+    def _list(self, key: str) -> Any:
         kind = self._number(4, "a metadata type")
         if kind == _ARRAY:
             raise self._fail(f"metadata '{printable(key)}' has lists within a list", UnsupportedError)
@@ -210,37 +225,58 @@ class _GgufHeader:
         self._reserve(count * cost, f"the list '{printable(key)}'")
         return self._values(kind, count, key)
 
-    def _values(self, kind: int, count: int, key: str) -> list[Any]:
+    def _values(self, kind: int, count: int, key: str) -> Any:
         """Return values of one type; all texts become bytes if one is not UTF-8."""
         what = f"metadata '{printable(key)}'"
-        if kind == _STRING:
-            raw = self._texts(count, what)
-            try:
-                return [text.decode() for text in raw]
-            except UnicodeDecodeError:
-                return raw
-        if kind not in _NUMBERS:
+        if kind != _STRING and kind not in _NUMBERS:
             raise self._fail(f"{what} is of the unknown type {kind}")
+        if not count:
+            return []
+        if kind == _STRING:
+            return self._texts(count, what)
         values = np.frombuffer(self._take(count * _NUMBERS[kind].itemsize, what), _NUMBERS[kind])
-        if kind != _BOOL:
-            return list(values.tolist())
-        if count and values.max() > 1:
+        if kind == _BOOL and values.max() > 1:
             raise self._fail(f"{what} is a bool that is neither 0 nor 1")
-        return list(map(bool, values))
+        if values.dtype.kind == "f":
+            return WordList(ValueType.FLOAT, values.astype(np.float64).view(np.uint64))
+        large = values.dtype == np.uint64 and values.max() >> np.uint64(63)
+        number = ValueType.BOOL if kind == _BOOL else ValueType.UINT if large else ValueType.INT
+        return WordList(number, values.astype(np.uint64 if large else np.int64).view(np.uint64))
 
-    def _texts(self, count: int, what: str) -> list[bytes]:
-        """Return texts, as they lie; those of a vocabulary are read without a call for each."""
-        out: list[bytes] = []
-        sizes = struct.Struct("<Q").unpack_from
-        for _ in range(count):
-            buffer, pos = self._buffer, self._pos
-            end = pos + 8 + sizes(buffer, pos)[0] if pos + 8 <= len(buffer) else len(buffer) + 1
-            if end <= len(buffer):
-                out.append(buffer[pos + 8 : end])
-                self._pos = end
-            else:
-                out.append(self._take(self._number(8, what), what))
-        return out
+    def _texts(self, count: int, what: str) -> Any:
+        """Return texts where they lie, with NUL in the place of their lengths; a list of bytes if one is not UTF-8."""
+        parts: list[bytes] = []
+        sizes: list[Any] = []
+        size_at, left = struct.Struct("<Q").unpack_from, count
+        while left:
+            buffer, start = self._buffer, self._pos
+            short = _short_texts(np.frombuffer(buffer, np.uint8)[start : start + _WINDOW])[:left]
+            pos, found = start + int(short.sum()) + 8 * len(short), []
+            with contextlib.suppress(struct.error):  # at the end of the buffer
+                for _ in range(min(left - len(short), _FEW)):
+                    (size,) = size_at(buffer, pos)
+                    if pos + 8 + size > len(buffer):
+                        break
+                    found.append(size)
+                    pos += 8 + size
+            self._pos = pos
+            parts.append(buffer[start:pos])
+            if pos == start:
+                found.append(self._number(8, what))
+                parts += bytes(8), self._take(found[0], what)
+            sizes += short, np.array(found, np.int64)
+            left -= len(short) + len(found)
+        lengths = np.concatenate(sizes)
+        starts = np.cumsum(lengths + 8) - lengths
+        octets = np.frombuffer(bytearray().join(parts), np.uint8)
+        for i in range(-8, -8 + (int(lengths.max()).bit_length() + 7) // 8):
+            octets[starts + i] = 0
+        text = octets.tobytes()
+        try:
+            text.decode()
+        except UnicodeDecodeError:
+            return [text[at : at + size] for at, size in zip(starts.tolist(), lengths.tolist(), strict=True)]
+        return WordList(ValueType.TEXT, (starts | lengths << 32).view(np.uint64), text)
 
     def _alignment(self) -> int:
         alignment = self.metadata.get("general.alignment", 32)
@@ -248,25 +284,50 @@ class _GgufHeader:
             raise FormatError(f"general.alignment is {alignment!r}; a power of two is expected")
         return alignment
 
-    def _described(self, count: int) -> list[_GgufTensor]:
-        tensors: dict[str, _GgufTensor] = {}
-        for _ in range(count):
-            name = self._name("a tensor's name")
-            if name in tensors:
-                raise self._fail("this name is there twice").located(tensor=name)
-            try:
-                tensors[name] = self._tensor(name)
-            except RecordError as error:
-                raise error.located(tensor=name) from None
-        return list(tensors.values())
+    def _usual(self, count: int) -> Iterator[tuple[int, int]]:
+        """Yield what `_described` does, as far as nothing is new or wrong and all lies in the buffer; much faster."""
+        number_at, rank_at = struct.Struct("<Q").unpack_from, struct.Struct("<I").unpack_from
+        buffer, pos, names = self._buffer, self._pos, self.names
+        with contextlib.suppress(struct.error, UnicodeDecodeError, OverflowError):
+            for _ in range(count):
+                at = pos + 8 + number_at(buffer, pos)[0]
+                end = at + 8 + 8 * rank_at(buffer, at)[0]
+                offset = number_at(buffer, end)[0]
+                name, form = buffer[pos + 8 : at].decode(), self._form_numbers.get(buffer[at + 4 : end])
+                if form is None or not 0 < at - pos - 8 <= _LONGEST_NAME or "\0" in name or name in names:
+                    break
+                room = self._room - self._costs[form] - _MODULE_COST * name.count(".")
+                if room < 0:
+                    break
+                names[name] = len(names)
+                self._pos = pos = end + 8
+                self._room = room
+                yield form, offset
 
-    def _tensor(self, name: str) -> _GgufTensor:
-        """Read the description of a tensor after its name."""
-        rank = self._number(4, "the rank")
-        if rank > MAX_RANK:
-            raise self._fail(f"rank {rank}; at most {MAX_RANK} is legal")
-        dims = np.frombuffer(self._take(8 * rank, "the dimensions"), "<u8").tolist()
-        number, offset = self._number(4, "the type"), self._number(8, "the offset")
+    def _described(self) -> tuple[int, int]:
+        """Read the description of a tensor; return the number of its form, and its offset behind the header."""
+        name = self._name("a tensor's name")
+        if name in self.names:
+            raise self._fail("this name is there twice").located(tensor=name)
+        self.names[name] = len(self.names)
+        try:
+            rank = self._number(4, "the rank")
+            if rank > MAX_RANK:
+                raise self._fail(f"rank {rank}; at most {MAX_RANK} is legal")
+            described = self._take(8 * rank + 4, "the dimensions")
+            number = self._form_numbers.get(described)
+            if number is None:
+                number = self._form_numbers[described] = len(self.forms)
+                self.forms.append(self._form(described))
+                self._costs.append(_BLOCKS_COST if self.forms[number].kind.plain is None else _TENSOR_COST)
+            self._reserve(self._costs[number] + _MODULE_COST * name.count("."), "the tensors' descriptions")
+            return number, self._number(8, "the offset")
+        except RecordError as error:
+            raise error.located(tensor=name) from None
+
+    def _form(self, described: bytes) -> _GgufForm:
+        """Return the type and shape that lie in the file as these bytes."""
+        *dims, number = struct.unpack(f"<{len(described) // 8}QI", described)
         kind = self._types.get(number)
         if kind is None:
             raise self._fail(f"ggml type {number} is not known; a later gguf package may know it")
@@ -274,42 +335,62 @@ class _GgufHeader:
             raise self._fail(f"dimensions {dims} claim more than 2^56 bytes")
         if kind.plain is None and (not dims or dims[0] % kind.block):
             raise self._fail(f"rows of {dims[:1]} elements are not whole blocks of {kind.block} ({kind.name})")
-        cost = _BLOCKS_COST if kind.plain is None else _TENSOR_COST
-        self._reserve(cost + _MODULE_COST * name.count("."), "the tensors' descriptions")
-        return _GgufTensor(name, kind, tuple(reversed(dims)), offset, prod(dims) // kind.block * kind.nbytes)
+        return _GgufForm(kind, tuple(reversed(dims)), prod(dims) // kind.block * kind.nbytes)
 
-    def _placed(self, t: _GgufTensor, start: int) -> _GgufTensor:
-        """Return a tensor with its place in the file, which must hold it."""
-        if t.offset % self._alignment():
-            raise FormatError(f"its offset {t.offset:#x} is no multiple of general.alignment", tensor=t.name)
-        begin = start + t.offset
-        if t.nbytes and begin + t.nbytes > self._size:
-            what = f"its bytes [{begin:#x}, {begin + t.nbytes:#x}) end past the end of the file ({self._size:#x})"
-            raise FormatError(f"{what}; the file is truncated, copy it again", tensor=t.name, offset=begin)
-        return t._replace(offset=begin)
+    def _place(self, described: list[tuple[int, int]], start: int) -> None:
+        """Set the columns of tensors, which lie behind the header from `start` on.
+
+        Raises:
+            FormatError: they are not aligned, end past the file, or overlap, by which a small file could claim
+            terabytes.
+        """
+        alignment, total = self._alignment(), np.uint64(self._size)
+        self.form_ids = np.array([form for form, _ in described], np.intp)
+        offsets = np.array([offset for _, offset in described], np.uint64)
+        self.sizes = np.array([form.nbytes for form in self.forms], np.uint64)[self.form_ids]
+        names = list(self.names)
+        if np.count_nonzero(bad := offsets % np.uint64(alignment) != 0):
+            i = int(bad.argmax())
+            raise FormatError(f"its offset {offsets[i]:#x} is no multiple of general.alignment", tensor=names[i])
+        some = self.sizes > 0
+        self.offsets = np.where(some, np.uint64(start) + np.minimum(offsets, total), np.uint64(0))
+        if np.count_nonzero(bad := some & (self.offsets + self.sizes > total)):
+            i = int(bad.argmax())
+            begin = start + int(offsets[i])
+            what = f"its bytes [{begin:#x}, {begin + int(self.sizes[i]):#x}) end past the end of the file ({total:#x})"
+            raise FormatError(f"{what}; the file is truncated, copy it again", tensor=names[i], offset=begin)
+        order = np.flatnonzero(some)[np.argsort(self.offsets[some], kind="stable")]
+        begins = self.offsets[order]
+        if np.count_nonzero(bad := begins[1:] < (begins + self.sizes[order])[:-1]):
+            last, i = (int(order[bad.argmax() + k]) for k in (0, 1))
+            what = f"its bytes overlap those of tensor '{printable(names[last])}'"
+            raise FormatError(what, tensor=names[i], offset=int(self.offsets[i]))
 
 
-def _check_apart(tensors: list[_GgufTensor]) -> None:
-    """Raise FormatError if tensors overlap, by which a small file could claim terabytes."""
-    end, last = 0, ""
-    for t in sorted((t for t in tensors if t.nbytes), key=lambda t: t.offset):
-        if t.offset < end:
-            raise FormatError(f"its bytes overlap those of tensor '{printable(last)}'", tensor=t.name, offset=t.offset)
-        end, last = t.offset + t.nbytes, t.name
+def _short_texts(octets: Any) -> Any:
+    """Return the sizes of texts from the first byte on, as far as each is shorter than 256 bytes, and has no NUL."""
+    zero = octets == 0
+    two = zero[:-1] & zero[1:]
+    four = two[:-2] & two[2:]
+    places = np.flatnonzero(four[1:-3] & four[4:])  # seven NUL follow: it may be the first byte of a size
+    sizes = octets[places].astype(np.int64)
+    begins = np.cumsum(sizes + 8) - sizes - 8
+    fits = (places == begins) & (begins + 8 + sizes <= len(octets))
+    return sizes if fits.all() else sizes[: fits.argmin()]
 
 
-def _give(reader: Reader, t: _GgufTensor, path: tuple[str, ...], out: Receiver) -> None:
+def _give(reader: Reader, form: _GgufForm, offset: int, path: tuple[str, ...], out: Receiver) -> None:
     """Give one tensor, or the module of a quantised one."""
-    dtype, shape = t.kind.plain, t.shape
+    dtype, shape = form.kind.plain, form.shape
     if dtype is None:
         out.module(path, type_name=QUANTIZED)
-        for key, value in _attributes(t).items():
+        for key, value in _attributes(form).items():
             out.attribute((*path, key), value)
         path = (*path, "data")
-        shape = (*t.shape[:-1], t.shape[-1] // t.kind.block * t.kind.nbytes)
-    out.put_range(path, dtype or by_name["uint8"], shape, reader, t.offset if t.nbytes else 0, t.nbytes)
+        shape = (*shape[:-1], shape[-1] // form.kind.block * form.kind.nbytes)
+    out.put_range(path, dtype or by_name["uint8"], shape, reader, offset, form.nbytes)
 
 
-def _attributes(t: _GgufTensor) -> dict[str, Any]:
-    kind = t.kind
-    return {"ggml_type": kind.name, "shape": list(t.shape), "block": kind.block, "block_nbytes": kind.nbytes}
+def _attributes(form: _GgufForm) -> dict[str, Any]:
+    kind = form.kind
+    return {"ggml_type": kind.name, "shape": list(form.shape), "block": kind.block, "block_nbytes": kind.nbytes}

@@ -17,10 +17,12 @@ from zcrecord.archive.memory_source import source_in as default_source_in
 from zcrecord.archive.payload_source import Array, FileSource, PayloadTable
 from zcrecord.codec.entries import (
     KIND_NAMES,
+    AttributeEntry,
     Entries,
     Order,
     PayloadId,
     TensorLayout,
+    WordList,
     change_values,
     dense_layout,
     in_memory,
@@ -54,7 +56,7 @@ class Receiver(Protocol):
     """Takes the tensors and values of a file, in the order in which the record is to have them.
 
     Attributes:
-        metadata: the archive's; may be changed at any time.
+        metadata: the archive's; may be changed at any time. If not `reads`, values may be WordLists.
         reads: whether payload bytes are read now, so that ties and checksums can be checked by them.
     """
 
@@ -75,7 +77,9 @@ class Receiver(Protocol):
     ) -> None:
         """Add a tensor whose bytes lie in the file of a reader as an archive has them."""
 
-    def put_state(self, names: Sequence[str], forms: Sequence[Form], form_ids: Any, files: Sequence[FileRanges]) -> bool:
+    def put_state(
+        self, names: Sequence[str], forms: Sequence[Form], form_ids: Any, files: Sequence[FileRanges]
+    ) -> bool:
         """Add all tensors, which lie in files as `put_range` has them, under their `state_path`.
 
         Only called if not `reads`, for a record of nothing else but metadata. Returns False, having added nothing, if
@@ -146,7 +150,9 @@ class Outline:
         base, _ = self._readers.get(id(reader)) or self._opened(reader)
         self._tree.tensor(path, _layout(kind, tuple(shape), order), self._payload(base + offset, nbytes))
 
-    def put_state(self, names: Sequence[str], forms: Sequence[Form], form_ids: Any, files: Sequence[FileRanges]) -> bool:
+    def put_state(
+        self, names: Sequence[str], forms: Sequence[Form], form_ids: Any, files: Sequence[FileRanges]
+    ) -> bool:
         """Add all tensors by columns; False, and none is added, if one is not aligned, or a name is not usual."""
         starts, sizes = (np.concatenate(columns) for columns in list(zip(*files, strict=True))[1:])
         units, some = np.array([_unit(kind) for kind, _ in forms], np.uint64)[form_ids], sizes > 0
@@ -219,7 +225,11 @@ class Outline:
             LimitError, UnsupportedError: no archive could have this index; or a tensor is not aligned in a remote file.
         """
         entries = self._entries or self._tree.entries()
+        lists = [(name, value) for name, value in self.metadata.items() if isinstance(value, WordList)]
+        for name, _ in lists:
+            del self.metadata[name]
         entries.metadata = metadata_entries(self.metadata)
+        entries.metadata += [AttributeEntry(name, NONE, 0, value) for name, value in lists]
         for values in (entries.attributes, entries.metadata):
             change_values(values, self._blob)
         rows = np.concatenate([self._state, np.zeros(len(self._rows), PAYLOAD)])

@@ -63,7 +63,9 @@ def read(reader: Reader, out: Receiver) -> int:
     structure = decode_structure(metadata.pop(KEY, None))
     if structure.marked:
         metadata.pop(FORMAT, None)
-    out.metadata.update(metadata | structure.metadata)
+    out.metadata.update(metadata)
+    out.metadata.update(structure.metadata)
+    metadata.clear()
     if structure.order and not reader.seekable:
         raise UnsupportedError("its tensors were saved in another order; read it from a file, not from a pipe")
     plain = not (out.reads or structure.items or structure.paths or structure.order)
@@ -76,10 +78,10 @@ def read(reader: Reader, out: Receiver) -> int:
 
 
 def _scan(reader: Reader) -> tuple[list[_File], dict[str, Any], int]:
-    """Return all files, the tensors in the order of their bytes, the metadata, and how many bytes of input there are."""
+    """Return the files, tensors in the order of their bytes, the metadata, and how many bytes of input there are."""
     if reader.path is None or not reader.path.endswith(".json"):
         single = _scan_file(reader)
-        return [single], dict(single.header.metadata), single.start + single.header.bounds[-1]
+        return [single], single.header.metadata, single.start + single.header.bounds[-1]
     data = reader.read(MAX_HEADER + 1)
     if len(data) > MAX_HEADER:
         raise FormatError(f"an index of more than {MAX_HEADER} bytes")
@@ -114,7 +116,9 @@ def _scan_file(reader: Any) -> _File:
     if len(header) < length:
         raise FormatError(f"ends inside its header of {length} bytes; it is truncated", offset=8 + len(header))
     reader.described = 0, 8 + length
-    return _File(decode_header(header, None if reader.nbytes is None else reader.nbytes - 8 - length), reader, 8 + length)
+    return _File(
+        decode_header(header, None if reader.nbytes is None else reader.nbytes - 8 - length), reader, 8 + length
+    )
 
 
 def _put_state(out: Receiver, files: Sequence[_File]) -> bool:

@@ -30,12 +30,19 @@ MAX_HEADER = 100_000_000  # bytes; the limit of safetensors' own reader, which w
 METADATA = "__metadata__"
 _ALIGNMENT = 8  # of the tensors' bytes in the file, by its own writer's habit
 _DIGITS = 20  # of a 64-bit number
+# Bytes of memory that metadata may take, in addition to so many times the header; and the cost of an entry, mostly
+# while the archive's index is encoded. Without the limit a header of short ones takes 70 times its size.
+_MEMORY, _TIMES, _ENTRY_COST = 64 << 20, 16, 400
 _COPY = "the file is damaged, copy it again"
 
 _NUMBER = rf"(?:0|[1-9][0-9]{{0,{_DIGITS - 1}}})"
 _USUAL = re.compile(  # an entry as writers write it: its name, its type and shape (see `_usual_form`), its offsets
     r'"([^"\\]++)": ?\{"dtype": ?"([^]]*+)\], ?"data_offsets": ?\[([^]]*+)\]\}'
 )
+_CHAR = r'[^"\\\x00-\x1f]'
+_PAIR = rf'"{_CHAR}++": ?"{_CHAR}*+"'
+_PAIRS = re.compile(rf"\{{{_PAIR}(?:, ?{_PAIR})*+\}}")  # metadata as writers write it
+_KEY_AND_VALUE = re.compile(rf'"({_CHAR}++)": ?"({_CHAR}*+)"')
 _FORM = re.compile(rf'([^"]*+)", ?"shape": ?\[({_NUMBER}(?:, ?{_NUMBER}){{0,{MAX_RANK - 1}}})?')
 _FIRST = re.compile(rf'\{{"{METADATA}": ?')
 _SPACE = re.compile(r"[ \t\n\r]*+")
@@ -90,7 +97,8 @@ def decode_header(header: bytes, data_nbytes: int | None) -> SafetensorsHeader:
     """Decode a header; `data_nbytes` follow it, if known.
 
     Raises:
-        FormatError: a rule is broken; says which, of which tensor, and at which byte of the file.
+        FormatError: a rule is broken; says which, of which tensor, and at which byte of the file. LimitError: so many
+            short entries of metadata that they would take far more memory than the file has bytes.
     """
     try:
         text = header.decode()
@@ -219,8 +227,19 @@ class _HeaderScanner:
 
     def metadata(self) -> tuple[dict[str, str], int]:
         """Return the metadata that is next, and where it ends."""
+        most = (_MEMORY + _TIMES * len(self._text)) // _ENTRY_COST
         out: dict[str, str] = {}
+        usual = _PAIRS.match(self._text, self._pos)
+        if usual and self._text.count('"', *usual.span()) <= 4 * most:
+            pairs = _KEY_AND_VALUE.findall(self._text, *usual.span())
+            if len(out := dict(pairs)) == len(pairs):
+                self._pos = usual.end()
+                return out, self._pos
+            out = {}
         for at in self._items("{", "}"):
+            if len(out) == most:
+                what = f"more than {most} entries of metadata take far more memory than the file"
+                raise LimitError(f"{what}; keep them in a tensor")
             name = self._key()
             if not name or "\0" in name:
                 raise self._fail("a name in the metadata that is empty or has NUL", at)

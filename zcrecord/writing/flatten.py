@@ -265,7 +265,8 @@ def metadata_entries(metadata: Any) -> list[AttributeEntry]:
     """Return a file's metadata as entries; UnsupportedError for a name or value that the format cannot hold."""
     if not isinstance(metadata, Mapping):
         raise UnsupportedError(f"metadata is a mapping from names to plain values, not a {type(metadata).__name__}")
-    metadata = {k: tuple(v) if isinstance(v, tuple) else v for k, v in metadata.items()}  # a namedtuple is plain here
+    if set(map(type, metadata.values())) - {str}:
+        metadata = {k: tuple(v) if isinstance(v, tuple) else v for k, v in metadata.items()}  # a namedtuple is plain
     for key, value in metadata.items():
         place = f"metadata {key!r}"
         if not isinstance(key, str) or not key or "\0" in key or not is_attribute(key, place):

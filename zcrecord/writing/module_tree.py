@@ -294,13 +294,12 @@ def state_entries(names: Sequence[str]) -> Entries | None:
             return None
         new = [head.rpartition(".")[0] for head in new]
         above += new
-    depths = np.array([head.count(".") + 1 for head in modules])
+    depths = np.fromiter((head.count(".") for head in modules), np.intp) + 1
     if depths.max() >= MAX_DEPTH or not modules.keys().isdisjoint(names):
         return None
     depths[0] = 0
     count, total = len(names), len(modules)
-    over = np.array([modules[head] for head in above])
-    parents = np.array([modules[head] for head in heads], np.intp)
+    over, parents = (np.fromiter(map(modules.__getitem__, texts), np.intp) for texts in (above, heads))
     first, sizes = np.full(total, count), np.ones(total, np.intp)  # the first tensor in each module, modules inside it
     first[parents[::-1]] = np.arange(count)[::-1]
     by_depth = np.argsort(depths, kind="stable")
@@ -308,7 +307,7 @@ def state_entries(names: Sequence[str]) -> Entries | None:
     for level in reversed(levels):
         np.minimum.at(first, over[level], first[level])
         np.add.at(sizes, over[level], sizes[level])
-    places, order = _places(np.append(parents, over[1:]), np.append(np.arange(count), first[1:]), total)
+    places, order = _places(np.append(parents, over[1:]), np.append(np.arange(count), first[1:]))
     inside = order[order >= count] - count + 1  # modules, ordered by the one around them, and by place
     before = np.zeros(total, np.intp)  # modules in front of each in the one around it, with those inside them
     ends = np.cumsum(sizes[inside])
@@ -318,7 +317,7 @@ def state_entries(names: Sequence[str]) -> Entries | None:
     for level in levels:
         numbers[level] = numbers[over[level]] + 1 + before[level]
     octets: Any = len if text.isascii() else lambda name: len(name.encode())
-    lengths = np.array(list(map(octets, modules)), np.intp)
+    lengths = np.fromiter(map(octets, modules), np.intp)
     starts = np.where(depths, lengths + 1, 0)  # of keys, in the full names of a module's children
     preorder, full = np.argsort(numbers), list(modules)
     columns = ModuleColumns(
@@ -328,11 +327,11 @@ def state_entries(names: Sequence[str]) -> Entries | None:
         places=np.append(0, places[count:])[preorder],
         ends=np.arange(total) + sizes[preorder],
     )
-    key_sizes = np.array(list(map(octets, names)), np.intp) - starts[parents]
+    key_sizes = np.fromiter(map(octets, names), np.intp) - starts[parents]
     return Entries(list(names), key_sizes, numbers[parents], places[:count], module_columns=columns)
 
 
-def _places(parents: Any, order: Any, total: int) -> tuple[Any, Any]:
+def _places(parents: Any, order: Any) -> tuple[Any, Any]:
     """Return the place of each child in its module, and all children sorted by module and place."""
     by_module = np.lexsort((order, parents))
     ordered = parents[by_module]
