@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from forked import run_torch
 from rank_checkpoints import load, refused, report, save, shards_in, written
 
 import zcrecord
@@ -264,8 +263,7 @@ dcp.save(state, storage_writer=ZcrStorageWriter(sys.argv[1]), planner=Dying(), n
 @pytest.mark.parametrize("when", ["meanwhile", "after"])
 def test_files_of_killed_saves_are_gone_after_the_next_and_no_others(when: str, tmp_path: Path) -> None:
     save({"w": VALUES}, tmp_path)
-    command = [sys.executable, "-c", KILLED, str(tmp_path), when]
-    assert subprocess.run(command, cwd=Path(__file__).parents[2], check=False).returncode == -9
+    assert run_torch(KILLED, tmp_path, when, ok=False).returncode == -9
     left = [name for name in os.listdir(tmp_path) if name.endswith(".zcr-scratch")]
     assert len(left) == 1 and left[0].startswith(".checkpoint.zcr.") and len(os.listdir(tmp_path)) == 3
     others = {f"{stem}-00002-of-00002.zcr" for stem in ("checkpoint~00112233445566aa", "checkpoint~2", "other")}

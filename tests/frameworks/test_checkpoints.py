@@ -203,13 +203,6 @@ def test_tree_of_torch_lies_on_the_device_that_is_named() -> None:
     assert (found["a"][0].device.type, found["n"]) == ("meta", 1)
 
 
-def test_a_vocabulary_beside_weights_comes_back_in_every_tree() -> None:
-    record = r.round_trip({"w": torch.ones(2), "vocab": np.array(["a", "bb"])})
-    for found in (record.torch(), record.jax(), record.tree("torch"), record.tree("jax"), record.tree()):
-        assert found["vocab"].unpack().tolist() == ["a", "bb"]
-        assert found["w"].tolist() == [1, 1]
-
-
 @pytest.mark.parametrize(
     "arguments, message",
     [

@@ -6,7 +6,6 @@ What could crash runs in a Python of its own.
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable
@@ -15,12 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import records as r
 import torch
 from forked import run_torch
 
 import zcrecord
-from zcrecord import Record
 from zcrecord.errors import SourceError
 
 POSIX = pytest.mark.skipif(os.name != "posix", reason="platform: POSIX keeps files that are open")
@@ -91,17 +88,6 @@ def test_the_three_safe_ways_may_be_written_and_change_nothing_else(way: str, so
     done = run_torch(START + SAFE[way] + END, path, source)  # where a warning is an error
     assert done.stdout.split() == ["taken", "written", "True"]
     assert path.read_bytes() == before
-
-
-def test_the_trap_is_told_wherever_people_look() -> None:
-    rooms = ("record", "frameworks", "compat")
-    pages = ["README.md", *(f"zcrecord/{room}/README.md" for room in rooms)]
-    texts = [(r.ROOT / page).read_text(encoding="utf-8") for page in pages]
-    for text in (*texts, zcrecord.load_record.__doc__ or "", Record.__getitem__.__doc__ or ""):
-        plain = " ".join(text.replace("`", "").split())
-        trap = plain[plain.index("torch.from_numpy(record[") :][:500]
-        for part in ("ends the process", "changes th(e|ose) bytes", r"record\.torch\(\)", 'mode="c"', "a copy"):
-            assert re.search(part, trap), f"{part!r}: {trap}"
 
 
 def replace(path: Path) -> None:

@@ -14,7 +14,6 @@ import pytest
 import records as r
 
 import zcrecord
-from tools.range_server import serving
 from zcrecord.errors import FillError, IntegrityError, SourceError, UnsupportedError
 from zcrecord.hollow import HollowRecord, hollow_of
 
@@ -80,14 +79,6 @@ def test_part_is_not_filled_from_another_archive_nor_from_less_than_it_is(path: 
             record.select("m").hollow().fill_by("host", source)
     with pytest.raises(FillError, match="no path is known to load from; name the source"):
         hollow_of(path.read_bytes()).fill_by("host")
-
-
-def test_part_of_a_remote_archive_is_filled_from_its_url(path: Path) -> None:
-    with serving(path.parent) as server:
-        chosen = zcrecord.load_record(f"{server.url}/m.zcr").select(["m.columns", "first"])
-        hollow = chosen.hollow()
-        hollow.fill_by("read")
-        assert_filled(hollow, chosen)
 
 
 def test_relative_path_is_the_one_it_was_when_it_was_loaded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

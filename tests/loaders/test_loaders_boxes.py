@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +19,6 @@ from split_catalogues import boxes_along, save_split
 import zcrecord
 from zcrecord.errors import SourceError, UnsupportedError
 from zcrecord.loaders import load, load_into, plan_load, shard
-from zcrecord.loaders.boxes import ByteGrid, _boxes_of_range
 from zcrecord.loaders.torch import TorchLoader
 
 OWN = [name for name in load._OWN if name != "cpu"]  # as in test_loaders
@@ -86,41 +83,6 @@ def test_any_box_is_the_one_that_numpy_has(how: str, record: zcrecord.Record) ->
         assert found.tobytes() == want.tobytes()
 
     check()
-
-
-@settings(max_examples=rounds(300))
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.data())
-def test_a_range_of_elements_is_a_few_boxes_in_order(shape: list[int], data: st.DataObject) -> None:
-    size = math.prod(shape)
-    lo, hi = sorted(data.draw(st.tuples(st.integers(0, size), st.integers(0, size))))
-    found = list(_boxes_of_range(tuple(shape), lo, hi))
-    elements = np.arange(size).reshape(shape)
-    each = [elements[tuple(slice(*ends) for ends in box)].ravel() for box in found]
-    assert np.concatenate([*each, np.empty(0, int)]).tolist() == list(range(lo, hi))
-    assert len(found) <= 2 * len(shape) - 1
-
-
-@settings(max_examples=rounds(300))
-@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 9)), max_size=3), st.integers(1, 6), st.integers(0, 12))
-def test_ranges_of_a_grid_hold_its_bytes_and_merge_what_is_near(
-    axes: list[tuple[int, int]], run: int, near: int
-) -> None:
-    shape, strides, step = [run], [1], run
-    for count, apart in axes:
-        step += apart
-        shape.insert(0, count)
-        strides.insert(0, step)
-        step *= count
-    grid = ByteGrid(5, tuple(shape), tuple(strides))
-    wanted = {
-        5 + sum(i * s for i, s in zip(index, strides, strict=True)) for index in itertools.product(*map(range, shape))
-    }
-    ranges = grid.ranges(near)
-    assert len(wanted) == grid.nbytes and max(wanted) + 1 == grid.end
-    assert wanted <= {byte for lo, hi in ranges for byte in range(lo, hi)}
-    assert all(lo in wanted and hi - 1 in wanted for lo, hi in ranges)
-    assert all(b - a > near for (_, a), (b, _) in itertools.pairwise(ranges))
-    assert sum(block.nbytes for _, block in grid.blocks(near)) == grid.nbytes
 
 
 @pytest.mark.exhaustive(keep=2)

@@ -22,7 +22,6 @@ from zcrecord.loaders import load_into
 from zcrecord.loaders import pread as loader
 from zcrecord.loaders.pread import ReadingLoader
 from zcrecord.storage import files
-from zcrecord.storage.memory import Piece
 
 SMALL = {f"s{i:03}": np.full(40, i, np.int16) for i in range(300)}
 BIG = np.arange(3 << 18, dtype=np.uint32)
@@ -208,18 +207,3 @@ def test_error_of_any_read_ends_them_all(
 def test_finish_without_begin_is_an_error() -> None:
     with pytest.raises(zcrecord.UnsupportedError, match=r"begin\(plan\) comes first"):
         ReadingLoader().finish()
-
-
-def test_piece_of_a_remote_archive_is_one_request_however_many_places_it_goes_to() -> None:
-    data, asked = os.urandom(100), []
-
-    class Far:
-        def readinto_at(self, offset: int, target: memoryview) -> None:
-            asked.append((offset, len(target)))
-            target[:] = data[offset : offset + len(target)]
-
-    rooms = [bytearray(10), bytearray(20)]
-    loader._fetch((Far(), Piece(64, [memoryview(room) for room in rooms])))
-    loader._fetch((Far(), Piece(0, [memoryview(rooms[0])])))
-    assert asked == [(64, 30), (0, 10)]
-    assert [bytes(room) for room in rooms] == [data[:10], data[74:94]]

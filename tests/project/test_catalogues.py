@@ -37,7 +37,6 @@ from zcrecord.errors import (
     DestinationExistsError,
     FormatError,
     IntegrityError,
-    LoadCancelledError,
     SourceNotFoundError,
     UnsupportedError,
 )
@@ -660,24 +659,6 @@ def test_work_over_all_shards_tells_its_progress(work: Callable[..., Any], model
     work(record, progress=lambda done, total: seen.append((done, total)))
     assert seen == sorted(seen)
     assert seen[-1][0] == seen[-1][1] and len({total for _, total in seen}) == 1
-
-
-def test_a_load_can_be_cancelled(models: dict[str, Models]) -> None:
-    record = zcrecord.load_record(models["all"].shards / "model.zcr")
-    with pytest.raises(LoadCancelledError, match="cancelled after"):
-        record.load_into("host", plain, cancel=lambda: True)
-
-
-def test_session_maps_the_shards_and_outlives_the_record(models: dict[str, Models]) -> None:
-    path = models["digits"].shards / "model.zcr"
-    record = zcrecord.load_record(path)
-    session = onnx.session(record)
-    expected = session_answers(session)
-    record.close()
-    del record
-    assert told(session_answers(session)) == told(expected)
-    private = onnx.session(zcrecord.load_record(path, mode="c"))
-    assert told(session_answers(private)) == told(expected)
 
 
 # Behind a URL.

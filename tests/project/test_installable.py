@@ -123,30 +123,22 @@ def test_installed_wheel_runs_the_example_of_readme(installed: Path, tmp_path: P
     assert (tmp_path / "own.zcr").exists() and Path(file).with_name("py.typed").exists()
 
 
-def convert_and_show(python: Path, folder: Path) -> None:
-    """Run both commands of an environment on a model, and the module."""
-    zcr, onnx2zc = (python.with_name(name + python.suffix) for name in ("zcrecord", "onnx2zc"))
-    assert set(manifests.project()["scripts"]) == {"zcrecord", "onnx2zc"}
-    assert run([zcr, "--version"], folder).startswith(f"zcrecord {zcrecord.__version__}, archive format ")
-    assert "usage: onnx2zc " in run([onnx2zc, "--help"], folder)
-    shutil.copy(ROOT / "tests" / "data" / "digits.onnx", folder / "model.onnx")
-    run([onnx2zc, "model.onnx"], folder)
-    listed = run([zcr, "ls", "model.zcr"], folder)
-    assert all(name in listed for name in zcrecord.load_record(folder / "model.zcr").names)
-    assert run([python, "-m", "zcrecord", "ls", "model.zcr"], folder) == listed
-
-
-@pytest.mark.slow
-def test_installed_wheel_has_commands_that_convert_a_model_and_show_it(installed: Path, tmp_path: Path) -> None:
-    convert_and_show(installed, tmp_path)
-
-
-@pytest.mark.exhaustive(keep=0)  # the tests before run without it
-def test_source_distribution_installs_without_extras(python_packages: list[Path], tmp_path: Path) -> None:
+@pytest.mark.exhaustive(keep=0)  # the test before runs without it
+def test_source_distribution_installs_without_extras_and_has_commands_that_convert_a_model_and_show_it(
+    python_packages: list[Path], tmp_path: Path
+) -> None:
     (source,) = (file for file in python_packages if file.suffix == ".gz")
     python = environment(tmp_path / "venv", "hatchling")
     install(python, source, "--no-build-isolation")
-    convert_and_show(python, tmp_path)
+    zcr, onnx2zc = (python.with_name(name + python.suffix) for name in ("zcrecord", "onnx2zc"))
+    assert set(manifests.project()["scripts"]) == {"zcrecord", "onnx2zc"}
+    assert run([zcr, "--version"], tmp_path).startswith(f"zcrecord {zcrecord.__version__}, archive format ")
+    assert "usage: onnx2zc " in run([onnx2zc, "--help"], tmp_path)
+    shutil.copy(ROOT / "tests" / "data" / "digits.onnx", tmp_path / "model.onnx")
+    run([onnx2zc, "model.onnx"], tmp_path)
+    listed = run([zcr, "ls", "model.zcr"], tmp_path)
+    assert all(name in listed for name in zcrecord.load_record(tmp_path / "model.zcr").names)
+    assert run([python, "-m", "zcrecord", "ls", "model.zcr"], tmp_path) == listed
 
 
 # -- npm -------------------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def written(name: str, mib: int) -> bytes:
 
 
 @each_model
-@pytest.mark.parametrize("mib", [1, 2, 8])
+@pytest.mark.parametrize("mib", [1, 8])
 def test_model_is_valid_of_the_size_asked_for_the_same_every_time_and_no_two_weights_are(name: str, mib: int) -> None:
     model = written(name, mib)
     assert written(name, mib) == model

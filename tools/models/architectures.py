@@ -1,7 +1,7 @@
 """Write small ONNX models of well-known architectures as torch's two exporters make them.
 
 Weights are random, from a fixed seed; nothing is downloaded. The bytes depend on the versions of torch, transformers
-and onnxscript. Inputs are named `tokens`, `mask`, `pixels`, `mel` and `values`; the sizes `batch` and `sequence` are
+and onnxscript. Inputs are named `tokens`, `mask`, `pixels` and `values`; the sizes `batch` and `sequence` are
 free. Needs torch and transformers, and onnxscript for the exporter "dynamo".
 """
 
@@ -172,24 +172,6 @@ def _bert() -> Traced:
     return _wrapped(BertForMaskedLM(config), "logits", "input_ids", "attention_mask"), _tokens()
 
 
-def _t5() -> Traced:
-    from transformers import T5Config, T5EncoderModel
-
-    inner = T5EncoderModel(T5Config(vocab_size=500, d_model=64, d_kv=32, d_ff=256, num_layers=2, num_heads=2))
-    return _wrapped(inner, "last_hidden_state", "input_ids", "attention_mask"), _tokens()
-
-
-def _whisper() -> Traced:
-    import torch
-    from transformers import WhisperConfig
-    from transformers.models.whisper.modeling_whisper import WhisperEncoder
-
-    config = WhisperConfig(d_model=64, encoder_layers=2, encoder_attention_heads=2, encoder_ffn_dim=256,
-                           max_source_positions=20)  # fmt: skip
-    mel = torch.randn(BATCH, config.num_mel_bins, 40)
-    return _wrapped(WhisperEncoder(config), "last_hidden_state", "input_features"), {"mel": mel}
-
-
 def _llama(*, half: bool = False) -> Traced:
     """Llama, whose embedding is its output matrix, too."""
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -218,6 +200,6 @@ def _gru() -> Traced:
 
 
 ARCHITECTURES: dict[str, Callable[[], Traced]] = {
-    "resnet": _resnet, "vit": _vit, "bert": _bert, "t5": _t5, "whisper": _whisper,
+    "resnet": _resnet, "vit": _vit, "bert": _bert,
     "llama-f16": functools.partial(_llama, half=True), "gru": _gru, "llama-4bit": _llama,
 }  # fmt: skip
