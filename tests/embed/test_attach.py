@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import signal
 import stat
 import struct
 import zipapp
@@ -378,31 +377,3 @@ def test_program_stays_as_it_was_when_attaching_fails(error: Any, after: int, pr
         attach(program, ARCHIVE, progress=fail)
     assert program.read_bytes() == elf() and os.listdir(tmp_path) == ["app"]
     assert (program.stat().st_ino, program.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-
-
-FAILING = """
-import os, resource, signal, sys
-from zcrecord import SourceError
-from zcrecord.embed import attach
-if sys.argv[1] == "full":
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-try:
-    attach(*sys.argv[2:], progress=lambda done, total: done > 200_000 and os.kill(os.getpid(), signal.SIGKILL))
-except SourceError as error:
-    print(error)
-"""
-
-
-@pytest.mark.slow
-@POSIX
-@pytest.mark.parametrize("failure", ["full", "killed"])
-def test_full_disk_and_killed_process_leave_the_program_as_it_was(
-    failure: str, program: Path, archive: Path, tmp_path: Path
-) -> None:
-    done = r.run_python(FAILING, failure, program, archive, ok=failure == "full")
-    if failure == "full":
-        assert "app: cannot write: File too large; the file there before is untouched" in done.stdout
-        assert sorted(os.listdir(tmp_path)) == ["app", "m.zcr"]
-    assert done.returncode == (0 if failure == "full" else -signal.SIGKILL)
-    assert program.read_bytes() == elf()

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import records as r
-from embedded import put, quiet
+from embedded import quiet
 
 import zcrecord
 from zcrecord import FormatError, UnsupportedError
@@ -105,27 +105,6 @@ def test_program_can_be_started_at_every_moment_of_attaching(program: Path, arch
             runs += 1
     assert attaching.returncode == 0
     assert runs > 5
-
-
-SLEEPER = """
-#include <stdio.h>
-int main(void) { puts("running"); fflush(stdout); return getchar() == 'x' ? 0 : 1; }
-"""
-
-
-@pytest.mark.needs("gcc")
-def test_running_program_is_attached_to_and_keeps_running(archive: Path, tmp_path: Path) -> None:
-    program = tmp_path / "sleeper"
-    quiet("gcc", "-o", program, put(tmp_path / "sleeper.c", SLEEPER))
-    with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
-        assert running.stdout is not None
-        assert running.stdout.readline() == b"running\n"
-        with pytest.raises(OSError, match="Text file busy"), open(program, "r+b"):
-            pass
-        attach(program, archive)
-        running.communicate(b"x")
-    assert running.returncode == 0
-    r.assert_same(zcrecord.load_record(program).tree(), TREE)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,6 @@ from zcrecord.embed.write_files import write
 pytestmark = pytest.mark.needs("gcc", "gcc -m32", "g++", "clang-19", "clang++-19", "readelf", "nm")
 
 FORMS: tuple[blob.Form, ...] = get_args(blob.Form)
-READER = Path(zcrecord.__file__).parent / "embed"
 
 # `#embed` is clang's from 19 on and gcc's from 15 on; every compiler has the other two.
 BUILDS = [
@@ -98,44 +97,8 @@ def test_it_is_read_only_and_needs_no_relocation(generated: Generated, form: str
     assert {n for n, flags, _ in sections.values() if "W" in flags} == {".dynamic"}
 
 
-@pytest.mark.needs("arm-none-eabi-gcc")
-@pytest.mark.parametrize("form", ["incbin", "string"])
-def test_cortex_m3_has_it_in_flash(generated: Generated, form: str) -> None:
-    g = generated
-    for source in g.sources(form):
-        e.quiet(*e.ARM, *e.WARNINGS, f"-I{g.folder / form}", "-c", source, "-o", g.folder / "arm.o")
-        name, flags, alignment = section_of(g.folder / "arm.o", source.stem)
-        assert name.startswith(".rodata") and flags == "A" and alignment >= 16
-
-
 def section_of(out: Path, symbol: str) -> tuple[str, str, int]:
     return e.section_flags(out)[e.symbols(out)[symbol].section]
-
-
-OPENS = """
-#include "zcrecord.h"
-#include "every_thing_blob.h"
-int main(void)
-{
-    zcr_archive archive;
-    zcr_tensor tensor;
-    if (zcr_open(&archive, every_thing_blob.bytes, sizeof every_thing_blob.bytes)) {
-        return 1;
-    }
-    if (zcr_get(&archive, "layer.f32", &tensor)) {
-        return 2;
-    }
-    return zcr_f32(&tensor) == &every_thing_blob.at.layer_f32[0][0] && every_thing_is_current() ? 0 : 3;
-}
-"""
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_reader_opens_it(generated: Generated, form: str) -> None:
-    g = generated
-    sources = [e.put(g.folder / "opens.c", OPENS), *g.sources(form, "every_thing")]
-    flags = (f"-I{g.folder / form}", f"-I{READER}")
-    e.quiet(e.compiled(e.COMPILERS["clang"], g.folder / f"opens_{form}", sources, *flags))
 
 
 LITERAL = re.compile(r'"((?:[^"\\]|\\.)*)"')
