@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,13 @@ def future(**fields: int) -> bytes:
     return archive.seal()
 
 
+def zipped() -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("x.npy", bytes(200))
+    return file.getvalue()
+
+
 LOST = r"the archive has \d+ bytes, the source \d+; it is truncated, copy it again$"
 MORE = r"the archive has \d+ bytes, the source \d+; it is followed by other bytes; embedded='prefix' ignores them$"
 TRAILER = "trailer: its magic is missing; the file is truncated or has bytes appended, copy it again$"
@@ -43,6 +52,10 @@ FILES: list[tuple[str, bytes, str, type[RecordError]]] = [
      FormatError),
     ("zstd", b"\x28\xb5\x2f\xfd" + bytes(200),
      "0 bytes come out of this zstd file, too few for an archive; it is truncated, copy it again$", FormatError),
+    ("safetensors", (300).to_bytes(8, "little") + b'{"x":{"dtype":"F32"}}' + b" " * 400,
+     ".*one of dtype, shape and data_offsets is missing", FormatError),
+    ("npz without arrays", zipped(), ".*not an array of numpy: the magic of .npy is missing", FormatError),
+    ("GGUF", b"GGUF\x09" + bytes(200), ".*GGUF version 9; versions 2 and 3 can be read", FormatError),
     ("zeros", bytes(4096), "not a zcrecord archive: the first 8 bytes are not its magic$", FormatError),
     ("executable", b"\x7fELF" + bytes(200), "this is an ELF program with no archive at its end; `strip` .*attach`$",
      FormatError),
