@@ -61,9 +61,7 @@ def test_measurement_notices_a_copy_of_the_payload(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.exhaustive(keep=6)
 @ARCHIVE
-def test_opening_takes_a_small_multiple_of_the_archive(
-    build: Callable[[], Forge], kind: str, message: str, folder: Path
-) -> None:
+def test_opening_is_cheap(build: Callable[[], Forge], kind: str, message: str, folder: Path) -> None:
     """R30, R31, R40, R49."""
     answer = ask(folder, build().seal(), "index", "open")
     refused_as, text = answer["errors"]["open"]

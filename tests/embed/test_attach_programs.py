@@ -68,9 +68,7 @@ def test_compiled_program_runs_as_before_and_maps_its_own_weights(program: Path,
 
 
 @pytest.mark.needs("gcc", "strip")
-def test_detached_program_is_the_compiler_s_and_strip_takes_the_archive_off_which_loading_says(
-    program: Path, archive: Path, compiled: bytes
-) -> None:
+def test_detached_and_stripped_programs_are_the_compiler_s(program: Path, archive: Path, compiled: bytes) -> None:
     attach(program, archive)
     attach(program, archive)
     detach(program, discard=True)

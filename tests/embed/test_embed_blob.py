@@ -57,9 +57,7 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Generated:
 
 
 @pytest.mark.parametrize("form, compiler", BUILDS)
-def test_constant_is_the_archive_and_its_tensors_lie_where_they_should(
-    generated: Generated, form: str, compiler: str
-) -> None:
+def test_constant_is_the_archive_with_its_tensors(generated: Generated, form: str, compiler: str) -> None:
     g = generated
     paths: dict[tuple[int, int], str] = {}
     for p, each in enumerate(g.plans):
@@ -119,9 +117,7 @@ def test_literals_are_ones_that_every_compiler_takes(generated: Generated) -> No
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_section_and_alignment_are_those_asked_for_and_never_less_than_the_archive_s(
-    tmp_path: Path, form: blob.Form
-) -> None:
+def test_section_and_alignment_are_those_asked_for(tmp_path: Path, form: blob.Form) -> None:
     archive = e.small(tmp_path, alignment=256)
     assert zcrecord.load_record(archive).info("a").offset == 512
     for alignment, section in ((None, None), (64, None), (512, ".weights")):

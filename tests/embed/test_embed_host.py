@@ -74,9 +74,7 @@ def check_own_pages(built: Path) -> None:
 
 @with_every_program
 @languages("C, gcc", "C, clang", "C++, g++", "C++, clang", "C, 32 bits", "Rust")
-def test_processes_allocate_nothing_and_share_the_pages_of_their_weights_in_the_program(
-    build: Build, language: str, program: str
-) -> None:
+def test_processes_allocate_nothing_and_share_their_pages(build: Build, language: str, program: str) -> None:
     check_own_pages(build(language, program))
 
 

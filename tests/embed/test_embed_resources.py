@@ -21,9 +21,7 @@ TREE = {"w": np.arange(6.0).reshape(2, 3), "big": np.arange(2 * MIB // 8), "stri
 
 
 @pytest.mark.parametrize("place", ["folder", "zip"])
-def test_resource_of_a_package_is_mapped_from_a_folder_and_read_into_aligned_memory_from_a_zip(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resource_is_mapped_or_read(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {f"weighty_{place}/__init__.py": b"", f"weighty_{place}/model.zcr": r.saved(TREE)}
     root = tmp_path / place
     if place == "zip":

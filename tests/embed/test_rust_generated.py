@@ -217,9 +217,7 @@ TARGETS = {
 @pytest.mark.needs("clang-19")
 @pytest.mark.parametrize(("target", "number"), TARGETS.items())
 @pytest.mark.parametrize("section", [None, ".weights", ".weights."])
-def test_assembles_for_machines_and_systems_other_than_this(
-    tmp_path: Path, target: str, number: int, section: str | None
-) -> None:
+def test_assembles_for_other_machines(tmp_path: Path, target: str, number: int, section: str | None) -> None:
     """LLVM's assembler is rustc's; it is handed what each of the module's cfgs would."""
     golden = ROOT / "tests" / "conformance" / "valid" / "views.zcr"
     generate(golden, tmp_path, assembly=True, section=section)

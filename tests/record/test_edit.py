@@ -268,19 +268,16 @@ def test_modules_that_are_empty_by_a_drop_go_and_others_stay(tmp_path: Path) -> 
     assert edited(path).tree() == {"a": {"y": {}}, "b": {"n": 1}}
 
 
-RENAMES: dict[str, Callable[[Any], None]] = {
-    "pattern": lambda model: model.rename("model.*", "*"),
-    "module": lambda model: model.rename("model", ""),
-    "mapping": lambda model: model.rename({"model": ""}),
-    "expression": lambda model: model.rename(re.compile(r"^model\."), ""),
-    "function": lambda model: model.rename(lambda name: name.removeprefix("model.")),
-}
+RENAMES: list[Any] = [
+    ("model.*", "*"), ("model", ""), ({"model": ""},), (re.compile(r"^model\."), ""),
+    (lambda name: name.removeprefix("model."),),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("rename", RENAMES.values(), ids=RENAMES)
-def test_names_are_changed_as_select_changes_them(rename: Callable[[Any], None], path: Path) -> None:
+@pytest.mark.parametrize("rename", RENAMES)
+def test_names_are_changed_as_select_changes_them(rename: Any, path: Path) -> None:
     with zcrecord.edit(path) as model:
-        rename(model)
+        model.rename(*rename)
     record = edited(path)
     assert record.names[:2] == ("layers.0.w", "layers.0.b")
     assert record.attributes["heads"] == 8
@@ -450,19 +447,6 @@ def test_an_edit_that_fails_leaves_the_archive_as_it_was(path: Path) -> None:
         model.metadata["x"] = object()
     assert path.read_bytes() == before
     edited(path)
-
-
-def test_who_has_the_archive_open_keeps_it_as_it_was(path: Path) -> None:
-    record = zcrecord.load_record(path)
-    view = record["model.layers.1.w"]
-    with zcrecord.edit(path) as model:
-        inside = model["model.layers.1.w"]
-        model["model.layers.1.w"] = LARGE * 3
-        model.drop("last")
-    assert (view == LARGE[::-1]).all() and (inside == LARGE[::-1]).all()
-    record.verify()
-    assert "last" in record
-    assert (edited(path)["model.layers.1.w"] == LARGE * 3).all()
 
 
 def test_an_archive_that_is_replaced_meanwhile_is_not_lost(path: Path) -> None:

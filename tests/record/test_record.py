@@ -116,9 +116,7 @@ IDIOMS: dict[str, Callable[[Record, list[str]], Any]] = {
 
 @pytest.mark.parametrize("mode", ["r", "c"])
 @pytest.mark.parametrize("idiom", IDIOMS)
-def test_whoever_asks_for_all_tensors_reads_few_rows_of_the_index(
-    idiom: str, mode: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_tensors_read_few_rows(idiom: str, mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = {f"layers.{i}.{part}": np.full((2, 3), i) for i in range(300) for part in ("w", "b")}
     tree = {name: value.T if name.endswith("b") else value + 1000 for name, value in tree.items()}
     rec = zcrecord.load_record(r.saved(tree), mode=mode)

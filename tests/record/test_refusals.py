@@ -179,16 +179,6 @@ def test_refuses_a_destination_that_is_no_path_and_no_file(dest: Any) -> None:
         zcrecord.save_record({}, dest)
 
 
-def test_refuses_files_opened_for_text_or_for_reading(tmp_path: Path) -> None:
-    (tmp_path / "old").write_bytes(b"old")
-    with open(tmp_path / "text", "w", encoding="utf-8") as file, open(tmp_path / "old", "rb") as source:
-        for dest, message in ((file, "binary"), (io.StringIO(), "binary"), (source, "write")):
-            with pytest.raises((UnsupportedError, OSError), match=message):
-                zcrecord.save_record({"w": ONE}, dest)
-    assert (tmp_path / "text").read_bytes() == b""
-    assert (tmp_path / "old").read_bytes() == b"old"
-
-
 # Advice that works.
 
 

@@ -348,16 +348,6 @@ def test_only_text_with_a_scheme_is_a_url() -> None:
     assert not any(map(is_url, [r"C:\m.zcr", "C://m.zcr", "models/m.zcr", f"./{url}", Path(url), url.encode()]))
 
 
-def test_a_local_file_in_a_folder_that_looks_like_a_scheme_is_reached_by_its_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("ab:").mkdir()
-    Path("ab:/m.zcr").write_bytes(saved({"w": np.ones(3)}))
-    assert zcrecord.load_record("./ab://m.zcr")["w"].all()
-    assert zcrecord.load_record(Path("ab://m.zcr"))["w"].all()
-
-
 def test_a_file_url_is_the_local_file_mapped(tmp_path: Path) -> None:
     (tmp_path / "m.zcr").write_bytes(saved({"w": np.ones(3)}))
     rec = zcrecord.load_record((tmp_path / "m.zcr").as_uri())

@@ -116,9 +116,7 @@ def poison(server: Server, ranges: list[tuple[int, int]] | None = None) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["view", "host", "another process"])
-def test_what_was_expected_cannot_be_exchanged_afterwards_for_what_has_its_short_digest(
-    server: Server, way: str
-) -> None:
+def test_expected_bytes_are_not_exchanged_for_others_of_their_short_digest(server: Server, way: str) -> None:
     rec = zcrecord.load_record(f"{server.url}/m.zcr", expect=local(server).content_digest(), cache=False)
     pickled = pickle.dumps(rec)
     poison(server)
@@ -172,9 +170,7 @@ def test_a_hollow_record_is_filled_with_what_was_expected_of_the_one_it_is_of(se
 
 @pytest.mark.parametrize("loader", ["host", "cpu"])
 @pytest.mark.parametrize("box", [None, slice(1000, 2000)])
-def test_parts_of_payloads_are_those_that_were_expected_in_another_process(
-    server: Server, loader: str, box: slice | None
-) -> None:
+def test_parts_are_as_expected_in_another_process(server: Server, loader: str, box: slice | None) -> None:
     tree = weights()
     (server.folder / "m.zcr").write_bytes(saved({**tree, "rows": tree["large"][1000:9000]}))
     rec = zcrecord.load_record(f"{server.url}/m.zcr", expect=local(server).content_digest(), cache=False)

@@ -89,9 +89,7 @@ def test_ranges_are_copied_where_they_cannot_be_cloned_and_positions_stay(tmp_pa
         assert dest.read() == bytes(10) + data[4097:54_097]
 
 
-def test_ranges_are_left_to_the_caller_where_the_system_cannot_copy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranges_are_left_where_the_system_cannot_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").write_bytes(bytes(8192))
     read, write = os.pipe()
     with open(tmp_path / "a", "rb") as source:

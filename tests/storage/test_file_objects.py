@@ -211,9 +211,7 @@ def gzipped(path: Path) -> Any:
 @pytest.mark.parametrize("verify", LEVELS)
 @pytest.mark.parametrize("mode", ["r", "c"])
 @pytest.mark.parametrize("case", FILES)
-def test_loads_a_file_object_from_where_it_is_and_maps_what_open_gave(
-    case: str, mode: Any, verify: Any, tmp_path: Path
-) -> None:
+def test_loads_a_file_object_from_where_it_is(case: str, mode: Any, verify: Any, tmp_path: Path) -> None:
     path = tmp_path / "m.zcr"
     path.write_bytes(DATA)
     make, mapped = FILES[case]
@@ -225,9 +223,7 @@ def test_loads_a_file_object_from_where_it_is_and_maps_what_open_gave(
 
 
 @pytest.mark.parametrize("mmap", [True, False])
-def test_a_file_object_is_loaded_whatever_comes_to_its_path(
-    mmap: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_object_is_its_open_file(mmap: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "m.zcr"
     path.write_bytes(DATA)
     looked = files.path_of_open

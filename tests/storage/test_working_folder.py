@@ -85,9 +85,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], N
 
 @pytest.mark.parametrize("mmap", [True, False], ids=["mapped", "read"])
 @pytest.mark.parametrize("case", LATE)
-def test_what_opens_the_file_again_opens_the_one_that_was_loaded(
-    case: str, mmap: bool, elsewhere: Callable[[], None]
-) -> None:
+def test_what_opens_a_file_again_opens_the_same(case: str, mmap: bool, elsewhere: Callable[[], None]) -> None:
     rec = load_record("m.zcr", mmap=mmap)
     elsewhere()
     assert LATE[case](rec).tolist() == TREE["a"].tolist()

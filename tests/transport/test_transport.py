@@ -261,9 +261,7 @@ def test_a_damaged_index_at_the_end_of_a_sealed_stream_is_noticed(path: Path) ->
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_an_interrupt_leaves_the_old_file_and_no_thread(
-    threads: int, path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_an_interrupt_leaves_the_old_file(threads: int, path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     source, before = tmp_path_factory.mktemp("source") / "s", threading.active_count()
 
     def interrupt(_done: int, _total: int | None) -> None:

@@ -297,10 +297,9 @@ def damaged(rows: list[Entry], dice: random.Random) -> list[Entry]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
-def test_readers_that_take_a_file_take_the_same_archive_from_it(seed: int, path: Path) -> None:
+def test_readers_that_take_a_file_take_the_same_archive_from_it(path: Path) -> None:
     """R83, R84, R85."""
-    dice = random.Random(seed)
+    dice = random.Random(0)
     accepted = 0
     for _ in range(rounds(300)):
         path.write_bytes(files(dice))
