@@ -382,9 +382,6 @@ def test_random_tables_give_the_record_or_one_typed_error(tmp_path: Path, path: 
     assert refused > 10
 
 
-# Tensors that are split over shards.
-
-
 def split_catalogue(path: Path, whole: Array, boxes: Sequence[Box], **forged: Any) -> None:
     save_split(path, {"w": whole, "other": np.arange(3)}, {"w": boxes}, forged=forged)
 

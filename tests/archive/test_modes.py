@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -86,9 +85,6 @@ def way(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[...
 @pytest.fixture
 def rec(way: Callable[..., Record]) -> Record:
     return way()
-
-
-# Who sees an edit.
 
 
 EQUAL = [("a", "b"), ("b", "a"), ("c", "b"), ("deep.0", "deep.1"), ("big", "twin"), ("twin", "big"), ("twin2", "twin")]
@@ -196,9 +192,6 @@ def test_threads_that_touch_a_twin_first_all_get_one_memory(verify: Any, path: P
     assert len(set(found)) == 1
 
 
-# What is done with edited records.
-
-
 def test_saving_saves_the_edits_and_keeps_the_ties(rec: Record, tmp_path: Path) -> None:
     want = make()
     for tree in (want, rec):
@@ -254,9 +247,6 @@ def test_verify_finds_damage_that_was_there_before_an_edit(tmp_path: Path) -> No
         for call in calls:
             with pytest.raises(IntegrityError, match=r"tensor 'tied': payload .* its digest does not match"):
                 call()
-
-
-# The file meanwhile.
 
 
 @pytest.mark.parametrize("verify", ["touch", "index"])
@@ -330,19 +320,6 @@ def test_forged_twins_are_refused_before_anything_is_copied(offset: int, nbytes:
         with pytest.raises(FormatError, match=r"ends past the region of payloads|larger than an archive may be"):
             load_record(tmp_path / "m.zcr", mode="c", mmap=mapped, verify=verify)["b"]  # type: ignore[call-overload]
 
-
-def test_many_large_twins_take_few_mappings_of_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "m.zcr"
-    zcrecord.save_record({f"w{i}": np.zeros(MIB, np.uint8) for i in range(60)}, path, durable=False)
-    rec = load_record(path, mode="c")
-    before = len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
-    for number, view in enumerate(rec.values()):
-        view[:] = number
-    assert [int(view[0]) for view in rec.values()] == list(range(60))
-    assert not before or len(os.listdir("/proc/self/fd")) - before <= 40
-
-
-# Memory.
 
 SPARSE = """
 import mmap, os, sys

@@ -104,9 +104,6 @@ def picked(node: Any, keep: Callable[[str], bool], whole: Callable[[str], bool],
     return dict(items)
 
 
-# A module.
-
-
 @pytest.mark.slow
 @hypothesis.given(tree=r.trees())
 @hypothesis.settings(max_examples=rounds(60), deadline=None)
@@ -192,8 +189,6 @@ def test_start_of_names_in_a_flat_state_dict_is_no_module_but_how_to_choose_them
     with pytest.raises(TensorNotFoundError, match=r"'0\.bias': is a tensor and no module; record\[name\] gives it"):
         rec.module("0.bias")
 
-
-# Chosen tensors.
 
 CHOICES: dict[str, tuple[Any, list[str]]] = {
     "several": (["head.second", "layers.?.b", "embed"], [
@@ -297,8 +292,6 @@ def test_selection_is_that_of_plain_python(tree: Any, data: st.DataObject) -> No
     assert list(by_predicate) == [n for n in rec if n in some]
     r.assert_same(by_predicate.tree(), picked(tree, some.__contains__, lambda _: False))
 
-
-# Other names.
 
 RENAMES: dict[str, tuple[Any, dict[str, str]]] = {
     "the longest of several": ({"layers": "a", "layers.1": "b", "layers.1.w": "c"}, {
@@ -458,9 +451,6 @@ def test_renaming_by_prefix_is_that_of_plain_python(flat: dict[str, int], rename
     assert list(part) == want
     assert [int(part[name]) for name in want] == list(flat.values())
     assert prefixes & set(want) or not want or prefixes == set(part.modules) - {""}
-
-
-# Parts of parts, and what is done with them.
 
 
 def test_part_of_a_part_is_a_part(rec: Record) -> None:

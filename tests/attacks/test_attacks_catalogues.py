@@ -223,9 +223,6 @@ def test_a_signature_that_is_bytes_is_not_replaced_in_a_catalogue(tmp_path: Path
     assert np.array_equal(zcrecord.load_record(path)["w"], OTHER)
 
 
-# Work and memory.
-
-
 def test_names_of_values_of_a_checkpoint_are_bounded(tmp_path: Path) -> None:
     (tmp_path / "c.zcr").write_bytes(tricks.below_a_long_name())
     with pytest.raises(LimitError, match="full names of attributes add up to"):

@@ -44,9 +44,6 @@ def test_the_check_would_notice_every_name_that_needs_it() -> None:
             check_harmless(name)
 
 
-# Terminals.
-
-
 COMMANDS = ["info", "ls", "tree", "verify"]
 
 
@@ -105,9 +102,6 @@ def test_a_hostile_path_is_escaped(name: str, here: Path, capsys: pytest.Capture
     check_harmless(said)
 
 
-# Errors, as a program gets them.
-
-
 def errors_of(hostile: Path, folder: Path, name: str) -> Iterator[RecordError]:
     """Yield an error about a name, from each place that says one."""
     record, damaged = zcrecord.load_record(hostile), bytearray(hostile.read_bytes())
@@ -135,9 +129,6 @@ def test_errors_about_hostile_names_are_one_harmless_line(hostile: Path, tmp_pat
 
 def test_a_message_is_escaped_even_where_who_words_it_forgets_to() -> None:
     assert str(RecordError("has '\x1b[2J\n'", tensor="\u202e")) == r"tensor '\u202e': has '\x1b[2J\n'"
-
-
-# Other formats.
 
 
 def test_names_of_other_formats_are_escaped_when_printed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,8 +161,6 @@ def test_errors_about_names_of_other_formats_are_one_harmless_line(here: Path) -
         assert "\n" not in text
         check_harmless(text)
 
-
-# Generated code.
 
 EVIL = 'a; int x;\n"b??\\ $(touch evil)'
 

@@ -88,7 +88,7 @@ def test_detached_and_stripped_programs_are_the_compiler_s(program: Path, archiv
 AGAIN = """
 import sys
 from zcrecord.embed import attach
-for _ in range(100):
+for _ in range(30):
     attach(sys.argv[1], sys.argv[2], durable=False)
 """
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.resources
-import pickle
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -66,13 +65,6 @@ def test_resource_is_as_good_as_the_archive_with_every_option(zipped: Any, tmp_p
     resource = zipped((tmp_path / "m.zcr.zst").read_bytes())
     r.assert_same(zcrecord.load_record(resource).tree(), TREE)
     assert list(zcrecord.load_record(resource, names="w")) == ["w"]
-
-
-def test_record_of_a_resource_pickles_by_content(zipped: Any, tmp_path: Path) -> None:
-    record = zcrecord.load_record(zipped(r.saved(TREE)))
-    pickled = pickle.dumps(record)
-    (tmp_path / "package.zip").unlink()
-    r.assert_same(pickle.loads(pickled).tree(), TREE)
 
 
 def test_wrong_resource_is_an_error_that_names_it(zipped: Any) -> None:

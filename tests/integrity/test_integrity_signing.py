@@ -111,9 +111,6 @@ def test_several_sign_one_archive(path: Path) -> None:
         assert record.metadata["author"] == "me"
 
 
-# It survives every layout
-
-
 @pytest.mark.parametrize("saves", [1, 2])
 def test_a_shard_is_not_signed_in_place_but_its_catalogue_is(tmp_path: Path, saves: int) -> None:
     catalogue, key = tmp_path / "model.zcr", Ed25519PrivateKey.generate()
@@ -147,9 +144,6 @@ def test_signature_survives_every_layout(again: Callable[[Path, Path], None], pa
     with zcrecord.load_record(out) as record:
         assert out.read_bytes() != path.read_bytes()
         assert integrity.check_signature(record, PUBLIC) == KEY_ID
-
-
-# What is not signed
 
 
 CHANGES: dict[str, Callable[[Any], object]] = {
@@ -308,9 +302,6 @@ def test_what_is_no_path_is_a_typed_error(path: Path) -> None:
         integrity.sign(path, "a\0b")
     with pytest.raises(UnsupportedError, match="a int is neither a path"):
         integrity.sign(5, KEY)  # type: ignore[arg-type]
-
-
-# Keys
 
 
 def test_keys_are_taken_in_every_usual_form(path: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import weakref
 from collections.abc import Callable, Mapping
 from operator import attrgetter, methodcaller
@@ -67,28 +66,6 @@ def test_missing_name_is_a_key_error_that_lists_close_names() -> None:
     for call in (rec.info, rec.array, rec.raw):
         with pytest.raises(TensorNotFoundError, match=r"close names: 'encoder\.bias'"):
             call("encoder.bia")
-
-
-def test_close_names_are_searched_for_only_when_the_message_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    many = r.round_trip({f"layers.{i}.weight": BASE for i in range(10_000)})
-    search, searched = difflib.get_close_matches, []
-
-    def noted(word: str, candidates: Any, **options: Any) -> list[str]:
-        searched.append(len(candidates))
-        return search(word, candidates, **options)
-
-    monkeypatch.setattr(difflib, "get_close_matches", noted)
-    for i in range(100):
-        assert f"layers.{i}.weigth" not in many
-        assert many.get(f"layers.{i}.weigth", 7) == 7
-        with pytest.raises(KeyError) as caught:
-            many[f"layers.{i}.weigth"]
-    assert not searched
-    text = str(caught.value)
-    assert "'layers.99.weigth': not in this record; close names: " in text
-    assert str(caught.value) == text
-    assert len(searched) == 1, "one message was asked for, twice"
-    assert searched[0] <= 2000, "however many names there are"
 
 
 @pytest.mark.parametrize(

@@ -174,17 +174,6 @@ def test_symbolic_link_stays_a_link_and_its_target_is_replaced(dangling: bool, t
 
 
 @POSIX
-@pytest.mark.parametrize("mode", [0o600, 0o666, 0o444])
-def test_replaced_file_keeps_its_permission_bits(mode: int, tmp_path: Path) -> None:
-    path = tmp_path / "m.zcr"
-    path.write_bytes(b"old")
-    path.chmod(mode)
-    zcrecord.save_record(TREE, path)
-    assert stat.S_IMODE(path.stat().st_mode) == mode
-    check(path.read_bytes())
-
-
-@POSIX
 def test_the_scratch_file_is_as_private_as_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, modes, opened = tmp_path / "m.zcr", set(), os.open
     path.write_bytes(b"old")

@@ -136,9 +136,6 @@ def test_alignment_and_digest_are_those_asked_for(tmp_path: Path, digest: str, a
     assert all(r.address(value) % alignment == 0 for value in record.values())
 
 
-# Over an older record.
-
-
 def test_over_a_catalogue_the_new_shards_get_free_names_and_the_old_ones_go(tmp_path: Path) -> None:
     path = tmp_path / "model.zcr"
     zcrecord.save_record(MODEL, path, max_shard_size=800)
@@ -297,9 +294,6 @@ def test_links_to_all_files_open_as_a_hub_keeps_them(tmp_path: Path) -> None:
             (tmp_path / name).rename(tmp_path / f"{number:064x}")
             (tmp_path / "snapshot" / name).symlink_to(f"../{number:064x}")
     r.assert_same(zcrecord.load_record(tmp_path / "snapshot" / "model.zcr").tree(), MODEL)
-
-
-# Failures.
 
 
 @pytest.mark.skipif(os.name != "posix", reason="platform: folders that can be synced")

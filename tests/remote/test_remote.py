@@ -21,7 +21,6 @@ import zcrecord
 from tools.bench.remote import write_sparse
 from tools.range_server import Server, serving
 from zcrecord import TensorNotFoundError, UnsupportedError, transport
-from zcrecord.loaders.plan import plan_load
 from zcrecord.remote.ranges import RangeSet, cut, merged
 from zcrecord.storage.files import is_url
 from zcrecord.storage.urls import redacted
@@ -314,21 +313,6 @@ def test_a_damaged_frame_of_a_packed_archive_is_one_typed_error(server: Server) 
     path.write_bytes(bytes(data[:-30]) + bytes(data[-25:]))
     with pytest.raises(zcrecord.FormatError, match=r"p\.zcr\.zst: seek table: .*the file is damaged"):
         zcrecord.load_record(url)
-
-
-def test_a_loader_reads_by_position_what_is_there_and_what_is_not(server: Server, url: str) -> None:
-    rec = zcrecord.load_record(url)
-    assert rec["layers.4.w"].any()
-    plan = plan_load(rec, ["layers.3.w", "layers.4.w"])
-    server.forget()
-    for ref in plan.refs:
-        assert ref.path is None
-        assert ref.buffer is None
-        assert ref.source is not None
-        target = bytearray(ref.nbytes)
-        ref.source.readinto_at(ref.offset, memoryview(target))
-        assert bytes(target) == weights()[ref.name].tobytes()
-    assert [request.sent for request in server.requests] == [40 * KIB]
 
 
 def test_secrets_in_a_url_are_not_told(server: Server) -> None:

@@ -326,8 +326,6 @@ def test_view_stays_what_it_is_while_others_fetch_around_it(monkeypatch: pytest.
     fs.rm("/y.zcr")
 
 
-# Redirects, and secrets.
-
 SECRET = {"Authorization": "Bearer SECRET", "X-Api-Key": "SECRET"}
 HEARD = list[dict[str, str]]
 
@@ -428,9 +426,6 @@ def test_what_params_add_to_a_query_is_for_the_first_server_alone(server: Server
     assert {request.path for request in elsewhere.requests} == {"/m.zcr?signed=1"}
 
 
-# URLs and options.
-
-
 def test_a_path_that_fsspec_would_cut_is_refused(tmp_path: Path) -> None:
     zcrecord.save_record({"w": np.zeros(3)}, tmp_path / "model")
     message = r": has '::' in it, where fsspec would cut it and take another file; write %3A%3A"
@@ -493,9 +488,6 @@ def test_encoded_answers_are_ruled_out(server: Server) -> None:
     assert is_right(load(server, storage_options={"headers": {"accept-encoding": "gzip"}}))
     assert {headers["Accept-Encoding"] for headers in heard} == {"identity"}
     assert not any("accept-encoding" in headers for headers in heard)
-
-
-# Time.
 
 
 def test_a_server_that_never_answers_is_given_up_soon(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

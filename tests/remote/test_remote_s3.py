@@ -80,11 +80,10 @@ def test_kept_bytes_are_found_again(options: dict[str, Any], tmp_path: Path, mon
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("digest", ["xxh3", "none"])
-def test_an_object_that_is_replaced_is_never_mixed(options: dict[str, Any], digest: Any) -> None:
-    put(options, WEIGHTS, digest=digest)
+def test_an_object_that_is_replaced_is_never_mixed(options: dict[str, Any]) -> None:
+    put(options, WEIGHTS, digest="none")
     rec = zcrecord.load_record(URL, storage_options=options)
-    put(options, NEWER, digest=digest)
+    put(options, NEWER, digest="none")
     with pytest.raises(SourceError, match="was replaced or changed since it was opened"):
         rec["w3"]
     assert is_right(zcrecord.load_record(URL, storage_options=options), NEWER)

@@ -44,17 +44,11 @@ def used(folder: Path) -> int:
     return (status.f_blocks - status.f_bfree) * status.f_frsize
 
 
-@pytest.mark.parametrize("index", ["front", "back"])
-def test_an_edit_takes_no_space_where_the_file_system_clones(disk: Path, index: str) -> None:
+def test_an_edit_takes_no_space_where_the_file_system_clones(disk: Path) -> None:
     random = np.random.default_rng(0)
     tensors = {f"layers.{i}.w": random.integers(0, 255, 16 * MIB + 1000 * i, np.uint8) for i in range(16)}
     empty, path, other = used(disk), disk / "m.zcr", disk / "other.zcr"
-    if index == "front":
-        zcrecord.save_record(tensors, path)
-    else:
-        with zcrecord.RecordWriter(path) as out:
-            for name, array in tensors.items():
-                out.add(name, array)
+    zcrecord.save_record(tensors, path)
     full = used(disk)
     assert full - empty > 250 * MIB, "the archive takes no space by itself, so nothing would be noticed"
     with zcrecord.edit(path) as model:

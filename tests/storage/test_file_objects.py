@@ -44,8 +44,6 @@ DATA = r.saved(TREE)
 LEVELS: list[Any] = ["touch", "index", "full"]
 POSIX = pytest.mark.skipif(os.name != "posix", reason="platform: POSIX file systems")
 
-# Written.
-
 
 def unread(**options: Any) -> Any:
     """The writing end of a pipe whose other end is closed."""
@@ -138,9 +136,6 @@ def test_the_first_refusal_is_told_and_not_what_cleaning_up_came_to(write: str, 
         WRITERS[write](rec, file)
     with contextlib.suppress(BrokenPipeError):
         file.close()
-
-
-# Read.
 
 
 @functools.cache

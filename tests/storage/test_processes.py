@@ -26,7 +26,6 @@ from zcrecord import (
     IntegrityError,
     Record,
     SourceNotFoundError,
-    TensorNotFoundError,
     UnsupportedError,
     load_record,
 )
@@ -43,9 +42,6 @@ TREE: dict[str, Any] = {
 def path(tmp_path: Path) -> Path:
     zcrecord.save_record(TREE, tmp_path / "m.zcr", durable=False)
     return tmp_path / "m.zcr"
-
-
-# Pickling.
 
 
 def unlikely(info: zcrecord.TensorInfo) -> bool:
@@ -153,8 +149,6 @@ def test_views_are_pickled_by_value(mode: Any, protocol: int, path: Path) -> Non
     assert again["a"].flags.writeable is (mode == "c" or protocol < 5)
 
 
-# Pools.
-
 POOL = """
 import concurrent.futures as futures
 import multiprocessing
@@ -236,32 +230,6 @@ def test_edits_of_parent_and_child_are_each_their_own(way: str, path: Path) -> N
     assert path.read_bytes() == before
 
 
-# Threads.
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["r", "c"])
-def test_threads_share_a_record_its_parts_and_its_twins(mode: Any, path: Path) -> None:
-    rec = load_record(path, mode=mode, verify="touch")
-    barrier = threading.Barrier(8)
-
-    def work(number: int) -> None:
-        barrier.wait()
-        for i in range(30):
-            part = (rec.module("n"), rec.select(["n", "b"]).module("n"), rec.select("n.*").module("n"))[i % 3]
-            assert part["w"].tolist() == [0, 1, 2, 3, 4, 5]
-            assert (rec["b"] == 1).all()
-            assert not rec["twin"].any()
-            assert len(pickle.dumps(rec.tree()["n"])) > 50
-            with pytest.raises(TensorNotFoundError):
-                rec[f"missing {number}"]
-            part.close()
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(work, range(8)))
-    assert rec.module("n")["w"][5] == 5
-
-
 @pytest.mark.parametrize("mode", ["r", "c"])
 def test_closing_while_threads_make_parts_and_views_gives_a_part_or_one_error(mode: Any, path: Path) -> None:
     def work(rec: Record, barrier: threading.Barrier) -> None:
@@ -336,8 +304,6 @@ def test_other_threads_run_while_payloads_are_written_hashed_and_read(tmp_path: 
     assert found.pop("nothing but Python") < 10, "that the GIL is held would be noticed"
     assert {case: steps >= 10 for case, steps in found.items()} == dict.fromkeys(found, True), found
 
-
-# Ctrl-C.
 
 INTERRUPTED = """
 import os, signal, sys, threading, time

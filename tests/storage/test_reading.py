@@ -91,11 +91,6 @@ def pieces(monkeypatch: pytest.MonkeyPatch, path: Path) -> list[int]:
     return offsets
 
 
-def test_plain_read_asks_for_every_piece_once(pieces: list[int], path: Path) -> None:
-    load_record(path, mmap=False)
-    assert sorted(pieces) == list(range(0, path.stat().st_size, 65536))
-
-
 @pytest.mark.parametrize("preadv", [True, False])
 def test_file_that_shrinks_is_an_error(preadv: bool, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "_PIECE", 65536)
@@ -180,9 +175,6 @@ def test_plain_read_refuses_what_mapping_refuses(tmp_path: Path) -> None:
                 load_record(tmp_path / name, mmap=mapped)
             errors.append((type(caught.value), str(caught.value)))
         assert errors[0] == errors[1]
-
-
-# Read-ahead.
 
 
 @pytest.fixture

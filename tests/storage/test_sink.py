@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -59,31 +58,6 @@ def test_small_writes_are_gathered_into_few(tmp_path: Path, monkeypatch: pytest.
             out.write(b"x" * 64)
     assert sum(calls) == 640_000
     assert len(calls) < 10
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    sys.platform != "linux", reason="platform: Linux alone starts to write out what it is advised about"
-)
-@pytest.mark.parametrize("durable", [True, False])
-def test_the_disk_works_meanwhile(durable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    advised: list[tuple[int, int]] = []
-
-    def note(fd: int, offset: int, nbytes: int, advice: int) -> None:
-        assert advice == os.POSIX_FADV_DONTNEED
-        advised.append((offset, offset + nbytes))
-
-    monkeypatch.setattr(os, "posix_fadvise", note)
-    data = np.random.default_rng(0).bytes(40 << 20)
-    with files.open_sink(tmp_path / "m", durable=durable) as out:
-        for start in range(0, len(data), 1 << 20):
-            out.write(memoryview(data)[start : start + (1 << 20)])
-        out.rewind(20 << 20)
-        out.write(memoryview(data)[20 << 20 :])
-    assert (tmp_path / "m").read_bytes() == data
-    ends = [0, *(end for _, end in advised)]
-    assert all(start == before or start == 20 << 20 for (start, _), before in zip(advised, ends, strict=False))
-    assert (ends[-1] >= 32 << 20) == durable
 
 
 def test_null_sink_counts_and_gives_nothing_back() -> None:

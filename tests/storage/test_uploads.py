@@ -252,9 +252,6 @@ def test_an_upload_of_too_many_parts_is_an_error(s3: S3, monkeypatch: pytest.Mon
     assert not s3.unfinished("bucket")
 
 
-# Errors.
-
-
 @pytest.mark.parametrize(
     ("url", "kind", "message"),
     [

@@ -262,9 +262,6 @@ def test_frames_whose_last_block_is_empty_are_read_alike(path: Path) -> None:
         assert set(answers(path).values()) == {WEIGHTS}
 
 
-# Chance
-
-
 def files(dice: random.Random) -> bytes:
     """Return a file of frames of either archive, shown, hidden, cut and empty, under a table that fits or does not."""
     pieces: list[Piece] = []
