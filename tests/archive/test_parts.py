@@ -493,19 +493,6 @@ def test_verify_of_a_part_reads_its_own_payloads_alone(tmp_path: Path) -> None:
     assert steps and steps[-1][0] == steps[-1][1]
 
 
-def test_part_has_attributes_of_bytes_lists_and_tuples() -> None:
-    tree = {
-        "m": {"blob": b"abc", "blobs": [b"abc", b"", b"d"], "t": (1, 2), "w": ONE, "none": None, "big": 1 << 63},
-        "x": {"blob": b"abc", "w": ONE.copy()},
-        "other": b"zzz",
-    }
-    rec = r.round_trip(tree)
-    r.assert_same(rec.module("m").tree(), tree["m"])
-    r.assert_same(rec.select(["x"]).tree(), {"x": tree["x"], "other": b"zzz"})
-    r.assert_same(r.round_trip(rec.module("m")).tree(), tree["m"])
-    assert rec.module("m").nbytes == 3 + 1 + 24
-
-
 def test_part_of_a_record_with_elements_of_an_unknown_type() -> None:
     data = Forge(r.saved({"m": {"w": TWO, "v": ONE}})).set("tensors", "m.w", dtype=200).seal()
     part = load_record(data).module("m")

@@ -67,7 +67,7 @@ def assembled(compiler: list[str], source: Path, out: Path) -> subprocess.Comple
 
 
 @pytest.mark.parametrize("compiler", COMPILERS)
-@pytest.mark.parametrize("section", [None, ".weights", ".weights."])
+@pytest.mark.parametrize("section", [None, ".weights."])
 def test_every_object_format_has_the_bytes(
     each: Plan, compiler: list[str], section: str | None, tmp_path: Path
 ) -> None:
@@ -96,7 +96,7 @@ def test_archive_of_another_size_is_refused_while_it_is_assembled(compiler: list
         ("m.S", "m.zcr", "M_ZCR"), ("m.S", "m_packed.bin", "M_PACKED"), ("m_blob.S", "m.zcr", "M_ZCR")
     ):  # fmt: skip
         data = (folder / name).read_bytes()
-        for size in (len(data) + 1, len(data) - 1, 5, len(data)):
+        for size in (len(data) + 1, 5, len(data)):
             (folder / name).write_bytes(data.ljust(size, b"\0")[:size])
             done = assembled(compiler, folder / source, tmp_path / "m.o")
             noticed = f"{macro} is not the file that this one was generated from: generate it again" in done.stderr

@@ -17,6 +17,7 @@ from tools.range_server import Server, serving
 from zcrecord import IntegrityError
 from zcrecord.loaders import load_into, plan_load, shard
 from zcrecord.loaders.torch import TorchLoader
+from zcrecord.remote.ranges import NEAR
 
 KIB, MIB = 1 << 10, 1 << 20
 LOADERS = ["cpu", "host", "read", "torch"]
@@ -86,6 +87,10 @@ def test_a_box_of_short_rows_is_a_few_requests_and_never_more_than_its_payload(s
         result = load(record, way, "narrow", slices={"narrow": np.s_[:, 3:9]}, max_in_flight=most)["narrow"]
         assert np.array_equal(result, NARROW[:, 3:9])
         assert server.sent == NARROW.nbytes, "the whole payload, which is then checked"
+
+
+def test_gaps_that_are_fetched_with_the_rows_are_those_of_other_requests() -> None:
+    assert NEAR == 64 * KIB, "the guide names it"
 
 
 @pytest.mark.exhaustive(keep=2)

@@ -1,4 +1,4 @@
-"""Records among threads and processes: forked, pickled, handed to pools and back; interrupted; the GIL let go.
+"""Records among threads and processes: forked, pickled, handed to pools and back; interrupted.
 
 Whatever could hang, crash or be told apart only by a signal runs in a Python of its own.
 """
@@ -6,7 +6,6 @@ Whatever could hang, crash or be told apart only by a signal runs in a Python of
 from __future__ import annotations
 
 import copy
-import json
 import os
 import pickle
 import re
@@ -250,59 +249,6 @@ def test_closing_while_threads_make_parts_and_views_gives_a_part_or_one_error(mo
             rec.close()
             for each in running:
                 each.result()
-
-
-FREE = """
-import json, sys, threading, time
-import numpy as np
-import zcrecord
-
-path = sys.argv[1]
-data = np.random.default_rng(0).integers(0, 256, 48 << 20, np.uint8)
-pieces = [data[i : i + (4 << 20)] for i in range(0, len(data), 4 << 20)]
-sys.setswitchinterval(1000)  # nobody is made to let the GIL go: others run only where it is let go
-steps, ended = [0], []
-
-def step():
-    while not ended:
-        steps[0] += 1
-        time.sleep(0)
-
-def during(work):
-    before = steps[0]
-    for _ in range(50):  # on a busy machine the other thread may miss its turn while the GIL is free
-        work()
-        if steps[0] - before >= 10:
-            break
-    return steps[0] - before
-
-def lazily():
-    lazy = zcrecord.LazyTensor('uint8', data.shape, pieces)
-    zcrecord.save_record({'w': lazy}, path + '.lazy', durable=False)
-
-other = threading.Thread(target=step)
-other.start()
-time.sleep(0.01)
-found = {
-    'nothing but Python': during(lambda: sum(range(100_000))),
-    'save_record': during(lambda: zcrecord.save_record({'w': data}, path, durable=False)),
-    'save of LazyTensor': during(lazily),
-}
-rec = zcrecord.load_record(path)
-found['verify'] = during(rec.verify)
-found['content_digest'] = during(rec.content_digest)
-found['mmap=False'] = during(lambda: zcrecord.load_record(path, mmap=False))
-ended.append(True)
-other.join()
-print(json.dumps(found))
-"""
-
-
-@pytest.mark.measured
-def test_other_threads_run_while_payloads_are_written_hashed_and_read(tmp_path: Path) -> None:
-    found = json.loads(r.run_python(FREE, tmp_path / "m.zcr").stdout)
-    assert found.pop("nothing but Python") < 10, "that the GIL is held would be noticed"
-    assert {case: steps >= 10 for case, steps in found.items()} == dict.fromkeys(found, True), found
 
 
 INTERRUPTED = """
