@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -85,13 +84,6 @@ def test_view_is_not_taken_for_its_base() -> None:
     assert digest({"a": view, "b": base}) == want
     base[1] += 1
     assert digest({"a": view, "b": base}) != want
-
-
-@pytest.mark.parametrize("verify", ["touch", "index", "full"])
-def test_how_the_archive_was_loaded_does_not_enter(verify: Any, tmp_path: Path) -> None:
-    (tmp_path / "m").write_bytes(b"before" + r.saved(TREE))
-    assert zcrecord.load_record(r.saved(TREE), verify=verify).content_digest() == WANT
-    assert zcrecord.load_record(tmp_path / "m", verify=verify, embedded="suffix").content_digest() == WANT
 
 
 @pytest.mark.parametrize(("items", "vector", "names"), LISTS.values(), ids=LISTS)

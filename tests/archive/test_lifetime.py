@@ -5,7 +5,6 @@ Cases that could read memory that is gone run in a Python of their own.
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -164,22 +163,6 @@ rec = zcrecord.load_record(read()); view = rec['w']; released(rec); check(view)"
 @pytest.mark.parametrize("what", CLOSES)
 def test_close(what: str, path: Path) -> None:
     r.run_python(START + CLOSES[what], path)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="platform: no fork")
-def test_record_and_views_survive_fork(path: Path) -> None:
-    code = """
-rec = load(); view = rec['w']; child = os.fork()
-if child == 0:
-    check(view); check(rec['w'])
-    assert rec['p'].shape == (3,) and rec.close() is False
-    os._exit(0)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-check(view); check(rec["w"]); del view
-assert rec.close() is True
-"""
-    r.run_python(START + code, path)
 
 
 @pytest.mark.slow

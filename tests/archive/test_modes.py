@@ -1,4 +1,4 @@
-"""Mode "c": edits reach a private copy and nothing else; and the digest that is expected.
+"""Mode "c": edits reach a private copy and nothing else.
 
 What is tied stays tied; what is only equal, and stored once, is edited each by itself; the file stays as it is.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -88,18 +87,13 @@ def rec(way: Callable[..., Record]) -> Record:
     return way()
 
 
-# Who sees an edit.
-
-
 EQUAL = [("a", "b"), ("b", "a"), ("c", "b"), ("deep.0", "deep.1"), ("big", "twin"), ("twin", "big"), ("twin2", "twin")]
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("touched", [True, False], ids=["touched before", "touched later"])
 @pytest.mark.parametrize(("edited", "other"), EQUAL)
-def test_edit_of_one_of_two_equal_untied_tensors_does_not_change_the_other(
-    edited: str, other: str, touched: bool, rec: Record
-) -> None:
+def test_an_edit_leaves_equal_tensors_alone(edited: str, other: str, touched: bool, rec: Record) -> None:
     before = load_record(ARCHIVE)[other]
     assert not touched or not np.shares_memory(rec[edited], rec[other])
     rec[edited][::3] = -1
@@ -146,18 +140,6 @@ def test_every_view_of_a_tensor_is_the_same_memory(rec: Record) -> None:
         assert all(view.flags.writeable for view in views), name
 
 
-def test_edits_through_a_part_are_edits_of_the_record(rec: Record) -> None:
-    rec.module("deep")["0"][:] = 1
-    rec.select(["twin*", "b"])["b"][:] = 2
-    rec.select("twin2", rename={"twin2": "x.y"}).module("x")["y"][7] = 3
-    assert (rec["tied"] == 1).all()
-    assert (rec["b"] == 2).all()
-    assert rec["twin2"][7] == 3
-    assert (rec["a"] == 1).all()
-    assert not rec["twin"].any()
-    assert not rec["big"].any()
-
-
 def test_two_records_of_one_source_do_not_see_each_others_edits(way: Callable[..., Record]) -> None:
     one, two, three = way(), way(), way("r")
     one["a"][:] = 5
@@ -189,12 +171,6 @@ def test_text_bytes_and_raw_payloads_stay_read_only_and_raw_ones_show_edits(rec:
     assert bytes(rec.raw("c")) == np.full(64, 8.0).tobytes()
 
 
-def test_views_in_mode_r_stay_read_only(way: Callable[..., Record]) -> None:
-    rec = way("r")
-    views = [*(rec[name] for name in ARRAYS), rec["p"].packed, rec.module("deep")["0"], rec.select("a")["a"]]
-    assert rec.mode == "r" and not any(view.flags.writeable for view in views)
-
-
 @pytest.mark.parametrize("mode", ["w", "r+", "", None])
 def test_unknown_modes_are_refused(mode: Any) -> None:
     with pytest.raises(UnsupportedError, match=r"^mode=.* is not known; 'r' or 'c'$"):
@@ -214,9 +190,6 @@ def test_threads_that_touch_a_twin_first_all_get_one_memory(verify: Any, path: P
     r.run_in_threads(touch, 8)
     assert len(found) == 160
     assert len(set(found)) == 1
-
-
-# What is done with edited records.
 
 
 def test_saving_saves_the_edits_and_keeps_the_ties(rec: Record, tmp_path: Path) -> None:
@@ -274,9 +247,6 @@ def test_verify_finds_damage_that_was_there_before_an_edit(tmp_path: Path) -> No
         for call in calls:
             with pytest.raises(IntegrityError, match=r"tensor 'tied': payload .* its digest does not match"):
                 call()
-
-
-# The file meanwhile.
 
 
 @pytest.mark.parametrize("verify", ["touch", "index"])
@@ -351,19 +321,6 @@ def test_forged_twins_are_refused_before_anything_is_copied(offset: int, nbytes:
             load_record(tmp_path / "m.zcr", mode="c", mmap=mapped, verify=verify)["b"]  # type: ignore[call-overload]
 
 
-def test_many_large_twins_take_few_mappings_of_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "m.zcr"
-    zcrecord.save_record({f"w{i}": np.zeros(MIB, np.uint8) for i in range(60)}, path, durable=False)
-    rec = load_record(path, mode="c")
-    before = len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
-    for number, view in enumerate(rec.values()):
-        view[:] = number
-    assert [int(view[0]) for view in rec.values()] == list(range(60))
-    assert not before or len(os.listdir("/proc/self/fd")) - before <= 40
-
-
-# Memory.
-
 SPARSE = """
 import mmap, os, sys
 import numpy as np
@@ -401,43 +358,3 @@ assert not zcrecord.load_record(path)[rec.names[-1]].reshape(-1)[-1:].any()
 @COUNTS_MEMORY
 def test_file_larger_than_memory_is_opened_and_edited(tmp_path: Path) -> None:
     r.run_python(SPARSE, tmp_path / "holes.zcr")
-
-
-# The digest that is expected.
-
-
-def test_expected_content_digest_is_that_of_the_whole_archive(way: Callable[..., Record]) -> None:
-    right, part = load_record(ARCHIVE).content_digest(), load_record(ARCHIVE).select("a").content_digest()
-    for mode in ("r", "c"):
-        assert len(way(mode, expect=right))
-        with pytest.raises(IntegrityError, match=rf"content digest {part} was expected, it has {right}$"):
-            way(mode, expect=part)
-
-
-def test_damaged_payload_is_not_what_was_expected(path: Path) -> None:
-    right = load_record(path).content_digest()
-    data = bytearray(ARCHIVE)
-    data[load_record(path).info("base").offset] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(IntegrityError, match="was expected, it has sha256:"):
-        load_record(path, expect=right)
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive(keep=2)
-@pytest.mark.parametrize("load", ["path", "bytes", "read", "torch"])
-def test_twins_that_would_fill_the_memory_are_refused(load: str, tmp_path: Path) -> None:
-    path = tmp_path / "m.zcr"
-    one = np.ones(1 << 18, np.float32)
-    with zcrecord.RecordWriter(path, durable=False) as out:
-        for i in range(1200):  # each 1 MiB, stored once
-            out.add(f"w{i}", one)
-    assert path.stat().st_size < 2 << 20
-    record = zcrecord.load_record(path)
-    with pytest.raises(zcrecord.LimitError, match=r"tensors that share their bytes would take 1\.26e\+09 bytes"):
-        if load == "torch":
-            record.torch()
-        else:
-            source = path.read_bytes() if load == "bytes" else path
-            zcrecord.load_record(source, mode="c", mmap=load == "path")
-    assert len(record.select("w1??").torch()) == 100

@@ -118,8 +118,7 @@ def byte_in_a_gap(f: Forge) -> None:
 
 ASCEND = r"by_name\[\d\]: names are not strictly ascending"
 MORE = [
-    Case("R17", "CRC of the index", lambda f: f.ends.update(index_crc=1), "^index: its CRC does not match",
-         IntegrityError),
+    Case("R17", "CRC of the index", lambda f: f.ends.update(index_crc=1), "^index: its CRC does not", IntegrityError),
     Case("R32", "names descend", names_descend, ASCEND),
     Case("R32", "one tensor again and again", same_name, ASCEND),
     Case("R60", "twins of two digests", twins, "digest"),

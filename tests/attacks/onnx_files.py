@@ -211,8 +211,7 @@ BROKEN = [
     attack("O10", "graphs 34 deep", lambda: nested(34), "nested more than 100 deep"),
     attack("O10", "graphs 5,000 deep", lambda: nested(5000), "nested more than 100 deep"),
     attack("O10", "groups 100,000 deep", lambda: model() + varint(100 << 3 | 3) * 100_000, "nested more than 100"),
-    attack("O11", "a model cut in its values", lambda: model(WHOLE)[:-9],
-           "stream ends|file ends|ends inside"),
+    attack("O11", "a model cut in its values", lambda: model(WHOLE)[:-9], "stream ends|file ends|ends inside"),
     attack("O11", "a graph cut after its length", lambda: b"\x3a\x64", "ends|no graph"),
     attack("O12", "a node that ends inside a field", lambda: field(7, field(1, b"\x0a\x05")), "node ends|reaches"),
     attack("O12", "an attribute past its node", lambda: field(7, field(1, b"\x2a\x05\x0a")), "message it is in"),
@@ -225,8 +224,7 @@ BROKEN = [
     attack("O14", "data_type -1", lambda: model(DIMS + field(2, -1) + NAME + RAW), "is not known here"),
     attack("O14", "half a million empty tensors", lambda: model(*[b""] * (1 << 19)), "no data_type"),
     attack("O15", "65 dims", lambda: model(field(1, 1) * 65 + FLOAT + NAME + RAW), "64 dimensions"),
-    attack("O15", "a million packed dims", lambda: model(field(1, b"\1" * MIB) + FLOAT + NAME + RAW),
-           "64 dimensions"),
+    attack("O15", "a million packed dims", lambda: model(field(1, b"\1" * MIB) + FLOAT + NAME + RAW), "64 dimensions"),
     attack("O16", "a negative dim", lambda: model(field(1, -2) + FLOAT + NAME + RAW), "a negative dimension"),
     attack("O16", "two negative dims, 6 together", lambda: model(field(1, -2) + field(1, -3) + FLOAT + NAME + RAW),
            "a negative dimension"),
@@ -295,8 +293,7 @@ BROKEN = [
     attack("O34", "gzip changed", lambda: gzip.compress(model(WHOLE))[:-8] + bytes(8), "damaged", FormatError,
            ALL_BUT_SCAN),
     attack("O34", "zstd that wants 3.75 GiB", greedy_frame, "memory|window|damaged", FormatError, ALL_BUT_SCAN),
-    attack("O34", "a graph of 400 MiB in 400 KB", graph_bomb, "expand to a graph of more than", LimitError,
-           ALL_BUT_SCAN),
+    attack("O34", "a graph of 400 MiB in 400 KB", graph_bomb, "expand to a graph of more", LimitError, ALL_BUT_SCAN),
 ]  # fmt: skip
 
 # Legal, and no dearer than what they are: each took many times as long, or as much memory, as it should at some time.

@@ -172,9 +172,7 @@ def test_payloads_of_a_shard_that_break_a_rule_are_refused_at_touch(change: dict
         zcrecord.load_record(forged, verify="touch")["a"]
 
 
-def test_a_checked_catalogue_stays_checked_in_another_process_and_as_a_hollow_record(
-    tmp_path: Path, serve: Any
-) -> None:
+def test_a_checked_catalogue_stays_checked_pickled_and_hollow(tmp_path: Path, serve: Any) -> None:
     def forge(**tensors: Any) -> Path:
         return forge_catalogue(tmp_path / "m.zcr", {"w": OTHER}, {"s.zcr": tensors}, [(0, 0)])
 
@@ -223,9 +221,6 @@ def test_a_signature_that_is_bytes_is_not_replaced_in_a_catalogue(tmp_path: Path
     with pytest.raises(UnsupportedError, match="has bytes in its metadata under a name that is to be written"):
         integrity.sign(path, KEY)
     assert np.array_equal(zcrecord.load_record(path)["w"], OTHER)
-
-
-# Work and memory.
 
 
 def test_names_of_values_of_a_checkpoint_are_bounded(tmp_path: Path) -> None:

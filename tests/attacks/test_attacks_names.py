@@ -44,9 +44,6 @@ def test_the_check_would_notice_every_name_that_needs_it() -> None:
             check_harmless(name)
 
 
-# Terminals.
-
-
 COMMANDS = ["info", "ls", "tree", "verify"]
 
 
@@ -67,9 +64,7 @@ def test_names_are_escaped_in_what_commands_print(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_json_is_ascii_and_has_the_names_as_they_are(
-    command: str, hostile: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_is_ascii_and_has_the_names(command: str, hostile: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--json", str(hostile)]) == 0
     out = capsys.readouterr().out
     assert out.isascii()
@@ -89,9 +84,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.exhaustive(keep=4)
 @pytest.mark.parametrize("name", PATHS)
-def test_a_hostile_path_is_escaped_whatever_is_said_of_it(
-    name: str, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_hostile_path_is_escaped(name: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good, bad = here / f"{name}.zcr", here / f"bad {name}.zcr"
     zcrecord.save_record({"w": np.ones(3)}, good, durable=False)
     bad.write_bytes(good.read_bytes()[:-3])
@@ -107,9 +100,6 @@ def test_a_hostile_path_is_escaped_whatever_is_said_of_it(
     assert main(["embed", "--lang", "c", "-o", f"out {name}", "--prefix", name, os.fspath(good)]) == 1
     said = "".join(capsys.readouterr())
     check_harmless(said)
-
-
-# Errors, as a program gets them.
 
 
 def errors_of(hostile: Path, folder: Path, name: str) -> Iterator[RecordError]:
@@ -141,12 +131,7 @@ def test_a_message_is_escaped_even_where_who_words_it_forgets_to() -> None:
     assert str(RecordError("has '\x1b[2J\n'", tensor="\u202e")) == r"tensor '\u202e': has '\x1b[2J\n'"
 
 
-# Other formats.
-
-
-def test_names_of_other_formats_arrive_as_they_are_and_are_escaped_in_what_is_printed(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_of_other_formats_are_escaped_when_printed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for source in names.foreign(here):
         dest = source.with_suffix(".zcr")
         assert main(["convert", source.name, dest.name, "--force"]) == 0, capsys.readouterr().err
@@ -176,8 +161,6 @@ def test_errors_about_names_of_other_formats_are_one_harmless_line(here: Path) -
         assert "\n" not in text
         check_harmless(text)
 
-
-# Generated code.
 
 EVIL = 'a; int x;\n"b??\\ $(touch evil)'
 
@@ -210,9 +193,7 @@ int main(void) { return %s; }
 
 @pytest.mark.needs("gcc", "g++", "clang-19")
 @pytest.mark.parametrize("compiler", ["gcc", "g++", "clang"])
-def test_c_of_hostile_names_and_paths_compiles_and_holds_the_values(
-    compiler: str, sources: Path, tmp_path: Path
-) -> None:
+def test_c_of_hostile_names_holds_the_values(compiler: str, sources: Path, tmp_path: Path) -> None:
     header = (sources / "net.h").read_text(encoding="utf-8")
     found = re.findall(r"^extern \S+ const float (net_\w+)\[3\]|const float (net_\w+)\[", header, re.MULTILINE)
     arrays = [a or b for a, b in found]

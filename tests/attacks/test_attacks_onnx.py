@@ -97,9 +97,7 @@ def checked_archive(tmp_path: Path) -> tuple[Path, Path]:
     return inside / "small.onnx", tmp_path / "right.zcr"
 
 
-def test_the_archive_that_is_verified_is_the_very_file_that_was_checked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_verified_archive_is_the_file_that_was_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """X15 and X18. A link to the right archive comes once the wrong one was found to be a plain file."""
     model, right = checked_archive(tmp_path)
     opened = rules.ModelFolder.open
@@ -120,9 +118,7 @@ def test_the_archive_that_is_verified_is_the_very_file_that_was_checked(
         verify_external(model)
 
 
-def test_what_a_model_tells_and_what_it_refers_to_come_from_one_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_model_tells_is_of_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, right = checked_archive(tmp_path)
     right.rename(model.with_name("model.zcr"))
     told = archive_link._link_properties

@@ -78,19 +78,19 @@ def long_values(form: int, size: int, *, text: bool) -> Forge:
     return f
 
 
-def tensors(*dims: int, strided: bool = False, **fields: int) -> Forge:
+def tensors(*dims: int, strided: bool = False, count: int = N, **fields: int) -> Forge:
     """Return a valid archive of many tensors that share one payload, dims and strides."""
     f = Forge(saved({"a": np.ones(4, np.uint8)}))
-    begin = f.add("text", np.frombuffer(b"".join(b"%06d\0" % i for i in range(N)), np.uint8))
-    column = repeated(f, "tensors")
-    column["name"], column["name_size"], column["key_size"] = begin + np.arange(N) * 7, 6, 6
+    begin = f.add("text", np.frombuffer(b"".join(b"%06d\0" % i for i in range(count)), np.uint8))
+    column = repeated(f, "tensors", count)
+    column["name"], column["name_size"], column["key_size"] = begin + np.arange(count) * 7, 6, 6
     column["name"][-1], column["name_size"][-1], column["key_size"][-1] = *f.text(b"a"), 1
     column["dims"], column["rank"] = f.add("dims", dims), len(dims)
     for field, value in fields.items():
         column[field] = value
     if strided:
         column["strides"] = f.add("strides", [1] * len(dims))
-    f.columns["by_name"] = np.arange(N, dtype="<u4")
+    f.columns["by_name"] = np.arange(count, dtype="<u4")
     return f
 
 
@@ -125,9 +125,8 @@ ARCHIVES: dict[str, tuple[Callable[[], Forge], str, str]] = {
 }
 
 
-def strings() -> Forge:
-    f = tensors(BIG // 8 - 1, dtype=64, bits=0)
-    return large(f)
+def strings(count: int = N) -> Forge:
+    return large(tensors(BIG // 8 - 1, count=count, dtype=64, bits=0))
 
 
 def large(f: Forge) -> Forge:

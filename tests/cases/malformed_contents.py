@@ -66,15 +66,12 @@ STRINGS = [
     Case("R71", "last end at 2^64-1", ends(0, 1, 1, 2**64 - 1), ENDS),
     Case("R71", "last end 8 short", ends(0, 0, 0, 0), ENDS),
     Case("R71", "padding", written("s", 4, 1), "^tensor 's': the padding after its strings is not zero$"),
-    Case("R71", "last byte of the padding", written("s", 7, 1),
-         "^tensor 's': the padding after its strings is not zero$"),
+    Case("R71", "last byte of the padding", written("s", 7, 1), "^tensor 's': the padding after its strings is not"),
 ]
 CASES = [
     *STRINGS,
-    Case("R70", "bits 4 to 7 behind three of 4", written("q", -1, 0x13),
-         "^tensor 'q': the pad bits after its last element are"),
-    Case("R70", "top bit behind three of 4", written("q", -1, 0x83),
-         "^tensor 'q': the pad bits after its last element are"),
+    Case("R70", "bits 4 to 7 behind three of 4", written("q", -1, 0x13), "^tensor 'q': the pad bits after its last"),
+    Case("R70", "top bit behind three of 4", written("q", -1, 0x83), "^tensor 'q': the pad bits after its last"),
     Case("R70", "behind three of 6", packed("float6_e2m3fn", 3, 4), PAD),
     Case("R70", "behind five of 4", packed("uint4", 5, 0x10), PAD),
     Case("R70", "behind nine of 2", packed("int2", 9, 4), PAD),

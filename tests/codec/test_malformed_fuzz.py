@@ -133,16 +133,6 @@ def test_every_truncation_is_refused(data: bytes) -> None:
                 load()
 
 
-@pytest.mark.parametrize("level", ["index", "full"])
-@ARCHIVE
-def test_every_changed_byte_of_header_index_and_trailer_is_refused(data: bytes, level: Verify) -> None:
-    for places in regions(data):
-        for changed in variants(data, places):
-            with pytest.raises(FormatError) as caught:
-                zcrecord.load_record(changed, verify=level)
-            assert str(caught.value)
-
-
 @ARCHIVE
 def test_every_changed_byte_of_an_end_leaves_the_same_record_if_its_crc_is_right(data: bytes) -> None:
     expected = zcrecord.load_record(data)
@@ -157,7 +147,7 @@ def test_every_changed_byte_of_an_end_leaves_the_same_record_if_its_crc_is_right
 @pytest.mark.parametrize("level", ["touch", "index"])
 def test_every_changed_byte_of_an_index_gives_a_valid_record_or_an_error(level: Verify) -> None:
     data = compact().seal()
-    flips = "^80 =ff" if level == "touch" else "^1 ^80 =0 =ff +1"
+    flips = "^80" if level == "touch" else "^1 ^80 =0 =ff +1"
     results = [questioned(resealed(changed), level) for changed in variants(data, regions(data)[1], flips)]
     assert sum(record is not None for record in results) > 0
     assert level == "touch" or sum(record is not None for record in results) < len(results) // 2

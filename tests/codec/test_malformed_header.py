@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,13 +62,3 @@ def test_embedded_archives_are_checked_as_whole_files_are(embedded: Any, data: b
     """R3, R15, R16."""
     with pytest.raises(FormatError, match=f"^{message}"):
         zcrecord.load_record(data, embedded=embedded)
-
-
-def test_error_names_the_file(tmp_path: Path) -> None:
-    archive = plain()
-    archive.ends["zero8"] = 1
-    path = tmp_path / "model.zcr"
-    path.write_bytes(archive.seal())
-    with pytest.raises(FormatError, match=f"^{re.escape(str(path))}: header: reserved bytes") as caught:
-        zcrecord.load_record(path)
-    assert caught.value.path == str(path)

@@ -115,9 +115,7 @@ def test_touch_refuses_name_that_is_searched_for_and_found(name: str, why: str) 
     ids=["past the end", "no NUL behind"],
 )
 @pytest.mark.parametrize("name", ["a", "b", "absent"])
-def test_touch_refuses_a_look_up_that_meets_a_name_outside_the_pool_or_without_its_nul(
-    span: Callable[[Forge], tuple[int, int]], why: str, name: str
-) -> None:
+def test_touch_refuses_names_that_it_cannot_read(span: Callable[[Forge], tuple[int, int]], why: str, name: str) -> None:
     """R27: the order is broken, so that the search cannot say that there is no such tensor."""
     archive = middle(span)
     for action in ("get", "__getitem__", "__contains__", "info", "raw"):

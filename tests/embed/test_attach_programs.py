@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import records as r
-from embedded import put, quiet
+from embedded import quiet
 
 import zcrecord
 from zcrecord import FormatError, UnsupportedError
@@ -68,9 +68,7 @@ def test_compiled_program_runs_as_before_and_maps_its_own_weights(program: Path,
 
 
 @pytest.mark.needs("gcc", "strip")
-def test_detached_program_is_the_compiler_s_and_strip_takes_the_archive_off_which_loading_says(
-    program: Path, archive: Path, compiled: bytes
-) -> None:
+def test_detached_and_stripped_programs_are_the_compiler_s(program: Path, archive: Path, compiled: bytes) -> None:
     attach(program, archive)
     attach(program, archive)
     detach(program, discard=True)
@@ -90,7 +88,7 @@ def test_detached_program_is_the_compiler_s_and_strip_takes_the_archive_off_whic
 AGAIN = """
 import sys
 from zcrecord.embed import attach
-for _ in range(100):
+for _ in range(30):
     attach(sys.argv[1], sys.argv[2], durable=False)
 """
 
@@ -105,27 +103,6 @@ def test_program_can_be_started_at_every_moment_of_attaching(program: Path, arch
             runs += 1
     assert attaching.returncode == 0
     assert runs > 5
-
-
-SLEEPER = """
-#include <stdio.h>
-int main(void) { puts("running"); fflush(stdout); return getchar() == 'x' ? 0 : 1; }
-"""
-
-
-@pytest.mark.needs("gcc")
-def test_running_program_is_attached_to_and_keeps_running(archive: Path, tmp_path: Path) -> None:
-    program = tmp_path / "sleeper"
-    quiet("gcc", "-o", program, put(tmp_path / "sleeper.c", SLEEPER))
-    with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
-        assert running.stdout is not None
-        assert running.stdout.readline() == b"running\n"
-        with pytest.raises(OSError, match="Text file busy"), open(program, "r+b"):
-            pass
-        attach(program, archive)
-        running.communicate(b"x")
-    assert running.returncode == 0
-    r.assert_same(zcrecord.load_record(program).tree(), TREE)
 
 
 @pytest.fixture(scope="module")

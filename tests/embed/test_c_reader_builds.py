@@ -42,23 +42,6 @@ def test_builds_without_a_warning_and_needs_nothing(compiler: str, language: str
         assert undefined("nm", program) == set(), (optimise, machine)
 
 
-STRICT = ["-Wold-style-cast", "-Wzero-as-null-pointer-constant"]
-
-
-@pytest.mark.needs("g++", "g++ -m32", "clang++-19")
-@pytest.mark.parametrize("flags", [
-    ["g++", "-Wuseless-cast"], ["g++", "-m32", "-Wuseless-cast"], ["clang++-19"],
-    ["clang++-19", "--target=x86_64-pc-windows-msvc", "-ffreestanding"],  # whose NULL is 0
-], ids=" ".join)  # fmt: skip
-def test_header_is_quiet_for_whoever_asks_cpp_for_more_warnings(flags: list[str], tmp_path: Path) -> None:
-    one = "unsigned one(float x);\nunsigned one(float x) { return (unsigned)x; }\n"
-    source = put(tmp_path / "quiet.cpp", f'#include "zcrecord.h"\n{one}')
-    command = [*flags, "-std=c++11", *STRICT, f"-I{HEADER.parent}", "-c", source, "-o", tmp_path / "quiet.o"]
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True)
-    assert "zcrecord.h" not in done.stderr
-    assert done.stderr.count("warning: ") == 1 and "quiet.cpp:3" in done.stderr  # the program's own are still told
-
-
 @pytest.mark.needs("gcc", "clang-19", "nm")
 @pytest.mark.parametrize("compiler", ["gcc", "clang-19"])
 def test_a_file_that_calls_nothing_has_nothing_and_no_warning(compiler: str, tmp_path: Path) -> None:

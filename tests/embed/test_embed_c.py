@@ -85,21 +85,6 @@ def test_c_header_is_cpp_too_and_both_go_together(generated: Generated) -> None:
         e.quiet(e.compiled(e.COMPILERS[compiler], g.folder / "both", sources, f"-I{g.gen}", "-std=c++17"))
 
 
-@pytest.mark.needs("arm-none-eabi-gcc", "arm-none-eabi-gcc --specs=nosys.specs")
-def test_cortex_m3_program_has_them_in_flash_alone(generated: Generated) -> None:
-    g = generated
-    for plans, folder in ((g.plans, "gen"), ([g.bare], "bare")):
-        sources = [g.program(f"arm_{folder}", plans, "h"), *sorted((g.folder / folder).glob("*.S"))]
-        compiler = [*e.ARM, "--specs=nosys.specs", "-Wl,--no-warnings,-z,noexecstack"]
-        out = e.compiled(compiler, g.folder / f"{folder}.elf", sources, f"-I{g.folder}/{folder}")
-        found, sections = e.symbols(out), e.section_flags(out)
-        for k in (k for each in plans for k in each.constants if k.nbytes):
-            symbol = found[k.identifier]
-            assert (symbol.size, symbol.type) == (k.nbytes, "OBJECT")
-            assert sections[symbol.section][:2] == (".rodata", "A")
-            assert symbol.value % k.alignment == 0
-
-
 BARE = ["-nostdlib", "-nostartfiles", "-fno-stack-protector"]
 TINY = """
 #include "every_thing.h"

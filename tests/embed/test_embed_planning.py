@@ -111,9 +111,7 @@ def test_patterns_choose_tensors_and_modules(tmp_path: Path, select: Any, exclud
     ({"exclude": "b"}, "'b': not in this record"), ({"exclude": "w"}, r"exclude \(\* without w\) leave no tensor"),
     ({"alignment": 48}, "alignment 48 is not a power of two"),
 ])  # fmt: skip
-def test_pattern_that_matches_nothing_and_alignment_that_is_none_are_refused(
-    tmp_path: Path, options: Any, message: str
-) -> None:
+def test_options_that_do_not_fit_are_refused(tmp_path: Path, options: Any, message: str) -> None:
     with pytest.raises(RecordError, match=message):
         planned(tmp_path, {"w": np.ones(3)}, **options)
 
@@ -143,9 +141,7 @@ def test_part_of_a_record_is_planned_under_its_names(tmp_path: Path) -> None:
     assert list(bytes_of(part).values()) == list(bytes_of(whole).values())
 
 
-def test_element_type_that_is_not_known_is_bytes_unless_it_is_strided(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_elements_are_bytes_unless_strided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     zcrecord.save_record({"w": np.ones((2, 3), np.float32), "t": np.ones((3, 2), np.float32).T}, tmp_path / "m.zcr")
     monkeypatch.delitem(dtypes.by_code, 18)
     (found,) = plan(tmp_path / "m.zcr", exclude="t").constants

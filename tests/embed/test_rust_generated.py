@@ -49,11 +49,10 @@ class Static(NamedTuple):
 
 
 class Host(NamedTuple):
-    """A program with every archive in it, what it printed, and the mappings it had."""
+    """A program with every archive in it, and what it printed."""
 
     plans: list[Plan]
     statics: dict[tuple[int, int], Static]
-    rest: list[str]
 
 
 def generate(source: Any, folder: Path, *, assembly: bool = False, section: str | None = None) -> Plan:
@@ -75,7 +74,7 @@ def printed(folder: Path, main: str) -> str:
 
 
 def host(plans: Sequence[Plan]) -> str:
-    """Return a program that shows every constant of every module, and then what it allocated in using some."""
+    """Return a program that shows every constant of every module."""
     modules = "".join(f"mod {made.stem};\n" for made in plans)
     shows = []
     for p, made in enumerate(plans):
@@ -89,17 +88,7 @@ def host(plans: Sequence[Plan]) -> str:
 mod shows;
 {modules}
 fn main() {{
-    let before = shows::allocations();
-    let mut sum = 0.0;
-    for row in every_thing::LAYER_F32 {{
-        sum += row.iter().sum::<f32>();
-    }}
-    let used = shows::allocations() - before;
-    let boxed = Box::new(sum);
-    let noticed = shows::allocations() - before - used;
-{"".join(shows)}    println!("sum {{}} {{}} {{}}", boxed, used, noticed);
-    print!("{{}}", std::fs::read_to_string("/proc/self/maps").expect("/proc"));
-}}
+{"".join(shows)}}}
 """
 
 
@@ -111,13 +100,13 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     program = build(rustc, put(folder / "main.rs", host(plans)), folder / "main")
     lines = subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines()
     statics = {}
-    for line in lines[: sum(len(made.constants) for made in plans)]:
+    for line in lines:
         p, n, address, align, name, *dtype, bits, shape, data = line.split(" ")
         dims = tuple(map(int, filter(None, shape[1:].split(","))))
         text = bytes.fromhex(name[1:]).decode()
         known = Static(int(address), int(align), text, " ".join(dtype), int(bits), dims, bytes.fromhex(data[1:]))
         statics[int(p), int(n)] = known
-    return Host(plans, statics, lines[len(statics) :])
+    return Host(plans, statics)
 
 
 def test_constants_hold_what_the_archive_does(ran: Host) -> None:
@@ -138,21 +127,6 @@ def test_constants_are_aligned_and_shared_as_planned(ran: Host) -> None:
                 assert address[c.identifier] % max(c.alignment, ran.statics[p, n].align) == 0, c
             if c.base is not None:
                 assert address[c.identifier] == address[c.base] + c.base_offset
-
-
-def test_constants_lie_in_the_read_only_segment_of_the_program(ran: Host) -> None:
-    maps = [line.split() for line in ran.rest if "/main" in line]
-    ranges = [(tuple(int(x, 16) for x in line[0].split("-")), line[1]) for line in maps]
-    for found in ran.statics.values():
-        if found.data:
-            assert [mode for (lo, hi), mode in ranges if lo <= found.address < hi] == ["r--p"], found.name
-
-
-def test_using_constants_allocates_nothing(ran: Host) -> None:
-    [line] = [line for line in ran.rest if line.startswith("sum ")]
-    _, value, used, noticed = line.split()
-    f32 = zcrecord.load_record(ran.plans[-2].archive)["layer.f32"]
-    assert (float(value), used, noticed) == (float(np.sum(f32)), "0", "1")
 
 
 TYPES = """mod model;
@@ -242,10 +216,8 @@ TARGETS = {
 
 @pytest.mark.needs("clang-19")
 @pytest.mark.parametrize(("target", "number"), TARGETS.items())
-@pytest.mark.parametrize("section", [None, ".weights", ".weights."])
-def test_assembles_for_machines_and_systems_other_than_this(
-    tmp_path: Path, target: str, number: int, section: str | None
-) -> None:
+@pytest.mark.parametrize("section", [None, ".weights."])
+def test_assembles_for_other_machines(tmp_path: Path, target: str, number: int, section: str | None) -> None:
     """LLVM's assembler is rustc's; it is handed what each of the module's cfgs would."""
     golden = ROOT / "tests" / "conformance" / "valid" / "views.zcr"
     generate(golden, tmp_path, assembly=True, section=section)

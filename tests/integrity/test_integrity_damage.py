@@ -127,9 +127,6 @@ def test_archive_without_digests_is_checked_for_what_lies_between() -> None:
     assert [d.what for d in found_in(data)] == [FILLED]
 
 
-# Several threads
-
-
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An archive of which every third payload is damaged, large and small ones."""
@@ -201,21 +198,6 @@ def test_interruption_ends_all_threads(work: Callable[[Any, Any], Any], large: P
     with pytest.raises(KeyboardInterrupt):
         work(zcrecord.load_record(large), interrupt)
     assert threading.active_count() == before
-
-
-def test_error_of_another_thread_reaches_the_caller() -> None:
-    both = threading.Barrier(2)
-    caller = threading.get_ident()
-
-    def work(_: int, going: threads.Going) -> None:
-        both.wait()
-        if threading.get_ident() != caller:
-            raise MemoryError
-        while going():
-            pass
-
-    with pytest.raises(MemoryError):
-        threads.run_threads(work, range(2), 2)
 
 
 def test_content_digest_is_the_same_by_one_thread_and_by_many(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,9 +88,6 @@ def test_modules_attributes_and_metadata_are_compared() -> None:
     assert {change for change, *_ in found.values()} == {"changed"}
 
 
-# By how much
-
-
 def test_differences_of_numbers_are_counted_one_by_one_and_measured() -> None:
     for kind in (*r.WHOLE, *r.PACKED):
         if kind.numpy is None or kind.name == "float8_e8m0fnu":
@@ -160,9 +157,6 @@ def test_count_and_measure_are_those_of_numpy(data: st.DataObject) -> None:
     else:
         apart = np.abs(before.astype(complex) - after.astype(complex)).max()
         assert (found[0].elements, found[0].largest) == ((other.sum(), other.size), apart)
-
-
-# What is read
 
 
 def test_fast_goes_by_digests_and_slow_by_bytes() -> None:

@@ -110,17 +110,6 @@ def test_payloads_stay_on_the_blocks_that_they_were_on(path: Path) -> None:
         assert size > 3 or after == before, "as long as the index fits in front of them they do not move"
 
 
-def test_small_payloads_of_a_large_archive_stay_on_their_blocks_too(tmp_path: Path) -> None:
-    """No gap may be as large as that takes where no payload has a page of its own: the index is longer instead."""
-    path = saved(tmp_path, {f"t{i}": np.full(100_000, i, np.int32) for i in range(20)})
-    before = offsets(zcrecord.load_record(path))
-    with zcrecord.edit(path) as model:
-        model.metadata["text"] = "x" * 300
-    record = edited(path)
-    assert record.layout.base_alignment == 64
-    assert {(offset - before[name]) % 4096 for name, offset in offsets(record).items()} == {0}
-
-
 def test_attributes_are_set_added_and_removed(path: Path) -> None:
     with zcrecord.edit(path) as model:
         assert dict(model.attributes) == {"model.heads": 8, "head.second": 2, "blob": b"some bytes"}
@@ -184,23 +173,6 @@ def test_new_tensors_that_share_memory_are_tied_and_views_share_their_payload(pa
     assert record.info("c").tied == ()
     assert record.info("c").offset == record.info("a").offset
     assert record["e"].tolist() == base[100:200].tolist()
-
-
-def test_payloads_that_equal_old_ones_are_stored_once(path: Path) -> None:
-    size = path.stat().st_size
-    with zcrecord.edit(path) as model:
-        model["copy"] = LARGE.copy()
-        model["model.layers.1.w"] = LARGE[::-1].copy()
-    record = edited(path)
-    assert record.info("copy").offset == record.info("tied").offset
-    assert record.info("copy").tied == ()
-    assert path.stat().st_size < size + 4096
-    saved(path.parent, {"w": LARGE}, digest="none")
-    with zcrecord.edit(path) as model:
-        model["copy"] = LARGE.copy()
-    record = edited(path)
-    assert record.layout.digest == "none"
-    assert record.info("copy").offset != record.info("w").offset, "without digests equal ones are not found"
 
 
 def test_a_payload_is_kept_while_another_view_uses_it(tmp_path: Path) -> None:
@@ -268,19 +240,16 @@ def test_modules_that_are_empty_by_a_drop_go_and_others_stay(tmp_path: Path) -> 
     assert edited(path).tree() == {"a": {"y": {}}, "b": {"n": 1}}
 
 
-RENAMES: dict[str, Callable[[Any], None]] = {
-    "pattern": lambda model: model.rename("model.*", "*"),
-    "module": lambda model: model.rename("model", ""),
-    "mapping": lambda model: model.rename({"model": ""}),
-    "expression": lambda model: model.rename(re.compile(r"^model\."), ""),
-    "function": lambda model: model.rename(lambda name: name.removeprefix("model.")),
-}
+RENAMES: list[Any] = [
+    ("model.*", "*"), ("model", ""), ({"model": ""},), (re.compile(r"^model\."), ""),
+    (lambda name: name.removeprefix("model."),),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("rename", RENAMES.values(), ids=RENAMES)
-def test_names_are_changed_as_select_changes_them(rename: Callable[[Any], None], path: Path) -> None:
+@pytest.mark.parametrize("rename", RENAMES)
+def test_names_are_changed_as_select_changes_them(rename: Any, path: Path) -> None:
     with zcrecord.edit(path) as model:
-        rename(model)
+        model.rename(*rename)
     record = edited(path)
     assert record.names[:2] == ("layers.0.w", "layers.0.b")
     assert record.attributes["heads"] == 8
@@ -300,9 +269,6 @@ def test_a_new_name_goes_into_the_module_with_the_longest_name_that_begins_it(tm
     with zcrecord.edit(path) as model:
         model["a.b"] = np.ones(3)
     assert list(edited(path).tree()) == ["a.w", "b.c.w", "a.b"], "names of a flat record are flat"
-
-
-# The same as a save.
 
 
 def nested(flat: dict[str, Any]) -> dict[str, Any]:
@@ -380,12 +346,9 @@ def test_any_edits_give_what_a_save_of_the_result_gives(seed: int, tmp_path: Pat
         assert record.nbytes == wanted.nbytes
 
 
-@pytest.mark.parametrize("copied", [False, True])
-def test_the_same_edit_gives_the_same_bytes_whatever_copies_them(
-    copied: bool, path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_same_edit_gives_the_same_bytes_whatever_copies_them(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, made = path.read_bytes(), []
-    for copies in (True, copied):
+    for copies in (True, True, False):
         path.write_bytes(data)
         if not copies:
             monkeypatch.setattr(new_files, "copy_range", lambda *_: (0, False))
@@ -395,7 +358,7 @@ def test_the_same_edit_gives_the_same_bytes_whatever_copies_them(
             model["new"] = LARGE * 2
         edited(path)
         made.append(path.read_bytes())
-    assert made[0] == made[1]
+    assert made[0] == made[1] == made[2]
 
 
 def test_an_edit_that_changes_nothing_writes_nothing(path: Path) -> None:
@@ -435,9 +398,6 @@ def test_every_golden_archive_can_be_edited(golden: Path, tmp_path: Path) -> Non
     assert edited(path).names == (*(f"new.{n}" for n in range(len(before))), "more")
 
 
-# Whole or not at all.
-
-
 def test_an_edit_that_fails_leaves_the_archive_as_it_was(path: Path) -> None:
     before = path.read_bytes()
     with pytest.raises(RuntimeError, match="unforeseen"), zcrecord.edit(path) as model:
@@ -450,19 +410,6 @@ def test_an_edit_that_fails_leaves_the_archive_as_it_was(path: Path) -> None:
         model.metadata["x"] = object()
     assert path.read_bytes() == before
     edited(path)
-
-
-def test_who_has_the_archive_open_keeps_it_as_it_was(path: Path) -> None:
-    record = zcrecord.load_record(path)
-    view = record["model.layers.1.w"]
-    with zcrecord.edit(path) as model:
-        inside = model["model.layers.1.w"]
-        model["model.layers.1.w"] = LARGE * 3
-        model.drop("last")
-    assert (view == LARGE[::-1]).all() and (inside == LARGE[::-1]).all()
-    record.verify()
-    assert "last" in record
-    assert (edited(path)["model.layers.1.w"] == LARGE * 3).all()
 
 
 def test_an_archive_that_is_replaced_meanwhile_is_not_lost(path: Path) -> None:
@@ -495,9 +442,6 @@ def test_another_destination_gets_the_result_and_the_archive_stays(path: Path) -
     with zcrecord.edit(path, other, force=True) as model:
         model.drop("tied")
     assert "last" in zcrecord.load_record(other)
-
-
-# Refusals.
 
 
 def test_a_name_that_is_taken_is_refused_with_the_archive_named(path: Path) -> None:
@@ -588,9 +532,6 @@ def test_catalogues_and_their_shards_are_refused_with_advice(tmp_path: Path) -> 
     with zcrecord.edit(alone) as model:
         model.drop("t1")
     assert len(zcrecord.load_record(tmp_path / "model.zcr")) == 4
-
-
-# Signatures.
 
 
 def test_signatures_stay_valid_where_only_metadata_change_and_lapse_otherwise(path: Path) -> None:

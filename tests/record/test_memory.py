@@ -228,9 +228,7 @@ return rec, rec.content_digest()
 @pytest.mark.measured
 @LINUX
 @pytest.mark.parametrize("cut", ["rows", "columns"])
-def test_split_tensors_are_saved_and_hashed_with_memory_for_a_block(
-    cut: str, split: dict[str, tuple[Path, Path]]
-) -> None:
+def test_split_tensors_are_saved_and_hashed_in_memory_of_a_block(cut: str, split: dict[str, tuple[Path, Path]]) -> None:
     memory = measured(SAVE_AND_HASH, split[cut])
     assert memory["private"] < BLOCK + LITTLE  # the C library may keep the block for the next one
     assert memory["rss"] < BLOCK + 2 * LITTLE, "pages of the shards were not let go of"

@@ -28,9 +28,6 @@ def keys(tree: Any) -> list[tuple[type, Any]]:
     return [(type(key), key) for key in tree]
 
 
-# Keys.
-
-
 def test_integers_stay_integers_in_their_order() -> None:
     record = {np.int64(7): ONE, -1: 1, 2**64 - 1: None, -(2**63): {"a": {3: ONE}}, 0: [{5: ONE}], "name": {}}
     rec = r.round_trip(record)
@@ -89,9 +86,6 @@ def test_key_of_any_length_costs_nothing_and_is_text(tmp_path: Path) -> None:
     assert keys(found) == [(int, 0), (int, -1), (int, 2**64 - 1), *((str, key) for key in KEYS[3:])]
 
 
-# Typed records.
-
-
 @dataclasses.dataclass
 class Moment:
     step: float
@@ -136,8 +130,6 @@ def test_values_without_a_type_of_their_own_fill_fields() -> None:
     values = Values(2**90, 1 - 2j, torch.bfloat16, torch.device("cuda:1"), -(2**64), [2**64, 1])
     assert zcrecord.load_record(r.saved(values), into=Values) == values
 
-
-# Values.
 
 SPELLED = [
     2**64, -(2**63) - 1, 2**4096 - 1, 1j, complex(-0.0, float("inf")), torch.float32, torch.float8_e4m3fn,

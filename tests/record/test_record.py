@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import weakref
 from collections.abc import Callable, Mapping
 from operator import attrgetter, methodcaller
@@ -69,28 +68,6 @@ def test_missing_name_is_a_key_error_that_lists_close_names() -> None:
             call("encoder.bia")
 
 
-def test_close_names_are_searched_for_only_when_the_message_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    many = r.round_trip({f"layers.{i}.weight": BASE for i in range(10_000)})
-    search, searched = difflib.get_close_matches, []
-
-    def noted(word: str, candidates: Any, **options: Any) -> list[str]:
-        searched.append(len(candidates))
-        return search(word, candidates, **options)
-
-    monkeypatch.setattr(difflib, "get_close_matches", noted)
-    for i in range(100):
-        assert f"layers.{i}.weigth" not in many
-        assert many.get(f"layers.{i}.weigth", 7) == 7
-        with pytest.raises(KeyError) as caught:
-            many[f"layers.{i}.weigth"]
-    assert not searched
-    text = str(caught.value)
-    assert "'layers.99.weigth': not in this record; close names: " in text
-    assert str(caught.value) == text
-    assert len(searched) == 1, "one message was asked for, twice"
-    assert searched[0] <= 2000, "however many names there are"
-
-
 @pytest.mark.parametrize(
     "key",
     [5, None, b"z", ("z",), ["z"], "", "Z", "z ", "z\0", "zz", "enc", "enc.", ".z", "enc.n", "\ud800", "\U0010ffff"],
@@ -116,9 +93,7 @@ IDIOMS: dict[str, Callable[[Record, list[str]], Any]] = {
 
 @pytest.mark.parametrize("mode", ["r", "c"])
 @pytest.mark.parametrize("idiom", IDIOMS)
-def test_whoever_asks_for_all_tensors_reads_few_rows_of_the_index(
-    idiom: str, mode: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_tensors_read_few_rows(idiom: str, mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = {f"layers.{i}.{part}": np.full((2, 3), i) for i in range(300) for part in ("w", "b")}
     tree = {name: value.T if name.endswith("b") else value + 1000 for name, value in tree.items()}
     rec = zcrecord.load_record(r.saved(tree), mode=mode)

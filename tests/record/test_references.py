@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import zcrecord
 from tools.range_server import serving
@@ -22,7 +21,6 @@ from zcrecord import (
     SourceError,
     SourceNotFoundError,
     UnsupportedError,
-    integrity,
 )
 from zcrecord.archive.archive import open_archive
 from zcrecord.codec.conventions import REFERENCES_TYPE
@@ -72,9 +70,6 @@ def changed(path: Path, at: int) -> None:
     path.write_bytes(octets)
 
 
-# An index of other formats' files.
-
-
 @pytest.mark.parametrize("digest", ["xxh3", "none"])
 def test_an_index_opens_as_the_record_that_the_files_hold(hub: Path, digest: str) -> None:
     report = zcrecord.index(hub, hub / "index.zcr", digest=digest)
@@ -96,16 +91,6 @@ def test_an_index_opens_as_the_record_that_the_files_hold(hub: Path, digest: str
     assert (
         zcrecord.load_record(hub.parent / "alone" / "whole.zcr", verify="full").content_digest() == own.content_digest()
     )
-
-
-def test_an_index_is_signed_and_the_signature_holds_for_the_files(hub: Path) -> None:
-    zcrecord.index(hub, hub / "index.zcr")
-    key = Ed25519PrivateKey.generate()
-    integrity.sign(hub / "index.zcr", key)
-    integrity.check_signature(zcrecord.load_record(hub / "index.zcr"), key.public_key())
-    changed(hub / "model-00001-of-00004.safetensors", -1)
-    with pytest.raises(IntegrityError):
-        integrity.check_signature(zcrecord.load_record(hub / "index.zcr"), key.public_key())
 
 
 def test_the_tables_are_plain_tensors_to_other_readers(hub: Path) -> None:
@@ -165,9 +150,6 @@ def test_an_index_by_url_fetches_what_is_asked_for(hub: Path) -> None:
         record = zcrecord.load_record(f"{server.url}/index.zcr")
         assert record["layer4.w"].tolist() == LAYERS["layer4"]["w"].tolist()
         assert record.content_digest() == zcrecord.load_record(hub.parent / "own.zcr").content_digest()
-
-
-# A base.
 
 
 def test_info_says_what_lies_where(base: Path, hub: Path, run: Commands) -> None:
@@ -325,9 +307,6 @@ def test_another_name_in_the_place_of_a_pickled_archive_is_another_archive(hub: 
     (hub / "index.zcr").write_bytes(octets.replace(b"model-00001-of-00004", b"xodel-00001-of-00004"))
     with pytest.raises(IntegrityError, match="it was replaced since"):
         pickle.loads(pickled)
-
-
-# Forged tables.
 
 
 def forged(folder: Path, **tables_changed: Any) -> zcrecord.Record:

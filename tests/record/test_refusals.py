@@ -28,20 +28,15 @@ CYCLIC_LIST.append(CYCLIC_LIST)
 
 UNSUPPORTED: list[tuple[Any, str]] = [
     ({"m": {"x": np.array([None])}}, r"tensor 'm\.x': dtype object has no place"),
-    ({"a": ONE, "x": np.array([None])}, r"tensor 'x': dtype object"),
     ({"x": np.zeros(2, "M8[s]")}, r"tensor 'x': dtype datetime64\[s\]"),
     ({"x": np.array([b"ab"])}, r"tensor 'x': dtype \|S2"),
     ({"x": np.ma.masked_less(ONE, 5)}, r"tensor 'x': a masked array; save \.filled"),
-    ({"x": np.ma.masked_equal(["a"], "a")}, r"tensor 'x': a masked array"),
     ({"x": np.array(["a", LONE])}, r"tensor 'x': .*lone surrogates"),
-    ({"x": np.datetime64("2020")}, r"tensor 'x': dtype datetime64"),
     ({"m": {"x": {1}}}, r"tensor 'm\.x': a set is neither"),
-    ({"m": [{"x": np.dtype("f4")}]}, r"tensor 'm\.0\.x': .* is neither"),
     ({"m": {0: datetime.date(2020, 1, 1)}}, r"tensor 'm\.0': a date is neither"),
     ({"x": r.Layer}, r"tensor 'x': a type is neither"),
     ({"x": [1, {2}]}, r"tensor 'x\.1': a set is neither"),
     ({"x": bytearray(b"a")}, r"tensor 'x': a mutable buffer; pass bytes"),
-    ({"x": memoryview(bytearray(1))}, r"tensor 'x': a mutable buffer"),
     ({"x": memoryview(b"abcd")[::2]}, r"tensor 'x': "),
     ({"m": [{"x": 2**4096}]}, r"'m\.0\.x': an integer of 4097 bits, 4096"),
     ({"m": {"x": LONE}}, r"'m\.x': .*lone surrogates"),
@@ -51,23 +46,18 @@ UNSUPPORTED: list[tuple[Any, str]] = [
     (r.Layer, "a record is a mapping.*, not .*Layer"),
     (r.Owner([ONE]), r"state_dict\(\).* mapping from names to tensors"),
     ({"m": {True: ONE}}, r"in 'm': key True is a bool; keys are .* or integers"),
-    ({np.True_: ONE}, r"in the record: key np\.True_ is a bool"),
     ({"m": [{1.0: ONE}]}, r"in 'm\.0': key 1\.0 is a float; keys are"),
     ({0: {"a": {(1, 2): 3}}}, r"in '0\.a': key \(1, 2\) is a tuple; keys are"),
     ({"m": {1: ONE, "1": ONE}}, r"in 'm': the key '1' is a text that reads"),
-    ({-1: 1, "7": 2}, r"in the record: the key '7' is a text that"),
     ({"m": {2**64: ONE}}, r"in 'm': the key 0x10{16} is .* outside -2\^63 to"),
     ({"m": {10**5000: ONE}}, r"in 'm': the key 0x\w+….* is .* outside"),
     ({b"k": ONE}, r"in the record: key b'k' is a bytes"),
-    ({"m": {1: 1, "": ONE}}, r"in 'm': an empty key"),
     ({"m": {"": ONE}}, r"in 'm': an empty key; keys are non-empty"),
     ({"m": {"a\0b": ONE}}, r"tensor 'm\.a\\x00b': its name contains NUL"),
-    ({"m": {"a\0b": {}}}, r"tensor 'm\.a\\x00b': its name contains NUL"),
     ({"m": {"a\0b": 1}}, r"tensor 'm\.a\\x00b': its name contains NUL"),
     ({LONE: ONE}, r"tensor 'a\\ud800b': its name has lone surrogates"),
     ({"m": {LONE: 1}}, r"tensor 'm\.a\\ud800b': .*lone surrogates"),
     (r.Owner({1: ONE}), r"state_dict\(\) of Owner is not a mapping from"),
-    (r.Owner({"": ONE}), "an empty key"),
 ]
 COLLIDING: list[tuple[Any, str]] = [
     ({"a.b": ONE, "a": {"b": ONE}}, r"tensor 'a\.b': two .* this name"),
@@ -128,19 +118,15 @@ def test_refuses_digest(digest: Any, tmp_path: Path) -> None:
 
 
 METADATA: dict[str, tuple[Any, str]] = {
-    "no mapping": ([1], "metadata"),
     "text": ("text", "metadata"),
     "int key": ({1: 1}, "metadata 1: names are non-empty strings"),
     "empty key": ({"": 1}, "metadata '': names are non-empty strings"),
     "NUL in key": ({"a\0": 1}, r"metadata 'a\\x00'"),
     "surrogate in key": ({LONE: 1}, r"metadata 'a\\ud800b'"),
     "surrogate in value": ({"k": LONE}, "metadata 'k'"),
-    "surrogate in list": ({"k": ["a", LONE]}, "metadata 'k'"),
     "mapping": ({"k": {}}, "metadata 'k': .*values .* lists of one"),
-    "array": ({"k": ONE}, "metadata 'k': .*values .* lists of one"),
     "mixed list": ({"k": [1, "a"]}, "metadata 'k': .*values .* lists of one"),
     "nested list": ({"k": [[1]]}, "metadata 'k': .*values .* lists of one"),
-    "mixed 65-bit list": ({"k": [-1, 2**63]}, "metadata 'k'"),
     "65-bit integer": ({"k": 2**64}, "metadata 'k'"),
     "namedtuple of two types": ({"k": r.Pair(1, b"a")}, "metadata 'k': .*values .* lists of one"),
 }
@@ -177,19 +163,6 @@ def test_arrays_that_refuse_conversion_say_so(tmp_path: Path) -> None:
 def test_refuses_a_destination_that_is_no_path_and_no_file(dest: Any) -> None:
     with pytest.raises(UnsupportedError, match=f"{type(dest).__name__}.*neither a path nor a binary file"):
         zcrecord.save_record({}, dest)
-
-
-def test_refuses_files_opened_for_text_or_for_reading(tmp_path: Path) -> None:
-    (tmp_path / "old").write_bytes(b"old")
-    with open(tmp_path / "text", "w", encoding="utf-8") as file, open(tmp_path / "old", "rb") as source:
-        for dest, message in ((file, "binary"), (io.StringIO(), "binary"), (source, "write")):
-            with pytest.raises((UnsupportedError, OSError), match=message):
-                zcrecord.save_record({"w": ONE}, dest)
-    assert (tmp_path / "text").read_bytes() == b""
-    assert (tmp_path / "old").read_bytes() == b"old"
-
-
-# Advice that works.
 
 
 @pytest.mark.parametrize("unit", ["M8[ns]", "M8[D]", "m8[s]"])

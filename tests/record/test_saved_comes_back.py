@@ -139,9 +139,7 @@ def test_this_notices_a_key_that_becomes_text() -> None:
 
 
 @pytest.mark.parametrize(("items", "vector", "names"), LISTS.values(), ids=LISTS)
-def test_a_list_of_another_writer_stays_one_in_parts_and_edits(
-    items: Any, vector: str, names: tuple[str, str], tmp_path: Path
-) -> None:
+def test_lists_of_others_stay_lists(items: Any, vector: str, names: tuple[str, str], tmp_path: Path) -> None:
     """R76: no reader refuses places that are not the keys, so that items are where their places say."""
     path = tmp_path / "m.zcr"
     path.write_bytes(swapped(r.saved({"m": items, "w": np.ones(3)}), vector, *names))

@@ -20,7 +20,6 @@ from remote_archives import is_right, write_sparse
 import zcrecord
 from tools.range_server import Server, serving
 from zcrecord import TensorNotFoundError, UnsupportedError, transport
-from zcrecord.loaders.plan import plan_load
 from zcrecord.remote.ranges import RangeSet, cut, merged
 from zcrecord.storage.files import is_url
 from zcrecord.storage.urls import redacted
@@ -315,21 +314,6 @@ def test_a_damaged_frame_of_a_packed_archive_is_one_typed_error(server: Server) 
         zcrecord.load_record(url)
 
 
-def test_a_loader_reads_by_position_what_is_there_and_what_is_not(server: Server, url: str) -> None:
-    rec = zcrecord.load_record(url)
-    assert rec["layers.4.w"].any()
-    plan = plan_load(rec, ["layers.3.w", "layers.4.w"])
-    server.forget()
-    for ref in plan.refs:
-        assert ref.path is None
-        assert ref.buffer is None
-        assert ref.source is not None
-        target = bytearray(ref.nbytes)
-        ref.source.readinto_at(ref.offset, memoryview(target))
-        assert bytes(target) == weights()[ref.name].tobytes()
-    assert [request.sent for request in server.requests] == [40 * KIB]
-
-
 def test_secrets_in_a_url_are_not_told(server: Server) -> None:
     assert redacted("https://me:pw@host:8/a/m.zcr?sig=1") == "https://host:8/a/m.zcr"
     assert redacted("simplecache::s3://key@bucket/m") == "simplecache::s3://bucket/m"
@@ -345,16 +329,6 @@ def test_only_text_with_a_scheme_is_a_url() -> None:
     url = "https://host/m.zcr"
     assert all(map(is_url, [url, "simplecache::s3://bucket/m.zcr"]))
     assert not any(map(is_url, [r"C:\m.zcr", "C://m.zcr", "models/m.zcr", f"./{url}", Path(url), url.encode()]))
-
-
-def test_a_local_file_in_a_folder_that_looks_like_a_scheme_is_reached_by_its_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("ab:").mkdir()
-    Path("ab:/m.zcr").write_bytes(saved({"w": np.ones(3)}))
-    assert zcrecord.load_record("./ab://m.zcr")["w"].all()
-    assert zcrecord.load_record(Path("ab://m.zcr"))["w"].all()
 
 
 def test_a_file_url_is_the_local_file_mapped(tmp_path: Path) -> None:

@@ -67,9 +67,7 @@ def test_without_digests_payloads_are_not_kept(server: Server, cache: Path) -> N
     assert not cached_files(cache)
 
 
-def test_the_environment_names_a_cache_and_false_does_without(
-    server: Server, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_names_a_cache(server: Server, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_right(load(server, None))
     monkeypatch.setenv("ZCRECORD_CACHE", str(cache))
     assert is_right(load(server, False))
@@ -119,9 +117,7 @@ def test_using_an_entry_counts_for_trimming(server: Server, cache: Path) -> None
     assert all(request.sent != 100_000 for request in server.requests)
 
 
-def test_a_cache_that_cannot_be_written_does_not_stop_loading(
-    server: Server, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loading_goes_on_without_a_cache(server: Server, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 

@@ -119,9 +119,7 @@ def test_what_was_kept_of_a_bad_version_is_gone_with_it(server: Server, cache: P
 
 
 @pytest.mark.parametrize("etag", [None, 'W/"1"'])
-def test_nothing_is_kept_where_the_server_does_not_tell_versions_apart(
-    server: Server, cache: Path, etag: str | None
-) -> None:
+def test_nothing_is_kept_without_versions(server: Server, cache: Path, etag: str | None) -> None:
     server.etag = etag
     assert np.array_equal(load(server, cache)["w"], GENUINE)
     assert np.array_equal(load(server, cache).load_into("host")["w"], GENUINE)

@@ -128,9 +128,7 @@ def test_a_refusal_is_told_at_once(server: Server, status: int, kind: type[Recor
     assert len(server.requests) == 1
 
 
-def test_only_a_small_file_is_taken_whole_from_a_server_without_ranges(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_ranges_a_small_file_is_taken_whole(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     rec = load(server)
     server.forget()
     server.ranges = False
@@ -154,32 +152,6 @@ def test_a_file_with_another_etag_or_size_was_replaced(server: Server, etags: tu
     with pytest.raises(SourceError, match=r"m\.zcr: was replaced or changed since it was opened; load it again"):
         rec["w3"]
     assert np.array_equal(stored, WEIGHTS["w2"])
-
-
-@pytest.mark.parametrize(
-    "content_range, more, message",
-    [
-        ("bytes {after}-{end}/{size}", 0, "answered the range 'bytes .*' where bytes from .* were asked for"),
-        ("bytes {start}-{last}/*", 0, r"answered the range 'bytes \d+-\d+/\*'"),
-        ("bytes {start}-{last}/{size}", 5, "sent more than the 100000 bytes that were asked for"),
-    ],
-)
-def test_an_answer_that_is_not_what_was_asked_for_is_refused(
-    server: Server, content_range: str, more: int, message: str
-) -> None:
-    rec = load(server)
-    size = (server.folder / "m.zcr").stat().st_size
-    server.forget()
-
-    def answer(handler: Any, number: int) -> bool:
-        start, end = asked(handler, number)
-        where = content_range.format(start=start, after=start + 1, last=end - 1, end=end, size=size)
-        handler.say(206, bytes(end - start + more), Content_Range=where, ETag='"1"')
-        return True
-
-    server.misbehave = answer
-    with pytest.raises(SourceError, match=message):
-        rec["w4"]
 
 
 def test_bytes_damaged_on_their_way_are_fetched_again(server: Server) -> None:
@@ -223,33 +195,16 @@ def test_payloads_that_overlap_are_refused_at_touch_too(server: Server) -> None:
         (b"<html>" + b" page" * 50, FormatError, "this is a web page, not a zcrecord archive"),
         (saved(WEIGHTS)[:300_000], FormatError, r"the archive has 8\d+ bytes, the source 300000; it is truncated"),
         (saved(WEIGHTS)[:-1] + b"x", IntegrityError, "trailer: its CRC does not match"),
+        (saved(WEIGHTS)[:120] + b"\xff" + saved(WEIGHTS)[121:], IntegrityError, "index: its CRC does not match"),
     ],
 )
-def test_a_file_that_is_no_whole_archive_is_refused_as_a_local_one_is(
-    server: Server, data: bytes, kind: type[RecordError], message: str
-) -> None:
+def test_what_is_no_archive_is_refused(server: Server, data: bytes, kind: type[RecordError], message: str) -> None:
     (server.folder / "m.zcr").write_bytes(data)
     with pytest.raises(kind, match=message) as result:
         load(server)
     assert result.value.path == f"{server.url}/m.zcr"
     with pytest.raises(kind, match=message):
         zcrecord.load_record(server.folder / "m.zcr")
-
-
-@pytest.mark.parametrize("level", ["touch", "index"])
-def test_a_damaged_index_is_refused_at_every_level(server: Server, level: Any) -> None:
-    data = bytearray(saved(WEIGHTS))
-    data[120] ^= 1
-    (server.folder / "m.zcr").write_bytes(data)
-    with pytest.raises(FormatError, match="index"):
-        load(server, verify=level)
-
-
-@pytest.mark.parametrize("size", [1 << 60, 1 << 50])
-def test_a_size_that_cannot_be_is_refused_and_takes_no_memory(server: Server, size: int) -> None:
-    server.misbehave = replying(206, saved(WEIGHTS)[:65536], Content_Range=f"bytes 0-65535/{size}")
-    with pytest.raises(RecordError, match=rf"{size} bytes|the source {size}"):
-        load(server)
 
 
 def packed_claim(case: str, claimed: int) -> tuple[int, dict[int, bytes]]:
@@ -317,9 +272,7 @@ def test_options_for_local_files_are_refused(server: Server) -> None:
     "missing, reports",
     [("fsspec.core", r"pip install fsspec aiohttp, .*'\.\[remote\]'"), ("s3fs", r"pip install s3fs, .*'\.\[s3\]'")],
 )
-def test_a_missing_package_is_told_with_what_installs_it(
-    monkeypatch: pytest.MonkeyPatch, missing: str, reports: str
-) -> None:
+def test_a_missing_package_is_told(monkeypatch: pytest.MonkeyPatch, missing: str, reports: str) -> None:
     importlib.import_module("fsspec.core")
     known = sys.modules["fsspec.registry"].__dict__["_registry"]  # what was asked for before
     monkeypatch.delitem(known, "s3", raising=False)
@@ -372,8 +325,6 @@ def test_view_stays_what_it_is_while_others_fetch_around_it(monkeypatch: pytest.
     assert {*seen} <= {"SourceError", "IntegrityError"}  # never 3.0, and 52.0 in the same view later
     fs.rm("/y.zcr")
 
-
-# Redirects, and secrets.
 
 SECRET = {"Authorization": "Bearer SECRET", "X-Api-Key": "SECRET"}
 HEARD = list[dict[str, str]]
@@ -430,9 +381,7 @@ def ways(more: dict[str, str]) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize(
     "way, status", [*[("headers", s) for s in (301, 302, 303, 307, 308)], ("session", 302), ("cookies", 302)]
 )
-def test_secrets_for_one_server_do_not_go_on_to_another(
-    server: Server, elsewhere: Server, way: str, status: int
-) -> None:
+def test_secrets_stay_with_their_server(server: Server, elsewhere: Server, way: str, status: int) -> None:
     reports: HEARD = []
     heard: HEARD = []
     server.misbehave = redirecting(f"{elsewhere.url}{{path}}", reports, status)
@@ -444,9 +393,7 @@ def test_secrets_for_one_server_do_not_go_on_to_another(
 
 
 @pytest.mark.parametrize("way", ["headers", "session"])
-def test_secrets_in_a_chained_url_s_options_do_not_go_on_to_another_server(
-    server: Server, elsewhere: Server, way: str
-) -> None:
+def test_secrets_of_a_chained_url_stay_with_their_server(server: Server, elsewhere: Server, way: str) -> None:
     reports: HEARD = []
     heard: HEARD = []
     server.misbehave, elsewhere.misbehave = redirecting(f"{elsewhere.url}{{path}}", reports), listening(heard)
@@ -477,9 +424,6 @@ def test_what_params_add_to_a_query_is_for_the_first_server_alone(server: Server
     assert is_right(load(server, storage_options={"params": {"token": "SECRET"}}))
     assert {request.path for request in server.requests} == {"/m.zcr?token=SECRET"}
     assert {request.path for request in elsewhere.requests} == {"/m.zcr?signed=1"}
-
-
-# URLs and options.
 
 
 def test_a_path_that_fsspec_would_cut_is_refused(tmp_path: Path) -> None:
@@ -538,18 +482,12 @@ def test_a_server_that_knows_no_such_range_is_told(server: Server, number: int) 
         load(server)
 
 
-def test_encoded_answers_are_ruled_out_and_refused(server: Server) -> None:
+def test_encoded_answers_are_ruled_out(server: Server) -> None:
     heard: HEARD = []
     server.misbehave = listening(heard)
     assert is_right(load(server, storage_options={"headers": {"accept-encoding": "gzip"}}))
     assert {headers["Accept-Encoding"] for headers in heard} == {"identity"}
     assert not any("accept-encoding" in headers for headers in heard)
-    server.misbehave = replying(200, b"x", Content_Encoding="gzip")
-    with pytest.raises(SourceError, match=r"sends it encoded \(gzip\), which the request ruled out"):
-        load(server)
-
-
-# Time.
 
 
 def test_a_server_that_never_answers_is_given_up_soon(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -594,9 +532,7 @@ def test_a_trickle_of_bytes_is_given_up(server: Server, monkeypatch: pytest.Monk
     assert is_right(rec), "an honest server may be slow"
 
 
-def test_bytes_that_come_slowly_have_the_time_that_they_take_once_they_have_begun(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bytes_that_come_slowly_have_time(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     rec = load(server)
     server.forget()
     monkeypatch.setattr(http, "_PATIENCE", 100_000)

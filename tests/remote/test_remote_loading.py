@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from zcrecord.loaders.torch import TorchLoader
 from zcrecord.remote.file import RemoteFile, Request
 from zcrecord.remote.on_demand import OnDemandMemory, PayloadRange
 from zcrecord.remote.ranges import RangeSet
-from zcrecord.remote.read_ahead import ReadAhead, batches
+from zcrecord.remote.read_ahead import ReadAhead
 
 MIB = 1 << 20
 LOADERS = ["host", "read", "torch"]
@@ -149,13 +148,12 @@ def test_loading_takes_little_memory_whatever_the_payloads_size(server: Server) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["host", "read"])
-def test_loading_many_small_ones_takes_as_little_memory(way: str, server: Server) -> None:
+def test_loading_many_small_ones_takes_as_little_memory(server: Server) -> None:
     wanted = {f"w{i}": np.frombuffer(np.random.default_rng(i).bytes(1 << 16), np.uint8) for i in range(384)}
     (server.folder / "m.zcr").write_bytes(saved(wanted))
     record = opened(server)
     rooms = {name: np.empty(1 << 16, np.uint8) for name in wanted}
-    peak = most_allocated(lambda: load_into(record, way, dst=rooms, max_in_flight=4 * MIB))
+    peak = most_allocated(lambda: load_into(record, "host", dst=rooms, max_in_flight=4 * MIB))
     assert all(np.array_equal(rooms[name], wanted[name]) for name in wanted)
     assert 2 * MIB < peak < 7 * MIB, "as above"
 
@@ -278,27 +276,3 @@ def test_a_file_that_is_replaced_while_it_is_loaded_is_an_error(server: Server, 
     server.replace_after(4)
     with pytest.raises(SourceError, match=r"m\.zcr: (tensor '.*': )?was replaced or changed since it was opened"):
         load(record, way, max_in_flight=MIB)
-
-
-@pytest.mark.parametrize("way", LOADERS)
-def test_rows_alone_bring_no_more_than_these(server: Server, way: str) -> None:
-    record = opened(server)
-    result = load(record, way, names="b*", slices={"b*": slice(100_000, 130_000)})
-    assert all(np.array_equal(value, WEIGHTS[name][100_000:130_000]) for name, value in result.items())
-    assert server.sent == 150_000
-
-
-def test_batches_hold_all_that_is_wanted_in_order_and_no_more_than_they_may() -> None:
-    rng = np.random.default_rng(2)
-    for _ in range(100):
-        ends = np.cumsum(rng.integers(1, 400_000, 40)).tolist()
-        wanted = [(a, b) for a, b in itertools.pairwise(ends) if rng.random() < 0.7]
-        most = int(rng.integers(1 << 16, 1 << 20))
-        output = batches(wanted, most)
-        flat = [r for ranges in output for r in ranges]
-        assert flat == sorted(flat)
-        assert all(sum(hi - lo for lo, hi in ranges) <= most for ranges in output)
-        assert all(any(lo <= a < hi for lo, hi in flat) and any(lo < b <= hi for lo, hi in flat) for a, b in wanted)
-        cuts = {lo for lo, _ in flat} - {a for a, _ in wanted}
-        assert all(all(b - a > most for a, b in wanted if a < at < b) for at in cuts)
-    assert batches([], 10) == []

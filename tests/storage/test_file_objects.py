@@ -44,8 +44,6 @@ DATA = r.saved(TREE)
 LEVELS: list[Any] = ["touch", "index", "full"]
 POSIX = pytest.mark.skipif(os.name != "posix", reason="platform: POSIX file systems")
 
-# Written.
-
 
 def unread(**options: Any) -> Any:
     """The writing end of a pipe whose other end is closed."""
@@ -140,9 +138,6 @@ def test_the_first_refusal_is_told_and_not_what_cleaning_up_came_to(write: str, 
         file.close()
 
 
-# Read.
-
-
 @functools.cache
 def gzip_of_data() -> bytes:
     return gzip.compress(DATA, 1)
@@ -211,9 +206,7 @@ def gzipped(path: Path) -> Any:
 @pytest.mark.parametrize("verify", LEVELS)
 @pytest.mark.parametrize("mode", ["r", "c"])
 @pytest.mark.parametrize("case", FILES)
-def test_loads_a_file_object_from_where_it_is_and_maps_what_open_gave(
-    case: str, mode: Any, verify: Any, tmp_path: Path
-) -> None:
+def test_loads_a_file_object_from_where_it_is(case: str, mode: Any, verify: Any, tmp_path: Path) -> None:
     path = tmp_path / "m.zcr"
     path.write_bytes(DATA)
     make, mapped = FILES[case]
@@ -225,9 +218,7 @@ def test_loads_a_file_object_from_where_it_is_and_maps_what_open_gave(
 
 
 @pytest.mark.parametrize("mmap", [True, False])
-def test_a_file_object_is_loaded_whatever_comes_to_its_path(
-    mmap: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_object_is_its_open_file(mmap: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "m.zcr"
     path.write_bytes(DATA)
     looked = files.path_of_open

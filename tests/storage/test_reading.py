@@ -91,15 +91,8 @@ def pieces(monkeypatch: pytest.MonkeyPatch, path: Path) -> list[int]:
     return offsets
 
 
-def test_plain_read_asks_for_every_piece_once(pieces: list[int], path: Path) -> None:
-    load_record(path, mmap=False)
-    assert sorted(pieces) == list(range(0, path.stat().st_size, 65536))
-
-
 @pytest.mark.parametrize("preadv", [True, False])
-def test_file_that_shrinks_while_it_is_read_is_a_typed_error(
-    preadv: bool, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_that_shrinks_is_an_error(preadv: bool, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "_PIECE", 65536)
     opened = reading._open
 
@@ -184,9 +177,6 @@ def test_plain_read_refuses_what_mapping_refuses(tmp_path: Path) -> None:
         assert errors[0] == errors[1]
 
 
-# Read-ahead.
-
-
 @pytest.fixture
 def advised(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """The ranges of mappings, start and end, that the system was advised about from now on."""
@@ -206,9 +196,7 @@ def advised(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 @pytest.mark.skipif(not hasattr(mmap.mmap, "madvise"), reason="platform: nothing to advise")
 @pytest.mark.parametrize("embedded", [None, "suffix"])
 @pytest.mark.parametrize("mode", ["r", "c"])
-def test_prefetch_advises_what_is_chosen_and_little_else(
-    mode: Any, embedded: Any, advised: list[tuple[int, int]], tmp_path: Path
-) -> None:
+def test_prefetch_advises_little(mode: Any, embedded: Any, advised: list[tuple[int, int]], tmp_path: Path) -> None:
     tree = {"m": {f"w{i}": np.full(40_000 * (i + 1), i) for i in range(8)}, "small": [np.arange(i) for i in range(9)]}
     data = r.saved(tree)
     (tmp_path / "m.zcr").write_bytes(bytes(4096) + data if embedded else data)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from zcrecord.errors import SourceError, UnsupportedError
+from zcrecord.errors import UnsupportedError
 from zcrecord.storage import files
 from zcrecord.storage.sink import NullSink
 
@@ -59,45 +58,6 @@ def test_small_writes_are_gathered_into_few(tmp_path: Path, monkeypatch: pytest.
             out.write(b"x" * 64)
     assert sum(calls) == 640_000
     assert len(calls) < 10
-
-
-def test_a_full_disk_is_noticed_at_the_end_at_the_latest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(fd: int, data: Any) -> int:
-        raise OSError(28, "full")
-
-    refusal = pytest.raises(SourceError, match="cannot write: No space left on device")
-    with monkeypatch.context() as patch, refusal, files.open_sink(tmp_path / "m", durable=False) as out:
-        out.write(b"first")
-        patch.setattr(os, "write", full)
-        out.write(b"second")
-    assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    sys.platform != "linux", reason="platform: Linux alone starts to write out what it is advised about"
-)
-@pytest.mark.parametrize("durable", [True, False])
-def test_the_disk_is_set_to_work_while_a_durable_file_is_written(
-    durable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    advised: list[tuple[int, int]] = []
-
-    def note(fd: int, offset: int, nbytes: int, advice: int) -> None:
-        assert advice == os.POSIX_FADV_DONTNEED
-        advised.append((offset, offset + nbytes))
-
-    monkeypatch.setattr(os, "posix_fadvise", note)
-    data = np.random.default_rng(0).bytes(40 << 20)
-    with files.open_sink(tmp_path / "m", durable=durable) as out:
-        for start in range(0, len(data), 1 << 20):
-            out.write(memoryview(data)[start : start + (1 << 20)])
-        out.rewind(20 << 20)
-        out.write(memoryview(data)[20 << 20 :])
-    assert (tmp_path / "m").read_bytes() == data
-    ends = [0, *(end for _, end in advised)]
-    assert all(start == before or start == 20 << 20 for (start, _), before in zip(advised, ends, strict=False))
-    assert (ends[-1] >= 32 << 20) == durable
 
 
 def test_null_sink_counts_and_gives_nothing_back() -> None:

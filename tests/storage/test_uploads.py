@@ -252,9 +252,6 @@ def test_an_upload_of_too_many_parts_is_an_error(s3: S3, monkeypatch: pytest.Mon
     assert not s3.unfinished("bucket")
 
 
-# Errors.
-
-
 @pytest.mark.parametrize(
     ("url", "kind", "message"),
     [
@@ -391,9 +388,7 @@ def test_packed_archives_models_and_pages_are_sent_to_urls_too(s3: S3, tmp_path:
 @pytest.mark.filterwarnings("ignore")  # of forks beside threads
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="platform: no fork")
 @pytest.mark.parametrize("end", ["leaves the block", "fails in it", "fills a part"])
-def test_a_child_that_was_forked_meanwhile_ends_no_upload_of_its_parent(
-    end: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_forked_child_ends_no_upload_of_its_parent(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     answer, said = os.pipe()
     monkeypatch.setattr(uploads._RenamedUpload, "discard", lambda _: os.write(said, b"discarded "))
     url, parent = "memory://forked/m.bin", os.getpid()

@@ -24,7 +24,6 @@ COMPILERS: dict[str, list[str]] = {
     "g++": ["g++", "-std=c++11"],
     "clang++": ["clang++-19", "-std=c++20"],
 }
-ARM = ["arm-none-eabi-gcc", "-mcpu=cortex-m3", "-mthumb", "-std=c99"]
 
 HOSTILE = [
     "a*/int x;/*", "b??/", "c\\", "d\\\nint y;", 'e"', "f\r\n#error", "g\u202e\u2066", "h\x1b[2J", "重み", "café",

@@ -5,10 +5,8 @@ Loading is tested in test_transport_loading.py, damage in test_transport_malform
 
 from __future__ import annotations
 
-import errno
 import io
 import os
-import subprocess
 import sys
 import threading
 from itertools import pairwise
@@ -50,9 +48,6 @@ def archive(tmp_path: Path) -> Path:
     return path
 
 
-# The same bytes, from anywhere to anywhere
-
-
 @pytest.mark.parametrize("name", GOLDEN)
 def test_every_golden_archive_comes_back_byte_for_byte(name: str, tmp_path: Path) -> None:
     """R81."""
@@ -82,24 +77,6 @@ def test_large_archives_come_back_from_files_and_pipes_to_files_and_pipes(way: s
 
 
 @pytest.mark.slow
-@POSIX
-def test_pipes_of_the_system_work_on_both_sides(tmp_path: Path) -> None:
-    work = "import sys; from zcrecord.transport import {0}; {0}(sys.stdin.buffer, sys.stdout.buffer)"
-    commands = [[sys.executable, "-c", work.format(name)] for name in ("pack", "unpack")]
-    (tmp_path / "m.zcr").write_bytes(encoded())
-    cat = subprocess.Popen(["cat", str(tmp_path / "m.zcr")], stdout=subprocess.PIPE)
-    there = subprocess.Popen(commands[0], stdin=cat.stdout, stdout=subprocess.PIPE, cwd=r.ROOT)
-    back = subprocess.Popen(commands[1], stdin=there.stdout, stdout=subprocess.PIPE, cwd=r.ROOT)
-    with cat, there, back:
-        for earlier in (cat, there):
-            assert earlier.stdout is not None
-            earlier.stdout.close()
-        assert back.stdout is not None
-        assert back.stdout.read() == encoded()
-    assert [p.returncode for p in (cat, there, back)] == [0, 0, 0]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_neither_threads_nor_the_way_in_change_a_byte(threads: int, archive: Path, tmp_path: Path) -> None:
     """R82."""
@@ -122,9 +99,6 @@ def test_frames_of_other_programs_may_be_too_large_to_hold_several(tmp_path: Pat
     (tmp_path / "m.zcr.zst").write_bytes(tabled([data[:100], data[100:]]))
     unpack(tmp_path / "m.zcr.zst", tmp_path / "back.zcr")
     assert (tmp_path / "back.zcr").read_bytes() == data
-
-
-# Frames
 
 
 @pytest.mark.exhaustive(keep=2)
@@ -188,9 +162,6 @@ def test_a_long_index_is_cut_too() -> None:
     assert decompressed(streamed(data)) == data
 
 
-# Reports and progress
-
-
 def test_the_report_says_what_was_done(archive: Path, tmp_path: Path) -> None:
     there = tmp_path / "m.zcr.zst"
     report = pack(archive, there)
@@ -226,9 +197,6 @@ def test_progress_counts_the_archive_s_bytes(way: str, tmp_path: Path) -> None:
         assert {t for _, t in reports} == {total}
 
 
-# What is refused, and what is left as it was
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("data", "message"),
@@ -261,9 +229,7 @@ def test_a_damaged_index_at_the_end_of_a_sealed_stream_is_noticed(path: Path) ->
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_an_interrupt_leaves_the_old_file_and_no_thread(
-    threads: int, path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_an_interrupt_leaves_the_old_file(threads: int, path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     source, before = tmp_path_factory.mktemp("source") / "s", threading.active_count()
 
     def interrupt(_done: int, _total: int | None) -> None:
@@ -283,22 +249,6 @@ def test_a_source_that_changes_while_it_is_packed_is_noticed(path: Path, tmp_pat
         pack(source, path, force=True, progress=lambda *_: os.utime(source, ns=(1, 1)))
     with pytest.raises(SourceError, match=r"s\.zcr: became shorter while it was read: it ends at byte \d+"):
         pack(source, path, force=True, threads=1, progress=lambda *_: os.truncate(source, 100_000))
-
-
-def test_a_disk_that_cannot_be_read_is_one_typed_error(
-    path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = tmp_path_factory.mktemp("source") / "s"
-
-    def broken(*_: Any) -> int:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(os, "preadv", broken)
-    for work, data in ((pack, encoded()), (unpack, packed())):
-        source.write_bytes(data)
-        with pytest.raises(SourceError, match="s: cannot be read: Input/output error") as caught:
-            work(source, path, force=True)
-        assert caught.value.errno == errno.EIO
 
 
 def test_nothing_is_replaced_unasked(archive: Path, tmp_path: Path) -> None:
@@ -341,9 +291,6 @@ def test_a_missing_package_is_named_with_the_command(monkeypatch: pytest.MonkeyP
             work(io.BytesIO(data), io.BytesIO())
     with pytest.raises(DependencyError, match="zstandard is not installed"):
         zcrecord.load_record(packed())
-
-
-# Memory
 
 
 MEASURED = """

@@ -262,9 +262,6 @@ def test_frames_whose_last_block_is_empty_are_read_alike(path: Path) -> None:
         assert set(answers(path).values()) == {WEIGHTS}
 
 
-# Chance
-
-
 def files(dice: random.Random) -> bytes:
     """Return a file of frames of either archive, shown, hidden, cut and empty, under a table that fits or does not."""
     pieces: list[Piece] = []
@@ -297,10 +294,9 @@ def damaged(rows: list[Entry], dice: random.Random) -> list[Entry]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
-def test_readers_that_take_a_file_take_the_same_archive_from_it(seed: int, path: Path) -> None:
+def test_readers_that_take_a_file_take_the_same_archive_from_it(path: Path) -> None:
     """R83, R84, R85."""
-    dice = random.Random(seed)
+    dice = random.Random(0)
     accepted = 0
     for _ in range(rounds(300)):
         path.write_bytes(files(dice))

@@ -1,29 +1,4 @@
-// What a program of generated modules says of each constant: its address, alignment and bytes, and what it allocated.
-
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
-
-struct Counting;
-
-static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
-
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        System.alloc(layout)
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        System.dealloc(at, layout)
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-pub fn allocations() -> usize {
-    ALLOCATIONS.load(Ordering::Relaxed)
-}
+// What a program of generated modules says of each constant: its address, alignment and bytes.
 
 pub fn bytes_of<T: ?Sized>(value: &'static T) -> &'static [u8] {
     unsafe { std::slice::from_raw_parts(value as *const T as *const u8, std::mem::size_of_val(value)) }
