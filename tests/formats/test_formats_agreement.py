@@ -20,6 +20,7 @@ import pytest
 import zstandard
 from exchange import file_of, peer_told, read, told
 from onnx import numpy_helper
+from onnx_models import varint
 
 import zcrecord
 from zcrecord import RecordError
@@ -74,15 +75,6 @@ def test_header_of_safetensors_is_refused_or_read_as_its_own_package_reads_it(ki
 
 
 # ONNX.
-
-
-def varint(value: int, least: int = 0) -> bytes:
-    """A varint of at least so many bytes."""
-    out = bytearray()
-    while value > 127 or len(out) < least - 1:
-        out.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*out, value])
 
 
 def field(number: int, data: bytes, tag: int = 0, length: int = 0) -> bytes:

@@ -227,17 +227,12 @@ def test_safetensors_mutated_is_refused_or_read_as_its_own_reader_reads_it(data:
 # What a hostile file costs.
 
 BOMBS: dict[str, Callable[[], bytes]] = {
-    "opening brackets": lambda: entry("[" * MIB),
-    "empty objects": lambda: file_of('{"__metadata__":' + "{}," * (MIB // 3)),
-    "empty lists": lambda: entry('{"shape":[' + "[]," * (MIB // 3)),
     "many dimensions": lambda: entry('{"shape":[' + "0," * (MIB // 2)),
-    "a long name": lambda: file_of({"n" * MIB: tensor(0, 1)}, b"\0"),
     "a long name with dots": lambda: file_of({"n." * (MIB // 2): tensor(0, 1)}, b"\0"),
     "a long name with escapes": lambda: file_of(
         '{"' + r"\n" * (MIB // 2) + '":' + json.dumps(tensor(0, 1)) + "}", b"\0"
     ),
     "a long number": lambda: entry('{"shape":[' + "1" * MIB),
-    "much space": lambda: file_of("{" + " " * MIB + "}"),
     "much metadata": lambda: file_of({"__metadata__": {f"{i:x}": "" for i in range(MIB // 12)}}),
     "many empty tensors": lambda: file_of({f"{i:x}": tensor(0, 0) for i in range(20_000)}),
     "a deep entry": lambda: file_of({"__metadata__": {"zcrecord": "[" * MIB}}),
@@ -246,7 +241,7 @@ BOMBS: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive(keep=("opening brackets", "a long name with escapes", "a wide entry"))
+@pytest.mark.exhaustive(keep=("a long name with escapes", "a wide entry"))
 @pytest.mark.parametrize("kind", BOMBS)
 def test_safetensors_header_costs_no_more_than_a_small_constant_times_its_length(kind: str, tmp_path: Path) -> None:
     data = BOMBS[kind]()

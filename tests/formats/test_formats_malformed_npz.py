@@ -130,13 +130,6 @@ def test_refuses_npz_of(fault: str, tmp_path: Path) -> None:
     refused(make(), tmp_path, pattern, ".npz", UnsupportedError)
 
 
-def test_npz_is_never_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    np.savez(tmp_path / "in.npz", w=np.array([{}], object))
-    monkeypatch.setattr("pickle.load", lambda *_, **__: pytest.fail("unpickled"))
-    with pytest.raises(UnsupportedError, match="pickle"):
-        convert(tmp_path / "in.npz", tmp_path / "out.zcr")
-
-
 @pytest.mark.slow
 def test_npz_cut_anywhere_is_refused(tmp_path: Path) -> None:
     whole = npz(("a.npy", npy(described(), b"ab")), ("b.npy", npy(described("'<U2'"), bytes(16))))

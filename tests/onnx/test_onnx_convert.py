@@ -46,14 +46,6 @@ def test_the_packaged_models_convert_and_come_back_whole_and_over_their_archive(
     verify_external(tmp_path / "m.onnx", full=True)
 
 
-@pytest.mark.exhaustive(keep=0)
-def test_the_generated_node_cases_convert_and_come_back() -> None:
-    models = [case.model for case in m.node_cases()[::9] if case.model is not None]
-    assert len(models) > 180
-    for model in models:
-        check(model)
-
-
 # Every type, in every form.
 
 

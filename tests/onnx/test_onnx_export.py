@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 from collections.abc import Callable
@@ -210,23 +209,6 @@ def test_a_hostile_skeleton_is_one_typed_error(skeleton: bytes, kind: type, mess
     with pytest.raises(kind, match=message):
         session(tmp_path / "m.zcr")
     assert os.listdir(tmp_path) == ["m.zcr"]
-
-
-@pytest.mark.slow
-def test_a_skeleton_cut_off_or_changed_anywhere_gives_a_model_or_a_typed_error(tmp_path: Path) -> None:
-    record = m.converted(named(notes=10))
-    skeleton = bytes(graph.skeleton_of(record))
-    tensors = {name: record[name] for name in record}
-    worked = 0
-    for i in range(len(skeleton)):
-        flipped = skeleton[:i] + bytes([skeleton[i] ^ 0x81]) + skeleton[i + 1 :]
-        for data in (skeleton[:i], flipped):
-            out = io.BytesIO()
-            zcrecord.save_record({**tensors, "onnx.graph": data}, out)
-            with contextlib.suppress(errors.RecordError):
-                to_onnx(out.getvalue(), io.BytesIO())
-                worked += 1
-    assert 0 < worked < 2 * len(skeleton)
 
 
 @pytest.mark.parametrize("pair", [b"\x0a\x7f", b"\x33\x3a\x8d\x00", b"\x80", b"\x0a\x01k\x12\x7fv"])

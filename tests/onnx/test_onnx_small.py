@@ -25,7 +25,7 @@ from onnx_graphs import SHARED, assert_same, private_growth
 from onnx_scans import MIB, at, counted_reads, growth, shifted, written
 
 from zcrecord import errors
-from zcrecord.onnx import convert, graph, scan
+from zcrecord.onnx import graph, scan
 from zcrecord.onnx.lazy.locate import STEP
 
 
@@ -156,23 +156,6 @@ def test_onnx_runtime_copies_no_weight_and_the_measurement_would_notice(tmp_path
     assert private_growth(IN_PLACE, path) > 48 << 20
     assert private_growth(IN_PLACE, tmp_path / "small.onnx") < 8 << 20
     path.unlink()
-
-
-def test_the_report_says_what_was_done(tmp_path: Path) -> None:
-    path = written(tmp_path / "m.onnx", onnx_graphs.mlp())
-    report = scan(path).to_onnx(tmp_path / "small.onnx")
-    converted = convert(path, tmp_path / "m.zcr")
-    assert (report.source, report.dest) == (str(path), str(tmp_path / "small.onnx"))
-    assert (report.tensors, report.modules, report.renamed) == (converted.tensors, converted.modules, 0)
-    assert report.input_bytes == converted.input_bytes == path.stat().st_size
-    assert report.archive_bytes == (tmp_path / "small.onnx").stat().st_size
-    assert report.payload_bytes == 4 + 256  # the scalar, the Constant
-    assert report.shared_bytes == report.repeated_bytes == 0
-    wide = scan(path).to_onnx(tmp_path / "wide.onnx", alignment=65536)
-    assert wide.payload_bytes == scan(path).nbytes
-    beside = onnx_values.write(tmp_path / "m", onnx_values.reference())
-    report = scan(beside).to_onnx(tmp_path / "m" / "small.onnx")
-    assert report.input_bytes == beside.stat().st_size + 24
 
 
 # Refusals.

@@ -5,10 +5,8 @@ Fields that are there twice, in other wire types or with long tags are in `tests
 
 from __future__ import annotations
 
-import contextlib
 import io
 import itertools
-import random
 import re
 from collections.abc import Callable, Iterable, Iterator
 
@@ -23,7 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx_models import field, restored, varint, wire_model
 from onnx_scans import converted, refused
 
-from zcrecord.errors import LimitError, OnnxError, RecordError
+from zcrecord.errors import LimitError, OnnxError
 from zcrecord.onnx import convert, graph
 from zcrecord.onnx.protobuf import reader
 
@@ -274,21 +272,6 @@ def test_truncation_at_every_byte_is_an_error_or_a_correct_result() -> None:
             assert re.match(r"byte 0x|empty|no graph|tensor '", str(error))
         else:
             assert {name: m.stored(value).tolist() for name, value in record.items()} == whole
-
-
-def test_changed_bytes_are_an_error_or_an_archive_that_verifies() -> None:
-    data = m.model_of(
-        numpy_helper.from_array(np.arange(6.0), "a.w"),
-        helper.make_tensor("b", TensorProto.INT16, [2], [-1, 300]),
-        nodes=[helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(np.arange(4))),
-               helper.make_node("Relu", ["c"], ["r"], alpha=0.5)],
-    ).SerializeToString()  # fmt: skip
-    rng = random.Random(0)
-    for i in some(range(len(data)), 40):
-        for byte in (0, 0xFF, data[i] ^ 1, data[i] ^ 0x80, rng.randrange(256)):
-            changed = data[:i] + bytes([byte]) + data[i + 1 :]
-            with contextlib.suppress(RecordError):
-                m.converted(changed)
 
 
 @pytest.mark.parametrize("data, message", [
