@@ -13,7 +13,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import zcrecord
 from zcrecord import integrity
-from zcrecord.storage.files import identity_of
 
 pytestmark = pytest.mark.usefixtures("archive")
 
@@ -62,28 +61,18 @@ def test_the_archive_stays_where_another_is_named(run: c.Commands) -> None:
     run.quietly("edit model.zcr --drop scalar -o out.zcr -f")
 
 
-def test_nothing_is_written_where_nothing_changes(run: c.Commands) -> None:
-    before = identity_of("model.zcr")
-    assert "nothing changed, and nothing was written" in run("edit model.zcr --metadata author=me")
-    assert identity_of("model.zcr") == before
-
-
 @pytest.mark.parametrize(("arguments", "told"), [
     (["--drop", "encoder.wieght"], "'encoder.wieght': not in this record; close names: 'encoder.weight'"),
-    (["--drop", "encoder.*", "--drop", "encoder.*"], r"'encoder\.\*': not in this record"),
     (["--drop-metadata", "autor"], "close names: 'author'"),
     (["--attribute", 'x={"a": 1}'], "a dict; an attribute is None, bool"),
-    (["--tensor", "x=nothing.npy"], r"nothing\.npy: no such file"),
     (["--tensor", "x=objects.npy"], r"objects\.npy: an array of objects"),
     (["--tensor", "x=model.zcr"], r"model\.zcr: not an array of numpy"),
     (["--tensor", "x=cut.npy"], r"cut\.npy: its array has 800 bytes, 700 follow the header; copy it again"),
-    (["--tensor", "x=start.npy"], r"start\.npy: ends within its \.npy header"),
 ])  # fmt: skip
 def test_what_cannot_be_is_one_line_and_the_archive_stays(arguments: list[str], told: str, run: c.Commands) -> None:
     np.save("objects.npy", np.array([{}], object), allow_pickle=True)
     np.save("whole.npy", np.zeros(100))
     Path("cut.npy").write_bytes(Path("whole.npy").read_bytes()[:-100])
-    Path("start.npy").write_bytes(Path("whole.npy").read_bytes()[:20])
     before = Path("model.zcr").read_bytes()
     run.fails(["edit", "model.zcr", "--metadata", "a=b", *arguments], told)
     assert Path("model.zcr").read_bytes() == before

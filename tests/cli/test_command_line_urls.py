@@ -6,10 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import command_line as c
-import numpy as np
 import pytest
-
-import zcrecord
 
 if TYPE_CHECKING:
     from buckets import S3
@@ -63,32 +60,3 @@ def test_a_command_replaces_an_object_only_with_force(bucket: S3, command: str, 
     bucket.file_system().pipe_file(f"bucket/{name}", b"old")
     run.quietly(f"{command} --force")
     assert fetched(bucket, name) == first
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive(keep=1)
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("s3://nobucket/m.zcr", "s3://nobucket/m.zcr: cannot write: no such bucket or folder "),
-        ("s3://bucket/models/", "s3://bucket/models/: names a folder; name a file in it"),
-        ("https://host/m.zcr", "https://host/m.zcr: HTTP servers are for reading; write to the "),
-        ("s3://bucket/m.zcr --verify", "to verify reads the source again and the archive back: "),
-    ],
-)
-def test_what_cannot_be_written_is_told(arguments: str, message: str, bucket: S3, run: c.Commands) -> None:
-    run.fails(f"onnx2zc model.onnx {arguments}", message)
-    assert not bucket.file_system().find("bucket")
-
-
-@pytest.mark.slow
-def test_a_failure_of_the_store_leaves_the_object(bucket: S3, run: c.Commands) -> None:
-    zcrecord.save_record({"w": np.arange(3)}, "m.zcr")
-    run.quietly("convert m.zcr s3://bucket/m.zcr")
-    old = fetched(bucket, "m.zcr")
-    bucket.answers = lambda request: "403 AccessDenied" if request.startswith("PUT") else None
-    told = "s3://bucket/m.zcr: cannot write, the store or fsspec refused it: .*do the URL and its storage options fit"
-    c.make_archive()
-    run.fails("convert model.zcr s3://bucket/m.zcr --force", told)
-    bucket.answers = lambda _: None
-    assert fetched(bucket, "m.zcr") == old

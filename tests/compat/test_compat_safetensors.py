@@ -65,9 +65,10 @@ DTYPES = [getattr(torch, d.torch) for d in zcrecord.dtypes.DTYPES if d.torch and
 def test_every_element_type_of_torch_comes_back(lib: SimpleNamespace, dtype: torch.dtype, tmp_path: Path) -> None:
     raw = (torch.arange(32, dtype=torch.uint8) % 2).view(dtype)
     lib.pt.save_file({"w": raw}, tmp_path / "m")
-    found = lib.pt.load_file(tmp_path / "m")["w"]
-    assert found.dtype == dtype
-    assert found.view(torch.uint8).tolist() == raw.view(torch.uint8).tolist()
+    for reader in (lib, OURS):  # which reads genuine files, too
+        found = reader.pt.load_file(tmp_path / "m")["w"]
+        assert found.dtype == dtype
+        assert found.view(torch.uint8).tolist() == raw.view(torch.uint8).tolist()
     assert lib.safe_open(tmp_path / "m", "pt").get_slice("w").get_dtype() == safetensors_name(dtype)
 
 
@@ -243,15 +244,6 @@ def test_genuine_files_are_read_by_their_content(framework: str, backend: str, t
     assert OURS.pt.load_file(path)["s"].item() == 3
     assert OURS.np.load(before)["w.b"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert OURS.pt.load(before)["w.b"].tolist() == [[0, 1, 2], [3, 4, 5]]
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_genuine_files_give_the_tensors_that_safetensors_gives(dtype: torch.dtype, tmp_path: Path) -> None:
-    raw = (torch.arange(48, dtype=torch.uint8) % 2).view(dtype)
-    safetensors.torch.save_file({"a": torch.ones(3, dtype=torch.uint8), "w": raw}, tmp_path / "m")
-    found = OURS.pt.load_file(tmp_path / "m")
-    assert sorted(found) == ["a", "w"] and found["w"].dtype == dtype
-    assert found["w"].view(torch.uint8).tolist() == raw.view(torch.uint8).tolist()
 
 
 def test_file_that_is_neither_is_one_typed_error(tmp_path: Path) -> None:

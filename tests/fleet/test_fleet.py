@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -101,16 +99,6 @@ def test_new_model_in_the_place_of_the_old_is_converted(folder: Path) -> None:
     renew(path, m.model_of(numpy_helper.from_array(np.ones(3), "w")).SerializeToString())
     assert converted() == ["converted", "kept"]
     assert zcrecord.load_record(first.job.dest).content_digest() != before
-
-
-def test_bytes_of_an_archive_tell_nothing_of_where_and_when_it_was_made(folder: Path) -> None:
-    fleet()
-    elsewhere = folder / "elsewhere" / "models"
-    shutil.copytree(folder / "models", elsewhere)  # and the times of change
-    for job in plan(elsewhere, elsewhere.parent / "out", durable=False):
-        assert convert_one(job).state == "converted"
-        twin = folder / "out" / os.path.relpath(job.dest, elsewhere.parent / "out")
-        assert hashlib.sha256(Path(job.dest).read_bytes()).digest() == hashlib.sha256(twin.read_bytes()).digest()
 
 
 def test_archive_is_the_one_that_convert_writes_but_for_one_name_of_metadata(folder: Path) -> None:

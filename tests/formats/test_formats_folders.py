@@ -17,7 +17,6 @@ import records as r
 import safetensors
 import safetensors.numpy
 from ml_dtypes import bfloat16
-from processes import growth
 
 import zcrecord
 from zcrecord.cli.dispatch import main
@@ -263,37 +262,3 @@ def test_the_command_line_converts_folders(
     assert files(tmp_path / "back") == sorted([*SMALL, "model.safetensors"])
     assert main(["convert", "hub", "out/", "-q"]) == 1
     assert "out/model.zcr: exists already; --force replaces it" in capsys.readouterr().err
-
-
-# What it costs.
-
-MIB = 1 << 20
-MOST = 40 * MIB
-SETUP = """
-import os, sys
-from glob import glob
-import zcrecord.formats.safetensors, zcrecord.record.sharded_writer
-from zcrecord.formats import convert
-os.chdir(sys.argv[1])
-options = {"durable": False, "max_shard_size": 20 << 20}
-"""
-
-
-@pytest.mark.measured
-@pytest.mark.exhaustive(keep=0)
-def test_converting_folders_takes_bounded_memory_and_a_copy_would_be_noticed(tmp_path: Path) -> None:
-    """Of 96 MiB in shards."""
-    rng = np.random.default_rng(0)
-    record = {f"w{i}": rng.integers(0, 1 << 60, MIB) for i in range(12)}
-    zcrecord.save_record(record, tmp_path / "m.zcr", durable=False)
-    (tmp_path / "in").mkdir()
-    convert(tmp_path / "m.zcr", tmp_path / "in" / "model.safetensors", durable=False, max_shard_size=24 * MIB)
-
-    def peak(work: str) -> int:
-        return growth(SETUP, work, tmp_path)[1]
-
-    assert peak("convert('in', 'out/', **options)") < MOST
-    assert len(zcrecord.load_record(tmp_path / "out/model.zcr", verify="full").archive.source.file_names) == 6
-    assert peak("convert('out', 'back/', dest_format='safetensors', **options)") < MOST
-    assert tensors_in(tmp_path / "back") == tensors_in(tmp_path / "in")
-    assert peak("held = [open(name, 'rb').read() for name in glob('in/*.safetensors')]") > 90 * MIB

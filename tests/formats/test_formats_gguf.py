@@ -210,10 +210,8 @@ HOSTILE = {
     "offset between": (padded(head(1, 0) + described("w", [4], 0, 4), FLOATS), "no multiple of general.alignment"),
     "part of a block": (padded(head(1, 0) + described("w", [33], 8), bytes(99)), "not whole blocks of 32 \\(Q8_0"),
     "block of rank 0": (padded(head(1, 0) + described("w", [], 8), bytes(99)), "not whole blocks"),
-    "overlap": (
-        padded(head(2, 0) + described("a", [8]) + described("b", [4], 0, 0), FLOATS),
-        "tensor '[ab]': its bytes overlap those of tensor '[ab]'",
-    ),
+    "overlap": (padded(head(2, 0) + described("a", [8]) + described("b", [4], 0, 0), FLOATS),
+                "tensor '[ab]': its bytes overlap those of tensor '[ab]'"),
 }  # fmt: skip
 
 

@@ -107,16 +107,6 @@ def test_a_scan_reads_no_payload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert sum(counted) > path.stat().st_size
 
 
-def test_small_tensors_and_a_graph_are_read_in_few_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    counted = counted_reads(monkeypatch)
-    nodes = [helper.make_node("Relu", [f"r{i}"], [f"r{i + 1}"], alpha=1.0) for i in range(20_000)]
-    model = m.model_of(*(numpy_helper.from_array(np.arange(8), f"w{i}") for i in range(10_000)), nodes=nodes)
-    path = written(tmp_path / "m.onnx", model)
-    assert len(scan(path)) == 10_000
-    assert len(counted) < 20
-    assert sum(counted) <= path.stat().st_size
-
-
 @pytest.mark.measured
 @pytest.mark.exhaustive(keep=0)
 @pytest.mark.skipif(sys.platform != "linux", reason="platform: only Linux tells private from shared memory")

@@ -180,23 +180,16 @@ def refused(kind: type[Exception], message: str, path: Path, dest: Any, **option
 
 def test_a_destination_is_a_file_that_holds_no_original(original: Path, tmp_path: Path) -> None:
     dest = original.with_name("small.onnx")
-    for nowhere in (io.BytesIO(), "memory://models/small.onnx"):
-        what = r"model\.onnx: a small model refers to its files from the folder .*; name a path"
-        refused(errors.UnsupportedError, what, original, nowhere)
-    refused(
-        errors.UnsupportedError, "null: a small model is a regular file in a folder; name one", original, os.devnull
-    )
-    refused(
-        errors.DestinationExistsError,
-        r"model\.onnx: source and destination are the same",
-        original,
-        original,
-        force=True,
-    )
     data = original.with_name("w.bin")
-    refused(
-        errors.DestinationExistsError, r"w\.bin: source and destination are the same file", original, data, force=True
-    )
+    no_folder = r"model\.onnx: a small model refers to its files from the folder .*; name a path"
+    for error, message, nowhere in (
+        (errors.UnsupportedError, no_folder, io.BytesIO()),
+        (errors.UnsupportedError, no_folder, "memory://models/small.onnx"),
+        (errors.UnsupportedError, "null: a small model is a regular file in a folder; name one", os.devnull),
+        (errors.DestinationExistsError, r"model\.onnx: source and destination are the same", original),
+        (errors.DestinationExistsError, r"w\.bin: source and destination are the same file", data),
+    ):
+        refused(error, message, original, nowhere, force=True)
     assert data.read_bytes() == bytes(400)
     dest.write_bytes(b"old")
     refused(errors.DestinationExistsError, r"small\.onnx: exists already; force=True replaces it", original, dest)

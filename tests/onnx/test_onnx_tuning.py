@@ -15,7 +15,6 @@ import onnx_models as m
 import onnxruntime as ort
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from onnx import helper
 from onnx_graphs import DIGITS, PACKS, PIXELS, READS_INNER, branches, converted_in, digits_in, plain
 
 import zcrecord
@@ -244,10 +243,3 @@ def test_a_session_of_a_file_that_is_replaced_while_it_is_made_fails(
     monkeypatch.setattr(ort, "InferenceSession", replacing)
     with pytest.raises(SourceError, match="replaced while the session was made; make it again"):
         session(tuned)
-
-
-def test_small_models_without_external_weights_are_tuned(tmp_path: Path) -> None:
-    weight = {"w": np.arange(16, dtype=np.float32).reshape(4, 4)}
-    node = helper.make_node("MatMul", ["x", "w"], ["y"])
-    made = onnx_graphs.graph_model([node], [onnx_graphs.value("x", 1, 4)], [onnx_graphs.value("y", 1, 4)], weight)
-    assert tuning(session(converted_in(tmp_path, made, tuned=True))).used
