@@ -26,7 +26,7 @@ from records import run_python
 
 import zcrecord
 from zcrecord import errors
-from zcrecord.onnx import OnnxTensors, convert, external_data, scan
+from zcrecord.onnx import OnnxTensors, convert, scan
 from zcrecord.onnx.lazy.locate import STEP
 from zcrecord.tensors.packed import StringTensor
 
@@ -368,16 +368,6 @@ def test_a_scan_opens_no_external_data(tmp_path: Path) -> None:
         tensors.load_all()
 
 
-def test_the_end_of_a_file_is_noticed_before_and_after_it_is_mapped(tmp_path: Path) -> None:
-    tensors = onnx_values.reference(), onnx_values.reference(name="v", offset="4")
-    found = scan(onnx_values.write(tmp_path / "m", *tensors))
-    what = r"model\.onnx: tensor 'v': external data 'w\.bin': bytes 4 to 28 are past its end \(24\); the file is trunc"
-    for _ in range(2):
-        with pytest.raises(errors.ExternalDataError, match=what):
-            found["v"]
-        assert found["w"].tolist() == FLOATS.tolist()
-
-
 def test_many_files_of_external_data_take_few_descriptors(tmp_path: Path) -> None:
     count = 400
     for i in range(count):
@@ -449,16 +439,3 @@ def test_only_a_regular_file_can_be_scanned(tmp_path: Path) -> None:
         scan(io.BytesIO())  # type: ignore[arg-type]
     with pytest.raises(errors.UnsupportedError, match="a NoneType is neither a path"):
         scan(None)  # type: ignore[arg-type]
-
-
-def test_a_disk_that_fails_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> int:
-        raise OSError(5, "Input/output error")
-
-    path = written(tmp_path / "m.onnx", m.model_of(helper.make_tensor("w", TensorProto.INT64, [1], [300])))
-    tensors = scan(path)
-    monkeypatch.setattr(external_data, "read_some", fail)
-    with pytest.raises(errors.SourceError, match=r"m\.onnx: tensor 'w': cannot read: Input/output error"):
-        tensors["w"]
-    with pytest.raises(errors.SourceError, match=r"m\.onnx: cannot read: Input/output error"):
-        scan(path)

@@ -258,11 +258,6 @@ def test_a_node_that_is_named_after_its_tensors_is_noticed() -> None:
         m.converted(model, select="late.*")
 
 
-def test_names_that_had_to_change_are_those_of_the_whole_conversion() -> None:
-    record = m.converted(layered([m.constant("n", i) for i in range(3)]), select="n")
-    assert {name: record[name].tolist() for name in record} == {"n.value": [0], "n.value~2": [1], "n.value~3": [2]}
-
-
 # Trying it out, and making sure.
 
 

@@ -85,12 +85,3 @@ def test_there_are_words_for_every_rule_that_is_checked() -> None:
     rules = set(re.findall(r"\b(?:rule|check|hold)\((\d+),", text))
     words = re.findall(r"^(\d+) \S", (READER / "rules.js").read_text(encoding="utf-8"), re.MULTILINE)
     assert len(rules) > 50 and sorted(rules, key=int) == words
-
-
-def test_every_option_that_is_declared_is_read() -> None:
-    text = (READER / "zcrecord.d.ts").read_text(encoding="utf-8")
-    code = "".join(path.read_text(encoding="utf-8") for path in READER.glob("*.js"))
-    interfaces = re.findall(r"export interface (?:\w+Options|Cancellable|Reading)\b[^{]*{\n(.*?)\n}", text, re.DOTALL)
-    options = {option for body in interfaces for option in re.findall(r"^  (\w+)\?:", body, re.MULTILINE)}
-    assert len(options) > 10
-    assert not [option for option in options if not re.search(rf"[{{,(]\s*{option}\b", code)]
