@@ -301,7 +301,7 @@ def test_models_of_other_archives_and_other_files_are_left_alone(digits: Path, s
     convert(DIGITS, tmp_path / "other.zcr", alignment=128)
     to_onnx(tmp_path / "other.zcr", tmp_path / "other.onnx", external=True)
     shutil.copy(DIGITS, tmp_path / "whole.onnx")
-    (tmp_path / "broken.onnx").write_bytes(b"zcrecord.digits")
+    (tmp_path / "broken.onnx").write_bytes(b"zcrecord.archive")
     (tmp_path / "folder.onnx").mkdir()
     os.mkfifo(tmp_path / "pipe.onnx")
     (tmp_path / "gone.onnx").symlink_to("nowhere.onnx")
@@ -329,7 +329,7 @@ def test_where_weights_would_move_the_archive_stays_and_the_message_names_the_mo
     small = digits.with_name("small.onnx")
     to_onnx(digits, small, external=True)
     before, model = digits.read_bytes(), small.read_bytes()
-    what = r"model\.zcr: '.*small\.onnx' takes weights from this digits, at places that would change; write the result"
+    what = r"model\.zcr: '.*small\.onnx' takes weights from this archive, at places that would change; write the result"
     with pytest.raises(UnsupportedError, match=what):
         (untune if remove else tune)(digits)
     assert main(["tune", str(digits), *(["--remove"] if remove else [])]) == 1
@@ -363,7 +363,7 @@ def test_the_command_says_which_models_it_wrote_again(
     digits: Path, small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["tune", str(digits)]) == 0
-    assert f"\nwritten again: {small}, whose weights lie in the digits\n" in capsys.readouterr().out
+    assert f"\nwritten again: {small}, whose weights lie in the archive\n" in capsys.readouterr().out
     assert main(["tune", str(digits), "--remove", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["models"] == [str(small)]
 
@@ -379,7 +379,7 @@ def test_only_the_end_of_a_large_model_is_read_and_a_failure_names_the_model(
 
     monkeypatch.setattr(linked_models, "to_onnx", full)
     message = (
-        r"small\.onnx: .*No space left on device; the digits is replaced; export this model again with external=True"
+        r"small\.onnx: .*No space left on device; the archive is replaced; export this model again with external=True"
     )
     with pytest.raises(SourceError, match=message):
         tune(digits)
