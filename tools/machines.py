@@ -72,13 +72,11 @@ COMPUTING = tuple(
     for name in (
         "architectures",
         "export",
-        "exported",
         "filling",
         "session",
         "target",
         "tuned_attacks",
         "tuned_export",
-        "tuned_models",
         "tuned_parts",
         "tuning",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 from pathlib import Path
 from typing import Any
@@ -56,22 +57,7 @@ def floats(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype("f4")
 
 
-def mlp(seed: int = 0, **more: Any) -> onnx.ModelProto:
-    """Two matrices of one shape, a bias, a scalar and a Constant; whatever more initializers are given."""
-    nodes = [
-        helper.make_node("MatMul", ["x", "a.w"], ["h"]),
-        helper.make_node("Add", ["h", "a.b"], ["i"]),
-        helper.make_node("MatMul", ["i", "b.w"], ["k"]),
-        helper.make_node("Constant", [], ["c"], name="const", value=numpy_helper.from_array(floats(64, seed=seed + 4))),
-        helper.make_node("Mul", ["k", "c"], ["l"]),
-        helper.make_node("Mul", ["l", "scale"], ["y"]),
-    ]
-    arrays = {
-        "a.w": floats(64, 64, seed=seed + 1), "b.w": floats(64, 64, seed=seed + 2), "a.b": floats(64, seed=seed + 3),
-        "scale": np.array(0.5, "f4"), **more,
-    }  # fmt: skip
-    x, y = (onnx_graphs.value(name, "n", 64) for name in "xy")
-    return onnx_graphs.graph_model(nodes, [x], [y], arrays)
+mlp = functools.partial(onnx_graphs.mlp, seed=0)
 
 
 def tensors_of_every_kind() -> list[TensorProto]:

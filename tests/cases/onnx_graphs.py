@@ -77,8 +77,10 @@ def assert_same(a: list[np.ndarray], b: list[np.ndarray]) -> None:
         assert (x.dtype, x.shape, x.tobytes()) == (y.dtype, y.shape, y.tobytes())
 
 
-def floats(*shape: int) -> np.ndarray:
-    return RNG.standard_normal(shape).astype("f4")
+def floats(*shape: int, seed: int | None = None) -> np.ndarray:
+    """Random floats, always others unless a seed is given."""
+    rng = RNG if seed is None else np.random.default_rng(seed)
+    return rng.standard_normal(shape).astype("f4")
 
 
 def value(name: str, *shape: Any, kind: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
@@ -93,18 +95,21 @@ def graph_model(
     return helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
-def mlp() -> onnx.ModelProto:
-    """Two MatMuls with biases, an initializer of few bytes, a Constant."""
+def mlp(seed: int | None = None, **more: Any) -> onnx.ModelProto:
+    """Two matrices of one shape, a bias, a scalar and a Constant, random or of a seed; and more initializers."""
+    seeds = [None if seed is None else seed + i for i in range(5)]
     nodes = [
         helper.make_node("MatMul", ["x", "a.w"], ["h"]),
         helper.make_node("Add", ["h", "a.b"], ["i"]),
-        helper.make_node("Relu", ["i"], ["j"]),
-        helper.make_node("MatMul", ["j", "b.w"], ["k"]),
-        helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(floats(64))),
+        helper.make_node("MatMul", ["i", "b.w"], ["k"]),
+        helper.make_node("Constant", [], ["c"], name="const", value=numpy_helper.from_array(floats(64, seed=seeds[4]))),
         helper.make_node("Mul", ["k", "c"], ["l"]),
         helper.make_node("Mul", ["l", "scale"], ["y"]),
     ]
-    inits = {"a.w": floats(64, 64), "a.b": floats(64), "b.w": floats(64, 64), "scale": np.array(0.5, np.float32)}
+    inits = {
+        "a.w": floats(64, 64, seed=seeds[1]), "b.w": floats(64, 64, seed=seeds[2]), "a.b": floats(64, seed=seeds[3]),
+        "scale": np.array(0.5, "f4"), **more,
+    }  # fmt: skip
     return graph_model(nodes, [value("x", "n", 64)], [value("y", "n", 64)], inits)
 
 

@@ -56,12 +56,9 @@ SHELLS = [
     [
         ("zcrecord unp", ["unpack"]),
         ("zcrecord ls --sort s", ["saved", "size"]),
-        ("zcrecord completion f", ["fish"]),
         ("zcrecord ls mod", ["model.onnx"]),
-        ("zcrecord sign --key mod", ["model.onnx"]),
         ("zcrecord edit --drop-", ["--drop-metadata"]),
         ("onnx2zc mod", ["model.onnx"]),
-        ("onnx2zc --allow", ["--allow-links"]),
     ],
 )
 def test_shell_completes(complete: object, line: str, expected: list[str]) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
-import time
 from pathlib import Path
 
 import command_line as c
@@ -119,20 +117,6 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(
     size = model.stat().st_size
     assert re.search(rf"zcrecord: {size} B of {size} B, 100%, .* .?i?B/s, 0 s left\n", run.err)
     run.quietly("convert model.zcr out.npz")
-
-
-def test_the_time_left_is_reckoned_from_the_first_byte(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    now = 0.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    with render.showing_progress("zcrecord", render.Printer(sys.stderr)) as progress:
-        now += 1000  # packages are imported
-        progress(1, 1500)
-        assert capsys.readouterr().err == ""
-        now += 11
-        progress(750, 1500)
-    assert capsys.readouterr().err == "zcrecord: 750 B of 1.5 KiB, 50%, 68 B/s, 11 s left\n"
 
 
 # A folder, as it was downloaded.

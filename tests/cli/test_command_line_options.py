@@ -123,11 +123,9 @@ INSTEAD = r"zcrecord: error: /(dev|proc/self)/fd/\d+: not a regular file; {}\n"
 @pytest.mark.parametrize(
     ("command", "status", "told"),
     [
-        *((command, 1, INSTEAD.format("pipe it in, and give - in its place"))
-          for command in ("ls PIPE", "verify PIPE", "check --key k PIPE", "to-onnx PIPE o.onnx")),
+        ("ls PIPE", 1, INSTEAD.format("pipe it in, and give - in its place")),
         ("diff model.zcr PIPE", 2, INSTEAD.format("pipe it in, and give - in its place")),
-        *((command, 1, INSTEAD.format("copy it to one, and give that")) for command in (
-            "sign --key k PIPE", "edit --drop k PIPE", "embed --lang c PIPE", "attach program PIPE", "serve PIPE")),
+        ("sign --key k PIPE", 1, INSTEAD.format("copy it to one, and give that")),
         ("pack PIPE", 2, "(.*\n)+.*error: OUT is required if the source is a pipe; - is standard output\n"),
     ],
 )  # fmt: skip

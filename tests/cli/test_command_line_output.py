@@ -1,4 +1,7 @@
-"""Output of zcrecord info, ls, tree and verify, on a terminal, into a pipe and as JSON; strangers' names included."""
+"""Output of zcrecord info, ls, tree and verify, on a terminal, into a pipe and as JSON.
+
+Strangers' names are in `tests/attacks/test_attacks_names.py`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import command_line as c
 import numpy as np
@@ -174,50 +176,3 @@ def test_verify_shows_a_bar_on_a_terminal_alone(
     monkeypatch.setenv("TERM", "xterm")
     assert run("verify model.zcr").startswith("model.zcr: OK")
     assert "verifying" in errors.getvalue()
-
-
-# Strangers' names
-
-HOSTILE = ["\x1b[31mred\x1b[0m", "[bold]b[/bold]", "two\nlines", "tab\tbed", "\u202egnp.exe", "[/]", ":smile:", "\\x1b"]
-ESCAPED = [r"\x1b[31mred\x1b[0m", "[bold]b[/bold]", r"two\nlines", "[/]", ":smile:"]
-
-
-@pytest.fixture
-def hostile_archive() -> Path:
-    record: dict[str, Any] = {name: np.zeros(2) for name in HOSTILE}
-    record["module"] = {f"of {name}": {"w": np.ones(1), f"says {name}": name} for name in HOSTILE}
-    zcrecord.save_record(record, "hostile.zcr", metadata={name: name for name in HOSTILE})
-    return Path("hostile.zcr")
-
-
-@pytest.mark.parametrize("command", ["info", "ls", "tree"])
-def test_hostile_names_are_escaped(
-    command: str, hostile_archive: Path, run: c.Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    piped = run(f"{command} hostile.zcr")
-    terminal = c.seen(monkeypatch, command, "hostile.zcr", term="dumb")
-    assert all(c.isprintable() or c in "\n\t" for c in piped)
-    assert all(c.isprintable() or c == "\n" for c in terminal)
-    assert all(name in piped and name in terminal for name in ESCAPED)
-    assert r"tab\tbed" in piped and r"\u202egnp.exe" in piped
-    if command == "ls":
-        assert {line.count("\t") for line in piped.splitlines()} == {6}
-
-
-@pytest.mark.parametrize("command", ["info", "ls", "tree"])
-def test_hostile_names_are_whole_in_json(command: str, hostile_archive: Path, run: c.Commands) -> None:
-    out = run(f"{command} --json hostile.zcr")
-    assert out.isascii()
-    told = json.loads(out)
-    if command == "info":
-        assert told["metadata"] == {name: name for name in HOSTILE}
-    else:
-        assert set(HOSTILE) <= {t["name" if command == "ls" else "key"] for t in told}
-
-
-def test_a_hostile_name_in_an_error_is_escaped(run: c.Commands) -> None:
-    zcrecord.save_record({"\x1b]0;owned\x07\nw": np.ones(9)}, "bad.zcr")
-    data = bytearray(Path("bad.zcr").read_bytes())
-    data[zcrecord.load_record("bad.zcr").info("\x1b]0;owned\x07\nw").offset] ^= 1
-    Path("bad.zcr").write_bytes(data)
-    run.fails("verify bad.zcr", r"tensor '\\x1b\]0;owned\\x07\\nw': ")

@@ -1,20 +1,95 @@
-"""Commands write to URLs as they write to paths: whole, not over what is there, and with errors that help."""
+"""Commands read from URLs, and write to them, as from and to paths; errors name the URL without its secrets."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import command_line as c
 import numpy as np
 import pytest
+import torch
 
 import zcrecord
+from zcrecord import transport
 
 if TYPE_CHECKING:
     from buckets import S3
 
-pytestmark = pytest.mark.usefixtures("model_folder")
+pytestmark = pytest.mark.usefixtures("model_folder", "memory")
+
+
+def put(memory: Any, *names: str) -> None:
+    for name in names:
+        memory.pipe_file(f"/b/{name}", Path(name).read_bytes())
+
+
+@pytest.mark.exhaustive(keep=("npz]", "safetensors"))
+@pytest.mark.parametrize("name", ["m.zcr", "m.zcr.zst", "m.safetensors", "m.pt", "m.npz"])
+def test_convert_reads_every_kind_of_file_behind_a_url(name: str, memory: Any, run: c.Commands) -> None:
+    weights: dict[str, Any] = {"w": np.arange(6, dtype=np.float32), "b": np.ones(2)}
+    zcrecord.save_record(weights, "m.zcr")
+    transport.pack("m.zcr", "m.zcr.zst")
+    torch.save({key: torch.from_numpy(array) for key, array in weights.items()}, "m.pt")
+    for other in ("m.safetensors", "m.npz"):
+        run.quietly(f"convert m.zcr {other}")
+    memory.pipe_file(f"/b/{name}", Path(name.partition("?")[0]).read_bytes())
+    for source, dest in ((f"memory://b/{name}", "out.zcr"), (f"memory://b/{name}", "out.npz"), ("out.npz", "back.zcr")):
+        run.quietly(f"convert {source} {dest}")
+    for made in ("out.zcr", "back.zcr"):
+        found = zcrecord.load_record(made)
+        assert {key: found[key].tolist() for key in weights} == {key: a.tolist() for key, a in weights.items()}
+
+
+@pytest.mark.slow
+def test_pack_unpack_and_onnx2zc_read_urls(memory: Any, run: c.Commands) -> None:
+    c.make_archive()
+    put(memory, "model.zcr", "model.onnx")
+    run("pack memory://b/model.zcr packed.zst")
+    put(memory, "packed.zst")
+    run("unpack memory://b/packed.zst again.zcr")
+    assert Path("again.zcr").read_bytes() == Path("model.zcr").read_bytes()
+    run.quietly("pack memory://b/model.zcr memory://b/other.zst")
+    assert memory.cat_file("/b/other.zst") == Path("packed.zst").read_bytes()
+    run.quietly("onnx2zc memory://b/model.onnx digits.zcr")
+    put(memory, "digits.zcr")
+    run.quietly("to-onnx memory://b/digits.zcr again.onnx")
+    assert Path("again.onnx").read_bytes() == Path("model.onnx").read_bytes()
+
+
+def test_consolidate_and_convert_read_catalogues_behind_urls(memory: Any, run: c.Commands) -> None:
+    weights = {"w": np.arange(40.0), "b": np.ones(30)}
+    zcrecord.save_record(weights, "checkpoint.zcr", max_shard_size=300)
+    put(memory, *(path.name for path in Path().glob("checkpoint*.zcr")))
+    for command in (
+        "consolidate memory://b",
+        "consolidate memory://b/checkpoint.zcr",
+        "convert memory://b/checkpoint.zcr",
+    ):
+        run.quietly(f"{command} one.zcr -f")
+        found = zcrecord.load_record("one.zcr")
+        assert not found.archive.source.file_names and found["w"].tolist() == weights["w"].tolist()
+
+
+@pytest.mark.parametrize("command", ["convert", "pack", "consolidate"])
+def test_a_url_without_a_file_is_told_without_its_secrets(command: str, run: c.Commands) -> None:
+    told = r"memory://b/none\.zcr: (no such file|.*FileNotFound|does not exist)"
+    run.fails(f"{command} memory://user:secret@b/none.zcr out.zcr", told)
+
+
+def test_a_damaged_file_behind_a_url_is_named_by_the_url(memory: Any, run: c.Commands) -> None:
+    memory.pipe_file("/b/m.npz", b"PK\3\4 and no more")
+    run.fails("convert memory://b/m.npz out.zcr", "error: memory://b/m.npz: ")
+    memory.pipe_file("/b/m.zcr", b"no archive" * 9)
+    run.fails("pack memory://b/m.zcr out.zst", "error: memory://b/m.zcr: ")
+
+
+def test_what_reads_files_alone_says_that_it_was_given_a_url(run: c.Commands) -> None:
+    run.fails("embed https://user:secret@h/m.zcr --lang c", r"error: https://h/m\.zcr: is a URL, and this reads files")
+
+
+# Written to buckets.
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +105,7 @@ def environment(s3_server: S3) -> Iterator[None]:
     s3fs.S3FileSystem.clear_instance_cache()
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def bucket(s3: S3, environment: None) -> S3:
     """The S3 server, with an empty bucket."""
     return s3
@@ -63,32 +138,3 @@ def test_a_command_replaces_an_object_only_with_force(bucket: S3, command: str, 
     bucket.file_system().pipe_file(f"bucket/{name}", b"old")
     run.quietly(f"{command} --force")
     assert fetched(bucket, name) == first
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive(keep=1)
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("s3://nobucket/m.zcr", "s3://nobucket/m.zcr: cannot write: no such bucket or folder "),
-        ("s3://bucket/models/", "s3://bucket/models/: names a folder; name a file in it"),
-        ("https://host/m.zcr", "https://host/m.zcr: HTTP servers are for reading; write to the "),
-        ("s3://bucket/m.zcr --verify", "to verify reads the source again and the archive back: "),
-    ],
-)
-def test_what_cannot_be_written_is_told(arguments: str, message: str, bucket: S3, run: c.Commands) -> None:
-    run.fails(f"onnx2zc model.onnx {arguments}", message)
-    assert not bucket.file_system().find("bucket")
-
-
-@pytest.mark.slow
-def test_a_failure_of_the_store_leaves_the_object(bucket: S3, run: c.Commands) -> None:
-    zcrecord.save_record({"w": np.arange(3)}, "m.zcr")
-    run.quietly("convert m.zcr s3://bucket/m.zcr")
-    old = fetched(bucket, "m.zcr")
-    bucket.answers = lambda request: "403 AccessDenied" if request.startswith("PUT") else None
-    told = "s3://bucket/m.zcr: cannot write, the store or fsspec refused it: .*do the URL and its storage options fit"
-    c.make_archive()
-    run.fails("convert model.zcr s3://bucket/m.zcr --force", told)
-    bucket.answers = lambda _: None
-    assert fetched(bucket, "m.zcr") == old

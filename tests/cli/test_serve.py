@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import http.client
+import logging
 import os
 import shutil
 import signal
@@ -21,6 +22,7 @@ import served
 
 import zcrecord
 from zcrecord import transport
+from zcrecord.cli import serving
 from zcrecord.cli.web_runtime import BUILDS, VERSION
 
 ARCHIVE = "/archive.zcr"
@@ -289,3 +291,68 @@ def test_missing_package_is_named(path: Path, monkeypatch: pytest.MonkeyPatch, r
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     told = r"aiohttp is not installed; pip install aiohttp, or in a checkout .*'\.\[serve\]'"
     run.fails(["serve", str(path)], told)
+
+
+# Requests that make no sense: each has an answer, the server goes on, and no traceback of its libraries is told.
+
+GET, HOST, END = b"GET /archive.zcr HTTP/1.1\r\n", b"Host: localhost\r\n", b"Connection: close\r\n\r\n"
+REQUESTS = {
+    "no Host": (GET + END, 400),
+    "no Host, as HTTP/1.0 has it": (b"GET /archive.zcr HTTP/1.0\r\n\r\n", 421),
+    "an empty Host": (GET + b"Host:\r\n" + END, 421),
+    "two Hosts": (GET + HOST + HOST + END, 400),
+    "an overlong name of this machine": (GET + b"Host: " + b"a." * 300 + b"localhost\r\n" + END, 400),
+    "a Host with a user": (GET + b"Host: x@y.localhost\r\n" + END, 400),
+    "a Host that is no text": (GET + b"Host: \xff.localhost\r\n" + END, 400),
+    "a header that is no text": (GET + HOST + b"If-None-Match: \xff\r\n" + END, 400),
+    "a date beyond all": (GET + HOST + b"If-Modified-Since: Sun, 01 Jan 99999999999 00:00:00 GMT\r\n" + END, 400),
+    "a range beyond all": (GET + HOST + b"Range: bytes=" + b"9" * 5000 + b"-\r\n" + END, 416),
+    "many headers": (GET + HOST + b"".join(b"X-%d: a\r\n" % i for i in range(5000)) + END, 400),
+    "a body that is not what it says": (
+        b"POST /about.json HTTP/1.1\r\n" + HOST + b"Content-Encoding: gzip\r\nContent-Length: 3\r\n" + END + b"abc",
+        405,
+    ),
+    "TLS": (bytes.fromhex("16030100c8010000c40303") + bytes(200), 400),
+}
+
+
+@pytest.fixture(scope="module")
+def server(path: Path) -> Iterator[served.Server]:
+    server = served.start(path)
+    yield server
+    assert server.end() == (0, "")  # of all requests nothing was told
+
+
+def answer(port: int, request: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        connection.sendall(request)
+        told = b""
+        while part := connection.recv(65536):
+            told += part
+    return told
+
+
+@pytest.mark.parametrize("request_", REQUESTS)
+def test_request_that_makes_no_sense_is_answered_and_nothing_is_told(request_: str, server: served.Server) -> None:
+    sent, status = REQUESTS[request_]
+    first, _, rest = answer(server.port, sent).partition(b"\r\n")
+    assert int(first.split()[1]) == status
+    assert b"Traceback" not in rest
+    assert answer(server.port, GET + HOST + END).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+@pytest.mark.slow
+def test_fault_of_the_server_itself_is_told_in_a_line() -> None:
+    logger = logging.getLogger("aiohttp.server")
+    told: list[str] = []
+    with serving._reporting_faults(told.append):
+        try:
+            raise KeyError("ours")
+        except KeyError:
+            logger.exception("Error handling request")
+        try:
+            raise ConnectionResetError
+        except ConnectionResetError:
+            logger.exception("Error handling request")
+    assert told == ["KeyError: 'ours'"]
+    assert logger.propagate

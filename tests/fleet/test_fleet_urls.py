@@ -47,10 +47,6 @@ def external(*locations: str) -> bytes:
     return data
 
 
-def never(*_: Any, **__: Any) -> Any:
-    raise AssertionError("not here")
-
-
 def run(tmp_path: Path, **options: Any) -> list[str]:
     return [convert_one(job).state for job in plan(ALL, tmp_path / "out", durable=False, **options)]
 
@@ -93,7 +89,7 @@ def test_one_file_that_is_read_forward_is_streamed_in_pieces(
         data = zstandard.compress(data)
     put(memory, f"m.{suffix}", data)
     monkeypatch.setattr(files, "_PIECE", 7000)
-    monkeypatch.setattr(sources.Model, "on_disk", never)
+    monkeypatch.setattr(sources.Model, "on_disk", lambda *_: pytest.fail("it was copied"))
     assert run(tmp_path) == ["converted"]
     assert np.array_equal(zcrecord.load_record(tmp_path / "out" / "m.zcr", verify="full")["w"], values)
 

@@ -7,6 +7,7 @@ flipped and mutated by `test_formats_malformed.py`, forms of ONNX's values by `t
 
 from __future__ import annotations
 
+import contextlib
 import io
 import subprocess
 from collections.abc import Callable
@@ -20,6 +21,7 @@ import pytest
 import zstandard
 from exchange import file_of, peer_told, read, told
 from onnx import numpy_helper
+from onnx_models import varint
 
 import zcrecord
 from zcrecord import RecordError
@@ -56,33 +58,27 @@ HEADERS: dict[str, str | bytes] = {
 STRICTER_HEADERS = {"entry that is a list"}
 
 
+def check(ours: Callable[[], Any], theirs: Callable[[], Any], *, stricter: bool) -> None:
+    """Fail unless both readers refuse something or find the same; a stricter one refuses it alone."""
+    found: Any = None
+    with contextlib.suppress(RecordError):
+        found = ours()
+    expected: Any = None
+    with contextlib.suppress(Exception):
+        expected = theirs()
+    if stricter:
+        assert (found is None, expected is None) == (True, False)
+    else:
+        assert found == expected
+
+
 @pytest.mark.parametrize("kind", HEADERS)
 def test_header_of_safetensors_is_refused_or_read_as_its_own_package_reads_it(kind: str, tmp_path: Path) -> None:
     data = file_of(HEADERS[kind], b"ab")
-    try:
-        theirs: Any = peer_told(data)
-    except Exception:
-        theirs = None
-    try:
-        ours: Any = told(read(data, tmp_path))
-    except RecordError:
-        ours = None
-    if kind in STRICTER_HEADERS:
-        assert (ours is None, theirs is None) == (True, False)
-    else:
-        assert ours == theirs
+    check(lambda: told(read(data, tmp_path)), lambda: peer_told(data), stricter=kind in STRICTER_HEADERS)
 
 
 # ONNX.
-
-
-def varint(value: int, least: int = 0) -> bytes:
-    """A varint of at least so many bytes."""
-    out = bytearray()
-    while value > 127 or len(out) < least - 1:
-        out.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*out, value])
 
 
 def field(number: int, data: bytes, tag: int = 0, length: int = 0) -> bytes:
@@ -119,11 +115,7 @@ MODELS: dict[str, bytes] = {
     "tag of 6 bytes": number(1, 9) + field(7, field(5, SOUND), tag=6),
     "length of 5 bytes": number(1, 9) + field(7, field(5, SOUND), length=5),
     "length of 6 bytes": number(1, 9) + field(7, field(5, SOUND), length=6),
-    "length of a tensor of 6 bytes": field(7, field(5, SOUND, length=6)),
-    "tag of values of 6 bytes": model(NAMED + field(9, RAW[2:], tag=6)),
     "length of values of 6 bytes": model(NAMED + field(9, RAW[2:], length=6)),
-    "length of a name of 6 bytes": model(number(1, 2) + number(2, 6) + field(8, b"w", length=6) + RAW),
-    "length of an attribute of 6 bytes": model(SOUND, field(7, field(1, field(5, field(1, b"a"), length=6)))),
     "field 2^29 - 1": model(SOUND + varint((1 << 29) - 1 << 3) + b"\0"),
     "field 2^29": model(SOUND + varint(1 << 32) + b"\0"),
     "unknown group": model(SOUND + GROUP[0] + number(1, 1) + GROUP[1]),
@@ -150,23 +142,16 @@ STRICTER_MODELS = {
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_model_is_refused_or_read_as_protobuf_and_onnx_read_it(kind: str) -> None:
-    theirs: Any = None
-    try:
-        found = onnx.ModelProto.FromString(MODELS[kind]).graph.initializer
-    except Exception:
-        found = None
-    if found is not None:
-        theirs = {t.name: numpy_helper.to_array(t).tolist() for t in found}
-    out = io.BytesIO()
-    try:
+    def ours() -> Any:
+        out = io.BytesIO()
         convert(io.BytesIO(MODELS[kind]), out)
-        ours: Any = {name: np.asarray(value).tolist() for name, value in zcrecord.load_record(out.getvalue()).items()}
-    except RecordError:
-        ours = None
-    if kind in STRICTER_MODELS:
-        assert (ours is None, theirs is None) == (True, False)
-    else:
-        assert ours == theirs
+        return {name: np.asarray(value).tolist() for name, value in zcrecord.load_record(out.getvalue()).items()}
+
+    def theirs() -> Any:
+        initializers = onnx.ModelProto.FromString(MODELS[kind]).graph.initializer
+        return {t.name: numpy_helper.to_array(t).tolist() for t in initializers}
+
+    check(ours, theirs, stricter=kind in STRICTER_MODELS)
 
 
 # GGUF.
@@ -221,8 +206,6 @@ def gz(data: bytes) -> bytes:
 
 ZS: Packer = zstandard.ZstdCompressor(write_checksum=True).compress
 STREAMS: dict[str, bytes] = {
-    "gzip": gz(A),
-    "gzip: two members": gz(A) + gz(B),
     "gzip: zeros behind": gz(A) + bytes(10),
     "gzip: zeros between members": gz(A) + bytes(8) + gz(B),
     "gzip: garbage behind": gz(A) + b"garbage",
@@ -230,8 +213,6 @@ STREAMS: dict[str, bytes] = {
     "gzip: another's checksum": gz(A)[:-8] + gz(B)[-8:],
     "gzip: another size": gz(A)[:-4] + b"\1\0\0\0",
     "gzip: cut": gz(A)[:-1],
-    "zstd": ZS(A),
-    "zstd: two frames": ZS(A) + ZS(B),
     "zstd: frames to be skipped": SKIPPED + ZS(A) + SKIPPED + ZS(B) + SKIPPED,
     "zstd: garbage behind": ZS(A) + b"garbage",
     "zstd: zeros behind": ZS(A) + bytes(8),

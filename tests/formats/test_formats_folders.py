@@ -17,11 +17,10 @@ import records as r
 import safetensors
 import safetensors.numpy
 from ml_dtypes import bfloat16
-from processes import growth
 
 import zcrecord
 from zcrecord.cli.dispatch import main
-from zcrecord.errors import DestinationExistsError, FormatError, SourceError, SourceNotFoundError, UnsupportedError
+from zcrecord.errors import DestinationExistsError, FormatError, SourceNotFoundError, UnsupportedError
 from zcrecord.formats import convert
 
 SMALL = ("LICENSE", "README.md", "config.json", "generation_config.json", "merges.txt", "tokenizer.json",
@@ -109,11 +108,8 @@ def test_what_archives_alone_can_say_comes_back_through_shards_of_safetensors(tm
     convert(tmp_path / "m.safetensors.index.json", tmp_path / "n.zcr", max_shard_size=2500)
     after = zcrecord.load_record(tmp_path / "n.zcr", verify="full")
     assert after.archive.source.file_names
-    assert (list(after), after.content_digest(), after.metadata) == (
-        list(before),
-        before.content_digest(),
-        {"steps": 5},
-    )
+    assert (list(after), after.metadata) == (list(before), {"steps": 5})
+    assert after.content_digest() == before.content_digest()
     assert after.info("head.w").tied == before.select(["encoder.0.w", "head.w"]).info("head.w").tied
 
 
@@ -233,20 +229,6 @@ def test_a_snapshot_in_the_cache_of_a_hub_is_a_folder_like_any(hub: Path, tmp_pa
     assert not any(path.is_symlink() for path in (tmp_path / "out").iterdir())
 
 
-def test_a_folder_of_archives_tells_which_one_is_the_model(hub: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    convert(hub, f"{out}/", max_shard_size=6000)
-    convert(out, tmp_path / "one.zcr")
-    assert zcrecord.load_record(tmp_path / "one.zcr").content_digest()
-    (out / "model.zcr").rename(out / "other.zcr")
-    convert(out, tmp_path / "two.zcr")
-    zcrecord.save_record({"w": np.ones(3)}, out / "third.zcr")
-    with pytest.raises(SourceError, match=r"is a folder with several archives: other\.zcr, third\.zcr; name one"):
-        convert(out, tmp_path / "three.zcr")
-    with pytest.raises(SourceError, match="is a folder without a model"):
-        convert(hub / "sub", tmp_path / "three.zcr")
-
-
 def test_shards_of_onnx_are_made_of_the_archive(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="a shard size is not for ONNX; convert the archive that is made of it"):
         convert(r.ROOT / "tests/data/digits.onnx", tmp_path / "m.zcr", max_shard_size=4000)
@@ -263,37 +245,3 @@ def test_the_command_line_converts_folders(
     assert files(tmp_path / "back") == sorted([*SMALL, "model.safetensors"])
     assert main(["convert", "hub", "out/", "-q"]) == 1
     assert "out/model.zcr: exists already; --force replaces it" in capsys.readouterr().err
-
-
-# What it costs.
-
-MIB = 1 << 20
-MOST = 40 * MIB
-SETUP = """
-import os, sys
-from glob import glob
-import zcrecord.formats.safetensors, zcrecord.record.sharded_writer
-from zcrecord.formats import convert
-os.chdir(sys.argv[1])
-options = {"durable": False, "max_shard_size": 20 << 20}
-"""
-
-
-@pytest.mark.measured
-@pytest.mark.exhaustive(keep=0)
-def test_converting_folders_takes_bounded_memory_and_a_copy_would_be_noticed(tmp_path: Path) -> None:
-    """Of 96 MiB in shards."""
-    rng = np.random.default_rng(0)
-    record = {f"w{i}": rng.integers(0, 1 << 60, MIB) for i in range(12)}
-    zcrecord.save_record(record, tmp_path / "m.zcr", durable=False)
-    (tmp_path / "in").mkdir()
-    convert(tmp_path / "m.zcr", tmp_path / "in" / "model.safetensors", durable=False, max_shard_size=24 * MIB)
-
-    def peak(work: str) -> int:
-        return growth(SETUP, work, tmp_path)[1]
-
-    assert peak("convert('in', 'out/', **options)") < MOST
-    assert len(zcrecord.load_record(tmp_path / "out/model.zcr", verify="full").archive.source.file_names) == 6
-    assert peak("convert('out', 'back/', dest_format='safetensors', **options)") < MOST
-    assert tensors_in(tmp_path / "back") == tensors_in(tmp_path / "in")
-    assert peak("held = [open(name, 'rb').read() for name in glob('in/*.safetensors')]") > 90 * MIB

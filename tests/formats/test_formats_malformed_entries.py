@@ -28,14 +28,10 @@ def shards_of(tmp_path: Path, weight_map: Any, **more: Any) -> Path:
 
 RIGHT = {"a": "m-1.safetensors", "b": "m-1.safetensors", "c": "m-2.safetensors"}
 INDEXES: dict[str, tuple[Any, str]] = {
-    "tensor missing from its shard": (
-        RIGHT | {"d": "m-2.safetensors"},
-        "m-2.safetensors: tensor 'd': the index has it in this file, which does not hold it",
-    ),
-    "tensor not in the index": (
-        {"a": "m-1.safetensors", "c": "m-2.safetensors"},
-        "m-1.safetensors: tensor 'b': the index does not have it in this file, which holds it",
-    ),
+    "tensor missing from its shard": (RIGHT | {"d": "m-2.safetensors"},
+        "m-2.safetensors: tensor 'd': the index has it in this file, which does not hold it"),
+    "tensor not in the index": ({"a": "m-1.safetensors", "c": "m-2.safetensors"},
+                                "m-1.safetensors: tensor 'b': the index does not have it in this file, which holds it"),
     "no shard": (RIGHT | {"d": "m-3.safetensors"}, "m-3.safetensors: cannot read: No such file"),
     "shard above": (RIGHT | {"c": "../m-2.safetensors"}, "is not the plain name of a .safetensors file"),
     "absolute shard": (RIGHT | {"c": "/etc/passwd"}, "'/etc/passwd' is not the plain name of a .safetensors file"),
@@ -44,7 +40,7 @@ INDEXES: dict[str, tuple[Any, str]] = {
     "shard that is another file": (RIGHT | {"c": "m.zcr"}, "'m.zcr' is not the plain name of a .safetensors file"),
     "shard that is no text": (RIGHT | {"c": 3}, "tensor 'c': its shard 3 is not the plain name"),
     "map that is a list": (["a"], "not an index of safetensors shards: it has no 'weight_map'"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", INDEXES)
@@ -133,16 +129,14 @@ ENTRIES: dict[str, tuple[Any, str]] = {
     "marked with a number": ({"version": 1, "marked": 1}, "marks with something other than true"),
     "bytes that are none": ({"version": 1, "metadata": {"a": {"bytes": "?"}}}, "has a malformed value of type bytes"),
     "bytes a list": ({"version": 1, "metadata": {"a": {"bytes": []}}}, "something other than text"),
-    "float that is none": (
-        {"version": 1, "metadata": {"a": {"float": "x" * 16}}},
-        "has a malformed value of type float",
-    ),
+    "float that is none": ({"version": 1, "metadata": {"a": {"float": "x" * 16}}},
+                           "has a malformed value of type float"),
     "float too short": ({"version": 1, "metadata": {"a": {"float": "7f"}}}, "an object of an unknown type"),
     "unknown type": ({"version": 1, "metadata": {"a": {"set": []}}}, "an object of an unknown type"),
     "empty type": ({"version": 1, "metadata": {"a": {}}}, "an object of an unknown type"),
     "mixed list": ({"version": 1, "metadata": {"a": [1, "x"]}}, "a value for 'a' that no attribute has"),
     "nested list": ({"version": 1, "metadata": {"a": [[1]]}}, "a value for 'a' that no attribute has"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", ENTRIES)
@@ -154,31 +148,19 @@ def test_refuses_entry_of_its_own_with(fault: str, tmp_path: Path) -> None:
 
 TYPED = {
     "later version": ({"version": 2}, VersionError, "has version 2, this is 1; upgrade zcrecord"),
-    "integer of 70 bits": (
-        {"version": 1, "metadata": {"a": 1 << 70}},
-        RecordError,
-        "a value for 'a' that no attribute has",
-    ),
-    "name of a tensor": (
-        {"version": 1, "items": [[0, ["w"], 1]]},
-        RecordError,
-        "tensor 'w': an attribute has this name",
-    ),
-    "module under a tensor": (
-        {"version": 1, "items": [[1, ["w", "x"], 1]]},
-        RecordError,
-        "a tensor or an attribute has the name of this module",
-    ),
-    "attribute twice": (
-        {"version": 1, "items": [[0, ["a"], 1], [0, ["a"], 1]]},
-        RecordError,
-        "two attributes would have this name",
-    ),
+    "integer of 70 bits": ({"version": 1, "metadata": {"a": 1 << 70}},
+                           RecordError, "a value for 'a' that no attribute has"),
+    "name of a tensor": ({"version": 1, "items": [[0, ["w"], 1]]},
+                         RecordError, "tensor 'w': an attribute has this name"),
+    "module under a tensor": ({"version": 1, "items": [[1, ["w", "x"], 1]]},
+                              RecordError, "a tensor or an attribute has the name of this module"),
+    "attribute twice": ({"version": 1, "items": [[0, ["a"], 1], [0, ["a"], 1]]},
+                        RecordError, "two attributes would have this name"),
     "empty key": ({"version": 1, "items": [[0, [""], 1]]}, UnsupportedError, "keys are non-empty strings"),
     "no path": ({"version": 1, "items": [[0, [], 1]]}, UnsupportedError, "keys are non-empty strings"),
     "too deep": ({"version": 1, "items": [[0, ["a"] * 101, 1]]}, LimitError, "nested more than 100 deep"),
     "nameless metadata": ({"version": 1, "metadata": {"": 1}}, UnsupportedError, "names are non-empty strings"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", TYPED)

@@ -11,10 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import records as r
-from exhaustive import rounds
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 from processes import growth
 
 import zcrecord
@@ -89,38 +85,6 @@ def test_strings_of_width_0_and_none_at_all_come_through(tmp_path: Path) -> None
     assert list(record["blank"].strings()) == list(record["octets"].strings()) == [b"", b""]
     loaded = np.load(io.BytesIO(npz_of(record)))
     assert [loaded[n].tolist() for n in arrays] == [[], ["", ""], [b"", b""]]
-
-
-def test_what_is_stored_byte_for_byte_is_written_so(tmp_path: Path) -> None:
-    arrays = {"a": A, "F": np.asfortranarray(A)}
-    record = archive_of(arrays, tmp_path)
-    with zipfile.ZipFile(tmp_path / "in.npz") as theirs, zipfile.ZipFile(io.BytesIO(npz_of(record))) as ours:
-        assert [theirs.read(n) for n in theirs.namelist()] == [ours.read(n) for n in ours.namelist()]
-
-
-@given(
-    st.dictionaries(
-        st.text(st.characters(codec="utf-8", exclude_characters="\0/"), min_size=1, max_size=8).filter(
-            lambda n: n != "file"  # numpy.savez's own argument
-        ),
-        hnp.arrays(
-            st.one_of(
-                hnp.boolean_dtypes(),
-                hnp.integer_dtypes(endianness="?"),
-                hnp.unsigned_integer_dtypes(endianness="?"),
-                hnp.floating_dtypes(endianness="?", sizes=(16, 32, 64)),
-                hnp.complex_number_dtypes(endianness="?", sizes=(64, 128)),
-            ),
-            hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4),
-        ),
-        max_size=4,
-    ),
-    st.booleans(),
-)
-@settings(max_examples=rounds(100), deadline=None)
-def test_any_arrays_come_back_equal(tmp_path_factory: Any, arrays: Arrays, compressed: bool) -> None:
-    record = archive_of(arrays, tmp_path_factory.mktemp("npz"), compressed=compressed)
-    assert_equal(np.load(io.BytesIO(npz_of(record))), arrays)
 
 
 def test_what_npz_cannot_say_comes_back_all_the_same(tmp_path: Path) -> None:

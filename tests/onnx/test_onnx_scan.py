@@ -26,7 +26,7 @@ from records import run_python
 
 import zcrecord
 from zcrecord import errors
-from zcrecord.onnx import OnnxTensors, convert, external_data, scan
+from zcrecord.onnx import OnnxTensors, convert, scan
 from zcrecord.onnx.lazy.locate import STEP
 from zcrecord.tensors.packed import StringTensor
 
@@ -105,16 +105,6 @@ def test_a_scan_reads_no_payload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert MIB < sum(counted) < MIB + (128 << 10)  # that tensor alone
     scan(path, mmap=False).load_all()
     assert sum(counted) > path.stat().st_size
-
-
-def test_small_tensors_and_a_graph_are_read_in_few_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    counted = counted_reads(monkeypatch)
-    nodes = [helper.make_node("Relu", [f"r{i}"], [f"r{i + 1}"], alpha=1.0) for i in range(20_000)]
-    model = m.model_of(*(numpy_helper.from_array(np.arange(8), f"w{i}") for i in range(10_000)), nodes=nodes)
-    path = written(tmp_path / "m.onnx", model)
-    assert len(scan(path)) == 10_000
-    assert len(counted) < 20
-    assert sum(counted) <= path.stat().st_size
 
 
 @pytest.mark.measured
@@ -378,16 +368,6 @@ def test_a_scan_opens_no_external_data(tmp_path: Path) -> None:
         tensors.load_all()
 
 
-def test_the_end_of_a_file_is_noticed_before_and_after_it_is_mapped(tmp_path: Path) -> None:
-    tensors = onnx_values.reference(), onnx_values.reference(name="v", offset="4")
-    found = scan(onnx_values.write(tmp_path / "m", *tensors))
-    what = r"model\.onnx: tensor 'v': external data 'w\.bin': bytes 4 to 28 are past its end \(24\); the file is trunc"
-    for _ in range(2):
-        with pytest.raises(errors.ExternalDataError, match=what):
-            found["v"]
-        assert found["w"].tolist() == FLOATS.tolist()
-
-
 def test_many_files_of_external_data_take_few_descriptors(tmp_path: Path) -> None:
     count = 400
     for i in range(count):
@@ -459,16 +439,3 @@ def test_only_a_regular_file_can_be_scanned(tmp_path: Path) -> None:
         scan(io.BytesIO())  # type: ignore[arg-type]
     with pytest.raises(errors.UnsupportedError, match="a NoneType is neither a path"):
         scan(None)  # type: ignore[arg-type]
-
-
-def test_a_disk_that_fails_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> int:
-        raise OSError(5, "Input/output error")
-
-    path = written(tmp_path / "m.onnx", m.model_of(helper.make_tensor("w", TensorProto.INT64, [1], [300])))
-    tensors = scan(path)
-    monkeypatch.setattr(external_data, "read_some", fail)
-    with pytest.raises(errors.SourceError, match=r"m\.onnx: tensor 'w': cannot read: Input/output error"):
-        tensors["w"]
-    with pytest.raises(errors.SourceError, match=r"m\.onnx: cannot read: Input/output error"):
-        scan(path)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_graphs
 import onnx_models as m
 import onnxruntime as ort
@@ -48,34 +47,6 @@ def test_outputs_are_bit_equal_under_the_same_options(number: int, memory: Any, 
         assert type(made) is ort.InferenceSession
         for feed in inputs:
             assert_same(made.run(None, feed), reference.run(None, feed))
-
-
-@pytest.mark.exhaustive(keep=0)
-def test_the_node_cases_run_from_archives_bit_for_bit() -> None:
-    """Their inputs turned into initializers: every operator, every type, weights large enough to be handed over."""
-    ran = 0
-    for case in m.node_cases()[::21]:
-        if case.model is None or not case.data_sets or "bernoulli" in case.name or "random" in case.name:
-            continue
-        model = onnx.ModelProto.FromString(case.model.SerializeToString())
-        feed: dict[str, Any] = {}
-        for info, array in zip(case.model.graph.input, case.data_sets[0][0], strict=False):
-            large = isinstance(array, np.ndarray) and array.nbytes > graph.INLINE and array.dtype != object
-            t = numpy_helper.from_array(array, info.name) if large else None
-            if t is not None and t.data_type == info.type.tensor_type.elem_type:
-                model.graph.initializer.append(t)
-                model.graph.input.remove(info)
-            else:
-                feed[info.name] = array
-        try:
-            expected = plain(model, shared=True).run(None, feed)
-        except Exception:  # ONNX Runtime does not have every operator in every type
-            continue
-        got = session(archive_of(model)).run(None, feed)
-        if all(isinstance(e, np.ndarray) and e.dtype != object for e in expected):
-            assert_same(got, expected)
-            ran += bool(model.graph.initializer)
-    assert ran >= 12  # of those of onnx 1.21 under ONNX Runtime 1.21
 
 
 def test_strings_and_complex_tensors_and_empty_ones_stay_in_the_model() -> None:

@@ -6,7 +6,6 @@ import contextlib
 import gzip
 import io
 import os
-import random
 import sys
 import zlib
 from dataclasses import replace
@@ -97,18 +96,6 @@ def test_a_compressed_model_that_is_cut_anywhere_is_an_error(kind: str) -> None:
             assert archive_of(io.BytesIO(data[:cut])) == whole and cut == before_the_last_note, f"cut at {cut}"
 
 
-@pytest.mark.exhaustive(keep=2)
-@pytest.mark.parametrize("kind", PACKED)
-def test_a_compressed_model_with_changed_bytes_is_an_error_or_a_model(kind: str) -> None:
-    data, chance = bytearray(PACKED_SMALL[kind]), random.Random(kind)
-    for _ in range(300):
-        at, bit = chance.randrange(len(data)), 1 << chance.randrange(8)
-        data[at] ^= bit
-        with contextlib.suppress(zcrecord.RecordError):
-            zcrecord.load_record(archive_of(io.BytesIO(bytes(data)))).verify()
-        data[at] ^= bit
-
-
 def test_a_damaged_stream_is_told_with_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx.zst"
     (tmp_path / "m.zcr").write_bytes(b"precious")
@@ -122,13 +109,6 @@ def test_a_damaged_stream_is_told_with_what_to_do(tmp_path: Path) -> None:
             convert(path, tmp_path / "m.zcr", force=True)
     assert sorted(os.listdir(tmp_path)) == ["m.onnx.zst", "m.zcr"]
     assert (tmp_path / "m.zcr").read_bytes() == b"precious"
-
-
-def test_a_frame_that_asks_for_more_than_128_mib_is_refused() -> None:
-    params = zstandard.ZstdCompressionParameters.from_level(1, window_log=28)
-    data = streamed(MODEL, compression_params=params)
-    with pytest.raises(errors.FormatError, match="Frame requires too much memory for decoding"):
-        archive_of(io.BytesIO(data))
 
 
 def test_a_stream_without_zstandard_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,11 +256,6 @@ def test_a_node_that_is_named_after_its_tensors_is_noticed() -> None:
     what = r"tensor 'late\.v': .*named after its values, too late for a choice"
     with pytest.raises(errors.OnnxError, match=what):
         m.converted(model, select="late.*")
-
-
-def test_names_that_had_to_change_are_those_of_the_whole_conversion() -> None:
-    record = m.converted(layered([m.constant("n", i) for i in range(3)]), select="n")
-    assert {name: record[name].tolist() for name in record} == {"n.value": [0], "n.value~2": [1], "n.value~3": [2]}
 
 
 # Trying it out, and making sure.

@@ -106,15 +106,6 @@ def test_without_proc_cpuinfo_numpys_table_and_the_processors_name_count() -> No
     assert features("arm64", "", {"ASIMD": True, "ASIMDDP": True}, "Apple M4") == ["asimd", "asimddp", "model:Apple M4"]
 
 
-def test_this_process_has_a_target_that_fits_itself_and_comes_back_from_its_text() -> None:
-    here = this_target(ort)
-    assert (here.onnxruntime, here.provider, here.convention) == (ort.__version__, "CPUExecutionProvider", CONVENTION)
-    assert here.cpu, "no processor is without features"
-    assert TuningTarget.decode(here.encode()) == here == this_target(ort)
-    assert "\n" not in here.encode() and here.encode().isascii()
-    assert here.misfit(this_target(ort)) is None
-
-
 def test_the_blocks_of_channels_are_those_that_onnxruntime_makes(tmp_path: Path) -> None:
     channels = 100  # of which any size of blocks fills up the last
     nodes = [helper.make_node("Conv", ["x", "w"], ["y"])]

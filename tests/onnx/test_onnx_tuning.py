@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_graphs
 import onnx_models as m
 import onnxruntime as ort
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from onnx import helper
 from onnx_graphs import DIGITS, PACKS, PIXELS, READS_INNER, branches, converted_in, digits_in, plain
 
 import zcrecord
 from tools.models import convolutions, gpt, quantized
+from zcrecord.cli.dispatch import main
 from zcrecord.errors import DestinationExistsError, IntegrityError, RecordError, SourceError, UnsupportedError
 from zcrecord.integrity.signing import check_signature, sign
-from zcrecord.onnx import convert, runtime, session, to_onnx, tune, tuning, untune
+from zcrecord.onnx import convert, linked_models, runtime, session, to_onnx, tune, tuning, untune, verify_external
+from zcrecord.onnx.protobuf.properties import read_properties
 from zcrecord.onnx.tuned import read_tuned
 from zcrecord.transport.packer import pack
 
@@ -246,8 +250,136 @@ def test_a_session_of_a_file_that_is_replaced_while_it_is_made_fails(
         session(tuned)
 
 
-def test_small_models_without_external_weights_are_tuned(tmp_path: Path) -> None:
-    weight = {"w": np.arange(16, dtype=np.float32).reshape(4, 4)}
-    node = helper.make_node("MatMul", ["x", "w"], ["y"])
-    made = onnx_graphs.graph_model([node], [onnx_graphs.value("x", 1, 4)], [onnx_graphs.value("y", 1, 4)], weight)
-    assert tuning(session(converted_in(tmp_path, made, tuned=True))).used
+# Small models whose weights lie in an archive are valid after it is tuned or untuned in its place.
+
+
+@pytest.fixture
+def digits(tmp_path: Path) -> Path:
+    return digits_in(tmp_path)
+
+
+@pytest.fixture
+def small(digits: Path) -> Path:
+    to_onnx(digits, digits.with_name("small.onnx"), external=True)
+    return digits.with_name("small.onnx")
+
+
+def properties(path: Path) -> dict[str, str]:
+    with path.open("rb") as file:
+        return read_properties(file)
+
+
+@pytest.mark.measured
+def test_tuning_and_untuning_in_place_write_models_beside_the_archive_again(digits: Path, small: Path) -> None:
+    before = small.read_bytes()
+    assert tune(digits).models == (str(small),)
+    assert small.read_bytes() != before
+    assert verify_external(small, full=True).content_digest == zcrecord.load_record(digits).content_digest()
+    ours, theirs = (plain(path).run(None, PIXELS)[0] for path in (small, DIGITS))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+    assert tune(digits).models == (str(small),)
+    assert untune(digits).models == (str(small),)
+    assert small.read_bytes() == before
+    verify_external(small, full=True)
+
+
+def test_an_archive_tuned_to_another_path_leaves_models_as_they_are_until_it_comes_here(
+    digits: Path, small: Path
+) -> None:
+    before = small.read_bytes()
+    assert tune(digits, digits.with_name("tuned.zcr")).models == ()
+    assert small.read_bytes() == before
+    verify_external(small)
+    os.replace(digits.with_name("tuned.zcr"), digits)
+    with pytest.raises(IntegrityError, match="content digest sha256:"):
+        verify_external(small)
+    assert tune(digits).models == (str(small),)
+    verify_external(small)
+
+
+def test_models_of_other_archives_and_other_files_are_left_alone(digits: Path, small: Path, tmp_path: Path) -> None:
+    convert(DIGITS, tmp_path / "other.zcr", alignment=128)
+    to_onnx(tmp_path / "other.zcr", tmp_path / "other.onnx", external=True)
+    shutil.copy(DIGITS, tmp_path / "whole.onnx")
+    (tmp_path / "broken.onnx").write_bytes(b"zcrecord.archive")
+    (tmp_path / "folder.onnx").mkdir()
+    os.mkfifo(tmp_path / "pipe.onnx")
+    (tmp_path / "gone.onnx").symlink_to("nowhere.onnx")
+    kept = {p: p.read_bytes() for p in tmp_path.iterdir() if p.is_file() and p not in (small, digits)}
+    assert tune(digits).models == (str(small),)
+    assert {p: p.read_bytes() for p in kept} == kept
+
+
+def test_a_model_of_an_earlier_state_of_the_archive_is_left_alone(digits: Path, small: Path) -> None:
+    tree = zcrecord.load_record(digits).tree()
+    tree["scale"] = tree["scale"] * np.float32(2)
+    zcrecord.save_record(tree, digits)
+    before = small.read_bytes()
+    assert tune(digits).models == ()
+    assert small.read_bytes() == before
+
+
+@pytest.mark.parametrize("remove", [False, True])
+def test_where_weights_would_move_the_archive_stays_and_the_message_names_the_model(
+    digits: Path, remove: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    zcrecord.save_record(zcrecord.load_record(digits), digits)  # its index comes first, that of a tuned one last
+    if remove:
+        tune(digits)
+    small = digits.with_name("small.onnx")
+    to_onnx(digits, small, external=True)
+    before, model = digits.read_bytes(), small.read_bytes()
+    what = r"model\.zcr: '.*small\.onnx' takes weights from this archive, at places that would change; write the result"
+    with pytest.raises(UnsupportedError, match=what):
+        (untune if remove else tune)(digits)
+    assert main(["tune", str(digits), *(["--remove"] if remove else [])]) == 1
+    assert "export it again with" in capsys.readouterr().err
+    assert (digits.read_bytes(), small.read_bytes()) == (before, model)
+    verify_external(small)
+    small.unlink()
+    assert (untune if remove else tune)(digits).models == ()
+
+
+@pytest.mark.slow
+def test_a_tuned_model_for_this_cpu_alone_stays_one(tmp_path: Path) -> None:
+    with (tmp_path / "model.onnx").open("wb") as file:
+        convolutions.write_convolutions(file, 2)
+    convert(tmp_path / "model.onnx", digits := tmp_path / "model.zcr")
+    report = tune(digits)
+    for name, tuned in (("forced", True), ("plain", None)):
+        to_onnx(digits, tmp_path / f"{name}.onnx", external=True, tuned=tuned)
+    before = {name: properties(tmp_path / f"{name}.onnx").get("zcrecord.tuned_for") for name in ("forced", "plain")}
+    assert before["forced"] == report.targets[0]
+    assert len(tune(digits).models) == 2
+    for name, target in before.items():
+        assert properties(tmp_path / f"{name}.onnx").get("zcrecord.tuned_for") == target
+        verify_external(tmp_path / f"{name}.onnx")
+    untune(digits)
+    assert "zcrecord.tuned_for" not in properties(tmp_path / "forced.onnx")
+    onnx.load(tmp_path / "forced.onnx")
+
+
+def test_the_command_says_which_models_it_wrote_again(
+    digits: Path, small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tune", str(digits)]) == 0
+    assert f"\nwritten again: {small}, whose weights lie in the archive\n" in capsys.readouterr().out
+    assert main(["tune", str(digits), "--remove", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["models"] == [str(small)]
+
+
+def test_only_the_end_of_a_large_model_is_read_and_a_failure_names_the_model(
+    digits: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linked_models, "_TAIL", 1000)
+    assert tune(digits).models == (str(small),)
+
+    def full(*_: object, **__: object) -> None:
+        raise SourceError("cannot write: No space left on device", path=str(small))
+
+    monkeypatch.setattr(linked_models, "to_onnx", full)
+    message = (
+        r"small\.onnx: .*No space left on device; the archive is replaced; export this model again with external=True"
+    )
+    with pytest.raises(SourceError, match=message):
+        tune(digits)

@@ -46,12 +46,10 @@ def model() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Reports of archives: model, hostile names, 10,000 tensors side by side, no tensor."""
+    """Reports of archives: model, hostile names, no tensor."""
     folder = tmp_path_factory.mktemp("reports")
     zcrecord.save_record(model(), folder / "model.zcr", metadata={"author": "me"}, durable=False)
     hostile.archive(folder)
-    flat = {f"tensor/{i:05}": np.full(8, i, np.float32) for i in range(10_000)}
-    zcrecord.save_record(flat, folder / "flat.zcr", durable=False)
     zcrecord.save_record({"note": "no tensor"}, folder / "none.zcr", durable=False)
     for path in list(folder.glob("*.zcr")):
         report(path, path.with_suffix(".html"), digest=True, durable=False)
@@ -128,14 +126,9 @@ def test_says_what_the_archive_is(opened: Open, folder: Path) -> None:
     assert re.search(r"equal bytes stored once save\s+64", facts)
     assert re.search(r"author\s+'me'", facts)
     assert re.search(r"layers\.2\.heads\s+2", facts)
-
-
-def test_space_adds_up_to_the_archive(opened: Open, folder: Path) -> None:
-    cells = opened().locator("table", has_text="payloads, as stored").locator("tbody tr").all_inner_texts()
-    numbers = [int(re.split(r"\t", text)[1].replace(",", "")) for text in cells]
-    stored, index, ends, padding, tied, equal = numbers
-    assert stored + index + ends + padding == (folder / "model.zcr").stat().st_size
-    assert (tied, equal) == (16384, 64)
+    cells = page.locator("table", has_text="payloads, as stored").locator("tbody tr").all_inner_texts()
+    stored, index, ends, padding, tied, equal = (int(re.split(r"\t", text)[1].replace(",", "")) for text in cells)
+    assert (stored + index + ends + padding, tied, equal) == (size, 16384, 64), "space adds up to the archive"
 
 
 def test_modules_open_and_tensors_tell_their_details(opened: Open, folder: Path) -> None:
@@ -286,6 +279,8 @@ def test_fits_every_window_and_can_be_read(opened: Open, name: str, scheme: str,
     lightness = sum(rgb(page.evaluate("getComputedStyle(document.body).backgroundColor")))
     assert lightness > 600 if scheme == "light" else lightness < 200
     assert worst_contrast(page) >= 4.5
+    page.evaluate("document.documentElement.style.setProperty('--quiet', '#888888')")
+    assert worst_contrast(page) < 4.5, "it would be noticed"
 
 
 def rgb(text: str) -> tuple[float, ...]:
@@ -330,12 +325,6 @@ def worst_contrast(page: Page) -> float:
     return min(contrast(*pair) for pair in pairs)
 
 
-def test_contrast_that_is_too_low_would_be_noticed(opened: Open) -> None:
-    page = opened()
-    page.evaluate("document.documentElement.style.setProperty('--quiet', '#999999')")
-    assert worst_contrast(page) < 4.5
-
-
 def test_hostile_names_are_text_and_nothing_else(opened: Open) -> None:
     page = opened("hostile")
     for _ in range(3):
@@ -370,20 +359,6 @@ def test_code_that_got_into_the_page_would_not_run(opened: Open, pages: Pages) -
             page.wait_for_event("console")
     assert page.evaluate("window.evil") is None
     pages.complaints.clear()
-
-
-def test_ten_thousand_tensors_are_few_elements_and_all_of_them_reachable(opened: Open) -> None:
-    page = opened("flat")
-    assert page.evaluate("document.querySelectorAll('*').length") < 500
-    page.get_by_role("tree").focus()
-    press(page, "End")
-    assert active(page) == rows(page)[-1] == "tensor/09999"
-    page.get_by_role("searchbox").fill("/0777")
-    assert rows(page) == [f"tensor/0777{i}" for i in range(10)]
-    page.get_by_role("searchbox").fill("")
-    page.locator(".list").evaluate("list => { list.scrollTop = list.scrollHeight / 2; }")
-    page.wait_for_selector("text=tensor/05000")
-    assert page.locator("[role=treeitem]").count() < 60
 
 
 def test_record_without_tensors_is_told_as_one(opened: Open) -> None:
@@ -430,6 +405,7 @@ def test_tree_reaches_rows_past_the_tallest_element_there_can_be(view: Page) -> 
     assert str(count - 1) in view.evaluate(in_view)
     press(view, *["ArrowUp"] * 3)
     assert active(view) in view.evaluate(in_view)
+    assert view.locator("[role=treeitem]").count() < 60
     view.locator(".list").evaluate("list => { list.scrollTop = list.scrollHeight / 2; }")
     view.wait_for_function(f"(middle) => Math.abs(Number(({in_view})()[0]) - middle) < 100", arg=count / 2)
 

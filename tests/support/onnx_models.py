@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import os
 import threading
@@ -24,18 +23,6 @@ from zcrecord.tensors.packed import PackedTensor, StringTensor
 def packaged_models() -> list[Path]:
     """The models that the onnx wheel carries."""
     return sorted((Path(onnx.__file__).parent / "backend/test/data").rglob("*.onnx"))
-
-
-@functools.cache
-def node_cases() -> list[Any]:
-    """The cases onnx generates for its operators: a model and data sets of inputs and outputs."""
-    import warnings
-
-    from onnx.backend.test.case.node import collect_testcases
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return list(collect_testcases(None))
 
 
 def every_tensor(message: Any) -> Iterator[TensorProto]:

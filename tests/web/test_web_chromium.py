@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from browser_heap import heap_growth
 from browsers import Pages
-from web_archives import MOST, READER, everything_served, names_in
+from web_archives import everything_served, names_in
 
 from tools.range_server import Server
 
@@ -83,20 +83,6 @@ def test_a_small_tensor_of_a_gibibyte_takes_three_requests(still: Any, served: S
     assert still.evaluate(read) == [9, 9, 9, 9, 0]
     asked = [request for request in served.requests if request.path.startswith("/sparse1")]
     assert len(asked) <= 3 and sum(request.sent for request in asked) < 256 << 10
-
-
-def test_a_page_that_reads_a_tensor_loads_no_more_of_the_module_than_that_takes(pages: Pages, served: Server) -> None:
-    page = pages()
-    page.goto(f"{served.url}/blank")
-    served.forget()
-    read = """async () => {
-      const { open } = await import("/zcrecord/web/reader/zcrecord.js");
-      return Array.from((await (await open("/things.zcr")).tensor("encoder.w")).data);
-    }"""
-    assert page.evaluate(read) == [0, 1, 2, 3, 4, 5]
-    loaded = [request.path.rpartition("/")[2] for request in served.requests if request.path.endswith(".js")]
-    assert sorted(loaded) == ["format.js", "record.js", "source.js", "zcrecord.js"]
-    assert sum((READER / name).stat().st_size for name in loaded) < MOST
 
 
 @pytest.mark.parametrize("part, archive, ask", [

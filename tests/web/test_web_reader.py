@@ -70,8 +70,9 @@ def test_digests_of_every_size_are_xxh3() -> None:
 
 def test_content_digests_are_the_package_s() -> None:
     archives = [data for data in catalogue() if ours(Question(data, "w", "f")).accepted][::2]
-    answers = ask([*JAVASCRIPT, "--content"], [Question(data) for data in archives])
     assert len(archives) > 5
+    archives += in_another_order()
+    answers = ask([*JAVASCRIPT, "--content"], [Question(data) for data in archives])
     assert [answer.text for answer in answers] == [zcrecord.load_record(data).content_digest() for data in archives]
 
 
@@ -128,12 +129,6 @@ def in_another_order() -> Iterator[bytes]:
     yield r.saved({"a": {"b": {"c": x}}, "a.b.d": x, "a.bc": x, "n": [1, 2, {"k": (x, {})}]})
     yield r.saved([x, {"w": x}, 3])
     yield long_name()
-
-
-def test_content_digests_tell_orders_as_the_package_s_do() -> None:
-    archives = list(in_another_order())
-    answers = ask([*JAVASCRIPT, "--content"], [Question(data) for data in archives])
-    assert [answer.text for answer in answers] == [zcrecord.load_record(data).content_digest() for data in archives]
 
 
 def attacks(folder: Path) -> Iterator[tuple[str, Question, str]]:
