@@ -89,11 +89,15 @@ class Entries:
     payload_rows: Any = ()
     digest_kind: int = 0
 
+    def change_values(self, change: Callable[[Any], Any]) -> None:
+        """Replace every value of attributes and metadata by its `changed_value`."""
+        change_values(self.attributes, change)
+        change_values(self.metadata, change)
+
 
 def change_values(rows: list[AttributeEntry], change: Callable[[Any], Any]) -> None:
     """Replace every value by its `changed_value`."""
-    for i, a in enumerate(rows):
-        rows[i] = a._replace(value=changed_value(a.value, change))
+    rows[:] = [a._replace(value=changed_value(a.value, change)) for a in rows]
 
 
 def changed_value(value: Any, change: Callable[[Any], Any]) -> Any:

@@ -6,6 +6,7 @@ plans and writes the archive.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -25,7 +26,6 @@ from zcrecord.codec.entries import (
     Entries,
     PayloadId,
     TensorLayout,
-    change_values,
     changed_value,
     is_attribute,
     list_type,
@@ -132,12 +132,6 @@ class RecordEditor(MutableMapping[str, Any]):
         report: an EditReport, once the block has ended.
     """
 
-    __slots__ = (
-        "_attributes", "_attributes_set", "_blobs", "_content_changed", "_current", "_dest", "_durable", "_first",
-        "_force", "_numbers", "_out", "_progress", "_record", "_refs", "_replaces", "_source", "_started",
-        "_tensors_set", "_values", "_views", "metadata", "report",
-    )  # fmt: skip
-
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -166,12 +160,10 @@ class RecordEditor(MutableMapping[str, Any]):
             self._replaces = check_destination(self._source, self._dest, self._force)
         else:
             check_no_shard(self._source)
-        record = load_record(self._source)
-        try:
+        with contextlib.ExitStack() as stack:
+            record = stack.enter_context(load_record(self._source))
             _check_editable(record.archive)
-        except UnsupportedError:
-            record.close()
-            raise
+            stack.pop_all()
         self._begin(record)
         return self
 
@@ -217,15 +209,13 @@ class RecordEditor(MutableMapping[str, Any]):
         return _EditedAttributes(self)
 
     def __getitem__(self, name: str) -> Any:
-        known = self._tensor_numbers()
-        entry = self._tensors_set.get(name, GONE)
-        if entry is GONE and name in known:
-            i = known[name]
-            ref = self._reference(self._current.row(i).payload)
-            return self._current.view(i) if ref < self._first or ref == NONE else self._values[ref - self._first]
-        if entry is GONE or entry is None:
+        if name not in self:
             raise TensorNotFoundError(str(name), lambda: list(self), path=self._source)
-        return entry[2]
+        if (entry := self._tensors_set.get(name)) is not None:
+            return entry[2]
+        i = self._tensor_numbers()[name]
+        ref = self._reference(self._current.row(i).payload)
+        return self._current.view(i) if ref < self._first or ref == NONE else self._values[ref - self._first]
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._check_name(name)
@@ -275,9 +265,7 @@ class RecordEditor(MutableMapping[str, Any]):
         value, entry = self[to], self._tensors_set.get(to)
         if entry is None:
             row = self._current.row(self._tensor_numbers()[to])
-            shape, strides = self._current.shape(row), self._current.strides(row)
-            layout = TensorLayout(row.dtype, row.bits, shape, strides, row.byte_offset)
-            entry = layout, self._reference(row.payload), value
+            entry = self._current.tensor_layout(row), self._reference(row.payload), value
         self._tensors_set[name] = entry
 
     def drop(self, names: Names) -> None:
@@ -479,8 +467,7 @@ class RecordEditor(MutableMapping[str, Any]):
             blobs[ref] = None
             return PayloadId(ref)
 
-        change_values(entries.attributes, referred)
-        change_values(entries.metadata, referred)
+        entries.change_values(referred)
         refs = list(map(self._reference, entries.payloads))
         added = list(dict.fromkeys(ref for ref in refs if first <= ref < NONE))
         plan = plan_sharing([self._values[ref - first] for ref in added])
@@ -499,15 +486,12 @@ class RecordEditor(MutableMapping[str, Any]):
         ]
         entries.layouts = list(layouts)
         entries.payloads = [numbers[ref] for ref in refs]
-        for values in (entries.attributes, entries.metadata):
-            change_values(values, lambda v: PayloadId(numbers[v]) if isinstance(v, PayloadId) else v)
+        entries.change_values(lambda v: PayloadId(numbers[v]) if isinstance(v, PayloadId) else v)
         return staying, sources
 
 
 class _EditedAttributes(MutableMapping[str, Any]):
     """The attributes of an archive that is edited: stored ones, and those that were set."""
-
-    __slots__ = ("_editor",)
 
     def __init__(self, editor: RecordEditor) -> None:
         self._editor = editor

@@ -13,7 +13,7 @@ import numpy as np
 
 from zcrecord.codec.conventions import CATALOGUE_TYPE
 from zcrecord.codec.digests import digest_of
-from zcrecord.codec.entries import Entries, ModuleKind, PayloadId, change_values, encode
+from zcrecord.codec.entries import Entries, ModuleKind, PayloadId, encode
 from zcrecord.codec.index import PAYLOAD, Array
 from zcrecord.codec.layout import ALIGNMENT, HEADER_SIZE, NONE, front_header, plan_payloads
 from zcrecord.storage.sink import Sink
@@ -123,8 +123,7 @@ class WholeRecord:
         pieces = whole_pieces(shards) if pieces is None else pieces
         self._first_blob = len(pieces.file) if pieces.first is None else len(pieces.first) - 1
         self._numbers: dict[bytes, int] = {}
-        change_values(entries.attributes, self._blob)
-        change_values(entries.metadata, self._blob)
+        entries.change_values(self._blob)
         self.blobs = list(self._numbers)
         self.pieces = self._with_blobs(pieces)
         kind = kind if pieces.first is None else 0
