@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from zcrecord.archive import info, subset, unflatten
-from zcrecord.archive.archive import Archive, Progress, takes_archive
+from zcrecord.archive.archive import Archive, Progress, has_type_name, takes_archive
 from zcrecord.archive.name_patterns import star_match, starred
 from zcrecord.archive.part_source import PartSource
 from zcrecord.archive.subset import GONE, Names, Rename
-from zcrecord.codec.conventions import SIGNATURE_PREFIX, TUNED_TYPE
+from zcrecord.codec.conventions import CATALOGUE_TYPE, REFERENCES_TYPE, SIGNATURE_PREFIX, TUNED_TYPE
 from zcrecord.codec.entries import (
     Entries,
     PayloadId,
@@ -45,6 +45,7 @@ from zcrecord.storage.files import (
     path_of,
 )
 from zcrecord.writing import flatten
+from zcrecord.writing.catalogue import BLOBS, outline_of, write_catalogue
 from zcrecord.writing.edited import EditedArchive, StoredArchive, plan_edited
 from zcrecord.writing.module_tree import check_attribute
 from zcrecord.writing.sharing import layout_of, plan_sharing
@@ -551,3 +552,28 @@ def add_metadata(record: Record, dest: Any, added: Mapping[str, Any], *, durable
     editor._begin(record)
     editor.metadata |= added
     editor._end()
+
+
+def add_to_catalogue(record: Record, added: Mapping[str, Any], *, durable: bool) -> None:
+    """Replace the catalogue of a record by one with more metadata, any values except bytes; its shards stay."""
+    archive = record.archive
+    catalogue = archive.source.file_archive(NONE)
+    entries = stored_entries(archive)
+    if any(a.key in added and isinstance(a.value, PayloadId) for a in entries.metadata):
+        fault = "has bytes in its metadata under a name that is to be written; zcrecord convert makes one archive of it"
+        raise UnsupportedError(fault, path=archive.path)
+    entries.metadata = [a for a in entries.metadata if a.key not in added] + metadata_entries(added)
+    entries.payload_rows, entries.digest_kind = archive.index.payloads, archive.index.digest_kind
+    header = archive.header
+    outline, _ = outline_of(entries, header.alignment, header.base_alignment, header.payload_room)
+    tree = Record(catalogue).tree()
+    tree["outline"] = np.frombuffer(outline, np.uint8)
+    if BLOBS in tree:
+        count = len(tree[BLOBS]) if isinstance(tree[BLOBS], list | tuple) else 1  # the source refuses any other value
+        blobs = archive.source.numbers_in_file(NONE, np.arange(count))
+        tree[BLOBS] = [catalogue.payload(number) for number in blobs.tolist()]
+    assert catalogue.source.file is not None, "it is mapped"
+    path, identity = catalogue.source.file
+    type_name = REFERENCES_TYPE if has_type_name(catalogue, REFERENCES_TYPE) else CATALOGUE_TYPE
+    with open_sink(path, durable=durable, replaces=identity) as sink:
+        write_catalogue(tree, sink, kind=entries.digest_kind, type_name=type_name)

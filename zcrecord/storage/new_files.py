@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, NoReturn
 
 from zcrecord.errors import DestinationExistsError, SourceError
 
-from .copying import copy_range
 from .scratch import (
     ListedFile,
     ScratchFile,
@@ -43,6 +42,15 @@ _MOST = 1 << 30  # bytes of one write; Linux takes no more than 2 GiB - 4 KiB
 _MAPPED = (5, 32, 1224)  # Windows' codes for replacing an open file: denied, shared, a user-mapped section
 _NEW = 0o666  # mode of a new file, before the mask
 _OF_CONTENT = ("security.ima", "security.evm")  # extended attributes that sign a file's bytes
+
+BLOCK = 4096  # bytes of a file system's block, nearly everywhere: a clone starts and ends on one
+_COPIED = 64 << 20  # bytes copied at a time: signals are handled between two
+_FICLONERANGE = 0x4020940D  # as x86, Arm, RISC-V and LoongArch number it; others refuse it, and copy
+# Errors after which the bytes are read and written instead. After any other that would fail, too.
+_CANNOT_COPY = {
+    errno.EBADF, errno.EINTR, errno.EINVAL, errno.ENOSYS, errno.ENOTTY, errno.EOPNOTSUPP, errno.EPERM, errno.ETXTBSY,
+    errno.EXDEV,
+}  # fmt: skip
 
 
 def version_of(path: str) -> Identity:
@@ -173,6 +181,34 @@ class FileSink(Sink):
         if not cloned:
             self._write_out()
         return copied, cloned
+
+
+def copy_range(source: int, offset: int, dest: int, dest_offset: int, nbytes: int) -> tuple[int, bool]:
+    """Copy bytes between open files without reading them; return how many, and True if they were cloned.
+
+    It may be fewer than asked for, and none where the system cannot; file positions stay. A clone (XFS, Btrfs,
+    bcachefs, ZFS, some network file systems) shares blocks on the disk until one of the files changes them: it takes
+    no space, and 100 GB take as long as one. Only Linux has these calls.
+    """
+    if not sys.platform.startswith("linux"):
+        return 0, False
+    if nbytes and not (offset | dest_offset | nbytes) % BLOCK:
+        import array
+        import fcntl
+
+        try:
+            fcntl.ioctl(dest, _FICLONERANGE, array.array("Q", [source, offset, nbytes, dest_offset]))
+        except OSError as error:
+            if error.errno not in _CANNOT_COPY:
+                raise
+        else:
+            return nbytes, True
+    try:
+        return os.copy_file_range(source, dest, min(nbytes, _COPIED), offset, dest_offset), False
+    except OSError as error:
+        if error.errno not in _CANNOT_COPY:
+            raise
+        return 0, False
 
 
 @contextlib.contextmanager

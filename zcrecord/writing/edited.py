@@ -19,7 +19,7 @@ from zcrecord.codec.entries import Entries, encode
 from zcrecord.codec.index import PAYLOAD, Array
 from zcrecord.codec.layout import HEADER_SIZE, LARGE_PAYLOAD, Header, align_up, payload_alignment
 from zcrecord.errors import ProducerError
-from zcrecord.storage.copying import BLOCK
+from zcrecord.storage.new_files import BLOCK
 from zcrecord.storage.sink import Sink
 from zcrecord.tensors.lazy import LazyTensor
 
