@@ -26,8 +26,8 @@ from .fsspec import FsspecFile
 from .http import HttpFile
 from .packed import UnpackedFile, read_table
 from .ranges import Range, RangeSet, cut
+from .read_ahead import RemoteMemory
 from .source import RemoteSource
-from .whole import RemoteMemory
 
 # Opens a file in sparse memory: the second argument fetches a range of it, the third makes the payload source of it.
 # Returns None if the file's format is not known.

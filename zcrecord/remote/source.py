@@ -10,7 +10,7 @@ from zcrecord.archive.payload_source import Array, PayloadTable
 from zcrecord.errors import located
 from zcrecord.storage.memory import Memory
 
-from .whole import RemoteMemory
+from .read_ahead import RemoteMemory
 
 
 class RemoteSource(FetchedSource):

@@ -94,7 +94,6 @@ class FileSink(Sink):
                 os.posix_fallocate(self._fd, 0, nbytes)
 
     def write(self, data: Any) -> None:
-        """Append all of a bytes-like."""
         view = memoryview(data)
         nbytes = view.nbytes
         if nbytes <= _SMALL and self.position:  # the first is written at once: a disk may be full from the start
@@ -125,14 +124,12 @@ class FileSink(Sink):
             refuse(error, self._path)
 
     def flush(self) -> None:
-        """Write the buffered bytes."""
         check_writer(self._process, self._path)  # a child shares the file's position with its parent
         if self._buffer:
             buffer, self._buffer = self._buffer, bytearray()
             self._write(memoryview(buffer))
 
     def read_back(self, offset: int, size: int) -> bytes:
-        """Return bytes written earlier."""
         written = self.position - len(self._buffer)
         if offset >= written:
             return bytes(self._buffer[offset - written : offset - written + size])
@@ -145,7 +142,6 @@ class FileSink(Sink):
             return b"".join(parts)
 
     def rewind(self, offset: int) -> None:
-        """Forget everything from `offset` on."""
         check_writer(self._process, self._path)
         written = self.position - len(self._buffer)
         del self._buffer[max(offset - written, 0) :]
@@ -158,7 +154,6 @@ class FileSink(Sink):
                 os.lseek(self._fd, offset, os.SEEK_SET)
 
     def patch(self, offset: int, data: bytes) -> None:
-        """Overwrite bytes written earlier; the position stays."""
         self.flush()
         with self._moved_to(offset):
             self._write(memoryview(data))

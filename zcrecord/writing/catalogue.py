@@ -88,13 +88,6 @@ class PieceColumns(NamedTuple):
     extent: Array | None = None
 
 
-def whole_pieces(shards: Sequence[WrittenShard]) -> PieceColumns:
-    """Return every payload of all shards as one piece, shard by shard."""
-    sizes = [len(shard.payloads) for shard in shards]
-    numbers = [np.arange(n, dtype=np.uint32) for n in sizes]
-    return PieceColumns(np.repeat(np.arange(len(shards)), sizes), np.concatenate([*numbers, np.zeros(0, np.uint32)]))
-
-
 class WholeRecord:
     """The record of all shards: outline, tables of pieces, and bytes that lie in no shard.
 
@@ -120,7 +113,10 @@ class WholeRecord:
         kind: int,
         pieces: PieceColumns | None = None,
     ) -> None:
-        pieces = whole_pieces(shards) if pieces is None else pieces
+        if pieces is None:
+            sizes = [len(shard.payloads) for shard in shards]
+            numbers = np.concatenate([np.zeros(0, np.int64), *map(np.arange, sizes)])
+            pieces = PieceColumns(np.repeat(np.arange(len(shards)), sizes), numbers)
         self._first_blob = len(pieces.file) if pieces.first is None else len(pieces.first) - 1
         self._numbers: dict[bytes, int] = {}
         entries.change_values(self._blob)
