@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal, NamedTuple
@@ -265,15 +265,6 @@ def _vectors(entries: Entries) -> dict[str, Array]:
     return vectors
 
 
-def _rows(dtype: Any, rows: Iterable[Sequence[Any]]) -> Array:
-    """Return rows of numbers as one structured array, column by column: that is 5 times faster than row by row."""
-    columns = list(zip(*rows, strict=True))
-    out = np.zeros(len(columns[0]) if columns else 0, dtype)
-    for name, column in zip(dtype.names, columns, strict=False):
-        out[name] = column
-    return out
-
-
 def _encode_tensors(entries: Entries, pool: _TextPoolBuilder, vectors: dict[str, Array]) -> None:
     names = entries.names
     out = vectors["tensors"] = np.zeros(len(names), TENSOR)
@@ -332,7 +323,11 @@ def _encode_attributes(attributes: list[AttributeEntry], pool: _TextPoolBuilder,
     for a in attributes:
         value_type, form, word = _encode_value(a.value, pool, words)
         rows.append((*pool.add(a.key), word, a.parent, a.place, value_type, form))
-    return _rows(ATTRIBUTE, rows)
+    out = np.zeros(len(rows), ATTRIBUTE)
+    columns = "name", "name_size", "value", "parent", "place", "type", "form"
+    for name, column in zip(columns, zip(*rows, strict=True), strict=False):  # five times faster than row by row
+        out[name] = column
+    return out
 
 
 def _encode_value(value: Any, pool: _TextPoolBuilder, words: _NumberPool) -> tuple[int, int, int]:

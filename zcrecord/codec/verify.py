@@ -440,9 +440,9 @@ def _check_attributes(ix: Index, pool: TextPool) -> None:
 def _check_values(ix: Index, rows: Array, what: str, pool: TextPool) -> None:
     if (i := _first((rows["type"] > ValueType.PAYLOAD) | (rows["form"] > ValueForm.TUPLE))) is not None:
         raise FormatError(f"{what}[{i}]: type {int(rows['type'][i])} or form {int(rows['form'][i])} is not known")
-    for kind, most in ((ValueType.NIL, 0), (ValueType.BOOL, 1)):
+    for kind, name, most in ((ValueType.NIL, "nil", 0), (ValueType.BOOL, "bool", 1)):
         if (ix.values(rows, kind) > most).any():
-            raise FormatError(f"{what}: a {('nil', 'bool')[kind]} is more than {most}")
+            raise FormatError(f"{what}: a {name} is more than {most}")
     refs = ix.values(rows, ValueType.PAYLOAD)
     if ((refs != NONE) & (refs >= len(ix.payloads))).any():
         raise FormatError(f"{what}: a payload is not in the index")
