@@ -51,7 +51,7 @@ def weights() -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def _large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the archive count as one that is not kept."""
-    monkeypatch.setattr("zcrecord.remote.whole._MOST", 1 << 17)
+    monkeypatch.setattr("zcrecord.remote.read_ahead._MOST", 1 << 17)
 
 
 @pytest.fixture
@@ -219,7 +219,7 @@ def test_bytes_between_payloads_and_damaged_payloads_are_found_as_in_a_local_fil
 
 
 def test_a_small_archive_is_kept_rather_than_fetched_again(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zcrecord.remote.whole._MOST", 32 * MIB)
+    monkeypatch.setattr("zcrecord.remote.read_ahead._MOST", 32 * MIB)
     digest = local(server).content_digest()
     rec = zcrecord.load_record(f"{server.url}/m.zcr", expect=digest, verify="full")
     server.forget()

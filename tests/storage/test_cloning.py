@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import zcrecord
-from zcrecord.storage.copying import copy_range
+from zcrecord.storage.new_files import copy_range
 
 MIB = 1 << 20
 

@@ -64,7 +64,6 @@ class PartSource(PayloadSource):
         return self.whole.blocks(int(self.numbers[number]))
 
     def decoding(self, number: int) -> str | None:
-        """Return why a payload is decoded when it is used; None if it is used as it lies."""
         return self.whole.decoding(int(self.numbers[number]))
 
     def neighbours(self, number: int) -> tuple[memoryview, Array] | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from math import prod
 from typing import Any
 
@@ -103,7 +103,8 @@ class ShardedSource(PayloadSource):
         self._compared: set[int] = set()  # files whose payloads were compared with this index
         self._tiled: set[tuple[int, tuple[int, ...]]] = set()  # split payloads whose boxes tile a shape
         self._assembled_nbytes: dict[int, int] = {}  # of split payloads that were put together: pieces may repeat
-        self._assembled: Any = weakref.WeakValueDictionary()  # split payloads in memory, while someone uses them
+        # Split payloads in memory, while someone uses them.
+        self._assembled: MutableMapping[int, Array] = weakref.WeakValueDictionary()
         self._users: Array | None = None  # by payload, the first tensor that uses it
 
     def private(self, numbers: Array | None = None) -> PayloadSource:  # noqa: ARG002  # each is checked when it is opened
@@ -162,8 +163,7 @@ class ShardedSource(PayloadSource):
 
     def _assembly(self, number: int) -> Array:
         """Return the bytes of a split payload, put together; kept while a view of them lives, with edits for good."""
-        octets: Array | None = self._assembled.get(number)
-        if octets is not None:
+        if (octets := self._assembled.get(number)) is not None:
             return octets
         shape, boxes = self._filled_boxes(number)
         dtype = boxes[0].values.dtype

@@ -13,15 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from zcrecord.codec.entries import (
-    AttributeEntry,
-    Entries,
-    ModuleKind,
-    PayloadId,
-    TensorLayout,
-    change_values,
-    in_memory,
-)
+from zcrecord.codec.entries import AttributeEntry, Entries, ModuleKind, PayloadId, TensorLayout, in_memory
 from zcrecord.codec.index import Index
 from zcrecord.codec.layout import NONE
 from zcrecord.errors import TensorNotFoundError, UnsupportedError
@@ -286,8 +278,7 @@ class _PartBuilder:
         numbers = sorted(used - {NONE})
         new = {old: i for i, old in enumerate(numbers)} | {NONE: NONE}
         entries.payloads = [new[p] for p in entries.payloads]
-        for values in (entries.attributes, entries.metadata):
-            change_values(values, lambda v: PayloadId(new[v]) if isinstance(v, PayloadId) else v)
+        entries.change_values(lambda v: PayloadId(new[v]) if isinstance(v, PayloadId) else v)
         entries.payload_rows, entries.digest_kind = self._rows[numbers], ix.digest_kind
         return PartIndex(in_memory(entries), numbers)
 

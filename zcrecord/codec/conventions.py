@@ -84,24 +84,20 @@ def text_keys(items: Mapping[Any, Any], module: str) -> dict[str, Any]:
     """Return the items of a mapping with integers among its keys, those as text; UnsupportedError for other keys."""
     out: dict[str, Any] = {}
     for key, value in items.items():
-        text = key
+        fault = ""
         if isinstance(key, int | np.integer) and not isinstance(key, bool):
-            text = str(int(key)) if -(1 << 63) <= key < 1 << 64 else None
-            if text is None:
+            if not -(1 << 63) <= key < 1 << 64:
                 wide = printable(hex(int(key)), 40)
-                raise _refused(module, f"the key {wide} is an integer outside -2^63 to 2^64 - 1; make it a text")
+                fault = f"the key {wide} is an integer outside -2^63 to 2^64 - 1; make it a text"
         elif not isinstance(key, str):
-            what = f"key {printable(repr(key))} is a {type(key).__name__}; keys are non-empty strings or integers"
-            raise _refused(module, what)
+            fault = f"key {printable(repr(key))} is a {type(key).__name__}; keys are non-empty strings or integers"
         elif isinstance(key_of_text(key), int):
-            what = f"the key {printable(repr(key))} is a text that reads as an integer, and others are integers"
-            raise _refused(module, f"{what}; make all of them integers, or texts")
-        out[text] = value
+            fault = f"the key {printable(repr(key))} is a text that reads as an integer, and others are integers"
+            fault += "; make all of them integers, or texts"
+        if fault:
+            raise UnsupportedError(f"in '{printable(module)}': {fault}" if module else f"in the record: {fault}")
+        out[key if isinstance(key, str) else str(int(key))] = value
     return out
-
-
-def _refused(module: str, what: str) -> UnsupportedError:
-    return UnsupportedError(f"in '{printable(module)}': {what}" if module else f"in the record: {what}")
 
 
 def key_of_text(text: str) -> str | int:

@@ -341,11 +341,9 @@ class TextPool:
 
     def equal(self, starts: Array, others: Array, sizes: Array) -> Array:
         """Return True for each pair of spans of the same size that holds the same bytes."""
-        parts = [
-            self._equal(starts[lo : lo + _CHUNK], others[lo : lo + _CHUNK], sizes[lo : lo + _CHUNK])
-            for lo in range(0, len(starts), _CHUNK)
-        ]
-        return np.concatenate(parts) if parts else np.ones(0, bool)
+        chunks = [slice(lo, lo + _CHUNK) for lo in range(0, len(starts), _CHUNK)]
+        parts = [self._equal(starts[chunk], others[chunk], sizes[chunk]) for chunk in chunks]
+        return np.concatenate([np.ones(0, bool), *parts])
 
     def _equal(self, starts: Array, others: Array, sizes: Array) -> Array:
         same = np.ones(len(starts), bool)

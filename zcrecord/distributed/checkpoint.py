@@ -125,9 +125,10 @@ class Checkpoint:
         """
         archive = archive or self.archive
         nbytes = dtypes.nbytes(prod(box.extent), self.type_of(box.tensor)[1])
-        if verify:
-            self._verify(box)
         row = archive.row(box.tensor)
+        if verify and self.place(box) not in self._verified:
+            check_digest(self.archive.source.pieces(row.payload, [box.piece]), self.archive.index.name(box.tensor))
+            self._verified.add(self.place(box))
         if len(self.pieces(box.tensor)) > 1:
             (piece,) = archive.boxed_pieces(box.tensor, [box.piece])
             octets, start = piece.source.locate(piece.number)
@@ -136,14 +137,6 @@ class Checkpoint:
             return np.ascontiguousarray(archive.elements(box.tensor)).view(np.uint8).reshape(-1).data
         octets, start = archive.source.locate(row.payload)
         return octets[start + row.byte_offset : start + row.byte_offset + nbytes]
-
-    def _verify(self, box: StoredBox) -> None:
-        place = self.place(box)
-        if place in self._verified:
-            return
-        pieces = self.archive.source.pieces(self.archive.row(box.tensor).payload, [box.piece])
-        check_digest(pieces, self.archive.index.name(box.tensor))
-        self._verified.add(place)
 
     # Values that are no tensors.
 

@@ -15,7 +15,7 @@ import numpy as np
 from zcrecord import dtypes
 from zcrecord.codec.entries import TensorLayout
 from zcrecord.dtypes import DType
-from zcrecord.errors import MismatchError, RecordError, UnsupportedError
+from zcrecord.errors import MismatchError, UnsupportedError, located
 from zcrecord.storage.sink import Sink
 from zcrecord.tensors import interop
 from zcrecord.tensors.lazy import LazyTensor
@@ -86,10 +86,8 @@ class RankWriter:
             MismatchError: the tensor has another shape than the chunk, or another type than an earlier chunk of it.
             UnsupportedError: an element type that the format does not have, or one that cannot be split.
         """
-        try:
+        with located(tensor=chunk.name):
             self._add(chunk, tensor)
-        except RecordError as error:
-            raise error.located(tensor=chunk.name) from error.__cause__
 
     def _add(self, chunk: Chunk, tensor: Any) -> None:
         if tuple(tensor.shape) != chunk.extent:

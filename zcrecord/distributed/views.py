@@ -99,8 +99,8 @@ class _Views:
     def _tensor(self, like: Any, name: str) -> Any:
         torch, opened = self._torch, self._opened
         i = self._lookup(opened.tensors, name)
-        kind, bits, shape = opened.type_of(i)
-        saved = torch_dtype(torch, kind, bits), torch_shape(kind, bits, shape)
+        element, bits, shape = opened.type_of(i)
+        saved = torch_dtype(torch, element, bits), torch_shape(element, bits, shape)
         if saved != (like.dtype, tuple(like.shape)):
             wanted = f"{like.dtype} of shape {tuple(like.shape)}"
             message = f"is {saved[0]} of shape {saved[1]} in the checkpoint, and {wanted} in `like`"
@@ -111,8 +111,8 @@ class _Views:
         if like.device_mesh.get_coordinate() is None:
             return like
         local = self._box(i, *self._part_of(like))
-        if like.device_mesh.device_type != "cpu":
-            local = local.to(self._device_of(like))
+        if (kind := like.device_mesh.device_type) != "cpu":
+            local = local.to(torch.device(kind, torch.get_device_module(kind).current_device()))
         # Flattened and put together again, as torch does to trace: from_local would work out a specification for each.
         *layout, _ = like.__tensor_flatten__()[1]
         parts = {"_local_tensor": local, "device_mesh": like.device_mesh}
@@ -125,10 +125,6 @@ class _Views:
             [chunk] = like.__create_chunk_list__()
             self._parts[key] = tuple(chunk.offsets), tuple(chunk.sizes)
         return self._parts[key]
-
-    def _device_of(self, like: Any) -> Any:
-        kind = like.device_mesh.device_type
-        return self._torch.device(kind, self._torch.get_device_module(kind).current_device())
 
     def _box(self, i: int, origin: tuple[int, ...], extent: tuple[int, ...]) -> Any:
         """Return a box of a tensor: a view if it is contiguous in one piece, else new memory."""

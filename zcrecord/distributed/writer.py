@@ -149,7 +149,9 @@ class ZcrStorageWriter(StorageWriter):  # type: ignore[misc]  # mypy takes torch
             if item.tensor_data is None:
                 values[item.index.fqn] = _value_of(torch, planner, item)
             else:
-                chunks.append((item, _chunk_of(item)))
+                data = item.tensor_data
+                extent = tuple(data.chunk.sizes)
+                chunks.append((item, Chunk(item.index.fqn, tuple(data.size), tuple(data.chunk.offsets), extent)))
 
         def written(name: str, sink: Sink | None) -> RankReport:
             names = {chunk.name for _, chunk in chunks}
@@ -195,12 +197,6 @@ class ZcrStorageWriter(StorageWriter):  # type: ignore[misc]  # mypy takes torch
         opened, self._opened = self._opened, None
         if opened is not None:
             opened.close()
-
-
-def _chunk_of(item: Any) -> Chunk:
-    """Return the chunk of DCP's item of a plan."""
-    data = item.tensor_data
-    return Chunk(item.index.fqn, tuple(data.size), tuple(data.chunk.offsets), tuple(data.chunk.sizes))
 
 
 def _value_of(torch: Any, planner: Any, item: Any) -> Any:

@@ -18,13 +18,14 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from zcrecord import onnx
 from zcrecord.codec.conventions import SIGNATURE_PREFIX
 from zcrecord.codec.file_types import FORMATS, FileType, Format, sniff_file_type
 from zcrecord.codec.layout import ALIGNMENT, check_alignment, reading_drafts
-from zcrecord.errors import Advice, FormatError, RecordError, UnsupportedError, printable
+from zcrecord.errors import Advice, FormatError, UnsupportedError, located, printable
 from zcrecord.foreign.folders import format_by_suffix, model_in
 from zcrecord.onnx.tuned import untuned_record
 from zcrecord.record.load import load_record
@@ -47,7 +48,7 @@ from zcrecord.storage.files import (
 from zcrecord.storage.folders import model_folder, names_folder, takes_folder
 from zcrecord.writing.writers import ConvertReport, conversion_report
 
-from .copying import copy_file
+from .copying import copy_file, fetched
 
 __all__ = ["FORMATS", "ConvertReport", "Format", "convert"]
 
@@ -108,12 +109,12 @@ def convert(
         1
     """
     started = time.perf_counter()
-    remote = None
+    remote: Any = None
     if is_url(source):
-        from .remote_model import remote_model  # here, because few sources are
+        from zcrecord.remote.open_url import remote_file  # here, because few sources are
 
-        remote = remote_model(source, storage_options)
-        source = remote if isinstance(remote, str) else source
+        remote = remote_file(source, storage_options)
+        source, remote = (remote, None) if isinstance(remote, str) else (source, remote)
     folder = path_or_none(source)
     if folder is not None and os.path.isdir(folder):
         source = model_in(folder, source_format)
@@ -127,10 +128,10 @@ def convert(
             dest = stack.enter_context(_in_new_folder(source, folder, dest_path, target, force, durable))
             dest_path = os.path.join(dest_path, os.path.basename(dest))
         dest = place_for(dest, check_destination(source_path, dest_path, force, storage_options), storage_options)
-        opened: Any = source
-        if remote is not None and not isinstance(remote, str):
-            opened, source_path = remote, remote.shown
-        given, kind = stack.enter_context(_recognised(opened, source_path, source_format))
+        fetch: Any = None
+        if remote is not None:
+            source_path, fetch = remote.shown, partial(fetched, remote, str(source), storage_options)
+        given, kind = stack.enter_context(_recognised(remote or source, source_path, source_format, fetch))
         options = force, alignment, durable, max_shard_size, metadata, progress or (lambda *_: None), storage_options
         work = _Conversion(started, source_path, path_or_none(dest), *options)
         report = work.run(kind, given, target, dest)
@@ -173,14 +174,12 @@ class _Conversion:
 
     def run(self, kind: str, given: Any, target: str, dest: Any) -> ConvertReport:
         """Convert; errors name the source."""
-        try:
+        with located(path=self.source_path):
             if target == ARCHIVE:
                 return self.to_archive(kind, given, dest)
             if kind == ARCHIVE:
                 return self.from_archive(given, target, dest)
             return self.through_archive(kind, given, target, dest)
-        except RecordError as error:
-            raise error.located(path=self.source_path) from error.__cause__
 
     def to_archive(self, kind: str, given: Any, dest: Any) -> ConvertReport:
         """Convert a source of any format to an archive."""
@@ -321,15 +320,20 @@ def _dest_format(path: str | None, named: str | None) -> str:
 
 
 @contextlib.contextmanager
-def _recognised(source: Any, path: str | None, named: str | None) -> Iterator[tuple[Any, str]]:
-    """Yield the source, ready to be read, and its format; a path that is no regular file is opened, once."""
+def _recognised(source: Any, path: str | None, named: str | None, fetch: Any) -> Iterator[tuple[Any, str]]:
+    """Yield the source, ready to be read, and its format; a path that is no regular file is opened, once.
+
+    A remote file is read forward, or brought here by `fetch`, which takes its format.
+    """
     if path is not None and os.path.isdir(path):  # several models of ONNX
         yield path, ONNX
         return
     with contextlib.ExitStack() as stack:
-        given, nbytes, fetch = source, None, getattr(source, "fetched", None)
+        given, nbytes = source, None
         if fetch is not None:
-            given = source.stream()
+            from zcrecord.remote.files import ForwardReader
+
+            given = ForwardReader(source)
         elif path is not None:
             given, nbytes = open_source(path)
             stack.enter_context(given)

@@ -1,19 +1,24 @@
-"""Copies what a format's reader finds to a `RecordWriter`, a piece at a time."""
+"""Copies a file of another format to a `RecordWriter`, a piece at a time, and files behind URLs to local ones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from zcrecord.codec.entries import Order
+from zcrecord.codec.file_types import Format
 from zcrecord.dtypes import DType
-from zcrecord.errors import RecordError
+from zcrecord.errors import RecordError, located
 from zcrecord.foreign import format_reader
 from zcrecord.foreign.readers import FileReader
+from zcrecord.record.load import load_record
 from zcrecord.record.record_writer import RecordWriter
-from zcrecord.storage.files import Binary, Progress
+from zcrecord.remote.file import RemoteFile
+from zcrecord.storage.files import Binary, Progress, scratch_folder
 
-__all__ = ["Copying", "copy_file"]
+__all__ = ["Copying", "copy_file", "fetched"]
 
 
 def copy_file(kind: str, source: str | Binary, out: RecordWriter, progress: Progress) -> int:
@@ -22,13 +27,33 @@ def copy_file(kind: str, source: str | Binary, out: RecordWriter, progress: Prog
     Raises:
         RecordError: that of the format's reader, or of the writer.
     """
-    with FileReader(source) as reader:
-        try:
-            nbytes = format_reader(kind)(reader, Copying(out, reader.nbytes, progress))
-        except RecordError as error:
-            raise error.located(path=reader.path) from error.__cause__
+    with FileReader(source) as reader, located(path=reader.path):
+        nbytes = format_reader(kind)(reader, Copying(out, reader.nbytes, progress))
     progress(nbytes, nbytes)
     return nbytes
+
+
+@contextlib.contextmanager
+def fetched(file: RemoteFile, url: str, options: Mapping[str, Any] | None, kind: Format) -> Iterator[Any]:
+    """Yield the record of a remote archive, or the path of a copy of any other remote file; errors name the URL.
+
+    Raises:
+        SourceError: the file cannot be read.
+    """
+    if kind.name == "zcr":
+        with load_record(url, storage_options=options) as record:
+            yield record
+        return
+    from zcrecord.remote.files import copy_to  # here, because few sources are remote
+
+    with scratch_folder(file.shown) as scratch:
+        copy = os.path.join(scratch, f"model{kind.suffixes[0]}")
+        try:
+            copy_to(file, copy)
+            yield copy
+        except RecordError as error:
+            error.path = file.shown if error.path == copy else error.path
+            raise
 
 
 class Copying:

@@ -16,7 +16,7 @@ import numpy as np
 from zcrecord import dtypes
 from zcrecord.archive.info import TensorInfo
 from zcrecord.archive.payloads import Payloads
-from zcrecord.errors import LimitError, RecordError, UnsupportedError
+from zcrecord.errors import LimitError, UnsupportedError, located
 from zcrecord.foreign.npy import encode_npy_header, string_rows
 from zcrecord.foreign.npz import BYTES, MEMORY, NPY, STRUCTURE, TIMES
 from zcrecord.foreign.structure import MAX_TEXT
@@ -57,10 +57,8 @@ def write(
     """
     payloads = Payloads(record.archive)
     for info in payloads.infos:
-        try:
+        with located(path=record.archive.path, tensor=info.name):
             _check(info)
-        except RecordError as error:
-            raise error.located(path=record.archive.path, tensor=info.name) from None
     structure = structure_of(record, payloads.infos, texts=False)
     octets = structure.metadata.pop(BYTES, ())
     octets = set(octets) if isinstance(octets, list | tuple) else set()
@@ -112,10 +110,8 @@ def _member(
     """Return a member's zip entry, the array's header, and the bytes that follow it."""
     pieces: Iterator[Any]
     if info.dtype is dtypes.STRING:
-        try:
+        with located(path=record.archive.path, tensor=info.name):
             descr, pieces = string_rows(record[info.name], octets=octets, most=MEMORY + TIMES * info.nbytes)
-        except RecordError as error:
-            raise error.located(path=record.archive.path, tensor=info.name) from None
         header, nbytes = encode_npy_header(descr, info.shape), np.dtype(descr).itemsize * prod(info.shape)
     else:
         assert info.dtype.numpy is not None

@@ -14,7 +14,7 @@ from typing import Any
 from zcrecord import dtypes
 from zcrecord.archive.info import TensorInfo
 from zcrecord.archive.payloads import Payloads
-from zcrecord.errors import RecordError, UnsupportedError
+from zcrecord.errors import UnsupportedError, located
 from zcrecord.foreign import safetensors_index as shards
 from zcrecord.foreign.safetensors import FORMAT
 from zcrecord.foreign.safetensors_header import METADATA, HeaderEntry, encode_header
@@ -61,10 +61,8 @@ def write(
     payloads = Payloads(record.archive)
     infos = payloads.infos
     for info in infos:
-        try:
+        with located(path=record.archive.path, tensor=info.name):
             _check(info)
-        except RecordError as error:
-            raise error.located(path=record.archive.path, tensor=info.name) from None
     structure = structure_of(record, infos, texts=True)
     plan = _plan(infos, max_shard_size)
     if not all(map(_aligned, plan)):

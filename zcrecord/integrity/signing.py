@@ -17,7 +17,7 @@ from typing import Any
 from zcrecord.archive.archive import takes_archive
 from zcrecord.codec.conventions import SIGNATURE_PREFIX
 from zcrecord.errors import IntegrityError, RecordError, UnsupportedError, missing_package, printable
-from zcrecord.record.edit import add_metadata, reformed_attribute
+from zcrecord.record.edit import add_metadata, add_to_catalogue, reformed_attribute
 from zcrecord.record.load import load_record
 from zcrecord.record.own_shards import check_no_shard
 from zcrecord.record.record import Record
@@ -99,7 +99,10 @@ def sign(
             raise UnsupportedError("is packed, or remote; name a file for the signed archive", path=source)
         if dest is None:
             check_no_shard(source)
-        _check_attribute_forms(record)
+        if (attribute := reformed_attribute(record.archive)) is not None:
+            fault = f"attribute '{printable(attribute)}' is not in the form that saving gives it"
+            do = "so the content digest would change; load the archive, save it, and sign that"
+            raise UnsupportedError(f"{fault}, {do}", path=record.archive.path)
         record.verify(progress=progress)
         name, value, digest = _signed(record, private, progress)
         replaced = name in record.metadata
@@ -109,8 +112,6 @@ def sign(
 
 def _save_signed(record: Record, out: Any, signature: dict[str, str], *, in_place: bool, durable: bool) -> None:
     if in_place and record.archive.source.file_names:
-        from zcrecord.record.catalogue_metadata import add_to_catalogue  # here, because few records have shards
-
         add_to_catalogue(record, signature, durable=durable)
     elif record.archive.source.file is not None:
         add_metadata(record, None if in_place else out, signature, durable=durable)
@@ -118,15 +119,6 @@ def _save_signed(record: Record, out: Any, signature: dict[str, str], *, in_plac
         layout = record.layout
         options: dict[str, Any] = {"alignment": layout.alignment, "digest": layout.digest, "durable": durable}
         save_record(record, out, metadata={**record.metadata, **signature}, **options)
-
-
-def _check_attribute_forms(record: Record) -> None:
-    """Raise UnsupportedError if saving would change the stored form of an attribute, and with it the signed digest."""
-    key = reformed_attribute(record.archive)
-    if key is not None:
-        fault = f"attribute '{printable(key)}' is not in the form that saving gives it, so the content digest"
-        do = "load the archive, save it, and sign that"
-        raise UnsupportedError(f"{fault} would change; {do}", path=record.archive.path)
 
 
 def make_signature(record: Record, key: Any, *, passphrase: bytes | None = None) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, SupportsIndex, TypeVar
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from zcrecord.archive.name_patterns import is_pattern, matcher
 from zcrecord.archive.private_copy import check_apart
 from zcrecord.archive.subset import Names
 from zcrecord.codec.layout import ALIGNMENT
-from zcrecord.errors import LimitError, RecordError, TensorNotFoundError, UnsupportedError
+from zcrecord.errors import LimitError, TensorNotFoundError, UnsupportedError, located
 
 from .boxes import Box, is_box
 from .payload_sources import PayloadSources
@@ -97,8 +97,8 @@ def plan_files(
     if slices is not None and not isinstance(slices, Mapping):
         kind = type(slices).__name__
         raise UnsupportedError(f"slices= takes boxes by name or pattern, as {{name: slice}}, not a {kind}")
-    limit = _whole_number(max_in_flight)
-    if limit < 1:
+    whole = isinstance(max_in_flight, SupportsIndex) and not isinstance(max_in_flight, bool | np.bool_)
+    if not whole or (limit := operator.index(max_in_flight)) < 1:
         raise LimitError(f"max_in_flight={max_in_flight!r} is not a number of bytes")
     if names is not None:
         archive = subset.select(archive, names, None)
@@ -157,10 +157,8 @@ def _targets(
     users: dict[Hashable, list[_Boxed[Key]]] = {}
     empty: list[_Boxed[Key]] = []
     for i, key, box in wanted:
-        try:
+        with located(path=archive.path, tensor=names[i]):
             region = regions.region(i, box)
-        except RecordError as error:
-            raise error.located(path=archive.path, tensor=names[i]) from None
         if region.nbytes:
             users.setdefault(sources.shared_by(region), []).append((key, names[i], region))
         else:
@@ -170,14 +168,6 @@ def _targets(
     refs = [_share(sources, tensors, targets) for tensors in users.values()]
     refs.sort(key=lambda ref: (ref.offset, ref.payload))
     return refs, targets
-
-
-def _whole_number(value: Any) -> int:
-    """Return an integer, of Python or numpy, as int; -1 for anything else, and for True and False."""
-    try:
-        return -1 if isinstance(value, bool | np.bool_) else operator.index(value)
-    except TypeError:
-        return -1
 
 
 def _share(sources: PayloadSources, tensors: list[_Boxed[Key]], targets: dict[Key, Target]) -> PayloadRef:

@@ -117,10 +117,6 @@ class Target(NamedTuple):
     view: PayloadRef | None
 
 
-def _nothing(_: int) -> None:
-    """Do nothing: default of `LoadPlan.advance`."""
-
-
 @dataclass(frozen=True, eq=False)
 class LoadPlan:
     """Plan of a load, given to `begin`.
@@ -141,7 +137,7 @@ class LoadPlan:
     max_in_flight: int
     path: str | None = None
     identity: tuple[int, ...] | None = None
-    advance: Callable[[int], None] = field(default=_nothing, repr=False)
+    advance: Callable[[int], None] = field(default=lambda _: None, repr=False)
 
     @cached_property
     def nbytes(self) -> int:

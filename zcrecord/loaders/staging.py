@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from zcrecord.codec.layout import ALIGNMENT, align_up
-from zcrecord.errors import LimitError, RecordError
+from zcrecord.errors import LimitError, located
 
 from .boxes import Octets
 from .protocol import LoadPlan, PayloadRef
@@ -196,10 +196,8 @@ class StagingRing:
                 continue
             ref, start = parts[first].ref, parts[first].start
             octets = buffer.octets[parts[first].offset : part.offset + len(part.target)]
-            try:
+            with located(path=ref.path, tensor=ref.name):
                 ref.read_into(octets.data, start)
-            except RecordError as error:
-                raise error.located(path=ref.path, tensor=ref.name) from error.__cause__
             ref.let_go(start, start + len(octets))
             first = i
         copies = ((part.target, buffer.staging[part.offset : part.offset + len(part.target)]) for part in parts)

@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from zcrecord.dtypes import DType
-from zcrecord.errors import LimitError, RecordError, UnsupportedError
+from zcrecord.errors import LimitError, UnsupportedError, located
 from zcrecord.frameworks.torch import import_torch, torch_device, torch_dtype, torch_shape
 from zcrecord.tensors.strides import reach
 
@@ -89,15 +89,13 @@ class TorchLoader:
         Bytes are loaded straight into `dst` if both are in C order; else they are copied to it in `finish`. Raises the
         errors of reading earlier refs, too.
         """
-        try:
+        with located(path=ref.path, tensor=ref.name):
             if dst is not None:
                 return self._load_into(ref, dst)
             if not ref.nbytes:
                 dtype, shape = self._form(ref)
                 return self._empty(shape, dtype)
             return self._load_new(ref)
-        except RecordError as error:
-            raise error.located(path=ref.path, tensor=ref.name) from error.__cause__
 
     def _form(self, ref: PayloadRef) -> tuple[Any, tuple[int, ...]]:
         """Return torch's dtype and shape."""
@@ -111,10 +109,8 @@ class TorchLoader:
 
     def view(self, loaded: Any, ref: PayloadRef) -> Any:
         """Return a tensor as a view of loaded bytes; with negative strides a copy."""
-        try:
+        with located(path=ref.path, tensor=ref.name):
             dtype, shape = self._form(ref)
-        except RecordError as error:
-            raise error.located(path=ref.path, tensor=ref.name) from None
         with self._ordinary():
             return self._view(loaded, ref, dtype, shape)
 

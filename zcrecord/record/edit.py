@@ -6,6 +6,7 @@ plans and writes the archive.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -16,16 +17,15 @@ from typing import Any
 import numpy as np
 
 from zcrecord.archive import info, subset, unflatten
-from zcrecord.archive.archive import Archive, Progress, takes_archive
+from zcrecord.archive.archive import Archive, Progress, has_type_name, takes_archive
 from zcrecord.archive.name_patterns import star_match, starred
 from zcrecord.archive.part_source import PartSource
 from zcrecord.archive.subset import GONE, Names, Rename
-from zcrecord.codec.conventions import SIGNATURE_PREFIX, TUNED_TYPE
+from zcrecord.codec.conventions import CATALOGUE_TYPE, REFERENCES_TYPE, SIGNATURE_PREFIX, TUNED_TYPE
 from zcrecord.codec.entries import (
     Entries,
     PayloadId,
     TensorLayout,
-    change_values,
     changed_value,
     is_attribute,
     list_type,
@@ -45,6 +45,7 @@ from zcrecord.storage.files import (
     path_of,
 )
 from zcrecord.writing import flatten
+from zcrecord.writing.catalogue import BLOBS, outline_of, write_catalogue
 from zcrecord.writing.edited import EditedArchive, StoredArchive, plan_edited
 from zcrecord.writing.module_tree import check_attribute
 from zcrecord.writing.sharing import layout_of, plan_sharing
@@ -132,12 +133,6 @@ class RecordEditor(MutableMapping[str, Any]):
         report: an EditReport, once the block has ended.
     """
 
-    __slots__ = (
-        "_attributes", "_attributes_set", "_blobs", "_content_changed", "_current", "_dest", "_durable", "_first",
-        "_force", "_numbers", "_out", "_progress", "_record", "_refs", "_replaces", "_source", "_started",
-        "_tensors_set", "_values", "_views", "metadata", "report",
-    )  # fmt: skip
-
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -166,12 +161,10 @@ class RecordEditor(MutableMapping[str, Any]):
             self._replaces = check_destination(self._source, self._dest, self._force)
         else:
             check_no_shard(self._source)
-        record = load_record(self._source)
-        try:
+        with contextlib.ExitStack() as stack:
+            record = stack.enter_context(load_record(self._source))
             _check_editable(record.archive)
-        except UnsupportedError:
-            record.close()
-            raise
+            stack.pop_all()
         self._begin(record)
         return self
 
@@ -217,15 +210,13 @@ class RecordEditor(MutableMapping[str, Any]):
         return _EditedAttributes(self)
 
     def __getitem__(self, name: str) -> Any:
-        known = self._tensor_numbers()
-        entry = self._tensors_set.get(name, GONE)
-        if entry is GONE and name in known:
-            i = known[name]
-            ref = self._reference(self._current.row(i).payload)
-            return self._current.view(i) if ref < self._first or ref == NONE else self._values[ref - self._first]
-        if entry is GONE or entry is None:
+        if name not in self:
             raise TensorNotFoundError(str(name), lambda: list(self), path=self._source)
-        return entry[2]
+        if (entry := self._tensors_set.get(name)) is not None:
+            return entry[2]
+        i = self._tensor_numbers()[name]
+        ref = self._reference(self._current.row(i).payload)
+        return self._current.view(i) if ref < self._first or ref == NONE else self._values[ref - self._first]
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._check_name(name)
@@ -275,9 +266,7 @@ class RecordEditor(MutableMapping[str, Any]):
         value, entry = self[to], self._tensors_set.get(to)
         if entry is None:
             row = self._current.row(self._tensor_numbers()[to])
-            shape, strides = self._current.shape(row), self._current.strides(row)
-            layout = TensorLayout(row.dtype, row.bits, shape, strides, row.byte_offset)
-            entry = layout, self._reference(row.payload), value
+            entry = self._current.tensor_layout(row), self._reference(row.payload), value
         self._tensors_set[name] = entry
 
     def drop(self, names: Names) -> None:
@@ -479,8 +468,7 @@ class RecordEditor(MutableMapping[str, Any]):
             blobs[ref] = None
             return PayloadId(ref)
 
-        change_values(entries.attributes, referred)
-        change_values(entries.metadata, referred)
+        entries.change_values(referred)
         refs = list(map(self._reference, entries.payloads))
         added = list(dict.fromkeys(ref for ref in refs if first <= ref < NONE))
         plan = plan_sharing([self._values[ref - first] for ref in added])
@@ -499,15 +487,12 @@ class RecordEditor(MutableMapping[str, Any]):
         ]
         entries.layouts = list(layouts)
         entries.payloads = [numbers[ref] for ref in refs]
-        for values in (entries.attributes, entries.metadata):
-            change_values(values, lambda v: PayloadId(numbers[v]) if isinstance(v, PayloadId) else v)
+        entries.change_values(lambda v: PayloadId(numbers[v]) if isinstance(v, PayloadId) else v)
         return staying, sources
 
 
 class _EditedAttributes(MutableMapping[str, Any]):
     """The attributes of an archive that is edited: stored ones, and those that were set."""
-
-    __slots__ = ("_editor",)
 
     def __init__(self, editor: RecordEditor) -> None:
         self._editor = editor
@@ -567,3 +552,28 @@ def add_metadata(record: Record, dest: Any, added: Mapping[str, Any], *, durable
     editor._begin(record)
     editor.metadata |= added
     editor._end()
+
+
+def add_to_catalogue(record: Record, added: Mapping[str, Any], *, durable: bool) -> None:
+    """Replace the catalogue of a record by one with more metadata, any values except bytes; its shards stay."""
+    archive = record.archive
+    catalogue = archive.source.file_archive(NONE)
+    entries = stored_entries(archive)
+    if any(a.key in added and isinstance(a.value, PayloadId) for a in entries.metadata):
+        fault = "has bytes in its metadata under a name that is to be written; zcrecord convert makes one archive of it"
+        raise UnsupportedError(fault, path=archive.path)
+    entries.metadata = [a for a in entries.metadata if a.key not in added] + metadata_entries(added)
+    entries.payload_rows, entries.digest_kind = archive.index.payloads, archive.index.digest_kind
+    header = archive.header
+    outline, _ = outline_of(entries, header.alignment, header.base_alignment, header.payload_room)
+    tree = Record(catalogue).tree()
+    tree["outline"] = np.frombuffer(outline, np.uint8)
+    if BLOBS in tree:
+        count = len(tree[BLOBS]) if isinstance(tree[BLOBS], list | tuple) else 1  # the source refuses any other value
+        blobs = archive.source.numbers_in_file(NONE, np.arange(count))
+        tree[BLOBS] = [catalogue.payload(number) for number in blobs.tolist()]
+    assert catalogue.source.file is not None, "it is mapped"
+    path, identity = catalogue.source.file
+    type_name = REFERENCES_TYPE if has_type_name(catalogue, REFERENCES_TYPE) else CATALOGUE_TYPE
+    with open_sink(path, durable=durable, replaces=identity) as sink:
+        write_catalogue(tree, sink, kind=entries.digest_kind, type_name=type_name)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from zcrecord.archive.archive import Archive, Embedded, Verify, is_catalogue, names_files, open_archive
 from zcrecord.codec.layout import MAGIC, ends_in_archive
-from zcrecord.errors import FormatError, IntegrityError, RecordError, SourceError, UnsupportedError, printable
+from zcrecord.errors import FormatError, IntegrityError, SourceError, UnsupportedError, located, printable
 from zcrecord.storage.files import is_url, path_of, path_of_open, real_path
 from zcrecord.storage.memory import Memory, Mode, buffer_of, is_packed, map_file, read_file, read_resource, read_stream
 
@@ -154,13 +154,13 @@ def _load(source: Any, names: Names | None, rename: Rename | None, options: Load
         from zcrecord.foreign import open_remote  # here, because few archives are remote
         from zcrecord.remote.open_url import open_url
 
-        cache, named = options.cache, options.storage_options
-        opened = open_url(source, verify=options.verify, cache=cache, options=named, open_other=open_remote)
+        cache, storage = options.cache, options.storage_options
+        opened = open_url(source, verify=options.verify, cache=cache, options=storage, open_other=open_remote)
         if not isinstance(opened, str):
             return _chosen(_remote(source, opened, options), names, rename, options)
         source = opened
     memory, name = _memory(source, options.mmap)
-    try:
+    with located(path=name):
         # Only the frames that hold the chosen tensors are decompressed; without `names` all are, several at a time.
         if names is not None and options.expect is None and options.embedded is None and is_packed(memory.octets):
             from zcrecord.transport.open_packed import open_packed
@@ -171,8 +171,6 @@ def _load(source: Any, names: Names | None, rename: Rename | None, options: Load
         archive = _checked(_local(memory, options), options)
         _check_content(archive, options.expect)
         return _part(archive, names, rename)
-    except RecordError as error:
-        raise error.located(path=name) from error.__cause__
 
 
 def _chosen(archive: Archive, names: Names | None, rename: Rename | None, options: LoadOptions) -> Archive:
@@ -221,8 +219,12 @@ def _remote(url: str, archive: Archive, options: LoadOptions) -> Archive:
         fault = f"embedded={options.embedded!r} is for local files; download it, or have the archive served by itself"
         raise UnsupportedError(fault, path=archive.path)
     again = LoadOptions(cache=options.cache, storage_options=options.storage_options)
+
+    def recipe(other: Archive) -> tuple[Any, ...]:
+        return _reload, (url, again, other.seal(), other.source.pins())
+
     if not archive.whole:
-        archive.source.recipe = lambda other: (_reload, (url, again, other.seal(), other.source.pins()))
+        archive.source.recipe = recipe
     if not names_files(archive):
         return archive
     from zcrecord.remote.open_url import open_ranges, open_url
@@ -239,9 +241,7 @@ def _remote(url: str, archive: Archive, options: LoadOptions) -> Archive:
     def open_file(name: str, open_memory: Any) -> Archive:
         return open_ranges(file_beside(url, name), open_memory, options.storage_options)
 
-    whole = _described(archive, open_shard, open_file)
-    whole.source.recipe = lambda whole: (_reload, (url, again, whole.seal(), whole.source.pins()))
-    return whole
+    return _described(archive, open_shard, open_file, recipe)
 
 
 def _memory(source: Any, mmap: bool) -> tuple[Memory, str | None]:
@@ -299,17 +299,18 @@ def _foreign_format(memory: Memory) -> str | None:
     return foreign_format(memory)
 
 
-def _described(archive: Archive, open_shard: Callable[[str], Archive], open_file: OpenFile) -> Archive:
-    """Return the archive that a catalogue, or an archive of references, describes."""
-    from zcrecord.archive.sharded import open_catalogue  # here, because few archives are
+def _described(archive: Archive, open_shard: Callable[[str], Archive], open_file: OpenFile, recipe: Any) -> Archive:
+    """Return the archive that a catalogue, or an archive of references, describes; it is pickled by a recipe."""
+    from zcrecord.archive.references import ReferencedFiles  # here, because few archives name files
+    from zcrecord.archive.sharded import open_catalogue
+    from zcrecord.archive.shards import Shards
 
     if is_catalogue(archive):
-        from zcrecord.archive.shards import Shards
-
-        return open_catalogue(archive, lambda archive, index: Shards(archive, open_shard, len(index.payloads)))
-    from zcrecord.archive.references import ReferencedFiles
-
-    return open_catalogue(archive, lambda archive, index: ReferencedFiles(archive, open_file, index))
+        whole = open_catalogue(archive, lambda archive, index: Shards(archive, open_shard, len(index.payloads)))
+    else:
+        whole = open_catalogue(archive, lambda archive, index: ReferencedFiles(archive, open_file, index))
+    whole.source.recipe = recipe
+    return whole
 
 
 def _local_files(catalogue: Archive, memory: Memory) -> Archive:
@@ -336,9 +337,7 @@ def _local_files(catalogue: Archive, memory: Memory) -> Archive:
         opened: Archive = open_memory(read(path_beside(holder(name), name), least=0))
         return opened
 
-    whole = _described(catalogue, open_shard, open_file)
-    whole.source.recipe = _recipe
-    return whole
+    return _described(catalogue, open_shard, open_file, _recipe)
 
 
 def _recipe(archive: Archive) -> tuple[Any, ...]:

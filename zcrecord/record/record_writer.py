@@ -229,8 +229,6 @@ class _PlannedTensor:
 class OpenTensor:
     """A tensor that is being written, in pieces."""
 
-    __slots__ = ("_broken", "_out", "_pieces")
-
     def __init__(self, out: PayloadWriter, pieces: Pieces) -> None:
         self._out, self._pieces = out, pieces
         self._broken = False

@@ -162,12 +162,16 @@ def _of_archive(archive: Archive) -> tuple[flatten.FlatRecord, PayloadPlan]:
     archive.ensure_all()
     check_blobs(archive)
     archive.fetch()
-    ix, plan = archive.index, _layouts_of(archive)
-    if archive.mode == "r":  # a private copy may have been edited
-        users = dict(zip(ix.tensors["payload"].tolist(), archive.names(), strict=True))
-        for number in range(len(ix.payloads)):
-            check_digest(archive.source.pieces(number), users.get(number))
-    plan.sources = [_source_of(archive, p) for p in range(len(ix.payloads))]
+    ix, source, plan = archive.index, archive.source, _layouts_of(archive)
+    users = dict(zip(ix.tensors["payload"].tolist(), archive.names(), strict=True))
+    for number in range(len(ix.payloads)):
+        pieces = source.pieces(number)
+        if archive.mode == "r":  # a private copy may have been edited
+            check_digest(pieces, users.get(number))
+        if len(pieces) < 2:
+            plan.sources.append(np.frombuffer(archive.payload(number), np.uint8))
+        else:  # put together while it is written
+            plan.sources.append(LazyTensor("uint8", (source.nbytes(number),), source.blocks(number)))
     plan.source_ids = [-1 if p == NONE else p for p in ix.tensors["payload"].tolist()]
     plan.renumber()
     return _flat_record(archive, archive.payload), plan
@@ -202,14 +206,6 @@ def _flat_record(archive: Archive, payload: Any) -> flatten.FlatRecord:
 def _columns(rows: Any, *names: str) -> Iterator[tuple[int, ...]]:
     """Yield the numbers of some columns, row by row; five times faster than by the rows themselves."""
     return zip(*(rows[name].tolist() for name in names), strict=True)
-
-
-def _source_of(archive: Archive, number: int) -> Any:
-    """Return a payload's bytes; pieces of a split tensor are put together while they are written."""
-    source = archive.source
-    if not source.file_names or len(source.pieces(number)) < 2:
-        return np.frombuffer(archive.payload(number), np.uint8)
-    return LazyTensor("uint8", (source.nbytes(number),), source.blocks(number))
 
 
 def _layouts_of(archive: Archive) -> PayloadPlan:

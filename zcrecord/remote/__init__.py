@@ -12,7 +12,7 @@ read from disk, and checked again, for the same archive and version alone; `trim
 may be removed at any time. README.md in this folder is the guide.
 
 Modules: `ranges` is arithmetic; `file` the base class of remote files, `http`, `fsspec` and `packed` its kinds;
-`on_demand` memory that is filled on demand, `read_ahead` and `whole` read without keeping; `cache` the folder,
+`on_demand` memory that is filled on demand, `read_ahead` reads without keeping; `cache` the folder,
 `cache_keys` the names in it; `open_url` opens a URL.
 """
 

@@ -219,7 +219,7 @@ class CacheEntry:
 
     def _open(self) -> Any:
         mode = "r+b" if self._created else "xb"  # "ab" would create it again
-        return open(self._scratch, mode, buffering=0, opener=_private)
+        return open(self._scratch, mode, buffering=0, opener=lambda path, flags: os.open(path, flags, 0o600))
 
     def write_all(self, octets: memoryview) -> None:
         """Write the file at once."""
@@ -260,21 +260,18 @@ def _check_ours(folder: Path, *, named: bool = False) -> None:
     """
     status = folder.stat() if named else folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
-        what = "a file" if named else "a link or a file"
-        raise _refused(f"the cache's folder is {what}", "name another one in {}", folder)
-    if not hasattr(os, "geteuid"):
-        return
-    if not _is_owners(status):
+        what = f"the cache's folder is {'a file' if named else 'a link or a file'}"
+        advice = "name another one in {}"
+    elif not _is_owners(status):
         what = f"the cache's folder is another user's (number {status.st_uid}), who could change what is loaded"
-        raise _refused(what, "name one of your own in {}", folder)
-    if status.st_mode & _OTHERS and not (named and status.st_mode & stat.S_ISVTX):
+        advice = "name one of your own in {}"
+    elif hasattr(os, "geteuid") and status.st_mode & _OTHERS and not (named and status.st_mode & stat.S_ISVTX):
         others = "everybody" if status.st_mode & stat.S_IWOTH else "its group"
         what = f"{others} may write to the cache's folder, and could change what is loaded"
-        raise _refused(what, "take that right away (chmod go-w), or name another in {}", folder)
-
-
-def _refused(what: str, advice: str, folder: Path) -> SourceError:
-    return SourceError(what, path=str(folder), advice=Advice(advice, "cache"))
+        advice = "take that right away (chmod go-w), or name another in {}"
+    else:
+        return
+    raise SourceError(what, path=str(folder), advice=Advice(advice, "cache"))
 
 
 def _is_owners(status: os.stat_result) -> bool:
@@ -300,10 +297,6 @@ def _open_entry(path: Path, nbytes: int | None = None) -> Any:
     except BaseException:
         os.close(fd)
         raise
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _fill(file: Any, target: memoryview) -> bool:

@@ -24,11 +24,9 @@ class FsspecFile(RemoteFile):
     """A file that fsspec reaches other than by HTTP."""
 
     def look(self) -> None:
-        """Fetch `size` and `tag`; a SourceError if they have changed."""
         self.check_same()
 
     def start(self, nbytes: int) -> memoryview:
-        """Fetch the first bytes, `size` and `tag`."""
         if self.size < 0:
             self.check_same()
         first = bytearray(min(nbytes, self.size))
@@ -59,7 +57,6 @@ class FsspecFile(RemoteFile):
         self.check_version(int(info["size"]), version_tag(info))
 
     def fill(self, requests: list[Request]) -> None:
-        """Fetch the bytes of all requests, several at a time."""
         if len(requests) == 1:  # one request needs no thread
             self._fetch(requests[0])
             return

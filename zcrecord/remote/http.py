@@ -94,7 +94,6 @@ class HttpFile(RemoteFile):
         return memoryview(first)[: part.received] if whole is None else whole
 
     def fill(self, requests: list[Request]) -> None:
-        """Fetch the bytes of all requests, several at a time."""
         self._run(self._all([_Transfer(offset, target) for offset, target in requests]))
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:

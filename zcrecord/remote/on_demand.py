@@ -95,6 +95,10 @@ class OnDemandMemory:
         self._reset_after_fork()
         self._fetch(ranges)
 
+    def fetch_range(self, start: int, end: int) -> None:
+        """Fetch one range of the file, as `fetch` does."""
+        self.fetch([(start, end)])
+
     def fetch_payloads(self, payloads: list[tuple[int, int, int | None]]) -> None:
         """Have payloads in memory, each checked against its digest; from the cache, else by few merged requests.
 

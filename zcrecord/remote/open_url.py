@@ -15,7 +15,7 @@ from typing import Any
 from zcrecord.archive.archive import Archive, Verify, check_crc, open_archive
 from zcrecord.codec.layout import HEADER_SIZE, MAGIC, Header, decode_header, too_short
 from zcrecord.codec.verify import PayloadColumns, check_payload
-from zcrecord.errors import FormatError, IntegrityError, RecordError, UnsupportedError
+from zcrecord.errors import FormatError, IntegrityError, RecordError, UnsupportedError, located
 from zcrecord.storage.memory import Memory, is_packed
 from zcrecord.storage.urls import connect, protocols_of, redacted
 from zcrecord.transport.open_packed import open_packed, sparse_memory
@@ -26,8 +26,8 @@ from .fsspec import FsspecFile
 from .http import HttpFile
 from .packed import UnpackedFile, read_table
 from .ranges import Range, RangeSet, cut
+from .read_ahead import RemoteMemory
 from .source import RemoteSource
-from .whole import RemoteMemory
 
 # Opens a file in sparse memory: the second argument fetches a range of it, the third makes the payload source of it.
 # Returns None if the file's format is not known.
@@ -65,10 +65,8 @@ def open_url(
         return file
     options = dict(options or {})
     fs, _ = file.connection()
-    try:
+    with located(path=file.shown):
         archive = _open(file, verify, cache_at(cache, url, {**fs.storage_options, **options}), open_other)
-    except RecordError as error:
-        raise error.located(path=file.shown) from error.__cause__
 
     def recipe(archive: Archive) -> tuple[Any, ...]:
         return _reopen, (url, verify, cache, options, _sha256(archive), archive.source.pins())
@@ -127,7 +125,7 @@ def _open(file: RemoteFile, verify: Verify, cached: Path | None, open_other: Ope
         cache = VersionCache(cached, file.size, file.tag)
     remote = RemoteMemory(file, memory.octets, present, cache)
     if open_other is not None and first[:8] != MAGIC:
-        other = open_other(memory, partial(_fetch, remote), partial(RemoteSource, remote))
+        other = open_other(memory, remote.fetch_range, partial(RemoteSource, remote))
         if other is not None:
             return other
     header = decode_header(bytes(first[:HEADER_SIZE]))
@@ -153,21 +151,15 @@ def _memory(file: RemoteFile, first: memoryview) -> tuple[Memory, RangeSet]:
     return sparse_memory(file.size, [(0, first)])._replace(path=file.shown, filled=present.ranges), present
 
 
-def _fetch(remote: RemoteMemory, start: int, end: int) -> None:
-    remote.fetch([(start, end)])
-
-
 def open_ranges(url: str, open_memory: OpenOther, options: Mapping[str, Any] | None) -> Archive:
     """Open the file behind a URL, of any type, by a function; only its first bytes are in memory."""
     file = remote_file(url, options)
     if isinstance(file, str):
         raise UnsupportedError("is a local file, which an archive behind a URL cannot name", path=file)
-    try:
+    with located(path=file.shown):
         memory, present = _memory(file, file.start(_FIRST))
         remote = RemoteMemory(file, memory.octets, present, None)
-        archive = open_memory(memory, partial(_fetch, remote), partial(RemoteSource, remote))
-    except RecordError as error:
-        raise error.located(path=file.shown) from error.__cause__
+        archive = open_memory(memory, remote.fetch_range, partial(RemoteSource, remote))
     assert archive is not None, "it takes any file"
     return archive
 

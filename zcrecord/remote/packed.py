@@ -59,13 +59,11 @@ class UnpackedFile(RemoteFile):
         self._requested = np.zeros(len(table.sizes), bool)
 
     def start(self, nbytes: int) -> memoryview:
-        """Return the archive's first bytes."""
         out = memoryview(bytearray(min(nbytes, self.size)))
         self.fill([(0, out)])
         return out
 
     def fill(self, requests: list[Request]) -> None:
-        """Fill the memory of every request, from recent frames or frames fetched now."""
         users: dict[int, list[Request]] = {}
         for offset, target in requests:
             for i in self._table.covering([(offset, offset + len(target))]).tolist():
@@ -78,7 +76,6 @@ class UnpackedFile(RemoteFile):
                     target[start - offset : stop - offset] = content[start - lo : stop - lo]
 
     def check_same(self) -> None:
-        """Raise SourceError if the packed file was replaced, as far as its server can tell."""
         self._packed.check_same()
 
     def _groups(self, chosen: list[int]) -> list[list[int]]:

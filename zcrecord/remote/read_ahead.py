@@ -1,31 +1,41 @@
-"""Read-ahead for loaders of remote archives: batches of merged requests, verified as they come, and not kept.
+"""Streams of remote archives, for loaders and for verification: batches of merged requests, verified, and not kept.
 
 Loaders ask for payloads, or pieces of them, in the order of the file. Here these become batches: neighbours merged,
 several requests at a time, at most three batches in memory. Digests are computed batch by batch, so that a payload may
-be larger than these; an error of its digest comes with its last byte. `ranges` decides what one request is.
+be larger than these; an error of its digest comes with its last byte. `ranges` decides what one request is. Content
+digests are defined in `archive.digest`, the rules of elements in `codec.element_rules`.
 """
 
 from __future__ import annotations
 
 import bisect
+import hashlib
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from zcrecord.errors import IntegrityError, RecordError
+from zcrecord.archive.digest import logical_sha256
+from zcrecord.codec.element_rules import ElementRules
+from zcrecord.codec.layout import NONE
+from zcrecord.errors import FormatError, IntegrityError, RecordError
 
 from .cache import CacheEntry
 from .file import MOST_AT_ONCE
 from .on_demand import Checksum, OnDemandMemory, PayloadRange
 from .ranges import Range, cut, merged
 
+if TYPE_CHECKING:
+    from zcrecord.archive.archive import Archive, Progress
+
 LEAST = 1 << 16  # bytes of a batch, however little memory may be used: a request costs as much as they do
 _LEAST_REQUEST = 1 << 20  # bytes of a request, if a batch has several: worth many round trips
 _STORED = 2  # batches, and one that is fetched meanwhile: of threads that read in order some are late
 _OVERTAKEN = 0.1  # seconds that a thread far ahead waits for threads with earlier batches
+_MOST = 32 << 20  # bytes in memory while all is streamed; a smaller archive is fetched once, and stays in memory
+_PIECE = 1 << 20  # bytes checked at a time: few enough to stay in a processor's cache
 
 
 class _RangePart(NamedTuple):
@@ -270,4 +280,99 @@ def batches(wanted: Iterable[Range], most: int) -> list[list[Range]]:
             out[-1].append((lo, stop))
             room -= stop - lo
             lo = stop
+    return out
+
+
+class RemoteMemory(OnDemandMemory):
+    """Memory of a remote archive, of a `RemoteSource`: fetched on demand, or streamed without being kept."""
+
+    def read_ahead(self) -> ReadAhead:
+        """Return a source for a loader, which fetches batches ahead, checks them, and keeps nothing."""
+        return ReadAhead(self)
+
+    def check(self, archive: Archive, progress: Progress | None = None) -> None:
+        """Check all payloads as they come (R70 to R74); those of strings, and small archives, stay in memory."""
+        self._keep_small(archive)
+        rules, base = ElementRules(archive.index, archive.place), archive.header.payload_offset
+        gaps = set(_gaps(archive))
+        for row, offset, piece in self._pieces([*_payloads(archive), *gaps], progress):
+            if row in gaps and piece.any():
+                what = f"the gap [{row.start:#x}, {row.end:#x}) holds bytes that are not zero"
+                raise FormatError(what, path=self.shown, offset=row.start)
+            if row not in gaps:
+                place = 0, row.start - base, row.nbytes  # as `Archive.place` returns it, for the one file
+                rules.check(place, piece, last=offset + len(piece) == row.end)
+        for i in rules.strings:
+            archive.view(i)  # which checks itself, and the archive remembers
+
+    def sha256_of(self, archive: Archive) -> Callable[[int], bytes]:
+        """Return a function that gives the SHA-256 of a tensor's logical bytes. Reads the whole archive.
+
+        So each frame of a packed one is checked: its table and any zstd agree on its content. Payloads of strided
+        tensors, and small archives, stay in memory. From then on each payload is checked by its SHA-256 whenever it is
+        fetched: nobody can replace it by bytes with the same digest of 64 bits.
+        """
+        self._keep_small(archive)
+        hashes: dict[int, Any] = {}
+        gaps = _gaps(archive)
+        for row, _, piece in self._pieces([*_payloads(archive), *gaps], None):
+            hashes.setdefault(row.start, hashlib.sha256()).update(piece)
+        for gap in gaps:
+            del hashes[gap.start]
+        digests: dict[int, bytes] = {start: running.digest() for start, running in hashes.items()}
+        self.pin(digests)
+
+        def sha256(i: int) -> bytes:
+            row = archive.row(i)
+            if row.payload == NONE or row.strides != NONE:
+                return logical_sha256(archive, i)
+            return digests[archive.header.payload_offset + int(archive.index.payloads["offset"][row.payload])]
+
+        return sha256
+
+    def _keep_small(self, archive: Archive) -> None:
+        if archive.header.archive_size <= _MOST:
+            archive.fetch()
+
+    def _pieces(self, rows: list[PayloadRange], progress: Progress | None) -> Iterator[tuple[PayloadRange, int, Any]]:
+        """Yield all bytes of ranges in the order of the file: the range, the offset of the bytes, the bytes."""
+        ahead = self.read_ahead()
+        ahead.expect(rows, _MOST)
+        buffer = np.empty(_PIECE, np.uint8)
+        total, done = sum(row.nbytes for row in rows), 0
+        for row in sorted(rows):
+            for offset in range(row.start, row.end, _PIECE):
+                piece = buffer[: min(_PIECE, row.end - offset)]
+                ahead.readinto_at(offset, piece.data)
+                yield row, offset, piece
+                done += len(piece)
+                if progress:
+                    progress(done, total)
+        ahead.check_same()
+
+
+def _payloads(archive: Archive) -> list[PayloadRange]:
+    """Return all payloads, each once, with the name of a tensor that uses it."""
+    ix, base = archive.index, archive.header.payload_offset
+    users = dict(zip(ix.tensors["payload"][::-1].tolist(), range(len(ix.tensors) - 1, -1, -1), strict=True))
+    pins = archive.source.pins()
+    out: dict[int, PayloadRange] = {}
+    for number, (offset, nbytes, digest) in enumerate(ix.payloads.tolist()):
+        if base + offset not in out:
+            name = ix.name(users[number]) if number in users else ""
+            checked = bool(ix.digest_kind) or base + offset in pins
+            out[base + offset] = PayloadRange(base + offset, nbytes, digest if checked else None, name)
+    return list(out.values())
+
+
+def _gaps(archive: Archive) -> list[PayloadRange]:
+    """Return the gaps between the payloads of a whole archive, before the first and after the last."""
+    if not archive.whole:
+        return []
+    position, end = archive.header.payload_region
+    out = []
+    for start, stop in [*((row.start, row.end) for row in _payloads(archive)), (end, end)]:
+        if position < start:
+            out.append(PayloadRange(position, start - position, None))
+        position = stop
     return out

@@ -7,10 +7,10 @@ from typing import Any
 
 from zcrecord.archive.memory_source import FetchedSource
 from zcrecord.archive.payload_source import Array, PayloadTable
-from zcrecord.errors import RecordError
+from zcrecord.errors import located
 from zcrecord.storage.memory import Memory
 
-from .whole import RemoteMemory
+from .read_ahead import RemoteMemory
 
 
 class RemoteSource(FetchedSource):
@@ -23,18 +23,14 @@ class RemoteSource(FetchedSource):
         self._remote, self._complete = remote, False
 
     def neighbours(self, number: int) -> tuple[memoryview, Array] | None:
-        """Return the memory, and the offset of each payload there; None until all have been fetched."""
-        return super().neighbours(number) if self._complete else None
+        return super().neighbours(number) if self._complete else None  # some were not fetched yet
 
     def fetch(self, numbers: Sequence[int] | None = None) -> None:
-        """Have payloads in memory, all by default, each compared with its digest."""
         rows = (self.table.rows if numbers is None else self.table.rows[list(numbers)]).tolist()
         base, hashed = self.table.base, self.table.hashed
         payloads = [(base + offset, nbytes, digest if hashed else None) for offset, nbytes, digest in rows]
-        try:
+        with located(path=self.path):
             self._remote.fetch_payloads(payloads)
-        except RecordError as error:
-            raise error.located(path=self.path) from error.__cause__
         self._complete |= numbers is None
 
     @property
@@ -43,10 +39,9 @@ class RemoteSource(FetchedSource):
         return self._remote
 
     def pins(self) -> dict[Any, Any]:
-        """Return the SHA-256 digests that payloads had when all of the archive was hashed, by their offsets."""
+        """Return the SHA-256 digests of payloads by their offsets."""
         return self._remote.pins
 
     def pin(self, pins: Mapping[Any, Any]) -> None:
-        """Compare payloads, whenever they are fetched, with the SHA-256 digests that they had."""
         super().pin(pins)
         self._remote.pin(dict(pins))

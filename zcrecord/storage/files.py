@@ -141,19 +141,16 @@ def open_regular(path: str, opened: int | None = None) -> tuple[io.FileIO, Ident
     return file, identity_from(status)
 
 
-def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | _REGULAR)
-
-
 def open_source(path: str, *, regular: bool = False) -> tuple[io.FileIO, int | None]:
     """Return a file to read forward, and its length if it is a regular one.
 
     `regular` refuses any other, without waiting for a pipe's writer: for a path that another file names.
     """
     _check_no_url(path)
+    at_once: Any = (lambda path, flags: os.open(path, flags | _REGULAR)) if regular else None
     try:
         with contextlib.ExitStack() as stack:
-            file = stack.enter_context(_ReadOnlyFile(path, opener=_open_at_once if regular else None))
+            file = stack.enter_context(_ReadOnlyFile(path, opener=at_once))
             status = os.fstat(file.fileno())
             stack.pop_all()
     except OSError as error:

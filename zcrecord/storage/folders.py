@@ -76,9 +76,8 @@ def takes_folder(dest: str) -> bool:
 
 def names_folder(dest: str) -> bool:
     """Return True if a path names a folder that exists, or a new one by the separator at its end."""
-    if is_url(dest):
-        return False
-    return os.path.isdir(dest) or (dest.endswith(("/", os.sep)) and not os.path.exists(dest))
+    new = dest.endswith(("/", os.sep)) and not os.path.exists(dest)
+    return not is_url(dest) and (os.path.isdir(dest) or new)
 
 
 def companions(folder: str) -> dict[str, str]:
@@ -137,17 +136,13 @@ def copy_file(source: str, dest: Any, *, durable: bool, options: Mapping[str, An
     with contextlib.ExitStack() as stack:
         sink = stack.enter_context(open_sink(dest, durable=durable, options=options))
         stack.enter_context(refusals(source))
-        file = stack.enter_context(open(source, "rb", opener=_open_unlinked))
+        file = stack.enter_context(open(source, "rb", opener=lambda path, flags: os.open(path, flags | _NO_LINK)))
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise SourceError("not a regular file", path=source)
         sink.reserve(status.st_size)
         while piece := file.read(_PIECE):
             sink.write(piece)
-
-
-def _open_unlinked(path: str, flags: int) -> int:
-    return os.open(path, flags | _NO_LINK)
 
 
 def _same_bytes(one: str, other: str) -> bool:

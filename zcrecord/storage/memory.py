@@ -11,7 +11,6 @@ mapping takes a descriptor.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import errno
 import functools
@@ -20,13 +19,13 @@ import mmap
 import os
 import sys
 from _thread import allocate_lock  # threading takes a millisecond to import
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from zcrecord.codec.layout import ALIGNMENT, HEADER_SIZE, MAX_ALIGNMENT, too_short
-from zcrecord.errors import RecordError, SourceError, SourceNotFoundError, UnsupportedError
+from zcrecord.errors import RecordError, SourceError, SourceNotFoundError, UnsupportedError, located
 from zcrecord.tensors.strides import address
 
 from .files import Identity, absolute_path, identity_of, open_regular
@@ -82,15 +81,20 @@ def _open(path: str, least: int, opened: int | None) -> tuple[io.FileIO, Identit
     return file, identity
 
 
-def _refuse(error: OSError, path: str) -> NoReturn:
-    if isinstance(error, RecordError):
+@contextlib.contextmanager
+def _refusals(path: str) -> Iterator[None]:
+    """Raise the system's errors of reading a file as one typed error."""
+    try:
+        yield
+    except RecordError as error:
         raise error.located(path=path) from error.__cause__
-    if isinstance(error, FileNotFoundError):
+    except FileNotFoundError as error:
         raise SourceNotFoundError("no such file", path=path, errno=error.errno) from None
-    reason = os.strerror(error.errno) if error.errno else str(error)
-    if error.errno == errno.ENOMEM:
-        reason += f": this process may not have as much address space as the file has bytes; {_ROOM}"
-    raise SourceError(f"cannot be read: {reason}", path=path, errno=error.errno) from error
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        if error.errno == errno.ENOMEM:
+            reason += f": this process may not have as much address space as the file has bytes; {_ROOM}"
+        raise SourceError(f"cannot be read: {reason}", path=path, errno=error.errno) from error
 
 
 def map_file(path: str, *, private: bool = False, least: int = 2 * HEADER_SIZE, opened: int | None = None) -> Memory:
@@ -99,15 +103,13 @@ def map_file(path: str, *, private: bool = False, least: int = 2 * HEADER_SIZE, 
     A private one reserves no memory for pages that may be written, so that files larger than memory can be mapped, too.
     `opened` is a descriptor of the file, if it is open: then that file is mapped, whatever is at the path now.
     """
-    try:
+    with _refusals(path):
         absolute = absolute_path(path)
         file, identity = _open(path, least, opened)
         with file:
             if not identity[2]:
                 return Memory(memoryview(b""), path, None, identity, absolute=absolute)  # which cannot be mapped
             mapping = _mapping(file.fileno(), identity[2], private)
-    except OSError as error:
-        _refuse(error, path)
     return Memory(memoryview(mapping), path, mapping, identity, absolute=absolute)
 
 
@@ -127,15 +129,13 @@ def read_file(path: str, *, least: int = 2 * HEADER_SIZE, opened: int | None = N
     For network file systems, where page faults cost a round trip each, and for files that may shrink: the reader of a
     mapping would be killed. `opened` is that of `map_file`.
     """
-    try:
+    with _refusals(path):
         absolute = absolute_path(path)
         file, identity = _open(path, least, opened)
         with file:
             block, octets = aligned(identity[2])
             starts = range(0, len(octets), _PIECE)
             _read_all(file.fileno(), [Piece(start, [octets[start : start + _PIECE]]) for start in starts])
-    except OSError as error:
-        _refuse(error, path)
     return Memory(octets, path, block, identity, absolute=absolute)
 
 
@@ -148,11 +148,8 @@ def read_resource(resource: Any) -> Memory:
         raise SourceNotFoundError("no such resource", path=name, errno=error.errno) from None
     except Exception as error:  # of a zip, or of another loader of the package
         raise SourceError(f"cannot be read: {error or type(error).__name__}", path=name) from error
-    try:
-        with stream:
-            return read_stream(stream)
-    except RecordError as error:
-        raise error.located(path=name) from error.__cause__
+    with located(path=name), stream:
+        return read_stream(stream)
 
 
 def read_stream(file: Any) -> Memory:
@@ -165,7 +162,7 @@ def read_stream(file: Any) -> Memory:
     check_readable(file)
     if isinstance(file, io.BytesIO):
         return Memory(memoryview(file.getvalue())[file.tell() :])  # shared until it is written to next
-    pieces: collections.deque[memoryview] = collections.deque()
+    pieces: list[memoryview] = []
     try:
         while len(piece := _piece(file.read(_PIECE))):
             pieces.append(piece)
@@ -174,12 +171,12 @@ def read_stream(file: Any) -> Memory:
     except Exception as error:  # of the system, a store, a decompressor, or that it is closed
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise SourceError(f"cannot be read: {reason}", errno=getattr(error, "errno", None)) from error
-    block, octets = aligned(sum(map(len, pieces)))
-    offset = 0
+    offset = sum(map(len, pieces))
+    block, octets = aligned(offset)
     while pieces:
-        piece = pieces.popleft()
+        piece = pieces.pop()
+        offset -= len(piece)
         octets[offset : offset + len(piece)] = piece
-        offset += len(piece)
     return Memory(octets, None, block)
 
 
@@ -238,7 +235,7 @@ def read_pieces(
 
     `done` is called, by this thread, with the bytes that were read since; its exception ends the reading.
     """
-    try:
+    with _refusals(path):
         file, identity_now = open_regular(path)
         with file:
             if identity_now != identity:
@@ -246,8 +243,6 @@ def read_pieces(
             _read_all(file.fileno(), pieces, done)
             if identity_of(file.fileno()) != identity:
                 raise SourceError("was changed while it was read; load it again", path=path)
-    except OSError as error:
-        _refuse(error, path)
 
 
 def _read_piece(fd: int, piece: Piece) -> int:
@@ -339,24 +334,20 @@ def advise(start: int, nbytes: int, advice: int) -> None:
 
     Does nothing where the C library cannot be called: advice changes no result.
     """
-    if (call := _c_madvise()) is not None:
+    if (call := _c_function("madvise", "c_int", "c_void_p", "c_size_t", "c_int")) is not None:
         first = start // mmap.PAGESIZE * mmap.PAGESIZE
         call(first, start + nbytes - first, advice)
-
-
-@functools.cache
-def _c_madvise() -> Callable[..., int | None] | None:
-    return _c_function("madvise", "c_int", ["c_void_p", "c_size_t", "c_int"])
 
 
 @functools.cache
 def _c_mmap() -> Callable[..., int | None] | None:
     if not _GENERIC or sys.maxsize < 1 << 32:  # arguments may have other sizes: off_t has 64 bits where pointers have
         return None
-    return _c_function("mmap", "c_void_p", ["c_void_p", "c_size_t", "c_int", "c_int", "c_int", "c_long"])
+    return _c_function("mmap", "c_void_p", "c_void_p", "c_size_t", "c_int", "c_int", "c_int", "c_long")
 
 
-def _c_function(name: str, result: str, arguments: list[str]) -> Callable[..., int | None] | None:
+@functools.cache
+def _c_function(name: str, result: str, *arguments: str) -> Callable[..., int | None] | None:
     """Return a function of the C library, with its types by their names in ctypes; None if it cannot be called."""
     try:
         import ctypes  # here, because a Python may have been built without it

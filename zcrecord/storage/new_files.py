@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, NoReturn
 
 from zcrecord.errors import DestinationExistsError, SourceError
 
-from .copying import copy_range
 from .scratch import (
     ListedFile,
     ScratchFile,
@@ -43,6 +42,15 @@ _MOST = 1 << 30  # bytes of one write; Linux takes no more than 2 GiB - 4 KiB
 _MAPPED = (5, 32, 1224)  # Windows' codes for replacing an open file: denied, shared, a user-mapped section
 _NEW = 0o666  # mode of a new file, before the mask
 _OF_CONTENT = ("security.ima", "security.evm")  # extended attributes that sign a file's bytes
+
+BLOCK = 4096  # bytes of a file system's block, nearly everywhere: a clone starts and ends on one
+_COPIED = 64 << 20  # bytes copied at a time: signals are handled between two
+_FICLONERANGE = 0x4020940D  # as x86, Arm, RISC-V and LoongArch number it; others refuse it, and copy
+# Errors after which the bytes are read and written instead. After any other that would fail, too.
+_CANNOT_COPY = {
+    errno.EBADF, errno.EINTR, errno.EINVAL, errno.ENOSYS, errno.ENOTTY, errno.EOPNOTSUPP, errno.EPERM, errno.ETXTBSY,
+    errno.EXDEV,
+}  # fmt: skip
 
 
 def version_of(path: str) -> Identity:
@@ -86,7 +94,6 @@ class FileSink(Sink):
                 os.posix_fallocate(self._fd, 0, nbytes)
 
     def write(self, data: Any) -> None:
-        """Append all of a bytes-like."""
         view = memoryview(data)
         nbytes = view.nbytes
         if nbytes <= _SMALL and self.position:  # the first is written at once: a disk may be full from the start
@@ -117,14 +124,12 @@ class FileSink(Sink):
             refuse(error, self._path)
 
     def flush(self) -> None:
-        """Write the buffered bytes."""
         check_writer(self._process, self._path)  # a child shares the file's position with its parent
         if self._buffer:
             buffer, self._buffer = self._buffer, bytearray()
             self._write(memoryview(buffer))
 
     def read_back(self, offset: int, size: int) -> bytes:
-        """Return bytes written earlier."""
         written = self.position - len(self._buffer)
         if offset >= written:
             return bytes(self._buffer[offset - written : offset - written + size])
@@ -137,7 +142,6 @@ class FileSink(Sink):
             return b"".join(parts)
 
     def rewind(self, offset: int) -> None:
-        """Forget everything from `offset` on."""
         check_writer(self._process, self._path)
         written = self.position - len(self._buffer)
         del self._buffer[max(offset - written, 0) :]
@@ -150,7 +154,6 @@ class FileSink(Sink):
                 os.lseek(self._fd, offset, os.SEEK_SET)
 
     def patch(self, offset: int, data: bytes) -> None:
-        """Overwrite bytes written earlier; the position stays."""
         self.flush()
         with self._moved_to(offset):
             self._write(memoryview(data))
@@ -173,6 +176,34 @@ class FileSink(Sink):
         if not cloned:
             self._write_out()
         return copied, cloned
+
+
+def copy_range(source: int, offset: int, dest: int, dest_offset: int, nbytes: int) -> tuple[int, bool]:
+    """Copy bytes between open files without reading them; return how many, and True if they were cloned.
+
+    It may be fewer than asked for, and none where the system cannot; file positions stay. A clone (XFS, Btrfs,
+    bcachefs, ZFS, some network file systems) shares blocks on the disk until one of the files changes them: it takes
+    no space, and 100 GB take as long as one. Only Linux has these calls.
+    """
+    if not sys.platform.startswith("linux"):
+        return 0, False
+    if nbytes and not (offset | dest_offset | nbytes) % BLOCK:
+        import array
+        import fcntl
+
+        try:
+            fcntl.ioctl(dest, _FICLONERANGE, array.array("Q", [source, offset, nbytes, dest_offset]))
+        except OSError as error:
+            if error.errno not in _CANNOT_COPY:
+                raise
+        else:
+            return nbytes, True
+    try:
+        return os.copy_file_range(source, dest, min(nbytes, _COPIED), offset, dest_offset), False
+    except OSError as error:
+        if error.errno not in _CANNOT_COPY:
+            raise
+        return 0, False
 
 
 @contextlib.contextmanager

@@ -161,11 +161,12 @@ def _why_not_dense(tensor: Any, torch: Any) -> str:
         return "a nested tensor; save the tensors of .unbind()"
     if tensor.is_quantized:
         return "a quantized tensor; save its .int_repr() with scale and zero point, or .dequantize() it"
-    indices = {torch.sparse_coo: ".coalesce() it, save its .indices() and .values()"}.get(tensor.layout)
-    if indices is None and str(tensor.layout).startswith("torch.sparse"):
-        indices = "save its .values() and both kinds of indices"
-    what = f"a tensor of layout {tensor.layout}"
-    return f"{what}; {indices}, or .to_dense() it" if indices else f"{what}; .to_dense() it"
+    indices = ""
+    if tensor.layout is torch.sparse_coo:
+        indices = ".coalesce() it, save its .indices() and .values(), or "
+    elif str(tensor.layout).startswith("torch.sparse"):
+        indices = "save its .values() and both kinds of indices, or "
+    return f"a tensor of layout {tensor.layout}; {indices}.to_dense() it"
 
 
 def _torch_kind(tensor: Any, torch: Any) -> DType:
@@ -174,9 +175,8 @@ def _torch_kind(tensor: Any, torch: Any) -> DType:
         _torch_kinds.update({getattr(torch, name): d for name, d in known.items() if hasattr(torch, name)})
     kind = _torch_kinds.get(tensor.dtype)
     if kind is None:
-        raise UnsupportedError(
-            f"dtype {tensor.dtype} has no place in an archive; convert the tensor with .to(...) first"
-        )
+        what = f"dtype {tensor.dtype} has no place in an archive; convert the tensor with .to(...) first"
+        raise UnsupportedError(what)
     return kind
 
 

@@ -13,7 +13,7 @@ from zcrecord.archive.archive import Archive, Verify, open_archive
 from zcrecord.archive.memory_source import FetchedSource
 from zcrecord.archive.payload_source import Array, PayloadTable
 from zcrecord.codec.layout import HEADER_SIZE, Header, decode_header
-from zcrecord.errors import FormatError, IntegrityError, LimitError, RecordError, SourceError
+from zcrecord.errors import FormatError, IntegrityError, LimitError, SourceError, located
 from zcrecord.storage.compressed import ZstdFrames, import_zstandard
 from zcrecord.storage.memory import Memory, Mode, aligned, buffer_of, map_file
 from zcrecord.storage.threads import cores
@@ -29,17 +29,16 @@ def open_packed(memory: Memory, *, verify: Verify, mode: Mode = "r", lazily: boo
     With a seek table, frames are decompressed in parallel, or, lazily, when a payload in them is needed; without one
     (`zstd` writes none) one after the other.
     """
-    try:
-        table = _table(memory)
+    packed = memory.octets
+    with located(path=memory.path):
+        table = frames.read_table(len(packed), lambda offset, nbytes: packed[offset : offset + nbytes])
         if lazily and table is not None:
             return _open_frames(memory, table)
         if table is None:
             block, octets = _decompress_stream(memory)
         else:
             block, octets = _allocate_checked(memory, table.nbytes)
-            frames.decompress_frames(memory.octets, table, octets, np.arange(len(table.sizes)), cores())
-    except RecordError as error:
-        raise error.located(path=memory.path) from error.__cause__
+            frames.decompress_frames(packed, table, octets, np.arange(len(table.sizes)), cores())
     return open_archive(memory._replace(octets=octets, mapping=block, identity=None), verify=verify, mode=mode)
 
 
@@ -64,23 +63,12 @@ def sparse_memory(size: int, pieces: Iterable[tuple[int, Any]]) -> Memory:
     return Memory(octets, None, block)
 
 
-def _table(memory: Memory) -> frames.SeekTable | None:
-    octets = memory.octets
-    try:
-        return frames.read_table(len(octets), lambda offset, nbytes: octets[offset : offset + nbytes])
-    except RecordError as error:
-        raise error.located(path=memory.path) from None
-
-
 def _open_frames(memory: Memory, table: frames.SeekTable) -> Archive:
     """Return an archive in sparse memory, into which frames are decompressed when a payload in them is needed."""
-    try:
-        content = _FrameMemory(memory, table)
-        h = content.trailer()
-        content.decompress([(0, HEADER_SIZE), (h.index_offset, h.index_offset + h.index_size)])
-        archive = open_archive(content.memory, verify="index", source_in=partial(PackedSource, content))
-    except RecordError as error:
-        raise error.located(path=memory.path) from error.__cause__
+    content = _FrameMemory(memory, table)
+    h = content.trailer()
+    content.decompress([(0, HEADER_SIZE), (h.index_offset, h.index_offset + h.index_size)])
+    archive = open_archive(content.memory, verify="index", source_in=partial(PackedSource, content))
     packed = memory.octets if memory.absolute is None else memory.absolute  # a path does not keep the file open
 
     def recipe(archive: Archive) -> tuple[Any, ...]:
@@ -111,14 +99,11 @@ class PackedSource(FetchedSource):
             return
         rows = self.table.rows[chosen]
         starts = (rows["offset"] + np.uint64(self.table.base)).tolist()
-        try:
-            with self._lock:
-                ends = zip(starts, rows["nbytes"].tolist(), strict=True)
-                self._frames.decompress((start, start + nbytes) for start, nbytes in ends)
-                self._frames.close_file()  # nearly always all that was asked for is here
-                self._ready[chosen] = True
-        except RecordError as error:
-            raise error.located(path=self.path) from error.__cause__
+        with located(path=self.path), self._lock:
+            ends = zip(starts, rows["nbytes"].tolist(), strict=True)
+            self._frames.decompress((start, start + nbytes) for start, nbytes in ends)
+            self._frames.close_file()  # nearly always all that was asked for is here
+            self._ready[chosen] = True
 
 
 class _FrameMemory:

@@ -22,7 +22,7 @@ import numpy as np
 
 from zcrecord.archive.archive import Archive, open_archive, takes_one_file
 from zcrecord.codec.layout import HEADER_SIZE, Header, decode_header, locate, too_short
-from zcrecord.errors import FormatError, LimitError, RecordError, SourceError, UnsupportedError
+from zcrecord.errors import FormatError, LimitError, SourceError, UnsupportedError, located
 from zcrecord.storage.compressed import import_zstandard
 from zcrecord.storage.files import Progress, check_destination, identity_of, open_sink, open_source, path_of, place_for
 from zcrecord.storage.memory import map_file, read_at
@@ -109,21 +109,18 @@ def pack(
     compressors, threads = _compressors(level), cores(threads)
     check = ArchiveCheck(progress)
     entries: list[SeekEntry] = []
-    try:
-        with StreamReader(source_path or source) as reader:
-            if source_path is not None and reader.seekable and PREADV:
-                packed = _pack_file(source_path, check, compressors, threads)
-            else:
-                packed = _pack_stream(reader, check, compressors, threads)
-            with open_sink(place, durable=durable, options=storage_options) as sink, closing(packed):
-                for entry, frame in packed:
-                    sink.write(frame)
-                    entries.append(entry)
-                    check.advance(entry.nbytes)
-                sink.write(encode_table(entries))
-                packed_bytes = sink.position
-    except RecordError as error:
-        raise error.located(path=source_path) from error.__cause__
+    with located(path=source_path), StreamReader(source_path or source) as reader:
+        if source_path is not None and reader.seekable and PREADV:
+            packed = _pack_file(source_path, check, compressors, threads)
+        else:
+            packed = _pack_stream(reader, check, compressors, threads)
+        with open_sink(place, durable=durable, options=storage_options) as sink, closing(packed):
+            for entry, frame in packed:
+                sink.write(frame)
+                entries.append(entry)
+                check.advance(entry.nbytes)
+            sink.write(encode_table(entries))
+            packed_bytes = sink.position
     return PackReport(
         source_path, dest_path, check.done, packed_bytes, len(entries), time.perf_counter() - started, peak_rss()
     )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from zcrecord.codec.file_types import wrong_type
-from zcrecord.errors import FormatError, RecordError
+from zcrecord.errors import FormatError, located
 from zcrecord.storage.compressed import PeekableStream, decompressed, import_zstandard
 from zcrecord.storage.files import Progress, open_sink, open_source
 from zcrecord.storage.memory import is_packed, read_at
@@ -67,21 +67,18 @@ def unpack(
     source_path, dest_path, place = checked_paths(source, dest, force, storage_options)
     import_zstandard()  # before anything is opened
     threads = cores(threads)
-    try:
-        with StreamReader(source_path or source) as reader:
-            table = _table_of(reader)
-            check = ArchiveCheck(progress, lambda: reader.position if reader.nbytes is None else reader.nbytes)
-            check.expected = None if table is None else table.nbytes
-            pieces = _decompress(reader, table, threads)
-            with open_sink(place, durable=durable, options=storage_options) as sink, closing(pieces):
-                for piece in pieces:
-                    check.update(piece)
-                    sink.write(piece)
-                    check.advance(len(piece))
-                check.finish(sink)
-            packed_bytes = reader.position if reader.nbytes is None else reader.nbytes
-    except RecordError as error:
-        raise error.located(path=source_path) from error.__cause__
+    with located(path=source_path), StreamReader(source_path or source) as reader:
+        table = _table_of(reader)
+        check = ArchiveCheck(progress, lambda: reader.position if reader.nbytes is None else reader.nbytes)
+        check.expected = None if table is None else table.nbytes
+        pieces = _decompress(reader, table, threads)
+        with open_sink(place, durable=durable, options=storage_options) as sink, closing(pieces):
+            for piece in pieces:
+                check.update(piece)
+                sink.write(piece)
+                check.advance(len(piece))
+            check.finish(sink)
+        packed_bytes = reader.position if reader.nbytes is None else reader.nbytes
     frames = None if table is None else len(table.sizes)
     return PackReport(
         source_path, dest_path, check.done, packed_bytes, frames, time.perf_counter() - started, peak_rss()

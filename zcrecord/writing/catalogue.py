@@ -13,7 +13,7 @@ import numpy as np
 
 from zcrecord.codec.conventions import CATALOGUE_TYPE
 from zcrecord.codec.digests import digest_of
-from zcrecord.codec.entries import Entries, ModuleKind, PayloadId, change_values, encode
+from zcrecord.codec.entries import Entries, ModuleKind, PayloadId, encode
 from zcrecord.codec.index import PAYLOAD, Array
 from zcrecord.codec.layout import ALIGNMENT, HEADER_SIZE, NONE, front_header, plan_payloads
 from zcrecord.storage.sink import Sink
@@ -88,13 +88,6 @@ class PieceColumns(NamedTuple):
     extent: Array | None = None
 
 
-def whole_pieces(shards: Sequence[WrittenShard]) -> PieceColumns:
-    """Return every payload of all shards as one piece, shard by shard."""
-    sizes = [len(shard.payloads) for shard in shards]
-    numbers = [np.arange(n, dtype=np.uint32) for n in sizes]
-    return PieceColumns(np.repeat(np.arange(len(shards)), sizes), np.concatenate([*numbers, np.zeros(0, np.uint32)]))
-
-
 class WholeRecord:
     """The record of all shards: outline, tables of pieces, and bytes that lie in no shard.
 
@@ -120,11 +113,13 @@ class WholeRecord:
         kind: int,
         pieces: PieceColumns | None = None,
     ) -> None:
-        pieces = whole_pieces(shards) if pieces is None else pieces
+        if pieces is None:
+            sizes = [len(shard.payloads) for shard in shards]
+            numbers = np.concatenate([np.zeros(0, np.int64), *map(np.arange, sizes)])
+            pieces = PieceColumns(np.repeat(np.arange(len(shards)), sizes), numbers)
         self._first_blob = len(pieces.file) if pieces.first is None else len(pieces.first) - 1
         self._numbers: dict[bytes, int] = {}
-        change_values(entries.attributes, self._blob)
-        change_values(entries.metadata, self._blob)
+        entries.change_values(self._blob)
         self.blobs = list(self._numbers)
         self.pieces = self._with_blobs(pieces)
         kind = kind if pieces.first is None else 0

@@ -19,7 +19,7 @@ from zcrecord.codec.entries import Entries, encode
 from zcrecord.codec.index import PAYLOAD, Array
 from zcrecord.codec.layout import HEADER_SIZE, LARGE_PAYLOAD, Header, align_up, payload_alignment
 from zcrecord.errors import ProducerError
-from zcrecord.storage.copying import BLOCK
+from zcrecord.storage.new_files import BLOCK
 from zcrecord.storage.sink import Sink
 from zcrecord.tensors.lazy import LazyTensor
 
@@ -87,7 +87,7 @@ class EditedArchive(NamedTuple):
             self._add(source, row, out)
         header, index = self.header, self.encoded
         if any(isinstance(source, LazyTensor) for _, source, _ in self.added):  # their digests are known now
-            index = _padded(encode(self.entries), len(index))
+            index = encode(self.entries).ljust(len(index), b"\0")
             header = header._replace(index_crc=zlib.crc32(index))
             sink.patch(0, _before_payloads(header, index))
         end = header.archive_size - HEADER_SIZE if header.front else header.index_offset
@@ -220,13 +220,9 @@ def _plan_header(old: Header, index: bytearray, base: int, end: int) -> tuple[He
     if not least <= start < least + base:
         start = least + (start - least) % (max(base, BLOCK) if end >= LARGE_PAYLOAD else base)
     if start - least >= base:  # a gap would be too large (R12); the index may end in zeros
-        index = _padded(index, start - HEADER_SIZE)
+        index = index.ljust(start - HEADER_SIZE, b"\0")
     size = start + align_up(end, old.alignment) + HEADER_SIZE
     return Header(old.alignment, base, HEADER_SIZE, len(index), start, size, zlib.crc32(index)), index
-
-
-def _padded(index: bytearray, nbytes: int) -> bytearray:
-    return index + bytes(nbytes - len(index))
 
 
 def _before_payloads(header: Header, index: bytearray) -> bytes:

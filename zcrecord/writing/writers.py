@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from zcrecord.codec.digests import RunningDigest, digest_of, digest_of_pieces
-from zcrecord.codec.entries import Entries, PayloadId, change_values, digest_kind, encode
+from zcrecord.codec.entries import Entries, PayloadId, digest_kind, encode
 from zcrecord.codec.index import PAYLOAD, Array
 from zcrecord.codec.layout import (
     HEADER_SIZE,
@@ -139,8 +139,7 @@ def write_plan(
     """
     flat.layout_ids, flat.layouts = plan.layout_ids, plan.layouts
     blobs = _Blobs(plan.sources)
-    change_values(flat.attributes, blobs.number)
-    change_values(flat.metadata, blobs.number)
+    flat.change_values(blobs.number)
     sources = [*plan.sources, *blobs.sources]
     source_ids = np.array(plan.source_ids, np.int64)
     flat.payloads = np.where(source_ids < 0, NONE, source_ids)
@@ -210,8 +209,7 @@ def renumber_payloads(entries: Entries, rows: Array) -> Array:
         return PayloadId(new[min(value, count)]) if isinstance(value, PayloadId) else value
 
     entries.payloads = new[np.minimum(np.asarray(entries.payloads, np.int64), count)]
-    change_values(entries.attributes, renumbered)
-    change_values(entries.metadata, renumbered)
+    entries.change_values(renumbered)
     return order
 
 
@@ -445,7 +443,7 @@ class StreamWriter:
     def finish(self, entries: Entries) -> SaveReport:
         """Write index and trailer, and seal the header if the sink can seek."""
         assert self._start < 0, "end() the payload in progress first"
-        self._store_attribute_bytes(entries)
+        entries.change_values(self._stored)
         self._write_waiting()
         renumber_payloads(entries, np.array(self._rows, np.uint64).view(PAYLOAD))
         entries.digest_kind = self._kind
@@ -477,15 +475,6 @@ class StreamWriter:
         if self._sink.read_back(offset, len(self.index)) != self.index:
             raise IntegrityError("its index is not what was written; the disk or the memory is failing", offset=offset)
 
-    def _store_attribute_bytes(self, entries: Entries) -> None:
-
-        def stored(value: Any) -> Any:
-            if isinstance(value, bytes | memoryview):
-                value = bytes(value)
-                self.begin(len(value))
-                self.write(value)
-                return PayloadId(self.end())
-            return value
-
-        change_values(entries.attributes, stored)
-        change_values(entries.metadata, stored)
+    def _stored(self, value: Any) -> Any:
+        """Write bytes of an attribute, and return their id; any other value as it is."""
+        return PayloadId(self.store(np.frombuffer(value, np.uint8))) if isinstance(value, bytes | memoryview) else value
