@@ -24,7 +24,7 @@ from zcrecord.codec.layout import (
     locate,
     unsigned_size,
 )
-from zcrecord.errors import Advice, FormatError, RecordError, UnsupportedError
+from zcrecord.errors import Advice, FormatError, UnsupportedError, located
 from zcrecord.record.load import load_record
 from zcrecord.storage.files import Progress, check_destination, open_sink, path_of, refusals
 from zcrecord.storage.memory import map_file
@@ -121,7 +121,8 @@ def attach(
     """
     path = path_of(program)
     out = path if dest is None else path_of(dest)
-    in_place = _same(out, path)
+    with refusals(out):
+        in_place = out == path or (os.path.exists(out) and os.path.exists(path) and os.path.samefile(out, path))
     source = path_of(archive) if isinstance(archive, str | os.PathLike) else None
     new = None if in_place else check_destination(source, out, force)
     with load_record(archive, verify=verify) as record:
@@ -185,8 +186,8 @@ def detach(
     path = path_of(program)
     if discard and (keep or dest is not None):
         raise UnsupportedError("discard throws the archive away; leave out keep and dest", path=path)
-    out: str | None = f"{path.removesuffix('.exe')}.zcr" if dest is None else path_of(dest)
-    out = None if discard else out
+    beside = f"{path.removesuffix('.exe')}.zcr"
+    out = None if discard else beside if dest is None else path_of(dest)
     new = check_destination(path, out, force)
     memory = map_file(path, least=0)
     octets = memory.octets
@@ -204,23 +205,16 @@ def detach(
     return DetachReport(path, out, parts.program, parts.end - parts.archive, parts.noted)
 
 
-def _same(out: str, path: str) -> bool:
-    with refusals(out):
-        return out == path or (os.path.exists(out) and os.path.exists(path) and os.path.samefile(out, path))
-
-
 def _parts(octets: memoryview, path: str) -> _Parts:
     """Return program and attached archive of a file, by its last bytes; raise an error if it is only an archive."""
     size, end = len(octets), unsigned_size(octets)
-    try:
-        if end < 2 * HEADER_SIZE or octets[end - HEADER_SIZE : end][: len(MAGIC)] != MAGIC:
-            return _Parts(size, None, size, False)
+    if end < 2 * HEADER_SIZE or octets[end - HEADER_SIZE : end][: len(MAGIC)] != MAGIC:
+        return _Parts(size, None, size, False)
+    with located(path=path):
         _, _, start = locate(octets, "suffix")
         if not start:
             raise UnsupportedError("this is an archive, not a program with one attached")
         noted = decode_attached(octets[:start])
-    except RecordError as error:
-        raise error.located(path=path) from None
     return _Parts(start if noted is None else noted, start, end, noted is not None)
 
 

@@ -5,6 +5,7 @@ Parses just enough of Mach-O to find a signature; `codec.layout` parses Windows 
 
 from __future__ import annotations
 
+import codecs
 from typing import Literal
 
 from zcrecord.codec.file_types import read_elsewhere
@@ -41,13 +42,11 @@ def _number(data: memoryview, offset: int, order: Literal["little", "big"] = "li
 
 def _is_text(program: memoryview) -> bool:
     """Return True if a file starts as text: UTF-8 without control characters, except white space and escapes."""
-    head = bytes(program[:_HEAD])
+    decoder = codecs.getincrementaldecoder("utf-8")()
     try:
-        text = head.decode()
-    except UnicodeDecodeError as error:
-        if error.start < len(head) - 3 or len(head) < _HEAD:  # a character cut at the end is not an error
-            return False
-        text = head[: error.start].decode()
+        text = decoder.decode(bytes(program[:_HEAD]), final=len(program) < _HEAD)  # it may end inside a character
+    except UnicodeDecodeError:
+        return False
     return not any(c < " " and c not in "\t\n\v\f\r\x1b" for c in text)
 
 

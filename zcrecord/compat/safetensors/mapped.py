@@ -11,7 +11,7 @@ from zcrecord.archive.archive import Archive
 from zcrecord.codec.entries import ModuleKind, TensorLayout, in_memory
 from zcrecord.codec.index import PAYLOAD
 from zcrecord.codec.layout import NONE
-from zcrecord.errors import RecordError
+from zcrecord.errors import located
 from zcrecord.foreign.safetensors_header import check_length, decode_header
 from zcrecord.record.record import Record
 from zcrecord.record.save import metadata_entries
@@ -46,10 +46,8 @@ def open_record(source: Any, *, mmap: bool = True) -> Record:
         memory = Memory(buffer_of(source))
     else:
         memory = (map_file if mmap else read_file)(path_of(source), least=0)
-    try:
+    with located(path=memory.path):
         return Record(_archive(memory))
-    except RecordError as error:
-        raise error.located(path=memory.path) from None
 
 
 def _archive(memory: Memory) -> Archive:

@@ -19,7 +19,7 @@ from zcrecord.archive import subset
 from zcrecord.codec.layout import MAGIC
 from zcrecord.compat.safetensors import mapped as genuine
 from zcrecord.dtypes import STRING, from_numpy
-from zcrecord.errors import DependencyError, RecordError, TensorNotFoundError, UnsupportedError
+from zcrecord.errors import DependencyError, RecordError, TensorNotFoundError, UnsupportedError, located
 from zcrecord.frameworks.torch import import_torch, torch_device
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
@@ -104,8 +104,8 @@ class safe_open:  # noqa: N801  # the name people import
 
     def metadata(self) -> dict[str, str] | None:
         """Return the file's metadata, None if it has none; other values than text become JSON, bytes are left out."""
-        texts = {k: _text(v) for k, v in self._record.metadata.items() if not _has_bytes(v)}
-        return texts or None
+        texts = {key: _text(value) for key, value in self._record.metadata.items()}
+        return {key: text for key, text in texts.items() if text is not None} or None
 
     def get_tensor(self, name: str) -> Any:
         """Return one tensor; TensorNotFoundError lists similar names. Two calls return the same memory."""
@@ -113,7 +113,13 @@ class safe_open:  # noqa: N801  # the name people import
             self._singles_left -= 1
             tensor = self._single(name)
         else:
-            tensor = self._one_of_all(name)
+            if name not in self._record:
+                self._record.info(name)  # raises, with similar names
+            try:
+                tensor = self._all()[name]
+            except UnsupportedError:  # about another tensor
+                self._singles_left = sys.maxsize
+                tensor = self._single(name)
         return tensor.to(self._device) if hasattr(tensor, "to") and not self._on_cpu else tensor
 
     def get_tensors(self) -> dict[str, Any]:
@@ -137,15 +143,6 @@ class safe_open:  # noqa: N801  # the name people import
             self._record.info(name)  # raises, with similar names
         (tensor,) = self._converted(Record(subset.single_tensor(archive, number))).values()
         return tensor
-
-    def _one_of_all(self, name: str) -> Any:
-        if name not in self._record:
-            self._record.info(name)  # raises, with similar names
-        try:
-            return self._all()[name]
-        except UnsupportedError:  # about another tensor
-            self._singles_left = sys.maxsize
-            return self._single(name)
 
     def _all(self) -> dict[str, Any]:
         if self._tensors is None:
@@ -233,11 +230,9 @@ def open_record(source: Any, *, backend: str = "mmap", writable: bool = True) ->
     path = path_of(source) if isinstance(source, str | os.PathLike) else None
     if path is not None and backend == "pread":
         source = read_file(path, least=0).octets
-    try:
+    with located(path=path):
         record = genuine.open_record(source)
         return Record(record.archive.private()) if writable else record
-    except RecordError as error:
-        raise error.located(path=path) from error.__cause__
 
 
 def _is_safetensors(source: Any) -> bool:
@@ -291,12 +286,11 @@ def write_bytes(tensors: Any, metadata: Any) -> bytes:
     return file.getvalue()
 
 
-def _text(value: Any) -> str:
+def _text(value: Any) -> str | None:
+    """Return a metadata value as text or JSON; None if it has bytes."""
+    if any(isinstance(v, memoryview) for v in (value if isinstance(value, list | tuple) else [value])):
+        return None
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _has_bytes(value: Any) -> bool:
-    return any(isinstance(v, memoryview) for v in (value if isinstance(value, list | tuple) else [value]))
 
 
 def no_stand_in(module: str, instead: str) -> Callable[[str], Any]:
