@@ -12,7 +12,7 @@ import pytest
 import served
 
 import zcrecord
-from zcrecord.cli import serving
+from zcrecord.cli import serve
 
 ARCHIVE, HOST, END = b"GET /archive.zcr HTTP/1.1\r\n", b"Host: localhost\r\n", b"Connection: close\r\n\r\n"
 REQUESTS = {
@@ -80,7 +80,7 @@ def test_request_that_makes_no_sense_is_answered_and_nothing_is_told(request_: s
 def test_fault_of_the_server_itself_is_told_in_a_line() -> None:
     logger = logging.getLogger("aiohttp.server")
     told: list[str] = []
-    with serving._reporting_faults(told.append):
+    with serve._reporting_faults(told.append):
         try:
             raise KeyError("ours")
         except KeyError:

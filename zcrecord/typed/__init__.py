@@ -21,7 +21,7 @@ from zcrecord.archive.archive import Archive
 from zcrecord.archive.payloads import check_blobs
 from zcrecord.codec import conventions
 from zcrecord.codec.entries import ModuleKind, is_attribute
-from zcrecord.errors import RecordError, UnsupportedError
+from zcrecord.errors import UnsupportedError, located
 from zcrecord.writing.flatten import children_of
 
 from . import containers, fields
@@ -49,10 +49,8 @@ def into(archive: Archive, kind: type[T]) -> T:
     views = list(archive.views())
     check_blobs(archive)
     tree = unflatten.unflatten(archive.index, 0, views.__getitem__, archive.payload, _module)
-    try:
+    with located(path=archive.path):
         return structure(kind, tree)
-    except RecordError as error:
-        raise error.located(path=archive.path) from error.__cause__
 
 
 def structure(kind: type[T], tree: Any) -> T:

@@ -117,12 +117,11 @@ def _check_whole(record: Record, info: TensorInfo) -> None:
 
 
 def _check_types(infos: list[TensorInfo], path: str | None) -> None:
-    torch, known = import_torch(), set()
+    torch = import_torch()
+    dtype_of = functools.cache(functools.partial(torch_dtype, torch))
     for info in infos:
         try:
-            if (form := (info.dtype.name, info.bits)) not in known:
-                torch_dtype(torch, info.dtype, info.bits)
-                known.add(form)
+            dtype_of(info.dtype, info.bits)
             torch_shape(info.dtype, info.bits, info.shape)
         except UnsupportedError as error:
             reason = error.message.partition(";")[0]
@@ -146,11 +145,11 @@ def _batches(infos: list[TensorInfo]) -> Iterator[set[str]]:
     batch: set[str] = set()
     nbytes = 0
     for info in infos:
-        if batch and nbytes + info.nbytes > _BATCH:
-            yield batch
-            batch, nbytes = set(), 0
-        batch.add(info.name)
         nbytes += info.nbytes
+        if batch and nbytes > _BATCH:
+            yield batch
+            batch, nbytes = set(), info.nbytes
+        batch.add(info.name)
     if batch:
         yield batch
 

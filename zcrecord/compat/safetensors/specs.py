@@ -146,7 +146,7 @@ def _array(name: Any, spec: Any) -> Any:
         raise UnsupportedError(what, tensor=str(name))
     if need and not spec.data_ptr:
         raise UnsupportedError(f"{need} bytes at address 0; is it on another device?", tensor=str(name))
-    memory = (ctypes.c_ubyte * need).from_address(spec.data_ptr) if need else bytearray()
+    memory: Any = (ctypes.c_ubyte * need).from_address(spec.data_ptr) if need else b""
     octets = np.frombuffer(memory, np.uint8)
     if kind.packed:
         return PackedTensor(octets, kind, tuple(spec.shape))
