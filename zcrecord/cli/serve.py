@@ -1,7 +1,8 @@
 """`zcrecord serve`: a web server for one archive, until Ctrl-C: its bytes by ranges, and the page that shows it.
 
 Serves only the archive, the samples, the page's files, and onnxruntime-web from a folder; sets the headers, and refuses
-requests from other hosts. aiohttp does HTTP; the page is `web/page`.
+requests from other hosts. aiohttp does HTTP; the page is `web/page`. Each response is from the file as it is at that
+time; a replaced file has another ETag. Malformed requests get an error status, and are not reported.
 """
 
 from __future__ import annotations
@@ -75,65 +76,38 @@ def serve(args: Arguments) -> int:
     for given in (args.file, args.samples) if args.samples is not None else (args.file,):
         check_file(given)
 
-    def started(url: str) -> None:
-        if not is_loopback(args.host):
-            tell("zcrecord", f"every machine that can connect to {args.host} can read all of {args.file}")
-        Printer(sys.stdout).line(url)
-        if sys.stdout is not None:  # None: standard output is closed
-            sys.stdout.flush()  # a program at the other end of a pipe may wait for the URL
-            if sys.stdout.isatty():
-                tell("zcrecord", "Ctrl-C ends the server")
-        if args.open:
-            import webbrowser  # here, because few ask for it
-
-            threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()  # some return when they end
-
-    def failed(reason: str) -> None:
-        tell("zcrecord", f"error: a fault of serve itself, {reason}; please report it")
-
-    options = args.values("samples", "host", "port")
-    run_server(args.file, runtime=args.onnxruntime_web, **options, started=started, failed=failed)
-    return 0
-
-
-def run_server(
-    source: str,
-    *,
-    samples: str | None,
-    runtime: str | None,
-    host: str,
-    port: int | None,
-    started: Callable[[str], object],
-    failed: Callable[[str], object],
-) -> None:
-    """Serve an archive and its page until SIGTERM, or until Ctrl-C, which raises; reads only the requested bytes.
-
-    Each response is from the file as it is at that time; a replaced file has another ETag. `samples` is an archive with
-    inputs (`images` or `inputs`) and `labels`, `runtime` a folder for `web_runtime`. `port` is 0 for any that is free,
-    None for 8000, or any if that is taken. `started` gets the URL as soon as the server answers there, `failed` each
-    fault of the server itself, as one line. Malformed requests get an error status, and are not reported.
-
-    Raises:
-        SourceError: a file cannot be read, or the server cannot listen at the address. FormatError: a file is no valid
-        archive. UnsupportedError: it is packed, or attached to a program; or the samples have other tensors.
-        DependencyError: aiohttp is not installed. KeyboardInterrupt: after SIGINT, once all responses have ended or
-        were cut off.
-    """
     try:
         from aiohttp import web  # here, because it is an extra
     except ImportError as error:
         raise missing_package("aiohttp", extra="serve") from error
-    files = {"archive": Path(source), **({} if samples is None else {"samples": Path(samples)})}
+    files = {"archive": Path(args.file), **({} if args.samples is None else {"samples": Path(args.samples)})}
     for name, path in files.items():
         _check_archive(path, samples=name == "samples")
-    place = web_runtime(runtime)
-    with _listen(host, port) as listening:
-        app = _application(web, files, place, local=is_loopback(host))
-        url = _url(host, listening.getsockname()[1])
-        with _reporting_faults(failed):
-            number = asyncio.run(_run(web, app, listening, lambda: started(url)))
+    runtime = web_runtime(args.onnxruntime_web)
+    with _listen(args.host, args.port) as listening:
+        app = _application(web, files, runtime, local=is_loopback(args.host))
+        url = _url(args.host, listening.getsockname()[1])
+        fault = "error: a fault of serve itself, {}; please report it"
+        with _reporting_faults(lambda reason: tell("zcrecord", fault.format(reason))):
+            number = asyncio.run(_run(web, app, listening, lambda: _announce(args, url)))
     if number == signal.SIGINT:
         raise KeyboardInterrupt
+    return 0
+
+
+def _announce(args: Arguments, url: str) -> None:
+    """Print the URL at which the server answers, and open it in a browser if that was asked for."""
+    if not is_loopback(args.host):
+        tell("zcrecord", f"every machine that can connect to {args.host} can read all of {args.file}")
+    Printer(sys.stdout).line(url)
+    if sys.stdout is not None:  # None: standard output is closed
+        sys.stdout.flush()  # a program at the other end of a pipe may wait for the URL
+        if sys.stdout.isatty():
+            tell("zcrecord", "Ctrl-C ends the server")
+    if args.open:
+        import webbrowser  # here, because few ask for it
+
+        threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()  # some return when they end
 
 
 async def _run(web: Any, app: Any, listening: socket.socket, started: Callable[[], object]) -> int:
@@ -171,20 +145,18 @@ def _reporting_faults(report: Callable[[str], object]) -> Iterator[None]:
 
     client_faults = (HttpProcessingError, RequestPayloadError, ConnectionError, TimeoutError)
 
-    class Lines(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            error = record.exc_info[1] if record.exc_info else None
-            if not isinstance(error, client_faults):
-                report(record.getMessage() if error is None else f"{type(error).__name__}: {error}")
+    def reported(record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if record.levelno >= logging.WARNING and not isinstance(error, client_faults):
+            report(record.getMessage() if error is None else f"{type(error).__name__}: {error}")
+        return False  # no handler gets it
 
-    logger, lines = logging.getLogger("aiohttp.server"), Lines(logging.WARNING)
-    logger.addHandler(lines)
-    before, logger.propagate = logger.propagate, False
+    logger = logging.getLogger("aiohttp.server")
+    logger.addFilter(reported)
     try:
         yield
     finally:
-        logger.propagate = before
-        logger.removeHandler(lines)
+        logger.removeFilter(reported)
 
 
 def _check_archive(path: Path, *, samples: bool) -> None:
