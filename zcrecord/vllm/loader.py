@@ -50,7 +50,7 @@ class ArchiveLoading(DefaultModelLoader):  # type: ignore[misc]  # vLLM is not i
 
     def download_model(self, model_config: Any) -> None:
         """Fetch the archives of a model of a hub; does nothing for a folder and for a URL, which is read later."""
-        if self._options.url is None:
+        if not self._options:
             self._folder(model_config)
 
     def load_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> Any:
@@ -109,8 +109,8 @@ class ArchiveLoading(DefaultModelLoader):  # type: ignore[misc]  # vLLM is not i
     def _record(self, model_config: Any) -> Record:
         """Return the opened archive; it is opened once for each load."""
         if self._opened is None or self._opened[0] != model_config.model:
-            folder = None if self._options.url else self._folder(model_config)
-            self._opened = model_config.model, self._weights.open_weights(folder, self._options)
+            folder = "" if self._options else self._folder(model_config)
+            self._opened = model_config.model, self._weights.open_weights(folder, **self._options)
         return self._opened[1]
 
     def _folder(self, model_config: Any) -> str:
