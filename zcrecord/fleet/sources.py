@@ -160,8 +160,7 @@ class Model:
                 return record.archive.source.file_names
         if self.kind != "onnx":
             return []
-        from zcrecord.onnx.lazy.files import open_model  # here, because other models refer to none
-        from zcrecord.onnx.lazy.locate import find_tensors
+        from zcrecord.onnx.lazy.locate import find_tensors, open_model  # here, because other models refer to none
 
         located = find_tensors(open_model(path))[1]
         locations = {tensor.reference.location for tensor in located if tensor.reference is not None}
