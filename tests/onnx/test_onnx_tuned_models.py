@@ -17,7 +17,7 @@ from tools.models import convolutions
 from zcrecord.cli.dispatch import main
 from zcrecord.errors import IntegrityError, SourceError, UnsupportedError
 from zcrecord.onnx import convert, linked_models, to_onnx, tune, untune, verify_external
-from zcrecord.onnx.protobuf.properties import read_properties
+from zcrecord.onnx.protobuf.rewriting import read_properties
 
 
 @pytest.fixture

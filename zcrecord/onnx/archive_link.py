@@ -23,7 +23,7 @@ from zcrecord.errors import Advice, IntegrityError, OnnxError, UnsupportedError,
 from zcrecord.onnx.lazy.locate import LocatedTensor, find_tensors
 from zcrecord.onnx.names import full_names
 from zcrecord.onnx.protobuf.interfaces import difference, interface_of
-from zcrecord.onnx.protobuf.properties import read_properties
+from zcrecord.onnx.protobuf.rewriting import read_properties
 from zcrecord.onnx.protobuf.scanner import check_head
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record

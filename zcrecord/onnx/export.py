@@ -18,9 +18,8 @@ from zcrecord.archive.info import TensorInfo, child_of_type
 from zcrecord.archive.payloads import Payloads
 from zcrecord.codec.conventions import TUNED_TYPE
 from zcrecord.errors import Advice, DependencyError, RecordError, UnsupportedError, located, printable
-from zcrecord.onnx.protobuf.properties import encode_properties, without_properties
 from zcrecord.onnx.protobuf.reader import encode_field
-from zcrecord.onnx.protobuf.rewriting import domains_of
+from zcrecord.onnx.protobuf.rewriting import domains_of, encode_properties, without_properties
 from zcrecord.onnx.protobuf.tensors import STRING_DATA
 from zcrecord.storage.files import Binary, Progress, check_destination, open_sink, path_or_none
 from zcrecord.storage.sink import Sink
