@@ -12,7 +12,7 @@ import re
 import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from zcrecord.archive.archive import open_archive, takes_one_file
 from zcrecord.archive.digest import content_digest
@@ -55,8 +55,7 @@ _AGAIN = Advice("export the model again with {}", "external", True)
 _WITH_EXTERNAL = "a model with external weights"
 
 
-@dataclass(frozen=True, slots=True)
-class ArchiveLink:
+class ArchiveLink(NamedTuple):
     """An archive on disk, and the location by which a model refers to it."""
 
     model: OpenedModel
