@@ -31,9 +31,7 @@ from zcrecord.errors import MismatchError, located, missing_package, printable
 from zcrecord.tensors.interop import path_key
 
 from .elements import beside_views, unsupported_elements
-from .torch import shared_payloads
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from .torch import Array, shared_payloads
 
 _ADVICE = "make the template from the saved object, such as optimizer.init(params)"
 

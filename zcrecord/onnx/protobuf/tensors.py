@@ -15,7 +15,6 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from zcrecord import dtypes
 from zcrecord.codec.layout import MAX_ARCHIVE_SIZE, MAX_RANK, NONE
@@ -24,9 +23,7 @@ from zcrecord.errors import LimitError, OnnxError, printable
 from zcrecord.onnx.names import Scope
 from zcrecord.tensors.packed import pack_bits
 
-from .reader import LEN, SLACK, VARINT, ProtobufReader, VarintDecoder, encode_varint, read_pair
-
-Array = npt.NDArray[Any]
+from .reader import LEN, SLACK, VARINT, Array, ProtobufReader, VarintDecoder, encode_varint, read_pair
 
 BOOL, STRING, UINT32 = 9, 8, 12  # data_type
 MAX_EARLY = 1 << 20  # bytes of varints that may come before the data_type that explains them
