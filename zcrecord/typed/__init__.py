@@ -93,17 +93,15 @@ def _want(hint: Any) -> Want:
     return _remembered(hint)
 
 
-@lru_cache(maxsize=1024)  # so that classes made while running can go
-def _remembered(hint: Any) -> Want:
-    return _read(hint)
-
-
 def _read(hint: Any) -> Want:
     """Return the reader of an annotation; its parts are read when first used, since types may hold themselves."""
     hint = type(None) if hint is None else fields.bare(hint)
     if isinstance(hint, str | ForwardRef) or hint is Self:
         raise UnsupportedError(f"the annotation {hint!r} cannot be read where it stands; name the class itself")
     return _class_of(hint)(hint, _want)
+
+
+_remembered = lru_cache(maxsize=1024)(_read)  # so that classes made while running can go
 
 
 def _class_of(hint: Any) -> type[Want]:

@@ -85,9 +85,7 @@ def serialize(tensor_dict: Mapping[str, TensorSpec], metadata: Mapping[str, str]
 
 
 def serialize_file(
-    tensor_dict: Mapping[str, TensorSpec],
-    filename: str | os.PathLike[str],
-    metadata: Mapping[str, str] | None = None,
+    tensor_dict: Mapping[str, TensorSpec], filename: str | os.PathLike[str], metadata: Mapping[str, str] | None = None
 ) -> None:
     """Write tensors, given by their addresses, as an archive, whole or not at all.
 

@@ -20,16 +20,7 @@ from zcrecord.dtypes import by_safetensors
 from zcrecord.frameworks.torch import import_torch
 from zcrecord.tensors.strides import reach
 
-__all__ = [
-    "load",
-    "load_file",
-    "load_model",
-    "save",
-    "save_file",
-    "save_model",
-    "storage_ptr",
-    "storage_size",
-]
+__all__ = ["load", "load_file", "load_model", "save", "save_file", "save_model", "storage_ptr", "storage_size"]
 
 
 def load_file(filename: str | os.PathLike[str], device: Any = "cpu", *, backend: str = "mmap") -> dict[str, Any]:
