@@ -15,8 +15,8 @@ from zcrecord.errors import IntegrityError, UnsupportedError, printable
 from zcrecord.storage.stream_reader import StreamReader
 
 from .asm import NOTES, equates, macros, placed, sections
-from .c import NO_DIGESTS, PROGMEM, Language, aligned, assertions, declared, dimensions, in_other_memory, notes
-from .comments import description, head, path_between
+from .c import NO_DIGESTS, OCTETS, PROGMEM, Language, aligned, assertions, declared, dimensions, in_other_memory
+from .comments import description, forms, head, path_between
 from .plan import Constant, Plan, check_places
 
 Form = Literal["incbin", "embed", "string"]
@@ -182,7 +182,7 @@ def _about(plan: Plan, form: Form) -> list[str]:
         f"The archive as one constant, {name}, of {plan.archive_size} bytes of read-only memory; no RAM. {build[form]}",
         f"{name}.at.NAME is a tensor with its type: no cast, and no pointer that a linker or loader would have to fill"
         f" in. {name}.bytes is what zcrecord.h opens.",
-        *notes(plan),
+        *forms(plan.constants, *OCTETS),
     ]
 
 

@@ -93,17 +93,11 @@ class ArchiveLoading(DefaultModelLoader):  # type: ignore[misc]  # vLLM is not i
         for self._last, tensor in tqdm(tensors, total=len(record), **bar):
             yield self._last, tensor
         self._last = None
-        yield from self._secondary_weights(model)
+        for source in getattr(model, "secondary_weights", ()):
+            from vllm.config.utils import replace  # here, because few models have any
+            from vllm.model_executor.model_loader import DefaultModelLoader
 
-    def _secondary_weights(self, model: Any) -> Iterator[tuple[str, Any]]:
-        sources = getattr(model, "secondary_weights", ())
-        if not sources:
-            return
-        from vllm.config.utils import replace
-        from vllm.model_executor.model_loader import DefaultModelLoader
-
-        loader = DefaultModelLoader(replace(self.load_config, load_format="auto"))
-        for source in sources:
+            loader = DefaultModelLoader(replace(self.load_config, load_format="auto"))
             yield from loader._get_weights_iterator(source)
 
     def _record(self, model_config: Any) -> Record:
