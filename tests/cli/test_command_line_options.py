@@ -28,7 +28,7 @@ ARGUMENT = re.compile(r"\b(?!charset)[a-z_]+=")
 IN_PYTHON_ALONE = (
     "archive/archive", "archive/digest", "archive/name_patterns", "archive/subset", "compat/", "distributed/",
     "frameworks/", "hollow/",
-    "loaders/", "onnx/runtime", "onnx/selection", "onnx/session_fill", "record/", "remote/open_url",
+    "loaders/", "onnx/runtime", "onnx/session_fill", "record/", "remote/open_url",
     "storage/threads", "storage/urls", "tensors/", "transformers", "transport/packer", "typed/", "writing/sharing",
 )  # fmt: skip
 

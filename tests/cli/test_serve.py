@@ -22,7 +22,7 @@ import served
 
 import zcrecord
 from zcrecord import transport
-from zcrecord.cli import serving
+from zcrecord.cli import serve
 from zcrecord.cli.web_runtime import BUILDS, VERSION
 
 ARCHIVE = "/archive.zcr"
@@ -345,7 +345,7 @@ def test_request_that_makes_no_sense_is_answered_and_nothing_is_told(request_: s
 def test_fault_of_the_server_itself_is_told_in_a_line() -> None:
     logger = logging.getLogger("aiohttp.server")
     told: list[str] = []
-    with serving._reporting_faults(told.append):
+    with serve._reporting_faults(told.append):
         try:
             raise KeyError("ours")
         except KeyError:

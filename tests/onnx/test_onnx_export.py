@@ -21,7 +21,7 @@ from onnx_graphs import assert_same
 import zcrecord
 from zcrecord import errors
 from zcrecord.onnx import convert, graph, session, to_onnx, verify_external
-from zcrecord.onnx.protobuf.properties import encode_properties
+from zcrecord.onnx.protobuf.rewriting import encode_properties
 
 # The whole model.
 

@@ -20,7 +20,7 @@ from onnx_graphs import PACKS, READS_INNER, branches, converted_in, mlp
 from tools.models import convolutions, gpt, quantized
 from zcrecord.cli.dispatch import main
 from zcrecord.errors import IntegrityError, UnsupportedError
-from zcrecord.onnx import TuneReport, convert, to_onnx, tune, tuned_export, verify_external
+from zcrecord.onnx import TuneReport, convert, export, target, to_onnx, tune, verify_external
 from zcrecord.onnx.external_data import ONE_COPY
 from zcrecord.onnx.protobuf.rewriting import domains_of
 from zcrecord.onnx.target import TuningTarget
@@ -133,7 +133,7 @@ def test_a_machine_that_the_archive_is_not_tuned_for_gets_the_original_graph(
 ) -> None:
     archive = tuned(tmp_path, "mlp")
     other = TuningTarget("1.0.0", "unknown", "CPUExecutionProvider", "linux-other", (), 0)
-    monkeypatch.setattr(tuned_export, "this_target", lambda *_: other)
+    monkeypatch.setattr(target, "this_target", lambda *_: other)
     assert to_onnx(archive, tmp_path / "small.onnx", external=True).session_options == ONE_COPY
     what = r"model\.zcr: no tuned graph to write: made for .*, this is linux-other; tune the archive here, or leave"
     with pytest.raises(UnsupportedError, match=what):
@@ -150,7 +150,7 @@ def test_operators_in_branches_count(tmp_path: Path, monkeypatch: pytest.MonkeyP
     model.graph.node[0].attribute[1].g.node[0].domain = "com.microsoft.nchwc"
     assert domains_of(memoryview(model.SerializeToString())) == {"", "com.microsoft.nchwc"}
     archive = tuned(tmp_path, "if")
-    monkeypatch.setattr(tuned_export, "_SAFE", set())  # the model's own operators are as safe as in the model
+    monkeypatch.setattr(export, "_SAFE", set())  # the model's own operators are as safe as in the model
     assert to_onnx(archive, tmp_path / "small.onnx", external=True).session_options == NEEDED
 
 

@@ -13,10 +13,10 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any
+from typing import Any, NamedTuple
 
 from zcrecord.errors import RecordError, SourceError
 from zcrecord.fleet import Job, Outcome, convert_one, plan
@@ -25,7 +25,7 @@ from zcrecord.storage.threads import cores
 
 from .endings import option_advice, tell, writing
 from .parsers import Arguments
-from .render import Printer, Progress, counted, printers, showing_progress, shown
+from .render import Printer, counted, printers, showing_progress, shown
 
 _TRIES = 3  # of one job, if its fault may be temporary
 _KILLED = "its worker was killed {tried} times; is there enough memory for so many --jobs?"
@@ -34,22 +34,13 @@ _ending = False  # whether this worker was told to end
 _working = False  # whether a job is running in this worker
 
 
-class _Results:
-    """Results of all jobs: outcomes, and the errors of those that failed at every try."""
+class _Ended(NamedTuple):
+    """A job that has ended: an outcome's state, or "failed" with the error of its last try."""
 
-    def __init__(self, jobs: list[Job], progress: Progress) -> None:
-        self.outcomes: list[Outcome] = []
-        self.failed: list[tuple[Job, str]] = []
-        self._progress, self._done, self._bytes = progress, 0, sum(job.nbytes for job in jobs)
-
-    def done(self, job: Job) -> None:
-        """Report that one more job has ended."""
-        self._done += job.nbytes
-        self._progress(self._done, self._bytes)
-
-    def count(self, state: str) -> int:
-        """Return the number of jobs with this outcome."""
-        return sum(outcome.state == state for outcome in self.outcomes)
+    job: Job
+    state: str
+    error: str
+    nbytes: int = 0
 
 
 def run_fleet(args: Arguments) -> int:
@@ -60,55 +51,60 @@ def run_fleet(args: Arguments) -> int:
         args.refuse("--jobs makes archives; --to is for a single file or folder")
     started = time.perf_counter()
     out, errors = printers(args.quiet)
+    ended: list[_Ended] = []
     with writing(args.source):
         options = args.values("source_format", "alignment", "max_shard_size", "durable", "force")
         jobs = plan(args.source, args.dest, **options)
         with showing_progress("zcrecord", errors) as progress:
-            results = _Results(jobs, progress)
-            _run(jobs, min(cores(args.jobs or None), len(jobs)), results)
-    refused = [(o.job, o.error) for o in results.outcomes if o.state == "refused"]
-    faults = {"refused": refused, "failed": results.failed}
-    for _, message in sorted([*refused, *results.failed], key=lambda pair: pair[0].source):
-        tell("zcrecord", f"error: {message}")
-    _print(args, out, len(jobs), results, faults, time.perf_counter() - started)
-    return 1 if any(faults.values()) else 0
+            total, done = sum(job.nbytes for job in jobs), 0
+
+            def end(job: _Ended) -> None:
+                nonlocal done
+                ended.append(job)
+                done += job.job.nbytes
+                progress(done, total)
+
+            _run(jobs, min(cores(args.jobs or None), len(jobs)), end)
+    by_state = {state: [e for e in ended if e.state == state] for state in ("converted", "kept", "refused", "failed")}
+    faults = [*by_state["refused"], *by_state["failed"]]
+    for each in sorted(faults, key=lambda each: each.job.source):
+        tell("zcrecord", f"error: {each.error}")
+    _print(args, out, by_state, sum(each.nbytes for each in ended), time.perf_counter() - started)
+    return 1 if faults else 0
 
 
-def _print(
-    args: Arguments,
-    out: Printer,
-    models: int,
-    results: _Results,
-    faults: dict[str, list[tuple[Job, str]]],
-    seconds: float,
-) -> None:
-    archive_bytes = sum(outcome.nbytes for outcome in results.outcomes)
-    converted, kept = results.count("converted"), results.count("kept")
+def _print(args: Arguments, out: Printer, by_state: dict[str, list[_Ended]], nbytes: int, seconds: float) -> None:
+    counts = {state: len(group) for state, group in by_state.items()}
+    models = sum(counts.values())
     if args.json:
-        named = {
-            kind: [{"source": shown_place(job.source), "dest": shown_place(job.dest), "error": e} for job, e in group]
-            for kind, group in faults.items()
+        faults = {
+            state: [
+                {"source": shown_place(e.job.source), "dest": shown_place(e.job.dest), "error": e.error}
+                for e in by_state[state]
+            ]
+            for state in ("refused", "failed")
         }
-        counts = {"models": models, "converted": converted, "kept": kept}
-        out.json({**counts, **named, "archive_bytes": archive_bytes, "seconds": seconds})
+        out.json({"models": models, **counts, **faults, "archive_bytes": nbytes, "seconds": seconds})
         return
-    parts = [f"{converted} of {counted(models, 'model')} converted", f"{kept} kept"]
-    parts += [f"{len(group)} {kind}" for kind, group in faults.items() if group]
-    out.line(f"{shown(shown_place(args.dest))}: {', '.join(parts)}, {out.size(archive_bytes)} out, {seconds:.2f} s")
+    parts = [f"{counts['converted']} of {counted(models, 'model')} converted", f"{counts['kept']} kept"]
+    parts += [f"{counts[state]} {state}" for state in ("refused", "failed") if counts[state]]
+    out.line(f"{shown(shown_place(args.dest))}: {', '.join(parts)}, {out.size(nbytes)} out, {seconds:.2f} s")
 
 
-def _run(jobs: list[Job], count: int, results: _Results) -> None:
-    """Run all jobs, `count` at a time; a job with a temporary fault is tried again after all others.
+def _run(jobs: list[Job], count: int, end: Callable[[_Ended], None]) -> None:
+    """Run all jobs, `count` at a time, and call `end` for each; one with a temporary fault is tried again at the end.
 
     The last try of a job runs alone: a killed worker ends all others, too, and only then is its job known.
     """
     waiting = deque((job, 1) for job in jobs)
     while waiting:
         with _workers(count) as workers:
-            _work_off(waiting, workers, count, results)
+            _work_off(waiting, workers, count, end)
 
 
-def _work_off(waiting: deque[tuple[Job, int]], workers: ProcessPoolExecutor, count: int, results: _Results) -> None:
+def _work_off(
+    waiting: deque[tuple[Job, int]], workers: ProcessPoolExecutor, count: int, end: Callable[[_Ended], None]
+) -> None:
     """Run jobs until none is left or a worker is killed; jobs that were running then go back to `waiting`."""
     running: dict[Future[Outcome], tuple[Job, int]] = {}
     killed = False
@@ -128,10 +124,10 @@ def _work_off(waiting: deque[tuple[Job, int]], workers: ProcessPoolExecutor, cou
                 waiting.append((job, tried + 1))
                 continue
             if error is None:
-                results.outcomes.append(future.result())
+                made = future.result()
+                end(_Ended(job, made.state, made.error, made.nbytes))
             else:
-                results.failed.append((job, _error_line(job, error, tried)))
-            results.done(job)
+                end(_Ended(job, "failed", _error_line(job, error, tried)))
 
 
 def _may_start(tried: int, running: dict[Future[Outcome], tuple[Job, int]]) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
 from zcrecord.archive.archive import Embedded
-from zcrecord.errors import RecordError, SourceError
+from zcrecord.errors import SourceError
 from zcrecord.foreign.folders import model_in
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
@@ -30,16 +30,6 @@ def binary(stream: Any, name: str) -> Any:
 
         fcntl.fcntl(stream.fileno(), fcntl.F_SETPIPE_SZ, _PIPE)
     return stream.buffer
-
-
-def read_stdin() -> Any:
-    """Return all of standard input."""
-    try:
-        return binary(sys.stdin, "input").read()
-    except OSError as error:
-        if isinstance(error, RecordError):
-            raise
-        raise SourceError(f"cannot be read: {error.strerror or error}", errno=error.errno) from error
 
 
 def name_of(given: str) -> str:
@@ -67,7 +57,11 @@ def taking_urls(convert: Callable[..., Any]) -> Callable[..., Any]:
 def source_of(given: str) -> Any:
     """Return the source of a record: all bytes of standard input for "-", the one model of a folder, or `given`."""
     if given == "-":
-        return read_stdin()
+        stream = binary(sys.stdin, "input")
+        try:
+            return stream.read()
+        except OSError as error:
+            raise SourceError(f"cannot be read: {error.strerror or error}", errno=error.errno) from error
     check_file(given, "pipe it in, and give - in its place")
     return model_in(given, archive_first=True) if os.path.isdir(given) else given
 

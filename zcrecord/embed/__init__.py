@@ -4,8 +4,6 @@
 `zcrecord.h` for C and C++ and `zcrecord.rs` for Rust, lie beside this module; `reader_source` returns them.
 """
 
-from __future__ import annotations
-
 from .attachment import AttachReport, DetachReport, attach, detach
 from .generator import EmbedReport, generate, reader_source
 

@@ -2,37 +2,43 @@
 
 The file is the program, zeros, a note of 32 bytes, and the archive at a multiple of 65536, so that every system can map
 it by itself. The note has the size of the program alone, by which `detach` restores it byte for byte. `load_record`
-opens the file as it is, without this module. `executables` has the reasons not to attach.
+opens the file as it is, without this module. Nothing is attached to text, scripts, zip files, signed programs, models.
 """
 
 from __future__ import annotations
 
+import codecs
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from zcrecord.archive.archive import Verify, takes_one_file
+from zcrecord.codec.file_types import read_elsewhere
 from zcrecord.codec.layout import (
     ATTACHED_ALIGNMENT,
     ATTACHED_SIZE,
     HEADER_SIZE,
     MAGIC,
     align_up,
+    certificate_table,
     decode_attached,
     encode_attached,
     locate,
     unsigned_size,
 )
-from zcrecord.errors import Advice, FormatError, RecordError, UnsupportedError
+from zcrecord.errors import Advice, FormatError, UnsupportedError, located
 from zcrecord.record.load import load_record
 from zcrecord.storage.files import Progress, check_destination, open_sink, path_of, refusals
 from zcrecord.storage.memory import map_file
 from zcrecord.storage.sink import Sink
 
-from .executables import objection
-
 _PIECE = 1 << 20  # bytes of one write
+_ZIP_END = b"PK\x05\x06"
+_ZIP_END_SIZE, _ZIP_COMMENT = 22, 65535  # bytes of a zip's last entry, and of the comment that may follow it
+_MACHO_SIGNATURE = 0x1D  # LC_CODE_SIGNATURE
+_HEAD = 4096  # bytes by which text and programs are distinguished: programs have zeros among them
+_MOST_SLICES = 32  # of a universal program; a file with a larger count is a Java class
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +127,8 @@ def attach(
     """
     path = path_of(program)
     out = path if dest is None else path_of(dest)
-    in_place = _same(out, path)
+    with refusals(out):
+        in_place = out == path or (os.path.exists(out) and os.path.exists(path) and os.path.samefile(out, path))
     source = path_of(archive) if isinstance(archive, str | os.PathLike) else None
     new = None if in_place else check_destination(source, out, force)
     with load_record(archive, verify=verify) as record:
@@ -185,8 +192,8 @@ def detach(
     path = path_of(program)
     if discard and (keep or dest is not None):
         raise UnsupportedError("discard throws the archive away; leave out keep and dest", path=path)
-    out: str | None = f"{path.removesuffix('.exe')}.zcr" if dest is None else path_of(dest)
-    out = None if discard else out
+    beside = f"{path.removesuffix('.exe')}.zcr"
+    out = None if discard else beside if dest is None else path_of(dest)
     new = check_destination(path, out, force)
     memory = map_file(path, least=0)
     octets = memory.octets
@@ -204,23 +211,16 @@ def detach(
     return DetachReport(path, out, parts.program, parts.end - parts.archive, parts.noted)
 
 
-def _same(out: str, path: str) -> bool:
-    with refusals(out):
-        return out == path or (os.path.exists(out) and os.path.exists(path) and os.path.samefile(out, path))
-
-
 def _parts(octets: memoryview, path: str) -> _Parts:
     """Return program and attached archive of a file, by its last bytes; raise an error if it is only an archive."""
     size, end = len(octets), unsigned_size(octets)
-    try:
-        if end < 2 * HEADER_SIZE or octets[end - HEADER_SIZE : end][: len(MAGIC)] != MAGIC:
-            return _Parts(size, None, size, False)
+    if end < 2 * HEADER_SIZE or octets[end - HEADER_SIZE : end][: len(MAGIC)] != MAGIC:
+        return _Parts(size, None, size, False)
+    with located(path=path):
         _, _, start = locate(octets, "suffix")
         if not start:
             raise UnsupportedError("this is an archive, not a program with one attached")
         noted = decode_attached(octets[:start])
-    except RecordError as error:
-        raise error.located(path=path) from None
     return _Parts(start if noted is None else noted, start, end, noted is not None)
 
 
@@ -239,7 +239,7 @@ def _check(program: memoryview, path: str, force: bool) -> None:
         raise FormatError("the program is empty", path=path)
     if program[: len(MAGIC)] == MAGIC:
         raise UnsupportedError("this is a zcrecord archive, not a program", path=path)
-    if not force and (reason := objection(program)) is not None:
+    if not force and (reason := _objection(program)) is not None:
         what, advice = f"nothing can be attached to this program: {reason}", Advice("{} attaches it", "force", True)
         raise UnsupportedError(what, path=path, advice=advice)
 
@@ -251,3 +251,67 @@ def _copy(parts: Sequence[memoryview], sink: Sink, progress: Progress | None = N
             sink.write(part[start : start + _PIECE])
             if progress is not None:
                 progress(sink.position, total)
+
+
+def _objection(program: memoryview) -> str | None:
+    """Return the reason why a program would not work with an archive attached; None if it would."""
+    if _is_zip(program):
+        return "it ends in a zip's directory (a zipapp?), which has to be last; put the archive into the zip, stored"
+    if bytes(program[:2]) == b"#!":
+        return "it is a script, whose interpreter would read on into the archive; leave the archive beside it"
+    if _is_text(program):
+        return "it is text, and no executable"
+    if (table := certificate_table(program)) is not None and table[1]:
+        return "it has an Authenticode signature, which would no longer hold; attach first, then sign"
+    if _is_signed_macho(program):
+        return "it has a code signature, which would no longer hold; take it off, attach, and sign it again"
+    if (model := read_elsewhere(program)) is not None:
+        return f"{model}, whose readers would not see the archive; leave it beside it"
+    return None
+
+
+def _number(data: memoryview, offset: int, order: Literal["little", "big"] = "little") -> int:
+    """Return an unsigned number of 4 bytes; bytes past the end count as zeros."""
+    return int.from_bytes(data[offset : offset + 4], order)
+
+
+def _is_text(program: memoryview) -> bool:
+    """Return True if a file starts as text: UTF-8 without control characters, except white space and escapes."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        text = decoder.decode(bytes(program[:_HEAD]), final=len(program) < _HEAD)  # it may end inside a character
+    except UnicodeDecodeError:
+        return False
+    return not any(c < " " and c not in "\t\n\v\f\r\x1b" for c in text)
+
+
+def _is_zip(program: memoryview) -> bool:
+    tail = bytes(program[-(_ZIP_END_SIZE + _ZIP_COMMENT) :])
+    offset = tail.rfind(_ZIP_END)
+    while offset >= 0:
+        if offset + _ZIP_END_SIZE + int.from_bytes(tail[offset + 20 : offset + 22], "little") == len(tail):
+            return True
+        offset = tail.rfind(_ZIP_END, 0, offset)
+    return False
+
+
+def _is_signed_macho(program: memoryview) -> bool:
+    """Return True if a file is a Mach-O program, or a universal one, with a code signature."""
+    if bytes(program[:4]) == b"\xca\xfe\xba\xbe" and (count := _number(program, 4, "big")) <= _MOST_SLICES:
+        starts = [_number(program, 8 + 20 * i + 8, "big") for i in range(count)]
+        return any(_has_signature(program[start:]) for start in starts)
+    return _has_signature(program)
+
+
+def _has_signature(program: memoryview) -> bool:
+    if bytes(program[:4]) not in (b"\xcf\xfa\xed\xfe", b"\xce\xfa\xed\xfe"):
+        return False
+    offset = 32 if program[0] == 0xCF else 28
+    end = min(offset + _number(program, 20), len(program))
+    for _ in range(_number(program, 16)):
+        if offset >= end:
+            return False
+        if _number(program, offset) == _MACHO_SIGNATURE:
+            return True
+        offset += max(_number(program, offset + 4), 8)
+    return False

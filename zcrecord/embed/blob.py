@@ -15,8 +15,8 @@ from zcrecord.errors import IntegrityError, UnsupportedError, printable
 from zcrecord.storage.stream_reader import StreamReader
 
 from .asm import NOTES, equates, macros, placed, sections
-from .c import NO_DIGESTS, PROGMEM, Language, aligned, assertions, declared, dimensions, in_other_memory, notes
-from .comments import description, head, path_between
+from .c import NO_DIGESTS, OCTETS, PROGMEM, Language, aligned, assertions, declared, dimensions, in_other_memory
+from .comments import description, forms, head, path_between
 from .plan import Constant, Plan, check_places
 
 Form = Literal["incbin", "embed", "string"]
@@ -126,19 +126,13 @@ def files(
     header = _header(plan, form, in_other_memory(section))
     if form == "incbin":
         rest = {f"{name}.inc": equates(plan, offsets=True)} if language == "asm" else {f"{name}.h": header}
-        return {f"{name}.S": _assembler(plan, directory, section), **rest}
+        about = head(plan, [f"The archive as one constant, {name}: cc -I. -c {name}.S"])
+        symbol = placed(name, 0, plan.archive_size, plan.base_alignment)
+        return {f"{name}.S": [f"{about}{macros(plan, directory, section)}{symbol}{NOTES}".encode()], **rest}
     if language == "asm":
         raise UnsupportedError(f"a blob by '{form}' is C; for an assembler there is 'incbin'")
     sections(section)  # raises for an illegal name
     return {f"{name}.c": _source(plan, directory, form, section), f"{name}.h": header}
-
-
-def _assembler(plan: Plan, directory: str, section: str | None) -> Iterator[bytes]:
-    name = f"{plan.stem}_blob"
-    yield head(plan, [f"The archive as one constant, {name}: cc -I. -c {name}.S"]).encode()
-    yield macros(plan, directory, section).encode()
-    yield placed(name, 0, plan.archive_size, plan.base_alignment).encode()
-    yield NOTES.encode()
 
 
 def _header(plan: Plan, form: Form, flash: bool) -> Iterator[bytes]:
@@ -188,7 +182,7 @@ def _about(plan: Plan, form: Form) -> list[str]:
         f"The archive as one constant, {name}, of {plan.archive_size} bytes of read-only memory; no RAM. {build[form]}",
         f"{name}.at.NAME is a tensor with its type: no cast, and no pointer that a linker or loader would have to fill"
         f" in. {name}.bytes is what zcrecord.h opens.",
-        *notes(plan),
+        *forms(plan.constants, *OCTETS),
     ]
 
 
@@ -226,17 +220,15 @@ def _members(plan: Plan) -> Iterator[str]:
         yield f"    {next(gaps)}[1];\n"
 
 
-def _groups_sharing_bytes(constants: Iterable[Constant]) -> Iterator[list[Constant]]:
-    group: list[Constant] = []
+def _groups_sharing_bytes(constants: Iterable[Constant]) -> list[list[Constant]]:
+    groups: list[list[Constant]] = []
     end = 0
     for c in sorted(constants, key=lambda c: (c.offset, -c.nbytes)):
-        if group and c.offset >= end:
-            yield group
-            group = []
-        group.append(c)
+        if not groups or c.offset >= end:
+            groups.append([])
+        groups[-1].append(c)
         end = max(end, c.offset + c.nbytes)
-    if group:
-        yield group
+    return groups
 
 
 def _source(plan: Plan, directory: str, form: Form, section: str | None) -> Iterator[bytes]:

@@ -13,6 +13,7 @@ from .comments import description, forms, head
 from .plan import Constant, Plan
 
 Language = Literal["c", "cpp"]
+OCTETS = "uint8_t", "uint8_t[NBYTES]"  # the types of a byte and of bytes
 
 _ALIGNED = """\
 #ifndef {upper}_ALIGNED
@@ -93,11 +94,6 @@ def _form(c: Constant) -> tuple[str, Sequence[int]]:
     return c.dtype.c, (*c.shape, 2) if c.dtype.name.startswith("complex") else c.shape
 
 
-def notes(plan: Plan) -> list[str]:
-    """Return notes on the element types that occur, for readers of a header."""
-    return forms(plan.constants, "uint8_t", "uint8_t[NBYTES]")
-
-
 def dimensions(c: Constant) -> str:
     """Return the macros of a constant's numbers; rank 0 has no shape macro, since C99 has no initialiser `{}`."""
     upper = c.identifier.upper()
@@ -158,7 +154,7 @@ def _about(plan: Plan, suffix: str) -> list[str]:
         f"   {build} {stem}.S -Wl,--gc-sections",
         "Beside each are its rank, its dimensions, how many elements and bytes it has, how many bits an element, its"
         " type's code in the format's table, and its shape as an initialiser.",
-        *notes(plan),
+        *forms(plan.constants, *OCTETS),
     ]
 
 

@@ -155,19 +155,18 @@ class _Form(NamedTuple):
 
     def files(self, planned: Plan, folder: str) -> dict[str, Iterable[bytes]]:
         """Return the files of a plan, with the reader's file if it was asked for."""
-        reader = {_READERS[self.lang]: [reader_source(self.lang)]} if self.reader else {}
-        return {**self._generated(planned, folder), **reader}
-
-    def _generated(self, planned: Plan, folder: str) -> dict[str, Iterable[bytes]]:
+        section = self.section
         if self.lang == "python":
-            return python.files(planned)
-        if self.lang == "rust":
-            return rust.files(planned, folder, assembly=self.assembly, section=self.section)
-        if self.blob is not None:
-            return blobs.files(planned, folder, language=self.lang, form=self.blob, section=self.section)
-        if self.lang == "asm":
-            return asm.files(planned, folder, section=self.section)
-        return c.files(planned, folder, language=self.lang, section=self.section)
+            files = python.files(planned)
+        elif self.lang == "rust":
+            files = rust.files(planned, folder, assembly=self.assembly, section=section)
+        elif self.blob is not None:
+            files = blobs.files(planned, folder, language=self.lang, form=self.blob, section=section)
+        elif self.lang == "asm":
+            files = asm.files(planned, folder, section=section)
+        else:
+            files = c.files(planned, folder, language=self.lang, section=section)
+        return {**files, **({_READERS[self.lang]: [reader_source(self.lang)]} if self.reader else {})}
 
 
 @contextlib.contextmanager
@@ -193,8 +192,7 @@ def _without_tuned_part(record: Record, folder: str, form: _Form) -> Iterator[st
 
 def _pieces(path: str) -> Iterator[bytes]:
     with open_source(path)[0] as file:
-        while piece := file.read(_PIECE):
-            yield piece
+        yield from iter(lambda: file.read(_PIECE), b"")
 
 
 def _report(planned: Plan, path: str, form: _Form, written: list[str]) -> EmbedReport:

@@ -69,10 +69,9 @@ class Constant:
     @property
     def numbers(self) -> dict[str, int]:
         """Its numbers, by the word that is appended to its identifier for each."""
-        numbers = {"rank": len(self.shape), **{f"dim{i}": dim for i, dim in enumerate(self.shape)}}
-        return numbers | {
-            "count": prod(self.shape), "nbytes": self.nbytes, "bits": self.bits, "dtype": self.dtype.code
-        }  # fmt: skip
+        dims = {f"dim{i}": dim for i, dim in enumerate(self.shape)}
+        sizes = {"count": prod(self.shape), "nbytes": self.nbytes, "bits": self.bits, "dtype": self.dtype.code}
+        return {"rank": len(self.shape), **dims, **sizes}
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,5 +111,4 @@ def _bytes(plan: Plan) -> Iterator[bytes]:
     with tempfile.TemporaryFile() as file:
         save_record(plan.record.select(lambda info: info.name in chosen), file)
         file.seek(0)
-        while piece := file.read(_PIECE):
-            yield piece
+        yield from iter(lambda: file.read(_PIECE), b"")

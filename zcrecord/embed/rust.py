@@ -6,6 +6,7 @@ a symbol of its own, by `global_asm!`. `plan` says which tensors share bytes.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Iterator
 
@@ -96,14 +97,8 @@ def files(
     if not assembly:
         check_places(plan)
     body = _assembled(plan, directory, arguments) if assembly else _included(plan, directory, section)
-    return {f"{plan.stem}.rs": _module(plan, body, assembly), **packed_file(plan)}
-
-
-def _module(plan: Plan, body: Iterable[str], assembly: bool) -> Iterator[bytes]:
-    yield (head(plan, _about(plan, assembly)) + "\n" + _MODULE).encode()
-    for text in body:
-        yield text.encode()
-    yield b"}\n"
+    texts = itertools.chain([head(plan, _about(plan, assembly)), "\n", _MODULE], body, ["}\n"])
+    return {f"{plan.stem}.rs": map(str.encode, texts), **packed_file(plan)}
 
 
 def _about(plan: Plan, assembly: bool) -> list[str]:
@@ -131,7 +126,9 @@ def _included(plan: Plan, directory: str, section: str | None) -> Iterator[str]:
     wrapped = "{}" if section is None else "zcr_static! {{ _, {} }}"
     yield _file(plan, directory)
     if section is not None:
-        yield _link_section(section, plan.stem)
+        placed = f'link_section = "{section}{plan.stem if section.endswith(".") else ""}"'
+        new, old = (f"#[cfg_attr({_ELF}, {attribute})] $($item)*" for attribute in (f"unsafe({placed})", placed))
+        yield _BY_EDITION.format(name="zcr_static", new=new, old=old)
     static = wrapped.format("static ZCR__BLOB: Blob = Blob(*ZCR__FILE);")
     yield _BLOB.format(kind="Blob", nbytes=plan.archive_size, static=static, alignment=alignment)
     yield _ARCHIVE.format(upper=upper)
@@ -205,13 +202,6 @@ def _fingerprint(plan: Plan) -> int:
         return plan.last_word
     with StreamReader(plan.archive) as reader:
         return digest_of_pieces(reader.pieces(plan.archive_size))
-
-
-def _link_section(section: str, stem: str) -> str:
-    name = f"{section}{stem}" if section.endswith(".") else section
-    placed = f'link_section = "{name}"'
-    new, old = (f"#[cfg_attr({_ELF}, {attribute})] $($item)*" for attribute in (f"unsafe({placed})", placed))
-    return _BY_EDITION.format(name="zcr_static", new=new, old=old)
 
 
 def _declared(c: Constant, value: str) -> str:

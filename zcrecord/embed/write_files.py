@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Mapping
 
 from zcrecord.errors import Advice, DestinationExistsError, SourceError
-from zcrecord.storage.files import read_start, real_path
+from zcrecord.storage.files import read_error, read_start, real_path
 from zcrecord.storage.new_files import FileGroup, Placement, put_in_place
 from zcrecord.storage.scratch import folder_locks
 
@@ -69,15 +69,12 @@ def _is_ours(path: str) -> bool:
     folder, name = os.path.split(path)
     binary = next((suffix for suffix in _BINARY if name.endswith(suffix)), None)
     try:
-        if binary is None:
-            return _generated(path)
-        stem = name.removesuffix(binary)
-        siblings = (os.path.join(folder, each) for each in os.listdir(folder or ".") if each.startswith(stem))
-        return any(os.path.isfile(sibling) and _generated(sibling) for sibling in siblings if sibling != path)
+        texts = [path]
+        if binary is not None:
+            stem = name.removesuffix(binary)
+            siblings = (os.path.join(folder, each) for each in os.listdir(folder or ".") if each.startswith(stem))
+            texts = [sibling for sibling in siblings if sibling != path and os.path.isfile(sibling)]
+        starts = (read_start(text, _START) for text in texts)
+        return any(not start or all(mark in start for mark in _MARKS) for start in starts)
     except OSError as error:
-        raise SourceError(f"cannot read: {os.strerror(error.errno or 0)}", path=path, errno=error.errno) from error
-
-
-def _generated(path: str) -> bool:
-    start = read_start(path, _START)
-    return not start or all(mark in start for mark in _MARKS)
+        raise read_error(error, path) from error

@@ -8,8 +8,6 @@ Modules: `jobs` has the plan, `sources` files and their versions, `stamps` recor
 `conversion` one job. README.md in this folder is the guide.
 """
 
-from __future__ import annotations
-
 from .conversion import Outcome, convert_one
 from .jobs import Job, plan
 

@@ -20,7 +20,7 @@ from zcrecord.storage.files import absolute_path, is_url, path_of
 from zcrecord.storage.folders import catalogue_of_shard
 from zcrecord.storage.urls import cut_in_url, is_http
 
-from .sources import folder_among, list_files, local_path, shown
+from .sources import file_behind, folder_among, list_files, shown
 
 _ARCHIVE, _ONNX, _TORCH = "zcr", "onnx", "torch"
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors")
@@ -123,7 +123,8 @@ def _prefix(given: str | os.PathLike[str], options: Mapping[str, Any], *, writte
             raise UnsupportedError(f"{fault}, or make a zcrecord.fleet.Job of each model's URL", path=shown(given))
         from zcrecord.storage import uploads  # here, because many fleets stay on disks
 
-        return (uploads.local_path if written else local_path)(given, options) or given
+        file = uploads.local_path(given, options) if written else file_behind(given, options)
+        return file if isinstance(file, str) else given
     return absolute_path(path_of(given))
 
 

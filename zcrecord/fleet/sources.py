@@ -26,14 +26,11 @@ GONE = "missing"  # the version of a file that does not exist
 _NO_FILE = errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP  # the last two: no file can have the name
 
 
-def local_path(place: str, options: Mapping[str, Any]) -> str | None:
-    """Return the path of a path or a `file://` URL; None for any other URL."""
-    if not is_url(place):
-        return place
+def file_behind(url: str, options: Mapping[str, Any]) -> Any:
+    """Return the remote file behind a URL, or the path of a `file://` URL."""
     from zcrecord.remote.open_url import remote_file  # here, because many fleets stay on disks
 
-    file = remote_file(place, options)
-    return file if isinstance(file, str) else None
+    return remote_file(url, options)
 
 
 def shown(place: str) -> str:
@@ -92,7 +89,7 @@ class Model:
                     return GONE
                 raise SourceError(f"cannot be read: {error.strerror}", path=path, errno=error.errno) from error
             return f"{status.st_size}-{status.st_mtime_ns:x}"
-        file = self._remote(name)
+        file = file_behind(self._place(name), self._options)
         try:
             file.look()
         except SourceNotFoundError:
@@ -163,8 +160,7 @@ class Model:
                 return record.archive.source.file_names
         if self.kind != "onnx":
             return []
-        from zcrecord.onnx.lazy.files import open_model  # here, because other models refer to none
-        from zcrecord.onnx.lazy.locate import find_tensors
+        from zcrecord.onnx.lazy.locate import find_tensors, open_model  # here, because other models refer to none
 
         located = find_tensors(open_model(path))[1]
         locations = {tensor.reference.location for tensor in located if tensor.reference is not None}
@@ -172,13 +168,6 @@ class Model:
             fault = f"external data '{printable(clash)}': a file by one location, and a folder by another"
             raise ExternalDataError(fault)
         return sorted(locations - {self.name})
-
-    def _remote(self, name: str) -> Any:
-        from zcrecord.remote.open_url import remote_file  # here, as above
-
-        file = remote_file(self._place(name), self._options)
-        assert not isinstance(file, str)
-        return file
 
     def _place(self, name: str) -> str:
         if name == self.name:

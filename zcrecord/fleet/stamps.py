@@ -22,7 +22,7 @@ from zcrecord.storage.files import Identity, is_url, open_sink, read_start, refu
 from zcrecord.storage.urls import leads_inside
 
 from .jobs import Job
-from .sources import Model
+from .sources import Model, file_behind
 
 Stamp = dict[str, Any]
 _REFUSED = ".refused"  # suffix of a refusal, after the archive's name
@@ -112,11 +112,7 @@ def refusal_at(job: Job) -> tuple[Stamp, str] | None:
 def _start(place: str, options: Mapping[str, Any]) -> bytes:
     if not is_url(place):
         return b"" if os.path.exists(place) and not os.path.isfile(place) else read_start(place, _MOST)  # no pipe
-    from zcrecord.remote.open_url import remote_file  # here, because many fleets stay on disks
-
-    file = remote_file(place, options)
-    assert not isinstance(file, str)
-    return bytes(file.start(_MOST))
+    return bytes(file_behind(place, options).start(_MOST))
 
 
 def keep_refusal(job: Job, stamp: Stamp, error: str) -> None:

@@ -27,13 +27,11 @@ from zcrecord.archive.payloads import check_views
 from zcrecord.archive.subset import Names
 from zcrecord.codec import conventions
 from zcrecord.codec.entries import ModuleKind
-from zcrecord.errors import MismatchError, RecordError, missing_package, printable
+from zcrecord.errors import MismatchError, located, missing_package, printable
 from zcrecord.tensors.interop import path_key
 
 from .elements import beside_views, unsupported_elements
-from .torch import shared_payloads
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from .torch import Array, shared_payloads
 
 _ADVICE = "make the template from the saved object, such as optimizer.init(params)"
 
@@ -108,24 +106,23 @@ class ElementCheck:
 
     def __call__(self, i: int, view: Any) -> Array:
         """Return a view of tensor i, or of a part of it, as an array; narrow elements are unpacked."""
-        if view.dtype not in self._known:
-            self._check(i, view.dtype)
+        self._check(i, view.dtype)
         return view if isinstance(view, np.ndarray) else view.unpack()
 
     def dtype_of(self, i: int) -> np.dtype[Any]:
         """Return the type of tensor i's elements."""
         dtype = dtypes.by_code[self._archive.row(i).dtype].numpy
         assert dtype is not None, "jax has it"
-        if dtype not in self._known:
-            self._check(i, dtype)
+        self._check(i, dtype)
         return dtype
 
     def _check(self, i: int, dtype: np.dtype[Any]) -> None:
+        if dtype in self._known:
+            return
         converted = self._jax.device_put(np.zeros(1, dtype)).dtype
         if converted != dtype:
-            what = (
-                f'jax would make {converted} of {dtype}, unless jax.config.update("jax_enable_x64", True) comes first'
-            )
+            enable = 'jax.config.update("jax_enable_x64", True)'
+            what = f"jax would make {converted} of {dtype}, unless {enable} comes first"
             error = unsupported_elements(dtype.name, what)
             raise error.located(path=self._archive.path, tensor=self._archive.index.name(i))
         self._known.add(dtype)
@@ -151,13 +148,11 @@ def like_template(archive: Archive, tensors: Sequence[Any], like: Any) -> Any:
     leaves, structure = tree_util.tree_flatten_with_path(like)
     root = unflatten.unflatten(archive.index, 0, lambda i: _Leaf(tensors[i], True), archive.payload, _node)
     used: set[int] = set()
-    try:
+    with located(path=archive.path):
         values = [_value_at(root, path, leaf, used) for path, leaf in leaves]
         for where, left in _left(root, "", used):
             what = f"expected no such key, found {_described(left)}: like= has no place for it"
             raise MismatchError(f"{what}; {_ADVICE}", tensor=where)
-    except RecordError as error:
-        raise error.located(path=archive.path) from error.__cause__
     return tree_util.tree_unflatten(structure, values)
 
 
@@ -181,9 +176,8 @@ def _value_at(root: _Branch, path: Sequence[Any], leaf: Any, used: set[int]) -> 
             where = ".".join(keys[: depth + 1])
             raise MismatchError(f"expected {_wanted(leaf)}, found no such key; {_ADVICE}", tensor=where)
         node = inner
-    is_array = _is_array(leaf)
-    fits = isinstance(node, _Leaf) and (node.is_tensor or not is_array)
-    if fits and node.is_tensor and is_array:
+    fits = isinstance(node, _Leaf) and (node.is_tensor or not _is_array(leaf))
+    if fits and _is_array(leaf):
         fits = tuple(leaf.shape) == tuple(node.value.shape)  # an optimizer's dtypes may not be those of its init
     if not fits:
         what = f"expected {_wanted(leaf)}, found {_described(node)}"

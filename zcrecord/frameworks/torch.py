@@ -19,6 +19,7 @@ no type for, such as strings and int4, come as the record's own views, on any de
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -168,18 +169,15 @@ class _TorchTensors:
 
     def _form(self, view: Any) -> tuple[Any, Any]:
         """Return torch's dtype for a view, and a dtype of numpy for the same bytes that torch takes."""
-        kind = getattr(view, "kind", None) or getattr(view, "dtype", None)
-        if kind not in self._forms:
-            self._forms[kind] = self._new_form(view)
-        return self._forms[kind]
-
-    def _new_form(self, view: Any) -> tuple[Any, Any]:
-        if not isinstance(view, np.ndarray):
-            return torch_dtype(self._torch, view.kind, view.kind.bits), np.dtype(np.uint8)
-        carrier = view.dtype
-        if carrier.isbuiltin == 2:  # ml_dtypes', which torch does not know
-            carrier = np.dtype(np.uint8 if carrier.itemsize == 1 else np.int16)
-        return torch_dtype(self._torch, dtypes.from_numpy(view.dtype), 8 * view.itemsize), carrier
+        key = getattr(view, "kind", None) or getattr(view, "dtype", None)
+        if key not in self._forms:
+            packed = not isinstance(view, np.ndarray)
+            kind, bits = (view.kind, view.kind.bits) if packed else (dtypes.from_numpy(view.dtype), 8 * view.itemsize)
+            carrier = np.dtype(np.uint8) if packed else view.dtype
+            if carrier.isbuiltin == 2:  # ml_dtypes', which torch does not know
+                carrier = np.dtype(np.uint8 if carrier.itemsize == 1 else np.int16)
+            self._forms[key] = torch_dtype(self._torch, kind, bits), carrier
+        return self._forms[key]
 
     def _whole(self, view: Any) -> Any:
         """Return the one tensor of a payload, over its bytes."""
@@ -223,16 +221,8 @@ class _TorchTensors:
         return self._bases[number]
 
 
-class _WritableView:
-    """Read-only memory that numpy treats as writable, so that torch does not warn: `writable=False` was asked for."""
-
-    __slots__ = ("__array_interface__", "_owner")
-
-    def __init__(self, view: Array) -> None:
-        interface = view.__array_interface__
-        interface["data"] = interface["data"][0], False
-        self.__array_interface__, self._owner = interface, view
-
-
 def _as_writable(view: Array) -> Array:
-    return np.asarray(_WritableView(view))
+    """Return read-only memory as if it were writable, so that torch does not warn: `writable=False` was asked for."""
+    interface = view.__array_interface__
+    interface["data"] = interface["data"][0], False
+    return np.asarray(SimpleNamespace(__array_interface__=interface, owner=view))

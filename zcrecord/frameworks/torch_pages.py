@@ -149,19 +149,14 @@ def _put(tensor: Any, storage: Any) -> None:
 
 def _ask_for(tensor: Any) -> None:
     """Make the system read the pages of a tensor, without waiting; for a whole tensor call `check`."""
-    _advise(tensor)
+    if tensor.numel() and hasattr(mmap, "MADV_WILLNEED"):
+        for start, nbytes in _page_runs(tensor.data_ptr(), tensor.element_size(), tensor.shape, tensor.stride()):
+            for request in range(start, start + nbytes, _REQUEST):
+                advise(request, min(_REQUEST, start + nbytes - request), mmap.MADV_WILLNEED)
     whole = _whole(tensor)
     if whole.check is not None and tensor.numel() >= whole.numel():
         whole.check()
         whole.check = None
-
-
-def _advise(tensor: Any) -> None:
-    if not tensor.numel() or not hasattr(mmap, "MADV_WILLNEED"):
-        return
-    for start, nbytes in _page_runs(tensor.data_ptr(), tensor.element_size(), tensor.shape, tensor.stride()):
-        for request in range(start, start + nbytes, _REQUEST):
-            advise(request, min(_REQUEST, start + nbytes - request), mmap.MADV_WILLNEED)
 
 
 def _page_runs(address: int, itemsize: int, shape: Iterable[int], strides: Iterable[int]) -> list[tuple[int, int]]:

@@ -12,7 +12,7 @@ import re
 import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from zcrecord.archive.archive import open_archive, takes_one_file
 from zcrecord.archive.digest import content_digest
@@ -23,7 +23,7 @@ from zcrecord.errors import Advice, IntegrityError, OnnxError, UnsupportedError,
 from zcrecord.onnx.lazy.locate import LocatedTensor, find_tensors
 from zcrecord.onnx.names import full_names
 from zcrecord.onnx.protobuf.interfaces import difference, interface_of
-from zcrecord.onnx.protobuf.properties import read_properties
+from zcrecord.onnx.protobuf.rewriting import read_properties
 from zcrecord.onnx.protobuf.scanner import check_head
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
@@ -55,8 +55,7 @@ _AGAIN = Advice("export the model again with {}", "external", True)
 _WITH_EXTERNAL = "a model with external weights"
 
 
-@dataclass(frozen=True, slots=True)
-class ArchiveLink:
+class ArchiveLink(NamedTuple):
     """An archive on disk, and the location by which a model refers to it."""
 
     model: OpenedModel

@@ -13,7 +13,7 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -26,7 +26,9 @@ from zcrecord.errors import (
     IntegrityError,
     LimitError,
     NameCollisionError,
+    OnnxError,
     SourceError,
+    TensorNotFoundError,
     UnsupportedError,
     located,
     printable,
@@ -44,8 +46,7 @@ from zcrecord.writing.module_tree import ModuleTreeBuilder
 from zcrecord.writing.writers import ConvertReport, SaveReport, StreamWriter, conversion_report
 
 from . import external_data
-from .names import GRAPH_ATTRIBUTE, LEFT_OUT, NamedTensor, Scope, name_tensors
-from .selection import Selection
+from .names import GRAPH_ATTRIBUTE, LEFT_OUT, NamedTensor, Scope, name_tensors, plain_name
 
 _SUFFIX = ".onnx"  # of the models in a folder
 _new = tuple.__new__  # called by a NamedTuple's own constructor, which takes twice the time
@@ -221,7 +222,7 @@ class _Pass:
         bounded = report if source.packed is None else _bounded(skeleton, source.packed, report)
         reader = ProtobufReader(source.stream, skeleton, bounded)
         check_start(reader)
-        selection = None if test is None else Selection(test)
+        selection = None if test is None else _Selection(test)
         sink = _ArchiveSink(reader, self.out, selection, source.folder, report)
         Scanner(reader, sink).scan()
         input_bytes = reader.base + reader.limit + source.outside
@@ -334,7 +335,7 @@ class _ArchiveSink(TensorSink):
         self,
         reader: ProtobufReader,
         out: StreamWriter,
-        selection: Selection | None,
+        selection: _Selection | None,
         folder: external_data.ModelFolder | None,
         report: Callable[[int], None] | None,
     ) -> None:
@@ -402,3 +403,54 @@ class _ArchiveSink(TensorSink):
             tensors.write(t, chunk, reference.length)
             if self._report is not None:
                 self._report(self._reader.base + self._reader.pos)
+
+
+class _Selection:
+    """Decides for each tensor of a model, by its name as in `names`, if it is converted; duplicates have no "~2" yet.
+
+    A tensor's name mostly comes before its values; then values that are not wanted are passed unwritten. An initializer
+    whose values come first, as typed ones do, is written and taken back.
+    """
+
+    def __init__(self, test: NameFilter) -> None:
+        self._test = test
+        self._early: dict[int, bool] = {}  # number of a tensor -> the decision that was made before its values came
+
+    def takes(self, scope: Scope, field: int, place: int, name: bytes) -> bool:
+        """Return True if a tensor is wanted, by its name as far as it is known."""
+        return self._test(plain_name(scope, field, place, name) or "")
+
+    def decide(self, t: TensorMessage) -> bool:
+        """Return True if a tensor's values, which come now, are to be written: before its name they are."""
+        name = plain_name(t.scope, t.field, t.place, t.name)
+        if name is None:
+            return True
+        wanted = self._early[t.index] = self._test(name)
+        return wanted
+
+    def settle(self, t: TensorMessage, out: StreamWriter) -> int:
+        """Return the payload of a finished tensor; if it is not wanted, LEFT_OUT, and take the payload back.
+
+        Raises:
+            OnnxError: the name changed after its values. UnsupportedError: the payload went into a pipe.
+        """
+        keeps, payload = self.takes(t.scope, t.field, t.place, t.name), t.values.payload
+        if self._early.pop(t.index, keeps) != keeps:
+            raise _late(t.label, t.offset)
+        if not keeps and payload != NONE:
+            out.forget(payload)
+        return payload if keeps else LEFT_OUT
+
+    def check(self, tensors: Sequence[NamedTensor]) -> None:
+        """Check, with all names known, that each decision was right, and that a tensor is wanted."""
+        names = [plain_name(f.scope, f.field, f.place, f.name) or "" for f in tensors]
+        for name, f in zip(names, tensors, strict=True):
+            if self._test(name) != (f.payload != LEFT_OUT):
+                raise _late(name, f.offset)
+        if all(f.payload == LEFT_OUT for f in tensors):
+            raise TensorNotFoundError(self._test.text, lambda: names)
+
+
+def _late(name: str, offset: int) -> OnnxError:
+    what = "it is named after its values, too late for a choice by name"
+    return OnnxError(f"byte {offset:#x}: {what}; convert everything, and choose when loading", tensor=name)

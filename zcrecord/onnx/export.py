@@ -11,15 +11,15 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from zcrecord import dtypes
 from zcrecord.archive.info import TensorInfo, child_of_type
 from zcrecord.archive.payloads import Payloads
 from zcrecord.codec.conventions import TUNED_TYPE
-from zcrecord.errors import Advice, DependencyError, UnsupportedError, located, printable
-from zcrecord.onnx.protobuf.properties import encode_properties, without_properties
+from zcrecord.errors import Advice, DependencyError, RecordError, UnsupportedError, located, printable
 from zcrecord.onnx.protobuf.reader import encode_field
+from zcrecord.onnx.protobuf.rewriting import domains_of, encode_properties, without_properties
 from zcrecord.onnx.protobuf.tensors import STRING_DATA
 from zcrecord.storage.files import Binary, Progress, check_destination, open_sink, path_or_none
 from zcrecord.storage.sink import Sink
@@ -27,7 +27,7 @@ from zcrecord.tensors.packed import StringTensor
 from zcrecord.writing.writers import ConvertReport, conversion_report
 
 from .archive_link import PROPERTIES, TUNED_FOR, ArchiveLink, digest_of, is_link, link
-from .external_data import ONE_COPY
+from .external_data import NO_PREPACKING, ONE_COPY
 from .graph import (
     STAY_OUT,
     DeferredValues,
@@ -42,10 +42,8 @@ from .graph import (
     write_parts,
 )
 
-if TYPE_CHECKING:
-    from .tuned_export import ExportedGraph
-
 _STRINGS = 1 << 12  # strings encoded together
+_SAFE = {"", "ai.onnx", "ai.onnx.ml", "com.microsoft"}  # domains of operators that do not depend on the CPU
 
 
 def to_onnx(
@@ -112,16 +110,24 @@ def to_onnx(
         return model.report(record.path, dest_path, started)
 
 
-def _tuned(linked: ArchiveLink, tuned: bool | None) -> ExportedGraph | None:
+class _TunedModel(NamedTuple):
+    """A model over an archive's payloads, the number of tensors that lie there, its target's text, session options."""
+
+    data: bytes
+    tensors: int
+    target: str
+    options: Mapping[str, str]  # with which ONNX Runtime makes no copy of a weight
+
+
+def _tuned(linked: ArchiveLink, tuned: bool | None) -> _TunedModel | None:
     """Return the tuned graph if it is to be written."""
     record = linked.model.record
     if tuned is False or (tuned is None and child_of_type(record.archive, TUNED_TYPE) is None):
         return None
     from .tuned import NoTuning  # here, because most archives are not tuned
-    from .tuned_export import tuned_graph
 
     try:
-        return tuned_graph(linked, anywhere=not tuned)
+        return _tuned_model(linked, anywhere=not tuned)
     except (NoTuning, DependencyError) as error:
         if tuned is None:
             message = "%s: the original graph is written, not the tuned one: %s"
@@ -129,6 +135,42 @@ def _tuned(linked: ArchiveLink, tuned: bool | None) -> ExportedGraph | None:
             return None
         advice = Advice("tune the archive here, or leave {} out", "tuned", True)
         raise UnsupportedError(f"no tuned graph to write: {error}", advice=advice) from error
+
+
+def _tuned_model(linked: ArchiveLink, *, anywhere: bool) -> _TunedModel:
+    """Return the model that tuning made for this machine, for programs that do not compare its target with theirs.
+
+    Checks its digests and those of all its payloads. Two things in it depend on the machine. ONNX Runtime finds packed
+    weights by a hash of the bytes that it packs itself, and ignores others; before 1.32, the first to compare them,
+    there are none. Weights of convolutions in blocks of channels, for operators of the domain com.microsoft.nchwc, have
+    no such check: blocks of another size are refused at best, else give wrong answers. `anywhere` allows only a graph
+    without such operators: all others are the same on every machine.
+
+    Source: ONNX Runtime 1.32, `nchwc_transformer.cc` and `graph_transformer_utils.cc`, for the domains of what
+    optimizers add; tried with 1.21, 1.31 and 1.32 on a CPU with AVX512, and in qemu on one without.
+
+    Raises:
+        NoTuning: there is none; with the reason. DependencyError: onnxruntime is not installed.
+    """
+    from .runtime import compares_packed, onnxruntime_module
+    from .target import this_target
+    from .tuned import Interfaces, NoTuning, fitting
+
+    archive, ort = linked.model.record.archive, onnxruntime_module()
+    try:
+        target, packed = fitting(archive, linked.model.module, this_target(ort)), compares_packed(ort)
+        target.check(archive)
+        model = target.model(archive, linked.location, archive.offset, packed=packed)
+        Interfaces(archive).check(target)
+        target.check_payloads(archive, {*model.weights, *model.packed})
+        added = domains_of(memoryview(model.data)) - _SAFE - domains_of(skeleton_of(linked.model.part))
+    except RecordError as error:
+        raise NoTuning(error.message) from error
+    if anywhere and added:
+        what = f"its operators of {', '.join(sorted(added))} are for this CPU, another may compute wrong answers"
+        raise NoTuning(f"{what} with them; --tuned or tuned=True writes it for this one")
+    options = {} if packed else {NO_PREPACKING: "1"}
+    return _TunedModel(model.data, len(model.weights), target.target.encode(), options)
 
 
 def _string_fields(value: StringTensor) -> Iterator[bytes]:

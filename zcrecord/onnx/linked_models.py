@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zcrecord.errors import Advice, RecordError, SourceError, UnsupportedError, printable
-from zcrecord.onnx.protobuf.properties import read_properties
+from zcrecord.onnx.protobuf.rewriting import read_properties
 from zcrecord.record.record import Record
 from zcrecord.storage.files import Identity, Place
 from zcrecord.storage.new_files import refusals, version_of

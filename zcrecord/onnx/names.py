@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from zcrecord.codec.entries import TensorLayout
@@ -34,20 +35,18 @@ GRAPH_ATTRIBUTE = "onnx.graph"  # of the module that a model is in: the model wi
 _SPARE = 1 << 20  # bytes that names of modules, and derived ones, may take beyond those of the input
 
 
+@dataclass(slots=True, eq=False)
 class Scope:
     """A message that holds tensors, and the texts that name it; the parts of a merged message are one scope."""
 
-    __slots__ = ("counts", "field", "kind", "own", "parent", "place", "single", "texts")
-
-    def __init__(self, kind: str, parent: Scope | None, field: int, place: int) -> None:
-        self.kind = kind
-        self.parent = parent
-        self.field = field  # of the parent, in which it sits
-        self.place = place  # among those of that field
-        self.texts: dict[int, bytes] | None = None
-        self.counts: dict[int, int] | None = None
-        self.single: dict[int, Any] | None = None  # messages, by tag, that a second one may still be merged into
-        self.own: tuple[str, ...] = ()  # its parts of names, once it was read to its end
+    kind: str
+    parent: Scope | None
+    field: int  # of the parent, in which it sits
+    place: int  # among those of that field
+    texts: dict[int, bytes] | None = None
+    counts: dict[int, int] | None = None
+    single: dict[int, Any] | None = None  # messages, by tag, that a second one may still be merged into
+    own: tuple[str, ...] = ()  # its parts of names, once it was read to its end
 
     def name(self, field: int, text: bytes) -> None:
         """Keep a text: the first of a node's outputs, the last of all others."""

@@ -46,10 +46,8 @@ from zcrecord.storage.files import Identity, identity_of
 from zcrecord.tensors.strides import address
 
 from . import graph
-from .external_data import COPYING, NO_PREPACKING
+from .external_data import COPYING, NO_PREPACKING, Bytes
 from .graph import INLINE, Initializer
-
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 _DIRECT_SINCE = (1, 31)  # buffers used in place; earlier versions do not know the key and copy
 _CPU = "CPUExecutionProvider"
@@ -326,17 +324,16 @@ class _WeightMemory(NamedTuple):
     """Memory in which weights lie; the resolved path and identity of the file that is mapped there, if there is one."""
 
     memory: Bytes
-    path: str | None = None
-    identity: Identity = ()
+    file: tuple[str, Identity] | None = None
 
 
 def _memories(record: Record) -> list[_WeightMemory]:
     """Return the memory of a record, and of each shard of a catalogue."""
     whole = _whole(record)
     if not record.archive.source.file_names:
-        return [_WeightMemory(whole, *_file_of(record.archive))]
+        return [_WeightMemory(whole, _file_of(record.archive))]
     parts = [part for part in parts_by_file(record.archive) if part.source.file is not None]
-    shards = (_WeightMemory(np.frombuffer(part.source.mapping, np.uint8), *_file_of(part)) for part in parts)
+    shards = (_WeightMemory(np.frombuffer(part.source.mapping, np.uint8), _file_of(part)) for part in parts)
     return [_WeightMemory(whole), *shards]
 
 
@@ -356,16 +353,14 @@ def _places(record: Record, memories: Sequence[_WeightMemory]) -> dict[int, tupl
     return out
 
 
-def _file_of(archive: Archive) -> tuple[str | None, Identity]:
-    """Return the resolved path and identity of the mapped file; None as the path if it is not there any more."""
-    file = archive.source.file
-    if file is None:
-        return None, ()
-    path, identity = os.path.realpath(file[0]), file[1]
+def _file_of(archive: Archive) -> tuple[str, Identity] | None:
+    """Return the resolved path and identity of the mapped file; None if it is not there any more."""
+    path, identity = archive.source.file or ("", ())
     with contextlib.suppress(OSError, ValueError):
+        path = os.path.realpath(path)
         path.encode()  # ONNX Runtime takes no other names
-        return (path if identity_of(path) == identity else None), identity
-    return None, ()
+        return (path, identity) if identity_of(path) == identity else None
+    return None
 
 
 class _WeightPlaces:
@@ -383,7 +378,7 @@ class _WeightPlaces:
         self.memories = memories = _memories(record)
         self._places = _places(record, memories)
         used = {n for n, _ in self._places.values()}
-        self.files = {path: memories[n].identity for n in used if n >= 0 and (path := memories[n].path) is not None}
+        self.files = dict(file for n in used if n >= 0 and (file := memories[n].file) is not None)
         self.on_disk = len(self.files) == len(used) and len(set(map(os.path.dirname, self.files))) == 1
         self._direct = _version(ort) >= _DIRECT_SINCE and (not self.on_disk or _cpu_alone(providers))
         self._least = INLINE + 1 if self._direct else _least_mapped(record)
@@ -409,9 +404,8 @@ class _WeightPlaces:
         else:
             self.from_files[weight.number] = weight, copied
             self._end = max(self._end, copied + align_up(weight.value.nbytes, ALIGNMENT))
-            location = os.path.basename(self.memories[n].path or "")
-            if not self.on_disk:
-                location, offset = "weights", copied
+            path, _ = self.memories[n].file or ("", ())
+            location, offset = (os.path.basename(path), offset) if self.on_disk else ("weights", copied)
         return graph.encode_reference(location, offset, weight.value.nbytes)
 
     @contextlib.contextmanager

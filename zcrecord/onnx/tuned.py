@@ -206,15 +206,18 @@ class Interfaces:
         if self._left < 0:
             what = f"its tuned targets share graphs of more than {DIGEST_ALLOWANCE} times the archive's bytes in all"
             raise LimitError(f"{what}; {_AGAIN}")
-        graph, initializers = self._of(target.graph, interface_of), self._of(target.initializers, graph_interface_of)
+        graph, initializers = (
+            self._interface(target.graph, interface_of),
+            self._interface(target.initializers, graph_interface_of),
+        )
         joined = graph.joined(initializers)
         for skeleton in models:
-            differs = difference(self._of(skeleton, interface_of), joined)
+            differs = difference(self._interface(skeleton, interface_of), joined)
             if differs is not None:
                 where = f" of module '{printable(target.module)}'" if target.module else ""
                 raise FormatError(f"its tuned graph{where} {differs}, unlike the model; tune it again")
 
-    def _of(self, number: int, read: Callable[[Any], ModelInterface]) -> ModelInterface:
+    def _interface(self, number: int, read: Callable[[Any], ModelInterface]) -> ModelInterface:
         key = self._archive.place(number), read
         if key not in self._known:
             self._known[key] = read(self._archive.payload(number))

@@ -32,6 +32,7 @@ from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.record.save import stored_entries
 from zcrecord.storage import files, folders
+from zcrecord.storage.files import Progress
 from zcrecord.storage.new_files import FileSink
 from zcrecord.storage.sink import Sink
 from zcrecord.writing.writers import StreamWriter
@@ -41,8 +42,6 @@ from .linked_models import LinkedModel, check_places, linked_models, rewrite_mod
 from .runtime import compares_packed, onnxruntime_module, optimise, session, tuning
 from .target import TuningTarget, this_target
 from .tuned import TunedPart, TunedTarget
-
-Progress = Callable[[int, int], None]
 
 _MODEL, _WEIGHTS = "model.onnx", "weights"  # in the scratch folder
 _KEY = "onnx.tuned"  # of the module; "~2", "~3", ... is appended where it is taken

@@ -21,7 +21,7 @@ from zcrecord.archive.archive import Archive
 from zcrecord.archive.payloads import check_blobs
 from zcrecord.codec import conventions
 from zcrecord.codec.entries import ModuleKind, is_attribute
-from zcrecord.errors import RecordError, UnsupportedError
+from zcrecord.errors import UnsupportedError, located
 from zcrecord.writing.flatten import children_of
 
 from . import containers, fields
@@ -49,10 +49,8 @@ def into(archive: Archive, kind: type[T]) -> T:
     views = list(archive.views())
     check_blobs(archive)
     tree = unflatten.unflatten(archive.index, 0, views.__getitem__, archive.payload, _module)
-    try:
+    with located(path=archive.path):
         return structure(kind, tree)
-    except RecordError as error:
-        raise error.located(path=archive.path) from error.__cause__
 
 
 def structure(kind: type[T], tree: Any) -> T:
@@ -95,17 +93,15 @@ def _want(hint: Any) -> Want:
     return _remembered(hint)
 
 
-@lru_cache(maxsize=1024)  # so that classes made while running can go
-def _remembered(hint: Any) -> Want:
-    return _read(hint)
-
-
 def _read(hint: Any) -> Want:
     """Return the reader of an annotation; its parts are read when first used, since types may hold themselves."""
     hint = type(None) if hint is None else fields.bare(hint)
     if isinstance(hint, str | ForwardRef) or hint is Self:
         raise UnsupportedError(f"the annotation {hint!r} cannot be read where it stands; name the class itself")
     return _class_of(hint)(hint, _want)
+
+
+_remembered = lru_cache(maxsize=1024)(_read)  # so that classes made while running can go
 
 
 def _class_of(hint: Any) -> type[Want]:

@@ -200,7 +200,14 @@ class Class(Want):
                 raise self._missing(f.name, items, where)
         if len(values) < len(items):
             raise self._extra(items, where)
-        return self._instance(values, items, where)
+        try:
+            made = self._fields.make(values)
+        except (TypeError, ValueError) as error:
+            what = f"{self} refuses these values: {type(error).__name__}: {printable(str(error))}"
+            raise MismatchError(what, tensor=where or None) from error
+        for name in self._fields.unset(made):
+            raise self._missing(name, items, where)
+        return made
 
     def _extra(self, items: dict[str, Any], where: str) -> MismatchError:
         key = next(key for key in items if key not in self._wants)
@@ -221,16 +228,6 @@ class Class(Want):
         if not all(f.stored for f in self._fields.fields if f.name == name):
             todo = "no InitVar is saved; give it a default"
         return MismatchError(f"{what}; {todo}", tensor=_below(where, name))
-
-    def _instance(self, values: dict[str, Any], items: dict[str, Any], where: str) -> Any:
-        try:
-            made = self._fields.make(values)
-        except (TypeError, ValueError) as error:
-            what = f"{self} refuses these values: {type(error).__name__}: {printable(str(error))}"
-            raise MismatchError(what, tensor=where or None) from error
-        for name in self._fields.unset(made):
-            raise self._missing(name, items, where)
-        return made
 
 
 class Choice(Want):

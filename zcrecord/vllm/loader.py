@@ -50,7 +50,7 @@ class ArchiveLoading(DefaultModelLoader):  # type: ignore[misc]  # vLLM is not i
 
     def download_model(self, model_config: Any) -> None:
         """Fetch the archives of a model of a hub; does nothing for a folder and for a URL, which is read later."""
-        if self._options.url is None:
+        if not self._options:
             self._folder(model_config)
 
     def load_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> Any:
@@ -93,24 +93,18 @@ class ArchiveLoading(DefaultModelLoader):  # type: ignore[misc]  # vLLM is not i
         for self._last, tensor in tqdm(tensors, total=len(record), **bar):
             yield self._last, tensor
         self._last = None
-        yield from self._secondary_weights(model)
+        for source in getattr(model, "secondary_weights", ()):
+            from vllm.config.utils import replace  # here, because few models have any
+            from vllm.model_executor.model_loader import DefaultModelLoader
 
-    def _secondary_weights(self, model: Any) -> Iterator[tuple[str, Any]]:
-        sources = getattr(model, "secondary_weights", ())
-        if not sources:
-            return
-        from vllm.config.utils import replace
-        from vllm.model_executor.model_loader import DefaultModelLoader
-
-        loader = DefaultModelLoader(replace(self.load_config, load_format="auto"))
-        for source in sources:
+            loader = DefaultModelLoader(replace(self.load_config, load_format="auto"))
             yield from loader._get_weights_iterator(source)
 
     def _record(self, model_config: Any) -> Record:
         """Return the opened archive; it is opened once for each load."""
         if self._opened is None or self._opened[0] != model_config.model:
-            folder = None if self._options.url else self._folder(model_config)
-            self._opened = model_config.model, self._weights.open_weights(folder, self._options)
+            folder = "" if self._options else self._folder(model_config)
+            self._opened = model_config.model, self._weights.open_weights(folder, **self._options)
         return self._opened[1]
 
     def _folder(self, model_config: Any) -> str:

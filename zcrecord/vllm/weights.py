@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from zcrecord.archive.damage import check_digest
@@ -28,30 +27,16 @@ _ABOUT_WEIGHTS = (AssertionError, AttributeError, IndexError, KeyError, ValueErr
 _EXTRA = "--model-loader-extra-config"
 
 
-@dataclass(frozen=True, slots=True)
-class LoaderOptions:
-    """Options of `--model-loader-extra-config`.
-
-    Attributes:
-        url: of the archive or catalogue; None for the one in the model's folder.
-        storage_options: for fsspec, which opens the URL; see `load_record`.
-        cache: a folder for fetched bytes; None for the one that $ZCRECORD_CACHE names; False for no cache.
-    """
-
-    url: str | None = None
-    storage_options: dict[str, Any] | None = None
-    cache: str | bool | None = None
-
-
+# Options in --model-loader-extra-config: what each takes.
 _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "url": ("a text", lambda value: isinstance(value, str)),
-    "storage_options": ("an object", lambda value: isinstance(value, dict)),
+    "url": ("a text", lambda value: isinstance(value, str)),  # of the archive, if it is not in the model's folder
+    "storage_options": ("an object", lambda value: isinstance(value, dict)),  # and `cache`: as in `load_record`
     "cache": ("a folder, or false", lambda value: isinstance(value, str) or value is False),
 }
 
 
-def loader_options(given: Any) -> LoaderOptions:
-    """Return the options in vLLM's `model_loader_extra_config`.
+def loader_options(given: Any) -> dict[str, Any]:
+    """Return the options in vLLM's `model_loader_extra_config`: none, or those of the archive's URL, and the URL.
 
     Raises:
         UnsupportedError: it has a key that is not known, a value of another type, or options of a URL without one.
@@ -67,20 +52,18 @@ def loader_options(given: Any) -> LoaderOptions:
             raise UnsupportedError(f"{_EXTRA}: {key} is {kind}, not a {type(value).__name__}")
     if given and "url" not in given:
         raise UnsupportedError(f"{_EXTRA}: {', '.join(given)} without url; leave it out for an archive in the folder")
-    return LoaderOptions(**given)
+    return dict(given)
 
 
-def open_weights(folder: str | None, options: LoaderOptions) -> Record:
-    """Return the record of a model folder, or of the URL in the options.
+def open_weights(folder: str, url: str | None = None, **options: Any) -> Record:
+    """Return the record of a model folder, or of a URL, with options of `load_record`.
 
     Raises:
         SourceError: there is no archive, or several, or it cannot be read. FormatError, LimitError: it is not a valid
         archive.
     """
-    if options.url is not None:
-        return load_record(options.url, storage_options=options.storage_options, cache=options.cache)
-    assert folder is not None
-    return load_record(model_in(folder, archive_first=True))
+    record: Record = load_record(model_in(folder, archive_first=True) if url is None else url, **options)
+    return record
 
 
 def has_own_head(record: Record) -> bool:
@@ -117,12 +100,11 @@ def _check_whole(record: Record, info: TensorInfo) -> None:
 
 
 def _check_types(infos: list[TensorInfo], path: str | None) -> None:
-    torch, known = import_torch(), set()
+    torch = import_torch()
+    dtype_of = functools.cache(functools.partial(torch_dtype, torch))
     for info in infos:
         try:
-            if (form := (info.dtype.name, info.bits)) not in known:
-                torch_dtype(torch, info.dtype, info.bits)
-                known.add(form)
+            dtype_of(info.dtype, info.bits)
             torch_shape(info.dtype, info.bits, info.shape)
         except UnsupportedError as error:
             reason = error.message.partition(";")[0]
@@ -146,11 +128,11 @@ def _batches(infos: list[TensorInfo]) -> Iterator[set[str]]:
     batch: set[str] = set()
     nbytes = 0
     for info in infos:
-        if batch and nbytes + info.nbytes > _BATCH:
-            yield batch
-            batch, nbytes = set(), 0
-        batch.add(info.name)
         nbytes += info.nbytes
+        if batch and nbytes > _BATCH:
+            yield batch
+            batch, nbytes = set(), info.nbytes
+        batch.add(info.name)
     if batch:
         yield batch
 

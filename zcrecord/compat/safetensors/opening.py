@@ -16,18 +16,22 @@ from typing import Any
 import numpy as np
 
 from zcrecord.archive import subset
-from zcrecord.codec.layout import MAGIC
-from zcrecord.compat.safetensors import mapped as genuine
+from zcrecord.archive.archive import Archive
+from zcrecord.codec.entries import ModuleKind, TensorLayout, in_memory
+from zcrecord.codec.index import PAYLOAD
+from zcrecord.codec.layout import MAGIC, NONE
 from zcrecord.dtypes import STRING, from_numpy
-from zcrecord.errors import DependencyError, RecordError, TensorNotFoundError, UnsupportedError
+from zcrecord.errors import DependencyError, RecordError, TensorNotFoundError, UnsupportedError, located
+from zcrecord.foreign.safetensors_header import check_length, decode_header
 from zcrecord.frameworks.torch import import_torch, torch_device
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
-from zcrecord.record.save import save_record
+from zcrecord.record.save import metadata_entries, save_record
 from zcrecord.storage.files import path_of, read_start
-from zcrecord.storage.memory import read_file
+from zcrecord.storage.memory import Memory, buffer_of, map_file, read_file
 from zcrecord.tensors.lazy import LazyTensor
 from zcrecord.tensors.packed import PackedTensor, StringTensor
+from zcrecord.writing.flatten import FlatRecord
 
 SafetensorError = RecordError
 
@@ -104,8 +108,8 @@ class safe_open:  # noqa: N801  # the name people import
 
     def metadata(self) -> dict[str, str] | None:
         """Return the file's metadata, None if it has none; other values than text become JSON, bytes are left out."""
-        texts = {k: _text(v) for k, v in self._record.metadata.items() if not _has_bytes(v)}
-        return texts or None
+        texts = {key: _text(value) for key, value in self._record.metadata.items()}
+        return {key: text for key, text in texts.items() if text is not None} or None
 
     def get_tensor(self, name: str) -> Any:
         """Return one tensor; TensorNotFoundError lists similar names. Two calls return the same memory."""
@@ -113,7 +117,13 @@ class safe_open:  # noqa: N801  # the name people import
             self._singles_left -= 1
             tensor = self._single(name)
         else:
-            tensor = self._one_of_all(name)
+            if name not in self._record:
+                self._record.info(name)  # raises, with similar names
+            try:
+                tensor = self._all()[name]
+            except UnsupportedError:  # about another tensor
+                self._singles_left = sys.maxsize
+                tensor = self._single(name)
         return tensor.to(self._device) if hasattr(tensor, "to") and not self._on_cpu else tensor
 
     def get_tensors(self) -> dict[str, Any]:
@@ -137,15 +147,6 @@ class safe_open:  # noqa: N801  # the name people import
             self._record.info(name)  # raises, with similar names
         (tensor,) = self._converted(Record(subset.single_tensor(archive, number))).values()
         return tensor
-
-    def _one_of_all(self, name: str) -> Any:
-        if name not in self._record:
-            self._record.info(name)  # raises, with similar names
-        try:
-            return self._all()[name]
-        except UnsupportedError:  # about another tensor
-            self._singles_left = sys.maxsize
-            return self._single(name)
 
     def _all(self) -> dict[str, Any]:
         if self._tensors is None:
@@ -231,13 +232,36 @@ def open_record(source: Any, *, backend: str = "mmap", writable: bool = True) ->
     if not _is_safetensors(source):
         return load_record(source, mode="c" if writable else "r", mmap=backend == "mmap")
     path = path_of(source) if isinstance(source, str | os.PathLike) else None
-    if path is not None and backend == "pread":
-        source = read_file(path, least=0).octets
-    try:
-        record = genuine.open_record(source)
-        return Record(record.archive.private()) if writable else record
-    except RecordError as error:
-        raise error.located(path=path) from error.__cause__
+    if path is None or backend == "pread":
+        memory = Memory(buffer_of(source) if path is None else read_file(path, least=0).octets)
+    else:
+        memory = map_file(path, least=0)
+    with located(path=path):
+        archive = _archive(memory)
+        return Record(archive.private() if writable else archive)
+
+
+def _archive(memory: Memory) -> Archive:
+    """Return a safetensors file as an archive: views of it, under an index made for it. Reads no payload byte."""
+    octets = memory.octets.toreadonly()
+    length = check_length(bytes(octets[:64]), len(octets))
+    start = 8 + length
+    decoded = decode_header(bytes(octets[8:start]), len(octets) - start)
+    names, count = decoded.names, len(decoded.names)
+    entries = FlatRecord(ModuleKind.MAPPING, "")  # every name whole, so that they come back as they are
+    entries.names = names
+    entries.key_sizes = list(map(len, names if "".join(names).isascii() else map(str.encode, names)))
+    entries.parents, entries.places = [0] * count, list(range(count))
+    entries.layout_ids = decoded.form_ids
+    entries.layouts = [TensorLayout(kind.code, kind.bits, shape) for kind, shape in decoded.forms]
+    bounds = np.array(decoded.bounds, np.uint64)
+    sizes = np.diff(bounds)
+    some = sizes > 0
+    entries.payload_rows = np.zeros(np.count_nonzero(some), PAYLOAD)
+    entries.payload_rows["offset"], entries.payload_rows["nbytes"] = bounds[:-1][some] + np.uint64(start), sizes[some]
+    entries.payloads = np.where(some, np.cumsum(some) - 1, NONE)
+    entries.metadata = metadata_entries(decoded.metadata)
+    return Archive.foreign(memory._replace(octets=octets), in_memory(entries))
 
 
 def _is_safetensors(source: Any) -> bool:
@@ -291,12 +315,11 @@ def write_bytes(tensors: Any, metadata: Any) -> bytes:
     return file.getvalue()
 
 
-def _text(value: Any) -> str:
+def _text(value: Any) -> str | None:
+    """Return a metadata value as text or JSON; None if it has bytes."""
+    if any(isinstance(v, memoryview) for v in (value if isinstance(value, list | tuple) else [value])):
+        return None
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _has_bytes(value: Any) -> bool:
-    return any(isinstance(v, memoryview) for v in (value if isinstance(value, list | tuple) else [value]))
 
 
 def no_stand_in(module: str, instead: str) -> Callable[[str], Any]:

@@ -1,7 +1,5 @@
 """`safetensors.paddle` has no replacement: an import from this module raises an error with advice."""
 
-from __future__ import annotations
-
 from zcrecord.compat.safetensors.opening import no_stand_in
 
 __all__ = []

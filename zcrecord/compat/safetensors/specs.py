@@ -85,9 +85,7 @@ def serialize(tensor_dict: Mapping[str, TensorSpec], metadata: Mapping[str, str]
 
 
 def serialize_file(
-    tensor_dict: Mapping[str, TensorSpec],
-    filename: str | os.PathLike[str],
-    metadata: Mapping[str, str] | None = None,
+    tensor_dict: Mapping[str, TensorSpec], filename: str | os.PathLike[str], metadata: Mapping[str, str] | None = None
 ) -> None:
     """Write tensors, given by their addresses, as an archive, whole or not at all.
 
@@ -122,9 +120,8 @@ def deserialize(bytes: Any) -> list[tuple[str, dict[str, Any]]]:  # the name peo
         check_copies(record.archive, record.infos())
         for name, view in record.items():
             if isinstance(view, StringTensor):
-                raise UnsupportedError(
-                    "strings have no bytes of elements; load it with zcrecord.load_record", tensor=name
-                )
+                what = "strings have no bytes of elements; load it with zcrecord.load_record"
+                raise UnsupportedError(what, tensor=name)
             data = bytearray(view.packed if isinstance(view, PackedTensor) else as_bytes(view))
             out.append((name, {"dtype": dtype_name(view), "shape": list(view.shape), "data": data}))
     return out
@@ -147,9 +144,8 @@ def _array(name: Any, spec: Any) -> Any:
         raise UnsupportedError(what, tensor=str(name))
     if need and not spec.data_ptr:
         raise UnsupportedError(f"{need} bytes at address 0; is it on another device?", tensor=str(name))
-    octets = np.zeros(0, np.uint8)
-    if need:
-        octets = np.ctypeslib.as_array((ctypes.c_ubyte * need).from_address(spec.data_ptr))
+    memory: Any = (ctypes.c_ubyte * need).from_address(spec.data_ptr) if need else b""
+    octets = np.frombuffer(memory, np.uint8)
     if kind.packed:
         return PackedTensor(octets, kind, tuple(spec.shape))
     assert kind.numpy is not None  # a TensorSpec never has strings

@@ -20,16 +20,7 @@ from zcrecord.dtypes import by_safetensors
 from zcrecord.frameworks.torch import import_torch
 from zcrecord.tensors.strides import reach
 
-__all__ = [
-    "load",
-    "load_file",
-    "load_model",
-    "save",
-    "save_file",
-    "save_model",
-    "storage_ptr",
-    "storage_size",
-]
+__all__ = ["load", "load_file", "load_model", "save", "save_file", "save_model", "storage_ptr", "storage_size"]
 
 
 def load_file(filename: str | os.PathLike[str], device: Any = "cpu", *, backend: str = "mmap") -> dict[str, Any]:
@@ -257,8 +248,8 @@ def _remove_duplicate_names(
 def _types() -> dict[str, Any]:
     """Return torch's dtypes by safetensors' names, without the dtypes of pairs."""
     torch = import_torch()
-    dtypes = {name: getattr(torch, kind.torch, None) for name, kind in by_safetensors.items() if kind.torch}
-    return {name: dtype for name, dtype in dtypes.items() if dtype is not None}
+    named = ((name, kind.torch and getattr(torch, kind.torch, None)) for name, kind in by_safetensors.items())
+    return {name: dtype for name, dtype in named if dtype is not None}
 
 
 def _getdtype(dtype_str: str) -> Any:

@@ -22,8 +22,7 @@ from zcrecord.storage.files import absolute_path, path_of
 from zcrecord.tensors.packed import PackedTensor, StringTensor
 from zcrecord.writing.writers import ConvertReport
 
-from .files import ModelFiles, open_model, release
-from .locate import LocatedTensor, find_tensors, is_aligned, read
+from .locate import LocatedTensor, ModelFiles, find_tensors, is_aligned, open_model, read, release
 
 
 def scan(path: str | os.PathLike[str], *, allow_links: bool = False, mmap: bool = True) -> OnnxTensors:

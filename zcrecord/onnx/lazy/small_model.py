@@ -25,8 +25,7 @@ from zcrecord.tensors.packed import StringTensor
 from zcrecord.writing.module_tree import ModuleTreeBuilder
 from zcrecord.writing.writers import ConvertReport, conversion_report
 
-from .files import ModelFiles
-from .locate import LocatedTensor, find_tensors, is_as_stored, read
+from .locate import LocatedTensor, ModelFiles, find_tensors, is_as_stored, read
 
 
 def write_small_model(

@@ -1,22 +1,25 @@
-"""Small models in memory, whose tensors are removed or get other external data; all else stays byte for byte.
+"""Small models in memory, whose tensors or metadata_props are changed or removed; all else stays byte for byte.
 
 Models of any size are read by `scanner`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+import io
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from zcrecord.errors import OnnxError
 from zcrecord.onnx.names import ATTRIBUTE, FUNCTION, GRAPH, MODEL, NODE, TENSOR, TRAINING
 
-from .reader import LEN, VARINT, ProtobufReader, encode_field, read_pair
+from .reader import LEN, MAX_TEXT, VARINT, ProtobufReader, encode_field, read_pair
 from .scanner import CHILDREN
 
 _EXTERNAL_DATA, _DATA_LOCATION = 13 << 3 | LEN, 14 << 3 | VARINT  # of TensorProto
 _INITIALIZER = 5 << 3 | LEN  # of GraphProto
 _DOMAIN = 7 << 3 | LEN  # of NodeProto
+_METADATA_PROPS = 14  # of ModelProto; a StringStringEntryProto has its key in field 1, its value in field 2
 _EXTERNAL = b"\x70\x01"  # data_location = EXTERNAL
 MOST_ENTRIES = 256  # of one tensor's external_data: where, and one for each operator that packs it
 
@@ -121,3 +124,42 @@ def _external(reader: ProtobufReader, end: int) -> ExternalTensor | None:
         rest.append(reader.view[done:start])
         done = reader.pos
     return ExternalTensor(b"".join([*rest, reader.view[done:end]]), entries) if entries else None
+
+
+def read_properties(stream: io.RawIOBase | io.BufferedIOBase) -> dict[str, str]:
+    """Return a model's metadata_props of less than 64 KiB; reads it once, forward, and holds none of it."""
+    reader = ProtobufReader(stream)
+    return dict(
+        read_pair(reader, reader.offset + nbytes) for _, tag, nbytes in reader.fields() if _is_pair(tag, nbytes)
+    )
+
+
+def without_properties(data: Any, keys: Collection[str]) -> tuple[bytes, list[tuple[str, str]]]:
+    """Return a ModelProto without the metadata_props of these keys, and these pairs; copies all else byte for byte.
+
+    A malformed pair stays, as `convert` took it.
+    """
+    pairs: list[tuple[str, str]] = []
+    parts, done = [], 0
+    reader = ProtobufReader(data)
+    for start, tag, nbytes in reader.fields(reader.limit):
+        if _is_pair(tag, nbytes):
+            end = reader.pos + nbytes
+            with contextlib.suppress(OnnxError):
+                pair = read_pair(reader, end)
+                if pair[0] in keys:
+                    pairs.append(pair)
+                    parts.append(reader.view[done:start])
+                    done = end
+            reader.pos = end
+    return b"".join([*parts, reader.view[done : reader.limit]]), pairs
+
+
+def encode_properties(properties: Mapping[str, str]) -> bytes:
+    """Encode metadata_props as fields that can be appended to a ModelProto."""
+    pairs = ((key.encode(), value.encode()) for key, value in properties.items())
+    return b"".join(encode_field(_METADATA_PROPS, encode_field(1, k) + encode_field(2, v)) for k, v in pairs)
+
+
+def _is_pair(tag: int, nbytes: int) -> bool:
+    return tag == _METADATA_PROPS << 3 | LEN and nbytes <= MAX_TEXT

@@ -32,6 +32,7 @@ from .reader import (
     MAX_TEXT,
     OPEN_END,
     VARINT,
+    Array,
     ProtobufReader,
     Skeleton,
     encode_varint,
@@ -80,7 +81,6 @@ STUB_KEY = b"zcrecord"
 # TensorProto.data_location = EXTERNAL, external_data { key, value } up to a value of so many digits.
 _STUBS = [b"\x70\x01\x6a%c\x0a%c%s\x12%c" % (len(STUB_KEY) + n + 4, len(STUB_KEY), STUB_KEY, n) for n in range(20)]
 
-Array = npt.NDArray[Any]
 _ATTRIBUTE = 5 << 3 | LEN  # NodeProto.attribute
 _HOLDING = frozenset(CHILDREN[ATTRIBUTE])
 _FEW = 16  # nodes; for fewer, looking at each is quicker

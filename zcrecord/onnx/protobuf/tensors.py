@@ -15,7 +15,6 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from zcrecord import dtypes
 from zcrecord.codec.layout import MAX_ARCHIVE_SIZE, MAX_RANK, NONE
@@ -24,9 +23,7 @@ from zcrecord.errors import LimitError, OnnxError, printable
 from zcrecord.onnx.names import Scope
 from zcrecord.tensors.packed import pack_bits
 
-from .reader import LEN, SLACK, VARINT, ProtobufReader, VarintDecoder, encode_varint, read_pair
-
-Array = npt.NDArray[Any]
+from .reader import LEN, SLACK, VARINT, Array, ProtobufReader, VarintDecoder, encode_varint, read_pair
 
 BOOL, STRING, UINT32 = 9, 8, 12  # data_type
 MAX_EARLY = 1 << 20  # bytes of varints that may come before the data_type that explains them
@@ -514,17 +511,13 @@ class TensorReader:
             self._sink.write(bytes(-v.nbytes % 8))
             self._sink.write(np.frombuffer(v.ends, np.uint64).astype("<u8", copy=False).view(np.uint8))
         elif v.last_byte >= 0:
-            self._close_packed(t)
+            used = prod(t.dims) * t.dtype.bits % 8 if t.dtype is not None and t.dtype.packed else 0
+            self._sink.write(bytes([v.last_byte & ((1 << used) - 1) if used else v.last_byte]))
+            v.last_byte = -1
+            v.stored = t.data_type, prod(t.dims)
         v.payload = self._sink.end()
         v.closed = True
         self._open = None
-
-    def _close_packed(self, t: TensorMessage) -> None:
-        kind, v = t.dtype, t.values
-        used = prod(t.dims) * kind.bits % 8 if kind is not None and kind.packed else 0
-        self._sink.write(bytes([v.last_byte & ((1 << used) - 1) if used else v.last_byte]))
-        v.last_byte = -1
-        v.stored = t.data_type, prod(t.dims)
 
     def finish(self, t: TensorMessage) -> tuple[int, ...]:
         """Check a whole tensor against its shape, finish its payload and return the shape."""
