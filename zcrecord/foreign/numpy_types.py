@@ -78,18 +78,17 @@ class Noted(Stated):
             UnsupportedError: as `array`, or its rank is another, or it is no integer.
         """
         array = self.array(path)
-        if array.ndim or array.dtype.kind not in "iu":  # those of other numbers may have one hash, and be compared
-            what = f"array of shape {array.shape} is" if array.ndim else f"number of dtype {array.dtype} is"
-            raise UnsupportedError(f"a numpy {what} a key; save a number", tensor=path or None)
+        fault = f"a numpy array of shape {array.shape} is a key; save a number" if array.ndim else ""
+        if array.dtype.kind not in "iu":  # others may have one hash, so that a dict compares them all
+            fault = fault or f"a numpy number of dtype {array.dtype} is a key; keys are non-empty strings or integers"
+        if fault:
+            raise UnsupportedError(fault, tensor=path or None)
         return array[()]
 
 
-NAMES: dict[tuple[str, str], Any] = {
-    ("numpy", "dtype"): Function(_Dtype),
-    ("numpy", "ndarray"): Function(Noted),
-    **{
-        (f"numpy.{core}.multiarray", what): Function(Noted)
-        for core in ("core", "_core")  # of numpy 1, and of numpy 2
-        for what in ("_reconstruct", "scalar")
-    },
+NAMES: dict[str, Any] = {  # of numpy 1, whose core is "core", and of numpy 2
+    "numpy.dtype": Function(_Dtype),
+    "numpy.ndarray": Function(Noted),
+    **{f"numpy.{core}.multiarray._reconstruct": Function(Noted) for core in ("core", "_core")},
+    **{f"numpy.{core}.multiarray.scalar": Function(Noted) for core in ("core", "_core")},
 }

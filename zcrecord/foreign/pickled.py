@@ -17,8 +17,12 @@ from typing import Any
 from zcrecord.errors import LimitError
 
 _GLOBAL = re.compile(rb"([^\n]{1,200})\n([^\n]{1,200})\n")
-_UINT16, _UINT32, _INT32 = (struct.Struct(form).unpack_from for form in ("<H", "<I", "<i"))
-_DOUBLE = struct.Struct(">d").unpack_from
+_UINT32 = struct.Struct("<I").unpack_from
+_NUMBERS = {
+    0x4D: struct.Struct("<H"),
+    0x4A: struct.Struct("<i"),
+    0x47: struct.Struct(">d"),
+}  # BININT2, ...
 _CONSTANTS: dict[int, Any] = {0x4E: None, 0x88: True, 0x89: False, 0x29: ()}  # NONE, NEWTRUE, NEWFALSE, EMPTY_TUPLE
 _HASHED = frozenset({str, float, bool, NoneType, bytes})  # types of keys with hashes that differ
 _WIDE = 1 << 64  # integers below it have hashes that differ
@@ -92,18 +96,17 @@ def unpickle(
             items, stack = stack, marked.pop()
             stack.append(tuple(items))
         elif op == 0x52:  # REDUCE
-            arguments, function = stack.pop(), stack.pop()
-            if type(function) is not Function or type(arguments) is not tuple:
-                raise ValueError("its pickle calls what is no function")
-            stack.append(function.call(*arguments))
+            arguments = exactly(tuple, stack.pop())
+            stack.append(exactly(Function, stack.pop()).call(*arguments))
         elif op in _CONSTANTS:
             stack.append(_CONSTANTS[op])
         elif op == 0x86:  # TUPLE2
             last = stack.pop()
             stack.append((stack.pop(), last))
-        elif op == 0x4D:  # BININT2
-            stack.append(_UINT16(data, i)[0])
-            i += 2
+        elif op in _NUMBERS:
+            number = _NUMBERS[op]
+            stack.append(number.unpack_from(data, i)[0])
+            i += number.size
         elif op == 0x51:  # BINPERSID
             stack.append(persistent(stack.pop()))
         elif op == 0x85:  # TUPLE1
@@ -111,40 +114,26 @@ def unpickle(
         elif op == 0x6A:  # LONG_BINGET
             stack.append(memo[_UINT32(data, i)[0]])
             i += 4
-        elif op == 0x4A:  # BININT
-            stack.append(_INT32(data, i)[0])
-            i += 4
         elif op == 0x87:  # TUPLE3
-            items = stack[-3:]
-            del stack[-3:]
-            stack.append(tuple(items))
+            last, middle = stack.pop(), stack.pop()
+            stack.append((stack.pop(), middle, last))
         elif op in (0x75, 0x73):  # SETITEMS, SETITEM
-            items = stack[-2:]
-            if op == 0x73:
-                del stack[-2:]
-            else:
-                items, stack = stack, marked.pop()
+            items, stack = (stack, marked.pop()) if op == 0x75 else ([stack.pop(-2), stack.pop()], stack)
             keys = items[::2]
+            if len(items) % 2:
+                raise ValueError("its pickle has a key without a value")
             if not {str}.issuperset(map(type, keys)):
                 odd += sum(map(_is_odd, keys))
             if odd > _ODD:
-                raise LimitError(
-                    "thousands of keys that are neither texts nor integers of 64 bits; the file is malicious"
-                )
-            _exactly(dict, stack[-1]).update(zip(keys, items[1::2], strict=True))
+                raise LimitError("1,000 keys that are neither texts nor integers of 64 bits; the file is malicious")
+            exactly(dict, stack[-1]).update(zip(keys, items[1::2], strict=True))
         elif op == 0x7D:  # EMPTY_DICT
             stack.append({})
         elif op == 0x5D:  # EMPTY_LIST
             stack.append([])
-        elif op == 0x65:  # APPENDS
-            items, stack = stack, marked.pop()
-            _exactly(list, stack[-1]).extend(items)
-        elif op == 0x61:  # APPEND
-            last = stack.pop()
-            _exactly(list, stack[-1]).append(last)
-        elif op == 0x47:  # BINFLOAT
-            stack.append(_DOUBLE(data, i)[0])
-            i += 8
+        elif op in (0x65, 0x61):  # APPENDS, APPEND
+            items, stack = (stack, marked.pop()) if op == 0x65 else ([stack.pop()], stack)
+            exactly(list, stack[-1]).extend(items)
         elif op == 0x63:  # GLOBAL
             match = _GLOBAL.match(bytes(data[i : i + 402]))
             if match is None:
@@ -161,7 +150,7 @@ def unpickle(
             if isinstance(stack[-1], Stated):
                 stack[-1].state = state
             else:
-                _exactly(dict, stack[-1])
+                exactly(dict, stack[-1])
         elif op == 0x80:  # PROTO
             i += 1
         elif op == 0x2E:  # STOP
@@ -176,9 +165,10 @@ def _bytes(data: Any, start: int, end: int) -> bytes:
     return bytes(data[start:end])
 
 
-def _exactly(kind: Any, value: Any) -> Any:
+def exactly(kind: Any, value: Any) -> Any:
+    """Return a value; ValueError unless it is of this very type."""
     if type(value) is not kind:
-        raise ValueError(f"its pickle puts items into a {type(value).__name__}")
+        raise ValueError(f"a {type(value).__name__} where a {kind.__name__} is due")
     return value
 
 

@@ -23,7 +23,7 @@ from .numpy_types import Noted
 from .pickled import unpickle
 from .readers import MemoryReader, Reader
 from .receiver import Receiver
-from .torch_types import TorchNames, TorchStorage, TorchTensor, TorchValue, Unreadable
+from .torch_types import TorchNames, TorchStorage, TorchTensor, TorchValue, itemsize
 from .zip_files import stored_members
 
 _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
@@ -76,7 +76,7 @@ def read(reader: Reader, out: Receiver) -> int:
 
 def _ranges(tensors: list[Any]) -> dict[int, int]:
     """Return the offset in the file of each tensor, by its identity, that is in C order and alone in its storage."""
-    users = Counter(id(t.storage.parent or t.storage) for t in tensors if isinstance(t, TorchTensor))
+    users = Counter(id(t.storage) for t in tensors if isinstance(t, TorchTensor))
     plain = (t for t in tensors if isinstance(t, TorchTensor) and users[id(t.storage)] == 1 and t.is_plain)
     return {id(t): t.storage.start + t.itemsize * t.offset for t in plain}
 
@@ -108,25 +108,25 @@ def _load_zipped(octets: memoryview) -> tuple[Any, tuple[int, int]]:
     members, directory = stored_members(octets, _WRONG)
     root = next(iter(members), b"").partition(b"/")[0]
 
-    def member(name: str) -> bytes | None:
-        start, nbytes, _ = members.get(root + b"/" + name.encode(), (0, 0, 0))
-        return bytes(octets[start : start + nbytes]) if start else None
+    def member(name: bytes, most: int) -> bytes | None:
+        start, nbytes, _ = members.get(root + b"/" + name, (0, 0, 0))
+        return bytes(octets[start : start + min(nbytes, most)]) if start else None
 
     def place(key: str, storage: TorchStorage) -> None:
-        start, nbytes, _ = members[root + b"/data/" + key.encode().lower()]
+        start, nbytes, _ = members[root + b"/data/" + key.encode()]
         if storage.nbytes > nbytes:
             raise ValueError("a storage ends behind its member")
-        storage.octets, storage.start = octets, start
+        storage.octets, storage.start, storage.in_file = octets, start, True
         if order == b"big":
-            storage.octets, storage.start, storage.in_file = storage.swapped(), 0, False
+            storage.swap()
 
-    pickle, order, version = member("data.pkl"), member("byteorder"), member("version") or b"0"
+    pickle, order, version = member(b"data.pkl", len(octets)), member(b"byteorder", 9), member(b"version", 9)
     if pickle is None or zlib.crc32(pickle) != members[root + b"/data.pkl"][2]:
         raise ValueError("its data.pkl is " + ("missing" if pickle is None else "damaged"))
-    if not version.strip().isdigit() or int(version[:9]) > _VERSIONS:
-        raise ValueError(f"it is of version {printable(version[:9].decode(errors='replace'))}")
+    if version is None or not version.strip().isdigit() or int(version) > _VERSIONS:
+        raise ValueError("its version is " + ("missing" if version is None else printable(repr(version))))
     if order not in (None, b"little", b"big"):
-        raise ValueError(f"Unknown endianness type: {printable(order[:99].decode(errors='replace'))}")
+        raise ValueError(f"its byte order is {printable(repr(order))}")
     names = TorchNames(len(octets), place)
     value, _ = unpickle(pickle, 0, names.named, names.persistent)
     return value, (directory, len(octets))
@@ -146,12 +146,14 @@ def _load_bare(octets: memoryview) -> tuple[Any, tuple[int, int]]:
         found.append(value)
     end = i
     for key in found[4]:
-        storage = names.storages[key]
+        storage = names.storages[key] if type(key) is str else None
+        if storage is None:
+            raise ValueError("the key of a storage that no tensor has")
         count, storage.start = int.from_bytes(octets[i : i + 8], "little"), i + 8
         i += 8 + storage.nbytes
-        if count * storage.itemsize != storage.nbytes or i > len(octets):
+        if count * itemsize(storage.dtype) != storage.nbytes or i > len(octets):
             raise ValueError("a storage ends too early, or has another size than its tensors")
-        storage.octets = octets
+        storage.octets, storage.in_file = octets, True
     return found[3], (0, end)
 
 
@@ -201,17 +203,18 @@ class _StateDictWalk:
 
     def _module(self, path: tuple[str, ...], value: Any) -> tuple[_CheckpointItem, _Children]:
         name = ".".join(path)
-        if isinstance(value, TorchValue) and path:
-            return _CheckpointItem(path, "object", value.type_name), iter([((*path, "value"), value.text)])
+        if not path and type(value) not in (dict, list, tuple):
+            kind_name = "Tensor" if isinstance(value, TorchTensor | TorchValue) else type(value).__name__
+            raise UnsupportedError(f"holds a single {kind_name} without a name; save a dict of tensors")
+        if isinstance(value, TorchValue) and value.kind.startswith("zcr:"):
+            return _CheckpointItem(path, "object", value.kind), iter([((*path, "value"), value.text)])
+        if type(value) not in (dict, list, tuple, int, complex):
+            what = f"a {type(value).__name__} is neither a tensor nor a plain value; take it out of the checkpoint"
+            raise UnsupportedError(value.text if isinstance(value, TorchValue) else what, tensor=name)
         if type(value) is dict and any(isinstance(key, Noted) for key in value):
             value = {key.scalar(name) if isinstance(key, Noted) else key: inner for key, inner in value.items()}
         kind, type_name, children = children_of(value, name)
-        if kind is None or (not path and type(value) not in (dict, list, tuple)):
-            if not path:
-                kind_name = "Tensor" if isinstance(value, TorchTensor) else type(value).__name__
-                raise UnsupportedError(f"holds a single {kind_name} without a name; save a dict of tensors")
-            what = f"a {type(value).__name__} is neither a tensor nor a plain value; take it out of the checkpoint"
-            raise UnsupportedError(what, tensor=name)
+        assert kind is not None, "the types above have one"
         if len(path) >= MAX_DEPTH:
             raise LimitError(f"nested more than {MAX_DEPTH} deep; does it contain itself?", tensor=name)
         state = value if not path and _is_state_dict(value) else None
@@ -237,8 +240,6 @@ class _StateDictWalk:
         name = ".".join(path)
         if kind is Noted:
             return _CheckpointItem(path, "tensor", value.array(name)), None
-        if isinstance(value, Unreadable):
-            raise UnsupportedError(value.why, tensor=name)
         if kind in (str, bytes, list, tuple, dict):
             self._meet(value, name)
         if is_attribute(value, name):

@@ -10,12 +10,13 @@ each of them looks at.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import io
 import struct
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from zcrecord.codec.entries import encodable
 from zcrecord.errors import FormatError, RecordError, SourceError, UnsupportedError, printable
@@ -32,26 +33,9 @@ _ALIKE = "readers of zip files would differ about what is in it; save it anew"
 _TAIL = 1 << 17  # bytes at the end in which zipfile looks for the end record, and some more
 _WIDE = 0xFFFFFFFF  # a size or offset that stands in the ZIP64 field
 
-_Read = Callable[[int, int], Any]  # exactly so many bytes from an offset on
-
-
-class StoredMember(NamedTuple):
-    """A member as the directory describes it, with zipfile's names for what it says."""
-
-    name: bytes
-    flag_bits: int
-    compress_type: int
-    CRC: int
-    compress_size: int
-    file_size: int
-    external_attr: int
-    header_offset: int
-    extra: bytes
-
-    @property
-    def orig_filename(self) -> str:
-        """The name as text."""
-        return self.name.decode(errors="replace")
+_Entry = collections.namedtuple(  # a member as the directory has it, by zipfile's names; `name` is bytes
+    "_Entry", "name orig_filename flag_bits compress_type CRC compress_size file_size external_attr header_offset extra"
+)
 
 
 def open_zip(file: Any, wrong: str = _NPZ) -> zipfile.ZipFile:
@@ -87,13 +71,9 @@ def check_alike(opened: zipfile.ZipFile, file: Any, total: int) -> None:
     Raises:
         FormatError: the file can be read in two ways, or is damaged.
     """
-
-    def read(offset: int, nbytes: int) -> bytes:
-        return _read(file, offset, nbytes)
-
-    start, end, count = _directory(read, total)
-    entries = _entries(read(start, end - start), start)
-    _check_members(opened.infolist(), [entry.name for entry in entries], start, count, read)
+    start, end, count = _directory(file, total)
+    names = [entry.name for entry in _entries(_read(file, start, end - start), start)]
+    _check_members(opened.infolist(), names, start, count, file)
 
 
 def stored_members(octets: memoryview, wrong: str) -> tuple[dict[bytes, tuple[int, int, int]], int]:
@@ -105,23 +85,17 @@ def stored_members(octets: memoryview, wrong: str) -> tuple[dict[bytes, tuple[in
         FormatError: as `check_alike`; or two members have one name. UnsupportedError: a member is compressed, or
         encrypted.
     """
-
-    def read(offset: int, nbytes: int) -> Any:
-        if offset + nbytes > len(octets):
-            raise FormatError("ends too early; the file is truncated or damaged", offset=offset)
-        return octets[offset : offset + nbytes]
-
     with zip_faults(wrong):
         if not zipfile.is_zipfile(io.BytesIO(octets[-_TAIL:])):
             raise zipfile.BadZipFile("it does not end as a zip file")
-    start, end, count = _directory(read, len(octets))
-    entries = _entries(bytes(read(start, end - start)), start)
+    start, end, count = _directory(octets, len(octets))
+    entries = _entries(_read(octets, start, end - start), start)
     packed = next((entry for entry in entries if entry.compress_type or entry.flag_bits & 1), None)
     if packed is not None:
         done = "compressed" if packed.compress_type else "encrypted"
         what = f"{wrong}, or one that was packed again: '{printable(packed.orig_filename)}' is {done}"
         raise UnsupportedError(f"{what}; unpack it and pack it without compression, or save it anew")
-    ends = _check_members(entries, [entry.name for entry in entries], start, count, read)
+    ends = _check_members(entries, [entry.name for entry in entries], start, count, octets)
     out = {e.name.lower(): (end - e.file_size, e.file_size, e.CRC) for e, end in ends}
     if len(out) < len(entries):
         raise FormatError(f"two of its members have one name; {_ALIKE}")
@@ -129,7 +103,7 @@ def stored_members(octets: memoryview, wrong: str) -> tuple[dict[bytes, tuple[in
 
 
 def _check_members(
-    infos: Sequence[Any], names: list[bytes], start: int, count: int, read: _Read
+    infos: Sequence[Any], names: list[bytes], start: int, count: int, file: Any
 ) -> list[tuple[Any, int]]:
     """Return each member and its end, after checking them against one another and the directory at `start`."""
     if not len(names) == len(infos) == count:
@@ -140,7 +114,7 @@ def _check_members(
     for info, name in sorted(zip(infos, names, strict=True), key=lambda pair: pair[0].header_offset):
         if info.header_offset < passed:
             raise FormatError(f"this member overlaps another; {_ALIKE}", tensor=info.orig_filename.removesuffix(".npy"))
-        passed = _check_member(info, name, read)
+        passed = _check_member(info, name, file)
         out.append((info, passed))
     if passed > start:
         raise FormatError(f"its last member ends at byte {passed}, the directory starts at {start}; it is truncated")
@@ -148,31 +122,34 @@ def _check_members(
 
 
 def _read(file: Any, offset: int, nbytes: int) -> bytes:
-    with zip_faults():
-        file.seek(offset)
-        data = bytes(file.read(nbytes))
+    if isinstance(file, memoryview):
+        data = bytes(file[offset : offset + nbytes])
+    else:
+        with zip_faults():
+            file.seek(offset)
+            data = bytes(file.read(nbytes))
     if len(data) < nbytes:
         raise FormatError(f"ends {nbytes - len(data)} bytes early; the file is truncated or damaged", offset=offset)
     return data
 
 
-def _directory(read: _Read, total: int) -> tuple[int, int, int]:
+def _directory(file: Any, total: int) -> tuple[int, int, int]:
     """Return start and end of the directory and its number of members, from the end records.
 
     Raises:
         FormatError: the records are not the last bytes, or contradict each other or the directory's end.
     """
     end = total - _END.size
-    magic, disk, first_disk, entries, count, nbytes, start, comment = _END.unpack(read(end, _END.size))
+    magic, disk, first_disk, entries, count, nbytes, start, comment = _END.unpack(_read(file, end, _END.size))
     if magic != _END_MAGIC or comment:
         raise FormatError(f"a comment or other bytes behind its end record; {_ALIKE}", offset=end)
     narrow: tuple[int, ...] = (disk, first_disk, entries, count, nbytes, start)
     before = end - _LOCATOR.size
-    if before >= 0 and (locator := _LOCATOR.unpack(read(before, _LOCATOR.size)))[0] == _LOCATOR_MAGIC:
+    if before >= 0 and (locator := _LOCATOR.unpack(_read(file, before, _LOCATOR.size)))[0] == _LOCATOR_MAGIC:
         end = before - _END64.size
         if end < 0 or locator[1:] != (0, end, 1):
             raise FormatError(f"its ZIP64 end record is not in front of its locator; {_ALIKE}", offset=before)
-        magic, size, _, _, *wide = _END64.unpack(read(end, _END64.size))
+        magic, size, _, _, *wide = _END64.unpack(_read(file, end, _END64.size))
         if magic != _END64_MAGIC or size != _END64.size - 12:
             raise FormatError(f"its ZIP64 end record is damaged; {_ALIKE}", offset=end)
         full = (0xFFFF,) * 4 + (0xFFFFFFFF,) * 2
@@ -188,9 +165,9 @@ def _directory(read: _Read, total: int) -> tuple[int, int, int]:
     return start, end, count
 
 
-def _entries(directory: bytes, start: int) -> list[StoredMember]:
+def _entries(directory: bytes, start: int) -> list[_Entry]:
     """Return the members as they stand in a directory that lies at `start`."""
-    out: list[StoredMember] = []
+    out: list[_Entry] = []
     position = 0
     while position < len(directory):
         if position + _ENTRY.size > len(directory) or not directory.startswith(_ENTRY_MAGIC, position):
@@ -202,7 +179,8 @@ def _entries(directory: bytes, start: int) -> list[StoredMember]:
         if _WIDE in sizes:
             sizes = _wide_sizes(*sizes, extra)
         name = directory[position + _ENTRY.size : name_end]
-        out.append(StoredMember(name, entry[3], entry[4], entry[7], sizes[0], sizes[1], entry[15], sizes[2], extra))
+        text = name.decode(errors="replace")
+        out.append(_Entry(name, text, entry[3], entry[4], entry[7], *sizes[:2], entry[15], sizes[2], extra))
         position += _ENTRY.size + sum(entry[10:13])
     if position > len(directory):
         raise FormatError(f"its directory is damaged; {_ALIKE}", offset=start + position)
@@ -225,12 +203,13 @@ def _fields(extra: bytes) -> Iterator[tuple[int, bytes]]:
         extra = extra[4 + size :]
 
 
-def _check_member(info: Any, name: bytes, read: _Read) -> int:
+def _check_member(info: Any, name: bytes, file: Any) -> int:
     """Return the end of a member, after checking that its header agrees with the directory."""
     offset, fault = info.header_offset, ""
-    local = _LOCAL.unpack(read(offset, _LOCAL.size))
+    local = _LOCAL.unpack(_read(file, offset, _LOCAL.size))
     kinds = [kind for kind, _ in _fields(info.extra)] if info.extra else ()
-    if local[0] != _LOCAL_MAGIC or local[3] != info.compress_type or read(offset + _LOCAL.size, local[9]) != name:
+    own_name = _read(file, offset + _LOCAL.size, local[9])
+    if local[0] != _LOCAL_MAGIC or local[3] != info.compress_type or own_name != name:
         fault = "the directory and the member's own header contradict each other"
     elif info.compress_type == zipfile.ZIP_STORED and info.compress_size != info.file_size:
         fault = f"stored in {info.compress_size} bytes, of which {info.file_size} should come"
