@@ -171,7 +171,7 @@ def honest() -> dict[str, Any]:
     model(torch.ones(1, 8)).sum().backward()
     optimizer.step()
     tagged = torch.ones(2)
-    tagged.tag = "with an attribute"  # type: ignore[attr-defined]
+    tagged.tag = "with an attribute"
     return {
         "model": model.state_dict(), "optimizer": optimizer.state_dict(), "rng": torch.get_rng_state(),
         "bytes": b"abc" * 10_000, "more": bytearray(10_000), "shape": torch.Size((4096, 4096)), "complex": 1j,

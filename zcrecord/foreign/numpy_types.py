@@ -16,6 +16,7 @@ from zcrecord.errors import UnsupportedError, printable
 
 from .pickled import Function, Stated
 
+_ORDERS: tuple[Any, ...] = "<", ">", "|", "="
 _PLAIN = re.compile(r"b1|[iu][1248]|f[248]|c(8|16)")
 
 
@@ -25,16 +26,16 @@ class _Dtype(Stated):
     __slots__ = ("_name",)
 
     def __init__(self, name: Any = "", *_: Any) -> None:
-        super().__init__()
+        self.state = None
         self._name = name if isinstance(name, str) else type(name).__name__
 
     def dtype(self, path: str) -> np.dtype[Any]:
         """Return the dtype; raises UnsupportedError unless it is one of plain numbers."""
-        order = self.state[1] if isinstance(self.state, tuple) and len(self.state) > 1 else "="
-        if not _PLAIN.fullmatch(self._name) or not isinstance(order, str) or order not in list("<>|="):
+        order: Any = self.state[1] if isinstance(self.state, tuple) and len(self.state) > 1 else "="
+        if not _PLAIN.fullmatch(self._name) or order not in _ORDERS:
             what = f"a numpy array of dtype {printable(repr(self._name), 60)}; only plain numbers can be read"
             raise UnsupportedError(f"{what}, save it as such or as a tensor of torch", tensor=path or None)
-        return np.dtype(self._name).newbyteorder(order)  # type: ignore[arg-type]
+        return np.dtype(self._name).newbyteorder(order)
 
 
 class Noted(Stated):
@@ -43,7 +44,6 @@ class Noted(Stated):
     __slots__ = ("_array",)
 
     def __init__(self, *arguments: Any) -> None:
-        super().__init__()
         self.state = (1, (), *arguments[:1], False, *arguments[1:])
         self._array: np.ndarray[Any, Any] | None = None
 
@@ -56,9 +56,8 @@ class Noted(Stated):
         if self._array is None:
             state = self.state if isinstance(self.state, tuple) and len(self.state) == 5 else (None,) * 5
             _, shape, dtype, is_fortran, data = state
-            sizes = shape if isinstance(shape, tuple) and len(shape) <= 32 else None
-            if sizes is not None and not all(type(n) is int and n >= 0 for n in sizes):
-                sizes = None
+            few = isinstance(shape, tuple) and len(shape) <= 32
+            sizes = shape if few and all(type(n) is int and n >= 0 for n in shape) else None
             # numpy makes no array whose dims, zeros left out, come to 2^63 bytes; no plain type has over 16.
             sound = sizes is not None and prod(n or 1 for n in sizes) < 1 << 59
             if sizes is None or not sound or not isinstance(dtype, _Dtype) or not isinstance(is_fortran, bool):

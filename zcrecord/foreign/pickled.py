@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import NoneType
 from typing import Any
 
@@ -18,33 +19,25 @@ from zcrecord.errors import LimitError
 
 _GLOBAL = re.compile(rb"([^\n]{1,200})\n([^\n]{1,200})\n")
 _UINT32 = struct.Struct("<I").unpack_from
-_NUMBERS = {
-    0x4D: struct.Struct("<H"),
-    0x4A: struct.Struct("<i"),
-    0x47: struct.Struct(">d"),
-}  # BININT2, ...
+_NUMBERS = {op: struct.Struct(form) for op, form in ((0x4D, "<H"), (0x4A, "<i"), (0x47, ">d"))}  # BININT2, BININT, ...
 _CONSTANTS: dict[int, Any] = {0x4E: None, 0x88: True, 0x89: False, 0x29: ()}  # NONE, NEWTRUE, NEWFALSE, EMPTY_TUPLE
 _HASHED = frozenset({str, float, bool, NoneType, bytes})  # types of keys with hashes that differ
 _WIDE = 1 << 64  # integers below it have hashes that differ
 _ODD, _ITEMS = 1000, 16  # limits: of keys with hashes that may be equal, and of the items of a tuple among them
 
 
+@dataclass(slots=True, eq=False)
 class Function:
     """A function that a pickle may name: REDUCE calls it, and nothing else does anything with it."""
 
-    __slots__ = ("call",)
-
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self.call = call
+    call: Callable[..., Any]
 
 
 class Stated:
     """Base class of values that BUILD may set the state of."""
 
     __slots__ = ("state",)
-
-    def __init__(self) -> None:
-        self.state: Any = None
+    state: Any
 
 
 def unpickle(
@@ -96,8 +89,10 @@ def unpickle(
             items, stack = stack, marked.pop()
             stack.append(tuple(items))
         elif op == 0x52:  # REDUCE
-            arguments = exactly(tuple, stack.pop())
-            stack.append(exactly(Function, stack.pop()).call(*arguments))
+            arguments, function = stack.pop(), stack.pop()
+            if type(function) is not Function or type(arguments) is not tuple:
+                raise ValueError("its pickle calls what is no function")
+            stack.append(function.call(*arguments))
         elif op in _CONSTANTS:
             stack.append(_CONSTANTS[op])
         elif op == 0x86:  # TUPLE2

@@ -47,6 +47,7 @@ _UNREADABLE = {
     "_rebuild_meta_tensor_no_storage": "a meta tensor has no values; load or initialise it before it is saved",
     "_rebuild_wrapper_subclass": "a tensor that computes its values from others; save those",
 }
+_SAME = "_rebuild_parameter", "_rebuild_parameter_with_state", "_rebuild_device_tensor_from_cpu_tensor"
 _ASKED, _TIMES = 64 << 20, 4  # limit of the bytes that a pickle's calls make: so many, plus so many times the file
 
 
@@ -56,9 +57,6 @@ class TorchValue:
 
     kind: str
     text: str
-
-    def __repr__(self) -> str:
-        return self.text
 
 
 @dataclass(slots=True, eq=False)
@@ -134,11 +132,10 @@ class TorchNames:
     def __init__(self, size: int, place: Callable[[str, TorchStorage], None]) -> None:
         """Serve a file of `size` bytes; `place` is called with the key of each new storage."""
         self.storages: dict[str, TorchStorage] = {}
-        self._place, self._asked, self._most = place, 0, _TIMES * size + _ASKED
+        self._place, self._asked, self._size = place, 0, size
         tensors: dict[str, Callable[..., Any]] = {
-            "_rebuild_tensor": self._tensor, "_rebuild_tensor_v2": self._tensor, "_rebuild_tensor_v3": self._tensor_v3,
-            "_rebuild_parameter": _same, "_rebuild_parameter_with_state": _same,
-            "_rebuild_device_tensor_from_cpu_tensor": _same,
+            **dict.fromkeys(("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3"), self._tensor),
+            **dict.fromkeys(_SAME, lambda t, *_: t if type(t) is TorchValue else exactly(TorchTensor, t)),
             **{name: functools.partial(_unreadable, why) for name, why in _UNREADABLE.items()},
         }  # fmt: skip
         calls: dict[str, Callable[..., Any]] = {
@@ -173,35 +170,27 @@ class TorchNames:
 
     def persistent(self, identifier: Any) -> TorchStorage:
         """Return the storage of ("storage", class, key, device, elements), behind which None may stand."""
-        name, kind, key, _, count, *rest = exactly(tuple, identifier)
-        dtype = exactly(TorchValue, kind).kind
-        if name != "storage" or rest not in ([], [None]) or exactly(int, count) < 0:
+        name, kind, key, _, count = exactly(tuple, identifier if identifier[5:] != (None,) else identifier[:5])
+        if name != "storage" or type(kind) is not TorchValue or type(key) is not str or type(count) is not int:
             raise ValueError("a persistent identifier that is no storage")
-        storage = self.storages.get(exactly(str, key))
+        storage = self.storages.get(key)
         if storage is None:
-            storage = self.storages[key] = TorchStorage(dtype, count * itemsize(dtype))
+            storage = self.storages[key] = TorchStorage(kind.kind, max(count, 0) * itemsize(kind.kind))
             self._place(key, storage)
         # Tensors without elements may share a storage, each of its own dtype.
-        return storage if storage.nbytes else TorchStorage(dtype, 0)
+        return storage if storage.nbytes else TorchStorage(kind.kind, 0)
 
-    def _tensor(
-        self, storage: Any, offset: Any, size: Any, stride: Any, _grad: Any = False, _hooks: Any = None,
-        metadata: Any = None, dtype: str = "",
-    ) -> TorchTensor | TorchValue:  # fmt: skip
-        dtype = dtype or exactly(TorchStorage, storage).dtype
+    def _tensor(self, storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> TorchTensor | TorchValue:
+        """Return a tensor; after whether it has a gradient, and hooks, `rest` may have a dtype and metadata."""
+        dtype, metadata = exactly(TorchStorage, storage).dtype, rest[-1] if len(rest) > 2 else None
+        if len(rest) > 2 and type(rest[2]) is TorchValue:  # _rebuild_tensor_v3
+            dtype, metadata = rest[2].text, rest[3] if len(rest) > 3 else None
         if dtype not in _KINDS:
             why = f"dtype torch.{dtype} has no place in an archive; convert the tensor with .to(...) first"
             return TorchValue("", why)
         if len(exactly(tuple, size)) > MAX_RANK:
             return TorchValue("", f"a tensor of {len(size)} dimensions, at most {MAX_RANK} are legal; .reshape() it")
         return TorchTensor(storage, dtype, offset, size, exactly(tuple, stride), exactly(dict, metadata or {}))
-
-    def _tensor_v3(
-        self, storage: Any, offset: Any, size: Any, stride: Any, _grad: Any, _hooks: Any, dtype: Any,
-        metadata: Any = None,
-    ) -> TorchTensor | TorchValue:  # fmt: skip
-        name = exactly(TorchValue, dtype).text
-        return self._tensor(exactly(TorchStorage, storage), offset, size, stride, metadata=metadata, dtype=name)
 
     def _from_type(self, function: Any, _kind: Any, arguments: Any, _state: Any) -> Any:
         if function not in self._tensors.values():
@@ -211,9 +200,8 @@ class TorchNames:
     def _ask(self, nbytes: int) -> None:
         """Raise LimitError before the calls in a pickle have made far more bytes than the file has."""
         self._asked += nbytes
-        if self._asked > self._most:
-            size = (self._most - _ASKED) // _TIMES
-            what = f"its pickle asks for {self._asked} bytes, the file has {size}; the file is malicious"
+        if self._asked > _TIMES * self._size + _ASKED:
+            what = f"its pickle asks for {self._asked} bytes, the file has {self._size}; the file is malicious"
             raise LimitError(what)
 
     def _octets(self, value: Any = b"", encoding: Any = "latin1") -> bytes:
@@ -239,11 +227,6 @@ def itemsize(dtype: str) -> int:
 
 def _unreadable(why: str, *_: Any) -> TorchValue:
     return TorchValue("", why)
-
-
-def _same(tensor: Any, *_: Any) -> Any:
-    """Return the tensor of a parameter."""
-    return tensor if type(tensor) is TorchValue else exactly(TorchTensor, tensor)
 
 
 def _device(kind: Any, index: Any = None) -> TorchValue:

@@ -180,7 +180,8 @@ def _entries(directory: bytes, start: int) -> list[_Entry]:
             sizes = _wide_sizes(*sizes, extra)
         name = directory[position + _ENTRY.size : name_end]
         text = name.decode(errors="replace")
-        out.append(_Entry(name, text, entry[3], entry[4], entry[7], *sizes[:2], entry[15], sizes[2], extra))
+        flags, method, crc, attributes = entry[3], entry[4], entry[7], entry[15]
+        out.append(_Entry(name, text, flags, method, crc, sizes[0], sizes[1], attributes, sizes[2], extra))
         position += _ENTRY.size + sum(entry[10:13])
     if position > len(directory):
         raise FormatError(f"its directory is damaged; {_ALIKE}", offset=start + position)
@@ -206,9 +207,10 @@ def _fields(extra: bytes) -> Iterator[tuple[int, bytes]]:
 def _check_member(info: Any, name: bytes, file: Any) -> int:
     """Return the end of a member, after checking that its header agrees with the directory."""
     offset, fault = info.header_offset, ""
-    local = _LOCAL.unpack(_read(file, offset, _LOCAL.size))
+    header = _read(file, offset, _LOCAL.size + len(name))
+    local = _LOCAL.unpack_from(header)
     kinds = [kind for kind, _ in _fields(info.extra)] if info.extra else ()
-    own_name = _read(file, offset + _LOCAL.size, local[9])
+    own_name = header[_LOCAL.size :] if local[9] == len(name) else None
     if local[0] != _LOCAL_MAGIC or local[3] != info.compress_type or own_name != name:
         fault = "the directory and the member's own header contradict each other"
     elif info.compress_type == zipfile.ZIP_STORED and info.compress_size != info.file_size:

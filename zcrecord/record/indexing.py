@@ -48,9 +48,9 @@ def index(
 
     Raises:
         UnsupportedError: a tensor does not lie in a file as it is used (deflated, big-endian, not aligned, an array of
-        numpy in a checkpoint); `dest` lies in another folder, or the source is an archive. DestinationExistsError: `dest` exists
-        and `force` was not given, or it is one of the files. FormatError, LimitError, SourceError: those of
-        `load_record`.
+        numpy in a checkpoint); `dest` lies in another folder, or the source is an archive. DestinationExistsError:
+        `dest` exists and `force` was not given, or it is one of the files. FormatError, LimitError, SourceError: those
+        of `load_record`.
 
     Example:
         >>> import numpy as np, zcrecord, zcrecord.formats
