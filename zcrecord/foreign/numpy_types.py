@@ -56,11 +56,11 @@ class Noted(Stated):
         if self._array is None:
             state = self.state if isinstance(self.state, tuple) and len(self.state) == 5 else (None,) * 5
             _, shape, dtype, is_fortran, data = state
-            few = isinstance(shape, tuple) and len(shape) <= 32
-            sizes = shape if few and all(type(n) is int and n >= 0 for n in shape) else None
+            sizes = shape if isinstance(shape, tuple) and len(shape) <= 32 else (-1,)
+            legal = all(type(n) is int and n >= 0 for n in sizes)
             # numpy makes no array whose dims, zeros left out, come to 2^63 bytes; no plain type has over 16.
-            sound = sizes is not None and prod(n or 1 for n in sizes) < 1 << 59
-            if sizes is None or not sound or not isinstance(dtype, _Dtype) or not isinstance(is_fortran, bool):
+            sound = legal and prod(n or 1 for n in sizes) < 1 << 59
+            if not sound or not isinstance(dtype, _Dtype) or not isinstance(is_fortran, bool):
                 what = "no valid pickle of a numpy array; save it as a tensor of torch"
                 raise UnsupportedError(what, tensor=path or None)
             kind = dtype.dtype(path)

@@ -171,11 +171,11 @@ class TorchNames:
     def persistent(self, identifier: Any) -> TorchStorage:
         """Return the storage of ("storage", class, key, device, elements), behind which None may stand."""
         name, kind, key, _, count = exactly(tuple, identifier if identifier[5:] != (None,) else identifier[:5])
-        if name != "storage" or type(kind) is not TorchValue or type(key) is not str or type(count) is not int:
+        if name != "storage" or type(kind) is not TorchValue or type(key) is not str or exactly(int, count) < 0:
             raise ValueError("a persistent identifier that is no storage")
         storage = self.storages.get(key)
         if storage is None:
-            storage = self.storages[key] = TorchStorage(kind.kind, max(count, 0) * itemsize(kind.kind))
+            storage = self.storages[key] = TorchStorage(kind.kind, count * itemsize(kind.kind))
             self._place(key, storage)
         # Tensors without elements may share a storage, each of its own dtype.
         return storage if storage.nbytes else TorchStorage(kind.kind, 0)
