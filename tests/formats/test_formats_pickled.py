@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 
 def run(data: bytes) -> Any:
-    """Return what a pickle holds in a checkpoint that has no storages."""
+    """Return the value in the pickle of a checkpoint that has no storages."""
     names = TorchNames(len(data), lambda *_: None)
     return unpickle(data, 0, names.named, names.persistent)[0]
 

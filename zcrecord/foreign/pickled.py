@@ -20,6 +20,7 @@ from zcrecord.errors import LimitError
 _GLOBAL = re.compile(rb"([^\n]{1,200})\n([^\n]{1,200})\n")
 _UINT32 = struct.Struct("<I").unpack_from
 _NUMBERS = {op: struct.Struct(form) for op, form in ((0x4D, "<H"), (0x4A, "<i"), (0x47, ">d"))}  # BININT2, BININT, ...
+_TUPLES = {0x85: 1, 0x87: 3}
 _CONSTANTS: dict[int, Any] = {0x4E: None, 0x88: True, 0x89: False, 0x29: ()}  # NONE, NEWTRUE, NEWFALSE, EMPTY_TUPLE
 _HASHED = frozenset({str, float, bool, NoneType, bytes})  # types of keys with hashes that differ
 _WIDE = 1 << 64  # integers below it have hashes that differ
@@ -53,7 +54,7 @@ def unpickle(
 
     Example:
         >>> unpickle(b"\\x80\\x02}X\\1\\0\\0\\0aK\\5s.", 0, lambda *_: None, lambda _: None)
-        ({'a': 5}, 12)
+        ({'a': 5}, 13)
 
     Raises:
         LimitError: thousands of keys that may have the same hash. ValueError, LookupError, TypeError or any other: the
@@ -62,8 +63,9 @@ def unpickle(
     stack: list[Any] = []
     marked: list[list[Any]] = []  # the stacks below each mark
     memo: dict[int, Any] = {}
-    odd, i = 0, start
-    while True:  # the opcodes of a tensor first, by their number there
+    odd: list[Any] = []
+    i = start
+    while True:  # the opcodes of a tensor, by how many of each it has
         op = data[i]
         i += 1
         if op == 0x71:  # BINPUT
@@ -98,60 +100,69 @@ def unpickle(
         elif op == 0x86:  # TUPLE2
             last = stack.pop()
             stack.append((stack.pop(), last))
-        elif op in _NUMBERS:
-            number = _NUMBERS[op]
-            stack.append(number.unpack_from(data, i)[0])
-            i += number.size
         elif op == 0x51:  # BINPERSID
             stack.append(persistent(stack.pop()))
-        elif op == 0x85:  # TUPLE1
-            stack.append((stack.pop(),))
         elif op == 0x6A:  # LONG_BINGET
             stack.append(memo[_UINT32(data, i)[0]])
             i += 4
-        elif op == 0x87:  # TUPLE3
-            last, middle = stack.pop(), stack.pop()
-            stack.append((stack.pop(), middle, last))
-        elif op in (0x75, 0x73):  # SETITEMS, SETITEM
-            items, stack = (stack, marked.pop()) if op == 0x75 else ([stack.pop(-2), stack.pop()], stack)
-            keys = items[::2]
-            if len(items) % 2:
-                raise ValueError("its pickle has a key without a value")
-            if not {str}.issuperset(map(type, keys)):
-                odd += sum(map(_is_odd, keys))
-            if odd > _ODD:
-                raise LimitError("1,000 keys that are neither texts nor integers of 64 bits; the file is malicious")
-            exactly(dict, stack[-1]).update(zip(keys, items[1::2], strict=True))
-        elif op == 0x7D:  # EMPTY_DICT
-            stack.append({})
-        elif op == 0x5D:  # EMPTY_LIST
-            stack.append([])
-        elif op in (0x65, 0x61):  # APPENDS, APPEND
-            items, stack = (stack, marked.pop()) if op == 0x65 else ([stack.pop()], stack)
-            exactly(list, stack[-1]).extend(items)
-        elif op == 0x63:  # GLOBAL
-            match = _GLOBAL.match(bytes(data[i : i + 402]))
-            if match is None:
-                raise ValueError("its pickle has a name that is too long")
-            stack.append(named(match[1].decode(), match[2].decode()))
-            i += match.end()
-        elif op in (0x8A, 0x55):  # LONG1, SHORT_BINSTRING
-            end = i + 1 + data[i]
-            octets = _bytes(data, i + 1, end)
-            stack.append(int.from_bytes(octets, "little", signed=True) if op == 0x8A else octets.decode())
-            i = end
-        elif op == 0x62:  # BUILD
-            state = stack.pop()
-            if isinstance(stack[-1], Stated):
-                stack[-1].state = state
-            else:
-                exactly(dict, stack[-1])
-        elif op == 0x80:  # PROTO
-            i += 1
+        elif op in (0x75, 0x65):  # SETITEMS, APPENDS
+            items, stack = stack, marked.pop()
+            _extend(stack[-1], items, dict if op == 0x75 else list, odd)
         elif op == 0x2E:  # STOP
             return stack.pop(), i
         else:
-            raise ValueError(f"Unsupported operand {op}")
+            i = _rare(op, data, i, stack, odd, named)
+
+
+def _rare(op: int, data: Any, i: int, stack: list[Any], odd: list[Any], named: Callable[[str, str], Any]) -> int:
+    """Run an opcode that neither marks nor remembers; returns the offset behind it."""
+    if op in _NUMBERS:
+        stack.append(_NUMBERS[op].unpack_from(data, i)[0])
+        return i + _NUMBERS[op].size
+    if op in _TUPLES:  # TUPLE1, TUPLE3
+        items = [stack.pop() for _ in range(_TUPLES[op])]
+        stack.append(tuple(items[::-1]))
+    elif op in (0x7D, 0x5D):  # EMPTY_DICT, EMPTY_LIST
+        stack.append({} if op == 0x7D else [])
+    elif op == 0x61:  # APPEND
+        _extend(stack[-2], [stack.pop()], list, odd)
+    elif op == 0x73:  # SETITEM
+        _extend(stack[-3], [stack.pop(-2), stack.pop()], dict, odd)
+    elif op == 0x62:  # BUILD
+        state = stack.pop()
+        if isinstance(stack[-1], Stated):
+            stack[-1].state = state
+        else:
+            exactly(dict, stack[-1])
+    elif op == 0x63:  # GLOBAL
+        match = _GLOBAL.match(bytes(data[i : i + 402]))
+        if match is None:
+            raise ValueError("its pickle has a name that is too long")
+        stack.append(named(match[1].decode(), match[2].decode()))
+        return i + match.end()
+    elif op in (0x8A, 0x55):  # LONG1, SHORT_BINSTRING
+        end = i + 1 + data[i]
+        octets = _bytes(data, i + 1, end)
+        stack.append(int.from_bytes(octets, "little", signed=True) if op == 0x8A else octets.decode())
+        return end
+    elif op != 0x80:  # PROTO
+        raise ValueError(f"Unsupported operand {op}")
+    return i + (op == 0x80)
+
+
+def _extend(target: Any, items: list[Any], kind: type, odd: list[Any]) -> None:
+    """Put items into a list, or keys and values into a dict; `odd` has the keys so far that may have one hash."""
+    if kind is list:
+        exactly(list, target).extend(items)
+        return
+    keys = items[::2]
+    if len(items) % 2:
+        raise ValueError("its pickle has a key without a value")
+    if not {str}.issuperset(map(type, keys)):
+        odd.extend(filter(_is_odd, keys))
+    if len(odd) > _ODD:
+        raise LimitError("1,000 keys that are neither texts nor integers of 64 bits; the file is malicious")
+    exactly(dict, target).update(zip(keys, items[1::2], strict=True))
 
 
 def _bytes(data: Any, start: int, end: int) -> bytes:

@@ -82,7 +82,7 @@ def _ranges(tensors: list[Any]) -> dict[int, int]:
 
 
 def _load(reader: MemoryReader) -> Any:
-    """Return what a checkpoint's pickle holds."""
+    """Return the value in a checkpoint's pickle."""
     octets = reader.memory.octets.toreadonly()
     head = bytes(octets[:HEAD])
     if not head:

@@ -127,7 +127,7 @@ class TorchTensor:
 
 
 class TorchNames:
-    """What the names and persistent identifiers in one checkpoint's pickle stand for; `storages` are by their keys."""
+    """Values of the names and persistent identifiers in one checkpoint's pickle; `storages` are by their keys."""
 
     def __init__(self, size: int, place: Callable[[str, TorchStorage], None]) -> None:
         """Serve a file of `size` bytes; `place` is called with the key of each new storage."""
@@ -153,7 +153,7 @@ class TorchNames:
         self._names = NAMES | self._tensors | {name: Function(call) for name, call in calls.items()}
 
     def named(self, module: str, name: str) -> Any:
-        """Return what a name stands for; FormatError for any that torch would not load from untrusted files."""
+        """Return the value of a name; FormatError for any that torch would not load from untrusted files."""
         full = f"{module}.{name}".replace("__builtin__.", "builtins.")  # as Python 2 had it
         storage = _STORAGES.get(name.removesuffix("Storage")) if name.endswith("Storage") else None
         if (found := self._names.get(full)) is not None:
@@ -170,8 +170,8 @@ class TorchNames:
 
     def persistent(self, identifier: Any) -> TorchStorage:
         """Return the storage of ("storage", class, key, device, elements), behind which None may stand."""
-        name, kind, key, _, count = exactly(tuple, identifier if identifier[5:] != (None,) else identifier[:5])
-        if name != "storage" or type(kind) is not TorchValue or type(key) is not str or exactly(int, count) < 0:
+        name, kind, key, _, count = identifier if identifier[5:] != (None,) else identifier[:5]
+        if (name, type(kind), type(key), type(count)) != ("storage", TorchValue, str, int) or count < 0:
             raise ValueError("a persistent identifier that is no storage")
         storage = self.storages.get(key)
         if storage is None:
@@ -182,15 +182,17 @@ class TorchNames:
 
     def _tensor(self, storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> TorchTensor | TorchValue:
         """Return a tensor; after whether it has a gradient, and hooks, `rest` may have a dtype and metadata."""
-        dtype, metadata = exactly(TorchStorage, storage).dtype, rest[-1] if len(rest) > 2 else None
-        if len(rest) > 2 and type(rest[2]) is TorchValue:  # _rebuild_tensor_v3
-            dtype, metadata = rest[2].text, rest[3] if len(rest) > 3 else None
+        if type(storage) is not TorchStorage or type(size) is not tuple or type(stride) is not tuple:
+            raise ValueError("a tensor without storage, sizes or strides")
+        dtype, metadata = storage.dtype, rest[2] if len(rest) > 2 else None
+        if type(metadata) is TorchValue:  # _rebuild_tensor_v3
+            dtype, metadata = metadata.text, rest[3] if len(rest) > 3 else None
         if dtype not in _KINDS:
             why = f"dtype torch.{dtype} has no place in an archive; convert the tensor with .to(...) first"
             return TorchValue("", why)
-        if len(exactly(tuple, size)) > MAX_RANK:
+        if len(size) > MAX_RANK:
             return TorchValue("", f"a tensor of {len(size)} dimensions, at most {MAX_RANK} are legal; .reshape() it")
-        return TorchTensor(storage, dtype, offset, size, exactly(tuple, stride), exactly(dict, metadata or {}))
+        return TorchTensor(storage, dtype, offset, size, stride, exactly(dict, metadata) if metadata else {})
 
     def _from_type(self, function: Any, _kind: Any, arguments: Any, _state: Any) -> Any:
         if function not in self._tensors.values():
