@@ -144,7 +144,7 @@ def _rare(op: int, data: Any, i: int, stack: list[Any], odd: list[Any], named: C
         end = i + 1 + data[i]
         octets = _bytes(data, i + 1, end)
         stack.append(int.from_bytes(octets, "little", signed=True) if op == 0x8A else octets.decode())
-        return end
+        return int(end)
     elif op != 0x80:  # PROTO
         raise ValueError(f"Unsupported operand {op}")
     return i + (op == 0x80)
