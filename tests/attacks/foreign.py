@@ -90,12 +90,25 @@ class Evil:
         return os.system, (f"touch {TOUCHED}",)
 
 
-def checkpoint(data: bytes, *, deflate: bool = False) -> bytes:
+def checkpoint(data: bytes, *, deflate: bool = False, storage: bytes = b"") -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED if deflate else zipfile.ZIP_STORED) as opened:
-        for name, member in (("m/data.pkl", data), ("m/version", b"3\n")):
+        for name, member in (("m/data.pkl", data), ("m/version", b"3\n"), ("m/data/0", storage)):
             opened.writestr(name, member)
     return out.getvalue()
+
+
+def stored(
+    *, offset: bytes = b"K\0", sizes: bytes = b"K\4\x85", strides: bytes = b"K\1\x85", count: bytes = b"K\4"
+) -> bytes:
+    """A checkpoint of one tensor, with one value of it forged; its storage has 16 bytes."""
+    storage = b"(X\7\0\0\0storagectorch\nFloatStorage\nX\1\0\0\x000N" + count + b"tQ"
+    made = b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + offset + sizes + strides + b"\x89NtR"
+    return checkpoint(b"\x80\x02}X\1\0\0\0w" + made + b"s.", storage=bytes(16))
+
+
+def keyed(key: bytes) -> bytes:
+    return checkpoint(b"\x80\x02}" + key + b"K\1s.")
 
 
 def encoding() -> bytes:
@@ -196,6 +209,23 @@ ATTACKS = (
     attack("a pickle that encodes a text 1,000 times", "pt", lambda: checkpoint(encoding()),
            "its pickle asks for .* bytes", LimitError),
     attack("a bare pickle that asks for 3 GiB", "pt", bare_claim, "its pickle asks for .* bytes", LimitError),
+    attack("a tensor behind its storage", "pt", lambda: stored(offset=b"K\1"), "a tensor ends behind its storage"),
+    attack("a storage behind its member", "pt", lambda: stored(count=b"M\xff\xff"), "has 16 bytes, not those of its tensors"),
+    attack("a negative offset", "pt", lambda: stored(offset=b"J\xff\xff\xff\xff"), "or below 0"),
+    attack("negative strides", "pt", lambda: stored(offset=b"K\3", strides=b"J\xff\xff\xff\xff\x85"), "or below 0"),
+    attack("a stride of 2^64", "pt", lambda: stored(sizes=b"K\2\x85", strides=b"\x8a\x09" + bytes(8) + b"\1\x85"),
+           "a tensor ends behind its storage"),
+    attack("2^62 elements in 16 bytes", "pt",
+           lambda: stored(sizes=b"\x8a\x08" + bytes(7) + b"\x40\x85", strides=b"K\0\x85"),
+           "its tensors claim 18446744073709551616 bytes", LimitError),
+    attack("a key of tuples, doubled 60 times", "pt", lambda: keyed(b")q\0" + b"h\0h\0\x86q\0" * 60),
+           "a key made of tuples"),
+    attack("a key of tuples, 1,000,000 deep", "pt", lambda: keyed(b")" + b"\x85" * 10**6), "a key made of tuples"),
+    attack("a memo of 32 GiB", "pt", lambda: keyed(b"K\1r\xff\xff\xff\x7f"), "", None),
+    attack("a text of 4 GiB", "pt", lambda: keyed(b"X\xff\xff\xff\xff"), "it ends too early"),
+    attack("a function that gets a state", "pt", lambda: keyed(b"ctorch\nSize\nN}X\4\0\0\0callK\1s\x86b"), "is due"),
+    attack("a name with dots", "pt", lambda: keyed(b"ctorch\nSize.__class__\n"), "an object of torch.Size.__class__"),
+    attack("opcodes that make objects", "pt", lambda: keyed(b"(ctorch\nSize\no"), "Unsupported operand 111"),
     attack("64 MiB of zeros, deflated", "pt", lambda: checkpoint(bytes(64 * MIB), deflate=True), "is compressed",
            UnsupportedError),
     attack("96 MiB of zeros, deflated in the directory that torch reads", "pt", hidden_zeros,

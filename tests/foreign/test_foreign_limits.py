@@ -16,13 +16,30 @@ import torch
 import zcrecord
 from zcrecord import LimitError
 from zcrecord.foreign.npy import encode_npy_header
-from zcrecord.foreign.pickled import claimed
+from zcrecord.foreign.pickled import unpickle
 
 
-@pytest.mark.parametrize("pickle", [b")q\0" + b"h\0\x86q\0" * 40, b")" + b"\x85" * 200], ids=["doubled", "deep"])
-def test_tuples_that_take_too_long_to_hash_are_refused(pickle: bytes) -> None:
-    with pytest.raises(LimitError, match="tuples nested over 100 deep, or of millions of items"):
-        claimed(b"\x80\x02}" + pickle + b"K\x01s.")
+def given(*_: Any) -> Any:
+    """Nothing, for every name in a pickle."""
+
+
+DOUBLED = b")q\0" + b"h\0h\0\x86q\0" * 40
+SLOW = {"doubled": DOUBLED, "deep": b")" + b"\x85" * 100_000, "long": b"(" + b"K\1" * 17 + b"t"}
+
+
+@pytest.mark.parametrize("key", SLOW)
+def test_a_tuple_that_takes_long_to_hash_is_no_key(key: str) -> None:
+    with pytest.raises(ValueError, match="a key made of tuples"):
+        unpickle(b"\x80\x02}" + SLOW[key] + b"K\x01s.", 0, given, given)
+
+
+def test_keys_that_may_all_have_one_hash_are_few() -> None:
+    prime = (1 << 61) - 1
+    wide = [b"\x8a\x14" + (prime * (1 << 80 | i)).to_bytes(20, "little", signed=True) + b"N" for i in range(1001)]
+    found, _ = unpickle(b"}(" + b"".join(wide[:1000]) + b"u.", 0, given, given)
+    assert len(found) == 1000 and len(set(map(hash, found))) == 1
+    with pytest.raises(LimitError, match="1,000 keys that are neither texts nor integers of 64 bits"):
+        unpickle(b"}(" + b"".join(wide) + b"u.", 0, given, given)
 
 
 def test_strings_of_all_arrays_together_are_bounded(tmp_path: Path) -> None:

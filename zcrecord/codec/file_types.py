@@ -42,7 +42,7 @@ FORMATS = {
                streams=True),
         Format("gguf", "a GGUF file", (".gguf",), (b"GGUF",), extra="gguf"),
         Format("onnx", "an ONNX model", (".onnx",), streams=True, advice="onnx2zc makes an archive of it"),
-        Format("torch", "a torch checkpoint", (".pt", ".pth", ".bin", ".ckpt"), extra="torch"),
+        Format("torch", "a torch checkpoint", (".pt", ".pth", ".bin", ".ckpt")),
         Format("npz", "a .npz file", (".npz",), writes=True),
     )
 }  # fmt: skip

@@ -1,13 +1,11 @@
 """numpy's arrays and scalars in a checkpoint of torch, without numpy's own unpickling.
 
-`torch.load(weights_only=True)` refuses them, since numpy's functions for them are not safe for untrusted files. Here
-stand-ins of the same names record the arguments in the pickle. They are checked before an array is made: it has a plain
-element type, and the pickle has all its bytes. The names are those of pickle protocol 2, which `torch.save` uses.
+Here stand-ins record the arguments in the pickle. They are checked before an array is made: it has a plain element
+type, and the pickle has all its bytes. The names are those of pickle protocol 2, which `torch.save` uses.
 """
 
 from __future__ import annotations
 
-import contextlib
 import re
 from math import prod
 from typing import Any
@@ -16,38 +14,38 @@ import numpy as np
 
 from zcrecord.errors import UnsupportedError, printable
 
+from .pickled import Function, Stated
+
+_ORDERS: tuple[Any, ...] = "<", ">", "|", "="
 _PLAIN = re.compile(r"b1|[iu][1248]|f[248]|c(8|16)")
 
 
-class _Dtype:
+class _Dtype(Stated):
     """Stand-in for a dtype in a pickle: `numpy.dtype('f8', False, True)`, then (3, '<', ...)."""
 
-    _order: Any
+    __slots__ = ("_name",)
 
     def __init__(self, name: Any = "", *_: Any) -> None:
-        self._name, self._order = name, "="  # both may be anything
-
-    def __setstate__(self, state: Any) -> None:
-        if isinstance(state, tuple) and len(state) > 1:
-            self._order = state[1]
+        self.state = None
+        self._name = name if isinstance(name, str) else type(name).__name__
 
     def dtype(self, path: str) -> np.dtype[Any]:
         """Return the dtype; raises UnsupportedError unless it is one of plain numbers."""
-        if not isinstance(self._name, str) or not _PLAIN.fullmatch(self._name) or self._order not in list("<>|="):
+        order: Any = self.state[1] if isinstance(self.state, tuple) and len(self.state) > 1 else "="
+        if not _PLAIN.fullmatch(self._name) or order not in _ORDERS:
             what = f"a numpy array of dtype {printable(repr(self._name), 60)}; only plain numbers can be read"
             raise UnsupportedError(f"{what}, save it as such or as a tensor of torch", tensor=path or None)
-        return np.dtype(self._name).newbyteorder(self._order)
+        return np.dtype(self._name).newbyteorder(order)
 
 
-class Noted:
+class Noted(Stated):
     """Stand-in for an array in a pickle, `_reconstruct(...)` and its state, or of a scalar, `scalar(dtype, bytes)`."""
 
-    def __init__(self, *arguments: Any) -> None:
-        self._state: Any = (1, (), *arguments[:1], False, *arguments[1:])
-        self._array: np.ndarray[Any, Any] | None = None
+    __slots__ = ("_array",)
 
-    def __setstate__(self, state: Any) -> None:
-        self._state = state
+    def __init__(self, *arguments: Any) -> None:
+        self.state = (1, (), *arguments[:1], False, *arguments[1:])
+        self._array: np.ndarray[Any, Any] | None = None
 
     def array(self, path: str) -> np.ndarray[Any, Any]:
         """Return the array, the same one each time: a view of the bytes in the pickle.
@@ -56,12 +54,13 @@ class Noted:
             UnsupportedError: the elements are not plain numbers, or the number of bytes does not fit the shape.
         """
         if self._array is None:
-            state = self._state if isinstance(self._state, tuple) and len(self._state) == 5 else (None,) * 5
+            state = self.state if isinstance(self.state, tuple) and len(self.state) == 5 else (None,) * 5
             _, shape, dtype, is_fortran, data = state
-            sizes = shape if isinstance(shape, tuple) and all(type(n) is int and n >= 0 for n in shape) else None
+            sizes = shape if isinstance(shape, tuple) and len(shape) <= 32 else (-1,)
+            legal = all(type(n) is int and n >= 0 for n in sizes)
             # numpy makes no array whose dims, zeros left out, come to 2^63 bytes; no plain type has over 16.
-            sound = sizes is not None and len(sizes) <= 32 and prod(n or 1 for n in sizes) < 1 << 59
-            if sizes is None or not sound or not isinstance(dtype, _Dtype) or not isinstance(is_fortran, bool):
+            sound = legal and prod(n or 1 for n in sizes) < 1 << 59
+            if not sound or not isinstance(dtype, _Dtype) or not isinstance(is_fortran, bool):
                 what = "no valid pickle of a numpy array; save it as a tensor of torch"
                 raise UnsupportedError(what, tensor=path or None)
             kind = dtype.dtype(path)
@@ -75,45 +74,20 @@ class Noted:
         """Return the one number of an array of rank 0, which can be a key.
 
         Raises:
-            UnsupportedError: as `array`, or its rank is another.
+            UnsupportedError: as `array`, or its rank is another, or it is no integer.
         """
         array = self.array(path)
-        if array.ndim:
-            raise UnsupportedError(f"a numpy array of shape {array.shape} is a key; save a number", tensor=path or None)
+        fault = f"a numpy array of shape {array.shape} is a key; save a number" if array.ndim else ""
+        if array.dtype.kind not in "iu":  # others may have one hash, so that a dict compares them all
+            fault = fault or f"a numpy number of dtype {array.dtype} is a key; keys are non-empty strings or integers"
+        if fault:
+            raise UnsupportedError(fault, tensor=path or None)
         return array[()]
 
 
-class _NoBytes:
-    """Stand-in for the call that makes empty bytes in pickles of protocol 2."""
-
-    def __new__(cls, *_: Any) -> Any:
-        return b""
-
-
-def _named(name: str, base: type) -> type:
-    """Return a class with a full name, which torch uses for the class or function of that name."""
-    module, _, short = name.rpartition(".")
-    return type(short, (base,), {"__module__": module, "__qualname__": short})
-
-
-_STAND_INS = [
-    _named("numpy.dtype", _Dtype),
-    _named("numpy.ndarray", object),
-    _named("builtins.bytes", _NoBytes),
-    *(
-        _named(f"numpy.{core}.multiarray.{what}", Noted)
-        for core in ("core", "_core")  # of numpy 1, and of numpy 2
-        for what in ("_reconstruct", "scalar")
-    ),
-]
-
-
-def allowed(torch: Any) -> Any:
-    """Return a context in which `torch.load` uses the stand-ins.
-
-    The context has no effect before torch 2.5, or if the caller has allowed numpy's own functions.
-    """
-    safe = getattr(torch.serialization, "safe_globals", None)
-    if safe is None or any("numpy" in str(getattr(f, "__module__", f)) for f in torch.serialization.get_safe_globals()):
-        return contextlib.nullcontext()
-    return safe(_STAND_INS)
+NAMES: dict[str, Any] = {  # of numpy 1, whose core is "core", and of numpy 2
+    "numpy.dtype": Function(_Dtype),
+    "numpy.ndarray": Function(Noted),
+    **{f"numpy.{core}.multiarray._reconstruct": Function(Noted) for core in ("core", "_core")},
+    **{f"numpy.{core}.multiarray.scalar": Function(Noted) for core in ("core", "_core")},
+}

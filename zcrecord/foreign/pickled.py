@@ -1,169 +1,189 @@
-"""Memory that a checkpoint's pickle asks for, summed before torch unpickles it.
+"""Unpickles checkpoints of torch: a machine of the 32 opcodes that `torch.save` writes, which imports nothing.
 
-torch lets a pickle call a few functions (`weights_only`). Some make large results of small arguments: `bytearray(n)` of
-a number, `_codecs.encode` of one text many times. The size of each result is estimated from the arguments, by a walk
-over the opcodes that executes none of them.
+Dicts, lists, tuples, texts and numbers are made here; all else is made by functions that the caller has for the names
+in the pickle. A value takes at most a small multiple of its bytes in the pickle; functions see to that for theirs.
 
-Source: the opcodes as `pickletools` has them; the functions that torch 2.13 allows (torch/_weights_only_unpickler.py).
+Source: Lib/pickletools.py of CPython, the opcodes; torch/_weights_only_unpickler.py of torch 2.13, their choice.
 """
 
 from __future__ import annotations
 
-import math
-import pickletools
-from collections.abc import Iterable
+import re
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
-from zcrecord.codec.layout import MAX_DEPTH
 from zcrecord.errors import LimitError
 
-_ITEM = 16  # bytes, at least, of an item in a container
-_VIEWS, _COPIES = ("_rebuild_", "Parameter"), "_rebuild_device_"  # prefixes of functions: no copies, but for one
-_MODULES = ("torch", "builtins", "__builtin__", "collections", "_codecs")  # of the functions that torch calls
-_REFUSED = "refused"  # stands for any other function
-_LONGEST = 64  # characters of a function's name
-_VISITED = 1 << 22  # items of a tuple, each time that it stands in another
-_LEAVES = {code.name for code in pickletools.opcodes if not code.stack_before} - {"GLOBAL", "MARK", "PROTO", "FRAME"}
-_GROWS = {"APPEND": 1, "SETITEM": 2, "BUILD": 1}  # values that each opcode adds to the container below them
-_GROWS_BY_MARK = {"APPENDS", "SETITEMS", "ADDITEMS"}
-_ELEMENT_SIZES = {  # of torch's classes of storages
-    **dict.fromkeys(("Untyped", "Byte", "Char", "Bool", "QInt8", "QUInt8", "QUInt4x2", "QUInt2x4"), 1),
-    **dict.fromkeys(("Short", "Half", "BFloat16"), 2),
-    **dict.fromkeys(("Int", "Float", "QInt32"), 4),
-    **dict.fromkeys(("Long", "Double", "ComplexFloat"), 8),
-    "ComplexDouble": 16,
-}
+_GLOBAL = re.compile(rb"([^\n]{1,200})\n([^\n]{1,200})\n")
+_UINT32 = struct.Struct("<I").unpack_from
+_NUMBERS = {op: struct.Struct(form) for op, form in ((0x4D, "<H"), (0x4A, "<i"), (0x47, ">d"))}  # BININT2, BININT, ...
+_TUPLES = {0x85: 1, 0x87: 3}
+_CONSTANTS: dict[int, Any] = {0x4E: None, 0x88: True, 0x89: False, 0x29: ()}  # NONE, NEWTRUE, NEWFALSE, EMPTY_TUPLE
+_HASHED = frozenset({str, float, bool, NoneType, bytes})  # types of keys with hashes that differ
+_WIDE = 1 << 64  # integers below it have hashes that differ
+_ODD, _ITEMS = 1000, 16  # limits: of keys with hashes that may be equal, and of the items of a tuple among them
 
 
-class _Value:
-    """A value on the stack: its size in bytes, the size of a shallow copy, and its items or number if known."""
+@dataclass(slots=True, eq=False)
+class Function:
+    """A function that a pickle may name: REDUCE calls it, and nothing else does anything with it."""
 
-    __slots__ = ("depth", "items", "name", "number", "size", "visited")
-
-    def __init__(self, size: int, *, number: int | None = None, name: str = "", items: Iterable[_Value] = ()) -> None:
-        """Raise LimitError for a tuple that takes too long to hash: its items are visited again wherever they stand."""
-        self.size, self.number, self.name, self.items = size, number, name, tuple(items)
-        self.depth: int = 1 + max((item.depth for item in self.items), default=0)
-        self.visited: int = 1 + sum(item.visited for item in self.items)
-        if self.depth > MAX_DEPTH or self.visited > _VISITED:
-            raise LimitError(f"tuples nested over {MAX_DEPTH} deep, or of millions of items; the file is malicious")
+    call: Callable[..., Any]
 
 
-def claimed(pickle: Any, storages: list[tuple[str, int]] | None = None) -> int:
-    """Return the number of bytes that the calls in a pickle make; a file is read to the pickle's end.
+class Stated:
+    """Base class of values that BUILD may set the state of."""
 
-    `storages` gets the key of each storage that the pickle names, and the bytes that it should have; "" and -1 for one
-    that is named in another way than torch does.
+    __slots__ = ("state",)
+    state: Any
+
+
+def unpickle(
+    data: Any, start: int, named: Callable[[str, str], Any], persistent: Callable[[Any], Any]
+) -> tuple[Any, int]:
+    """Return the value of a pickle that starts at an offset of bytes or a memoryview, and the offset behind it.
+
+    The state of a dict, such as the versions in a `state_dict()`, is left out.
+
+    Args:
+        named: returns the value of a name in a module, often a `Function`.
+        persistent: returns the value of a persistent identifier.
 
     Example:
-        >>> claimed(b"\\x80\\x02cbuiltins\\nbytearray\\nM\\xff\\xff\\x85R.")
-        65535
+        >>> unpickle(b"\\x80\\x02}X\\1\\0\\0\\0aK\\5s.", 0, lambda *_: None, lambda _: None)
+        ({'a': 5}, 13)
 
     Raises:
-        ValueError or any other: the pickle is damaged.
+        LimitError: thousands of keys that may have the same hash. ValueError, LookupError, TypeError or any other: the
+        pickle is damaged. What `named`, `persistent` and functions raise is raised.
     """
-    total = 0
-    stack: list[_Value | None] = []  # None is a mark
-    memo: dict[int, _Value] = {}
-    argument: Any
-    for code, argument, _ in pickletools.genops(pickle):
-        name = code.name
-        if name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
-            memo[len(memo) if argument is None else int(argument)] = _value(stack[-1])
-        elif name in ("GET", "BINGET", "LONG_BINGET"):
-            stack.append(memo[int(argument)])
-        elif name in _LEAVES:
-            stack.append(_leaf(argument))
-        elif name in ("REDUCE", "NEWOBJ"):
-            arguments, function = _value(stack.pop()), _value(stack.pop())
-            made = _made(function.name, arguments)
-            total += 0 if function.name.startswith(_VIEWS) and not function.name.startswith(_COPIES) else made
-            stack.append(_Value(made))
-        elif name == "BINPERSID":
-            named = _storage(_value(stack.pop()).items)
-            stack.append(_Value(_ITEM))
-            if storages is not None:
-                storages.append(named)
-        elif name == "MARK":
-            stack.append(None)
-        elif name in _GROWS or name in _GROWS_BY_MARK:
-            more = len(_popped(stack)) if name in _GROWS_BY_MARK else len([stack.pop() for _ in range(_GROWS[name])])
-            _value(stack[-1]).size += _ITEM * more
+    stack: list[Any] = []
+    marked: list[list[Any]] = []  # the stacks below each mark
+    memo: dict[int, Any] = {}
+    odd: list[Any] = []
+    i = start
+    while True:  # the opcodes of a tensor, by how many of each it has
+        op = data[i]
+        i += 1
+        if op == 0x71:  # BINPUT
+            memo[data[i]] = stack[-1]
+            i += 1
+        elif op == 0x72:  # LONG_BINPUT
+            memo[_UINT32(data, i)[0]] = stack[-1]
+            i += 4
+        elif op == 0x68:  # BINGET
+            stack.append(memo[data[i]])
+            i += 1
+        elif op == 0x4B:  # BININT1
+            stack.append(data[i])
+            i += 1
+        elif op == 0x28:  # MARK
+            marked.append(stack)
+            stack = []
+        elif op == 0x58:  # BINUNICODE
+            end = i + 4 + _UINT32(data, i)[0]
+            stack.append(str(_bytes(data, i + 4, end), "utf-8", "surrogatepass"))
+            i = end
+        elif op == 0x74:  # TUPLE
+            items, stack = stack, marked.pop()
+            stack.append(tuple(items))
+        elif op == 0x52:  # REDUCE
+            arguments, function = stack.pop(), stack.pop()
+            if type(function) is not Function or type(arguments) is not tuple:
+                raise ValueError("its pickle calls what is no function")
+            stack.append(function.call(*arguments))
+        elif op in _CONSTANTS:
+            stack.append(_CONSTANTS[op])
+        elif op == 0x86:  # TUPLE2
+            last = stack.pop()
+            stack.append((stack.pop(), last))
+        elif op == 0x51:  # BINPERSID
+            stack.append(persistent(stack.pop()))
+        elif op == 0x6A:  # LONG_BINGET
+            stack.append(memo[_UINT32(data, i)[0]])
+            i += 4
+        elif op in (0x75, 0x65):  # SETITEMS, APPENDS
+            items, stack = stack, marked.pop()
+            _extend(stack[-1], items, dict if op == 0x75 else list, odd)
+        elif op == 0x2E:  # STOP
+            return stack.pop(), i
         else:
-            _pass(code, argument, stack)
-    return total
+            i = _rare(op, data, i, stack, odd, named)
 
 
-def _value(entry: _Value | None) -> _Value:
-    if entry is None:
-        raise ValueError("a mark where a value is due")
-    return entry
-
-
-def _popped(stack: list[_Value | None]) -> list[_Value]:
-    """Pop the values above the last mark, and the mark."""
-    items: list[_Value] = []
-    while (item := stack.pop()) is not None:
-        items.append(item)
-    return items[::-1]
-
-
-def _leaf(argument: Any) -> _Value:
-    """Return the value of an opcode that takes none from the stack."""
-    if isinstance(argument, int):
-        return _Value(_ITEM, number=int(argument))
-    if isinstance(argument, str | bytes | bytearray):
-        return _Value(len(argument), name=str(argument[:_LONGEST]))
-    return _Value(0)
-
-
-def _pass(code: Any, argument: Any, stack: list[_Value | None]) -> None:
-    """Apply any other opcode to the stack."""
-    items: list[_Value] = []
-    for kind in reversed(code.stack_before):
-        if kind.name == "stackslice":
-            items = _popped(stack)
-        elif kind.name != "mark":
-            items.insert(0, _value(stack.pop()))
-    for kind in code.stack_after:
-        if kind.name == "mark":
-            stack.append(None)
-        elif code.name in ("GLOBAL", "INST"):
-            stack.append(_function(*argument.split(" ", 1)))
-        elif code.name == "STACK_GLOBAL":
-            stack.append(_function(items[0].name, items[1].name))
-        elif code.name == "DUP":
-            stack.append(items[0])
+def _rare(op: int, data: Any, i: int, stack: list[Any], odd: list[Any], named: Callable[[str, str], Any]) -> int:
+    """Run an opcode that neither marks nor remembers; returns the offset behind it."""
+    if op in _NUMBERS:
+        stack.append(_NUMBERS[op].unpack_from(data, i)[0])
+        return i + _NUMBERS[op].size
+    if op in _TUPLES:  # TUPLE1, TUPLE3
+        items = [stack.pop() for _ in range(_TUPLES[op])]
+        stack.append(tuple(items[::-1]))
+    elif op in (0x7D, 0x5D):  # EMPTY_DICT, EMPTY_LIST
+        stack.append({} if op == 0x7D else [])
+    elif op == 0x61:  # APPEND
+        _extend(stack[-2], [stack.pop()], list, odd)
+    elif op == 0x73:  # SETITEM
+        _extend(stack[-3], [stack.pop(-2), stack.pop()], dict, odd)
+    elif op == 0x62:  # BUILD
+        state = stack.pop()
+        if isinstance(stack[-1], Stated):
+            stack[-1].state = state
         else:
-            stack.append(_Value(_ITEM * len(items), items=items if code.name.startswith("TUPLE") else ()))
+            exactly(dict, stack[-1])
+    elif op == 0x63:  # GLOBAL
+        match = _GLOBAL.match(bytes(data[i : i + 402]))
+        if match is None:
+            raise ValueError("its pickle has a name that is too long")
+        stack.append(named(match[1].decode(), match[2].decode()))
+        return i + match.end()
+    elif op in (0x8A, 0x55):  # LONG1, SHORT_BINSTRING
+        end = i + 1 + data[i]
+        octets = _bytes(data, i + 1, end)
+        stack.append(int.from_bytes(octets, "little", signed=True) if op == 0x8A else octets.decode())
+        return int(end)
+    elif op != 0x80:  # PROTO
+        raise ValueError(f"Unsupported operand {op}")
+    return i + (op == 0x80)
 
 
-def _function(module: str, name: str) -> _Value:
-    """Return a function. Those of other modules make no memory: torch refuses them, or calls those of `numpy_types`."""
-    return _Value(0, name=name if module.partition(".")[0] in _MODULES else _REFUSED)
+def _extend(target: Any, items: list[Any], kind: type, odd: list[Any]) -> None:
+    """Put items into a list, or keys and values into a dict; `odd` has the keys so far that may have one hash."""
+    if kind is list:
+        exactly(list, target).extend(items)
+        return
+    keys = items[::2]
+    if len(items) % 2:
+        raise ValueError("its pickle has a key without a value")
+    if not {str}.issuperset(map(type, keys)):
+        odd.extend(filter(_is_odd, keys))
+    if len(odd) > _ODD:
+        raise LimitError("1,000 keys that are neither texts nor integers of 64 bits; the file is malicious")
+    exactly(dict, target).update(zip(keys, items[1::2], strict=True))
 
 
-def _storage(items: tuple[_Value, ...]) -> tuple[str, int]:
-    """Return key and size of a storage: ('storage', class, key, device, number of elements)."""
-    if len(items) == 5 and (number := items[4].number) is not None and len(items[2].name) < _LONGEST:  # a whole key
-        size = _ELEMENT_SIZES.get(items[1].name.removesuffix("Storage"))
-        return ("", -1) if size is None else (items[2].name, size * number)
-    return "", -1
+def _bytes(data: Any, start: int, end: int) -> bytes:
+    if end > len(data):
+        raise EOFError
+    return bytes(data[start:end])
 
 
-def _made(function: str, arguments: _Value) -> int:
-    """Return the bytes of a function's result: those of its arguments, or a number among them."""
-    if function.startswith("_rebuild_tensor"):
-        return 4 * _count(arguments.items[2:3])  # storage, offset, shape; an element has 1 to 16 bytes
-    numbers = 0 if function in ("device", "complex", "Size", _REFUSED) else _count(arguments.items)
-    return sum(item.size for item in arguments.items if item.number is None) + numbers
+def exactly(kind: Any, value: Any) -> Any:
+    """Return a value; ValueError unless it is of this very type."""
+    if type(value) is not kind:
+        raise ValueError(f"a {type(value).__name__} where a {kind.__name__} is due")
+    return value
 
 
-def _count(items: Iterable[_Value]) -> int:
-    """Return the product of all numbers among values, and in tuples among them; 0 if there is none."""
-    numbers = [n for item in items for n in ([item.number] if item.number is not None else _numbers(item.items))]
-    return int(math.prod(min(abs(n), 1 << 64) or 1 for n in numbers[:64])) if numbers else 0
+def _is_odd(key: Any) -> bool:
+    """Return True for a key with a hash that many others may have; ValueError for one that takes long to hash.
 
-
-def _numbers(items: Iterable[_Value]) -> list[int]:
-    return [item.number for item in items if item.number is not None]
+    Values of functions are told apart by their identity, except for complex numbers.
+    """
+    kind = type(key)
+    if kind is tuple and (len(key) > _ITEMS or not all(type(item) in _HASHED or type(item) is int for item in key)):
+        raise ValueError("its pickle has a key made of tuples")
+    return kind in (tuple, complex) or (kind is int and not -_WIDE < key < _WIDE)

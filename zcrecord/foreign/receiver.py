@@ -33,6 +33,7 @@ from zcrecord.dtypes import DType
 from zcrecord.errors import UnsupportedError
 from zcrecord.storage.memory import Memory
 from zcrecord.tensors.lazy import LazyTensor
+from zcrecord.tensors.strides import address
 from zcrecord.writing.flatten import as_tensor, metadata_entries
 from zcrecord.writing.module_tree import ModuleTreeBuilder, state_entries
 from zcrecord.writing.sharing import chunks, plan_sharing
@@ -92,8 +93,8 @@ class Receiver(Protocol):
     ) -> None:  # fmt: skip
         """Add a tensor whose bytes `pieces` yields, from the first on each time it is called."""
 
-    def parts(self, values: Iterable[Any]) -> list[Any]:
-        """Return tensors in memory that may share it, to be added one by one."""
+    def parts(self, values: Iterable[Any], reader: Any = None) -> list[Any]:
+        """Return tensors in memory that may share it, to be added one by one; some may lie in a reader's file."""
 
     def add(self, path: Any, value: Any) -> None:
         """Add one tensor in memory, perhaps one of `parts`."""
@@ -142,13 +143,8 @@ class Outline:
 
         The caller has checked that they lie inside the file, and are as many as the shape takes.
         """
-        octets: memoryview = reader.memory.octets
-        if nbytes and offset % _unit(kind):
-            piece = (octets[offset : offset + nbytes],)
-            self.put_decoded(path, kind, shape, lambda: piece, "not aligned in its file", order)
-            return
-        base, _ = self._readers.get(id(reader)) or self._opened(reader)
-        self._tree.tensor(path, _layout(kind, tuple(shape), order), self._payload(base + offset, nbytes))
+        payload = self._ranged(reader, offset, nbytes, _unit(kind))
+        self._tree.tensor(path, _layout(kind, tuple(shape), order), payload)
 
     def put_state(
         self, names: Sequence[str], forms: Sequence[Form], form_ids: Any, files: Sequence[FileRanges]
@@ -176,17 +172,48 @@ class Outline:
         payload = NONE if not nbytes else self._payload(self._add_file(Decoded(nbytes, pieces, reason), nbytes), nbytes)
         self._tree.tensor(path, _layout(kind, tuple(shape), order), payload)
 
-    def parts(self, values: Iterable[Any]) -> list[Any]:
-        """Return tensors in memory that may share it, to be added one by one; copies nothing in C order."""
+    def parts(self, values: Iterable[Any], reader: Any = None) -> list[Any]:
+        """Return tensors in memory that may share it, to be added one by one; copies nothing in C order.
+
+        What lies in the file of a reader, aligned, is a range of that file.
+        """
         plan = plan_sharing([as_tensor(value, f"values[{i}]") for i, value in enumerate(values)])
-        payloads = [self._in_memory(source) for source in plan.sources]
-        ids = zip(plan.layout_ids, plan.source_ids, strict=True)
+        ids = list(zip(plan.layout_ids, plan.source_ids, strict=True))
+        units = [1] * len(plan.sources)  # the alignment that each needs
+        for layout, s in ids:
+            if s >= 0:
+                units[s] = max(units[s], plan.layouts[layout].bits // 8)
+        start = 0 if reader is None else address(reader.memory.octets)
+        payloads = [
+            self._in_memory(source) if reader is None else self._in_file(source, unit, reader, start)
+            for source, unit in zip(plan.sources, units, strict=True)
+        ]
         return [_Part((plan.layouts[layout], NONE if s < 0 else payloads[s])) for layout, s in ids]
 
     def add(self, path: Any, value: Any) -> None:
         """Add one tensor in memory, perhaps one of `parts`."""
         part = value if isinstance(value, _Part) else self.parts([value])[0]
         self._tree.tensor(path, *part)
+
+    def _in_file(self, source: Any, unit: int, reader: MemoryReader, start: int) -> int:
+        """Return the payload of bytes that may lie in the file of a reader, whose memory has this address."""
+        first = end = -1
+        for part in [] if isinstance(source, LazyTensor) else getattr(source, "parts", [source]):
+            at = address(part) - start
+            if end not in (-1, at) or not part.flags.c_contiguous or not part.dtype.isnative:
+                return self._in_memory(source)
+            first, end = at if end < 0 else first, at + part.nbytes
+        if first < 0 or end > reader.nbytes:
+            return self._in_memory(source)
+        return self._ranged(reader, first, end - first, unit)
+
+    def _ranged(self, reader: MemoryReader, offset: int, nbytes: int, unit: int) -> int:
+        """Return the payload of a range of a reader's file, which is copied at first use if it is not aligned."""
+        base, _ = self._readers.get(id(reader)) or self._opened(reader)
+        if not nbytes or not offset % unit:
+            return self._payload(base + offset, nbytes)
+        piece = (reader.memory.octets[offset : offset + nbytes],)
+        return self._payload(self._add_file(Decoded(nbytes, lambda: piece, "not aligned in its file"), nbytes), nbytes)
 
     def _in_memory(self, source: Any) -> int:
         if isinstance(source, LazyTensor):

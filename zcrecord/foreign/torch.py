@@ -1,40 +1,36 @@
 """Reads checkpoints of `torch.save`: state dicts, optimizers' states, and dicts and lists of them.
 
-torch reads the file with `weights_only`, from a private mapping whose pages are never written. `writing.flatten` makes
-arrays of tensors; `writing.sharing` decides which of them share memory.
+torch is not needed: `pickled` runs the pickle, `torch_types` has what torch's names in it stand for, and tensors are
+views of the file. `writing.sharing` decides which of them share memory.
 """
 
 from __future__ import annotations
 
-import re
-import warnings
-import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from zcrecord.archive.payload_source import was_replaced
 from zcrecord.codec.entries import KIND_NAMES, is_attribute
 from zcrecord.codec.file_types import HEAD, wrong_type
 from zcrecord.codec.layout import MAX_DEPTH
-from zcrecord.errors import Advice, FormatError, LimitError, RecordError, SourceError, UnsupportedError, printable
-from zcrecord.frameworks.torch import import_torch
-from zcrecord.tensors.strides import address
-from zcrecord.writing.flatten import as_tensor, children_of, refuse_key
+from zcrecord.errors import Advice, FormatError, LimitError, RecordError, UnsupportedError, located, printable
+from zcrecord.storage.memory import map_file
+from zcrecord.writing.flatten import children_of, refuse_key
 from zcrecord.writing.module_tree import state_path
 
-from .numpy_types import Noted, allowed
-from .pickled import claimed
-from .readers import MemoryReader, Reader, as_file
+from .numpy_types import Noted
+from .pickled import unpickle
+from .readers import MemoryReader, Reader
 from .receiver import Receiver
-from .zip_files import check_alike, open_zip
+from .torch_types import TorchNames, TorchStorage, TorchTensor, TorchValue, itemsize
+from .zip_files import stored_members
 
 _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
-_ADVICE = re.compile(r"torch\.load|weights_only|Weights only")  # lines of advice in torch's messages
+_WRONG = "no torch checkpoint"
+_MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # the first two pickles in a file from before torch 1.6
+_VERSIONS = 10  # of torch's zip files; a later one may have other rules
 _REPEATS, _REPEATED = 1 << 16, 64  # limit of items visited again: so many, plus so many for each distinct item
-_DATA = b"data.pkl"
-_PICKLES = 5  # in a file from before torch 1.6: magic, version, system, the checkpoint, keys of its storages
 _EXPANDED, _TIMES = 64 << 20, 4  # limit of the bytes of all tensors: so many, plus so many times the file
 _ITEM_COST, _ITEM_TIMES = 900, 64  # bytes of memory of a child of a module, which may be one byte; a word takes 20
 
@@ -46,37 +42,49 @@ def read(reader: Reader, out: Receiver) -> int:
     integer keys stay integers, names with dots stay whole. So `tree("torch")` returns an object for `load_state_dict`.
     Names are split at their dots only if the file is a single `state_dict()`, as `save_record(module)` splits them.
     Tied tensors stay tied, and views of one storage share its bytes; bytes that no tensor uses are left out. Arrays and
-    scalars of numpy are read, too, if their elements are plain numbers.
+    scalars of numpy are read, too, if their elements are plain numbers. Checkpoints from before torch 1.6, which are
+    not zip files, are read alike.
 
-    Tensors are read from the mapped file, a page at a time. A checkpoint from before torch 1.6, which is no zip file,
-    cannot be mapped: torch reads it into memory, whole.
+    Tensors are views of the mapped file. Those of a big-endian machine are copied.
 
     Raises:
         FormatError: the file is not a checkpoint, is damaged, or has objects of classes that torch does not load from
             untrusted files. UnsupportedError: a key, value or tensor that archives cannot have. LimitError: a small
-            file claims huge tensors. DependencyError: torch is not installed. SourceError: the file cannot be read.
+            file claims huge tensors. SourceError: the file cannot be read.
     """
-    torch = import_torch()
-    if reader.nbytes is None or reader.path is None:
-        raise UnsupportedError("torch seeks in a checkpoint, in a regular file; write it to one first")
-    size, head = reader.nbytes, reader.read(HEAD)
-    items = list(_StateDictWalk(torch, size).items(_load(torch, reader, head)))
-    arrays = [as_tensor(f.value, ".".join(f.path)) for f in items if f.kind == "tensor"]
-    _check_amount(arrays, size)
-    parts = iter(out.parts(arrays))
-    for f in items:
-        if f.kind == "tensor":
-            out.add(f.path, next(parts))
-        elif f.kind == "attribute":
-            out.attribute(f.path, f.value)
+    if reader.nbytes is None or (reader.path is None and not isinstance(reader, MemoryReader)):
+        raise UnsupportedError("a checkpoint is read from a regular file, which can be mapped; write it to one first")
+    if not isinstance(reader, MemoryReader):
+        reader = MemoryReader(map_file(str(reader.path), least=0))
+    size = reader.nbytes
+    items = list(_StateDictWalk(size).items(_load(reader)))
+    tensors = [item.value for item in items if item.kind == "tensor"]
+    _check_amount(tensors, size)
+    ranges = {} if out.reads else _ranges(tensors)
+    parts = iter(out.parts((_array(i) for i in items if i.kind == "tensor" and id(i.value) not in ranges), reader))
+    for path, kind, value in items:
+        if kind == "tensor" and id(value) in ranges:
+            out.put_range(path, value.kind, value.shape, reader, ranges[id(value)], value.nbytes)
+        elif kind == "tensor":
+            out.add(path, next(parts))
+        elif kind == "attribute":
+            out.attribute(path, value)
         else:
-            out.module(f.path, f.kind, f.value)
+            out.module(path, kind, value)
     return size
 
 
-def _load(torch: Any, reader: Reader, head: bytes) -> Any:
-    """Load a checkpoint by torch; storages of a zip file are mapped."""
-    zipped = head.startswith(_ZIP)
+def _ranges(tensors: list[Any]) -> dict[int, int]:
+    """Return the offset in the file of each tensor, by its identity, that is in C order and alone in its storage."""
+    users = Counter(id(t.storage) for t in tensors if isinstance(t, TorchTensor))
+    plain = (t for t in tensors if isinstance(t, TorchTensor) and users[id(t.storage)] == 1 and t.is_plain)
+    return {id(t): t.storage.start + t.itemsize * t.offset for t in plain}
+
+
+def _load(reader: MemoryReader) -> Any:
+    """Return the value in a checkpoint's pickle."""
+    octets = reader.memory.octets.toreadonly()
+    head = bytes(octets[:HEAD])
     if not head:
         raise FormatError("the file is empty, no torch checkpoint")
     if not head.startswith((_ZIP, _PICKLE)):
@@ -85,85 +93,75 @@ def _load(torch: Any, reader: Reader, head: bytes) -> Any:
         advice = Advice("name its format by {}", "source_format")
         raise FormatError("no torch checkpoint, which begins as a zip file or a pickle", advice=advice)
     try:
-        (_check_zip if zipped else _check_pickles)(reader)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the error describes a damaged file
-            with allowed(torch):
-                owned = isinstance(reader, MemoryReader) and not reader.memory.octets.readonly  # read, and not mapped
-                source: Any = as_file(reader) if owned else reader.path
-                if owned:
-                    source.seek(0)
-                loaded = torch.load(source, map_location="cpu", weights_only=True, mmap=zipped and not owned)
-        if isinstance(reader, MemoryReader) and was_replaced(reader.memory):
-            raise SourceError("was replaced while it was opened; open it again")
-        return loaded
+        value, reader.described = (_load_zipped if head.startswith(_ZIP) else _load_bare)(octets)
     except (MemoryError, RecordError):
         raise
-    except Exception as error:  # unpickling a damaged file raises anything
-        raise FormatError(_reason(error)) from error
+    except Exception as error:  # a damaged pickle raises anything
+        line = str(error) if type(error) is ValueError else "its pickle cannot be read"
+        line = "it ends too early" if isinstance(error, EOFError) else line
+        raise FormatError(f"{_WRONG}, or a damaged one: {printable(line)}; copy it again") from error
+    return value
 
 
-def _check_zip(reader: Reader) -> None:
-    """Refuse a zip file with compressed members, which torch reads whole into memory; `torch.save` never writes them.
+def _load_zipped(octets: memoryview) -> tuple[Any, tuple[int, int]]:
+    """Return the value in a zip file, and the range of its directory, which has checksums of all members."""
+    members, directory = stored_members(octets, _WRONG)
+    root = next(iter(members), b"").partition(b"/")[0]
 
-    `check_alike` ensures that torch finds the same members as zipfile, but that it ignores the case of their names. A
-    storage has the size of its member: torch maps as many bytes as the pickle says, those of other members included.
+    def member(name: bytes, most: int) -> bytes | None:
+        start, nbytes, _ = members.get(root + b"/" + name, (0, 0, 0))
+        return bytes(octets[start : start + min(nbytes, most)]) if start else None
+
+    def place(key: str, storage: TorchStorage) -> None:
+        start, nbytes, _ = members[root + b"/data/" + key.encode()]
+        if storage.nbytes != nbytes:
+            raise ValueError(f"its storage '{printable(key)}' has {nbytes} bytes, not those of its tensors")
+        storage.octets, storage.start, storage.in_file = octets, start, True
+        if order == b"big":
+            storage.swap()
+
+    pickle, order, version = member(b"data.pkl", len(octets)), member(b"byteorder", 9), member(b"version", 9)
+    if pickle is None or zlib.crc32(pickle) != members[root + b"/data.pkl"][2]:
+        raise ValueError("its data.pkl is " + ("missing" if pickle is None else "damaged"))
+    if version is None or not version.strip().isdigit() or int(version) > _VERSIONS:
+        raise ValueError("its version is " + ("missing" if version is None else printable(repr(version))))
+    if order not in (None, b"little", b"big"):
+        raise ValueError(f"its byte order is {printable(repr(order))}")
+    names = TorchNames(len(octets), place)
+    value, _ = unpickle(pickle, 0, names.named, names.persistent)
+    return value, (directory, len(octets))
+
+
+def _load_bare(octets: memoryview) -> tuple[Any, tuple[int, int]]:
+    """Return the value in a checkpoint from before torch 1.6, and the range of its pickles.
+
+    Magic, version, system, the value and the keys of the storages are a pickle each; then the storages follow, each
+    behind its number of elements.
     """
-    size, file = reader.nbytes or 0, as_file(reader)
-    opened = open_zip(file, "no torch checkpoint")
-    packed = next((info.filename for info in opened.infolist() if info.compress_type != zipfile.ZIP_STORED), None)
-    if packed is not None:
-        what = f"no torch checkpoint, or one that was packed again: '{printable(packed)}' is compressed"
-        raise UnsupportedError(f"{what}; unpack it and pack it without compression, or save it anew")
-    check_alike(opened, file, size)
-    sizes = {_folded(info.orig_filename): info.file_size for info in opened.infolist()}
-    if len(sizes) < len(opened.infolist()):
-        raise FormatError("two of its members have one name, or differ by case alone; readers take one or the other")
-    for info in opened.infolist():
-        name = _folded(info.orig_filename)
-        if name.endswith(_DATA):
-            storages: list[tuple[str, int]] = []
-            _check_claim(claimed(opened.read(info), storages), size)
-            for key, nbytes in storages:
-                member = name.removesuffix(_DATA) + b"data/" + _folded(key)
-                if sizes.get(member) != nbytes:
-                    what = (
-                        f"its storage '{printable(key)}' has {sizes.get(member, 'no')} bytes, not those of its tensors"
-                    )
-                    raise FormatError(f"no torch checkpoint, or a damaged one: {what}; copy it again")
+    names, found, i = TorchNames(len(octets), lambda *_: None), [], 0
+    for expected in (_MAGIC, _PROTOCOL, None, None, None):
+        value, i = unpickle(octets, i, names.named, names.persistent)
+        if expected is not None and value != expected:
+            raise ValueError(f"it has {expected} nowhere")
+        found.append(value)
+    end = i
+    for key in found[4]:
+        storage = names.storages[key] if type(key) is str else None
+        if storage is None:
+            raise ValueError("the key of a storage that no tensor has")
+        count, storage.start = int.from_bytes(octets[i : i + 8], "little"), i + 8
+        i += 8 + storage.nbytes
+        if count * itemsize(storage.dtype) != storage.nbytes or i > len(octets):
+            raise ValueError("a storage ends too early, or has another size than its tensors")
+        storage.octets, storage.in_file = octets, True
+    return found[3], (0, end)
 
 
-def _folded(name: str) -> bytes:
-    """Return a member's name as torch compares it: letters of ASCII without their case."""
-    return name.encode(errors="surrogatepass").lower()
-
-
-def _check_pickles(reader: Reader) -> None:
-    """Refuse a checkpoint from before torch 1.6 whose pickles ask for too much memory."""
-    file = as_file(reader)
-    file.seek(0)
-    for _ in range(_PICKLES):
-        _check_claim(claimed(file), reader.nbytes or 0)
-
-
-def _check_claim(nbytes: int, size: int) -> None:
-    if nbytes > _TIMES * size + _EXPANDED:
-        raise LimitError(f"its pickle asks for {nbytes} bytes, the file has {size}; the file is malicious")
-
-
-def _reason(error: Exception) -> str:
-    """Return the first useful line of torch's message, which may fill a page."""
-    text = re.sub(r"\x1b\[\d*m", "", str(error))
-    if match := re.search(r"GLOBAL ([\w.]*\w) (?:was|whose)", text):
-        return (
-            f"holds an object of {match[1]}, and loading that may run code; have whoever made the file save plain "
-            "tensors, as torch.save(model.state_dict(), ...) does"
-        )
-    lines = [line.strip() for line in text.splitlines()]
-    line = next((line for line in lines if line and not _ADVICE.search(line)), "it ends too early")
-    if isinstance(error, LookupError):  # an unknown opcode of pickle, or missing values
-        line = "its pickle cannot be read"
-    return f"no torch checkpoint, or a damaged one: {printable(line)}; copy it again"
+def _array(item: _CheckpointItem) -> Any:
+    if not isinstance(item.value, TorchTensor):
+        return item.value
+    with located(tensor=".".join(item.path)):
+        return item.value.array()
 
 
 class _CheckpointItem(NamedTuple):
@@ -184,8 +182,7 @@ class _StateDictWalk:
     repeated items are counted, and limited. So is the memory that all items take, before the archive has any.
     """
 
-    def __init__(self, torch: Any, size: int) -> None:
-        self._torch = torch
+    def __init__(self, size: int) -> None:
         self._met: set[int] = set()
         self._left = _REPEATS
         self._room = _EXPANDED + _ITEM_TIMES * size
@@ -206,17 +203,21 @@ class _StateDictWalk:
 
     def _module(self, path: tuple[str, ...], value: Any) -> tuple[_CheckpointItem, _Children]:
         name = ".".join(path)
-        if isinstance(value, Mapping) and any(isinstance(key, Noted) for key in value):
+        if not path and type(value) not in (dict, list, tuple):
+            kind_name = "Tensor" if isinstance(value, TorchTensor | TorchValue) else type(value).__name__
+            raise UnsupportedError(f"holds a single {kind_name} without a name; save a dict of tensors")
+        if isinstance(value, TorchValue) and value.kind.startswith("zcr:"):
+            return _CheckpointItem(path, "object", value.kind), iter([((*path, "value"), value.text)])
+        if type(value) not in (dict, list, tuple, int, complex):
+            what = f"a {type(value).__name__} is neither a tensor nor a plain value; take it out of the checkpoint"
+            raise UnsupportedError(value.text if isinstance(value, TorchValue) else what, tensor=name)
+        if type(value) is dict and any(isinstance(key, Noted) for key in value):
             value = {key.scalar(name) if isinstance(key, Noted) else key: inner for key, inner in value.items()}
         kind, type_name, children = children_of(value, name)
-        if kind is None or (not path and not isinstance(value, Mapping | list | tuple)):
-            if not path:
-                raise UnsupportedError(f"holds a single {type(value).__name__} without a name; save a dict of tensors")
-            what = f"a {type(value).__name__} is neither a tensor nor a plain value; take it out of the checkpoint"
-            raise UnsupportedError(what, tensor=name)
+        assert kind is not None, "the types above have one"
         if len(path) >= MAX_DEPTH:
             raise LimitError(f"nested more than {MAX_DEPTH} deep; does it contain itself?", tensor=name)
-        state = value if not path and self._is_state_dict(value) else None
+        state = value if not path and _is_state_dict(value) else None
         return _CheckpointItem(path, KIND_NAMES[kind], type_name), self._children(path, children, state)
 
     def _children(self, path: tuple[str, ...], children: Iterable[tuple[str, Any]], state: Any) -> _Children:
@@ -232,23 +233,15 @@ class _StateDictWalk:
                 raise LimitError(what, tensor=name or None)
             yield (*path, *parts), child
 
-    def _is_state_dict(self, value: Any) -> bool:
-        """Return True if a checkpoint is only a module's `state_dict()`: tensors and extra state by name."""
-        return isinstance(value, Mapping) and all(
-            isinstance(key, str) and (isinstance(child, self._torch.Tensor) or key.endswith("_extra_state"))
-            for key, child in value.items()
-        )
-
     def _item(self, path: tuple[str, ...], value: Any) -> tuple[_CheckpointItem, _Children | None]:
+        kind = type(value)
+        if kind is TorchTensor:
+            return _CheckpointItem(path, "tensor", value), None
         name = ".".join(path)
-        if isinstance(value, Noted):
-            value = value.array(name)
-        if isinstance(value, self._torch.Tensor | np.ndarray | np.generic):
-            tensor = value.detach() if isinstance(value, self._torch.Tensor) else value
-            return _CheckpointItem(path, "tensor", tensor), None
-        if isinstance(value, str | bytes | list | tuple | Mapping):
+        if kind is Noted:
+            return _CheckpointItem(path, "tensor", value.array(name)), None
+        if kind in (str, bytes, list, tuple, dict):
             self._meet(value, name)
-        value = bytes(value) if isinstance(value, bytearray) else value
         if is_attribute(value, name):
             return _CheckpointItem(path, "attribute", value), None
         return self._module(path, value)
@@ -262,13 +255,22 @@ class _StateDictWalk:
             raise LimitError("the same lists or texts are there millions of times; the file is malicious", tensor=name)
 
 
-def _check_amount(arrays: list[Any], size: int) -> None:
+def _is_state_dict(value: Any) -> bool:
+    """Return True if a checkpoint is only a module's `state_dict()`: tensors and extra state by name."""
+    return type(value) is dict and all(
+        type(key) is str and (type(child) is TorchTensor or key.endswith("_extra_state"))
+        for key, child in value.items()
+    )
+
+
+def _check_amount(tensors: list[Any], size: int) -> None:
     """Raise LimitError if tensors, such as expanded ones, have far more bytes than the file."""
-    distinct = {}
-    for array in arrays:
-        plain = isinstance(array, np.ndarray)
-        key = (address(array), array.shape, array.strides, array.dtype) if plain else id(array)
-        distinct[key] = array.nbytes
+    most, distinct = _TIMES * size + _EXPANDED, {}
+    if sum(t.nbytes for t in tensors) <= most:
+        return
+    for t in tensors:
+        described = isinstance(t, TorchTensor)
+        distinct[(id(t.storage), t.offset, t.shape, t.strides, t.dtype) if described else id(t)] = t.nbytes
     total = sum(distinct.values())
-    if total > _TIMES * size + _EXPANDED:
+    if total > most:
         raise LimitError(f"its tensors claim {total} bytes, the file has {size}; save expanded ones .contiguous()")

@@ -10,10 +10,12 @@ each of them looks at.
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import io
 import struct
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from zcrecord.codec.entries import encodable
@@ -28,6 +30,12 @@ _ZIP64, _OTHER_NAME = 0x0001, 0x7075  # extra fields: sizes of 64 bits, another 
 _FOLDER = 0x10  # of a member's external attributes: miniz extracts no bytes of a folder, and reports success
 _NPZ = "not a .npz file"
 _ALIKE = "readers of zip files would differ about what is in it; save it anew"
+_TAIL = 1 << 17  # bytes at the end in which zipfile looks for the end record, and some more
+_WIDE = 0xFFFFFFFF  # a size or offset that stands in the ZIP64 field
+
+_Entry = collections.namedtuple(  # a member as the directory has it, by zipfile's names; `name` is bytes
+    "_Entry", "name orig_filename flag_bits compress_type CRC compress_size file_size external_attr header_offset extra"
+)
 
 
 def open_zip(file: Any, wrong: str = _NPZ) -> zipfile.ZipFile:
@@ -64,26 +72,62 @@ def check_alike(opened: zipfile.ZipFile, file: Any, total: int) -> None:
         FormatError: the file can be read in two ways, or is damaged.
     """
     start, end, count = _directory(file, total)
-    names = _names(_read(file, start, end - start), start)
-    infos = opened.infolist()
+    names = [entry.name for entry in _entries(_read(file, start, end - start), start)]
+    _check_members(opened.infolist(), names, start, count, file)
+
+
+def stored_members(octets: memoryview, wrong: str) -> tuple[dict[bytes, tuple[int, int, int]], int]:
+    """Return offset, size and CRC of each member of a zip file in memory, and the offset of its directory.
+
+    Names are in lower case, as torch compares them. `wrong` names the expected format in the error for another file.
+
+    Raises:
+        FormatError: as `check_alike`; or two members have one name. UnsupportedError: a member is compressed, or
+        encrypted.
+    """
+    with zip_faults(wrong):
+        if not zipfile.is_zipfile(io.BytesIO(octets[-_TAIL:])):
+            raise zipfile.BadZipFile("it does not end as a zip file")
+    start, end, count = _directory(octets, len(octets))
+    entries = _entries(_read(octets, start, end - start), start)
+    packed = next((entry for entry in entries if entry.compress_type or entry.flag_bits & 1), None)
+    if packed is not None:
+        done = "compressed" if packed.compress_type else "encrypted"
+        what = f"{wrong}, or one that was packed again: '{printable(packed.orig_filename)}' is {done}"
+        raise UnsupportedError(f"{what}; unpack it and pack it without compression, or save it anew")
+    ends = _check_members(entries, [entry.name for entry in entries], start, count, octets)
+    out = {e.name.lower(): (end - e.file_size, e.file_size, e.CRC) for e, end in ends}
+    if len(out) < len(entries):
+        raise FormatError(f"two of its members have one name, or differ by case alone; {_ALIKE}")
+    return out, start
+
+
+def _check_members(
+    infos: Sequence[Any], names: list[bytes], start: int, count: int, file: Any
+) -> list[tuple[Any, int]]:
+    """Return each member and its end, after checking them against one another and the directory at `start`."""
     if not len(names) == len(infos) == count:
         raise FormatError(f"its directory has {len(names)} members, {count} is what its end says; {_ALIKE}")
     if min((info.header_offset for info in infos), default=start):
         raise FormatError(f"something stands in front of its first member; {_ALIKE}", offset=0)
-    passed = 0
+    passed, out = 0, []
     for info, name in sorted(zip(infos, names, strict=True), key=lambda pair: pair[0].header_offset):
-        label = info.orig_filename.removesuffix(".npy")
         if info.header_offset < passed:
-            raise FormatError(f"this member overlaps another; {_ALIKE}", tensor=label)
+            raise FormatError(f"this member overlaps another; {_ALIKE}", tensor=info.orig_filename.removesuffix(".npy"))
         passed = _check_member(info, name, file)
+        out.append((info, passed))
     if passed > start:
         raise FormatError(f"its last member ends at byte {passed}, the directory starts at {start}; it is truncated")
+    return out
 
 
 def _read(file: Any, offset: int, nbytes: int) -> bytes:
-    with zip_faults():
-        file.seek(offset)
-        data = bytes(file.read(nbytes))
+    if isinstance(file, memoryview):
+        data = bytes(file[offset : offset + nbytes])
+    else:
+        with zip_faults():
+            file.seek(offset)
+            data = bytes(file.read(nbytes))
     if len(data) < nbytes:
         raise FormatError(f"ends {nbytes - len(data)} bytes early; the file is truncated or damaged", offset=offset)
     return data
@@ -121,41 +165,62 @@ def _directory(file: Any, total: int) -> tuple[int, int, int]:
     return start, end, count
 
 
-def _names(directory: bytes, start: int) -> list[bytes]:
-    """Return the members' names as they stand in a directory that lies at `start`."""
-    names: list[bytes] = []
+def _entries(directory: bytes, start: int) -> list[_Entry]:
+    """Return the members as they stand in a directory that lies at `start`."""
+    out: list[_Entry] = []
     position = 0
     while position < len(directory):
         if position + _ENTRY.size > len(directory) or not directory.startswith(_ENTRY_MAGIC, position):
             raise FormatError(f"its directory is damaged; {_ALIKE}", offset=start + position)
-        sizes = _ENTRY.unpack_from(directory, position)[10:13]
-        names.append(directory[position + _ENTRY.size : position + _ENTRY.size + sizes[0]])
-        position += _ENTRY.size + sum(sizes)
+        entry = _ENTRY.unpack_from(directory, position)
+        name_end = position + _ENTRY.size + entry[10]
+        extra = directory[name_end : name_end + entry[11]]
+        sizes = entry[8], entry[9], entry[16]
+        if _WIDE in sizes:
+            sizes = _wide_sizes(*sizes, extra)
+        name = directory[position + _ENTRY.size : name_end]
+        text = name.decode(errors="replace")
+        flags, method, crc, attributes = entry[3], entry[4], entry[7], entry[15]
+        out.append(_Entry(name, text, flags, method, crc, sizes[0], sizes[1], attributes, sizes[2], extra))
+        position += _ENTRY.size + sum(entry[10:13])
     if position > len(directory):
         raise FormatError(f"its directory is damaged; {_ALIKE}", offset=start + position)
-    return names
+    return out
 
 
-def _check_member(info: zipfile.ZipInfo, name: bytes, file: Any) -> int:
-    """Return the end of a member, after checking that its header agrees with the directory."""
-    label, offset = info.orig_filename.removesuffix(".npy"), info.header_offset
-    local = _LOCAL.unpack(_read(file, offset, _LOCAL.size))
-    own_name = _read(file, offset + _LOCAL.size, local[9])
-    if local[0] != _LOCAL_MAGIC or local[3] != info.compress_type or own_name != name:
-        what = "the directory and the member's own header contradict each other"
-        raise FormatError(f"{what}; {_ALIKE}", tensor=label, offset=offset)
-    if info.compress_type == zipfile.ZIP_STORED and info.compress_size != info.file_size:
-        what = f"stored in {info.compress_size} bytes, of which {info.file_size} should come"
-        raise FormatError(f"{what}; {_ALIKE}", tensor=label, offset=offset)
-    if info.file_size and (info.external_attr & _FOLDER or name.endswith(b"/")):
-        raise FormatError(f"a folder, and {info.file_size} bytes in it; {_ALIKE}", tensor=label, offset=offset)
-    extra, kinds = info.extra, []
+def _wide_sizes(packed: int, unpacked: int, offset: int, extra: bytes) -> tuple[int, int, int]:
+    """Return sizes and offset of a member, those that are 0xFFFFFFFF from its ZIP64 field if it has one."""
+    field = next((data for kind, data in _fields(extra) if kind == _ZIP64), b"")
+    wide = iter(struct.unpack(f"<{len(field) // 8}Q", field[: len(field) & -8]))
+    unpacked, packed, offset = (next(wide, n) if n == _WIDE else n for n in (unpacked, packed, offset))
+    return packed, unpacked, offset
+
+
+def _fields(extra: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the kinds and the bytes of a member's extra fields."""
     while len(extra) >= 4:
         kind, size = struct.unpack_from("<2H", extra)
-        kinds.append(kind)
+        yield kind, extra[4 : 4 + size]
         extra = extra[4 + size :]
-    if kinds.count(_ZIP64) > 1 or _OTHER_NAME in kinds:
-        raise FormatError(f"two sizes or two names for this member; {_ALIKE}", tensor=label, offset=offset)
+
+
+def _check_member(info: Any, name: bytes, file: Any) -> int:
+    """Return the end of a member, after checking that its header agrees with the directory."""
+    offset, fault = info.header_offset, ""
+    header = _read(file, offset, _LOCAL.size + len(name))
+    local = _LOCAL.unpack_from(header)
+    kinds = [kind for kind, _ in _fields(info.extra)] if info.extra else ()
+    own_name = header[_LOCAL.size :] if local[9] == len(name) else None
+    if local[0] != _LOCAL_MAGIC or local[3] != info.compress_type or own_name != name:
+        fault = "the directory and the member's own header contradict each other"
+    elif info.compress_type == zipfile.ZIP_STORED and info.compress_size != info.file_size:
+        fault = f"stored in {info.compress_size} bytes, of which {info.file_size} should come"
+    elif info.file_size and (info.external_attr & _FOLDER or name.endswith(b"/")):
+        fault = f"a folder, and {info.file_size} bytes in it"
+    elif kinds.count(_ZIP64) > 1 or _OTHER_NAME in kinds:
+        fault = "two sizes or two names for this member"
+    if fault:
+        raise FormatError(f"{fault}; {_ALIKE}", tensor=info.orig_filename.removesuffix(".npy"), offset=offset)
     return int(offset + _LOCAL.size + local[9] + local[10] + info.compress_size)
 
 

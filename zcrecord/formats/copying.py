@@ -63,7 +63,6 @@ class Copying:
 
     def __init__(self, out: RecordWriter, nbytes: int | None, progress: Progress) -> None:
         self.metadata, self.module, self.attribute, self.tie = out.metadata, out.module, out.attribute, out.tie
-        self.parts = out.parts
         self._out, self._progress = out, progress
         self._done, self._total = 0, nbytes
 
@@ -84,6 +83,10 @@ class Copying:
         """Copy a tensor that is decoded."""
         with self._out.tensor(path, kind, shape, order=order) as tensor:
             self._copy(tensor, pieces())
+
+    def parts(self, values: Iterable[Any], _reader: Any = None) -> list[Any]:
+        """Return tensors in memory that may share it, to be added one by one."""
+        return self._out.parts(values)
 
     def add(self, path: Any, value: Any) -> None:
         """Copy a tensor in memory."""

@@ -40,17 +40,17 @@ def index(
     was changed is refused. `convert` makes an archive with its own payloads of it.
 
     Args:
-        source: a file of safetensors, GGUF or npz, an index of shards, or a folder with one of these.
+        source: a file of safetensors, GGUF, torch or npz, an index of shards, or a folder with one of these.
         dest: a path in the folder of these files.
         digest: 'xxh3' for a checksum of each payload, which reads all of them; 'none' for none.
         force, durable: as of `formats.convert`.
         progress: called with the bytes of payloads hashed, and those to be.
 
     Raises:
-        UnsupportedError: a tensor does not lie in a file as it is used (deflated, big-endian, not aligned, of a torch
-        checkpoint); `dest` lies in another folder, or the source is an archive. DestinationExistsError: `dest` exists
-        and `force` was not given, or it is one of the files. FormatError, LimitError, SourceError: those of
-        `load_record`.
+        UnsupportedError: a tensor does not lie in a file as it is used (deflated, big-endian, not aligned, an array of
+        numpy in a checkpoint); `dest` lies in another folder, or the source is an archive. DestinationExistsError:
+        `dest` exists and `force` was not given, or it is one of the files. FormatError, LimitError, SourceError: those
+        of `load_record`.
 
     Example:
         >>> import numpy as np, zcrecord, zcrecord.formats

@@ -1,0 +1,238 @@
+"""Tensors, storages and values of torch in a checkpoint's pickle, without torch: what each name there stands for.
+
+A tensor becomes a description: its storage, and where its elements lie there. `pickled` runs the pickle.
+
+Source: torch/_utils.py and torch/serialization.py of torch 2.13; torch.Tensor.set_ for the sizes that are legal.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from operator import mul
+from typing import Any
+
+import numpy as np
+
+from zcrecord import dtypes
+from zcrecord.codec.layout import MAX_ARCHIVE_SIZE, MAX_RANK
+from zcrecord.errors import FormatError, LimitError, UnsupportedError, printable
+from zcrecord.tensors.interop import FLOAT4_PAIRS
+from zcrecord.tensors.packed import PackedTensor
+from zcrecord.tensors.strides import c_strides, is_c_order
+
+from .numpy_types import NAMES
+from .pickled import Function, exactly
+
+_BOOL = dtypes.by_name["bool"]
+_KINDS = {d.torch: d for d in dtypes.DTYPES if d.torch} | {FLOAT4_PAIRS: dtypes.by_name["float4_e2m1fn"]}
+_OTHERS = re.compile(r"complex32|bits(8|16|1x8|2x4|4x2)|qint(8|32)|quint(8|4x2|2x4)|u?int[1-7]")
+_STORAGES = {
+    "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64",
+    "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool", "ComplexFloat": "complex64",
+    "ComplexDouble": "complex128", "Untyped": "uint8", "QInt8": "qint8", "QInt32": "qint32", "QUInt8": "quint8",
+    "QUInt4x2": "quint4x2", "QUInt2x4": "quint2x4",
+}  # fmt: skip
+_SIGNED = "complex64", "complex128", "float32", "float64"  # a conjugate tensor's imaginary part is stored negated
+_DEVICES = re.compile(r"[a-z]{1,16}(:[0-9]{1,3})?")
+_OBJECTS = re.compile(r"torch\.(per_\w+|Tensor|nn\.parameter\.(Parameter|Buffer))|torch\.serialization\._get_layout")
+_PLAIN_VALUE = "a {} is neither a tensor nor a plain value; take it out of the checkpoint"
+_UNREADABLE = {
+    "_rebuild_qtensor": "a quantized tensor; save its .int_repr() with scale and zero point, or .dequantize() it",
+    "_rebuild_sparse_tensor": "a sparse tensor; .coalesce() it, save its .indices() and .values(), or .to_dense() it",
+    "_rebuild_nested_tensor": "a nested tensor; save the tensors of .unbind()",
+    "_rebuild_meta_tensor_no_storage": "a meta tensor has no values; load or initialise it before it is saved",
+    "_rebuild_wrapper_subclass": "a tensor that computes its values from others; save those",
+}
+_SAME = "_rebuild_parameter", "_rebuild_parameter_with_state", "_rebuild_device_tensor_from_cpu_tensor"
+_ASKED, _TIMES = 64 << 20, 4  # limit of the bytes that a pickle's calls make: so many, plus so many times the file
+
+
+@dataclass(slots=True, eq=False)
+class TorchValue:
+    """A value of torch: a module's class name and its text; or a dtype, or "", and why no archive holds the value."""
+
+    kind: str
+    text: str
+
+
+@dataclass(slots=True, eq=False)
+class TorchStorage:
+    """The bytes of tensors, from the byte `start` of `octets` on, which are the file's or a copy."""
+
+    dtype: str
+    nbytes: int
+    octets: Any = None
+    start: int = 0
+    in_file: bool = False
+
+    def swap(self) -> None:
+        """Replace its bytes by a copy in which each number is in the other byte order."""
+        item = itemsize(self.dtype) >> self.dtype.startswith("complex")
+        numbers = np.ndarray(self.nbytes // item, f"u{item}", self.octets, self.start)
+        self.octets, self.start, self.in_file = numbers.byteswap().view(np.uint8).data, 0, False
+
+
+class TorchTensor:
+    """A tensor: elements of `dtype` in a storage, by offset and strides in elements; of float4 in pairs."""
+
+    __slots__ = ("dtype", "itemsize", "kind", "metadata", "nbytes", "offset", "shape", "storage", "strides")
+
+    def __init__(self, storage: Any, dtype: Any, offset: Any, shape: Any, strides: Any, metadata: Any) -> None:
+        """Describe a tensor; raises ValueError unless its elements lie in the storage."""
+        self.storage, self.dtype, self.offset, self.shape, self.strides = storage, dtype, offset, shape, strides
+        self.kind, self.metadata = _KINDS[dtype], metadata
+        numbers = (offset, *shape, *strides)
+        if not {int}.issuperset(map(type, numbers)) or min(numbers) < 0 or len(shape) != len(strides):
+            raise ValueError("a tensor's offset, sizes or strides are not numbers, or below 0")
+        item = self.itemsize = itemsize(dtype)
+        self.nbytes = prod(shape) * item
+        if not self.nbytes and prod(n or 1 for n in shape) > MAX_ARCHIVE_SIZE >> 5:
+            raise ValueError("a tensor without elements has sizes that no tensor has")
+        if self.nbytes and item * (offset + 1 + sum(map(mul, shape, strides)) - sum(strides)) > storage.nbytes:
+            raise ValueError("a tensor ends behind its storage")
+        if metadata and dtype not in _SIGNED:
+            raise ValueError(f"a tensor of {dtype} is conjugate or negated")
+
+    @property
+    def is_plain(self) -> bool:
+        """True if an archive has its bytes just as they lie in the file, in C order."""
+        plain = self.nbytes > 0 and self.kind.bits >= 8 and self.kind is not _BOOL and not self.metadata
+        return plain and self.storage.in_file and is_c_order(self.shape, self.strides)
+
+    def array(self) -> Any:
+        """Return the tensor as an array or PackedTensor, a view unless it is conjugate or negated.
+
+        Raises:
+            UnsupportedError: numpy cannot have it. FormatError: the storage is not in the file.
+        """
+        native: Any = np.dtype(np.uint8) if self.kind.packed else self.kind.numpy
+        if native is None or (self.kind.packed and not self.shape):
+            raise UnsupportedError(f"a tensor of torch.{self.dtype} and shape {self.shape}, which numpy cannot have")
+        if self.nbytes and self.storage.octets is None:
+            raise FormatError("no torch checkpoint, or a damaged one: a storage is missing; copy it again")
+        steps, start = c_strides(self.shape), self.storage.start + self.itemsize * self.offset
+        if self.nbytes:  # the stride of an axis of length 1 may be any number
+            steps = tuple(s if n > 1 else c for n, s, c in zip(self.shape, self.strides, steps, strict=True))
+        octets, start = (self.storage.octets, start) if self.nbytes else (None, 0)
+        view: Any = np.ndarray(self.shape, native, octets, start, tuple(self.itemsize * s for s in steps))
+        view = np.conjugate(view) if self.metadata.get("conj") else view
+        view = np.negative(view) if self.metadata.get("neg") else view
+        if not self.kind.packed:
+            return view
+        return PackedTensor(np.ascontiguousarray(view).reshape(-1), self.kind, (*self.shape[:-1], 2 * self.shape[-1]))
+
+
+class TorchNames:
+    """Values of the names and persistent identifiers in one checkpoint's pickle; `storages` are by their keys."""
+
+    def __init__(self, size: int, place: Callable[[str, TorchStorage], None]) -> None:
+        """Serve a file of `size` bytes; `place` is called with the key of each new storage."""
+        self.storages: dict[str, TorchStorage] = {}
+        self._place, self._asked, self._size = place, 0, size
+        tensors: dict[str, Callable[..., Any]] = {
+            **dict.fromkeys(("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3"), self._tensor),
+            **dict.fromkeys(_SAME, lambda t, *_: t if type(t) is TorchValue else exactly(TorchTensor, t)),
+            **{name: functools.partial(_unreadable, why) for name, why in _UNREADABLE.items()},
+        }  # fmt: skip
+        calls: dict[str, Callable[..., Any]] = {
+            "torch._tensor._rebuild_from_type_v2": self._from_type,
+            "torch.Size": lambda sizes=(): exactly(tuple, sizes),
+            "torch.device": _device,
+            "collections.OrderedDict": self._ordered,
+            "collections.Counter": lambda counts: exactly(dict, counts),
+            "builtins.complex": lambda real, imag: complex(exactly(float, real), exactly(float, imag)),
+            "builtins.set": functools.partial(_unreadable, _PLAIN_VALUE.format("set")),
+            "torch.serialization._get_layout": functools.partial(_unreadable, _PLAIN_VALUE.format("layout")),
+            **dict.fromkeys(("builtins.bytes", "builtins.bytearray", "_codecs.encode"), self._octets),
+        }
+        self._tensors = {f"torch._utils.{name}": Function(call) for name, call in tensors.items()}
+        self._names = NAMES | self._tensors | {name: Function(call) for name, call in calls.items()}
+
+    def named(self, module: str, name: str) -> Any:
+        """Return the value of a name; FormatError for any that torch would not load from untrusted files."""
+        full = f"{module}.{name}".replace("__builtin__.", "builtins.")  # as Python 2 had it
+        storage = _STORAGES.get(name.removesuffix("Storage")) if name.endswith("Storage") else None
+        if (found := self._names.get(full)) is not None:
+            return found
+        if storage and module in ("torch", "torch.cuda", "torch.storage"):
+            return TorchValue(storage, _PLAIN_VALUE.format("StorageType"))
+        if module == "torch" and (name in _KINDS or _OTHERS.fullmatch(name)):
+            return TorchValue("zcr:torch_dtype", name)
+        if _OBJECTS.fullmatch(full):
+            return TorchValue("", _PLAIN_VALUE.format(full))
+        what = f"holds an object of {printable(full.removeprefix('builtins.'))}, and loading that may run code; have"
+        what += " whoever made the file save plain tensors, as torch.save(model.state_dict(), ...) does"
+        raise FormatError(what)
+
+    def persistent(self, identifier: Any) -> TorchStorage:
+        """Return the storage of ("storage", class, key, device, elements), behind which None may stand."""
+        name, kind, key, _, count = identifier if identifier[5:] != (None,) else identifier[:5]
+        if (name, type(kind), type(key), type(count)) != ("storage", TorchValue, str, int) or count < 0:
+            raise ValueError("a persistent identifier that is no storage")
+        storage = self.storages.get(key)
+        if storage is None:
+            storage = self.storages[key] = TorchStorage(kind.kind, count * itemsize(kind.kind))
+            self._place(key, storage)
+        # Tensors without elements may share a storage, each of its own dtype.
+        return storage if storage.nbytes else TorchStorage(kind.kind, 0)
+
+    def _tensor(self, storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> TorchTensor | TorchValue:
+        """Return a tensor; after whether it has a gradient, and hooks, `rest` may have a dtype and metadata."""
+        if type(storage) is not TorchStorage or type(size) is not tuple or type(stride) is not tuple:
+            raise ValueError("a tensor without storage, sizes or strides")
+        dtype, metadata = storage.dtype, rest[2] if len(rest) > 2 else None
+        if type(metadata) is TorchValue:  # _rebuild_tensor_v3
+            dtype, metadata = metadata.text, rest[3] if len(rest) > 3 else None
+        if dtype not in _KINDS:
+            why = f"dtype torch.{dtype} has no place in an archive; convert the tensor with .to(...) first"
+            return TorchValue("", why)
+        if len(size) > MAX_RANK:
+            return TorchValue("", f"a tensor of {len(size)} dimensions, at most {MAX_RANK} are legal; .reshape() it")
+        return TorchTensor(storage, dtype, offset, size, stride, exactly(dict, metadata) if metadata else {})
+
+    def _from_type(self, function: Any, _kind: Any, arguments: Any, _state: Any) -> Any:
+        if function not in self._tensors.values():
+            raise ValueError("a tensor that no function of torch makes")
+        return function.call(*exactly(tuple, arguments))
+
+    def _ask(self, nbytes: int) -> None:
+        """Raise LimitError before the calls in a pickle have made far more bytes than the file has."""
+        self._asked += nbytes
+        if self._asked > _TIMES * self._size + _ASKED:
+            what = f"its pickle asks for {self._asked} bytes, the file has {self._size}; the file is malicious"
+            raise LimitError(what)
+
+    def _octets(self, value: Any = b"", encoding: Any = "latin1") -> bytes:
+        """Return the bytes of a text, as pickles of protocol 2 have them; of a number so many zeros."""
+        if encoding not in ("latin1", "latin-1") or type(value) not in (str, bytes, int):
+            raise ValueError("bytes that are made of no text")
+        self._ask(abs(value) if isinstance(value, int) else len(value))
+        return value.encode("latin1") if isinstance(value, str) else bytes(value)
+
+    def _ordered(self, items: Any = ()) -> dict[str, Any]:
+        """Return a dict; Python 2 had its items as an argument."""
+        self._ask(64 * len(items))
+        if items and not all(len(pair) == 2 and type(pair[0]) is str for pair in exactly(list, items)):
+            raise ValueError("an OrderedDict that is made of no items")
+        return dict(items)
+
+
+@functools.cache
+def itemsize(dtype: str) -> int:
+    """Return the bytes of an element, of float4 of a pair; 1 for types that archives do not have."""
+    return max(_KINDS[dtype].bits // 8, 1) if dtype in _KINDS else 1
+
+
+def _unreadable(why: str, *_: Any) -> TorchValue:
+    return TorchValue("", why)
+
+
+def _device(kind: Any, index: Any = None) -> TorchValue:
+    text = exactly(str, kind) if index is None else f"{exactly(str, kind)[:16]}:{exactly(int, index)}"
+    if not _DEVICES.fullmatch(text):
+        raise ValueError("a device that torch does not have")
+    return TorchValue("zcr:torch_device", text)
