@@ -28,16 +28,6 @@ def test_empty_list_may_end_where_the_words_do() -> None:
     assert zcrecord.load_record(archive.seal()).attributes["list"] == []
 
 
-@pytest.mark.parametrize(
-    ("type", "word", "expected"),
-    [(2, 2**64 - 1, "-1"), (3, 2**64 - 1, str(2**64 - 1)), (4, 0x7FF0000000000001, "nan")],
-)
-def test_every_word_is_a_number(type: int, word: int, expected: str) -> None:
-    """R68: a signalling NaN too."""
-    archive = Forge(saved({"n": 5})).set("attributes", "n", type=type, value=word)
-    assert str(zcrecord.load_record(archive.seal()).attributes["n"]) == expected
-
-
 def test_metadata_is_checked_where_there_are_no_attributes() -> None:
     """R68."""
     archive = Forge(saved({}, metadata={"on": True}))

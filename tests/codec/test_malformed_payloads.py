@@ -53,13 +53,6 @@ def test_refuses_a_wrong_digest(digest: Any, message: str) -> None:
         record["b"]
 
 
-def test_equal_payloads_share_a_range_and_stay_two() -> None:
-    """R58."""
-    record = zcrecord.load_record(saved({"a": np.ones(16, np.uint8), "b": np.ones(16, np.uint8)}), verify="full")
-    assert (record.info("a").payload, record.info("b").payload) == (0, 1)
-    assert record.info("a").offset == record.info("b").offset
-
-
 def test_refuses_payload_that_nothing_uses() -> None:
     """R61."""
     data = sequence(4).set("tensors", "t001", payload=0).seal()
