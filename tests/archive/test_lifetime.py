@@ -188,30 +188,6 @@ if before:
     r.run_python(START + code, path)
 
 
-FEW = """
-import resource
-resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-before = os.listdir('/proc/self/fd')
-held = [zcrecord.load_record(path, mode=mode) for mode in 'rc' for _ in range(500)]
-views = [rec[name] for rec in held for name in ('w', 'big', 'twin', 'third')]
-assert len(os.listdir('/proc/self/fd')) == len(before)
-assert sum(path in line for line in open('/proc/self/maps')) >= 1000
-views[-1][:] = 5
-assert views[-2][0] == views[-3][0] == 1, 'each twin has a mapping of its own'
-del held, views
-gc.collect()
-assert not mapped()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not LINUX, reason="platform: macOS keeps a descriptor for each mapping before Python 3.13")
-def test_neither_records_nor_views_hold_a_file_descriptor(tmp_path: Path) -> None:
-    large = {name: np.ones(1 << 20, np.uint8) for name in ("big", "twin", "third")}
-    zcrecord.save_record({"w": np.arange(1000), **large}, tmp_path / "m.zcr", durable=False)
-    r.run_python(START + FEW, tmp_path / "m.zcr")
-
-
 FALLBACK = """
 from zcrecord.storage import memory as mapping
 before = len(os.listdir('/proc/self/fd'))

@@ -22,7 +22,7 @@ from attacks import catalogue
 from attacks.catalogue import Attack, Door, file
 from attacks.doors import command
 from attacks.names import gguf, zipped
-from attacks.onnx_files import converting, old_archive, refusing
+from attacks.onnx_files import converting, old_archive, peer
 from attacks.peers import numpy_loaded, safe_opened
 from zcrecord import LimitError, RecordError, UnsupportedError, formats
 from zcrecord.cli.dispatch import main
@@ -51,21 +51,11 @@ DOORS: dict[str, Door] = {
 }
 
 
-def peer_numpy(path: Path) -> Callable[[], object]:
-    return lambda: refusing(numpy_loaded(path))
-
-
-def peer_torch(path: Path) -> Callable[[], object]:
-    return lambda: refusing(lambda: torch.load(path, weights_only=True))
-
-
-def peer_safetensors(path: Path) -> Callable[[], object]:
-    return lambda: refusing(safe_opened(path))
-
-
 PEERS: dict[str, dict[str, Door]] = {
-    "npz": {"numpy.load": peer_numpy}, "pt": {"torch.load": peer_torch}, "safetensors": {"safe_open": peer_safetensors},
-}  # fmt: skip
+    "npz": {"numpy.load": peer(lambda path: numpy_loaded(path)())},
+    "pt": {"torch.load": peer(lambda path: torch.load(path, weights_only=True))},
+    "safetensors": {"safe_open": peer(lambda path: safe_opened(path)())},
+}
 
 
 HARMLESS = file(lambda: file_of({"w": tensor(0, 2)}, b"ab"), "m.safetensors")

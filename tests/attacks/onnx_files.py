@@ -11,6 +11,7 @@ import io
 import os
 import zlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,22 +104,20 @@ DOORS: dict[str, Door] = {
 ALL_BUT_SCAN = frozenset(DOORS) - {"scan"}
 
 
-def peer_loads(path: Path) -> Callable[[], object]:
-    return lambda: refusing(lambda: onnx.load(path))
+def peer(read: Callable[[Path], object]) -> Door:
+    """Return the door of another library, each of whose errors is a refusal."""
+
+    def act(path: Path) -> None:
+        try:
+            read(path)
+        except Exception as error:
+            raise Refused(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from None
+
+    return lambda path: partial(act, path)
 
 
-def peer_checks(path: Path) -> Callable[[], object]:
-    return lambda: refusing(lambda: onnx.checker.check_model(os.fspath(path)))
-
-
-def refusing(work: Callable[[], object]) -> None:
-    try:
-        work()
-    except Exception as error:
-        raise Refused(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from None
-
-
-PEERS: dict[str, dict[str, Door]] = {"onnx": {"onnx.load": peer_loads, "onnx.checker": peer_checks}}
+CHECKER = peer(lambda path: onnx.checker.check_model(os.fspath(path)))
+PEERS: dict[str, dict[str, Door]] = {"onnx": {"onnx.load": peer(onnx.load), "onnx.checker": CHECKER}}
 
 # The parts of a tensor.
 FLOATS = np.arange(1, 7, dtype="<f4")

@@ -7,9 +7,11 @@ from functools import partial
 
 import windows
 from malformed import plain
+from malformed_header import both
 
 from attacks import catalogue
 from attacks.broken import HARMLESS as HARMLESS
+from attacks.broken import sealed
 from attacks.catalogue import Attack, Door, file
 from attacks.doors import loaded
 from attacks.tricks import inner_at_the_end, whole
@@ -19,10 +21,8 @@ DOORS: dict[str, Door] = {"prefix": loaded(embedded="prefix"), "suffix": loaded(
 PREFIX, SUFFIX = frozenset({"prefix"}), frozenset({"suffix"})
 
 
-def claiming(size: int) -> bytes:
-    f = plain()
-    f.ends["archive_size"] = size
-    return f.seal()
+def claiming(size: int) -> Callable[[], bytes]:
+    return sealed(plain, both(archive_size=size))
 
 
 def attack(
@@ -37,24 +37,18 @@ ATTACKS: tuple[Attack, ...] = (
     attack("unsealed header", "R15", lambda: plain(front=False, sealed=False).seal() + bytes(9),
            "not sealed|magic", PREFIX),
     attack("cut off by a byte", "R15", lambda: whole()[:-1], "only [0-9]+ are there|magic", PREFIX | SUFFIX),
-    attack("header that claims 2^56 bytes", "R15", lambda: claiming(2**56), "are there|no archive of a size",
+    attack("header that claims 2^56 bytes", "R15", claiming(2**56), "are there|no archive of a size",
            PREFIX | SUFFIX),
-    attack("header that claims 127 bytes", "R15", lambda: claiming(127), "", PREFIX | SUFFIX),
-    attack("header that claims 128 bytes", "R15", lambda: claiming(128), "", PREFIX | SUFFIX),
+    attack("header that claims 127 bytes", "R15", claiming(127), "", PREFIX | SUFFIX),
+    attack("header that claims 128 bytes", "R15", claiming(128), "", PREFIX | SUFFIX),
     attack("trailer of more than there is", "R16", lambda: whole()[64:], NONE_ENDS + "|magic", PREFIX | SUFFIX),
     attack("bytes behind the trailer", "R16", lambda: whole() + b"x", "^trailer: its magic is missing", SUFFIX),
     attack("trailer inside a payload", "R16", lambda: inner_at_the_end()[:-8],
            "^trailer: its magic is missing|are there|not sealed", PREFIX | SUFFIX),
     attack("header of one, trailer of another, bytes between", "R8", lambda: whole()[:64] + bytes(99) + whole()[-64:],
            "", PREFIX | SUFFIX),
-    attack("index of another", "R17", lambda: bytes(3) + crossed(), "its CRC|not a zcrecord|magic", SUFFIX,
-           IntegrityError),
+    attack("index of another", "R17", lambda: bytes(3) + sealed(plain, both(index_crc=1))(),
+           "its CRC|not a zcrecord|magic", SUFFIX, IntegrityError),
     *(attack(f"signed program: {name}", "R16", partial(bytes, data), "magic|^trailer: no archive of a size", SUFFIX)
       for name, data in windows.refused()),
 )  # fmt: skip
-
-
-def crossed() -> bytes:
-    f = plain()
-    f.ends["index_crc"] = 1
-    return f.seal()

@@ -1,4 +1,4 @@
-"""The module tree: pre-order, depth, places of children, and the counts by which a module finds what it holds."""
+"""The tree: modules in pre-order, places, counts; attributes and metadata, whose words must lie in their pools."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from forge import Forge
 from malformed import Case, broken, cases, plain, refused, rich, saved, sequence
+from malformed_attributes import CASES as ATTRIBUTES
+from malformed_attributes import list_of
 from malformed_modules import CASES, FLAT, NESTED, reversed_parents
 
 import zcrecord
@@ -91,4 +93,37 @@ def test_tensors_may_be_saved_in_another_order_than_that_of_their_modules() -> N
     assert list(record)[-2:] == ["point.x", "layers.1.k"]
     archive.columns["by_module"] = np.arange(count, dtype="<u4")
     with pytest.raises(FormatError, match=r"^by_module: not strictly ascending"):
+        zcrecord.load_record(archive.seal())
+
+
+@cases(ATTRIBUTES)
+def test_refuses_attribute_at_open_and_at_touch_when_any_is_asked_for(case: Case) -> None:
+    data = broken(case, rich())
+    refused(case, zcrecord.load_record, data)
+    record = zcrecord.load_record(data, verify="touch")
+    assert record["w"].shape == (2, 3)
+    for action in (lambda: record.attributes, lambda: record.metadata, lambda: record.modules, record.tree):
+        refused(case, action)
+
+
+def test_empty_list_may_end_where_the_words_do() -> None:
+    """R67."""
+    archive = rich()
+    list_of(0, 0, beyond=True)(archive)
+    assert zcrecord.load_record(archive.seal()).attributes["list"] == []
+
+
+def test_metadata_is_checked_where_there_are_no_attributes() -> None:
+    """R68."""
+    archive = Forge(saved({}, metadata={"on": True}))
+    archive.set("metadata", "on", value=2)
+    with pytest.raises(FormatError, match=r"^metadata: a bool is more than 1$"):
+        zcrecord.load_record(archive.seal())
+
+
+def test_attributes_are_checked_where_there_is_no_metadata() -> None:
+    """R64."""
+    archive = plain()
+    archive.set("attributes", "n", parent=2)
+    with pytest.raises(FormatError, match=r"^attributes\[0\]: its parent 2 is no module$"):
         zcrecord.load_record(archive.seal())

@@ -224,12 +224,6 @@ def test_refuses_one_key_twice_where_there_are_no_attributes() -> None:
         zcrecord.load_record(archive.seal())
 
 
-def test_same_key_in_two_modules_is_no_collision() -> None:
-    """R36."""
-    record = zcrecord.load_record(saved({"a": {"k": 1, "w": np.ones(1)}, "b": {"k": 2, "w": np.ones(1)}, "k": 3}))
-    assert record.attributes == {"a.k": 1, "b.k": 2, "k": 3}
-
-
 def test_error_shows_a_hostile_name_without_its_control_characters() -> None:
     archive = plain()
     tensor("w", b"\x1b[31m\n", 6)(archive)

@@ -16,7 +16,7 @@ from malformed_tensors import CASES, shape, strided
 from strided_views import Strided, archive_of, elements_of
 
 import zcrecord
-from zcrecord import LimitError, PackedTensor, UnsupportedError
+from zcrecord import LimitError, UnsupportedError
 
 
 @cases(CASES)
@@ -66,15 +66,6 @@ def test_unknown_dtype_with_strides_is_offered_as_its_elements_in_c_order() -> N
     plain = Forge(saved({"t0000": elements}))
     plain.set("tensors", 0, dtype=200, bits=24, rank=3, dims=plain.add("dims", views[0].shape))
     assert record.content_digest() == zcrecord.load_record(plain.seal()).content_digest()
-
-
-def test_narrow_type_may_be_stored_one_to_a_byte() -> None:
-    """R46."""
-    archive = rich()
-    shape(2, key="q", bits=8)(archive)
-    value = zcrecord.load_record(archive.seal())["q"]
-    assert value.shape == (2,)
-    assert not isinstance(value, PackedTensor)
 
 
 def test_touch_checks_a_tensor_before_its_every_use_until_it_passed() -> None:

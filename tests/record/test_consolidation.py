@@ -77,16 +77,6 @@ def test_one_archive_has_everything_that_the_shards_have(tiling: str, tmp_path: 
 
 
 @pytest.mark.usefixtures("unassembled")
-@pytest.mark.parametrize("tiling", ["rows", "columns"])
-def test_shards_of_a_limited_size_hold_whole_tensors(tiling: str, tmp_path: Path) -> None:
-    tree = checkpoint(tmp_path / "checkpoint.zcr", TILINGS[tiling])
-    zcrecord.save_record(zcrecord.load_record(tmp_path / "checkpoint.zcr"), tmp_path / "m.zcr", max_shard_size=600)
-    names = sorted(name for name in os.listdir(tmp_path) if name.startswith("m-"))
-    assert len(names) > 2 and equal(tmp_path / "m.zcr", tree)
-    zcrecord.load_record(tmp_path / "m.zcr").verify()
-
-
-@pytest.mark.usefixtures("unassembled")
 def test_a_part_of_a_checkpoint_is_saved_like_the_whole(tmp_path: Path) -> None:
     checkpoint(tmp_path / "checkpoint.zcr", TILINGS["columns"])
     zcrecord.save_record(zcrecord.load_record(tmp_path / "checkpoint.zcr").select("model.*"), tmp_path / "model.zcr")
@@ -149,16 +139,6 @@ def test_elements_that_are_no_whole_bytes_cannot_be_split(value: Any, tmp_path: 
     save_split(tmp_path / "checkpoint.zcr", {"w": octets}, {"w": boxes_along(0, 2, octets.shape)}, forged=forged)
     with pytest.raises(FormatError, match="'w': its pieces in the shards do not tile it"):
         zcrecord.save_record(zcrecord.load_record(tmp_path / "checkpoint.zcr"), tmp_path / "one.zcr")
-
-
-@pytest.mark.parametrize(("name", "most"), [("checkpoint.zcr", None), ("checkpoint.zcr", 600), ("one.zcr", None)])
-def test_progress_counts_the_bytes_of_tensors_to_the_end(name: str, most: int | None, tmp_path: Path) -> None:
-    tree = checkpoint(tmp_path / "checkpoint.zcr", TILINGS["columns"])
-    zcrecord.save_record(tree, tmp_path / "one.zcr")
-    calls: list[tuple[int, int | None]] = []
-    record = zcrecord.load_record(tmp_path / name)
-    zcrecord.save_record(record, tmp_path / "m.zcr", max_shard_size=most, progress=lambda *call: calls.append(call))
-    assert calls == sorted(calls) and calls[-1][0] == calls[-1][1] and len({total for _, total in calls}) == 1
 
 
 SHRINKING = """

@@ -6,7 +6,6 @@ import errno
 import mmap
 import os
 import pickle
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -70,37 +69,6 @@ def test_refuses_a_missing_file(name: str, tmp_path: Path, monkeypatch: pytest.M
 
 def test_refuses_a_folder(tmp_path: Path) -> None:
     check_refused(tmp_path, SourceError, ": is a folder without a model; name a file$")
-
-
-@POSIX
-def test_refuses_what_cannot_be_mapped(tmp_path: Path) -> None:
-    check_refused(os.devnull, SourceError, ": not a regular file; copy it to one, or give its bytes$")
-
-
-@POSIX
-def test_refuses_a_path_that_runs_through_a_file(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    check_refused(tmp_path / "file" / "m.zcr", SourceError, ": cannot be read: Not a directory$")
-
-
-@pytest.mark.slow
-@POSIX
-def test_refuses_a_file_that_may_not_be_read() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        os.chmod(folder, 0o755)
-        path = Path(folder) / "m.zcr"
-        path.write_bytes(DATA)
-        path.chmod(0)
-        code = """
-import os, sys, zcrecord
-if os.getuid() == 0:
-    os.setuid(65534)  # root may read anything
-try:
-    zcrecord.load_record(sys.argv[1])
-except zcrecord.SourceError as error:
-    print(error)
-"""
-        assert r.run_python(code, path).stdout == f"{path}: cannot be read: Permission denied\n"
 
 
 @pytest.mark.parametrize("path", ["a\0b", "\ud800"], ids=["NUL", "surrogate"])

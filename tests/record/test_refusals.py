@@ -147,18 +147,6 @@ def test_message_of_a_refusal_stays_readable_whatever_the_name() -> None:
     assert caught.value.tensor == name
 
 
-def test_arrays_that_refuse_conversion_say_so(tmp_path: Path) -> None:
-    class Broken:
-        def __dlpack__(self, **_: Any) -> Any:
-            raise BufferError("lives on a device")
-
-        def __dlpack_device__(self) -> tuple[int, int]:
-            return (1, 0)
-
-    message = r"tensor 'x': numpy cannot view this Broken: lives on a device"
-    check_refused(tmp_path, UnsupportedError, message, {"x": Broken()})
-
-
 @pytest.mark.parametrize("dest", [None, 5, 1.5, object(), ["m.zcr"]], ids=lambda d: type(d).__name__)
 def test_refuses_a_destination_that_is_no_path_and_no_file(dest: Any) -> None:
     with pytest.raises(UnsupportedError, match=f"{type(dest).__name__}.*neither a path nor a binary file"):

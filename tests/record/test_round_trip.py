@@ -175,14 +175,6 @@ def test_modules_nest_a_hundred_deep() -> None:
     r.assert_same(rec.tree(), tree)
 
 
-@pytest.mark.parametrize("verify", ["touch", "index"])
-def test_saving_a_loaded_record_keeps_all_of_it(verify: Any) -> None:
-    tree = {"m": {"w": ONE, "n": 1, "b": b"x"}, "l": [TWO, r.Layer(ONE, r.Pair(1, TWO))], "s": np.array(["a"])}
-    data = r.saved(tree, metadata={"k": b"v"})
-    rec = zcrecord.load_record(data, verify=verify)
-    assert r.saved(rec) == data
-
-
 @pytest.mark.parametrize("value", [memoryview(b"abc"), memoryview(b"abcd").cast("B", (2, 2)), memoryview(b"")], ids=len)
 def test_read_only_memoryview_is_bytes(value: memoryview) -> None:
     rec = r.round_trip({"x": value, "l": [value, b"x"]}, metadata={"x": value})

@@ -1,11 +1,10 @@
-"""Every element type comes back with every bit, in every shape, layout and byte order that numpy has for it."""
+"""Every element type comes back with every bit, in every shape; views and byte orders are drawn in test_round_trip."""
 
 from __future__ import annotations
 
 import ctypes
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -42,20 +41,6 @@ def test_every_bit_pattern_survives(kind: DType) -> None:
 
 
 @pytest.mark.parametrize("kind", r.PACKED, ids=lambda d: d.name)
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 9, 1000])
-def test_narrow_elements_are_stored_packed(kind: DType, count: int) -> None:
-    array = r.filled(kind, (count,))
-    rec = r.round_trip({"x": array})
-    got = rec["x"]
-    assert isinstance(got, PackedTensor)
-    assert rec.nbytes == got.nbytes == math.ceil(count * kind.bits / 8)
-    stream = int.from_bytes(got.packed.tobytes(), "little")
-    mask = (1 << kind.bits) - 1
-    assert [stream >> (i * kind.bits) & mask for i in range(count)] == (array.view(np.uint8) & mask).tolist()
-    assert stream >> (count * kind.bits) == 0
-
-
-@pytest.mark.parametrize("kind", r.PACKED, ids=lambda d: d.name)
 @pytest.mark.parametrize("shape", [(), (7,), (4, 2, 3), (0, 4)], ids=str)
 def test_narrow_elements_saved_again_are_the_same(kind: DType, shape: tuple[int, ...]) -> None:
     data = r.saved({"x": r.filled(kind, shape), "m": {"y": r.filled(kind, (9, 5), 1)}})
@@ -63,68 +48,6 @@ def test_narrow_elements_saved_again_are_the_same(kind: DType, shape: tuple[int,
     unpacked = {"x": rec["x"].unpack(), "m": {**rec.module("m")}}
     for again in (rec, rec.tree(), unpacked, private, private.tree()):
         assert r.saved(again) == data
-
-
-LAYOUTS: dict[str, Any] = {
-    "transposed": lambda a: a.T,
-    "f_order": np.asfortranarray,
-    "middle_axis_first": lambda a: a.transpose(1, 2, 0),
-    "every_other_row": lambda a: a[::2],
-    "every_other_column": lambda a: a[..., ::2],
-    "reversed": lambda a: a[::-1, ::-1, ::-1],
-    "reversed_columns": lambda a: a[:, ::-1],
-    "window": lambda a: a[1:3, 1:, 2:4],
-    "row": lambda a: a[2],
-    "column": lambda a: a[:, 1],
-    "scalar": lambda a: a[1, 2, 3, ...],
-    "broadcast": lambda a: np.broadcast_to(a[0], a.shape),
-    "broadcast_scalar": lambda a: np.broadcast_to(a[1, 1, 1], (3, 4)),
-    "new_axes": lambda a: a[:, None, ::2, None],
-    "nothing": lambda a: a[2:2],
-    "overlapping_windows": lambda a: np.ndarray(
-        (a.size - 6, 7), a.dtype, a.view(np.uint8), 0, (a.itemsize, a.itemsize)
-    ),
-    "diagonal": lambda a: np.einsum("iij->ij", a[:3, :3]),
-}
-
-
-@pytest.mark.exhaustive
-@EVERY
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_comes_back_alone_and_beside_its_base(kind: DType, layout: str) -> None:
-    base = r.filled(kind, (4, 3, 5))
-    view = LAYOUTS[layout](base)
-    for tree in ({"view": view}, {"base": base, "view": view}, {"view": view, "base": base, "again": view}):
-        r.assert_same(r.round_trip(tree).tree(), tree)
-
-
-@pytest.mark.parametrize("kind", r.SWAPPABLE, ids=lambda d: d.name)
-@pytest.mark.parametrize("layout", ["transposed", "reversed", "scalar", "broadcast", "nothing"])
-def test_big_endian_arrays_come_back_as_little_endian_values(kind: DType, layout: str) -> None:
-    little = r.filled(kind, (4, 3, 5))
-    big = little.astype(little.dtype.newbyteorder(">"))
-    rec = r.round_trip({"big": big, "view": LAYOUTS[layout](big), "again": big})
-    assert rec["big"].dtype.byteorder in "<="
-    assert rec["big"].tobytes() == rec["again"].tobytes() == little.tobytes()
-    assert rec["view"].tobytes() == LAYOUTS[layout](little).tobytes()
-    assert rec.info("big").tied == ("big", "again")
-
-
-@pytest.mark.parametrize("kind", r.SWAPPABLE, ids=lambda d: d.name)
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_same_memory_in_both_byte_orders_is_two_tensors(kind: DType, order: Any) -> None:
-    little = np.asarray(r.filled(kind, (2, 3)), order=order)
-    big = little.view(little.dtype.newbyteorder(">"))
-    for tree in ({"little": little, "big": big}, {"big": big, "little": little}):
-        for more in ({}, {"row": tree["little"][1], "again": tree["big"], "same": tree["little"]}):
-            r.assert_same(r.round_trip(tree | more).tree(), tree | more)
-
-
-@pytest.mark.parametrize("kind", [d for d in r.WHOLE if d.name != "bool"], ids=lambda d: d.name)
-def test_same_memory_as_two_element_types_is_two_tensors(kind: DType) -> None:
-    array = r.filled(kind, (16,))
-    tree = {"x": array, "bytes": array.view(np.uint8), "odd": array.view(np.uint8)[3:11], "first": array[:2]}
-    r.assert_same(r.round_trip(tree).tree(), tree)
 
 
 @pytest.mark.parametrize("rank", [65, 256])
@@ -166,24 +89,6 @@ def test_every_alignment_and_digest_gives_the_same_record(digest: str | None, al
         assert info.offset % alignment == 0
         assert info.alignment >= (max(alignment, 16384) if name == "large" else alignment)
         assert (info.digest is None) == (digest != "xxh3")
-
-
-class Wrapper:
-    """An array of somebody else's, known by one of numpy's protocols alone."""
-
-    def __init__(self, array: Any, protocol: str) -> None:
-        names = {"dlpack": ("__dlpack__", "__dlpack_device__")}.get(protocol, (protocol,))
-        self.__class__ = type(
-            "Foreign", (Wrapper,), {n: lambda _, *a, n=n, **k: getattr(array, n)(*a, **k) for n in names}
-        )
-
-
-@pytest.mark.parametrize("protocol", ["__array__", "dlpack"])
-def test_foreign_arrays_are_saved_by_protocol(protocol: str) -> None:
-    array = np.arange(12, dtype=np.float32).reshape(3, 4)
-    rec = r.round_trip({"x": Wrapper(array, protocol), "m": {"t": Wrapper(array.T, protocol)}})
-    assert rec["x"].tolist() == array.tolist()
-    assert rec["m.t"].tolist() == array.T.tolist()
 
 
 def test_arrays_over_any_memory_are_saved(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from remote_archives import is_right, write_sparse
 import zcrecord
 from tools.range_server import Server, serving
 from zcrecord import TensorNotFoundError, UnsupportedError, transport
-from zcrecord.remote.ranges import RangeSet, cut, merged
+from zcrecord.remote.ranges import RangeSet
 from zcrecord.storage.files import is_url
 from zcrecord.storage.urls import redacted
 
@@ -336,13 +336,6 @@ def test_a_file_url_is_the_local_file_mapped(tmp_path: Path) -> None:
     rec = zcrecord.load_record((tmp_path / "m.zcr").as_uri())
     assert rec["w"].all()
     assert rec.archive.source.is_mapped
-
-
-def test_ranges_are_merged_where_little_lies_between_them_and_cut_where_they_are_long() -> None:
-    assert merged([(50, 60), (0, 10), (18, 30), (5, 5)], near=8) == [(0, 30), (50, 60)]
-    assert merged([(0, 10), (3, 5)], near=0) == [(0, 10)]
-    assert cut([(0, 25), (30, 31)], piece=10) == [(0, 8), (8, 16), (16, 25), (30, 31)]
-    assert cut([(4, 4)]) == []
 
 
 def test_what_is_held_and_what_is_missing_agree_with_a_set_of_bytes() -> None:

@@ -136,22 +136,6 @@ def test_what_a_loader_was_given_once_is_not_given_to_it_otherwise_again(server:
         ahead.readinto_at(info.offset, room)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["fill_by", "stream", "pickled"])
-def test_a_hollow_record_is_filled_with_what_was_expected_of_the_one_it_is_of(server: Server, way: str) -> None:
-    url = f"{server.url}/m.zcr"
-    hollow = zcrecord.load_record(url, expect=local(server).content_digest()).hollow()
-    poison(server)
-    with pytest.raises(IntegrityError, match="digest does not match"):
-        if way == "fill_by":
-            hollow.fill_by("host")
-        elif way == "stream":
-            with (server.folder / "m.zcr").open("rb") as file:
-                hollow.stream(file)
-        else:
-            pickle.loads(pickle.dumps(hollow)).fill_by("host", url)
-
-
 @pytest.mark.parametrize("loader", ["host", "cpu"])
 @pytest.mark.parametrize("box", [None, slice(1000, 2000)])
 def test_parts_are_as_expected_in_another_process(server: Server, loader: str, box: slice | None) -> None:

@@ -15,17 +15,13 @@ from records import saved
 
 import zcrecord
 from zcrecord import (
-    DestinationExistsError,
     LazyTensor,
     RecordWriter,
     SourceError,
     SourceNotFoundError,
     UnsupportedError,
-    onnx,
-    transport,
 )
 from zcrecord.remote import files
-from zcrecord.report import report
 from zcrecord.storage import uploads
 from zcrecord.storage.urls import connect, file_beside
 
@@ -33,7 +29,6 @@ if TYPE_CHECKING:
     from buckets import S3
 
 PART = 1 << 16
-DIGITS = Path(__file__).resolve().parents[1] / "data" / "digits.onnx"
 WEIGHTS = {f"w{i}": np.random.default_rng(i).integers(0, 255, 100_000, np.uint8) for i in range(2)}  # four parts
 NEWER = {name: value[::-1].copy() for name, value in WEIGHTS.items()}
 SMALL = {"w": np.arange(9)}
@@ -363,26 +358,6 @@ def test_a_rename_that_does_nothing_is_an_error(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(SourceError, match="did not rename onto the file there; remove that first"):
         zcrecord.save_record(WEIGHTS, f"shelf://{tmp_path}/m.zcr")
     assert os.listdir(tmp_path) == ["m.zcr"]
-
-
-@pytest.mark.exhaustive(keep=0)
-def test_packed_archives_models_and_pages_are_sent_to_urls_too(s3: S3, tmp_path: Path) -> None:
-    path, options = tmp_path / "m.zcr", s3.options
-    zcrecord.save_record(WEIGHTS, path)
-    transport.pack(path, "s3://bucket/m.zcr.zst", storage_options=options)
-    (tmp_path / "m.zcr.zst").write_bytes(s3.file_system().cat_file("bucket/m.zcr.zst"))
-    transport.unpack(tmp_path / "m.zcr.zst", "s3://bucket/m.zcr", storage_options=options)
-    assert s3.file_system().cat_file("bucket/m.zcr") == path.read_bytes()
-    for send in (transport.unpack, transport.pack):
-        with pytest.raises(DestinationExistsError, match=r"s3://bucket/m\.zcr: exists already; force=True replaces it"):
-            send(path, "s3://bucket/m.zcr", storage_options=options)
-    report("s3://bucket/m.zcr", "s3://bucket/m.html", storage_options=options)
-    assert b"<html" in s3.file_system().cat_file("bucket/m.html")
-    onnx.convert(DIGITS, path, force=True)
-    onnx.to_onnx(path, "s3://bucket/m.onnx", storage_options=options)
-    assert s3.file_system().cat_file("bucket/m.onnx") == DIGITS.read_bytes()
-    with pytest.raises(UnsupportedError, match="a stream or a URL has none; name a path"):
-        onnx.to_onnx(path, "s3://bucket/n.onnx", external=True, storage_options=options)
 
 
 @pytest.mark.filterwarnings("ignore")  # of forks beside threads
