@@ -191,12 +191,14 @@ class Archive:
         except RecordError as error:
             raise self.located(error) from error.__cause__
 
-    def before_edits(self) -> Archive | None:
-        """Return the archive as it was read: itself, or what it is a private copy of; None if that was not kept."""
+    def before_edits(self) -> Archive:
+        """Return the archive as it was read; UnsupportedError if it may have been edited, and that was not kept."""
         if self.mode == "r":
             return self
-        source = self.source.original
-        return None if source is None else self._over(source)
+        if (source := self.source.original) is None:
+            what = "may have been edited, and nothing is left of what was read; load it with verify='full'"
+            raise UnsupportedError(what, path=self.path)
+        return self._over(source)
 
     def part(self, index: Index, numbers: Sequence[int]) -> Archive:
         """Return an archive with another index, whose payloads are those of this one that have these numbers."""

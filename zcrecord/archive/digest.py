@@ -17,7 +17,7 @@ from zcrecord.codec.element_rules import ElementRules
 from zcrecord.codec.entries import ModuleKind, ValueForm, ValueType
 from zcrecord.codec.index import Index
 from zcrecord.codec.layout import DIGEST_ALLOWANCE, NONE
-from zcrecord.errors import FormatError, LimitError, RecordError, SourceError, UnsupportedError, located
+from zcrecord.errors import FormatError, LimitError, RecordError, SourceError, located
 from zcrecord.storage.threads import MOST_THREADS, WORTH_A_THREAD, Going, cores, run_threads
 
 from . import damage
@@ -109,15 +109,6 @@ def _check_file(archive: Archive, progress: Progress | None) -> None:
         if damaged := damage.find(archive, progress):
             raise damage.error_of(damaged)
     _check_elements(archive)
-
-
-def check_as_read(archive: Archive, progress: Progress | None = None) -> None:
-    """Check the archive as it was read, before any edit; UnsupportedError if nothing is left of that."""
-    read = archive.before_edits()
-    if read is None:
-        what = "may have been edited, and nothing is left of what was read; load it with verify='full'"
-        raise UnsupportedError(what, path=archive.path)
-    check(read, progress)
 
 
 def _check_elements(archive: Archive) -> None:

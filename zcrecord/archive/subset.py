@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -59,7 +59,7 @@ def module(archive: Archive, name: str) -> Archive:
         names = archive.names()
         why = "is a tensor and no module; record[name] gives it" if name in names else prefix_advice(name, names)
         raise TensorNotFoundError(name, lambda: map(ix.text_of, ix.modules), path=archive.path, why=why)
-    return _PartBuilder(archive, matches[0]).part().opened(archive, lambda _: (module, (archive, name)))
+    return PartBuilder(archive, matches[0]).part().opened(archive, lambda _: (module, (archive, name)))
 
 
 def select(archive: Archive, names: Names | None, rename: Rename | None) -> Archive:
@@ -67,50 +67,12 @@ def select(archive: Archive, names: Names | None, rename: Rename | None) -> Arch
     if isinstance(names, Iterable) and not isinstance(names, str):
         names = tuple(names)  # pickling the part needs them again
     rename = dict(rename) if isinstance(rename, Mapping) else rename
-    builder = _PartBuilder(archive)
+    builder = PartBuilder(archive)
     if names is not None:
         builder.keep(names)
     if rename is not None:
         builder.rename(rename)
     return builder.part().opened(archive, lambda _: (select, (archive, names, rename)))
-
-
-def renamed(archive: Archive, rename: Rename) -> PartIndex:
-    """Return an archive's index under other names."""
-    builder = _PartBuilder(archive)
-    builder.rename(rename)
-    return builder.part()
-
-
-def without(archive: Archive, names: Names) -> PartIndex:
-    """Return an archive's index without the tensors, modules and attributes that match, and modules empty by that."""
-    builder = _PartBuilder(archive)
-    builder.drop(names)
-    return builder.part()
-
-
-def changed(
-    archive: Archive, tensors: Mapping[str, tuple[TensorLayout, int] | None], attributes: Mapping[str, Any], rows: Any
-) -> PartIndex:
-    """Return an archive's index with tensors and attributes replaced, added or taken out, by their full names.
-
-    Those that are replaced keep their places; modules that become empty go.
-
-    Args:
-        tensors: each new one's layout and its payload's number in `rows`; None for one that is taken out.
-        attributes: values, bytes among them as a PayloadId; GONE for one that is taken out.
-        rows: those of the archive's payloads, in their order, then of others.
-    """
-    builder = _PartBuilder(archive)
-    builder.change(tensors, attributes, rows)
-    return builder.part()
-
-
-def chosen_tensors(archive: Archive, names: Names) -> set[int]:
-    """Return the numbers of the tensors that `select` would choose."""
-    builder = _PartBuilder(archive)
-    builder.keep(names)
-    return builder.chosen
 
 
 def single_tensor(archive: Archive, i: int) -> Archive:
@@ -124,8 +86,11 @@ def single_tensor(archive: Archive, i: int) -> Archive:
     return archive.part(in_memory(entries), numbers)
 
 
-class _PartBuilder:
-    """Builder of a part: chooses and renames the modules, tensors and attributes below one module."""
+class PartBuilder:
+    """Builder of a part: chooses, changes and renames the modules, tensors and attributes below one module.
+
+    `keep`, `drop`, `change` and `rename` return the builder, `part` the index that they led to.
+    """
 
     def __init__(self, archive: Archive, top: int = 0) -> None:
         archive.ensure_all()
@@ -147,7 +112,7 @@ class _PartBuilder:
 
     @property
     def chosen(self) -> set[int]:
-        """The tensors that are kept."""
+        """The numbers of the tensors that are kept."""
         return {number for kind, number in self._kept if kind == TENSOR}
 
     def _full_name(self, member: Member) -> str:
@@ -174,7 +139,7 @@ class _PartBuilder:
                 found.add(member)
         return found
 
-    def keep(self, names: Names) -> None:
+    def keep(self, names: Names) -> Self:
         """Keep the tensors that are chosen, and the modules that lead to them or are chosen themselves."""
         if callable(names):
             kept = self._accepted(names)
@@ -190,22 +155,30 @@ class _PartBuilder:
             for member, (parent, _, _) in self._members.items()
             if member in kept or (member[0] == ATTRIBUTE and (MODULE, parent) in kept)
         }
+        return self
 
-    def drop(self, names: Names) -> None:
-        """Leave out the tensors, modules and attributes that are chosen."""
+    def drop(self, names: Names) -> Self:
+        """Leave out the tensors, modules and attributes that are chosen, and modules empty by that."""
         if callable(names):
-            self._leave_out(self._accepted(names))
-            return
+            return self._leave_out(self._accepted(names))
         attributes = self._attribute_names()
         known = [*self._names.values(), *attributes.values()]
         matches = name_test(names, self._archive.names, known, self._archive.path, each=True)
         lost = {member for member, name in attributes.items() if matches(name)}
-        self._leave_out(self._matching(matches, self._below) | lost)
+        return self._leave_out(self._matching(matches, self._below) | lost)
 
     def change(
         self, tensors: Mapping[str, tuple[TensorLayout, int] | None], attributes: Mapping[str, Any], rows: Any
-    ) -> None:
-        """Put tensors and attributes in, or take them out; see `changed`."""
+    ) -> Self:
+        """Replace, add or take out tensors and attributes, by their full names; modules that become empty go.
+
+        Those that are replaced keep their places.
+
+        Args:
+            tensors: each new one's layout and its payload's number in `rows`; None for one that is taken out.
+            attributes: values, bytes among them as a PayloadId; GONE for one that is taken out.
+            rows: those of the archive's payloads, in their order, then of others.
+        """
         self._rows = rows
         self._tensors_put = {name: put for name, put in tensors.items() if put is not None}
         self._attributes_put = {name: value for name, value in attributes.items() if value is not GONE}
@@ -213,9 +186,9 @@ class _PartBuilder:
         members = {member for member, name in self._attribute_names().items() if name in lost} if lost else set()
         if gone:
             members |= {member for member in self._members if member[0] == TENSOR and self._full_name(member) in gone}
-        self._leave_out(members)
+        return self._leave_out(members)
 
-    def _leave_out(self, members: set[Member]) -> None:
+    def _leave_out(self, members: set[Member]) -> Self:
         """Leave out members, and the modules that lose all of theirs by that."""
         self._kept -= members
         left = Counter(self._members[member][0] for member in self._kept)
@@ -223,12 +196,14 @@ class _PartBuilder:
             if (MODULE, m) in self._kept and self._sizes[m] and not left[m]:
                 self._kept.discard((MODULE, m))
                 left[self._members[MODULE, m][0]] -= 1
+        return self
 
-    def rename(self, rename: Rename) -> None:
+    def rename(self, rename: Rename) -> Self:
         """Rename modules, tensors and attributes; a mapping's "" puts all of them into a module."""
         self._new_name = new = renamer(rename)
         whole = new("") if isinstance(rename, Mapping) else ""
         self._set_paths(split_dotted(whole) if whole else ())
+        return self
 
     def _set_paths(self, top: Path) -> None:
         """Set the path of each module, below that of the part itself."""

@@ -246,7 +246,7 @@ def _picked(record: Record, sort: str, patterns: Sequence[str]) -> Iterable[Tens
         from zcrecord.archive import subset  # here, for the sake of the other commands' start
 
         try:
-            chosen = subset.chosen_tensors(record.archive, patterns)
+            chosen = subset.PartBuilder(record.archive).keep(patterns).chosen
             if not chosen:
                 raise TensorNotFoundError(" ".join(patterns), lambda: record.names, path=record.archive.path)
         except TensorNotFoundError as error:

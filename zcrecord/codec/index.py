@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -211,18 +212,15 @@ class TextPool:
 
     def __init__(self, text: memoryview, memory: memoryview) -> None:
         self.text = text
-        self._bytes: Array | None = None
         self._ascii = False
         self._memory = memory
         self._rows_at: Array | None = None
         self._nuls: Array | None = None
 
-    @property
+    @cached_property
     def octets(self) -> Array:
         """The pool as an array."""
-        if self._bytes is None:
-            self._bytes = np.frombuffer(self.text, np.uint8)
-        return self._bytes
+        return np.frombuffer(self.text, np.uint8)
 
     def check_text(self) -> None:
         """Decode the whole pool once (R28); spans are UTF-8 then if they start and end between characters."""

@@ -280,7 +280,7 @@ class RecordEditor(MutableMapping[str, Any]):
             TensorNotFoundError: a name is not there, or a pattern matches nothing.
         """
         archive = self._settle()
-        self._replace_index(subset.without(archive, names), self._refs)
+        self._replace_index(subset.PartBuilder(archive).drop(names).part(), self._refs)
 
     def rename(self, old: str | re.Pattern[str] | Rename, new: str | None = None) -> None:
         """Rename tensors, modules with all below them, and attributes.
@@ -310,7 +310,7 @@ class RecordEditor(MutableMapping[str, Any]):
         if isinstance(rename, Mapping):
             self._check_known([name for name in rename if isinstance(name, str) and name])
         with located(path=self._source):
-            self._replace_index(subset.renamed(archive, rename), self._refs)
+            self._replace_index(subset.PartBuilder(archive).rename(rename).part(), self._refs)
 
     def _check_name(self, name: Any) -> None:
         self._opened()
@@ -396,7 +396,8 @@ class RecordEditor(MutableMapping[str, Any]):
             for n, ref in enumerate(refs[len(self._refs) :], len(self._refs)):
                 rows[n] = stored[ref] if ref < self._first else (0, self._values[ref - self._first].nbytes, 0)
             with located(path=self._source):
-                self._replace_index(subset.changed(self._current, tensors, attributes, rows), refs)
+                builder = subset.PartBuilder(self._current).change(tensors, attributes, rows)
+                self._replace_index(builder.part(), refs)
             self._tensors_set.clear()
             self._attributes_set.clear()
         return self._current

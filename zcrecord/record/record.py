@@ -340,7 +340,7 @@ class Record(Mapping[str, Any]):
         """
         from zcrecord.archive import digest  # here, as below, because hashlib takes 3 ms to import
 
-        digest.check_as_read(self.archive, progress)
+        digest.check(self.archive.before_edits(), progress)
 
     def content_digest(self, *, progress: Progress | None = None) -> str:
         """Return 'sha256:...' of the record's content, the same for every layout; reads all of it.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Mapping
 from typing import Any
 
-from zcrecord.errors import RecordError, SourceError
+from zcrecord.errors import SourceNotFoundError
 from zcrecord.storage.files import refusals
-from zcrecord.storage.urls import connect, error_text, redacted
+from zcrecord.storage.uploads import store_refusals
+from zcrecord.storage.urls import connect, redacted
 
 from .file import RemoteFile
 from .open_url import remote_file
@@ -20,15 +22,10 @@ _AT_ONCE = 4
 def list_files(url: str, options: Mapping[str, Any]) -> dict[str, int]:
     """Return the sizes of the files below a URL, in any depth, by their paths from there on, which are in order."""
     fs, root = connect(url, options)
-    try:
+    infos: Mapping[str, Any] = {}
+    with contextlib.suppress(SourceNotFoundError), store_refusals(redacted(url), "its files cannot be listed"):
         fs.invalidate_cache(root)
-        infos: Mapping[str, Any] = fs.find(root, detail=True)
-    except RecordError:
-        raise
-    except FileNotFoundError:
-        return {}
-    except Exception as error:  # of any class, as file systems have them
-        raise SourceError(f"its files cannot be listed: {error_text(error)}", path=redacted(url)) from error
+        infos = fs.find(root, detail=True)
     start = root.rstrip("/") + "/"
     sizes = {path[len(start) :]: int(info.get("size") or 0) for path, info in infos.items() if path.startswith(start)}
     return dict(sorted(sizes.items()))
@@ -37,12 +34,8 @@ def list_files(url: str, options: Mapping[str, Any]) -> dict[str, int]:
 def remove_file(url: str, options: Mapping[str, Any]) -> None:
     """Remove the file at a URL, if it exists."""
     fs, path = connect(url, options)
-    try:
+    with contextlib.suppress(SourceNotFoundError), store_refusals(redacted(url), "cannot be removed"):
         fs.rm_file(path)
-    except FileNotFoundError:
-        pass
-    except Exception as error:  # as above
-        raise SourceError(f"cannot be removed: {error_text(error)}", path=redacted(url)) from error
 
 
 class ForwardReader(io.RawIOBase):
