@@ -24,7 +24,7 @@ from zcrecord.cli.dispatch import main
 from zcrecord.errors import IntegrityError, OnnxError, UnsupportedError
 from zcrecord.onnx import runtime, session, to_onnx, tune, tuner, tuning, verify_external
 from zcrecord.onnx.protobuf.interfaces import difference, interface_of, without_constant_inputs
-from zcrecord.onnx.tuned import TunedTarget
+from zcrecord.onnx.tuned import Interfaces
 
 FLOAT = TensorProto.FLOAT
 X = {"x": np.arange(8, dtype=np.float32).reshape(1, 8)}
@@ -150,7 +150,7 @@ def test_the_command_verify_finds_it(tuned_before: Path, capsys: pytest.CaptureF
 def test_a_small_model_that_was_written_of_it_is_found(tuned_before: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = tuned_before.with_name("small.onnx")
     with monkeypatch.context() as patch:
-        patch.setattr(TunedTarget, "check_interface", lambda *_: None)
+        patch.setattr(Interfaces, "check", lambda *_: None)
         to_onnx(tuned_before, small, external=True)
     what = r"small\.onnx: it has the input 's1', unlike the model in '.*model\.zcr'; export the model again"
     with pytest.raises(IntegrityError, match=what):

@@ -140,7 +140,8 @@ def _current(plan: Plan, prefix: str, flash: bool) -> str:
     if not plan.has_digests:
         return NO_DIGESTS
     words = [f"pgm_read_dword(&{plan.stem}_check[{i}])" if flash else f"{plan.stem}_check[{i}]" for i in range(2)]
-    values = {"index_crc": plan.index_crc, "header_crc": plan.header_crc, "first": words[0], "second": words[1]}
+    crcs = {"index_crc": plan.last_word & 0xFFFFFFFF, "header_crc": plan.last_word >> 32}
+    values = {**crcs, "first": words[0], "second": words[1]}
     return _CURRENT.format(upper=plan.stem.upper(), stem=plan.stem, word=f"{prefix}uint32_t", **values)
 
 

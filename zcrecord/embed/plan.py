@@ -81,7 +81,7 @@ class Plan:
     Attributes:
         stem: the archive's file name as an identifier, for names of files and of the archive's own constants.
         archive: the path of the .zcr, as it was given.
-        index_crc, header_crc: the last 8 bytes of the archive.
+        last_word: the archive's last 8 bytes as a number: the CRC of its index, and that of its header.
         packed_size: bytes of the packed file, 0 if none is needed.
         has_digests: True if the archive's last 8 bytes change with every payload.
         left_out: the number of tensors that were not selected.
@@ -91,8 +91,7 @@ class Plan:
     archive: str
     archive_size: int
     base_alignment: int
-    index_crc: int
-    header_crc: int
+    last_word: int
     constants: tuple[Constant, ...]
     packed_size: int
     has_digests: bool
@@ -103,11 +102,6 @@ class Plan:
     def nbytes(self) -> int:
         """Bytes of the tensors, shared ones counted once."""
         return sum(c.nbytes for c in self.constants if c.base is None)
-
-    @property
-    def last_word(self) -> int:
-        """The archive's last 8 bytes as a number."""
-        return self.header_crc << 32 | self.index_crc
 
     def packed_chunks(self) -> Iterator[bytes]:
         """Yield the bytes of the packed file: strided tensors in C order, zeros between. Holds 16 MiB at a time."""
@@ -154,8 +148,7 @@ def plan(
         archive=path,
         archive_size=header.archive_size,
         base_alignment=max(header.base_alignment, least),
-        index_crc=header.index_crc,
-        header_crc=int.from_bytes(record.archive.buffer[-4:], "little"),
+        last_word=int.from_bytes(record.archive.buffer[-8:], "little"),
         constants=tuple(constants),
         packed_size=packed_size,
         has_digests=bool(record.archive.index.digest_kind),

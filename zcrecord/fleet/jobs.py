@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from posixpath import dirname
 from typing import Any
 
 from zcrecord.codec.file_types import FORMATS
@@ -135,12 +136,12 @@ def _below(prefix: str, path: str) -> str:
 def _models(listed: Mapping[str, int], named: str | None) -> dict[str, str]:
     """Return the models among files, with their formats; see `plan`."""
     kinds = {path: kind for path in listed if (kind := _format(path)) and "/." not in f"/{path}"}  # none hidden
-    with_index = {_folder(path) for path in kinds if path.endswith(INDEX)}
-    with_onnx = {_folder(path) for path, kind in kinds.items() if kind == _ONNX}
+    with_index = {dirname(path) for path in kinds if path.endswith(INDEX)}
+    with_onnx = {dirname(path) for path, kind in kinds.items() if kind == _ONNX}
     out = {}
     for path, kind in kinds.items():
-        shard = catalogue_of_shard(path) in listed or (_folder(path) in with_index and _SHARD.search(path))
-        external = kind == _TORCH and path.endswith(_EXTERNAL) and _folder(path) in with_onnx
+        shard = catalogue_of_shard(path) in listed or (dirname(path) in with_index and _SHARD.search(path))
+        external = kind == _TORCH and path.endswith(_EXTERNAL) and dirname(path) in with_onnx
         wanted = kind == named if named is not None else kind != _ARCHIVE and not external
         if wanted and not shard:
             out[path] = kind
@@ -168,10 +169,6 @@ def _targets(models: Mapping[str, str], source: str, dest: str) -> dict[str, str
         fault = f"{printable(out[folder])} would become {printable(folder)}, a folder of models, too; rename one"
         raise NameCollisionError(fault, path=shown(source))
     return out
-
-
-def _folder(path: str) -> str:
-    return path.rpartition("/")[0]
 
 
 def _unpacked(path: str) -> str:
