@@ -73,7 +73,7 @@ def read(reader: Reader, out: Receiver) -> int:
     for key, value in header.metadata.items():
         out.metadata[key] = value.values() if out.reads and isinstance(value, WordList) else value
     plain = [(form.kind.plain, form.shape) for form in header.forms if form.kind.plain is not None]
-    if out.reads or len(plain) < len(header.forms) or not header.names or not out.put_state(
+    if out.reads or len(plain) < len(header.forms) or not out.put_state(
         list(header.names), plain, header.form_ids, [(reader, header.offsets, header.sizes)]
     ):  # fmt: skip
         for name, form, offset in zip(header.names, header.form_ids.tolist(), header.offsets.tolist(), strict=True):
@@ -285,7 +285,7 @@ class _GgufHeader:
         return alignment
 
     def _usual(self, count: int) -> Iterator[tuple[int, int]]:
-        """Yield what `_described` does, as far as nothing is new or wrong and all lies in the buffer; much faster."""
+        """Yield the next tensors as `_described` returns them, while nothing is new or wrong or past the buffer."""
         number_at, rank_at = struct.Struct("<Q").unpack_from, struct.Struct("<I").unpack_from
         buffer, pos, names = self._buffer, self._pos, self.names
         with contextlib.suppress(struct.error, UnicodeDecodeError, OverflowError):
