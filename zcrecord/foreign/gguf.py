@@ -213,8 +213,9 @@ class _GgufHeader:
         self._reserve(_FIELD_COST, "the metadata")
         kind = self._number(4, "a metadata type")
         values = self._list(key) if kind == _ARRAY else self._values(kind, 1, key)
-        scalar = values.values() if isinstance(values, WordList) and kind != _ARRAY else values
-        self.metadata[key] = values if kind == _ARRAY else scalar[0]
+        if kind != _ARRAY:
+            (values,) = values.values() if isinstance(values, WordList) else values
+        self.metadata[key] = values
 
     def _list(self, key: str) -> Any:
         kind = self._number(4, "a metadata type")
@@ -296,12 +297,10 @@ class _GgufHeader:
                 name, form = buffer[pos + 8 : at].decode(), self._form_numbers.get(buffer[at + 4 : end])
                 if form is None or not 0 < at - pos - 8 <= _LONGEST_NAME or "\0" in name or name in names:
                     break
-                room = self._room - self._costs[form] - _MODULE_COST * name.count(".")
-                if room < 0:
+                if (room := self._room - self._costs[form] - _MODULE_COST * name.count(".")) < 0:
                     break
-                names[name] = len(names)
-                self._pos = pos = end + 8
-                self._room = room
+                names[name], self._room, self._pos = len(names), room, end + 8
+                pos = end + 8
                 yield form, offset
 
     def _described(self) -> tuple[int, int]:

@@ -297,7 +297,7 @@ def state_entries(names: Sequence[str]) -> Entries | None:
     count, total = len(names), len(modules)
     over, parents = (np.fromiter(map(modules.__getitem__, texts), np.intp) for texts in (above, heads))
     depths, around = np.append(0, np.ones(total - 1, np.intp)), over
-    while around.any():
+    while around.any() and depths.max() < MAX_DEPTH:
         depths += around > 0
         around = over[around]
     if depths.max() >= MAX_DEPTH or not modules.keys().isdisjoint(names):
