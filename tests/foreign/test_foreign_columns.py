@@ -61,6 +61,28 @@ def test_usual_names_are_put_at_once_and_odd_ones_one_by_one(odd: str) -> None:
     assert module_tree.state_entries([*usual, odd]) is None
 
 
+def test_an_index_of_no_shards_and_files_of_no_tensors_are_empty_records(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors.index.json"
+    path.write_text('{"weight_map": {}}', encoding="utf-8")
+    for source in (path, peer.save({}), saved(tmp_path / "m.gguf", [], ["a"])):
+        assert list(zcrecord.load_record(source)) == []
+
+
+def test_shards_of_tensors_of_several_types_are_put_at_once(tmp_path: Path) -> None:
+    parts = [values([f"{part}.{i}.w" for i in range(9)], [part, 3, 7, 0, 6]) for part in (1, 0)]
+    files = {f"m-{k}.safetensors": part for k, part in enumerate(parts)}
+    for name, part in files.items():
+        (tmp_path / name).write_bytes(peer.save(part))
+    path = tmp_path / "m.safetensors.index.json"
+    weight_map = {name: file for file, part in files.items() for name in part}
+    path.write_text(json.dumps({"weight_map": weight_map}), encoding="utf-8")
+    record = zcrecord.load_record(path)
+    assert sorted(record) == sorted([*parts[0], *parts[1]])
+    for name, value in (parts[0] | parts[1]).items():
+        assert np.array_equal(record[name], value)
+        assert record[name].dtype == value.dtype
+
+
 def test_names_of_modules_that_take_much_are_not_put_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module_tree, "_ROOM", 10)
     assert module_tree.state_entries(["abcd.efghi"]) is not None

@@ -73,7 +73,7 @@ def read(reader: Reader, out: Receiver) -> int:
     for key, value in header.metadata.items():
         out.metadata[key] = value.values() if out.reads and isinstance(value, WordList) else value
     plain = [(form.kind.plain, form.shape) for form in header.forms if form.kind.plain is not None]
-    if out.reads or len(plain) < len(header.forms) or not header.names or not out.put_state(
+    if out.reads or len(plain) < len(header.forms) or not out.put_state(
         list(header.names), plain, header.form_ids, [(reader, header.offsets, header.sizes)]
     ):  # fmt: skip
         for name, form, offset in zip(header.names, header.form_ids.tolist(), header.offsets.tolist(), strict=True):
@@ -213,8 +213,9 @@ class _GgufHeader:
         self._reserve(_FIELD_COST, "the metadata")
         kind = self._number(4, "a metadata type")
         values = self._list(key) if kind == _ARRAY else self._values(kind, 1, key)
-        scalar = values.values() if isinstance(values, WordList) and kind != _ARRAY else values
-        self.metadata[key] = values if kind == _ARRAY else scalar[0]
+        if kind != _ARRAY:
+            (values,) = values.values() if isinstance(values, WordList) else values
+        self.metadata[key] = values
 
     def _list(self, key: str) -> Any:
         kind = self._number(4, "a metadata type")
@@ -285,7 +286,7 @@ class _GgufHeader:
         return alignment
 
     def _usual(self, count: int) -> Iterator[tuple[int, int]]:
-        """Yield what `_described` does, as far as nothing is new or wrong and all lies in the buffer; much faster."""
+        """Yield the next tensors as `_described` returns them, while nothing is new or wrong or past the buffer."""
         number_at, rank_at = struct.Struct("<Q").unpack_from, struct.Struct("<I").unpack_from
         buffer, pos, names = self._buffer, self._pos, self.names
         with contextlib.suppress(struct.error, UnicodeDecodeError, OverflowError):
@@ -296,12 +297,10 @@ class _GgufHeader:
                 name, form = buffer[pos + 8 : at].decode(), self._form_numbers.get(buffer[at + 4 : end])
                 if form is None or not 0 < at - pos - 8 <= _LONGEST_NAME or "\0" in name or name in names:
                     break
-                room = self._room - self._costs[form] - _MODULE_COST * name.count(".")
-                if room < 0:
+                if (room := self._room - self._costs[form] - _MODULE_COST * name.count(".")) < 0:
                     break
-                names[name] = len(names)
-                self._pos = pos = end + 8
-                self._room = room
+                names[name], self._room, self._pos = len(names), room, end + 8
+                pos = end + 8
                 yield form, offset
 
     def _described(self) -> tuple[int, int]:

@@ -150,6 +150,8 @@ class Outline:
         self, names: Sequence[str], forms: Sequence[Form], form_ids: Any, files: Sequence[FileRanges]
     ) -> bool:
         """Add all tensors by columns; False, and none is added, if one is not aligned, or a name is not usual."""
+        if not names:
+            return False
         starts, sizes = (np.concatenate(columns) for columns in list(zip(*files, strict=True))[1:])
         units, some = np.array([_unit(kind) for kind, _ in forms], np.uint64)[form_ids], sizes > 0
         entries = None if (starts % units)[some].any() else state_entries(names)

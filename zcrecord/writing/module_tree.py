@@ -294,12 +294,14 @@ def state_entries(names: Sequence[str]) -> Entries | None:
             return None
         new = [head.rpartition(".")[0] for head in new]
         above += new
-    depths = np.fromiter((head.count(".") for head in modules), np.intp) + 1
-    if depths.max() >= MAX_DEPTH or not modules.keys().isdisjoint(names):
-        return None
-    depths[0] = 0
     count, total = len(names), len(modules)
     over, parents = (np.fromiter(map(modules.__getitem__, texts), np.intp) for texts in (above, heads))
+    depths, around = np.append(0, np.ones(total - 1, np.intp)), over
+    while around.any() and depths.max() < MAX_DEPTH:
+        depths += around > 0
+        around = over[around]
+    if depths.max() >= MAX_DEPTH or not modules.keys().isdisjoint(names):
+        return None
     first, sizes = np.full(total, count), np.ones(total, np.intp)  # the first tensor in each module, modules inside it
     first[parents[::-1]] = np.arange(count)[::-1]
     by_depth = np.argsort(depths, kind="stable")
