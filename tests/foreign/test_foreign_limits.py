@@ -55,7 +55,8 @@ def lines_of(function: Callable[[], object]) -> int:
 def test_each_decoded_tensor_costs_the_same_however_many_there_are(tmp_path: Path) -> None:
     lines = []
     for count in (100, 800):
-        np.savez_compressed(tmp_path / "m.npz", **{f"w{i}": np.arange(9) for i in range(count)})
+        arrays: dict[str, Any] = {f"w{i}": np.arange(9) for i in range(count)}
+        np.savez_compressed(tmp_path / "m.npz", **arrays)
         record = zcrecord.load_record(tmp_path / "m.npz")
         lines.append(lines_of(lambda record=record: [record[name].sum() for name in record.names]))  # type: ignore[misc]
     assert lines[1] < 10 * lines[0]
