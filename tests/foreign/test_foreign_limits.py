@@ -14,9 +14,10 @@ import pytest
 import torch
 
 import zcrecord
-from zcrecord import LimitError
+from zcrecord import LimitError, SourceError
 from zcrecord.foreign.npy import encode_npy_header
 from zcrecord.foreign.pickled import claimed
+from zcrecord.formats import convert
 
 
 @pytest.mark.parametrize("pickle", [b")q\0" + b"h\0\x86q\0" * 40, b")" + b"\x85" * 200], ids=["doubled", "deep"])
@@ -33,6 +34,26 @@ def test_strings_of_all_arrays_together_are_bounded(tmp_path: Path) -> None:
     (tmp_path / "m.npz").write_bytes(out.getvalue())
     with pytest.raises(LimitError, match="strings take much more memory than the file"):
         zcrecord.load_record(tmp_path / "m.npz")
+
+
+def test_a_checkpoint_that_is_replaced_before_torch_opens_it_is_not_converted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, other = tmp_path / "m.pt", tmp_path / "other.pt"
+    torch.save({"w": torch.ones(100)}, path)
+    with zipfile.ZipFile(path) as found, zipfile.ZipFile(other, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name in found.namelist():
+            packed.writestr(name, found.read(name))
+    load = torch.load
+
+    def load_other(*args: Any, **options: Any) -> Any:
+        other.replace(path)
+        return load(*args, **options)
+
+    monkeypatch.setattr(torch, "load", load_other)
+    with pytest.raises(SourceError, match="was replaced while it was opened"):
+        convert(path, tmp_path / "m.zcr")
+    assert not (tmp_path / "m.zcr").exists()
 
 
 def lines_of(function: Callable[[], object]) -> int:

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zcrecord.archive.payload_source import was_replaced
 from zcrecord.codec.entries import KIND_NAMES, is_attribute
 from zcrecord.codec.file_types import HEAD, wrong_type
 from zcrecord.codec.layout import MAX_DEPTH
@@ -94,7 +93,7 @@ def _load(torch: Any, reader: Reader, head: bytes) -> Any:
                 if owned:
                     source.seek(0)
                 loaded = torch.load(source, map_location="cpu", weights_only=True, mmap=zipped and not owned)
-        if isinstance(reader, MemoryReader) and was_replaced(reader.memory):
+        if reader.was_replaced():  # torch opened the path again, and what it found was not checked
             raise SourceError("was replaced while it was opened; open it again")
         return loaded
     except (MemoryError, RecordError):
