@@ -48,14 +48,6 @@ class FileReader(StreamReader):
         super().__exit__(*error)
         self._stack.close()
 
-    def was_replaced(self) -> bool:
-        """Return True if the path no longer leads to the file that is read."""
-        assert self.path is not None and self._own is not None, "it is read by its path"
-        try:
-            return not os.path.samestat(os.fstat(self._own.fileno()), os.stat(self.path))
-        except OSError:
-            return True
-
     def beside(self, name: str) -> FileReader:
         """Return a reader of a file in the same folder.
 
