@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from zcrecord.archive.payload_source import was_replaced
 from zcrecord.errors import FormatError, SourceError, printable
 from zcrecord.storage.files import Binary, real_path
 from zcrecord.storage.folders import in_hub_cache
@@ -75,6 +76,10 @@ class MemoryReader:
         self.memory, self.path, self.nbytes = memory, memory.path, len(memory.octets)
         self.position = 0
         self._read, self._bring = read, bring
+
+    def was_replaced(self) -> bool:
+        """Return True if the path no longer leads to the file that is mapped."""
+        return was_replaced(self.memory)
 
     def beside(self, name: str) -> MemoryReader:
         """Return a reader of a file in the same folder, mapped as this one is.
