@@ -54,7 +54,7 @@ def never(*_: Any) -> Any:
 
 @pytest.fixture
 def unassembled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ShardedSource, "_assemble", never)
+    monkeypatch.setattr(ShardedSource, "_assembly", never)
 
 
 def equal(path: Path, tree: dict[str, Any]) -> bool:

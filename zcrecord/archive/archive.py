@@ -53,7 +53,7 @@ def open_archive(
     index is checked in any case. `source_in` makes the payload source.
     """
     touch = verify == "touch" and mode == "r"  # in mode "c" all of it was read anyway, and twins are told apart now
-    with located(path=memory.path):
+    try:
         octets, header, offset = locate(memory.octets, embedded)
         if not touch:
             check_crc(octets, header)
@@ -61,6 +61,8 @@ def open_archive(
         (check_header if touch else check_index)(index, header)
         table = PayloadTable(index.payloads, bool(index.digest_kind), header.payload_offset)
         source = (PrivateSource if mode == "c" else source_in)(memory, octets, table, offset)
+    except RecordError as error:
+        raise error.located(path=memory.path) from None
     return Archive(header, index, source, verified="touch" if touch else "index", embedded=embedded, whole=True)
 
 

@@ -97,6 +97,7 @@ def _check_files(
 
 
 def _shifted(progress: Progress, before: int, total: int) -> Progress:
+    """Return a function that reports the bytes of one file as those of all: `before` it so many were done."""
     return lambda done, _: progress(min(before + done, total), total)
 
 

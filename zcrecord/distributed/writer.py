@@ -162,7 +162,9 @@ class ZcrStorageWriter(StorageWriter):  # type: ignore[misc]  # mypy takes torch
 
         if not any(prod(chunk.extent) for _, chunk in chunks):
             return written("", None)
-        name = folder.shard_name(self._rank, _world_size(torch))
+        processes = torch.distributed
+        count = processes.get_world_size() if processes.is_available() and processes.is_initialized() else 1
+        name = folder.shard_name(self._rank, count)
         with folder.new_shard(name) as sink:
             report = written(name, sink)
         return report._replace(scratch=folder.scratch)
@@ -223,9 +225,3 @@ def _pickled(torch: Any, value: Any) -> PickledValue:
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return PickledValue(buffer.getvalue())
-
-
-def _world_size(torch: Any) -> int:
-    """Return the number of processes, 1 without a process group."""
-    distributed = torch.distributed
-    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1

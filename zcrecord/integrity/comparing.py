@@ -199,7 +199,7 @@ def _parents(archive: Archive, what: str) -> dict[str, str]:
 def _described_modules(archives: tuple[Archive, Archive]) -> list[dict[str, str]]:
     """Return each module's kind and class, for both archives; with the keys of lists whose items are reordered."""
     orders = [unflatten.keys_of_lists(archive.index) for archive in archives]
-    turned = {name for name in orders[0].keys() & orders[1].keys() if _turned(orders[0][name], orders[1][name])}
+    turned = {name for name in orders[0].keys() & orders[1].keys() if _is_turned(orders[0][name], orders[1][name])}
     out = []
     for archive, order in zip(archives, orders, strict=True):
         descriptions = {}
@@ -212,7 +212,7 @@ def _described_modules(archives: tuple[Archive, Archive]) -> list[dict[str, str]
     return out
 
 
-def _turned(a: list[str], b: list[str]) -> bool:
+def _is_turned(a: list[str], b: list[str]) -> bool:
     both = set(a) & set(b)
     return [key for key in a if key in both] != [key for key in b if key in both]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from zcrecord.archive.archive import Archive
 from zcrecord.archive.subset import Names
-from zcrecord.errors import LoadCancelledError, TensorNotFoundError, UnsupportedError, located, printable
+from zcrecord.errors import LoadCancelledError, RecordError, TensorNotFoundError, UnsupportedError, printable
 from zcrecord.storage.files import Progress
 
 from .host import HostLoader, MappedLoader
@@ -166,8 +166,10 @@ def _load(
     views: dict[int, Any] = {}
     for ref in plan.refs:
         watch.check()
-        with located(path=ref.path or path, tensor=ref.name):
+        try:
             loaded[id(ref)] = loader.load(ref, rooms.get(id(ref)))
+        except RecordError as error:
+            raise error.located(path=ref.path or path, tensor=ref.name) from error.__cause__
         watch.begun(ref.nbytes)
     for ref, view in plan.targets.values():
         if id(ref) not in loaded:  # of 0 bytes

@@ -19,7 +19,7 @@ from zcrecord.archive.name_patterns import is_pattern, matcher
 from zcrecord.archive.private_copy import check_apart
 from zcrecord.archive.subset import Names
 from zcrecord.codec.layout import ALIGNMENT
-from zcrecord.errors import LimitError, TensorNotFoundError, UnsupportedError, located
+from zcrecord.errors import LimitError, RecordError, TensorNotFoundError, UnsupportedError
 
 from .boxes import Box, is_box
 from .payload_sources import PayloadSources
@@ -157,8 +157,10 @@ def _targets(
     users: dict[Hashable, list[_Boxed[Key]]] = {}
     empty: list[_Boxed[Key]] = []
     for i, key, box in wanted:
-        with located(path=archive.path, tensor=names[i]):
+        try:
             region = regions.region(i, box)
+        except RecordError as error:
+            raise error.located(path=archive.path, tensor=names[i]) from None
         if region.nbytes:
             users.setdefault(sources.shared_by(region), []).append((key, names[i], region))
         else:

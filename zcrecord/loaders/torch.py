@@ -98,7 +98,7 @@ class TorchLoader:
             return self._load_new(ref)
 
     def _form(self, ref: PayloadRef) -> tuple[Any, tuple[int, ...]]:
-        """Return torch's dtype and shape."""
+        """Return torch's dtype and shape of a ref."""
         return torch_dtype(self._torch, ref.dtype, ref.bits), torch_shape(ref.dtype, ref.bits, ref.shape)
 
     def _load_new(self, ref: PayloadRef) -> Any:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from zcrecord.archive.archive import Archive, Embedded, Verify, is_catalogue, names_files, open_archive
 from zcrecord.codec.layout import MAGIC, ends_in_archive
-from zcrecord.errors import FormatError, IntegrityError, SourceError, UnsupportedError, located, printable
+from zcrecord.errors import FormatError, IntegrityError, RecordError, SourceError, UnsupportedError, printable
 from zcrecord.storage.files import is_url, path_of, path_of_open, real_path
 from zcrecord.storage.memory import Memory, Mode, buffer_of, is_packed, map_file, read_file, read_resource, read_stream
 
@@ -160,7 +160,7 @@ def _load(source: Any, names: Names | None, rename: Rename | None, options: Load
             return _chosen(_remote(source, opened, options), names, rename, options)
         source = opened
     memory, name = _memory(source, options.mmap)
-    with located(path=name):
+    try:
         # Only the frames that hold the chosen tensors are decompressed; without `names` all are, several at a time.
         if names is not None and options.expect is None and options.embedded is None and is_packed(memory.octets):
             from zcrecord.transport.open_packed import open_packed
@@ -171,6 +171,8 @@ def _load(source: Any, names: Names | None, rename: Rename | None, options: Load
         archive = _checked(_local(memory, options), options)
         _check_content(archive, options.expect)
         return _part(archive, names, rename)
+    except RecordError as error:
+        raise error.located(path=name) from error.__cause__
 
 
 def _chosen(archive: Archive, names: Names | None, rename: Rename | None, options: LoadOptions) -> Archive:

@@ -51,6 +51,7 @@ class ForwardReader(io.RawIOBase):
         self._next = 0  # offset in the file behind `_ahead`
 
     def readable(self) -> bool:
+        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:

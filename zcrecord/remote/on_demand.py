@@ -114,7 +114,9 @@ class OnDemandMemory:
                     self._fetch_and_check(mine)
                     self._checked.update(payload.start for payload in mine)
                 finally:
-                    self._release(mine)
+                    with self._lock:
+                        for payload in mine:
+                            self._fetching.pop(payload.start).set()
             for other in others:
                 other.wait()
             if not others:  # where another thread failed, this one tries itself
@@ -164,11 +166,6 @@ class OnDemandMemory:
             mine = [payload for payload in lacking if payload.start not in self._fetching]
             self._fetching.update({payload.start: threading.Event() for payload in mine})
         return mine, others
-
-    def _release(self, payloads: list[PayloadRange]) -> None:
-        with self._lock:
-            for payload in payloads:
-                self._fetching.pop(payload.start).set()
 
     def _fetch_and_check(self, payloads: list[PayloadRange]) -> None:
         cache, fetched = self.cache, payloads

@@ -45,6 +45,7 @@ class PeekableStream(io.RawIOBase):
         self.head = self._rest = head
 
     def readable(self) -> bool:
+        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int | None:

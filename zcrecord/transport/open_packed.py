@@ -37,7 +37,7 @@ def open_packed(memory: Memory, *, verify: Verify, mode: Mode = "r", lazily: boo
         if table is None:
             block, octets = _decompress_stream(memory)
         else:
-            block, octets = _allocate_checked(memory, table.nbytes)
+            block, octets = _allocate(table.nbytes, packed=len(packed))
             frames.decompress_frames(packed, table, octets, np.arange(len(table.sizes)), cores())
     return open_archive(memory._replace(octets=octets, mapping=block, identity=None), verify=verify, mode=mode)
 
@@ -168,7 +168,7 @@ def _decompress_stream(memory: Memory) -> tuple[Any, memoryview]:
         with reader:
             first = reader.read(HEADER_SIZE)
             size, done = _size(package, memory, first), len(first)
-            block, octets = _allocate_checked(memory, size)
+            block, octets = _allocate(size, packed=len(memory.octets))
             octets[:done] = first
             while done < size and (nbytes := reader.readinto(octets[done:])):
                 done += nbytes
@@ -217,12 +217,10 @@ def _too_few(size: int) -> FormatError:
     return FormatError(f"{what}; it is truncated, copy it again")
 
 
-def _allocate_checked(memory: Memory, size: int) -> tuple[Any, memoryview]:
-    frames.check_expansion(size, len(memory.octets))
-    return _allocate(size)
-
-
-def _allocate(size: int, *, sparse: bool = False) -> tuple[Any, memoryview]:
+def _allocate(size: int, *, packed: int | None = None, sparse: bool = False) -> tuple[Any, memoryview]:
+    """Return memory as `aligned` does; LimitError if there is too little, or it is far more than the packed bytes."""
+    if packed is not None:
+        frames.check_expansion(size, packed)
     try:
         return aligned(size, sparse=sparse)
     except (OSError, OverflowError, ValueError) as error:
