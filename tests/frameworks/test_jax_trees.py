@@ -99,9 +99,9 @@ def test_template_may_be_shapes_alone_and_dtypes_are_those_that_were_saved() -> 
     assert same(r.round_trip({"w": PARAMS["w"]}).tree("jax", like=narrow), {"w": PARAMS["w"]})
 
 
-SAVED = {"params": PARAMS, "opt": optax.sgd(0.1, momentum=0.9).init(PARAMS), "step": 5}
+SAVED = {"params": PARAMS, "opt": optax.sgd(0.1, momentum=0.9).init(PARAMS), "step": 5, "seeds": [1, 2]}
 DIFFERENT: dict[str, tuple[Any, str]] = {
-    "no place for a value": ({k: SAVED[k] for k in ("params", "opt")}, "'step': expected no such key, found int 5"),
+    "no place for a value": ({k: SAVED[k] for k in SAVED if k != "step"}, "'step': expected no such key, found int 5"),
     "no place for an array": (SAVED | {"params": {"w": PARAMS["w"]}}, r"'params\.l\.0': .* found an array of float32"),
     "not there": (SAVED | {"more": jnp.ones(1)}, r"'more': expected an array of float32, shape \(1,\), found no such"),
     "another shape": (
@@ -111,7 +111,8 @@ DIFFERENT: dict[str, tuple[Any, str]] = {
     "another optimizer": (SAVED | {"opt": optax.adam(0.1).init(PARAMS)}, r"'opt\.0\.count': expected .* no such key"),
     "a value for an array": (SAVED | {"step": jnp.zeros((), jnp.int32)}, r"'step': expected an array .* found int 5"),
     "a module for a value": (SAVED | {"opt": 1}, "'opt': expected a value as 1, found a module"),
-    "too long": (SAVED | {"step": [1]}, r"'step\.0': .* found no such key"),
+    "too long": (SAVED | {"seeds": [1, 2, 3]}, r"'seeds\.2': .* found no such key"),
+    "too short": (SAVED | {"seeds": [1]}, r"'seeds': expected no such key, found list \[1, 2\]"),
 }
 
 

@@ -147,7 +147,7 @@ def like_template(archive: Archive, tensors: Sequence[Any], like: Any) -> Any:
     tree_util = import_jax().tree_util
     leaves, structure = tree_util.tree_flatten_with_path(like)
     root = unflatten.unflatten(archive.index, 0, lambda i: _Leaf(tensors[i], True), archive.payload, _node)
-    used: set[int] = set()
+    used: set[Any] = set()  # leaves by their identities, items of lists by that and their number
     with located(path=archive.path):
         values = [_value_at(root, path, leaf, used) for path, leaf in leaves]
         for where, left in _left(root, "", used):
@@ -166,12 +166,12 @@ def _node(kind: int, type_name: str, items: list[tuple[str, Any]]) -> _Branch | 
     return _Branch(children, kind == ModuleKind.OBJECT)
 
 
-def _value_at(root: _Branch, path: Sequence[Any], leaf: Any, used: set[int]) -> Any:
+def _value_at(root: _Branch, path: Sequence[Any], leaf: Any, used: set[Any]) -> Any:
     """Return the record's value under a leaf's keys."""
     node: Any = root
     keys = [str(path_key(step)) for step in path]
     for depth, key in enumerate(keys):
-        inner = node.items.get(key) if isinstance(node, _Branch) else _item(node, key, used)
+        inner = node.items.get(key) if isinstance(node, _Branch) else _use_item(node, key, used)
         if inner is None:
             where = ".".join(keys[: depth + 1])
             raise MismatchError(f"expected {_wanted(leaf)}, found no such key; {_ADVICE}", tensor=where)
@@ -186,21 +186,28 @@ def _value_at(root: _Branch, path: Sequence[Any], leaf: Any, used: set[int]) -> 
     return node.value
 
 
-def _item(node: Any, key: str, used: set[int]) -> Any:
-    """Return one item of a list or tuple that is an attribute; None for any other node or key."""
+def _use_item(node: Any, key: str, used: set[Any]) -> Any:
+    """Return one item of an attribute that is a list or tuple, and note it as used; None for any other node or key."""
     if not isinstance(node, _Leaf) or not isinstance(node.value, list | tuple) or not key.isdecimal():
         return None
-    used.add(id(node))
-    return _Leaf(node.value[int(key)], False) if int(key) < len(node.value) else None
+    if int(key) >= len(node.value):
+        return None
+    used.add((id(node), int(key)))
+    return _Leaf(node.value[int(key)], False)
 
 
-def _left(branch: Any, where: str, used: set[int]) -> Iterator[tuple[str, Any]]:
+def _is_used(leaf: _Leaf, used: set[Any]) -> bool:
+    items = leaf.value if isinstance(leaf.value, list | tuple) and leaf.value else None
+    return id(leaf) in used or (items is not None and all((id(leaf), i) in used for i in range(len(items))))
+
+
+def _left(branch: Any, where: str, used: set[Any]) -> Iterator[tuple[str, Any]]:
     """Yield values that no leaf of the template used; None, empty lists and plain fields of objects are structure."""
     for key, child in branch.items.items():
         name = f"{where}.{key}" if where else key
         if isinstance(child, _Branch):
             yield from _left(child, name, used)
-        elif id(child) not in used and (child.is_tensor or not (branch.is_object or child.value in (None, [], ()))):
+        elif not _is_used(child, used) and (child.is_tensor or not (branch.is_object or child.value in (None, [], ()))):
             yield name, child
 
 
