@@ -331,6 +331,7 @@ def test_stamp_has_no_file_outside_of_the_model_s_folder_looked_at(name: str, fo
 
 @pytest.mark.parametrize(("url", "name", "beside"), [
     ("https://host/a/m.onnx?t=1", "%2e%2e%2fw?#", "https://host/a/%252e%252e%252fw%3F%23?t=1"),
+    ("https://host?t=1", "w.bin", "https://host/w.bin?t=1"),
     ("simplecache::https://host/m.onnx", "a::b %", "simplecache::https://host/a%3A%3Ab%20%25"),
     ("zip://a/m.onnx::https://host/b/m.zip", "%2e w", "zip://a/%2e w::https://host/b/m.zip"),
 ])  # fmt: skip

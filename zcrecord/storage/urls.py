@@ -76,19 +76,22 @@ def leads_inside(name: str) -> bool:
 
 
 def file_beside(url: str, name: str) -> str:
-    """Return the URL of a file that the one at `url` refers to, by an untrusted path from its folder.
+    """Return the URL of the file `name`, an untrusted relative path, in the folder of the file at `url`.
 
-    For an HTTP server the name is escaped, since `%2e%2e%2f` is the folder above there, and `?` and `#` end a path.
-    Only there the query is kept, as it may be a signature. `connect` refuses other URLs that a name made ambiguous.
+    In an HTTP URL the name is escaped, since a server may read `%2e%2e%2f` as the folder above, and `?` and `#` end a
+    path; the query of `url` is kept, since it may be a signature. In other URLs the name is not escaped and the query
+    is dropped; `connect` refuses the result if the name makes it ambiguous.
 
     Raises:
-        FormatError: the path leads out of the folder.
+        FormatError: `name` leads out of the folder.
     """
     if not leads_inside(name):
         raise FormatError(f"the file name {printable(repr(name))} leads to another folder", path=redacted(url))
     parts = _CHAINED.split(url)
     index = next(i for i, part in enumerate(parts) if "://" in part)  # the first has the path, as in a zip file
     file, mark, query = parts[index].partition("?")
+    if is_http(file) and file.count("/") == 2:  # no path: the name would take the place of the host
+        file += "/"
     folder = file[: file.rindex("/")]
     parts[index] = f"{folder}/{quote(name)}{mark}{query}" if is_http(file) else f"{folder}/{name}"
     return "::".join(parts)
