@@ -188,6 +188,36 @@ def test_no_file_of_another_format_is_taken_for_one_that_names_others(type_name:
         convert(path, tmp_path / "m.zcr")
 
 
+@pytest.mark.parametrize("suffix", ["npz", "pt"])
+def test_full_verification_and_an_index_compare_the_checksums_of_members(suffix: str, tmp_path: Path) -> None:
+    path, w = tmp_path / f"m.{suffix}", np.arange(100_000, dtype=np.float32)
+    np.savez(path, w=w) if suffix == "npz" else torch.save({"w": torch.from_numpy(w)}, path)
+    zcrecord.load_record(path, verify="full").verify()
+    octets = bytearray(path.read_bytes())
+    octets[octets.index(w[50:60].tobytes())] ^= 1
+    path.write_bytes(octets)
+    record = zcrecord.load_record(path)
+    for check in (
+        record.verify,
+        lambda: zcrecord.load_record(path, verify="full"),
+        lambda: zcrecord.index(path, tmp_path / "index.zcr"),
+    ):
+        with pytest.raises(IntegrityError, match=r"the CRC-32 of its member '.*' does not match"):
+            check()
+    if suffix == "pt":  # members of numpy's are not aligned
+        assert zcrecord.index(path, tmp_path / "index.zcr", digest="none").tensors == 1
+
+
+def test_a_checkpoint_without_checksums_is_one(tmp_path: Path) -> None:
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save({"w": torch.ones(3)}, tmp_path / "m.pt")
+    finally:
+        torch.serialization.set_crc32_options(before)
+    assert zcrecord.load_record(tmp_path / "m.pt", verify="full")["w"].tolist() == [1, 1, 1]
+
+
 def test_a_bad_file_gets_the_error_of_its_reader(tmp_path: Path) -> None:
     (tmp_path / "m.safetensors").write_bytes((10**6).to_bytes(8, "little") + b"{")
     (tmp_path / "m.onnx").write_bytes(b"\x08\x07\x12\x01x")

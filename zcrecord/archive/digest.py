@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import threading
+import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -17,7 +18,7 @@ from zcrecord.codec.element_rules import ElementRules
 from zcrecord.codec.entries import ModuleKind, ValueForm, ValueType
 from zcrecord.codec.index import Index
 from zcrecord.codec.layout import DIGEST_ALLOWANCE, NONE
-from zcrecord.errors import FormatError, LimitError, RecordError, SourceError, located
+from zcrecord.errors import FormatError, IntegrityError, LimitError, RecordError, SourceError, located, printable
 from zcrecord.storage.threads import MOST_THREADS, WORTH_A_THREAD, Going, cores, run_threads
 
 from . import damage
@@ -39,7 +40,8 @@ _TOO_MANY_VIEWS = (
 def check(archive: Archive, progress: Progress | None = None) -> None:
     """Check every payload's digest, that all other bytes outside the index are zero, and elements (R70 to R74).
 
-    Of a part of an archive, and of another format's bytes, only what its index names. Several threads read at a time;
+    Of a part of an archive, and of another format's bytes, only what its index names; of the members of a zip file,
+    their CRC-32. Several threads read at a time;
     the payloads of a remote archive are checked as they come, in little memory. Of a catalogue all shards are checked,
     whatever is wrong with one of them. `progress` is called as by `damage.find`.
 
@@ -48,11 +50,20 @@ def check(archive: Archive, progress: Progress | None = None) -> None:
         is damaged. FormatError: another rule is broken, one of the index included. SourceError: a shard is missing.
     """
     archive.ensure_all()
+    check_members(archive)
     _check_files(archive, _check_file, progress)
     if archive.source.file_names:
         _check_pieces(archive)
         for part in parts_by_file(archive):
             _check_elements(part)  # by the element types of the whole: the shards' own may be others
+
+
+def check_members(archive: Archive) -> None:
+    """Compare the CRC-32 that another format's file has of each member; raises IntegrityError."""
+    for octets, crc, name in archive.source.member_sums:
+        if zlib.crc32(octets) != crc:
+            what = f"the CRC-32 of its member '{printable(name)}' does not match; the file is damaged: copy it again"
+            raise IntegrityError(what, path=archive.path)
 
 
 def check_indexes(archive: Archive) -> None:

@@ -39,6 +39,14 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Place = tuple[int, int, int]  # a file, by its number in the source, and the offset and size of a range of bytes in it
 
 
+class MemberSum(NamedTuple):
+    """The CRC-32 that another format has of a range of its file, and the name that it has for the range."""
+
+    octets: memoryview
+    crc: int
+    name: str
+
+
 class Piece(NamedTuple):
     """A payload of one file that is a payload of the record, or a box of a split one: the file's source, its number."""
 
@@ -70,6 +78,7 @@ class PayloadSource(ABC):
         offset: where the archive starts in the file or buffer.
         recipe: gives for an archive over this source a function and its arguments that open it again, as pickle takes
             them; None where nothing can be opened again.
+        member_sums: those of another format's file, which full verification compares.
     """
 
     path: str | None
@@ -78,6 +87,7 @@ class PayloadSource(ABC):
     buffer: memoryview
     offset: int = 0
     recipe: Callable[[Any], tuple[Any, ...]] | None = None
+    member_sums: Sequence[MemberSum] = ()
 
     # Bytes.
 

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 
 from zcrecord import dtypes
+from zcrecord.archive.payload_source import MemberSum
 from zcrecord.codec.entries import Order
 from zcrecord.codec.file_types import HEAD, wrong_type
 from zcrecord.errors import FormatError, LimitError, RecordError, UnsupportedError
 from zcrecord.storage.stream_reader import PIECE
 
 from .npy import NpyHeader, read_npy_header, string_tensor
-from .readers import Reader, as_file
+from .readers import MemoryReader, Reader, as_file
 from .receiver import Receiver
 from .structure import MAX_TEXT, Structure, decode_structure
 from .zip_files import data_offset, members, open_zip, read_end, read_exactly, zip_faults
@@ -112,7 +113,11 @@ class _Arrays:
         order: Order = "F" if header.fortran else "C"
         swapped = kind.numpy != header.dtype
         if info.compress_type == zipfile.ZIP_STORED and not (swapped or self._out.reads):
-            offset = data_offset(self._opened.fp, info) + header.nbytes
+            start = data_offset(self._opened.fp, info)
+            if isinstance(self._reader, MemoryReader):
+                octets = self._reader.memory.octets[start : start + info.file_size]
+                self._reader.sums.append(MemberSum(octets, info.CRC, info.filename))
+            offset = start + header.nbytes
             self._out.put_range(path, kind, header.shape, self._reader, offset, header.data_nbytes, order)
             return
         reason = "big-endian" if swapped else "deflated"

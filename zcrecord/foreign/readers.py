@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from zcrecord.archive.payload_source import was_replaced
+from zcrecord.archive.payload_source import MemberSum, was_replaced
 from zcrecord.errors import FormatError, SourceError, printable
 from zcrecord.storage.files import Binary, real_path
 from zcrecord.storage.folders import in_hub_cache
@@ -61,10 +61,15 @@ class FileReader(StreamReader):
 
 
 class MemoryReader:
-    """A file in memory, with a position. `bring` fetches a range of remote memory before it is read."""
+    """A file in memory, with a position. `bring` fetches a range of remote memory before it is read.
+
+    Attributes:
+        described: the range from which the format's reader made the index.
+        sums: the checksums that the file has of its members, which lie in it as they are.
+    """
 
     seekable = True
-    described = (0, 0)  # the range from which the format's reader made the index
+    described = (0, 0)
 
     def __init__(
         self,
@@ -75,6 +80,7 @@ class MemoryReader:
     ) -> None:
         self.memory, self.path, self.nbytes = memory, memory.path, len(memory.octets)
         self.position = 0
+        self.sums: list[MemberSum] = []
         self._read, self._bring = read, bring
 
     def was_replaced(self) -> bool:

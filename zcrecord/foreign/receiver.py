@@ -282,6 +282,7 @@ class Outline:
                 what = "has a tensor that is not aligned in it, and is not read by URL; download it, or convert it"
                 raise UnsupportedError(f"{what}: zcrecord convert {first.path} model.zcr")
             source = ForeignSource(first, self._files, np.array(self._bases, np.uint64), table, fetched=fetched)
+        source.member_sums = [member for _, reader in self._readers.values() for member in reader.sums]
         return Archive(Header(1, 1, 0, 0, 0, source.opened_nbytes(), crc), index, source)
 
     def _blob(self, value: Any) -> Any:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from zcrecord.archive.payload_source import MemberSum
 from zcrecord.codec.entries import KIND_NAMES, is_attribute
 from zcrecord.codec.file_types import HEAD, wrong_type
 from zcrecord.codec.layout import MAX_DEPTH
@@ -93,7 +94,10 @@ def _load(reader: MemoryReader) -> Any:
         advice = Advice("name its format by {}", "source_format")
         raise FormatError("no torch checkpoint, which begins as a zip file or a pickle", advice=advice)
     try:
-        value, reader.described = (_load_zipped if head.startswith(_ZIP) else _load_bare)(octets)
+        if head.startswith(_ZIP):
+            value, reader.described, reader.sums = _load_zipped(octets)
+        else:
+            value, reader.described = _load_bare(octets)
     except (MemoryError, RecordError):
         raise
     except Exception as error:  # a damaged pickle raises anything
@@ -103,8 +107,11 @@ def _load(reader: MemoryReader) -> Any:
     return value
 
 
-def _load_zipped(octets: memoryview) -> tuple[Any, tuple[int, int]]:
-    """Return the value in a zip file, and the range of its directory, which has checksums of all members."""
+def _load_zipped(octets: memoryview) -> tuple[Any, tuple[int, int], list[MemberSum]]:
+    """Return the value in a zip file, the range of its directory, and the checksums of its members.
+
+    A CRC-32 of 0 stands for none: torch can be told to compute none.
+    """
     members, directory = stored_members(octets, _WRONG)
     root = next(iter(members), b"").partition(b"/")[0]
 
@@ -121,7 +128,7 @@ def _load_zipped(octets: memoryview) -> tuple[Any, tuple[int, int]]:
             storage.swap()
 
     pickle, order, version = member(b"data.pkl", len(octets)), member(b"byteorder", 9), member(b"version", 9)
-    if pickle is None or zlib.crc32(pickle) != members[root + b"/data.pkl"][2]:
+    if pickle is None or members[root + b"/data.pkl"][2] not in (0, zlib.crc32(pickle)):
         raise ValueError("its data.pkl is " + ("missing" if pickle is None else "damaged"))
     if version is None or not version.strip().isdigit() or int(version) > _VERSIONS:
         raise ValueError("its version is " + ("missing" if version is None else printable(repr(version))))
@@ -129,7 +136,12 @@ def _load_zipped(octets: memoryview) -> tuple[Any, tuple[int, int]]:
         raise ValueError(f"its byte order is {printable(repr(order))}")
     names = TorchNames(len(octets), place)
     value, _ = unpickle(pickle, 0, names.named, names.persistent)
-    return value, (directory, len(octets))
+    sums = [
+        MemberSum(octets[start : start + size], crc, name.decode(errors="replace"))
+        for name, (start, size, crc) in members.items()
+        if crc
+    ]
+    return value, (directory, len(octets)), sums
 
 
 def _load_bare(octets: memoryview) -> tuple[Any, tuple[int, int]]:

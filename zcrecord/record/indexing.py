@@ -8,6 +8,7 @@ import time
 import numpy as np
 
 from zcrecord.archive.archive import Archive
+from zcrecord.archive.digest import check_members
 from zcrecord.codec.digests import digest_of
 from zcrecord.codec.entries import PayloadId, change_values, digest_kind
 from zcrecord.codec.layout import ALIGNMENT, NONE
@@ -73,6 +74,8 @@ def index(
         archive = outline.archive(memory)
         for reader in outline.readers.values():
             check_destination(reader.path, out, force=True)
+        if kind:
+            check_members(archive)
     files = Files(out)
     with open_sink(place_for(out, version), durable=durable) as sink:
         writer = ReferencingWriter(sink, files, None, alignment=ALIGNMENT, digest=digest)
