@@ -161,7 +161,10 @@ def decode(memory: memoryview, size: int) -> Index:
 
 
 def _root(buffer: memoryview, words: memoryview) -> tuple[int, dict[int, int]]:
-    """Return the offset of the root table, and the offsets in it of those known fields that are there."""
+    """Return the offset of the FlatBuffers root table, and of each present field the offset in the table, by its id.
+
+    Fields that this version does not know are ignored.
+    """
     size = len(buffer)
     if size < 12 or bytes(buffer[4:8]) != IDENTIFIER:
         raise FormatError("index: its identifier is not 'ZCR1'")
@@ -169,20 +172,22 @@ def _root(buffer: memoryview, words: memoryview) -> tuple[int, dict[int, int]]:
     if table % 4 or table + 4 > size:
         raise FormatError(f"index: the root table at {table:#x} is unaligned or past its end ({size:#x})")
     distance = words[table >> 2]
-    vtable = table - (distance - (1 << 32) if distance >> 31 else distance)
+    vtable = table - (distance - (1 << 32) if distance >> 31 else distance)  # a signed number of 32 bits
     if vtable < 0 or vtable % 2 or vtable + 4 > size:
-        raise FormatError(f"index: the vtable at {vtable:#x} is unaligned or outside it")
+        raise FormatError(f"index: the vtable at {vtable:#x} is unaligned or outside the index")
     vtable_size, table_size = u16_at(buffer, vtable), u16_at(buffer, vtable + 2)
     if vtable_size < 4 or vtable_size % 2 or vtable + vtable_size > size or table_size < 4 or table + table_size > size:
-        raise FormatError(f"index: vtable ({vtable_size} bytes) or table ({table_size} bytes) leaves it")
+        sizes = f"vtable ({vtable_size} bytes) or table ({table_size} bytes)"
+        raise FormatError(f"index: {sizes} has an invalid size, or ends past the index")
     fields = {}
     known = buffer[vtable + 4 : vtable + min(vtable_size, 4 + 2 * (len(VECTORS) + 1))].cast("H").tolist()
-    for number, place in enumerate(known):
-        width = 4 if number else 1
-        if place and (place < 4 or place + width > table_size):
-            raise FormatError(f"index: field {number} lies at {place}, outside the table of {table_size} bytes")
-        if place:
-            fields[number] = place
+    for number, offset in enumerate(known):
+        if not offset:  # the field is missing
+            continue
+        width = 4 if number else 1  # a vector's distance; field 0, `digest_kind`, is one byte
+        if offset < 4 or offset + width > table_size:
+            raise FormatError(f"index: field {number} lies at {offset}, outside the table of {table_size} bytes")
+        fields[number] = offset
     return table, fields
 
 

@@ -112,14 +112,15 @@ _EMBED = """\
 def files(
     plan: Plan, directory: str, *, form: Form, language: Language | Literal["asm"] = "c", section: str | None = None
 ) -> dict[str, Iterable[bytes]]:
-    """Return the files that make the archive one constant `STEM_blob`, aligned as its payloads need.
+    """Return the files that define the whole archive as one constant, `STEM_blob`: their content by name.
 
-    The header declares the selected tensors; the constant is always the whole archive. C++ takes the same files. The
-    form 'string' is literals, whose source is three to four times as large as the archive.
+    The constant is aligned as its payloads need; the header declares the selected tensors alone. C and C++ take the
+    same files. With the form 'string' the source is three to four times as large as the archive.
 
     Raises:
-        UnsupportedError: an assembler does not have that form; `#embed` cannot name that path; a section cannot have
-            that name; or a tensor's offset is not a multiple of the alignment asked for.
+        UnsupportedError: an assembler does not have that form; a section cannot have that name; a tensor's offset is
+            not a multiple of the alignment asked for. Where the content is read: `#embed` cannot name that path.
+        IntegrityError: where the content of the form 'string' is read: the archive has changed.
     """
     name = f"{plan.stem}_blob"
     check_places(plan)

@@ -93,9 +93,10 @@ def version_at(place: str, options: Mapping[str, Any]) -> Identity | str | None:
 
 
 def refusal_at(job: Job) -> tuple[Stamp, str] | None:
-    """Return the stamp and the error of a refused model, from its refusal; None if there is no refusal.
+    """Return the stamp and the error in a job's file of a refusal; None if there is no such file.
 
-    Both are empty if another version of zcrecord wrote the refusal, since this version may read the model.
+    Both are empty if it is malformed, or if another version of zcrecord wrote it, since this one may read the model. An
+    empty stamp equals no model's, so the model is converted again.
     """
     try:
         refusal = json.loads(_start(job.dest + _REFUSED, job.dest_storage_options))
@@ -103,8 +104,8 @@ def refusal_at(job: Job) -> tuple[Stamp, str] | None:
         return None
     if not isinstance(refusal, dict) or refusal.keys() != {"error", "stamp", "zcrecord"}:
         return None  # not a refusal
-    known = refusal["zcrecord"] == __version__
-    if not known or not isinstance(refusal["stamp"], dict) or not isinstance(refusal["error"], str):
+    same_version = refusal["zcrecord"] == __version__
+    if not same_version or not isinstance(refusal["stamp"], dict) or not isinstance(refusal["error"], str):
         return {}, ""
     return _checked(refusal["stamp"]), printable(refusal["error"], _LONGEST)
 

@@ -76,16 +76,16 @@ def pack(
     progress: Progress | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> PackReport:
-    """Write an archive's packed form, from which `unpack`, or any zstd, gives back the very same bytes.
+    """Compress an archive into zstd frames, from which `unpack` or `zstd -d` restores the identical bytes.
 
-    The same archive, level and zstd library give the same bytes, with any number of threads. From a path, or a stream
-    with its index in front, frames begin where payloads do; one with its index behind is cut every 4 MiB, and the index
-    is checked only if the header locates it.
+    Frames begin where payloads begin, except for a stream whose index follows its payloads: there a frame begins every
+    4 MiB, and the index is checked only if the header gives its offset. A path is read as a stream where the system has
+    no `preadv`. For the same kind of source the bytes depend on archive, level and zstd library alone.
 
     Args:
         source: a path or a binary file object, read forward once.
         dest: a path or a URL, which appears whole or not at all, or a binary file object.
-        level: zstd's, from 1 to 22; more than 1 takes longer and gains little on weights.
+        level: zstd's level, from 1 to 22; levels above 1 take longer and gain little on weights.
         threads: number of compressing threads; None is one for each core.
         force: replace a file that exists.
         durable: wait until the file would survive power loss.
@@ -93,8 +93,9 @@ def pack(
         storage_options: for fsspec, if `dest` is a URL.
 
     Raises:
-        FormatError: the source is no archive. UnsupportedError: it is a catalogue. DestinationExistsError: `dest` is
-        there, or is the source. SourceError: the file system reports an error. DependencyError: no zstandard.
+        FormatError: the source is not an archive. UnsupportedError: it is a catalogue, or `level` or `threads` is out
+        of range. DestinationExistsError: `dest` exists and `force` was not given, or it is the source. SourceError: the
+        file system reports an error. DependencyError: the package zstandard is not installed.
 
     Example:
         >>> import numpy as np, zcrecord
