@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from zcrecord.archive.payload_source import MemberSum
 from zcrecord.codec.entries import KIND_NAMES, is_attribute
 from zcrecord.codec.file_types import HEAD, wrong_type
@@ -23,7 +25,7 @@ from zcrecord.writing.module_tree import state_path
 from .numpy_types import Noted
 from .pickled import unpickle
 from .readers import MemoryReader, Reader
-from .receiver import Receiver
+from .receiver import Form, Receiver
 from .torch_types import TorchNames, TorchStorage, TorchTensor, TorchValue, itemsize
 from .zip_files import stored_members
 
@@ -57,8 +59,10 @@ def read(reader: Reader, out: Receiver) -> int:
         raise UnsupportedError("a checkpoint is read from a regular file, which can be mapped; write it to one first")
     if not isinstance(reader, MemoryReader):
         reader = MemoryReader(map_file(str(reader.path), least=0))
-    size = reader.nbytes
-    items = list(_StateDictWalk(size).items(_load(reader)))
+    size, value = reader.nbytes, _load(reader)
+    if not out.reads and _is_state_dict(value) and _put_state(value, reader, out):
+        return size
+    items = list(_StateDictWalk(size).items(value))
     tensors = [item.value for item in items if item.kind == "tensor"]
     _check_amount(tensors, size)
     ranges = {} if out.reads else _ranges(tensors)
@@ -73,6 +77,18 @@ def read(reader: Reader, out: Receiver) -> int:
         else:
             out.module(path, kind, value)
     return size
+
+
+def _put_state(state: dict[str, Any], reader: MemoryReader, out: Receiver) -> bool:
+    """Give all tensors of a `state_dict()` at once, if each is a range of the file alone; returns whether it did."""
+    tensors = list(state.values())
+    ranges, forms = _ranges(tensors), dict[Form, int]()
+    if not state or len(ranges) < len(tensors):
+        return False
+    form_ids = np.array([forms.setdefault((t.kind, t.shape), len(forms)) for t in tensors], np.intp)
+    starts = np.array([ranges[id(t)] for t in tensors], np.uint64)
+    sizes = np.array([t.nbytes for t in tensors], np.uint64)
+    return out.put_state(list(state), list(forms), form_ids, [(reader, starts, sizes)])
 
 
 def _ranges(tensors: list[Any]) -> dict[int, int]:
