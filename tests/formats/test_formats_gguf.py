@@ -362,5 +362,5 @@ def test_conversion_holds_one_window_of_payload_and_the_measurement_would_notice
     small = written(tmp_path / "small.gguf", [("w", raw[:1], TYPES.Q8_0)])
     setup = "from zcrecord.formats import convert\nconvert(sys.argv[2], sys.argv[2] + '.zcr', force=True)"
     work = "convert(sys.argv[1], sys.argv[1] + '.zcr', durable=False)"
-    assert growth(setup, work, large, small)[1] < 12 * MIB
+    assert growth(setup, work, large, small)[1] < 16 * MIB
     assert growth(setup, "kept = open(sys.argv[1], 'rb').read()", large, small)[1] > 100 * MIB

@@ -400,7 +400,7 @@ def test_every_tampering_is_answered_right_or_by_its_reason(
     model: str, archives: dict[str, Path], tmp_path: Path
 ) -> None:
     cases = [case for case in ALL if case.model == model]
-    assert len({case.name for case in cases}) == len(cases) > 5
+    assert len({case.name for case in cases}) == len(cases) > 1
     (tmp_path / "sessions").mkdir()
     for file in (tmp_path / OTHER, tmp_path / "sessions" / OTHER):
         file.write_bytes(np.full(4096, 7, np.float32).tobytes())

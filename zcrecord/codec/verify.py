@@ -15,6 +15,7 @@ from zcrecord import dtypes
 from zcrecord._schema import ValueForm, ValueType
 from zcrecord.errors import FormatError, LimitError, printable
 
+from .draft import check_draft_budget
 from .index import Index, TextPool, list_bounds
 from .layout import INDEX_ALLOWANCE, MAX_ARCHIVE_SIZE, MAX_DEPTH, MAX_RANK, NONE, Header, align_up, first_children
 
@@ -24,7 +25,6 @@ Truth = bool | Array
 _BIT_LIMIT = MAX_ARCHIVE_SIZE * 8
 _SURELY_FITS = 2.0**58  # bits; a product in floating point below this is below the limit for certain
 _STRING = dtypes.STRING.code
-_DRAFT_SPANS, _DRAFT_WORDS = 256, 32  # bytes of text for each entry, items for each attribute, beyond the pools
 
 
 def _types() -> Array:
@@ -287,7 +287,7 @@ def check_index(ix: Index, header: Header) -> None:
     pool = ix.pool()
     pool.check_text()
     if header.is_draft:
-        _check_draft_budget(ix)
+        check_draft_budget(ix)
     else:
         _check_budget(ix, INDEX_ALLOWANCE * header.index_size)
     if len(ix.payloads):
@@ -332,26 +332,6 @@ def _check_budget(ix: Index, most: int) -> None:
 
 def _sum(sizes: Array) -> int:
     return int(sizes.sum(dtype=np.uint64))
-
-
-def _check_draft_budget(ix: Index) -> None:
-    """Check the budget of version 0, the one rule in which it differs: no column takes far more than its pool.
-
-    So a draft costs what R30 allows, too. `convert` alone reads drafts.
-    """
-    names = [("names of tensors", ix.tensors), ("names of modules", ix.modules)]
-    names += [("names of attributes", ix.attributes), ("names of metadata", ix.metadata)]
-    columns = [(what, rows["name_size"]) for what, rows in names] + [("type names", ix.modules["type_name_size"])]
-    for what, rows in (("attributes", ix.attributes), ("metadata", ix.metadata)):
-        starts, counts = list_bounds(rows[rows["form"] != ValueForm.SCALAR])
-        if (starts + counts > len(ix.words)).any():
-            raise FormatError(f"{what}: a list leaves the pool of {len(ix.words)} words")
-        if (total := _sum(counts)) > len(ix.words) + _DRAFT_WORDS * len(rows):
-            raise LimitError(f"index: the lists of {what} take {total} items of a pool of {len(ix.words)} words")
-        columns.append((f"texts of {what}", ix.values(rows, ValueType.TEXT) >> np.uint64(32)))
-    for what, sizes in columns:
-        if (total := _sum(sizes)) > len(ix.text) + _DRAFT_SPANS * len(sizes):
-            raise LimitError(f"index: the {what} take {total} bytes of a text pool of {len(ix.text)}")
 
 
 def check_touched(ix: Index, header: Header, i: int, pool: TextPool) -> None:
