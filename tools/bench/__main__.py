@@ -19,8 +19,8 @@ from tools.bench.table import MEASURED, markdown, new_console, page_with, termin
 from tools.worker import ROOT, reused_processes
 
 AREAS = (
-    "small", "shards", "dropin", "large", "cold", "sparse", "convert", "session", "embedding", "sharing", "upload",
-    "integrity", "edits", "distributed", "consolidate", "fleet", "report",
+    "small", "shards", "dropin", "foreign", "large", "cold", "sparse", "convert", "session", "embedding", "sharing",
+    "upload", "integrity", "edits", "distributed", "consolidate", "fleet", "report",
 )  # fmt: skip
 NEEDS = {
     "embedding": ("gcc", "clang-19", "make", "arm-none-eabi-gcc", "qemu-system-arm"),
