@@ -58,7 +58,7 @@ def info(args: Arguments) -> int:
     out, errors = printers()
     name = name_of(args.file)
     with opened_archive(args.file, args.embedded) as record:
-        facts = {**_facts(record, name), **_catalogue(record), "tuned": _tuned(record)}
+        facts = {**_facts(record, name), **_other_files(record), "tuned": _tuned(record)}
         facts["content_digest"] = _content_digest(record, errors, args.digest)
         if args.json:
             out.json({**facts, "metadata": jsonable(facts["metadata"]), "attributes": jsonable(facts["attributes"])})
@@ -103,7 +103,7 @@ def _facts(record: Record, name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _catalogue(record: Record) -> dict[str, Any]:
+def _other_files(record: Record) -> dict[str, Any]:
     """Return names and sizes of the other files of a catalogue, or of an archive of references, under its kind.
 
     Of references they have the bytes of the payloads that each file holds, the archive itself included.

@@ -209,7 +209,7 @@ class TorchNames:
     def _octets(self, value: Any = b"", encoding: Any = "latin1") -> bytes:
         """Return the bytes of a text, as pickles of protocol 2 have them; of a number so many zeros."""
         if encoding not in ("latin1", "latin-1") or type(value) not in (str, bytes, int):
-            raise ValueError("bytes that are made of no text")
+            raise ValueError("bytes of what is neither a text nor a number")
         self._ask(abs(value) if isinstance(value, int) else len(value))
         return value.encode("latin1") if isinstance(value, str) else bytes(value)
 
@@ -217,7 +217,7 @@ class TorchNames:
         """Return a dict; Python 2 had its items as an argument."""
         self._ask(64 * len(items))
         if items and not all(len(pair) == 2 and type(pair[0]) is str for pair in exactly(list, items)):
-            raise ValueError("an OrderedDict that is made of no items")
+            raise ValueError("an OrderedDict of what is no list of pairs")
         return dict(items)
 
 

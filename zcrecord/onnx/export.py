@@ -60,8 +60,9 @@ def to_onnx(
 ) -> ConvertReport:
     """Write the model in an archive as ONNX again; holds no more than a few MiB of its values at a time.
 
-    It is the model that was converted, message by message, with the values that the record has by now, in raw_data, and
-    without metadata about an archive that it referred to. `dest` is replaced whole; every payload's digest is checked.
+    The messages are those of the model that was converted. The values are those that the record has now, in raw_data;
+    metadata about an archive that the model referred to is left out. `dest` is replaced whole; every payload's digest
+    is checked.
     With `external` the values of initializers and Constant nodes stay in the archive, which `onnx.load` and ONNX
     Runtime read as external data: the archive must be a file in the folder of `dest` or below it. Values that readers
     expect in the model go into it: tensors of up to 127 bytes, strings, complex numbers, tensors in other attributes,

@@ -320,9 +320,7 @@ class _RestoringSink(TensorSink):
 
 
 def _graph(t: TensorMessage) -> str:
-    scope = _node_of_constant(t.scope) or t.scope
-    if scope.kind is NODE and scope.parent is not None:
-        scope = scope.parent
+    scope = _around_constant(t.scope) or t.scope
     if scope.kind is FUNCTION:
         return "apart"
     if scope.kind is not GRAPH:
@@ -335,13 +333,16 @@ def _graph(t: TensorMessage) -> str:
     return "inner" if above is None else "apart"
 
 
-def _node_of_constant(attribute: Scope) -> Scope | None:
-    """Return the Constant node whose value an attribute is, if its operator stands in front of it, as usual."""
+def _around_constant(attribute: Scope) -> Scope | None:
+    """Return the graph or function with the Constant node whose value an attribute is; None for any other attribute.
+
+    The operator is known if it stands in front of the attribute, as usual.
+    """
     node = attribute.parent
     if attribute.kind is not ATTRIBUTE or node is None or node.kind is not NODE:
         return None
     known = (attribute.texts or {}).get(1), (node.texts or {}).get(OPERATOR)
-    return node if known == (b"value", b"Constant") else None
+    return node.parent if known == (b"value", b"Constant") else None
 
 
 def _kind(value: Any) -> DType:
