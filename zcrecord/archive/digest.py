@@ -41,9 +41,9 @@ def check(archive: Archive, progress: Progress | None = None) -> None:
     """Check every payload's digest, that all other bytes outside the index are zero, and elements (R70 to R74).
 
     Of a part of an archive, and of another format's bytes, only what its index names; of the members of a zip file,
-    their CRC-32. Several threads read at a time;
-    the payloads of a remote archive are checked as they come, in little memory. Of a catalogue all shards are checked,
-    whatever is wrong with one of them. `progress` is called as by `damage.find`.
+    their CRC-32. Several threads read at a time; the payloads of a remote archive are checked as they come, in little
+    memory. Of a catalogue all shards are checked, whatever is wrong with one of them. `progress` is called as by
+    `damage.find`.
 
     Raises:
         IntegrityError: a digest does not match; names a tensor that uses the payload, and its `damage` lists all that
@@ -60,7 +60,7 @@ def check(archive: Archive, progress: Progress | None = None) -> None:
 
 def check_members(archive: Archive) -> None:
     """Compare the CRC-32 that another format's file has of each member; raises IntegrityError."""
-    for octets, crc, name in archive.source.member_sums:
+    for octets, crc, name in archive.source.member_sums():
         if zlib.crc32(octets) != crc:
             what = f"the CRC-32 of its member '{printable(name)}' does not match; the file is damaged: copy it again"
             raise IntegrityError(what, path=archive.path)

@@ -78,7 +78,7 @@ class PayloadSource(ABC):
         offset: where the archive starts in the file or buffer.
         recipe: gives for an archive over this source a function and its arguments that open it again, as pickle takes
             them; None where nothing can be opened again.
-        member_sums: those of another format's file, which full verification compares.
+        member_sums: returns those of another format's files, for full verification.
     """
 
     path: str | None
@@ -87,7 +87,7 @@ class PayloadSource(ABC):
     buffer: memoryview
     offset: int = 0
     recipe: Callable[[Any], tuple[Any, ...]] | None = None
-    member_sums: Sequence[MemberSum] = ()
+    member_sums: Callable[[], Iterable[MemberSum]] = tuple
 
     # Bytes.
 

@@ -6,8 +6,9 @@ archive's content (see `structure`) is in the member 'zcrecord.json'. `npy` read
 
 from __future__ import annotations
 
+import functools
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import prod
 from typing import Any
 
@@ -55,8 +56,18 @@ def read(reader: Reader, out: Receiver) -> int:
     opened = open_zip(file)
     arrays, text = members(opened, file, total, NPY, STRUCTURE, MAX_TEXT)
     reader.described = opened.start_dir, total
+    if isinstance(reader, MemoryReader):
+        reader.sums = functools.partial(_sums, opened, arrays.values(), reader.memory.octets)
     _Arrays(opened, arrays, decode_structure(text), reader, out).give()
     return total
+
+
+def _sums(opened: zipfile.ZipFile, stored: Iterable[zipfile.ZipInfo], octets: memoryview) -> Iterator[MemberSum]:
+    """Yield the checksums of stored members; those of others are compared when they are decoded."""
+    for info in stored:
+        if info.compress_type == zipfile.ZIP_STORED:
+            start = data_offset(opened.fp, info)
+            yield MemberSum(octets[start : start + info.file_size], info.CRC, info.filename)
 
 
 class _Arrays:
@@ -113,11 +124,7 @@ class _Arrays:
         order: Order = "F" if header.fortran else "C"
         swapped = kind.numpy != header.dtype
         if info.compress_type == zipfile.ZIP_STORED and not (swapped or self._out.reads):
-            start = data_offset(self._opened.fp, info)
-            if isinstance(self._reader, MemoryReader):
-                octets = self._reader.memory.octets[start : start + info.file_size]
-                self._reader.sums.append(MemberSum(octets, info.CRC, info.filename))
-            offset = start + header.nbytes
+            offset = data_offset(self._opened.fp, info) + header.nbytes
             self._out.put_range(path, kind, header.shape, self._reader, offset, header.data_nbytes, order)
             return
         reason = "big-endian" if swapped else "deflated"

@@ -6,10 +6,10 @@ import contextlib
 import errno
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from zcrecord.archive.payload_source import MemberSum, was_replaced
+from zcrecord.archive.payload_source import MemberSum
 from zcrecord.errors import FormatError, SourceError, printable
 from zcrecord.storage.files import Binary, real_path
 from zcrecord.storage.folders import in_hub_cache
@@ -65,7 +65,7 @@ class MemoryReader:
 
     Attributes:
         described: the range from which the format's reader made the index.
-        sums: the checksums that the file has of its members, which lie in it as they are.
+        sums: returns the checksums that the file has of its members, which lie in it as they are.
     """
 
     seekable = True
@@ -80,12 +80,8 @@ class MemoryReader:
     ) -> None:
         self.memory, self.path, self.nbytes = memory, memory.path, len(memory.octets)
         self.position = 0
-        self.sums: list[MemberSum] = []
+        self.sums: Callable[[], Iterable[MemberSum]] = tuple
         self._read, self._bring = read, bring
-
-    def was_replaced(self) -> bool:
-        """Return True if the path no longer leads to the file that is mapped."""
-        return was_replaced(self.memory)
 
     def beside(self, name: str) -> MemoryReader:
         """Return a reader of a file in the same folder, mapped as this one is.

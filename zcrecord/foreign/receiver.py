@@ -23,7 +23,6 @@ from zcrecord.codec.entries import (
     PayloadId,
     TensorLayout,
     WordList,
-    change_values,
     dense_layout,
     in_memory,
 )
@@ -259,8 +258,7 @@ class Outline:
             del self.metadata[name]
         entries.metadata = metadata_entries(self.metadata)
         entries.metadata += [AttributeEntry(name, NONE, 0, value) for name, value in lists]
-        for values in (entries.attributes, entries.metadata):
-            change_values(values, self._blob)
+        entries.change_values(self._blob)
         rows = np.concatenate([self._state, np.zeros(len(self._rows), PAYLOAD)])
         if self._rows:
             rows["offset"][len(self._state) :], rows["nbytes"][len(self._state) :] = np.array(self._rows, np.uint64).T
@@ -282,7 +280,8 @@ class Outline:
                 what = "has a tensor that is not aligned in it, and is not read by URL; download it, or convert it"
                 raise UnsupportedError(f"{what}: zcrecord convert {first.path} model.zcr")
             source = ForeignSource(first, self._files, np.array(self._bases, np.uint64), table, fetched=fetched)
-        source.member_sums = [member for _, reader in self._readers.values() for member in reader.sums]
+        readers = [reader for _, reader in self._readers.values()]
+        source.member_sums = lambda: (member for reader in readers for member in reader.sums())
         return Archive(Header(1, 1, 0, 0, 0, source.opened_nbytes(), crc), index, source)
 
     def _blob(self, value: Any) -> Any:

@@ -29,6 +29,8 @@ from .receiver import Form, Receiver
 from .torch_types import TorchNames, TorchStorage, TorchTensor, TorchValue, itemsize
 from .zip_files import stored_members
 
+_Members = dict[bytes, tuple[int, int, int]]  # as `stored_members` returns them
+
 _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
 _WRONG = "no torch checkpoint"
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # the first two pickles in a file from before torch 1.6
@@ -111,7 +113,8 @@ def _load(reader: MemoryReader) -> Any:
         raise FormatError("no torch checkpoint, which begins as a zip file or a pickle", advice=advice)
     try:
         if head.startswith(_ZIP):
-            value, reader.described, reader.sums = _load_zipped(octets)
+            value, reader.described, members = _load_zipped(octets)
+            reader.sums = lambda: _sums(octets, members)
         else:
             value, reader.described = _load_bare(octets)
     except (MemoryError, RecordError):
@@ -123,11 +126,15 @@ def _load(reader: MemoryReader) -> Any:
     return value
 
 
-def _load_zipped(octets: memoryview) -> tuple[Any, tuple[int, int], list[MemberSum]]:
-    """Return the value in a zip file, the range of its directory, and the checksums of its members.
+def _sums(octets: memoryview, members: _Members) -> Iterator[MemberSum]:
+    """Yield the checksums of a zip file's members. A CRC-32 of 0 stands for none: torch can be told to compute none."""
+    for name, (start, size, crc) in members.items():
+        if crc:
+            yield MemberSum(octets[start : start + size], crc, name.decode(errors="replace"))
 
-    A CRC-32 of 0 stands for none: torch can be told to compute none.
-    """
+
+def _load_zipped(octets: memoryview) -> tuple[Any, tuple[int, int], _Members]:
+    """Return the value in a zip file, the range of its directory, and its members."""
     members, directory = stored_members(octets, _WRONG)
     root = next(iter(members), b"").partition(b"/")[0]
 
@@ -152,12 +159,7 @@ def _load_zipped(octets: memoryview) -> tuple[Any, tuple[int, int], list[MemberS
         raise ValueError(f"its byte order is {printable(repr(order))}")
     names = TorchNames(len(octets), place)
     value, _ = unpickle(pickle, 0, names.named, names.persistent)
-    sums = [
-        MemberSum(octets[start : start + size], crc, name.decode(errors="replace"))
-        for name, (start, size, crc) in members.items()
-        if crc
-    ]
-    return value, (directory, len(octets)), sums
+    return value, (directory, len(octets)), members
 
 
 def _load_bare(octets: memoryview) -> tuple[Any, tuple[int, int]]:

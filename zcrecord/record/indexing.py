@@ -10,7 +10,7 @@ import numpy as np
 from zcrecord.archive.archive import Archive
 from zcrecord.archive.digest import check_members
 from zcrecord.codec.digests import digest_of
-from zcrecord.codec.entries import PayloadId, change_values, digest_kind
+from zcrecord.codec.entries import PayloadId, digest_kind
 from zcrecord.codec.layout import ALIGNMENT, NONE
 from zcrecord.errors import UnsupportedError, located
 from zcrecord.foreign import foreign_format, outline_of
@@ -83,8 +83,7 @@ def index(
             homes = _refer(archive, outline, files, writer, kind, progress or (lambda *_: None))
         entries = stored_entries(archive)
         entries.payloads = [NONE if p == NONE else homes[p] for p in entries.payloads]
-        for values in (entries.attributes, entries.metadata):
-            change_values(values, lambda v: PayloadId(homes[v]) if isinstance(v, PayloadId) and v != NONE else v)
+        entries.change_values(lambda v: PayloadId(homes[v]) if isinstance(v, PayloadId) and v != NONE else v)
         saved = writer.finish(entries)
         files.check_still()
     return conversion_report(

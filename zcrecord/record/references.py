@@ -18,7 +18,7 @@ import numpy as np
 from zcrecord.archive.archive import has_type_name
 from zcrecord.archive.payload_source import Array, was_replaced
 from zcrecord.codec.conventions import REFERENCES_TYPE
-from zcrecord.codec.entries import Entries, PayloadId, change_values, digest_kind
+from zcrecord.codec.entries import Entries, PayloadId, digest_kind
 from zcrecord.codec.index import PAYLOAD
 from zcrecord.codec.layout import NONE, plan_payloads
 from zcrecord.errors import DestinationExistsError, SourceError, UnsupportedError
@@ -199,8 +199,7 @@ class ReferencingWriter:
                 return PayloadId(self.store(np.frombuffer(value, np.uint8)) if len(value) else NONE)
             return value
 
-        change_values(entries.attributes, stored)
-        change_values(entries.metadata, stored)
+        entries.change_values(stored)
         ranges, outline, size = self._outline(entries)
         files = self._files.files
         tree: dict[str, Any] = {

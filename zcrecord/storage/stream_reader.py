@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import mmap
-import os
 from collections.abc import Iterator
 from typing import Any, Self
 
@@ -116,14 +115,6 @@ class StreamReader:
     def seekable(self) -> bool:
         """True if it can be read at any place, and again."""
         return self.nbytes is not None
-
-    def was_replaced(self) -> bool:
-        """Return True if the path no longer leads to the file that is read."""
-        assert self.path is not None and self._own is not None, "it is read by its path"
-        try:
-            return not os.path.samestat(os.fstat(self._own.fileno()), os.stat(self.path))
-        except OSError:
-            return True
 
     def seek(self, offset: int) -> None:
         """Go to an offset; in a stream only to its position."""
