@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import io
 import struct
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -30,7 +29,7 @@ _ZIP64, _OTHER_NAME = 0x0001, 0x7075  # extra fields: sizes of 64 bits, another 
 _FOLDER = 0x10  # of a member's external attributes: miniz extracts no bytes of a folder, and reports success
 _NPZ = "not a .npz file"
 _ALIKE = "readers of zip files would differ about what is in it; save it anew"
-_TAIL = 1 << 17  # bytes at the end in which zipfile looks for the end record, and some more
+_TAIL = _END.size + 0xFFFF  # bytes at the end in which an end record can begin: it and its comment
 _WIDE = 0xFFFFFFFF  # a size or offset that stands in the ZIP64 field
 
 _Entry = collections.namedtuple(  # a member as the directory has it, by zipfile's names; `name` is bytes
@@ -85,9 +84,9 @@ def stored_members(octets: memoryview, wrong: str) -> tuple[dict[bytes, tuple[in
         FormatError: as `check_alike`; or two members have one name. UnsupportedError: a member is compressed, or
         encrypted.
     """
-    with zip_faults(wrong):
-        if not zipfile.is_zipfile(io.BytesIO(octets[-_TAIL:])):
-            raise zipfile.BadZipFile("it does not end as a zip file")
+    tail = bytes(octets[-_TAIL:])
+    if not 0 <= tail.rfind(_END_MAGIC) <= len(tail) - _END.size:
+        raise FormatError(f"damaged, or {wrong} (it does not end as a zip file); copy it again")
     start, end, count = _directory(octets, len(octets))
     entries = _entries(_read(octets, start, end - start), start)
     packed = next((entry for entry in entries if entry.compress_type or entry.flag_bits & 1), None)
