@@ -7,7 +7,6 @@ copies, and `finish` waits for the queue. Several cores copy only for speed.
 from __future__ import annotations
 
 import os
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 
 from zcrecord.dtypes import DType, nbytes
 from zcrecord.errors import UnsupportedError
-from zcrecord.storage.memory import Piece, aligned_empty
+from zcrecord.storage.memory import aligned_empty
 from zcrecord.storage.threads import each_piece
 from zcrecord.tensors.packed import PackedTensor
 
@@ -83,9 +82,16 @@ class HostLoader:
         assert self._plan is not None, "begin comes first"
         out = aligned_empty(ref.nbytes) if dst is None else dst_bytes(dst, ref)
         size = max(1, min(_PIECE, self._plan.max_in_flight // _COPIERS))
-        pieces = [Piece(start, [out[start : start + size].data]) for start in range(0, ref.nbytes, size)]
-        threads = _COPIERS if len(pieces) >= _COPIERS and (ref.buffer is not None or not sources_of(ref)) else 1
-        each_piece(partial(_copy, ref), pieces, done=self._plan.advance, threads=threads)  # it raises on cancelling
+
+        def copy(start: int) -> int:
+            target = out[start : start + size].data
+            ref.read_into(target, start)
+            ref.let_go(start, start + len(target))  # else mapped pages count as this process's memory
+            return len(target)
+
+        starts = range(0, ref.nbytes, size)
+        threads = _COPIERS if len(starts) >= _COPIERS and (ref.buffer is not None or not sources_of(ref)) else 1
+        each_piece(copy, starts, done=self._plan.advance, threads=threads)  # it raises on cancelling
         return as_tensor(out, ref)
 
     def view(self, loaded: Octets, ref: PayloadRef) -> Any:
@@ -117,11 +123,3 @@ class MappedLoader(HostLoader):
         if ref.buffer is None:
             raise UnsupportedError("its bytes are not in this machine's memory; load it into 'host' or 'read'")
         return as_tensor(np.frombuffer(ref.buffer, np.uint8), ref)
-
-
-def _copy(ref: PayloadRef, piece: Piece) -> int:
-    """Copy a piece of a payload into memory; returns its number of bytes."""
-    (target,) = piece.buffers
-    ref.read_into(target, piece.offset)
-    ref.let_go(piece.offset, piece.offset + len(target))  # else mapped pages count as this process's memory
-    return len(target)

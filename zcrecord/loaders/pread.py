@@ -1,31 +1,30 @@
 """Loader that reads the file by position, in parallel, straight into memory: the caller's, or memory of its own.
 
 For network file systems and cold disks, where each page fault of the mapping costs a round trip: neighbouring payloads
-are read together, several reads run at a time, and no byte is copied after it was read.
+are read together, several reads run at a time, and only small neighbours are copied after they were read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from zcrecord.errors import SourceError, UnsupportedError
-from zcrecord.storage.files import identity_of, open_source
-from zcrecord.storage.memory import Piece, aligned, aligned_empty, read_at, read_pieces
+from zcrecord.errors import SourceError, UnsupportedError, located
+from zcrecord.storage.files import identity_of
+from zcrecord.storage.memory import aligned, aligned_empty, open_unchanged, read_at
 from zcrecord.storage.threads import each_piece
 
 from .boxes import BoxSource, File
 from .host import HostLoader, Octets, as_tensor, dst_bytes
 from .protocol import LoadPlan, PayloadRef, RangeSource
 
-_READ = 1 << 20  # bytes of one read; takes many times as long as a network's round trip
-_FETCH, _FETCHERS = 8 << 20, 4  # bytes of one request to a remote archive, and requests at a time
+_READ, _READERS = 1 << 20, 4  # bytes of one read, which takes many round trips of a network, and reads at a time
+_FETCH = 8 << 20  # bytes of one request to a remote archive
 _GAP = 1 << 16  # bytes between two payloads that are read, too, which is faster than a second read
 _HUGE = 4 << 20  # bytes from which numpy asks for huge pages
-_BUFFERS = 1000  # of one read; systems allow 1024
 
 _Wanted = tuple[PayloadRef, Octets]  # a ref, and the memory for its bytes
 
@@ -73,20 +72,11 @@ class ReadingLoader(HostLoader):
             due -= nbytes
             plan.advance(nbytes)
 
-        in_file = [item for item in wanted if item[0].path is not None]
-        if in_file:
-            assert plan.path is not None and plan.identity is not None
-            pieces = _pieces(in_file, min(_READ, plan.max_in_flight))
-            read_pieces(plan.path, pieces, identity=plan.identity, done=done)
-        if len(in_file) < len(wanted):
-            with ExitStack() as stack:
-                files = _Files(stack)
-                most = max(1, min(_FETCH, plan.max_in_flight // _FETCHERS))  # each may take as much again
-                # All refs of a remote archive have the same source, which merges near ones; a box has one of its own.
-                fetches = _source_reads([item for item in wanted if item[0].path is None], most, files)
-                each_piece(_fetch, fetches, done=done, threads=_FETCHERS)
-                for file in files.values():
-                    file.check("was changed while it was read")
+        with ExitStack() as stack:
+            files = _Files(stack)
+            each_piece(_Read.run, _planned_reads(plan, wanted, files), done=done, threads=_READERS)
+            for file in files.values():
+                file.check()
 
     def abort(self) -> None:
         """Drop the buffers. Nothing else is kept between two calls."""
@@ -106,8 +96,7 @@ class _Files(dict[File, "_PositionedFile"]):
         self._stack = stack
 
     def __missing__(self, file: File) -> _PositionedFile:
-        self[file] = opened = _PositionedFile(file, self._stack)
-        return opened
+        return self.setdefault(file, _PositionedFile(file, self._stack))
 
 
 class _PositionedFile:
@@ -115,61 +104,71 @@ class _PositionedFile:
 
     def __init__(self, file: File, stack: ExitStack) -> None:
         self._path, self._identity = file
-        self._fd = stack.enter_context(open_source(self._path)[0]).fileno()
-        self.check("was replaced or changed since it was opened")
+        self._fd = stack.enter_context(open_unchanged(*file)).fileno()
 
-    def check(self, fault: str) -> None:
-        """Raise SourceError unless the file is the one that the record was opened from, unchanged."""
+    def check(self) -> None:
+        """Raise SourceError if the file was changed while it was read."""
         if identity_of(self._fd) != self._identity:
-            raise SourceError(f"{fault}; load it again", path=self._path)
+            raise SourceError("was changed while it was read; load it again", path=self._path)
 
     def readinto_at(self, offset: int, target: memoryview) -> None:
         """Fill `target` with the file's bytes from `offset` on."""
-        read_at(self._fd, target, offset)
+        with located(path=self._path):
+            read_at(self._fd, target, offset)
 
 
-def _source_reads(wanted: Sequence[_Wanted], most: int, files: _Files) -> list[tuple[RangeSource, Piece]]:
-    """Split what is to be read from each source into pieces of at most `most` bytes; return pairs of reader and piece.
+class _Read(NamedTuple):
+    """One read: a source's bytes from an offset on, into buffers one after the other."""
 
-    Every ref has a source. Boxes of a local file are read through `files`, which opens each file once.
-    """
-    grouped: dict[int, tuple[RangeSource, list[_Wanted]]] = {}
+    source: RangeSource
+    offset: int
+    buffers: list[memoryview]
+
+    def run(self) -> int:
+        """Read by one call of the source, of several buffers through a copy; return the number of bytes."""
+        nbytes = sum(map(len, self.buffers))
+        octets = self.buffers[0] if len(self.buffers) == 1 else np.empty(nbytes, np.uint8).data
+        self.source.readinto_at(self.offset, octets)
+        for buffer in self.buffers if len(self.buffers) > 1 else ():
+            buffer[:] = octets[: len(buffer)]
+            octets = octets[len(buffer) :]
+        return nbytes
+
+
+def _planned_reads(plan: LoadPlan, wanted: Iterable[_Wanted], files: _Files) -> list[_Read]:
+    """Return the reads for all refs, source by source; `files` opens the plan's file, and those of boxes."""
+    grouped: dict[int, list[_Wanted]] = {}
     for ref, out in wanted:
+        grouped.setdefault(0 if ref.path is not None else id(ref.source), []).append((ref, out))
+    reads: list[_Read] = []
+    for items in grouped.values():
+        ref = items[0][0]
+        if ref.path is not None:
+            assert plan.path is not None and plan.identity is not None
+            reads += _reads(files[plan.path, plan.identity], items, min(_READ, plan.max_in_flight), _GAP)
+            continue
         assert ref.source is not None
-        grouped.setdefault(id(ref.source), (ref.source, []))[1].append((ref, out))
-    fetches: list[tuple[RangeSource, Piece]] = []
-    for source, items in grouped.values():
-        reader = source.read_by(files.__getitem__) if isinstance(source, BoxSource) else source
-        fetches += [(reader, piece) for piece in _pieces(items, most, gap=0)]
-    return fetches
+        # All refs of a remote archive have the same source, which merges near ones; a box has one of its own.
+        source = ref.source.read_by(files.__getitem__) if isinstance(ref.source, BoxSource) else ref.source
+        most = max(1, min(_FETCH, plan.max_in_flight // _READERS))  # each may take as much again
+        reads += _reads(source, items, most, 0)
+    return reads
 
 
-def _fetch(read: tuple[RangeSource, Piece]) -> int:
-    """Read a piece by one call of its source, even if it fills several buffers; returns its size."""
-    source, piece = read
-    size = sum(map(len, piece.buffers))
-    octets = piece.buffers[0] if len(piece.buffers) == 1 else np.empty(size, np.uint8).data
-    source.readinto_at(piece.offset, octets)
-    for buffer in piece.buffers if len(piece.buffers) > 1 else ():
-        buffer[:] = octets[: len(buffer)]
-        octets = octets[len(buffer) :]
-    return size
-
-
-def _pieces(wanted: list[_Wanted], most: int, gap: int = _GAP) -> list[Piece]:
-    """Return the reads for all refs, each of up to `most` bytes: neighbours in one read, large ones in several."""
-    pieces: list[Piece] = []
+def _reads(source: RangeSource, wanted: Sequence[_Wanted], most: int, gap: int) -> list[_Read]:
+    """Return reads of up to `most` bytes: neighbours with at most `gap` bytes between in one, large refs in several."""
+    reads: list[_Read] = []
     unused = np.empty(min(gap, most), np.uint8).data  # receives the bytes of gaps
-    end = size = -1  # of the last piece: its end in the file, its number of bytes
+    end = size = -1  # of the last read: its end in the file, its number of bytes
     for ref, out in sorted(wanted, key=lambda item: item[0].offset):
         distance = ref.offset - end
         start = 0
-        if pieces and 0 <= distance <= len(unused) and size + distance < most and len(pieces[-1].buffers) < _BUFFERS:
+        if reads and 0 <= distance <= len(unused) and size + distance < most:
             start = min(ref.nbytes, most - size - distance)
-            pieces[-1].buffers.extend([unused[:distance], out[:start].data])
+            reads[-1].buffers.extend([unused[:distance], out[:start].data])
             end, size = ref.offset + start, size + distance + start
         while start < ref.nbytes:
             stop = min(start + most, ref.nbytes)
-            pieces.append(Piece(ref.offset + start, [out[start:stop].data]))
+            reads.append(_Read(source, ref.offset + start, [out[start:stop].data]))
             end, size, start = ref.offset + stop, stop - start, stop
-    return pieces
+    return reads

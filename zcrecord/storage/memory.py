@@ -19,7 +19,7 @@ import mmap
 import os
 import sys
 from _thread import allocate_lock  # threading takes a millisecond to import
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -28,7 +28,7 @@ from zcrecord.codec.layout import ALIGNMENT, HEADER_SIZE, MAX_ALIGNMENT, too_sho
 from zcrecord.errors import RecordError, SourceError, SourceNotFoundError, UnsupportedError, located
 from zcrecord.tensors.strides import address
 
-from .files import Identity, absolute_path, identity_of, open_regular
+from .files import Identity, absolute_path, open_regular
 from .sink import flat_view
 
 Mode = Literal["r", "c"]
@@ -63,13 +63,6 @@ class Memory(NamedTuple):
     identity: Identity | None = None
     filled: list[tuple[int, int]] | None = None
     absolute: str | None = None
-
-
-class Piece(NamedTuple):
-    """One read: a file's bytes from an offset on, into buffers one after the other, at most a thousand."""
-
-    offset: int
-    buffers: list[memoryview]
 
 
 def _open(path: str, least: int, opened: int | None) -> tuple[io.FileIO, Identity]:
@@ -134,8 +127,12 @@ def read_file(path: str, *, least: int = 2 * HEADER_SIZE, opened: int | None = N
         file, identity = _open(path, least, opened)
         with file:
             block, octets = aligned(identity[2])
-            starts = range(0, len(octets), _PIECE)
-            _read_all(file.fileno(), [Piece(start, [octets[start : start + _PIECE]]) for start in starts])
+            from .threads import each_piece  # here, because threading takes a millisecond to import
+
+            def read(start: int) -> int:
+                return read_at(file.fileno(), octets[start : start + _PIECE], start)
+
+            each_piece(read, range(0, len(octets), _PIECE), threads=_READERS)
     return Memory(octets, path, block, identity, absolute=absolute)
 
 
@@ -218,54 +215,35 @@ def read_some(fd: int, buffer: memoryview, offset: int) -> int:
     return len(data)
 
 
-def read_at(fd: int, target: memoryview, offset: int) -> None:
-    """Fill `target` with a file's bytes from `offset` on; a SourceError if it cannot be read, or ends before."""
-    try:
-        _read_piece(fd, Piece(offset, [target]))
-    except OSError as error:
-        if isinstance(error, RecordError):
-            raise
-        raise SourceError(f"cannot be read: {error.strerror}", offset=offset, errno=error.errno) from error
-
-
-def read_pieces(
-    path: str, pieces: Sequence[Piece], *, identity: Identity, done: Callable[[int], None] | None = None
-) -> None:
-    """Read pieces of a file into their memory, several at a time; the GIL is free meanwhile.
-
-    `done` is called, by this thread, with the bytes that were read since; its exception ends the reading.
-    """
+def open_unchanged(path: str, identity: Identity) -> io.FileIO:
+    """Open a regular file to read it by position; SourceError unless it still has this identity."""
     with _refusals(path):
         file, identity_now = open_regular(path)
-        with file:
-            if identity_now != identity:
-                raise SourceError("was replaced or changed since it was opened; load it again", path=path)
-            _read_all(file.fileno(), pieces, done)
-            if identity_of(file.fileno()) != identity:
-                raise SourceError("was changed while it was read; load it again", path=path)
+        if identity_now != identity:
+            with file:
+                raise SourceError("was replaced or changed since it was opened; load it again")
+    return file
 
 
-def _read_piece(fd: int, piece: Piece) -> int:
-    """Read one piece and return its size; a short read goes on where it ended, Python repeats an interrupted one."""
-    offset, buffers = piece.offset, [buffer for buffer in piece.buffers if len(buffer)]
-    while buffers:
-        nbytes = os.preadv(fd, buffers, offset) if hasattr(os, "preadv") else read_some(fd, buffers[0], offset)
+def read_at(fd: int, target: memoryview, offset: int) -> int:
+    """Fill `target` with a file's bytes from `offset` on, and return its size; the GIL is free meanwhile.
+
+    Raises:
+        SourceError: the file cannot be read, or ends before.
+    """
+    done = 0
+    while done < len(target):
+        try:
+            nbytes = read_some(fd, target[done:], offset + done)
+        except OSError as error:
+            reason = os.strerror(error.errno or errno.EIO)
+            raise SourceError(f"cannot be read: {reason}", offset=offset, errno=error.errno) from error
         if not nbytes:
-            end = min(offset, os.fstat(fd).st_size)  # another reader's bytes may be missing, too
+            end = min(offset + done, os.fstat(fd).st_size)  # another reader's bytes may be missing, too
             what = f"became shorter while it was read: it ends at byte {end}; is it still being written?"
             raise SourceError(what, offset=end)
-        offset += nbytes
-        while buffers and nbytes >= len(buffers[0]):
-            nbytes -= len(buffers.pop(0))
-        if nbytes:
-            buffers[0] = buffers[0][nbytes:]
-    return offset - piece.offset
-
-
-def _read_all(fd: int, pieces: Sequence[Piece], done: Callable[[int], None] | None = None) -> None:
-    from .threads import each_piece  # here, because threading takes a millisecond to import
-
-    each_piece(lambda piece: _read_piece(fd, piece), pieces, threads=_READERS, done=done)
+        done += nbytes
+    return done
 
 
 def is_packed(octets: Any) -> bool:
