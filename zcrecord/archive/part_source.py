@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
-from .payload_source import Array, PayloadSource, Piece, Place
+from .payload_source import Array, PayloadSource
 from .piece_table import PieceTable
 
 
 def _of_whole(name: str) -> Any:
+    """Return an attribute or method that is the other source's."""
     return property(attrgetter(f"whole.{name}"))
+
+
+def _by_number(name: str) -> Any:
+    """Return a method that calls the other source's with the payload's number there."""
+
+    def method(part: PartSource, number: int, *arguments: Any) -> Any:
+        return getattr(part.whole, name)(int(part.numbers[number]), *arguments)
+
+    return method
 
 
 class PartSource(PayloadSource):
@@ -42,6 +52,16 @@ class PartSource(PayloadSource):
     pin: Any = _of_whole("pin")
     mappings: Any = _of_whole("mappings")
 
+    nbytes: Any = _by_number("nbytes")
+    locate: Any = _by_number("locate")
+    payload: Any = _by_number("payload")
+    blocks: Any = _by_number("blocks")
+    decoding: Any = _by_number("decoding")
+    place: Any = _by_number("place")
+    pieces: Any = _by_number("pieces")
+    boxes: Any = _by_number("boxes")
+    expected: Any = _by_number("expected")
+
     def __init__(self, source: PayloadSource, numbers: Sequence[int] | Array) -> None:
         self.whole: PayloadSource = source
         self.numbers: Array = np.array(numbers, np.int64)
@@ -51,36 +71,12 @@ class PartSource(PayloadSource):
         self.path, self.absolute, self.mode = source.path, source.absolute, source.mode
         self.buffer, self.offset = source.buffer, source.offset
 
-    def nbytes(self, number: int) -> int:
-        return self.whole.nbytes(int(self.numbers[number]))
-
-    def locate(self, number: int) -> tuple[memoryview, int]:
-        return self.whole.locate(int(self.numbers[number]))
-
-    def payload(self, number: int) -> memoryview:
-        return self.whole.payload(int(self.numbers[number]))
-
-    def blocks(self, number: int) -> Iterator[memoryview]:
-        return self.whole.blocks(int(self.numbers[number]))
-
-    def decoding(self, number: int) -> str | None:
-        return self.whole.decoding(int(self.numbers[number]))
-
     def neighbours(self, number: int) -> tuple[memoryview, Array] | None:
         near = self.whole.neighbours(int(self.numbers[number]))
         return None if near is None else (near[0], near[1][self.numbers])
 
     def fetch(self, numbers: Sequence[int] | None = None) -> None:
         self.whole.fetch((self.numbers if numbers is None else self.numbers[list(numbers)]).tolist())
-
-    def place(self, number: int) -> Place:
-        return self.whole.place(int(self.numbers[number]))
-
-    def pieces(self, number: int, chosen: Sequence[int] | None = None) -> list[Piece]:
-        return self.whole.pieces(int(self.numbers[number]), chosen)
-
-    def boxes(self, number: int, shape: tuple[int, ...], bits: int) -> tuple[Array, Array]:
-        return self.whole.boxes(int(self.numbers[number]), shape, bits)
 
     def stored_nbytes(self, numbers: Array | None = None) -> int:
         return self.whole.stored_nbytes(self.numbers if numbers is None else self.numbers[numbers])
@@ -90,9 +86,6 @@ class PartSource(PayloadSource):
         if self._table is None and table is not None:
             self._table = table.chosen(self.numbers)
         return self._table
-
-    def expected(self, number: int) -> list[bytes | None]:
-        return self.whole.expected(int(self.numbers[number]))
 
     def private(self, numbers: Array | None = None) -> PayloadSource:
         used = self.numbers if numbers is None else self.numbers[numbers]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from zcrecord.codec.digests import RunningDigest
-from zcrecord.codec.entries import ValueForm, ValueType
+from zcrecord.codec.entries import ValueType
 from zcrecord.codec.layout import NONE
 from zcrecord.errors import IntegrityError
 from zcrecord.storage.stream_reader import KEPT, SequentialMapping
@@ -44,12 +44,8 @@ def check_blobs(archive: Archive) -> None:
     ix, nbytes = archive.index, 0.0
     sizes = np.append(ix.payloads["nbytes"], np.uint64(0)).astype(np.float64)  # the last for NONE
     for rows in (ix.attributes, ix.metadata):
-        rows = rows[rows["type"] == ValueType.PAYLOAD]
-        listed = rows["form"] != ValueForm.SCALAR
-        starts, counts = rows["value"][listed] & np.uint64(0xFFFFFFFF), rows["value"][listed] >> np.uint64(32)
-        spans = zip(starts.tolist(), counts.tolist(), strict=True)
-        for numbers in (rows["value"][~listed], *(ix.words[start : start + count] for start, count in spans)):
-            nbytes += sizes[np.minimum(numbers, np.uint64(len(ix.payloads)))].sum()
+        numbers = np.minimum(ix.values(rows, ValueType.PAYLOAD), np.uint64(len(ix.payloads)))
+        nbytes += sizes[numbers].sum()
     check_apart(int(nbytes), archive.source.opened_nbytes(), archive.path)
 
 
