@@ -15,6 +15,9 @@ from zcrecord.errors import UnsupportedError
 
 __all__ = ["DTYPES", "DType", "as_dtype", "by_code", "by_name", "by_onnx", "by_safetensors", "from_numpy", "nbytes"]
 
+Array = np.ndarray[Any, np.dtype[Any]]
+Octets = np.ndarray[Any, np.dtype[np.uint8]]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DType:

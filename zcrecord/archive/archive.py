@@ -17,7 +17,7 @@ import numpy as np
 from zcrecord import dtypes
 from zcrecord.codec.conventions import CATALOGUE_TYPE, REFERENCES_TYPE
 from zcrecord.codec.entries import TensorLayout
-from zcrecord.codec.index import FORM, NUMPY, Index, Layout, Layouts, TensorEntry, decode
+from zcrecord.codec.index import FORM, Index, Layout, Layouts, TensorEntry, decode, numpy_type
 from zcrecord.codec.layout import NONE, Header, locate
 from zcrecord.codec.verify import check_header, check_index, check_touched
 from zcrecord.errors import FormatError, IntegrityError, RecordError, UnsupportedError, located, printable
@@ -387,7 +387,7 @@ class Archive:
 
     def layout_of(self, dims: int, strides: int, code: int, bits: int, rank: int) -> Layout | None:
         """Return shape, dtype and strides of an ndarray with these entries in its row; None for other tensors."""
-        kind = NUMPY[code]
+        kind = numpy_type(code)
         if kind is None or bits < 8:
             return None
         ix = self.index

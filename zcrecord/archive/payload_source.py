@@ -30,12 +30,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zcrecord.codec.layout import NONE
+from zcrecord.dtypes import Array as Array
 from zcrecord.errors import IntegrityError, UnsupportedError
 from zcrecord.storage.memory import Memory, Mode, private_copy
 
 from .piece_table import PieceTable
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Place = tuple[int, int, int]  # a file, by its number in the source, and the offset and size of a range of bytes in it
 
 

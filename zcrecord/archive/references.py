@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from zcrecord.codec.entries import Entries, ModuleEntry, ModuleKind, in_memory
-from zcrecord.codec.index import NUMPY, Index
+from zcrecord.codec.index import Index, numpy_type
 from zcrecord.codec.layout import NONE, Header
 from zcrecord.errors import FormatError, IntegrityError, printable
 from zcrecord.storage.memory import Memory
@@ -151,7 +151,7 @@ def _check_aligned(file: Array, offset: Array, index: Index) -> None:
     codes, payloads = index.tensors["dtype"], index.tensors["payload"]
     starts = np.append(np.where(file == NONE, np.uint64(0), offset), np.uint64(0))
     for code in np.unique(codes).tolist():
-        if (kind := NUMPY[code]) is None:
+        if (kind := numpy_type(code)) is None:
             continue
         used = np.minimum(payloads[codes == code], len(file))  # at level "touch" any number may be there
         if np.count_nonzero(bad := starts[used] % np.uint64(kind.alignment) != 0):

@@ -13,10 +13,7 @@ _DRAFT_SPANS, _DRAFT_WORDS = 256, 32  # bytes of text for each entry, items for 
 
 
 def check_draft_budget(ix: Index) -> None:
-    """Check the budget of version 0, the one rule in which it differs: no column takes far more than its pool.
-
-    So a draft costs what R30 allows, too. `convert` alone reads drafts.
-    """
+    """Raise unless no column takes far more than its pool: so a draft costs what R30 allows, too."""
     names = [("names of tensors", ix.tensors), ("names of modules", ix.modules)]
     names += [("names of attributes", ix.attributes), ("names of metadata", ix.metadata)]
     columns = [(what, rows["name_size"]) for what, rows in names] + [("type names", ix.modules["type_name_size"])]

@@ -26,17 +26,17 @@ class ElementRules:
     def __init__(self, ix: Index, place_of: Callable[[int], Hashable]) -> None:
         self._ix = ix
         rows = ix.tensors
-        used = rows["payload"] != NONE
-        self.strings: list[int] = np.flatnonzero(used & (rows["dtype"] == dtypes.STRING.code)).tolist()  # tensors
+        filled = rows["payload"] != NONE
+        self.strings: list[int] = np.flatnonzero(filled & (rows["dtype"] == dtypes.STRING.code)).tolist()  # tensors
         self._bools: dict[Hashable, int] = {}  # by place, as below: the first tensor
-        for i in np.flatnonzero(used & (rows["dtype"] == _BOOL)).tolist():
+        for i in np.flatnonzero(filled & (rows["dtype"] == _BOOL)).tolist():
             self._bools.setdefault(place_of(int(rows["payload"][i])), i)
         narrow = [kind.code for kind in dtypes.DTYPES if kind.packed]
         self._pads: dict[Hashable, dict[int, int]] = {}  # bits of the last byte that are elements', and a tensor
-        for i in np.flatnonzero(used & (rows["bits"] < 8) & np.isin(rows["dtype"], narrow)).tolist():
+        for i in np.flatnonzero(filled & (rows["bits"] < 8) & np.isin(rows["dtype"], narrow)).tolist():
             at, rank = int(rows["dims"][i]), int(rows["rank"][i])
-            if left := prod(ix.dims[at : at + rank].tolist()) * int(rows["bits"][i]) % 8:
-                self._pads.setdefault(place_of(int(rows["payload"][i])), {}).setdefault(left, i)
+            if used_bits := prod(ix.dims[at : at + rank].tolist()) * int(rows["bits"][i]) % 8:
+                self._pads.setdefault(place_of(int(rows["payload"][i])), {}).setdefault(used_bits, i)
 
     def payloads(self) -> list[tuple[Hashable, int]]:
         """Return place and number of each payload that has a rule to keep; pad bits come first."""

@@ -84,8 +84,7 @@ class AttributeEntry(NamedTuple):
 class WordList:
     """A list value as an index has it, for `in_memory`: a hundred thousand items cost no object each.
 
-    `words` are of `kind`, a ValueType; of texts each is a range of `text`, which is UTF-8: its start, and its size from
-    bit 32 on.
+    `words` are of `kind`, a ValueType. A word of a text is its range in `text`: the start, and from bit 32 the size.
     """
 
     kind: int
@@ -93,7 +92,7 @@ class WordList:
     text: bytes = b""
 
     def values(self) -> list[Any]:
-        """Return the values."""
+        """Decode the words into Python's values."""
         if self.kind == ValueType.TEXT:
             spans = zip((self.words & np.uint64(NONE)).tolist(), (self.words >> np.uint64(32)).tolist(), strict=True)
             return [self.text[at : at + size].decode() for at, size in spans]
@@ -204,9 +203,6 @@ def is_attribute(value: Any, path: str) -> bool:
     if not all(map(encodable, texts)):
         raise UnsupportedError("a text with lone surrogates, which are not UTF-8", tensor=path)
     return True
-
-
-# Encoding.
 
 
 class _TextPoolBuilder:
@@ -366,8 +362,8 @@ def _encode_attributes(attributes: list[AttributeEntry], pool: _TextPoolBuilder,
     for start in range(0, len(attributes), _BATCH):
         rows = []
         for a in attributes[start : start + _BATCH]:
-            value_type, form, word = _encode_value(a.value, pool, words)
-            rows.append((*pool.add(a.key), word, a.parent, a.place, value_type, form))
+            kind, form, word = _encode_value(a.value, pool, words)
+            rows.append((*pool.add(a.key), word, a.parent, a.place, kind, form))
         for name, column in zip(columns, zip(*rows, strict=True), strict=True):  # five times faster than row by row
             out[name][start : start + _BATCH] = column
     return out

@@ -5,18 +5,17 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Callable
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from zcrecord import dtypes
 from zcrecord._schema import ValueForm
+from zcrecord.dtypes import Array as Array
 from zcrecord.errors import FormatError
 
 from .layout import NONE, u16_at
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 PAYLOAD = np.dtype([("offset", "<u8"), ("nbytes", "<u8"), ("digest", "<u8")])
 TENSOR = np.dtype(
@@ -202,9 +201,6 @@ def _vector(words: memoryview, size: int, at: int, item: int, alignment: int, na
             f"index: vector '{name}' [{start:#x}, {start + count * item:#x}) is unaligned or past the end ({size:#x})"
         )
     return start, count
-
-
-# Names.
 
 
 class TextPool:
@@ -401,19 +397,15 @@ def _less(left: Array, right: Array) -> Array:
     return out
 
 
-class _NumpyTypes(dict[int, Any]):
-    """numpy's dtype by an element type's code, None of strings and unknown types; ml_dtypes is imported when needed."""
-
-    def __missing__(self, code: int) -> Any:
-        kind = dtypes.by_code.get(code)
-        return self.setdefault(code, None if kind is None else kind.numpy)
-
-
-NUMPY = _NumpyTypes()
+@cache
+def numpy_type(code: int) -> Any:
+    """Return numpy's dtype of an element type, None for strings and unknown types; imports ml_dtypes if it must."""
+    kind = dtypes.by_code.get(code)
+    return None if kind is None else kind.numpy
 
 
 class Layouts(dict[bytes, Any]):
-    """Layouts by the bytes of a row that tell them: many tensors have the same."""
+    """Layouts by the bytes of a row that encode them: many tensors have the same."""
 
     def __init__(self, make: Callable[..., Any]) -> None:
         self._make = make

@@ -81,11 +81,6 @@ class Header(NamedTuple):
         return body + struct.pack("<I", zlib.crc32(body))
 
     @property
-    def is_draft(self) -> bool:
-        """True of version 0."""
-        return self.version == DRAFT
-
-    @property
     def front(self) -> bool:
         """True if the index lies before the payloads."""
         return self.index_offset == HEADER_SIZE and self.payload_offset >= HEADER_SIZE + self.index_size

@@ -7,8 +7,6 @@ mean the same for both; `&` and `|` stand for `and` and `or`.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from zcrecord import dtypes
@@ -16,10 +14,19 @@ from zcrecord._schema import ValueForm, ValueType
 from zcrecord.errors import FormatError, LimitError, printable
 
 from .draft import check_draft_budget
-from .index import Index, TextPool, list_bounds
-from .layout import INDEX_ALLOWANCE, MAX_ARCHIVE_SIZE, MAX_DEPTH, MAX_RANK, NONE, Header, align_up, first_children
+from .index import Array, Index, TextPool, list_bounds
+from .layout import (
+    DRAFT,
+    INDEX_ALLOWANCE,
+    MAX_ARCHIVE_SIZE,
+    MAX_DEPTH,
+    MAX_RANK,
+    NONE,
+    Header,
+    align_up,
+    first_children,
+)
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Number = int | Array  # of one entry, or of each
 Truth = bool | Array
 _BIT_LIMIT = MAX_ARCHIVE_SIZE * 8
@@ -286,7 +293,7 @@ def check_index(ix: Index, header: Header) -> None:
     check_header(ix, header)
     pool = ix.pool()
     pool.check_text()
-    if header.is_draft:
+    if header.version == DRAFT:
         check_draft_budget(ix)
     else:
         _check_budget(ix, INDEX_ALLOWANCE * header.index_size)

@@ -24,7 +24,7 @@ from typing import Any
 from zcrecord import onnx
 from zcrecord.codec.conventions import SIGNATURE_PREFIX
 from zcrecord.codec.file_types import FORMATS, FileType, Format, sniff_file_type
-from zcrecord.codec.layout import ALIGNMENT, check_alignment, reading_drafts
+from zcrecord.codec.layout import ALIGNMENT, DRAFT, check_alignment, reading_drafts
 from zcrecord.errors import Advice, FormatError, UnsupportedError, located, printable
 from zcrecord.foreign.folders import format_by_suffix, model_in
 from zcrecord.onnx.tuned import untuned_record
@@ -193,7 +193,7 @@ class _Conversion:
         options |= {"max_shard_size": self.max_shard_size}
         if kind == ARCHIVE:
             with _loaded(given) as loaded:
-                draft = loaded.archive.header.is_draft
+                draft = loaded.archive.header.version == DRAFT
                 record = untuned_record(loaded) if draft or self.max_shard_size is not None else loaded
                 own = _without_signatures(record.metadata) if draft else record.metadata
                 options["metadata"] = {**own, **metadata_now(self.metadata)}

@@ -27,11 +27,12 @@ from zcrecord.archive.payloads import check_views
 from zcrecord.archive.subset import Names
 from zcrecord.codec import conventions
 from zcrecord.codec.entries import ModuleKind
+from zcrecord.dtypes import Array
 from zcrecord.errors import MismatchError, located, missing_package, printable
 from zcrecord.tensors.interop import path_key
 
 from .elements import beside_views, unsupported_elements
-from .torch import Array, shared_payloads
+from .torch import shared_payloads
 
 _ADVICE = "make the template from the saved object, such as optimizer.init(params)"
 

@@ -28,14 +28,13 @@ from zcrecord import dtypes
 from zcrecord.archive.archive import Archive
 from zcrecord.archive.subset import Names
 from zcrecord.codec.layout import NONE
+from zcrecord.dtypes import Array as Array
 from zcrecord.dtypes import DType
 from zcrecord.errors import UnsupportedError, missing_package
 from zcrecord.tensors.interop import FLOAT4_PAIRS
 from zcrecord.tensors.packed import PackedTensor
 
 from .elements import beside_views, unsupported_elements
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def torch_tensors(

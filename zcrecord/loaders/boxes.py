@@ -16,13 +16,13 @@ from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 
+from zcrecord.dtypes import Octets
 from zcrecord.errors import UnsupportedError
 from zcrecord.remote.ranges import NEAR, Range
 from zcrecord.storage.files import Identity
 
 from .protocol import RangeSource, unmap_pages
 
-Octets = np.ndarray[Any, np.dtype[np.uint8]]
 Rows = slice | Callable[[int], slice]  # of one axis; a function is given the axis' length
 Box = Rows | tuple[Rows | EllipsisType, ...]
 Bounds = tuple[Range, ...]  # first index and the one after the last, for each axis

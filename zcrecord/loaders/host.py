@@ -12,15 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from zcrecord.dtypes import DType, nbytes
+from zcrecord.dtypes import DType, Octets, nbytes
 from zcrecord.errors import UnsupportedError
 from zcrecord.storage.memory import aligned_empty
 from zcrecord.storage.threads import each_piece
 from zcrecord.tensors.packed import PackedTensor
 
 from .protocol import LoadPlan, PayloadRef, sources_of
-
-Octets = np.ndarray[Any, np.dtype[np.uint8]]
 
 _PIECE = 8 << 20  # bytes copied at a time: few enough that progress and cancelling are prompt, many enough to be fast
 _COPIERS = min(4, os.cpu_count() or 1)  # the system clears new memory before it is copied to: one core would be slow

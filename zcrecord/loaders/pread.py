@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from zcrecord.dtypes import Octets
 from zcrecord.errors import SourceError, UnsupportedError, located
 from zcrecord.storage.files import identity_of
 from zcrecord.storage.memory import aligned, aligned_empty, open_unchanged, read_at
 from zcrecord.storage.threads import each_piece
 
 from .boxes import BoxSource, File
-from .host import HostLoader, Octets, as_tensor, dst_bytes
+from .host import HostLoader, as_tensor, dst_bytes
 from .protocol import LoadPlan, PayloadRef, RangeSource
 
 _READ, _READERS = 1 << 20, 4  # bytes of one read, which takes many round trips of a network, and reads at a time

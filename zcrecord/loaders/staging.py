@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from zcrecord.codec.layout import ALIGNMENT, align_up
+from zcrecord.dtypes import Octets
 from zcrecord.errors import LimitError, located
 
-from .boxes import Octets
 from .protocol import LoadPlan, PayloadRef
 
 _LEAST_BUFFER, _LARGEST_BUFFER = 1 << 16, 1 << 24  # starting a copy costs as much as copying some 100 KiB

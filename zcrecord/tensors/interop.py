@@ -13,13 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zcrecord import dtypes
-from zcrecord.dtypes import DType
+from zcrecord.dtypes import Array, DType
 from zcrecord.errors import UnsupportedError
 
 from .packed import PackedTensor
 from .strides import reach
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 # torch's name for float4_e2m1fn, two elements to a byte, the first in the low bits as here, its last axis half as long.
 # Source: torch/headeronly/util/Float4_e2m1fn_x2.h

@@ -5,21 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 from math import gcd, prod
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
 from zcrecord import dtypes
-from zcrecord.dtypes import DType
+from zcrecord.dtypes import Array, DType, Octets
 from zcrecord.errors import FormatError, UnsupportedError
 
-if TYPE_CHECKING:
-    import numpy.typing as npt  # costs 0.6 ms at run time
 
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-
-
-def pack_bits(elements: Bytes, bits: int) -> Bytes:
+def pack_bits(elements: Octets, bits: int) -> Octets:
     """Return elements of 1 to 7 bits, one to a byte, as a stream of bits, least significant first, then zeros."""
     each, size, word = _words(bits)
     padded = np.zeros((-(-len(elements) // each), each), word)
@@ -31,10 +26,10 @@ def pack_bits(elements: Bytes, bits: int) -> Bytes:
     return octets[: dtypes.nbytes(len(elements), bits)]
 
 
-def unpack_bits(octets: Bytes, bits: int, count: int) -> Bytes:
+def unpack_bits(octets: Octets, bits: int, count: int) -> Octets:
     """Return the first `count` elements of such a stream, one to a byte."""
     each, size, word = _words(bits)
-    words: npt.NDArray[Any] = octets
+    words: Array = octets
     if size > 1:
         padded = np.zeros((-(-len(octets) // size), word.itemsize), np.uint8)
         whole = len(octets) // size
@@ -69,7 +64,7 @@ class PackedTensor:
 
     __slots__ = ("kind", "packed", "shape")
 
-    def __init__(self, packed: Bytes, kind: DType | str, shape: tuple[int, ...]) -> None:
+    def __init__(self, packed: Octets, kind: DType | str, shape: tuple[int, ...]) -> None:
         """Wrap `packed`, a one-dimensional uint8 array of exactly ceil(prod(shape) * bits / 8) bytes; copies nothing.
 
         Raises:
@@ -85,7 +80,7 @@ class PackedTensor:
         self.packed = packed
 
     @classmethod
-    def pack(cls, array: npt.NDArray[Any]) -> PackedTensor:
+    def pack(cls, array: Array) -> PackedTensor:
         """Return `array`, of an ml_dtypes type with one element to a byte, packed into new bytes."""
         kind = dtypes.from_numpy(array.dtype)
         if not kind.packed:
@@ -103,10 +98,10 @@ class PackedTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the packed form."""
+        """Octets of the packed form."""
         return len(self.packed)
 
-    def unpack(self) -> npt.NDArray[Any]:
+    def unpack(self) -> Array:
         """Return a new array with one element to a byte: 8 / bits times the memory.
 
         Raises:
@@ -153,7 +148,7 @@ class StringTensor:
 
     __slots__ = ("_ends", "data", "shape")
 
-    def __init__(self, data: Bytes, shape: tuple[int, ...], *, checked: bool = False) -> None:
+    def __init__(self, data: Octets, shape: tuple[int, ...], *, checked: bool = False) -> None:
         """Wrap `data`; copies nothing, and checks every end before one is used, unless these bytes were `checked`.
 
         Raises:
@@ -198,7 +193,7 @@ class StringTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of strings, padding and ends together."""
+        """Octets of strings, padding and ends together."""
         return len(self.data)
 
     def strings(self) -> Iterator[bytes]:
@@ -219,7 +214,7 @@ class StringTensor:
         parts = [self.data[a:b].tobytes() for a, b in itertools.pairwise(ends)]
         return StringTensor.from_strings(parts, shape) if shape or not parts else parts[0]
 
-    def unpack(self, encoding: str | None = "utf-8") -> npt.NDArray[Any]:
+    def unpack(self, encoding: str | None = "utf-8") -> Array:
         """Return a new object array of `str`, or of `bytes` with `encoding=None`.
 
         Raises:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    import numpy.typing as npt  # costs 0.6 ms at run time
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from zcrecord.dtypes import Array, Octets
 
 
 def address(data: Any) -> int:
@@ -70,14 +67,14 @@ def is_dense(shape: Iterable[int], strides: Iterable[int], item: int = 1) -> boo
     return True
 
 
-def memory_order(array: Array) -> npt.NDArray[np.uint8]:
+def memory_order(array: Array) -> Octets:
     """Return the bytes of a dense array in the order in which they lie; a view."""
     if not array.flags.c_contiguous:
         array = array.transpose(sorted(range(array.ndim), key=lambda a: (-array.strides[a], array.shape[a])))
     return array.reshape(-1).view(np.uint8)
 
 
-def as_bytes(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+def as_bytes(array: Array) -> Octets:
     """Return the array's C-order bytes, little-endian: a view where it is contiguous, a new array otherwise."""
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("<"))

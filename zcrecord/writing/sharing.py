@@ -11,21 +11,17 @@ import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from zcrecord import dtypes
 from zcrecord.codec.entries import TensorLayout
-from zcrecord.dtypes import DType
+from zcrecord.dtypes import Array, DType, Octets
 from zcrecord.tensors.lazy import LazyTensor
 from zcrecord.tensors.packed import PackedTensor, StringTensor
 from zcrecord.tensors.strides import address, addresses, as_bytes, extent, is_dense, memory_order
 
-if TYPE_CHECKING:
-    import numpy.typing as npt  # costs 0.6 ms at run time
-
-Array = np.ndarray[Any, np.dtype[Any]]
 _BOOL = dtypes.by_name["bool"]
 _CACHED = 1 << 26  # bytes of packed copies that are held; further ones are made twice, for digest and write
 
@@ -177,7 +173,7 @@ def _own_memory(tensors: list[Any]) -> bool:
     return not any([t.base is not None for t in tensors]) and len(set(map(id, tensors))) == len(tensors)  # noqa: C419
 
 
-def _crowded(raw: list[Any], members: list[_Member]) -> npt.NDArray[np.bool_]:
+def _crowded(raw: list[Any], members: list[_Member]) -> Array:
     """Return True for each C-order array that overlaps another one or a member."""
     lo = np.array([*addresses(raw), *(m.lo for m in members)], np.int64)
     hi = np.array([*(r.nbytes for r in raw), *(m.hi - m.lo for m in members)], np.int64) + lo
@@ -255,7 +251,7 @@ def _without_bools(group: list[_Member]) -> list[list[_Member]]:
     return [others, [m for m in group if m.kind is _BOOL]]
 
 
-def _octets(array: Array) -> Iterator[npt.NDArray[np.uint8]]:
+def _octets(array: Array) -> Iterator[Octets]:
     """Yield the bytes of an array in any order; copies arrays with gaps, a row at a time."""
     if _fills_extent(array):
         return iter([memory_order(array)])
