@@ -89,7 +89,7 @@ def test_next_save_removes_shards_that_appeared_before_their_writer_died(tmp_pat
     assert (tmp_path / "m-00007-of-00009.zcr").read_bytes() == b"somebody's"
 
 
-DIES_LATER = DIES.replace("os.replace = lambda *a:", "new_files.remove_unnamed = lambda *a:").replace(
+DIES_LATER = DIES.replace("os.replace = lambda *a:", "new_files.remove_orphans = lambda *a:").replace(
     "if a[1] == sys.argv[1] else replace(*a)", ""
 )
 

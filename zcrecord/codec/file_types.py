@@ -117,14 +117,14 @@ def _zip_type(head: bytes) -> FileType:
 
 
 def program_of(head: bytes) -> str | None:
-    """Return the kind of program that a file is, with its article, such as 'an ELF'; None if it is none."""
+    """Return the kind of a program with its article, such as 'an ELF'; None for any other file."""
     if 0 not in head:  # as it is in no text, which may well start with MZ
         return None
     return next((kind for magic, kind in _PROGRAMS.items() if head.startswith(magic)), None)
 
 
-def read_elsewhere(octets: memoryview) -> str | None:
-    """Return the words for a file in which other readers find tensors, or data; None for programs, text and the rest.
+def describe_data(octets: memoryview) -> str | None:
+    """Describe a file in which other readers find tensors or data; None for programs, text and unknown files.
 
     A file that is protobuf from end to end is taken for an ONNX model, whatever it starts with.
     """
@@ -134,7 +134,7 @@ def read_elsewhere(octets: memoryview) -> str | None:
 
 
 def _is_protobuf(octets: memoryview) -> bool:
-    """Return True if bytes are the fields of a message from the first to the last; of many, the first are looked at."""
+    """Return True if bytes are the fields of a message, from end to end; checks the first thousand fields."""
     at = 0
     for _ in range(_MOST_FIELDS):
         tag, at = _varint(octets, at)
@@ -150,7 +150,7 @@ def _is_protobuf(octets: memoryview) -> bool:
 
 
 def _varint(octets: memoryview, at: int) -> tuple[int, int]:
-    """Return a varint's value and its end; 0, and the bytes' own end, where there is none."""
+    """Return a varint's value and its end; without a varint 0, and an end past all bytes."""
     match = _VARINT.match(octets, at)
     if match is None:
         return 0, len(octets) + 1

@@ -264,7 +264,7 @@ def ends_in_archive(source: memoryview) -> bool:
     """
     if len(source) < 2 * HEADER_SIZE or source[:8] == MAGIC:
         return False
-    from .file_types import HEAD, program_of, read_elsewhere
+    from .file_types import HEAD, describe_data, program_of
 
     end = unsigned_size(source)
     try:
@@ -275,10 +275,10 @@ def ends_in_archive(source: memoryview) -> bool:
         trailer = None
     start = 0 if trailer is None else end - trailer.archive_size
     if trailer is None or start <= 0 or source[start : start + 8] != MAGIC:
-        if (kind := program_of(bytes(source[:HEAD]))) is not None and read_elsewhere(source) is None:
+        if (kind := program_of(bytes(source[:HEAD]))) is not None and describe_data(source) is None:
             raise _nothing_attached(kind, signed=end < len(source))
         return False
-    if (model := read_elsewhere(source)) is not None:
+    if (model := describe_data(source)) is not None:
         what = f"{model}, with a zcrecord archive attached, whose tensors other readers of this file do not see"
         raise FormatError(f"{what}; copy it with `zcrecord detach --keep`", advice=_OPEN_ATTACHED)
     if start % trailer.base_alignment:

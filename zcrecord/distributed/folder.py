@@ -25,7 +25,7 @@ from zcrecord.storage import uploads
 from zcrecord.storage.files import is_url, open_sink, path_of, real_path
 from zcrecord.storage.folders import archive_in
 from zcrecord.storage.new_files import FileGroup, Identity, Placement, put_in_place, refusals, version_of
-from zcrecord.storage.scratch import MOST_OF_CATALOGUE, shard_pattern, sync_folder, unnamed
+from zcrecord.storage.scratch import MOST_OF_CATALOGUE, orphans, shard_pattern, sync_folder
 from zcrecord.storage.sink import Sink
 from zcrecord.storage.urls import redacted
 from zcrecord.writing.catalogue import write_catalogue
@@ -178,7 +178,7 @@ class CheckpointPrefix(CheckpointFolder):
             present = {name.rstrip("/").rpartition("/")[2] for name in fs.ls(path, detail=False)}
             for catalogue in {CATALOGUE, *(n for n in present if n.endswith(".zcr") and not _SHARD.fullmatch(n))}:
                 with contextlib.suppress(FileNotFoundError):
-                    names = unnamed(names, fs.cat_file(f"{path}/{catalogue}", start=0, end=MOST_OF_CATALOGUE))
+                    names = orphans(names, fs.cat_file(f"{path}/{catalogue}", start=0, end=MOST_OF_CATALOGUE))
             for name in filter(_SHARD.fullmatch, names):
                 with contextlib.suppress(Exception):
                     fs.rm_file(f"{path}/{name}")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from zcrecord.archive.archive import Verify, takes_one_file
-from zcrecord.codec.file_types import read_elsewhere
+from zcrecord.codec.file_types import describe_data
 from zcrecord.codec.layout import (
     ATTACHED_ALIGNMENT,
     ATTACHED_SIZE,
@@ -265,7 +265,7 @@ def _objection(program: memoryview) -> str | None:
         return "it has an Authenticode signature, which would no longer hold; attach first, then sign"
     if _is_signed_macho(program):
         return "it has a code signature, which would no longer hold; take it off, attach, and sign it again"
-    if (model := read_elsewhere(program)) is not None:
+    if (model := describe_data(program)) is not None:
         return f"{model}, whose readers would not see the archive; leave it beside it"
     return None
 

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-from zcrecord.errors import FormatError, SourceError, missing_package
+from zcrecord.errors import FormatError, RecordError, SourceError, missing_package
 
 from .files import read_error
 from .stream_reader import check_readable, read_into
@@ -84,9 +84,9 @@ def import_zstandard() -> Any:
 
 
 def is_one_frame(data: memoryview) -> bool:
-    """Return True if zstd data are one frame with content, whole, and nothing else, by headers of frame and blocks."""
+    """Return True if zstd data are exactly one whole frame with content; reads headers of frame and blocks alone."""
     frames, offset = ZstdFrames(bytes), 0
-    while offset < len(data) and data[:4] == _ZSTD and frames.begun < 2:  # zeros are as many blocks as there are bytes
+    while offset < len(data) and data[:4] == _ZSTD and frames.begun < 2:  # bytes of zero are as many blocks
         piece = data[offset : offset + frames.due]
         frames.feed(piece)
         offset += len(piece)
@@ -111,30 +111,30 @@ class _Decompressed(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         try:
             nbytes = int(self._reader.readinto(buffer))
-        except OSError as error:
-            if error.errno is not None:
+        except RecordError:  # of reading the input
+            raise
+        except (OSError, *self._errors) as error:  # gzip reports damage by an OSError without a number
+            if getattr(error, "errno", None) is not None:
                 raise
-            raise self._damaged(str(error)) from error
-        except self._errors as error:
-            raise self._damaged(str(error)) from error
+            raise self._damage_error(str(error)) from error
         if not nbytes and len(buffer) and self._frames is not None and not self._frames.complete:
-            raise self._damaged("it ends inside a frame")
+            raise self._damage_error("it ends inside a frame")
         return nbytes
 
-    def _damaged(self, reason: str) -> FormatError:
+    def _damage_error(self, reason: str) -> FormatError:
         what = f"the {self._kind} stream is truncated or damaged ({reason}); copy or download it again"
         return FormatError(what, offset=self._stream.position)
 
 
 class ZstdFrames:
-    """zstd data on their way to the decompressor, which gets each header, and each block, by itself.
+    """Cuts zstd data for the decompressor: each header, and each block, is a piece of its own.
 
-    The decompressor accepts any end as the end. And of a frame that breaks its rules, and refers to bytes before its
-    window, it makes one content or another by how the input is cut, and whether the output has room for all of it. So
-    the input is always cut like this, or there at once, and the room is less, where the window is (`transport.frames`).
+    The decompressor accepts any end as the end. For an invalid frame, which refers to bytes before its window, its
+    result depends on how the input is cut, and on whether the output has room for all of it. So the input is always cut
+    in this way, or passed whole, and the room is smaller where the window is (`transport.frames`).
 
-    If a frame's last block has no bytes, it does not compare the size that the frame declares, unless all of it is
-    there at once. So it gets another block without content instead, after which it does.
+    The decompressor does not compare a frame's declared size if the last block has no bytes, unless the frame is passed
+    whole. So that block is replaced by another one without content, after which it does.
 
     Attributes: `begun`, the number of frames that have begun.
     """
@@ -151,7 +151,7 @@ class ZstdFrames:
 
     @property
     def due(self) -> int:
-        """Bytes that the next piece has at most."""
+        """The most bytes of the next piece."""
         return self._skip or self._need - len(self._header)
 
     def read(self, size: int) -> bytes:

@@ -31,7 +31,7 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::[A-Za-z][A-Za-z0-9+.-]+)*://")
 _REGULAR = sum(getattr(os, name, 0) for name in ("O_BINARY", "O_CLOEXEC", "O_NONBLOCK"))  # a pipe would wait otherwise
 
 
-# Paths.
+_FORCE = Advice("{} replaces it", "force", True)
 
 
 def path_of(value: Any) -> str:
@@ -99,9 +99,6 @@ def real_path(path: str) -> str:
     except FileNotFoundError as error:
         what = "the working folder was removed; go to another one, or give an absolute path"
         raise SourceNotFoundError(what, path=path, errno=error.errno) from error
-
-
-# Opening to read.
 
 
 def _check_no_url(path: str) -> None:
@@ -190,9 +187,6 @@ def identity_of(file: int | str) -> Identity:
         raise SourceError(f"cannot be read: {error.strerror}", path=path, errno=error.errno) from error
 
 
-# Destinations.
-
-
 class Place(os.PathLike[str]):
     """A path or a URL to write to only while it has one version: another saver may come after `check_destination`.
 
@@ -230,11 +224,13 @@ def check_destination(
         return None
     if is_url(dest):
         from . import uploads  # here, because few destinations are URLs
+        from .urls import redacted
 
         if (local := uploads.local_path(dest, options)) is None:
             if source == dest:
                 raise DestinationExistsError("source and destination are the same URL; name another", path=dest)
-            uploads.check_new(dest, options, force)
+            if not force and uploads.version_at(dest, options) != "":
+                raise DestinationExistsError("exists already", path=redacted(dest), advice=_FORCE)
             return None if force else ""
         dest = local
     with refusals(dest):
@@ -244,7 +240,7 @@ def check_destination(
         if source is not None and os.path.exists(source) and os.path.samestat(status, os.stat(source)):
             raise DestinationExistsError("source and destination are the same file; name another", path=dest)
         if not force and stat.S_ISREG(status.st_mode):
-            raise DestinationExistsError("exists already", path=dest, advice=Advice("{} replaces it", "force", True))
+            raise DestinationExistsError("exists already", path=dest, advice=_FORCE)
     return None
 
 

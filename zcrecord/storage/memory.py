@@ -262,9 +262,6 @@ def buffer_of(source: Any) -> memoryview:
         raise UnsupportedError(f"a {kind} is neither a path nor contiguous bytes: {error}") from None
 
 
-# Mappings and aligned memory.
-
-
 def map_descriptor(fd: int, *, private: bool = False) -> mmap.mmap:
     """Map a whole file by its descriptor, as `map_file`; a ValueError if it is empty."""
     if os.name != "posix":

@@ -23,7 +23,7 @@ from .scratch import (
     ScratchFile,
     folder_locks,
     note_of,
-    remove_unnamed,
+    remove_orphans,
     scratch_file,
     sync_file,
     sync_folder,
@@ -345,7 +345,7 @@ def put_in_place(files: Sequence[Placement], *, durable: bool, shards_of: Shards
             _move(files, note, durable=durable)
             if note is not None:
                 note.stays = not (
-                    _synced(folders if durable else (), last.path) and remove_unnamed(last.path, replaced)
+                    _synced(folders if durable else (), last.path) and remove_orphans(last.path, replaced)
                 )
     _synced(folders if durable and not listed else (), last.path)
 

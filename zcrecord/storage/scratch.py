@@ -38,9 +38,6 @@ _PATIENCE = 300.0  # seconds; no saver needs a folder nearly as long
 _PAUSES = 0.001, 0.05  # seconds between two looks at a lock: the first, the longest
 
 
-# Descriptors and locks.
-
-
 class Descriptor:
     """A file descriptor from `call(*arguments)`, closed at the end of a block, or with the last reference to it.
 
@@ -216,9 +213,6 @@ def sync_folder(folder: str) -> None:
             raise
 
 
-# Scratch files.
-
-
 class ListedFile(NamedTuple):
     """A file in a folder, by numbers that no other file has, and no file from elsewhere can know.
 
@@ -336,7 +330,7 @@ def _is_in_place(folder: str, file: ListedFile) -> bool:
     return any(_exists(folder, file._replace(name=name)) for name in names)
 
 
-def remove_unnamed(path: str, files: Sequence[ListedFile]) -> bool:
+def remove_orphans(path: str, files: Sequence[ListedFile]) -> bool:
     """Remove shards beside a path: those that are still the files listed, and that no catalogue in the folder names.
 
     Catalogues are known by `.zcr`, and read as far as MOST_OF_CATALOGUE; their names come first. Returns False if a
@@ -349,7 +343,7 @@ def remove_unnamed(path: str, files: Sequence[ListedFile]) -> bool:
     ours, removed = re.compile(shard_pattern(name)), True
     with contextlib.suppress(OSError, UnicodeError), folder_lock(folder):
         names = [file.name for file in files if ours.fullmatch(file.name) and _exists(folder, file)]
-        for shard in _unnamed_by_any(folder, name, names, ours) if names else ():
+        for shard in _orphans_in(folder, name, names, ours) if names else ():
             try:
                 os.unlink(os.path.join(folder, shard))
             except OSError:
@@ -364,7 +358,7 @@ def _exists(folder: str, file: ListedFile) -> bool:
     return False
 
 
-def _unnamed_by_any(folder: str, name: str, names: list[str], ours: re.Pattern[str]) -> list[str]:
+def _orphans_in(folder: str, name: str, names: list[str], ours: re.Pattern[str]) -> list[str]:
     """Return the shards that no catalogue in a folder names; raises OSError if a possible catalogue cannot be read.
 
     Files that have names as shards of `name` may be catalogues, too, but for these shards and those that one names.
@@ -374,9 +368,9 @@ def _unnamed_by_any(folder: str, name: str, names: list[str], ours: re.Pattern[s
     for catalogue in catalogues:
         if not ours.fullmatch(catalogue):
             start = _first_bytes(folder, catalogue, name)
-            names, shards = unnamed(names, start), [shard for shard in shards if os.fsencode(shard) not in start]
+            names, shards = orphans(names, start), [shard for shard in shards if os.fsencode(shard) not in start]
     for shard in shards:
-        names = unnamed(names, _first_bytes(folder, shard, name)) if names else names
+        names = orphans(names, _first_bytes(folder, shard, name)) if names else names
     return names
 
 
@@ -412,7 +406,7 @@ def _first_bytes(folder: str, catalogue: str, name: str) -> bytes:
     return start
 
 
-def unnamed(names: Iterable[str], start: bytes) -> list[str]:
+def orphans(names: Iterable[str], start: bytes) -> list[str]:
     """Return the shards that a catalogue does not name, by its first MOST_OF_CATALOGUE bytes.
 
     If these may not have all its names, since there are too many, it returns none.
@@ -459,6 +453,6 @@ def _remove_dead(scratch: str, path: str) -> None:
             if status.st_uid != os.geteuid():
                 return  # that user's next save needs it, and nothing is removed on its word
             sync_folder(folder)  # first, or power loss could bring back what refers to the files
-            if not remove_unnamed(path, _listed_in_note(start, folder)):
+            if not remove_orphans(path, _listed_in_note(start, folder)):
                 return  # for the next save
         os.unlink(scratch)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 from zcrecord.errors import PipeClosedError, RecordError, SourceError, UnsupportedError
 
@@ -76,10 +76,10 @@ class NullSink(Sink):
 
 
 class ObjectSink(Sink):
-    """A binary file object. It counts as seekable only if it can be read back too: two kinds of sink, not three.
+    """A binary file object. It can rewind if it can be read back, too, and does not append.
 
-    One that appends cannot be patched either: it always writes at its end. Errors of the system, or of a store, become
-    one typed error, as for a path; any other exception of the object is passed on.
+    Errors of the system, or of a store, become one typed error, as for a path; any other exception of the object is
+    passed on.
     """
 
     keeps = True
@@ -97,22 +97,20 @@ class ObjectSink(Sink):
 
     @contextlib.contextmanager
     def _refusals(self) -> Iterator[None]:
+        """Raise the file object's exceptions as typed errors; after the first, that one again."""
         try:
             yield
         except (OSError, ValueError, TypeError) as error:
-            self._refuse(error)
-
-    def _refuse(self, error: Exception) -> NoReturn:
-        name = getattr(self._file, "name", None)
-        path = "standard output" if name == "<stdout>" else name if isinstance(name, str) else None
-        if isinstance(error, RecordError):
-            raise error.located(path=path) from error.__cause__
-        if self._failed is not None:  # cleaning up wrote once more; the first error is reported
-            raise self._failed
-        self._failed = _typed_error(error, path, closed=getattr(self._file, "closed", False) is True)
-        if self._failed is None:
-            raise error
-        raise self._failed from error
+            name = getattr(self._file, "name", None)
+            path = "standard output" if name == "<stdout>" else name if isinstance(name, str) else None
+            if isinstance(error, RecordError):
+                raise error.located(path=path) from error.__cause__
+            if self._failed is not None:  # cleaning up wrote once more
+                raise self._failed from self._failed.__cause__
+            self._failed = _typed_error(error, path, closed=getattr(self._file, "closed", False) is True)
+            if self._failed is None:
+                raise
+            raise self._failed from error
 
     def flush(self) -> None:
         if hasattr(self._file, "flush"):
@@ -127,10 +125,8 @@ class ObjectSink(Sink):
             view = view[written:]
 
     def _write(self, view: memoryview) -> int:
-        try:
+        with self._refusals():
             written = self._file.write(view)
-        except (OSError, ValueError, TypeError) as error:
-            self._refuse(error)
         if written is None and not isinstance(self._file, io.RawIOBase):
             written = len(view)
         if not written:  # a raw file returns None when it would block

@@ -19,14 +19,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from zcrecord.errors import (
-    Advice,
-    DestinationExistsError,
-    RecordError,
-    SourceError,
-    SourceNotFoundError,
-    UnsupportedError,
-)
+from zcrecord.errors import RecordError, SourceError, SourceNotFoundError, UnsupportedError
 
 from .new_files import check_writer
 from .sink import Sink, flat_view
@@ -58,13 +51,6 @@ def local_path(url: str, options: Mapping[str, Any] | None) -> str | None:
     """Return the path of a local file's URL, such as `file:///tmp/m.zcr`; None for any other. Raises as `connected`."""
     fs, path = connected(url, options)
     return path if {"file", "local"} & {*protocols_of(fs)} else None
-
-
-def check_new(url: str, options: Mapping[str, Any] | None, force: bool) -> None:
-    """Raise DestinationExistsError if there is a file at a URL, unless `force` is given."""
-    if not force and version_at(url, options) != "":
-        advice = Advice("{} replaces it", "force", True)
-        raise DestinationExistsError("exists already", path=redacted(url), advice=advice)
 
 
 def version_at(url: str, options: Mapping[str, Any] | None) -> str | None:

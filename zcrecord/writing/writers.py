@@ -19,22 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from zcrecord.codec import layout
 from zcrecord.codec.digests import RunningDigest, digest_of, digest_of_pieces
 from zcrecord.codec.entries import Entries, PayloadId, digest_kind, encode
 from zcrecord.codec.index import PAYLOAD, Array
-from zcrecord.codec.layout import (
-    HEADER_SIZE,
-    LARGE_PAYLOAD,
-    MAX_ALIGNMENT,
-    NONE,
-    Header,
-    align_up,
-    check_alignment,
-    encode_unsealed,
-    front_header,
-    payload_alignment,
-    plan_payloads,
-)
 from zcrecord.errors import IntegrityError, UnsupportedError
 from zcrecord.storage.files import Progress
 from zcrecord.storage.sink import Sink
@@ -45,7 +33,7 @@ from .equal import COMPARED, EqualPayloads, equal_sources, key_of
 from .sharing import PayloadPlan, SplitSource, chunks
 
 _BATCH = 1 << 20  # bytes of small payloads joined into one write
-_ZEROS = bytes(MAX_ALIGNMENT)
+_ZEROS = bytes(layout.MAX_ALIGNMENT)
 MOST_WAITING = 1 << 19  # the largest payload that waits, before a pipe, until it is whole
 
 
@@ -118,7 +106,7 @@ def report_of(entries: Entries, size: int) -> SaveReport:
     new[1:] = rows["offset"][1:] != rows["offset"][:-1]
     stored = int(rows["nbytes"][new].sum())
     users = np.asarray(entries.payloads, np.int64)
-    users = users[users != NONE]
+    users = users[users != layout.NONE]
     different = np.count_nonzero(np.bincount(users, minlength=1))
     return SaveReport(
         tensors=len(entries.names),
@@ -142,24 +130,24 @@ def write_plan(
     flat.change_values(blobs.number)
     sources = [*plan.sources, *blobs.sources]
     source_ids = np.array(plan.source_ids, np.int64)
-    flat.payloads = np.where(source_ids < 0, NONE, source_ids)
+    flat.payloads = np.where(source_ids < 0, layout.NONE, source_ids)
     numbers, digests = equal_sources(sources) if kind else (list(range(len(sources))), [0] * len(sources))
     first = np.flatnonzero(np.array(numbers, np.intp) == np.arange(len(sources)))
     stored = [sources[i] for i in first.tolist()]
     sizes = np.array([source.nbytes for source in stored], np.uint64)
-    offsets, end, base = plan_payloads(sizes, alignment)
+    offsets, end, base = layout.plan_payloads(sizes, alignment)
     rows = np.zeros(len(sources), PAYLOAD)
     slots = np.searchsorted(first, numbers)
     rows["offset"], rows["nbytes"], rows["digest"] = offsets[slots], sizes[slots], np.array(digests, np.uint64)
     renumber_payloads(flat, rows)
     flat.digest_kind = kind
     index = encode(flat)
-    header = front_header(index, alignment, base, end)
+    header = layout.front_header(index, alignment, base, end)
     sink.reserve(header.archive_size)
     sink.write(header.encode() + index)
     offsets += np.uint64(header.payload_offset)
     _write_sources(sink, stored, offsets, sizes, progress or (lambda *_: None))
-    sink.write(bytes(header.archive_size - HEADER_SIZE - sink.position) + header.encode())
+    sink.write(bytes(header.archive_size - layout.HEADER_SIZE - sink.position) + header.encode())
     return report_of(flat, header.archive_size)
 
 
@@ -183,7 +171,7 @@ class _Blobs:
             octets = bytes(value)
             if octets and octets not in self._by_value:
                 self._by_value[octets] = self._add(octets)
-            return self._by_value.get(octets, PayloadId(NONE))
+            return self._by_value.get(octets, PayloadId(layout.NONE))
         if not self._by_place:
             arrays = (pair for pair in enumerate(self._tensors) if isinstance(pair[1], np.ndarray))
             self._by_place = {(address(s), s.nbytes): (PayloadId(n), s) for n, s in arrays}
@@ -202,7 +190,7 @@ def renumber_payloads(entries: Entries, rows: Array) -> Array:
     order = np.argsort(rows["offset"], kind="stable")
     entries.payload_rows = rows[order]
     count = len(order)
-    new = np.full(count + 1, NONE)  # NONE, greater than any number, stays
+    new = np.full(count + 1, layout.NONE)  # NONE, greater than any number, stays
     new[order] = np.arange(count)
 
     def renumbered(value: Any) -> Any:
@@ -266,10 +254,10 @@ class StreamWriter:
 
     def __init__(self, sink: Sink, *, alignment: int = 64, digest: str | None = "xxh3") -> None:
         self._sink = sink
-        self._alignment = check_alignment(alignment)
+        self._alignment = layout.check_alignment(alignment)
         self._kind = digest_kind(digest)
         self._base = alignment
-        self._payload_offset = align_up(HEADER_SIZE, alignment)
+        self._payload_offset = layout.align_up(layout.HEADER_SIZE, alignment)
         self._rows = array("Q")  # offset, nbytes, digest of each payload; numbers, not objects: there may be millions
         self._equal = EqualPayloads[int]()  # absolute offsets by size and digest, or by SHA-256
         self._before = 0, 0  # end and base without the last payload
@@ -280,7 +268,7 @@ class StreamWriter:
         self._waiting: tuple[int, bytearray] | None = None  # offset and bytes of a whole payload, not written yet
         self.index: bytes | bytearray = b""
         self.trailer = b""
-        sink.write(encode_unsealed(alignment) + bytes(self._payload_offset - HEADER_SIZE))
+        sink.write(layout.encode_unsealed(alignment) + bytes(self._payload_offset - layout.HEADER_SIZE))
 
     def places(self) -> Any:
         """Return the offset in the archive of each payload."""
@@ -299,7 +287,7 @@ class StreamWriter:
         Where the sink can be read back, a payload that equals an earlier one is not written.
         """
         sink = self._sink
-        if not self._kind or not sink.can_rewind or max(map(len, payloads), default=0) >= LARGE_PAYLOAD:
+        if not self._kind or not sink.can_rewind or max(map(len, payloads), default=0) >= layout.LARGE_PAYLOAD:
             for data in payloads:
                 self.begin(len(data))
                 self.write(data)
@@ -333,10 +321,10 @@ class StreamWriter:
         """Start a payload of about `nbytes` bytes, which decides its alignment; that is at least `alignment`."""
         assert self._start < 0, "end() the payload in progress first"
         self._write_waiting()
-        strongest = max(payload_alignment(nbytes, self._alignment), alignment)
+        strongest = max(layout.payload_alignment(nbytes, self._alignment), alignment)
         self._before = self._end, self._base
         self._base = max(self._base, strongest)
-        self._start = align_up(self._sink.position, strongest)
+        self._start = layout.align_up(self._sink.position, strongest)
         self._hash.reset()
         if self._kind and not self._sink.can_rewind and nbytes <= MOST_WAITING:
             self._incomplete = bytearray()
@@ -363,10 +351,10 @@ class StreamWriter:
         start, self._start = self._start, -1
         if self._incomplete is not None:
             data, self._incomplete = self._incomplete, None
-            return self._end_waiting(start, data) if data else NONE
+            return self._end_waiting(start, data) if data else layout.NONE
         nbytes = self._sink.position - start
         if nbytes <= 0:
-            return NONE
+            return layout.NONE
         digest = self._hash.intdigest() if self._kind else 0
         if self._kind and self._sink.can_rewind:
             begun = start
@@ -448,10 +436,12 @@ class StreamWriter:
         renumber_payloads(entries, np.array(self._rows, np.uint64).view(PAYLOAD))
         entries.digest_kind = self._kind
         self.index = index = encode(entries)
-        offset = align_up(self._sink.position, self._alignment)
+        offset = layout.align_up(self._sink.position, self._alignment)
         self._sink.write(bytes(offset - self._sink.position) + index)
-        size = offset + len(index) + HEADER_SIZE
-        header = Header(self._alignment, self._base, offset, len(index), self._payload_offset, size, zlib.crc32(index))
+        size = offset + len(index) + layout.HEADER_SIZE
+        header = layout.Header(
+            self._alignment, self._base, offset, len(index), self._payload_offset, size, zlib.crc32(index)
+        )
         self.trailer = header.encode()
         self._sink.write(self.trailer)
         if self._sink.can_rewind:
@@ -471,7 +461,7 @@ class StreamWriter:
             if self._kind and digest_of_pieces(self._read_back(start, nbytes)) != digest:
                 fault = f"bytes [{start:#x}, {start + nbytes:#x}) are not what was written"
                 raise IntegrityError(f"{fault}; the disk or the memory is failing", offset=start)
-        offset = self._sink.position - HEADER_SIZE - len(self.index)
+        offset = self._sink.position - layout.HEADER_SIZE - len(self.index)
         if self._sink.read_back(offset, len(self.index)) != self.index:
             raise IntegrityError("its index is not what was written; the disk or the memory is failing", offset=offset)
 
