@@ -32,10 +32,7 @@ def matcher(patterns: Iterable[str], *, below: bool = False) -> Callable[[str], 
 
 
 class NameFilter:
-    """A test of names: any pattern of `select` matches (None: all names do), and none of `exclude`.
-
-    A pattern that matches a module stands for all below it.
-    """
+    """A test of names: true of those below or at a match of `select` (None: all) and of none of `exclude`."""
 
     def __init__(self, select: Patterns | None, exclude: Patterns | None) -> None:
         chosen, dropped = ("*",) if select is None else _listed(select), _listed(exclude or ())

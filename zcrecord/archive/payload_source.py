@@ -285,10 +285,7 @@ def was_replaced(memory: Memory) -> bool:
 
 
 class FileSource(PayloadSource):
-    """The payloads of one archive, all in one memory: of a file, or of bytes that were given.
-
-    `memory` is that of the whole file or buffer, `octets` starts with the first payload.
-    """
+    """The payloads of one archive, all in `memory`, that of a file or buffer; `octets` starts with the first."""
 
     mode: Mode = "r"
 

@@ -68,10 +68,7 @@ class PrivateSource(FileSource):
 
     @staticmethod
     def check_twins(source: FileSource, numbers: Array | None) -> None:
-        """Raise LimitError if twins would take out of all proportion to payloads used and their entries in the index.
-
-        The rest may be holes of a file, or a size that a server claims and never sends.
-        """
+        """Raise LimitError if twins take out of all proportion to the payloads used, holes of the file left out."""
         used = source.table.rows if numbers is None else source.table.rows[numbers]
         stored = source.stored_nbytes(numbers) + source.table.rows.nbytes
         check_apart(twins_nbytes(used, len(source.buffer)), min(stored, len(source.buffer)), source.path)

@@ -120,11 +120,7 @@ class ReferencedFiles(Shards):
         bring: Callable[[int, int], None] = lambda *_: None,
         source_in: Any = default_source_in,
     ) -> Archive:
-        """Return the bytes of a file as an archive of payloads alone.
-
-        Raises:
-            IntegrityError: the file is not the one that was indexed. FormatError: it is this archive.
-        """
+        """Open a file as an archive of payloads alone; IntegrityError unless it is the one that was indexed."""
         start, end = self._described[file].tolist()
         if memory.identity is not None and self.catalogue.source.file == (memory.absolute, memory.identity):
             raise FormatError("refers to itself", path=self.catalogue.path)

@@ -53,10 +53,7 @@ def open_catalogue(archive: Archive, make_shards: Callable[[Archive, Index], Sha
 
 
 def _check_split(index: Index, table: PieceTable) -> None:
-    """Raise FormatError if a tensor over a payload in pieces has strides, or another shape than one it is tied to.
-
-    Boxes are of elements in C order: any other view would have other elements than its boxes.
-    """
+    """Raise FormatError if a tensor in pieces has strides, or another shape than one it is tied to."""
     if table.first is None:
         return
     alone = np.append(table.first[1:] - table.first[:-1] == 1, True)

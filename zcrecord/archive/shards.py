@@ -39,11 +39,7 @@ def table_of(archive: Archive, name: str, dtype: Any, shape: tuple[int, ...]) ->
 
 
 def file_names(archive: Archive, suffix: str, kind: str) -> list[str]:
-    """Return the names in a catalogue's table of files, each plain and with a suffix.
-
-    Raises:
-        FormatError: the table is not of its form, or a name leads to another folder; `kind` says what it names.
-    """
+    """Return the names in a catalogue's table of files; FormatError unless each is the plain name of a `kind`."""
     number = archive.find("files.name")
     table = None if number < 0 else archive.view(number)
     if not isinstance(table, StringTensor) or len(table.shape) != 1:

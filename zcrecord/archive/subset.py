@@ -87,10 +87,7 @@ def single_tensor(archive: Archive, i: int) -> Archive:
 
 
 class PartBuilder:
-    """Builder of a part: chooses, changes and renames the modules, tensors and attributes below one module.
-
-    `keep`, `drop`, `change` and `rename` return the builder, `part` the index that they led to.
-    """
+    """Builder of a part: chooses, changes and renames the modules, tensors and attributes below one module."""
 
     def __init__(self, archive: Archive, top: int = 0) -> None:
         archive.ensure_all()

@@ -78,11 +78,7 @@ def plain(kind: int, type_name: str, items: list[tuple[str, Any]]) -> Any:
 def unflatten(
     ix: Index, module: int, tensor: Callable[[int], Any], payload: Callable[[int], Any], make: Make = plain
 ) -> Any:
-    """Return the subtree of one module, children in their saved order; needs a verified index.
-
-    `make` gives a module's value from its kind, its class name, and its keys with their values; nested dicts, lists and
-    tuples by default.
-    """
+    """Return the subtree of one module, children in saved order, of a verified index; `make` builds each module."""
     own = below(ix, module)[1]
     rows = ix.modules[module : int(ix.modules["end"][module])]
     types = [ix.string(*span) for span in zip(rows["type_name"].tolist(), rows["type_name_size"].tolist(), strict=True)]

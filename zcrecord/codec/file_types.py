@@ -49,10 +49,7 @@ FORMATS = {
 
 
 class FileType(NamedTuple):
-    """A type of file: the words of errors, advice, its name in FORMATS if it has one.
-
-    `sure` is False where the bytes may, by chance, begin something else, too.
-    """
+    """A type of file: words for errors, advice, its name in FORMATS; `sure` unless other files may begin alike."""
 
     what: str
     advice: str = ""
@@ -158,10 +155,7 @@ def _varint(octets: memoryview, at: int) -> tuple[int, int]:
 
 
 def wrong_type(head: bytes, wanted: str, *, sure: bool = False) -> str | None:
-    """Return the error message for a file of another type than the one wanted, such as 'an ONNX model'.
-
-    None if its type is unknown, or the one wanted, or not `sure`: then something else is wrong with it.
-    """
+    """Return the error message for a file of another known type than `wanted`, such as 'an ONNX model', else None."""
     kind = sniff_file_type(head)
     if kind is None or (sure and not kind.sure) or kind.what == f"this is {wanted}":
         return None

@@ -160,10 +160,7 @@ def decode(memory: memoryview, size: int) -> Index:
 
 
 def _root(buffer: memoryview, words: memoryview) -> tuple[int, dict[int, int]]:
-    """Return the offset of the FlatBuffers root table, and of each present field the offset in the table, by its id.
-
-    Fields that this version does not know are ignored.
-    """
+    """Return the offset of the FlatBuffers root table, and by id the offset in it of each known field."""
     size = len(buffer)
     if size < 12 or bytes(buffer[4:8]) != IDENTIFIER:
         raise FormatError("index: its identifier is not 'ZCR1'")

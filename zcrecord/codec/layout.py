@@ -360,10 +360,7 @@ def payload_alignment(nbytes: int, alignment: int) -> int:
 
 
 def plan_payloads(sizes: Array, alignment: int) -> tuple[Array, int, int]:
-    """Return each payload's offset, the aligned end of all, and the strongest alignment used.
-
-    Offsets are relative to a `payload_offset` that is a multiple of the strongest alignment.
-    """
+    """Return each payload's offset from `payload_offset`, the aligned end of all, and the strongest alignment."""
     padded = (sizes + np.uint64(alignment - 1)) & np.uint64(2**64 - alignment)
     offsets = np.zeros(len(sizes) + 1, np.uint64)
     np.cumsum(padded, out=offsets[1:])

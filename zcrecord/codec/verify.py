@@ -251,10 +251,7 @@ def _count(t: TensorRow | TensorColumns) -> Number:
 
 
 def _reach_outside(t: TensorRow | TensorColumns, available: Number) -> Truth:
-    """Return True for strides outside their limits, or with a first or last byte outside the payload (R53).
-
-    Each axis is bounded by division first. What wraps later, in a column, belongs to a tensor that is outside already.
-    """
+    """Return True for strides beyond their limits, or a first or last byte outside the payload (R53); never wraps."""
     limit = MAX_ARCHIVE_SIZE
     low: Number = 0
     high: Number = 0
@@ -316,8 +313,7 @@ def check_index(ix: Index, header: Header) -> None:
 def _check_budget(ix: Index, most: int) -> None:
     """Spans and lists take at most so many bytes of their pools, which keeps every later pass linear (R30, R31, R67).
 
-    No byte that is shared is read before. No sum wraps: a size has 32 bits, and the items of lists, each of which may
-    be a text, are within the budget when their texts are added up.
+    No sum wraps: a size has 32 bits, and lists are within the budget when their texts are added up.
     """
     total = _sum(ix.tensors["name_size"]) + _sum(ix.modules["name_size"]) + _sum(ix.modules["type_name_size"])
     for what, rows in (("attributes", ix.attributes), ("metadata", ix.metadata)):

@@ -99,10 +99,7 @@ def torch_device(torch: Any, device: Any) -> Any:
 
 
 def torch_dtype(torch: Any, kind: DType, bits: int) -> Any:
-    """Return torch's dtype for an element type stored in `bits` bits; packed float4_e2m1fn gets the dtype of pairs.
-
-    Raises UnsupportedError if the installed torch has no such dtype.
-    """
+    """Return torch's dtype for an element type in so many bits, that of pairs for float4; UnsupportedError without."""
     name = FLOAT4_PAIRS if kind.name == "float4_e2m1fn" and bits == kind.bits else kind.torch
     dtype = getattr(torch, name or "", None)
     if dtype is None:
@@ -122,10 +119,7 @@ def torch_bytes(torch: Any, octets: Any) -> Any:
 
 
 def torch_shape(kind: DType, bits: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of a tensor in torch; with pairs of elements, the last axis is half as long.
-
-    Raises UnsupportedError if the last axis cannot be halved.
-    """
+    """Return a tensor's shape in torch; UnsupportedError if packed elements do not make pairs in the last axis."""
     if bits >= 8:
         return shape
     if not shape or shape[-1] % 2:

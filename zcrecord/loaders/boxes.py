@@ -198,10 +198,7 @@ class ByteGrid(NamedTuple):
 def grid_of(
     bounds: Bounds, shape: tuple[int, ...], strides: tuple[int, ...], bits: int
 ) -> tuple[ByteGrid, tuple[int, ...]] | None:
-    """Return the bytes of a box that is not empty, from element [0, ..., 0] on, and strides of the same bytes compact.
-
-    Both strides are in elements. None: strides are not positive, or axes overlap; such a box is loaded as one range.
-    """
+    """Return the bytes of a box, not empty, and its compact strides; None if axes overlap or run backwards."""
     counts = [hi - lo for lo, hi in bounds]
     axes = sorted((a for a, n in enumerate(counts) if n > 1), key=lambda a: strides[a])
     sizes: list[int] = []  # of runs along axes, in bits, the slowest first
@@ -273,10 +270,7 @@ def _array(octets: Octets, grid: ByteGrid) -> Octets:
 
 
 class BoxSource:
-    """Source of a box's bytes in C order, as if they were contiguous; any number of threads may read it.
-
-    `shape` is that of the box in bytes, and readers ask for its first byte by `offset`.
-    """
+    """Source of a box's bytes, in C order as if contiguous, from `offset` on; `shape` is the box's in bytes."""
 
     def __init__(self, offset: int, shape: tuple[int, ...], pieces: Sequence[BoxPiece]) -> None:
         self.offset, self.shape, self.pieces = offset, shape, tuple(pieces)

@@ -57,10 +57,7 @@ def dst_bytes(dst: Any, ref: PayloadRef) -> Octets:
 
 
 class HostLoader:
-    """Copies in memory of their own, one aligned allocation per payload, writable; tied tensors share one.
-
-    Besides the tensors, at most `max_in_flight` bytes of the mapping are resident.
-    """
+    """Writable copies, one aligned allocation per payload, beside `max_in_flight` bytes of the mapping at most."""
 
     device = "host"
 

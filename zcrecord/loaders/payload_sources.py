@@ -60,11 +60,7 @@ class PayloadSources:
         return region.bounds is not None or (region.grid is not None and not (self._views and region.bits >= 8))
 
     def prepare(self, regions: Sequence[Region]) -> None:
-        """Open the shards of split tensors, and fetch the bytes that must be in memory; whole payloads are checked.
-
-        Of a remote archive that is everything if `views`. Pieces of split tensors always are: their payloads are not
-        read in the order of a file.
-        """
+        """Open the shards of split tensors, and fetch what must be in memory: their pieces, for `views` all bytes."""
         wanted: dict[int, list[_Wanted]] = {}
         for region in regions:
             name = None if region.bounds is None else self._archive.index.name(region.tensor)
@@ -202,11 +198,7 @@ def _octets(piece: Piece) -> memoryview:
 
 
 def _ranges(piece: Piece, grid: ByteGrid) -> list[Range]:
-    """Return the ranges of a payload to fetch for a box.
-
-    All of it, to be checked, if only little else is left, or if its SHA-256 is known: after `expect=` the server's
-    word is not taken for any part.
-    """
+    """Return the ranges of a payload to fetch for a box: all of it if little else is left, or if it has a pin."""
     if piece.start in piece.source.pins():
         return [(0, piece.nbytes)]
     ranges = grid.ranges()

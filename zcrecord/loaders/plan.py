@@ -127,11 +127,7 @@ def _check_sizes(archive: Archive, refs: list[PayloadRef]) -> None:
 
 
 def views_of(archive: Archive, boxes: Mapping[str, Sequence[Box]]) -> dict[tuple[str, int], Target]:
-    """Return targets whose bytes are in memory for several boxes of each tensor, by its name and the box's number.
-
-    Tensors that share their bytes and a box are one target. Of a remote archive the boxes' ranges are fetched, all
-    together, and of a catalogue only from the shards that they lie in.
-    """
+    """Return targets in memory for boxes of tensors, by name and the box's number; fetches remote ranges together."""
     out: dict[tuple[str, int], Target] = {}
     pools = _pools(archive)
     for part in parts_by_file(archive):

@@ -27,11 +27,7 @@ class RangeSource(Protocol):
 
 
 def unmap_pages(octets: memoryview, start: int, stop: int) -> None:
-    """Unmap the pages of a file's bytes [start, stop), and up to 2 MiB before them; `octets` are some of its mapping.
-
-    They stay in the system's page cache. Views stay valid: a page is mapped again when it is next read. Does nothing to
-    bytes in memory. The mapping must not be a private one, whose edits would be lost.
-    """
+    """Unmap the pages of bytes [start, stop) of a shared mapping, and up to 2 MiB before; views stay valid."""
     mapping = octets.obj
     if not isinstance(mapping, mmap.mmap) or not hasattr(mapping, "madvise"):
         return

@@ -38,11 +38,7 @@ class DeviceCopier:
         self._stream = torch.cuda.Stream(device) if self._cuda else None
 
     def begin_reader(self) -> None:
-        """Make the device the calling thread's own: a new thread's is the first one.
-
-        Leaving `cuda.stream` of another device sets it again, and that takes some hundred MB there for a context that
-        nothing uses.
-        """
+        """Make the device the reader's own; else leaving `cuda.stream` would make a context on the first device."""
         if self._cuda:
             self._torch.cuda.set_device(self._device)
 
@@ -111,10 +107,7 @@ class _StagingBuffer:
 
 
 class StagingRing:
-    """Staging buffers, handed out in turn; each is filled by one reader, and reused once the device has copied it.
-
-    Together they have at most `plan.max_in_flight` bytes.
-    """
+    """Staging buffers, at most `plan.max_in_flight` bytes in all, each filled by a reader, copied, then reused."""
 
     def __init__(self, copier: DeviceCopier, plan: LoadPlan, readers: int) -> None:
         self._copier, self._plan, self._turn = copier, plan, 0
@@ -134,10 +127,7 @@ class StagingRing:
         self._readers = ThreadPoolExecutor(min(readers, count), "zcrecord-reader", initializer=copier.begin_reader)
 
     def send(self, ref: PayloadRef, target: Any) -> None:
-        """Queue a ref's bytes to be read, and copied to `target`, a flat tensor of bytes; waits for a free buffer.
-
-        Raises the errors of earlier reads and of the plan's `advance`.
-        """
+        """Queue a ref's bytes for `target`, a flat tensor of bytes; waits for a buffer, raises earlier errors."""
         done = 0
         while done < ref.nbytes:
             buffer = self._buffers[self._turn]

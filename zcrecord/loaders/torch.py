@@ -84,11 +84,7 @@ class TorchLoader:
         plan.advance(0)  # bytes are not there when `load` returns; the ring reports them
 
     def load(self, ref: PayloadRef, dst: Any | None = None) -> Any:
-        """Return the tensor of a ref, on the device; its bytes are there after `finish`.
-
-        Bytes are loaded straight into `dst` if both are in C order; else they are copied to it in `finish`. Raises the
-        errors of reading earlier refs, too.
-        """
+        """Return the tensor of a ref, on the device; its bytes are there after `finish`, in `dst` if that is given."""
         with located(path=ref.path, tensor=ref.name):
             if dst is not None:
                 return self._load_into(ref, dst)

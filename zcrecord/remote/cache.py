@@ -279,11 +279,7 @@ def _is_owners(status: os.stat_result) -> bool:
 
 
 def _open_entry(path: Path, nbytes: int | None = None) -> Any:
-    """Open a plain file of `nbytes` bytes for reading, and set its time of use, for `trim_cache`; or raise OSError.
-
-    Links, pipes and devices are not followed, waited for or read; nor are files that another user owns, or could have
-    written to.
-    """
+    """Open an entry of `nbytes` bytes, and set its time of use; OSError if it is no plain file of this user alone."""
     fd = os.open(path, os.O_RDONLY | _PLAIN)
     try:
         status = os.fstat(fd)

@@ -34,11 +34,7 @@ _SIGNED: tuple[tuple[frozenset[str], frozenset[str]], ...] = (
 
 
 def identity(url: str, options: Mapping[str, Any]) -> str:
-    """Return a text that identifies one archive, without the URL's signature and without credentials in options.
-
-    An option that is an object counts by its repr, or by its type if the repr has its address. The text may contain a
-    password of the URL: hash it before it is written anywhere.
-    """
+    """Return a text that identifies one archive, without signature and credentials of options; hash it before use."""
     if is_http(url):
         return json.dumps([_unsigned(url), _public(options)], sort_keys=True)
     servers = {name: os.environ[name] for name in _ELSEWHERE if name in os.environ}

@@ -26,10 +26,7 @@ Request = tuple[int, memoryview]  # an offset in the file, and the memory to fil
 
 
 def retry_delay(tries: int, retry_after: float = 0.0) -> float:
-    """Return the seconds to wait after `tries` tries, at least the server's Retry-After.
-
-    Random within bounds, so that many readers do not come back at the same time.
-    """
+    """Return the random seconds to wait after `tries` tries, at least the server's Retry-After."""
     spread: float = _FIRST_WAIT * 2 ** (tries - 1) * random.uniform(1, 2)  # noqa: S311
     return min(_LONGEST_WAIT, max(retry_after, spread))
 

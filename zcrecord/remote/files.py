@@ -39,10 +39,7 @@ def remove_file(url: str, options: Mapping[str, Any]) -> None:
 
 
 class ForwardReader(io.RawIOBase):
-    """A remote file as a binary file object, read forward: some requests ahead at a time, nothing kept behind.
-
-    Some servers report only on request that a file was replaced: at the end they are asked once more.
-    """
+    """A remote file as a binary file object, read forward; at the end the server is asked if it was replaced."""
 
     def __init__(self, file: RemoteFile) -> None:
         super().__init__()

@@ -80,10 +80,7 @@ class FsspecFile(RemoteFile):
         target[:] = self._retry(ask)
 
     def _retry(self, ask: Callable[[], T], most: int = TRIES) -> T:
-        """Return the result of `ask`, called several times if its error may pass.
-
-        File systems raise exceptions of any class; some of `OSError` and wrong arguments are not tried again.
-        """
+        """Return the result of `ask`, called again after errors that may pass: exceptions of any class but a few."""
         tries = 0
         while True:
             try:

@@ -195,10 +195,7 @@ class HttpFile(RemoteFile):
         return _Hop(fs.encode_url(url), await fs.set_session(), {**theirs, **ours}, options)
 
     async def _redirected(self, hop: _Hop, location: str) -> _Hop:
-        """Return the next step of a request; no headers, cookies or passwords of the user go to another server.
-
-        `params` are added to the query of the first request alone, as aiohttp does: the redirect is the answer to them.
-        """
+        """Return the next step of a request; to another server without the user's headers, cookies and passwords."""
         try:
             url = hop.url.join(type(hop.url)(location, encoded=True))
             if url.scheme not in ("http", "https") or not location:
@@ -296,11 +293,7 @@ class HttpFile(RemoteFile):
         await self._receive_body(answer, part)
 
     async def _receive_body(self, answer: Any, part: _Transfer) -> None:
-        """Write a body to its place as it comes; of one that is too long, one piece is read and refused.
-
-        Chunks are not read: the server decides how long their lengths and extensions are, and these count as none of
-        the body's bytes.
-        """
+        """Write a body to its place as it comes; refuse one that is too long, or in chunks of unlimited headers."""
         if "Transfer-Encoding" in answer.headers:
             what = "the server sends it in chunks (Transfer-Encoding), and a range's length is known"
             raise SourceError(f"{what}; {_DOWNLOAD}", path=self.shown)
@@ -311,11 +304,7 @@ class HttpFile(RemoteFile):
             part.write(chunk)
 
     def _tag(self, headers: Any) -> tuple[str | None, bool]:
-        """Return the version tag, and True if an equal tag promises equal bytes.
-
-        A weak ETag promises only equivalent content. A date has a resolution of one second; but nearly no file is read
-        and replaced within a second.
-        """
+        """Return the version tag, and True if an equal one promises equal bytes: no weak ETag, but a date does."""
         etag = self._header(headers, "ETag")
         return (etag, not etag.startswith("W/")) if etag else (self._header(headers, "Last-Modified") or None, True)
 

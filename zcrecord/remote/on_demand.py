@@ -61,12 +61,14 @@ class OnDemandMemory:
 
     Attributes:
         cache: entries on disk of this version of the archive; None without a cache.
+        near, shown: those of the file.
         pins: SHA-256 digests given to `pin`, by the offset of their payload.
     """
 
     def __init__(self, file: RemoteFile, octets: memoryview, present: RangeSet, cache: VersionCache | None) -> None:
         """Take the file, memory as large as the file, the ranges that are in memory already, and the cache."""
-        self._file, self._octets, self._present, self.cache, self.near = file, octets, present, cache, file.near
+        self._file, self._octets, self._present, self.cache = file, octets, present, cache
+        self.near, self.shown = file.near, file.shown
         self.pins: dict[int, bytes] = {}
         self._checked: set[int] = set()  # offsets of payloads that are present and were checked
         self._fetching: dict[int, threading.Event] = {}  # offsets of payloads that a thread is fetching
@@ -85,25 +87,8 @@ class OnDemandMemory:
             self._pid = os.getpid()
             self._reset()
 
-    @property
-    def shown(self) -> str:
-        """The archive's URL as errors show it."""
-        return self._file.shown
-
-    def fetch(self, ranges: Iterable[Range]) -> None:
-        """Fetch ranges of the file, unchecked, unless they are present."""
-        self._reset_after_fork()
-        self._fetch(ranges)
-
-    def fetch_range(self, start: int, end: int) -> None:
-        """Fetch one range of the file, as `fetch` does."""
-        self.fetch([(start, end)])
-
     def fetch_payloads(self, payloads: list[tuple[int, int, int | None]]) -> None:
-        """Have payloads in memory, each checked against its digest; from the cache, else by few merged requests.
-
-        Payloads that another thread is fetching are waited for.
-        """
+        """Have payloads in memory, each checked: from the cache, by merged requests, or by another thread."""
         if self._checked.issuperset(start for start, _, _ in payloads):  # nearly always: no lock is taken then
             return
         wanted = {payload[0]: PayloadRange(*payload) for payload in payloads}
@@ -123,10 +108,7 @@ class OnDemandMemory:
                 return
 
     def read(self, requests: Iterable[Request], *, again: bool = False) -> None:
-        """Fill memory with the file's bytes, several requests at a time, without keeping them; checks no digest.
-
-        Bytes that were fetched before are copied; with `again` they are fetched again.
-        """
+        """Fill memory with the file's bytes, unchecked and not kept; with `again` fetch those that are present, too."""
         self._reset_after_fork()
         wanted = []
         for offset, target in requests:
@@ -171,7 +153,7 @@ class OnDemandMemory:
         cache, fetched = self.cache, payloads
         if cache is not None:
             fetched = [payload for payload in payloads if not self._read_cached(cache, payload)]
-        self._fetch((payload.start, payload.end) for payload in fetched)
+        self.fetch((payload.start, payload.end) for payload in fetched)
         bad = [payload for payload in fetched if not self._matches(payload)]
         if bad:  # a proxy's or a disk's fault may have passed; damage of the file has not
             self._file.check_same()
@@ -211,8 +193,9 @@ class OnDemandMemory:
         checksum = self.checksum(payload.start, payload.digest)
         return checksum is None or checksum.matches(self._bytes(payload))
 
-    def _fetch(self, ranges: Iterable[Range]) -> None:
-        """Fetch the ranges that are missing; those that other threads are filling are waited for."""
+    def fetch(self, ranges: Iterable[Range]) -> None:
+        """Fetch the ranges that are missing, unchecked; those that other threads are filling are waited for."""
+        self._reset_after_fork()
         wanted = list(ranges)
         while True:
             with self._lock:
@@ -230,6 +213,10 @@ class OnDemandMemory:
                 self._fill(claimed)
             finally:
                 self._end(claimed)
+
+    def fetch_range(self, start: int, end: int) -> None:
+        """Fetch one range of the file, as `fetch` does."""
+        self.fetch([(start, end)])
 
     def _missing(self, ranges: Iterable[Range]) -> list[Range]:
         return [part for start, end in ranges for part in self._present.missing(start, end)]

@@ -166,11 +166,8 @@ def open_ranges(url: str, open_memory: OpenOther, options: Mapping[str, Any] | N
 
 def _ends(header: Header, size: int) -> list[Range]:
     """Return the ranges of header, index and trailer."""
-    return [
-        (0, HEADER_SIZE),
-        (header.index_offset, header.index_offset + header.index_size),
-        (size - HEADER_SIZE, size),
-    ]
+    start = header.index_offset
+    return [(0, HEADER_SIZE), (start, start + header.index_size), (size - HEADER_SIZE, size)]
 
 
 def _fetch_ends(remote: RemoteMemory, octets: memoryview, header: Header | None, nbytes: int) -> None:

@@ -21,10 +21,7 @@ _TAIL = 1 << 16  # bytes fetched of the end: the table of 20 GiB of frames, and 
 
 
 def read_table(packed: RemoteFile, first: memoryview) -> tuple[frames.SeekTable | None, list[Request]]:
-    """Return the seek table of a packed file, None if it has none, and all bytes fetched so far, by their offsets.
-
-    `first` are the file's first bytes, fetched before.
-    """
+    """Return a packed file's seek table, None if it has none, and all bytes fetched so far, the `first` included."""
     start = max(min(len(first), packed.size), packed.size - _TAIL)
     tail = memoryview(bytearray(packed.size - start))
     fetched = [(0, first[: packed.size]), (start, tail)]
@@ -44,10 +41,7 @@ def _read(packed: RemoteFile, fetched: list[Request], offset: int, nbytes: int) 
 
 
 class UnpackedFile(RemoteFile):
-    """The archive in a remote packed file, read as if it were not packed. Several threads may use it.
-
-    Near ranges are merged in the packed file, so that only frames asked for are decompressed and checked.
-    """
+    """The archive in a remote packed file, read as if it were not packed: only frames asked for are decompressed."""
 
     near = 0
 

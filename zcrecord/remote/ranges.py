@@ -40,10 +40,7 @@ def cut(ranges: Iterable[Range], piece: int = PIECE) -> list[Range]:
 
 
 class RangeSet:
-    """Set of bytes, as an ascending list of disjoint ranges.
-
-    `ranges` stays the same list: its holders see later additions.
-    """
+    """A set of bytes as a list of ascending, disjoint ranges; `ranges` stays the same list for its holders."""
 
     def __init__(self) -> None:
         self.ranges: list[Range] = []

@@ -109,10 +109,7 @@ class ReadAhead:
             position = stop
 
     def check_same(self) -> None:
-        """Check that every payload of which anything was read is right, and that the file was not replaced.
-
-        Payloads that were not read in order may be fetched once more.
-        """
+        """Check the digest of every payload of which anything was read, and that the file was not replaced."""
         if self._failed is not None:
             raise self._failed
         begun = {row for row, _ in self._digests if not (row in self._running and self._running[row].done)}

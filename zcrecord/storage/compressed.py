@@ -12,9 +12,8 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-from zcrecord.errors import FormatError, RecordError, SourceError, missing_package
+from zcrecord.errors import FormatError, RecordError, missing_package
 
-from .files import read_error
 from .stream_reader import check_readable, read_into
 
 SUFFIXES = (".zst", ".gz")  # of files that are decompressed when they are read
@@ -25,24 +24,16 @@ _HEAD = 256  # bytes of a stream that are peeked at
 
 
 class PeekableStream(io.RawIOBase):
-    """A stream whose first bytes were peeked at; they are read again.
-
-    Attributes: `head`, those bytes; `position`, the number of bytes read so far, without peeking.
-    """
+    """A stream whose first bytes, `head`, are known and will be read again; `position` counts the bytes read."""
 
     def __init__(self, stream: Any) -> None:
         check_readable(stream)
         self._stream = stream
         self.position = 0
-        head = b""
-        try:
-            while len(head) < _HEAD and (more := stream.read(_HEAD - len(head))):
-                head += more
-        except SourceError:  # of a remote file, whose message is better
-            raise
-        except OSError as error:
-            raise read_error(error) from error
-        self.head = self._rest = head
+        head, nbytes = memoryview(bytearray(_HEAD)), 0
+        while nbytes < _HEAD and (more := read_into(stream, head[nbytes:])):
+            nbytes += more
+        self.head = self._rest = head[:nbytes].tobytes()
 
     def readable(self) -> bool:
         """Return True."""

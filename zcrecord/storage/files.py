@@ -35,11 +35,7 @@ _FORCE = Advice("{} replaces it", "force", True)
 
 
 def path_of(value: Any) -> str:
-    """Return a path as text.
-
-    Raises:
-        UnsupportedError: it is not a path. SourceError: no file can have that name.
-    """
+    """Return a path as text; UnsupportedError if it is not a path, SourceError if no file can have that name."""
     if isinstance(value, bytes):
         what = "a path as bytes, which load_record would take for an archive's own; pass it as text, by os.fsdecode"
         raise UnsupportedError(what)
@@ -118,11 +114,7 @@ class _ReadOnlyFile(io.FileIO):
 
 
 def open_regular(path: str, opened: int | None = None) -> tuple[io.FileIO, Identity]:
-    """Return a regular file, to be read by position, and its identity; with `opened`, the file of that descriptor.
-
-    Raises:
-        SourceError: it is a directory, a pipe or a device. OSError: the system refuses. UnsupportedError: it is a URL.
-    """
+    """Open a regular file, to be read by position, or that of the descriptor `opened`; return it and its identity."""
     _check_no_url(path)
     # Before it is opened: a file object refuses a directory's descriptor, and leaves it open.
     if opened is None and os.path.isdir(path):
@@ -139,10 +131,7 @@ def open_regular(path: str, opened: int | None = None) -> tuple[io.FileIO, Ident
 
 
 def open_source(path: str, *, regular: bool = False) -> tuple[io.FileIO, int | None]:
-    """Return a file to read forward, and its length if it is a regular one.
-
-    `regular` refuses any other, without waiting for a pipe's writer: for a path that another file names.
-    """
+    """Open a file to read forward; return it, and its size unless it is a pipe, which `regular` refuses at once."""
     _check_no_url(path)
     at_once: Any = (lambda path, flags: os.open(path, flags | _REGULAR)) if regular else None
     try:

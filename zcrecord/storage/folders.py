@@ -81,10 +81,9 @@ def names_folder(dest: str) -> bool:
 
 
 def companions(folder: str) -> dict[str, str]:
-    """Return names and paths of the files in a model folder beside its weights, chosen by their suffixes.
+    """Return names and paths, without links, of the files in a model folder beside its weights, by their suffixes.
 
-    The paths contain no link, so that `copy_file` follows none that replaces a file meanwhile. Links out of the folder
-    are left out, except inside one repository of a Hugging Face cache.
+    Links out of the folder are left out, except inside one repository of a Hugging Face cache.
     """
     with refusals(folder):
         root = os.path.realpath(folder)

@@ -150,10 +150,7 @@ def read_resource(resource: Any) -> Memory:
 
 
 def read_stream(file: Any) -> Memory:
-    """Read a binary file object to its end: a BytesIO's own bytes, of others a copy, at a multiple of 65536.
-
-    The size of a stream is known only at its end, so it is read in pieces, each freed once it is copied to its place.
-    """
+    """Read a binary file object to its end, into memory at a multiple of 65536; a BytesIO's own bytes uncopied."""
     from .stream_reader import check_readable  # here, because few archives are read from a stream
 
     check_readable(file)
@@ -202,10 +199,7 @@ def aligned_empty(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def read_some(fd: int, buffer: memoryview, offset: int) -> int:
-    """Read a file's bytes from an offset, as many as fit or come at once; returns how many, 0 at its end.
-
-    Threads may read one descriptor. Its position changes where the system has no preadv (Windows).
-    """
+    """Read a file's bytes from an offset, as many as come at once; return how many, 0 at its end. For any thread."""
     if hasattr(os, "preadv"):
         return os.preadv(fd, [buffer], offset)
     with _POSITION:
@@ -226,11 +220,7 @@ def open_unchanged(path: str, identity: Identity) -> io.FileIO:
 
 
 def read_at(fd: int, target: memoryview, offset: int) -> int:
-    """Fill `target` with a file's bytes from `offset` on, and return its size; the GIL is free meanwhile.
-
-    Raises:
-        SourceError: the file cannot be read, or ends before.
-    """
+    """Fill `target` with a file's bytes from `offset` on; return its size. SourceError if the file ends before."""
     done = 0
     while done < len(target):
         try:
@@ -275,10 +265,9 @@ def map_descriptor(fd: int, *, private: bool = False) -> mmap.mmap:
 
 
 def aligned(size: int, *, sparse: bool = False) -> tuple[mmap.mmap, memoryview]:
-    """Return zeroed memory, as a mapping to be closed and as its aligned part of `size` bytes.
+    """Return zeroed memory, as a mapping to be closed and as its aligned part of `size` bytes; sparse reserves none.
 
-    Sparse memory reserves none for pages that are never touched, so it may be larger than the machine's. Without huge
-    pages on purpose: several threads that first touch one each clear it, at three times the cost in all.
+    Without huge pages on purpose: several threads that first touch one each clear it, at three times the cost in all.
     """
     if os.name == "posix":  # not shared with the children of a fork, as Python's own default would be
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (_NORESERVE if sparse else 0)

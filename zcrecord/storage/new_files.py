@@ -34,7 +34,7 @@ Identity = tuple[int, ...]  # of a file, to know it again: device, inode, size, 
 identity_from: Callable[[os.stat_result], Identity] = attrgetter("st_dev", "st_ino", "st_size", "st_mtime_ns")
 ShardsOf = Callable[[str], Sequence[ListedFile]]  # lists the files that are proved to be the shards of one at a path
 
-_RESERVED = 64 << 20  # bytes of a file that is allocated before it is written
+_RESERVED = 64 << 20  # bytes of a file that is allocated before it is written; larger ones gain little
 _SMALL, _BUFFER = 1 << 15, 1 << 18  # bytes of a write that is buffered, and of all that are
 _AHEAD = 16 << 20  # bytes of a file that is to be durable, after which the disk begins to write them
 _NEVER = 1 << 62
@@ -85,10 +85,7 @@ class FileSink(Sink):
             return identity_from(os.fstat(self._fd))
 
     def reserve(self, nbytes: int) -> None:
-        """Allocate small files now: ext4 flushes bytes that are not yet allocated when a rename replaces a file.
-
-        Larger files gain little, and where the file system knows no fallocate the C library writes to every block.
-        """
+        """Allocate small files now: ext4 flushes bytes that are not yet allocated when a rename replaces a file."""
         if nbytes <= _RESERVED and hasattr(os, "posix_fallocate"):
             with contextlib.suppress(OSError):  # a full disk is reported by the write
                 os.posix_fallocate(self._fd, 0, nbytes)
@@ -270,10 +267,7 @@ class FileGroup:
         self._files.pop()
 
     def finish(self, like: str | None = None) -> list[str]:
-        """Finish the files, and return their paths in the order in which they were added.
-
-        With `like` they get that file's mode, owner and extended attributes.
-        """
+        """Finish the files, with the mode, owner and attributes of the file `like`; return their paths in order."""
         for _, _, sink in self._files:
             sink.flush()
         with refusals(self._path):

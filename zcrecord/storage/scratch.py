@@ -200,11 +200,7 @@ def sync_file(fd: int) -> None:
 
 
 def sync_folder(folder: str) -> None:
-    """Flush a folder to the disk, so that renames survive power loss, where the file system can.
-
-    Raises:
-        OSError: the disk fails. No error: file systems that cannot, folders that may not be read.
-    """
+    """Flush a folder to the disk, where that can be, so that renames survive power loss; OSError if the disk fails."""
     try:
         with Descriptor(os.open, folder or ".", os.O_RDONLY | _EXACT) as opened:
             sync_file(opened.fileno())
@@ -214,11 +210,7 @@ def sync_folder(folder: str) -> None:
 
 
 class ListedFile(NamedTuple):
-    """A file in a folder, by numbers that no other file has, and no file from elsewhere can know.
-
-    Attributes:
-        inode, nbytes, changed: its number in the file system, its size, and the time of its last change, in ns.
-    """
+    """A file in a folder, told from others by its inode, its size, and the time of its last change in ns."""
 
     inode: int
     nbytes: int
@@ -306,10 +298,7 @@ def _lock_new(file: Descriptor, scratch: str) -> Iterator[bool]:
 
 
 def note_of(new: Iterable[ListedFile], last: ListedFile | None = None, replaced: Iterable[ListedFile] = ()) -> bytes:
-    """Return a note, the content of a scratch file during a commit.
-
-    `new` files appear before the `last` one, which refers to them; once it is in its place, `replaced` are not needed.
-    """
+    """Return a note: `new` files appear before the `last` one, after which the `replaced` are not needed."""
     blocks = (new, () if last is None else (last, *replaced))
     text = "\n\n".join("\n".join(" ".join(map(str, file)) for file in block) for block in blocks)
     return _NOTE + text.encode(errors="surrogateescape")
@@ -359,7 +348,7 @@ def _exists(folder: str, file: ListedFile) -> bool:
 
 
 def _orphans_in(folder: str, name: str, names: list[str], ours: re.Pattern[str]) -> list[str]:
-    """Return the shards that no catalogue in a folder names; raises OSError if a possible catalogue cannot be read.
+    """Return the shards that no catalogue in a folder names; OSError if a possible catalogue cannot be read.
 
     Files that have names as shards of `name` may be catalogues, too, but for these shards and those that one names.
     """
@@ -407,10 +396,7 @@ def _first_bytes(folder: str, catalogue: str, name: str) -> bytes:
 
 
 def orphans(names: Iterable[str], start: bytes) -> list[str]:
-    """Return the shards that a catalogue does not name, by its first MOST_OF_CATALOGUE bytes.
-
-    If these may not have all its names, since there are too many, it returns none.
-    """
+    """Return the shards that a catalogue does not name, by its first MOST_OF_CATALOGUE bytes; none if too many."""
     names = list(names)
     if sum(map(len, names)) > MOST_OF_CATALOGUE // 4:
         return []

@@ -76,11 +76,7 @@ class NullSink(Sink):
 
 
 class ObjectSink(Sink):
-    """A binary file object. It can rewind if it can be read back, too, and does not append.
-
-    Errors of the system, or of a store, become one typed error, as for a path; any other exception of the object is
-    passed on.
-    """
+    """A binary file object, which can rewind if it can be read back and does not append; raises typed errors."""
 
     keeps = True
 

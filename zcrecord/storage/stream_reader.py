@@ -163,28 +163,25 @@ class StreamReader:
         else:
             if self._buffer is None:
                 self._buffer = memoryview(bytearray(PIECE))
-            piece = self._buffer[: self._read_into(self._buffer[: min(most, PIECE)])]
+            nbytes = read_into(self._stream, self._buffer[: min(most, PIECE)], self.path)
+            if nbytes is None:
+                raise SourceError("the source is non-blocking and has no bytes ready; make it blocking")
+            piece = self._buffer[:nbytes]
         self.position += len(piece)
         return piece
 
-    def _read_into(self, buffer: memoryview) -> int:
-        try:
-            nbytes = read_into(self._stream, buffer)
-        except SourceError:  # of a remote file, whose message is better
-            raise
-        except OSError as error:
-            raise read_error(error, self.path) from error
-        if nbytes is None:
-            raise SourceError("the source is non-blocking and has no bytes ready; make it blocking")
-        return nbytes
 
-
-def read_into(stream: Any, buffer: Any) -> int | None:
+def read_into(stream: Any, buffer: Any, path: str | None = None) -> int | None:
     """Read some bytes of a stream into a buffer; return how many, 0 at the end, None if it has none ready."""
-    if hasattr(stream, "readinto"):
-        nbytes = stream.readinto(buffer)
-        return None if nbytes is None else int(nbytes)
-    data = stream.read(len(buffer))
+    try:
+        if hasattr(stream, "readinto"):
+            nbytes = stream.readinto(buffer)
+            return None if nbytes is None else int(nbytes)
+        data = stream.read(len(buffer))
+    except SourceError:  # of a remote file, whose message is better
+        raise
+    except OSError as error:
+        raise read_error(error, path) from error
     if data is None:
         return None
     buffer[: len(data)] = data

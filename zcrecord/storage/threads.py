@@ -91,10 +91,7 @@ def run_threads(
 def each_piece(
     work: Callable[[T], int], pieces: Sequence[T], *, threads: int, done: Callable[[int], None] | None = None
 ) -> None:
-    """Call `work` for every piece, as `run_threads` does, and `done` with each result, the number of bytes done.
-
-    `done` is called by the calling thread alone, and its exception ends the work.
-    """
+    """Call `work` for every piece, as `run_threads`; in the calling thread `done` gets each result, the bytes done."""
     caller = threading.get_ident()
     results: deque[int] = deque()
 
@@ -112,10 +109,7 @@ def each_piece(
 
 
 def map_ordered(start: Start[T, R], items: Iterable[T], threads: int) -> Generator[R, None, None]:
-    """Yield `start()(item)` for each item, in their order, from several threads.
-
-    Items are taken as they are needed: at most two for each thread are in work or waiting to be yielded.
-    """
+    """Yield `start()(item)` for each item, in order, by several threads; each has at most two items in work."""
     if threads == 1:
         yield from map(start(), items)
         return

@@ -38,10 +38,7 @@ _CONFLICTS = ("PreconditionFailed", "ConditionalRequestConflict", "412")  # code
 
 
 def part_size(number: int, total: int, *, fixed: bool = False) -> int:
-    """Return the size of part `number`, from 1 on: 16 MiB, or more, so that 10,000 parts suffice.
-
-    If `total` is 0, for unknown, the parts grow, and reach 5 TiB together; `fixed` ones do not grow.
-    """
+    """Return the size of part `number`, from 1 on, so that 10,000 suffice for `total`, or, if that is 0, 5 TiB."""
     if total:
         return max(_PART, -(-total // _PLANNED))
     return _FIXED if fixed else max(_PART, number * _GROWTH)
@@ -228,11 +225,7 @@ class _Upload:
 
 
 class _MultipartUpload(_Upload):
-    """A multipart upload of S3; a file of one part is one PUT. The client tries transient errors again.
-
-    S3 itself compares versions, too, as it publishes; stores like it may not know these conditions, and ignore or
-    refuse them.
-    """
+    """A multipart upload of S3, which compares versions itself, too, as it publishes; one part is one PUT."""
 
     def __init__(self, fs: Any, path: str, replaces: str | None) -> None:
         super().__init__(fs, path, replaces)

@@ -61,11 +61,7 @@ def is_http(url: str) -> bool:
 
 
 def cut_in_url(path: str) -> str | None:
-    """Return the text in a path at which a URL with that path would be cut, `::` or `?`; None if there is none.
-
-    Without an HTTP server the other signs are literal: `*` and `[`, since no call of fsspec is used that expands
-    patterns, `#` and `%`, since no path is decoded. For an HTTP server a path is written with %XX.
-    """
+    """Return the text in a path at which a URL with that path would be cut, `::` or `?`; None if there is none."""
     return next((text for text in _CUTS if text in path), None)
 
 
@@ -113,7 +109,7 @@ def connect(url: str, options: Mapping[str, Any] | None) -> tuple[Any, str]:
     _check_url(url)
     scheme = url.partition("://")[0].rpartition("::")[2].lower()
     try:
-        fs, path = fsspec.core.url_to_fs(url, **_careful(url, options or {}))
+        fs, path = fsspec.core.url_to_fs(url, **_safe_options(url, options or {}))
     except RecordError:
         raise
     except ImportError as error:
@@ -136,11 +132,8 @@ def connect(url: str, options: Mapping[str, Any] | None) -> tuple[Any, str]:
     return fs, path
 
 
-def _careful(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options for chained URLs such as `simplecache::https://`, so that they are read as `remote.http` reads.
-
-    Answers are not decompressed, and the user's headers do not follow a redirect to another server.
-    """
+def _safe_options(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options by which chained URLs decompress no answer, and send no header to another server."""
     out = dict(options)
     for scheme in {part.partition("://")[0].lower() for part in _CHAINED.split(url)[1:]} & {"http", "https"}:
         own = dict(out.get(scheme) or {})
@@ -151,7 +144,7 @@ def _careful(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def _redirects() -> Any:
-    """Return aiohttp's hook for redirects; always one, since fsspec compares options to find a file system again."""
+    """Return aiohttp's hook for redirects, always the same: fsspec compares options to find a file system again."""
     import aiohttp
 
     hook = aiohttp.TraceConfig()
@@ -174,10 +167,7 @@ async def _leave_headers(session: Any, _context: Any, hop: Any) -> None:
 
 
 def _check_url(url: str) -> None:
-    """Raise UnsupportedError for a URL that does not name one file, such as one without a valid host and port.
-
-    The message quotes nothing that may be secret: a password with '/' in it makes the rest of the password a port.
-    """
+    """Raise UnsupportedError for a URL that does not name one file; it quotes nothing, which may be secret."""
     try:
         parts = split_url(url)
         if parts.scheme in ("http", "https") and (parts.hostname is None or parts.port == 0):

@@ -294,7 +294,7 @@ def pytree_children(value: Any) -> Iterable[tuple[str, Any]] | None:
 
 
 def path_key(entry: Any) -> Any:
-    """Return one step of a path in a pytree as a key; one that is no name and no number comes as it is."""
+    """Return one step of a path in a pytree as a key: numbers as text, other objects as they are."""
     for attribute in ("name", "idx", "key"):
         if hasattr(entry, attribute):
             key = getattr(entry, attribute)

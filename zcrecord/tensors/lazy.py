@@ -72,7 +72,7 @@ class LazyTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are due, elements narrower than a byte packed."""
+        """The size of the values in bytes, elements narrower than a byte packed."""
         return dtypes.nbytes(prod(self.shape), self.kind.bits)
 
     def pieces(self) -> Iterator[Any]:
@@ -106,7 +106,7 @@ class LazyTensor:
 
 
 class Pieces:
-    """The pieces of one tensor, as they come: counted, and made legal bytes of its element type."""
+    """Checks the pieces of one tensor: counts their bytes, and makes them legal for its element type."""
 
     def __init__(self, kind: DType, shape: Sequence[int]) -> None:
         self._kind = kind
@@ -116,13 +116,13 @@ class Pieces:
 
     def take(self, piece: Any) -> memoryview:
         """Return a piece's bytes, uncopied if they lie in C order already; ProducerError if they do not fit."""
-        data, broken = self._bytes(piece)
+        data, ends_in_byte = self._bytes(piece)
         done = self._done + len(data)
         if done > self._due:
             raise ProducerError(f"{self._due} bytes were declared, at least {done} produced")
-        if broken and done < self._due:
+        if ends_in_byte and done < self._due:
             raise ProducerError(f"a piece of {self._kind.name} ends within a byte; have all but the last fill theirs")
-        self._done = done  # not before: a piece that was refused is not there, even if the error is swallowed
+        self._done = done  # not before: a refused piece does not count, even if the caller ignores the error
         if self._kind is _BOOL and len(data) and np.frombuffer(data, np.uint8).max() > 1:
             data = memoryview((np.frombuffer(data, np.uint8) != 0).view(np.uint8))
         if self._used and self._done == self._due and len(data) and data[-1] >> self._used:

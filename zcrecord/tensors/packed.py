@@ -218,7 +218,7 @@ class StringTensor:
         """Return a new object array of `str`, or of `bytes` with `encoding=None`.
 
         Raises:
-            UnsupportedError: a string is not valid in that encoding.
+            UnsupportedError: a string is not valid in that encoding. LookupError: there is no such encoding.
         """
         out = np.empty(prod(self.shape), object)
         try:
@@ -236,7 +236,7 @@ class StringTensor:
 
 
 def _rows(shape: tuple[int, ...], rows: int | slice) -> tuple[int, int, tuple[int, ...]]:
-    """Return the rows [start, stop) of the first axis that are meant, and their shape."""
+    """Return the bounds of an index or slice of the first axis, [start, stop), and the shape of these rows."""
     if not shape:
         raise IndexError("a tensor of rank 0 has no rows")
     if not isinstance(rows, slice):

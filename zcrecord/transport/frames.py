@@ -72,10 +72,7 @@ class SeekTable(NamedTuple):
         return int(self.bounds[i]), int(self.bounds[i + 1])
 
     def covering(self, ranges: Iterable[tuple[int, int]]) -> Numbers:
-        """Return the frames, ascending, that contain any byte of these ranges, and empty frames beside them.
-
-        So ranges that make up the whole have all frames.
-        """
+        """Return the frames, ascending, that hold any byte of these ranges, and empty frames beside them."""
         marks = np.zeros(len(self.bounds), np.int64)
         edges = np.array([r for r in ranges if r[0] < r[1]], np.int64).reshape(-1, 2)
         first, last = np.searchsorted(self.bounds, edges, "left"), np.searchsorted(self.bounds, edges, "right") - 1
@@ -150,7 +147,7 @@ def decompress_frames(data: memoryview, table: SeekTable, target: memoryview, ch
 
 
 def frame_decompressor(table: SeekTable) -> Callable[[int, Any, memoryview], None]:
-    """Return a function `decompress(i, frame, target)` for one thread's use; `target` has the content's size.
+    """Return `decompress(i, frame, target)` for one thread, where `target` has the content's size.
 
     It raises as `decompress_frames` does.
     """

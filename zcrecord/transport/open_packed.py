@@ -52,11 +52,7 @@ def _reopen(packed: str | bytes, seal: bytes) -> Archive:
 
 
 def sparse_memory(size: int, pieces: Iterable[tuple[int, Any]]) -> Memory:
-    """Return memory of `size` bytes with these pieces at their offsets, and zeros elsewhere, which take no memory.
-
-    With header, index and trailer an archive can be opened and checked as if all of it were there. A LimitError if
-    there are not so many addresses.
-    """
+    """Return memory with pieces at their offsets, and zeros elsewhere, which take none; LimitError without room."""
     block, octets = _allocate(size, sparse=True)
     for offset, piece in pieces:
         octets[offset : offset + len(piece)] = piece
@@ -107,10 +103,7 @@ class PackedSource(FetchedSource):
 
 
 class _FrameMemory:
-    """Sparse memory for all of an archive, into which frames are decompressed when they are needed.
-
-    A packed file is not kept open meanwhile: it is mapped again for frames that are needed later.
-    """
+    """Sparse memory for all of an archive, filled by frame; the packed file is mapped only while it is read."""
 
     def __init__(self, memory: Memory, table: frames.SeekTable) -> None:
         self._packed: memoryview | None = memory.octets

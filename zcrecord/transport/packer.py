@@ -180,10 +180,7 @@ class ArchiveCheck:
         self.size = end
 
     def finish(self, sink: Sink | None = None) -> Archive | None:
-        """Check header, trailer and index, which may be read back from the sink that the archive was written to.
-
-        Returns the archive, without its payloads, if its index is known.
-        """
+        """Check header, trailer and index, read back from a sink if need be; return the archive if it is known."""
         if self.size < 2 * HEADER_SIZE:
             raise too_short(self.size, self._first)
         memory = sparse_memory(self.size, [(0, self._first), (self.size - HEADER_SIZE, self._last)])
@@ -294,11 +291,7 @@ def _stream_bounds(reader: StreamReader) -> tuple[memoryview, list[int] | None]:
 
 
 def _frame_bounds(h: Header, offsets: Any | None) -> list[int]:
-    """Return the offsets at which frames begin, and the archive's end (R82).
-
-    Header and index, payloads, index and trailer have frames of their own; those of payloads, if `offsets` are known,
-    begin where payloads do.
-    """
+    """Return the offsets at which frames begin, payloads' own if `offsets` are known, and the archive's end (R82)."""
     end = h.payload_region[1]
     if offsets is None:
         first, middle = h.payload_offset, iter(range(h.payload_offset, end, _FRAME))

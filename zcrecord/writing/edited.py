@@ -73,10 +73,7 @@ class EditedArchive(NamedTuple):
         return not self.added and before == self.encoded
 
     def write(self, sink: Sink, progress: Progress | None) -> int:
-        """Write the archive from the sink's first byte on; return how many bytes the file system cloned.
-
-        Lazy values need a sink that can rewind.
-        """
+        """Write the archive into an empty sink, which can rewind if values are lazy; return the bytes cloned."""
         out = _PayloadOutput(sink, self.stored, self.header, progress)
         sink.write(_before_payloads(self.header, self.encoded))
         for run in self.runs:
@@ -191,8 +188,7 @@ def plan_edited(
 def _plan_runs(stored: StoredArchive, used: Sequence[int]) -> tuple[list[_MovedRun], Any, int]:
     """Return runs of neighbours that stay, the new offset of each payload, and the end of the last one.
 
-    A run moves to the front as far as its alignment allows. A run to be cloned moves by multiples of the base
-    alignment: so every payload stays aligned, and gaps stay smaller (R59).
+    A run moves to the front, one to be cloned by multiples of the base alignment: so gaps stay smaller (R59).
     """
     offsets, rows = stored.rows["offset"], stored.rows[used]
     ranges = np.cumsum(np.append(True, offsets[1:] != offsets[:-1])[: len(offsets)])[used]

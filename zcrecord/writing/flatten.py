@@ -107,10 +107,7 @@ def _rank(name: str, rank: Mapping[str, int]) -> int:
 
 
 def children_of(value: Any, name: str) -> tuple[int | None, str, Iterable[tuple[str, Any]]]:
-    """Return kind, class name and (key, child) pairs of a module's value; the kind of any other value is None.
-
-    UnsupportedError: a mapping has a key that is neither text nor an integer of 64 bits.
-    """
+    """Return kind (None if it is no module), class name and (key, child) pairs; UnsupportedError for a bad key."""
     if isinstance(value, Mapping):
         if set(map(type, value)) <= {str} or all(isinstance(key, str) for key in value):
             return ModuleKind.MAPPING, "", value.items()
@@ -145,10 +142,7 @@ def _fields(value: Any) -> dict[str, Any] | None:
 
 
 def _pytree_items(children: list[tuple[str, Any]], fields: dict[str, Any] | None) -> Iterable[tuple[str, Any]]:
-    """Return a pytree's items to save: its children, and other fields of plain values.
-
-    Further fields, such as functions, are structure to jax; the class brings them when it is made again.
-    """
+    """Return a pytree's items to save: its children, and fields of plain values; functions are left to the class."""
     data = dict(children)
     if fields is None or not data.keys() <= fields.keys():
         return children
@@ -216,10 +210,7 @@ def refuse_key(key: Any, module: str) -> None:
 
 
 def as_tensor(value: Any, path: str) -> Any:
-    """Return a value as ndarray, PackedTensor, StringTensor or LazyTensor; a view if numpy can view it.
-
-    A tensor of a device becomes a LazyTensor, fetched when it is written; see `interop.as_array` for copies.
-    """
+    """Return a value as ndarray or tensor of this package; one of a device as a LazyTensor, fetched when written."""
     if isinstance(value, PackedTensor | StringTensor | LazyTensor):
         return value
     if isinstance(value, bytearray | memoryview | mmap.mmap):

@@ -129,10 +129,7 @@ class ModuleTreeBuilder:
         type_name: str = "",
         keys: Sequence[str] | None = None,
     ) -> None:
-        """Add a module, or set its kind; the empty path is the record itself.
-
-        `keys` are those of a list's or tuple's children, where another writer may not have numbered them.
-        """
+        """Add a module, () for the record itself, or set its kind; `keys` are a list's, if not 0, 1, 2 and so on."""
         if path:
             _check_keys(path, ".".join(path))
         number = self._parent((*path, ""))

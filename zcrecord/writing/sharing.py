@@ -98,10 +98,7 @@ def chunks(source: SplitSource | Array) -> Iterator[Array]:
 
 
 def plan_sharing(tensors: list[Any]) -> PayloadPlan:
-    """Plan the payloads of arrays, Packed-, String- and LazyTensors; sources are in the order of their first users.
-
-    Copies only tensors that must be packed or byte-swapped. UnsupportedError: the format lacks an element type.
-    """
+    """Plan the payloads of arrays and tensors; copies only what must be packed or byte-swapped, or raises."""
     out = PayloadPlan(len(tensors))
     simple, raw = _simple(tensors, out)
     members: dict[Any, _Member] = {}

@@ -121,10 +121,7 @@ def report_of(entries: Entries, size: int) -> SaveReport:
 def write_plan(
     sink: Sink, flat: Entries, plan: PayloadPlan, *, alignment: int, kind: int, progress: Progress | None = None
 ) -> SaveReport:
-    """Write a record with all values in memory, index first; bytes among its attributes become payloads.
-
-    `progress` is called with the bytes of payloads written, and all bytes.
-    """
+    """Write a record with all values in memory, index first; bytes among its attributes become payloads."""
     flat.layout_ids, flat.layouts = plan.layout_ids, plan.layouts
     blobs = _Blobs(plan.sources)
     flat.change_values(blobs.number)
@@ -152,10 +149,7 @@ def write_plan(
 
 
 class _Blobs:
-    """Bytes among attributes, as further sources behind the tensors'; equal objects are one source.
-
-    A view of a loaded archive's payload is not copied; bytes that are also a tensor's payload are its source.
-    """
+    """Bytes among attributes, as further sources; equal ones, and those of a tensor's payload, are one source."""
 
     def __init__(self, tensors: Sequence[Any]) -> None:
         self._tensors = tensors
@@ -449,11 +443,7 @@ class StreamWriter:
         return report_of(entries, size)
 
     def verify_written(self) -> None:
-        """Read the archive back, and compare it with the payloads' digests and the index.
-
-        Raises:
-            IntegrityError: the file has other bytes. UnsupportedError: the sink cannot be read back.
-        """
+        """Compare the archive, read back, with its digests; IntegrityError, or UnsupportedError for a pipe."""
         if not self._sink.can_rewind:
             raise UnsupportedError("bytes in a pipe cannot be read back; write to a file")
         for offset, nbytes, digest in np.unique(np.array(self._rows, np.uint64).reshape(-1, 3), axis=0).tolist():
