@@ -51,10 +51,8 @@ def find(archive: Archive, progress: Progress | None = None, *, threads: int | N
     """Return every payload whose digest does not match and every gap that is not zero (R73, R74), by their offsets.
 
     Of a part of an archive, and of another format's bytes, only what its index names. `progress` is called in this
-    thread, with the bytes done and the bytes there are, after 8 MiB of its own at the latest.
-
-    Raises:
-        LimitError: something is damaged, and the full names that use it would take out of all proportion.
+    thread, with the bytes done and the bytes there are. LimitError if the names of all users would take out of all
+    proportion.
     """
     search = _DamageSearch(archive, progress)
     search.run(cores(threads))

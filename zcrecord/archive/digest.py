@@ -141,12 +141,8 @@ def content_digest(
 ) -> str:
     """Return 'sha256:...' over what the archive holds, however it is laid out; FORMAT.md has the exact bytes (R76).
 
-    `sha256` may give the SHA-256 of tensor i's logical bytes: for callers that check or release bytes as they read.
-    Otherwise several threads read at a time, and `progress` is called with the bytes hashed and those to be. Every
-    payload is read once, and so is every distinct strided view.
-
-    Raises:
-        LimitError: views add up to more than DIGEST_ALLOWANCE times the archive.
+    `sha256` may give the SHA-256 of tensor i's logical bytes, for callers that release bytes as they read; else several
+    threads read, and `progress` gets the bytes hashed and those to be. LimitError if views add up to far more bytes.
     """
     ix, sha256 = archive.index, sha256 or _streamed(archive)
     digest = hashlib.sha256(_TAG)

@@ -233,9 +233,8 @@ class PayloadSource(ABC):
     def private(self, numbers: Array | None = None) -> PayloadSource:
         """Return a source over a private copy of the bytes, in mode "c"; `numbers` are the payloads that will be used.
 
-        Raises:
-            SourceError: a file was replaced since it was opened. LimitError: equal payloads, each by itself, would take
-            out of all proportion to what is stored.
+        SourceError if a file was replaced since it was opened; LimitError if equal payloads apart would be out of
+        proportion.
         """
 
     @property

@@ -34,8 +34,7 @@ _SPLIT = -2  # in the place of a payload, for a file: the pieces of a split payl
 def open_catalogue(archive: Archive, make_shards: Callable[[Archive, Index], Shards]) -> Archive:
     """Return the archive that a catalogue, or an archive of references, describes; opens no file.
 
-    The tables must be in memory or mapped. The checksum of its index is checked, and tensors on use, as at level
-    "touch". `make_shards` makes its files of the catalogue and the outline's index.
+    Its tensors are checked on use, as at level "touch". `make_shards` makes the files of the catalogue and the outline.
 
     Raises:
         FormatError: a table is missing or not of its form. IntegrityError: the index is damaged.

@@ -167,9 +167,7 @@ class PartBuilder:
     def change(
         self, tensors: Mapping[str, tuple[TensorLayout, int] | None], attributes: Mapping[str, Any], rows: Any
     ) -> Self:
-        """Replace, add or take out tensors and attributes, by their full names; modules that become empty go.
-
-        Those that are replaced keep their places.
+        """Replace, add or take out tensors and attributes by full name; modules that become empty go.
 
         Args:
             tensors: each new one's layout and its payload's number in `rows`; None for one that is taken out.

@@ -208,9 +208,8 @@ def is_attribute(value: Any, path: str) -> bool:
 class _TextPoolBuilder:
     """The text pool under construction: equal strings share a span while the budget lasts (R30).
 
-    `room` is what is left of it: INDEX_ALLOWANCE times the bytes of entries and pools, less what spans and lists take
-    of the pools. It never falls below 0: a text or list for which there is no room is laid down once more, and so
-    brings 16 times the room that it takes. So no reader refuses the index, and no record is too repetitive for one.
+    `room` is what is left of the budget, never less than 0: a text or list for which there is no room is written once
+    more, and so adds 16 times the room that it takes. So no reader refuses the index of a repetitive record.
     """
 
     def __init__(self, entries: Entries) -> None:

@@ -203,9 +203,8 @@ def _vector(words: memoryview, size: int, at: int, item: int, alignment: int, na
 class TextPool:
     """The text pool, for comparisons of many spans at once, 32 bytes at a time.
 
-    Each pass goes on only with the spans that are still undecided, and hands the last few to plain comparisons of
-    bytes, so that a pass costs no more than the bytes it looks at, however they are chosen. `memory` starts with the
-    text and should go on for 32 bytes behind it; otherwise it is copied once.
+    Each pass goes on with the undecided spans alone, and compares the last few as bytes: so it costs no more than the
+    bytes it looks at. `memory` starts with the text, and is copied once unless it goes on for 32 bytes behind it.
     """
 
     def __init__(self, text: memoryview, memory: memoryview) -> None:

@@ -217,12 +217,9 @@ def locate(source: memoryview, embedded: str | None) -> tuple[memoryview, Header
 
 
 def certificate_table(program: memoryview) -> tuple[int, int] | None:
-    """Return offset and size of a Windows program's certificate table, as its headers say; None without one.
+    """Return offset and size of a Windows program's table of signatures, unchecked, as its headers say; None without.
 
-    The table holds the program's Authenticode signatures. Neither number is checked against the file.
-
-    Source: Microsoft's PE format: the optional header's data directories, the fifth of which counts from the file's
-    start; the others count from the address that the program is loaded at.
+    Source: Microsoft's PE format: the fifth data directory of the optional header counts from the file's start.
     """
     size = len(program)
     if size < 64 or bytes(program[:2]) != b"MZ":
@@ -240,9 +237,8 @@ def certificate_table(program: memoryview) -> tuple[int, int] | None:
 def unsigned_size(program: memoryview) -> int:
     """Return the end of a program's own bytes, at which an attached archive ends: before its signature, if it has one.
 
-    Of a Windows program whose certificate table is the end of the file, that is where the table starts, less the zeros
-    before it, at most 7, that a signer put there. Bytes in the table are covered by no signature, so no archive is
-    looked for there (R16).
+    The signature of a Windows program is a table at the file's end, after at most 7 zeros. No signature covers bytes in
+    the table, so no archive is looked for there (R16).
     """
     size = len(program)
     at, nbytes = certificate_table(program) or (size, 0)

@@ -42,9 +42,9 @@ _WRITES = frozenset(
 def paged(tensor: Any, check: Callable[[], None] | None = None) -> Any:
     """Return a torch tensor over the same memory, whose pages are requested when it or a part of it is read.
 
-    It is an instance of a subclass of `torch.Tensor`; results that are not views of it are plain tensors. Copies
-    nothing. The first write to it, or to a part of it, copies its storage: the file and its other tensors stay as they
-    are. `check` is called once, before all elements are first read together; not for reads of parts.
+    It is of a subclass of `torch.Tensor`; results that are not views of it are plain tensors. The first write copies
+    its storage: the file and its other tensors stay as they are. `check` is called once, before all elements are first
+    read.
     """
     result = tensor.as_subclass(_tensor_class())
     result.mapped, result.check = True, check

@@ -32,11 +32,10 @@ _Wanted = tuple[Piece, list[Range], str | None]  # ranges of a payload to fetch,
 
 
 class PayloadSources:
-    """Sources of an archive's payloads, for refs.
+    """Sources of an archive's payloads, for refs; `path` and `identity` are the mapped file's, None without.
 
-    With `views` all bytes are in memory: a remote archive's payloads and ranges are fetched by `prepare`; boxes are
-    strided views, but those of packed elements, and those that lie in several shards, are copied. `path` and `identity`
-    are those of the mapped file, None if there is none.
+    With `views` all bytes are in memory, remote ones after `prepare`; boxes are strided views, but those of packed
+    elements, and those that lie in several shards, are copies.
     """
 
     def __init__(self, archive: Archive, views: bool) -> None:

@@ -18,9 +18,8 @@ from .boxes import Bounds, Box, ByteGrid, bounds_of, grid_of
 class Region(NamedTuple):
     """A tensor's bytes in its payload, [start, start + nbytes), and its layout in them.
 
-    A box with other bytes between its own has a `grid`; `strides` are then for all of the range, and `compact` for the
-    box alone, None for C order. A split tensor has `bounds`, a box of it, whose size is `nbytes`, and no `start`;
-    `tensor` is the number of the first that has its payload and shape.
+    A box with other bytes between its own has a `grid`, and `compact` strides for itself, None for C order. A split
+    tensor has `bounds`, a box of it, and no `start`; `tensor` is the first with its payload and shape.
     """
 
     payload: int

@@ -55,9 +55,7 @@ class PayloadRange(NamedTuple):
 
 
 class OnDemandMemory:
-    """Bytes of one remote archive, fetched when they are asked for, and never again.
-
-    Several threads may use it, and forked processes.
+    """Bytes of one remote archive, fetched once, when they are asked for; for threads, and forked processes.
 
     Attributes:
         cache: entries on disk of this version of the archive; None without a cache.

@@ -164,9 +164,8 @@ class ReadAhead:
     def _await_turn(self, number: int) -> None:
         """Wait until a batch is stored, or this thread may fetch it: one thread at a time, earlier batches first.
 
-        An error of a fetch meanwhile is raised here, too: else every thread would wait for a server that fails for
-        minutes. If threads take pieces in order, one may ask before the thread with the piece before it: for that a
-        thread far ahead waits a moment.
+        An error of a fetch meanwhile is raised here, too, else all would wait for a failing server. A thread that asks
+        before the one with the piece before it waits a moment for that.
         """
         patient, faults = True, len(self._faults)
         while number not in self._stored and self._failed is None:
@@ -305,9 +304,8 @@ class RemoteMemory(OnDemandMemory):
     def sha256_of(self, archive: Archive) -> Callable[[int], bytes]:
         """Return a function that gives the SHA-256 of a tensor's logical bytes. Reads the whole archive.
 
-        So each frame of a packed one is checked: its table and any zstd agree on its content. Payloads of strided
-        tensors, and small archives, stay in memory. From then on each payload is checked by its SHA-256 whenever it is
-        fetched: nobody can replace it by bytes with the same digest of 64 bits.
+        Payloads of strided tensors, and small archives, stay in memory. From then on each payload is compared with its
+        SHA-256 whenever it is fetched: nobody can replace it by bytes with the same digest of 64 bits.
         """
         self._keep_small(archive)
         hashes: dict[int, Any] = {}

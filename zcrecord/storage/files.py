@@ -301,8 +301,7 @@ def target_of(given: str) -> tuple[str, int | None]:
     """Return the real path of a destination, and the type and mode of the file there.
 
     Raises:
-        SourceError: it is a directory; or a path such as /dev/fd/3, whose file was removed: its path then ends in
-            " (deleted)", and a file of that name is another; or the system reports an error.
+        SourceError: it is a directory, or an open file that was removed, such as /dev/fd/3, or the system refuses.
     """
     with refusals(given):
         before, path = _status_of(given), real_path(given)

@@ -178,9 +178,8 @@ class FileSink(Sink):
 def copy_range(source: int, offset: int, dest: int, dest_offset: int, nbytes: int) -> tuple[int, bool]:
     """Copy bytes between open files without reading them; return how many, and True if they were cloned.
 
-    It may be fewer than asked for, and none where the system cannot; file positions stay. A clone (XFS, Btrfs,
-    bcachefs, ZFS, some network file systems) shares blocks on the disk until one of the files changes them: it takes
-    no space, and 100 GB take as long as one. Only Linux has these calls.
+    Copies fewer than asked for, or none, where the system cannot (only Linux can); file positions stay. A clone (XFS,
+    Btrfs, bcachefs, ZFS, some network file systems) shares blocks on the disk, and takes neither space nor time.
     """
     if not sys.platform.startswith("linux"):
         return 0, False
@@ -224,9 +223,7 @@ def refuse(error: OSError, path: str) -> NoReturn:
 
 
 class FileGroup:
-    """New scratch files beside a path: at the end of the block those that have not taken their places are gone.
-
-    The next save to the path removes those of a process that was killed.
+    """New scratch files beside a path; at the end of the block, or the next save, those without a place are removed.
 
     Args:
         path: absolute; the file that will refer to these, or the file itself. They get the mode of the file there.

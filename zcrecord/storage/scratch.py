@@ -114,8 +114,8 @@ _locked: ContextVar[tuple[weakref.ref[Descriptor], ...]] = ContextVar("_locked",
 def folder_lock(folder: str) -> Iterator[None]:
     """Run a block while no other saver, of this process or another, does: files are replaced and removed only so.
 
-    The lock is the folder's own. A block inside another one of the same thread and folder goes on at once. Nothing is
-    locked on Windows, which opens no folder, on file systems without locks, and in folders that may not be read.
+    A block inside another one of the same thread and folder goes on at once. Nothing is locked on Windows, on file
+    systems without locks, and in folders that may not be read.
 
     Raises:
         SourceError: another program has had the lock for minutes, or the system reports an error.
@@ -232,11 +232,10 @@ class ScratchFile(Descriptor):
 
 @contextlib.contextmanager
 def scratch_file(path: str, mode: int = 0o666, *, clear: bool = True) -> Iterator[tuple[ScratchFile, str]]:
-    """Yield a new file beside `path`, and its name; at the end it is gone, or renamed.
+    """Yield a new file beside `path`, which the writer closes, and its name; at the end it is gone, or renamed.
 
-    The writer closes it. Unless `clear` is False, scratch files for this path of processes that were killed are removed
-    first; that of a living process, in another container or, if the file system carries locks, on another machine,
-    never is.
+    Unless `clear` is False, scratch files for this path of killed processes are removed first, never those of a living
+    one, in another container or, if the file system carries locks, on another machine.
     """
     folder, name = os.path.split(path)
     stem = f".{_shortened(name)}."
@@ -320,11 +319,10 @@ def _is_in_place(folder: str, file: ListedFile) -> bool:
 
 
 def remove_orphans(path: str, files: Sequence[ListedFile]) -> bool:
-    """Remove shards beside a path: those that are still the files listed, and that no catalogue in the folder names.
+    """Remove shards beside a path that are still the files listed, and that no catalogue in the folder names.
 
-    Catalogues are known by `.zcr`, and read as far as MOST_OF_CATALOGUE; their names come first. Returns False if a
-    file could not be removed. If the folder cannot be locked, or a catalogue not be read, which may name any of them,
-    nothing is removed.
+    Returns False if a file could not be removed. Removes nothing if the folder cannot be locked, or a catalogue, known
+    by `.zcr`, cannot be read.
     """
     if not files:
         return True

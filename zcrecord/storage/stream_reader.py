@@ -37,12 +37,9 @@ class SequentialMapping:
             self.populates = False
 
     def bring(self, start: int, end: int, behind: int = 0) -> None:
-        """Populate pages before they are touched: failing to read them is an error here, and a signal later.
+        """Populate pages before they are touched; SourceError if they cannot be read, which would be a signal later.
 
         The last `behind` bytes that were populated are still in use, and are released later.
-
-        Raises:
-            SourceError: the file became shorter, or cannot be read there.
         """
         if not self._lo <= start <= self._hi + _NEAR or self._hi - self._lo >= KEPT:
             used = max(self._hi - behind, self._lo)
@@ -83,10 +80,8 @@ def _map(file: io.FileIO, nbytes: int) -> SequentialMapping | None:
 class StreamReader:
     """A file or a stream, read in pieces that are valid until the next is asked for; it never holds more than one.
 
-    `regular` is that of `open_source`.
-
-    A regular file is mapped where that is safe, which spares a copy, and can be read at any place; a stream cannot be
-    read again. Attributes: `nbytes`, None for a stream; `position`; `path`, None unless one was given.
+    A regular file is mapped where that is safe, which spares a copy, and can be read at any place, and again. It has
+    `nbytes` (None for a stream), `position` and `path` (None for an object). `regular` is that of `open_source`.
     """
 
     def __init__(self, source: str | Binary, *, regular: bool = False) -> None:

@@ -43,10 +43,7 @@ def run_threads(
     """Call `work` for every item, in order, in so many threads; raises the first error of any, once all have ended.
 
     The calling thread is one of them, and calls `poll` while it waits for the others. `work` asks now and then whether
-    to go on: Ctrl-C ends the work, too.
-
-    Raises:
-        SourceError: `work` or `poll` forked, and this is the child, without the other threads' results.
+    to go on: Ctrl-C ends the work, too. SourceError if `work` or `poll` forked, and this is the child.
     """
     process = os.getpid()
     queue = deque(items)

@@ -72,14 +72,10 @@ def leads_inside(name: str) -> bool:
 
 
 def file_beside(url: str, name: str) -> str:
-    """Return the URL of the file `name`, an untrusted relative path, in the folder of the file at `url`.
+    """Return the URL of `name`, an untrusted path, beside the file at `url`; FormatError if it leads elsewhere.
 
-    In an HTTP URL the name is escaped, since a server may read `%2e%2e%2f` as the folder above, and `?` and `#` end a
-    path; the query of `url` is kept, since it may be a signature. In other URLs the name is not escaped and the query
-    is dropped; `connect` refuses the result if the name makes it ambiguous.
-
-    Raises:
-        FormatError: `name` leads out of the folder.
+    In an HTTP URL the name is escaped, since a server may read `%2e%2e%2f` as the folder above, and the query is kept,
+    which may be a signature. In others neither is; `connect` refuses the result if the name makes it ambiguous.
     """
     if not leads_inside(name):
         raise FormatError(f"the file name {printable(repr(name))} leads to another folder", path=redacted(url))

@@ -140,9 +140,8 @@ def checked_paths(
 class ArchiveCheck:
     """Check of an archive's bytes as they pass: size, header and trailer, and the index if the header locates it.
 
-    When unpacking, `packed` returns the number of packed bytes: the index stays in memory, and must be in proportion.
-
-    Attributes: `size`, bytes that passed; `done`, bytes reported by `advance`; `expected`, their total if known.
+    Unpacking, `packed` returns the number of packed bytes, to which the index must be in proportion. Attributes:
+    `size`, bytes that passed; `done`, bytes reported by `advance`; `expected`, their total if known.
     """
 
     def __init__(self, progress: Progress | None, packed: Callable[[], int] | None = None) -> None:

@@ -54,12 +54,7 @@ def into(archive: Archive, kind: type[T]) -> T:
 
 
 def structure(kind: type[T], tree: Any) -> T:
-    """Return a nested record, as `Record.tree` gives it, as a `kind`; copies no array.
-
-    Raises:
-        MismatchError: the first field in their order that is missing or of another kind; its `tensor` is the path.
-        UnsupportedError: an annotation cannot be read, or is one of torch's.
-    """
+    """Return a nested record, as `Record.tree` gives it, as a `kind`; copies no array, and raises as `into`."""
     hint: Any = fields.bare(kind)
     if hint is not Any and not isinstance(hint, type) and get_origin(hint) is None:
         what = f"a record is loaded into a class, or a type such as list[Layer], not into a {type(kind).__name__}"

@@ -149,9 +149,7 @@ class _PayloadOutput:
 def plan_edited(
     stored: StoredArchive, staying: Sequence[int], entries: Entries, sources: Sequence[Any]
 ) -> EditedArchive:
-    """Return the archive to be written, with all offsets.
-
-    If the archive has digests, a new payload that equals another one is stored with it.
+    """Return the archive to be written, with all offsets; with digests, equal payloads are stored once.
 
     Args:
         staying: the numbers of stored payloads that stay, ascending.

@@ -46,12 +46,11 @@ def equal_sources(
 ) -> tuple[list[int], list[int]]:
     """Return for each source the number of the payload that it equals, or its own, and its digest, 0 for lazy values.
 
-    Stored payloads are numbered first, then sources. Lazy sources equal no other.
+    Stored payloads are numbered first, then sources. Lazy sources, and stored payloads, equal no other.
 
     Args:
         sources: arrays, `SplitSource`s, `LazyTensor`s.
-        stored: size and digest of payloads that are stored already; they are not compared with each other.
-        stored_bytes: returns the bytes of one of them, by its number.
+        stored: size and digest of payloads that are stored already; `stored_bytes` returns their bytes by number.
     """
     total, digests = len(stored), _digests(sources)
     numbers = list(range(total, total + len(sources)))
