@@ -34,7 +34,7 @@ def parts_by_file(archive: Archive) -> list[Archive]:
     return parts
 
 
-def files(archive: Archive) -> list[tuple[int, Callable[[], Archive]]]:
+def sized_openers(archive: Archive) -> list[tuple[int, Callable[[], Archive]]]:
     """Return size and opener of each archive that verification reads; for a part of a catalogue, parts of these."""
     source, table = archive.source, archive.source.piece_table()
     if table is None:

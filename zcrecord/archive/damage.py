@@ -109,7 +109,7 @@ class Count:
 
 
 class _DamageSearch:
-    """Work shared by the checking threads: batches left, damage found."""
+    """Search of an archive by several threads, which append to `damaged`."""
 
     def __init__(self, archive: Archive, progress: Progress | None) -> None:
         ix, h = archive.index, archive.header
@@ -137,25 +137,23 @@ class _DamageSearch:
         return sorted(out, key=lambda batch: -sizes[batch[0]] if batch[1] - batch[0] == 1 else 0)
 
     def run(self, threads: int) -> None:
-        """Check everything."""
+        """Check every payload, and every gap."""
         nbytes = int(self.rows["nbytes"].sum()) if self._hashed else 0
-        last = self._start
-        if len(self.rows):
-            last = self._base + int(self.rows["offset"][-1]) + int(self.rows["nbytes"][-1])
-        self._gap(last, self._end)
+        self._check_gap(self._end_of(len(self.rows) - 1), self._end)
         batches = self._batches()
         count = min(threads, MOST_THREADS, max(len(batches), 1), nbytes // WORTH_A_THREAD + 1)
-        run_threads(self._batch, batches, count, self._count.add)
+        run_threads(self._check_batch, batches, count, self._count.add)
 
-    def _batch(self, batch: tuple[int, int], going: Going) -> None:
+    def _end_of(self, row: int) -> int:
+        """Return the end of a payload in the archive; of -1 the start of the region of payloads."""
+        return self._start if row < 0 else self._base + sum(self.rows[row].item()[:2])
+
+    def _check_batch(self, batch: tuple[int, int], going: Going) -> None:
         first, last = batch
-        done = self._start
-        if first:
-            before = self.rows[first - 1]
-            done = self._base + int(before["offset"]) + int(before["nbytes"])
+        done = self._end_of(first - 1)
         for number, (offset, nbytes, digest) in enumerate(self.rows[first:last].tolist(), first):
             lo, hi = self._base + offset, self._base + offset + nbytes
-            self._gap(done, lo)
+            self._check_gap(done, lo)
             if self._hashed and self._digest(lo, hi, going) != digest:
                 self.damaged.append((lo + self._shift, hi + self._shift, number))
             done = hi
@@ -175,7 +173,7 @@ class _DamageSearch:
             self._count.add(len(piece))
         return running.intdigest()
 
-    def _gap(self, lo: int, hi: int) -> None:
+    def _check_gap(self, lo: int, hi: int) -> None:
         if lo < hi and self._whole and self._buffer[lo:hi].tobytes().strip(b"\0"):
             self.damaged.append((lo + self._shift, hi + self._shift, -1))
 

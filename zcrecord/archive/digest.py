@@ -22,7 +22,7 @@ from zcrecord.errors import FormatError, IntegrityError, LimitError, RecordError
 from zcrecord.storage.threads import MOST_THREADS, WORTH_A_THREAD, Going, cores, run_threads
 
 from . import damage
-from .by_file import files, parts_by_file
+from .by_file import parts_by_file, sized_openers
 from .damage import Progress
 from .payload_source import Array, Place
 
@@ -88,11 +88,11 @@ def _check_files(
     if not archive.source.file_names:
         check_one(archive, progress)
         return
-    each = files(archive)
-    done, total = 0, sum(size for size, _ in each)
+    openers = sized_openers(archive)
+    done, total = 0, sum(size for size, _ in openers)
     first: RecordError | None = None
     damaged: list[damage.Damage] = []
-    for size, open_file in each:
+    for size, open_file in openers:
         try:
             check_one(open_file(), progress and _shifted(progress, done, total))
         except (FormatError, SourceError) as error:
@@ -108,7 +108,7 @@ def _check_files(
 
 
 def _shifted(progress: Progress, before: int, total: int) -> Progress:
-    """Return a function that reports the bytes of one file as those of all: `before` it so many were done."""
+    """Return a function that reports the bytes done of one file as those of all, after `before` bytes."""
     return lambda done, _: progress(min(before + done, total), total)
 
 
@@ -197,7 +197,11 @@ def _text(octets: bytes) -> bytes:
 
 def _streamed(archive: Archive) -> Callable[[int], bytes] | None:
     """Return the SHA-256 of tensors of a remote archive, each hashed as it comes, in little memory; None for others."""
-    _pin_pieces(archive)
+    table = archive.source.piece_table()
+    for number in table.split() if table is not None else ():  # a shard that has nothing else is not streamed
+        for piece in archive.source.pieces(number):
+            if piece.source.remote is not None and piece.start not in piece.source.pins():
+                piece.source.pin({piece.start: hashlib.sha256(piece.source.payload(piece.number)).digest()})
     parts = parts_by_file(archive)
     if all(part.source.remote is None for part in parts):
         return None
@@ -207,15 +211,6 @@ def _streamed(archive: Archive) -> Callable[[int], bytes] | None:
         sha256 = partial(logical_sha256, part) if remote is None else remote.sha256_of(part)
         by_name |= {name: partial(sha256, i) for i, name in enumerate(part.names())}
     return lambda i: by_name[archive.index.name(i)]()
-
-
-def _pin_pieces(archive: Archive) -> None:
-    """Pin the pieces of split tensors in remote shards: a shard that has nothing else is not streamed."""
-    table = archive.source.piece_table()
-    for number in table.split() if table is not None else ():
-        for piece in archive.source.pieces(number):
-            if piece.source.remote is not None and piece.start not in piece.source.pins():
-                piece.source.pin({piece.start: hashlib.sha256(piece.source.payload(piece.number)).digest()})
 
 
 def logical_sha256(archive: Archive, i: int, seen: Callable[[int], bool] = lambda _: True) -> bytes:

@@ -143,7 +143,7 @@ class PayloadSource(ABC):
 
     @abstractmethod
     def opened_nbytes(self) -> int:
-        """Return the bytes of the files that are open, payloads that were not asked for included."""
+        """Return the bytes of all files that are open."""
 
     # Files.
 
@@ -248,7 +248,7 @@ class PayloadSource(ABC):
 
 
 class PayloadTable(NamedTuple):
-    """The payloads of one archive: their entries, whether these have digests, and the offset that theirs count from."""
+    """The payloads of one archive: their entries, True if these have digests, and the base of their offsets."""
 
     rows: Array
     hashed: bool

@@ -94,7 +94,7 @@ class Payloads:
         digest = None if checked else pieces[0].source.digest(pieces[0].number)
         running = RunningDigest()
 
-        def prepared(at: int) -> memoryview:
+        def prepare(at: int) -> memoryview:
             piece = raw[at : at + _SPAN]
             if self._mapped is not None:
                 self._mapped.bring(start + at, start + at + len(piece), _SPAN)
@@ -102,7 +102,7 @@ class Payloads:
                 running.update(piece)
             return piece
 
-        yield from _ahead(prepared, range(0, len(raw), _SPAN))
+        yield from _prepared_ahead(prepare, range(0, len(raw), _SPAN))
         if digest is not None and running.intdigest() != digest:
             what = "its payload's digest does not match; the file is damaged, copy it again"
             raise IntegrityError(what, path=self._archive.path, tensor=info.name, offset=info.offset)
@@ -140,17 +140,17 @@ class Payloads:
             self._gather(out[rows], block[rows])
 
 
-def _ahead(prepared: Callable[[int], memoryview], places: range) -> Iterator[memoryview]:
+def _prepared_ahead(prepare: Callable[[int], memoryview], places: range) -> Iterator[memoryview]:
     """Yield the prepared piece of each place; the next is prepared while this one is used: hashing beside writing."""
     if len(places) < 2:
-        yield from map(prepared, places)
+        yield from map(prepare, places)
         return
     from concurrent.futures import ThreadPoolExecutor  # here, because only what is large is worth a thread
 
     with ThreadPoolExecutor(1) as pool:
-        coming = pool.submit(prepared, places[0])
+        next_piece = pool.submit(prepare, places[0])
         for place in places[1:]:
-            piece = coming.result()
-            coming = pool.submit(prepared, place)
+            piece = next_piece.result()
+            next_piece = pool.submit(prepare, place)
             yield piece
-        yield coming.result()
+        yield next_piece.result()

@@ -130,11 +130,11 @@ class PartBuilder:
 
     def _matching(self, matches: Callable[[str], bool], modules: Iterable[int]) -> set[Member]:
         """Return those modules that match, with all below them, and the tensors that match."""
-        found = {(MODULE, m) for m in modules if matches(self._names[m])}
+        matching = {(MODULE, m) for m in modules if matches(self._names[m])}
         for member, (parent, _, _) in self._members.items():
-            if (MODULE, parent) in found or (member[0] == TENSOR and matches(self._full_name(member))):
-                found.add(member)
-        return found
+            if (MODULE, parent) in matching or (member[0] == TENSOR and matches(self._full_name(member))):
+                matching.add(member)
+        return matching
 
     def keep(self, names: Names) -> Self:
         """Keep the tensors that are chosen, and the modules that lead to them or are chosen themselves."""

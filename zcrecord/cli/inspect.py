@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from zcrecord.archive.archive import has_type_name
-from zcrecord.archive.by_file import files
+from zcrecord.archive.by_file import sized_openers
 from zcrecord.archive.info import ModuleInfo, TensorInfo, child_of_type
 from zcrecord.archive.payload_source import is_twin
 from zcrecord.codec.conventions import REFERENCES_TYPE, TUNED_TYPE
@@ -112,7 +112,7 @@ def _other_files(record: Record) -> dict[str, Any]:
     source = record.archive.source
     if not source.file_names:
         return kinds
-    sizes = [size for size, _ in files(record.archive)]
+    sizes = [size for size, _ in sized_openers(record.archive)]
     others: list[dict[str, Any]] = [
         {"name": name, "nbytes": size} for name, size in zip(source.file_names, sizes[1:], strict=True)
     ]
