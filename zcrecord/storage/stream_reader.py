@@ -187,6 +187,9 @@ def read_into(stream: Any, buffer: Any) -> int | None:
     data = stream.read(len(buffer))
     if data is None:
         return None
+    if not isinstance(data, bytes | bytearray | memoryview) or len(data) > len(buffer):
+        most = len(buffer)
+        raise UnsupportedError(f"read({most}) gave a {type(data).__name__} of {len(data)}, not at most {most} bytes")
     buffer[: len(data)] = data
     return len(data)
 
