@@ -26,7 +26,6 @@ _PAGE = 1000  # rows of one table: rich keeps and measures all rows of a table
 _WHOLE = 1 << 31  # no text of an archive is longer
 _VALUE = 200  # characters of a value
 _ITEMS = 20  # items of a list, which may be a vocabulary
-_REFRESH = 0.05  # seconds between two looks of a progress bar
 _PLAIN_REFRESH = 10.0  # seconds between two lines where there is no terminal
 _GAP = 2  # columns between two of a table's
 
@@ -208,21 +207,9 @@ def _rich() -> tuple[Any, Any, Any]:
 @contextlib.contextmanager
 def showing_progress(label: str, printer: Printer) -> Iterator[Progress]:
     """Yield a progress callback: it shows a bar that disappears at the end or, into a pipe, a line now and then."""
-
-    def print_line(done: int, total: int | None, seconds: float) -> None:
-        share = f" of {human(total)}, {100 * done // max(total, 1)}%" if total is not None else ""
-        left = f", {seconds * (total - done) / done:.0f} s left" if total is not None and done else ""
-        printer.line(f"{label}: {human(done)}{share}, {human(int(done / max(seconds, 1e-3)))}/s{left}")
-
-    if printer.pretty:
-        with _bar(label, printer) as update:
-            yield _throttled(update, _REFRESH, at_once=True)
-    else:
-        yield _throttled(print_line, _PLAIN_REFRESH, at_once=False)
-
-
-@contextlib.contextmanager
-def _bar(label: str, printer: Printer) -> Iterator[Callable[[int, int | None, float], None]]:
+    if not printer.pretty:
+        yield _progress_lines(label, printer)
+        return
     _rich()
     from rich import progress as p
 
@@ -230,14 +217,13 @@ def _bar(label: str, printer: Printer) -> Iterator[Callable[[int, int | None, fl
     columns = text, p.BarColumn(), size, p.TransferSpeedColumn(), p.TimeRemainingColumn()
     with p.Progress(*columns, console=printer.console(), transient=True) as bar:
         task = bar.add_task(label, total=None)
-        yield lambda done, total, _: bar.update(task, completed=done, total=total)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _throttled(show: Callable[[int, int | None, float], None], every: float, *, at_once: bool) -> Progress:
-    """Return a callback that calls `show` at most once in `every` seconds, with the seconds since its own first call.
+def _progress_lines(label: str, printer: Printer) -> Progress:
+    """Return a progress callback that prints a line every ten seconds.
 
-    With `at_once` the first call is shown, and the last. The clock starts late because imports take longer than many
-    conversions.
+    The clock starts with the first call, because imports take longer than many conversions.
     """
     started = due = -math.inf
 
@@ -245,11 +231,14 @@ def _throttled(show: Callable[[int, int | None, float], None], every: float, *, 
         nonlocal started, due
         now = time.monotonic()
         if started < 0:
-            started, due = now, now + (0 if at_once else every)
-        if total is not None and done > total:
-            total = None  # an ONNX model's external data, which the total does not include
-        if now >= due or (at_once and done == total):
-            due = now + every
-            show(done, total, now - started)
+            started, due = now, now + _PLAIN_REFRESH
+        if now < due:
+            return
+        due, seconds = now + _PLAIN_REFRESH, now - started
+        share = left = ""
+        if total is not None and done <= total:  # more is an ONNX model's external data, which the total leaves out
+            share = f" of {human(total)}, {100 * done // max(total, 1)}%"
+            left = f", {seconds * (total - done) / done:.0f} s left" if done else ""
+        printer.line(f"{label}: {human(done)}{share}, {human(int(done / max(seconds, 1e-3)))}/s{left}")
 
     return progress
