@@ -142,6 +142,13 @@ def _instead(dtype: np.dtype[Any]) -> str:
     return advice.get(dtype.kind, "convert the array with .astype(...) first")
 
 
+def stored_name(code: int, bits: int) -> str:
+    """Return an element type's name, with the bits of a stored element if they differ: "int4", "int4 in 8 bits"."""
+    kind = by_code.get(code)
+    name = f"unknown {code}" if kind is None else kind.name
+    return name if kind is None or kind.bits == bits else f"{name} in {bits} bits"
+
+
 def nbytes(count: int, bits: int) -> int:
     """Return how many bytes `count` elements of `bits` bits take, packed: ceil(count * bits / 8)."""
     return (count * bits + 7) >> 3

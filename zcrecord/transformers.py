@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import functools
 import os
-import re
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,7 +19,7 @@ from zcrecord.frameworks.torch import import_torch
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.record.save import save_record
-from zcrecord.storage.files import open_sink, path_of, refusals, scratch_folder
+from zcrecord.storage.files import open_sink, parse_size, path_of, refusals, scratch_folder
 from zcrecord.storage.folders import MODEL, local_folder
 from zcrecord.tensors.packed import StringTensor
 from zcrecord.writing.writers import SaveReport
@@ -28,8 +27,6 @@ from zcrecord.writing.writers import SaveReport
 __all__ = ["from_pretrained", "save_pretrained"]
 
 _CONFIG, _GENERATION, _ADAPTER = "config.json", "generation_config.json", "adapter_config.json"
-
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) *([KMGT])(i?)B", re.IGNORECASE)
 
 # Arguments that are not values for a config, though configs would take some of them.
 _BESIDE = {"config", "dtype", "torch_dtype", "trust_remote_code"}
@@ -148,6 +145,10 @@ def save_pretrained(
         raise UnsupportedError("a quantised model; save it with model.save_pretrained, or dequantise it")
     if getattr(model, "_hf_peft_config_loaded", False):
         raise UnsupportedError("the model has adapters, which model.save_pretrained saves; delete_adapter removes them")
+    most = parse_size(max_shard_size) if isinstance(max_shard_size, str) else max_shard_size
+    if most is None and max_shard_size is not None:
+        what = f"max_shard_size={printable(repr(max_shard_size))} is not a size, such as '5GB', nor a number of bytes"
+        raise UnsupportedError(what)
     state = _saved_state(model, save_original_format)
     path = Path(local_folder(folder))
     with refusals(os.fspath(path)):
@@ -158,7 +159,6 @@ def save_pretrained(
     with ExitStack() as stack:
         for name, data in files.items():  # these take their places after the archive, and not at all if it fails
             stack.enter_context(open_sink(path / name, durable=durable)).write(data)
-        most = _nbytes(max_shard_size)
         return save_record(state, path / MODEL, durable=durable, metadata={"format": "pt"}, max_shard_size=most)
 
 
@@ -318,17 +318,6 @@ def _set_generation(
 
 
 # Save.
-
-
-def _nbytes(size: int | str | None) -> int | None:
-    if not isinstance(size, str):
-        return size
-    match = _SIZE.fullmatch(size)
-    if match is None:
-        what = f"max_shard_size={printable(repr(size))} is not a size, such as '5GB', nor a number of bytes"
-        raise UnsupportedError(what)
-    number, letter, binary = match.groups()
-    return int(float(number) * (1024 if binary else 1000) ** (1 + "KMGT".index(letter.upper())))
 
 
 def _saved_state(model: Any, original: bool) -> dict[str, Any]:

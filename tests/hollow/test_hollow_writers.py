@@ -189,13 +189,13 @@ def ends(*numbers: int) -> bytes:
 
 SIZE = sum(len(text.encode()) for text in TEXTS)
 WRONG = {
-    "not from 0": (ends(1, 1, 1, 4, 10, SIZE), "ends do not ascend from 0"),
-    "descending": (ends(0, 4, 1, 4, 10, SIZE), "ends do not ascend from 0"),
-    "past the end": (ends(0, 1, 1, 4, 10, 1 << 60), "do not end where their 32 bytes do"),
-    "past the end by one": (ends(0, 1, 1, 4, 10, 33), "do not end where their 32 bytes do"),
-    "too early": (ends(0, 1, 1, 4, 10, 24), "do not end where their 32 bytes do"),
-    "no zeros behind": (ends(0, 1, 1, 4, 10, SIZE - 1), "do not end where their 32 bytes do"),
-    "no numbers": (b"x" * len(RIGHT), "ends do not ascend from 0"),
+    "not from 0": (ends(1, 1, 1, 4, 10, SIZE), "strings do not ascend from 0"),
+    "descending": (ends(0, 4, 1, 4, 10, SIZE), "strings do not ascend from 0"),
+    "past the end": (ends(0, 1, 1, 4, 10, 1 << 60), "strings do not ascend from 0"),
+    "past the end by one": (ends(0, 1, 1, 4, 10, 33), "strings do not ascend from 0"),
+    "too early": (ends(0, 1, 1, 4, 10, 24), "strings do not ascend from 0"),
+    "no zeros behind": (ends(0, 1, 1, 4, 10, SIZE - 1), "padding after its strings is not zero"),
+    "no numbers": (b"x" * len(RIGHT), "strings do not ascend from 0"),
 }
 
 
@@ -210,7 +210,7 @@ def test_malformed_strings_are_refused_and_right_ones_taken_after(wrong: str, st
     chunks = by(step) if step else bytes
     for sink in (None, lambda _name, _info: Upload()):
         hollow = hollow_of(DATA, sink=sink)
-        with pytest.raises(ProducerError, match=rf"tensor 't': its strings.* {message}"):
+        with pytest.raises(ProducerError, match=rf"tensor 't': the .*{message}"):
             hollow.stream([("t", chunks(data))])
         assert "t" in hollow.missing()
         hollow.stream([("t", chunks(RIGHT))])

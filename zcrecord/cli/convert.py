@@ -17,7 +17,7 @@ from zcrecord.storage.folders import MODEL, model_folder, takes_folder
 from .endings import writing
 from .parsers import Arguments, Parser, choose_dest, natural, size
 from .render import NO_TENSORS, Printer, counted, human, printers, showing_progress, shown
-from .stdio import binary, check_file, name_of, size_ahead, source_of, taking_urls
+from .stdio import binary, check_file, name_of, source_of, taking_urls
 from .tune import print_tuning, run_tuning
 
 _ONNX_OPTIONS = "alignment", "allow_links", "select", "exclude", "verify", "dry_run"
@@ -298,14 +298,11 @@ def run_conversion(
         args.refuse("standard output is a terminal, and the output is binary; redirect it, or name OUT")
     source = binary(sys.stdin, "input") if args.source == "-" else args.source
     sink = binary(sys.stdout, "output") if piped else args.dest
-    known = size_ahead(source) if args.source == "-" else None
     _, errors = printers(args.quiet or (args.json and piped))  # standard error gets the report only
     options = args.values("force", "durable", *names)
     with writing(name_of(args.source)):
         with showing_progress(args.prog, errors) as progress:
-            report = convert(
-                source, sink, progress=lambda done, total: progress(done, known if total is None else total), **options
-            )
+            report = convert(source, sink, progress=progress, **options)
         tuning = None if then is None else then(errors)
     out = Printer(None if args.quiet else sys.stderr if piped else sys.stdout)
     if args.json:

@@ -17,10 +17,10 @@ from .stdio import opened_archive
 _COLUMNS = (
     Column(""),
     Column("what"),
-    Column("name", breaks="fold"),
-    Column("before", leaves=1, breaks="words"),
-    Column("after", leaves=1, breaks="words"),
-    Column("difference", leaves=1, breaks="words"),
+    Column("name", least=20),
+    Column("before", least=12),
+    Column("after", least=12),
+    Column("difference", least=12),
 )
 
 
@@ -63,7 +63,7 @@ def _print_changes(before: Record, after: Record, args: Arguments) -> bool:
         listed = list(map(_change_json, changes))
         out.json({"before": args.file, "after": args.other, "same": not changes, "changes": listed})
     else:
-        out.table(_COLUMNS, map(_change_cells, changes), _change_line)
+        out.table(_COLUMNS, map(_change_cells, changes))
     tuned = (child_of_type(record.archive, TUNED_TYPE) is not None for record in (before, after))
     if changes and all(map(_may_be_tuning, changes)) and any(tuned):
         errors.line("only the tuned parts differ: attributes, and signatures, which lapse; every tensor is the same")
@@ -96,11 +96,3 @@ def _change_cells(change: Change) -> tuple[str, ...]:
         difference = "contents" if change.elements is None else f"{change.elements[0]} of {change.elements[1]} elements"
         difference += "" if change.largest is None else f", by {change.largest:.6g} at most"
     return sign, change.what, shown(change.name), *values, difference
-
-
-def _change_line(cells: tuple[str, ...]) -> str:
-    """Return the cells of a change as one line, for a terminal with no room for columns."""
-    sign, kind, name, before, after, difference = cells
-    values = f"{before} -> {after}" if before and after else before or after
-    details = ", ".join(part for part in (values, difference) if part)
-    return f"{sign} {kind} {name}" + (f": {details}" if details else "")

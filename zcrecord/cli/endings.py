@@ -14,8 +14,6 @@ from typing import Any
 
 from zcrecord.errors import Advice, DependencyError, RecordError, SourceError, printable
 
-from .render import wrapped
-
 _INTERRUPTED, _PIPE_CLOSED = 130, 141  # 128 + SIGINT, 128 + SIGPIPE, as shells have it
 _ECHO = 1.0  # seconds: the terminal sends SIGINT to the whole group, and a parent (make, npm, uv) may send it on
 _LONGEST = 2000  # characters of an error
@@ -145,7 +143,7 @@ def tell(prog: str, text: str) -> None:
     """Print a line on standard error, unless it is closed; the line is escaped, and cut if it is very long."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError):
-            print(wrapped(f"{prog}: {printable(text, _LONGEST)}", sys.stderr), file=sys.stderr)
+            print(f"{prog}: {printable(text, _LONGEST)}", file=sys.stderr)
 
 
 def _spare_stdout() -> None:

@@ -94,45 +94,30 @@ def _print(args: Arguments, out: Printer, by_state: dict[str, list[_Ended]], nby
 def _run(jobs: list[Job], count: int, end: Callable[[_Ended], None]) -> None:
     """Run all jobs, `count` at a time, and call `end` for each; one with a temporary fault is tried again at the end.
 
-    The last try of a job runs alone: a killed worker ends all others, too, and only then is its job known.
+    Each worker process is a pool of its own, so that the end of one is no fault of another's job.
     """
     waiting = deque((job, 1) for job in jobs)
-    while waiting:
-        with _workers(count) as workers:
-            _work_off(waiting, workers, count, end)
-
-
-def _work_off(
-    waiting: deque[tuple[Job, int]], workers: ProcessPoolExecutor, count: int, end: Callable[[_Ended], None]
-) -> None:
-    """Run jobs until none is left or a worker is killed; jobs that were running then go back to `waiting`."""
-    running: dict[Future[Outcome], tuple[Job, int]] = {}
-    killed = False
-    while running or (waiting and not killed):
-        while waiting and len(running) < count and not killed and _may_start(waiting[0][1], running):
-            job, tried = waiting.popleft()
-            try:
-                running[_submit(workers, job)] = job, tried
-            except BrokenProcessPool:
-                waiting.appendleft((job, tried))
-                killed = True
-        for future in wait(running, return_when=FIRST_COMPLETED).done:
-            job, tried = running.pop(future)
-            error = future.exception()
-            killed |= isinstance(error, BrokenProcessPool)
-            if isinstance(error, SourceError | BrokenProcessPool) and tried < _TRIES:
-                waiting.append((job, tried + 1))
-                continue
-            if error is None:
-                made = future.result()
-                end(_Ended(job, made.state, made.error, made.nbytes))
-            else:
-                end(_Ended(job, "failed", _error_line(job, error, tried)))
-
-
-def _may_start(tried: int, running: dict[Future[Outcome], tuple[Job, int]]) -> bool:
-    """Return True if a job may run beside the running ones."""
-    return not running or _TRIES not in (tried, *(others for _, others in running.values()))
+    running: dict[Future[Outcome], tuple[Job, int, ProcessPoolExecutor]] = {}
+    with _ending_workers():
+        idle = [_new_worker() for _ in range(count)]
+        while waiting or running:
+            while waiting and idle:
+                job, tried = waiting.popleft()
+                worker = idle.pop()
+                running[_submit(worker, job)] = job, tried, worker
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                job, tried, worker = running.pop(future)
+                error = future.exception()
+                idle.append(_new_worker() if isinstance(error, BrokenProcessPool) else worker)
+                if error is None:
+                    outcome = future.result()
+                    end(_Ended(job, outcome.state, outcome.error, outcome.nbytes))
+                elif isinstance(error, SourceError | BrokenProcessPool) and tried < _TRIES:
+                    waiting.append((job, tried + 1))
+                else:
+                    end(_Ended(job, "failed", _error_line(job, error, tried)))
+        for worker in idle:
+            worker.shutdown()
 
 
 def _error_line(job: Job, error: BaseException, tried: int) -> str:
@@ -147,34 +132,43 @@ def _error_line(job: Job, error: BaseException, tried: int) -> str:
     return f"{place}: a fault of zcrecord itself, {type(error).__name__}: {error}; please report it"
 
 
+def _new_worker() -> ProcessPoolExecutor:
+    """Return a pool of one process, which starts with its first job."""
+    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=_begin)
+
+
 @contextlib.contextmanager
-def _workers(count: int) -> Iterator[ProcessPoolExecutor]:
-    """Yield a pool of processes; an exception ends them as SIGTERM ends a command, so that no scratch file is left."""
+def _ending_workers() -> Iterator[None]:
+    """End the processes that a block started as SIGTERM ends a command, if it raises: no scratch file is left."""
     before = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"), initializer=_begin)
     try:
-        yield pool
+        yield
     except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in set(multiprocessing.active_children()) - before:
+        started = set(multiprocessing.active_children()) - before
+        for process in started:
             process.terminate()
+        for process in started:
+            process.join()
         raise
-    finally:
-        pool.shutdown(wait=True)
 
 
-def _submit(workers: ProcessPoolExecutor, job: Job) -> Future[Outcome]:
+def _submit(worker: ProcessPoolExecutor, job: Job) -> Future[Outcome]:
     """Submit a job; a process that this starts ignores Ctrl-C, which terminals send to all: the command ends it."""
-    if not hasattr(signal, "pthread_sigmask"):
-        return workers.submit(_work, job)
-    from multiprocessing import resource_tracker
+    blocks = hasattr(signal, "pthread_sigmask")
+    if blocks:
+        from multiprocessing import resource_tracker
 
-    resource_tracker.ensure_running()  # here, because its start unblocks SIGINT
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        resource_tracker.ensure_running()  # here, because its start unblocks SIGINT
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        return workers.submit(_work, job)
+        return worker.submit(_work, job)
+    except BrokenProcessPool as error:  # it was killed between two jobs
+        failed: Future[Outcome] = Future()
+        failed.set_exception(error)
+        return failed
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if blocks:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 # In a worker.

@@ -17,6 +17,7 @@ from zcrecord.archive.info import ModuleInfo, TensorInfo, child_of_type
 from zcrecord.archive.payload_source import is_twin
 from zcrecord.codec.conventions import REFERENCES_TYPE, TUNED_TYPE
 from zcrecord.codec.layout import NONE
+from zcrecord.dtypes import stored_name
 from zcrecord.errors import DependencyError, FormatError, LimitError, TensorNotFoundError, printable
 from zcrecord.record.record import Record
 
@@ -26,21 +27,16 @@ from .stdio import name_of, opened_archive
 
 _HASHED_UNASKED = 64 << 20  # bytes of payload whose content digest takes no noticeable time
 _GLANCE = 50  # attributes that `info` shows on a terminal
-COLUMNS = (
-    Column("tensor", breaks="fold"),
-    Column("dtype", leaves=2),
-    Column("shape", leaves=3, breaks="words"),
-    Column("bytes", "right", leaves=1),
-    Column("offset", "right", leaves=5),
-    Column("aligned", "right", leaves=6),
-    Column("tied", leaves=4, breaks="fold"),
+_COLUMNS = (
+    Column("tensor", least=40),
+    Column("dtype"),
+    Column("shape", least=16),
+    Column("bytes", "right"),
+    Column("offset", "right"),
+    Column("aligned", "right"),
+    Column("tied", least=20),
 )
-_TREE_COLUMNS = (
-    Column("name", breaks="fold"),
-    Column("what", leaves=3),
-    Column("bytes", "right", leaves=1),
-    Column("holds", leaves=2, breaks="words"),
-)
+_TREE_COLUMNS = Column("name", least=30), Column("what"), Column("bytes", "right"), Column("holds", least=20)
 
 
 def info_arguments(parser: Parser) -> None:
@@ -74,7 +70,7 @@ def _facts(record: Record, name: str) -> dict[str, Any]:
     decoded: dict[str, int] = {}
     groups: dict[int, tuple[int, int]] = {}  # payload -> bytes of its tensors, bytes of the largest
     for tensor in record.infos():
-        kind = types.setdefault(_dtype(tensor), {"tensors": 0, "nbytes": 0})
+        kind = types.setdefault(stored_name(tensor.dtype.code, tensor.bits), {"tensors": 0, "nbytes": 0})
         kind["tensors"] += 1
         kind["nbytes"] += tensor.nbytes
         if tensor.decoding is not None:
@@ -235,7 +231,7 @@ def ls(args: Arguments) -> int:
         elif args.json:
             out.json_array(map(_tensor_json, tensors))
         else:
-            out.table(COLUMNS, (_tensor_cells(t, out) for t in tensors))
+            out.table(_COLUMNS, (_tensor_cells(t, out) for t in tensors))
     return 0
 
 
@@ -258,12 +254,6 @@ def _picked(record: Record, sort: str, patterns: Sequence[str]) -> Iterable[Tens
     return sorted(tensors, key=(lambda t: t.name) if sort == "name" else (lambda t: -t.nbytes))
 
 
-def _dtype(tensor: TensorInfo) -> str:
-    """Return the type's name, with the bits of a stored element if they differ from the type's."""
-    natural = tensor.bits == tensor.dtype.bits
-    return tensor.dtype.name if natural else f"{tensor.dtype.name} in {tensor.bits} bits"
-
-
 def _tensor_cells(tensor: TensorInfo, out: Printer) -> tuple[str, ...]:
     others = len(tensor.tied) - 1
     tied = ""
@@ -271,7 +261,7 @@ def _tensor_cells(tensor: TensorInfo, out: Printer) -> tuple[str, ...]:
         tied = "= " + printable(tensor.tied[tensor.tied[0] == tensor.name])
         tied += f" and {others - 1} more" if others > 1 else ""
     numbers = out.number(tensor.nbytes), str(tensor.offset), str(tensor.alignment)
-    return shown(tensor.name), _dtype(tensor), str(list(tensor.shape)), *numbers, tied
+    return shown(tensor.name), stored_name(tensor.dtype.code, tensor.bits), str(list(tensor.shape)), *numbers, tied
 
 
 def _tensor_json(tensor: TensorInfo) -> dict[str, Any]:
@@ -311,7 +301,7 @@ def _node_cells(level: int, key: str, child: Any, out: Printer) -> tuple[str, ..
         kind = f"{child.kind} {shown(child.type_name)}" if child.type_name else child.kind
         return label, kind, out.number(child.nbytes), counted(child.tensors, "tensor")
     if isinstance(child, TensorInfo):
-        return label, _dtype(child), out.number(child.nbytes), str(list(child.shape))
+        return label, stored_name(child.dtype.code, child.bits), out.number(child.nbytes), str(list(child.shape))
     return label, "attribute", "", shown_value(child)
 
 

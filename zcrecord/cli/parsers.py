@@ -8,10 +8,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import re
 import stat
 import sys
-import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,10 +17,9 @@ from typing import Any, NoReturn
 from zcrecord import __version__
 from zcrecord.codec.layout import ALIGNMENT, VERSION, check_alignment
 from zcrecord.errors import LimitError, printable
-from zcrecord.storage.files import is_url
+from zcrecord.storage.files import is_url, parse_size
 
 from .registry import COMMANDS
-from .render import columns_of, wrapped
 
 
 class Arguments(argparse.Namespace):
@@ -33,27 +30,14 @@ class Arguments(argparse.Namespace):
         return {name: getattr(self, name) for name in names}
 
 
-class _HelpFormatter(argparse.HelpFormatter):
-    """Formatter of help texts whose usage line fits a narrow terminal."""
-
-    def _format_usage(self, *arguments: Any) -> str:
-        usage = super()._format_usage(*arguments)
-        width = columns_of(sys.stdout)
-        if max(map(len, usage.splitlines()), default=0) <= width:
-            return usage
-        together = re.sub(r"\[[^][]*\]", lambda match: match[0].replace(" ", "\0"), " ".join(usage.split()))
-        filled = textwrap.fill(together, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-        return filled.replace("\0", " ") + "\n\n"
-
-
 class Parser(argparse.ArgumentParser):
-    """A parser without abbreviations, whose output is no wider than the terminal.
+    """A parser without abbreviations.
 
     `declare` declares its arguments when they are first needed, so that only the module of one command is imported.
     """
 
     def __init__(self, *, declare: Callable[[Parser], None] | None = None, **options: Any) -> None:
-        super().__init__(allow_abbrev=False, formatter_class=_HelpFormatter, **options)
+        super().__init__(allow_abbrev=False, **options)
         self._declare = declare
 
     def declared(self) -> Parser:
@@ -122,7 +106,7 @@ class Parser(argparse.ArgumentParser):
         """Print the usage and the error, and end with status 2."""
         if sys.stderr is not None:
             self.print_usage(sys.stderr)
-            print(wrapped(f"{self.prog}: error: {message}", sys.stderr), file=sys.stderr)
+            print(f"{self.prog}: error: {message}", file=sys.stderr)
         self.exit(2)
 
 
@@ -210,12 +194,7 @@ def alignment(text: str) -> int:
 
 
 def size(text: str) -> int:
-    """Parse a number of bytes: '5GB' as people in this field write it (10^9), '5GiB', '5000'."""
-    number, unit = text.rstrip("BbKkMmGgTtIi"), text.lstrip("0123456789.").lower()
-    power = "kmgt".find(unit[:1]) + 1 if unit else 0
-    known = unit in ("", "b") or (power and unit[1:] in ("", "b", "ib"))
-    with contextlib.suppress(ValueError, OverflowError):
-        nbytes = int(float(number) * (1024 if unit[1:] == "ib" else 1000) ** power)
-        if known and nbytes > 0:
-            return nbytes
+    """Parse a number of bytes from 1 on, such as 5GB."""
+    if nbytes := parse_size(text):
+        return nbytes
     raise argparse.ArgumentTypeError(f"'{printable(text)}' is not a size, such as 5GB or 500MiB")

@@ -10,7 +10,6 @@ import contextlib
 import itertools
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,14 +26,8 @@ _PAGE = 1000  # rows of one table: rich keeps and measures all rows of a table
 _WHOLE = 1 << 31  # no text of an archive is longer
 _VALUE = 200  # characters of a value
 _ITEMS = 20  # items of a list, which may be a vocabulary
-_REFRESH = 0.05  # seconds between two looks of a progress bar
 _PLAIN_REFRESH = 10.0  # seconds between two lines where there is no terminal
-_USUAL = 80  # columns of a terminal of unknown width
 _GAP = 2  # columns between two of a table's
-_NAME = 20  # least width of a column of names; other columns are left out first
-_TEXT = 12  # least width of a column of notes
-_LONGEST_NUMBER = 24  # characters of a float, or of an integer of 64 bits with its comma
-_LABEL = 18  # least width of labels
 
 
 def shown(text: str) -> str:
@@ -80,68 +73,25 @@ def jsonable(value: Any) -> Any:
 
 
 class Column(NamedTuple):
-    """A column of a table. On a narrow terminal those with the highest `leaves` are left out first; 0 always stays.
-
-    A cell is broken anywhere ("fold", for names), between words ("words"), or not at all ("").
-    """
+    """A column of a table. With `least` its cells may be broken, to that width; else never."""
 
     heading: str
     side: Literal["left", "right"] = "left"
-    leaves: int = 0
-    breaks: Literal["", "words", "fold"] = ""
+    least: int = 0
 
 
-def fitting_widths(columns: Sequence[Column], rows: Sequence[tuple[str, ...]], width: int) -> list[int]:
-    """Return the width of each column of a table that is to fit into `width`; 0 for a column that is left out.
-
-    Columns of names are left out last. A number is never broken: a column too narrow for it is left out.
-    """
+def fitting(columns: Sequence[Column], rows: Sequence[tuple[str, ...]], width: int) -> int:
+    """Return how many of a table's columns fit into `width`; never less than two."""
     from rich.cells import cell_len  # here, because tables are for terminals
 
-    cells = [[column.heading, *(row[place] for row in rows)] for place, column in enumerate(columns)]
-    natural = [max(map(cell_len, column)) for column in cells]
-    least = natural[:]
+    widths = []
     for place, column in enumerate(columns):
-        if column.breaks == "words":
-            longest = max(cell_len(word) for cell in cells[place] for word in cell.split() or [""])
-            least[place] = min(natural[place], max(longest, _TEXT), _LONGEST_NUMBER)
-        elif column.breaks == "fold":
-            least[place] = min(natural[place], _TEXT if column.leaves else max(_NAME, width // 2))
-    visible = set(range(len(columns)))
-    while sum(least[place] + _GAP for place in visible) - _GAP > width:
-        first = max(columns[place].leaves for place in visible)
-        if not first:
-            break
-        visible -= {place for place in visible if columns[place].leaves == first}
-    spare = width - sum(least[place] + _GAP for place in visible) + _GAP
-    widths = [least[place] if place in visible else 0 for place in range(len(columns))]
-    for place in sorted(visible, key=lambda place: columns[place].leaves):
-        more = min(max(spare, 0), natural[place] - least[place])
-        widths[place], spare = widths[place] + more, spare - more
-    if spare < 0:  # narrower than any name should be
-        names = max(visible, key=lambda place: widths[place])
-        widths[names] = max(widths[names] + spare, 1)
-    return widths
-
-
-def columns_of(stream: TextIO | None) -> int:
-    """Return the width of a terminal, from the environment or the terminal itself; 80 if neither gives it."""
-    columns = os.environ.get("COLUMNS", "")
-    if columns.isascii() and columns.isdigit() and int(columns):
-        return int(columns)
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        return os.get_terminal_size(stream.fileno()).columns or _USUAL  # type: ignore[union-attr]
-    return _USUAL
-
-
-def wrapped(text: str, stream: TextIO) -> str:
-    """Return a line broken between words, never within a number, if the stream is a terminal; else the line itself."""
-    if not stream.isatty() or len(text) <= (width := columns_of(stream)):
-        return text
-    import textwrap  # here, because most lines fit
-
-    wrapper = textwrap.TextWrapper(width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-    return wrapper.fill(text)
+        natural = max(map(cell_len, [column.heading, *(row[place] for row in rows)]))
+        widths.append(min(natural, column.least or natural))
+    count = len(columns)
+    while count > 2 and sum(widths[:count]) + _GAP * (count - 1) > width:
+        count -= 1
+    return count
 
 
 class Printer:
@@ -162,11 +112,7 @@ class Printer:
         return human(nbytes) if self.pretty else f"{nbytes} bytes"
 
     def line(self, text: str) -> None:
-        """Print one line, on a terminal broken between words; the text is escaped already."""
-        if self._stream is not None:
-            print(wrapped(text, self._stream), file=self._stream)
-
-    def _print(self, text: str) -> None:
+        """Print one line; the text is escaped already."""
         if self._stream is not None:
             print(text, file=self._stream)
 
@@ -176,68 +122,49 @@ class Printer:
             for label, value in itertools.chain([("file", title)], rows):
                 self.line(f"{label}: {value}")
             return
-        console, (table_type, text, _) = self.console(), _rich()
-        console.print(text(title, style="bold"))
-        labelled = [(f"  {label}", value) for label, value in rows]
-        most = max(console.width // 3, _LABEL)
-        width = max((len(label) for label, _ in labelled if len(label) <= most), default=0)
-        for label, value in labelled:
-            if len(label) > width:  # contains a name: printed above its value, so that neither is narrow
-                console.print(text(label, style="cyan", overflow="fold"))
-            grid = table_type.grid(padding=(0, 2, 0, 0))
-            grid.add_column(style="cyan", width=width)
-            grid.add_column(overflow="fold")
-            grid.add_row(text(label if len(label) <= width else ""), text(value))
-            console.print(grid)
+        table_type, text, _ = _rich()
+        grid = table_type.grid(padding=(0, 2, 0, 0))
+        grid.add_column(style="cyan", overflow="fold")
+        grid.add_column(overflow="fold")
+        for label, value in rows:
+            grid.add_row(text(f"  {label}"), text(value))
+        self.console().print(text(title, style="bold"), grid, sep="\n")
 
-    def table(
-        self,
-        columns: Sequence[Column],
-        rows: Iterable[tuple[str, ...]],
-        narrow: Callable[[tuple[str, ...]], str] | None = None,
-    ) -> None:
-        """Print rows under headings, at most as wide as the terminal; into a pipe, lines of cells separated by tabs.
+    def table(self, columns: Sequence[Column], rows: Iterable[tuple[str, ...]]) -> None:
+        """Print rows under headings; into a pipe, lines of cells separated by tabs.
 
-        If the terminal is too narrow, columns with `leaves` are left out; or, with `narrow`, each row becomes the line
-        that `narrow` returns.
+        If the terminal is too narrow, the last columns are left out.
         """
         if not self.pretty:
             for row in rows:
                 self.line("\t".join(row))
             return
-        console = self.console()
-        missing: dict[str, None] = {}
-        rest = iter(rows)
+        console, rest, fewest = self.console(), iter(rows), len(columns)
         while page := list(itertools.islice(rest, _PAGE)):
-            widths = fitting_widths(columns, page, console.width)
-            if narrow is not None and not all(widths):
-                for row in page:
-                    self.line(narrow(row))
-                continue
-            console.print(_table(columns, page, widths))
-            missing |= dict.fromkeys(c.heading for c, width in zip(columns, widths, strict=True) if not width)
-        if missing:
-            self.line(f"no room for {', '.join(missing)}; --json shows them")
+            count = fitting(columns, page, console.width)
+            console.print(_table(columns[:count], page))
+            fewest = min(fewest, count)
+        if fewest < len(columns):
+            self.line(f"no room for {', '.join(column.heading for column in columns[fewest:])}; --json shows them")
 
     def console(self) -> Any:
         """Return rich's console for the terminal."""
         _rich()
         from rich.console import Console
 
-        width, height = columns_of(self._stream), 25  # without a height, rich ignores the width of a dumb terminal
-        return Console(file=self._stream, width=width, height=height, markup=False, highlight=False, emoji=False)
+        return Console(file=self._stream, markup=False, highlight=False, emoji=False)
 
     def json(self, value: Any) -> None:
         """Print a value as JSON."""
-        self._print(json.dumps(value, indent=1, allow_nan=False))
+        self.line(json.dumps(value, indent=1, allow_nan=False))
 
     def json_array(self, items: Iterable[Any]) -> None:
         """Print a JSON array, an item to a line."""
         before = "["
         for item in items:
-            self._print(before)
+            self.line(before)
             before = json.dumps(item, allow_nan=False) + ","
-        self._print(before.rstrip(",") + "\n]")
+        self.line(before.rstrip(",") + "\n]")
 
 
 def printers(quiet: bool = False) -> tuple[Printer, Printer]:
@@ -256,15 +183,13 @@ def print_report(args: Any, report: Any, lines: Callable[[Any, Printer], Iterabl
     return 0
 
 
-def _table(columns: Sequence[Column], rows: Sequence[tuple[str, ...]], widths: Sequence[int]) -> Any:
+def _table(columns: Sequence[Column], rows: Sequence[tuple[str, ...]]) -> Any:
     table_type, text, box = _rich()
     table = table_type(box=box, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    visible = [place for place, width in enumerate(widths) if width]
-    for place in visible:
-        column = columns[place]
-        table.add_column(column.heading, justify=column.side, width=widths[place], overflow="fold")
+    for column in columns:
+        table.add_column(column.heading, justify=column.side, no_wrap=not column.least, overflow="fold")
     for row in rows:
-        table.add_row(*(text(row[place]) for place in visible))
+        table.add_row(*map(text, row[: len(columns)]))
     return table
 
 
@@ -282,21 +207,9 @@ def _rich() -> tuple[Any, Any, Any]:
 @contextlib.contextmanager
 def showing_progress(label: str, printer: Printer) -> Iterator[Progress]:
     """Yield a progress callback: it shows a bar that disappears at the end or, into a pipe, a line now and then."""
-
-    def print_line(done: int, total: int | None, seconds: float) -> None:
-        share = f" of {human(total)}, {100 * done // max(total, 1)}%" if total is not None else ""
-        left = f", {seconds * (total - done) / done:.0f} s left" if total is not None and done else ""
-        printer.line(f"{label}: {human(done)}{share}, {human(int(done / max(seconds, 1e-3)))}/s{left}")
-
-    if printer.pretty:
-        with _bar(label, printer) as update:
-            yield _throttled(update, _REFRESH, at_once=True)
-    else:
-        yield _throttled(print_line, _PLAIN_REFRESH, at_once=False)
-
-
-@contextlib.contextmanager
-def _bar(label: str, printer: Printer) -> Iterator[Callable[[int, int | None, float], None]]:
+    if not printer.pretty:
+        yield _progress_lines(label, printer)
+        return
     _rich()
     from rich import progress as p
 
@@ -304,14 +217,13 @@ def _bar(label: str, printer: Printer) -> Iterator[Callable[[int, int | None, fl
     columns = text, p.BarColumn(), size, p.TransferSpeedColumn(), p.TimeRemainingColumn()
     with p.Progress(*columns, console=printer.console(), transient=True) as bar:
         task = bar.add_task(label, total=None)
-        yield lambda done, total, _: bar.update(task, completed=done, total=total)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _throttled(show: Callable[[int, int | None, float], None], every: float, *, at_once: bool) -> Progress:
-    """Return a callback that calls `show` at most once in `every` seconds, with the seconds since its own first call.
+def _progress_lines(label: str, printer: Printer) -> Progress:
+    """Return a progress callback that prints a line every ten seconds.
 
-    With `at_once` the first call is shown, and the last. The clock starts late because imports take longer than many
-    conversions.
+    The clock starts with the first call, because imports take longer than many conversions.
     """
     started = due = -math.inf
 
@@ -319,11 +231,14 @@ def _throttled(show: Callable[[int, int | None, float], None], every: float, *, 
         nonlocal started, due
         now = time.monotonic()
         if started < 0:
-            started, due = now, now + (0 if at_once else every)
-        if total is not None and done > total:
-            total = None  # an ONNX model's external data, which the total does not include
-        if now >= due or (at_once and done == total):
-            due = now + every
-            show(done, total, now - started)
+            started, due = now, now + _PLAIN_REFRESH
+        if now < due:
+            return
+        due, seconds = now + _PLAIN_REFRESH, now - started
+        share = left = ""
+        if total is not None and done <= total:  # more is an ONNX model's external data, which the total leaves out
+            share = f" of {human(total)}, {100 * done // max(total, 1)}%"
+            left = f", {seconds * (total - done) / done:.0f} s left" if done else ""
+        printer.line(f"{label}: {human(done)}{share}, {human(int(done / max(seconds, 1e-3)))}/s{left}")
 
     return progress

@@ -7,7 +7,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO
+from typing import Any
 
 from zcrecord.archive.archive import Embedded
 from zcrecord.errors import SourceError
@@ -80,12 +80,3 @@ def check_file(path: str, advice: str = "copy it to one, and give that") -> None
         mode = os.stat(path).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise SourceError(f"not a regular file; {advice}", path=path)
-
-
-def size_ahead(stream: BinaryIO) -> int | None:
-    """Return the bytes that are left to read of a regular file; None for a pipe."""
-    with contextlib.suppress(OSError, ValueError):
-        status = os.fstat(stream.fileno())
-        if stat.S_ISREG(status.st_mode):
-            return max(status.st_size - stream.tell(), 0)
-    return None

@@ -36,41 +36,41 @@ def verify(args: Arguments) -> int:
     .onnx file whose weights lie in an archive (to-onnx --external), check that the archive is still the same."""
     name = name_of(args.file)
     out, errors = printers(args.quiet)
+    is_model = args.file.lower().endswith(".onnx") and args.embedded is None
+    result: dict[str, Any] = {"file": name, "ok": True}
     with located(name):
-        if args.file.lower().endswith(".onnx") and args.embedded is None:
-            _check_model(args, out, errors)
-        else:
-            _check_archive(args, name, out, errors)
+        try:
+            facts = (_check_model if is_model else _check_archive)(args, result, out, errors)
+        except RecordError as error:
+            damage = error.damage
+            if args.json:
+                listed = {} if is_model else {"damage": [asdict(d) for d in damage]}
+                out.json({**result, "ok": False, "error": error_json(error), **listed})
+            elif len(damage) > 1 or any(d.nbytes and not d.tensors for d in damage):  # the error names a single tensor
+                for d in damage:
+                    out.line(f"{shown(d.path or name)}: {_damage_line(d)}")
+            raise
+    if args.json:
+        out.json(result)
+    else:
+        out.line(f"{shown(name)}: OK, {facts}")
+        if result.get("content_digest"):
+            out.line(f"{shown(name)}: {result['content_digest']}")
     return 0
 
 
-def _check_archive(args: Arguments, name: str, out: Printer, errors: Printer) -> None:
-    """Check an archive at the level of --level; print that it is valid, or every damaged range, and raise."""
+def _check_archive(args: Arguments, result: dict[str, Any], out: Printer, errors: Printer) -> str:
+    """Check an archive at the level of --level; add what is known of it to the result, and return that in words."""
     level: Verify = args.level
-    result: dict[str, Any] = {"file": name, "ok": True, "level": level}
-    source = source_of(args.file)
-    try:
-        with load_record(source, verify="touch" if level == "touch" else "index", embedded=args.embedded) as record:
-            _check_at(level, record, errors)
-            result |= {"tensors": len(record), "archive_nbytes": record.archive_nbytes, "content_digest": None}
-            if args.digest:
-                with showing_progress("hashing", errors) as progress:
-                    result["content_digest"] = record.content_digest(progress=progress)
-    except RecordError as error:
-        damage = error.damage
-        if args.json:
-            out.json({**result, "ok": False, "error": error_json(error), "damage": [asdict(d) for d in damage]})
-        elif len(damage) > 1 or any(d.nbytes and not d.tensors for d in damage):  # the error names a single tensor
-            for d in damage:
-                out.line(f"{shown(d.path or name)}: {_damaged(d)}")
-        raise
-    if args.json:
-        out.json(result)
-        return
-    size = out.size(result["archive_nbytes"])
-    out.line(f"{shown(name)}: OK, {counted(result['tensors'], 'tensor')}, {size}, checked: {level}")
-    if args.digest:
-        out.line(f"{shown(name)}: {result['content_digest']}")
+    result["level"] = level
+    verify: Verify = "touch" if level == "touch" else "index"
+    with load_record(source_of(args.file), verify=verify, embedded=args.embedded) as record:
+        _check_at(level, record, errors)
+        result |= {"tensors": len(record), "archive_nbytes": record.archive_nbytes, "content_digest": None}
+        if args.digest:
+            with showing_progress("hashing", errors) as progress:
+                result["content_digest"] = record.content_digest(progress=progress)
+    return f"{counted(result['tensors'], 'tensor')}, {out.size(result['archive_nbytes'])}, checked: {level}"
 
 
 def _check_at(level: Verify, record: Record, errors: Printer) -> None:
@@ -88,8 +88,8 @@ def _check_at(level: Verify, record: Record, errors: Printer) -> None:
         check_indexes(record.archive)
 
 
-def _damaged(damage: Damage) -> str:
-    """Return a damaged range and its users in one line."""
+def _damage_line(damage: Damage) -> str:
+    """Return a damaged range, its users and its fault as one line."""
     users = [("tensor", damage.tensors), ("attribute", damage.attributes), ("metadata", damage.metadata)]
     labels = [f"{kind} '{shown(name)}'" for kind, names in users for name in names[:_GLANCE]]
     more = sum(len(names[_GLANCE:]) for _, names in users)
@@ -99,19 +99,12 @@ def _damaged(damage: Damage) -> str:
     return f"{place}{damage.what}"
 
 
-def _check_model(args: Arguments, out: Printer, errors: Printer) -> None:
-    """Check that the archive beside an ONNX model is the one that the model was written for, and print the result."""
+def _check_model(args: Arguments, result: dict[str, Any], out: Printer, errors: Printer) -> str:
+    """Check that the archive beside an ONNX model is the one that the model was written for; as `_check_archive`."""
     from zcrecord import onnx
 
-    try:
-        with showing_progress("verifying", errors) as progress:
-            report = onnx.verify_external(args.file, full=args.level == "full", progress=progress)
-    except RecordError as error:
-        if args.json:
-            out.json({"file": args.file, "ok": False, "error": error_json(error)})
-        raise
-    if args.json:
-        out.json({"file": args.file, "ok": True, **asdict(report)})
-        return
+    with showing_progress("verifying", errors) as progress:
+        report = onnx.verify_external(args.file, full=args.level == "full", progress=progress)
+    result |= asdict(report)
     facts = f"{counted(report.tensors, 'tensor')}, {out.size(report.nbytes)} in {shown(report.archive)}"
-    out.line(f"{shown(args.file)}: OK, {facts}, checked: {'full' if report.full else 'index'}")
+    return f"{facts}, checked: {'full' if report.full else 'index'}"

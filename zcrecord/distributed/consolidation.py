@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Any
 
-from zcrecord.codec.layout import ALIGNMENT
-from zcrecord.storage.files import Binary, Progress, is_url
+from zcrecord.storage.files import Binary, is_url
 from zcrecord.writing.writers import ConvertReport
 
 
-def consolidate(
-    path: str | os.PathLike[str],
-    dest: str | os.PathLike[str] | Binary,
-    *,
-    force: bool = False,
-    alignment: int = ALIGNMENT,
-    durable: bool = True,
-    max_shard_size: int | None = None,
-    progress: Progress | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-) -> ConvertReport:
+def consolidate(path: str | os.PathLike[str], dest: str | os.PathLike[str] | Binary, **options: Any) -> ConvertReport:
     """Write a checkpoint by many ranks as one file with whole tensors; in a few MiB of memory, and without torch.
 
     Everything comes along: the model, the optimizer's state, plain values; tied tensors stay tied. Tensors that are
@@ -32,10 +20,7 @@ def consolidate(
         path: the folder of the checkpoint, or its catalogue; a URL's is fetched into memory first.
         dest: a path, a URL or a file object for an archive, or for another format that `convert` writes; into a folder
             goes model.zcr.
-        force: replace a file that is there.
-        alignment, durable, storage_options: those of `zcrecord.save_record`; the last for `path`, too.
-        max_shard_size: write files of at most so many bytes of tensors, each whole in one, and a catalogue of them.
-        progress: called with the bytes of tensors written, and those to be.
+        options: those of `convert`, such as `force`, `max_shard_size` and `progress`.
 
     Raises:
         FormatError: it is no archive, or its pieces do not make up its tensors. SourceError: a file is missing, or the
@@ -52,14 +37,4 @@ def consolidate(
 
     from .folder import catalogue_of
 
-    return convert(
-        catalogue_of(path) if is_url(path) else path,
-        dest,
-        source_format="zcr",
-        force=force,
-        alignment=alignment,
-        durable=durable,
-        max_shard_size=max_shard_size,
-        progress=progress,
-        storage_options=storage_options,
-    )
+    return convert(catalogue_of(path) if is_url(path) else path, dest, source_format="zcr", **options)

@@ -271,7 +271,7 @@ class Outline:
         table, octets = PayloadTable(index.payloads, False, 0), first.octets.toreadonly()
         source: FileSource
         if self._files in ([], [first]):
-            source = (source_in or default_source_in)(first._replace(octets=octets), octets, table)
+            source = (source_in or default_source_in)(first, octets, table)  # bytes that were read stay writable there
         else:
             # Of a remote file only what is fetched is in memory; bytes of attributes lie behind it in the row.
             remote = source_in is not None and self._files[0] is first

@@ -133,8 +133,14 @@ def convert(
             source_path, fetch = remote.shown, partial(fetched, remote, str(source), storage_options)
         given, kind = stack.enter_context(_recognised(remote or source, source_path, source_format, fetch))
         options = force, alignment, durable, max_shard_size, metadata, progress or (lambda *_: None), storage_options
-        work = _Conversion(started, source_path, path_or_none(dest), *options)
-        report = work.run(kind, given, target, dest)
+        work = _Conversion(started, path_or_none(dest), *options)
+        stack.enter_context(located(path=source_path))
+        if target == ARCHIVE:
+            report = work.to_archive(kind, given, dest)
+        elif kind == ARCHIVE:
+            report = work.from_archive(given, target, dest)
+        else:
+            report = work.through_archive(kind, given, target, dest)
     seconds = time.perf_counter() - started
     return dataclasses.replace(report, source=source_path, dest=dest_path, seconds=seconds)
 
@@ -162,7 +168,6 @@ class _Conversion:
     """One conversion, with its options."""
 
     started: float
-    source_path: str | None
     dest_path: str | None
     force: bool
     alignment: int
@@ -171,15 +176,6 @@ class _Conversion:
     metadata: Metadata | None
     progress: Progress
     storage_options: Mapping[str, Any] | None
-
-    def run(self, kind: str, given: Any, target: str, dest: Any) -> ConvertReport:
-        """Convert; errors name the source."""
-        with located(path=self.source_path):
-            if target == ARCHIVE:
-                return self.to_archive(kind, given, dest)
-            if kind == ARCHIVE:
-                return self.from_archive(given, target, dest)
-            return self.through_archive(kind, given, target, dest)
 
     def to_archive(self, kind: str, given: Any, dest: Any) -> ConvertReport:
         """Convert a source of any format to an archive."""

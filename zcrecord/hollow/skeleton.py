@@ -6,7 +6,7 @@ Allocates memory for the payloads, and reads and verifies them in one forward pa
 
 from __future__ import annotations
 
-import io
+import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,10 +21,11 @@ from zcrecord.codec.digests import RunningDigest
 from zcrecord.codec.entries import PayloadId
 from zcrecord.codec.index import Index
 from zcrecord.codec.layout import ALIGNMENT, HEADER_SIZE, NONE, plan_payloads
-from zcrecord.errors import IntegrityError, SourceError, UnsupportedError
+from zcrecord.errors import IntegrityError, SourceError, located
 from zcrecord.storage.memory import Memory, aligned
+from zcrecord.storage.stream_reader import StreamReader
 
-_CHUNK = 1 << 20  # bytes read from a file at a time
+_CHUNK = 1 << 20  # bytes verified at a time
 
 
 class _Expected(NamedTuple):
@@ -111,16 +112,17 @@ class RecordSkeleton:
         Payloads that lie in the same place come together. Read all chunks before the next payload; each is valid until
         the next is read. A file that can seek skips the rest.
         """
-        reader = _ForwardFile(file, self.path)
-        if self.header:
-            start = b"".join(map(bytes, reader.chunks(0, HEADER_SIZE)))
-            if start != self.header and (start[:8] != self.header[:8] or any(start[10:60])):  # all zeros: not sealed
-                raise IntegrityError("the file is not the archive that the hollow record is of", path=self.path)
         groups: dict[tuple[int, int, int], list[int]] = {}
         for number in sorted(wanted):
             groups.setdefault(self.places[number].item(), []).append(number)
-        for (offset, nbytes, _), numbers in groups.items():
-            yield numbers, self._verified(reader.chunks(offset, nbytes), numbers)
+        with located(path=self.path):
+            reader = StreamReader(file)
+            if self.header:
+                start = b"".join(_chunks(reader, file, 0, HEADER_SIZE))
+                if start != self.header and (start[:8] != self.header[:8] or any(start[10:60])):  # zeros: not sealed
+                    raise IntegrityError("the file is not the archive that the hollow record is of")
+            for (offset, nbytes, _), numbers in groups.items():
+                yield numbers, self._verified(_chunks(reader, file, offset, nbytes), numbers)
 
     @property
     def has_digests(self) -> bool:
@@ -219,47 +221,14 @@ def _sha256(data: Any = b"") -> Any:
     return hashlib.sha256(data)
 
 
-class _ForwardFile:
-    """A binary file object that is read forward, into one buffer; offsets count from its first position."""
-
-    def __init__(self, file: Any, path: str | None) -> None:
-        if isinstance(file, io.TextIOBase):
-            raise UnsupportedError("the file was opened as text; open it as bytes, with mode 'rb'", path=path)
-        if getattr(file, "closed", False) is True:
-            raise SourceError("the file object is closed; open it again", path=path)
-        self._file, self._path = file, path
-        self._position = 0
-        self._buffer = memoryview(bytearray(_CHUNK))
-        self._seekable = callable(getattr(file, "seekable", None)) and file.seekable()
-
-    def chunks(self, offset: int, nbytes: int) -> Iterator[memoryview]:
-        """Yield the bytes from an offset on; all of them, or raise SourceError."""
-        if self._seekable and offset > self._position:
-            self._file.seek(offset - self._position, 1)
-            self._position = offset
-        for _ in self._read(offset):
-            pass
-        yield from self._read(offset + nbytes)
-
-    def _read(self, end: int) -> Iterator[memoryview]:
-        while self._position < end:
-            try:
-                count = self._readinto(self._buffer[: min(end - self._position, _CHUNK)])
-            except OSError as error:
-                raise SourceError(f"cannot be read: {error}", path=self._path, errno=error.errno) from error
-            if not count:
-                message = f"the file ends at {self._position:#x}, {end:#x} bytes are needed"
-                raise SourceError(message, path=self._path)
-            self._position += count
-            yield self._buffer[:count].toreadonly()
-
-    def _readinto(self, target: memoryview) -> int:
-        if hasattr(self._file, "readinto"):
-            return int(self._file.readinto(target) or 0)
-        data = self._file.read(len(target)) or b""
-        if not isinstance(data, bytes | bytearray | memoryview) or len(data) > len(target):
-            kind, most = type(data).__name__, len(target)
-            message = f"read({most}) gave a {kind} of {len(data)}, not at most {most} bytes"
-            raise UnsupportedError(message, path=self._path)
-        target[: len(data)] = data
-        return len(data)
+def _chunks(reader: StreamReader, file: Any, offset: int, nbytes: int) -> Iterator[memoryview]:
+    """Yield a range of the file under a reader, which is passed forward; SourceError if the file ends before."""
+    if offset > reader.position and callable(getattr(file, "seekable", None)) and file.seekable():
+        file.seek(offset - reader.position, os.SEEK_CUR)
+        reader.position = offset
+    for end, wanted in ((offset, False), (offset + nbytes, True)):
+        while reader.position < end:
+            if not len(chunk := reader.piece(end - reader.position)):
+                raise SourceError(f"the file ends at {reader.position:#x}, {end:#x} bytes are needed")
+            if wanted:
+                yield chunk.toreadonly()

@@ -10,7 +10,6 @@ import io
 import threading
 from collections.abc import Callable
 from functools import cached_property
-from math import prod
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ import numpy as np
 
 from zcrecord import dtypes
 from zcrecord.dtypes import DType
-from zcrecord.errors import FillError, ProducerError, RecordError
+from zcrecord.errors import FillError, FormatError, ProducerError, RecordError
 from zcrecord.tensors import interop
 from zcrecord.tensors.lazy import Pieces
 from zcrecord.tensors.packed import PackedTensor, StringTensor
@@ -28,7 +27,6 @@ from zcrecord.writing import flatten
 from .state import FillState, HollowConstant
 
 _PIECE = 1 << 20  # bytes that are copied to a strided tensor at a time
-_AS_STRINGS = "StringTensor.from_strings(...).data has such bytes"
 
 
 class MemoryTarget:
@@ -145,7 +143,7 @@ class ConstantWriter:
         if self._plain or (info.dtype.packed and info.bits == info.dtype.bits):
             return Pieces(info.dtype, info.shape)
         if info.dtype is dtypes.STRING and self.constant.nbytes:
-            return _CountedStrings(self.constant.nbytes, prod(info.shape))
+            return _CountedStrings(self.constant.nbytes, info.shape)
         return _CountedBytes(self.constant.nbytes)
 
     def write(self, chunk: Any) -> None:
@@ -278,37 +276,22 @@ class _CountedBytes(Pieces):
 
 
 class _CountedStrings(_CountedBytes):
-    """Counts the bytes of a tensor of strings and checks their ends (R71), in chunks of any size."""
+    """Counts the bytes of a tensor of strings, keeps them, and checks them when all have come (R71)."""
 
-    def __init__(self, due: int, count: int) -> None:
+    def __init__(self, due: int, shape: tuple[int, ...]) -> None:
         super().__init__(due)
-        self._table = due - 8 * (count + 1)  # the offset of the ends, behind the padding
-        self._position = 0
-        self._before = b""  # the last bytes before the ends, which may be padding
-        self._rest = b""  # of an end that is cut in two
-        self._end = -1  # the last one so far
+        self._shape, self._octets = shape, bytearray()
 
     def take(self, piece: Any) -> memoryview:
-        """Return a piece's bytes; also raises ProducerError for ends that do not ascend."""
+        """Return a piece's bytes, and keep a copy of them."""
         data = super().take(piece)
-        text = data[: max(0, self._table - self._position)]
-        self._before = (self._before + bytes(text[-8:]))[-8:]
-        self._position += len(data)
-        ends = self._rest + bytes(data[len(text) :])
-        count = len(ends) // 8
-        self._rest = ends[8 * count :]
-        if count:
-            numbers = np.frombuffer(ends, "<u8", count)
-            first = self._end < 0
-            if (first and numbers[0]) or int(numbers[0]) < self._end or (numbers[1:] < numbers[:-1]).any():
-                raise ProducerError(f"its strings' ends do not ascend from 0; {_AS_STRINGS}")
-            self._end = int(numbers[-1])
+        self._octets += data
         return data
 
     def finish(self) -> None:
-        """Raise ProducerError unless all bytes have come, and the last end fits the strings' bytes."""
+        """Raise ProducerError unless all bytes have come, and are strings."""
         super().finish()
-        behind = self._table - self._end
-        if not 0 <= behind < 8 or any(self._before[len(self._before) - behind :]):
-            reason = f"its strings do not end where their {self._table} bytes do, but for zeros to a multiple of 8"
-            raise ProducerError(f"{reason}; {_AS_STRINGS}")
+        try:
+            StringTensor(np.frombuffer(self._octets, np.uint8), self._shape)
+        except FormatError as error:
+            raise ProducerError(f"{error.message}; StringTensor.from_strings(...).data has such bytes") from error

@@ -170,10 +170,7 @@ def _place(archive: Archive, i: int) -> Key:
 
 def _described_tensor(archive: Archive, i: int) -> str:
     code, bits, shape = _kind(archive, i)
-    kind = dtypes.by_code.get(code)
-    name = f"unknown {code}" if kind is None else kind.name
-    stored = "" if kind is not None and kind.bits == bits else f" in {bits} bits"
-    return f"{name}{stored} [{', '.join(map(str, shape))}]"
+    return f"{dtypes.stored_name(code, bits)} [{', '.join(map(str, shape))}]"
 
 
 def _moved(a: Archive, b: Archive) -> Iterator[Change]:

@@ -188,7 +188,7 @@ def _tensors(archive: Archive) -> dict[str, Any]:
     steps: dict[str, int] = {}
     dtype, shape, strided = [], [], {}
     for i, row in enumerate(map(TensorEntry._make, ix.tensors.tolist())):
-        dtype.append(types.setdefault(_type_name(row.dtype, row.bits), len(types)))
+        dtype.append(types.setdefault(dtypes.stored_name(row.dtype, row.bits), len(types)))
         dims = archive.shape(row)
         shape.append(shapes.setdefault(str(list(dims)), len(shapes)))
         if (strides := archive.strides(row)) is not None:
@@ -206,13 +206,6 @@ def _tensors(archive: Archive) -> dict[str, Any]:
     }
     named = {"dtypes": list(types), "shapes": list(shapes), "strides": list(steps)}
     return {**named, "tensors": columns, "strided": strided}
-
-
-def _type_name(code: int, bits: int) -> str:
-    known = dtypes.by_code.get(code)
-    if known is None:
-        return f"unknown {code}"
-    return known.name if known.bits == bits else f"{known.name} in {bits} bits"
 
 
 def _modules(ix: Index) -> dict[str, Any]:

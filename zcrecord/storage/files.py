@@ -28,6 +28,7 @@ Binary = IO[bytes] | io.RawIOBase | io.BufferedIOBase
 Progress = Callable[[int, int | None], None]  # bytes done, bytes in all where that is known
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::[A-Za-z][A-Za-z0-9+.-]+)*://")
+_SIZE = re.compile(r"(\d{1,20}(?:\.\d*)?|\.\d+) *(?:([KMGT])(i(?=B))?)?B?", re.IGNORECASE | re.ASCII)
 _REGULAR = sum(getattr(os, name, 0) for name in ("O_BINARY", "O_CLOEXEC", "O_NONBLOCK"))  # a pipe would wait otherwise
 
 
@@ -75,6 +76,15 @@ def is_url(source: Any) -> TypeGuard[str]:
     A file in a folder named `https:` is reached by a `pathlib.Path`, or with `./` before its path.
     """
     return isinstance(source, str) and "://" in source and _URL.match(source) is not None
+
+
+def parse_size(text: str) -> int | None:
+    """Return a number of bytes as people in this field write it: "5GB" (10^9), "5GiB", "5000"; None for other text."""
+    if (match := _SIZE.fullmatch(text)) is None:
+        return None
+    number, letter, binary = match.groups()
+    power = "KMGT".index(letter.upper()) + 1 if letter else 0
+    return int(float(number) * (1024 if binary else 1000) ** power)
 
 
 def absolute_path(path: str) -> str:

@@ -179,6 +179,9 @@ def read_into(stream: Any, buffer: Any, path: str | None = None) -> int | None:
         raise read_error(error, path) from error
     if data is None:
         return None
+    if not isinstance(data, bytes | bytearray | memoryview) or len(data) > len(buffer):
+        most = len(buffer)
+        raise UnsupportedError(f"read({most}) gave a {type(data).__name__} of {len(data)}, not at most {most} bytes")
     buffer[: len(data)] = data
     return len(data)
 

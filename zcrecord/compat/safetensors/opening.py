@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
@@ -16,22 +15,14 @@ from typing import Any
 import numpy as np
 
 from zcrecord.archive import subset
-from zcrecord.archive.archive import Archive
-from zcrecord.codec.entries import ModuleKind, TensorLayout, in_memory
-from zcrecord.codec.index import PAYLOAD
-from zcrecord.codec.layout import MAGIC, NONE
 from zcrecord.dtypes import STRING, from_numpy
-from zcrecord.errors import DependencyError, RecordError, TensorNotFoundError, UnsupportedError, located
-from zcrecord.foreign.safetensors_header import check_length, decode_header
+from zcrecord.errors import DependencyError, RecordError, TensorNotFoundError, UnsupportedError
 from zcrecord.frameworks.torch import import_torch, torch_device
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
-from zcrecord.record.save import metadata_entries, save_record
-from zcrecord.storage.files import path_of, read_start
-from zcrecord.storage.memory import Memory, buffer_of, map_file, read_file
+from zcrecord.record.save import save_record
 from zcrecord.tensors.lazy import LazyTensor
 from zcrecord.tensors.packed import PackedTensor, StringTensor
-from zcrecord.writing.flatten import FlatRecord
 
 SafetensorError = RecordError
 
@@ -229,54 +220,7 @@ def open_record(source: Any, *, backend: str = "mmap", writable: bool = True) ->
     """
     if backend not in ("mmap", "pread"):
         raise UnsupportedError(f"backend {backend!r} is not known; 'mmap' or 'pread'")
-    if not _is_safetensors(source):
-        return load_record(source, mode="c" if writable else "r", mmap=backend == "mmap")
-    path = path_of(source) if isinstance(source, str | os.PathLike) else None
-    if path is None or backend == "pread":
-        memory = Memory(buffer_of(source) if path is None else read_file(path, least=0).octets)
-    else:
-        memory = map_file(path, least=0)
-    with located(path=path):
-        archive = _archive(memory)
-        return Record(archive.private() if writable else archive)
-
-
-def _archive(memory: Memory) -> Archive:
-    """Return a safetensors file as an archive: views of it, under an index made for it. Reads no payload byte."""
-    octets = memory.octets.toreadonly()
-    length = check_length(bytes(octets[:64]), len(octets))
-    start = 8 + length
-    decoded = decode_header(bytes(octets[8:start]), len(octets) - start)
-    names, count = decoded.names, len(decoded.names)
-    entries = FlatRecord(ModuleKind.MAPPING, "")  # every name whole, so that they come back as they are
-    entries.names = names
-    entries.key_sizes = list(map(len, names if "".join(names).isascii() else map(str.encode, names)))
-    entries.parents, entries.places = [0] * count, list(range(count))
-    entries.layout_ids = decoded.form_ids
-    entries.layouts = [TensorLayout(kind.code, kind.bits, shape) for kind, shape in decoded.forms]
-    bounds = np.array(decoded.bounds, np.uint64)
-    sizes = np.diff(bounds)
-    some = sizes > 0
-    entries.payload_rows = np.zeros(np.count_nonzero(some), PAYLOAD)
-    entries.payload_rows["offset"], entries.payload_rows["nbytes"] = bounds[:-1][some] + np.uint64(start), sizes[some]
-    entries.payloads = np.where(some, np.cumsum(some) - 1, NONE)
-    entries.metadata = metadata_entries(decoded.metadata)
-    return Archive.foreign(memory._replace(octets=octets), in_memory(entries))
-
-
-def _is_safetensors(source: Any) -> bool:
-    """Return True if a file starts as safetensors files do: a length of 8 bytes, then JSON."""
-    head = b""
-    if isinstance(source, str | os.PathLike):
-        path = path_of(source)
-        if not os.path.isfile(path):  # a named pipe would wait for its writer
-            return False
-        with contextlib.suppress(OSError):
-            head = read_start(path, 9)
-    else:
-        with contextlib.suppress(TypeError, ValueError):
-            head = bytes(memoryview(source).cast("B")[:9])
-    return not head.startswith(MAGIC) and head[8:] == b"{"
+    return load_record(source, mode="c" if writable else "r", mmap=backend == "mmap")
 
 
 def write(tensors: Any, dest: Any, metadata: Any) -> None:
