@@ -244,33 +244,6 @@ def test_a_damaged_payload_is_named_and_nothing_is_left(name: str, external: boo
     assert sorted(os.listdir(tmp_path)) == ["m.onnx", "m.zcr"]
 
 
-@pytest.mark.parametrize("external", [False, True])
-@pytest.mark.parametrize("raised", [KeyboardInterrupt(), OSError(28, "No space left on device")])
-def test_an_interrupted_write_leaves_the_old_file_and_no_scratch(
-    external: bool, raised: BaseException, tmp_path: Path
-) -> None:
-    model = mlp(more=floats(600, 600))
-    made, dest = archive(model, tmp_path / "m.zcr"), tmp_path / "m.onnx"
-    dest.write_bytes(b"precious")
-    total = to_onnx(made, tmp_path / "other", external=external).archive_bytes
-
-    def stop(done: int, of: int | None) -> None:
-        if of is not None and done > of - total:  # writing has begun
-            raise raised
-
-    with pytest.raises(type(raised)):
-        to_onnx(made, dest, external=external, force=True, progress=stop)
-    assert dest.read_bytes() == b"precious"
-    assert sorted(os.listdir(tmp_path)) == ["m.onnx", "m.zcr", "other"]
-
-
-def test_a_full_disk_is_one_typed_error(tmp_path: Path) -> None:
-    if not os.path.exists("/dev/full"):
-        pytest.skip("platform: no /dev/full")
-    with pytest.raises(errors.SourceError, match=r"/dev/full: .*No space left on device"):
-        to_onnx(archive(mlp(), tmp_path / "m.zcr"), "/dev/full")
-
-
 def test_more_than_protobuf_holds_is_refused_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

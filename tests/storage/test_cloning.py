@@ -72,17 +72,6 @@ def test_an_edit_takes_no_space_where_the_file_system_clones(disk: Path) -> None
         assert "15.w" not in renamed
 
 
-@pytest.mark.skipif(not hasattr(os, "copy_file_range"), reason="platform: Linux alone copies between files")
-def test_ranges_are_copied_where_they_cannot_be_cloned_and_positions_stay(tmp_path: Path) -> None:
-    data = np.random.default_rng(0).bytes(100_000)
-    (tmp_path / "a").write_bytes(data)
-    with open(tmp_path / "a", "rb") as source, open(tmp_path / "b", "w+b") as dest:
-        done, _ = copy_range(source.fileno(), 4097, dest.fileno(), 10, 50_000)
-        assert done == 50_000
-        assert (source.tell(), dest.tell()) == (0, 0)
-        assert dest.read() == bytes(10) + data[4097:54_097]
-
-
 def test_ranges_are_left_where_the_system_cannot_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").write_bytes(bytes(8192))
     read, write = os.pipe()

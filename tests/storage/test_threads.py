@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from zcrecord import UnsupportedError
 from zcrecord.storage.threads import Going, cores, each_piece, map_ordered, run_threads
-
-
-@pytest.mark.parametrize("threads", [1, 3, 50])
-def test_every_item_is_done_once_by_however_many_threads(threads: int) -> None:
-    done: list[int] = []
-    run_threads(lambda item, _: done.append(item), range(20), threads)
-    assert sorted(done) == list(range(20))
 
 
 def test_no_further_item_is_begun_after_an_error() -> None:
@@ -29,16 +20,6 @@ def test_no_further_item_is_begun_after_an_error() -> None:
     assert begun == [0]
 
 
-@pytest.mark.parametrize("threads", [1, 4])
-def test_bytes_that_are_done_are_told_to_the_calling_thread_alone(threads: int) -> None:
-    reports: list[tuple[int, int]] = []
-    each_piece(
-        len, [b"a" * n for n in range(9)], threads=threads, done=lambda n: reports.append((n, threading.get_ident()))
-    )
-    assert sorted(n for n, _ in reports) == list(range(9))
-    assert {thread for _, thread in reports} == {threading.get_ident()}
-
-
 def test_exception_of_the_one_who_is_told_ends_the_work() -> None:
     begun: list[int] = []
 
@@ -48,18 +29,6 @@ def test_exception_of_the_one_who_is_told_ends_the_work() -> None:
     with pytest.raises(KeyboardInterrupt):
         each_piece(lambda piece: begun.append(piece) or piece, range(1000), threads=1, done=stop)  # type: ignore[func-returns-value]
     assert begun == [0]
-
-
-@pytest.mark.parametrize("threads", [1, 2, 5])
-def test_answers_come_in_the_order_of_the_items_from_state_of_each_thread(threads: int) -> None:
-    started: list[int] = []
-
-    def start() -> object:
-        started.append(threading.get_ident())
-        return lambda item: item * item
-
-    assert list(map_ordered(start, range(100), threads)) == [i * i for i in range(100)]  # type: ignore[arg-type]
-    assert len(started) == len(set(started)) <= threads
 
 
 def test_few_items_are_taken_ahead_of_those_that_are_used() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import os
 import sys
-import threading
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -226,20 +225,6 @@ def test_a_damaged_index_at_the_end_of_a_sealed_stream_is_noticed(path: Path) ->
     data[-100] ^= 1
     with pytest.raises(FormatError, match="index: its CRC does not match"):
         pack(OneWay(bytes(data)), path, force=True)
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_an_interrupt_leaves_the_old_file(threads: int, path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    source, before = tmp_path_factory.mktemp("source") / "s", threading.active_count()
-
-    def interrupt(_done: int, _total: int | None) -> None:
-        raise KeyboardInterrupt
-
-    for work, data in ((pack, encoded()), (unpack, packed())):
-        source.write_bytes(data)
-        with pytest.raises(KeyboardInterrupt):
-            work(source, path, force=True, threads=threads, progress=interrupt)
-    assert threading.active_count() == before
 
 
 def test_a_source_that_changes_while_it_is_packed_is_noticed(path: Path, tmp_path_factory: Any) -> None:
