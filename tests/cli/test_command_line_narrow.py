@@ -16,7 +16,6 @@ from rich.cells import cell_len
 import zcrecord
 from zcrecord.cli import inspect, render
 from zcrecord.cli.dispatch import main
-from zcrecord.cli.render import Column, fitting_widths
 
 pytestmark = pytest.mark.usefixtures("model_folder")
 
@@ -101,17 +100,6 @@ def test_names_are_there_at_every_width(columns: int, archive: Path, monkeypatch
     assert all(name in told for name in gone)
     assert bool(gone) == (columns < 120)
     assert columns < 40 or "bytes" in heading
-
-
-def test_names_keep_half_of_the_terminal_and_other_columns_leave_in_their_order() -> None:
-    columns = [Column("name", breaks="fold"), Column("least", leaves=2), Column("most", "right", leaves=1)]
-    row = ("n" * 50, "x" * 10, "9" * 12)
-    assert fitting_widths(columns, [row], 100) == [50, 10, 12]
-    assert fitting_widths(columns, [row], 60) == [34, 10, 12]
-    assert fitting_widths(columns, [row], 50) == [25 + 11, 0, 12]
-    assert fitting_widths(columns, [row], 34) == [20, 0, 12]
-    assert fitting_widths(columns, [row], 33) == [33, 0, 0]
-    assert fitting_widths(columns, [row], 5) == [5, 0, 0]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="platform: terminals of POSIX")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import os
 import re
@@ -19,8 +18,7 @@ import zstandard
 from onnx_models import model_of
 
 import zcrecord.onnx
-from zcrecord.cli import render
-from zcrecord.cli.dispatch import main, onnx2zc_main
+from zcrecord.cli.dispatch import onnx2zc_main
 
 pytestmark = pytest.mark.usefixtures("model_folder")
 
@@ -174,21 +172,4 @@ def test_to_onnx_leaves_the_weights_in_an_onnx_model_on_request(run: c.Commands)
     run.fails("to-onnx model.onnx x.onnx", "model.onnx: is an ONNX model; ")
 
 
-def test_to_onnx_goes_through_pipes(
-    converted: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
-) -> None:
-    c.pipe_in(monkeypatch, converted.read_bytes())
-    assert main(["to-onnx", "-", "-", "-q"]) == 0
-    assert capsysbinary.readouterr() == (c.DIGITS.read_bytes(), b"")
-
-
 # Progress.
-
-
-def test_progress_knows_the_size_of_a_redirected_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(render, "_PLAIN_REFRESH", 0)
-    monkeypatch.setattr(sys, "stderr", errors := io.StringIO())
-    with open("model.onnx", encoding="utf-8") as model:
-        monkeypatch.setattr(sys, "stdin", model)
-        assert onnx2zc_main(["-", "out.zcr"]) == 0
-    assert "of 26.4 KiB, 100%" in errors.getvalue()

@@ -12,9 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import safetensors.numpy
 from exchange import MIB, MOST, cost, entry, file_of, peer, peer_told, read, refused, tensor, told
 from exhaustive import rounds, some
 from hypothesis import given, settings
@@ -248,9 +246,6 @@ def test_a_stream_that_claims_much_costs_what_it_has(tmp_path: Path) -> None:
 # Headers that are read all at once say what they say character by character, and no other is read so.
 
 
-np_peer: Any = safetensors.numpy
-
-
 def usual(text: str | bytes, data_nbytes: int | None = None) -> Any:
     """Return a header that is read all at once, None if it is not."""
     raw = text.encode() if isinstance(text, str) else text
@@ -300,17 +295,6 @@ def test_headers_as_writers_write_them_are_read_all_at_once(base: str) -> None:
     assert check(base, None)
     assert check(base, 13 if "a.b" in base else 12)
     assert not check(base, 11)
-
-
-def test_files_of_safetensors_and_ours_are_read_all_at_once() -> None:
-    tensors = {f"layers.{i}.w": np.zeros((i % 3, 4), np.float16 if i % 2 else np.float32) for i in range(100)}
-    data = np_peer.save(tensors, metadata={"format": "pt"})
-    length = int.from_bytes(data[:8], "little")
-    found = usual(data[8 : 8 + length], len(data) - 8 - length)
-    assert sorted(found.names) == sorted(tensors)
-    assert found.metadata == {"format": "pt"}
-    again = header.encode_header(found.entries(), found.metadata)
-    assert usual(again[8:], len(data) - 8 - length) == found
 
 
 def one_for_another(one: str, other: str) -> str:

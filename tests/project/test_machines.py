@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -42,24 +41,6 @@ def able(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return rules
 
 
-def test_programs_and_parts_of_the_kernel_that_are_missing_are_named_with_what_brings_them(
-    able: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(shutil, "which", lambda tool: None if tool in ("debootstrap", "qemu-x86_64") else tool)
-    (able / AARCH64.rule).unlink()
-    monkeypatch.setattr(userlands, "BINFMT", able / "none")
-    assert userlands.missing(AARCH64, tmp_path / "new") == [
-        "needs other programs: apt-get install debootstrap qemu-user-static",
-        "needs the kernel's binfmt_misc: modprobe binfmt_misc",
-    ]
-    assert userlands.missing(TRIXIE, tmp_path / "new") == ["needs other programs: apt-get install debootstrap"]
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    assert machines.main(["nehalem"]) == 2
-    assert capsys.readouterr().err == "tools.machines: nehalem: needs another program: apt-get install qemu-user\n"
-    monkeypatch.setattr("sys.platform", "darwin")
-    assert userlands.missing(AARCH64, tmp_path / "new")[0].startswith("needs Linux, this is ")
-
-
 def test_a_folder_with_other_files_is_refused_and_stays_as_it_is(able: Path, tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
@@ -71,22 +52,6 @@ def test_a_folder_with_other_files_is_refused_and_stays_as_it_is(able: Path, tmp
     assert os.listdir(folder) == ["file"]
     (folder / userlands.STAMP).write_text(TRIXIE.stamp(), encoding="utf-8")
     assert userlands.missing(TRIXIE, folder) == []
-
-
-@pytest.mark.parametrize(("statuses", "status"), [((0, 0, 0), 0), ((0, 2, 0), 0), ((0, 2, 1), 1), ((1, 0, 0), 1)])
-def test_ci_runs_every_machine_that_can_be_made_and_names_the_others(
-    statuses: tuple[int, ...], status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    left = list(statuses)
-
-    def ended(*_: object, **__: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.CompletedProcess([], left.pop(0))
-
-    monkeypatch.setattr(subprocess, "run", ended)
-    assert machines.main([]) == status
-    words = {0: "ok", 1: "FAILED", 2: "LEFT OUT, see above"}
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[1].rpartition(", ")[0].strip() for line in lines] == [words[each] for each in statuses]
 
 
 def test_tests_that_run_there_are_here_and_packages_are_those_of_the_project() -> None:
@@ -119,20 +84,6 @@ def test_a_userland_that_was_not_finished_is_made_anew_and_not_refused(
     assert (folder / userlands.STAMP).read_text(encoding="utf-8") == ""
     assert (able / AARCH64.rule).exists(), "what a link leads to stays"
     assert userlands.missing(TRIXIE, folder) == []
-
-
-def test_a_copy_of_the_checkout_has_what_git_lists_and_keeps_only_its_environments(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clone = tmp_path / "with a space"
-    for old in (".venv-test/old", "old/file"):
-        (clone / old).parent.mkdir(parents=True)
-        (clone / old).touch()
-    monkeypatch.setattr(machines, "run", lambda _: "pyproject.toml\0tools/env.sh\0removed\0")
-    machines.copy_files(clone)
-    assert sorted(os.listdir(clone)) == [".venv-test", "pyproject.toml", "tools"]
-    assert os.listdir(clone / ".venv-test") == ["old"]
-    assert os.access(clone / "tools" / "test", os.X_OK) is (clone / "tools" / "test").exists()
 
 
 @pytest.mark.parametrize(

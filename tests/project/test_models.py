@@ -15,7 +15,7 @@ import pytest
 
 from tools.measure import MIB
 from tools.models import branches, convolutions, gpt, quantized
-from tools.worker import ROOT, Worker, call_alone
+from tools.worker import ROOT
 
 DATA = ROOT / "tests" / "data"
 
@@ -65,41 +65,6 @@ def test_quantized_model_is_one_that_onnxruntime_computes_in_integers(tmp_path: 
     (floats,) = onnxruntime.InferenceSession(model, plain, providers=["CPUExecutionProvider"]).run(None, {"x": x})
     assert floats.shape == (2, 5, quantized.plan(2).classes)
     assert 0.5 < floats.std() < 2  # integers depend on the processor: without VNNI sums of two products are cut off
-
-
-def private_growth(path: Path) -> int:
-    """The private memory of a process that serves a model, both branches of an If included."""
-    with Worker() as worker:
-        worker.call("tools.serving:prepare")
-        before = int(worker.call("tools.measure:private_bytes"))
-        worker.call("tools.serving:open_session", path=str(path))
-        for condition in (False, True):
-            worker.call("tools.serving:first_answer", condition=condition)
-        return int(worker.call("tools.measure:private_bytes")) - before
-
-
-@pytest.mark.measured
-@pytest.mark.exhaustive(keep=1)
-@linux
-@pytest.mark.parametrize("name", [*MODELS, "constants"])
-def test_serving_from_the_archive_copies_no_weight_and_the_measurement_would_notice(name: str, tmp_path: Path) -> None:
-    source, archive = tmp_path / "model.onnx", tmp_path / "model.zcr"
-    source.write_bytes(written("gpt" if name == "constants" else name, 32))
-    if name == "constants":
-        model = onnx.load(source)
-        nodes = [onnx.helper.make_node("Constant", [], [t.name], value=t) for t in model.graph.initializer]
-        nodes += model.graph.node
-        del model.graph.initializer[:], model.graph.node[:]
-        model.graph.node.extend(nodes)
-        onnx.save(model, source)
-    call_alone("tools.serving:convert", source=str(source), dest=str(archive))
-    assert private_growth(source) > 32 * MIB
-    untuned = private_growth(archive)
-    assert untuned < 12 * MIB
-    call_alone("tools.serving:tune", source=str(archive), dest=str(tmp_path / "tuned.zcr"))
-    assert private_growth(tmp_path / "tuned.zcr") < untuned + 4 * MIB
-    for path in (source, archive, tmp_path / "tuned.zcr"):
-        path.unlink()  # pytest keeps the folders of three runs
 
 
 @pytest.mark.measured

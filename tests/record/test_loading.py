@@ -36,17 +36,6 @@ def check_refused(source: Any, error: type[RecordError], message: str, **options
             assert text.startswith(str(source))
 
 
-@pytest.mark.parametrize("verify", LEVELS)
-@pytest.mark.parametrize("kind", [str, Path])
-def test_loads_a_path_at_every_level_of_verification(kind: Any, verify: Any, tmp_path: Path) -> None:
-    path = tmp_path / "m.zcr"
-    path.write_bytes(DATA)
-    rec = zcrecord.load_record(kind(path), verify=verify)
-    assert rec.path == str(path)
-    assert rec["m.b"].tolist() == np.ones((3, 5)).tolist()
-    r.assert_same(rec.tree(), TREE)
-
-
 @POSIX
 def test_loads_any_class_with_a_path_also_of_a_link(tmp_path: Path) -> None:
     class Named:

@@ -149,16 +149,6 @@ def test_saves_to_a_named_pipe_and_leaves_it_one(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["fifo"]
 
 
-@pytest.mark.skipif(not os.path.isdir("/dev/fd"), reason="platform: no /dev/fd")
-def test_saves_to_a_pipe_by_the_name_of_its_descriptor() -> None:
-    """As a shell's >(command), and /dev/stdout."""
-    read, write = os.pipe()
-    drain = Drain(lambda: read)
-    zcrecord.save_record(TREE, f"/dev/fd/{write}")
-    os.close(write)
-    drain.check()
-
-
 @POSIX
 @pytest.mark.parametrize("dangling", [False, True])
 def test_symbolic_link_stays_a_link_and_its_target_is_replaced(dangling: bool, tmp_path: Path) -> None:

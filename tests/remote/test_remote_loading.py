@@ -123,19 +123,6 @@ def test_small_payloads_that_were_damaged_on_their_way_are_fetched_again(server:
     assert len(server.requests) > 1
 
 
-@pytest.mark.parametrize("most", [MIB, 64 * MIB])
-def test_a_damaged_entry_of_the_cache_is_fetched_again_and_mended(server: Server, cache: Path, most: int) -> None:
-    assert is_right(load(opened(server, cache), "host", max_in_flight=most))
-    for path in cached_files(cache):
-        data = bytearray(path.read_bytes())
-        data[-9] ^= 1
-        path.write_bytes(data)
-    assert is_right(load(opened(server, cache), "host", max_in_flight=most))
-    assert server.sent >= STORED
-    assert is_right(load(opened(server, cache), "host", max_in_flight=most))
-    assert not server.requests
-
-
 @pytest.mark.slow
 def test_loading_takes_little_memory_whatever_the_payloads_size(server: Server) -> None:
     nbytes = 24 * MIB

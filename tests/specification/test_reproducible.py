@@ -6,7 +6,6 @@ import hashlib
 import io
 import itertools
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,20 +53,6 @@ def test_same_record_gives_the_same_bytes_in_another_process(seed: str) -> None:
     assert done.stdout.strip() == hashlib.sha256(built()).hexdigest()
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_addresses_of_arrays_leave_no_trace(seed: int) -> None:
-    """The same arrays are laid out in one block of memory in an order of their own each time."""
-    arrays = {f"a{i}": np.full(50, i, np.int64) for i in range(8)}
-    order = np.random.default_rng(seed).permutation(8)
-    memory = np.zeros((8, 60), np.int64)
-    placed = {name: memory[slot, : len(a)] for (name, a), slot in zip(arrays.items(), order, strict=True)}
-    for name, view in placed.items():
-        view[:] = arrays[name]
-    tree = {name: [view, view[10:20], view[15:30], view[::2]] for name, view in placed.items()}
-    apart = {name: [a, a[10:20], a[15:30], a[::2]] for name, a in arrays.items()}
-    assert r.saved(tree) == r.saved(apart)
-
-
 @pytest.mark.slow
 @hypothesis.given(tree=r.trees(), alignment=st.sampled_from([16, 64, 4096]))
 @hypothesis.settings(max_examples=rounds(50), deadline=None)
@@ -97,19 +82,3 @@ def test_archive_is_the_same_in_every_sink(sink: str, tmp_path: Path) -> None:
 def test_order_of_metadata_leaves_no_trace() -> None:
     orders = itertools.permutations([("b", 1), ("a", "x"), ("c", b"y")])
     assert len({r.saved({"w": np.ones(3)}, metadata=dict(order)) for order in orders}) == 1
-
-
-LAYOUTS: dict[str, Callable[[], Any]] = {
-    "a view": lambda: np.arange(200, dtype=np.float32)[:100],
-    "read-only": lambda: np.frombuffer(np.arange(100, dtype=np.float32).tobytes(), np.float32),
-    "unaligned": lambda: np.frombuffer(b"x" + np.arange(100, dtype=np.float32).tobytes(), np.uint8)[1:].view(
-        np.float32
-    ),
-    "swapped": lambda: np.arange(100, dtype=">f4"),
-}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_how_an_array_in_c_order_is_held_leaves_no_trace(layout: str) -> None:
-    want = r.saved({"w": np.arange(100, dtype=np.float32), "v": np.ones(3)})
-    assert r.saved({"w": LAYOUTS[layout](), "v": np.ones(3)}) == want

@@ -130,14 +130,6 @@ def test_what_cannot_be_pickled_is_refused_in_one_line(path: Path) -> None:
         pickle.dumps(part)
 
 
-def test_what_a_caller_does_to_the_names_does_not_reach_the_pickled_part(path: Path) -> None:
-    names, rename = ["a"], {"a": "x"}
-    part = load_record(path).select(names, rename)
-    names.append("b")
-    rename["a"] = "y"
-    assert pickle.loads(pickle.dumps(part)).names == part.names == ("x",)
-
-
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
 @pytest.mark.parametrize("mode", ["r", "c"])
 def test_views_are_pickled_by_value(mode: Any, protocol: int, path: Path) -> None:
