@@ -17,8 +17,8 @@ from onnx_values import CODES, sample
 
 import zcrecord
 from tools.measure import most_allocated
-from zcrecord.errors import DestinationExistsError, OnnxError, SourceNotFoundError
-from zcrecord.onnx import convert, graph, verify_external
+from zcrecord.errors import DestinationExistsError
+from zcrecord.onnx import convert, verify_external
 from zcrecord.onnx.protobuf.reader import WINDOW
 from zcrecord.tensors.packed import PackedTensor
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import onnx
 import pytest
 import zstandard
 from onnx import TensorProto
-from onnx_exports import LINK, OURS, X, archive, damaged, mlp, named, outputs, outside, plain, pointing, whole
+from onnx_exports import LINK, OURS, X, archive, damaged, mlp, named, outputs, outside, pointing, whole
 from onnx_graphs import assert_same
 
 import zcrecord

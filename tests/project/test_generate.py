@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import inspect
 import re
 import shutil
 from pathlib import Path
 
 import pytest
 
+import zcrecord
 from tools.generate import __main__ as command
-from tools.generate import element_types
+from tools.generate import element_types, reference
 from zcrecord.dtypes import DTYPES, DType, by_name
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,3 +86,33 @@ def test_check_names_what_is_stale_and_writes_nothing(
     assert (copy / path).read_text(encoding="utf-8") == due
     assert command.main(["--check"]) == command.main([]) == 0
     assert capsys.readouterr().out == ""
+
+
+# The API reference.
+
+
+FILES = reference.files()
+
+
+def test_every_public_name_and_method_has_a_section() -> None:
+    errors = FILES[reference.PAGES / "errors.md"]
+    for name in set(reference.MODULES) - {"zcrecord.errors"}:
+        module = importlib.import_module(name)
+        page = FILES[reference.PAGES / f"{name.removeprefix('zcrecord.')}.md"]
+        for public in module.__all__:
+            thing = getattr(module, public)
+            is_error = isinstance(thing, type) and issubclass(thing, Exception)
+            assert f"\n## {public}\n" in (errors if is_error and module is zcrecord else page), f"{name}.{public}"
+            if isinstance(thing, type) and not is_error:
+                methods = {key for key, value in vars(thing).items() if inspect.isfunction(value)} - {"advance"}
+                missing = [key for key in methods if key[0] != "_" and f"\n### {public}.{key}\n" not in page]
+                assert not missing, f"{name}.{public}: {missing}"
+
+
+def test_links_of_the_reference_lead_somewhere() -> None:
+    for path, text in FILES.items():
+        headings = {found.lower() for found in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
+        for target in re.findall(r"\]\(([^)]+)\)", text):
+            file, _, anchor = target.partition("#")
+            assert not file or path.parent / file in FILES, f"{path}: {target}"
+            assert not anchor or anchor in headings, f"{path}: {target}"

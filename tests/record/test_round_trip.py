@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import collections
+import ctypes
 import math
 import struct
+import tempfile
 from collections import OrderedDict
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -12,10 +16,15 @@ import hypothesis
 import numpy as np
 import pytest
 import records as r
+import torch
+from digest_trees import LISTS, swapped
 from exhaustive import rounds
 from hypothesis import strategies as st
 
 import zcrecord
+from zcrecord import LimitError, PackedTensor, RecordError, StringTensor
+from zcrecord.dtypes import DType
+from zcrecord.formats import convert
 
 ONE = np.ones(3, np.float32)
 TWO = np.arange(4, dtype=np.int64)
@@ -180,3 +189,231 @@ def test_read_only_memoryview_is_bytes(value: memoryview) -> None:
     rec = r.round_trip({"x": value, "l": [value, b"x"]}, metadata={"x": value})
     r.assert_same(rec.tree(), {"x": bytes(value), "l": [bytes(value), b"x"]})
     r.assert_same(rec.metadata, {"x": bytes(value)})
+
+
+# Element types and shapes.
+
+
+SHAPES = [(), (1,), (3,), (2, 3), (3, 1, 5), (0,), (3, 0, 2), (0, 2**40), (1,) * 64, (2, 1) * 5 + (3,)]
+EVERY = pytest.mark.parametrize("kind", r.NUMERIC, ids=lambda d: d.name)
+
+
+@pytest.mark.exhaustive
+@EVERY
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"rank{len(s)}x{math.prod(s)}")
+def test_every_dtype_and_shape_comes_back(kind: DType, shape: tuple[int, ...]) -> None:
+    array = r.filled(kind, shape)
+    rec = r.round_trip({"x": array, "m": {"x": array}})
+    r.assert_same(rec.tree(), {"x": array, "m": {"x": array}})
+    info = rec.info("m.x")
+    assert (info.dtype, info.bits, info.shape, info.strides) == (kind, kind.bits, shape, None)
+    assert info.nbytes == math.ceil(math.prod(shape) * kind.bits / 8)
+
+
+NARROW = [d for d in r.WHOLE if d.bits <= 16 and d.name != "bool"]
+
+
+@pytest.mark.parametrize("kind", NARROW, ids=lambda d: d.name)
+def test_every_bit_pattern_survives(kind: DType) -> None:
+    assert kind.numpy is not None
+    array = np.arange(1 << kind.bits, dtype=np.uint32).astype(f"<u{kind.bits // 8}").view(kind.numpy)
+    assert r.round_trip({"x": array})["x"].tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize("kind", r.PACKED, ids=lambda d: d.name)
+@pytest.mark.parametrize("shape", [(), (7,), (4, 2, 3), (0, 4)], ids=str)
+def test_narrow_elements_saved_again_are_the_same(kind: DType, shape: tuple[int, ...]) -> None:
+    data = r.saved({"x": r.filled(kind, shape), "m": {"y": r.filled(kind, (9, 5), 1)}})
+    rec, private = zcrecord.load_record(data), zcrecord.load_record(data, mode="c")
+    unpacked = {"x": rec["x"].unpack(), "m": {**rec.module("m")}}
+    for again in (rec, rec.tree(), unpacked, private, private.tree()):
+        assert r.saved(again) == data
+
+
+@pytest.mark.parametrize("rank", [65, 256])
+def test_rank_above_64_is_refused_for_the_classes_that_could_have_it(rank: int) -> None:
+    shape = (1,) * rank
+    for tensor in (PackedTensor(np.ones(1, np.uint8), "int4", shape), StringTensor.from_strings(["a"], shape)):
+        with pytest.raises(LimitError, match=rf"tensor 'm\.x': rank {rank} is more than 64"):
+            r.saved({"m": {"x": tensor}})
+
+
+TEXTS = [[], ["a"], ["", "x", ""], ["ä", "名前", "\U0001f600"], ["x" * 1000, "y"], ["12345678"], ["a b", "\n"]]
+
+
+@pytest.mark.parametrize("texts", TEXTS, ids=lambda t: ascii(t)[:15])
+def test_arrays_of_text_come_back_as_string_tensors(texts: list[str]) -> None:
+    array = np.array(texts, np.str_)
+    big, wide = array.astype(array.dtype.newbyteorder(">")), array.astype(np.dtypes.StringDType())
+    rec = r.round_trip({"x": array, "big": big, "wide": wide, "step": array[::-1], "flat": array.reshape(1, -1).T})
+    assert rec["x"].unpack().tolist() == rec["big"].unpack().tolist() == rec["wide"].unpack().tolist() == texts
+    assert rec["step"].unpack().tolist() == texts[::-1]
+    assert rec["flat"].shape == (len(texts), 1)
+    assert rec["flat"].unpack().tolist() == [[text] for text in texts]
+    assert rec.info("x").dtype.name == "string"
+
+
+@pytest.mark.parametrize("digest", ["xxh3", "none", None])
+@pytest.mark.parametrize("alignment", r.ALIGNMENTS)
+def test_every_alignment_and_digest_gives_the_same_record(digest: str | None, alignment: int) -> None:
+    tree = {d.name: r.filled(d, (3, 5)) for d in r.NUMERIC} | {"large": np.arange(1 << 17), "s": np.array(["a"])}
+    rec = r.round_trip(tree, alignment=alignment, digest=digest)
+    r.assert_same(rec.tree(), tree)
+    for name in rec:
+        info = rec.info(name)
+        assert info.offset % alignment == 0
+        assert info.alignment >= (max(alignment, 16384) if name == "large" else alignment)
+        assert (info.digest is None) == (digest != "xxh3")
+
+
+def test_arrays_over_any_memory_are_saved(tmp_path: Path) -> None:
+    want = np.arange(12, dtype=np.float32)
+    want.tofile(tmp_path / "raw")
+    readonly = want.copy()
+    readonly.flags.writeable = False
+    tree = {
+        "memmap": np.memmap(tmp_path / "raw", np.float32, "r"),
+        "bytes": np.frombuffer(want.tobytes(), np.float32),
+        "unaligned": np.frombuffer(b"x" + want.tobytes(), np.uint8)[1:].view(np.float32),
+        "ctypes": np.ctypeslib.as_array((ctypes.c_float * 12)(*want)),
+        "readonly": readonly,
+        "subclass": want.view(np.recarray),
+    }
+    rec = r.round_trip(tree)
+    assert {name: view.tolist() for name, view in rec.items()} == dict.fromkeys(tree, want.tolist())
+    assert {type(view) for view in rec.values()} == {np.ndarray}
+
+
+# Whatever is accepted.
+
+
+WORDS = st.text("ab_é\n", min_size=1, max_size=3)
+INTS = st.one_of(st.integers(-20, 20), st.sampled_from([-(2**63), 2**63 - 1, 2**63, 2**64 - 1]))
+WIDE = st.one_of(st.integers(), st.integers(-(2**500), 2**500), st.sampled_from([2**64, -(2**63) - 1]))
+NUMBERS = ["f2", "f4", "f8", "i1", "i8", "u1", "u8", "c8", "c16", "?"]
+NUMPY = st.builds(lambda kind, number: np.dtype(kind).type(number), st.sampled_from(NUMBERS), st.integers(0, 1))
+PLAIN = st.one_of(
+    st.none(), st.booleans(), WIDE, st.floats(), st.complex_numbers(), st.text(max_size=5), st.binary(max_size=5),
+    NUMPY, st.sampled_from(["0", "-1", "torch", b"", "", [], (), {}]),
+)  # fmt: skip
+TORCH = st.sampled_from([torch.arange(3), torch.ones(2, 2).bfloat16(), torch.zeros(0), torch.tensor(1.5)])
+DTYPES = st.sampled_from([torch.float32, torch.device("cuda:1"), torch.Size([2, 3])])
+ODD_KEYS = st.sampled_from(["", "a\0", "\ud800", True, 1.0, None, (1,), b"k", 2**64, -(2**70), "1", "a.b", np.int64(3)])
+ODD = st.sampled_from([{1}, frozenset(), range(2), object, np.dtype("f4"), "\ud800", slice(1), torch.strided])
+
+
+def nested(leaves: Any, keys: Any, *, tuples: bool = True) -> Any:
+    """Records of these leaves, nested in every way, under these keys."""
+    inner = st.recursive(
+        leaves,
+        lambda x: st.one_of(
+            st.lists(x, max_size=3),
+            st.lists(x, max_size=3).map(tuple),
+            st.dictionaries(keys, x, max_size=4),
+            st.dictionaries(keys, x, max_size=3).map(collections.OrderedDict),
+            st.dictionaries(keys, st.integers(0, 9), max_size=3).map(collections.Counter),
+            *([st.builds(r.Pair, x, x)] if tuples else []),
+        ),
+        max_leaves=8,
+    )
+    return st.builds(lambda value: {"run": value}, inner)
+
+
+def expected(value: Any) -> Any:
+    """Return the value that comes back: an equal one, maybe of another class."""
+    if isinstance(value, torch.Tensor):
+        return value.numpy() if value.dtype != torch.bfloat16 else value
+    if isinstance(value, np.generic):
+        return np.asarray(value)
+    if isinstance(value, dict):
+        return {int(k) if isinstance(k, np.integer) else k: expected(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return (list if isinstance(value, list) else tuple)(map(expected, value))
+    return value
+
+
+def check(got: Any, want: Any) -> None:
+    """Fail unless it came back, with the types of keys."""
+    if isinstance(want, dict):
+        assert [(type(key), key) for key in got] == [(type(key), key) for key in want]
+        for key, value in want.items():
+            check(got[key], value)
+    elif isinstance(want, list | tuple):
+        assert (type(got), len(got)) == (type(want), len(want))
+        for one, other in zip(got, want, strict=True):
+            check(one, other)
+    elif isinstance(want, torch.Tensor):
+        assert np.asarray(got).tobytes() == want.view(torch.int16).numpy().tobytes()
+    else:
+        r.assert_same(got, want)
+
+
+def saved(value: Any) -> zcrecord.Record | None:
+    """Return the record of a value, None if it is refused with the place named."""
+    try:
+        return r.round_trip(value)
+    except RecordError as error:
+        assert error.tensor is not None or str(error).startswith("in '"), error
+        assert "run" in str(error)
+        return None
+
+
+def converted(value: Any) -> zcrecord.Record | None:
+    """Return the record of what torch saved, None if it is refused with the place named."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "m.pt"
+        torch.save(value, path)
+        try:
+            convert(path, path.with_suffix(".zcr"))
+        except RecordError as error:
+            assert "tensor 'run" in str(error) or "in 'run" in str(error) or "holds an object of" in str(error), error
+            return None
+        return zcrecord.load_record(path.with_suffix(".zcr").read_bytes(), verify="full")
+
+
+KEYS = st.one_of(WORDS, INTS)
+ODD_TREES = nested(st.one_of(PLAIN, ODD), st.one_of(KEYS, ODD_KEYS))
+
+
+@hypothesis.given(value=nested(st.one_of(PLAIN, TORCH, DTYPES), KEYS))
+@hypothesis.settings(max_examples=rounds(200), deadline=None)
+def test_every_state_of_a_run_comes_back(value: Any) -> None:
+    record = saved(value)
+    assert record is not None
+    check(record.tree(), expected(value))
+
+
+@hypothesis.given(value=nested(st.one_of(PLAIN, TORCH, DTYPES), KEYS, tuples=False))
+@hypothesis.settings(max_examples=rounds(100), deadline=None)
+def test_every_state_that_torch_saved_comes_back(value: Any) -> None:
+    record = converted(value)
+    assert record is not None
+    check(record.tree(), expected(value))
+    assert record.content_digest() == r.round_trip(value).content_digest()
+
+
+@pytest.mark.parametrize("door", [saved, converted])
+@hypothesis.given(value=ODD_TREES)
+@hypothesis.settings(max_examples=rounds(150), deadline=None)
+def test_anything_comes_back_or_is_refused_with_its_place(door: Any, value: Any) -> None:
+    if (record := door(value)) is not None:
+        check(record.tree(), expected(value))
+
+
+def test_this_notices_a_key_that_becomes_text() -> None:
+    with pytest.raises(AssertionError):
+        check({"a": {"0": 1}}, {"a": {0: 1}})
+
+
+@pytest.mark.parametrize(("items", "vector", "names"), LISTS.values(), ids=LISTS)
+def test_lists_of_others_stay_lists(items: Any, vector: str, names: tuple[str, str], tmp_path: Path) -> None:
+    """R76: no reader refuses places that are not the keys, so that items are where their places say."""
+    path = tmp_path / "m.zcr"
+    path.write_bytes(swapped(r.saved({"m": items, "w": np.ones(3)}), vector, *names))
+    record = zcrecord.load_record(path, verify="full")
+    whole = record.tree()
+    assert isinstance(whole["m"], list | tuple)
+    r.assert_same(record.select(None, rename={"m": "n"}).tree(), {"n": whole["m"], "w": whole["w"]})
+    with zcrecord.edit(path, tmp_path / "edited.zcr") as edited:
+        edited["more"] = np.ones(2)
+    r.assert_same(zcrecord.load_record(tmp_path / "edited.zcr").tree(), whole | {"more": np.ones(2)})
