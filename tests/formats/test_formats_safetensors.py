@@ -406,16 +406,6 @@ def test_shards_that_cannot_all_be_written_leave_none(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["m.zcr"]
 
 
-def test_shards_go_to_paths_alone(tmp_path: Path) -> None:
-    for dest, options in (
-        (io.BytesIO(), {"dest_format": "safetensors", "max_shard_size": 9}),
-        (tmp_path / "m.npz", {"max_shard_size": 9}),
-        (tmp_path / "m.safetensors", {"max_shard_size": 0}),
-    ):
-        with pytest.raises(UnsupportedError, match="a shard size is for archives and safetensors written to a path"):
-            convert(io.BytesIO(r.saved(TREE)), dest, **options)
-
-
 # What it costs.
 
 MIB = 1 << 20

@@ -205,16 +205,6 @@ def test_patterns_are_for_one_model(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_tuned_models_answer_bit_for_bit(exported: Path, tuned_folder: Path) -> None:
-    made = {name: session(tuned_folder, module=name) for name in MODELS}
-    assert all(tuning(found).used for found in made.values())
-    expected, logits = generate(lambda name: original(exported, name))
-    found, ours = generate(made.__getitem__)
-    assert found == expected
-    np.testing.assert_array_equal(np.stack(ours), np.stack(logits))
-
-
-@pytest.mark.slow
 def test_sessions_of_one_record_or_of_its_module_share_its_memory(exported: Path, served: Path) -> None:
     record = zcrecord.load_record(served / "model.zcr")
     expected = generate(lambda name: original(exported, name))[0]

@@ -21,7 +21,7 @@ import onnx_models as m
 import onnx_values
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from onnx_scans import MIB, assert_same, at, counted_reads, growth, sparse_model, stored_bytes, written
+from onnx_scans import MIB, assert_same, at, counted_reads, growth, sparse_model, written
 from records import run_python
 
 import zcrecord
@@ -221,17 +221,6 @@ def test_a_file_that_is_replaced_stays_what_it_was_and_one_that_is_changed_in_pl
     written(path, changed)  # the same file
     with pytest.raises(errors.SourceError, match=r"tensor 'w': was changed since it was scanned; scan it again"):
         tensors["w"]
-
-
-def test_everything_at_once_is_what_each_is(tmp_path: Path) -> None:
-    tensors = scan(written(tmp_path / "m.onnx", m.rich_model()))
-    eager = tensors.load_all()
-    assert tuple(eager) == tensors.names
-    assert all(stored_bytes(value) == stored_bytes(tensors[name]) for name, value in eager.items())
-    assert sum(value.nbytes for value in eager.values()) == tensors.nbytes
-    apart = scan(tmp_path / "m.onnx", mmap=False).load_all()
-    (tmp_path / "m.onnx").unlink()
-    assert all(stored_bytes(value) == stored_bytes(eager[name]) for name, value in apart.items())
 
 
 # A mapping.

@@ -6,7 +6,6 @@ import io
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -22,11 +21,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from rich.console import Console
 
 import zcrecord
 from tools import machines, userlands
-from tools import quickstart as acts
 from tools.bench import reasons
 from tools.bench.__main__ import AREAS, PAGES, RESULTS
 from tools.bench.__main__ import main as bench
@@ -223,33 +220,6 @@ def test_quickstart_that_is_interrupted_leaves_no_large_files(number: int, statu
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("disk", "memory", "mib", "told"),
-    [
-        (4000, 9000, 512, ""),
-        (4000, None, 512, ""),
-        (1024, 9000, 128, "6 files of that size would not fit into .*; TMPDIR may name a roomier folder; taking 128 "),
-        (1024, 300, 16, "4 processes with the .onnx would not fit into memory here; taking 16 MiB instead"),
-        (352, 9000, 16, "taking 16 MiB instead"),
-        (351, 9000, 0, "has 351 MiB free, act two needs 352 MiB; set TMPDIR"),
-    ],
-)
-def test_quickstart_takes_a_model_that_disk_and_memory_have_room_for(
-    disk: int, memory: int | None, mib: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(acts, "free_bytes", lambda _: disk * MIB)
-    monkeypatch.setattr(acts, "_available_memory", lambda: memory and memory * MIB)
-    said = io.StringIO()
-    console = Console(file=said, width=400)
-    if mib:
-        assert acts._that_fits(console, tmp_path, 512) == mib
-        assert re.search(told, said.getvalue())
-        assert bool(said.getvalue()) is bool(told)
-    else:
-        with pytest.raises(acts.QuickstartError, match=told):
-            acts._that_fits(console, tmp_path, 512)
-
-
 @posix
 @pytest.mark.parametrize("script", ["quickstart", "test"])
 def test_entry_script_without_a_python_says_so_in_one_line(script: str, tmp_path: Path) -> None:
@@ -258,23 +228,6 @@ def test_entry_script_without_a_python_says_so_in_one_line(script: str, tmp_path
     assert done.returncode == 1
     assert done.stderr.startswith(f"tools/{script}: needs Python 3.11 or later")
     assert done.stderr.count("\n") == 1
-
-
-@posix
-def test_entry_script_with_a_python_for_musl_says_what_is_missing_before_it_fetches_anything(tmp_path: Path) -> None:
-    python = tmp_path / "python3"
-    python.write_text(
-        f'#!/bin/sh\ncase $* in *musl*) exit 1 ;; esac\nexec {shlex.quote(sys.executable)} "$@"\n', encoding="utf-8"
-    )
-    python.chmod(0o755)
-    for name in ("env.sh", "quickstart"):
-        (tmp_path / "tools").mkdir(exist_ok=True)
-        shutil.copy2(ROOT / "tools" / name, tmp_path / "tools")
-    (tmp_path / "pyproject.toml").touch()
-    environment = {**os.environ, "PYTHON": str(python)}
-    done = subprocess.run([tmp_path / "tools" / "quickstart"], env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert "python3 is built for musl, and PyPI has no ONNX Runtime for it; use a system with glibc" in done.stderr
 
 
 # -- system tools ----------------------------------------------------------------------------------------------------

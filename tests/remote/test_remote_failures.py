@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from aiohttp import ClientTimeout, DigestAuthMiddleware
+from aiohttp import DigestAuthMiddleware
 from costly_archives import write_twins
 from forge import Forge
 from records import saved
@@ -87,15 +87,6 @@ def test_frames_that_cannot_be_had_are_not_asked_for_all_over(server: Server) ->
 def test_a_server_that_sends_less_at_a_time_is_asked_for_the_rest(server: Server) -> None:
     server.most_sent = 70_000
     assert is_right(load(server))
-
-
-def test_a_silent_server_is_given_up(server: Server) -> None:
-    options = {"client_kwargs": {"timeout": ClientTimeout(sock_read=0.05)}}
-    given_up = threading.Event()
-    server.misbehave = lambda handler, number: given_up.wait()
-    with pytest.raises(SourceError, match="tried 5 times: no answer in time"):
-        load(server, storage_options=options)
-    given_up.set()
 
 
 def test_nobody_listening_is_told(server: Server, tmp_path: Path) -> None:

@@ -200,21 +200,6 @@ def test_a_part_is_verified_by_itself() -> None:
     zcrecord.load_record(there, names="large", verify="full").verify()
 
 
-@pytest.mark.parametrize("names", [None, ["tied", "small"]])
-def test_private_tensors_are_written_each_by_itself(names: Any, there: Path) -> None:
-    got = zcrecord.load_record(there, names=names, mode="c")
-    before = got["tied.twin"].copy()
-    got["tied.a"][:] = 7
-    assert (got["tied.b"] == 7).all(), "tied tensors are one"
-    assert (got["tied.twin"] == before).all(), "equal ones are not"
-    got["tied.twin"][:] = 8
-    assert (got["tied.a"] == 7).all()
-    assert there.read_bytes() == packed()
-    assert zcrecord.load_record(there)["tied.a"].tolist() == before.tolist()
-    with pytest.raises(UnsupportedError, match="a record of mode 'c' may hold edits"):
-        pickle.dumps(got)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [None, ["page", "tied"]])
 @pytest.mark.parametrize("mode", ["r", "c"])
@@ -265,16 +250,6 @@ def test_what_needs_a_mapped_file_does_nothing_or_works_otherwise(names: Any, th
     assert record["page"].tobytes() == weights(4 * MIB, 3).tobytes()
     assert record.torch(names="page")["page"].numpy().tobytes() == record["page"].tobytes()
     assert zcrecord.load_record(r.saved(dict(record))).names == record.names
-
-
-def test_a_session_computes_off_a_packed_model(tmp_path: Path) -> None:
-    from zcrecord.onnx import convert, session
-
-    convert(Path(__file__).parents[1] / "data" / "digits.onnx", tmp_path / "m.zcr")
-    pack(tmp_path / "m.zcr", tmp_path / "m.zcr.zst")
-    pixels = {"pixels": np.random.default_rng(0).random((1, 64), np.float32)}
-    plain, packed_model = (session(tmp_path / name).run(None, pixels)[0] for name in ("m.zcr", "m.zcr.zst"))
-    assert np.array_equal(plain, packed_model)
 
 
 MEASURED = """
