@@ -11,7 +11,6 @@ import itertools
 import os
 import pickle
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -285,34 +284,6 @@ def test_leaving_ends_lookups_and_views_stay_valid(tmp_path: Path) -> None:
     assert tensors.close()
     with pytest.raises(errors.TensorNotFoundError, match="close names: 'w'"), scan(path) as tensors:
         tensors["ww"]
-
-
-@pytest.mark.parametrize("how", ["mapped", "preadv", "lseek"])
-def test_threads_may_share_it(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tensors = [numpy_helper.from_array(np.full(500 + i, i, "<i4"), f"w{i}") for i in range(50)]
-    tensors += [helper.make_tensor(f"t{i}", TensorProto.INT64, [300], [i] * 300) for i in range(50)]
-    for i in range(80):
-        t = onnx_values.reference(f"{i}.bin", f"x{i}")
-        np.full(6, i, "<f4").tofile(tmp_path / f"{i}.bin")
-        tensors.append(t)
-    real = os.lseek
-
-    def seek(*given: int) -> int:
-        position = real(*given)
-        time.sleep(1e-5)  # another thread's turn
-        return position
-
-    if how == "lseek":  # as on Windows
-        monkeypatch.delattr(os, "preadv", raising=False)
-        monkeypatch.setattr(os, "lseek", seek)
-    shared = scan(written(tmp_path / "m.onnx", m.model_of(*tensors)), mmap=how == "mapped")
-
-    def right(seed: int) -> bool:
-        names = np.random.default_rng(seed).permutation(shared.names)
-        return all(set(shared[name].tolist()) == {int(name[1:])} for name in names)
-
-    with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(right, range(8)))
 
 
 @pytest.mark.slow

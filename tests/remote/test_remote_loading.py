@@ -205,41 +205,6 @@ def test_a_server_that_fails_is_given_up_once_by_all_who_wait_for_it() -> None:
     assert (len(reports), place.calls) == (5, 2), "who comes later tries anew"
 
 
-def test_what_is_there_is_not_looked_at_while_it_changes() -> None:
-    class Slow(RangeSet):
-        looking, seen = 0, 0
-
-        def missing(self, start: int, end: int) -> list[tuple[int, int]]:
-            self.looking += 1
-            time.sleep(0.001)
-            self.looking -= 1
-            return super().missing(start, end)
-
-        def add(self, start: int, end: int) -> None:
-            assert not self.looking
-            self.seen += 1
-            super().add(start, end)
-
-    held = Slow()
-    window = OnDemandMemory(Zeros("memory://m.zcr", {}), memoryview(bytearray(1000)), held, None)
-    room = memoryview(bytearray(10))
-    done = threading.Event()
-
-    def read() -> None:
-        while not done.is_set():
-            window.read([(500, room)])
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    try:
-        for at in range(0, 200, 4):
-            window.fetch([(at, at + 2)])
-    finally:
-        done.set()
-        reader.join()
-    assert held.seen == 50
-
-
 @pytest.mark.parametrize("damaged", [False, True])
 def test_payloads_that_are_read_backwards_are_checked_in_the_end(server: Server, damaged: bool) -> None:
     if damaged:

@@ -245,17 +245,6 @@ def test_names_are_changed_on_the_way_by_a_key_mapping(tmp_path: Path) -> None:
     assert models.same_tensors(loaded, model)
 
 
-def test_a_generation_config_may_stand_in_the_model_s_config_as_it_once_did(tmp_path: Path) -> None:
-    model = models.made(models.gpt2)
-    model.save_pretrained(tmp_path)
-    save_pretrained(model, tmp_path, durable=False)
-    (tmp_path / "generation_config.json").unlink()
-    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
-    (tmp_path / "config.json").write_text(json.dumps(config | {"max_length": 17, "num_beams": 2}), encoding="utf-8")
-    ours, theirs = from_pretrained(tmp_path, hf.GPT2LMHeadModel), hf.GPT2LMHeadModel.from_pretrained(tmp_path)
-    assert ours.generation_config == theirs.generation_config and ours.generation_config.max_length == 17
-
-
 def test_weights_may_be_another_archive_s_or_a_part_of_a_record_or_lie_behind_a_url(
     folders: Folders, tmp_path: Path
 ) -> None:
