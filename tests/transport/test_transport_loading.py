@@ -15,6 +15,7 @@ import pytest
 import records as r
 import zstandard
 from packed_archives import FORMS, GOLDEN, MIB, OneWay, encoded, frames_of, mixed, packed, streamed, tabled, weights
+from processes import growth
 
 import zcrecord
 from zcrecord import FormatError, IntegrityError, LimitError, Record, UnsupportedError
@@ -252,19 +253,12 @@ def test_what_needs_a_mapped_file_does_nothing_or_works_otherwise(names: Any, th
     assert zcrecord.load_record(r.saved(dict(record))).names == record.names
 
 
-MEASURED = """
-import sys
-import numpy as np
+SETUP = """
 import zcrecord
-from tools.measure import memory, peak_rss
-
 small, there = sys.argv[1:3]
 for mode in 'rc':
     zcrecord.load_record(small, names='w', mode=mode)['w'].sum()
 zcrecord.load_record(small)
-before, peak = memory().private, peak_rss()
-{work}
-print(memory().private - before, peak_rss() - peak)
 """
 
 
@@ -277,20 +271,19 @@ def test_a_part_takes_memory_for_itself_and_the_measurement_would_notice(tmp_pat
     pack(archive, there, durable=False)
     archive.unlink()
 
-    def growth(work: str) -> tuple[int, int]:
-        private, peak = r.run_python(MEASURED.format(work=work), small, there).stdout.split()
-        return int(private), int(peak)
+    def grown(work: str) -> tuple[int, int]:
+        return growth(SETUP, work, small, there)
 
-    private, peak = growth("record = zcrecord.load_record(there); kept = list(record.values())")
+    private, peak = grown("record = zcrecord.load_record(there); kept = list(record.values())")
     assert 192 * MIB <= private < 200 * MIB, "decompressed once"
     assert peak >= 192 * MIB
     chosen = "record = zcrecord.load_record(there, names='w3'{more}); kept = record['w3']; kept.sum()"
-    private, peak = growth(chosen.format(more=""))
+    private, peak = grown(chosen.format(more=""))
     assert 16 * MIB <= private < 24 * MIB
     assert peak < 48 * MIB, "the tensor, its packed bytes, and little else"
-    private, _ = growth(chosen.format(more=", mode='c'"))
+    private, _ = grown(chosen.format(more=", mode='c'"))
     assert private < 44 * MIB
-    private, _ = growth("record = zcrecord.load_record(there, names='w3'); held = record.archive.private()")
+    private, _ = grown("record = zcrecord.load_record(there, names='w3'); held = record.archive.private()")
     assert 32 * MIB <= private < 44 * MIB, "a private copy is of the part"
 
 
