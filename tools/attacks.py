@@ -3,13 +3,14 @@
 The tricks are those of `tests/attacks/peers.py`: archives for zcrecord, files made alike for safetensors and numpy; the
 models of `onnx_files.py` and `external.py`, the same file for zcrecord, `onnx.load` and the checker; the files of
 `foreign.py`, the same for zcrecord and for the package whose format it is; and the servers of `servers.py` that end by
-themselves, for zcrecord and fsspec's `cat_file`. A cell has the answer, the
-processor's seconds and the peak of memory; where a peer is asked in two ways, the worse one. It needs fork and Linux's
-/proc, as `attacks.running` does.
+themselves, for zcrecord and fsspec's `cat_file`. A cell has the answer, and what it took where that is much: processor
+time, and the peak of memory; where a peer is asked in two ways, the worse one. A trick that each refuses at little cost
+is counted. It needs fork and Linux's /proc, as `attacks.running` does.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -19,6 +20,8 @@ from typing import Any
 
 from tools.measure import MIB
 
+SECONDS, NBYTES = 0.1, 16 * MIB  # less is not told
+REFUSED = r"(?!accepted|hung|killed)\w+"
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 # Module of attacks -> column -> its package, and the doors that it stands for.
 COLUMNS: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
@@ -62,12 +65,16 @@ def table(module: str) -> str:
         f"| trick | {' | '.join(f'{name} {version(package)}' for name, (package, _) in columns.items())} |",
         f"|---|{'---|' * len(columns)}",
     ]
+    alike = 0
     for trick in dict.fromkeys(answer.attack for answer in ours):
         cells = [worst(a for a in found if a.attack == trick and a.door in doors) for _, doors in columns.values()]
         if set(cells[1:]) == {"-"}:
             continue  # nobody else was asked
-        lines.append(f"| {trick} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        if all(cell == "-" or re.fullmatch(REFUSED, cell) for cell in cells):
+            alike += 1
+        else:
+            lines.append(f"| {trick} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", f"{alike} more are refused by each, in less time and memory than is told here."])
 
 
 def worst(told: Iterable[Any]) -> str:
@@ -77,8 +84,9 @@ def worst(told: Iterable[Any]) -> str:
         return "-"
     answer = sorted_ones[-1]
     lost = answer.kind == "hung" or answer.kind.startswith("killed")
-    took = "" if lost else f", {1000 * answer.seconds:.1f} ms, {answer.resident / MIB:.1f} MiB"
-    return (answer.kind or "accepted") + took
+    took = [f"{1000 * answer.seconds:.0f} ms"] if answer.seconds >= SECONDS and not lost else []
+    took += [f"{answer.resident / MIB:.0f} MiB"] if answer.resident >= NBYTES and not lost else []
+    return ", ".join([answer.kind or "accepted", *took])
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import argparse
 import functools
 import json
 import os
-import re
 import shutil
 import socket
 import subprocess
@@ -22,8 +21,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 import zcrecord
 from tools.models.causal_lms import LENGTH, MODELS, change_config, copy_with_archive
@@ -198,35 +195,6 @@ def check_serve(folder: Path) -> Iterator[str]:
     yield _same([answer[:-1] for answer in expected], answers, "vllm serve FOLDER --load-format zcrecord")
 
 
-def check_errors(folder: Path) -> Iterator[str]:
-    """Check that each fault is one typed error that names the place."""
-    llama, tensors = folder / "Llama", dict(zcrecord.load_record(folder / "Llama-zcr" / "model.zcr"))
-    name = "model.layers.1.mlp.up_proj.weight"
-    lacking = "model.norm.weight"  # of a linear layer that is not quantised vLLM does not notice it, in any format
-    short = {key: value for key, value in tensors.items() if key != lacking}
-    packed = zcrecord.PackedTensor(np.zeros(2, np.uint8), "int4", (4,))
-    cut = {**tensors, name: tensors[name][:-64]}
-    named, refused = "MismatchError: .*model.zcr: ", "LlamaForCausalLM does not take"
-    faults: dict[str, tuple[Path, dict[str, Any] | None, dict[str, Any], str]] = {
-        "no archive": (llama, None, {}, "SourceError: .*without a model"),
-        "an option with a typing error": (llama, tensors, {"ulr": "x"}, "UnsupportedError: .*'ulr'"),
-        "elements that torch has no type for": (
-            llama, {**tensors, "extra": packed}, {}, r"UnsupportedError: .*model.zcr: tensor 'extra': .*int4",
-        ),
-        "another architecture": (folder / "GPT-2-tied", tensors, {}, f"{named}.*GPT2LMHeadModel does not take these"),
-        "another shape": (llama, cut, {}, f"{named}tensor '{name}': {refused}"),
-        "a missing weight": (llama, short, {}, f"{named}{refused} .*{lacking}"),
-    }  # fmt: skip
-    for fault, (like, saved, extra, expected) in faults.items():
-        try:
-            _tokens(_folder(like, folder / f"fault-{fault.replace(' ', '-')}", saved), extra)
-        except WorkerError as error:
-            _expect(re.search(expected, str(error)) is not None, f"{fault}: {error}")
-        else:
-            raise CheckError(f"{fault}: was served")
-        yield f"an error: {fault}"
-
-
 CHECKS = {
     "registration": check_registration,
     "tokens": check_tokens,
@@ -236,7 +204,6 @@ CHECKS = {
     "ranks": check_ranks,
     "hub": check_hub,
     "serve": check_serve,
-    "errors": check_errors,
 }
 
 

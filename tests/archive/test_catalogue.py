@@ -53,20 +53,6 @@ def shards_of(path: Path) -> list[Path]:
     return sorted(path.parent.glob("model*-of-*.zcr"))
 
 
-def test_is_one_record_with_everything_that_one_archive_has(path: Path, one: zcrecord.Record) -> None:
-    record = zcrecord.load_record(path)
-    assert len(shards_of(path)) == 4
-    assert record.names == one.names
-    assert record["state.1.step"].dtype == np.int64
-    r.assert_same(record.tree(), one.tree())
-    assert record.attributes.keys() == one.attributes.keys()
-    assert bytes(record.attributes["blob"]) == TREE["blob"]
-    assert record.metadata["license"] == "mit" and bytes(record.metadata["picture"]) == b"png"
-    assert record.content_digest() == one.content_digest()
-    assert {i.name: i.tied for i in record.infos()} == {i.name: i.tied for i in one.infos()}
-    record.verify()
-
-
 def test_joined_again_it_is_the_one_archive_to_the_byte(path: Path, one: zcrecord.Record, tmp_path: Path) -> None:
     zcrecord.save_record(zcrecord.load_record(path), tmp_path / "joined.zcr")
     assert (tmp_path / "joined.zcr").read_bytes() == (tmp_path / "one.zcr").read_bytes()
@@ -108,15 +94,6 @@ def test_views_lie_on_the_mapping_and_outlive_the_record(path: Path) -> None:
         record["head"]
 
 
-@pytest.mark.parametrize("make", [lambda p: zcrecord.load_record(p, mode="c"), lambda p: zcrecord.load_record(p)])
-def test_parts_are_records_over_the_same_shards(path: Path, make: Callable[[Path], zcrecord.Record]) -> None:
-    record = make(path)
-    layers, chosen = record.module("layers"), record.select("*.w", rename={"layers": "blocks"})
-    record.close()
-    assert layers["3.b"].tolist() == [-3] * 8
-    assert chosen.names == tuple(f"blocks.{i}.w" for i in range(9)) and chosen["blocks.8.w"][0, 0] == 8
-
-
 def test_a_part_is_verified_by_its_own_payloads(path: Path) -> None:
     damaged = shards_of(path)[0]
     octets = bytearray(damaged.read_bytes())
@@ -128,17 +105,6 @@ def test_a_part_is_verified_by_its_own_payloads(path: Path) -> None:
     for call in (record.select("layers.0.*").verify, lambda: zcrecord.load_record(path, verify="full")):
         with pytest.raises(IntegrityError, match=r"model-00001-of-00004\.zcr: tensor 'layers\.0\.w'.*digest"):
             call()
-
-
-def test_edits_of_a_private_copy_stay_apart(path: Path, one: zcrecord.Record) -> None:
-    record = zcrecord.load_record(path, mode="c")
-    record["head"][0] = 99
-    assert record["tied"][0] == 99 and record["view"][0] == 99
-    record["state.0.step"][...] = 5
-    assert record["state.1.step"] == 3  # equal, stored once, but not tied
-    assert zcrecord.load_record(path)["head"][0] == 0
-    assert record.content_digest() != one.content_digest()
-    record.verify()
 
 
 ZEROS = {"m": {"w": np.zeros(100)}, "n": {"v": np.ones(100)}}  # of equal bytes, both would lie in one shard
@@ -215,11 +181,6 @@ def test_threads_open_a_shard_once(path: Path) -> None:
 
     r.run_in_threads(work, 8)
     assert len(set(seen)) == 1 and len(seen) == 8
-
-
-def test_bytes_of_a_catalogue_are_refused_with_advice(path: Path) -> None:
-    with pytest.raises(UnsupportedError, match=r"is a catalogue, whose shards lie beside it .* load it by its path"):
-        zcrecord.load_record(path.read_bytes())
 
 
 # Wrong shards, each named.

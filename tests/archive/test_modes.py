@@ -140,15 +140,6 @@ def test_every_view_of_a_tensor_is_the_same_memory(rec: Record) -> None:
         assert all(view.flags.writeable for view in views), name
 
 
-def test_two_records_of_one_source_do_not_see_each_others_edits(way: Callable[..., Record]) -> None:
-    one, two, three = way(), way(), way("r")
-    one["a"][:] = 5
-    one["twin"][0] = 6
-    for other in (two, three, way()):
-        assert (other["a"] == 1).all()
-        assert other["twin"][0] == 0
-
-
 def test_packed_tensors_may_be_written_each_by_itself(rec: Record) -> None:
     rec["p"].packed[0] = 0x21
     assert rec["p"].unpack().astype(int).tolist() == [1, 2, 3, -4, 5]

@@ -190,29 +190,6 @@ def test_start_of_names_in_a_flat_state_dict_is_no_module_but_how_to_choose_them
         rec.module("0.bias")
 
 
-CHOICES: dict[str, tuple[Any, list[str]]] = {
-    "several": (["head.second", "layers.?.b", "embed"], [
-        "embed.weight", "layers.0.b", "layers.1.b", "layers.2.b", "head.second"]),
-    "brackets": ("layers.[02].b", ["layers.0.b", "layers.2.b"]),
-    "not in brackets": ("layers.[!0].?", ["layers.1.w", "layers.1.b", "layers.2.w", "layers.2.b"]),
-    "a predicate of packed ones": (lambda info: info.bits < 8 and info.dtype.packed, ["layers.2.b"]),
-}  # fmt: skip
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("what", CHOICES)
-def test_tensors_are_chosen_by(what: str, rec: Record) -> None:
-    names, want = CHOICES[what]
-    part = rec.select(names)
-    assert list(part) == want
-    for name in want:
-        assert bytes(part.raw(name)) == bytes(rec.raw(name))
-        assert part.info(name).offset == rec.info(name).offset
-    part.verify()
-    assert {"steps": 5}.items() <= part.attributes.items(), "those of the modules that lead there"
-    assert ("embed.n" in part.attributes) is any(n.startswith("embed") for n in want)
-
-
 def test_partial_load_is_a_selection(tmp_path: Path) -> None:
     zcrecord.save_record(TREE, tmp_path / "m.zcr")
     part = load_record(tmp_path / "m.zcr", names=["layers.0.*", "head"], rename={"layers": "blocks", "head": ""})
@@ -294,16 +271,8 @@ def test_selection_is_that_of_plain_python(tree: Any, data: st.DataObject) -> No
 
 
 RENAMES: dict[str, tuple[Any, dict[str, str]]] = {
-    "the longest of several": ({"layers": "a", "layers.1": "b", "layers.1.w": "c"}, {
-        "layers.0.w": "a.0.w", "layers.1.b": "b.b", "layers.1.w": "c"}),
-    "the record itself and a module": ({"": "model.net", "head": "head"}, {
-        "layers.0.w": "model.net.layers.0.w", "head.first": "head.first"}),
-    "two modules swapped": ({"embed": "head", "head": "embed"}, {
-        "embed.weight": "head.weight", "head.first": "embed.first"}),
     "names, then patterns in turn": ({"layers": "x", re.compile("^x"): "y", re.compile("^y"): "z"}, {
         "layers.0.w": "z.0.w", "head.first": "head.first"}),
-    "a function": (lambda name: f"model.{name}", {"layers.0.w": "model.layers.0.w", "embed.weight":
-        "model.embed.weight"}),
     "to names without dots": (lambda name: name.replace(".", "/"), {"layers.0.w": "layers/0/w"}),
 }  # fmt: skip
 

@@ -54,16 +54,6 @@ def test_a_value_is_json_or_else_text(text: str, value: Any, run: c.Commands) ->
     assert record.metadata["m"] == record.attributes["a.b"] == value
 
 
-def test_the_archive_stays_where_another_is_named(run: c.Commands) -> None:
-    before = Path("model.zcr").read_bytes()
-    report = run.json("edit model.zcr --drop packed -o out.zcr --no-sync")
-    assert (report["dest"], report["written"], report["tensors"]) == ("out.zcr", True, 6)
-    assert report["archive_bytes"] == Path("out.zcr").stat().st_size
-    assert Path("model.zcr").read_bytes() == before
-    run.fails("edit model.zcr --drop packed -o out.zcr", r"out\.zcr: exists already; --force")
-    run.quietly("edit model.zcr --drop scalar -o out.zcr -f")
-
-
 @pytest.mark.parametrize(("arguments", "told"), [
     (["--drop", "encoder.wieght"], "'encoder.wieght': not in this record; close names: 'encoder.weight'"),
     (["--drop-metadata", "autor"], "close names: 'author'"),
@@ -103,21 +93,6 @@ def test_an_archive_is_packed_and_unpacked(run: c.Commands) -> None:
     Path("model.zcr").unlink()
     assert run.json("unpack model.zcr.zst")["archive_bytes"] == len(before)
     assert Path("model.zcr").read_bytes() == before
-
-
-def test_what_is_there_is_replaced_only_with_force(run: c.Commands) -> None:
-    run.quietly("pack model.zcr")
-    run.fails("pack model.zcr", "model.zcr.zst: exists already; --force")
-    run.fails("unpack model.zcr.zst", "model.zcr: exists already; --force")
-    run.quietly("pack model.zcr -f --level 9 --threads 1 --no-sync")
-    run.quietly("unpack model.zcr.zst -f --threads 0")
-
-
-def test_a_packed_archive_is_an_archive_to_the_other_commands(run: c.Commands) -> None:
-    run.quietly("pack model.zcr")
-    for command in c.COMMANDS:
-        plain = run(f"{command} model.zcr").replace("model.zcr", "FILE")
-        assert run(f"{command} model.zcr.zst").replace("model.zcr.zst", "FILE") == plain
 
 
 @pytest.mark.slow

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import zcrecord
-from zcrecord.embed import reader_source
 
 pytestmark = pytest.mark.usefixtures("archive")
 
@@ -54,15 +53,6 @@ def test_embed_tells_what_was_repacked_renamed_and_left_out(run: c.Commands) -> 
     assert (report["tensors"], report["left_out"], report["repacked"]) == (2, 2, [])
     assert report["renamed"] == [["a_b", "p_a_b_2"]]
     assert "const double p_a_b[1];" in Path("odd.h").read_text(encoding="utf-8")
-
-
-def test_embed_writes_the_readers_as_they_are_shipped(run: c.Commands) -> None:
-    for name, lang in (("zcrecord.h", "cpp"), ("zcrecord.rs", "rust")):
-        run.quietly(f"embed model.zcr --lang {lang} --reader")
-        assert Path(name).read_bytes() == reader_source(lang)
-        assert b"SPDX-License-Identifier: 0BSD" in reader_source(lang)[:100]
-    with pytest.raises(zcrecord.UnsupportedError, match="no reader for lang 'python'; there is one for c, cpp, rust"):
-        reader_source("python")
 
 
 @pytest.mark.parametrize(("arguments", "pattern"), [

@@ -18,7 +18,7 @@ import zstandard
 from onnx_models import model_of
 
 import zcrecord.onnx
-from zcrecord.cli.dispatch import main, onnx2zc_main
+from zcrecord.cli.dispatch import onnx2zc_main
 
 pytestmark = pytest.mark.usefixtures("model_folder")
 
@@ -170,11 +170,3 @@ def test_to_onnx_leaves_the_weights_in_an_onnx_model_on_request(run: c.Commands)
     assert (told["source"], told["dest"], told["archive_bytes"]) == ("model.onnx", "small.onnx", size)
     run.fails("to-onnx model.onnx --external", "model.onnx: source and destination are the same file")
     run.fails("to-onnx model.onnx x.onnx", "model.onnx: is an ONNX model; ")
-
-
-def test_to_onnx_goes_through_pipes(
-    converted: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
-) -> None:
-    c.pipe_in(monkeypatch, converted.read_bytes())
-    assert main(["to-onnx", "-", "-", "-q"]) == 0
-    assert capsysbinary.readouterr() == (c.DIGITS.read_bytes(), b"")

@@ -58,20 +58,6 @@ def test_pack_unpack_and_onnx2zc_read_urls(memory: Any, run: c.Commands) -> None
     assert Path("again.onnx").read_bytes() == Path("model.onnx").read_bytes()
 
 
-def test_consolidate_and_convert_read_catalogues_behind_urls(memory: Any, run: c.Commands) -> None:
-    weights = {"w": np.arange(40.0), "b": np.ones(30)}
-    zcrecord.save_record(weights, "checkpoint.zcr", max_shard_size=300)
-    put(memory, *(path.name for path in Path().glob("checkpoint*.zcr")))
-    for command in (
-        "consolidate memory://b",
-        "consolidate memory://b/checkpoint.zcr",
-        "convert memory://b/checkpoint.zcr",
-    ):
-        run.quietly(f"{command} one.zcr -f")
-        found = zcrecord.load_record("one.zcr")
-        assert not found.archive.source.file_names and found["w"].tolist() == weights["w"].tolist()
-
-
 @pytest.mark.parametrize("command", ["convert", "pack", "consolidate"])
 def test_a_url_without_a_file_is_told_without_its_secrets(command: str, run: c.Commands) -> None:
     told = r"memory://b/none\.zcr: (no such file|.*FileNotFound|does not exist)"

@@ -11,7 +11,6 @@ import signal
 import socket
 import stat
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,27 +100,6 @@ def test_condition_is_minded(url: str, path: Path) -> None:
 def test_compressed_sibling_is_no_version_of_it(url: str, path: Path) -> None:
     status, headers, body = ask(url, ARCHIVE, headers={"Accept-Encoding": "gzip"})
     assert (status, headers.get("content-encoding"), body) == (200, None, path.read_bytes())
-
-
-def test_python_reads_it_over_the_url(url: str) -> None:
-    with zcrecord.load_record(f"{url}archive.zcr", cache=False) as record:
-        assert np.array_equal(record["w"], WEIGHT)
-
-
-@pytest.mark.slow
-def test_replaced_archive_is_another_one(tmp_path: Path) -> None:
-    path, other = tmp_path / "m.zcr", tmp_path / "n.zcr"
-    zcrecord.save_record({"w": WEIGHT}, path)
-    zcrecord.save_record({"w": WEIGHT + 1}, other)
-    with served.served(path) as url:
-        before = ask(url, ARCHIVE)
-        os.replace(other, path)
-        after = ask(url, ARCHIVE)
-        assert after[2] == path.read_bytes() != before[2]
-        assert after[1]["etag"] != before[1]["etag"]
-        assert ask(url, ARCHIVE, headers={"If-Match": before[1]["etag"], "Range": "bytes=0-7"})[0] == 412
-        path.unlink()
-        assert ask(url, ARCHIVE)[0] == 404
 
 
 @pytest.mark.slow
@@ -284,13 +262,6 @@ def test_what_cannot_be_served_is_told_at_once(path: Path, tmp_path: Path, run: 
     )
     told = "samples need the tensors `images` .or `inputs`. and `labels`; one of the two is missing"
     run.fails(["serve", str(path), "--samples", str(path)], told)
-
-
-@pytest.mark.slow
-def test_missing_package_is_named(path: Path, monkeypatch: pytest.MonkeyPatch, run: c.Commands) -> None:
-    monkeypatch.setitem(sys.modules, "aiohttp", None)
-    told = r"aiohttp is not installed; pip install aiohttp, or in a checkout .*'\.\[serve\]'"
-    run.fails(["serve", str(path)], told)
 
 
 # Requests that make no sense: each has an answer, the server goes on, and no traceback of its libraries is told.

@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -44,7 +43,6 @@ NARROW = [d.name for d in KNOWN if d.packed and "float" not in d.name]
 WHOLE = [d.name for d in KNOWN if d.name not in (*FLOATS, *NARROW) and not d.name.startswith("complex")]
 HTML = ["<img src=x onerror=alert(1)>", "<script>alert(1)</script>", "</script><b>x</b>", "</title><i>", "&lt;u&gt;"]
 HOSTILE = [*names.NAMES, *HTML]
-MINI = [name for name in FLOATS if name not in ("float32", "float64")]
 
 
 def kinds() -> dict[str, np.ndarray[Any, Any]]:
@@ -504,40 +502,3 @@ def test_all_of_it_can_be_done_by_keyboard(pages: Pages, site: dict[str, str]) -
 
 
 # What it computes with.
-
-
-def test_narrow_floats_are_what_ml_dtypes_says(pages: Pages, site: dict[str, str]) -> None:
-    page = visit(pages(), site["kinds"])
-    for name in MINI:
-        dtype = np.dtype(getattr(ml_dtypes, name, name))
-        count = 1 << int(name.partition("_")[0].rpartition("float")[2])
-        codes = np.arange(count).astype(np.uint16 if count > 256 else np.uint8)
-        script = "async (n) => [...(await import('/page/values.js')).tableOf(n)].map(String)"
-        found = np.array([float(v.replace("Infinity", "inf")) for v in page.evaluate(script, name)])
-        with np.errstate(invalid="ignore"):  # ml_dtypes makes NaN in a way that numpy notices
-            wanted = codes.view(dtype).astype(np.float64)
-        np.testing.assert_array_equal(found, wanted, err_msg=name)
-
-
-STATISTICS = """async (pieces) => {
-  const { Statistics } = await import('/page/statistics.js');
-  const s = new Statistics();
-  for (const piece of pieces) s.add(Float64Array.from(piece));
-  return { mean: s.mean, deviation: s.deviation, distinct: s.distinct, bars: s.bars(10), count: s.count };
-}"""
-
-
-def test_statistics_do_not_depend_on_pieces(pages: Pages, site: dict[str, str]) -> None:
-    page = visit(pages(), site["kinds"])
-    values = 1e8 + RNG.normal(0, 1e-2, 3000)
-    found = page.evaluate(STATISTICS, [values[:7].tolist(), values[7:2000].tolist(), values[2000:].tolist()])
-    assert found["mean"] == pytest.approx(values.mean(), rel=1e-12)
-    assert found["deviation"] == pytest.approx(values.std(), rel=1e-5)
-    assert found["distinct"] is None
-    few = np.repeat([-3.0, 0.0, 1000.5], [5, 2, 4])
-    found = page.evaluate(STATISTICS, [few[:6].tolist(), few[6:].tolist()])
-    assert found["bars"] == [[-3, -3, 5], [0, 0, 2], [1000.5, 1000.5, 4]]
-    flat = RNG.uniform(-1, 1, 100_000)
-    found = page.evaluate(STATISTICS, [flat.tolist()])
-    counts = np.histogram(flat, bins=10)[0]
-    assert [count for *_, count in found["bars"]] == pytest.approx(counts, rel=0.05)

@@ -356,15 +356,6 @@ def test_closed_file_is_an_error(lib: SimpleNamespace, tmp_path: Path) -> None:
             look()
 
 
-def test_many_tensors_are_taken_one_by_one_as_few_are(lib: SimpleNamespace, tmp_path: Path) -> None:
-    lib.np.save_file({f"{i}": np.full(2, i) for i in range(100)}, tmp_path / "m")
-    for framework in ("np", "pt"):
-        with lib.safe_open(tmp_path / "m", framework) as f:
-            assert [f.get_tensor(f"{i}").tolist() for i in range(100)] == [[i, i] for i in range(100)]
-            with pytest.raises(lib.error):
-                f.get_tensor("100")
-
-
 def test_jax_arrays_come_back(lib: SimpleNamespace, tmp_path: Path) -> None:
     jnp = importlib.import_module("jax.numpy")
     flax = importlib.import_module(f"{lib.top.__name__}.flax")

@@ -343,12 +343,3 @@ def test_wrong_options_and_places_are_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     message = "file: is a file; a checkpoint is saved to a folder"
     refused(SourceError, message, lambda: save({"n": 1}, tmp_path / "file"))
-
-
-@pytest.mark.parametrize("digest, alignment", [("xxh3", 64), (None, 4096)])
-def test_digest_and_alignment_are_those_of_the_archives(tmp_path: Path, digest: Any, alignment: int) -> None:
-    save(a_state(), tmp_path, digest=digest, alignment=alignment, durable=False)
-    record = zcrecord.load_record(tmp_path / shards_in(tmp_path)[0])
-    assert bool(record.archive.index.digest_kind) == (digest is not None)
-    assert record.layout.alignment == alignment
-    assert_equal(load(zeros(a_state()), tmp_path), a_state())

@@ -19,7 +19,6 @@ from zcrecord.distributed import ZcrStorageReader, load_views
 from zcrecord.distributed.checkpoint import Checkpoint
 from zcrecord.distributed.rank_archive import Chunk
 from zcrecord.distributed.views import _Views
-from zcrecord.errors import UnsupportedError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is (disabled|unavailable)")
 
@@ -152,10 +151,3 @@ def test_a_checkpoint_is_loaded_from_a_url(tmp_path: Path) -> None:
         assert torch.equal(state["w"], SPLIT) and state["n"] == 7
         assert ZcrStorageReader.validate_checkpoint_id(url)
         assert torch.equal(load_views(url, {"w": torch.empty(6, 4, device="meta")}, writable=False)["w"], SPLIT)
-
-
-def test_strings_have_no_place_in_torch(tmp_path: Path) -> None:
-    zcrecord.save_record({"s": np.array(["a"]), "w": np.ones(2, np.float32)}, tmp_path / "checkpoint.zcr")
-    with pytest.raises(UnsupportedError, match=r"torch .* has no dtype for string"):
-        load_views(tmp_path, {"s": torch.zeros(1)})
-    assert load_views(tmp_path, {"w": torch.zeros(2)})["w"].tolist() == [1, 1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 from typing import Any, get_args
 
@@ -95,10 +94,6 @@ def test_it_is_read_only_and_needs_no_relocation(generated: Generated, form: str
     assert {n for n, flags, _ in sections.values() if "W" in flags} == {".dynamic"}
 
 
-def section_of(out: Path, symbol: str) -> tuple[str, str, int]:
-    return e.section_flags(out)[e.symbols(out)[symbol].section]
-
-
 LITERAL = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 
@@ -114,21 +109,6 @@ def test_literals_are_ones_that_every_compiler_takes(generated: Generated) -> No
     assert "??" not in body
     assert not re.search(r"\\(?![0-7]{3})", body), "an escape that is not three octal digits"
     assert max(map(len, body.splitlines())) < 1100
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_section_and_alignment_are_those_asked_for(tmp_path: Path, form: blob.Form) -> None:
-    archive = e.small(tmp_path, alignment=256)
-    assert zcrecord.load_record(archive).info("a").offset == 512
-    for alignment, section in ((None, None), (64, None), (512, ".weights")):
-        write(blob.files(plan(archive, alignment=alignment), str(tmp_path), form=form, section=section), tmp_path)
-        source = tmp_path / ("m_blob.S" if form == "incbin" else "m_blob.c")
-        e.quiet("clang-19", *e.WARNINGS, f"-I{tmp_path}", "-c", source, "-o", tmp_path / "m.o")
-        name, flags, found = section_of(tmp_path / "m.o", "m_blob")
-        assert found == max(alignment or 0, 256)
-        assert section is None or (name, flags.removesuffix("G")) == (section, "A")
-    with pytest.raises(zcrecord.UnsupportedError, match="a section's name is letters"):
-        write(blob.files(plan(archive), str(tmp_path), form=form, section='"x'), tmp_path)
 
 
 @pytest.mark.parametrize("form", ["embed", "string"])
@@ -158,15 +138,3 @@ def test_archive_that_changes_meanwhile_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(zcrecord.RecordError):
         write(blob.files(each, str(tmp_path), form="string"), tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["m.zcr"]
-
-
-@pytest.mark.parametrize("form", ["incbin", "embed"])
-def test_header_of_another_archive_is_noticed(tmp_path: Path, form: blob.Form) -> None:
-    main = e.put(tmp_path / "main.c", '#include "m_blob.h"\nint main(void) { return m_is_current(); }\n')
-    for value, current in ((1, 1), (2, 0)):
-        archive = e.small(tmp_path, value)
-        if current:
-            write(blob.files(plan(archive), str(tmp_path), form=form), tmp_path)
-        sources = [main, tmp_path / ("m_blob.S" if form == "incbin" else "m_blob.c")]
-        out = e.compiled(e.COMPILERS["clang"], tmp_path / "main", sources, f"-I{tmp_path}")
-        assert subprocess.run([out]).returncode == current

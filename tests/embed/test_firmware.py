@@ -162,15 +162,6 @@ def test_a_tensor_is_found_in_under_5000_instructions_and_opening_takes_as_long_
 
 
 @on_the_board
-def test_archives_too_large_to_verify_here_are_checked_entry_by_entry(ran: Callable[..., Run]) -> None:
-    small, large = ran("runtime", "thousand"), ran("runtime16k", "thousand")
-    assert small.outcomes == {"open": "OK", "verify": "SCRATCH", "digits": "NOT_FOUND"}
-    assert large.outcomes == {"open": "OK", "verify": "OK", "digits": "NOT_FOUND"}
-    assert small.values["tensors"] == large.values["tensors"] == 1000
-    assert large.instructions("verify") > 100 * small.instructions("verify")
-
-
-@on_the_board
 @pytest.mark.parametrize("archive, outcomes", [
     ("bad_index", {"open": "OK", "verify": "INTEGRITY"}), ("bad_name", {"open": "OK", "verify": "FORMAT"}),
     ("bad_header", {"open": "INTEGRITY"}),
@@ -184,17 +175,6 @@ def test_a_damaged_archive_in_flash_is_an_error_code_and_the_program_goes_on(
     with pytest.raises(FormatError) as refusal:
         zcrecord.load_record(folder / f"{archive}.zcr")
     assert isinstance(refusal.value, IntegrityError) == ("INTEGRITY" in outcomes.values())
-
-
-@on_the_board
-def test_erased_flash_is_no_archive_and_the_program_goes_on(folder: Path, tmp_path: Path) -> None:
-    erased = tmp_path / "erased.zcr"
-    erased.write_bytes(b"\xff" * 4096)
-    for model in (erased, None):
-        done = run(folder / "runtime.elf", model)
-        assert list(done.outcomes) == ["open"]
-        assert done.outcomes["open"] not in ("OK", "INTEGRITY")
-        assert done.text.endswith("went on without a model\n")
 
 
 def test_missing_tools_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

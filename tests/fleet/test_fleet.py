@@ -70,14 +70,6 @@ def external(folder: Path, location: str = "sub/w.bin") -> Path:
 # Kept.
 
 
-def test_second_run_converts_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = fleet()
-    assert [o.state for o in first] == ["converted"] * 2
-    assert [o.nbytes for o in first] == [os.path.getsize(o.job.dest) for o in first]
-    monkeypatch.setattr(formats, "convert", never)
-    assert converted() == ["kept"] * 2
-
-
 def test_archive_is_known_to_be_current_by_its_index_alone(folder: Path) -> None:
     [outcome, _] = fleet()
     with zcrecord.load_record(outcome.job.dest) as record:

@@ -19,7 +19,6 @@ import safetensors.numpy
 from ml_dtypes import bfloat16
 
 import zcrecord
-from zcrecord.cli.dispatch import main
 from zcrecord.errors import DestinationExistsError, FormatError, SourceNotFoundError, UnsupportedError
 from zcrecord.formats import convert
 
@@ -232,16 +231,3 @@ def test_a_snapshot_in_the_cache_of_a_hub_is_a_folder_like_any(hub: Path, tmp_pa
 def test_shards_of_onnx_are_made_of_the_archive(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="a shard size is not for ONNX; convert the archive that is made of it"):
         convert(r.ROOT / "tests/data/digits.onnx", tmp_path / "m.zcr", max_shard_size=4000)
-
-
-def test_the_command_line_converts_folders(
-    hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["convert", "hub", "out/", "--max-shard-size", "9kB"]) == 0
-    assert capsys.readouterr().out.startswith("out/model.zcr: 20 tensors in 23 modules")
-    assert main(["convert", "out/model.zcr", "model.safetensors.index.json", "--max-shard-size", "9kB", "-q"]) == 0
-    assert main(["convert", "out", "back/", "--to", "safetensors", "-q"]) == 0
-    assert files(tmp_path / "back") == sorted([*SMALL, "model.safetensors"])
-    assert main(["convert", "hub", "out/", "-q"]) == 1
-    assert "out/model.zcr: exists already; --force replaces it" in capsys.readouterr().err

@@ -165,20 +165,6 @@ def stepped() -> tuple[Any, Any]:
     return net, optimizer
 
 
-def test_state_of_an_optimizer_is_all_there_with_its_types() -> None:
-    net, optimizer = stepped()
-    saved = optimizer.state_dict()
-    state = r.round_trip({"model": net.state_dict(), "optimizer": saved, "epoch": 3}).tree("torch")
-    assert list(state) == ["model", "optimizer", "epoch"]
-    assert list(state["model"]) == ["0.weight", "1.weight"], "names stay whole"
-    moments = state["optimizer"]["state"][0]
-    assert list(moments) == ["step", "exp_avg", "exp_avg_sq"]
-    assert all(torch.equal(moments[key], value) for key, value in saved["state"][0].items())
-    assert state["optimizer"]["param_groups"] == saved["param_groups"]
-    (group,) = state["optimizer"]["param_groups"]
-    assert (group["betas"], group["foreach"], group["maximize"]) == ((0.5, 0.75), None, False)
-
-
 def test_tied_tensors_of_the_tree_are_one_memory_and_a_step_changes_neither_the_file_nor_another_tree(
     tmp_path: Path,
 ) -> None:

@@ -297,13 +297,6 @@ def test_what_another_put_there_in_the_meantime_is_not_replaced(path: Path) -> N
     assert list(zcrecord.load_record(path)) == ["newer"]
 
 
-def test_what_is_no_path_is_a_typed_error(path: Path) -> None:
-    with pytest.raises(SourceError, match="contains NUL"):
-        integrity.sign(path, "a\0b")
-    with pytest.raises(UnsupportedError, match="a int is neither a path"):
-        integrity.sign(5, KEY)  # type: ignore[arg-type]
-
-
 def test_keys_are_taken_in_every_usual_form(path: Path, tmp_path: Path) -> None:
     secret = BestAvailableEncryption(b"pass")
     file = tmp_path / "key.pem"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -89,17 +88,6 @@ def test_a_source_may_be_a_path_bytes_or_a_record(tmp_path: Path) -> None:
     assert numpy_helper.to_array(whole(copied).graph.initializer[0])[0, 0] == 7
 
 
-def test_a_model_goes_into_a_pipe(tmp_path: Path) -> None:
-    tensors = numpy_helper.from_array(np.arange(1_000_000), "w"), helper.make_tensor("t", 7, [3], [1, -1, 300])
-    model = m.model_of(*tensors)
-    drain, end = os.pipe()
-    with ThreadPoolExecutor(1) as pool, open(drain, "rb") as source:
-        data = pool.submit(source.read)
-        with open(end, "wb", buffering=0) as dest:
-            assert to_onnx(archive(model, tmp_path / "m.zcr"), dest).dest is None
-        assert onnx.ModelProto.FromString(data.result()) == m.normal(model)
-
-
 # Records that were changed.
 
 
@@ -164,13 +152,6 @@ def test_a_tensor_of_another_type_or_shape_or_none_is_refused(value: Any, messag
         with pytest.raises(errors.FormatError, match=message):
             to_onnx(made, tmp_path / "m.onnx", external=external)
     assert not (tmp_path / "m.onnx").exists()
-
-
-def test_a_closed_record_is_refused(tmp_path: Path) -> None:
-    record = zcrecord.load_record(archive(mlp(), tmp_path / "m.zcr"))
-    record.close()
-    with pytest.raises(errors.UnsupportedError, match="the record is closed"):
-        to_onnx(record, io.BytesIO())
 
 
 BARE = m.field(1, 64) + m.field(2, TensorProto.FLOAT) + m.field(8, b"w")  # a tensor without a stub
@@ -242,33 +223,6 @@ def test_a_damaged_payload_is_named_and_nothing_is_left(name: str, external: boo
         to_onnx(made, dest, external=external, force=True)
     assert dest.read_bytes() == b"precious"
     assert sorted(os.listdir(tmp_path)) == ["m.onnx", "m.zcr"]
-
-
-@pytest.mark.parametrize("external", [False, True])
-@pytest.mark.parametrize("raised", [KeyboardInterrupt(), OSError(28, "No space left on device")])
-def test_an_interrupted_write_leaves_the_old_file_and_no_scratch(
-    external: bool, raised: BaseException, tmp_path: Path
-) -> None:
-    model = mlp(more=floats(600, 600))
-    made, dest = archive(model, tmp_path / "m.zcr"), tmp_path / "m.onnx"
-    dest.write_bytes(b"precious")
-    total = to_onnx(made, tmp_path / "other", external=external).archive_bytes
-
-    def stop(done: int, of: int | None) -> None:
-        if of is not None and done > of - total:  # writing has begun
-            raise raised
-
-    with pytest.raises(type(raised)):
-        to_onnx(made, dest, external=external, force=True, progress=stop)
-    assert dest.read_bytes() == b"precious"
-    assert sorted(os.listdir(tmp_path)) == ["m.onnx", "m.zcr", "other"]
-
-
-def test_a_full_disk_is_one_typed_error(tmp_path: Path) -> None:
-    if not os.path.exists("/dev/full"):
-        pytest.skip("platform: no /dev/full")
-    with pytest.raises(errors.SourceError, match=r"/dev/full: .*No space left on device"):
-        to_onnx(archive(mlp(), tmp_path / "m.zcr"), "/dev/full")
 
 
 def test_more_than_protobuf_holds_is_refused_before_anything_is_written(

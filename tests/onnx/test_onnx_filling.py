@@ -272,15 +272,6 @@ session("small.zcr").run(None, {"x": np.ones((1, 64), np.float32)})  # what is n
     assert weights - little < grown("fill_session('large.zcr', loader='host')") < weights + little
 
 
-def test_a_weight_is_bound_for_a_run() -> None:
-    model = MODELS["matmul"]
-    made = fill_session(archive_of(model), loader="host")
-    x, weight = floats(1, 64), numpy_helper.to_array(model.graph.initializer[0])
-    other = ort.OrtValue.ortvalue_from_numpy(2 * weight)
-    np.testing.assert_array_equal(made.run(None, {"x": x, "w": other.numpy()})[0], 2 * (x @ weight))
-    np.testing.assert_array_equal(made.run(None, {"x": x})[0], x @ weight)
-
-
 # What it says when it cannot.
 
 

@@ -86,22 +86,6 @@ def test_weights_of_both_decoders_are_stored_once(exported: Path, served: Path) 
     assert record.nbytes < 1.1 * (sizes["decoder_model"] + sizes["encoder_model"]) + 300_000  # their graphs
 
 
-@pytest.mark.slow
-def test_convert_of_the_command_line_and_of_formats_do_the_same(folder: Path, served: Path) -> None:
-    expected = (served / "model.zcr").read_bytes()
-    formats.convert(folder, folder.parent / "a")
-    assert main(["convert", str(folder), str(folder.parent / "b"), "--quiet"]) == 0
-    assert onnx2zc_main([str(folder), str(folder.parent / "c"), "--quiet"]) == 0
-    for name in "abc":
-        assert (folder.parent / name / "model.zcr").read_bytes() == expected
-        assert sorted(os.listdir(folder.parent / name)) == sorted([*BESIDE, "model.zcr"])
-    assert main(["convert", str(folder), str(folder.parent / "alone.zcr"), "--quiet"]) == 0
-    assert convert(folder, folder.parent / "t5.zcr", verify=True).verified
-    convert(folder, stream := io.BytesIO())
-    assert (folder.parent / "t5.zcr").read_bytes() == stream.getvalue() == expected
-    assert (folder.parent / "alone.zcr").read_bytes() == expected
-
-
 def test_a_dry_run_writes_nothing_and_progress_counts_the_bytes_of_all_models(folder: Path, tmp_path: Path) -> None:
     dry = convert(folder, tmp_path / "served", dry_run=True)
     assert os.listdir(tmp_path) == ["t5"]
@@ -218,16 +202,6 @@ def test_patterns_are_for_one_model(folder: Path) -> None:
 
 
 # Sessions.
-
-
-@pytest.mark.slow
-def test_tuned_models_answer_bit_for_bit(exported: Path, tuned_folder: Path) -> None:
-    made = {name: session(tuned_folder, module=name) for name in MODELS}
-    assert all(tuning(found).used for found in made.values())
-    expected, logits = generate(lambda name: original(exported, name))
-    found, ours = generate(made.__getitem__)
-    assert found == expected
-    np.testing.assert_array_equal(np.stack(ours), np.stack(logits))
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import onnx
 import pytest
 import zstandard
 from onnx import TensorProto
-from onnx_exports import LINK, OURS, X, archive, damaged, mlp, named, outputs, outside, plain, pointing, whole
+from onnx_exports import LINK, OURS, X, archive, damaged, mlp, named, outputs, outside, pointing, whole
 from onnx_graphs import assert_same
 
 import zcrecord
@@ -114,18 +113,6 @@ def test_an_archive_in_another_file_is_pointed_into(embedded: Any, tmp_path: Pat
     assert int(outside(tmp_path / "m.onnx")["a.w"]["offset"]) == record.info("a.w").offset
     assert_same(outputs(tmp_path / "m.onnx", X), outputs(model, X))
     assert verify_external(tmp_path / "m.onnx", full=True).tensors == 4
-
-
-def test_a_model_moved_with_its_archive_works(tmp_path: Path) -> None:
-    model = mlp()
-    (tmp_path / "here").mkdir()
-    read = zcrecord.load_record(archive(model, tmp_path / "here/m.zcr"), mmap=False)
-    to_onnx(read, tmp_path / "here/m.onnx", external=True)
-    shutil.move(tmp_path / "here", tmp_path / "there")
-    dest = tmp_path / "there/m.onnx"
-    assert plain(onnx.load(dest)) == model
-    assert_same(outputs(dest, X), outputs(model, X))
-    assert verify_external(dest, full=True).archive == str(tmp_path / "there/m.zcr")
 
 
 def test_a_model_that_points_to_its_archive_converts_to_the_same_and_points_to_the_new_one(tmp_path: Path) -> None:

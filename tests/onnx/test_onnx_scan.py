@@ -11,7 +11,6 @@ import itertools
 import os
 import pickle
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ import onnx_models as m
 import onnx_values
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from onnx_scans import MIB, assert_same, at, counted_reads, growth, sparse_model, stored_bytes, written
+from onnx_scans import MIB, assert_same, at, counted_reads, growth, sparse_model, written
 from records import run_python
 
 import zcrecord
@@ -223,17 +222,6 @@ def test_a_file_that_is_replaced_stays_what_it_was_and_one_that_is_changed_in_pl
         tensors["w"]
 
 
-def test_everything_at_once_is_what_each_is(tmp_path: Path) -> None:
-    tensors = scan(written(tmp_path / "m.onnx", m.rich_model()))
-    eager = tensors.load_all()
-    assert tuple(eager) == tensors.names
-    assert all(stored_bytes(value) == stored_bytes(tensors[name]) for name, value in eager.items())
-    assert sum(value.nbytes for value in eager.values()) == tensors.nbytes
-    apart = scan(tmp_path / "m.onnx", mmap=False).load_all()
-    (tmp_path / "m.onnx").unlink()
-    assert all(stored_bytes(value) == stored_bytes(eager[name]) for name, value in apart.items())
-
-
 # A mapping.
 
 
@@ -296,34 +284,6 @@ def test_leaving_ends_lookups_and_views_stay_valid(tmp_path: Path) -> None:
     assert tensors.close()
     with pytest.raises(errors.TensorNotFoundError, match="close names: 'w'"), scan(path) as tensors:
         tensors["ww"]
-
-
-@pytest.mark.parametrize("how", ["mapped", "preadv", "lseek"])
-def test_threads_may_share_it(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tensors = [numpy_helper.from_array(np.full(500 + i, i, "<i4"), f"w{i}") for i in range(50)]
-    tensors += [helper.make_tensor(f"t{i}", TensorProto.INT64, [300], [i] * 300) for i in range(50)]
-    for i in range(80):
-        t = onnx_values.reference(f"{i}.bin", f"x{i}")
-        np.full(6, i, "<f4").tofile(tmp_path / f"{i}.bin")
-        tensors.append(t)
-    real = os.lseek
-
-    def seek(*given: int) -> int:
-        position = real(*given)
-        time.sleep(1e-5)  # another thread's turn
-        return position
-
-    if how == "lseek":  # as on Windows
-        monkeypatch.delattr(os, "preadv", raising=False)
-        monkeypatch.setattr(os, "lseek", seek)
-    shared = scan(written(tmp_path / "m.onnx", m.model_of(*tensors)), mmap=how == "mapped")
-
-    def right(seed: int) -> bool:
-        names = np.random.default_rng(seed).permutation(shared.names)
-        return all(set(shared[name].tolist()) == {int(name[1:])} for name in names)
-
-    with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(right, range(8)))
 
 
 @pytest.mark.slow
@@ -399,15 +359,6 @@ def test_a_model_that_ends_early_is_noticed_without_reading_on(tmp_path: Path) -
         os.truncate(path, size - cut)
         with pytest.raises(errors.OnnxError, match=r"m\.onnx: tensor 'w': byte 0x[0-9a-f]+: .* ends \d+ bytes early"):
             scan(path)
-
-
-@pytest.mark.parametrize("dim, nbytes, most", [(1 << 40, 100, 800), (0, 3, 24)])
-def test_more_or_fewer_elements_than_varints_can_hold_are_refused_at_once(
-    dim: int, nbytes: int, most: int, tmp_path: Path
-) -> None:
-    t = m.field(1, dim) + m.field(2, TensorProto.INT64) + m.field(8, b"w") + m.field(7, bytes(nbytes))
-    with pytest.raises(errors.OnnxError, match=rf"int64 of shape \[\d+\] takes \d+ bytes, got 1 to {most} in int64_da"):
-        scan(written(tmp_path / "m.onnx", m.wire_model(t)))
 
 
 def test_faults_of_values_are_errors_at_access(tmp_path: Path) -> None:

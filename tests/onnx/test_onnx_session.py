@@ -129,14 +129,6 @@ def test_an_archive_replaced_while_the_session_is_made_is_noticed(
         session(path)
 
 
-def test_the_session_keeps_its_source_alive(version: str) -> None:
-    model, inputs = mlp(), {"x": floats(1, 64)}
-    made = session(archive_of(model))
-    junk = [bytes(200_000) for _ in range(50)]  # what freed memory would be filled with
-    assert_same(made.run(None, inputs), plain(model, True).run(None, inputs))
-    assert len(junk) == 50
-
-
 def test_options_of_ones_own_serve_several_sessions(version: str, tmp_path: Path) -> None:
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1

@@ -250,13 +250,6 @@ def test_more_than_one_model_may_hold_is_refused(original: Path, monkeypatch: py
     refused(errors.LimitError, what, original, original.with_name("large.onnx"), alignment=65536)
 
 
-def test_a_closed_scan_writes_nothing(original: Path) -> None:
-    tensors = scan(original)
-    tensors.close()
-    with pytest.raises(errors.UnsupportedError, match=r"model\.onnx: the record is closed"):
-        tensors.to_onnx(original.with_name("small.onnx"))
-
-
 @pytest.mark.exhaustive(keep=0)
 @pytest.mark.skipif(sys.platform != "linux", reason="platform: only Linux tells private from shared memory")
 def test_inlined_values_are_held_one_at_a_time(tmp_path: Path) -> None:

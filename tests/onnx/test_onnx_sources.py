@@ -327,14 +327,6 @@ def test_a_difference_found_by_verifying_leaves_the_old_file(
     assert sorted(os.listdir(tmp_path)) == ["m.onnx", "m.zcr"]
 
 
-@pytest.mark.parametrize("source, dest", [("m.onnx", io.BytesIO()), (io.BytesIO(MODEL), "m.zcr")])
-def test_streams_cannot_be_verified(source: Any, dest: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("m.onnx").write_bytes(MODEL)
-    with pytest.raises(errors.UnsupportedError, match="both must be files by path"):
-        convert(source, dest, verify=True)
-
-
 # Metadata.
 
 
@@ -343,12 +335,3 @@ def test_metadata_are_given_or_asked_for_at_the_end(given: Any, tmp_path: Path) 
     (tmp_path / "m.onnx").write_bytes(m.rich_model().SerializeToString())
     convert(tmp_path / "m.onnx", tmp_path / "m.zcr", metadata=given, verify=True)
     assert zcrecord.load_record(tmp_path / "m.zcr").metadata == {"license": "mit"}
-
-
-@pytest.mark.parametrize("metadata", [{"": 1}, {"a": {}}, 7])
-def test_metadata_that_no_archive_holds_leave_the_old_one(metadata: Any, tmp_path: Path) -> None:
-    (tmp_path / "m.onnx").write_bytes(m.rich_model().SerializeToString())
-    (tmp_path / "m.zcr").write_text("old", encoding="utf-8")
-    with pytest.raises(errors.UnsupportedError, match="metadata"):
-        convert(tmp_path / "m.onnx", tmp_path / "m.zcr", metadata=lambda: metadata, force=True)
-    assert (tmp_path / "m.zcr").read_text(encoding="utf-8") == "old"

@@ -17,10 +17,9 @@ from processes import growth
 import zcrecord
 from zcrecord import formats
 from zcrecord.cli.dispatch import main
-from zcrecord.embed.attachment import attach, detach
 from zcrecord.embed.generator import generate
 from zcrecord.loaders import load_into
-from zcrecord.onnx import session, tune, tuning, untune
+from zcrecord.onnx import session, tuning, untune
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="platform: only Linux tells private from shared memory")
 
@@ -119,17 +118,6 @@ def test_an_archive_keeps_its_tuned_part_and_other_formats_get_the_model_alone(
     formats.convert(tuned, tmp_path / "again.zcr", alignment=256)
     assert tuning(session(tmp_path / "again.zcr")).used
     assert zcrecord.load_record(tmp_path / "again.zcr").layout.deduplicated == 0
-
-
-def test_an_attached_archive_keeps_its_tuned_part(tuned: Path, tmp_path: Path) -> None:
-    (tmp_path / "program").write_bytes(b"a program\n" * 9)
-    attach(tmp_path / "program", tuned, tmp_path / "served", force=True)
-    assert tuning(session(tmp_path / "served")).used
-    with pytest.raises(zcrecord.UnsupportedError, match="attached to a program; detach it, tune it, and attach it aga"):
-        tune(tmp_path / "served")
-    detach(tmp_path / "served", tmp_path / "detached", force=True)
-    assert (tmp_path / "detached").read_bytes() == tuned.read_bytes()
-    assert (tmp_path / "served").read_bytes() == (tmp_path / "program").read_bytes()
 
 
 def test_diff_says_that_only_the_tuned_part_differs(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
 import os
 import re
@@ -357,15 +356,6 @@ def test_a_tuned_model_for_this_cpu_alone_stays_one(tmp_path: Path) -> None:
     untune(digits)
     assert "zcrecord.tuned_for" not in properties(tmp_path / "forced.onnx")
     onnx.load(tmp_path / "forced.onnx")
-
-
-def test_the_command_says_which_models_it_wrote_again(
-    digits: Path, small: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["tune", str(digits)]) == 0
-    assert f"\nwritten again: {small}, whose weights lie in the archive\n" in capsys.readouterr().out
-    assert main(["tune", str(digits), "--remove", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["models"] == [str(small)]
 
 
 def test_only_the_end_of_a_large_model_is_read_and_a_failure_names_the_model(

@@ -188,15 +188,6 @@ def test_a_stream_may_hand_out_one_byte_at_a_time_and_needs_no_more_than_read() 
     assert archives[0] == archives[1] == archives[2]
 
 
-@pytest.mark.slow
-def test_varints_of_every_length_decode_as_protobuf_decodes_them() -> None:
-    for bits in range(64):
-        values = [1 << bits, (1 << bits) - 1, -(1 << bits), 0, 1, (1 << bits) // 3]
-        values = [v if v < 2**63 else v - 2**64 for v in values]
-        t = TensorProto(dims=[len(values) * 40], data_type=TensorProto.INT64, name="w", int64_data=values * 40)
-        check(t.SerializeToString())
-
-
 def test_a_window_of_200_bytes_gives_the_same_archives(monkeypatch: pytest.MonkeyPatch) -> None:
     models = [path.read_bytes() for path in some(m.packaged_models(), 60)]
     wide = [m.converted(data) for data in models]

@@ -10,13 +10,20 @@ import graphlib
 import re
 import subprocess
 import sys
+import threading
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from types import FrameType
+from typing import Any, NamedTuple
 
-ROOT = Path(__file__).resolve().parents[2]
+import numpy as np
+import pytest
+from guides import ROOT
+
+import zcrecord
+import zcrecord.onnx
 
 # Packages, lowest first: each imports only those before it; "zcrecord" is its own `__init__`. See zcrecord/README.md.
 LAYERS = [
@@ -257,3 +264,85 @@ def test_texts_are_utf_8_whatever_the_system_prefers() -> None:
     assert not told, f'encoding="utf-8" is missing: {told}'
     assert list(in_the_systems_encoding("p.read_text()\np.write_text(t)\nopen(p)\nopen(p, 'w')")) == [1, 2, 3, 4]
     assert not list(in_the_systems_encoding("p.read_text('utf-8')\nopen(p, 'rb')\nos.open(p, 0)\nopen(p, mode)"))
+
+
+# A way through the package enters few modules.
+
+
+FOLDER = ROOT / "zcrecord"
+TREE = {"encoder": {"w": np.ones((3, 4), np.float32), "layers": [1, 2, np.ones(2)]}, "name": "x"}
+
+
+def modules_entered(work: Callable[[], Any]) -> set[str]:
+    """Return the modules of the package in which a function is entered, once everything is imported."""
+    work()
+    entered = set()
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(f"{PACKAGE}/"):
+            entered.add(Path(frame.f_code.co_filename).relative_to(FOLDER).with_suffix("").as_posix())
+
+    before = sys.getprofile()
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+        threading.setprofile(None)
+    return entered
+
+
+@pytest.fixture(scope="module")
+def ways(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Callable[[], Any]]:
+    folder = tmp_path_factory.mktemp("ways")
+    model = ROOT / "tests" / "data" / "digits.onnx"
+    zcrecord.save_record(TREE, folder / "m.zcr")
+    zcrecord.onnx.convert(model, folder / "model.zcr")
+    record = zcrecord.load_record(folder / "m.zcr")
+    return {
+        "record[name]": lambda: record["encoder.w"],
+        "load_record": lambda: zcrecord.load_record(folder / "m.zcr"),
+        "save_record": lambda: zcrecord.save_record(TREE, folder / "saved.zcr"),
+        "convert": lambda: zcrecord.onnx.convert(model, folder / "converted.zcr", force=True),
+        "session": lambda: zcrecord.onnx.session(folder / "model.zcr"),
+        "fill_by": lambda: zcrecord.load_record(folder / "m.zcr").hollow().fill_by("host"),
+    }
+
+
+@pytest.mark.parametrize(
+    "way, most",
+    [("record[name]", 4), ("load_record", 10), ("save_record", 12), ("convert", 19), ("session", 22), ("fill_by", 29)],
+)
+def test_a_way_enters_few_modules(way: str, most: int, ways: dict[str, Callable[[], Any]]) -> None:
+    entered = modules_entered(ways[way])
+    assert 2 < len(entered) <= most, sorted(entered)
+
+
+# Docstrings begin with a verb and its object, or with a noun phrase.
+
+
+QUESTION = re.compile(r"(?i)((return|yield)s? )?(what|who|which|where|whether)(ever)?\b")
+BLOCKS = ast.stmt | ast.ExceptHandler | ast.match_case
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def heads(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield line and first line of each docstring."""
+    nodes: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    for node in nodes:
+        # Not into expressions, of which there are ten times as many.
+        nodes += [child for child in ast.iter_child_nodes(node) if isinstance(child, BLOCKS)]
+        if isinstance(node, DOCUMENTED) and (docstring := ast.get_docstring(node)):
+            yield node.body[0].lineno, docstring.partition("\n")[0]
+
+
+@pytest.mark.parametrize("folder", ["zcrecord", "tools", "tests"])
+def test_no_docstring_begins_with_a_question_word(folder: str) -> None:
+    told = [
+        f"{path.relative_to(ROOT)}:{line}: {head}"
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for line, head in heads(path)
+        if QUESTION.match(head)
+    ]
+    assert not told, "name the thing, or begin with a verb:\n" + "\n".join(told)

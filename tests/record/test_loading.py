@@ -15,6 +15,7 @@ import records as r
 
 import zcrecord
 from zcrecord import FormatError, RecordError, SourceError, SourceNotFoundError, UnsupportedError
+from zcrecord.storage.folders import archive_in
 
 TREE = {"a": np.arange(1000), "m": {"b": np.ones((3, 5)), "c": "text"}}
 DATA = r.saved(TREE)
@@ -34,17 +35,6 @@ def check_refused(source: Any, error: type[RecordError], message: str, **options
         if isinstance(source, str | Path):
             assert caught.value.path == str(source)
             assert text.startswith(str(source))
-
-
-@pytest.mark.parametrize("verify", LEVELS)
-@pytest.mark.parametrize("kind", [str, Path])
-def test_loads_a_path_at_every_level_of_verification(kind: Any, verify: Any, tmp_path: Path) -> None:
-    path = tmp_path / "m.zcr"
-    path.write_bytes(DATA)
-    rec = zcrecord.load_record(kind(path), verify=verify)
-    assert rec.path == str(path)
-    assert rec["m.b"].tolist() == np.ones((3, 5)).tolist()
-    r.assert_same(rec.tree(), TREE)
 
 
 @POSIX
@@ -117,3 +107,39 @@ def test_text_is_taken_for_a_path_and_bytes_for_an_archive(tmp_path: Path, monke
 def test_refuses_an_unknown_option(option: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedError, match=message):
         zcrecord.load_record(DATA, **option)
+
+
+# The archive of a folder.
+
+
+def folder_with(folder: Path, *names: str) -> Path:
+    for name in names:
+        (folder / name).touch()
+    return folder
+
+
+def test_model_zcr_comes_before_other_archives(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, "config.json", "model.zcr", "other.zcr")
+    assert archive_in(folder) == str(tmp_path / "model.zcr")
+
+
+def test_the_only_archive_may_have_any_name(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, "weights.zcr", "weights-00001-of-00002.zcr", "weights-00002-of-00002.zcr")
+    assert archive_in(str(folder)) == str(tmp_path / "weights.zcr")
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("a.zcr", "b.zcr"), r"several archives: a\.zcr, b\.zcr; name one, or call one model\.zcr"),
+        (("config.json", "model-00001-of-00002.zcr"), r"without an archive \(model\.zcr\); zcrecord convert"),
+    ],
+)
+def test_a_folder_without_one_archive_says_so(tmp_path: Path, names: tuple[str, ...], message: str) -> None:
+    with pytest.raises(SourceError, match=message):
+        archive_in(folder_with(tmp_path, *names))
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="cannot be read: No such file"):
+        archive_in(tmp_path / "none")

@@ -358,24 +358,6 @@ def test_unfinished_tensor_leaves_no_file(what: str, swallowed: bool, path: Path
                 out.add("b", ONE)
 
 
-@pytest.mark.parametrize(
-    "error",
-    [OSError(2, "own"), KeyboardInterrupt(), StopIteration(), GeneratorExit(), zcrecord.FormatError("own")],
-    ids=lambda e: type(e).__name__,
-)  # fmt: skip
-@pytest.mark.parametrize("within", [False, True])
-def test_error_of_the_block_leaves_no_file(within: bool, error: BaseException, path: Path) -> None:
-    with pytest.raises((type(error), RuntimeError)) as caught, RecordWriter(path) as out:
-        out.add("a", ONE)
-        if within:
-            with out.tensor("w", "u1", (3,)) as opened:
-                opened.write(b"x")
-                raise error
-        raise error
-    assert caught.value is error
-    assert out.report is None
-
-
 def test_pieces_in_fortran_order_stay_so() -> None:
     values = np.arange(24.0).reshape(2, 3, 4)
 

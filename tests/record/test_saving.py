@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import datetime
+import errno
 import io
+import itertools
 import os
+import re
 import socket
 import stat
+import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import records as r
+from records import ONE, nested
 
 import zcrecord
+from zcrecord import LimitError, NameCollisionError, RecordError, UnsupportedError
 
 TREE = {"a": np.arange(300_000, dtype=np.int32), "m": {"b": np.ones((3, 5)), "c": "text"}, "d": np.arange(7)}
 POSIX = pytest.mark.skipif(os.name != "posix", reason="platform: POSIX file systems")
@@ -149,16 +157,6 @@ def test_saves_to_a_named_pipe_and_leaves_it_one(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["fifo"]
 
 
-@pytest.mark.skipif(not os.path.isdir("/dev/fd"), reason="platform: no /dev/fd")
-def test_saves_to_a_pipe_by_the_name_of_its_descriptor() -> None:
-    """As a shell's >(command), and /dev/stdout."""
-    read, write = os.pipe()
-    drain = Drain(lambda: read)
-    zcrecord.save_record(TREE, f"/dev/fd/{write}")
-    os.close(write)
-    drain.check()
-
-
 @POSIX
 @pytest.mark.parametrize("dangling", [False, True])
 def test_symbolic_link_stays_a_link_and_its_target_is_replaced(dangling: bool, tmp_path: Path) -> None:
@@ -201,3 +199,245 @@ def test_new_file_gets_the_permission_bits_that_open_would_give(umask: int, tmp_
         os.umask(before)
     modes = {stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("m.zcr", "plain")}
     assert modes == {0o666 & ~umask}
+
+
+# Failures.
+
+
+LITTLE = {"a": np.arange(300_000), "f": np.arange(200_000).reshape(2, -1)[:, ::2], "b": np.ones(5), "c": "text"}
+
+
+def failing(call: Any, after: int, error: BaseException) -> Any:
+    """Return a system call that works `after` times and raises then."""
+    calls = itertools.count()
+
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) >= after:
+            raise error
+        return call(*args, **kwargs)
+
+    return replacement
+
+
+@POSIX
+def test_pipe_that_would_block_is_an_error_and_no_truncated_success() -> None:
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    with open(read, "rb"), open(write, "wb", buffering=0) as file, pytest.raises(OSError, match="block"):
+        zcrecord.save_record(LITTLE, file)
+
+
+def test_file_object_that_takes_nothing_is_an_error_and_no_endless_loop() -> None:
+    class Nothing:
+        calls = 0
+
+        def write(self, _: Any) -> int:
+            self.calls += 1
+            assert self.calls < 100, "save_record would go on for ever"
+            return 0
+
+    with pytest.raises(OSError, match=r"the file object accepted 0 of \d+ bytes"):
+        zcrecord.save_record(LITTLE, Nothing())
+
+
+@POSIX
+@pytest.mark.parametrize(("durable", "calls"), [(True, ["fsync", "replace", "fsync"]), (False, ["replace"])])
+def test_durable_save_syncs_the_file_then_renames_it_then_syncs_the_folder(
+    durable: bool, calls: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    def noted(name: str, call: Callable[..., Any], *args: Any) -> None:
+        made.append(name)
+        call(*args)
+
+    for name in ("fsync", "replace"):
+        monkeypatch.setattr(os, name, partial(noted, name, getattr(os, name)))
+    zcrecord.save_record(LITTLE, tmp_path / "m.zcr", durable=durable)
+    assert made == calls
+    assert (tmp_path / "m.zcr").read_bytes() == r.saved(LITTLE)
+
+
+def test_folder_without_sync_undoes_no_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", failing(os.fsync, 1, OSError(errno.EINVAL, "no fsync of folders here")))
+    zcrecord.save_record(LITTLE, tmp_path / "m.zcr")
+    assert (tmp_path / "m.zcr").read_bytes() == r.saved(LITTLE)
+
+
+@POSIX
+def test_folder_that_nobody_lists_undoes_no_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One may have the right to put files into a folder, but not to list it."""
+    (tmp_path / "m.zcr").write_bytes(b"old")
+    monkeypatch.setattr(os, "open", failing(os.open, 1, PermissionError(errno.EACCES, "may not be listed")))
+    zcrecord.save_record(LITTLE, tmp_path / "m.zcr")
+    assert (tmp_path / "m.zcr").read_bytes() == r.saved(LITTLE)
+
+
+@POSIX
+@pytest.mark.parametrize("known", [True, False])
+def test_macos_writes_the_drive_s_cache(known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fcntl  # not on Windows
+
+    asked: list[int] = []
+
+    def control(_: int, request: int) -> int:
+        asked.append(request)
+        if not known:
+            raise OSError(errno.ENOTSUP, "a file system without it")
+        return 0
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+        patch.setattr(fcntl, "fcntl", control)
+        patch.setattr(sys, "platform", "darwin")
+        zcrecord.save_record(LITTLE, tmp_path / "m.zcr")
+    assert asked == [51, 51]  # file and folder
+    assert (tmp_path / "m.zcr").read_bytes() == r.saved(LITTLE)
+
+
+def test_short_writes_of_the_system_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:4001]))
+    zcrecord.save_record(LITTLE, tmp_path / "m.zcr")
+    assert (tmp_path / "m.zcr").read_bytes() == r.saved(LITTLE)
+
+
+# Refusals.
+
+
+LONE = "a\ud800b"
+
+
+CYCLIC_DICT: dict[str, Any] = {"w": ONE}
+CYCLIC_DICT["m"] = {"self": CYCLIC_DICT}
+CYCLIC_LIST: list[Any] = [ONE]
+CYCLIC_LIST.append(CYCLIC_LIST)
+
+
+UNSUPPORTED: list[tuple[Any, str]] = [
+    ({"m": {"x": np.array([None])}}, r"tensor 'm\.x': dtype object has no place"),
+    ({"x": np.zeros(2, "M8[s]")}, r"tensor 'x': dtype datetime64\[s\]"),
+    ({"x": np.array([b"ab"])}, r"tensor 'x': dtype \|S2"),
+    ({"x": np.ma.masked_less(ONE, 5)}, r"tensor 'x': a masked array; save \.filled"),
+    ({"x": np.array(["a", LONE])}, r"tensor 'x': .*lone surrogates"),
+    ({"m": {"x": {1}}}, r"tensor 'm\.x': a set is neither"),
+    ({"m": {0: datetime.date(2020, 1, 1)}}, r"tensor 'm\.0': a date is neither"),
+    ({"x": r.Layer}, r"tensor 'x': a type is neither"),
+    ({"x": [1, {2}]}, r"tensor 'x\.1': a set is neither"),
+    ({"x": bytearray(b"a")}, r"tensor 'x': a mutable buffer; pass bytes"),
+    ({"x": memoryview(b"abcd")[::2]}, r"tensor 'x': "),
+    ({"m": [{"x": 2**4096}]}, r"'m\.0\.x': an integer of 4097 bits, 4096"),
+    ({"m": {"x": LONE}}, r"'m\.x': .*lone surrogates"),
+    ({"x": ["a", LONE]}, r"'x': .*lone surrogates"),
+    (ONE, "a record is a mapping, list, tuple or dataclass, not .*ndarray"),
+    (None, "a record is a mapping.*, not .*None"),
+    (r.Layer, "a record is a mapping.*, not .*Layer"),
+    (r.Owner([ONE]), r"state_dict\(\).* mapping from names to tensors"),
+    ({"m": {True: ONE}}, r"in 'm': key True is a bool; keys are .* or integers"),
+    ({"m": [{1.0: ONE}]}, r"in 'm\.0': key 1\.0 is a float; keys are"),
+    ({0: {"a": {(1, 2): 3}}}, r"in '0\.a': key \(1, 2\) is a tuple; keys are"),
+    ({"m": {1: ONE, "1": ONE}}, r"in 'm': the key '1' is a text that reads"),
+    ({"m": {2**64: ONE}}, r"in 'm': the key 0x10{16} is .* outside -2\^63 to"),
+    ({"m": {10**5000: ONE}}, r"in 'm': the key 0x\w+….* is .* outside"),
+    ({b"k": ONE}, r"in the record: key b'k' is a bytes"),
+    ({"m": {"": ONE}}, r"in 'm': an empty key; keys are non-empty"),
+    ({"m": {"a\0b": ONE}}, r"tensor 'm\.a\\x00b': its name contains NUL"),
+    ({"m": {"a\0b": 1}}, r"tensor 'm\.a\\x00b': its name contains NUL"),
+    ({LONE: ONE}, r"tensor 'a\\ud800b': its name has lone surrogates"),
+    ({"m": {LONE: 1}}, r"tensor 'm\.a\\ud800b': .*lone surrogates"),
+    (r.Owner({1: ONE}), r"state_dict\(\) of Owner is not a mapping from"),
+]
+COLLIDING: list[tuple[Any, str]] = [
+    ({"a.b": ONE, "a": {"b": ONE}}, r"tensor 'a\.b': two .* this name"),
+    ({"a.b": {"x": 1}, "a": {"b": {}}}, r"tensor 'a\.b': two .* this name"),
+    ({"a.b": 1, "a": {"b": 2}}, r"'a\.b'.*"),
+    ({"a": [ONE], "a.0": ONE}, r"tensor 'a\.0': two .* this name"),
+]
+TOO_DEEP: list[tuple[Any, str]] = [
+    (nested(101), "nested more than 100 deep"),
+    (nested(5000), "nested more than 100 deep"),
+    (CYCLIC_DICT, "nested more than 100 deep; does the record contain itself"),
+    ({"l": CYCLIC_LIST}, "does the record contain itself"),
+]
+REFUSALS = [
+    (error, *refusal)
+    for error, table in ((UnsupportedError, UNSUPPORTED), (NameCollisionError, COLLIDING), (LimitError, TOO_DEEP))
+    for refusal in table
+]
+
+
+def check_refused(folder: Path, error: type[RecordError], message: str, record: Any, **options: Any) -> None:
+    """Saving fails in the same way into a file object, to a new path and over an old file; nothing is written."""
+    file = io.BytesIO()
+    with pytest.raises(error, match=message):
+        zcrecord.save_record(record, file, **options)
+    assert file.getvalue() == b""
+    old = folder / "old.zcr"
+    old.write_bytes(b"what was there before")
+    for path in (folder / "new.zcr", old):
+        with pytest.raises(error, match=message):
+            zcrecord.save_record(record, path, **options)
+    assert os.listdir(folder) == ["old.zcr"]
+    assert old.read_bytes() == b"what was there before"
+
+
+@pytest.mark.parametrize(("error", "record", "message"), REFUSALS, ids=[message for *_, message in REFUSALS])
+def test_refuses(error: type[RecordError], record: Any, message: str, tmp_path: Path) -> None:
+    check_refused(tmp_path, error, message, record)
+
+
+def test_refuses_long_double(tmp_path: Path) -> None:
+    if np.dtype(np.longdouble).itemsize == 8:
+        pytest.skip("platform: long double is double here")
+    for kind in (np.longdouble, np.clongdouble):
+        check_refused(tmp_path, UnsupportedError, f"tensor 'x': dtype {np.dtype(kind)}", {"x": ONE.astype(kind)})
+
+
+@pytest.mark.parametrize("digest", ["", "XXH3", "sha256", 1, b"xxh3"])
+def test_refuses_digest(digest: Any, tmp_path: Path) -> None:
+    message = f"digest {digest!r} is not known; 'xxh3' or 'none'"
+    check_refused(tmp_path, LimitError, message, {"w": ONE}, digest=digest)
+
+
+METADATA: dict[str, tuple[Any, str]] = {
+    "text": ("text", "metadata"),
+    "int key": ({1: 1}, "metadata 1: names are non-empty strings"),
+    "empty key": ({"": 1}, "metadata '': names are non-empty strings"),
+    "NUL in key": ({"a\0": 1}, r"metadata 'a\\x00'"),
+    "surrogate in key": ({LONE: 1}, r"metadata 'a\\ud800b'"),
+    "surrogate in value": ({"k": LONE}, "metadata 'k'"),
+    "mapping": ({"k": {}}, "metadata 'k': .*values .* lists of one"),
+    "mixed list": ({"k": [1, "a"]}, "metadata 'k': .*values .* lists of one"),
+    "nested list": ({"k": [[1]]}, "metadata 'k': .*values .* lists of one"),
+    "65-bit integer": ({"k": 2**64}, "metadata 'k'"),
+    "namedtuple of two types": ({"k": r.Pair(1, b"a")}, "metadata 'k': .*values .* lists of one"),
+}
+
+
+@pytest.mark.parametrize("name", METADATA)
+def test_refuses_metadata(name: str, tmp_path: Path) -> None:
+    metadata, message = METADATA[name]
+    check_refused(tmp_path, UnsupportedError, message, {"w": ONE}, metadata=metadata)
+
+
+@pytest.mark.parametrize("dest", [None, 5, 1.5, object(), ["m.zcr"]], ids=lambda d: type(d).__name__)
+def test_refuses_a_destination_that_is_no_path_and_no_file(dest: Any) -> None:
+    with pytest.raises(UnsupportedError, match=f"{type(dest).__name__}.*neither a path nor a binary file"):
+        zcrecord.save_record({}, dest)
+
+
+@pytest.mark.parametrize("unit", ["M8[ns]", "M8[D]", "m8[s]"])
+def test_dates_are_saved_and_loaded_as_their_refusal_says(unit: str, tmp_path: Path) -> None:
+    dates = np.arange(5).astype(unit).reshape(5, 1)
+    with pytest.raises(UnsupportedError, match=re.escape(f"save .view('int64'), and load that with .view('{unit}')")):
+        r.saved({"x": dates})
+    zcrecord.save_record({"x": dates.view("int64")}, tmp_path / "m.zcr")
+    np.testing.assert_array_equal(zcrecord.load_record(tmp_path / "m.zcr")["x"].view(unit), dates)
+
+
+def test_structured_arrays_are_saved_as_their_refusal_says(tmp_path: Path) -> None:
+    array = np.array([(1, 2.5), (3, 4.5)], [("a", "<i4"), ("b", "<f8")])
+    with pytest.raises(UnsupportedError, match=r"save its fields one by one, as array\[field\]"):
+        r.saved({"x": array})
+    zcrecord.save_record({"x": {field: array[field] for field in array.dtype.names or ()}}, tmp_path / "m.zcr")
+    assert zcrecord.load_record(tmp_path / "m.zcr")["x.b"].tolist() == [2.5, 4.5]

@@ -153,16 +153,6 @@ def test_over_a_catalogue_the_new_shards_get_free_names_and_the_old_ones_go(tmp_
     r.assert_same(zcrecord.load_record(path).tree(), MODEL)
 
 
-def test_files_of_others_stay(tmp_path: Path) -> None:
-    (tmp_path / "model-00002-of-00003.zcr").write_bytes(b"somebody's")
-    (tmp_path / "model-00001-of-00009.zcr").write_bytes(b"somebody's")
-    zcrecord.save_record(MODEL, tmp_path / "model.zcr", max_shard_size=800)
-    zcrecord.save_record(OTHER, tmp_path / "model.zcr", max_shard_size=800)
-    assert (tmp_path / "model-00002-of-00003.zcr").read_bytes() == b"somebody's"
-    assert (tmp_path / "model-00001-of-00009.zcr").exists()
-    assert [name for name in files(tmp_path) if "~" in name] == numbered(3, "model~3")
-
-
 def write(path: Path) -> None:
     with zcrecord.RecordWriter(path) as out:
         for name, value in OTHER.items():

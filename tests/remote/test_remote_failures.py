@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from aiohttp import ClientTimeout, DigestAuthMiddleware
+from aiohttp import DigestAuthMiddleware
 from costly_archives import write_twins
 from forge import Forge
 from records import saved
@@ -34,7 +34,6 @@ from zcrecord import (
     transport,
 )
 from zcrecord.remote import http
-from zcrecord.remote.file import retry_delay
 
 BUSY = replying(503, b"later", Retry_After="0")
 
@@ -85,25 +84,9 @@ def test_frames_that_cannot_be_had_are_not_asked_for_all_over(server: Server) ->
     assert len(server.requests) == 5
 
 
-def test_waits_grow_and_follow_the_server_up_to_a_limit() -> None:
-    assert 0.1 <= retry_delay(1) <= 0.2
-    assert 0.8 <= retry_delay(4) <= 1.6
-    assert retry_delay(1, retry_after=3) == 3
-    assert retry_delay(1, retry_after=3600) == 10
-
-
 def test_a_server_that_sends_less_at_a_time_is_asked_for_the_rest(server: Server) -> None:
     server.most_sent = 70_000
     assert is_right(load(server))
-
-
-def test_a_silent_server_is_given_up(server: Server) -> None:
-    options = {"client_kwargs": {"timeout": ClientTimeout(sock_read=0.05)}}
-    given_up = threading.Event()
-    server.misbehave = lambda handler, number: given_up.wait()
-    with pytest.raises(SourceError, match="tried 5 times: no answer in time"):
-        load(server, storage_options=options)
-    given_up.set()
 
 
 def test_nobody_listening_is_told(server: Server, tmp_path: Path) -> None:
@@ -480,14 +463,6 @@ def test_a_server_that_knows_no_such_range_is_told(server: Server, number: int) 
     server.misbehave = replying(416)
     with pytest.raises(SourceError, match="it does not say how many bytes it has; try again"):
         load(server)
-
-
-def test_encoded_answers_are_ruled_out(server: Server) -> None:
-    heard: HEARD = []
-    server.misbehave = listening(heard)
-    assert is_right(load(server, storage_options={"headers": {"accept-encoding": "gzip"}}))
-    assert {headers["Accept-Encoding"] for headers in heard} == {"identity"}
-    assert not any("accept-encoding" in headers for headers in heard)
 
 
 def test_a_server_that_never_answers_is_given_up_soon(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,19 +123,6 @@ def test_small_payloads_that_were_damaged_on_their_way_are_fetched_again(server:
     assert len(server.requests) > 1
 
 
-@pytest.mark.parametrize("most", [MIB, 64 * MIB])
-def test_a_damaged_entry_of_the_cache_is_fetched_again_and_mended(server: Server, cache: Path, most: int) -> None:
-    assert is_right(load(opened(server, cache), "host", max_in_flight=most))
-    for path in cached_files(cache):
-        data = bytearray(path.read_bytes())
-        data[-9] ^= 1
-        path.write_bytes(data)
-    assert is_right(load(opened(server, cache), "host", max_in_flight=most))
-    assert server.sent >= STORED
-    assert is_right(load(opened(server, cache), "host", max_in_flight=most))
-    assert not server.requests
-
-
 @pytest.mark.slow
 def test_loading_takes_little_memory_whatever_the_payloads_size(server: Server) -> None:
     nbytes = 24 * MIB
@@ -216,41 +203,6 @@ def test_a_server_that_fails_is_given_up_once_by_all_who_wait_for_it() -> None:
     assert (len(reports), place.calls) == (4, 1)
     read(0)
     assert (len(reports), place.calls) == (5, 2), "who comes later tries anew"
-
-
-def test_what_is_there_is_not_looked_at_while_it_changes() -> None:
-    class Slow(RangeSet):
-        looking, seen = 0, 0
-
-        def missing(self, start: int, end: int) -> list[tuple[int, int]]:
-            self.looking += 1
-            time.sleep(0.001)
-            self.looking -= 1
-            return super().missing(start, end)
-
-        def add(self, start: int, end: int) -> None:
-            assert not self.looking
-            self.seen += 1
-            super().add(start, end)
-
-    held = Slow()
-    window = OnDemandMemory(Zeros("memory://m.zcr", {}), memoryview(bytearray(1000)), held, None)
-    room = memoryview(bytearray(10))
-    done = threading.Event()
-
-    def read() -> None:
-        while not done.is_set():
-            window.read([(500, room)])
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    try:
-        for at in range(0, 200, 4):
-            window.fetch([(at, at + 2)])
-    finally:
-        done.set()
-        reader.join()
-    assert held.seen == 50
 
 
 @pytest.mark.parametrize("damaged", [False, True])

@@ -15,8 +15,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 from collisions import colliding
-from forge import Forge
-from malformed_contents import written
 from records import saved
 from remote_archives import cached_files, write_sparse
 
@@ -166,25 +164,6 @@ def test_full_verification_passes_over_all_there_is(server: Server) -> None:
     assert all(a[0] <= b[0] for a, b in itertools.pairwise(reports))
     rec.select("module").verify()
     assert np.array_equal(rec["base"], weights()["base"])
-
-
-@pytest.mark.parametrize(
-    "name, at, value, kind, message",
-    [
-        ("mask", 70, 2, FormatError, "tensor 'mask': a bool is neither 0 nor 1"),
-        ("packed", 7, 0xF0, FormatError, "tensor 'packed': the pad bits after its last element are not zero"),
-    ],
-)
-def test_elements_that_cannot_be_are_found_as_in_a_local_file(
-    server: Server, name: str, at: int, value: int, kind: type[Exception], message: str
-) -> None:
-    forged = Forge((server.folder / "m.zcr").read_bytes())
-    written(name, at, value)(forged)
-    (server.folder / "m.zcr").write_bytes(forged.seal())
-    with pytest.raises(kind, match=message):
-        local(server).verify()
-    with pytest.raises(kind, match=rf"m\.zcr: {message}"):
-        zcrecord.load_record(f"{server.url}/m.zcr", verify="full")
 
 
 @pytest.mark.slow

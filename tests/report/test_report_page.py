@@ -190,14 +190,6 @@ def test_keyboard_alone_gets_everywhere_in_the_tree(opened: Open) -> None:
     assert rows(page) == ["model.zcr"]
 
 
-def test_rows_say_to_screen_readers_where_they_are(opened: Open) -> None:
-    page = opened()
-    row(page, "head").click()
-    read = ("aria-level", "aria-posinset", "aria-setsize", "aria-expanded", "aria-selected")
-    for name, told in (("head", ["2", "3", "6", "true", "true"]), ("turned", ["3", "2", "2", None, "false"])):
-        assert [row(page, name).get_attribute(a) for a in read] == told
-
-
 def test_search_finds_by_any_part_of_a_name(opened: Open) -> None:
     page = opened()
     page.get_by_role("searchbox").fill("ATTENTION.w")
@@ -252,18 +244,6 @@ def test_keyboard_alone_goes_through_both_pictures(opened: Open) -> None:
     page.locator(".treemap").focus()
     press(page, "Home", "ArrowRight", " ")
     assert chosen(page) == page.locator("#treemap .words").inner_text().split(":")[0] != "embed"
-
-
-def test_digests_are_shown_when_asked_for(opened: Open, folder: Path) -> None:
-    page = opened()
-    summary = page.locator("summary")
-    assert summary.inner_text() == "Digests of 12 payloads"
-    assert page.locator(".digests table").count() == 0
-    summary.focus()
-    press(page, "Enter")
-    page.wait_for_selector(".digests table")
-    with zcrecord.load_record(folder / "model.zcr") as record:
-        assert f"{record.info('embed').digest:016x}" in page.locator(".digests").inner_text()
 
 
 @pytest.mark.parametrize(
@@ -359,16 +339,6 @@ def test_code_that_got_into_the_page_would_not_run(opened: Open, pages: Pages) -
             page.wait_for_event("console")
     assert page.evaluate("window.evil") is None
     pages.complaints.clear()
-
-
-def test_record_without_tensors_is_told_as_one(opened: Open) -> None:
-    page = opened("none")
-    assert page.locator("#summary").inner_text().startswith("0 tensors in an archive of")
-    assert rows(page) == ["none.zcr", "note"]
-    assert page.locator("#treemap .words").inner_text() == "There are no bytes to draw."
-    page.locator(".treemap").focus()
-    press(page, "ArrowRight", "Enter", "End")
-    assert chosen(page) == "none.zcr"
 
 
 @pytest.fixture

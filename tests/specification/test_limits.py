@@ -150,7 +150,7 @@ LIMITS = [
 
 # Constants of the table that are no limits, or whose edges no file of a test's size reaches, and what holds them.
 ELSEWHERE = {
-    "HEADER_SIZE": "test_malformed_header",
+    "HEADER_SIZE": "test_malformed_index",
     "MAX_INDEX_SIZE": "test_an_index_ends_at_2_gib_for_writer_and_reader",
     **dict.fromkeys(("ALIGNMENT", "LARGE_PAYLOAD", "LARGE_ALIGNMENT"), "test_writers"),
     **dict.fromkeys(("ATTACHED_SIZE", "ATTACHED_ALIGNMENT"), "test_attach"),

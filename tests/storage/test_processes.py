@@ -10,6 +10,7 @@ import os
 import pickle
 import re
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,9 @@ import pytest
 import records as r
 
 import zcrecord
+from tools.bench.sharing import BARE, OWN, SHARED, serve, torch_workers, total_pss, write_archive, write_models
+from tools.measure import MIB
+from tools.worker import call_alone
 from zcrecord import (
     IntegrityError,
     Record,
@@ -128,14 +132,6 @@ def test_what_cannot_be_pickled_is_refused_in_one_line(path: Path) -> None:
     part.close()
     with pytest.raises(UnsupportedError, match=r"m\.zcr: the record is closed"):
         pickle.dumps(part)
-
-
-def test_what_a_caller_does_to_the_names_does_not_reach_the_pickled_part(path: Path) -> None:
-    names, rename = ["a"], {"a": "x"}
-    part = load_record(path).select(names, rename)
-    names.append("b")
-    rename["a"] = "y"
-    assert pickle.loads(pickle.dumps(part)).names == part.names == ("x",)
 
 
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
@@ -339,3 +335,42 @@ def test_windows_names_the_mapping_of_a_file(path: Path, monkeypatch: pytest.Mon
         zcrecord.save_record(TREE, path)
     assert path.read_bytes() == before
     assert os.listdir(path.parent) == ["m.zcr"]
+
+
+# Memory that processes share.
+
+
+smaps = pytest.mark.skipif(sys.platform != "linux", reason="platform: /proc/PID/smaps_rollup is Linux's")
+
+WEIGHTS = 128  # MiB: enough that copies are not lost among what four processes take anyway
+PROMISED = 1.15
+
+
+def assert_one_copy(sums: dict[str, int], nbytes: int) -> None:
+    most = PROMISED * (nbytes + sums[BARE])
+    assert sums[OWN] > most + nbytes, "private copies are to be noticed, and were not"
+    assert sums[SHARED] < most
+    assert sums[SHARED] - sums[BARE] < PROMISED * nbytes, "hidden by what the processes take without weights"
+
+
+@smaps
+@pytest.mark.exhaustive(keep=0)
+def test_four_sessions_that_use_one_matrix_in_two_branches_hold_it_once(tmp_path: Path) -> None:
+    paths = write_models(tmp_path, WEIGHTS)
+    assert_one_copy(serve(paths), Path(paths[SHARED]).stat().st_size)
+
+
+@smaps
+@pytest.mark.exhaustive(keep=0)
+@pytest.mark.parametrize("start", ["fork", "spawn", "DataLoader, fork"])
+def test_four_torch_workers_over_one_archive_hold_its_weights_once(start: str, tmp_path: Path) -> None:
+    path = write_archive(tmp_path, WEIGHTS)
+    sums = call_alone(f"{torch_workers.__module__}:{torch_workers.__name__}", path=str(path), start=start)
+    assert_one_copy(sums, path.stat().st_size)
+
+
+@smaps
+def test_memory_of_a_process_that_is_gone_is_an_error_and_not_nothing() -> None:
+    with pytest.raises(OSError, match="No such file or directory"):
+        total_pss([1 << 22])
+    assert total_pss([os.getpid()]) > MIB

@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 import zcrecord
 from zcrecord import Record, SourceError, UnsupportedError, load_record
 from zcrecord.storage import memory as reading
+from zcrecord.storage.threads import Going, map_ordered, run_threads
 
 MIB = 1 << 20
 TREE: dict[str, Any] = {
@@ -234,3 +235,26 @@ def test_prefetch_refuses_names_that_are_not_there(path: Path) -> None:
     rec.close()
     with pytest.raises(UnsupportedError, match="the record is closed"):
         rec.prefetch()
+
+
+# Work that threads share.
+
+
+def test_no_further_item_is_begun_after_an_error() -> None:
+    begun: list[int] = []
+
+    def work(item: int, _: Going) -> None:
+        begun.append(item)
+        raise ValueError(f"item {item}")
+
+    with pytest.raises(ValueError, match="item 0"):
+        run_threads(work, range(1000), 1)
+    assert begun == [0]
+
+
+def test_few_items_are_taken_ahead_of_those_that_are_used() -> None:
+    accepted: list[int] = []
+    items = (accepted.append(i) or i for i in range(100))  # type: ignore[func-returns-value]
+    answers = map_ordered(lambda: lambda item: item, items, 2)
+    assert next(answers) == 0 and len(accepted) <= 5
+    answers.close()

@@ -191,21 +191,6 @@ def test_before_the_first_write_a_model_takes_no_private_memory(folders: Folders
     assert read < allowed and file_backed > nbytes // 2, "read pages are the file's"
 
 
-def test_training_gives_the_weights_of_transformers_own_and_leaves_the_file_as_it_was(folders: Folders) -> None:
-    path = folders.ours(models.gpt2) / "model.zcr"
-    before = path.read_bytes()
-    ours, _, theirs, _ = both(folders, models.gpt2, hf.GPT2LMHeadModel)
-    tokens = torch.arange(30).reshape(2, 15)
-    for model in (ours, theirs):
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        for _ in range(3):
-            model(tokens, labels=tokens).loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    assert models.same_tensors(ours, theirs) and path.read_bytes() == before
-    assert not models.same_tensors(ours, from_pretrained(path.parent, hf.GPT2LMHeadModel)), "it was trained"
-
-
 @pytest.mark.parametrize("dtype", ["auto", "float32", torch.float16, None])
 @pytest.mark.parametrize("kind", [hf.AutoModelForCausalLM, hf.LlamaForCausalLM])
 def test_a_dtype_is_that_of_the_config_or_the_one_asked_for(kind: Any, dtype: Any, folders: Folders) -> None:
@@ -258,17 +243,6 @@ def test_names_are_changed_on_the_way_by_a_key_mapping(tmp_path: Path) -> None:
     zcrecord.save_record(state, tmp_path / "model.zcr", durable=False)
     loaded = from_pretrained(tmp_path, hf.GPT2LMHeadModel, key_mapping={r"^decoder\.": "transformer."})
     assert models.same_tensors(loaded, model)
-
-
-def test_a_generation_config_may_stand_in_the_model_s_config_as_it_once_did(tmp_path: Path) -> None:
-    model = models.made(models.gpt2)
-    model.save_pretrained(tmp_path)
-    save_pretrained(model, tmp_path, durable=False)
-    (tmp_path / "generation_config.json").unlink()
-    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
-    (tmp_path / "config.json").write_text(json.dumps(config | {"max_length": 17, "num_beams": 2}), encoding="utf-8")
-    ours, theirs = from_pretrained(tmp_path, hf.GPT2LMHeadModel), hf.GPT2LMHeadModel.from_pretrained(tmp_path)
-    assert ours.generation_config == theirs.generation_config and ours.generation_config.max_length == 17
 
 
 def test_weights_may_be_another_archive_s_or_a_part_of_a_record_or_lie_behind_a_url(

@@ -49,16 +49,6 @@ def test_the_archive_converts_to_the_tensors_that_transformers_saves(make: Calla
         assert archive.info(name).tied, name
 
 
-def test_tied_weights_are_stored_once_and_are_one_parameter_again(tmp_path: Path) -> None:
-    model = models.made(models.t5)
-    report = save_pretrained(model, tmp_path, durable=False)
-    assert report.tied == 3 and report.payload_bytes == sum(p.nbytes for p in model.parameters())
-    loaded = from_pretrained(tmp_path, hf.T5ForConditionalGeneration)
-    shared = loaded.shared.weight
-    assert loaded.encoder.embed_tokens.weight is shared and loaded.decoder.embed_tokens.weight is shared
-    assert loaded.lm_head.weight is shared
-
-
 @pytest.mark.parametrize("size, shards", [("100KB", 2), (100_000, 2), ("0.04 MB", 4), ("1GiB", 0), (None, 0)])
 def test_shards_of_the_size_asked_for_load_as_one_model(size: Any, shards: int, tmp_path: Path) -> None:
     model = models.made(models.gpt2)

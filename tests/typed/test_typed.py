@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import pickle
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -21,14 +22,7 @@ from hypothesis import strategies as st
 from typed_classes import B, Linear, W, again, refused, same
 
 import zcrecord
-from zcrecord import PackedTensor, StringTensor, typed
-
-
-def test_nested_dataclasses_come_back_as_they_were(tmp_path: Path) -> None:
-    model = t.MLP([Linear(W, B), t.Norm(scale=B), Linear(W)], t.Size(2), None, {"a.b": Linear(B)}, (1, 2))
-    zcrecord.save_record(model, tmp_path / "m.zcr")
-    assert same(zcrecord.load_record(tmp_path / "m.zcr", into=t.MLP), model)
-    assert same(zcrecord.load_record(tmp_path / "m.zcr").into(t.MLP), model)
+from zcrecord import MismatchError, PackedTensor, StringTensor, UnsupportedError, typed
 
 
 def test_arrays_are_views_of_the_mapping(tmp_path: Path) -> None:
@@ -65,11 +59,6 @@ def test_inherited_fields_and_defaults_are_found() -> None:
     assert same(one, t.MLP([], t.Size(4), None)) and one.named is not two.named
 
 
-def test_class_may_hold_itself() -> None:
-    chain = t.Node(1, t.Node(2, t.Node(3)))
-    assert again(chain) == chain
-
-
 def test_type_parameters_are_filled_in() -> None:
     boxes = t.Boxes(["a"], "b", t.Box("c"))
     assert again(boxes, t.Boxes[str]) == boxes
@@ -92,29 +81,6 @@ def test_dataclass_with_a_constructor_of_its_own_is_made_without_it() -> None:
     value = t.OwnInit("four")
     value.names = ["a"]
     assert again(value) == value
-
-
-def test_attrs_classes_round_trip() -> None:
-    cell = t.Cell(W, extent=5, units=[1, 2])
-    cell.made = "otherwise"
-    got = again(cell)
-    assert same(got._weight, W)
-    assert (type(got), got.size, got.units, got.made) == (t.Cell, 5, [1, 2], "otherwise")
-    assert again({"_weight": W}, t.Cell).size == 4
-    assert again(t.OwnCell("abc")) == t.OwnCell("abc")
-    refused({"size": 4}, t.Cell, r"tensor '_weight': expected an array of float32 for Cell\._weight")
-    refused({"n": "a"}, t.OwnCell, r"tensor 'n': expected int, found str 'a'")
-
-
-def test_namedtuples_round_trip_by_their_field_names() -> None:
-    assert again(t.Size(2, 3)) == t.Size(2, 3)
-    assert again({"height": 3, "width": 2}, t.Size) == t.Size(2, 3)
-    assert again({"width": 2}, t.Size) == t.Size(2)
-    untyped = collections.namedtuple("untyped", ["a", "b"])
-    assert again(untyped(1, "b")) == untyped(1, "b")
-    assert again(t.Size(2, 3), tuple[int, ...]) == (2, 3)
-    refused((2, 3), dict[str, t.Size], "found a tuple of 2")
-    refused([2, "a"], t.Size, "expected Size, found a list of 2")
 
 
 @pytest.mark.parametrize("kind", [t.Options, t.Loose])
@@ -325,3 +291,96 @@ def test_instance_of_any_class_comes_back_equal(data: st.DataObject, made: Kind)
     value = data.draw(values)
     hypothesis.assume(r.names_are_unique(value))
     assert same(r.round_trip(value).into(kind), value)
+
+
+# Records that do not match.
+
+
+def test_missing_field_is_named(tmp_path: Path) -> None:
+    zcrecord.save_record({"layers": [{"weight": W}, {"scale": B, "eps": 1}, {"wieght": W}]}, tmp_path / "m.zcr")
+    kind: Any = dict[str, tuple[Linear, t.Norm, Linear]]
+    match = (
+        r"m\.zcr: tensor 'layers\.2\.weight': expected an array of float32 for Linear\.weight, found no such key, but "
+        "'wieght', for which there is no field; load it with rename= if it is the same$"
+    )
+    with pytest.raises(MismatchError, match=match) as caught:
+        zcrecord.load_record(tmp_path / "m.zcr", into=kind)
+    assert (caught.value.tensor, caught.value.path) == ("layers.2.weight", str(tmp_path / "m.zcr"))
+
+
+@pytest.mark.parametrize(
+    "value, kind, match",
+    [
+        ({}, Linear, r"^tensor 'weight': .*found no such key; give the field a default if records may lack it$"),
+        ({"weight": W, "extra": B}, Linear, r"tensor 'extra': expected no such key, found an array of float32, shape "
+         r"\(3,\): Linear has no field for it, its fields are 'weight', 'bias'; add one, or leave this out with"),
+        ({"weight": W, "n": 1}, Linear, r"tensor 'n': .*found int 1: .*; add one$"),
+        ({"weight": W.astype(float)}, Linear, r"tensor 'weight': expected an array of float32, found an array of "
+         r"float64, shape \(2, 3\); annotate what is there, or save what is annotated"),
+        ({"w": W}, dict[str, np.ndarray[tuple[int], np.dtype[Any]]], r"expected an array with 1 axes, found an array"),
+        ({"weight": PackedTensor.pack(np.ones(3, "int4"))}, Linear, r"found a PackedTensor of int4, shape \(3,\); "
+         r"annotate it PackedTensor, whose unpack\(\) gives an array"),
+        ([W], Linear, "^expected Linear, found a list of 1"),
+        ({"a": W}, dict[str, Linear], r"tensor 'a': expected Linear, found an array of float32, shape \(2, 3\)"),
+        ({"a": Linear(W)}, dict[str, list[t.F32]], "found a Linear with 'weight', 'bias'"),
+        ({"a": t.Size(1)}, dict[str, dict[str, int]], r"expected dict\[str, int\], found a Size with 'width', 'heig"),
+        ({"0": W, "2": W}, list[t.F32], "found a mapping with '0', '2'; the keys of a list are '0' to '1', and '1' is"),
+        ({"a": [1, "b"]}, dict[str, list[int]], r"tensor 'a\.1': expected int, found str 'b'"),
+        ({"a": 1}, dict[str, Mapping[str, int]], r"expected Mapping\[str, int\], found int 1"),
+        ({"a": True}, dict[str, int], "expected int, found bool True"),
+        ({"a": 2**4095}, dict[str, float], "expected float, found int 5221944407065762533"),
+        ({"a": -(2**1024)}, dict[str, float | str], r"expected float \| str, found int -179769313486231590"),
+        ({"a": W}, dict[str, float], r"expected float, found an array of float32, shape \(2, 3\)"),
+        ({"a": "b"}, dict[str, bytes], "expected bytes, found str 'b'"),
+        ({"a": b"bcd"}, dict[str, str], "expected str, found 3 bytes"),
+        ({"a": "green"}, dict[str, t.Color], r"expected Color \('red', 'blue'\), found str 'green'"),
+        ({"green": 1}, dict[t.Color, int], r"expected Color \('red', 'blue'\), found str 'green'"),
+        ({"a": 1}, dict[str, PurePosixPath], "expected a str for PurePosixPath, found int 1"),
+        ({"a": True}, dict[str, Literal[1]], r"expected Literal\[1\], found bool True"),
+        ({"a": {"b": 1}}, dict[str, r.Owner], "expected Owner, found a mapping with 'b'; classes that are filled are"),
+        ({"a": "b\n" * 99}, dict[str, int], r"found str 'b\\nb"),
+    ],
+)  # fmt: skip
+def test_mismatch_names_the_path_what_was_expected_and_what_is_there(value: Any, kind: Any, match: str) -> None:
+    refused(value, kind, match)
+
+
+def test_first_mismatch_in_the_order_of_fields_is_told() -> None:
+    refused({"head": 1, "size": 2, "layers": []}, t.MLP, "tensor 'size'")
+
+
+def test_what_a_constructor_refuses_is_a_mismatch_with_its_place() -> None:
+    match = r"tensor 'a': Stubborn refuses these values: ValueError: n must not be negative"
+    with pytest.raises(MismatchError, match=match) as caught:
+        again({"a": {"n": -1, "later": "x"}}, dict[str, t.Stubborn])
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_field_that_nothing_sets_is_missing() -> None:
+    assert again({"n": 1, "later": "x"}, t.Stubborn).later == "x"
+    refused({"n": 1}, t.Stubborn, r"tensor 'later': expected str for Stubborn\.later, found no such key")
+    refused(
+        {}, t.NeedsSeed, r"tensor 'seed': expected int for NeedsSeed\.seed, .*; no InitVar is saved; give it a default"
+    )
+
+
+def test_torch_fields_are_refused_with_the_way_to_tensors() -> None:
+    tensor = type("Tensor", (), {"__module__": "torch"})
+    kind = dataclasses.make_dataclass("Module", [("weight", tensor | None)])
+    match = r"tensor 'weight': no record is loaded into a field of type torch\.Tensor; .*record\.torch\(\) gives torch"
+    refused({"weight": W}, kind, match, UnsupportedError)
+
+
+@pytest.mark.parametrize(
+    "kind, match",
+    [
+        (t.Unreadable, "the annotations of Unreadable cannot be read: name 'NoSuchName' is not defined; define what"),
+        ("MLP", "a record is loaded into a class, or a type such as .*, not into a str"),
+        (Linear(W), "not into a Linear"),
+        (dict[str, "Linear"], "the annotation 'Linear' cannot be read where it stands; name the class itself"),
+        (dict.__class_getitem__((str, vars(typing)["Self"])), r"the annotation typing\.Self cannot be read"),
+    ],
+)
+def test_annotations_that_cannot_be_read_are_refused(kind: Any, match: str) -> None:
+    refused({"x": 1}, kind, match, UnsupportedError)

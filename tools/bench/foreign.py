@@ -6,14 +6,13 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import zcrecord
 from tools.bench.harness import BURST, OURS, Promise, Row, Settings, median_seconds
-from tools.bench.peers import GGUF, PEERS, SAFETENSORS, TORCH
+from tools.bench.peers import GGUF, PEERS, SAFETENSORS, TORCH, save_gguf
 
 AREA = "foreign"
 FILES, EACH, ITEMS = 30, 1000, 256
@@ -71,7 +70,7 @@ def _one_file(settings: Settings) -> Iterator[Row]:
     for peer, limit, note in ((GGUF, 0.05, f" and {WORDS:,} words"), (TORCH, 0.2, "")):
         path = settings.folder / f"model{PEERS[peer].suffix}"
         if peer == GGUF:
-            _save_gguf(path, tensors, settings.pick(WORDS, 100))
+            save_gguf(path, tensors, settings.pick(WORDS, 100))
         else:
             PEERS[peer].save(path, tensors)
         ways: dict[str, Callable[[], Any]] = {
@@ -80,19 +79,6 @@ def _one_file(settings: Settings) -> Iterator[Row]:
         }
         work = f"open a file of {peer} with {count:,} tensors{note}, and get one"
         yield Row(AREA, work, "s", median_seconds(few, ways), Promise("under", limit), samples=few * BURST)
-
-
-def _save_gguf(path: Path, tensors: dict[str, Any], words: int) -> None:
-    import gguf
-
-    made = gguf.GGUFWriter(path, "llama")
-    made.add_array("tokenizer.ggml.tokens", [f"word{i}" for i in range(words)])
-    for name, values in tensors.items():
-        made.add_tensor(name, values)
-    made.write_header_to_file()
-    made.write_kv_data_to_file()
-    made.write_tensors_to_file()
-    made.close()
 
 
 def _index(settings: Settings) -> Iterator[Row]:

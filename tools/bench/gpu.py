@@ -6,13 +6,12 @@
 To be run by hand; it is no area of `python -m tools.bench`. It needs no network: the packages that are there take part.
 The result has the form of tools/bench/results.json, and beside its rows
 
-    missing    the packages, providers and devices that this machine lacks, and what each would need
+    missing    the packages and devices that this machine lacks, and what each would need
     failed     the ways that raised an error, with the error; the others are measured all the same
 
 Each way runs in a process of its own. Warm: the ways take turns, each from an emptied allocator; the first turn, in
 which memory is pinned, is told by itself. Cold: a new process for each load, once the file was dropped from the page
-cache; a row says "cold" only if mincore(2) tells that not a page of it was left. What has arrived is compared. Last
-comes a session of ONNX Runtime's CUDA provider, from an archive and from the .onnx.
+cache; a row says "cold" only if mincore(2) tells that not a page of it was left. What has arrived is compared.
 """
 
 from __future__ import annotations
@@ -40,10 +39,8 @@ from tools.bench.cold import cached_fraction, drop_cached
 from tools.bench.harness import OURS, Promise, Row, collect, machine, require_disk, seconds_of, version_of, versions
 from tools.bench.table import new_console, terminal_table
 from tools.measure import MIB
-from tools.models import gpt
 from tools.worker import ROOT, Worker, WorkerError
 from zcrecord import formats
-from zcrecord.errors import DependencyError
 
 AREA = "gpu"
 RESULT = ROOT / "tools" / "bench" / "gpu.json"
@@ -51,15 +48,12 @@ PINNED, PLAIN = "pinned copy", "a plain read"
 SAFETENSORS, FAST, RUNAI = "safetensors", "fastsafetensors, no GDS", "runai-model-streamer"
 WIDER, EACH = f"{OURS}, 256 MiB in flight", f"{OURS}, record.torch(device)"
 OWN = (OURS, WIDER, EACH)
-ONNX, FILLED = ".onnx", f"{OURS}, fill_session"
 PEERS = {SAFETENSORS: "safetensors", FAST: "fastsafetensors", RUNAI: "runai-model-streamer"}  # their packages
 GIB = 8.0
 MIB_EACH = 64  # of a tensor
 TURNS, COLD_TURNS = 5, 3
-ONNX_MIB = 1024
 NEARLY_ALL = 0.9  # of the pinned copy's bandwidth
 WARM = 0.99  # of the pages
-CUDA = "CUDAExecutionProvider"
 Load = Callable[[ExitStack], dict[str, Any]]
 
 
@@ -121,8 +115,7 @@ def _show(found: _Findings) -> None:
 
 def _measure(folder: Path, device: str, count: int) -> tuple[_Findings, dict[str, Any]]:
     total = count * MIB_EACH * MIB
-    onnx_mib = min(ONNX_MIB, total // MIB)
-    require_disk(folder, 2 * total + 3 * onnx_mib * MIB)
+    require_disk(folder, 2 * total)
     found = _Findings()
     files = dict(zip(("ours", "theirs"), map(str, _write(folder, count)), strict=True))
     described = machine(folder)
@@ -131,10 +124,7 @@ def _measure(folder: Path, device: str, count: int) -> tuple[_Findings, dict[str
     ways = [*OWN, *_installed(found)]
     found.rows += _warm(found, [PINNED, *ways], given, total)
     found.rows += _cold(found, [PLAIN, *ways], given, total)
-    for file in files.values():
-        Path(file).unlink()
-    found.rows += _sessions(found, folder, device, onnx_mib)
-    known = versions() | {package: version_of(package) for package in [*PEERS.values(), "onnxruntime-gpu"]}
+    known = versions() | {package: version_of(package) for package in PEERS.values()}
     rows = [row.as_json() for row in found.rows]
     whole = {"quick": count != round(GIB * 1024 / MIB_EACH), "machine": described, "versions": known, "rows": rows}
     return found, whole | {"missing": found.missing, "failed": found.failed}
@@ -169,7 +159,7 @@ def _installed(found: _Findings) -> Iterator[str]:
 
 def _asked(found: _Findings, way: str, name: str, /, worker: Worker | None = None, **arguments: Any) -> Any:
     """Return the result of one of this module's functions in a worker; None, and a note, if it failed."""
-    target = name if ":" in name else f"tools.bench.gpu:{name}"  # not __name__, which may be __main__
+    target = f"tools.bench.gpu:{name}"  # not __name__, which may be __main__
     try:
         if worker is not None:
             return worker.call(target, **arguments)
@@ -401,74 +391,6 @@ def _synchronize(device: Any) -> None:
 
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-# ONNX Runtime.
-
-
-def _sessions(found: _Findings, folder: Path, device: str, mib: int) -> Iterator[Row]:
-    """Yield the row of sessions on the device, until the first answer; none, and a note, where they cannot be."""
-    provider = CUDA if device.startswith("cuda") else "CPUExecutionProvider"
-    if (why := _no_provider(provider)) is not None:
-        found.missing["ONNX Runtime's CUDA provider"] = why
-        return
-    model, archive = folder / "gpu.onnx", folder / "onnx.zcr"
-    with model.open("wb") as sink:
-        gpt.write_gpt(sink, mib)
-    _asked(found, "conversion", "tools.serving:convert", source=str(model), dest=str(archive), durable=False)
-    loader = device if provider == CUDA else "host"
-    ways = {OURS: (archive, {}), FILLED: (archive, {"loader": loader}), ONNX: (model, {})}
-    samples: dict[str, list[float]] = {}
-    answers: dict[str, list[float]] = {}
-    for _ in range(COLD_TURNS):
-        for way, (path, options) in ways.items():
-            if (name := f"session: {way}") in found.failed:
-                continue
-            cost = _asked(found, name, "session_seconds", path=str(path), provider=provider, options=options)
-            if cost is not None:
-                samples.setdefault(way, []).append(cost["seconds"])
-                answers[way] = cost["answer"]
-    for way in answers:
-        if ONNX in answers and not np.allclose(answers[way], answers[ONNX], rtol=1e-2, atol=1e-2):
-            found.failed[f"session: {way}"] = f"it answers {answers[way][:4]}, the .onnx {answers[ONNX][:4]}"
-            del samples[way]
-    work = f"ONNX Runtime, {provider}, GPT of {mib} MiB: create the session, until the first answer"
-    yield from _rows(work, samples, mib * MIB, [Promise("within", 1.1, ONNX)], {})
-
-
-def _no_provider(provider: str) -> str | None:
-    try:
-        importlib.import_module("zcrecord.onnx.runtime").onnxruntime_module()
-    except DependencyError as error:
-        return f"{error}; for CUDA onnxruntime-gpu"
-    import onnxruntime
-
-    has = onnxruntime.get_available_providers()
-    if provider in has:
-        return None
-    return f"onnxruntime {onnxruntime.__version__} has only {', '.join(has)}: pip install onnxruntime-gpu in its place"
-
-
-def session_seconds(path: str, provider: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the seconds until a session on a provider has answered once, and some of its answer."""
-    import torch  # noqa: F401  # its libraries of CUDA, which pip installs, are then found
-
-    from tools import serving
-
-    serving.prepare()
-    import onnxruntime
-
-    getattr(onnxruntime, "preload_dlls", bool)()
-    answers = []
-
-    def answer() -> None:
-        serving.open_session(path, providers=[provider], **options)
-        answers.append(serving.first_answer()[1])
-
-    seconds = seconds_of(answer)
-    if (used := serving.providers()[0]) != provider:  # it falls back to the CPU with a warning
-        raise RuntimeError(f"{provider} was asked for, and {used} answered")
-    return {"seconds": seconds, "answer": answers[0]}
 
 
 if __name__ == "__main__":

@@ -98,10 +98,13 @@ def _torch_all(path: Path) -> dict[str, Any]:
     return loaded
 
 
-def _gguf_save(path: Path, tensors: Tensors) -> None:
+def save_gguf(path: Path, tensors: Tensors, words: int = 0) -> None:
+    """Write a GGUF file, with a vocabulary of so many words."""
     import gguf
 
-    writer = gguf.GGUFWriter(path, "bench")
+    writer = gguf.GGUFWriter(path, "llama")
+    if words:
+        writer.add_array("tokenizer.ggml.tokens", [f"word{i}" for i in range(words)])
     for name, array in tensors.items():
         writer.add_tensor(name, array)
     writer.write_header_to_file()
@@ -121,5 +124,5 @@ PEERS = {
     SAFETENSORS_TORCH: Peer("pt.safetensors", _stt_save, partial(_st_one, "pt"), _stt_all),
     NPZ: Peer("npz", _npz_save, _npz_one, _npz_all),
     TORCH: Peer("pt", _torch_save, lambda path, name: _torch_all(path)[name], _torch_all),
-    GGUF: Peer("gguf", _gguf_save, lambda path, name: _gguf_all(path)[name], _gguf_all),
+    GGUF: Peer("gguf", save_gguf, lambda path, name: _gguf_all(path)[name], _gguf_all),
 }

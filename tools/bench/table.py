@@ -1,10 +1,11 @@
 """The results as tables, from the results file alone: on the terminal, and between two markers of a page.
 
-The README beside this module shows all of them; the repository's shows what `reasons` makes of some.
+The README beside this module shows those with a goal; the repository's shows what `reasons` makes of them.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -43,31 +44,42 @@ def rows_of(results: dict[str, Any]) -> list[Row]:
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """Return the whole table, where a peer wins, and what it was measured on."""
-    rows = rows_of(results)
-    lines = ["| " + " | ".join(HEADINGS) + " |", "|---|--:|---|--:|---|---|"]
-    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in _cells(row)) + " |" for row in rows]
+    """Return the rows that have a goal, those of one subject under its name, and what they were measured on."""
+    shown = [row for row in rows_of(results) if row.promise is not None]
+    lines = ["| work | zcrecord | other | goal |", "|---|--:|--:|---|"]
+    for subject, group in itertools.groupby(shown, lambda row: row.work.rpartition(": ")[0]):
+        rows = list(group)
+        if together := bool(subject) and len(rows) > 2:
+            lines.append(f"| **{subject}** | | | |")
+        lines += [_line(row, row.work.rpartition(": ")[2] if together else row.work) for row in rows]
     machine, versions = results["machine"], results["versions"]
     where = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_mib'] // 1024} GiB, {machine['file_system']}"
     what = ", ".join(f"{name} {version}" for name, version in versions.items() if name != OURS)
-    lines += ["", *_wins(rows), ""]
-    lines += [
-        f"Measured on {machine['date']}, {where}, with files in the page cache unless the row says otherwise; {what}."
-    ]
-    lines += [f"Measured again on {when}: {'; '.join(works)}." for when, works in _again(rows).items()]
-    lines += ["Medians of interleaved runs, from `tools/bench/results.json`."]
+    lines += ["", f"Measured on {machine['date']}, {where}; {what}."]
+    lines += [f"Measured again on {when}: {', '.join(areas)}." for when, areas in _again(shown).items()]
     return "\n".join(lines)
 
 
+def _line(row: Row, work: str) -> str:
+    """Return a row of the page: of the others the one that the goal is about, or the best."""
+    _, ours, _, _, goal, reached = _cells(row)
+    others = {name: value for name, value in row.values.items() if not name.startswith(OURS)}
+    peer = row.promise.peer if row.promise and row.promise.peer else min(others, key=others.__getitem__, default=None)
+    beside = f"{quantity(row.values[peer], row.unit)} {peer}" if peer else ""
+    cells = (work, ours, beside, goal if reached == "yes" else f"{goal}: {reached}")
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
 def _again(rows: list[Row]) -> dict[str, list[str]]:
-    """Return the rows that were measured after the rest, by what was other."""
-    out: dict[str, list[str]] = {}
+    """Return the areas that were measured after the rest, by what was other."""
+    out: dict[str, dict[str, None]] = {}
     for row in rows:
         if other := row.extra.get(MEASURED):
-            date = other.get("date", "the same day")
-            when = ", ".join([date, *(f"{k} {v}" for k, v in other.items() if k != "date")])
-            out.setdefault(when, []).append(row.work)
-    return out
+            when = ", ".join(
+                [other.get("date", "the same day"), *(f"{k} {v}" for k, v in other.items() if k != "date")]
+            )
+            out.setdefault(when, {})[row.area] = None
+    return {when: list(areas) for when, areas in out.items()}
 
 
 def page_with(page: str, made: str) -> str:
@@ -126,14 +138,6 @@ def wins(rows: list[Row]) -> list[tuple[Row, str]]:
         names = [name for name in row.values if name not in FLOORS and not name.startswith(OURS)]
         ahead += [(row, name) for name in names if row.values[name] < 0.95 * row.values[OURS]]
     return ahead
-
-
-def _wins(rows: list[Row]) -> list[str]:
-    lost = [
-        f"- {row.work}: {name} {quantity(row.values[name], row.unit)}, {OURS} {quantity(row.values[OURS], row.unit)}"
-        for row, name in wins(rows)
-    ]
-    return ["Where others win, by more than 5%:", "", *lost] if lost else ["No other was ahead by more than 5%."]
 
 
 def quantity(value: float, unit: str) -> str:

@@ -7,7 +7,6 @@ rust          zcrecord.rs by libFuzzer, compared with zcrecord.h on every input
 differential  the readers in Python, C and Rust compared on changed archives
 look-ups      the same by single names at level `touch`, and compared with a plain reading of FORMAT.md
 coverage      branches of the verifier that the kept inputs reach
-corpus        the kept inputs chosen anew, from those in --more FOLDER, too
 """
 
 from __future__ import annotations
@@ -29,19 +28,13 @@ def main() -> int:
     """Run what the command line says."""
     parser = argparse.ArgumentParser("python -m tools.fuzz", description=__doc__.partition(":")[2], allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    what = ("archive", "model", "c", "rust", "differential", "look-ups", "coverage", "corpus")
+    what = ("archive", "model", "c", "rust", "differential", "look-ups", "coverage")
     parser.add_argument("what", choices=what)
     parser.add_argument("--runs", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, help="folder for new inputs")
     parser.add_argument("--found", type=Path, default=FOUND, help="folder for inputs that show a fault")
-    parser.add_argument("--more", type=Path, nargs="*", default=[], help="folders of inputs to choose a corpus from")
     given = parser.parse_args()
-    if given.what == "corpus":
-        from . import corpus
-
-        corpus.make(given.more)
-        return 0
     if given.what == "coverage":
         return _coverage()
     return _differential(given) if given.what in ("differential", "look-ups") else _fuzz(given)

@@ -1,4 +1,4 @@
-"""Branches of the code under test that inputs reach, by coverage.py; and the fewest inputs that reach them all.
+"""Branches of the code under test that inputs reach, by coverage.py.
 
 Knows what of the package checks an archive: the modules and functions of `VERIFIER`. What writers alone use
 is left out.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,17 +37,11 @@ class Reached(NamedTuple):
     missing: list[str]
 
 
-def _measured(paths: Iterable[Path]) -> coverage.Coverage:
-    found = coverage.Coverage(
-        data_file=None, branch=True, include=[str(path) for path in paths], config_file=False, messages=False
-    )
-    found.set_option("run:disable_warnings", ["module-not-measured", "module-not-imported", "no-data-collected"])
-    return found
-
-
 def reached(run: Callable[[], Any]) -> Reached:
     """Return the branches of the verifier that a call reaches, without a module's own lines, which run on import."""
-    measured = _measured(PACKAGE / name for name in VERIFIER)
+    paths = [str(PACKAGE / name) for name in VERIFIER]
+    measured = coverage.Coverage(data_file=None, branch=True, include=paths, config_file=False, messages=False)
+    measured.set_option("run:disable_warnings", ["module-not-measured", "module-not-imported", "no-data-collected"])
     with measured.collect():
         run()
     with tempfile.TemporaryDirectory() as folder:
@@ -66,24 +60,3 @@ def reached(run: Callable[[], Any]) -> Reached:
             missing += [f"{where}: {line}" for line in function["missing_lines"]]
             missing += [f"{where}: {a} -> {b}" for a, b in function["missing_branches"]]
     return Reached(branches, missing)
-
-
-def fewest(inputs: Sequence[bytes], run: Callable[[bytes], Any], files: Iterable[Path]) -> list[bytes]:
-    """Return inputs that together reach every branch that all of them reach; short ones are preferred."""
-    paths = list(files)
-    measured = _measured(paths)
-    ordered = sorted(set(inputs), key=lambda data: (len(data), data))
-    with measured.collect():
-        for number, data in enumerate(ordered):
-            measured.switch_context(str(number))
-            run(data)
-    told = measured.get_data()
-    chosen: list[bytes] = []
-    known: set[tuple[Path, tuple[int, int]]] = set()
-    for number, one in enumerate(ordered):
-        told.set_query_context(str(number))
-        arcs = {(path, arc) for path in paths for arc in told.arcs(str(path)) or ()}
-        if not arcs <= known:
-            known |= arcs
-            chosen.append(one)
-    return chosen

@@ -1,31 +1,22 @@
 """The inputs kept in tests/data/corpus: few and short, but every branch of the verifier and of the readers is reached.
 
-`make` writes them anew: from the archives that the tests forge, from what fuzzers found (folders of inputs), and from
-what is there already. An input that once showed a fault is kept in `found`, whatever it reaches.
+They were chosen from the archives that the tests forge, and from what fuzzers found. An input that once showed a fault
+is kept in `found`, whatever it reaches.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
-from reader_archives import catalogue
 from readers import Question, ours
 
 import zcrecord
 from zcrecord.codec import index, layout, verify
 from zcrecord.errors import RecordError
-from zcrecord.onnx import tuned
 
-from . import CORPUS, ROOT, native, targets
-from .branches import PACKAGE, VERIFIER, fewest
+from . import CORPUS, ROOT, targets
 from .crafted import crafted
 
-MOST = {"archive": 4096, "model": 900}  # bytes of an input
-SUFFIXES = {"archive": "zcr", "model": "onnx"}
-MOST_FOR_EDGES = 1000  # of one that only the readers in C and Rust go another way for
 WAYS: tuple[tuple[Any, Any], ...] = tuple(
     (level, embedded) for level in ("touch", "index", "full") for embedded in (None, "prefix", "suffix")
 )
@@ -50,11 +41,6 @@ def try_every_way(data: bytes) -> None:
             except RecordError:
                 continue
     ours(Question(data, "w", "f"))  # as an archive and nothing else, whatever it looks like
-
-
-def forged() -> list[bytes]:
-    golden = (ROOT / "tests" / "conformance" / "valid").glob("*.zcr")
-    return [*catalogue(), *(path.read_bytes() for path in sorted(golden))]
 
 
 def everything() -> None:
@@ -82,25 +68,3 @@ def index_alone(data: bytes) -> None:
         verify.check_index(found, header)
     except RecordError:
         return
-
-
-def make(folders: Iterable[Path]) -> None:
-    """Write the corpus anew; `folders` hold more inputs to choose from, archives and models alike."""
-    from onnx_models import packaged_models  # here, since comparing readers takes no onnx
-
-    more = [path.read_bytes() for folder in folders for path in sorted(folder.iterdir()) if path.is_file()]
-    archives = [data for data in (*forged(), *more, *inputs("archive")) if len(data) <= MOST["archive"]]
-    kept = fewest(archives, try_every_way, [PACKAGE / name for name in VERIFIER])
-    kept += [data for data in inputs("archive") if tuned.TARGET_TYPE.encode() in data]  # unknown to the verifier
-    _write(CORPUS / "archive", kept + native.fewest([data for data in archives if len(data) <= MOST_FOR_EDGES], kept))
-    packaged = [path.read_bytes() for path in packaged_models()]
-    found = [data for data in (*packaged, *more, *inputs("model")) if len(data) <= MOST["model"]]
-    _write(CORPUS / "model", fewest(found, targets.model, sorted((ROOT / "zcrecord" / "onnx").rglob("*.py"))))
-
-
-def _write(folder: Path, kept: Sequence[bytes]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in folder.iterdir():
-        path.unlink()
-    for data in kept:
-        (folder / f"{hashlib.sha256(data).hexdigest()[:16]}.{SUFFIXES[folder.name]}").write_bytes(data)

@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import tempfile
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,18 +71,3 @@ def fuzz(program: Path, runs: int, *, seed: int, found: Path, folder: Path) -> O
     # By a shell that forks: the peak memory of a child that Python starts counts from Python's own, and has a limit.
     command = ["sh", "-c", '"$@"; exit $?', "sh", *command]
     return outcome(subprocess.run(command, capture_output=True, text=True, errors="replace", env=ENVIRONMENT))
-
-
-def fewest(inputs: Iterable[bytes], known: Sequence[bytes]) -> list[bytes]:
-    """Return inputs by which the readers in C and Rust take every edge that they take for all; not those in `known`."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        start, more = folder / "start", folder / "more"
-        for where, some in ((start, known), (more, inputs)):
-            where.mkdir()
-            for number, data in enumerate(some):
-                (where / f"{number:05}").write_bytes(data)
-        old = {path.name for path in start.iterdir()}
-        command = [build("rust", folder), "-merge=1", "-use_counters=0", "-max_len=16384", start, more]
-        subprocess.run([*map(str, command)], check=True, capture_output=True)
-        return [path.read_bytes() for path in sorted(start.iterdir()) if path.name not in old]
