@@ -39,6 +39,7 @@ def call(function: bytes, arguments: bytes) -> bytes:
 
 
 HUGE = b"\x8a\x05" + (3 << 30).to_bytes(5, "little")
+ORDERED = collections.OrderedDict(a=1)
 MADE: dict[str, tuple[bytes, Any]] = {
     "bytes": (call(b"_codecs.encode", text("é".encode()) + text(b"latin1") + b"\x86"), b"\xe9"),
     "no bytes": (call(b"__builtin__.bytes", b")"), b""),
@@ -47,7 +48,7 @@ MADE: dict[str, tuple[bytes, Any]] = {
     "a shape": (call(b"torch.Size", b"K\2K\3\x86\x85"), (2, 3)),
     "a complex number": (call(b"builtins.complex", b"G" + bytes(8) + b"G" + bytes(8) + b"\x86"), 0j),
     "a count": (call(b"collections.Counter", b"}" + text(b"a") + b"K\2s\x85"), {"a": 2}),
-    "a dict of Python 2": (call(b"collections.OrderedDict", b"](](" + text(b"a") + b"K\1ee\x85"), {"a": 1}),
+    "a dict of Python 2": (call(b"collections.OrderedDict", b"](](" + text(b"a") + b"K\1ee\x85"), ORDERED),
     "text of Python 2": (b"\x80\x02U\2ab.", "ab"),
     "a dict with a state": (b"\x80\x02}}" + text(b"items") + b"K\1sb.", {}),
 }  # fmt: skip
@@ -78,7 +79,7 @@ REFUSED: dict[str, bytes] = {
     "an extension": b"\x80\x02\x82\x01.",
     "an instance": b"\x80\x02(ctorch\nSize\no.",
     "INST": b"\x80\x02(itorch\nSize\n.",
-    "NEWOBJ": b"\x80\x02ctorch\nSize\n)\x81.",
+    "NEWOBJ of no function": b"\x80\x02K\1)\x81.",
     "NEWOBJ_EX with keywords": b"\x80\x04ctorch\nSize\n)}\x92.",
     "STACK_GLOBAL": b"\x80\x04" + text(b"posix") + text(b"system") + b"\x93.",
     "a persistent number": b"\x80\x02K\1Q.",

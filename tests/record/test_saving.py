@@ -16,6 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
@@ -320,10 +321,13 @@ UNSUPPORTED: list[tuple[Any, str]] = [
     ({"x": np.array([b"ab"])}, r"tensor 'x': dtype \|S2"),
     ({"x": np.ma.masked_less(ONE, 5)}, r"tensor 'x': a masked array; save \.filled"),
     ({"x": np.array(["a", LONE])}, r"tensor 'x': .*lone surrogates"),
-    ({"m": {"x": {1}}}, r"tensor 'm\.x': a set is neither"),
-    ({"m": {0: datetime.date(2020, 1, 1)}}, r"tensor 'm\.0': a date is neither"),
-    ({"x": r.Layer}, r"tensor 'x': a type is neither"),
-    ({"x": [1, {2}]}, r"tensor 'x\.1': a set is neither"),
+    ({"m": {"x": {b"a"}}}, r"tensor 'm\.x': a bytes as a key, or in a set, has no equal"),
+    ({"m": {0: datetime.datetime(2020, 1, 1, tzinfo=ZoneInfo("UTC"))}}, r"tensor 'm\.0': a datetime with a named time"),
+    ({"x": r.Layer}, r"tensor 'x': a type is neither .*; leave it out, or save its name"),
+    ({"x": [1, range(2)]}, r"tensor 'x\.1': a range is neither .*; save a dict of what it holds"),
+    ({"x": iter([1])}, r"tensor 'x': a list_iterator is neither .*; save a list of its items"),
+    ({"x": io.BytesIO()}, r"tensor 'x': a BytesIO is neither .*; save the file's path"),
+    ({"x": np.random.default_rng()}, r"tensor 'x': a Generator is neither .*; save its \.bit_generator\.state"),
     ({"x": bytearray(b"a")}, r"tensor 'x': a mutable buffer; pass bytes"),
     ({"x": memoryview(b"abcd")[::2]}, r"tensor 'x': "),
     ({"m": [{"x": 2**4096}]}, r"'m\.0\.x': an integer of 4097 bits, 4096"),
@@ -333,14 +337,8 @@ UNSUPPORTED: list[tuple[Any, str]] = [
     (None, "a record is a mapping.*, not .*None"),
     (r.Layer, "a record is a mapping.*, not .*Layer"),
     (r.Owner([ONE]), r"state_dict\(\).* mapping from names to tensors"),
-    ({"m": {True: ONE}}, r"in 'm': key True is a bool; keys are .* or integers"),
-    ({"m": [{1.0: ONE}]}, r"in 'm\.0': key 1\.0 is a float; keys are"),
-    ({0: {"a": {(1, 2): 3}}}, r"in '0\.a': key \(1, 2\) is a tuple; keys are"),
-    ({"m": {1: ONE, "1": ONE}}, r"in 'm': the key '1' is a text that reads"),
-    ({"m": {2**64: ONE}}, r"in 'm': the key 0x10{16} is .* outside -2\^63 to"),
-    ({"m": {10**5000: ONE}}, r"in 'm': the key 0x\w+….* is .* outside"),
-    ({b"k": ONE}, r"in the record: key b'k' is a bytes"),
-    ({"m": {"": ONE}}, r"in 'm': an empty key; keys are non-empty"),
+    ({"m": {10**5000: ONE}}, r"'m\.keys\.0': an integer of 16610 bits"),
+    ({b"k": ONE}, r"a bytes as a key, or in a set, has no equal when it is loaded; make it a text"),
     ({"m": {"a\0b": ONE}}, r"tensor 'm\.a\\x00b': its name contains NUL"),
     ({"m": {"a\0b": 1}}, r"tensor 'm\.a\\x00b': its name contains NUL"),
     ({LONE: ONE}, r"tensor 'a\\ud800b': its name has lone surrogates"),

@@ -6,6 +6,7 @@ is made that is missing.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
 import io
@@ -64,8 +65,8 @@ def tree(value: Any) -> Any:
         return tree({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
     if isinstance(value, dict):
         return [(key, tree(child)) for key, child in value.items()]
-    if isinstance(value, list | tuple):
-        return isinstance(value, list), [tree(child) for child in value]
+    if isinstance(value, list | tuple | collections.deque):
+        return type(value).__name__ if isinstance(value, list | collections.deque) else "tuple", list(map(tree, value))
     if isinstance(value, zcrecord.StringTensor):
         return "tensor", value.data.tobytes()
     if isinstance(value, np.ndarray | np.generic | zcrecord.PackedTensor):

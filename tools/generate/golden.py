@@ -7,12 +7,14 @@ schema/FORMAT.md; at each place the bytes that went in have to lie.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import datetime
 import io
 import json
 from collections.abc import Callable, Iterable
 from functools import cache, partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -105,6 +107,20 @@ def numbered_record() -> dict[Any, Any]:
         "rng": {"state": 2**100 + 1, "inc": -(2**64), "list": [2**64, 5]},
         "phase": 0.5 - 2j,
         7: {"7": f32(2)},
+    }
+
+
+def python_values() -> dict[str, Any]:
+    """Return values of Python that conventions make modules of."""
+    return {
+        "queue": collections.deque([f32(2), {"w": f32(1)}], 5),
+        "seen": {"b", "a"},
+        "by_pair": {(0, "w"): f32(2), True: 1.5, None: []},
+        "run": SimpleNamespace(lr=0.5, out=PurePosixPath("runs/7")),
+        "started": datetime.datetime(2026, 11, 26, 22, 15, 0, 7, datetime.UTC),
+        "took": datetime.timedelta(1, 2, 3),
+        "ordered": collections.OrderedDict(b=1, a=2),
+        "history": collections.defaultdict(list, loss=[0.5, 0.25]),
     }
 
 
@@ -220,6 +236,7 @@ def cases() -> dict[str, Case]:
         "numbered": Case(
             "keys that are integers, wide integers, a complex number", lambda: saved(numbers), Content(numbers)
         ),
+        "python_values": Case(str(python_values.__doc__), lambda: saved(python_values()), Content(python_values())),
         "kinds": Case(str(kinds_record.__doc__), lambda: saved(kinds_record()), Content(kinds_record())),
         "lists": Case("lists and tuples, some in others", lambda: saved(lists), Content(lists)),
         "dots": Case("dots in keys", lambda: saved(dots), Content(dots)),

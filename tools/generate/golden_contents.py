@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import datetime
 import hashlib
 import itertools
 import struct
+import types
 from collections.abc import Iterator
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -122,6 +126,24 @@ def _plain(item: Any) -> Any:
 
 def _children(value: Any) -> tuple[str, str, dict[str, Any]] | None:
     """Return kind, type name and children of what is a module."""
+    if isinstance(value, set):  # texts
+        return "object", "zcr:set", {"value": sorted(value)}
+    if isinstance(value, collections.deque):
+        return "object", "zcr:deque", {"value": list(value), "maxlen": value.maxlen}
+    if isinstance(value, PurePath):
+        return "object", "zcr:path", {"value": value.as_posix()}
+    if isinstance(value, datetime.datetime):
+        return "object", "zcr:datetime", {"value": value.isoformat()}
+    if isinstance(value, datetime.timedelta):
+        return "object", "zcr:timedelta", {"value": (value.days, value.seconds, value.microseconds)}
+    if isinstance(value, types.SimpleNamespace):
+        return "object", "zcr:namespace", vars(value)
+    if isinstance(value, dict) and not all(type(key) in (str, int) for key in value):
+        return "object", "zcr:dict", {"keys": list(value), "values": list(value.values())}
+    if isinstance(value, collections.OrderedDict):
+        return "mapping", "zcr:ordered_dict", dict(value)
+    if isinstance(value, collections.defaultdict):
+        return "mapping", "zcr:defaultdict:list", dict(value)
     if isinstance(value, dict) and any(isinstance(key, int) for key in value):
         return "numbered", "", {str(key): child for key, child in value.items()}
     if isinstance(value, dict):

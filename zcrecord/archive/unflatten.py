@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from zcrecord.codec.conventions import ABSENT, key_of_text, value_of_object
+from zcrecord.codec.conventions import ABSENT, key_of_text, mapping_of, value_of_object
 from zcrecord.codec.entries import AttributeEntry, ModuleKind, ValueForm, ValueType
 from zcrecord.codec.index import Array, Index
 from zcrecord.codec.layout import NONE
@@ -69,10 +69,10 @@ def plain(kind: int, type_name: str, items: list[tuple[str, Any]]) -> Any:
         return [value for _, value in items]
     if kind == ModuleKind.TUPLE:
         return tuple(value for _, value in items)
-    if kind == ModuleKind.NUMBERED:
-        return {key_of_text(key): value for key, value in items}
-    value = value_of_object(type_name, items) if kind == ModuleKind.OBJECT else ABSENT
-    return dict(items) if value is ABSENT else value
+    if kind == ModuleKind.OBJECT and (value := value_of_object(type_name, items)) is not ABSENT:
+        return value
+    keyed = {key_of_text(key): value for key, value in items} if kind == ModuleKind.NUMBERED else dict(items)
+    return mapping_of(type_name, keyed) if kind != ModuleKind.OBJECT and type_name else keyed
 
 
 def unflatten(

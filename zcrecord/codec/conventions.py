@@ -1,18 +1,24 @@
-"""Python values without a type of the format, as modules, and integer keys, as text: both ways (CONVENTIONS.md).
+"""Python values without a type of the format, and keys that are no texts, as modules: both ways (CONVENTIONS.md).
 
-A value becomes a module of kind OBJECT with one attribute, `value`; integer keys make a mapping a NUMBERED module.
+A value becomes a module of kind OBJECT, often with one attribute, `value`. Integer keys make a mapping a NUMBERED
+module, keys of other types an OBJECT with two lists.
 """
 
 from __future__ import annotations
 
+import collections
+import datetime
 import re
 import sys
-from collections.abc import Mapping
+import types
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 
-from zcrecord.errors import UnsupportedError, printable
+from zcrecord._schema import ModuleKind
+from zcrecord.errors import UnsupportedError
 
 SIGNATURE_PREFIX = "zcrecord.signature."  # of a name in the metadata; the key's id follows
 SOURCE_NAME = "zcrecord.source"  # in the metadata: the files and options that an archive was converted from, as JSON
@@ -21,36 +27,113 @@ REFERENCES_TYPE = "zcr:references"  # of module 0 in an archive whose payloads a
 CATALOGUE_TYPE = "zcr:catalogue"  # of module 0 in an archive that names others, its shards
 
 ABSENT: Any = object()  # no value, where None is one
-_INT, _COMPLEX, _DTYPE, _DEVICE = "zcr:int", "zcr:complex", "zcr:torch_dtype", "zcr:torch_device"
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,19}")
 _MOST_BITS = 4096  # Python refuses to print far wider ones: a file is not to bring them
 _HEXADECIMAL = re.compile(rf"-?0x[0-9a-f]{{1,{_MOST_BITS // 4}}}")
+_MOST_ALIKE = 100  # items of one hash: Python compares each with all before it, and a file may choose the hashes
+FACTORIES = {kind.__name__: kind for kind in (bool, bytes, dict, float, frozenset, int, list, set, str, tuple)}
+_TIMES = {f"zcr:{kind.__name__}": kind for kind in (datetime.date, datetime.time, datetime.datetime)}
 
 
-def object_of(value: Any, name: str) -> tuple[str, Any] | None:
-    """Return the type name, and the attribute `value`, of the module that stands for a value; None if none does."""
+def object_of(value: Any, name: str) -> tuple[str, dict[str, Any]] | None:
+    """Return the type name and the children of the OBJECT module that stands for a value; None if none does.
+
+    Raises:
+        UnsupportedError: a value of one of these types that would not come back equal; `name` is its full name.
+    """
+    kind = type(value)
+    if kind in (set, frozenset):
+        return f"zcr:{kind.__name__}", {"value": sorted(value, key=lambda item: _order(item, name))}
+    if kind is collections.deque:
+        return "zcr:deque", {"value": list(value), "maxlen": value.maxlen}
+    if kind is types.SimpleNamespace or _is_of(kind, "argparse", "Namespace"):
+        return "zcr:namespace" if kind is types.SimpleNamespace else "zcr:argparse_namespace", dict(vars(value))
+    if is_jax_key(value):
+        random: Any = sys.modules["jax"].random
+        return "zcr:jax_key", {"value": random.key_data(value), "impl": str(random.key_impl(value))}
+    single = _attribute_of(value, name)
+    return None if single is None else (single[0], {"value": single[1]})
+
+
+def _attribute_of(value: Any, name: str) -> tuple[str, Any] | None:
+    """Return the type name of a module for which one attribute is enough, and that attribute; None for others."""
+    kind = type(value)
     if isinstance(value, int):  # one of more than 64 bits: all others are attributes
         if value.bit_length() > _MOST_BITS:
             what = f"an integer of {value.bit_length()} bits, {_MOST_BITS} are the most; save it as bytes"
             raise UnsupportedError(what, tensor=name)
-        return _INT, hex(value)
+        return "zcr:int", hex(value)
     if isinstance(value, complex):
-        return _COMPLEX, (value.real, value.imag)
-    torch = sys.modules.get("torch")  # such a value is there only once torch is imported
-    if isinstance(value, getattr(torch, "dtype", ())):
-        return _DTYPE, str(value).removeprefix("torch.")
-    return (_DEVICE, str(value)) if isinstance(value, getattr(torch, "device", ())) else None
+        return "zcr:complex", (value.real, value.imag)
+    if isinstance(value, PurePath):
+        if Path(value.as_posix()) != value:
+            raise UnsupportedError(f"a {kind.__name__}, of another system; save str() of it", tensor=name)
+        return "zcr:path", value.as_posix()
+    if kind is datetime.timedelta:
+        return "zcr:timedelta", (value.days, value.seconds, value.microseconds)
+    if kind in _TIMES.values():
+        if repr(kind.fromisoformat(value.isoformat())) != repr(value):
+            what = f"a {kind.__name__} with a named time zone, or a fold; save a text, and the zone's name"
+            raise UnsupportedError(what, tensor=name)
+        return f"zcr:{kind.__name__}", value.isoformat()
+    if _is_of(kind, "torch", "dtype"):
+        return "zcr:torch_dtype", str(value).removeprefix("torch.")
+    return ("zcr:torch_device", str(value)) if _is_of(kind, "torch", "device") else None
+
+
+def _is_of(kind: type, module: str, name: str) -> bool:
+    """Return True for one class of a module; before the module is imported, no value is of it."""
+    return kind is getattr(sys.modules.get(module), name, None)
+
+
+def is_jax_key(value: Any) -> bool:
+    """Return True for jax's typed PRNG keys, which are arrays without elements that numpy can view."""
+    jax: Any = sys.modules.get("jax")
+    kind = getattr(jax, "Array", None)
+    return kind is not None and isinstance(value, kind) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
+def _order(value: Any, name: str) -> tuple[Any, ...]:
+    """Return a sort key for items of sets and keys of dicts, the same on every machine.
+
+    Raises:
+        UnsupportedError: the value would not come back as an equal key.
+    """
+    kind = type(value)
+    if value is None:
+        return (0,)
+    if kind in (bool, int, float) and value == value:  # NaN has no place among the numbers
+        return (1, value)
+    if kind in (float, complex):
+        return (2, repr(value))
+    if kind is str:
+        return (3, value)
+    if isinstance(value, tuple):
+        return (4, *(_order(item, name) for item in value))
+    if kind is frozenset:
+        return (5, *sorted(_order(item, name) for item in value))
+    single = _attribute_of(value, name)
+    if single is None or single[0].startswith("zcr:torch"):
+        what = f"a {kind.__name__} as a key, or in a set, has no equal when it is loaded"
+        raise UnsupportedError(f"{what}; make it a text, number, tuple or date", tensor=name or None)
+    return (6, *single)
 
 
 def value_of_object(type_name: str, items: list[tuple[str, Any]]) -> Any:
-    """Return the value that an OBJECT module stands for, or ABSENT; no torch value before torch is imported."""
+    """Return the value that an OBJECT module stands for, or ABSENT if it stands for none.
+
+    Nothing is imported for a file: values of torch and jax are made only where these are imported.
+    """
     make = _VALUES.get(type_name)
-    if make is None or len(items) != 1 or items[0][0] != "value":
+    if make is None:
         return ABSENT
-    return make(items[0][1])
+    children = dict(items)
+    expected = children.keys() if type_name in _NAMESPACES else _CHILDREN.get(type_name, {"value"})
+    return make(children) if children.keys() == expected else ABSENT
 
 
-def _integer(value: Any) -> Any:
+def _integer(children: dict[str, Any]) -> Any:
+    value = children["value"]
     if not isinstance(value, str) or not _HEXADECIMAL.fullmatch(value):
         return ABSENT
     number = int(value, 16)
@@ -58,46 +141,150 @@ def _integer(value: Any) -> Any:
     return number if wide and hex(number) == value else ABSENT
 
 
-def _complex(value: Any) -> Any:
+def _complex(children: dict[str, Any]) -> Any:
+    value = children["value"]
     pair = isinstance(value, tuple) and list(map(type, value)) == [float, float]
     return complex(*value) if pair else ABSENT
 
 
-def _dtype(value: Any) -> Any:
-    torch = sys.modules.get("torch")
+def _dtype(children: dict[str, Any]) -> Any:
+    torch, value = sys.modules.get("torch"), children["value"]
     known = vars(torch).get(value) if torch is not None and isinstance(value, str) else None
     return known if isinstance(known, getattr(torch, "dtype", ())) else ABSENT
 
 
-def _device(value: Any) -> Any:
+def _device(children: dict[str, Any]) -> Any:
     torch: Any = sys.modules.get("torch")
+    value = children["value"]
     try:
         return torch.device(value) if torch is not None and isinstance(value, str) else ABSENT
     except (AttributeError, RuntimeError):  # torch is being imported, or knows no such kind of device
         return ABSENT
 
 
-_VALUES = {_INT: _integer, _COMPLEX: _complex, _DTYPE: _dtype, _DEVICE: _device}
+def _jax_key(children: dict[str, Any]) -> Any:
+    jax: Any = sys.modules.get("jax")
+    impl = children["impl"]
+    try:
+        return jax.random.wrap_key_data(children["value"], impl=impl) if jax and isinstance(impl, str) else ABSENT
+    except (AttributeError, TypeError, ValueError):  # jax is being imported, or knows no such keys
+        return ABSENT
 
 
-def text_keys(items: Mapping[Any, Any], module: str) -> dict[str, Any]:
-    """Return the items of a mapping with integers among its keys, those as text; UnsupportedError for other keys."""
-    out: dict[str, Any] = {}
-    for key, value in items.items():
-        fault = ""
-        if isinstance(key, int | np.integer) and not isinstance(key, bool):
-            if not -(1 << 63) <= key < 1 << 64:
-                wide = printable(hex(int(key)), 40)
-                fault = f"the key {wide} is an integer outside -2^63 to 2^64 - 1; make it a text"
-        elif not isinstance(key, str):
-            fault = f"key {printable(repr(key))} is a {type(key).__name__}; keys are non-empty strings or integers"
-        elif isinstance(key_of_text(key), int):
-            fault = f"the key {printable(repr(key))} is a text that reads as an integer, and others are integers"
-            fault += "; make all of them integers, or texts"
-        if fault:
-            raise UnsupportedError(f"in '{printable(module)}': {fault}" if module else f"in the record: {fault}")
-        out[key if isinstance(key, str) else str(int(key))] = value
-    return out
+def _set(kind: type) -> Callable[[dict[str, Any]], Any]:
+    return lambda children: kind(children["value"]) if _are_distinct(children["value"]) else ABSENT
+
+
+def _are_distinct(items: Any) -> bool:
+    """Return True for a list of hashable values, no two of them equal, and few of one hash."""
+    try:
+        alike = collections.Counter(map(hash, items)) if isinstance(items, list) else {0: _MOST_ALIKE + 1}
+    except TypeError:
+        return False
+    return max(alike.values(), default=0) <= _MOST_ALIKE and len(set(items)) == len(items)
+
+
+def _deque(children: dict[str, Any]) -> Any:
+    value, most = children["value"], children["maxlen"]
+    fits = isinstance(value, list) and (most is None or (type(most) is int and len(value) <= most <= sys.maxsize))
+    return collections.deque(value, most) if fits else ABSENT
+
+
+def _dict(children: dict[str, Any]) -> Any:
+    keys, values = children["keys"], children["values"]
+    fits = _are_distinct(keys) and isinstance(values, list) and len(keys) == len(values)
+    return dict(zip(keys, values, strict=True)) if fits else ABSENT
+
+
+def _path(children: dict[str, Any]) -> Any:
+    value = children["value"]
+    return Path(value) if isinstance(value, str) and Path(value).as_posix() == value else ABSENT
+
+
+def _time(kind: Any) -> Callable[[dict[str, Any]], Any]:
+    def made(children: dict[str, Any]) -> Any:
+        try:
+            time = kind.fromisoformat(children["value"])
+        except (TypeError, ValueError):
+            return ABSENT
+        return time if time.isoformat() == children["value"] else ABSENT
+
+    return made
+
+
+def _timedelta(children: dict[str, Any]) -> Any:
+    value = children["value"]
+    if not isinstance(value, tuple) or list(map(type, value)) != [int] * 3:
+        return ABSENT
+    try:
+        delta = datetime.timedelta(*value)
+    except OverflowError:
+        return ABSENT
+    return delta if (delta.days, delta.seconds, delta.microseconds) == value else ABSENT
+
+
+def _namespace(children: dict[str, Any]) -> Any:
+    space = types.SimpleNamespace()
+    vars(space).update(children)  # by setattr a file could set `__class__`
+    return space
+
+
+def _argparse_namespace(children: dict[str, Any]) -> Any:
+    import argparse  # its import takes milliseconds, and few need it
+
+    space = argparse.Namespace()
+    vars(space).update(children)
+    return space
+
+
+_CHILDREN = {"zcr:deque": {"value", "maxlen"}, "zcr:dict": {"keys", "values"}, "zcr:jax_key": {"value", "impl"}}
+_NAMESPACES = {"zcr:namespace": _namespace, "zcr:argparse_namespace": _argparse_namespace}
+_VALUES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "zcr:int": _integer, "zcr:complex": _complex, "zcr:torch_dtype": _dtype, "zcr:torch_device": _device,
+    "zcr:set": _set(set), "zcr:frozenset": _set(frozenset), "zcr:deque": _deque, "zcr:dict": _dict, "zcr:path": _path,
+    "zcr:timedelta": _timedelta, "zcr:jax_key": _jax_key, **_NAMESPACES,
+    **{name: _time(kind) for name, kind in _TIMES.items()},
+}  # fmt: skip
+
+
+def mapping_type(value: Mapping[Any, Any]) -> str:
+    """Return the type name of a mapping's module; "" for a plain one, and for a default that a function makes."""
+    if type(value) is collections.OrderedDict:
+        return "zcr:ordered_dict"
+    factory = getattr(value, "default_factory", None) if type(value) is collections.defaultdict else None
+    name = getattr(factory, "__name__", "")
+    return f"zcr:defaultdict:{name}" if factory is not None and FACTORIES.get(name) is factory else ""
+
+
+def mapping_of(type_name: str, items: dict[Any, Any]) -> Any:
+    """Return the value of a mapping's module: a dict, or what its type name says."""
+    if type_name == "zcr:ordered_dict":
+        return collections.OrderedDict(items)
+    factory = FACTORIES.get(type_name.removeprefix("zcr:defaultdict:")) if type_name.startswith("zcr:d") else None
+    return items if factory is None else collections.defaultdict(factory, items)
+
+
+def keyed_children(value: Mapping[Any, Any], name: str) -> tuple[int, str, dict[str, Any]]:
+    """Return kind, type name and children of a mapping: texts are keys, and so are integers; other keys are a list.
+
+    Raises:
+        UnsupportedError: a key would not come back equal.
+    """
+    if all(isinstance(key, str) for key in value) and "" not in value:
+        return ModuleKind.MAPPING, mapping_type(value), dict(value)
+    if all(map(_is_numbered, value)):
+        texts = {key if isinstance(key, str) else str(int(key)): item for key, item in value.items()}
+        return ModuleKind.NUMBERED, mapping_type(value), texts
+    for key in value:
+        _order(key, name)
+    return ModuleKind.OBJECT, "zcr:dict", {"keys": list(value), "values": list(value.values())}
+
+
+def _is_numbered(key: Any) -> bool:
+    """Return True for a key of a NUMBERED module: an integer of 64 bits, or a text that reads as none."""
+    if isinstance(key, str):
+        return key != "" and not isinstance(key_of_text(key), int)
+    return isinstance(key, int | np.integer) and not isinstance(key, bool) and -(1 << 63) <= int(key) < 1 << 64
 
 
 def key_of_text(text: str) -> str | int:

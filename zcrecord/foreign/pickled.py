@@ -1,4 +1,4 @@
-"""Unpickles checkpoints of torch: a machine of the 32 opcodes that `torch.save` writes, which imports nothing.
+"""Unpickles checkpoints of torch: a machine of the 33 opcodes that `torch.save` writes, which imports nothing.
 
 Dicts, lists, tuples, texts and numbers are made here; all else is made by functions that the caller has for the names
 in the pickle. A value takes at most a small multiple of its bytes in the pickle; functions see to that for theirs.
@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import timedelta
 from types import NoneType
 from typing import Any
 
@@ -24,7 +26,7 @@ _TUPLES = {0x85: 1, 0x87: 3}
 _CONSTANTS: dict[int, Any] = {0x4E: None, 0x88: True, 0x89: False, 0x29: ()}  # NONE, NEWTRUE, NEWFALSE, EMPTY_TUPLE
 _HASHED = frozenset({str, float, bool, NoneType, bytes})  # types of keys with hashes that differ
 _WIDE = 1 << 64  # integers below it have hashes that differ
-_ODD, _ITEMS = 1000, 16  # limits: of keys with hashes that may be equal, and of the items of a tuple among them
+_ALIKE, _ITEMS = 100, 16  # limits: of keys with one hash, and of the items of a tuple among them
 
 
 @dataclass(slots=True, eq=False)
@@ -57,13 +59,13 @@ def unpickle(
         ({'a': 5}, 13)
 
     Raises:
-        LimitError: thousands of keys that may have the same hash. ValueError, LookupError, TypeError or any other: the
+        LimitError: a hundred keys with the same hash. ValueError, LookupError, TypeError or any other: the
         pickle is damaged. What `named`, `persistent` and functions raise is raised.
     """
     stack: list[Any] = []
     marked: list[list[Any]] = []  # the stacks below each mark
     memo: dict[int, Any] = {}
-    odd: list[Any] = []
+    odd: Counter[int] = Counter()
     i = start
     while True:  # the opcodes of a tensor, by how many of each it has
         op = data[i]
@@ -107,14 +109,14 @@ def unpickle(
             i += 4
         elif op in (0x75, 0x65):  # SETITEMS, APPENDS
             items, stack = stack, marked.pop()
-            _extend(stack[-1], items, dict if op == 0x75 else list, odd)
+            _extend(stack[-1], items, op == 0x75, odd)
         elif op == 0x2E:  # STOP
             return stack.pop(), i
         else:
             i = _rare(op, data, i, stack, odd, named)
 
 
-def _rare(op: int, data: Any, i: int, stack: list[Any], odd: list[Any], named: Callable[[str, str], Any]) -> int:
+def _rare(op: int, data: Any, i: int, stack: list[Any], odd: Counter[int], named: Callable[[str, str], Any]) -> int:
     """Run an opcode that neither marks nor remembers; returns the offset behind it."""
     if op in _NUMBERS:
         stack.append(_NUMBERS[op].unpack_from(data, i)[0])
@@ -125,15 +127,18 @@ def _rare(op: int, data: Any, i: int, stack: list[Any], odd: list[Any], named: C
     elif op in (0x7D, 0x5D):  # EMPTY_DICT, EMPTY_LIST
         stack.append({} if op == 0x7D else [])
     elif op == 0x61:  # APPEND
-        _extend(stack[-2], [stack.pop()], list, odd)
+        _extend(stack[-2], [stack.pop()], False, odd)
     elif op == 0x73:  # SETITEM
-        _extend(stack[-3], [stack.pop(-2), stack.pop()], dict, odd)
+        _extend(stack[-3], [stack.pop(-2), stack.pop()], True, odd)
     elif op == 0x62:  # BUILD
         state = stack.pop()
         if isinstance(stack[-1], Stated):
             stack[-1].state = state
-        else:
-            exactly(dict, stack[-1])
+        elif not isinstance(stack[-1], dict):
+            raise ValueError(f"a {type(stack[-1]).__name__} where a dict is due")
+    elif op == 0x81:  # NEWOBJ
+        arguments, function = exactly(tuple, stack.pop()), exactly(Function, stack.pop())
+        stack.append(function.call(*arguments))
     elif op == 0x63:  # GLOBAL
         match = _GLOBAL.match(bytes(data[i : i + 402]))
         if match is None:
@@ -150,19 +155,31 @@ def _rare(op: int, data: Any, i: int, stack: list[Any], odd: list[Any], named: C
     return i + (op == 0x80)
 
 
-def _extend(target: Any, items: list[Any], kind: type, odd: list[Any]) -> None:
-    """Put items into a list, or keys and values into a dict; `odd` has the keys so far that may have one hash."""
-    if kind is list:
-        exactly(list, target).extend(items)
-        return
-    keys = items[::2]
-    if len(items) % 2:
+def _extend(target: Any, items: list[Any], keyed: bool, odd: Counter[int]) -> None:
+    """Put items into a list or deque, or keys and values into a dict; `odd` counts hashes of keys so far."""
+    keys = items[::2] if keyed else []
+    if keyed and len(items) % 2:
         raise ValueError("its pickle has a key without a value")
     if not {str}.issuperset(map(type, keys)):
-        odd.extend(filter(_is_odd, keys))
-    if len(odd) > _ODD:
-        raise LimitError("1,000 keys that are neither texts nor integers of 64 bits; the file is malicious")
-    exactly(dict, target).update(zip(keys, items[1::2], strict=True))
+        count_hashes(keys, odd)
+    if keyed and isinstance(target, dict):
+        target.update(zip(keys, items[1::2], strict=True))
+    elif not keyed and isinstance(target, list | deque):
+        target.extend(items)
+    else:
+        raise ValueError(f"a {type(target).__name__} where a {'dict' if keyed else 'list'} is due")
+
+
+def count_hashes(keys: Iterable[Any], odd: Counter[int]) -> None:
+    """Count the hashes of keys that may be equal where the keys are not, which a malicious file can choose.
+
+    Raises:
+        LimitError: a hundred keys have the same hash. ValueError: a key would take long to hash.
+    """
+    for key in filter(_is_odd, keys):
+        odd[hash(key)] += 1
+        if odd[hash(key)] > _ALIKE:
+            raise LimitError("a hundred keys have the same hash; the file is malicious")
 
 
 def _bytes(data: Any, start: int, end: int) -> bytes:
@@ -184,6 +201,8 @@ def _is_odd(key: Any) -> bool:
     Values of functions are told apart by their identity, except for complex numbers.
     """
     kind = type(key)
-    if kind is tuple and (len(key) > _ITEMS or not all(type(item) in _HASHED or type(item) is int for item in key)):
-        raise ValueError("its pickle has a key made of tuples")
-    return kind in (tuple, complex) or (kind is int and not -_WIDE < key < _WIDE)
+    if kind is frozenset or (
+        kind is tuple and (len(key) > _ITEMS or not all(type(item) in _HASHED or type(item) is int for item in key))
+    ):
+        raise ValueError("its pickle has a key made of tuples or sets")
+    return kind in (tuple, complex, timedelta) or (kind is int and not -_WIDE < key < _WIDE)

@@ -6,15 +6,17 @@ views of the file. `writing.sharing` decides which of them share memory.
 
 from __future__ import annotations
 
+import datetime
 import zlib
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sized
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from zcrecord.archive.payload_source import MemberSum
-from zcrecord.codec.entries import KIND_NAMES, is_attribute
+from zcrecord.codec.entries import KIND_NAMES, ModuleKind, is_attribute
 from zcrecord.codec.file_types import HEAD, wrong_type
 from zcrecord.codec.layout import MAX_DEPTH
 from zcrecord.errors import Advice, FormatError, LimitError, RecordError, UnsupportedError, located, printable
@@ -26,7 +28,7 @@ from .numpy_types import Noted
 from .pickled import unpickle
 from .readers import MemoryReader, Reader
 from .receiver import Form, Receiver
-from .torch_types import TorchNames, TorchStorage, TorchTensor, TorchValue, itemsize
+from .torch_types import Fields, TorchNames, TorchStorage, TorchTensor, TorchValue, itemsize
 from .zip_files import stored_members
 
 _Members = dict[bytes, tuple[int, int, int]]  # as `stored_members` returns them
@@ -35,6 +37,9 @@ _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
 _WRONG = "no torch checkpoint"
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # the first two pickles in a file from before torch 1.6
 _VERSIONS = 10  # of torch's zip files; a later one may have other rules
+_MODULES = (
+    dict, list, tuple, int, complex, set, frozenset, deque, Path, datetime.date, datetime.time, datetime.timedelta,
+)  # fmt: skip
 _REPEATS, _REPEATED = 1 << 16, 64  # limit of items visited again: so many, plus so many for each distinct item
 _EXPANDED, _TIMES = 64 << 20, 4  # limit of the bytes of all tensors: so many, plus so many times the file
 _ITEM_COST, _ITEM_TIMES = 900, 64  # bytes of memory of a child of a module, which may be one byte; a word takes 20
@@ -233,27 +238,32 @@ class _StateDictWalk:
 
     def _module(self, path: tuple[str, ...], value: Any) -> tuple[_CheckpointItem, _Children]:
         name = ".".join(path)
-        if not path and type(value) not in (dict, list, tuple):
+        if not path and not isinstance(value, dict | list | tuple):
             kind_name = "Tensor" if isinstance(value, TorchTensor | TorchValue) else type(value).__name__
             raise UnsupportedError(f"holds a single {kind_name} without a name; save a dict of tensors")
         if isinstance(value, TorchValue) and value.kind.startswith("zcr:"):
             return _CheckpointItem(path, "object", value.kind), iter([((*path, "value"), value.text)])
-        if type(value) not in (dict, list, tuple, int, complex):
+        if len(path) >= MAX_DEPTH:
+            raise LimitError(f"nested more than {MAX_DEPTH} deep; does it contain itself?", tensor=name)
+        if isinstance(value, Fields):
+            if type(value.state) is not dict:
+                raise FormatError("a namespace without names; copy the file again", tensor=name)
+            return _CheckpointItem(path, "object", value.type_name), self._children(path, value.state.items(), None)
+        if not isinstance(value, _MODULES):
             what = f"a {type(value).__name__} is neither a tensor nor a plain value; take it out of the checkpoint"
             raise UnsupportedError(value.text if isinstance(value, TorchValue) else what, tensor=name)
-        if type(value) is dict and any(isinstance(key, Noted) for key in value):
+        if isinstance(value, dict) and any(isinstance(key, Noted) for key in value):
             value = {key.scalar(name) if isinstance(key, Noted) else key: inner for key, inner in value.items()}
         kind, type_name, children = children_of(value, name)
         assert kind is not None, "the types above have one"
-        if len(path) >= MAX_DEPTH:
-            raise LimitError(f"nested more than {MAX_DEPTH} deep; does it contain itself?", tensor=name)
         state = value if not path and _is_state_dict(value) else None
+        type_name = type_name if path or kind == ModuleKind.OBJECT else ""
         return _CheckpointItem(path, KIND_NAMES[kind], type_name), self._children(path, children, state)
 
     def _children(self, path: tuple[str, ...], children: Iterable[tuple[str, Any]], state: Any) -> _Children:
         name = ".".join(path)
         for key, child in children:
-            if not key:
+            if type(key) is not str or not key:
                 refuse_key(key, name)
             parts = state_path(key, state) if state is not None else (key,)
             self._room -= len(parts) * _ITEM_COST + len(name) + len(key)
@@ -270,7 +280,7 @@ class _StateDictWalk:
         name = ".".join(path)
         if kind is Noted:
             return _CheckpointItem(path, "tensor", value.array(name)), None
-        if kind in (str, bytes, list, tuple, dict):
+        if isinstance(value, Sized) and kind is not TorchTensor:
             self._meet(value, name)
         if is_attribute(value, name):
             return _CheckpointItem(path, "attribute", value), None
@@ -287,7 +297,7 @@ class _StateDictWalk:
 
 def _is_state_dict(value: Any) -> bool:
     """Return True if a checkpoint is only a module's `state_dict()`: tensors and extra state by name."""
-    return type(value) is dict and all(
+    return isinstance(value, dict) and all(
         type(key) is str and (type(child) is TorchTensor or key.endswith("_extra_state"))
         for key, child in value.items()
     )

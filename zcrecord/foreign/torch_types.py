@@ -7,17 +7,22 @@ Source: torch/_utils.py and torch/serialization.py of torch 2.13; torch.Tensor.s
 
 from __future__ import annotations
 
+import datetime
 import functools
 import re
+import struct
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from operator import mul
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import numpy as np
 
 from zcrecord import dtypes
+from zcrecord.codec.conventions import FACTORIES
 from zcrecord.codec.layout import MAX_ARCHIVE_SIZE, MAX_RANK
 from zcrecord.errors import FormatError, LimitError, UnsupportedError, printable
 from zcrecord.tensors.interop import FLOAT4_PAIRS
@@ -25,7 +30,7 @@ from zcrecord.tensors.packed import PackedTensor
 from zcrecord.tensors.strides import c_strides, is_c_order
 
 from .numpy_types import NAMES
-from .pickled import Function, exactly
+from .pickled import Function, Stated, count_hashes, exactly
 
 _BOOL = dtypes.by_name["bool"]
 _KINDS = {d.torch: d for d in dtypes.DTYPES if d.torch} | {FLOAT4_PAIRS: dtypes.by_name["float4_e2m1fn"]}
@@ -47,6 +52,12 @@ _UNREADABLE = {
     "_rebuild_meta_tensor_no_storage": "a meta tensor has no values; load or initialise it before it is saved",
     "_rebuild_wrapper_subclass": "a tensor that computes its values from others; save those",
 }
+_PATHLIB = "pathlib", "pathlib._local"  # Python 3.13 has the second name
+_PATHS = [
+    (prefix + name, kind)
+    for prefix in ("", "Pure")
+    for name, kind in (("PosixPath", PurePosixPath), ("WindowsPath", PureWindowsPath))
+]
 _SAME = "_rebuild_parameter", "_rebuild_parameter_with_state", "_rebuild_device_tensor_from_cpu_tensor"
 _ASKED, _TIMES = 64 << 20, 4  # limit of the bytes that a pickle's calls make: so many, plus so many times the file
 
@@ -126,6 +137,15 @@ class TorchTensor:
         return PackedTensor(np.ascontiguousarray(view).reshape(-1), self.kind, (*self.shape[:-1], 2 * self.shape[-1]))
 
 
+class Fields(Stated):
+    """A namespace: the type name of its module; its state has the fields."""
+
+    __slots__ = ("type_name",)
+
+    def __init__(self, type_name: str) -> None:
+        self.type_name, self.state = type_name, {}
+
+
 class TorchNames:
     """Values of the names and persistent identifiers in one checkpoint's pickle; `storages` are by their keys."""
 
@@ -133,6 +153,7 @@ class TorchNames:
         """Serve a file of `size` bytes; `place` is called with the key of each new storage."""
         self.storages: dict[str, TorchStorage] = {}
         self._place, self._asked, self._size = place, 0, size
+        self._hashes: Counter[int] = Counter()
         tensors: dict[str, Callable[..., Any]] = {
             **dict.fromkeys(("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3"), self._tensor),
             **dict.fromkeys(_SAME, lambda t, *_: t if type(t) is TorchValue else exactly(TorchTensor, t)),
@@ -143,14 +164,29 @@ class TorchNames:
             "torch.Size": lambda sizes=(): exactly(tuple, sizes),
             "torch.device": _device,
             "collections.OrderedDict": self._ordered,
+            "collections.defaultdict": lambda factory=None: defaultdict(self._factories.get(factory)),
+            "collections.deque": lambda _=(), most=None: deque(maxlen=most),
+            "builtins.set": lambda items: set(self._hashed(items)),
+            "builtins.frozenset": lambda items: frozenset(self._hashed(items)),
+            "types.SimpleNamespace": lambda: Fields("zcr:namespace"),
+            "argparse.Namespace": lambda: Fields("zcr:argparse_namespace"),
+            "datetime.datetime": _datetime,
+            "datetime.date": lambda data: _datetime(exactly(bytes, data) + bytes(6)).date(),
+            "datetime.time": lambda data, zone=None: _datetime(b"\0\1\1\1" + exactly(bytes, data), zone).timetz(),
+            "datetime.timedelta": datetime.timedelta,
+            "datetime.timezone": datetime.timezone,
+            **{f"{module}.{name}": functools.partial(self._path, kind) for module in _PATHLIB for name, kind in _PATHS},
             "collections.Counter": lambda counts: exactly(dict, counts),
             "builtins.complex": lambda real, imag: complex(exactly(float, real), exactly(float, imag)),
-            "builtins.set": functools.partial(_unreadable, _PLAIN_VALUE.format("set")),
             "torch.serialization._get_layout": functools.partial(_unreadable, _PLAIN_VALUE.format("layout")),
             **dict.fromkeys(("builtins.bytes", "builtins.bytearray", "_codecs.encode"), self._octets),
         }
         self._tensors = {f"torch._utils.{name}": Function(call) for name, call in tensors.items()}
         self._names = NAMES | self._tensors | {name: Function(call) for name, call in calls.items()}
+        self._factories = {}
+        for name, kind in (FACTORIES | {"long": int, "unicode": str}).items():  # two of Python 2, which torch writes
+            value = self._names.setdefault(f"builtins.{name}", TorchValue("", _PLAIN_VALUE.format(f"class {name}")))
+            self._factories[value] = kind
 
     def named(self, module: str, name: str) -> Any:
         """Return the value of a name; FormatError for any that torch would not load from untrusted files."""
@@ -199,6 +235,18 @@ class TorchNames:
             raise ValueError("a tensor that no function of torch makes")
         return function.call(*exactly(tuple, arguments))
 
+    def _path(self, kind: Any, *parts: Any) -> Path:
+        """Return a path of any system, which this one takes for one of its own."""
+        self._ask(sum(len(exactly(str, part)) for part in parts))
+        return Path(kind(*parts).as_posix())
+
+    def _hashed(self, items: Any) -> list[Any]:
+        """Return the items of a set after a look at their hashes."""
+        checked: list[Any] = exactly(list, items)
+        self._ask(64 * len(checked))
+        count_hashes(checked, self._hashes)
+        return checked
+
     def _ask(self, nbytes: int) -> None:
         """Raise LimitError before the calls in a pickle have made far more bytes than the file has."""
         self._asked += nbytes
@@ -214,11 +262,11 @@ class TorchNames:
         return value.encode("latin1") if isinstance(value, str) else bytes(value)
 
     def _ordered(self, items: Any = ()) -> dict[str, Any]:
-        """Return a dict; Python 2 had its items as an argument."""
+        """Return an OrderedDict; Python 2 had its items as an argument."""
         self._ask(64 * len(items))
         if items and not all(len(pair) == 2 and type(pair[0]) is str for pair in exactly(list, items)):
             raise ValueError("an OrderedDict of what is no list of pairs")
-        return dict(items)
+        return OrderedDict(items)
 
 
 @functools.cache
@@ -229,6 +277,13 @@ def itemsize(dtype: str) -> int:
 
 def _unreadable(why: str, *_: Any) -> TorchValue:
     return TorchValue("", why)
+
+
+def _datetime(data: Any, zone: Any = None) -> datetime.datetime:
+    """Return the time in the ten bytes that pickles have; a high bit of the month is `fold`. ValueError if none is."""
+    year, fold_month, day, hour, minute, second, high, low = struct.unpack(">H5BBH", exactly(bytes, data))
+    fold, month = divmod(fold_month, 128)
+    return datetime.datetime(year, month, day, hour, minute, second, high << 16 | low, zone, fold=fold)
 
 
 def _device(kind: Any, index: Any = None) -> TorchValue:

@@ -163,7 +163,7 @@ def _node(kind: int, type_name: str, items: list[tuple[str, Any]]) -> _Branch | 
     if kind == ModuleKind.OBJECT and len(leaves) == len(children):
         value = conventions.value_of_object(type_name, leaves)
         if value is not conventions.ABSENT:
-            return _Leaf(value, False)
+            return _Leaf(value, _is_array(value))  # a typed PRNG key is one
     return _Branch(children, kind == ModuleKind.OBJECT)
 
 

@@ -6,8 +6,9 @@ Imports neither torch nor jax. A tensor on a device is only described, so that i
 from __future__ import annotations
 
 import contextlib
+import io
 import sys
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -86,9 +87,22 @@ def _view_other(value: Any) -> Array | DeviceTensor:
     try:
         octets = memoryview(value)
     except TypeError:
-        what = f"a {type(value).__name__} is neither a tensor, an attribute nor a module"
+        what = f"a {type(value).__name__} is neither a tensor, an attribute nor a module; {_substitute(value)}"
         raise UnsupportedError(what) from None
     return np.asarray(octets)
+
+
+def _substitute(value: Any) -> str:
+    """Return advice for a value that cannot be saved."""
+    if callable(value):
+        return "leave it out, or save its name"
+    if isinstance(value, io.IOBase):
+        return "save the file's path"
+    if isinstance(value, Iterator):
+        return "save a list of its items"
+    if hasattr(value, "bit_generator"):
+        return "save its .bit_generator.state"
+    return "save a dict of what it holds"
 
 
 def _on_device(value: Any) -> bool:
@@ -249,9 +263,6 @@ def _check_jax(value: Any, jax: Any) -> None:
     """Raise UnsupportedError for an array that is traced, deleted or spread over processes, or that numpy has not."""
     if isinstance(value, jax.core.Tracer):
         raise UnsupportedError("a traced array has no values; save outside of jit, grad and vmap")
-    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
-        what = f"an array of dtype {value.dtype}; save jax.random.key_data(...) of PRNG keys"
-        raise UnsupportedError(f"{what}, and wrap_key_data(...) them when they are loaded")
     if value.is_deleted():
         raise UnsupportedError("an array that was deleted or donated has no values")
     if not value.is_fully_addressable and not value.is_fully_replicated:

@@ -25,7 +25,7 @@ from zcrecord.errors import UnsupportedError, located
 from zcrecord.writing.flatten import children_of
 
 from . import containers, fields
-from .leaves import Array, FromValue, Instance, Number, OneOf, SavedModule, TorchClass, Want
+from .leaves import Array, FromValue, Instance, Number, OneOf, SavedModule, TorchClass, Want, plain
 
 T = TypeVar("T")
 
@@ -64,8 +64,11 @@ def structure(kind: type[T], tree: Any) -> T:
 
 
 def _module(kind: int, type_name: str, items: list[tuple[str, Any]]) -> Any:
-    value = conventions.value_of_object(type_name, items) if kind == ModuleKind.OBJECT else conventions.ABSENT
-    return SavedModule(kind, type_name, dict(items)) if value is conventions.ABSENT else value
+    if kind == ModuleKind.OBJECT and type_name.startswith("zcr:"):
+        value = conventions.value_of_object(type_name, [(key, plain(item)) for key, item in items])
+        if value is not conventions.ABSENT:
+            return value
+    return SavedModule(kind, type_name, dict(items))
 
 
 def _noded(value: Any) -> Any:

@@ -26,24 +26,35 @@ from zcrecord.codec.entries import (
 )
 from zcrecord.codec.layout import MAX_DEPTH, NONE
 from zcrecord.dtypes import from_numpy
-from zcrecord.errors import LimitError, NameCollisionError, RecordError, UnsupportedError, located
+from zcrecord.errors import LimitError, NameCollisionError, RecordError, UnsupportedError, located, printable
 from zcrecord.tensors import interop
 from zcrecord.tensors.lazy import LazyTensor
 from zcrecord.tensors.packed import PackedTensor, StringTensor
 
 from .module_tree import state_path
 
+_NAMED = 20  # refused values that an error names
 _TENSORS = np.ndarray | np.generic | PackedTensor | StringTensor | LazyTensor
 
 
 class FlatRecord(Entries):
-    """The entries of a record, and for each tensor its value to store."""
+    """The entries of a record, for each tensor its value to store, and what cannot be saved."""
 
-    __slots__ = ("values",)
+    __slots__ = ("refused", "values")
 
     def __init__(self, kind: int, type_name: str) -> None:
         super().__init__(modules=[ModuleEntry("", 0, NONE, 0, kind, type_name)])
         self.values: list[Any] = []
+        self.refused: list[UnsupportedError] = []
+
+    def check_values(self) -> None:
+        """Raise UnsupportedError if values cannot be saved; it names all of them, or the first twenty."""
+        if len(self.refused) == 1:
+            raise self.refused[0]
+        if self.refused:
+            faults = "; ".join(f"'{printable(error.tensor or '')}': {error.text()}" for error in self.refused[:_NAMED])
+            more = f"; and {len(self.refused) - _NAMED} more" if len(self.refused) > _NAMED else ""
+            raise UnsupportedError(f"{len(self.refused)} values cannot be saved: {faults}{more}")
 
     def check_names(self) -> None:
         """Raise unless tensors, modules and attributes have distinct full names that the format can hold."""
@@ -66,12 +77,13 @@ def flatten(record: Any) -> FlatRecord:
     """Return the entries of a nested record, in its own order; copies no tensor.
 
     Mappings, lists, tuples, dataclasses, attrs classes and jax's pytrees become modules; None, bool, int, float, str,
-    bytes and lists of one of these become attributes; wide integers, complex numbers, dtypes and devices of torch the
-    modules of `codec.conventions`. An Enum's member is saved as its value, an object with `state_dict()`, such as a
-    torch module, as the result, with names split at dots.
+    bytes and lists of one of these become attributes. Sets, deques, paths, dates and others become the modules of
+    `codec.conventions`, and so do mappings with keys that are neither texts nor integers of 64 bits. An Enum's member
+    is saved as its value, an object with `state_dict()`, such as a torch module, as the result, with names split at
+    dots.
 
     Raises:
-        UnsupportedError: a key that is neither str nor int, a value the format cannot hold. LimitError: nested over 100
+        UnsupportedError: values or keys that the format cannot hold, all in one error. LimitError: nested over 100
         deep. NameCollisionError: two tensors, or two modules, would share a full name.
     """
     state = _state_of(record)
@@ -79,8 +91,9 @@ def flatten(record: Any) -> FlatRecord:
     if kind is None:
         value = f"the class {record.__name__}" if isinstance(record, type) else f"a {type(record).__name__}"
         raise UnsupportedError(f"a record is a mapping, list, tuple or dataclass, not {value}")
-    flat = FlatRecord(kind, type_name)
+    flat = FlatRecord(kind, "" if isinstance(record, Mapping) and kind != ModuleKind.OBJECT else type_name)
     _walk(flat, "", 0, items, 1)
+    flat.check_values()
     flat.check_names()
     if state is not None:  # tensors are grouped by module now; the owner's order may mix them
         rank = {name: i for i, name in enumerate(state)}
@@ -108,10 +121,11 @@ def _rank(name: str, rank: Mapping[str, int]) -> int:
 
 def children_of(value: Any, name: str) -> tuple[int | None, str, Iterable[tuple[str, Any]]]:
     """Return kind (None if it is no module), class name and (key, child) pairs; UnsupportedError for a bad key."""
+    if type(value) is dict and set(map(type, value)) <= {str} and "" not in value:
+        return ModuleKind.MAPPING, "", value.items()
     if isinstance(value, Mapping):
-        if set(map(type, value)) <= {str} or all(isinstance(key, str) for key in value):
-            return ModuleKind.MAPPING, "", value.items()
-        return ModuleKind.NUMBERED, "", conventions.text_keys(value, name).items()
+        kind, type_name, children = conventions.keyed_children(value, name)
+        return kind, type_name, children.items()
     if isinstance(value, tuple):
         names = getattr(value, "_fields", None)
         if names is not None:
@@ -119,7 +133,7 @@ def children_of(value: Any, name: str) -> tuple[int | None, str, Iterable[tuple[
         return ModuleKind.TUPLE, "", ((str(i), v) for i, v in enumerate(value))
     if isinstance(value, list):
         return ModuleKind.LIST, "", ((str(i), v) for i, v in enumerate(value))
-    if isinstance(value, type | _TENSORS) or interop.is_foreign(value):
+    if isinstance(value, type | _TENSORS) or (interop.is_foreign(value) and not conventions.is_jax_key(value)):
         return None, "", ()
     fields = _fields(value)
     pytree = interop.pytree_children(value)
@@ -130,8 +144,8 @@ def children_of(value: Any, name: str) -> tuple[int | None, str, Iterable[tuple[
     state = _state_of(value)
     if state is not None:
         return ModuleKind.MAPPING, "", _nested(state).items()
-    spelled = conventions.object_of(value, name)
-    return (None, "", ()) if spelled is None else (ModuleKind.OBJECT, spelled[0], [("value", spelled[1])])
+    standing = conventions.object_of(value, name)
+    return (None, "", ()) if standing is None else (ModuleKind.OBJECT, standing[0], standing[1].items())
 
 
 def _fields(value: Any) -> dict[str, Any] | None:
@@ -161,20 +175,28 @@ def _walk(flat: FlatRecord, name: str, module: int, items: Iterable[tuple[str, A
     for place, (key, value) in enumerate(children.items()):
         if not isinstance(key, str) or not key:
             refuse_key(key, name)
-        full = prefix + key
-        value = value.value if isinstance(value, Enum) else value
-        if is_attribute(value, full):
-            flat.attributes.append(AttributeEntry(key, module, place, value))
-            continue
-        kind, type_name, inner = children_of(value, full)
-        size = len(key.encode(errors="surrogatepass"))
-        if kind is None:
-            _add_tensors(flat, [full], [size], module, [place], [as_tensor(value, full)])
-            continue
-        if depth >= MAX_DEPTH:
-            raise LimitError(f"nested more than {MAX_DEPTH} deep; does the record contain itself?", tensor=full)
-        flat.modules.append(ModuleEntry(full, size, module, place, kind, type_name))
-        _walk(flat, full, len(flat.modules) - 1, inner, depth + 1)
+        try:
+            _add_child(flat, prefix + key, key, (module, place), value, depth)
+        except UnsupportedError as error:
+            flat.refused.append(error)
+
+
+def _add_child(flat: FlatRecord, full: str, key: str, parent: tuple[int, int], value: Any, depth: int) -> None:
+    """Add a value under its full name; `parent` has the module's number, and the place in it."""
+    module, place = parent
+    value = value.value if isinstance(value, Enum) else value
+    if is_attribute(value, full):
+        flat.attributes.append(AttributeEntry(key, module, place, value))
+        return
+    kind, type_name, inner = children_of(value, full)
+    size = len(key.encode(errors="surrogatepass"))
+    if kind is None:
+        _add_tensors(flat, [full], [size], module, [place], [as_tensor(value, full)])
+        return
+    if depth >= MAX_DEPTH:
+        raise LimitError(f"nested more than {MAX_DEPTH} deep; does the record contain itself?", tensor=full)
+    flat.modules.append(ModuleEntry(full, size, module, place, kind, type_name))
+    _walk(flat, full, len(flat.modules) - 1, inner, depth + 1)
 
 
 def _add_arrays(flat: FlatRecord, prefix: str, module: int, children: Mapping[str, Any]) -> bool:
