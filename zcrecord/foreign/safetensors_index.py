@@ -23,25 +23,21 @@ _TOTAL = "total_size"
 
 
 class ShardIndex(NamedTuple):
-    """Index of shards: the file of each tensor, and metadata."""
+    """Index of shards: the file of each tensor, how many each file holds, in the order of their names, and metadata."""
 
     weight_map: dict[str, str]
+    files: dict[str, int]
     metadata: dict[str, Any]
 
-    def files(self) -> dict[str, int]:
-        """Return how many tensors each shard should hold, the shards in the order of their names."""
-        return dict(sorted(Counter(self.weight_map.values()).items()))
 
-
-def decode_index(data: bytes) -> ShardIndex:
+def decode_index(data: bytes | memoryview) -> ShardIndex:
     """Decode an index of shards.
 
     Raises:
         FormatError: it is no index, names a tensor twice, or a file that is not a plain name.
     """
     try:
-        text = data.decode()
-        index = json.loads(text)
+        index = json.loads(text := str(data, "utf-8"))
         if "\\" in text or text.count('"') != 2 * _strings(index):
             index = json.loads(text, object_pairs_hook=_once)  # which takes half as long again
     except (ValueError, RecursionError) as error:
@@ -51,8 +47,11 @@ def decode_index(data: bytes) -> ShardIndex:
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict):
         raise FormatError("not an index of safetensors shards: it has no 'weight_map'")
-    texts = set(weight_map.values() if set(map(type, weight_map.values())) <= {str} else ())
-    if not texts or not all(is_plain_name(file, _SUFFIX) for file in texts):
+    try:
+        files = Counter(weight_map.values())
+    except TypeError:  # one of them is a list, or an object
+        files = Counter()
+    if not files or not all(isinstance(file, str) and is_plain_name(file, _SUFFIX) for file in files):
         for name, file in weight_map.items():
             if not isinstance(file, str) or not is_plain_name(file, _SUFFIX):
                 what = f"its shard {printable(repr(file))} is not the plain name of a {_SUFFIX} file"
@@ -60,7 +59,8 @@ def decode_index(data: bytes) -> ShardIndex:
     metadata = index.get("metadata", {})
     if not isinstance(metadata, dict):
         raise FormatError("the index's metadata is not an object")
-    return ShardIndex(weight_map, {_name(k): _typed(k, v) for k, v in metadata.items() if k != _TOTAL})
+    named = {_name(key): _typed(key, value) for key, value in metadata.items() if key != _TOTAL}
+    return ShardIndex(weight_map, dict(sorted(files.items())), named)
 
 
 def _strings(index: Any) -> int:
@@ -100,9 +100,9 @@ def _typed(key: str, value: Any) -> Any:
     return json.dumps(value, separators=(",", ":"))
 
 
-def check_shard(index: ShardIndex, file: str, count: int, names: Sequence[str]) -> None:
-    """Raise FormatError unless a shard holds exactly the tensors that the index has in it, so many."""
-    if len(names) == count == list(map(index.weight_map.get, names)).count(file):
+def check_shard(index: ShardIndex, file: str, names: Sequence[str]) -> None:
+    """Raise FormatError unless a shard holds exactly the tensors that the index has in it."""
+    if len(names) == index.files[file] == list(map(index.weight_map.get, names)).count(file):
         return
     due, present = {name for name, where in index.weight_map.items() if where == file}, set(names)
     if missing := due - present:
