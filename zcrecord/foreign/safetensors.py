@@ -165,6 +165,7 @@ def _scan(reader: Reader, folder: Folder | None) -> tuple[list[_File], dict[str,
         file.header.metadata.pop(KEY, None)  # that of a single file from elsewhere; that of shards is in their index
         shards.merge(merged, file.header.metadata, name)
     shards.merge(merged, folder.index.metadata, "index")
+    folder.index.weight_map.clear()  # which was compared: the archive's index takes as much again
     if KEY in merged and not isinstance(merged[KEY], str):
         raise FormatError(f"the index's '{KEY}' entry is no text")
     return files, merged, nbytes
