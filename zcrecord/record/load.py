@@ -117,7 +117,7 @@ def load_record(
         (2, 3)
     """
     options = LoadOptions(mode, verify, mmap, expect, embedded, cache, storage_options)
-    defer = names is rename is expect is None and mode == "r" and verify != "full" and mmap
+    defer = names is None and rename is None and expect is None and mode == "r" and verify != "full" and mmap
     record = Record(_load(source, names, rename, options, defer=defer))
     return record if into is None else record.into(into)
 
@@ -149,7 +149,9 @@ def _check_choice(name: str, value: Any, known: tuple[Any, ...]) -> None:
         raise UnsupportedError(f"{name}={value!r} is not known; {', '.join(others)} or {last}")
 
 
-def _load(source: Any, names: Names | None, rename: Rename | None, options: LoadOptions, *, defer: bool = False) -> Any:
+def _load(
+    source: Any, names: Names | None, rename: Rename | None, options: LoadOptions, *, defer: bool = False
+) -> Archive:
     """Open a source as an archive, or a part of it, checked as the options ask; with `defer` perhaps a deferred one."""
     if is_url(source):
         from zcrecord.foreign import open_remote  # here, because few archives are remote
@@ -193,7 +195,7 @@ def _part(archive: Archive, names: Names | None, rename: Rename | None) -> Archi
     return subset.select(archive, names, rename)
 
 
-def _checked(archive: Any, options: LoadOptions) -> Any:
+def _checked(archive: Archive, options: LoadOptions) -> Archive:
     """Verify the payloads if asked to; return the archive, or in mode "c" a private copy."""
     if options.verify == "full":
         from zcrecord.archive import digest  # here, because few loads read all of an archive
@@ -274,7 +276,7 @@ def _memory(source: Any, mmap: bool) -> tuple[Memory, str | None]:
         return memory, path
 
 
-def _local(memory: Memory, options: LoadOptions, *, defer: bool) -> Any:
+def _local(memory: Memory, options: LoadOptions, *, defer: bool) -> Archive:
     """Return the archive in memory or in a mapped file, or the record of a catalogue there, perhaps deferred."""
     embedded = options.embedded
     if embedded is None and is_packed(memory.octets):
@@ -288,7 +290,7 @@ def _local(memory: Memory, options: LoadOptions, *, defer: bool) -> Any:
         if defer and (memory.path or "").endswith(".json"):
             from zcrecord.foreign.safetensors import DeferredArchive
 
-            return DeferredArchive(memory, _recipe)
+            return DeferredArchive(memory, _recipe)  # type: ignore[return-value]  # it stands for one
         archive = open_foreign(kind, memory, read=map_file if options.mmap else read_file)
     else:
         if embedded is None and ends_in_archive(memory.octets):
