@@ -16,7 +16,6 @@ import numpy as np
 
 from zcrecord.archive.payload_source import Closed
 from zcrecord.errors import FormatError, RecordError, UnsupportedError, located
-from zcrecord.storage.memory import Mode
 from zcrecord.storage.stream_reader import PIECE
 
 from . import safetensors_index as shards
@@ -82,7 +81,7 @@ class DeferredArchive(Folder):
     Its files are mapped when it is opened: it stays the same if they are replaced. Threads may share it.
     """
 
-    mode: Mode = "r"
+    mode = "r"
 
     def __init__(self, memory: Any, recipe: Callable[[Any], tuple[Any, ...]]) -> None:
         """Read the index in `memory`, and map its files; errors are those of `open_foreign`. `recipe` is for pickle."""
@@ -119,8 +118,7 @@ class DeferredArchive(Folder):
     def close(self) -> bool:
         """End all use of it, as `Archive.close`."""
         with self._lock:
-            self._left, self._memory, self._archive = 0, Closed(self.path), None
-            self.readers, self._files = {}, {}
+            self._left, self._memory, self._archive, self.readers, self._files = 0, Closed(self.path), None, {}, {}
         return all(mapping() is None for mapping in self._mappings)
 
 

@@ -38,11 +38,7 @@ def decode_index(data: bytes | memoryview) -> ShardIndex:
     """
     try:
         index = json.loads(text := str(data, "utf-8"))
-        if "\\" in text or text.count('"') != 2 * _strings(index):
-            index = json.loads(text, object_pairs_hook=_once)  # which takes half as long again
     except (ValueError, RecursionError) as error:
-        if isinstance(error, RecordError):
-            raise
         raise FormatError(f"not an index of shards, no JSON that can be read ({printable(str(error))})") from None
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict):
@@ -56,6 +52,9 @@ def decode_index(data: bytes | memoryview) -> ShardIndex:
             if not isinstance(file, str) or not is_plain_name(file, _SUFFIX):
                 what = f"its shard {printable(repr(file))} is not the plain name of a {_SUFFIX} file"
                 raise FormatError(f"{what}; shards lie beside their index", tensor=_encodable(name))
+    strings = 2 * len(weight_map) + _strings({**index, "weight_map": {}})
+    if "\\" in text or text.count('"') != 2 * strings:
+        json.loads(text, object_pairs_hook=_once)  # which takes half as long again
     metadata = index.get("metadata", {})
     if not isinstance(metadata, dict):
         raise FormatError("the index's metadata is not an object")
@@ -63,10 +62,8 @@ def decode_index(data: bytes | memoryview) -> ShardIndex:
     return ShardIndex(weight_map, dict(sorted(files.items())), named)
 
 
-def _strings(index: Any) -> int:
+def _strings(index: dict[str, Any]) -> int:
     """Return how many strings an index has, but for those in lists, or nested deeper, and those of keys given twice."""
-    if not isinstance(index, dict):
-        return 0
     parts = [index, *(part for part in index.values() if isinstance(part, dict))]
     return sum(len(part) + list(map(type, part.values())).count(str) for part in parts)
 
