@@ -275,6 +275,13 @@ class Archive:
                 hi = mid
         return -1
 
+    def early(self, _name: str) -> Any:
+        """Return None; of a deferred archive, which may not be made yet, a tensor by its name."""
+
+    def made(self) -> Archive:
+        """Return this archive; of a deferred one the archive that it stands for."""
+        return self
+
     def row(self, i: int) -> TensorEntry:
         """Return the entry of tensor i, checked."""
         self.ensure(i)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from zcrecord.codec.entries import Entries, ModuleEntry, ModuleKind, in_memory
-from zcrecord.codec.index import Index, numpy_type
+from zcrecord.codec.index import PAYLOAD, Index, numpy_type
 from zcrecord.codec.layout import NONE, Header
 from zcrecord.errors import FormatError, IntegrityError, printable
 from zcrecord.storage.memory import Memory
@@ -64,24 +65,26 @@ class ReferencedFiles(Shards):
 
     def _numbers(self, file: Array, offset: Array, index: Index) -> Array:
         """Return the number of each payload among those of its file, ordered by offset; check their ranges."""
-        files, starts, sizes = file, offset, np.ascontiguousarray(index.payloads["nbytes"])
+        files, starts, stops = file, offset, offset + index.payloads["nbytes"]
         self._order: Array | None = None  # None if payloads are ordered already, as in an index of another format
         same = files[1:] == files[:-1]
-        if (files[1:] < files[:-1]).any() or (starts[1:] < starts[:-1])[same].any():
-            self._order = np.lexsort((sizes, starts, files))
-            files, starts, sizes = (column[self._order] for column in (files, starts, sizes))
+        if (files[1:] < files[:-1]).any() or ((starts[1:] < starts[:-1]) & same).any():
+            self._order = np.lexsort((stops, starts, files))
+            files, starts, stops = (column[self._order] for column in (files, starts, stops))
             same = files[1:] == files[:-1]
-        self._ends = ends = np.searchsorted(files, np.arange(len(self.names) + 1, dtype=np.uint32))
-        numbers, counts, last = np.arange(len(files), dtype=np.uint32), np.diff(ends), ends[-1]
-        numbers[:last] -= np.repeat(ends[:-1].astype(np.uint32), counts)
-        totals = np.repeat(self._sizes, counts)
-        if (bad := (sizes[:last] > totals) | (starts[:last] > totals - sizes[:last])).any():
-            name = printable(self.names[files[bad.argmax()]])
-            raise FormatError(f"a payload ends past the end of {name}", tensor="offset")
-        inside = (starts[1:] < (starts + sizes)[:-1]) & same
+        self._ends = np.searchsorted(files, np.arange(len(self.names) + 1, dtype=np.uint32))
+        ends, numbers = self._ends.tolist(), np.arange(len(files), dtype=np.uint32)
+        for start, end in pairwise(ends):
+            numbers[start:end] -= start
+        last, used = ends[-1], np.flatnonzero(np.diff(self._ends))
+        furthest = np.maximum.reduceat(stops[:last], self._ends[used])
+        wrapped = files[:last][stops[:last] < starts[:last]]
+        if len(past := np.append(wrapped, used[furthest > self._sizes[used]])):
+            raise FormatError(f"a payload ends past the end of {printable(self.names[past[0]])}", tensor="offset")
+        inside = (starts[1:] < stops[:-1]) & same
         inside[last:] = False  # those in the archive itself
         if inside.any():
-            inside &= (starts[1:] != starts[:-1]) | (sizes[1:] != sizes[:-1])
+            inside &= (starts[1:] != starts[:-1]) | (stops[1:] != stops[:-1])
             if inside.any():
                 name = printable(self.names[files[1:][inside.argmax()]])
                 raise FormatError(f"payloads in {name} overlap", tensor="offset")
@@ -131,9 +134,8 @@ class ReferencedFiles(Shards):
         if hashlib.sha256(memory.octets[start:end]).digest() != self._digests[file].tobytes():
             what = "is another file than the one that was indexed, or was changed"
             raise IntegrityError(f"{what}: {self._whose(file)}", path=memory.path)
-        entries = Entries(modules=[ModuleEntry("", 0, NONE, 0, int(ModuleKind.MAPPING), "")])
-        entries.payload_rows, entries.digest_kind = self._rows(file), self._hashed
-        index, octets = in_memory(entries), memory.octets.toreadonly()
+        index = _empty_index()._replace(payloads=self._rows(file), digest_kind=self._hashed)
+        octets = memory.octets.toreadonly()
         header = Header(
             alignment=1, base_alignment=1, index_offset=start, index_size=end - start, payload_offset=0,
             archive_size=len(octets), index_crc=0,
@@ -142,15 +144,24 @@ class ReferencedFiles(Shards):
         return Archive(header, index, source_in(memory._replace(octets=octets), octets, table, 0))
 
 
+@cache
+def _empty_index() -> Index:
+    root = ModuleEntry("", 0, NONE, 0, int(ModuleKind.MAPPING), "")
+    return in_memory(Entries(modules=[root], payload_rows=np.zeros(0, PAYLOAD)))
+
+
 def _check_aligned(file: Array, offset: Array, index: Index) -> None:
     """Raise FormatError if a payload in a file starts where a tensor's elements cannot: views would be misaligned."""
-    codes, payloads = index.tensors["dtype"], index.tensors["payload"]
-    starts = np.append(np.where(file == NONE, np.uint64(0), offset), np.uint64(0))
-    for code in np.unique(codes).tolist():
+    odd = (offset.astype(np.uint8) & 7 != 0) & (file != NONE)  # no element needs more than 8 bytes
+    if not np.count_nonzero(odd):
+        return
+    # At level "touch" any number may be there.
+    rows = index.tensors[np.append(odd, False)[np.minimum(index.tensors["payload"], len(file))]]
+    for code in np.unique(rows["dtype"]).tolist():
         if (kind := numpy_type(code)) is None:
             continue
-        used = np.minimum(payloads[codes == code], len(file))  # at level "touch" any number may be there
-        if np.count_nonzero(bad := starts[used] % np.uint64(kind.alignment) != 0):
+        used = rows["payload"][rows["dtype"] == code]
+        if np.count_nonzero(bad := offset[used] % np.uint64(kind.alignment) != 0):
             number = int(used[bad.argmax()])
-            what = f"payload {number} starts at {starts[number]} of its file, which is not aligned for {kind}"
+            what = f"payload {number} starts at {offset[number]} of its file, which is not aligned for {kind}"
             raise FormatError(what, tensor="offset")

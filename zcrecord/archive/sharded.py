@@ -98,7 +98,7 @@ class ShardedSource(PayloadSource):
         self._original: ShardedSource | None = None
         self._compared: set[int] = set()  # files whose payloads were compared with this index
         self._tiled: set[tuple[int, tuple[int, ...]]] = set()  # split payloads whose boxes tile a shape
-        self._assembled_nbytes: dict[int, int] = {}  # of split payloads that were put together: pieces may repeat
+        self._counted, self._counted_nbytes = set[int](), 0  # split payloads that were put together: pieces may repeat
         # Split payloads in memory, while someone uses them.
         self._assembled: MutableMapping[int, Array] = weakref.WeakValueDictionary()
         self._users: Array | None = None  # by payload, the first tensor that uses it
@@ -163,9 +163,11 @@ class ShardedSource(PayloadSource):
             return octets
         shape, boxes = self._filled_boxes(number)
         dtype = boxes[0].values.dtype
-        self._assembled_nbytes[number] = prod(shape) * dtype.itemsize
-        check_apart(sum(self._assembled_nbytes.values()), self.opened_nbytes(), self.path)
-        out = np.empty(prod(shape) * dtype.itemsize, np.uint8)  # the owner of the memory, as which it is looked up
+        nbytes = prod(shape) * dtype.itemsize
+        self._counted_nbytes += 0 if number in self._counted else nbytes
+        self._counted.add(number)
+        check_apart(self._counted_nbytes, self.opened_nbytes(), self.path)
+        out = np.empty(nbytes, np.uint8)  # the owner of the memory, as which it is looked up
         put_together(out.view(dtype).reshape(shape), boxes)
         return self._assembled.setdefault(number, out)  # another thread's, if it was first
 

@@ -82,14 +82,14 @@ class AttributeEntry(NamedTuple):
 
 @dataclass(slots=True, eq=False, repr=False)
 class WordList:
-    """A list value as an index has it, for `in_memory`: a hundred thousand items cost no object each.
+    """A list value as an index has it, for `in_memory`, which takes it: a hundred thousand items cost no object each.
 
     `words` are of `kind`, a ValueType. A word of a text is its range in `text`: the start, and from bit 32 the size.
     """
 
     kind: int
     words: Array
-    text: bytes = b""
+    text: bytes | bytearray = b""
 
     def values(self) -> list[Any]:
         """Decode the words into Python's values."""
@@ -228,7 +228,7 @@ class _TextPoolBuilder:
         self.room -= len(data)
         return start, len(data)
 
-    def append(self, data: bytes) -> int:
+    def append(self, data: bytes | bytearray) -> int:
         start = len(self.data)
         self.data += data
         self.room += INDEX_ALLOWANCE * len(data)
@@ -272,7 +272,7 @@ def in_memory(entries: Entries) -> Index:
     """Return the columns of an index that is written nowhere; entries and errors are those of `encode`."""
     vectors = _vectors(entries)
     columns: dict[str, Any] = {n: np.asarray(vectors.get(n, ()), dtype) for n, (_, dtype, _) in VECTORS.items()}
-    memory = memoryview(columns["text"].tobytes() + _SLACK)
+    memory = memoryview(columns["text"].base).toreadonly()
     columns |= {"text": memory[: -len(_SLACK)], "by_module": vectors.get("by_module")}
     return Index(memory=memory, digest_kind=entries.digest_kind, **columns)
 
@@ -286,9 +286,10 @@ def _vectors(entries: Entries) -> dict[str, Array]:
     by_place = sorted(entries.attributes, key=lambda a: (a.parent, a.place))
     vectors["attributes"] = _encode_attributes(by_place, pool, words)
     vectors["metadata"] = _encode_attributes(sorted(entries.metadata, key=lambda a: a.key), pool, words)
-    vectors["words"] = np.array(words.items, np.uint64)
+    vectors["words"] = np.frombuffer(words.items, np.uint64)
     vectors["payloads"] = entries.payload_rows
-    vectors["text"] = np.frombuffer(pool.data, np.uint8)
+    pool.data += _SLACK
+    vectors["text"] = np.frombuffer(pool.data, np.uint8)[: -len(_SLACK)]
     total = sum(v.nbytes for v in vectors.values())
     if total + _ROOM > MAX_INDEX_SIZE:
         raise LimitError(f"the index would take {total} bytes, FlatBuffers end at 2 GiB; split the record")
@@ -370,9 +371,12 @@ def _encode_attributes(attributes: list[AttributeEntry], pool: _TextPoolBuilder,
 
 def _encode_value(value: Any, pool: _TextPoolBuilder, words: _NumberPool) -> tuple[int, int, int]:
     if isinstance(value, WordList):
-        base, start = pool.append(value.text + b"\0") if value.text else 0, len(words.items)
-        words.items.frombytes((value.words + np.uint64(base)).tobytes())
-        return value.kind, ValueForm.LIST, start | len(value.words) << 32
+        base, start = pool.append(value.text) if value.text else 0, len(words.items)
+        pool.append(b"\0" * bool(value.text))
+        value.text, value.words = b"", value.words + np.uint64(base)  # a vocabulary is not kept twice
+        words.items.frombytes(value.words.view(np.uint8).data)
+        value.words = value.words[:0].copy()
+        return value.kind, ValueForm.LIST, start | len(words.items) - start << 32
     if isinstance(value, list | tuple):
         kind = list_type(value)
         if kind is None:

@@ -360,6 +360,17 @@ class TextPool:
 
     def first_repeated(self, starts: Array, sizes: Array, groups: Array) -> int | None:
         """Return a span that repeats an earlier one of its group; by hash, then equal hashes by their bytes."""
+        seen: set[tuple[int, bytes]] = set()
+        few = len(starts) <= _FEW and sizes.max(initial=0) <= _LONG
+        for i in range(len(starts)) if few else self._alike(starts, sizes, groups):
+            key = (int(groups[i]), self._slice(int(starts[i]), int(sizes[i])))
+            if key in seen:
+                return i
+            seen.add(key)
+        return None
+
+    def _alike(self, starts: Array, sizes: Array, groups: Array) -> list[int]:
+        """Return the spans whose hash another one has, too."""
         hashes = groups.astype(np.uint64) * _MIX ^ sizes
         active: Array = np.flatnonzero(sizes <= _LONG)
         done = 0
@@ -374,15 +385,8 @@ class TextPool:
             hashes[i] = np.uint64(hash(key) & 0xFFFFFFFFFFFFFFFF)
         ordered = np.sort(hashes)
         twice = ordered[1:][ordered[1:] == ordered[:-1]]
-        if not len(twice):
-            return None
-        seen: set[tuple[int, bytes]] = set()
-        for i in np.flatnonzero(np.isin(hashes, twice, kind="sort")).tolist():
-            key = (int(groups[i]), self._slice(int(starts[i]), int(sizes[i])))
-            if key in seen:
-                return i
-            seen.add(key)
-        return None
+        alike: list[int] = np.flatnonzero(np.isin(hashes, twice, kind="sort")).tolist() if len(twice) else []
+        return alike
 
 
 def _less(left: Array, right: Array) -> Array:

@@ -152,7 +152,7 @@ class Model:
         """Return the files that a model on a disk refers to."""
         if path.endswith(".json"):
             with open_source(path)[0] as file:
-                return list(decode_index(file.read(MAX_HEADER)).files())
+                return list(decode_index(file.read(MAX_HEADER)).files)
         if path.lower().endswith(SUFFIXES):  # compressed models are single files
             return []
         if self.kind == "zcr":

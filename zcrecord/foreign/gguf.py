@@ -136,6 +136,7 @@ class _GgufHeader:
             places.append(self._described())
             places += self._usual(tensors - len(places))
         self.end = self._position
+        self._buffer = b""
         self._place(places, self.end + -self.end % self._alignment())
 
     def _fail(self, what: str, kind: type[RecordError] = FormatError) -> RecordError:
@@ -267,17 +268,18 @@ class _GgufHeader:
                 parts += bytes(8), self._take(found[0], what)
             sizes += short, np.array(found, np.int64)
             left -= len(short) + len(found)
-        lengths = np.concatenate(sizes)
+        lengths, text = np.concatenate(sizes), bytearray().join(parts)
+        del sizes, parts
         starts = np.cumsum(lengths + 8) - lengths
-        octets = np.frombuffer(bytearray().join(parts), np.uint8)
+        octets = np.frombuffer(text, np.uint8)
         for i in range(-8, -8 + (int(lengths.max()).bit_length() + 7) // 8):
             octets[starts + i] = 0
-        text = octets.tobytes()
         try:
             text.decode()
         except UnicodeDecodeError:
-            return [text[at : at + size] for at, size in zip(starts.tolist(), lengths.tolist(), strict=True)]
-        return WordList(ValueType.TEXT, (starts | lengths << 32).view(np.uint64), text)
+            return [bytes(text[at : at + size]) for at, size in zip(starts.tolist(), lengths.tolist(), strict=True)]
+        lengths <<= 32
+        return WordList(ValueType.TEXT, (starts | lengths).view(np.uint64), text)
 
     def _alignment(self) -> int:
         alignment = self.metadata.get("general.alignment", 32)

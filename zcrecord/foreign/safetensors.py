@@ -7,20 +7,24 @@ that it comes back; see `structure`. The rules of the header are `safetensors_he
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from zcrecord.errors import FormatError, RecordError, UnsupportedError
+from zcrecord.archive.payload_source import Closed
+from zcrecord.errors import FormatError, RecordError, UnsupportedError, located
 from zcrecord.storage.stream_reader import PIECE
 
 from . import safetensors_index as shards
-from .readers import Reader
-from .receiver import Form, Receiver
+from .readers import MemoryReader, Reader
+from .receiver import Form, Outline, Receiver
 from .safetensors_header import MAX_HEADER, HeaderEntry, SafetensorsHeader, check_length, decode_header
 from .structure import KEY, Structure, decode_structure
 
+_FEW = 32  # tensors that are given before the archive is made, in which all are found sooner
 FORMAT = "format"  # metadata without it is refused by transformers
 
 
@@ -48,18 +52,88 @@ class _File(NamedTuple):
         return (_TensorPlace(entry, self.reader, self.start + entry.start) for entry in self.header.entries())
 
 
-def read(reader: Reader, out: Receiver) -> int:
+class Folder:
+    """An index of shards and its files, all of them open. A file's header is read, and checked, when it is needed."""
+
+    def __init__(self, reader: Any, data: bytes | memoryview) -> None:
+        """Decode an index, in `data`, and open its files; FormatError, SourceError."""
+        if len(data) > MAX_HEADER:
+            raise FormatError(f"an index of more than {MAX_HEADER} bytes")
+        self.index, self.nbytes = shards.decode_index(data), len(data)
+        self.readers = {file: reader.beside(file) for file in self.index.files}
+        self._files: dict[str, _File] = {}
+
+    def file(self, name: str) -> _File:
+        """Return a file with its header; FormatError, naming it, if a rule is broken or the index says otherwise."""
+        if name not in self._files:
+            reader = self.readers[name]
+            reader.seek(0)  # it may have failed before
+            with located(path=reader.path):
+                file = _scan_file(reader)
+                shards.check_shard(self.index, name, file.header.names)
+            self._files[name] = file
+        return self._files[name]
+
+
+class DeferredArchive(Folder):
+    """The archive of an index of shards, as a record has it until more is asked for than a few tensors.
+
+    Its files are mapped when it is opened: it stays the same if they are replaced. Threads may share it.
+    """
+
+    mode = "r"
+
+    def __init__(self, memory: Any, recipe: Callable[[Any], tuple[Any, ...]]) -> None:
+        """Read the index in `memory`, and map its files; errors are those of `open_foreign`. `recipe` is for pickle."""
+        self.path, self.absolute, self._memory, self._recipe = memory.path, memory.absolute, memory, recipe
+        self._lock, self._left = threading.Lock(), _FEW
+        self._archive: Any = None
+        super().__init__(MemoryReader(memory), memory.octets[: MAX_HEADER + 1])
+        files = [memory, *(reader.memory for reader in self.readers.values())]
+        self._mappings = [weakref.ref(file.mapping) for file in files if file.mapping is not None]
+
+    def early(self, name: str) -> Any:
+        """Return a view of a tensor by its name; None if the archive is to be made, and asked."""
+        with self._lock:
+            self._left -= 1
+            file = self.index.weight_map.get(name) if self._left >= 0 and isinstance(name, str) else None
+            if file is None or KEY in self.index.metadata:
+                return None
+            (header, reader, start), out = self.file(file), Outline()
+            number = header.names.index(name)
+            first, end = header.bounds[number : number + 2]
+            out.put_range((name,), *header.forms[header.form_ids[number]], reader, start + first, end - first)
+            return out.archive(reader.memory).view(0)
+
+    def made(self) -> Any:
+        """Return the archive, made now or before; errors are those of `open_foreign`."""
+        with self._lock, located(path=self.path):
+            if self._archive is None:
+                out: Any = Outline()
+                read(MemoryReader(self._memory), out, self)
+                self._archive = out.archive(self._memory)
+                self._archive.source.recipe = self._recipe
+            return self._archive
+
+    def close(self) -> bool:
+        """End all use of it, as `Archive.close`."""
+        with self._lock:
+            self._left, self._memory, self._archive, self.readers, self._files = 0, Closed(self.path), None, {}, {}
+        return all(mapping() is None for mapping in self._mappings)
+
+
+def read(reader: Reader, out: Receiver, folder: Folder | None = None) -> int:
     """Give a safetensors file, or the shards of an index, to `out`; returns the bytes of input.
 
     Read once, forward; only a file written from an archive whose tensors had to change their order is read in the
     archive's order, and so not from a pipe. Tensors that the archive had tied are tied again if `out` reads bytes, and
-    theirs are still the same.
+    theirs are still the same. Of shards `folder` may be given, with what it has read before.
 
     Raises:
         FormatError: a rule is broken. UnsupportedError: a stream, where a file is needed. SourceError: it cannot be
         read.
     """
-    files, metadata, nbytes = _scan(reader)
+    files, metadata, nbytes = _scan(reader, folder)
     structure = decode_structure(metadata.pop(KEY, None))
     if structure.marked:
         metadata.pop(FORMAT, None)
@@ -77,30 +151,19 @@ def read(reader: Reader, out: Receiver) -> int:
     return nbytes
 
 
-def _scan(reader: Reader) -> tuple[list[_File], dict[str, Any], int]:
+def _scan(reader: Reader, folder: Folder | None) -> tuple[list[_File], dict[str, Any], int]:
     """Return the files, tensors in the order of their bytes, the metadata, and how many bytes of input there are."""
     if reader.path is None or not reader.path.endswith(".json"):
         single = _scan_file(reader)
         return [single], single.header.metadata, single.start + single.header.bounds[-1]
-    data = reader.read(MAX_HEADER + 1)
-    if len(data) > MAX_HEADER:
-        raise FormatError(f"an index of more than {MAX_HEADER} bytes")
-    index = shards.decode_index(data)
-    files: list[_File] = []
-    merged: dict[str, Any] = {}
-    nbytes = len(data)
-    for file, count in index.files().items():
-        shard = reader.beside(file)
-        try:
-            files.append(_scan_file(shard))
-            shards.check_shard(index, file, count, files[-1].header.names)
-        except RecordError as error:
-            raise error.located(path=shard.path) from error.__cause__
-        metadata = files[-1].header.metadata
-        metadata.pop(KEY, None)  # that of a single file from elsewhere; that of shards is in their index
-        shards.merge(merged, metadata, file)
-        nbytes += shard.nbytes or 0
-    shards.merge(merged, index.metadata, "index")
+    folder = folder or Folder(reader, reader.read(MAX_HEADER + 1))
+    files, merged = [folder.file(name) for name in folder.readers], dict[str, Any]()
+    nbytes = folder.nbytes + sum(shard.nbytes or 0 for shard in folder.readers.values())
+    for name, file in zip(folder.readers, files, strict=True):
+        file.header.metadata.pop(KEY, None)  # that of a single file from elsewhere; that of shards is in their index
+        shards.merge(merged, file.header.metadata, name)
+    shards.merge(merged, folder.index.metadata, "index")
+    folder.index.weight_map.clear()  # which was compared: the archive's index takes as much again
     if KEY in merged and not isinstance(merged[KEY], str):
         raise FormatError(f"the index's '{KEY}' entry is no text")
     return files, merged, nbytes

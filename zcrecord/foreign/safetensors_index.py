@@ -23,50 +23,47 @@ _TOTAL = "total_size"
 
 
 class ShardIndex(NamedTuple):
-    """Index of shards: the file of each tensor, and metadata."""
+    """Index of shards: the file of each tensor, how many each file holds, in the order of their names, and metadata."""
 
     weight_map: dict[str, str]
+    files: dict[str, int]
     metadata: dict[str, Any]
 
-    def files(self) -> dict[str, int]:
-        """Return how many tensors each shard should hold, the shards in the order of their names."""
-        return dict(sorted(Counter(self.weight_map.values()).items()))
 
-
-def decode_index(data: bytes) -> ShardIndex:
+def decode_index(data: bytes | memoryview) -> ShardIndex:
     """Decode an index of shards.
 
     Raises:
         FormatError: it is no index, names a tensor twice, or a file that is not a plain name.
     """
     try:
-        text = data.decode()
-        index = json.loads(text)
-        if "\\" in text or text.count('"') != 2 * _strings(index):
-            index = json.loads(text, object_pairs_hook=_once)  # which takes half as long again
+        index = json.loads(text := str(data, "utf-8"))
     except (ValueError, RecursionError) as error:
-        if isinstance(error, RecordError):
-            raise
         raise FormatError(f"not an index of shards, no JSON that can be read ({printable(str(error))})") from None
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict):
         raise FormatError("not an index of safetensors shards: it has no 'weight_map'")
-    texts = set(weight_map.values() if set(map(type, weight_map.values())) <= {str} else ())
-    if not texts or not all(is_plain_name(file, _SUFFIX) for file in texts):
+    try:
+        files = Counter(weight_map.values())
+    except TypeError:  # one of them is a list, or an object
+        files = Counter()
+    if not files or not all(isinstance(file, str) and is_plain_name(file, _SUFFIX) for file in files):
         for name, file in weight_map.items():
             if not isinstance(file, str) or not is_plain_name(file, _SUFFIX):
                 what = f"its shard {printable(repr(file))} is not the plain name of a {_SUFFIX} file"
                 raise FormatError(f"{what}; shards lie beside their index", tensor=_encodable(name))
+    strings = 2 * len(weight_map) + _strings({**index, "weight_map": {}})
+    if "\\" in text or text.count('"') != 2 * strings:
+        json.loads(text, object_pairs_hook=_once)  # which takes half as long again
     metadata = index.get("metadata", {})
     if not isinstance(metadata, dict):
         raise FormatError("the index's metadata is not an object")
-    return ShardIndex(weight_map, {_name(k): _typed(k, v) for k, v in metadata.items() if k != _TOTAL})
+    named = {_name(key): _typed(key, value) for key, value in metadata.items() if key != _TOTAL}
+    return ShardIndex(weight_map, dict(sorted(files.items())), named)
 
 
-def _strings(index: Any) -> int:
+def _strings(index: dict[str, Any]) -> int:
     """Return how many strings an index has, but for those in lists, or nested deeper, and those of keys given twice."""
-    if not isinstance(index, dict):
-        return 0
     parts = [index, *(part for part in index.values() if isinstance(part, dict))]
     return sum(len(part) + list(map(type, part.values())).count(str) for part in parts)
 
@@ -100,9 +97,9 @@ def _typed(key: str, value: Any) -> Any:
     return json.dumps(value, separators=(",", ":"))
 
 
-def check_shard(index: ShardIndex, file: str, count: int, names: Sequence[str]) -> None:
-    """Raise FormatError unless a shard holds exactly the tensors that the index has in it, so many."""
-    if len(names) == count == list(map(index.weight_map.get, names)).count(file):
+def check_shard(index: ShardIndex, file: str, names: Sequence[str]) -> None:
+    """Raise FormatError unless a shard holds exactly the tensors that the index has in it."""
+    if len(names) == index.files[file] == list(map(index.weight_map.get, names)).count(file):
         return
     due, present = {name for name, where in index.weight_map.items() if where == file}, set(names)
     if missing := due - present:

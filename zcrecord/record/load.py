@@ -117,7 +117,8 @@ def load_record(
         (2, 3)
     """
     options = LoadOptions(mode, verify, mmap, expect, embedded, cache, storage_options)
-    record = Record(_load(source, names, rename, options))
+    defer = names is None and rename is None and expect is None and mode == "r" and verify != "full" and mmap
+    record = Record(_load(source, names, rename, options, defer=defer))
     return record if into is None else record.into(into)
 
 
@@ -148,8 +149,10 @@ def _check_choice(name: str, value: Any, known: tuple[Any, ...]) -> None:
         raise UnsupportedError(f"{name}={value!r} is not known; {', '.join(others)} or {last}")
 
 
-def _load(source: Any, names: Names | None, rename: Rename | None, options: LoadOptions) -> Archive:
-    """Open a source as an archive, or a part of it, checked as the options ask."""
+def _load(
+    source: Any, names: Names | None, rename: Rename | None, options: LoadOptions, *, defer: bool = False
+) -> Archive:
+    """Open a source as an archive, or a part of it, checked as the options ask; with `defer` perhaps a deferred one."""
     if is_url(source):
         from zcrecord.foreign import open_remote  # here, because few archives are remote
         from zcrecord.remote.open_url import open_url
@@ -168,7 +171,7 @@ def _load(source: Any, names: Names | None, rename: Rename | None, options: Load
             archive = open_packed(memory, verify=options.verify, lazily=True)
             if not names_files(archive):
                 return _chosen(archive, names, rename, options)
-        archive = _checked(_local(memory, options), options)
+        archive = _checked(_local(memory, options, defer=defer), options)
         _check_content(archive, options.expect)
         return _part(archive, names, rename)
     except RecordError as error:
@@ -273,8 +276,8 @@ def _memory(source: Any, mmap: bool) -> tuple[Memory, str | None]:
         return memory, path
 
 
-def _local(memory: Memory, options: LoadOptions) -> Archive:
-    """Return the archive in memory or in a mapped file, or the record of a catalogue there."""
+def _local(memory: Memory, options: LoadOptions, *, defer: bool) -> Archive:
+    """Return the archive in memory or in a mapped file, or the record of a catalogue there, perhaps deferred."""
     embedded = options.embedded
     if embedded is None and is_packed(memory.octets):
         from zcrecord.transport.open_packed import open_packed
@@ -284,6 +287,10 @@ def _local(memory: Memory, options: LoadOptions) -> Archive:
         from zcrecord.foreign import open_foreign
 
         ends_in_archive(memory.octets)  # raises: other readers would not see the one attached
+        if defer and (memory.path or "").endswith(".json"):
+            from zcrecord.foreign.safetensors import DeferredArchive
+
+            return DeferredArchive(memory, _recipe)  # type: ignore[return-value]  # it stands for one
         archive = open_foreign(kind, memory, read=map_file if options.mmap else read_file)
     else:
         if embedded is None and ends_in_archive(memory.octets):

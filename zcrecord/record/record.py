@@ -51,7 +51,8 @@ class Record(Mapping[str, Any]):
         """The opened archive behind the record."""
         if self._closed:
             raise Closed.error(self._archive.path)
-        return self._archive
+        self._archive = archive = self._archive.made()
+        return archive
 
     @property
     def path(self) -> str | None:
@@ -97,7 +98,11 @@ class Record(Mapping[str, Any]):
         """
         # Once names are in the dictionary a loop over them does no more than this; a closed archive refuses.
         i = self._numbers.get(name, -1) if type(name) is str else -1
-        return self._archive.view(i if i >= 0 else self._number(name))
+        if i < 0:
+            if (view := self._archive.early(name)) is not None:
+                return view
+            i = self._number(name)
+        return self._archive.view(i)
 
     def _number(self, name: object) -> int:
         i = self._find(name)

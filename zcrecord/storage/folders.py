@@ -27,6 +27,7 @@ _COMPANIONS = (".json", ".txt", ".model", ".tiktoken", ".jinja", ".py", ".md", "
 _INDEX = ".index.json"  # of shards, which are weights
 _PIECE = 1 << 20
 _NO_LINK = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK"))  # a pipe would wait for its writer
+_ILLEGAL = re.compile(r'[/\\:*?"<>|]')  # in a file's name, on one system or another
 SHARD_NAME = re.compile(r".*-\d{5}-of-\d{5}\.zcr")
 
 
@@ -65,7 +66,7 @@ def catalogue_of_shard(name: str) -> str | None:
 
 def is_plain_name(file: str, suffix: str) -> bool:
     """Return True for a file name with that suffix that is legal on any system and stays in its folder."""
-    legal = file.isprintable() and not set(file) & set('/\\:*?"<>|') and os.path.basename(file) == file
+    legal = file.isprintable() and not _ILLEGAL.search(file)
     return legal and file.endswith(suffix) and file not in (suffix, ".", "..")
 
 

@@ -293,6 +293,7 @@ def state_entries(names: Sequence[str]) -> Entries | None:
         above += new
     count, total = len(names), len(modules)
     over, parents = (np.fromiter(map(modules.__getitem__, texts), np.intp) for texts in (above, heads))
+    del above, heads, new
     depths, around = np.append(0, np.ones(total - 1, np.intp)), over
     while around.any() and depths.max() < MAX_DEPTH:
         depths += around > 0
