@@ -278,75 +278,70 @@ def _version(ort: Any) -> tuple[int, ...]:
 def optimise(record: Record, dest: str, weights: str, threads: int | None, packed: bool) -> None:
     """Have ONNX Runtime write the graph optimised for this CPU.
 
-    With `packed`, and before 1.32, all weights go into one file beside the graph, of the name `weights`; from 1.32 on
-    with their packed forms, which earlier versions would not compare. Otherwise nothing is packed, weights of the
-    archive's file are named where they lie there, and others are in the graph, unless that were too large. Constants
-    are removed from the model's inputs first, since ONNX Runtime leaves inputs whose constant it removes, or merges
-    with an equal one.
+    Weights of the archive are named where they lie in its file; new ones are in the graph. With `packed`, and for a
+    version before 1.32, which would not compare packed forms, all are in one file beside the graph, of the name
+    `weights`; with `packed` with their packed forms, for which private memory has to suffice. Constants are removed
+    from the model's inputs first, since ONNX Runtime leaves inputs whose constant it removes, or merges with an equal
+    one.
 
     Raises:
-        UnsupportedError: ONNX Runtime does not read the result: 1.21 repeats the weights of subgraphs.
+        OnnxError: ONNX Runtime refuses the model, or new weights are more than a graph may hold. UnsupportedError: it
+        does not read the result: 1.21 repeats the weights of subgraphs.
     """
     ort = onnxruntime_module()
+    external = packed or not compares_packed(ort)
+    options = _saving_options(ort, dest, weights if external else None, packed and compares_packed(ort))
+    options.log_severity_level = 3  # or it warns that the graph is for this CPU alone
+    options.intra_op_num_threads = threads or 0
     skeleton = without_constant_inputs(graph.skeleton_of(record))
-    packs = packed and compares_packed(ort)
-
-    def write(external: bool) -> None:
-        options = _saving_options(ort, dest, weights if external else None, packs)
-        options.log_severity_level = 3  # or it warns that the graph is for this CPU alone
-        options.intra_op_num_threads = threads or 0
-        make_session(record, options, [_CPU], None, shared=False, skeleton=skeleton, files=not external)
-
     try:
-        if not packed and compares_packed(ort):
-            try:
-                write(external=False)
-            except OnnxError:  # the new weights are more than a message holds
-                write(external=True)
-            return
-        write(external=True)
-        session_of_nodes(dest)
-    except OnnxError:
-        raise
-    except Exception as error:
-        later = "; tune with a later one" if _version(ort) < _READS_INNER_SINCE else ""
-        what = f"onnxruntime {ort.__version__} does not read the graph that it optimised{later}"
-        raise UnsupportedError(f"{what}: {printable(str(error), 1000)}", path=record.archive.path) from error
+        make_session(record, options, [_CPU], None, shared=False, skeleton=skeleton, from_files=not external)
+        if external:
+            _check_readable(ort, record, dest)
     finally:
         trim_memory()
 
 
-def _saving_options(ort: Any, dest: str, weights: str | None, packs: bool) -> Any:
-    """Return options by which a session is written as a graph, its large weights and packed forms in a file."""
+def _check_readable(ort: Any, record: Record, path: str) -> None:
+    try:
+        session_of_nodes(record, path)
+    except OnnxError as error:
+        later = "; tune with a later one" if _version(ort) < _READS_INNER_SINCE else ""
+        what = f"onnxruntime {ort.__version__} does not read the graph that it optimised{later}"
+        raise UnsupportedError(f"{what}: {printable(str(error.__cause__), 1000)}", path=error.path) from error
+
+
+def _saving_options(ort: Any, dest: str, weights: str | None, packed: bool) -> Any:
+    """Return options that have a session's graph written, its weights into a file of their own, with packed forms."""
     options = ort.SessionOptions()
     options.optimized_model_filepath = dest
     if weights is not None:
         configure(options, "session.optimized_model_external_initializers_file_name", weights)
         configure(options, "session.optimized_model_external_initializers_min_size_in_bytes", str(INLINE + 1))
-    if packs:
-        configure(options, "session.save_external_prepacked_constant_initializers", "1")
-    else:
-        configure(options, NO_PREPACKING, "1")
+    configure(options, "session.save_external_prepacked_constant_initializers" if packed else NO_PREPACKING, "1")
     return options
 
 
-def session_of_nodes(model: Any, weights: Mapping[str, Any] = {}, dest: Path | None = None) -> Any:
-    """Return a session of a model that is optimised already; with `dest` its weights are packed, and written there.
+def session_of_nodes(
+    record: Record, model: str | bytes, weights: Mapping[str, Any] | None = None, dest: Path | None = None
+) -> Any:
+    """Return a session of a part of a record's optimised graph; with `dest` its weights are packed, and written there.
 
-    `weights` are arrays by the names that stand for them in the model. Raises ONNX Runtime's own errors.
+    `weights` are arrays, by the names that stand for them in the model. Errors are those of `model_errors`.
     """
     ort = onnxruntime_module()
-    options = ort.SessionOptions()
-    if dest is not None:
-        options = _saving_options(ort, str(dest), dest.with_suffix(".data").name, packs=True)
-    else:
+    if dest is None:
+        options = ort.SessionOptions()
         configure(options, NO_PREPACKING, "1")
+    else:
+        options = _saving_options(ort, str(dest), dest.with_suffix(".data").name, packed=True)
     options.log_severity_level = 4
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
     options.enable_cpu_mem_arena = False
-    _give(options, weights)
-    return ort.InferenceSession(model, options, providers=[_CPU], enable_fallback=0)
+    _give(options, weights or {})
+    with model_errors(record):
+        return ort.InferenceSession(model, options, providers=[_CPU], enable_fallback=0)
 
 
 def _give(options: Any, memory: Mapping[str, Any]) -> None:
@@ -484,14 +479,14 @@ def make_session(
     *,
     shared: bool = True,
     skeleton: bytes | None = None,
-    files: bool = False,
+    from_files: bool = False,
 ) -> Any:
     """Return a session of the original graph, or of another skeleton; `shared` as memory="shared" of `session`.
 
-    With `files` all weights are mapped from the archive's file, if it has one.
+    With `from_files` all weights are mapped from the archive's file, if it has one.
     """
     ort, path = onnxruntime_module(), record.archive.path
-    places = _WeightPlaces(ort, record, providers, files)
+    places = _WeightPlaces(ort, record, providers, from_files)
     parts = graph.restore(record, places.refer, skeleton=skeleton).parts
     size = graph.size_of(parts, graph.STAY_OUT, path)
     for copied in (size, places.copied):

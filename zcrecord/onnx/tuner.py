@@ -27,7 +27,7 @@ from zcrecord.codec.conventions import SIGNATURE_PREFIX, TUNED_TYPE
 from zcrecord.codec.entries import AttributeEntry, Entries, ModuleEntry, ModuleKind, PayloadId
 from zcrecord.codec.index import PAYLOAD
 from zcrecord.codec.layout import ALIGNMENT, HEADER_SIZE, NONE
-from zcrecord.errors import IntegrityError, RecordError, SourceError, UnsupportedError, located
+from zcrecord.errors import IntegrityError, OnnxError, RecordError, SourceError, UnsupportedError, located
 from zcrecord.onnx.protobuf.interfaces import difference, interface_of
 from zcrecord.onnx.protobuf.reader import encode_field
 from zcrecord.onnx.protobuf.rewriting import ExternalTensor, rewrite
@@ -43,7 +43,7 @@ from zcrecord.writing.writers import StreamWriter
 
 from . import graph, tuned
 from .linked_models import LinkedModel, check_places, linked_models, rewrite_models
-from .packing import NotPackedAlone, PackedForm, WeightPacker, forms_of
+from .packing import PackedForm, WeightPacker, forms_of
 from .runtime import compares_packed, onnxruntime_module, optimise, session, tuning, whole_file
 from .target import TuningTarget, this_target
 from .tuned import TunedPart, TunedTarget
@@ -179,11 +179,7 @@ def tune(
                 shares = _shares(progress, [record.archive_nbytes] * 2 + [total] * (2 + verify))
                 record.verify(progress=next(shares))
                 before = content_digest(base.archive, known=work.known, progress=next(shares))
-                verified = False
-                if verify:
-                    lapsed, verified = work.write_verified(graphs, models, modules, folder, shares)
-                else:
-                    lapsed = work.write(graphs, models, shares)
+                lapsed, verified = work.write(graphs, models, shares, (modules, folder) if verify else None)
             written = rewrite_models(models, work.dest, target.encode())
             report = work.report(started, before, written, graphs[len(others) :])
             next(shares, None)
@@ -191,7 +187,7 @@ def tune(
 
         try:
             return tuned_archive(whole=False)
-        except NotPackedAlone:
+        except OnnxError:  # of the model, or of one of some nodes alone
             return tuned_archive(whole=True)
 
 
@@ -342,11 +338,16 @@ class _Work(NamedTuple):
         return tuned.size_before(self.record.archive) + own + _PAGE + _PER_ITEM * originals
 
     def write(
-        self, graphs: list[_TunedGraph], models: list[LinkedModel], shares: Iterator[Progress]
-    ) -> tuple[str, ...]:
-        """Write the archive with a tuned part; return the ids of the keys whose signatures were left out.
+        self,
+        graphs: list[_TunedGraph],
+        models: list[LinkedModel],
+        shares: Iterator[Progress],
+        verify: tuple[list[str], str] | None,
+    ) -> tuple[tuple[str, ...], bool]:
+        """Write the archive with a tuned part, and read it back.
 
-        New payloads are compared with what was written, read back.
+        Returns the ids of the keys whose signatures were left out, and True if the answers of all modules in `verify`
+        were compared; it names a scratch folder, too.
         """
         header, data = self.base.header, self.base.buffer
         index = data[header.index_offset : header.index_offset + header.index_size]
@@ -362,26 +363,22 @@ class _Work(NamedTuple):
             _add_part(entries, pool.put(np.frombuffer(head, np.uint8)), pool.originals, targets)
             pool.out.finish(entries)
             pool.out.verify_written(next(shares))
+            verified = verify is not None and self._same_answers(sink, *verify, next(shares))
         places = {self.base.place(p): pool.place(p) for p in pool.originals}
-        read = {(key if key in places else key[0]): (key, sha256) for key, sha256 in self.known.items()}
+        kept = {places[at]: sha256 for at, sha256 in self.known.items() if at in places}
         self.known.clear()
-        self.known.update(pool.sha256)
-        for at, (key, sha256) in read.items():
-            new = places.get(at, at)
-            self.known[new if key == at else (new, *key[1:])] = sha256
-        return tuple(a.key.removeprefix(SIGNATURE_PREFIX) for a in signatures)
+        self.known.update(kept | pool.sha256)
+        return tuple(a.key.removeprefix(SIGNATURE_PREFIX) for a in signatures), verified
 
-    def write_verified(
-        self, graphs: list[_TunedGraph], models: list[LinkedModel], modules: list[str], folder: str, shares: Any
-    ) -> tuple[tuple[str, ...], bool]:
-        """Write the archive into a folder, compare its sessions' answers with those of the models, then copy it.
-
-        Returns what `write` does, and False if a model ran on no generated inputs.
-        """
+    def _same_answers(self, sink: Sink, modules: list[str], folder: str, tell: Progress) -> bool:
+        """Copy the tuned archive into a folder, and compare its sessions' answers with those of the models."""
         from .answers import same_answers  # here, because few compare them
 
         path, cpu = os.path.join(folder, folders.MODEL), ["CPUExecutionProvider"]
-        lapsed = self._replace(dest=path, durable=False).write(graphs, models, shares)
+        with open(path, "wb") as copy:
+            for start in range(0, sink.position, _PIECE):
+                tell(start, sink.position)
+                copy.write(sink.read_back(start, _PIECE))
         same = []
         for module in modules:
             made = session(path, module=module, providers=cpu)
@@ -389,13 +386,7 @@ class _Work(NamedTuple):
                 raise UnsupportedError(f"cannot be tuned: {reason}", path=self.path)
             model = session(Record(self.base), module=module, memory="speed", providers=cpu)
             same.append(same_answers(model, made, self.path, exact=compares_packed(onnxruntime_module())))
-        self.known.clear()  # what is copied is hashed again
-        tell, data = next(shares), np.memmap(path, np.uint8, "r")
-        with self.sink() as sink:
-            for start in range(0, len(data), _PIECE):
-                tell(start, len(data))
-                sink.write(data[start : start + _PIECE])
-        return lapsed, all(same)
+        return all(same)
 
     def report(
         self, started: float, digest: str, models: tuple[str, ...], made: Sequence[_TunedGraph] = ()
@@ -492,7 +483,7 @@ class _TunedGraph:
 
         out.graph = rewrite(memoryview(model), number, graph.INLINE)
         if not whole and compares_packed(onnxruntime_module()):
-            out.packer = WeightPacker(out.graph, arrays, folder, threads)
+            out.packer = WeightPacker(part, out.graph, arrays, folder, threads)
         return out
 
     @property
@@ -501,20 +492,14 @@ class _TunedGraph:
 
     def room(self, alignment: int) -> int:
         """Return the bytes that it adds to an archive, at most."""
-        new = [source.nbytes for source, _ in self.sources if not isinstance(source, PayloadId)]
-        pages = [buffer.nbytes for form in self.forms for buffer, _ in form.buffers]
-        count = len(pages) + sum(packed for _, packed in self.sources)
-        nbytes = sum(new) + sum(pages) + len(self.graph) + len(self.initializers or b"") + len(self.target)
-        if self.packer is not None:
-            nbytes, count = nbytes + self.packer.packed_bytes, count + self.packer.buffers
-        each = alignment + PAYLOAD.itemsize
-        return (
-            nbytes
-            + _PAGE // 4
-            + each * (len(new) + 2)
-            + (each + _PAGE + _KEY_SIZE) * count
-            + _PER_ITEM * len(self.sources)
-        )
+        sizes = [len(self.graph), len(self.initializers or b"")]
+        sizes += [source.nbytes for source, _ in self.sources if not isinstance(source, PayloadId)]
+        paged = [data.nbytes for form in self.forms for data, *_ in form.buffers]
+        paged += self.packer.sizes if self.packer is not None else []
+        pages = len(paged) + sum(packed for _, packed in self.sources)
+        items = len(sizes) + len(paged)
+        nbytes = sum(sizes) + sum(paged) + items * (alignment + PAYLOAD.itemsize + _PER_ITEM) + len(self.target)
+        return nbytes + _PER_ITEM * len(self.sources) + (_PAGE + _KEY_SIZE) * pages + _PAGE // 4
 
     def write(self, pool: _PayloadPool) -> dict[str, Any]:
         """Write its payloads; return the attributes of its target."""
@@ -537,11 +522,11 @@ class _TunedGraph:
         entries: dict[str, dict[str, str]] = {}
         for form in itertools.chain(self.forms, self.packer.forms() if self.packer is not None else ()):
             value = form.key
-            for buffer, padded in form.buffers:
-                value += f"|{len(numbers) if buffer.nbytes else ''};{padded}"
-                if buffer.nbytes:
-                    numbers.append(pool.put(buffer, page=True))
-                self.packed_bytes += buffer.nbytes
+            for data, padded, sha256 in form.buffers:
+                value += f"|{len(numbers) if data.nbytes else ''};{padded}"
+                if data.nbytes:
+                    numbers.append(pool.put(data, page=True, sha256=sha256))
+                self.packed_bytes += data.nbytes
             own = entries.setdefault(str(form.weight), {})
             own[f"prepacked_{len(own)}"] = value
         self.packed = len(entries)
@@ -579,7 +564,7 @@ class _PayloadPool:
         self._tell(self._sink.position, self._total)
         return PayloadId(self.out.store(source, alignment=alignment))
 
-    def put(self, source: Any, *, page: bool = False) -> PayloadId:
+    def put(self, source: Any, *, page: bool = False, sha256: bytes | None = None) -> PayloadId:
         """Write an array of bytes, on a page if asked for; return its number, NONE for no bytes."""
         if not source.nbytes:
             return PayloadId(NONE)
@@ -589,7 +574,7 @@ class _PayloadPool:
         if first != number:
             self.out.forget(number)
         else:
-            self.sha256[place] = hashlib.sha256(source).digest()
+            self.sha256[place] = sha256 or hashlib.sha256(source).digest()
         return first
 
     def place(self, number: PayloadId) -> Place:
