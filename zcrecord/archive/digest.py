@@ -24,7 +24,7 @@ from zcrecord.storage.threads import MOST_THREADS, WORTH_A_THREAD, Going, cores,
 from . import damage
 from .by_file import parts_by_file, sized_openers
 from .damage import Progress
-from .payload_source import Array, Place
+from .payload_source import Array
 
 if TYPE_CHECKING:
     from .archive import Archive
@@ -137,20 +137,27 @@ def _check_elements(archive: Archive) -> None:
 
 
 def content_digest(
-    archive: Archive, sha256: Callable[[int], bytes] | None = None, *, progress: Progress | None = None
+    archive: Archive,
+    sha256: Callable[[int], bytes] | None = None,
+    *,
+    known: dict[Any, bytes] | None = None,
+    progress: Progress | None = None,
 ) -> str:
     """Return 'sha256:...' over what the archive holds, however it is laid out; FORMAT.md has the exact bytes (R76).
 
     `sha256` may give the SHA-256 of tensor i's logical bytes, for callers that release bytes as they read; else several
-    threads read, and `progress` gets the bytes hashed and those to be. LimitError if views add up to far more bytes.
+    threads read, and `progress` gets the bytes hashed and those to be. `known` has the SHA-256 of some by their places
+    (of a view a tuple that begins with it), and gets those of all others. LimitError if views add up to far more bytes.
     """
     ix, sha256 = archive.index, sha256 or _streamed(archive)
     digest = hashlib.sha256(_TAG)
     keys, distinct = _distinct(archive)
+    known = {} if known is None else known
+    distinct = {key: i for key, i in distinct.items() if key not in known}
     if sha256 is None:
-        known = _sha256_by_key(archive, distinct, progress)
+        known |= _sha256_by_key(archive, distinct, progress)
     else:
-        known = {key: sha256(i) for key, i in distinct.items()}
+        known |= {key: sha256(i) for key, i in distinct.items()}
     names = _texts(ix, ix.modules, "name")
     numbers = np.empty(len(names), np.int64)  # of modules, by their full names
     numbers[sorted(range(len(names)), key=names.__getitem__)] = np.arange(len(names))
@@ -164,7 +171,7 @@ def content_digest(
     for i, key in zip(ix.by_name.tolist(), keys, strict=True):
         row = archive.row(i)
         digest.update(of_tensors[i] + _u64(row.dtype, row.bits, row.rank, *archive.shape(row)) + known[key])
-    _put_attributes(archive, numbers, digest.update)
+    _put_attributes(archive, numbers, digest.update, known)
     return "sha256:" + digest.hexdigest()
 
 
@@ -274,9 +281,8 @@ def _sha256_of(parts: Iterable[memoryview], seen: Callable[[int], bool] = lambda
     return digest.digest()
 
 
-def _put_attributes(archive: Archive, numbers: Array, put: Callable[[bytes], None]) -> None:
+def _put_attributes(archive: Archive, numbers: Array, put: Callable[[bytes], None], known: dict[Any, bytes]) -> None:
     ix = archive.index
-    known: dict[Place, bytes] = {}
     parents = numbers[ix.attributes["parent"]].tolist()
     keys = _texts(ix, ix.attributes, "name")
     children = _children(ix, ix.attributes, keys, numbers)

@@ -206,7 +206,7 @@ def _tuned_session(
     levels = ort.GraphOptimizationLevel
     if options.graph_optimization_level != levels.ORT_ENABLE_ALL:
         raise NoTuning("sess_options ask for another level of graph optimization")
-    _configure(options, NO_PREPACKING, "0" if plan.packed else "1")
+    configure(options, NO_PREPACKING, "0" if plan.packed else "1")
     options.graph_optimization_level = levels.ORT_DISABLE_ALL
     failed: list[Exception] = []
 
@@ -227,9 +227,9 @@ def _tuned_session(
         checking.join()
     if failed:
         raise NoTuning(str(failed[0])) from failed[0]
-    _trim_memory()
+    trim_memory()
     _check_unchanged({plan.path: plan.identity})
-    ort_session._zcrecord = record, _whole(record)  # must outlive the session
+    ort_session._zcrecord = record, whole_file(record)  # must outlive the session
     return ort_session
 
 
@@ -275,46 +275,88 @@ def _version(ort: Any) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", ort.__version__)[:2])
 
 
-def optimise(record: Record, dest: str, weights: str, threads: int | None) -> None:
-    """Have ONNX Runtime write the graph optimised for this CPU, and its weights with their packed forms in one file.
+def optimise(record: Record, dest: str, weights: str, threads: int | None, packed: bool) -> None:
+    """Have ONNX Runtime write the graph optimised for this CPU.
 
-    `weights` is that file's name, beside the graph; without a large weight there is no file. Before 1.32, which would
-    not compare them, there are no packed forms. Constants are removed from the model's inputs first, since ONNX Runtime
-    leaves inputs whose constant it removes, or merges with an equal one.
+    Weights of the archive are named where they lie in its file; new ones are in the graph. With `packed`, and for a
+    version before 1.32, which would not compare packed forms, all are in one file beside the graph, of the name
+    `weights`; with `packed` with their packed forms, for which private memory has to suffice. Constants are removed
+    from the model's inputs first, since ONNX Runtime leaves inputs whose constant it removes, or merges with an equal
+    one.
 
     Raises:
-        UnsupportedError: ONNX Runtime does not read the result: 1.21 repeats the weights of subgraphs.
+        OnnxError: ONNX Runtime refuses the model, or new weights are more than a graph may hold. UnsupportedError: it
+        does not read the result: 1.21 repeats the weights of subgraphs.
     """
     ort = onnxruntime_module()
-    options = ort.SessionOptions()
-    options.optimized_model_filepath = dest
+    external = packed or not compares_packed(ort)
+    options = _saving_options(ort, dest, weights if external else None, packed and compares_packed(ort))
     options.log_severity_level = 3  # or it warns that the graph is for this CPU alone
     options.intra_op_num_threads = threads or 0
-    _configure(options, "session.optimized_model_external_initializers_file_name", weights)
-    _configure(options, "session.optimized_model_external_initializers_min_size_in_bytes", str(INLINE + 1))
-    if compares_packed(ort):
-        _configure(options, "session.save_external_prepacked_constant_initializers", "1")
     skeleton = without_constant_inputs(graph.skeleton_of(record))
-    make_session(record, options, [_CPU], None, shared=False, skeleton=skeleton)
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    _configure(options, NO_PREPACKING, "1")
     try:
-        ort.InferenceSession(dest, options, providers=[_CPU])
-    except Exception as error:
+        make_session(record, options, [_CPU], None, shared=False, skeleton=skeleton, from_files=not external)
+        if external:
+            _check_readable(ort, record, dest)
+    finally:
+        trim_memory()
+
+
+def _check_readable(ort: Any, record: Record, path: str) -> None:
+    try:
+        session_of_nodes(record, path)
+    except OnnxError as error:
         later = "; tune with a later one" if _version(ort) < _READS_INNER_SINCE else ""
         what = f"onnxruntime {ort.__version__} does not read the graph that it optimised{later}"
-        raise UnsupportedError(f"{what}: {printable(str(error), 1000)}", path=record.archive.path) from error
-    finally:
-        _trim_memory()
+        raise UnsupportedError(f"{what}: {printable(str(error.__cause__), 1000)}", path=error.path) from error
+
+
+def _saving_options(ort: Any, dest: str, weights: str | None, packed: bool) -> Any:
+    """Return options that have a session's graph written, its weights into a file of their own, with packed forms."""
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = dest
+    if weights is not None:
+        configure(options, "session.optimized_model_external_initializers_file_name", weights)
+        configure(options, "session.optimized_model_external_initializers_min_size_in_bytes", str(INLINE + 1))
+    configure(options, "session.save_external_prepacked_constant_initializers" if packed else NO_PREPACKING, "1")
+    return options
+
+
+def session_of_nodes(
+    record: Record, model: str | bytes, weights: Mapping[str, Any] | None = None, dest: Path | None = None
+) -> Any:
+    """Return a session of a part of a record's optimised graph; with `dest` its weights are packed, and written there.
+
+    `weights` are arrays, by the names that stand for them in the model. Errors are those of `model_errors`.
+    """
+    ort = onnxruntime_module()
+    if dest is None:
+        options = ort.SessionOptions()
+        configure(options, NO_PREPACKING, "1")
+    else:
+        options = _saving_options(ort, str(dest), dest.with_suffix(".data").name, packed=True)
+    options.log_severity_level = 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    options.enable_cpu_mem_arena = False
+    _give(options, weights or {})
+    with model_errors(record):
+        return ort.InferenceSession(model, options, providers=[_CPU], enable_fallback=0)
+
+
+def _give(options: Any, memory: Mapping[str, Any]) -> None:
+    """Give ONNX Runtime arrays of bytes as files of these names."""
+    if memory:
+        configure(options, _DIRECT, "1")
+        sizes = list(map(len, memory.values()))
+        options.add_external_initializers_from_files_in_memory(list(memory), list(memory.values()), sizes)
 
 
 def _cpu_alone(providers: Sequence[Any] | None) -> bool:
     return providers is None or [p if isinstance(p, str) else p[0] for p in providers] == [_CPU]
 
 
-def _whole(record: Record) -> Bytes:
+def whole_file(record: Record) -> Bytes:
     """Return a view of the memory that the record's tensors lie in, from its file's first byte on."""
     owner: Any = graph.skeleton_of(record).obj
     return np.frombuffer(owner, np.uint8)
@@ -329,7 +371,7 @@ class _WeightMemory(NamedTuple):
 
 def _memories(record: Record) -> list[_WeightMemory]:
     """Return the memory of a record, and of each shard of a catalogue."""
-    whole = _whole(record)
+    whole = whole_file(record)
     if not record.archive.source.file_names:
         return [_WeightMemory(whole, _file_of(record.archive))]
     parts = [part for part in parts_by_file(record.archive) if part.source.file is not None]
@@ -374,13 +416,14 @@ class _WeightPlaces:
         from_files: weights that are mapped from files, by number, with the offset of each in the copy.
     """
 
-    def __init__(self, ort: Any, record: Record, providers: Sequence[Any] | None) -> None:
+    def __init__(self, ort: Any, record: Record, providers: Sequence[Any] | None, from_files: bool) -> None:
         self.memories = memories = _memories(record)
         self._places = _places(record, memories)
         used = {n for n, _ in self._places.values()}
         self.files = dict(file for n in used if n >= 0 and (file := memories[n].file) is not None)
         self.on_disk = len(self.files) == len(used) and len(set(map(os.path.dirname, self.files))) == 1
-        self._direct = _version(ort) >= _DIRECT_SINCE and (not self.on_disk or _cpu_alone(providers))
+        in_memory = not self.on_disk or (_cpu_alone(providers) and not from_files)
+        self._direct = _version(ort) >= _DIRECT_SINCE and in_memory
         self._least = INLINE + 1 if self._direct else _least_mapped(record)
         self._call = next(_calls)  # options may be given to several calls
         self.given: dict[str, Bytes] = {}
@@ -436,27 +479,27 @@ def make_session(
     *,
     shared: bool = True,
     skeleton: bytes | None = None,
+    from_files: bool = False,
 ) -> Any:
-    """Return a session of the original graph, or of another skeleton; `shared` as memory="shared" of `session`."""
+    """Return a session of the original graph, or of another skeleton; `shared` as memory="shared" of `session`.
+
+    With `from_files` all weights are mapped from the archive's file, if it has one.
+    """
     ort, path = onnxruntime_module(), record.archive.path
-    places = _WeightPlaces(ort, record, providers)
+    places = _WeightPlaces(ort, record, providers, from_files)
     parts = graph.restore(record, places.refer, skeleton=skeleton).parts
     size = graph.size_of(parts, graph.STAY_OUT, path)
     for copied in (size, places.copied):
         check_apart(copied, record.archive.stored_nbytes(), path)
-    if given := places.given:
-        _configure(options, _DIRECT, "1")
-        options.add_external_initializers_from_files_in_memory(
-            list(given), list(given.values()), list(map(len, given.values()))
-        )
+    _give(options, places.given)
     if shared:
-        _configure(options, NO_PREPACKING, "1")
+        configure(options, NO_PREPACKING, "1")
     off = set(COPYING) if shared else None
     with places.folder() as folder, model_errors(record):
         ort_session = _create(ort, b"".join(parts), options, providers, provider_options, folder, off)
     if places.on_disk and places.from_files:
         _check_unchanged(places.files)
-    ort_session._zcrecord = record, places.memories, given  # must outlive the session
+    ort_session._zcrecord = record, places.memories, places.given  # must outlive the session
     return ort_session
 
 
@@ -471,13 +514,13 @@ def _create(
 ) -> Any:
     """Create a session, without the optimizers `off`, of a model whose weights are mapped from files in a folder."""
     if folder is not None:
-        _configure(options, _FOLDER, folder)
-    _configure(options, _FORMAT, "ONNX")  # or bytes that look like ONNX Runtime's own format are read as that
+        configure(options, _FOLDER, folder)
+    configure(options, _FORMAT, "ONNX")  # or bytes that look like ONNX Runtime's own format are read as that
     arguments = {"providers": providers, "provider_options": more, "disabled_optimizers": off}
     return ort.InferenceSession(model, options, **arguments, enable_fallback=0)  # it would leave out the options
 
 
-def _configure(options: Any, key: str, value: str) -> None:
+def configure(options: Any, key: str, value: str) -> None:
     """Set an entry unless it has that value: ONNX Runtime prints a warning if it is set again."""
     with contextlib.suppress(RuntimeError):  # not set
         if options.get_session_config_entry(key) == value:
@@ -485,7 +528,7 @@ def _configure(options: Any, key: str, value: str) -> None:
     options.add_session_config_entry(key, value)
 
 
-def _trim_memory() -> None:
+def trim_memory() -> None:
     """Return the memory in which ONNX Runtime packed weights to the system, which glibc would keep."""
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -6,24 +6,28 @@ ONNX Runtime makes them in a scratch folder beside the archive; they are stored 
 from __future__ import annotations
 
 import contextlib
+import errno
+import hashlib
 import itertools
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from zcrecord.archive.archive import Archive, takes_one_file
+from zcrecord.archive.digest import content_digest
+from zcrecord.archive.payload_source import Place
 from zcrecord.codec.conventions import SIGNATURE_PREFIX, TUNED_TYPE
-from zcrecord.codec.digests import digest_of
 from zcrecord.codec.entries import AttributeEntry, Entries, ModuleEntry, ModuleKind, PayloadId
 from zcrecord.codec.index import PAYLOAD
-from zcrecord.codec.layout import ALIGNMENT, HEADER_SIZE, LARGE_PAYLOAD, NONE
-from zcrecord.errors import IntegrityError, SourceError, UnsupportedError, located
+from zcrecord.codec.layout import ALIGNMENT, HEADER_SIZE, NONE
+from zcrecord.errors import IntegrityError, OnnxError, RecordError, SourceError, UnsupportedError, located
 from zcrecord.onnx.protobuf.interfaces import difference, interface_of
 from zcrecord.onnx.protobuf.reader import encode_field
 from zcrecord.onnx.protobuf.rewriting import ExternalTensor, rewrite
@@ -39,14 +43,17 @@ from zcrecord.writing.writers import StreamWriter
 
 from . import graph, tuned
 from .linked_models import LinkedModel, check_places, linked_models, rewrite_models
-from .runtime import compares_packed, onnxruntime_module, optimise, session, tuning
+from .packing import PackedForm, WeightPacker, forms_of
+from .runtime import compares_packed, onnxruntime_module, optimise, session, tuning, whole_file
 from .target import TuningTarget, this_target
 from .tuned import TunedPart, TunedTarget
 
 _MODEL, _WEIGHTS = "model.onnx", "weights"  # in the scratch folder
 _KEY = "onnx.tuned"  # of the module; "~2", "~3", ... is appended where it is taken
 _INITIALIZER = 5  # of GraphProto
-_PER_ITEM = 16  # bytes of an item of a list in the index, at most
+_STUB = STUB_KEY.decode()
+_PER_ITEM, _KEY_SIZE = 16, 128  # bytes of an item of a list in the index, and of the name of a packed form, at most
+_PIECE = 8 << 20  # bytes of a copy at a time
 _PAGE = 4096  # ONNX Runtime 1.32 takes packed weights at multiples of 256 alone, and packs others privately
 
 
@@ -97,6 +104,7 @@ def tune(
     force: bool = False,
     durable: bool = True,
     progress: Progress | None = None,
+    planned: Callable[[int], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> TuneReport:
     """Add to an archive what lets `session` answer as fast as from the .onnx, on this machine, from one shared copy.
@@ -105,8 +113,9 @@ def tune(
     they are, which stay untouched. `session` uses them where CPU, ONNX Runtime and provider are those that they were
     made for, and the original graph elsewhere. Of several models all are tuned, and what is equal is stored once. An
     archive may be tuned for several machines, one after the other; tuning again for the same one replaces. The result
-    is whole, or the archive is as it was. Takes the memory that ONNX Runtime takes for a session of the largest model,
-    and disk space for the packed weights twice meanwhile, beside the archive.
+    is whole, or the archive is as it was. Weights are packed a few at a time, by two threads: that takes private memory
+    of twice the largest weight and some 100 MiB, and twice what ONNX Runtime's optimizers fold or lay out anew. Room on
+    the disk is checked before the archive is written.
 
     The tuned graph has the model's inputs and outputs. An initializer that is an input, too, is a constant in models of
     IR version 3; from version 4 on it is a default, which a caller may override as before, and is not packed.
@@ -122,7 +131,9 @@ def tune(
             answers, before anything is at `dest`. Takes the memory of both, and disk space for the archive once more.
             If the model runs on no such inputs, the logger "zcrecord" is told.
         force, durable, storage_options: replace what is at `dest`; those of `save_record`.
-        progress: called with the bytes written and all that will be written, with 0 before the first.
+        progress: called with the bytes done of the whole work, which checks, hashes, writes and reads back, and all of
+            them; with 0 first. Until that, one weight of each size is packed.
+        planned: called once with the size of the tuned archive, at most, before its first byte is written.
 
     Example:
         >>> from zcrecord.onnx import convert, session
@@ -139,7 +150,7 @@ def tune(
             archive was replaced meanwhile. OnnxError: ONNX Runtime refuses the model.
     """
     if files.is_url(dest):
-        arguments = {"threads": threads, "verify": verify, "progress": progress}
+        arguments = {"threads": threads, "verify": verify, "progress": progress, "planned": planned}
         return _sent(tune, archive, dest, force, storage_options, arguments)
     started = time.perf_counter()
     ort = onnxruntime_module()
@@ -149,18 +160,35 @@ def tune(
         if not base.archive.index.digest_kind:
             what = "has no digests, which packed weights need; save it again with digests"
             raise UnsupportedError(what, path=work.path)
-        record.verify()
-        before = base.content_digest()
+        work.check_room(record.archive_nbytes)
         target, models = this_target(ort), work.models()
-        with files.scratch_folder(work.dest) as folder:
-            others = [t for t in work.part.targets if t.target != target] if work.part is not None else []
-            graphs = [_TunedGraph.stored(record.archive, t) for t in others]
-            graphs += [_TunedGraph.made(base, module, target, folder, threads) for module in modules]
-            verified = verify and work.same_answers(graphs, modules, folder)
-            lapsed = work.write(graphs, models, progress)
-        written = rewrite_models(models, work.dest, target.encode())
-        report = work.report(started, before, written, graphs[len(others) :])
-        return replace(report, lapsed=lapsed, verified=verified)
+        others = [t for t in work.part.targets if t.target != target] if work.part is not None else []
+
+        def tuned_archive(whole: bool) -> TuneReport:
+            with files.scratch_folder(work.dest) as folder:
+                graphs = [_TunedGraph.stored(record.archive, t) for t in others]
+                try:
+                    graphs += [_TunedGraph.made(base, m, target, folder, threads, whole) for m in modules]
+                except RecordError:
+                    record.verify()  # of a damaged archive that error counts
+                    raise
+                total = work.room(graphs)
+                work.check_room((1 + verify) * total + max(graph.in_work for graph in graphs))
+                if planned is not None:
+                    planned(total)
+                shares = _shares(progress, [record.archive_nbytes] * 2 + [total] * (2 + verify))
+                record.verify(progress=next(shares))
+                before = content_digest(base.archive, known=work.known, progress=next(shares))
+                lapsed, verified = work.write(graphs, models, shares, (modules, folder) if verify else None)
+            written = rewrite_models(models, work.dest, target.encode())
+            report = work.report(started, before, written, graphs[len(others) :])
+            next(shares, None)
+            return replace(report, lapsed=lapsed, verified=verified)
+
+        try:
+            return tuned_archive(whole=False)
+        except OnnxError:  # of the model, or of one of some nodes alone
+            return tuned_archive(whole=True)
 
 
 def untune(
@@ -170,11 +198,12 @@ def untune(
     force: bool = False,
     durable: bool = True,
     progress: Progress | None = None,
+    planned: Callable[[int], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> TuneReport:
     """Take the tuned part out of an archive; gives back the very bytes from before, whole or not at all.
 
-    `dest`, `force`, `durable`, `progress` and `storage_options` are those of `tune`.
+    `dest`, `force`, `durable`, `planned` and `storage_options` are those of `tune`; `progress` counts bytes written.
 
     Example:
         >>> from zcrecord.onnx import convert
@@ -189,7 +218,7 @@ def untune(
             SourceError: as `tune`.
     """
     if files.is_url(dest):
-        return _sent(untune, archive, dest, force, storage_options, {"progress": progress})
+        return _sent(untune, archive, dest, force, storage_options, {"progress": progress, "planned": planned})
     started = time.perf_counter()
     with _opened(archive, dest, force, durable) as work:
         if work.part is None:
@@ -200,12 +229,18 @@ def untune(
         total = pieces[-1][0] + HEADER_SIZE
         models = work.models()
         check_places(models, work.path, work.places(work.part.originals), tuned.places_before(work.part))
+        work.check_room(total)
+        if planned is not None:
+            planned(total)
         with work.sink() as sink:
             sink.reserve(total)
             for offset, data in pieces:
-                _tell(progress, sink.position, total)
+                if progress is not None:
+                    progress(sink.position, total)
                 sink.write(bytes(offset - sink.position))
                 sink.write(data)
+        if progress is not None:
+            progress(total, total)
         return work.report(started, before, rewrite_models(models, work.dest, None))
 
 
@@ -246,7 +281,7 @@ def _opened(archive: Any, dest: Any, force: bool, durable: bool) -> Iterator[_Wo
         with located(path=path):
             part = tuned.read_tuned(opened)
             base = opened if part is None else tuned.untuned(opened, part)
-        yield _Work(path, target, record, part, base, durable, new, [])
+        yield _Work(path, target, record, part, base, durable, new, [], {})
 
 
 class _Work(NamedTuple):
@@ -260,6 +295,7 @@ class _Work(NamedTuple):
     durable: bool
     replaces: files.Identity | str | None  # at another destination than the archive itself
     written: list[files.Identity]  # of the files that were written, the archive last
+    known: dict[Any, bytes]  # SHA-256 of payloads, as `content_digest` fills it in: of those read, then those written
 
     @contextlib.contextmanager
     def sink(self) -> Iterator[Sink]:
@@ -285,38 +321,64 @@ class _Work(NamedTuple):
         archive = self.record.archive
         return archive.index.payloads["offset"][numbers] + np.uint64(archive.header.payload_offset)
 
-    def write(self, graphs: list[_TunedGraph], models: list[LinkedModel], progress: Progress | None) -> tuple[str, ...]:
-        """Write the archive with a tuned part; return the ids of the keys whose signatures were left out."""
-        pool = _PayloadPool(self.base)
-        numbers = list(map(pool.take, graphs))
+    def check_room(self, nbytes: int) -> None:
+        """Raise SourceError unless the disk has room for so many bytes beside the destination."""
+        folder = os.path.dirname(self.dest)
+        with files.refusals(self.dest):
+            free = shutil.disk_usage(folder).free
+        if nbytes > free:
+            what = f"needs up to {nbytes} bytes on the disk, {free} are free in '{folder}'; make room there"
+            raise SourceError(f"{what}, or name an output on another disk", path=self.dest, errno=errno.ENOSPC)
+
+    def room(self, graphs: list[_TunedGraph]) -> int:
+        """Return the size of the archive with a tuned part, at most."""
+        header = self.base.header
+        align, originals = max(header.alignment, ALIGNMENT), len(self.base.index.payloads)
+        own = sum(graph.room(align) for graph in graphs) + header.index_size + 2 * HEADER_SIZE + align
+        return tuned.size_before(self.record.archive) + own + _PAGE + _PER_ITEM * originals
+
+    def write(
+        self,
+        graphs: list[_TunedGraph],
+        models: list[LinkedModel],
+        shares: Iterator[Progress],
+        verify: tuple[list[str], str] | None,
+    ) -> tuple[tuple[str, ...], bool]:
+        """Write the archive with a tuned part, and read it back.
+
+        Returns the ids of the keys whose signatures were left out, and True if the answers of all modules in `verify`
+        were compared; it names a scratch folder, too.
+        """
         header, data = self.base.header, self.base.buffer
         index = data[header.index_offset : header.index_offset + header.index_size]
         head = b"".join([data[:HEADER_SIZE], index, data[-HEADER_SIZE:]]) if self.part is None else self.part.before
-        before = pool.number(np.frombuffer(head, np.uint8))
         entries = stored_entries(self.base)
         signatures = [a for a in entries.metadata if a.key.startswith(SIGNATURE_PREFIX)]
         entries.metadata = [a for a in entries.metadata if not a.key.startswith(SIGNATURE_PREFIX)]
-        targets = list(map(pool.attributes, graphs, numbers))
-        _add_part(entries, before, pool.originals, targets)
-        total = tuned.size_before(self.record.archive) + pool.room() + _room(pool.originals, *targets)
         with self.sink() as sink:
-            out = StreamWriter(sink, alignment=self.base.header.alignment)
-            for number, source in enumerate(pool.sources):
-                _tell(progress, sink.position, total)
-                out.store(source, alignment=_PAGE if number in pool.on_pages else 0)
-                if number + 1 == len(pool.originals):
-                    old = pool.originals if self.part is None else self.part.originals
-                    check_places(models, self.path, self.places(old), out.places())
-            out.finish(entries)
-            _tell(progress, total, total)
-        return tuple(a.key.removeprefix(SIGNATURE_PREFIX) for a in signatures)
+            pool = _PayloadPool(sink, self.base, self.room(graphs), next(shares))
+            old = pool.originals if self.part is None else self.part.originals
+            check_places(models, self.path, self.places(old), pool.out.places())
+            targets = [graph.write(pool) for graph in graphs]
+            _add_part(entries, pool.put(np.frombuffer(head, np.uint8)), pool.originals, targets)
+            pool.out.finish(entries)
+            pool.out.verify_written(next(shares))
+            verified = verify is not None and self._same_answers(sink, *verify, next(shares))
+        places = {self.base.place(p): pool.place(p) for p in pool.originals}
+        kept = {places[at]: sha256 for at, sha256 in self.known.items() if at in places}
+        self.known.clear()
+        self.known.update(kept | pool.sha256)
+        return tuple(a.key.removeprefix(SIGNATURE_PREFIX) for a in signatures), verified
 
-    def same_answers(self, graphs: list[_TunedGraph], modules: list[str], folder: str) -> bool:
-        """Write the tuned archive into a folder, and compare its sessions' answers with those of the models."""
+    def _same_answers(self, sink: Sink, modules: list[str], folder: str, tell: Progress) -> bool:
+        """Copy the tuned archive into a folder, and compare its sessions' answers with those of the models."""
         from .answers import same_answers  # here, because few compare them
 
         path, cpu = os.path.join(folder, folders.MODEL), ["CPUExecutionProvider"]
-        self._replace(dest=path, durable=False).write(graphs, [], None)
+        with open(path, "wb") as copy:
+            for start in range(0, sink.position, _PIECE):
+                tell(start, sink.position)
+                copy.write(sink.read_back(start, _PIECE))
         same = []
         for module in modules:
             made = session(path, module=module, providers=cpu)
@@ -336,10 +398,10 @@ class _Work(NamedTuple):
                 raise SourceError(f"{what}; look at the file there, and tune it again", path=self.dest)
             part = tuned.read_tuned(written.archive)
             base = written if part is None else Record(tuned.untuned(written.archive, part))
-            if (now := base.content_digest()) != digest:
+            if (now := content_digest(base.archive, known=self.known)) != digest:
                 what = f"its content digest was {digest}, that of its untuned part is {now}"
                 raise IntegrityError(f"{what}; the disk or the memory is failing", path=self.dest)
-            after = digest if part is None else written.content_digest()
+            after = digest if part is None else content_digest(written.archive, known=self.known)
             targets = tuned.targets_of(written.archive)
         return TuneReport(
             source=self.path,
@@ -362,13 +424,18 @@ class _Work(NamedTuple):
 
 @dataclass(slots=True)
 class _TunedGraph:
-    """A tuned graph on its way into an archive, and the payloads that it names by number."""
+    """A tuned graph on its way into an archive, and the payloads that it names by number.
+
+    A new one has its initializers in the graph still, which names payloads alone; packed forms come when it is written.
+    """
 
     target: str
     module: str
     graph: Any
-    initializers: Any
-    sources: list[tuple[Any, bool]]  # each with whether it is packed
+    initializers: Any  # None for a new one
+    sources: list[tuple[Any, bool]]  # arrays, or numbers of original payloads; each with whether it is packed
+    forms: list[PackedForm] = field(default_factory=list)
+    packer: WeightPacker | None = None
     weights: int = 0
     packed: int = 0
     packed_bytes: int = 0
@@ -381,100 +448,142 @@ class _TunedGraph:
         return cls(target.target.encode(), target.module, graph, initializers, pairs)
 
     @classmethod
-    def made(cls, base: Record, module: str, target: TuningTarget, folder: str, threads: int | None) -> _TunedGraph:
-        """Have ONNX Runtime write the graph of a module's model into a scratch folder; its weights stay mapped."""
+    def made(
+        cls, base: Record, module: str, target: TuningTarget, folder: str, threads: int | None, whole: bool
+    ) -> _TunedGraph:
+        """Have ONNX Runtime optimise the graph of a module's model in a scratch folder; its new weights stay mapped.
+
+        Weights are packed when it is written, and a few now; all of them now, in private memory, if `whole`.
+        """
         folder, part = tempfile.mkdtemp(dir=folder), base.module(module)
-        optimise(part, os.path.join(folder, _MODEL), _WEIGHTS, threads)
-        model = memoryview(Path(folder, _MODEL).read_bytes())
-        what = difference(interface_of(graph.skeleton_of(part)), interface_of(model))
+        path, weights = Path(folder, _MODEL), Path(folder, _WEIGHTS)
+        optimise(part, str(path), _WEIGHTS, threads, whole)
+        with path.open("rb") as file:
+            what = difference(interface_of(graph.skeleton_of(part)), interface_of(file))
         if what is not None:
             what = f"cannot be tuned: ONNX Runtime's optimised graph {what}, unlike the model"
             raise UnsupportedError(what, path=part.archive.path)
-        weights = Path(folder, _WEIGHTS)
-        mapped = np.memmap(weights, np.uint8, "r") if weights.exists() else np.empty(0, np.uint8)
-        out = cls(target.encode(), module, b"", b"", [])
+        archive, model = base.archive, np.memmap(path, np.uint8, "r")
+        rows = archive.index.payloads["offset"] + np.uint64(archive.header.payload_offset)
+        places = zip(rows.tolist(), archive.index.payloads["nbytes"].tolist(), strict=True)
+        originals = {place: PayloadId(n) for n, place in enumerate(places)}
+        external = np.memmap(weights, np.uint8, "r") if weights.exists() else whole_file(part)
+        out = cls(target.encode(), module, b"", None, [])
+        arrays: list[Any] = []
+
+        def number(t: ExternalTensor, _: str) -> bytes:
+            place = start, nbytes = int(t.entries.get("offset", "0")), int(t.entries["length"])
+            memory = external if "location" in t.entries else model
+            arrays.append(memory[start : start + nbytes])
+            original = originals.get(place) if memory is external and not weights.exists() else None
+            out.sources.append((arrays[-1] if original is None else original, False))
+            out.forms += forms_of(out.weights, t.entries, external)
+            out.weights += 1
+            return t.encode({_STUB: str(out.weights - 1)})
+
+        out.graph = rewrite(memoryview(model), number, graph.INLINE)
+        if not whole and compares_packed(onnxruntime_module()):
+            out.packer = WeightPacker(part, out.graph, arrays, folder, threads)
+        return out
+
+    @property
+    def in_work(self) -> int:
+        return 0 if self.packer is None else self.packer.in_work
+
+    def room(self, alignment: int) -> int:
+        """Return the bytes that it adds to an archive, at most."""
+        sizes = [len(self.graph), len(self.initializers or b"")]
+        sizes += [source.nbytes for source, _ in self.sources if not isinstance(source, PayloadId)]
+        paged = [data.nbytes for form in self.forms for data, *_ in form.buffers]
+        paged += self.packer.sizes if self.packer is not None else []
+        pages = len(paged) + sum(packed for _, packed in self.sources)
+        items = len(sizes) + len(paged)
+        nbytes = sum(sizes) + sum(paged) + items * (alignment + PAYLOAD.itemsize + _PER_ITEM) + len(self.target)
+        return nbytes + _PER_ITEM * len(self.sources) + (_PAGE + _KEY_SIZE) * pages + _PAGE // 4
+
+    def write(self, pool: _PayloadPool) -> dict[str, Any]:
+        """Write its payloads; return the attributes of its target."""
+        numbers = [s if isinstance(s, PayloadId) else pool.put(s, page=page) for s, page in self.sources]
+        model, initializers = self.graph, self.initializers
+        if initializers is None:
+            model, initializers = self._with_forms(pool, numbers)
+        own = [pool.put(np.frombuffer(data, np.uint8)) for data in (model, initializers)]
+        return {
+            tuned.TARGET: self.target,
+            **({tuned.MODULE: self.module} if self.module else {}),
+            tuned.GRAPH: own[0],
+            tuned.INITIALIZERS: own[1],
+            tuned.PAYLOADS: numbers,
+            tuned.SEAL: tuned.seal_of(pool.base.index, self.target, self.module, pool.rows([*own, *numbers])),
+        }
+
+    def _with_forms(self, pool: _PayloadPool, numbers: list[PayloadId]) -> tuple[bytes, bytes]:
+        """Write packed forms, and add their numbers; return the graph that names them, and its initializers."""
+        entries: dict[str, dict[str, str]] = {}
+        for form in itertools.chain(self.forms, self.packer.forms() if self.packer is not None else ()):
+            value = form.key
+            for data, padded, sha256 in form.buffers:
+                value += f"|{len(numbers) if data.nbytes else ''};{padded}"
+                if data.nbytes:
+                    numbers.append(pool.put(data, page=True, sha256=sha256))
+                self.packed_bytes += data.nbytes
+            own = entries.setdefault(str(form.weight), {})
+            own[f"prepacked_{len(own)}"] = value
+        self.packed = len(entries)
         initializers: list[bytes] = []
 
-        def refer(t: ExternalTensor, place: str) -> bytes | None:
-            new = t.encode(out._entries(t.entries, mapped))
+        def name_forms(t: ExternalTensor, place: str) -> bytes | None:
+            new = t.encode(t.entries | entries.get(t.entries[_STUB], {}))
             if place != "main":
                 return new
             initializers.append(encode_field(_INITIALIZER, new))
             return None
 
-        out.graph, out.initializers = rewrite(model, refer), b"".join(initializers)
-        return out
-
-    def _entries(self, entries: dict[str, str], mapped: Any) -> dict[str, str]:
-        """Return external_data with numbers of payloads instead of offsets."""
-
-        def add(offset: str, nbytes: str, packed: bool) -> int:
-            start, size = int(offset), int(nbytes)
-            self.sources.append((mapped[start : start + size], packed))
-            return len(self.sources) - 1
-
-        out = {STUB_KEY.decode(): str(add(entries.get("offset", "0"), entries["length"], False))}
-        self.weights += 1
-        for key, value in entries.items():
-            if tuned.PACKED.fullmatch(key):
-                name, *buffers = value.split("|")
-                for offset, nbytes, padded in (buffer.split(";") for buffer in buffers):
-                    name += f"|{add(offset, nbytes, True) if int(nbytes) else ''};{padded}"
-                    self.packed_bytes += int(nbytes)
-                out[key] = name
-        self.packed += len(out) > 1
-        return out
+        return rewrite(memoryview(self.graph), name_forms), b"".join(initializers)
 
 
 class _PayloadPool:
-    """Payloads of the archive to be written: those from before, then new ones, equal bytes once."""
+    """Writes the payloads of an archive: those from before, then new ones, equal bytes once.
 
-    def __init__(self, base: Archive) -> None:
-        self._rows: list[tuple[int, int, int]] = base.index.payloads.tolist()
-        self.originals = list(map(PayloadId, range(len(self._rows))))
-        self.sources = [np.frombuffer(base.payload(p), np.uint8) for p in self.originals]
-        self.on_pages: set[int] = set()
-        self._base = base
-        self._known = {(digest, nbytes): p for p, (_, nbytes, digest) in enumerate(self._rows)}
+    Attributes:
+        originals: the numbers of those from before.
+        sha256: of new ones, by their places.
+    """
 
-    def number(self, source: Any, *, page: bool = False) -> PayloadId:
-        """Return the number of a payload with these bytes, on a page if asked for; NONE for no bytes."""
+    def __init__(self, sink: Sink, base: Archive, total: int, tell: Progress) -> None:
+        self.base, self._sink, self._total, self._tell = base, sink, total, tell
+        self.out = StreamWriter(sink, alignment=base.header.alignment)
+        self.originals = list(map(PayloadId, range(len(base.index.payloads))))
+        self.sha256: dict[Place, bytes] = {}
+        self._first: dict[Place, PayloadId] = {}
+        for number in self.originals:
+            self._store(np.frombuffer(base.payload(number), np.uint8), 0)
+            self._first.setdefault(self.place(number), number)
+
+    def _store(self, source: Any, alignment: int) -> PayloadId:
+        self._tell(self._sink.position, self._total)
+        return PayloadId(self.out.store(source, alignment=alignment))
+
+    def put(self, source: Any, *, page: bool = False, sha256: bytes | None = None) -> PayloadId:
+        """Write an array of bytes, on a page if asked for; return its number, NONE for no bytes."""
         if not source.nbytes:
             return PayloadId(NONE)
-        key = digest_of(source), source.nbytes
-        earlier = self._known.get(key)
-        placed = not page or earlier in self.on_pages or source.nbytes >= LARGE_PAYLOAD
-        if earlier is not None and placed and np.array_equal(self.sources[earlier], source):
-            return PayloadId(earlier)
-        self._known[key] = number = len(self.sources)
-        self.sources.append(source)
-        self._rows.append((0, key[1], key[0]))
-        if page:
-            self.on_pages.add(number)
-        return PayloadId(number)
+        number = self._store(source, _PAGE if page else 0)
+        place = self.place(number)
+        first = self._first.setdefault(place, number)
+        if first != number:
+            self.out.forget(number)
+        else:
+            self.sha256[place] = sha256 or hashlib.sha256(source).digest()
+        return first
 
-    def room(self) -> int:
-        """Return an upper bound of the bytes of new payloads, rows in the index included."""
-        new = self.sources[len(self.originals) :]
-        align = max(self._base.header.alignment, ALIGNMENT)
-        return sum(s.nbytes + align + PAYLOAD.itemsize for s in new) + _PAGE * len(self.on_pages)
+    def place(self, number: PayloadId) -> Place:
+        offset, nbytes, _ = self.out.row(number)
+        return 0, offset, nbytes
 
-    def take(self, graph: _TunedGraph) -> list[PayloadId]:
-        """Add a graph's payloads: itself, its initializers, and those that it names; return their numbers."""
-        own = [np.frombuffer(data, np.uint8) for data in (graph.graph, graph.initializers)]
-        return [*map(self.number, own), *(self.number(source, page=packed) for source, packed in graph.sources)]
-
-    def attributes(self, graph: _TunedGraph, numbers: list[PayloadId]) -> dict[str, Any]:
-        """Return the attributes of a target whose graph has these payloads."""
-        rows = np.array([(0, 0, 0) if n == NONE else self._rows[n] for n in numbers], PAYLOAD)
-        return {
-            tuned.TARGET: graph.target,
-            **({tuned.MODULE: graph.module} if graph.module else {}),
-            tuned.GRAPH: numbers[0],
-            tuned.INITIALIZERS: numbers[1],
-            tuned.PAYLOADS: numbers[2:],
-            tuned.SEAL: tuned.seal_of(self._base.index, graph.target, graph.module, rows),
-        }
+    def rows(self, numbers: list[PayloadId]) -> Any:
+        """Return rows of payloads by number, zeros for NONE."""
+        return np.array([(0, 0, 0) if n == NONE else self.out.row(n) for n in numbers], PAYLOAD)
 
 
 def _add_part(entries: Entries, before: PayloadId, originals: list[PayloadId], targets: list[dict[str, Any]]) -> None:
@@ -498,11 +607,12 @@ def _add_part(entries: Entries, before: PayloadId, originals: list[PayloadId], t
         entries.attributes += [AttributeEntry(key, number, p, v) for p, (key, v) in enumerate(attributes.items())]
 
 
-def _room(*values: Any) -> int:
-    lists = [v for value in values for v in (value.values() if isinstance(value, dict) else [value])]
-    return _PAGE + sum(_PER_ITEM * len(v) if isinstance(v, list) else len(str(v)) for v in lists)
-
-
-def _tell(progress: Progress | None, done: int, total: int) -> None:
-    if progress is not None:
-        progress(min(done, total), total)
+def _shares(progress: Progress | None, sizes: list[int]) -> Iterator[Progress]:
+    """Yield a callback for each step of the work, which counts as so many bytes of all; the end tells the last."""
+    start, total = 0, sum(sizes)
+    tell = progress or (lambda *_: None)
+    tell(0, total)
+    for size in sizes:
+        yield lambda done, of, start=start, size=size: tell(start + size * min(done, of) // max(of, 1), total)
+        start += size
+    tell(total, total)

@@ -188,7 +188,7 @@ class ReferencingWriter:
                 self._stream.forget(number)
                 return self.refer(known)
         self._own.append(number)
-        where = Range(NONE, len(self._own) - 1, self._stream.size_of(number), 0 if key is None else key[1])
+        where = Range(NONE, len(self._own) - 1, self._stream.row(number)[1], 0 if key is None else key[1])
         return self.refer(where)
 
     def finish(self, entries: Entries) -> SaveReport:

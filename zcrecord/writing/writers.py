@@ -382,9 +382,10 @@ class StreamWriter:
         _, nbytes, digest = self._rows[3 * number : 3 * number + 3]
         return (nbytes, digest) if self._kind else None
 
-    def size_of(self, number: int) -> int:
-        """Return the size of a payload."""
-        return self._rows[3 * number + 1]
+    def row(self, number: int) -> tuple[int, int, int]:
+        """Return offset, size and digest of a payload, as the index has them."""
+        offset, nbytes, digest = self._rows[3 * number : 3 * number + 3]
+        return offset, nbytes, digest
 
     def pieces_of(self, number: int) -> Iterator[bytes]:
         """Read a payload back in pieces."""
@@ -442,12 +443,13 @@ class StreamWriter:
             self._sink.patch(0, self.trailer)
         return report_of(entries, size)
 
-    def verify_written(self) -> None:
+    def verify_written(self, progress: Progress = lambda *_: None) -> None:
         """Compare the archive, read back, with its digests; IntegrityError, or UnsupportedError for a pipe."""
         if not self._sink.can_rewind:
             raise UnsupportedError("bytes in a pipe cannot be read back; write to a file")
         for offset, nbytes, digest in np.unique(np.array(self._rows, np.uint64).reshape(-1, 3), axis=0).tolist():
             start = self._payload_offset + offset
+            progress(start, self._sink.position)
             if self._kind and digest_of_pieces(self._read_back(start, nbytes)) != digest:
                 fault = f"bytes [{start:#x}, {start + nbytes:#x}) are not what was written"
                 raise IntegrityError(f"{fault}; the disk or the memory is failing", offset=start)

@@ -15,6 +15,7 @@ from zcrecord.onnx.names import ATTRIBUTE, FUNCTION, GRAPH, MODEL, NODE, TENSOR,
 
 from .reader import LEN, MAX_TEXT, VARINT, ProtobufReader, encode_field, read_pair
 from .scanner import CHILDREN
+from .tensors import RAW_DATA
 
 _EXTERNAL_DATA, _DATA_LOCATION = 13 << 3 | LEN, 14 << 3 | VARINT  # of TensorProto
 _INITIALIZER = 5 << 3 | LEN  # of GraphProto
@@ -45,10 +46,13 @@ def encode_entries(entries: dict[str, str]) -> bytes:
     return _EXTERNAL + b"".join(encode_field(_EXTERNAL_DATA >> 3, pair) for pair in pairs)
 
 
-def rewrite(model: memoryview, change: Change) -> bytes:
-    """Return a ModelProto with each TensorProto that has external data replaced by `change`, removed if it is None."""
+def rewrite(model: memoryview, change: Change, inline: int | None = None) -> bytes:
+    """Return a ModelProto with each TensorProto that has external data replaced by `change`, removed if it is None.
+
+    An initializer of more than `inline` bytes in the model counts as external: its offset and length are those there.
+    """
     reader = ProtobufReader(model)
-    out = _rewritten(reader, reader.limit, MODEL, change, 0, "main")
+    out = _rewritten(reader, reader.limit, MODEL, change, 0, "main", inline)
     return bytes(model) if out is None else out
 
 
@@ -82,7 +86,9 @@ def _add_domains(reader: ProtobufReader, end: int, kind: str, domains: set[str],
         domains.add(domain.decode("utf-8", "replace"))
 
 
-def _rewritten(reader: ProtobufReader, end: int, kind: str, change: Change, depth: int, place: str) -> bytes | None:
+def _rewritten(
+    reader: ProtobufReader, end: int, kind: str, change: Change, depth: int, place: str, inline: int | None
+) -> bytes | None:
     """Return a message with its tensors changed, None without a change; `place` is that of a graph in it."""
     if kind in (FUNCTION, TRAINING):
         place = ""
@@ -96,11 +102,12 @@ def _rewritten(reader: ProtobufReader, end: int, kind: str, change: Change, dept
             continue
         after = reader.pos + nbytes
         if child.kind == TENSOR:
-            tensor = _external(reader, after)
+            where = place if kind == GRAPH else ""
+            tensor = _external(reader, after, inline if where else None)
             if tensor is None:
                 continue
-            new = change(tensor, place if kind == GRAPH else "")
-        elif (new := _rewritten(reader, after, child.kind, change, depth + 1, place)) is None:
+            new = change(tensor, where)
+        elif (new := _rewritten(reader, after, child.kind, change, depth + 1, place, inline)) is None:
             continue
         parts.append(reader.view[done:start])
         if new is not None:
@@ -109,12 +116,15 @@ def _rewritten(reader: ProtobufReader, end: int, kind: str, change: Change, dept
     return b"".join([*parts, reader.view[done:end]]) if done != begin else None
 
 
-def _external(reader: ProtobufReader, end: int) -> ExternalTensor | None:
+def _external(reader: ProtobufReader, end: int, inline: int | None = None) -> ExternalTensor | None:
     rest: list[Any] = []
     entries: dict[str, str] = {}
     done = reader.pos
     for start, tag, nbytes in reader.fields(end):
-        if tag == _EXTERNAL_DATA:
+        if inline is not None and tag == RAW_DATA << 3 | LEN and nbytes > inline:
+            entries |= {"offset": str(reader.pos), "length": str(nbytes)}
+            reader.pos += nbytes
+        elif tag == _EXTERNAL_DATA:
             if len(entries) >= MOST_ENTRIES:
                 raise reader.fail(f"a tensor has more than {MOST_ENTRIES} external_data keys")
             key, value = read_pair(reader, reader.pos + nbytes)

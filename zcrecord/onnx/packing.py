@@ -1,0 +1,273 @@
+"""Packs the weights of an optimised graph a few at a time, so that no more than these are in private memory.
+
+ONNX Runtime packs a weight for the node that uses it, and finds a packed form by the operator's name and a hash of the
+bytes. A model of that node alone, with its constants and the types of its other inputs, gives the same form as the
+whole graph. Nodes of one class, of equal operators, attributes, types and shapes, have forms of equal sizes: one node
+of each class is packed first, and then the size of all forms is known.
+
+Source: ONNX Runtime 1.32, `session_state.cc` (PrepackConstantInitializedTensors), `prepacked_weights_container.cc`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zcrecord import dtypes
+from zcrecord.errors import OnnxError
+from zcrecord.onnx.protobuf.reader import VARINT, ProtobufReader, encode_field, encode_varint, read_pair
+from zcrecord.onnx.protobuf.rewriting import ExternalTensor, encode_entries, rewrite
+from zcrecord.onnx.protobuf.scanner import STUB_KEY
+from zcrecord.record.record import Record
+from zcrecord.storage.threads import cores, map_ordered
+
+from .runtime import session_of_nodes, trim_memory
+from .tuned import PACKED
+
+_STUB = STUB_KEY.decode()
+_TOGETHER, _NODE_SIZE = 32 << 20, 1 << 17  # bytes packed in one session, at least, and bytes that any node counts as
+_NOT_PACKED = [b"Gather"]  # an operator that packs nothing, and often has the largest weight
+_ZEROS = "zeros"  # a file that stands for all weights where only types matter
+_OPSETS, _GRAPH = 8, 7  # of ModelProto
+_NODE, _INITIALIZER, _INPUT, _OUTPUT = 1, 5, 11, 12  # of GraphProto
+_NODE_INPUT, _NODE_OUTPUT, _OPERATOR, _ATTRIBUTE = 1, 2, 4, 5  # of NodeProto
+_KEPT = _OPERATOR, _ATTRIBUTE, 7, 8  # of NodeProto, as well domain and overload
+_SUBGRAPHS = 6, 11  # of AttributeProto
+_TENSOR_NAME, _EXTERNAL_DATA, _DATA_LOCATION = 8, 13, 14  # of TensorProto
+_IR_VERSION = b"\x08\x0a"  # of all models here: 10, in which no initializer has to be an input
+_TENSOR_TYPE = re.compile(r"tensor\((\w+)\)")  # as ONNX Runtime tells it
+_OTHER_NAMES = {"float": "float32", "double": "float64"}
+
+
+class PackedForm(NamedTuple):
+    """A packed form of a weight: ONNX Runtime's key; bytes, padded size and SHA-256 of each buffer."""
+
+    weight: int
+    key: str
+    buffers: list[tuple[Any, str, bytes]]
+
+
+class _Constant(NamedTuple):
+    """A TensorProto without its name and external_data, and the number of its weight."""
+
+    message: bytes
+    weight: int | None
+
+
+class _Node(NamedTuple):
+    """A NodeProto without names; each input: a constant, a TypeProto, or b"" if it is left out; which outputs it has."""
+
+    rest: bytes
+    inputs: list[_Constant | bytes]
+    outputs: list[bool]
+
+    def kind(self) -> Any:
+        """Return its class: all but the numbers of its weights and the values of small constants."""
+        of = (i if isinstance(i, bytes) else len(i.message) if i.weight is None else i.message for i in self.inputs)
+        return self.rest, *of, *self.outputs
+
+
+def forms_of(weight: int, entries: Mapping[str, str], written: Any) -> Iterator[PackedForm]:
+    """Yield the packed forms that external_data name in a file that ONNX Runtime wrote, an array."""
+    for entry, value in entries.items():
+        if PACKED.fullmatch(entry):
+            key, *places = value.split("|")
+            buffers = []
+            for start, nbytes, padded in (place.split(";") for place in places):
+                data = written[int(start) : int(start) + int(nbytes)]
+                buffers.append((data, padded, hashlib.sha256(data).digest()))
+            yield PackedForm(weight, key, buffers)
+
+
+class WeightPacker:
+    """Packs the weights of one graph.
+
+    Attributes:
+        sizes: bytes of all buffers of packed forms, at most.
+        in_work: bytes in the scratch folder at a time, at most.
+    """
+
+    def __init__(self, record: Record, model: bytes, weights: Sequence[Any], folder: str, threads: int | None) -> None:
+        """Pack a node of each class, in a record's ModelProto whose stubs number weights, which are arrays of bytes.
+
+        Raises:
+            OnnxError: ONNX Runtime refuses the model, or that of a node.
+        """
+        self._record, self._weights, self._folder = record, weights, folder
+        self._files, self._threads = itertools.count(), min(2, cores(threads))
+        with Path(folder, _ZEROS).open("wb") as file:
+            file.truncate(max((w.nbytes for w in weights), default=0))
+        fields = _fields(model)
+        self._head = _IR_VERSION + b"".join(encode_field(_OPSETS, opset) for opset in fields[_OPSETS])
+        nodes = list(self._nodes(fields[_GRAPH][-1], {}, dict))
+        first = {node.kind(): node for node in reversed(nodes)}
+        self._samples = list(self._packed([node] for node in first.values()))
+        pairs = zip(first, self._samples, strict=True)
+        sizes = {kind: [data.nbytes for form in forms for data, *_ in form.buffers] for kind, forms in pairs}
+        self.sizes = [size for node in nodes for size in sizes[node.kind()]]
+
+        def may_pack(node: _Node) -> bool:
+            small = any(isinstance(i, _Constant) and i.weight is None for i in node.inputs)
+            return node is not first[node.kind()] and (small or bool(sizes[node.kind()]))
+
+        self._rest = list(filter(may_pack, nodes))
+        largest = max(map(self._nbytes, self._rest), default=0) + _TOGETHER
+        self.in_work = 2 * min(2 * self._threads * largest, sum(map(self._nbytes, self._rest)))
+
+    def forms(self) -> Iterator[PackedForm]:
+        """Yield the packed forms, each key once: ONNX Runtime refuses a model that names one twice."""
+        known: set[str] = set()
+        numbered = zip(self._rest, itertools.accumulate(map(self._nbytes, self._rest)), strict=True)
+        groups = itertools.groupby(numbered, key=lambda pair: pair[1] // _TOGETHER)
+        packed = self._packed([node for node, _ in group] for _, group in groups)
+        for form in itertools.chain.from_iterable(itertools.chain(self._samples, packed)):
+            if form.key not in known:
+                known.add(form.key)
+                yield form
+
+    def _nbytes(self, node: _Node) -> int:
+        numbers = (i.weight for i in node.inputs if isinstance(i, _Constant) and i.weight is not None)
+        return _NODE_SIZE + sum(self._weights[n].nbytes for n in numbers)
+
+    def _nodes(
+        self, graph: bytes, around: dict[str, _Constant], outer: Callable[[], dict[str, bytes]]
+    ) -> Iterator[_Node]:
+        """Yield the nodes with weights of a graph and of those in it, given constants and types of values around it."""
+        fields = _fields(graph)
+        inputs = dict(map(_name_and_type, fields.get(_INPUT, [])))
+        constants = around | dict(map(_constant, fields.get(_INITIALIZER, [])))
+        constants = {name: c for name, c in constants.items() if name not in inputs}  # which callers may override
+        types = functools.cache(lambda: self._types(fields.get(_NODE, []), constants, outer() | inputs))
+        for message in fields.get(_NODE, []):
+            node = _fields(message)
+            for attribute in map(_fields, node.get(_ATTRIBUTE, [])):
+                for inner in itertools.chain(*(attribute.get(number, []) for number in _SUBGRAPHS)):
+                    yield from self._nodes(inner, constants, types)
+            names = [name.decode() for name in node.get(_NODE_INPUT, [])]
+            if node[_OPERATOR] != _NOT_PACKED and any(
+                n in constants and constants[n].weight is not None for n in names
+            ):
+                found: list[Any] = [constants.get(name) or (types().get(name) if name else b"") for name in names]
+                if None in found:
+                    raise OnnxError(f"an input of {node[_OPERATOR]} is no tensor")
+                rest = b"".join(raw for number, raw, _ in _split(message) if number in _KEPT)
+                yield _Node(rest, found, [bool(name) for name in node.get(_NODE_OUTPUT, [])])
+
+    def _types(self, nodes: list[bytes], constants: dict[str, _Constant], values: dict[str, bytes]) -> dict[str, bytes]:
+        """Return the TypeProto of the values around some nodes, and of their outputs, by name."""
+        outputs = {name for message in nodes for name in _fields(message).get(_NODE_OUTPUT, []) if name}
+        graph = [encode_field(_NODE, message) for message in nodes]
+        graph += [_initializer(name, c, _STUB, c.weight) for name, c in constants.items()]
+        graph += [_value(_INPUT, name, kind) for name, kind in values.items() if name.encode() not in outputs]
+        graph += [encode_field(_OUTPUT, encode_field(1, name)) for name in sorted(outputs)]
+
+        def zeros(t: ExternalTensor, _: str) -> bytes:
+            nbytes = self._weights[int(t.entries[_STUB])].nbytes
+            return t.encode({"location": _ZEROS, "length": str(nbytes)})
+
+        path = Path(self._folder, "types.onnx")
+        path.write_bytes(rewrite(memoryview(self._model(graph)), zeros))
+        return values | dict(_types_told(session_of_nodes(self._record, str(path))))
+
+    def _packed(self, groups: Iterable[list[_Node]]) -> Iterator[list[PackedForm]]:
+        return map_ordered(lambda: self._pack, groups, self._threads)
+
+    def _pack(self, nodes: list[_Node]) -> list[PackedForm]:
+        """Return the packed forms of the weights of some nodes; they lie in a file that has no name any more."""
+        graph: list[bytes] = []
+        weights: dict[str, bytes] = {}
+        names = map("v{}".format, itertools.count())
+        for node in nodes:
+            used = ["" if value == b"" else next(names) for value in node.inputs]
+            for i, value in enumerate(node.inputs):
+                if isinstance(value, bytes):
+                    graph += [_value(_INPUT, used[i], value)] if value else []
+                elif value.weight is None:
+                    graph.append(_initializer(used[i], value))
+                else:
+                    used[i] = str(value.weight)
+                    weights[used[i]] = _initializer(used[i], value, "location", value.weight)
+            made = [next(names) if there else "" for there in node.outputs]
+            graph += [encode_field(_OUTPUT, encode_field(1, name.encode())) for name in made if name]
+            fields = [encode_field(_NODE_INPUT, n.encode()) for n in used]
+            fields += [encode_field(_NODE_OUTPUT, n.encode()) for n in made]
+            graph.append(encode_field(_NODE, b"".join(fields) + node.rest))
+        path, forms = Path(self._folder, str(next(self._files))), []
+        given = {name: self._weights[int(name)] for name in weights}
+        session_of_nodes(self._record, self._model([*graph, *weights.values()]), given, path)
+        trim_memory()
+        data = path.with_suffix(".data")
+        written = np.memmap(data, np.uint8, "r")
+
+        def collect(t: ExternalTensor, _: str) -> None:
+            forms.extend(forms_of(int(_constant(t.rest)[0]), t.entries, written))
+
+        rewrite(memoryview(path.read_bytes()), collect)
+        for file in (path, data):
+            with contextlib.suppress(OSError):  # Windows removes no file that is mapped
+                file.unlink()
+        return forms
+
+    def _model(self, graph: Iterable[bytes]) -> bytes:
+        return self._head + encode_field(_GRAPH, encode_field(2, b"g") + b"".join(graph))
+
+
+def _split(message: bytes) -> Iterator[tuple[int, bytes, bytes]]:
+    """Yield the number of each field of a message, all its bytes, and those behind its tag and length."""
+    reader = ProtobufReader(message)
+    for start, tag, value in reader.fields(reader.limit):
+        end = reader.pos + (value if tag & 7 != VARINT else 0)
+        yield tag >> 3, bytes(reader.view[start:end]), bytes(reader.view[reader.pos : end])
+
+
+def _fields(message: bytes) -> dict[int, list[bytes]]:
+    """Return the texts and messages in a message, by the numbers of their fields."""
+    fields: dict[int, list[bytes]] = {}
+    for number, _, body in _split(message):
+        fields.setdefault(number, []).append(body)
+    return fields
+
+
+def _constant(message: bytes) -> tuple[str, _Constant]:
+    name, weight, rest = "", None, b""
+    for number, raw, body in _split(message):
+        if number == _TENSOR_NAME:
+            name = body.decode()
+        elif number == _EXTERNAL_DATA:
+            weight = int(read_pair(ProtobufReader(body), len(body))[1])
+        elif number != _DATA_LOCATION:
+            rest += raw
+    return name, _Constant(rest, weight)
+
+
+def _initializer(name: str, constant: _Constant, key: str = "", place: int | None = None) -> bytes:
+    external = b"" if place is None else encode_entries({key: str(place)})
+    return encode_field(_INITIALIZER, constant.message + encode_field(_TENSOR_NAME, name.encode()) + external)
+
+
+def _name_and_type(message: bytes) -> tuple[str, bytes]:
+    fields = _fields(message)
+    return fields[1][-1].decode(), b"".join(fields.get(2, []))
+
+
+def _value(number: int, name: str, kind: bytes) -> bytes:
+    return encode_field(number, encode_field(1, name.encode()) + encode_field(2, kind))
+
+
+def _types_told(session: Any) -> Iterator[tuple[str, bytes]]:
+    """Yield the name and TypeProto of each output of a session that is a tensor."""
+    for value in session.get_outputs():
+        found = _TENSOR_TYPE.fullmatch(value.type)
+        kind = dtypes.by_name.get(_OTHER_NAMES.get(found[1], found[1])) if found else None
+        if kind is not None and kind.onnx is not None:
+            sizes = (b"\x08" + encode_varint(n) if isinstance(n, int) and n >= 0 else b"" for n in value.shape)
+            shape = encode_field(2, b"".join(encode_field(1, size) for size in sizes)) if value.shape else b""
+            yield value.name, encode_field(1, b"\x08" + encode_varint(kind.onnx) + shape)
