@@ -14,7 +14,7 @@ import onnxruntime
 import pytest
 
 from tools.measure import MIB
-from tools.models import branches, convolutions, gpt, quantized
+from tools.models import branches, convolutions, gpt, quantized, tied
 from tools.worker import ROOT, Worker, call_alone
 
 DATA = ROOT / "tests" / "data"
@@ -27,7 +27,10 @@ MODELS: dict[str, Callable[[IO[bytes], int], object]] = {
     "branches": branches.write_branches,
     "convolutions": convolutions.write_convolutions,
     "quantized": quantized.write_quantized,
+    "tied": tied.write_tied,
+    "dequantized": tied.write_dequantized,
 }
+ONE_MATRIX = ("branches", "tied", "dequantized")
 each_model = pytest.mark.parametrize("name", MODELS)
 
 
@@ -44,7 +47,7 @@ def test_model_is_valid_of_the_size_asked_for_the_same_every_time_and_no_two_wei
     assert written(name, mib) == model
     onnx.checker.check_model(made := onnx.load_from_string(model), full_check=True)
     found = [t.raw_data for t in made.graph.initializer if t.raw_data]  # not small constants
-    assert len(set(found)) == len(found) >= (1 if name == "branches" else 15)
+    assert len(set(found)) == len(found) >= (1 if name in ONE_MATRIX else 15)
     least = 0.9 if name == "branches" else 0.99  # its one matrix is square
     assert least * mib * MIB < sum(map(len, found)) <= mib * MIB
 
@@ -67,13 +70,13 @@ def test_quantized_model_is_one_that_onnxruntime_computes_in_integers(tmp_path: 
     assert 0.5 < floats.std() < 2  # integers depend on the processor: without VNNI sums of two products are cut off
 
 
-def private_growth(path: Path) -> int:
+def private_growth(path: Path, conditions: tuple[bool, ...] = (False, True)) -> int:
     """The private memory of a process that serves a model, both branches of an If included."""
     with Worker() as worker:
         worker.call("tools.serving:prepare")
         before = int(worker.call("tools.measure:private_bytes"))
         worker.call("tools.serving:open_session", path=str(path))
-        for condition in (False, True):
+        for condition in conditions:
             worker.call("tools.serving:first_answer", condition=condition)
         return int(worker.call("tools.measure:private_bytes")) - before
 
@@ -95,6 +98,9 @@ def test_serving_from_the_archive_copies_no_weight_and_the_measurement_would_not
     call_alone("tools.serving:convert", source=str(source), dest=str(archive))
     assert private_growth(source) > 32 * MIB
     untuned = private_growth(archive)
+    if name == "dequantized":  # a branch of the untuned one makes floats of the matrix, and turns it
+        assert private_growth(archive, conditions=()) < 4 * MIB < 100 * MIB < untuned
+        untuned = 8 * MIB
     assert untuned < 12 * MIB
     call_alone("tools.serving:tune", source=str(archive), dest=str(tmp_path / "tuned.zcr"))
     assert private_growth(tmp_path / "tuned.zcr") < untuned + 4 * MIB
