@@ -27,6 +27,7 @@ from optimum_folders import copy_folder
 
 from tools.models.branches import write_branches
 from tools.models.quantized import write_quantized
+from tools.models.tied import write_dequantized, write_tied
 from zcrecord.cli.dispatch import main
 from zcrecord.onnx import convert, to_onnx, tune
 from zcrecord.onnx.external_data import ONE_COPY
@@ -234,6 +235,32 @@ def test_a_tuned_model_needs_no_options(make: Program, tmp_path: Path) -> None:
     to_onnx(tmp_path / "model.zcr", tmp_path / "small.onnx", external=True, tuned=False, force=True)
     _, copied = run(command, tmp_path, [feed])
     assert copied > (MIB - 4) << 20
+
+
+@pytest.mark.skipif(not PACKS, reason="platform: earlier versions have not all of the operators")
+@pytest.mark.measured
+@pytest.mark.parametrize("write", [write_tied, write_dequantized])
+@pytest.mark.parametrize("make", PROGRAMS[:3])  # Java's ONNX Runtime is too old
+def test_a_quantized_matrix_of_two_operators_is_in_memory_once(make: Program, write: Any, tmp_path: Path) -> None:
+    with open(tmp_path / "model.onnx", "wb") as sink:
+        write(sink, MIB)
+    converted(tmp_path)
+    feeds = [{"tokens": np.array([[3, 5]])}] if write is write_tied else feeds_of_branches(tmp_path)
+    for tuned in (False, True):
+        options = ort.SessionOptions()
+        if tuned:
+            tune(tmp_path / "model.zcr", durable=False)
+        else:
+            for key, value in ONE_COPY.items():
+                options.add_session_config_entry(key, value)
+        reference = ort.InferenceSession(tmp_path / "model.onnx", options)
+        (folder := tmp_path / str(tuned)).mkdir()
+        command = make(folder, without_options if tuned else str)
+        got, grown = run(command, tmp_path, feeds)
+        for found, feed in zip(got, feeds, strict=True):
+            assert_equal(make, found, reference.run(None, feed)[0].ravel())
+        if tuned or write is write_tied:  # an untuned product makes floats of the matrix
+            assert grown <= 24 << 20
 
 
 # A Llama.

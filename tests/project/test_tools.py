@@ -32,7 +32,7 @@ from tools.bench.session import UNTUNED
 from tools.bench.sparse import write_holes
 from tools.bench.table import markdown, page_with, rows_of, wins
 from tools.measure import MIB
-from tools.models import branches, convolutions, gpt, quantized
+from tools.models import branches, convolutions, gpt, quantized, tied
 from tools.system_tools import has, link_bare_commands
 from tools.worker import ROOT, Worker, WorkerError, call_alone
 from zcrecord.onnx import runtime
@@ -269,7 +269,10 @@ MODELS: dict[str, Callable[[IO[bytes], int], object]] = {
     "branches": branches.write_branches,
     "convolutions": convolutions.write_convolutions,
     "quantized": quantized.write_quantized,
+    "tied": tied.write_tied,
+    "dequantized": tied.write_dequantized,
 }
+ONE_MATRIX = ("branches", "tied", "dequantized")
 each_model = pytest.mark.parametrize("name", MODELS)
 
 
@@ -286,7 +289,7 @@ def test_model_is_valid_of_the_size_asked_for_the_same_every_time_and_no_two_wei
     assert written(name, mib) == model
     onnx.checker.check_model(made := onnx.load_from_string(model), full_check=True)
     found = [t.raw_data for t in made.graph.initializer if t.raw_data]  # not small constants
-    assert len(set(found)) == len(found) >= (1 if name == "branches" else 15)
+    assert len(set(found)) == len(found) >= (1 if name in ONE_MATRIX else 15)
     least = 0.9 if name == "branches" else 0.99  # its one matrix is square
     assert least * mib * MIB < sum(map(len, found)) <= mib * MIB
 
@@ -307,6 +310,44 @@ def test_quantized_model_is_one_that_onnxruntime_computes_in_integers(tmp_path: 
     (floats,) = onnxruntime.InferenceSession(model, plain, providers=["CPUExecutionProvider"]).run(None, {"x": x})
     assert floats.shape == (2, 5, quantized.plan(2).classes)
     assert 0.5 < floats.std() < 2  # integers depend on the processor: without VNNI sums of two products are cut off
+
+
+def private_growth(path: Path, conditions: tuple[bool, ...] = (False, True)) -> int:
+    """The private memory of a process that serves a model, both branches of an If included."""
+    with Worker() as worker:
+        worker.call("tools.serving:prepare")
+        before = int(worker.call("tools.measure:private_bytes"))
+        worker.call("tools.serving:open_session", path=str(path))
+        for condition in conditions:
+            worker.call("tools.serving:first_answer", condition=condition)
+        return int(worker.call("tools.measure:private_bytes")) - before
+
+
+@pytest.mark.measured
+@pytest.mark.exhaustive(keep=1)
+@linux
+@pytest.mark.parametrize("name", [*MODELS, "constants"])
+def test_serving_from_the_archive_copies_no_weight_and_the_measurement_would_notice(name: str, tmp_path: Path) -> None:
+    source, archive = tmp_path / "model.onnx", tmp_path / "model.zcr"
+    source.write_bytes(written("gpt" if name == "constants" else name, 32))
+    if name == "constants":
+        model = onnx.load(source)
+        nodes = [onnx.helper.make_node("Constant", [], [t.name], value=t) for t in model.graph.initializer]
+        nodes += model.graph.node
+        del model.graph.initializer[:], model.graph.node[:]
+        model.graph.node.extend(nodes)
+        onnx.save(model, source)
+    call_alone("tools.serving:convert", source=str(source), dest=str(archive))
+    assert private_growth(source) > 32 * MIB
+    untuned = private_growth(archive)
+    if name == "dequantized":  # a branch of the untuned one makes floats of the matrix, and turns it
+        assert private_growth(archive, conditions=()) < 4 * MIB < 100 * MIB < untuned
+        untuned = 8 * MIB
+    assert untuned < 12 * MIB
+    call_alone("tools.serving:tune", source=str(archive), dest=str(tmp_path / "tuned.zcr"))
+    assert private_growth(tmp_path / "tuned.zcr") < untuned + 4 * MIB
+    for path in (source, archive, tmp_path / "tuned.zcr"):
+        path.unlink()  # pytest keeps the folders of three runs
 
 
 @pytest.mark.measured

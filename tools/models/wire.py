@@ -13,7 +13,7 @@ Source: field numbers from onnx.proto (ModelProto 1, 2, 7, 8; GraphProto 1, 2, 5
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -32,7 +32,7 @@ VARINT, LENGTH = 0, 2  # protobuf's wire types
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One initializer to be: float32 with values in [center - spread, center + spread), or int8 with any."""
+    """One initializer to be: float32 with values in [center - spread, center + spread), or bytes with any."""
 
     name: str
     shape: tuple[int, ...]
@@ -46,7 +46,7 @@ class Weight:
 
     @property
     def nbytes(self) -> int:
-        return self.items * (1 if self.dtype == INT8 else 4)
+        return self.items * (4 if self.dtype == FLOAT else 1)
 
 
 def norm_weights(name: str, width: int) -> Iterator[Weight]:
@@ -97,6 +97,7 @@ def write_model(
     inputs: Sequence[Any],
     outputs: Sequence[Any],
     known: Sequence[Any] = (),
+    opsets: Mapping[str, int] = {"": OPSET},
 ) -> None:
     """Write a model to `sink`, which need not seek; `inputs`, `outputs` and `known` shapes are ValueInfoProtos."""
     head = b"".join(_message(1, n) for n in graph.nodes) + encode_field(2, name.encode())
@@ -111,14 +112,15 @@ def write_model(
     for position, ((weight, record), nbytes) in enumerate(zip(tensors, records, strict=True)):
         sink.write(_prefix(5, nbytes) + record)
         generator = np.random.SFC64(np.random.SeedSequence([SEED, position]))  # a stream of its own for each
-        if weight.dtype != INT8:
+        if weight.dtype == FLOAT:
             _write_floats(sink, weight, generator, chunk)
             continue
         for start in range(0, weight.items, CHUNK_NBYTES):
             n = min(CHUNK_NBYTES, weight.items - start)
             words = generator.random_raw((n + 7) // 8).astype("<u8", copy=False)
             sink.write(words.view("u1")[:n].data)
-    sink.write(tail + encode_field(8, _varint_field(2, OPSET)))
+    imports = (encode_field(1, domain.encode()) * bool(domain) + _varint_field(2, n) for domain, n in opsets.items())
+    sink.write(tail + b"".join(encode_field(8, each) for each in imports))
 
 
 def _write_floats(sink: IO[bytes], weight: Weight, generator: Any, chunk: np.ndarray[Any, Any]) -> None:
