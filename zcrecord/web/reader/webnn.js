@@ -28,7 +28,7 @@ export async function webnnSink(record, context, { builder = null, unsupported =
   }
   if (refused.size && unsupported === "error") {
     const [[tensor, fault]] = refused;
-    const more = refused.size > 1 ? `; of ${refused.size} tensors WebNN cannot make constants` : "";
+    const more = refused.size > 1 ? `; ${refused.size} tensors cannot be constants` : "";
     throw new UnsupportedError(`${fault}, or pass unsupported: "bytes"${more}`, { tensor });
   }
   if (!builder) await checkConstantTensors(context);
@@ -89,8 +89,8 @@ class Room {
     const leave = () => {
       if (mine) this.#taken = mine = false;
     };
-    const close = async () => {
-      const made = await done(octets);
+    const close = () => {
+      const made = done(octets); // it has copied them
       leave();
       return made;
     };

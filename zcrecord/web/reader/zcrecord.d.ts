@@ -32,7 +32,7 @@ export interface BufferLike {
   destroy(): void;
 }
 
-/** The used part of WebNN's MLContext. Its program's own declarations have it in full. */
+/** The used part of WebNN's MLContext. */
 export interface ContextLike<T extends BufferLike = BufferLike> {
   opSupportLimits(): {
     readonly constant?: {
@@ -49,9 +49,9 @@ export interface BuilderLike {
   constant(descriptor: OperandDescriptor, octets: Uint8Array<ArrayBuffer>): unknown;
 }
 
-/** An MLOperandDescriptor; `any` is its MLOperandDataType. */
+/** An MLOperandDescriptor. */
 export interface OperandDescriptor {
-  dataType: any;
+  dataType: string;
   shape: number[];
 }
 
