@@ -135,12 +135,15 @@ def test_examples_of_a_page_work(page: Path) -> None:
 @pytest.mark.needs("node")
 def test_javascript_of_a_page_works_beside_the_module(tmp_path: Path) -> None:
     blocks = run_blocks((ROOT / "zcrecord" / "web" / "README.md").read_text(encoding="utf-8"))
-    webnn = "const builder = { constant: (descriptor, octets) => ({ ...descriptor, size: octets.length }) };"
+    standin = (ROOT / "tests" / "programs" / "js" / "web" / "webnn_standin.mjs").as_uri()
+    webnn = f'''import {{ MLContext, MLGraphBuilder }} from "{standin}";
+        const context = new MLContext();
+        const builder = new MLGraphBuilder(context);'''
     program = "\n".join([webnn, *(match["code"] for match in blocks if match["kind"] == "js")])
     zcrecord.onnx.convert("model.onnx", "model.zcr")
     shutil.copytree(ROOT / "zcrecord" / "web" / "reader", tmp_path / "reader")
     (tmp_path / "page.mjs").write_text(program, encoding="utf-8")
     done = subprocess.run(["node", "page.mjs"], capture_output=True, text=True)
-    told = "7 tensors\nFloat32Array 64x64\n8x64\n64 elements\n867 bytes of graph, 5 modules\n7 constants\n"
-    told += "1061 bytes of model, 1 files of weights\n"
+    told = "7 tensors\nFloat32Array 64x64\n8x64\n64 elements\n867 bytes of graph, 5 modules\n"
+    told += "features.0.bias: 256 bytes\n7 constants\n1061 bytes of model, 1 files of weights\n"
     assert done.stdout == told, done.stderr

@@ -26,7 +26,7 @@ ARGUMENTS = [
     "--use-webgpu-adapter=swiftshader",
     "--use-vulkan=swiftshader",
     "--ignore-gpu-blocklist",
-    "--enable-features=Vulkan",
+    "--enable-features=Vulkan,WebMachineLearningNeuralNetwork",  # the second one is navigator.ml
 ]
 NOISE = ("powerPreference option is currently ignored",)  # what Chromium itself has to say
 PATIENCE = 20_000  # ms: a loaded machine is slow; nothing is to take as long

@@ -52,7 +52,7 @@ def test_the_suite_of_the_reader_passes_in_firefox(tmp_path: Path) -> None:
         ((result, complaints),) = visit_in_firefox((f"{server.url}/tests/programs/js/web/page.html", SUITE))
     *failed, count = result
     assert failed == []
-    files = ("reading.mjs", "serving.mjs", "uploading.mjs", "hollowing.mjs", "onnx.mjs", "browsing.mjs")
+    files = ("reading.mjs", "serving.mjs", "uploading.mjs", "hollowing.mjs", "onnx.mjs", "webnn.mjs", "browsing.mjs")
     assert count >= sum(map(names_in, files)) > 40
     # Requests that fail are what some tests are about.
     assert [text for text in complaints if "Cross-Origin Request Blocked" not in text] == []

@@ -36,7 +36,7 @@ def test_the_suite_passes_in_node(served: Server) -> None:
     results = [json.loads(line) for line in told.splitlines() if line.startswith("{")]
     failed = [f"{result['name']}: {result['error']}" for result in results if result["error"] is not None]
     assert not failed, "\n".join(failed)
-    files = ("reading.mjs", "serving.mjs", "uploading.mjs", "hollowing.mjs", "onnx.mjs", "files.mjs")
+    files = ("reading.mjs", "serving.mjs", "uploading.mjs", "hollowing.mjs", "onnx.mjs", "webnn.mjs", "files.mjs")
     assert len({result["name"] for result in results}) >= sum(map(names_in, files)) > 40
 
 

@@ -7,10 +7,9 @@
 
 import { FillError, UnsupportedError, checkCancelled, need, printable, range } from "./format.js";
 import { checkApart, payloadRanges } from "./payloads.js";
+import { readPieces } from "./pieces.js";
 import { Record, Tensor } from "./record.js";
-import { Writer, scatter, sinkTarget } from "./writer.js";
-
-const PIECE = 1 << 20; // bytes of a record's tensor that are passed on at a time
+import { Writer, fills, scatter, sinkTarget } from "./writer.js";
 
 /** Returns a record without its weights; fetches attributes' bytes, no tensor's. See zcrecord.d.ts. */
 export async function hollow(record, { sink = null, signal } = {}) {
@@ -54,6 +53,16 @@ class FilledRecord extends Record {
     } catch (error) {
       throw this._located(error);
     }
+  }
+}
+
+/** Yields a payload's bytes, in one request; each chunk is valid until the next. */
+async function* piecesOf(source, number, signal) {
+  const [room, start] = [source._room, source._start(number)];
+  try {
+    yield* room ? [room(number)] : readPieces(source._source, start, start + source._nbytes(number), signal);
+  } catch (error) {
+    throw source._located(error);
   }
 }
 
@@ -199,13 +208,9 @@ class HollowRecord {
   #memoryTarget({ info }) {
     if (!info.nbytes) return { write() {}, close: () => null, abort() {} };
     const room = this.#room(info.payload);
-    let at = 0;
-    if (!info.strides) {
-      return { write: (chunk) => { room.set(chunk, at); at += chunk.length; }, close: () => null, abort() {} };
-    }
+    if (!info.strides) return fills(room, () => null);
     const gathered = new Uint8Array(info.nbytes);
-    const write = (chunk) => { gathered.set(chunk, at); at += chunk.length; };
-    return { write, close: () => scatter(gathered, info, room), abort() {} };
+    return fills(gathered, () => scatter(gathered, info, room));
   }
 
   /** Fills one constant at once from a typed array, an ArrayBuffer, or a Tensor of that shape and dtype; copies it. */
@@ -269,9 +274,8 @@ class HollowRecord {
     }
     const writer = await this.open(name);
     try {
-      for (let at = 0; at < info.nbytes; at += PIECE) {
-        await writer.write(await source._payload(info.payload, at, Math.min(info.nbytes, at + PIECE), signal));
-      }
+      const lasts = writer._.target.copies || source._room || source._source.octets;
+      for await (const chunk of piecesOf(source, info.payload, signal)) await writer.write(lasts ? chunk : chunk.slice());
     } catch (error) {
       writer.abort();
       throw error;

@@ -5,6 +5,12 @@ import { FillError, KINDS, ProducerError } from "./format.js";
 import { Tensor } from "./record.js";
 import { eachRow } from "./tensors.js";
 
+/** Returns a target that gathers bytes in memory. */
+export function fills(room, close, abort = () => {}) {
+  let at = 0;
+  return { copies: true, write: (chunk) => { room.set(chunk, at); at += chunk.length; }, close, abort };
+}
+
 /** Returns the target for the result of a sink: a writable buffer, or an object with write(chunk). */
 export function sinkTarget(made, { name, nbytes }) {
   if (made instanceof ArrayBuffer || ArrayBuffer.isView(made)) {
@@ -12,12 +18,12 @@ export function sinkTarget(made, { name, nbytes }) {
       : new Uint8Array(made.buffer, made.byteOffset, made.byteLength);
     const what = `sink gave a buffer of ${room.length} bytes; ${nbytes} are needed`;
     if (room.length !== nbytes) throw new ProducerError(what, { tensor: name });
-    let at = 0;
-    return { write: (chunk) => { room.set(chunk, at); at += chunk.length; }, close: () => made, abort() {} };
+    return fills(room, () => made);
   }
   const what = "sink gave neither a buffer nor an object with write(chunk)";
   if (typeof made?.write !== "function") throw new ProducerError(what, { tensor: name });
   return {
+    copies: made.copies,
     write: (chunk) => made.write(chunk),
     close: async () => (await made.close?.()) ?? made,
     abort: () => made.abort?.(),

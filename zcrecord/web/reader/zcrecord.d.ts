@@ -32,6 +32,29 @@ export interface BufferLike {
   destroy(): void;
 }
 
+/** The used part of WebNN's MLContext. */
+export interface ContextLike<T extends BufferLike = BufferLike> {
+  opSupportLimits(): {
+    readonly constant?: {
+      readonly dataTypes?: readonly string[];
+      readonly rankRange?: { readonly min?: number; readonly max?: number };
+    };
+    readonly maxTensorByteLength?: number;
+  };
+  createConstantTensor?(descriptor: OperandDescriptor, octets: Uint8Array<ArrayBuffer>): Promise<T>;
+}
+
+/** The used part of an MLGraphBuilder. */
+export interface BuilderLike {
+  constant(descriptor: OperandDescriptor, octets: Uint8Array<ArrayBuffer>): unknown;
+}
+
+/** An MLOperandDescriptor. */
+export interface OperandDescriptor {
+  dataType: string;
+  shape: number[];
+}
+
 /** A number, or a BigInt if a number would lose digits. */
 export type Exact = number | bigint;
 
@@ -245,6 +268,19 @@ export class Record<B extends ArrayBufferLike = ArrayBuffer> {
   /** `T` is the sink's result for a constant. */
   hollow<T = unknown>(options: Cancellable & { sink: Sink }): Promise<HollowRecord<Map<string, T | null>>>;
   /**
+   * A sink for `hollow` that makes WebNN's constants: MLOperands of `builder`, or without one constant MLTensors, which
+   * several builders take. WebNN takes a constant's bytes as a whole: the sink holds one constant, in one buffer as large
+   * as the largest. Every tensor is checked against `context.opSupportLimits()` first, and no byte is fetched. Throws
+   * UnsupportedError: a tensor has a type, rank or size that the context lacks, or it makes no constant tensors. What
+   * WebNN refuses later is a SourceError, whose `cause` is WebNN's.
+   *
+   * @example
+   * const hollow = await record.hollow<MLOperand>({ sink: await record.webnnSink(context, { builder }) });
+   * await hollow.stream(record);
+   * const constants = hollow.seal();
+   */
+  webnnSink(context: ContextLike, options?: WebnnOptions): Promise<WebnnSink>;
+  /**
    * The ONNX model, for onnxruntime-web: its graph with references to weights, and the weights as files that are read
    * by ranges while a session is created. Fetches the graph, values that must be in the model (tensors of up to 127
    * bytes, strings, complex numbers, tensors in attributes, functions and training_info, strided ones), and tensors
@@ -260,6 +296,19 @@ export class Record<B extends ArrayBufferLike = ArrayBuffer> {
   toOnnx(options?: OnnxOptions): Promise<OnnxModel>;
   /** Closes the file, if `open` opened one. */
   close(): Promise<void>;
+}
+
+export interface WebnnOptions {
+  /** An MLGraphBuilder of the context, which has not built yet. */
+  builder?: BuilderLike | null;
+  /** "error" (default): refuse tensors that cannot be constants. "bytes": an ArrayBuffer of their stored bytes, in C
+   *  order, takes the place of a constant. */
+  unsupported?: "error" | "bytes";
+}
+
+export interface WebnnSink extends Sink {
+  /** Destroys the constant tensors made so far: after a failure, or when graphs are built. */
+  destroy(): void;
 }
 
 export interface OnnxOptions extends Cancellable {
@@ -311,13 +360,17 @@ export class Tensor<B extends ArrayBufferLike = ArrayBuffer> {
 /** The target of a constant's bytes: a buffer of their size, or an object that gets chunks. */
 export type Target = ArrayBuffer | ArrayBufferView | {
   write(chunk: Uint8Array): unknown;
+  /** True: `write` is done with the chunk once it has returned, so that the next one may come in the same memory. */
+  copies?: boolean;
   /** Its result stands for the constant, unless that is undefined. */
   close?(): unknown;
   abort?(): unknown;
 };
 
 /** Called when a constant is begun, once for tied ones. */
-export type Sink = (name: string, info: TensorInfo) => Target | Promise<Target>;
+export interface Sink {
+  (name: string, info: TensorInfo): Target | Promise<Target>;
+}
 
 /** The content of a constant: bytes in C order, a typed array of its dtype, or a Tensor of its dtype and shape. Packed
  *  elements, bfloat16, float8, bools and strings come as stored bytes; all but strings as a Tensor, too. */

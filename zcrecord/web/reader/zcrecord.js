@@ -93,3 +93,4 @@ later(() => import("./contentdigest.js"), "contentDigest");
 later(() => import("./upload.js"), "uploadTo");
 later(() => import("./hollow.js"), "hollow");
 later(() => import("./onnx.js"), "toOnnx");
+later(() => import("./webnn.js"), "webnnSink");

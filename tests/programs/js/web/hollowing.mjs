@@ -128,6 +128,26 @@ test("a sink is given each constant once, and what it makes of them is sealed", 
   ok(made.includes("encoder.w") && !made.includes("again") && made.includes("turned"));
 });
 
+test("a tensor comes in one request, and what a sink keeps of it stays as it was", async ({ base }) => {
+  const told = counting();
+  const record = await open(`${base}/odd.zcr`, { fetch: told.fetch });
+  const before = told.requests;
+  const chunks = [];
+  const sink = (_, { nbytes }) => (nbytes > 3 << 20 ? { write: (chunk) => void chunks.push(chunk) } : new ArrayBuffer(nbytes));
+  const hollow = await record.hollow({ sink });
+  await hollow.stream(record);
+  const sealed = hollow.seal();
+  equal(told.requests, before + record.length);
+  const large = record.names.filter((name) => record.info(name).nbytes > 3 << 20);
+  const whole = new Uint8Array(await new Blob(chunks).arrayBuffer());
+  let at = 0;
+  for (const name of record.names) {
+    const { data } = await record.tensor(name);
+    const found = large.includes(name) ? whole.subarray(at, (at += data.length)) : new Uint8Array(sealed.get(name));
+    ok(found.length === data.length && data.every((byte, i) => byte === found[i]), `${name} differs`);
+  }
+});
+
 test("a sink that fails leaves the constant to be filled again", async ({ base }) => {
   const record = await things(base);
   let aborted = 0;

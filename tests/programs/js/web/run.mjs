@@ -6,6 +6,7 @@ import "./serving.mjs";
 import "./uploading.mjs";
 import "./hollowing.mjs";
 import "./onnx.mjs";
+import "./webnn.mjs";
 import "./files.mjs";
 import { run } from "./harness.mjs";
 

@@ -15,6 +15,32 @@ declare const device: {
   queue: { writeBuffer(buffer: GPU, offset: number, data: ArrayBuffer, from?: number, size?: number): void };
 };
 
+// As WebNN's IDL is declared in TypeScript.
+type MLOperandDataType = "float32" | "float16" | "int32" | "uint32" | "int64" | "uint64" | "int8" | "uint8";
+interface MLOperandDescriptor {
+  dataType: MLOperandDataType;
+  shape: number[];
+}
+interface MLTensorLimits {
+  dataTypes?: MLOperandDataType[];
+  rankRange?: { min?: number; max?: number };
+}
+declare class MLOperand {
+  readonly dataType: MLOperandDataType;
+}
+declare class MLTensor {
+  destroy(): undefined;
+}
+declare class MLGraphBuilder {
+  constant(descriptor: MLOperandDescriptor, buffer: AllowSharedBufferSource): MLOperand;
+  constant(dataType: MLOperandDataType, value: number | bigint): MLOperand;
+  constant(tensor: MLTensor): MLOperand;
+}
+declare const context: {
+  opSupportLimits(): { maxTensorByteLength?: number; input?: MLTensorLimits; constant?: MLTensorLimits };
+  createConstantTensor(descriptor: MLOperandDescriptor, inputData: AllowSharedBufferSource): Promise<MLTensor>;
+};
+
 export async function everything(source: string | URL | Blob | ArrayBuffer): Promise<number> {
   const stop = new AbortController();
   const { signal } = stop;
@@ -47,6 +73,9 @@ export async function everything(source: string | URL | Blob | ArrayBuffer): Pro
   if (hollow.state === "filled") console.log(hollow.seal().size);
   const filled: Record = (await record.hollow()).seal();
   const operands: Map<string, number | null> = (await record.hollow<number>({ sink: () => new Uint8Array(1) })).seal();
+  const sink = await record.webnnSink(context, { builder: new MLGraphBuilder(), unsupported: "bytes" });
+  const constants: Map<string, MLOperand | null> = (await record.hollow<MLOperand>({ sink })).seal();
+  sink.destroy();
   const { model, externalData, failure }: OnnxModel = await record.toOnnx({ signal, verify: true });
   const files: (Blob | Uint8Array<ArrayBuffer>)[] = externalData.map(({ data }) => data);
   // @ts-expect-error: there is no such level
@@ -58,5 +87,5 @@ export async function everything(source: string | URL | Blob | ArrayBuffer): Pro
   const errors: RecordError[] = [new FormatError("a"), new FillError("b"), new SourceNotFoundError("c")];
   const where: string | null = errors[0]!.tensor;
   await record.close();
-  return [model, files, failure?.what, claimed, elements, digest, blob, filled, operands, shape, data, texts, raw, tree, value, size, where, errors[2] instanceof SourceError].length;
+  return [constants, model, files, failure?.what, claimed, elements, digest, blob, filled, operands, shape, data, texts, raw, tree, value, size, where, errors[2] instanceof SourceError].length;
 }
