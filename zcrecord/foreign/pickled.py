@@ -8,6 +8,7 @@ Source: Lib/pickletools.py of CPython, the opcodes; torch/_weights_only_unpickle
 
 from __future__ import annotations
 
+import functools
 import re
 import struct
 from collections.abc import Callable
@@ -18,8 +19,17 @@ from typing import Any
 from zcrecord.errors import LimitError
 
 _GLOBAL = re.compile(rb"([^\n]{1,200})\n([^\n]{1,200})\n")
+# A tensor as torch writes it, from behind its function and MARK to its PUT: run at once, since a checkpoint has little
+# else. S are sizes or strides, N a number, G a GET, P a PUT.
+_TENSOR = re.compile(
+    rb"\(GGX(.)\0\0\0(\d{1,20})PG(N)tPQ(N)SS\x89G\)RPtPRP"
+    .replace(b"S", rb"(N\x85|NN\x86|NNN\x87|\(N{4,64}t|\))(?:P)?")
+    .replace(b"N", rb"(?:K.|M..|J.{4})").replace(b"P", rb"r(.{4})").replace(b"G", rb"(h.|j.{4})"),
+    re.DOTALL,
+).match  # fmt: skip
 _UINT32 = struct.Struct("<I").unpack_from
 _NUMBERS = {op: struct.Struct(form) for op, form in ((0x4D, "<H"), (0x4A, "<i"), (0x47, ">d"))}  # BININT2, BININT, ...
+_WORDS = [i.to_bytes(4, "little") for i in range(256)]
 _TUPLES = {0x85: 1, 0x87: 3}
 _CONSTANTS: dict[int, Any] = {0x4E: None, 0x88: True, 0x89: False, 0x29: ()}  # NONE, NEWTRUE, NEWFALSE, EMPTY_TUPLE
 _HASHED = frozenset({str, float, bool, NoneType, bytes})  # types of keys with hashes that differ
@@ -62,39 +72,43 @@ def unpickle(
     """
     stack: list[Any] = []
     marked: list[list[Any]] = []  # the stacks below each mark
-    memo: dict[int, Any] = {}
+    memo: dict[bytes, Any] = {}  # by the bytes of LONG_BINPUT
     odd: list[Any] = []
     i = start
-    while True:  # the opcodes of a tensor, by how many of each it has
+    while True:
         op = data[i]
         i += 1
-        if op == 0x71:  # BINPUT
-            memo[data[i]] = stack[-1]
-            i += 1
+        if op == 0x58:  # BINUNICODE
+            end = i + 4 + _UINT32(data, i)[0]
+            if end > len(data):
+                raise EOFError
+            stack.append(str(data[i + 4 : end], "utf-8", "surrogatepass"))
+            i = end
         elif op == 0x72:  # LONG_BINPUT
-            memo[_UINT32(data, i)[0]] = stack[-1]
+            memo[bytes(data[i : i + 4])] = stack[-1]
             i += 4
         elif op == 0x68:  # BINGET
-            stack.append(memo[data[i]])
+            stack.append(memo[_WORDS[data[i]]])
+            i += 1
+        elif op == 0x28:  # MARK
+            if (match := _TENSOR(data, i)) is not None and len(match[4]) == match[3][0]:
+                stack.append(_call_at_once(stack.pop(), match.groups(), memo, persistent))
+                i = match.end()
+                continue
+            marked.append(stack)
+            stack = []
+        elif op == 0x71:  # BINPUT
+            memo[_WORDS[data[i]]] = stack[-1]
             i += 1
         elif op == 0x4B:  # BININT1
             stack.append(data[i])
             i += 1
-        elif op == 0x28:  # MARK
-            marked.append(stack)
-            stack = []
-        elif op == 0x58:  # BINUNICODE
-            end = i + 4 + _UINT32(data, i)[0]
-            stack.append(str(_bytes(data, i + 4, end), "utf-8", "surrogatepass"))
-            i = end
         elif op == 0x74:  # TUPLE
             items, stack = stack, marked.pop()
             stack.append(tuple(items))
         elif op == 0x52:  # REDUCE
             arguments, function = stack.pop(), stack.pop()
-            if type(function) is not Function or type(arguments) is not tuple:
-                raise ValueError("its pickle calls what is no function")
-            stack.append(function.call(*arguments))
+            stack.append(_call(function, arguments))
         elif op in _CONSTANTS:
             stack.append(_CONSTANTS[op])
         elif op == 0x86:  # TUPLE2
@@ -103,7 +117,7 @@ def unpickle(
         elif op == 0x51:  # BINPERSID
             stack.append(persistent(stack.pop()))
         elif op == 0x6A:  # LONG_BINGET
-            stack.append(memo[_UINT32(data, i)[0]])
+            stack.append(memo[bytes(data[i : i + 4])])
             i += 4
         elif op in (0x75, 0x65):  # SETITEMS, APPENDS
             items, stack = stack, marked.pop()
@@ -112,6 +126,38 @@ def unpickle(
             return stack.pop(), i
         else:
             i = _rare(op, data, i, stack, odd, named)
+
+
+def _call_at_once(function: Any, parts: Any, memo: dict[bytes, Any], persistent: Callable[[Any], Any]) -> Any:
+    """Run the opcodes of a tensor, of which `parts` are the groups of _TENSOR; return the tensor."""
+    word, kind, _, key, p1, device, count, p2, offset, sizes, p3, strides, p4, hooks, p5, p6, p7 = parts
+    first = memo[_word(word)], memo[_word(kind)]
+    memo[p1] = text = key.decode()
+    memo[p2] = identifier = *first, text, memo[_word(device)], _constant(count)
+    storage, memo[p3], memo[p4] = persistent(identifier), _constant(sizes), _constant(strides)
+    memo[p5] = _call(memo[_word(hooks)], ())
+    memo[p6] = arguments = storage, _constant(offset), _constant(sizes), _constant(strides), False, memo[p5]
+    memo[p7] = _call(function, arguments)
+    return memo[p7]
+
+
+def _call(function: Any, arguments: Any) -> Any:
+    """Run REDUCE."""
+    if type(function) is not Function or type(arguments) is not tuple:
+        raise ValueError("its pickle calls what is no function")
+    return function.call(*arguments)
+
+
+@functools.lru_cache(4096)
+def _word(opcode: bytes) -> bytes:
+    """Return the key in the memo of what BINGET or LONG_BINGET gets."""
+    return opcode[1:].ljust(4, b"\0")
+
+
+@functools.lru_cache(4096)
+def _constant(opcodes: bytes) -> Any:
+    """Return the number or tuple that these opcodes make."""
+    return unpickle(opcodes + b".", 0, lambda *_: None, lambda _: None)[0]
 
 
 def _rare(op: int, data: Any, i: int, stack: list[Any], odd: list[Any], named: Callable[[str, str], Any]) -> int:
