@@ -214,14 +214,15 @@ def described(data: bytes) -> object:
 def test_a_tensor_run_at_once_is_as_by_its_opcodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever byte of it is changed; it begins behind 256 values, whose numbers in the memo take four bytes."""
     out, shapes = io.BytesIO(), [(), (1,), (2, 300), (1, 2, 3), (1, 2, 1, 2, 70_000)]
-    torch.save({f"w{i}": torch.zeros(()).expand(shapes[i % 5]) for i in range(40)}, out)
+    saved = {f"w{i}": torch.zeros(()).expand(shapes[i % 5]) for i in range(40)}
+    torch.save(saved | {"tied": saved["w36"]}, out)
     with zipfile.ZipFile(out) as opened:
         data = opened.read(next(name for name in opened.namelist() if name.endswith("data.pkl")))
     start = data.index(b"w35")
     assert pickled._TENSOR(data, data.index(b"((", start) + 1), "a scalar is run at once, too"
     changed = [data[:i] + bytes([data[i] ^ bits]) + data[i + 1 :] for i in range(start, len(data)) for bits in (1, 255)]
     at_once = [described(each) for each in (data, *changed)]
-    assert len(at_once[0]) == 40 and isinstance(run(data)["w39"], TorchTensor)  # type: ignore[arg-type]
+    assert len(at_once[0]) == 41 and isinstance(run(data)["tied"], TorchTensor)  # type: ignore[arg-type]
     monkeypatch.setattr(pickled, "_TENSOR", re.compile(b"(?!)").match)
     assert [described(each) for each in (data, *changed)] == at_once
 

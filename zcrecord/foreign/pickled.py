@@ -27,6 +27,8 @@ _TENSOR = re.compile(
     .replace(b"N", rb"(?:K.|M..|J.{4})").replace(b"P", rb"r(.{4})").replace(b"G", rb"(h.|j.{4})"),
     re.DOTALL,
 ).match  # fmt: skip
+_ASKED = re.compile(rb"j(?=(.{4}))", re.DOTALL).findall  # what a LONG_BINGET may ask for, and a little more ...
+_RARELY = 16  # ... if at most one of so many bytes is its opcode, by which the numbers take little memory
 _UINT32 = struct.Struct("<I").unpack_from
 _NUMBERS = {op: struct.Struct(form) for op, form in ((0x4D, "<H"), (0x4A, "<i"), (0x47, ">d"))}  # BININT2, BININT, ...
 _WORDS = [i.to_bytes(4, "little") for i in range(256)]
@@ -73,6 +75,8 @@ def unpickle(
     stack: list[Any] = []
     marked: list[list[Any]] = []  # the stacks below each mark
     memo: dict[bytes, Any] = {}  # by the bytes of LONG_BINPUT
+    few = type(data) is bytes and data.count(b"j") * _RARELY < len(data)
+    asked: set[Any] = {*_WORDS, *_ASKED(data)} if few else set()  # numbers in the memo that may be asked for
     odd: list[Any] = []
     i = start
     while True:
@@ -91,7 +95,8 @@ def unpickle(
             stack.append(memo[_WORDS[data[i]]])
             i += 1
         elif op == 0x28:  # MARK
-            if (match := _TENSOR(data, i)) is not None and len(match[4]) == match[3][0]:
+            match = _TENSOR(data, i) if asked else None
+            if match is not None and len(match[4]) == match[3][0] and asked.isdisjoint(match.groups()):
                 stack.append(_call_at_once(stack.pop(), match.groups(), memo, persistent))
                 i = match.end()
                 continue
@@ -129,16 +134,11 @@ def unpickle(
 
 
 def _call_at_once(function: Any, parts: Any, memo: dict[bytes, Any], persistent: Callable[[Any], Any]) -> Any:
-    """Run the opcodes of a tensor, of which `parts` are the groups of _TENSOR; return the tensor."""
-    word, kind, _, key, p1, device, count, p2, offset, sizes, p3, strides, p4, hooks, p5, p6, p7 = parts
-    first = memo[_word(word)], memo[_word(kind)]
-    memo[p1] = text = key.decode()
-    memo[p2] = identifier = *first, text, memo[_word(device)], _constant(count)
-    storage, memo[p3], memo[p4] = persistent(identifier), _constant(sizes), _constant(strides)
-    memo[p5] = _call(memo[_word(hooks)], ())
-    memo[p6] = arguments = storage, _constant(offset), _constant(sizes), _constant(strides), False, memo[p5]
-    memo[p7] = _call(function, arguments)
-    return memo[p7]
+    """Run the opcodes of a tensor, of which `parts` are the groups of _TENSOR, and nothing is asked for later."""
+    word, kind, _, key, _, device, count, _, offset, sizes, _, strides, _, hooks, *_ = parts
+    storage = persistent((memo[_word(word)], memo[_word(kind)], key.decode(), memo[_word(device)], _constant(count)))
+    state = _call(memo[_word(hooks)], ())
+    return _call(function, (storage, _constant(offset), _constant(sizes), _constant(strides), False, state))
 
 
 def _call(function: Any, arguments: Any) -> Any:
