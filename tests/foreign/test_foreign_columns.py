@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import gguf
 import numpy as np
 import pytest
 import safetensors.numpy
+import torch
 from exhaustive import rounds
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -52,6 +54,17 @@ def values(names: list[str], forms: list[int]) -> dict[str, Any]:
 def test_tensors_put_at_once_are_as_if_put_one_by_one(names: list[str], forms: list[int]) -> None:
     data = peer.save(values(names, forms), metadata={"made": "here"})
     assert opened(data, "safetensors", by_columns=True) == opened(data, "safetensors", by_columns=False)
+
+
+def test_a_state_dict_is_put_at_once_if_tensors_of_one_storage_are_the_same_range() -> None:
+    tied = torch.ones(4, 6)
+    state = {"a.w": tied, "b.w": torch.zeros(3), "c": tied, "d": tied.view(24), "n": torch.tensor(7)}
+    for tensors in (state, state | {"e": tied[1]}, state | {"e": tied.t()}, state | {"e": torch.ones(2) > 1}):
+        out = io.BytesIO()
+        torch.save(tensors, out)
+        assert opened(out.getvalue(), "torch", by_columns=True) == opened(out.getvalue(), "torch", by_columns=False)
+        record = zcrecord.load_record(out.getvalue())
+        assert all(np.shares_memory(record["a.w"], record[name]) for name in "cd")
 
 
 @pytest.mark.parametrize("odd", ["a..b", ".a", "a.", "a.b", ".".join("a" * 101)])

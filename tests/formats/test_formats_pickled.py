@@ -6,6 +6,7 @@ import collections
 import io
 import pickle
 import pickletools
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ import torch
 
 import zcrecord
 from zcrecord import FormatError, LimitError, RecordError
+from zcrecord.foreign import pickled
 from zcrecord.foreign.pickled import Function, unpickle
-from zcrecord.foreign.torch_types import TorchNames
+from zcrecord.foreign.torch_types import TorchNames, TorchTensor
 from zcrecord.formats import convert
 
 MIB = 1 << 20
@@ -199,6 +201,31 @@ def test_the_opcodes_that_torch_saves_are_taken(tmp_path: Path) -> None:
     found = {code.name for code, _, _ in pickletools.genops(data)}
     assert found > {"BINPERSID", "LONG1", "REDUCE", "BUILD", "TUPLE3", "APPENDS", "LONG_BINPUT"}
     assert set(run(data)) > set(honest())
+
+
+def described(data: bytes) -> object:
+    """Return what is known of each tensor in a pickle; the class of the error for another."""
+    try:
+        found = run(data)
+        return [(name, t.dtype, t.offset, t.shape, t.strides, t.storage.nbytes) for name, t in found.items()]
+    except (RecordError, ValueError, LookupError, TypeError, EOFError, AttributeError) as error:
+        return type(error)
+
+
+def test_a_tensor_run_at_once_is_as_by_its_opcodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever byte of it is changed; it begins behind 256 values, whose numbers in the memo take four bytes."""
+    out, shapes = io.BytesIO(), [(), (1,), (2, 300), (1, 2, 3), (1, 2, 1, 2, 70_000)]
+    saved = {f"w{i}": torch.zeros(()).expand(shapes[i % 5]) for i in range(40)}
+    torch.save(saved | {"tied": saved["w36"]}, out)
+    with zipfile.ZipFile(out) as opened:
+        data = opened.read(next(name for name in opened.namelist() if name.endswith("data.pkl")))
+    start = data.index(b"w35")
+    assert pickled._TENSOR(data, data.index(b"((", start) + 1), "a scalar is run at once, too"
+    changed = [data[:i] + bytes([data[i] ^ bits]) + data[i + 1 :] for i in range(start, len(data)) for bits in (1, 255)]
+    at_once = [described(each) for each in (data, *changed)]
+    assert len(at_once[0]) == 41 and isinstance(run(data)["tied"], TorchTensor)  # type: ignore[arg-type]
+    monkeypatch.setattr(pickled, "_TENSOR", re.compile(b"(?!)").match)
+    assert [described(each) for each in (data, *changed)] == at_once
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from .npy import NpyHeader, read_npy_header, string_tensor
 from .readers import MemoryReader, Reader, as_file
 from .receiver import Receiver
 from .structure import MAX_TEXT, Structure, decode_structure
-from .zip_files import data_offset, members, open_zip, read_end, read_exactly, zip_faults
+from .zip_files import data_offset, members, read_end, read_exactly, zip_faults
 
 STRUCTURE = "zcrecord.json"
 BYTES = "npz.bytes"  # metadata: names of StringTensors that were arrays of bytes, not of text
@@ -53,7 +53,7 @@ def read(reader: Reader, out: Receiver) -> int:
         what = wrong_type(file.read(HEAD), "a .npz file")
         if what is not None and not zipfile.is_zipfile(file):
             raise FormatError(what, offset=0)
-    opened = open_zip(file)
+        opened = zipfile.ZipFile(file)
     arrays, text = members(opened, file, total, NPY, STRUCTURE, MAX_TEXT)
     reader.described = opened.start_dir, total
     if isinstance(reader, MemoryReader):

@@ -8,6 +8,7 @@ Source: Lib/pickletools.py of CPython, the opcodes; torch/_weights_only_unpickle
 
 from __future__ import annotations
 
+import functools
 import re
 import struct
 from collections import Counter, deque
@@ -20,8 +21,19 @@ from typing import Any
 from zcrecord.errors import LimitError
 
 _GLOBAL = re.compile(rb"([^\n]{1,200})\n([^\n]{1,200})\n")
+# A tensor as torch writes it, from behind its function and MARK to its PUT: run at once, since a checkpoint has little
+# else. S are sizes or strides, N a number, G a GET, P a PUT.
+_TENSOR = re.compile(
+    rb"\(GGX(.)\0\0\0(\d{1,20})PG(N)tPQ(N)SS\x89G\)RPtPRP"
+    .replace(b"S", rb"(N\x85|NN\x86|NNN\x87|\(N{4,64}t|\))(?:P)?")
+    .replace(b"N", rb"(?:K.|M..|J.{4})").replace(b"P", rb"r(.{4})").replace(b"G", rb"(h.|j.{4})"),
+    re.DOTALL,
+).match  # fmt: skip
+_ASKED = re.compile(rb"j(?=(.{4}))", re.DOTALL).findall  # what a LONG_BINGET may ask for, and a little more ...
+_RARELY = 16  # ... if at most one of so many bytes is its opcode, by which the numbers take little memory
 _UINT32 = struct.Struct("<I").unpack_from
 _NUMBERS = {op: struct.Struct(form) for op, form in ((0x4D, "<H"), (0x4A, "<i"), (0x47, ">d"))}  # BININT2, BININT, ...
+_WORDS = [i.to_bytes(4, "little") for i in range(256)]
 _TUPLES = {0x85: 1, 0x87: 3}
 _CONSTANTS: dict[int, Any] = {0x4E: None, 0x88: True, 0x89: False, 0x29: ()}  # NONE, NEWTRUE, NEWFALSE, EMPTY_TUPLE
 _HASHED = frozenset({str, float, bool, NoneType, bytes})  # types of keys with hashes that differ
@@ -64,39 +76,46 @@ def unpickle(
     """
     stack: list[Any] = []
     marked: list[list[Any]] = []  # the stacks below each mark
-    memo: dict[int, Any] = {}
+    memo: dict[bytes, Any] = {}  # by the bytes of LONG_BINPUT
+    few = type(data) is bytes and data.count(b"j") * _RARELY < len(data)
+    asked: set[Any] = {*_WORDS, *_ASKED(data)} if few else set()  # numbers in the memo that may be asked for
     odd: Counter[int] = Counter()
     i = start
-    while True:  # the opcodes of a tensor, by how many of each it has
+    while True:
         op = data[i]
         i += 1
-        if op == 0x71:  # BINPUT
-            memo[data[i]] = stack[-1]
-            i += 1
+        if op == 0x58:  # BINUNICODE
+            end = i + 4 + _UINT32(data, i)[0]
+            if end > len(data):
+                raise EOFError
+            stack.append(str(data[i + 4 : end], "utf-8", "surrogatepass"))
+            i = end
         elif op == 0x72:  # LONG_BINPUT
-            memo[_UINT32(data, i)[0]] = stack[-1]
+            memo[bytes(data[i : i + 4])] = stack[-1]
             i += 4
         elif op == 0x68:  # BINGET
-            stack.append(memo[data[i]])
+            stack.append(memo[_WORDS[data[i]]])
+            i += 1
+        elif op == 0x28:  # MARK
+            match = _TENSOR(data, i) if asked else None
+            if match is not None and len(match[4]) == match[3][0] and asked.isdisjoint(match.groups()):
+                stack.append(_call_at_once(stack.pop(), match.groups(), memo, persistent))
+                i = match.end()
+                continue
+            marked.append(stack)
+            stack = []
+        elif op == 0x71:  # BINPUT
+            memo[_WORDS[data[i]]] = stack[-1]
             i += 1
         elif op == 0x4B:  # BININT1
             stack.append(data[i])
             i += 1
-        elif op == 0x28:  # MARK
-            marked.append(stack)
-            stack = []
-        elif op == 0x58:  # BINUNICODE
-            end = i + 4 + _UINT32(data, i)[0]
-            stack.append(str(_bytes(data, i + 4, end), "utf-8", "surrogatepass"))
-            i = end
         elif op == 0x74:  # TUPLE
             items, stack = stack, marked.pop()
             stack.append(tuple(items))
         elif op == 0x52:  # REDUCE
             arguments, function = stack.pop(), stack.pop()
-            if type(function) is not Function or type(arguments) is not tuple:
-                raise ValueError("its pickle calls what is no function")
-            stack.append(function.call(*arguments))
+            stack.append(_call(function, arguments))
         elif op in _CONSTANTS:
             stack.append(_CONSTANTS[op])
         elif op == 0x86:  # TUPLE2
@@ -105,7 +124,7 @@ def unpickle(
         elif op == 0x51:  # BINPERSID
             stack.append(persistent(stack.pop()))
         elif op == 0x6A:  # LONG_BINGET
-            stack.append(memo[_UINT32(data, i)[0]])
+            stack.append(memo[bytes(data[i : i + 4])])
             i += 4
         elif op in (0x75, 0x65):  # SETITEMS, APPENDS
             items, stack = stack, marked.pop()
@@ -114,6 +133,33 @@ def unpickle(
             return stack.pop(), i
         else:
             i = _rare(op, data, i, stack, odd, named)
+
+
+def _call_at_once(function: Any, parts: Any, memo: dict[bytes, Any], persistent: Callable[[Any], Any]) -> Any:
+    """Run the opcodes of a tensor, of which `parts` are the groups of _TENSOR, and nothing is asked for later."""
+    word, kind, _, key, _, device, count, _, offset, sizes, _, strides, _, hooks, *_ = parts
+    storage = persistent((memo[_word(word)], memo[_word(kind)], key.decode(), memo[_word(device)], _constant(count)))
+    state = _call(memo[_word(hooks)], ())
+    return _call(function, (storage, _constant(offset), _constant(sizes), _constant(strides), False, state))
+
+
+def _call(function: Any, arguments: Any) -> Any:
+    """Run REDUCE."""
+    if type(function) is not Function or type(arguments) is not tuple:
+        raise ValueError("its pickle calls what is no function")
+    return function.call(*arguments)
+
+
+@functools.lru_cache(4096)
+def _word(opcode: bytes) -> bytes:
+    """Return the key in the memo of what BINGET or LONG_BINGET gets."""
+    return opcode[1:].ljust(4, b"\0")
+
+
+@functools.lru_cache(4096)
+def _constant(opcodes: bytes) -> Any:
+    """Return the number or tuple that these opcodes make."""
+    return unpickle(opcodes + b".", 0, lambda *_: None, lambda _: None)[0]
 
 
 def _rare(op: int, data: Any, i: int, stack: list[Any], odd: Counter[int], named: Callable[[str, str], Any]) -> int:
@@ -137,8 +183,8 @@ def _rare(op: int, data: Any, i: int, stack: list[Any], odd: Counter[int], named
         elif not isinstance(stack[-1], dict):
             raise ValueError(f"a {type(stack[-1]).__name__} where a dict is due")
     elif op == 0x81:  # NEWOBJ
-        arguments, function = exactly(tuple, stack.pop()), exactly(Function, stack.pop())
-        stack.append(function.call(*arguments))
+        arguments = stack.pop()
+        stack.append(_call(stack.pop(), arguments))
     elif op == 0x63:  # GLOBAL
         match = _GLOBAL.match(bytes(data[i : i + 402]))
         if match is None:

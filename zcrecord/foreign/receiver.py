@@ -83,7 +83,8 @@ class Receiver(Protocol):
         """Add all tensors, which lie in files as `put_range` has them, under their `state_path`.
 
         Only called if not `reads`, for a record of nothing else but metadata. Returns False, having added nothing, if
-        they have to be added one by one. Each has one of `forms`; the files hold them one after the other.
+        they have to be added one by one. Each has one of `forms`; the files hold them one after the
+        other. Tensors with the same range of a file are tied.
         """
 
     def put_decoded(
@@ -157,11 +158,13 @@ class Outline:
         if entries is None:
             return False
         entries.layouts, entries.layout_ids = [_layout(kind, shape, "C") for kind, shape in forms], form_ids
-        entries.payloads = np.where(some, np.cumsum(some) - 1, NONE)
         bases = [self._opened(reader)[0] if len(ranges) else 0 for reader, ranges, _ in files]
         starts += np.repeat(np.array(bases, np.uint64), [len(ranges) for _, ranges, _ in files])
-        self._entries, self._state = entries, np.zeros(np.count_nonzero(some), PAYLOAD)
-        self._state["offset"], self._state["nbytes"] = starts[some], sizes[some]
+        offsets, first, numbers = np.unique(starts[some], return_index=True, return_inverse=True)
+        entries.payloads = np.full(len(names), NONE)
+        entries.payloads[some] = numbers
+        self._entries, self._state = entries, np.zeros(len(first), PAYLOAD)
+        self._state["offset"], self._state["nbytes"] = offsets, sizes[some][first]
         return True
 
     def put_decoded(

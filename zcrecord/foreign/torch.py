@@ -87,22 +87,26 @@ def read(reader: Reader, out: Receiver) -> int:
 
 
 def _put_state(state: dict[str, Any], reader: MemoryReader, out: Receiver) -> bool:
-    """Give all tensors of a `state_dict()` at once, if each is a range of the file alone; returns whether it did."""
-    tensors = list(state.values())
-    ranges, forms = _ranges(tensors), dict[Form, int]()
-    if not state or len(ranges) < len(tensors):
+    """Give all tensors of a `state_dict()` at once, if each is a range of the file, those of one storage the same."""
+    tensors, forms = list(state.values()), dict[Form, int]()
+    if len(tensors) * _ITEM_COST > _EXPANDED + _ITEM_TIMES * reader.nbytes or not all(map(_is_plain, tensors)):
+        return False
+    ranges = [(t.start, t.nbytes) for t in tensors]
+    if len(set(ranges)) > len({id(t.storage) for t in tensors}):
         return False
     form_ids = np.array([forms.setdefault((t.kind, t.shape), len(forms)) for t in tensors], np.intp)
-    starts = np.array([ranges[id(t)] for t in tensors], np.uint64)
-    sizes = np.array([t.nbytes for t in tensors], np.uint64)
+    starts, sizes = np.array(ranges, np.uint64).reshape(-1, 2).T
     return out.put_state(list(state), list(forms), form_ids, [(reader, starts, sizes)])
 
 
 def _ranges(tensors: list[Any]) -> dict[int, int]:
     """Return the offset in the file of each tensor, by its identity, that is in C order and alone in its storage."""
     users = Counter(id(t.storage) for t in tensors if isinstance(t, TorchTensor))
-    plain = (t for t in tensors if isinstance(t, TorchTensor) and users[id(t.storage)] == 1 and t.is_plain)
-    return {id(t): t.storage.start + t.itemsize * t.offset for t in plain}
+    return {id(t): t.start for t in tensors if _is_plain(t) and users[id(t.storage)] == 1}
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) is TorchTensor and value.is_plain
 
 
 def _load(reader: MemoryReader) -> Any:
@@ -142,13 +146,14 @@ def _load_zipped(octets: memoryview) -> tuple[Any, tuple[int, int], _Members]:
     """Return the value in a zip file, the range of its directory, and its members."""
     members, directory = stored_members(octets, _WRONG)
     root = next(iter(members), b"").partition(b"/")[0]
+    folder = root + b"/data/"
 
     def member(name: bytes, most: int) -> bytes | None:
         start, nbytes, _ = members.get(root + b"/" + name, (0, 0, 0))
         return bytes(octets[start : start + min(nbytes, most)]) if start else None
 
     def place(key: str, storage: TorchStorage) -> None:
-        start, nbytes, _ = members[root + b"/data/" + key.encode()]
+        start, nbytes, _ = members[folder + key.encode()]
         if storage.nbytes != nbytes:
             raise ValueError(f"its storage '{printable(key)}' has {nbytes} bytes, not those of its tensors")
         storage.octets, storage.start, storage.in_file = octets, start, True

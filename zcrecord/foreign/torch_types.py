@@ -58,6 +58,8 @@ _PATHS = [
     for prefix in ("", "Pure")
     for name, kind in (("PosixPath", PurePosixPath), ("WindowsPath", PureWindowsPath))
 ]
+_NO_METADATA: dict[str, Any] = {}
+_ODD_NUMBERS = "a tensor's offset, sizes or strides are not numbers, or below 0"
 _SAME = "_rebuild_parameter", "_rebuild_parameter_with_state", "_rebuild_device_tensor_from_cpu_tensor"
 _ASKED, _TIMES = 64 << 20, 4  # limit of the bytes that a pickle's calls make: so many, plus so many times the file
 
@@ -90,29 +92,32 @@ class TorchStorage:
 class TorchTensor:
     """A tensor: elements of `dtype` in a storage, by offset and strides in elements; of float4 in pairs."""
 
-    __slots__ = ("dtype", "itemsize", "kind", "metadata", "nbytes", "offset", "shape", "storage", "strides")
+    __slots__ = ("dtype", "in_order", "itemsize", "kind", "metadata", "nbytes", "offset", "shape", "storage", "strides")
 
     def __init__(self, storage: Any, dtype: Any, offset: Any, shape: Any, strides: Any, metadata: Any) -> None:
         """Describe a tensor; raises ValueError unless its elements lie in the storage."""
         self.storage, self.dtype, self.offset, self.shape, self.strides = storage, dtype, offset, shape, strides
         self.kind, self.metadata = _KINDS[dtype], metadata
-        numbers = (offset, *shape, *strides)
-        if not {int}.issuperset(map(type, numbers)) or min(numbers) < 0 or len(shape) != len(strides):
-            raise ValueError("a tensor's offset, sizes or strides are not numbers, or below 0")
+        if not {int}.issuperset(map(type, (offset, *shape, *strides))) or offset < 0:
+            raise ValueError(_ODD_NUMBERS)
+        count, last, self.in_order = _extent(shape, strides)
         item = self.itemsize = itemsize(dtype)
-        self.nbytes = prod(shape) * item
-        if not self.nbytes and prod(n or 1 for n in shape) > MAX_ARCHIVE_SIZE >> 5:
-            raise ValueError("a tensor without elements has sizes that no tensor has")
-        if self.nbytes and item * (offset + 1 + sum(map(mul, shape, strides)) - sum(strides)) > storage.nbytes:
+        self.nbytes = count * item
+        if count and item * (offset + last) > storage.nbytes:
             raise ValueError("a tensor ends behind its storage")
         if metadata and dtype not in _SIGNED:
             raise ValueError(f"a tensor of {dtype} is conjugate or negated")
 
     @property
+    def start(self) -> int:
+        """Offset of the first element in the bytes of its storage's memory."""
+        return int(self.storage.start + self.itemsize * self.offset)
+
+    @property
     def is_plain(self) -> bool:
         """True if an archive has its bytes just as they lie in the file, in C order."""
         plain = self.nbytes > 0 and self.kind.bits >= 8 and self.kind is not _BOOL and not self.metadata
-        return plain and self.storage.in_file and is_c_order(self.shape, self.strides)
+        return plain and self.in_order and self.storage.in_file
 
     def array(self) -> Any:
         """Return the tensor as an array or PackedTensor, a view unless it is conjugate or negated.
@@ -125,7 +130,7 @@ class TorchTensor:
             raise UnsupportedError(f"a tensor of torch.{self.dtype} and shape {self.shape}, which numpy cannot have")
         if self.nbytes and self.storage.octets is None:
             raise FormatError("no torch checkpoint, or a damaged one: a storage is missing; copy it again")
-        steps, start = c_strides(self.shape), self.storage.start + self.itemsize * self.offset
+        steps, start = c_strides(self.shape), self.start
         if self.nbytes:  # the stride of an axis of length 1 may be any number
             steps = tuple(s if n > 1 else c for n, s, c in zip(self.shape, self.strides, steps, strict=True))
         octets, start = (self.storage.octets, start) if self.nbytes else (None, 0)
@@ -228,7 +233,7 @@ class TorchNames:
             return TorchValue("", why)
         if len(size) > MAX_RANK:
             return TorchValue("", f"a tensor of {len(size)} dimensions, at most {MAX_RANK} are legal; .reshape() it")
-        return TorchTensor(storage, dtype, offset, size, stride, exactly(dict, metadata) if metadata else {})
+        return TorchTensor(storage, dtype, offset, size, stride, exactly(dict, metadata) if metadata else _NO_METADATA)
 
     def _from_type(self, function: Any, _kind: Any, arguments: Any, _state: Any) -> Any:
         if function not in self._tensors.values():
@@ -267,6 +272,21 @@ class TorchNames:
         if items and not all(len(pair) == 2 and type(pair[0]) is str for pair in exactly(list, items)):
             raise ValueError("an OrderedDict of what is no list of pairs")
         return OrderedDict(items)
+
+
+@functools.lru_cache(1024)
+def _extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int, bool]:
+    """Return the number of a tensor's elements, the end of the last one, in elements, and whether they are in C order.
+
+    Raises:
+        ValueError: no tensor has these sizes and strides.
+    """
+    if len(shape) != len(strides) or min(*shape, *strides, 0, 0) < 0:
+        raise ValueError(_ODD_NUMBERS)
+    count = prod(shape)
+    if not count and prod(n or 1 for n in shape) > MAX_ARCHIVE_SIZE >> 5:
+        raise ValueError("a tensor without elements has sizes that no tensor has")
+    return count, 1 + sum(map(mul, shape, strides)) - sum(strides), is_c_order(shape, strides)
 
 
 @functools.cache

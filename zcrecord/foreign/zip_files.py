@@ -10,12 +10,13 @@ each of them looks at.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import struct
 import zipfile
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from zcrecord.codec.entries import encodable
 from zcrecord.errors import FormatError, RecordError, SourceError, UnsupportedError, printable
@@ -23,33 +24,32 @@ from zcrecord.errors import FormatError, RecordError, SourceError, UnsupportedEr
 _END, _END_MAGIC = struct.Struct("<4s4H2IH"), b"PK\5\6"  # without its comment
 _END64, _END64_MAGIC = struct.Struct("<4sQ2H2I4Q"), b"PK\6\6"
 _LOCATOR, _LOCATOR_MAGIC = struct.Struct("<4sIQI"), b"PK\6\7"  # of the ZIP64 end record
-_ENTRY, _ENTRY_MAGIC = struct.Struct("<4s6H3I5H2I"), b"PK\1\2"  # of the directory, without name, extra and comment
-_LOCAL, _LOCAL_MAGIC = struct.Struct("<4s5H3I2H"), b"PK\3\4"  # a member's own header, without name and extra
+_ENTRY, _ENTRY_MAGIC = struct.Struct("<4s24x3H12x"), b"PK\1\2"  # of the directory; bytes of name, extra and comment
+_FIELDS = np.dtype({  # of an entry, by their offsets in it
+    "names": ["flags", "method", "crc", "packed", "size", "attributes", "offset"],
+    "formats": ["<u2", "<u2", "<u4", "<u4", "<u4", "<u4", "<u4"],
+    "offsets": [8, 10, 16, 20, 24, 38, 42], "itemsize": _ENTRY.size,
+})  # fmt: skip
+_LOCAL, _LOCAL_MAGIC = struct.Struct("<4s4xH16x2H"), b"PK\3\4"  # a member's own header; method, bytes of name and extra
 _ZIP64, _OTHER_NAME = 0x0001, 0x7075  # extra fields: sizes of 64 bits, another name for the member
 _FOLDER = 0x10  # of a member's external attributes: miniz extracts no bytes of a folder, and reports success
-_NPZ = "not a .npz file"
 _ALIKE = "readers of zip files would differ about what is in it; save it anew"
 _TAIL = _END.size + 0xFFFF  # bytes at the end in which an end record can begin: it and its comment
 _WIDE = 0xFFFFFFFF  # a size or offset that stands in the ZIP64 field
-
-_Entry = collections.namedtuple(  # a member as the directory has it, by zipfile's names; `name` is bytes
-    "_Entry", "name orig_filename flag_bits compress_type CRC compress_size file_size external_attr header_offset extra"
-)
+_MOST = 1 << 62  # larger offsets and sizes count as this, which is behind the end of any file
 
 
-def open_zip(file: Any, wrong: str = _NPZ) -> zipfile.ZipFile:
-    """Open a seekable file as a zip file; `wrong` names the expected format in the error for another file.
+class _Members(NamedTuple):
+    """The members in a directory: names, extra fields of those that have some, by number, and columns of _FIELDS."""
 
-    Raises:
-        FormatError: the file is not a zip file, or is damaged.
-    """
-    with zip_faults(wrong):
-        return zipfile.ZipFile(file)
+    names: list[bytes]
+    extras: dict[int, bytes]
+    columns: dict[str, Any]
 
 
 @contextlib.contextmanager
-def zip_faults(wrong: str = _NPZ) -> Iterator[None]:
-    """Turn the exceptions of zipfile and zlib for a damaged file into one typed error."""
+def zip_faults() -> Iterator[None]:
+    """Turn the exceptions of zipfile and zlib for a damaged .npz file into one typed error."""
     try:
         yield
     except (RecordError, MemoryError, GeneratorExit):
@@ -58,7 +58,7 @@ def zip_faults(wrong: str = _NPZ) -> Iterator[None]:
         raise SourceError(f"cannot read: {error.strerror or error}", errno=error.errno) from error
     except Exception as error:  # BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError: not documented
         what = printable(str(error) or type(error).__name__)
-        raise FormatError(f"damaged, or {wrong} ({what}); copy it again") from error
+        raise FormatError(f"damaged, or not a .npz file ({what}); copy it again") from error
 
 
 def check_alike(opened: zipfile.ZipFile, file: Any, total: int) -> None:
@@ -71,8 +71,13 @@ def check_alike(opened: zipfile.ZipFile, file: Any, total: int) -> None:
         FormatError: the file can be read in two ways, or is damaged.
     """
     start, end, count = _directory(file, total)
-    names = [entry.name for entry in _entries(_read(file, start, end - start), start)]
-    _check_members(opened.infolist(), names, start, count, file)
+    members = _entries(_read(file, start, end - start), start)
+    found = [
+        (i.flag_bits, i.compress_type, i.CRC, i.compress_size, i.file_size, i.external_attr, i.header_offset)
+        for i in opened.infolist()
+    ]
+    columns = np.minimum(np.array(found, np.uint64).reshape(-1, len(members.columns)).T, _MOST).astype(np.int64)
+    _check_members(members._replace(columns=dict(zip(members.columns, columns, strict=True))), start, count, file)
 
 
 def stored_members(octets: memoryview, wrong: str) -> tuple[dict[bytes, tuple[int, int, int]], int]:
@@ -88,36 +93,65 @@ def stored_members(octets: memoryview, wrong: str) -> tuple[dict[bytes, tuple[in
     if not 0 <= tail.rfind(_END_MAGIC) <= len(tail) - _END.size:
         raise FormatError(f"damaged, or {wrong} (it does not end as a zip file); copy it again")
     start, end, count = _directory(octets, len(octets))
-    entries = _entries(_read(octets, start, end - start), start)
-    packed = next((entry for entry in entries if entry.compress_type or entry.flag_bits & 1), None)
-    if packed is not None:
-        done = "compressed" if packed.compress_type else "encrypted"
-        what = f"{wrong}, or one that was packed again: '{printable(packed.orig_filename)}' is {done}"
-        raise UnsupportedError(f"{what}; unpack it and pack it without compression, or save it anew")
-    ends = _check_members(entries, [entry.name for entry in entries], start, count, octets)
-    out = {e.name.lower(): (end - e.file_size, e.file_size, e.CRC) for e, end in ends}
-    if len(out) < len(entries):
+    members = _entries(_read(octets, start, end - start), start)
+    names, _, columns = members
+    for done, packed in (("compressed", columns["method"] > 0), ("encrypted", columns["flags"] & 1)):
+        if packed.any():
+            name = printable(names[packed.argmax()].decode(errors="replace"))
+            what = f"{wrong}, or one that was packed again: '{name}' is {done}"
+            raise UnsupportedError(f"{what}; unpack it and pack it without compression, or save it anew")
+    starts = _check_members(members, start, count, octets) - columns["size"]
+    places = zip(starts.tolist(), columns["size"].tolist(), columns["crc"].tolist(), strict=True)
+    out = dict(zip(map(bytes.lower, names), places, strict=True))
+    if len(out) < count:
         raise FormatError(f"two of its members have one name, or differ by case alone; {_ALIKE}")
     return out, start
 
 
-def _check_members(
-    infos: Sequence[Any], names: list[bytes], start: int, count: int, file: Any
-) -> list[tuple[Any, int]]:
-    """Return each member and its end, after checking them against one another and the directory at `start`."""
-    if not len(names) == len(infos) == count:
+def _check_members(members: _Members, start: int, count: int, file: Any) -> Any:
+    """Return the end of each member, after checking them against one another and the directory at `start`."""
+    names, offset = members.names, members.columns["offset"]
+    if not len(names) == len(offset) == count:
         raise FormatError(f"its directory has {len(names)} members, {count} is what its end says; {_ALIKE}")
-    if min((info.header_offset for info in infos), default=start):
+    if min(offset.tolist(), default=start):
         raise FormatError(f"something stands in front of its first member; {_ALIKE}", offset=0)
-    passed, out = 0, []
-    for info, name in sorted(zip(infos, names, strict=True), key=lambda pair: pair[0].header_offset):
-        if info.header_offset < passed:
-            raise FormatError(f"this member overlaps another; {_ALIKE}", tensor=info.orig_filename.removesuffix(".npy"))
-        passed = _check_member(info, name, file)
-        out.append((info, passed))
-    if passed > start:
-        raise FormatError(f"its last member ends at byte {passed}, the directory starts at {start}; it is truncated")
-    return out
+    ends, faults = _compare_headers(members, file)
+    order = np.argsort(offset, kind="stable")
+    overlaps = np.zeros(count, bool)
+    overlaps[order[1:]] = offset[order[1:]] < ends[order[:-1]]
+    faults = {"this member overlaps another": overlaps, **faults}
+    faulty = np.any(list(faults.values()), axis=0)[order]
+    if faulty.any():
+        i = int(order[faulty.argmax()])
+        fault = next(text for text, mask in faults.items() if mask[i])
+        fault = fault.format(members.columns["packed"][i], members.columns["size"][i])
+        name = names[i].decode(errors="replace").removesuffix(".npy")
+        raise FormatError(f"{fault}; {_ALIKE}", tensor=name, offset=int(offset[i]))
+    if (end := ends.max(initial=0)) > start:
+        raise FormatError(f"its last member ends at byte {end}, the directory starts at {start}; it is truncated")
+    return ends
+
+
+def _compare_headers(members: _Members, file: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the end of each member by its own header, and which members have which fault."""
+    names, extras, columns = members
+    headers = [_read(file, at, _LOCAL.size + len(n)) for at, n in zip(columns["offset"].tolist(), names, strict=True)]
+    own = [_LOCAL.unpack_from(header) for header in headers]
+    alike = [
+        row[:3] == (_LOCAL_MAGIC, method, len(name)) and header.endswith(name)
+        for row, header, method, name in zip(own, headers, columns["method"].tolist(), names, strict=True)
+    ]
+    folder = (columns["attributes"] & _FOLDER > 0) | np.array([name.endswith(b"/") for name in names], bool)
+    fields = {i: [kind for kind, _ in _fields(extra)] for i, extra in extras.items()}
+    twice = [i for i, kinds in fields.items() if kinds.count(_ZIP64) > 1 or _OTHER_NAME in kinds]
+    stored, packed, size = columns["method"] == zipfile.ZIP_STORED, columns["packed"], columns["size"]
+    ends = columns["offset"] + packed + np.array([_LOCAL.size + row[2] + row[3] for row in own], np.int64)
+    return ends, {
+        "the directory and the member's own header contradict each other": ~np.array(alike, bool),
+        "stored in {} bytes, of which {} should come": stored & (packed != size),
+        "a folder, and {1} bytes in it": folder & (size > 0),
+        "two sizes or two names for this member": np.isin(np.arange(len(names)), twice),
+    }
 
 
 def _read(file: Any, offset: int, nbytes: int) -> bytes:
@@ -164,27 +198,29 @@ def _directory(file: Any, total: int) -> tuple[int, int, int]:
     return start, end, count
 
 
-def _entries(directory: bytes, start: int) -> list[_Entry]:
+def _entries(directory: bytes, start: int) -> _Members:
     """Return the members as they stand in a directory that lies at `start`."""
-    out: list[_Entry] = []
-    position = 0
+    places, position, names, extras = list[int](), 0, list[bytes](), dict[int, bytes]()
     while position < len(directory):
         if position + _ENTRY.size > len(directory) or not directory.startswith(_ENTRY_MAGIC, position):
             raise FormatError(f"its directory is damaged; {_ALIKE}", offset=start + position)
-        entry = _ENTRY.unpack_from(directory, position)
-        name_end = position + _ENTRY.size + entry[10]
-        extra = directory[name_end : name_end + entry[11]]
-        sizes = entry[8], entry[9], entry[16]
-        if _WIDE in sizes:
-            sizes = _wide_sizes(*sizes, extra)
-        name = directory[position + _ENTRY.size : name_end]
-        text = name.decode(errors="replace")
-        flags, method, crc, attributes = entry[3], entry[4], entry[7], entry[15]
-        out.append(_Entry(name, text, flags, method, crc, sizes[0], sizes[1], attributes, sizes[2], extra))
-        position += _ENTRY.size + sum(entry[10:13])
+        places.append(position)
+        _, name, extra, comment = _ENTRY.unpack_from(directory, position)
+        end = position + _ENTRY.size + name
+        names.append(directory[end - name : end])
+        if extra:
+            extras[len(names) - 1] = directory[end : end + extra]
+        position = end + extra + comment
     if position > len(directory):
         raise FormatError(f"its directory is damaged; {_ALIKE}", offset=start + position)
-    return out
+    octets = b"".join([directory[at : at + _ENTRY.size] for at in places])
+    columns = {name: np.frombuffer(octets, _FIELDS)[name].astype(np.int64) for name in _FIELDS.names or ()}
+    sizes = [columns[name] for name in ("packed", "size", "offset")]
+    for i in np.flatnonzero(np.any([column == _WIDE for column in sizes], axis=0)).tolist():
+        packed, size, offset = (int(column[i]) for column in sizes)
+        for column, n in zip(sizes, _wide_sizes(packed, size, offset, extras.get(i, b"")), strict=True):
+            column[i] = min(n, _MOST)
+    return _Members(names, extras, columns)
 
 
 def _wide_sizes(packed: int, unpacked: int, offset: int, extra: bytes) -> tuple[int, int, int]:
@@ -197,30 +233,11 @@ def _wide_sizes(packed: int, unpacked: int, offset: int, extra: bytes) -> tuple[
 
 def _fields(extra: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield the kinds and the bytes of a member's extra fields."""
-    while len(extra) >= 4:
-        kind, size = struct.unpack_from("<2H", extra)
-        yield kind, extra[4 : 4 + size]
-        extra = extra[4 + size :]
-
-
-def _check_member(info: Any, name: bytes, file: Any) -> int:
-    """Return the end of a member, after checking that its header agrees with the directory."""
-    offset, fault = info.header_offset, ""
-    header = _read(file, offset, _LOCAL.size + len(name))
-    local = _LOCAL.unpack_from(header)
-    kinds = [kind for kind, _ in _fields(info.extra)] if info.extra else ()
-    own_name = header[_LOCAL.size :] if local[9] == len(name) else None
-    if local[0] != _LOCAL_MAGIC or local[3] != info.compress_type or own_name != name:
-        fault = "the directory and the member's own header contradict each other"
-    elif info.compress_type == zipfile.ZIP_STORED and info.compress_size != info.file_size:
-        fault = f"stored in {info.compress_size} bytes, of which {info.file_size} should come"
-    elif info.file_size and (info.external_attr & _FOLDER or name.endswith(b"/")):
-        fault = f"a folder, and {info.file_size} bytes in it"
-    elif kinds.count(_ZIP64) > 1 or _OTHER_NAME in kinds:
-        fault = "two sizes or two names for this member"
-    if fault:
-        raise FormatError(f"{fault}; {_ALIKE}", tensor=info.orig_filename.removesuffix(".npy"), offset=offset)
-    return int(offset + _LOCAL.size + local[9] + local[10] + info.compress_size)
+    at = 0
+    while at + 4 <= len(extra):
+        kind, size = struct.unpack_from("<2H", extra, at)
+        yield kind, extra[at + 4 : at + 4 + size]
+        at += 4 + size
 
 
 def members(
@@ -285,5 +302,5 @@ def read_end(member: Any) -> None:
 
 def data_offset(file: Any, info: zipfile.ZipInfo) -> int:
     """Return the offset in the file of a member's bytes, by its own header, which `check_alike` has checked."""
-    local = _LOCAL.unpack(_read(file, info.header_offset, _LOCAL.size))
-    return int(info.header_offset + _LOCAL.size + local[9] + local[10])
+    _, _, name, extra = _LOCAL.unpack(_read(file, info.header_offset, _LOCAL.size))
+    return int(info.header_offset + _LOCAL.size + name + extra)
