@@ -275,7 +275,8 @@ class HollowRecord {
     const writer = await this.open(name);
     try {
       const lasts = writer._.target.copies || source._room || source._source.octets;
-      for await (const chunk of piecesOf(source, info.payload, signal)) await writer.write(lasts ? chunk : chunk.slice());
+      const chunks = piecesOf(source, info.payload, signal);
+      for await (const chunk of chunks) await writer.write(lasts ? chunk : chunk.slice());
     } catch (error) {
       writer.abort();
       throw error;

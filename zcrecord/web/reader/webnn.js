@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: 0BSD
 /**
- * A sink of hollow records that makes WebNN's constants. WebNN takes the bytes of a constant as a whole, and copies them
- * before the call returns: one buffer, as large as the largest constant, gathers the chunks of each.
+ * A sink of hollow records that makes WebNN's constants. WebNN takes the bytes of a constant as a whole, and has copied
+ * them when the call returns: one buffer, as large as the largest constant, gathers the chunks of each.
  *
  * Source: constant(descriptor, buffer) and createConstantTensor(descriptor, inputData) in WebNN, draft of 2026-06-27.
  */
@@ -57,8 +57,7 @@ function faultOf({ dtype, code, bits, count, nbytes, shape }, { constant, maxTen
   const rank = shape.length;
   if (rank < min || rank > max) return `this context takes ${min} to ${max} dimensions, not ${rank}; reshape it`;
   const fits = count <= MOST && nbytes <= most;
-  if (!fits) return `this context takes up to ${MOST} elements and ${most} bytes, not ${count} and ${nbytes}; split it`;
-  return "";
+  return fits ? "" : `this context takes ${MOST} elements and ${most} bytes, not ${count} and ${nbytes}; split it`;
 }
 
 /** Makes a constant tensor and destroys it: Chromium has the function and, with some backends, always refuses. */

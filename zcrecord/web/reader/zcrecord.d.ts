@@ -269,8 +269,8 @@ export class Record<B extends ArrayBufferLike = ArrayBuffer> {
   hollow<T = unknown>(options: Cancellable & { sink: Sink }): Promise<HollowRecord<Map<string, T | null>>>;
   /**
    * A sink for `hollow` that makes WebNN's constants: MLOperands of `builder`, or without one constant MLTensors, which
-   * several builders take. WebNN takes a constant's bytes as a whole: the sink holds one constant, in one buffer as large
-   * as the largest. Every tensor is checked against `context.opSupportLimits()` first, and no byte is fetched. Throws
+   * several builders take. WebNN takes a constant's bytes as a whole: the sink holds one constant, in one buffer as
+   * large as the largest. Every tensor is checked against `context.opSupportLimits()` first, and no byte is fetched. Throws
    * UnsupportedError: a tensor has a type, rank or size that the context lacks, or it makes no constant tensors. What
    * WebNN refuses later is a SourceError, whose `cause` is WebNN's.
    *

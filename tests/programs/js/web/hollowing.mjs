@@ -133,7 +133,8 @@ test("a tensor comes in one request, and what a sink keeps of it stays as it was
   const record = await open(`${base}/odd.zcr`, { fetch: told.fetch });
   const before = told.requests;
   const chunks = [];
-  const sink = (_, { nbytes }) => (nbytes > 3 << 20 ? { write: (chunk) => void chunks.push(chunk) } : new ArrayBuffer(nbytes));
+  const keeper = { write: (chunk) => void chunks.push(chunk) };
+  const sink = (_, { nbytes }) => (nbytes > 3 << 20 ? keeper : new ArrayBuffer(nbytes));
   const hollow = await record.hollow({ sink });
   await hollow.stream(record);
   const sealed = hollow.seal();

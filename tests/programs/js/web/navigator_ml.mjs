@@ -41,6 +41,6 @@ async function readBack(context, builder, operands) {
   }
   context.dispatch(await builder.build(outputs), {}, tensors);
   const found = new Map();
-  for (const [name, tensor] of Object.entries(tensors)) found.set(name, new Uint8Array(await context.readTensor(tensor)));
+  for (const name of Object.keys(tensors)) found.set(name, new Uint8Array(await context.readTensor(tensors[name])));
   return found;
 }
