@@ -33,7 +33,7 @@ from tools.bench.sparse import write_holes
 from tools.bench.table import markdown, page_with, rows_of, wins
 from tools.measure import MIB
 from tools.models import branches, convolutions, gpt, quantized
-from tools.system_tools import has, link_bare_commands
+from tools.system_tools import link_bare_commands
 from tools.worker import ROOT, Worker, WorkerError, call_alone
 from zcrecord.onnx import runtime
 
@@ -241,22 +241,6 @@ def test_a_bare_path_has_a_shell_and_python_and_no_optional_tool(tmp_path: Path)
     command = ["bash", "-c", f"ls >/dev/null && mktemp -u >/dev/null && python3 -c '{script}'"]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("[]\n", "")
-
-
-@posix
-@pytest.mark.parametrize(
-    ("body", "there"),
-    [("cat >/dev/null", True), ("! grep -q errno", False), ("[[ $* != *-fsanitize* ]]", False), ("exit 1", False)],
-    ids=["whole", "half a multilib", "no sanitizers", "broken"],
-)
-def test_a_compiler_with_an_option_is_there_only_if_it_builds_what_tests_build(
-    body: str, there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "gcc").write_text(f"#!/bin/bash\n{body}\n", encoding="utf-8")
-    (tmp_path / "gcc").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert has.__wrapped__("gcc -m32") is there
-    assert has.__wrapped__("no-such-tool") is False
 
 
 # Models.

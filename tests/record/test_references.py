@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import records as r
 
 import zcrecord
 from tools.range_server import serving
@@ -65,9 +66,7 @@ def tables(path: Path) -> zcrecord.Record:
 
 
 def changed(path: Path, at: int) -> None:
-    octets = bytearray(path.read_bytes())
-    octets[at] ^= 1
-    path.write_bytes(octets)
+    r.damage(path, at)
 
 
 @pytest.mark.parametrize("digest", ["xxh3", "none"])
