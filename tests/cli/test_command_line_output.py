@@ -189,7 +189,7 @@ WIDTHS = [20, 40, 80, 120]
 
 
 @pytest.fixture
-def archive() -> Path:
+def many_columns() -> Path:
     weights = np.zeros((1024, 768), np.float32)
     block = {"attn": {"c_attn": {"weight": np.ones((768, 2304), np.float32), "bias": np.zeros(2304)}, "scale": 0.125}}
     record = {
@@ -236,9 +236,9 @@ USAGE = ["info", "--help", "ls --help", "convert --help", "embed --help"]
 @pytest.mark.parametrize("columns", WIDTHS)
 @pytest.mark.parametrize("command", [*COMMANDS, *FAILING])
 def test_nothing_is_wider_than_the_terminal_and_no_number_is_broken(
-    command: str, columns: int, archive: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, columns: int, many_columns: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arguments = command.replace("FILE", str(archive)).split()
+    arguments = command.replace("FILE", str(many_columns)).split()
     wide = shown(monkeypatch, 400, *arguments)
     narrow = shown(monkeypatch, columns, *arguments)
     assert numbers(narrow) <= numbers(wide)
@@ -255,12 +255,12 @@ def test_usage_and_help_are_not_wider_than_the_terminal(
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
-def test_names_are_there_at_every_width(columns: int, archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_are_there_at_every_width(columns: int, many_columns: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the left, folded where they have to be; what has no room is named at the end."""
-    heading, _, *lines = shown(monkeypatch, columns, "ls", str(archive)).splitlines()
+    heading, _, *lines = shown(monkeypatch, columns, "ls", str(many_columns)).splitlines()
     end = next((i for i, line in enumerate(lines) if line.startswith("no room for")), len(lines))
     names = [re.split(r" {2,}", line)[0].strip() for line in lines[:end] if line[0] != " "]
-    assert "".join(names) == "".join(zcrecord.load_record(archive))
+    assert "".join(names) == "".join(zcrecord.load_record(many_columns))
     gone = {column.heading for column in inspect.COLUMNS} - set(heading.split())
     told = " ".join(lines[end:])
     assert all(name in told for name in gone)
