@@ -6,7 +6,6 @@ import gzip
 import json
 import os
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,18 +101,6 @@ def test_onnx2zc_names_the_archive_without_the_suffixes_of_the_model(name: str, 
     Path(name).write_bytes(compress(c.DIGITS.read_bytes()))
     run.quietly(f"onnx2zc {name}")
     assert list(zcrecord.load_record(archive)) == names_of_digits()
-
-
-def test_onnx2zc_reads_standard_input(monkeypatch: pytest.MonkeyPatch, run: c.Commands) -> None:
-    c.pipe_in(monkeypatch, c.DIGITS.read_bytes())
-    assert run("onnx2zc - out.zcr").startswith("out.zcr: 7 tensors")
-    assert list(zcrecord.load_record("out.zcr", verify="full")) == names_of_digits()
-    c.pipe_in(monkeypatch, b"<html>")
-    run.fails("onnx2zc - x.zcr", "standard input: this is a web page, not an")
-    c.pipe_in(monkeypatch, c.DIGITS.read_bytes())
-    run.fails("onnx2zc - out.zcr", "out.zcr: exists already")
-    monkeypatch.setattr(sys, "stdin", None)
-    run.fails("onnx2zc - x.zcr", "standard input: is closed")
 
 
 def test_onnx2zc_writes_the_archive_to_standard_output_and_its_report_to_standard_error(

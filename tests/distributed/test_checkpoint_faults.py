@@ -164,15 +164,6 @@ def test_a_load_that_lost_its_files_to_another_model_is_refused(tmp_path: Path, 
     refused(SourceError, message, lambda: load_replaced(wanted(), tmp_path, {name: torch.ones(shape)}))
 
 
-def test_a_record_that_lost_its_files_says_so(tmp_path: Path) -> None:
-    save({"w": VALUES}, tmp_path)
-    record = zcrecord.load_record(tmp_path / "checkpoint.zcr")
-    save({"w": VALUES + 1}, tmp_path)
-    message = r"no such file; .*checkpoint\.zcr.* was replaced since .*load it again"
-    with pytest.raises(SourceNotFoundError, match=message):
-        record["w"]
-
-
 # Saves that fail, or were killed.
 
 

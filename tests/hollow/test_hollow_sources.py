@@ -93,20 +93,6 @@ def test_part_is_not_filled_from_another_archive_nor_from_less_than_it_is(path: 
         hollow_of(path.read_bytes()).fill_by("host")
 
 
-def test_relative_path_is_the_one_it_was_when_it_was_loaded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(path.parent)
-    chosen = zcrecord.load_record("m.zcr", names="m")
-    hollow = chosen.hollow()
-    again = pickle.loads(pickle.dumps(hollow))
-    elsewhere = path.parent / "elsewhere"
-    elsewhere.mkdir()
-    (elsewhere / "m.zcr").write_bytes(r.saved({"other": W}))
-    monkeypatch.chdir(elsewhere)
-    for one in (hollow, again):
-        one.fill_by("host")
-        assert_filled(one, chosen)
-
-
 # Digests.
 
 
