@@ -92,15 +92,6 @@ def test_an_index_opens_as_the_record_that_the_files_hold(hub: Path, digest: str
     )
 
 
-def test_the_tables_are_plain_tensors_to_other_readers(hub: Path) -> None:
-    zcrecord.index(hub, hub / "index.zcr")
-    plain = tables(hub / "index.zcr")
-    assert REFERENCES_TYPE.encode() in bytes(plain.archive.buffer)
-    first = plain["offset"][plain["file"].tolist().index(0)]
-    name = plain["files.name"].unpack().tolist()[0]
-    assert first == plain["files.described"][0][1] and (hub / name).stat().st_size == plain["files.nbytes"][0]
-
-
 def test_a_file_that_was_changed_is_refused_by_name(hub: Path) -> None:
     zcrecord.index(hub, hub / "index.zcr")
     shard = hub / "model-00002-of-00004.safetensors"
