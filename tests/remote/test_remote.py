@@ -277,16 +277,6 @@ def test_a_packed_archive_of_any_size_index_and_cutting_is_opened(server: Server
     assert not server.requests, "payloads are found in the cache, whatever they came out of"
 
 
-def test_one_that_zstd_itself_has_packed_is_fetched_whole(server: Server) -> None:
-    import zstandard
-
-    (server.folder / "z.zcr.zst").write_bytes(zstandard.ZstdCompressor().compress(saved(weights())))
-    rec = zcrecord.load_record(f"{server.url}/z.zcr.zst")
-    server.forget()
-    assert is_right(rec, weights())
-    assert not server.requests
-
-
 def test_secrets_in_a_url_are_not_told(server: Server) -> None:
     assert redacted("https://me:pw@host:8/a/m.zcr?sig=1") == "https://host:8/a/m.zcr"
     assert redacted("simplecache::s3://key@bucket/m") == "simplecache::s3://bucket/m"

@@ -86,14 +86,6 @@ def test_neither_threads_nor_the_way_in_change_a_byte(threads: int, archive: Pat
     assert (tmp_path / "back.zcr").read_bytes() == encoded()
 
 
-@pytest.mark.slow
-def test_more_effort_gives_other_bytes_of_the_same_archive(archive: Path, tmp_path: Path) -> None:
-    pack(archive, tmp_path / "m.zcr.zst", level=9)
-    data = (tmp_path / "m.zcr.zst").read_bytes()
-    assert data != packed()
-    assert decompressed(data) == encoded()
-
-
 def test_frames_of_other_programs_may_be_too_large_to_hold_several(tmp_path: Path) -> None:
     data = r.saved({"w": np.zeros(40 * MIB // 8)})
     (tmp_path / "m.zcr.zst").write_bytes(tabled([data[:100], data[100:]]))
