@@ -70,7 +70,6 @@ CLONE = f"{HOME}/my zcrecord"
 COMPUTING = tuple(
     f"tests/onnx/test_onnx_{name}.py"
     for name in (
-        "architectures",
         "export",
         "filling",
         "session",

@@ -129,27 +129,6 @@ def test_every_module_of_a_record_is_the_record_of_its_subtree(tree: Any) -> Non
             assert bytes(part.raw(key)) == bytes(rec.raw(prefix + key))
 
 
-def test_module_is_a_record_of_its_own(rec: Record) -> None:
-    part = rec.module("layers.0")
-    assert (type(part), part.names) == (Record, ("w", "b", "norm.weight"))
-    assert "w" in part and "layers.0.w" not in part and part.get("x") is None
-    assert part["w"].tolist() == part.array("w").tolist() == [1, 1, 1]
-    assert part.modules["norm"].type_name == "Layer"
-    assert part.attributes == {"norm.bias": None}
-    assert [(depth, key) for depth, key, _ in part.walk()] == [
-        (0, ""), (1, "w"), (1, "b"), (1, "norm"), (2, "weight"), (2, "bias"),
-    ]  # fmt: skip
-    assert [i.name for i in part.infos()] == list(dict(part)) == list(part)
-    assert part.nbytes == 24 + 32, "equal bytes are stored once"
-    assert rec.module("") is rec
-    assert (part.path, part.mode) == (rec.path, rec.mode)
-    assert str(part.path or "bytes") in repr(part)
-    r.assert_same(part.tree(), TREE["layers"][0])
-    r.assert_same(part.module("norm").tree(), TREE["layers"][0]["norm"])
-    with pytest.raises(TensorNotFoundError, match="'c': not in this record of 3 tensors"):
-        part["c"]
-
-
 def test_views_of_a_part_are_the_same_memory(rec: Record) -> None:
     for part, prefix in ((rec.module("layers"), "layers."), (rec.module("layers").module("1"), "layers.1.")):
         for name in part:

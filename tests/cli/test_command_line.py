@@ -19,6 +19,7 @@ from typing import Any
 import command_line as c
 import numpy as np
 import pytest
+import records as r
 
 import zcrecord
 from zcrecord.cli import inspect
@@ -271,9 +272,7 @@ def test_advice_in_json_is_an_option_too(archive: Path, run: c.Commands) -> None
 
 def test_names_of_strangers_are_left_as_they_are(run: c.Commands) -> None:
     zcrecord.save_record({"force=True": np.zeros(9)}, "force=True")
-    data = bytearray(Path("force=True").read_bytes())
-    data[zcrecord.load_record("force=True").info("force=True").offset] ^= 1
-    Path("force=True").write_bytes(data)
+    r.damage(Path("force=True"), zcrecord.load_record("force=True").info("force=True").offset)
     run.fails("verify force=True", "error: force=True: tensor 'force=True': ")
 
 

@@ -97,15 +97,3 @@ def test_attach_and_detach_fail_in_one_line_and_change_nothing(arguments: str, p
     run.fails(arguments, pattern)
     assert {path: path.read_bytes() for path in Path().iterdir()} == before
     run("attach script model.zcr --force")
-
-
-def test_detach_keeps_the_archive_unless_told_otherwise(run: c.Commands) -> None:
-    shutil.copy(sys.executable, "app")
-    run.quietly("attach app model.zcr --no-sync")
-    assert run("detach app").startswith("app.zcr: ")
-    assert Path("app.zcr").read_bytes() == Path("model.zcr").read_bytes()
-    run.quietly("attach app model.zcr --no-sync")
-    run.fails("detach app", "app.zcr: exists already; --force replaces it")
-    Path("app.zcr").unlink()
-    run.quietly("detach app --discard")
-    assert not Path("app.zcr").exists()

@@ -108,17 +108,6 @@ def test_worker_that_is_killed_is_replaced_and_an_end_of_the_command_is_one_of_a
         assert all(act == "SIGKILL" and name.endswith(".zcr-scratch") for name in others)
 
 
-def test_faults_of_the_plan_are_told_before_a_process_starts(run: c.Commands) -> None:
-    Path("models").mkdir()
-    run.fails("convert models out --jobs 2", "models: has no model below it; models are recognised by")
-    run.fails("convert model.onnx out --jobs 2", "model.onnx: .*")
-    for name in ("m.onnx", "m.npz"):
-        Path("models", name).touch()
-    told = "m.npz and m.onnx would both become m.zcr; rename one, or choose one format by --from"
-    run.fails("convert models out --jobs 2", told)
-    assert not os.path.exists("out")
-
-
 TOLD = """
 import contextlib, os, signal, sys
 from zcrecord.cli import fleet

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import command_line as c
@@ -18,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import zcrecord
 from zcrecord.integrity.signing import sign
-from zcrecord.onnx import convert, target, tune, tuning
+from zcrecord.onnx import convert, tune, tuning
 from zcrecord.record.save import stored_entries
 from zcrecord.storage.files import open_sink
 from zcrecord.writing.writers import StreamWriter
@@ -113,16 +112,6 @@ def test_info_shows_the_targets_and_that_one_fits_this_machine(run: c.Commands) 
     (target,) = found["targets"]
     assert (target["fits"], target["misfit"], target["onnxruntime"]) == (True, None, ort.__version__)
     assert 0 < target["nbytes"] < more and target["cpu"] == sorted(target["cpu"])
-
-
-def test_info_says_why_a_target_does_not_fit(monkeypatch: pytest.MonkeyPatch, run: c.Commands) -> None:
-    tune("model.zcr")
-    here = target.this_target(ort)
-    monkeypatch.setattr(target, "this_target", lambda *_: replace(here, onnxruntime="9.9.9"))
-    reason = f"made for onnxruntime {ort.__version__}, this is 9.9.9"
-    assert told(run("info model.zcr"))["tuned for"].endswith(f"; does not fit this machine: {reason}")
-    (found,) = run.json("info model.zcr")["tuned"]["targets"]
-    assert (found["fits"], found["misfit"]) == (False, reason)
 
 
 def test_info_of_a_tuned_archive_needs_no_onnx_runtime(monkeypatch: pytest.MonkeyPatch, run: c.Commands) -> None:

@@ -64,13 +64,6 @@ def test_a_url_without_a_file_is_told_without_its_secrets(command: str, run: c.C
     run.fails(f"{command} memory://user:secret@b/none.zcr out.zcr", told)
 
 
-def test_a_damaged_file_behind_a_url_is_named_by_the_url(memory: Any, run: c.Commands) -> None:
-    memory.pipe_file("/b/m.npz", b"PK\3\4 and no more")
-    run.fails("convert memory://b/m.npz out.zcr", "error: memory://b/m.npz: ")
-    memory.pipe_file("/b/m.zcr", b"no archive" * 9)
-    run.fails("pack memory://b/m.zcr out.zst", "error: memory://b/m.zcr: ")
-
-
 def test_what_reads_files_alone_says_that_it_was_given_a_url(run: c.Commands) -> None:
     run.fails("embed https://user:secret@h/m.zcr --lang c", r"error: https://h/m\.zcr: is a URL, and this reads files")
 

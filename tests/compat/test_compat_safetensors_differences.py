@@ -6,7 +6,6 @@ import importlib
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -254,18 +253,6 @@ def test_saving_over_a_file_that_is_mapped_leaves_what_was_loaded(tmp_path: Path
     OURS.pt.save_file({name: tensor + 1 for name, tensor in loaded.items()}, tmp_path / "m")
     assert loaded["w"].sum() == 0
     assert OURS.pt.load_file(tmp_path / "m")["w"].sum() == 5000
-
-
-@pytest.mark.parametrize("call", ["load_file(path)", "load(data)", "load_model(None, path)"])
-def test_without_torch_the_error_says_how_to_install_it(
-    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "m"
-    OURS.np.save_file({"w": np.ones(1)}, path)
-    monkeypatch.setitem(sys.modules, "torch", None)
-    module: ModuleType = OURS.pt
-    with pytest.raises(zcrecord.DependencyError, match=r"torch is not installed; pip install torch"):
-        eval(call, {**vars(module), "path": path, "data": path.read_bytes()})
 
 
 def test_tensors_go_to_the_device_that_is_named_and_to_the_cpu_whatever_the_default(tmp_path: Path) -> None:

@@ -327,20 +327,3 @@ def test_every_truncation_of_a_program_with_an_archive_is_refused(tmp_path: Path
     for size in [*range(1, 2000, 7), *range(BLOCK - 40, len(data))]:
         with pytest.raises(RecordError):
             zcrecord.load_record(data[:size])
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device")])
-@pytest.mark.parametrize("after", [1, 3])
-def test_program_stays_as_it_was_when_attaching_fails(error: Any, after: int, program: Path, tmp_path: Path) -> None:
-    calls = []
-
-    def fail(done: int, total: int | None) -> None:
-        calls.append((done, total))
-        if len(calls) == after:
-            raise error
-
-    before = program.stat()
-    with pytest.raises((KeyboardInterrupt, OSError)):
-        attach(program, ARCHIVE, progress=fail)
-    assert program.read_bytes() == elf() and os.listdir(tmp_path) == ["app"]
-    assert (program.stat().st_ino, program.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)

@@ -183,16 +183,6 @@ def test_archives_that_are_no_file_of_their_own_are_refused(tmp_path: Path) -> N
                 plan(source)
 
 
-def test_packed_archives_are_refused(tmp_path: Path) -> None:
-    pytest.importorskip("zstandard", reason="platform: no zstandard")
-    from zcrecord import transport
-
-    zcrecord.save_record({"w": np.ones(3)}, tmp_path / "m.zcr")
-    transport.pack(tmp_path / "m.zcr", tmp_path / "m.zcr.zst")
-    with pytest.raises(UnsupportedError, match="is packed for transport; unpack it first: zcrecord unpack"):
-        plan(tmp_path / "m.zcr.zst")
-
-
 MEASURED = """
 import sys
 from tools.measure import peak_rss

@@ -254,26 +254,6 @@ def fill(s3: S3, tmp_path: Path, count: int = 20) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_fleet_goes_from_a_bucket_to_a_bucket_once(s3: S3, tmp_path: Path) -> None:
-    whole = fill(s3, tmp_path)
-    jobs = plan(*BUCKET, storage_options=s3.options)
-    assert sorted(convert_one(job).state for job in jobs) == ["converted"] * 19 + ["refused"]
-    found = s3.file_system().find("bucket/archives")
-    archives = {f"bucket/archives/{name}" for name in whole}
-    [refusal] = set(found) - archives
-    assert archives < set(found)
-    s3.requests.clear()
-    assert sorted(convert_one(job).state for job in jobs) == ["kept"] * 19 + ["refused"]
-    assert {request.partition(" ")[0] for request in s3.requests} == {"HEAD", "GET"}
-    assert not [request for request in s3.requests if request.startswith("GET /bucket/models")]
-    s3.file_system().pipe_file(refusal.removesuffix(".zcr.refused").replace("archives", "models") + ".onnx", external())
-    s3.file_system().pipe_file(os.path.dirname(refusal).replace("archives", "models") + "/sub/w.bin", bytes(24))
-    assert sorted(convert_one(job).state for job in jobs) == ["converted"] + ["kept"] * 19
-    assert refusal not in s3.file_system().find("bucket/archives")
-    assert all(zcrecord.load_record(job.dest, verify="full", storage_options=s3.options).metadata for job in jobs)
-
-
-@pytest.mark.slow
 def test_options_of_both_buckets_may_differ_and_archives_of_others_stay(s3: S3, tmp_path: Path) -> None:
     fill(s3, tmp_path, 1)
     [job] = plan(tmp_path / "models", BUCKET[1], dest_storage_options=s3.options)

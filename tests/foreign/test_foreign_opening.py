@@ -12,18 +12,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
+import records as r
+import safetensors.numpy
 import torch
+from exhaustive import rounds
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 import zcrecord
+from tools.measure import most_allocated
 from tools.range_server import serving
 from zcrecord import FormatError, IntegrityError, LimitError, SourceError, UnsupportedError
+from zcrecord.foreign import open_foreign, safetensors_header
 from zcrecord.foreign.npy import encode_npy_header
 from zcrecord.foreign.pickled import unpickle
+from zcrecord.foreign.receiver import Outline
 from zcrecord.foreign.torch_types import TorchNames
 from zcrecord.formats import convert
+from zcrecord.storage.memory import Memory
 from zcrecord.tensors.strides import address
+from zcrecord.writing import module_tree
 
 W = np.arange(600, dtype=np.float32).reshape(20, 30)
 TREE: dict[str, Any] = {
@@ -199,9 +210,7 @@ def test_full_verification_and_an_index_compare_the_checksums_of_members(suffix:
     path, w = tmp_path / f"m.{suffix}", np.arange(100_000, dtype=np.float32)
     np.savez(path, w=w) if suffix == "npz" else torch.save({"w": torch.from_numpy(w)}, path)
     zcrecord.load_record(path, verify="full").verify()
-    octets = bytearray(path.read_bytes())
-    octets[octets.index(w[50:60].tobytes())] ^= 1
-    path.write_bytes(octets)
+    r.damage(path, w[50:60].tobytes())
     record = zcrecord.load_record(path)
     for check in (
         record.verify,
@@ -312,7 +321,7 @@ def test_what_needs_an_archive_says_how_to_make_one(tmp_path: Path) -> None:
 # Limits of what small files cost.
 
 
-def given(*_: Any) -> Any:
+def nothing(*_: Any) -> Any:
     """Nothing, for every name in a pickle."""
 
 
@@ -325,24 +334,24 @@ def test_items_of_a_set_of_one_hash_are_few() -> None:
     names = TorchNames(10_000, lambda *_: None)
     wide = [b"\x8a\x14" + (prime * (1 << 80 | i)).to_bytes(20, "little", signed=True) for i in range(101)]
     made = b"c__builtin__\nset\n](" + b"%s" + b"e\x85R."
-    assert len(unpickle(made % b"".join(wide[:100]), 0, names.named, given)[0]) == 100
+    assert len(unpickle(made % b"".join(wide[:100]), 0, names.named, nothing)[0]) == 100
     with pytest.raises(LimitError, match="a hundred keys have the same hash; the file is malicious"):
-        unpickle(made % b"".join(wide), 0, names.named, given)
+        unpickle(made % b"".join(wide), 0, names.named, nothing)
 
 
 @pytest.mark.parametrize("key", SLOW)
 def test_a_tuple_that_takes_long_to_hash_is_no_key(key: str) -> None:
     with pytest.raises(ValueError, match="a key made of tuples"):
-        unpickle(b"\x80\x02}" + SLOW[key] + b"K\x01s.", 0, given, given)
+        unpickle(b"\x80\x02}" + SLOW[key] + b"K\x01s.", 0, nothing, nothing)
 
 
 def test_keys_of_one_hash_are_few() -> None:
     prime = (1 << 61) - 1
     wide = [b"\x8a\x14" + (prime * (1 << 80 | i)).to_bytes(20, "little", signed=True) + b"N" for i in range(101)]
-    found, _ = unpickle(b"}(" + b"".join(wide[:100]) + b"u.", 0, given, given)
+    found, _ = unpickle(b"}(" + b"".join(wide[:100]) + b"u.", 0, nothing, nothing)
     assert len(found) == 100 and len(set(map(hash, found))) == 1
     with pytest.raises(LimitError, match="a hundred keys have the same hash; the file is malicious"):
-        unpickle(b"}(" + b"".join(wide) + b"u.", 0, given, given)
+        unpickle(b"}(" + b"".join(wide) + b"u.", 0, nothing, nothing)
 
 
 def test_strings_of_all_arrays_together_are_bounded(tmp_path: Path) -> None:
@@ -390,3 +399,114 @@ def test_a_checkpoint_that_is_read_into_memory_is_not_mapped(tmp_path: Path) -> 
     with open(path, "r+b") as file:  # changed in place
         file.write(octets.replace(np.float32(1).tobytes(), np.float32(7).tobytes()))
     assert record["w"].sum() == 5000
+
+
+# Tensors put at once.
+
+
+peer: Any = safetensors.numpy
+KEYS = st.sampled_from(["a", "b", "a-", "a/", "é", "10", "9", "", "weight", "日本"])
+NAMES = st.lists(st.lists(KEYS, min_size=1, max_size=6).map(".".join).filter(bool), max_size=12, unique=True)
+
+
+def opened(data: bytes, kind: str, *, by_columns: bool) -> Any:
+    """Return the index of a file, without its memory, and the bytes of its tensors."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not by_columns:
+            patch.setattr(Outline, "put_state", lambda *_: False)
+        archive = open_foreign(kind, Memory(memoryview(data)))
+    index = archive.index._replace(memory=memoryview(b""))
+    columns = [None if column is None else np.asarray(column).tolist() for column in index[2:]]
+    return columns, bytes(index.text), [np.asarray(view).tobytes() for view in archive.views()]
+
+
+def values(names: list[str], forms: list[int]) -> dict[str, Any]:
+    dtypes = [np.float32, np.uint8, np.float16]
+    found = zip(names, forms * len(names), strict=False)
+    return {name: np.arange(form % 5, dtype=dtypes[form % 3]).reshape(1, -1) for name, form in found}
+
+
+@pytest.mark.slow
+@given(NAMES, st.lists(st.integers(0, 15), min_size=1, max_size=12))
+@example(["a", "a.b", "c.d"], [2])
+@example(["b.a.w", "a.w", "b.a.c.w", "b.w", "a.b.w", "b.c"], [1, 7, 2, 6, 3, 5])
+@example([".".join("a" * 99), ".".join("b" * 100), ".".join("c" * 101)], [1])
+@settings(max_examples=rounds(400), deadline=None)
+def test_tensors_put_at_once_are_as_if_put_one_by_one(names: list[str], forms: list[int]) -> None:
+    data = peer.save(values(names, forms), metadata={"made": "here"})
+    assert opened(data, "safetensors", by_columns=True) == opened(data, "safetensors", by_columns=False)
+
+
+@pytest.mark.parametrize("odd", ["a..b", ".a", "a.", "a.b", ".".join("a" * 101)])
+def test_usual_names_are_put_at_once_and_odd_ones_one_by_one(odd: str) -> None:
+    usual = ["a.b.w", "a.c", "b", "é.w", ".".join("c" * 100)]
+    assert module_tree.state_entries(usual) is not None
+    assert module_tree.state_entries([*usual, odd]) is None
+
+
+def test_an_index_of_no_shards_and_files_of_no_tensors_are_empty_records(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors.index.json"
+    path.write_text('{"weight_map": {}}', encoding="utf-8")
+    for source in (path, peer.save({}), saved(tmp_path / "m.gguf", [], ["a"])):
+        assert list(zcrecord.load_record(source)) == []
+
+
+def test_shards_of_tensors_of_several_types_are_put_at_once(tmp_path: Path) -> None:
+    parts = [values([f"{part}.{i}.w" for i in range(9)], [part, 3, 7, 0, 6]) for part in (1, 0)]
+    files = {f"m-{k}.safetensors": part for k, part in enumerate(parts)}
+    for name, part in files.items():
+        (tmp_path / name).write_bytes(peer.save(part))
+    path = tmp_path / "m.safetensors.index.json"
+    weight_map = {name: file for file, part in files.items() for name in part}
+    path.write_text(json.dumps({"weight_map": weight_map}), encoding="utf-8")
+    record = zcrecord.load_record(path)
+    assert sorted(record) == sorted([*parts[0], *parts[1]])
+    for name, value in (parts[0] | parts[1]).items():
+        assert np.array_equal(record[name], value)
+        assert record[name].dtype == value.dtype
+
+
+def test_names_of_modules_that_take_much_are_not_put_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module_tree, "_ROOM", 10)
+    assert module_tree.state_entries(["abcd.efghi"]) is not None
+    assert module_tree.state_entries(["abcd.efgh.i"]) is None
+
+
+def saved(path: Path, names: list[str], words: list[str]) -> bytes:
+    made = gguf.GGUFWriter(path, "llama")
+    made.add_array("words", words)
+    for name in names:
+        made.add_tensor(name, np.ones(3, np.float32))
+    made.write_header_to_file()
+    made.write_kv_data_to_file()
+    made.write_tensors_to_file()
+    made.close()
+    return path.read_bytes()
+
+
+def test_words_of_every_length_come_as_they_are(tmp_path: Path) -> None:
+    """Also where one crosses the bytes that are looked at together, is long, is empty, or has NUL."""
+    words = ["x" * (i * 7 % 300) + "é" * (i % 3) + "\0" * (i % 5 == 0) for i in range(3000)] + ["y" * 70_000, "z"]
+    data = saved(tmp_path / "m.gguf", [f"a.{i}.w" for i in range(300)], words)
+    assert zcrecord.load_record(data).metadata["words"] == words
+    assert opened(data, "gguf", by_columns=True) == opened(data, "gguf", by_columns=False)
+
+
+# Metadata.
+
+
+def header(entries: int, name: str = "") -> bytes:
+    text = json.dumps({"__metadata__": {name + f"{i:x}": "" for i in range(entries)}}, separators=(",", ":")).encode()
+    return len(text).to_bytes(8, "little") + text
+
+
+@pytest.mark.parametrize("name", ["", "\n"], ids=["plain", "escaped"])
+def test_short_entries_of_metadata_cost_what_is_counted_for_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = header(20_000, name)
+    zcrecord.load_record(data)
+    peak = most_allocated(lambda: zcrecord.load_record(data))
+    assert peak < (1 << 20) + 20_000 * safetensors_header._ENTRY_COST
+    assert len(zcrecord.load_record(data).metadata) == 20_000
+    monkeypatch.setattr(safetensors_header, "_MEMORY", 1 << 10)
+    with pytest.raises(zcrecord.LimitError, match="entries of metadata take far more memory than the file"):
+        zcrecord.load_record(data)

@@ -346,12 +346,6 @@ def test_vocabulary_alone_in_a_file_is_taken(tmp_path: Path, monkeypatch: pytest
 # Around it.
 
 
-def test_without_gguf_the_error_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(zcrecord.DependencyError, match=r"pip install gguf, or in a checkout .*'\.\[gguf\]'"):
-        read_bytes(head(0, 0), tmp_path)
-
-
 @pytest.mark.measured
 @pytest.mark.exhaustive(keep=0)
 @LINUX

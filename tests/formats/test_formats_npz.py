@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -176,17 +175,6 @@ def test_ctrl_c_as_a_member_is_opened_is_told_as_that(tmp_path: Path, monkeypatc
         patch.setattr(zipfile.ZipFile, "open", interrupted)
         convert(tmp_path / "m.zcr", tmp_path / "m.npz")
     assert opened and [file.name for file in tmp_path.iterdir()] == ["m.zcr"]
-
-
-@pytest.mark.skipif(not os.path.isdir("/dev/fd"), reason="platform: /dev/fd")
-def test_what_goes_through_an_archive_goes_into_a_pipe_too(tmp_path: Path) -> None:
-    zcrecord.save_record({"a": A}, tmp_path / "m.zcr")
-    convert(tmp_path / "m.zcr", tmp_path / "m.safetensors")
-    reading, writing = os.pipe()
-    with open(reading, "rb") as pipe:
-        with open(writing, "wb"):
-            convert(tmp_path / "m.safetensors", f"/dev/fd/{writing}", dest_format="npz", force=True)
-        assert_equal(np.load(io.BytesIO(pipe.read())), {"a": A})
 
 
 def test_npz_is_read_from_a_file_alone(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ What could crash runs in a Python of its own.
 
 from __future__ import annotations
 
+import gc
+import mmap
 import os
 import signal
 import sys
@@ -19,6 +21,8 @@ from forked import run_torch
 
 import zcrecord
 from zcrecord.errors import SourceError
+from zcrecord.frameworks import torch_pages
+from zcrecord.frameworks.torch_pages import paged
 
 POSIX = pytest.mark.skipif(os.name != "posix", reason="platform: POSIX keeps files that are open")
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="platform: only Linux lists open files")
@@ -198,3 +202,198 @@ print(len(held))
 @LINUX
 def test_neither_archives_nor_views_nor_torch_s_tensors_take_file_descriptors(path: Path) -> None:
     assert run_torch(FEW, path).stdout == "900\n"
+
+
+# Pages of parts.
+
+
+PAGE = mmap.PAGESIZE
+ROWS, COLUMNS = 64, 4 * PAGE  # of float32: a row has 16 pages
+Asked = set[int]
+
+
+@pytest.fixture
+def weight(tmp_path: Path) -> Any:
+    """A tensor over a mapped file, as servers are given it."""
+    values = np.arange(ROWS * COLUMNS, dtype=np.float32).reshape(ROWS, COLUMNS)
+    zcrecord.save_record({"w": values, "b": np.ones(8, np.float32)}, tmp_path / "model.zcr", durable=False)
+    return paged(zcrecord.load_record(tmp_path / "model.zcr").torch(writable=False)["w"])
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """The addresses of all pages that the system is asked for."""
+    pages: Asked = set()
+
+    def note(start: int, nbytes: int, advice: int) -> None:
+        if advice == mmap.MADV_WILLNEED:
+            pages.update(range(start // PAGE, -(-(start + nbytes) // PAGE)))
+
+    monkeypatch.setattr(torch_pages, "advise", note)
+    return pages
+
+
+def pages_of(part: Any) -> Asked:
+    """Return the pages that hold an element, each looked at by itself."""
+    address, strides = part.data_ptr(), part.stride()
+    offsets = (sum(i * s for i, s in zip(at, strides, strict=True)) for at in np.ndindex(*part.shape))
+    return {(address + 4 * offset) // PAGE for offset in offsets}
+
+
+def test_check_runs_once_before_all_elements_are_read_together(tmp_path: Path) -> None:
+    zcrecord.save_record({"w": np.arange(12.0).reshape(3, 4)}, tmp_path / "model.zcr")
+    ran: list[int] = []
+    weight = paged(zcrecord.load_record(tmp_path / "model.zcr").torch(writable=False)["w"], lambda: ran.append(1))
+    parts = weight[1:].clone(), weight.narrow(1, 0, 2).sum(), weight.t().shape
+    assert not ran
+    assert [weight.t().sum().item(), weight.sum().item(), weight[None].clone().sum().item()] == [66, 66, 66]
+    assert len(parts) == 3
+    assert ran == [1]
+
+
+LOOKS: dict[str, Callable[[Any], Any]] = {
+    "size": lambda w: (w.size(), w.shape, w.dim(), w.dtype, w.device, len(w), w.numel(), w.is_contiguous()),
+    "narrow": lambda w: w.narrow(0, 1, 2).narrow(1, 3, 4),
+    "index": lambda w: (w[1:3, ::2], w[0], w[..., None]),
+    "view": lambda w: w.view(-1).view(torch.int32),
+    "chunk": lambda w: [part.t() for part in w.chunk(4, dim=1)],
+    "data": lambda w: w.data.detach(),
+}
+
+
+def test_views_read_nothing(weight: Any, asked: Asked) -> None:
+    for way, look in LOOKS.items():
+        look(weight)
+        assert not asked, way
+
+
+PARTS: dict[str, Callable[[Any], Any]] = {
+    "rows": lambda w: w.narrow(0, 16, 16),
+    "columns": lambda w: w.narrow(1, PAGE, PAGE),
+    "columns of rows": lambda w: w[8:40:3, 5 : PAGE + 9],
+    "every other column": lambda w: w[3:5, ::2],
+    "transposed": lambda w: w.t()[100:200],
+    "one element": lambda w: w[7, 9],
+    "reshaped": lambda w: w.view(ROWS, 4, PAGE)[:, 1],
+    "expanded": lambda w: w[:2, :3].unsqueeze(0).expand(5, 2, 3),
+    "nothing": lambda w: w[:0],
+}
+
+
+@pytest.mark.exhaustive(keep=2)
+@pytest.mark.parametrize("part", PARTS)
+def test_a_copy_asks_for_the_pages_of_the_part_and_for_no_others(part: str, weight: Any, asked: Asked) -> None:
+    source = PARTS[part](weight)
+    expected = pages_of(source.as_subclass(torch.Tensor))
+    target = torch.nn.Parameter(torch.zeros(source.shape), requires_grad=False)
+    target.data.copy_(source)
+    assert asked == expected
+    assert torch.equal(target, PARTS[part](torch.arange(ROWS * COLUMNS, dtype=torch.float32).view(ROWS, COLUMNS)))
+
+
+READS: dict[str, Callable[[Any], Any]] = {
+    "clone": lambda w: w.clone(),
+    "to": lambda w: w.to(torch.float64),
+    "cat": lambda w: torch.cat([w, w]),
+    "item": lambda w: w.item(),
+    "index_select": lambda w: w[torch.tensor([0])],
+    "equal": lambda w: torch.equal(w, torch.zeros_like(w)),
+}
+
+
+@pytest.mark.parametrize("way", READS)
+def test_whatever_else_is_done_with_a_part_asks_for_all_of_it(way: str, weight: Any, asked: Asked) -> None:
+    part = weight[5, 10:11] if way == "item" else weight[5, : 2 * PAGE]
+    result = READS[way](part)
+    assert asked == pages_of(part.as_subclass(torch.Tensor))
+    assert not isinstance(result, type(weight))
+
+
+@pytest.mark.slow
+@LINUX
+def test_columns_of_a_cold_file_are_read_and_not_what_lies_between(tmp_path: Path) -> None:
+    path = tmp_path / "cold.zcr"
+    zcrecord.save_record({"w": np.ones((256, 16 * PAGE), np.float32)}, path)  # 64 MiB: a row has 64 pages
+
+    def bytes_read(columns: slice) -> int:
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        weight = paged(zcrecord.load_record(path).torch(writable=False)["w"])
+        before = read_by_this_process()
+        assert weight[:, columns].contiguous().sum() > 0
+        return read_by_this_process() - before
+
+    whole, part = bytes_read(slice(None)), bytes_read(slice(0, 4 * PAGE))
+    if not whole:
+        pytest.skip("platform: this file system keeps files in memory")
+    assert part < 0.3 * whole
+
+
+def read_by_this_process() -> int:
+    lines = Path("/proc/self/io").read_text(encoding="utf-8").splitlines()
+    return int(dict(line.split(": ") for line in lines)["read_bytes"])
+
+
+WRITES: dict[str, Callable[[Any], Any]] = {
+    "mul_": lambda w: w.mul_(0),
+    "copy_": lambda w: w.copy_(torch.zeros(w.shape)),
+    "setitem": lambda w: w.__setitem__(slice(None), 0),
+    "imul": lambda w: w.__imul__(0),
+    "out": lambda w: torch.zeros(w.shape, out=w),
+    "init": lambda w: torch.nn.init.zeros_(w),
+    "through data": lambda w: w.data.zero_(),
+    "through a view": lambda w: w.view(-1).zero_(),
+    "through rows": lambda w: [row.zero_() for row in w],
+}
+
+
+@pytest.mark.parametrize("way", WRITES)
+def test_a_write_gives_the_tensor_memory_of_its_own(way: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.zcr"
+    zcrecord.save_record({"a": np.ones((2, 3), np.float32), "b": np.ones(4, np.float32)}, path)
+    record = zcrecord.load_record(path)
+    tensors = {name: paged(tensor) for name, tensor in record.torch(writable=False).items()}
+    WRITES[way](tensors["a"])
+    assert tensors["a"].tolist() == [[0.0] * 3] * 2
+    assert tensors["b"].tolist() == [1.0] * 4
+    assert record["a"].tolist() == [[1.0] * 3] * 2
+    tensors["a"].add_(2)  # again, in the memory that it has now
+    assert tensors["a"].tolist() == [[2.0] * 3] * 2
+
+
+def test_a_write_to_a_part_leaves_the_rest_and_a_parameter_may_be_trained(weight: Any) -> None:
+    weight[3, 5:9] = -1
+    assert weight[3, 4:10].tolist() == [3 * COLUMNS + 4, -1, -1, -1, -1, 3 * COLUMNS + 9]
+    parameter = torch.nn.Parameter(weight[:1])
+    with torch.no_grad():
+        parameter.mul_(0)
+    assert isinstance(parameter, torch.nn.Parameter) and parameter.sum() == 0
+
+
+def test_tensors_of_other_subclasses_take_part(weight: Any) -> None:
+    class Sharded(torch.nn.Parameter):  # type: ignore[misc]  # mypy does not follow torch
+        """As vLLM's parameters are: a subclass with methods of its own."""
+
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    parameter = Sharded(torch.zeros(2, COLUMNS), requires_grad=False)
+    parameter.data.copy_(weight[2:4])
+    parameter.copy_(weight[2:4])
+    assert parameter[0, 1] == 2 * COLUMNS + 1
+
+
+@LINUX
+def test_the_mapping_goes_with_the_last_tensor(tmp_path: Path) -> None:
+    path = tmp_path / "m.zcr"
+    zcrecord.save_record({"w": np.ones(9)}, path)
+    part = paged(zcrecord.load_record(path).torch(writable=False)["w"])[3:]
+    gc.disable()  # a cycle of references would keep it until it is collected
+    try:
+        assert part.sum() == 6
+        assert str(path) in Path("/proc/self/maps").read_text(encoding="utf-8")
+        del part
+        assert str(path) not in Path("/proc/self/maps").read_text(encoding="utf-8")
+    finally:
+        gc.enable()

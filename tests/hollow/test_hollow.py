@@ -559,19 +559,6 @@ def test_a_sinks_object_is_aborted_and_its_own_errors_go_through(monkeypatch: py
 # Threads.
 
 
-def test_threads_fill_different_constants_at_a_time() -> None:
-    tree = {f"w{i}": np.full((50, 50), i, np.float32) for i in range(200)}
-    hollow = hollow_of(r.saved(tree))
-
-    def fill(k: int) -> None:
-        for i in range(k, 200, 8):
-            hollow.stream([(f"w{i}", iter(tree[f"w{i}"]))])
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(fill, range(8)))
-    assert_same(hollow.seal(), zcrecord.load_record(r.saved(tree)))
-
-
 def test_of_threads_that_fill_one_constant_one_does() -> None:
     hollow = hollow_of(DATA)
     won: list[int] = []

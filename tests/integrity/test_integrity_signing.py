@@ -337,22 +337,6 @@ def test_what_is_no_such_key_is_refused(key: Any, to_sign: bool, message: str, p
         integrity.sign(path, key) if to_sign else integrity.check_signature(record, key)
 
 
-def test_key_of_a_kind_that_is_not_known_is_called_so(path: Path, tmp_path: Path) -> None:
-    """A key on a token, as OpenSSH keeps it."""
-
-    def field(data: bytes) -> bytes:
-        return len(data).to_bytes(4, "big") + data
-
-    public = field(field(b"sk-ssh-ed25519@openssh.com") + field(bytes(32)) + field(b"ssh:"))
-    data = b"openssh-key-v1\0" + 2 * field(b"none") + field(b"") + (1).to_bytes(4, "big") + public + field(bytes(64))
-    key = tmp_path / "token"
-    lines = (b"-----BEGIN OPENSSH PRIVATE KEY-----", base64.b64encode(data), b"-----END OPENSSH PRIVATE KEY-----\n")
-    key.write_bytes(b"\n".join(lines))
-    assert not integrity.is_encrypted_key(key)
-    with pytest.raises(UnsupportedError, match="is a key of a kind that cryptography does not know"):
-        integrity.sign(path, key)
-
-
 def test_errors_name_the_file_of_a_key_and_hold_nothing_of_it(path: Path, tmp_path: Path) -> None:
     file = tmp_path / "secret.pem"
     with pytest.raises(SourceNotFoundError, match=r"secret\.pem: cannot read: "):

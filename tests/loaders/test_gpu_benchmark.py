@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from tools.bench import gpu
-from tools.bench.cold import cached_fraction
 from tools.bench.harness import OURS, Row
 
 MIB = 1 << 20
@@ -46,24 +45,6 @@ def test_every_way_loads_the_same_and_a_word_in_another_place_would_be_noticed(
     assert total != gpu.loaded_sum(OURS, "cpu", **files)
     for timed in (way, gpu.PINNED, gpu.PLAIN):
         assert gpu.load_seconds(timed, "cpu", **files, nbytes=3 * MIB) > 0
-
-
-@pytest.mark.parametrize("left", [0.0, 0.5])
-def test_a_load_is_told_as_cold_only_if_nothing_was_left_in_the_page_cache(
-    left: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with (tmp_path / "half").open("wb") as file:
-        file.write(bytes(MIB))
-        file.truncate(2 * MIB)  # the rest was never read
-    assert cached_fraction(str(tmp_path / "half")) == 0.5
-    monkeypatch.setattr(gpu, "_asked", lambda *_, **__: {"cached": left, "seconds": 2.0})
-    found, given = gpu._Findings(), {"device": "cpu", "ours": "", "theirs": ""}
-    rows = list(gpu._cold(found, [gpu.PLAIN, OURS, gpu.SAFETENSORS], given, 4_000_000_000))
-    assert [row.work for row in rows] == ([] if left else ["4.0 GB to cpu, cold"] * 2)
-    assert found.missing.get("cold files", "").startswith("50.0% of one" if left else "")
-    if rows:
-        assert rows[0].extra["gigabytes_per_second"] == {gpu.PLAIN: 2, OURS: 2, gpu.SAFETENSORS: 2}
-        assert rows[1].values == {OURS: 2, gpu.SAFETENSORS: 2}
 
 
 @pytest.mark.exhaustive(keep=0)

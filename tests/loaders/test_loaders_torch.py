@@ -354,20 +354,6 @@ def test_bytes_far_apart_are_not_read_along(tmp_path: Path) -> None:
     assert source.reads == [264, 4200]
 
 
-def test_progress_tells_what_has_arrived_and_never_more(fake: LazyTorch, tmp_path: Path) -> None:
-    told: list[int] = []
-    waits: list[int] = []
-
-    def advance(nbytes: int) -> None:
-        told.append(nbytes)
-        waits.append(fake.kinds().count("wait"))
-
-    loaded(TorchLoader("cuda"), remote(tmp_path, Told(), 200 * KIB, 3, max_in_flight=128 * KIB, advance=advance))
-    assert sum(told) == 600 * KIB
-    assert max(told) <= 128 * KIB
-    assert waits == sorted(set(waits)), "each piece is told after an event of its own"
-
-
 # Failures: nothing hangs, and all is released.
 
 

@@ -57,26 +57,6 @@ def test_what_readers_want_in_the_model_goes_into_it(tmp_path: Path) -> None:
         assert entries == {"location": "m.zcr", "offset": str(info.offset), "length": str(info.nbytes)}
 
 
-def test_the_report_says_what_was_done(tmp_path: Path) -> None:
-    model = mlp(again=floats(64, 64, seed=1))  # equals a.w
-    made = archive(model, tmp_path / "m.zcr")
-    seen: list[tuple[int, int | None]] = []
-    report = to_onnx(made, tmp_path / "w.onnx", progress=lambda *told: seen.append(told))
-    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
-    assert seen[-1] == (report.archive_bytes,) * 2
-    assert (report.source, report.dest) == (str(made), str(tmp_path / "w.onnx"))
-    assert (report.tensors, report.modules, report.renamed) == (6, 4, 0)
-    assert report.archive_bytes == (tmp_path / "w.onnx").stat().st_size
-    assert report.input_bytes == made.stat().st_size
-    assert report.payload_bytes == sum(a.nbytes for a in zcrecord.load_record(made).values())
-    assert report.repeated_bytes == 64 * 64 * 4
-    assert report.seconds > 0
-    report = to_onnx(made, tmp_path / "e.onnx", external=True)
-    assert report.payload_bytes == 4  # the scalar
-    assert report.repeated_bytes == 0
-    assert report.archive_bytes == (tmp_path / "e.onnx").stat().st_size < 2500
-
-
 def test_a_source_may_be_a_path_bytes_or_a_record(tmp_path: Path) -> None:
     model = mlp()
     made = archive(model, tmp_path / "m.zcr")

@@ -22,7 +22,7 @@ from exhaustive import some
 from onnx import TensorProto, helper, numpy_helper
 from onnx_exports import outside, plain, tensors_of_every_kind
 from onnx_graphs import SHARED, assert_same, private_growth
-from onnx_scans import MIB, at, counted_reads, growth, shifted, written
+from onnx_scans import MIB, counted_reads, growth, shifted, written
 
 from zcrecord import errors
 from zcrecord.onnx import graph, scan
@@ -74,17 +74,6 @@ def test_values_in_another_form_and_those_wanted_in_the_model_are_copied(tmp_pat
     for name, entries in told.items():
         info = infos.info(name)
         assert entries == {"location": "m.onnx", "offset": str(info.offset), "length": str(info.nbytes)}
-
-
-@pytest.mark.parametrize("alignment", [1, 8, 65536])
-def test_values_that_are_not_as_aligned_as_asked_for_are_copied(alignment: int, tmp_path: Path) -> None:
-    array = np.arange(64, dtype="f4")
-    for offset in range(16):
-        data = at(offset, numpy_helper.from_array(array, "w"))
-        model = small(written(tmp_path / "m.onnx", data), alignment=alignment)
-        assert model == onnx.ModelProto.FromString(data)
-        refers = (data.index(array.tobytes()) % alignment) == 0
-        assert set(outside(tmp_path / "small.onnx")) == ({"w"} if refers else set())
 
 
 def test_messages_of_any_size_around_the_values_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

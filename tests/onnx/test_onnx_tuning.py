@@ -16,6 +16,7 @@ import onnx_graphs
 import onnx_models as m
 import onnxruntime as ort
 import pytest
+import records as r
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from onnx_graphs import DIGITS, PACKS, PIXELS, READS_INNER, branches, converted_in, digits_in, plain
 
@@ -201,9 +202,7 @@ def test_what_cannot_be_tuned_is_refused_and_stays(tmp_path: Path, what: str) ->
         zcrecord.save_record(zcrecord.load_record(path), tmp_path / "bare.zcr", digest="none")
         path, message = tmp_path / "bare.zcr", "has no digests"
     elif what == "damaged":
-        data = bytearray(path.read_bytes())
-        data[20000] ^= 1
-        path.write_bytes(data)
+        r.damage(path, 20000)
         kind, message = IntegrityError, "its digest does not match"
     elif what == "there":
         dest, kind, message = tmp_path / "there", DestinationExistsError, "exists"

@@ -144,18 +144,6 @@ def test_a_tensor_given_twice_in_an_attribute_is_merged() -> None:
         assert m.normal(restored(record)) == m.normal(theirs)
 
 
-def test_a_sparse_tensor_given_twice_is_merged() -> None:
-    values = DIMS[:2] + FLOAT + field(9, FLOATS[:2].tobytes())
-    indices = field(1, 2) + field(2, TensorProto.INT64) + field(7, varint(0) + varint(4))
-    data = attribute(
-        field(22, [field(2, indices), field(1, field(1, 2))]), field(22, [field(1, values[2:]), field(3, 6)])
-    )
-    theirs = onnx.ModelProto.FromString(data).graph.node[0].attribute[0].sparse_tensor
-    record = converted(data)
-    m.assert_equal(record["c.value.values"], theirs.values)
-    m.assert_equal(record["c.value.indices"], theirs.indices)
-
-
 def test_unknown_fields_and_groups_are_skipped_and_kept() -> None:
     group = varint(100 << 3 | 3) + field(1, b"xx") + varint(9 << 3 | 3) + varint(9 << 3 | 4) + varint(100 << 3 | 4)
     odd = field(1000, 7) + field(1001, b"abc") + varint(1002 << 3 | 1) + bytes(8) + varint(1003 << 3 | 5) + bytes(4)

@@ -279,7 +279,7 @@ def modules_entered(work: Callable[[], Any]) -> set[str]:
     entered = set()
 
     def note(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(f"{PACKAGE}/"):
+        if event == "call" and frame.f_code.co_filename.startswith(f"{FOLDER}/"):
             entered.add(Path(frame.f_code.co_filename).relative_to(FOLDER).with_suffix("").as_posix())
 
     before = sys.getprofile()

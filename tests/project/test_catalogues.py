@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 import pytest
+import records as r
 
 import zcrecord
 from tools.generate import reference
@@ -546,9 +547,7 @@ def damage(path: Path) -> str:
     with zcrecord.load_record(path) as record:
         (name, *_) = record
         offset = record.info(name).offset
-    data = bytearray(path.read_bytes())
-    data[offset] ^= 1
-    path.write_bytes(data)
+    r.damage(path, offset)
     return name
 
 

@@ -33,7 +33,7 @@ from tools.bench.sparse import write_holes
 from tools.bench.table import markdown, page_with, rows_of, wins
 from tools.measure import MIB
 from tools.models import branches, convolutions, gpt, quantized, tied
-from tools.system_tools import has, link_bare_commands
+from tools.system_tools import link_bare_commands
 from tools.worker import ROOT, Worker, WorkerError, call_alone
 from zcrecord.onnx import runtime
 
@@ -243,22 +243,6 @@ def test_a_bare_path_has_a_shell_and_python_and_no_optional_tool(tmp_path: Path)
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
-@posix
-@pytest.mark.parametrize(
-    ("body", "there"),
-    [("cat >/dev/null", True), ("! grep -q errno", False), ("[[ $* != *-fsanitize* ]]", False), ("exit 1", False)],
-    ids=["whole", "half a multilib", "no sanitizers", "broken"],
-)
-def test_a_compiler_with_an_option_is_there_only_if_it_builds_what_tests_build(
-    body: str, there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "gcc").write_text(f"#!/bin/bash\n{body}\n", encoding="utf-8")
-    (tmp_path / "gcc").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert has.__wrapped__("gcc -m32") is there
-    assert has.__wrapped__("no-such-tool") is False
-
-
 # Models.
 
 
@@ -292,24 +276,6 @@ def test_model_is_valid_of_the_size_asked_for_the_same_every_time_and_no_two_wei
     assert len(set(found)) == len(found) >= (1 if name in ONE_MATRIX else 15)
     least = 0.9 if name == "branches" else 0.99  # its one matrix is square
     assert least * mib * MIB < sum(map(len, found)) <= mib * MIB
-
-
-def test_quantized_model_is_one_that_onnxruntime_computes_in_integers(tmp_path: Path) -> None:
-    model = written("quantized", 2)
-    x = np.random.default_rng(0).standard_normal((2, 5, quantized.plan(2).width), np.float32)
-    options = onnxruntime.SessionOptions()
-    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
-    options.log_severity_level = 3  # it warns that such a file is for this machine alone
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    kinds = [node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node]
-    assert kinds.count("QLinearMatMul") == 2 * quantized.BLOCKS
-    assert "MatMul" not in kinds
-    assert all(np.isfinite(out).all() for out in session.run(None, {"x": x}))
-    plain = onnxruntime.SessionOptions()
-    plain.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    (floats,) = onnxruntime.InferenceSession(model, plain, providers=["CPUExecutionProvider"]).run(None, {"x": x})
-    assert floats.shape == (2, 5, quantized.plan(2).classes)
-    assert 0.5 < floats.std() < 2  # integers depend on the processor: without VNNI sums of two products are cut off
 
 
 def private_growth(path: Path, conditions: tuple[bool, ...] = (False, True)) -> int:

@@ -276,16 +276,6 @@ def test_through_a_link_the_shards_lie_beside_the_file_it_leads_to(tmp_path: Pat
         r.assert_same(zcrecord.load_record(path).tree(), MODEL)
 
 
-def test_links_to_all_files_open_as_a_hub_keeps_them(tmp_path: Path) -> None:
-    zcrecord.save_record(MODEL, tmp_path / "model.zcr", max_shard_size=800)
-    (tmp_path / "snapshot").mkdir()
-    for number, name in enumerate(files(tmp_path)):
-        if name.endswith(".zcr"):
-            (tmp_path / name).rename(tmp_path / f"{number:064x}")
-            (tmp_path / "snapshot" / name).symlink_to(f"../{number:064x}")
-    r.assert_same(zcrecord.load_record(tmp_path / "snapshot" / "model.zcr").tree(), MODEL)
-
-
 @pytest.mark.skipif(os.name != "posix", reason="platform: folders that can be synced")
 def test_each_step_is_on_the_disk_before_the_next_one_needs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shards, then what names them, and old shards go when nothing can bring back what named those."""

@@ -207,17 +207,6 @@ def test_threads_that_want_different_payloads_do_not_wait_for_each_other(server:
     assert not meeting.broken
 
 
-def test_a_pickled_record_is_opened_again_by_its_url(server: Server, url: str, tmp_path: Path) -> None:
-    rec = zcrecord.load_record(url)
-    assert is_right(pickle.loads(pickle.dumps(rec)), weights())
-    part = pickle.loads(pickle.dumps(rec.select("layers.1*", rename={"layers": "blocks"})))
-    assert np.array_equal(part["blocks.11.w"], weights()["layers.11.w"])
-    data = pickle.dumps(rec)
-    (tmp_path / "m.zcr").write_bytes(saved(weights(3)))
-    with pytest.raises(zcrecord.IntegrityError, match=r"m\.zcr: is not the archive that was pickled"):
-        pickle.loads(data)
-
-
 def test_close_releases_the_memory_once_views_are_gone(url: str) -> None:
     rec = zcrecord.load_record(url)
     view = rec["layers.3.w"]
@@ -286,32 +275,6 @@ def test_a_packed_archive_of_any_size_index_and_cutting_is_opened(server: Server
     server.forget()
     assert is_right(again, many)
     assert not server.requests, "payloads are found in the cache, whatever they came out of"
-
-
-def test_one_that_zstd_itself_has_packed_is_fetched_whole(server: Server) -> None:
-    import zstandard
-
-    (server.folder / "z.zcr.zst").write_bytes(zstandard.ZstdCompressor().compress(saved(weights())))
-    rec = zcrecord.load_record(f"{server.url}/z.zcr.zst")
-    server.forget()
-    assert is_right(rec, weights())
-    assert not server.requests
-
-
-def test_a_damaged_frame_of_a_packed_archive_is_one_typed_error(server: Server) -> None:
-    record = {"a": np.random.default_rng(1).integers(0, 255, 2 << 20, np.uint8), "b": np.ones(3 << 20, np.uint8)}
-    url = packed(server, record)
-    path = server.folder / "p.zcr.zst"
-    data = bytearray(path.read_bytes())
-    data[1 << 20] ^= 1
-    path.write_bytes(data)
-    rec = zcrecord.load_record(url)
-    assert rec["b"].all()
-    with pytest.raises(zcrecord.RecordError, match=r"p\.zcr\.zst: .*frame \[.*checksum.*the file is damaged"):
-        rec["a"]
-    path.write_bytes(bytes(data[:-30]) + bytes(data[-25:]))
-    with pytest.raises(zcrecord.FormatError, match=r"p\.zcr\.zst: seek table: .*the file is damaged"):
-        zcrecord.load_record(url)
 
 
 def test_secrets_in_a_url_are_not_told(server: Server) -> None:

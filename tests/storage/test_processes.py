@@ -319,24 +319,6 @@ def test_control_c_during_a_long_read_ends_it(case: str, tmp_path: Path) -> None
     assert_interrupted(READS[case], path)
 
 
-def test_windows_names_the_mapping_of_a_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = path.read_bytes()
-
-    def refuse(*_: Any) -> None:
-        error = PermissionError(13, "The process cannot access the file because of a user-mapped section")
-        error.winerror = 1224  # type: ignore[attr-defined]
-        raise error
-
-    monkeypatch.setattr(os, "replace", refuse)
-    message = (
-        r"m\.zcr: cannot write: it is mapped, by a record loaded from it here or in another program; close\(\) that"
-    )
-    with pytest.raises(zcrecord.SourceError, match=message):
-        zcrecord.save_record(TREE, path)
-    assert path.read_bytes() == before
-    assert os.listdir(path.parent) == ["m.zcr"]
-
-
 # Memory that processes share.
 
 

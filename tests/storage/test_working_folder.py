@@ -85,27 +85,10 @@ def test_what_opens_a_file_again_opens_the_same(case: str, mmap: bool, elsewhere
     r.assert_same(rec.tree(), TREE)
 
 
-@pytest.mark.parametrize("options", [{}, {"names": ["a", "n"]}], ids=["whole", "part"])
-def test_a_packed_archive_is_found_again_too(options: dict[str, Any], elsewhere: Callable[[], None]) -> None:
-    rec = load_record("m.zcr.zst", **options)
-    elsewhere()
-    for again in (pickle.loads(pickle.dumps(rec)), pickle.loads(pickle.dumps(rec.select("a")))):
-        assert again["a"].tolist() == TREE["a"].tolist()
-    assert rec.torch()["a"].tolist() == TREE["a"].tolist()
-
-
 def test_a_hollow_record_of_a_path_is_filled_from_it(elsewhere: Callable[[], None]) -> None:
     hollow = hollow_of("m.zcr")
     elsewhere()
     assert filled(hollow).tolist() == TREE["a"].tolist()
-
-
-def test_twins_of_a_private_record_are_those_of_its_file(elsewhere: Callable[[], None]) -> None:
-    rec = load_record("m.zcr", mode="c")
-    zcrecord.save_record({**TREE, "big": np.zeros(MIB, np.uint8)}, "../there/m.zcr", durable=False)
-    elsewhere()
-    rec["big"][:] = 5
-    assert (rec["twin"] == 1).all()
 
 
 def test_the_path_is_absolute_and_errors_name_it_as_it_was_given(elsewhere: Callable[[], None]) -> None:

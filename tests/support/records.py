@@ -289,6 +289,14 @@ def edited_with_a_longer_index(path: Path) -> bytes:
 ONE = np.ones(2, np.float32)
 
 
+def damage(path: Path, at: int | str | bytes | None) -> None:
+    """Change a byte of a file: of a tensor's payload, by its name; of bytes like these; or at a place."""
+    octets = bytearray(path.read_bytes())
+    place = zcrecord.load_record(path).info(at).offset if isinstance(at, str) else at
+    octets[octets.index(place) if isinstance(place, bytes) else place or 0] ^= 1
+    path.write_bytes(octets)
+
+
 def nested(depth: int) -> dict[str, Any]:
     record: dict[str, Any] = {"w": ONE}
     for _ in range(depth - 1):

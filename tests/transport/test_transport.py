@@ -29,7 +29,7 @@ from zcrecord import (
     SourceNotFoundError,
     UnsupportedError,
 )
-from zcrecord.transport import PackReport, pack, unpack
+from zcrecord.transport import pack, unpack
 
 HOW = pytest.mark.parametrize("way", ["front", "sealed", "unsealed"])
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="platform: only Linux tells the peak of a process alone")
@@ -84,14 +84,6 @@ def test_neither_threads_nor_the_way_in_change_a_byte(threads: int, archive: Pat
     assert (tmp_path / "m.zcr.zst").read_bytes() == packed() == streamed(encoded(), threads=threads)
     unpack(tmp_path / "m.zcr.zst", tmp_path / "back.zcr", threads=threads)
     assert (tmp_path / "back.zcr").read_bytes() == encoded()
-
-
-@pytest.mark.slow
-def test_more_effort_gives_other_bytes_of_the_same_archive(archive: Path, tmp_path: Path) -> None:
-    pack(archive, tmp_path / "m.zcr.zst", level=9)
-    data = (tmp_path / "m.zcr.zst").read_bytes()
-    assert data != packed()
-    assert decompressed(data) == encoded()
 
 
 def test_frames_of_other_programs_may_be_too_large_to_hold_several(tmp_path: Path) -> None:
@@ -160,20 +152,6 @@ def test_a_long_index_is_cut_too() -> None:
     assert [f.start for f in frames[:2]] == [0, 4 * MIB]
     assert max(f.size for f in frames) <= 6 * MIB
     assert decompressed(streamed(data)) == data
-
-
-def test_the_report_says_what_was_done(archive: Path, tmp_path: Path) -> None:
-    there = tmp_path / "m.zcr.zst"
-    report = pack(archive, there)
-    size = there.stat().st_size
-    assert (report.source, report.dest, report.archive_bytes) == (str(archive), str(there), len(encoded()))
-    assert (report.packed_bytes, report.frames) == (size, len(frames_of(packed())))
-    assert report.ratio == len(encoded()) / size > 1.05
-    back = unpack(there, tmp_path / "back.zcr")
-    assert (back.archive_bytes, back.packed_bytes, back.frames) == (len(encoded()), size, report.frames)
-    streams = unpack(io.BytesIO(packed()), io.BytesIO())
-    assert isinstance(streams, PackReport)
-    assert (streams.source, streams.dest, streams.frames, streams.packed_bytes) == (None, None, None, size)
 
 
 @pytest.mark.slow

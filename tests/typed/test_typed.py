@@ -53,12 +53,6 @@ def test_every_kind_of_attribute_fills_a_field() -> None:
     assert (type(got.data), type(got.view), type(got.level)) == (bytes, memoryview, t.Level)
 
 
-def test_inherited_fields_and_defaults_are_found() -> None:
-    assert same(again(t.Deeper([], t.Size(1), None, note="n")), t.Deeper([], t.Size(1), None, note="n"))
-    one, two = (again({"layers": [], "size": {"width": 4}, "head": None}, t.MLP) for _ in range(2))
-    assert same(one, t.MLP([], t.Size(4), None)) and one.named is not two.named
-
-
 def test_type_parameters_are_filled_in() -> None:
     boxes = t.Boxes(["a"], "b", t.Box("c"))
     assert again(boxes, t.Boxes[str]) == boxes

@@ -221,9 +221,7 @@ def test_wrong_option_is_refused_by_name(fault: str, folder: Path) -> None:
 
 def damaged(folder: Path, offset: int | None) -> None:
     """Change one byte of the archive."""
-    octets = bytearray((folder / "model.zcr").read_bytes())
-    octets[-40 if offset is None else offset] ^= 1
-    (folder / "model.zcr").write_bytes(octets)
+    r.damage(folder / "model.zcr", -40 if offset is None else offset)
 
 
 def test_damaged_or_missing_archive_is_refused(folder: Path) -> None:

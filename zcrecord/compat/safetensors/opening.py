@@ -242,6 +242,8 @@ def _check(tensors: Any, metadata: Any) -> None:
     for name, value in tensors.items():
         if not isinstance(name, str):
             raise UnsupportedError(f"key {name!r} is a {type(name).__name__}; tensors have texts for names")
+        if not name:
+            raise UnsupportedError("an empty key; tensors have texts for names")
         if not (isinstance(value, _TENSORS) or hasattr(value, "__dlpack__") or hasattr(value, "__array__")):
             raise UnsupportedError(f"a {type(value).__name__} is no tensor; metadata= takes texts", tensor=name)
     if not isinstance(metadata, Mapping | None):
