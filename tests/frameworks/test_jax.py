@@ -525,6 +525,12 @@ assert mixed["w"].sharding == both and mixed["narrow"].sharding == rows
 assert mixed["half"].sharding == SingleDeviceSharding(jax.devices()[0])
 assert np.array_equal(np.asarray(mixed["narrow"]), rec["narrow"].unpack())
 assert mixed["scalar"].item() == 3 and mixed["none"].shape == (0, 8)
+like = {key: jax.ShapeDtypeStruct(rec[key].shape, np.float32) for key in rec}
+like |= {"w": jax.ShapeDtypeStruct((64, 48), np.float32, sharding=both), "turned": jax.device_put(rec["w"], columns)}
+found = rec.tree("jax", like=like)
+assert found["w"].sharding == both and found["turned"].sharding == columns
+assert found["half"].sharding == SingleDeviceSharding(jax.devices()[0])
+assert np.array_equal(np.asarray(found["w"]), rec["w"]) and np.array_equal(np.asarray(found["turned"]), rec["turned"])
 tied = rec.jax(["w", "tied"], shardings=both)
 assert tied["w"] is tied["tied"]
 """

@@ -143,10 +143,12 @@ class _Leaf(NamedTuple):
     is_tensor: bool
 
 
-def like_template(archive: Archive, tensors: Sequence[Any], like: Any) -> Any:
+def like_template(record: Any, like: Any) -> Any:
     """Return a pytree of the structure of `like`; each leaf is the tensor or attribute saved under its keys."""
-    tree_util = import_jax().tree_util
+    tree_util, archive = import_jax().tree_util, record.archive
     leaves, structure = tree_util.tree_flatten_with_path(like)
+    by_name = record.jax(shardings=_shardings(record, leaves) or None)
+    tensors = [by_name[name] for name in record.names]
     root = unflatten.unflatten(archive.index, 0, lambda i: _Leaf(tensors[i], True), archive.payload, _node)
     used: set[Any] = set()  # leaves by their identities, items of lists by that and their number
     with located(path=archive.path):
@@ -155,6 +157,18 @@ def like_template(archive: Archive, tensors: Sequence[Any], like: Any) -> Any:
             what = f"expected no such key, found {_described(left)}: like= has no place for it"
             raise MismatchError(f"{what}; {_ADVICE}", tensor=where)
     return tree_util.tree_unflatten(structure, values)
+
+
+def _shardings(record: Any, leaves: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
+    """Return the shardings of a template's leaves by the names of their tensors, but those on the default device."""
+    jax = import_jax()
+    default, out = jax.sharding.SingleDeviceSharding(jax.devices()[0]), {}
+    for path, leaf in leaves:
+        name, sharding = ".".join(str(path_key(step)) for step in path), getattr(leaf, "sharding", None)
+        wanted = isinstance(sharding, jax.sharding.Sharding) and sharding != default
+        if wanted and name in record and record.info(name).shape == tuple(leaf.shape):
+            out[name] = sharding
+    return out
 
 
 def _node(kind: int, type_name: str, items: list[tuple[str, Any]]) -> _Branch | _Leaf:

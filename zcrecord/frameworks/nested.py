@@ -19,7 +19,8 @@ def tree(record: Any, tensors: str = "numpy", device: Any = None, like: Any = No
             which may be written; tied tensors share memory. "jax": those of `Record.jax`.
         device: of torch's tensors; the CPU by default.
         like: a pytree of the same structure, such as `optimizer.init(params)` or its `jax.eval_shape`. The result has
-            its structure and the saved values. Only the shapes of its arrays are used; dtypes are the saved ones.
+            its structure and the saved values. Of its arrays the shapes count, and shardings other than the default
+            device: each process reads the shards of its own devices. Dtypes are the saved ones.
 
     Raises:
         MismatchError: a leaf of `like` is not in the record, or has another shape there; or `like` has no place for a
@@ -39,13 +40,13 @@ def tree(record: Any, tensors: str = "numpy", device: Any = None, like: Any = No
     if like is not None and tensors != "jax":
         raise UnsupportedError("like= is for tree('jax'); load_record(..., into=) fills classes with numpy's arrays")
     archive = record.archive
+    if like is not None:
+        from .jax import like_template  # here, because few trees are jax's
+
+        return like_template(record, like)
     if tensors == "numpy":
         leaves = list(archive.views())
     else:
         by_name = record.jax() if tensors == "jax" else record.torch("cpu" if device is None else device)
         leaves = [by_name[name] for name in record.names]
-    if like is not None:
-        from .jax import like_template  # here, because few trees are jax's
-
-        return like_template(archive, leaves, like)
     return unflatten.unflatten(archive.index, 0, leaves.__getitem__, archive.payload)

@@ -200,9 +200,18 @@ def _slicer(slices: Slices, archive: Archive) -> Callable[[str], Box | None]:
 def first_match(values: Mapping[str, Value], archive: Archive) -> Callable[[str], Value | None]:
     """Return a function from a tensor's name to the value of the first key, a name or a pattern, that matches it."""
     known = set(archive.names())
-    tests: list[tuple[Callable[[str], bool], Value]] = []
-    for key, value in values.items():
-        if key not in known and not is_pattern(key):
+    exact: dict[str, tuple[int, Value | None]] = {}  # with their places among all keys
+    patterns: list[tuple[int, Callable[[str], bool], Value]] = []
+    for place, (key, value) in enumerate(values.items()):
+        if key in known:
+            exact[key] = place, value
+        elif is_pattern(key):
+            patterns.append((place, matcher([key]), value))
+        else:
             raise TensorNotFoundError(key, lambda: sorted(known), path=archive.path)
-        tests.append((key.__eq__ if key in known else matcher([key]), value))
-    return lambda name: next((value for test, value in tests if test(name)), None)
+
+    def choose(name: str) -> Value | None:
+        place, value = exact.get(name, (len(values), None))
+        return next((other for at, test, other in patterns if at < place and test(name)), value)
+
+    return choose
