@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import datetime
+import functools
 import re
 import sys
 import types
@@ -124,55 +125,62 @@ def value_of_object(type_name: str, items: list[tuple[str, Any]]) -> Any:
 
     Nothing is imported for a file: values of torch and jax are made only where these are imported.
     """
-    make = _VALUES.get(type_name)
-    if make is None:
-        return ABSENT
+    if type_name in _NAMESPACES:
+        return _namespace(type_name, items)
+    make, *keys = _VALUES.get(type_name, (None,))
     children = dict(items)
-    expected = children.keys() if type_name in _NAMESPACES else _CHILDREN.get(type_name, {"value"})
-    return make(children) if children.keys() == expected else ABSENT
+    return make(*map(children.__getitem__, keys)) if make and children.keys() == set(keys) else ABSENT
 
 
-def _integer(children: dict[str, Any]) -> Any:
-    value = children["value"]
-    if not isinstance(value, str) or not _HEXADECIMAL.fullmatch(value):
+def _namespace(type_name: str, items: list[tuple[str, Any]]) -> Any:
+    import argparse  # its import takes milliseconds, and few need it
+
+    space = types.SimpleNamespace() if type_name == _NAMESPACES[0] else argparse.Namespace()
+    vars(space).update(items)  # by setattr a file could set `__class__`
+    return space
+
+
+def _integer(text: Any) -> Any:
+    if not isinstance(text, str) or not _HEXADECIMAL.fullmatch(text):
         return ABSENT
-    number = int(value, 16)
+    number = int(text, 16)
     wide = not -(1 << 63) <= number < 1 << 64  # all others are INT or UINT
-    return number if wide and hex(number) == value else ABSENT
+    return number if wide and hex(number) == text else ABSENT
 
 
-def _complex(children: dict[str, Any]) -> Any:
-    value = children["value"]
-    pair = isinstance(value, tuple) and list(map(type, value)) == [float, float]
-    return complex(*value) if pair else ABSENT
+def _complex(parts: Any) -> Any:
+    pair = isinstance(parts, tuple) and list(map(type, parts)) == [float, float]
+    return complex(*parts) if pair else ABSENT
 
 
-def _dtype(children: dict[str, Any]) -> Any:
-    torch, value = sys.modules.get("torch"), children["value"]
-    known = vars(torch).get(value) if torch is not None and isinstance(value, str) else None
-    return known if isinstance(known, getattr(torch, "dtype", ())) else ABSENT
+def _dtype(name: Any) -> Any:
+    torch = sys.modules.get("torch")
+    dtype = vars(torch).get(name) if torch is not None and isinstance(name, str) else None
+    return dtype if isinstance(dtype, getattr(torch, "dtype", ())) else ABSENT
 
 
-def _device(children: dict[str, Any]) -> Any:
+def _device(name: Any) -> Any:
     torch: Any = sys.modules.get("torch")
-    value = children["value"]
     try:
-        return torch.device(value) if torch is not None and isinstance(value, str) else ABSENT
+        return torch.device(name) if torch is not None and isinstance(name, str) else ABSENT
     except (AttributeError, RuntimeError):  # torch is being imported, or knows no such kind of device
         return ABSENT
 
 
-def _jax_key(children: dict[str, Any]) -> Any:
+def _jax_key(data: Any, impl: Any) -> Any:
     jax: Any = sys.modules.get("jax")
-    impl = children["impl"]
     try:
-        return jax.random.wrap_key_data(children["value"], impl=impl) if jax and isinstance(impl, str) else ABSENT
+        return jax.random.wrap_key_data(data, impl=impl) if jax and isinstance(impl, str) else ABSENT
     except (AttributeError, TypeError, ValueError):  # jax is being imported, or knows no such keys
         return ABSENT
 
 
-def _set(kind: type) -> Callable[[dict[str, Any]], Any]:
-    return lambda children: kind(children["value"]) if _are_distinct(children["value"]) else ABSENT
+def _set(items: Any) -> Any:
+    return set(items) if _are_distinct(items) else ABSENT
+
+
+def _frozenset(items: Any) -> Any:
+    return frozenset(items) if _are_distinct(items) else ABSENT
 
 
 def _are_distinct(items: Any) -> bool:
@@ -184,66 +192,46 @@ def _are_distinct(items: Any) -> bool:
     return max(alike.values(), default=0) <= _MOST_ALIKE and len(set(items)) == len(items)
 
 
-def _deque(children: dict[str, Any]) -> Any:
-    value, most = children["value"], children["maxlen"]
-    fits = isinstance(value, list) and (most is None or (type(most) is int and len(value) <= most <= sys.maxsize))
-    return collections.deque(value, most) if fits else ABSENT
+def _deque(items: Any, most: Any) -> Any:
+    fits = isinstance(items, list) and (most is None or (type(most) is int and len(items) <= most <= sys.maxsize))
+    return collections.deque(items, most) if fits else ABSENT
 
 
-def _dict(children: dict[str, Any]) -> Any:
-    keys, values = children["keys"], children["values"]
+def _dict(keys: Any, values: Any) -> Any:
     fits = _are_distinct(keys) and isinstance(values, list) and len(keys) == len(values)
     return dict(zip(keys, values, strict=True)) if fits else ABSENT
 
 
-def _path(children: dict[str, Any]) -> Any:
-    value = children["value"]
-    return Path(value) if isinstance(value, str) and Path(value).as_posix() == value else ABSENT
+def _path(text: Any) -> Any:
+    return Path(text) if isinstance(text, str) and Path(text).as_posix() == text else ABSENT
 
 
-def _time(kind: Any) -> Callable[[dict[str, Any]], Any]:
-    def made(children: dict[str, Any]) -> Any:
-        try:
-            time = kind.fromisoformat(children["value"])
-        except (TypeError, ValueError):
-            return ABSENT
-        return time if time.isoformat() == children["value"] else ABSENT
-
-    return made
+def _time(kind: Any, text: Any) -> Any:
+    try:
+        time = kind.fromisoformat(text)
+    except (TypeError, ValueError):
+        return ABSENT
+    return time if time.isoformat() == text else ABSENT
 
 
-def _timedelta(children: dict[str, Any]) -> Any:
-    value = children["value"]
-    if not isinstance(value, tuple) or list(map(type, value)) != [int] * 3:
+def _timedelta(parts: Any) -> Any:
+    if not isinstance(parts, tuple) or list(map(type, parts)) != [int] * 3:
         return ABSENT
     try:
-        delta = datetime.timedelta(*value)
+        delta = datetime.timedelta(*parts)
     except OverflowError:
         return ABSENT
-    return delta if (delta.days, delta.seconds, delta.microseconds) == value else ABSENT
+    return delta if (delta.days, delta.seconds, delta.microseconds) == parts else ABSENT
 
 
-def _namespace(children: dict[str, Any]) -> Any:
-    space = types.SimpleNamespace()
-    vars(space).update(children)  # by setattr a file could set `__class__`
-    return space
-
-
-def _argparse_namespace(children: dict[str, Any]) -> Any:
-    import argparse  # its import takes milliseconds, and few need it
-
-    space = argparse.Namespace()
-    vars(space).update(children)
-    return space
-
-
-_CHILDREN = {"zcr:deque": {"value", "maxlen"}, "zcr:dict": {"keys", "values"}, "zcr:jax_key": {"value", "impl"}}
-_NAMESPACES = {"zcr:namespace": _namespace, "zcr:argparse_namespace": _argparse_namespace}
-_VALUES: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "zcr:int": _integer, "zcr:complex": _complex, "zcr:torch_dtype": _dtype, "zcr:torch_device": _device,
-    "zcr:set": _set(set), "zcr:frozenset": _set(frozenset), "zcr:deque": _deque, "zcr:dict": _dict, "zcr:path": _path,
-    "zcr:timedelta": _timedelta, "zcr:jax_key": _jax_key, **_NAMESPACES,
-    **{name: _time(kind) for name, kind in _TIMES.items()},
+_NAMESPACES = "zcr:namespace", "zcr:argparse_namespace"
+_VALUES: dict[str, tuple[Callable[..., Any], *tuple[str, ...]]] = {  # by type name: a function of these children
+    "zcr:int": (_integer, "value"), "zcr:complex": (_complex, "value"), "zcr:set": (_set, "value"),
+    "zcr:frozenset": (_frozenset, "value"), "zcr:deque": (_deque, "value", "maxlen"), "zcr:path": (_path, "value"),
+    "zcr:dict": (_dict, "keys", "values"), "zcr:timedelta": (_timedelta, "value"),
+    **{name: (functools.partial(_time, kind), "value") for name, kind in _TIMES.items()},
+    "zcr:torch_dtype": (_dtype, "value"), "zcr:torch_device": (_device, "value"),
+    "zcr:jax_key": (_jax_key, "value", "impl"),
 }  # fmt: skip
 
 
