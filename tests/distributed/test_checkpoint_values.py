@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict, _lo
 import zcrecord
 from zcrecord.distributed import ZcrStorageReader, ZcrStorageWriter, load_views
 from zcrecord.distributed.checkpoint import Checkpoint
-from zcrecord.errors import FormatError, LimitError, SourceError, UnsupportedError
+from zcrecord.errors import DestinationExistsError, FormatError, LimitError, SourceError, UnsupportedError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is (disabled|unavailable)")
 
@@ -320,6 +320,32 @@ def test_the_folder_is_named_by_the_save_or_by_the_writer(tmp_path: Path) -> Non
     refused(UnsupportedError, "no folder to save to", lambda: dcp.save({}, storage_writer=nowhere, no_dist=True))
     with pytest.raises(UnsupportedError, match="no checkpoint to load"):
         ZcrStorageReader().read_metadata()
+
+
+def test_a_checkpoint_is_replaced_only_if_that_is_allowed(tmp_path: Path) -> None:
+    first = ZcrStorageWriter(tmp_path / "a", overwrite=False)
+    dcp.save({"n": 1}, storage_writer=first, no_dist=True)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
+    again = ZcrStorageWriter(tmp_path / "a", overwrite=False)
+    refused(DestinationExistsError, "has a checkpoint already; save to another folder, or with overwrite=True",
+            lambda: dcp.save({"n": 2}, storage_writer=again, no_dist=True))  # fmt: skip
+    assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()} == before
+    dcp.save({"n": 2}, storage_writer=ZcrStorageWriter(tmp_path / "a"), no_dist=True)
+
+
+def test_saves_and_loads_have_ids_of_their_own(tmp_path: Path) -> None:
+    writer = ZcrStorageWriter(tmp_path)
+    one, two = writer.storage_meta(), writer.storage_meta()
+    writer.reset(tmp_path / "b")
+    assert one.save_id == two.save_id != writer.storage_meta().save_id
+    dcp.save({"n": 1}, storage_writer=writer, no_dist=True)
+    reader = ZcrStorageReader(tmp_path / "b")
+    first = reader.read_metadata().storage_meta
+    reader.reset()
+    assert first.checkpoint_id == tmp_path / "b" and first.load_id not in (
+        None,
+        reader.read_metadata().storage_meta.load_id,
+    )
 
 
 def test_wrong_options_and_places_are_refused_at_once(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -68,6 +69,7 @@ class ZcrStorageReader(StorageReader):  # type: ignore[misc]  # mypy takes torch
         self._path, self._options = path, storage_options
         self._full, self._allow_pickle = verify == "full", allow_pickle
         self._opened: Checkpoint | None = None
+        self.reset()
 
     @property
     def checkpoint_id(self) -> Any:
@@ -89,6 +91,7 @@ class ZcrStorageReader(StorageReader):  # type: ignore[misc]  # mypy takes torch
         """Set the checkpoint of the next load, if one is given."""
         self._path = self._path if checkpoint_id is None else checkpoint_id
         self._opened = None
+        self._load_id = str(uuid.uuid4())  # for DCP's logs
 
     def read_metadata(self) -> Any:
         """Open the checkpoint, and return DCP's metadata of it, made for each name when it is asked for."""
@@ -103,7 +106,7 @@ class ZcrStorageReader(StorageReader):  # type: ignore[misc]  # mypy takes torch
             if not self._allow_pickle:
                 opened.check_planner_data(planner_data)
         names: Any = _MetadataByName(opened)
-        return Metadata(names, planner_data=planner_data, storage_meta=StorageMeta(checkpoint_id=self._path))
+        return Metadata(names, planner_data=planner_data, storage_meta=StorageMeta(self._path, load_id=self._load_id))
 
     def set_up_storage_reader(self, metadata: Any, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Do nothing: `read_metadata` has opened the checkpoint."""

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import io
 import os
+import uuid
 from collections.abc import Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from zcrecord.codec.entries import digest_kind
 from zcrecord.codec.layout import ALIGNMENT, check_alignment
-from zcrecord.errors import RecordError, UnsupportedError
+from zcrecord.errors import DestinationExistsError, RecordError, UnsupportedError
 from zcrecord.frameworks.torch import import_torch
 from zcrecord.storage.sink import Sink
 
@@ -51,6 +52,7 @@ class ZcrStorageWriter(StorageWriter):  # type: ignore[misc]  # mypy takes torch
     Args:
         path: the folder, or a URL of one (see the guide of URLs); made if it is not there. None if each `dcp.save`
             gives a `checkpoint_id`.
+        overwrite: False refuses a folder that has a checkpoint, before a byte is written.
         durable: fsync files and folder, so that a finished checkpoint survives power loss.
         digest: 'xxh3' for a checksum of each chunk; 'none' for none.
         alignment: of every chunk in bytes, a power of two from 16 to 65536. Those of 1 MiB and more lie on 16384.
@@ -60,7 +62,7 @@ class ZcrStorageWriter(StorageWriter):  # type: ignore[misc]  # mypy takes torch
         DependencyError: torch is not installed, or what a URL needs. LimitError: another digest or alignment.
         UnsupportedError: a URL that is not written to.
 
-    Errors of a save, in CheckpointException: SourceError, UnsupportedError for a tensor that no archive holds,
+    Errors of a save, in CheckpointException: SourceError (DestinationExistsError without `overwrite`), UnsupportedError for a tensor that no archive holds,
     MismatchError for chunks that do not fit together.
     """
 
@@ -68,6 +70,7 @@ class ZcrStorageWriter(StorageWriter):  # type: ignore[misc]  # mypy takes torch
         self,
         path: Any = None,
         *,
+        overwrite: bool = True,
         durable: bool = True,
         digest: str | None = "xxh3",
         alignment: int = ALIGNMENT,
@@ -78,7 +81,7 @@ class ZcrStorageWriter(StorageWriter):  # type: ignore[misc]  # mypy takes torch
         digest_kind(digest)
         self._durable, self._digest, self._alignment = durable, digest, check_alignment(alignment)
         self._path: Any = None
-        self._options = storage_options
+        self._options, self._overwrite = storage_options, overwrite
         self._rank, self._coordinates = 0, True
         self._version: Any = None
         self._opened: CheckpointFolder | None = None
@@ -99,6 +102,7 @@ class ZcrStorageWriter(StorageWriter):  # type: ignore[misc]  # mypy takes torch
 
     def reset(self, checkpoint_id: Any = None) -> None:
         """Set the folder of the next save, if one is given."""
+        self._save_id = str(uuid.uuid4())  # for DCP's logs; no file has it
         if checkpoint_id is not None:
             checkpoint_folder(checkpoint_id, durable=self._durable, options=self._options)
             self._close()
@@ -108,7 +112,7 @@ class ZcrStorageWriter(StorageWriter):  # type: ignore[misc]  # mypy takes torch
         """Return DCP's description of where the checkpoint is."""
         from torch.distributed.checkpoint.metadata import StorageMeta
 
-        return StorageMeta(checkpoint_id=self._path)
+        return StorageMeta(checkpoint_id=self._path, save_id=self._save_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *_: Any, **kwargs: Any) -> None:
         """Take note of this rank, and remove its archive of an earlier save that failed."""
@@ -124,6 +128,10 @@ class ZcrStorageWriter(StorageWriter):  # type: ignore[misc]  # mypy takes torch
         folder.make()
         if self._coordinates:
             self._version = folder.version()
+            if not self._overwrite and (self._version or self._version is None):  # None: the store has no versions
+                fault = "has a checkpoint already" if self._version else "does not tell whether it has a checkpoint"
+                advice = "save to another folder, or with overwrite=True"
+                raise DestinationExistsError(f"{fault}; {advice}", path=folder.path)
         return plan
 
     def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
