@@ -62,8 +62,8 @@ class ZcrStorageWriter(StorageWriter):  # type: ignore[misc]  # mypy takes torch
         DependencyError: torch is not installed, or what a URL needs. LimitError: another digest or alignment.
         UnsupportedError: a URL that is not written to.
 
-    Errors of a save, in CheckpointException: SourceError (DestinationExistsError without `overwrite`), UnsupportedError for a tensor that no archive holds,
-    MismatchError for chunks that do not fit together.
+    Errors of a save, in CheckpointException: SourceError, which is DestinationExistsError for lack of `overwrite`,
+    UnsupportedError for a tensor that no archive holds, MismatchError for chunks that do not fit together.
     """
 
     def __init__(
