@@ -63,7 +63,7 @@ class _Constant(NamedTuple):
 
 
 class _Node(NamedTuple):
-    """A NodeProto without names; each input: a constant, a TypeProto, or b"" if it is left out; which outputs it has."""
+    """A NodeProto without names; its inputs: constants, TypeProtos, or b"" if left out; which outputs it has."""
 
     rest: bytes
     inputs: list[_Constant | bytes]
@@ -107,7 +107,7 @@ class WeightPacker:
             file.truncate(max((w.nbytes for w in weights), default=0))
         fields = _fields(model)
         self._head = _IR_VERSION + b"".join(encode_field(_OPSETS, opset) for opset in fields[_OPSETS])
-        nodes = list(self._nodes(fields[_GRAPH][-1], {}, dict))
+        nodes = list(self._nodes(fields[_GRAPH][-1], {}, {}, dict))
         first = {node.kind(): node for node in reversed(nodes)}
         self._samples = list(self._packed([node] for node in first.values()))
         pairs = zip(first, self._samples, strict=True)
@@ -138,23 +138,25 @@ class WeightPacker:
         return _NODE_SIZE + sum(self._weights[n].nbytes for n in numbers)
 
     def _nodes(
-        self, graph: bytes, around: dict[str, _Constant], outer: Callable[[], dict[str, bytes]]
+        self, graph: bytes, near: Mapping[str, _Constant], around: Mapping[str, _Constant], outer: Callable[[], Any]
     ) -> Iterator[_Node]:
-        """Yield the nodes with weights of a graph and of those in it, given constants and types of values around it."""
+        """Yield the nodes with weights of a graph and of those in it.
+
+        `around` it are constants, and types of values; `near` are the constants of the graph next around it, the only
+        other ones that ONNX Runtime packs for it.
+        """
         fields = _fields(graph)
         inputs = dict(map(_name_and_type, fields.get(_INPUT, [])))
-        constants = around | dict(map(_constant, fields.get(_INITIALIZER, [])))
-        constants = {name: c for name, c in constants.items() if name not in inputs}  # which callers may override
+        own = {n: c for n, c in map(_constant, fields.get(_INITIALIZER, [])) if n not in inputs}  # not to be overridden
+        constants, weights = {**around, **own}, {n for n, c in {**near, **own}.items() if c.weight is not None}
         types = functools.cache(lambda: self._types(fields.get(_NODE, []), constants, outer() | inputs))
         for message in fields.get(_NODE, []):
             node = _fields(message)
             for attribute in map(_fields, node.get(_ATTRIBUTE, [])):
                 for inner in itertools.chain(*(attribute.get(number, []) for number in _SUBGRAPHS)):
-                    yield from self._nodes(inner, constants, types)
+                    yield from self._nodes(inner, own, constants, types)
             names = [name.decode() for name in node.get(_NODE_INPUT, [])]
-            if node[_OPERATOR] != _NOT_PACKED and any(
-                n in constants and constants[n].weight is not None for n in names
-            ):
+            if node[_OPERATOR] != _NOT_PACKED and not weights.isdisjoint(names):
                 found: list[Any] = [constants.get(name) or (types().get(name) if name else b"") for name in names]
                 if None in found:
                     raise OnnxError(f"an input of {node[_OPERATOR]} is no tensor")
