@@ -29,7 +29,7 @@ from onnx_graphs import (
     request,
     value,
 )
-from processes import output
+from processes import ROOT, output
 
 import zcrecord
 from tools.models import convolutions, gpt, quantized
@@ -151,29 +151,19 @@ def test_nodes_alone_give_the_packed_forms_of_the_whole_graph(
 
 
 MEMORY = """
-import sys, threading, time
+import os, sys
+from tools.measure import private_peak
 from zcrecord.errors import OnnxError
 from zcrecord.onnx import packing, tune
-def private():
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith("RssAnon:")) << 10
 def refuse(*_):
     raise OnnxError("refused")
 packing._TOGETHER = 4 << 20
 if sys.argv[3] == "whole":
     packing.WeightPacker.__init__ = refuse
-tune(sys.argv[2], sys.argv[2] + ".tuned", durable=False, force=True)
-before, peak, going = private(), [0], [True]
-def watch():
-    while going:
-        peak[0] = max(peak[0], private())
-        time.sleep(0.001)
-thread = threading.Thread(target=watch)
-thread.start()
-tune(sys.argv[1], sys.argv[1] + ".tuned", durable=False, force=True)
-going.clear()
-thread.join()
-print(peak[0] - before)
+tune(sys.argv[2], durable=False)
+with private_peak(os.getpid()) as peak:
+    tune(sys.argv[1], durable=False)
+print(peak())
 """
 
 
@@ -193,7 +183,7 @@ def test_private_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
                 tmp_path / str(n), graph_model(nodes, [value("v0", 1, n)], [value(f"v{count}", 1, n)], weights)
             )
         )
-    peaks = {way: int(output(sys.executable, "-c", MEMORY, *paths, way)) for way in ("whole", "alone")}
+    peaks = {way: int(output(sys.executable, "-c", MEMORY, *paths, way, cwd=ROOT)) for way in ("whole", "alone")}
     assert peaks["whole"] > count * size * size * 4
     assert peaks["alone"] < peaks["whole"] / 2
 
