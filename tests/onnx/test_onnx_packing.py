@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections import namedtuple
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from processes import ROOT, output
 import zcrecord
 from tools.models import convolutions, gpt, quantized
 from zcrecord.errors import OnnxError, SourceError
-from zcrecord.onnx import packing, session, tune, tuner, tuning
+from zcrecord.onnx import packing, runtime, session, tune, tuner, tuning
 from zcrecord.onnx.protobuf.rewriting import rewrite, tensors_of
 from zcrecord.onnx.tuned import read_tuned
 from zcrecord.storage import files
@@ -92,7 +93,7 @@ def loop() -> onnx.ModelProto:
 
 
 MODELS: dict[str, Callable[[], Any]] = {
-    **{kind: lambda kind=kind: written(kind) for kind in WRITERS},
+    **{kind: partial(written, kind) for kind in WRITERS},
     "digits": DIGITS.read_bytes, "mlp": mlp, "conv": conv, "branches": branches, "shared": shared, "loop": loop,
 }  # fmt: skip
 if not READS_INNER:
@@ -125,7 +126,7 @@ def test_nodes_alone_give_the_packed_forms_of_the_whole_graph(
 ) -> None:
     path = converted_in(tmp_path, MODELS[kind]())
     ways: list[bool] = []
-    optimise = tuner.optimise
+    optimise = runtime.optimise
 
     def noted(*args: Any) -> None:
         ways.append(args[-1])

@@ -138,7 +138,7 @@ class WeightPacker:
 
     def _nbytes(self, node: _Node) -> int:
         numbers = (i.weight for i in node.inputs if isinstance(i, _Constant) and i.weight is not None)
-        return _NODE_SIZE + sum(self._weights[n].nbytes for n in numbers)
+        return _NODE_SIZE + sum(int(self._weights[n].nbytes) for n in numbers)
 
     def _nodes(
         self, graph: bytes, near: _Constants, around: _Constants, outer: Callable[[], dict[bytes, bytes]]
@@ -204,7 +204,8 @@ class WeightPacker:
             made = [next(names) if there else b"" for there in node.outputs]
             fields += [encode_field(_NODE_OUTPUT, name) for name in made]
             graph |= dict.fromkeys([encode_field(_NODE, b"".join(fields)), *(_value(_OUTPUT, n) for n in made if n)])
-        path, forms = Path(self._folder, str(next(self._files))), []
+        path = Path(self._folder, str(next(self._files)))
+        forms: list[PackedForm] = []
         session_of_nodes(self._record, self._model(graph), given, path)
         trim_memory()
         data = path.with_suffix(".data")
