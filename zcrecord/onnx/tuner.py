@@ -25,6 +25,7 @@ from zcrecord.archive.archive import Archive, takes_one_file
 from zcrecord.archive.digest import content_digest
 from zcrecord.archive.payload_source import Place
 from zcrecord.codec.conventions import SIGNATURE_PREFIX, TUNED_TYPE
+from zcrecord.codec.digests import digest_of
 from zcrecord.codec.entries import AttributeEntry, Entries, ModuleEntry, ModuleKind, PayloadId
 from zcrecord.codec.index import PAYLOAD
 from zcrecord.codec.layout import ALIGNMENT, HEADER_SIZE, NONE
@@ -465,21 +466,27 @@ class _TunedGraph:
         if what is not None:
             what = f"cannot be tuned: ONNX Runtime's optimised graph {what}, unlike the model"
             raise UnsupportedError(what, path=part.archive.path)
-        archive, model = base.archive, np.asarray(np.memmap(path, np.uint8, "r"))
-        rows = archive.index.payloads["offset"] + np.uint64(archive.header.payload_offset)
-        places = zip(rows.tolist(), archive.index.payloads["nbytes"].tolist(), strict=True)
-        originals = {place: PayloadId(n) for n, place in enumerate(places)}
-        external = np.memmap(weights, np.uint8, "r") if weights.exists() else whole_file(part)
+        archive, model, here = base.archive, np.asarray(np.memmap(path, np.uint8, "r")), not weights.exists()
+        external = whole_file(part) if here else np.memmap(weights, np.uint8, "r")
+        start = archive.header.payload_offset
+        rows = enumerate(archive.index.payloads.tolist())
+        originals = {(start + at if here else digest, nbytes): PayloadId(n) for n, (at, nbytes, digest) in rows}
         out = cls(target.encode(), module, b"", None, [])
         arrays: list[Any] = []
         forms: list[PackedForm] = []
 
+        def original(array: Any, at: int) -> PayloadId | None:
+            number = originals.get((at if here else digest_of(array), array.nbytes))
+            same = number is not None and (
+                here or np.array_equal(array, np.frombuffer(archive.payload(number), np.uint8))
+            )
+            return number if same else None
+
         def number(t: ExternalTensor, _: str) -> bytes:
-            place = start, nbytes = int(t.entries.get("offset", "0")), int(t.entries["length"])
-            memory = external if "location" in t.entries else model
-            original = originals.get(place) if memory is external and not weights.exists() else None
-            arrays.append(memory[start : start + nbytes])
-            out.sources.append((arrays[-1] if original is None else original, False))
+            at, nbytes, outside = int(t.entries.get("offset", "0")), int(t.entries["length"]), "location" in t.entries
+            arrays.append((external if outside else model)[at : at + nbytes])
+            known = original(arrays[-1], at) if outside else None
+            out.sources.append((arrays[-1] if known is None else known, False))
             forms.extend(forms_of(out.weights, t.entries, external))
             out.weights += 1
             return t.encode({_STUB: str(out.weights - 1)})
