@@ -219,3 +219,22 @@ def test_progress_counts_the_whole_work_and_the_planned_size_suffices(tmp_path: 
     assert len(set(done)) > 6
     assert path.stat().st_size <= planned[0] < path.stat().st_size + 5 * 4096
     assert total is not None and total > 2 * planned[0]
+
+
+@PACKING
+def test_a_full_disk_while_weights_are_packed_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = converted_in(tmp_path, written("gpt"))
+    before = path.read_bytes()
+    monkeypatch.setattr(packing, "_TOGETHER", 1 << 17)
+    put, count = tuner._PayloadPool.put, iter(range(100))
+
+    def full(*args: Any, **more: Any) -> Any:
+        if next(count) == 5:
+            raise SourceError("cannot write: No space left on device", path=str(path))
+        return put(*args, **more)
+
+    monkeypatch.setattr(tuner._PayloadPool, "put", full)
+    with pytest.raises(SourceError, match="No space left on device"):
+        tune(path)
+    assert path.read_bytes() == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model.onnx", "model.zcr"]

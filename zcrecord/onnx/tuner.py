@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -436,7 +436,7 @@ class _TunedGraph:
     graph: Any
     initializers: Any  # None for a new one
     sources: list[tuple[Any, bool]]  # arrays, or numbers of original payloads; each with whether it is packed
-    forms: Iterable[PackedForm] = ()
+    forms: Any = ()  # a generator of PackedForms
     form_sizes: list[int] = field(default_factory=list)  # bytes of their buffers, at most
     in_work: int = 0  # bytes in the scratch folder while they are made, at most
     weights: int = 0
@@ -492,7 +492,10 @@ class _TunedGraph:
             return t.encode({_STUB: str(out.weights - 1)})
 
         out.graph = rewrite(model.data, number, graph.INLINE)
-        out.forms, out.form_sizes = forms, [data.nbytes for form in forms for data, *_ in form.buffers]
+        out.forms, out.form_sizes = (
+            (form for form in forms),
+            [data.nbytes for form in forms for data, *_ in form.buffers],
+        )
         if not whole and compares_packed(onnxruntime_module()):
             packer = WeightPacker(part, out.graph, arrays, folder, threads)
             out.forms, out.form_sizes, out.in_work = packer.forms(), packer.sizes, packer.in_work
@@ -526,15 +529,16 @@ class _TunedGraph:
     def _with_forms(self, pool: _PayloadPool, numbers: list[PayloadId]) -> tuple[bytes, bytes]:
         """Write packed forms, and add their numbers; return the graph that names them, and its initializers."""
         entries: dict[str, dict[str, str]] = {}
-        for form in self.forms:
-            value = form.key
-            for data, padded, sha256 in form.buffers:
-                value += f"|{len(numbers) if data.nbytes else ''};{padded}"
-                if data.nbytes:
-                    numbers.append(pool.put(data, page=True, sha256=sha256))
-                self.packed_bytes += data.nbytes
-            own = entries.setdefault(str(form.weight), {})
-            own[f"prepacked_{len(own)}"] = value
+        with contextlib.closing(self.forms) as forms:  # or threads write on while an error removes their folder
+            for form in forms:
+                value = form.key
+                for data, padded, sha256 in form.buffers:
+                    value += f"|{len(numbers) if data.nbytes else ''};{padded}"
+                    if data.nbytes:
+                        numbers.append(pool.put(data, page=True, sha256=sha256))
+                    self.packed_bytes += data.nbytes
+                own = entries.setdefault(str(form.weight), {})
+                own[f"prepacked_{len(own)}"] = value
         self.packed = len(entries)
         initializers: list[bytes] = []
 
