@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from tools.bench.harness import OURS, Promise, Row, Settings, figures_of, require_disk
-from tools.measure import MIB, memory
+from tools.measure import MIB, memory, private_peak
 from tools.models import branches, convolutions, gpt, quantized
 from tools.serving import SEQUENCE
 from tools.worker import Worker, call_alone
@@ -27,6 +27,7 @@ LITTLE_MORE = f"{UNTUNED}, and 4 MiB"
 BATCHES = {1: 15, 16: 5}  # to how many requests make a median
 TOKENS = f"each of {SEQUENCE} tokens"
 LITTLE = Promise("under", 16 * MIB)
+TUNING = Promise("under", 868 * MIB)  # twice the largest weight, 306 MiB of the largest model's, and 256 MiB
 AS_FAST = Promise("within", 1.05, PEER)
 ROOM = 7  # times a model's size: the .onnx, the archive, the tuned one, and what tuning writes meanwhile
 Figures = dict[str, float]
@@ -81,7 +82,10 @@ def run(settings: Settings) -> Iterator[Row]:
             sink.flush()
             os.fsync(sink.fileno())  # what is not written back stays in the page cache
         call_alone("tools.serving:convert", source=str(source), dest=str(archive))
-        call_alone("tools.serving:tune", source=str(archive), dest=str(tuned))
+        with Worker() as worker:
+            worker.call("tools.serving:prepare")
+            with private_peak(worker.pid) as peak:
+                tuning = worker.call("tools.serving:tune", source=str(archive), dest=str(tuned))
         repeats = settings.pick(5, 1)
         ways: dict[str, dict[str, Any]] = {
             OURS: {"path": str(tuned)},
@@ -92,6 +96,9 @@ def run(settings: Settings) -> Iterator[Row]:
         work = f"ONNX Runtime, {subject.name}, {size_text(mib)}"
         samples, differing = _samples(settings, subject, ways, repeats)
         yield from _rows(work, subject, samples, repeats)
+        seconds = {OURS: tuning["seconds"], PEER: figures_of(samples[PEER], "created")}
+        yield Row(AREA, f"{work}: tune, beside the session's creation", "s", seconds, Promise("within", 2, PEER))
+        yield Row(AREA, f"{work}: private memory of tuning", "B", {OURS: float(peak())}, TUNING)
         if subject.each:
             what = f"{work}: answers that are not the .onnx's, bit for bit"
             yield Row(AREA, what, "", differing, Promise("under", 1))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -64,15 +65,20 @@ def run_tuning(
     from zcrecord import onnx
     from zcrecord.onnx.tuned import size_before
 
+    bars: list[Callable[[int, int | None], None]] = []
+
     def tell_size(total: int) -> None:
+        if bars:  # it is made once more, in another way
+            return
         with opened_archive(source) as record:
             before = size_before(record.archive)
         least = "" if remove else "at most "
         ratio = "" if remove else f", {total / before:.2f} times the {errors.size(before)} without the tuned part"
         errors.line(f"{shown(args.dest or source)}: will have {least}{errors.size(total)}{ratio}")
+        bars.append(stack.enter_context(showing_progress("zcrecord", errors)))
 
-    with showing_progress("zcrecord", errors) as progress:
-        options = args.values("force", "durable") | {"progress": progress, "planned": tell_size}
+    with contextlib.ExitStack() as stack:
+        options = args.values("force", "durable") | {"progress": lambda *n: bars[0](*n), "planned": tell_size}
         if remove:
             return onnx.untune(source, dest, **options)
         try:

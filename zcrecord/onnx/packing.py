@@ -62,8 +62,11 @@ class _Constant(NamedTuple):
     weight: int | None
 
 
+_Constants = dict[bytes, _Constant]  # by name
+
+
 class _Node(NamedTuple):
-    """A NodeProto without names; each input: a constant, a TypeProto, or b"" if it is left out; which outputs it has."""
+    """A NodeProto without names; its inputs: constants, TypeProtos, or b"" if left out; which outputs it has."""
 
     rest: bytes
     inputs: list[_Constant | bytes]
@@ -107,7 +110,7 @@ class WeightPacker:
             file.truncate(max((w.nbytes for w in weights), default=0))
         fields = _fields(model)
         self._head = _IR_VERSION + b"".join(encode_field(_OPSETS, opset) for opset in fields[_OPSETS])
-        nodes = list(self._nodes(fields[_GRAPH][-1], {}, dict))
+        nodes = list(self._nodes(fields[_GRAPH][-1], {}, {}, dict))
         first = {node.kind(): node for node in reversed(nodes)}
         self._samples = list(self._packed([node] for node in first.values()))
         pairs = zip(first, self._samples, strict=True)
@@ -119,8 +122,8 @@ class WeightPacker:
             return node is not first[node.kind()] and (small or bool(sizes[node.kind()]))
 
         self._rest = list(filter(may_pack, nodes))
-        largest = max(map(self._nbytes, self._rest), default=0) + _TOGETHER
-        self.in_work = 2 * min(2 * self._threads * largest, sum(map(self._nbytes, self._rest)))
+        nbytes = list(map(self._nbytes, self._rest))
+        self.in_work = 2 * min(2 * self._threads * (max(nbytes, default=0) + _TOGETHER), sum(nbytes))
 
     def forms(self) -> Iterator[PackedForm]:
         """Yield the packed forms, each key once: ONNX Runtime refuses a model that names one twice."""
@@ -135,43 +138,44 @@ class WeightPacker:
 
     def _nbytes(self, node: _Node) -> int:
         numbers = (i.weight for i in node.inputs if isinstance(i, _Constant) and i.weight is not None)
-        return _NODE_SIZE + sum(self._weights[n].nbytes for n in numbers)
+        return _NODE_SIZE + sum(int(self._weights[n].nbytes) for n in numbers)
 
     def _nodes(
-        self, graph: bytes, around: dict[str, _Constant], outer: Callable[[], dict[str, bytes]]
+        self, graph: bytes, near: _Constants, around: _Constants, outer: Callable[[], dict[bytes, bytes]]
     ) -> Iterator[_Node]:
-        """Yield the nodes with weights of a graph and of those in it, given constants and types of values around it."""
+        """Yield the nodes with weights of a graph and of those in it.
+
+        `around` it are constants, and types of values; `near` are the constants of the graph next around it, the only
+        other ones that ONNX Runtime packs for it.
+        """
         fields = _fields(graph)
         inputs = dict(map(_name_and_type, fields.get(_INPUT, [])))
-        constants = around | dict(map(_constant, fields.get(_INITIALIZER, [])))
-        constants = {name: c for name, c in constants.items() if name not in inputs}  # which callers may override
+        own = {n: c for n, c in map(_constant, fields.get(_INITIALIZER, [])) if n not in inputs}  # not to be overridden
+        constants, weights = around | own, {n for n, c in (near | own).items() if c.weight is not None}
         types = functools.cache(lambda: self._types(fields.get(_NODE, []), constants, outer() | inputs))
         for message in fields.get(_NODE, []):
             node = _fields(message)
             for attribute in map(_fields, node.get(_ATTRIBUTE, [])):
                 for inner in itertools.chain(*(attribute.get(number, []) for number in _SUBGRAPHS)):
-                    yield from self._nodes(inner, constants, types)
-            names = [name.decode() for name in node.get(_NODE_INPUT, [])]
-            if node[_OPERATOR] != _NOT_PACKED and any(
-                n in constants and constants[n].weight is not None for n in names
-            ):
+                    yield from self._nodes(inner, own, constants, types)
+            names = node.get(_NODE_INPUT, [])
+            if node[_OPERATOR] != _NOT_PACKED and not weights.isdisjoint(names):
                 found: list[Any] = [constants.get(name) or (types().get(name) if name else b"") for name in names]
                 if None in found:
                     raise OnnxError(f"an input of {node[_OPERATOR]} is no tensor")
                 rest = b"".join(raw for number, raw, _ in _split(message) if number in _KEPT)
-                yield _Node(rest, found, [bool(name) for name in node.get(_NODE_OUTPUT, [])])
+                yield _Node(rest, found, list(map(bool, node.get(_NODE_OUTPUT, []))))
 
-    def _types(self, nodes: list[bytes], constants: dict[str, _Constant], values: dict[str, bytes]) -> dict[str, bytes]:
+    def _types(self, nodes: list[bytes], constants: _Constants, values: dict[bytes, bytes]) -> dict[bytes, bytes]:
         """Return the TypeProto of the values around some nodes, and of their outputs, by name."""
         outputs = {name for message in nodes for name in _fields(message).get(_NODE_OUTPUT, []) if name}
         graph = [encode_field(_NODE, message) for message in nodes]
-        graph += [_initializer(name, c, _STUB, c.weight) for name, c in constants.items()]
-        graph += [_value(_INPUT, name, kind) for name, kind in values.items() if name.encode() not in outputs]
-        graph += [encode_field(_OUTPUT, encode_field(1, name)) for name in sorted(outputs)]
+        graph += [_initializer(name, c, _STUB) for name, c in constants.items()]
+        graph += [_value(_INPUT, name, kind) for name, kind in values.items() if name not in outputs]
+        graph += [_value(_OUTPUT, name) for name in sorted(outputs)]
 
         def zeros(t: ExternalTensor, _: str) -> bytes:
-            nbytes = self._weights[int(t.entries[_STUB])].nbytes
-            return t.encode({"location": _ZEROS, "length": str(nbytes)})
+            return t.encode({"location": _ZEROS, "length": str(self._weights[int(t.entries[_STUB])].nbytes)})
 
         path = Path(self._folder, "types.onnx")
         path.write_bytes(rewrite(memoryview(self._model(graph)), zeros))
@@ -182,27 +186,27 @@ class WeightPacker:
 
     def _pack(self, nodes: list[_Node]) -> list[PackedForm]:
         """Return the packed forms of the weights of some nodes; they lie in a file that has no name any more."""
-        graph: list[bytes] = []
-        weights: dict[str, bytes] = {}
-        names = map("v{}".format, itertools.count())
+        graph: dict[bytes, None] = {}  # fields in order; a weight of two nodes is there once
+        given: dict[str, Any] = {}
+        names = map(b"v%d".__mod__, itertools.count())
         for node in nodes:
-            used = ["" if value == b"" else next(names) for value in node.inputs]
-            for i, value in enumerate(node.inputs):
+            fields = [node.rest]
+            for value in node.inputs:
+                name = next(names) if value else b""
                 if isinstance(value, bytes):
-                    graph += [_value(_INPUT, used[i], value)] if value else []
-                elif value.weight is None:
-                    graph.append(_initializer(used[i], value))
+                    graph |= {_value(_INPUT, name, value): None} if value else {}
                 else:
-                    used[i] = str(value.weight)
-                    weights[used[i]] = _initializer(used[i], value, "location", value.weight)
-            made = [next(names) if there else "" for there in node.outputs]
-            graph += [encode_field(_OUTPUT, encode_field(1, name.encode())) for name in made if name]
-            fields = [encode_field(_NODE_INPUT, n.encode()) for n in used]
-            fields += [encode_field(_NODE_OUTPUT, n.encode()) for n in made]
-            graph.append(encode_field(_NODE, b"".join(fields) + node.rest))
-        path, forms = Path(self._folder, str(next(self._files))), []
-        given = {name: self._weights[int(name)] for name in weights}
-        session_of_nodes(self._record, self._model([*graph, *weights.values()]), given, path)
+                    if value.weight is not None:
+                        name = b"%d" % value.weight
+                        given[name.decode()] = self._weights[value.weight]
+                    graph[_initializer(name, value, "location")] = None
+                fields.append(encode_field(_NODE_INPUT, name))
+            made = [next(names) if there else b"" for there in node.outputs]
+            fields += [encode_field(_NODE_OUTPUT, name) for name in made]
+            graph |= dict.fromkeys([encode_field(_NODE, b"".join(fields)), *(_value(_OUTPUT, n) for n in made if n)])
+        path = Path(self._folder, str(next(self._files)))
+        forms: list[PackedForm] = []
+        session_of_nodes(self._record, self._model(graph), given, path)
         trim_memory()
         data = path.with_suffix(".data")
         written = np.memmap(data, np.uint8, "r")
@@ -236,11 +240,11 @@ def _fields(message: bytes) -> dict[int, list[bytes]]:
     return fields
 
 
-def _constant(message: bytes) -> tuple[str, _Constant]:
-    name, weight, rest = "", None, b""
+def _constant(message: bytes) -> tuple[bytes, _Constant]:
+    name, weight, rest = b"", None, b""
     for number, raw, body in _split(message):
         if number == _TENSOR_NAME:
-            name = body.decode()
+            name = body
         elif number == _EXTERNAL_DATA:
             weight = int(read_pair(ProtobufReader(body), len(body))[1])
         elif number != _DATA_LOCATION:
@@ -248,21 +252,21 @@ def _constant(message: bytes) -> tuple[str, _Constant]:
     return name, _Constant(rest, weight)
 
 
-def _initializer(name: str, constant: _Constant, key: str = "", place: int | None = None) -> bytes:
-    external = b"" if place is None else encode_entries({key: str(place)})
-    return encode_field(_INITIALIZER, constant.message + encode_field(_TENSOR_NAME, name.encode()) + external)
+def _initializer(name: bytes, constant: _Constant, key: str) -> bytes:
+    external = b"" if constant.weight is None else encode_entries({key: str(constant.weight)})
+    return encode_field(_INITIALIZER, constant.message + encode_field(_TENSOR_NAME, name) + external)
 
 
-def _name_and_type(message: bytes) -> tuple[str, bytes]:
+def _name_and_type(message: bytes) -> tuple[bytes, bytes]:
     fields = _fields(message)
-    return fields[1][-1].decode(), b"".join(fields.get(2, []))
+    return fields[1][-1], b"".join(fields.get(2, []))
 
 
-def _value(number: int, name: str, kind: bytes) -> bytes:
-    return encode_field(number, encode_field(1, name.encode()) + encode_field(2, kind))
+def _value(number: int, name: bytes, kind: bytes | None = None) -> bytes:
+    return encode_field(number, encode_field(1, name) + (encode_field(2, kind) if kind else b""))
 
 
-def _types_told(session: Any) -> Iterator[tuple[str, bytes]]:
+def _types_told(session: Any) -> Iterator[tuple[bytes, bytes]]:
     """Yield the name and TypeProto of each output of a session that is a tensor."""
     for value in session.get_outputs():
         found = _TENSOR_TYPE.fullmatch(value.type)
@@ -270,4 +274,4 @@ def _types_told(session: Any) -> Iterator[tuple[str, bytes]]:
         if kind is not None and kind.onnx is not None:
             sizes = (b"\x08" + encode_varint(n) if isinstance(n, int) and n >= 0 else b"" for n in value.shape)
             shape = encode_field(2, b"".join(encode_field(1, size) for size in sizes)) if value.shape else b""
-            yield value.name, encode_field(1, b"\x08" + encode_varint(kind.onnx) + shape)
+            yield value.name.encode(), encode_field(1, b"\x08" + encode_varint(kind.onnx) + shape)

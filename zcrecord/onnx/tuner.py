@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from zcrecord.archive.archive import Archive, takes_one_file
 from zcrecord.archive.digest import content_digest
 from zcrecord.archive.payload_source import Place
 from zcrecord.codec.conventions import SIGNATURE_PREFIX, TUNED_TYPE
+from zcrecord.codec.digests import digest_of
 from zcrecord.codec.entries import AttributeEntry, Entries, ModuleEntry, ModuleKind, PayloadId
 from zcrecord.codec.index import PAYLOAD
 from zcrecord.codec.layout import ALIGNMENT, HEADER_SIZE, NONE
@@ -434,8 +436,9 @@ class _TunedGraph:
     graph: Any
     initializers: Any  # None for a new one
     sources: list[tuple[Any, bool]]  # arrays, or numbers of original payloads; each with whether it is packed
-    forms: list[PackedForm] = field(default_factory=list)
-    packer: WeightPacker | None = None
+    forms: Any = ()  # a generator of PackedForms
+    form_sizes: list[int] = field(default_factory=list)  # bytes of their buffers, at most
+    in_work: int = 0  # bytes in the scratch folder while they are made, at most
     weights: int = 0
     packed: int = 0
     packed_bytes: int = 0
@@ -463,42 +466,48 @@ class _TunedGraph:
         if what is not None:
             what = f"cannot be tuned: ONNX Runtime's optimised graph {what}, unlike the model"
             raise UnsupportedError(what, path=part.archive.path)
-        archive, model = base.archive, np.memmap(path, np.uint8, "r")
-        rows = archive.index.payloads["offset"] + np.uint64(archive.header.payload_offset)
-        places = zip(rows.tolist(), archive.index.payloads["nbytes"].tolist(), strict=True)
-        originals = {place: PayloadId(n) for n, place in enumerate(places)}
-        external = np.memmap(weights, np.uint8, "r") if weights.exists() else whole_file(part)
+        archive, model, here = base.archive, np.asarray(np.memmap(path, np.uint8, "r")), not weights.exists()
+        external = whole_file(part) if here else np.memmap(weights, np.uint8, "r")
+        start = archive.header.payload_offset
+        rows = enumerate(archive.index.payloads.tolist())
+        originals = {(start + at if here else digest, nbytes): PayloadId(n) for n, (at, nbytes, digest) in rows}
         out = cls(target.encode(), module, b"", None, [])
         arrays: list[Any] = []
+        forms: list[PackedForm] = []
+
+        def original(array: Any, at: int) -> PayloadId | None:
+            number = originals.get((at if here else digest_of(array), array.nbytes))
+            same = number is not None and (
+                here or np.array_equal(array, np.frombuffer(archive.payload(number), np.uint8))
+            )
+            return number if same else None
 
         def number(t: ExternalTensor, _: str) -> bytes:
-            place = start, nbytes = int(t.entries.get("offset", "0")), int(t.entries["length"])
-            memory = external if "location" in t.entries else model
-            arrays.append(memory[start : start + nbytes])
-            original = originals.get(place) if memory is external and not weights.exists() else None
-            out.sources.append((arrays[-1] if original is None else original, False))
-            out.forms += forms_of(out.weights, t.entries, external)
+            at, nbytes, outside = int(t.entries.get("offset", "0")), int(t.entries["length"]), "location" in t.entries
+            arrays.append((external if outside else model)[at : at + nbytes])
+            known = original(arrays[-1], at) if outside else None
+            out.sources.append((arrays[-1] if known is None else known, False))
+            forms.extend(forms_of(out.weights, t.entries, external))
             out.weights += 1
             return t.encode({_STUB: str(out.weights - 1)})
 
-        out.graph = rewrite(memoryview(model), number, graph.INLINE)
+        out.graph = rewrite(model.data, number, graph.INLINE)
+        out.forms, out.form_sizes = (
+            (form for form in forms),
+            [data.nbytes for form in forms for data, *_ in form.buffers],
+        )
         if not whole and compares_packed(onnxruntime_module()):
-            out.packer = WeightPacker(part, out.graph, arrays, folder, threads)
+            packer = WeightPacker(part, out.graph, arrays, folder, threads)
+            out.forms, out.form_sizes, out.in_work = packer.forms(), packer.sizes, packer.in_work
         return out
-
-    @property
-    def in_work(self) -> int:
-        return 0 if self.packer is None else self.packer.in_work
 
     def room(self, alignment: int) -> int:
         """Return the bytes that it adds to an archive, at most."""
         sizes = [len(self.graph), len(self.initializers or b"")]
         sizes += [source.nbytes for source, _ in self.sources if not isinstance(source, PayloadId)]
-        paged = [data.nbytes for form in self.forms for data, *_ in form.buffers]
-        paged += self.packer.sizes if self.packer is not None else []
-        pages = len(paged) + sum(packed for _, packed in self.sources)
-        items = len(sizes) + len(paged)
-        nbytes = sum(sizes) + sum(paged) + items * (alignment + PAYLOAD.itemsize + _PER_ITEM) + len(self.target)
+        pages = len(self.form_sizes) + sum(packed for _, packed in self.sources)
+        sizes += self.form_sizes
+        nbytes = sum(sizes) + len(sizes) * (alignment + PAYLOAD.itemsize + _PER_ITEM) + len(self.target)
         return nbytes + _PER_ITEM * len(self.sources) + (_PAGE + _KEY_SIZE) * pages + _PAGE // 4
 
     def write(self, pool: _PayloadPool) -> dict[str, Any]:
@@ -520,15 +529,16 @@ class _TunedGraph:
     def _with_forms(self, pool: _PayloadPool, numbers: list[PayloadId]) -> tuple[bytes, bytes]:
         """Write packed forms, and add their numbers; return the graph that names them, and its initializers."""
         entries: dict[str, dict[str, str]] = {}
-        for form in itertools.chain(self.forms, self.packer.forms() if self.packer is not None else ()):
-            value = form.key
-            for data, padded, sha256 in form.buffers:
-                value += f"|{len(numbers) if data.nbytes else ''};{padded}"
-                if data.nbytes:
-                    numbers.append(pool.put(data, page=True, sha256=sha256))
-                self.packed_bytes += data.nbytes
-            own = entries.setdefault(str(form.weight), {})
-            own[f"prepacked_{len(own)}"] = value
+        with contextlib.closing(self.forms) as forms:  # or threads write on while an error removes their folder
+            for form in forms:
+                value = form.key
+                for data, padded, sha256 in form.buffers:
+                    value += f"|{len(numbers) if data.nbytes else ''};{padded}"
+                    if data.nbytes:
+                        numbers.append(pool.put(data, page=True, sha256=sha256))
+                    self.packed_bytes += data.nbytes
+                own = entries.setdefault(str(form.weight), {})
+                own[f"prepacked_{len(own)}"] = value
         self.packed = len(entries)
         initializers: list[bytes] = []
 
@@ -611,8 +621,12 @@ def _shares(progress: Progress | None, sizes: list[int]) -> Iterator[Progress]:
     """Yield a callback for each step of the work, which counts as so many bytes of all; the end tells the last."""
     start, total = 0, sum(sizes)
     tell = progress or (lambda *_: None)
+
+    def tell_share(done: int, of: int | None, start: int, size: int) -> None:
+        tell(start + size * min(done, of or 1) // (of or 1), total)
+
     tell(0, total)
     for size in sizes:
-        yield lambda done, of, start=start, size=size: tell(start + size * min(done, of) // max(of, 1), total)
+        yield partial(tell_share, start=start, size=size)
         start += size
     tell(total, total)
