@@ -91,8 +91,9 @@ def load_record(
         mode: 'r' for read-only views; 'c' for writable views of a private copy. Its pages are copied when they are
             written, so no edit reaches the file. Tied tensors stay tied; equal tensors that are not tied are edited
             apart, though stored once. Bytes in memory are copied whole.
-        verify: 'index' checks every rule of the index first; 'touch' checks entries on use, for huge archives of which
-            little is read; 'full' also checks the payloads' digests, of a part of a packed archive its own.
+        verify: 'index' checks every rule of the index first (of safetensors' shards a header when something in its file
+            is needed); 'touch' checks entries on use, for huge archives of which little is read; 'full' also checks the
+            payloads' digests, of a part of a packed archive its own.
         mmap: False reads the file into one aligned buffer: for network file systems, and for files that may change
             while they are used. Replacing a mapped file does no harm; reading the lost part of a file that was
             shortened in place ends the process (SIGBUS).
