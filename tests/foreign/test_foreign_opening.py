@@ -510,3 +510,9 @@ def test_short_entries_of_metadata_cost_what_is_counted_for_them(name: str, monk
     monkeypatch.setattr(safetensors_header, "_MEMORY", 1 << 10)
     with pytest.raises(zcrecord.LimitError, match="entries of metadata take far more memory than the file"):
         zcrecord.load_record(data)
+
+
+def test_a_vocabulary_is_in_memory_twice_at_most_while_its_file_is_opened(tmp_path: Path) -> None:
+    data = saved(tmp_path / "m.gguf", [], [f"word{i}" for i in range(200_000)])
+    index = zcrecord.load_record(data).archive.index
+    assert most_allocated(lambda: zcrecord.load_record(data)) < 2.5 * (len(index.text) + index.words.nbytes)

@@ -91,8 +91,9 @@ def load_record(
         mode: 'r' for read-only views; 'c' for writable views of a private copy. Its pages are copied when they are
             written, so no edit reaches the file. Tied tensors stay tied; equal tensors that are not tied are edited
             apart, though stored once. Bytes in memory are copied whole.
-        verify: 'index' checks every rule of the index first; 'touch' checks entries on use, for huge archives of which
-            little is read; 'full' also checks the payloads' digests, of a part of a packed archive its own.
+        verify: 'index' checks every rule of the index first (of safetensors' shards a header when something in its file
+            is needed); 'touch' checks entries on use, for huge archives of which little is read; 'full' also checks the
+            payloads' digests, of a part of a packed archive its own.
         mmap: False reads the file into one aligned buffer: for network file systems, and for files that may change
             while they are used. Replacing a mapped file does no harm; reading the lost part of a file that was
             shortened in place ends the process (SIGBUS).
@@ -117,8 +118,7 @@ def load_record(
         (2, 3)
     """
     options = LoadOptions(mode, verify, mmap, expect, embedded, cache, storage_options)
-    defer = names is None and rename is None and expect is None and mode == "r" and verify != "full" and mmap
-    record = Record(_load(source, names, rename, options, defer=defer))
+    record = Record(_load(source, names, rename, options))
     return record if into is None else record.into(into)
 
 
@@ -149,10 +149,8 @@ def _check_choice(name: str, value: Any, known: tuple[Any, ...]) -> None:
         raise UnsupportedError(f"{name}={value!r} is not known; {', '.join(others)} or {last}")
 
 
-def _load(
-    source: Any, names: Names | None, rename: Rename | None, options: LoadOptions, *, defer: bool = False
-) -> Archive:
-    """Open a source as an archive, or a part of it, checked as the options ask; with `defer` perhaps a deferred one."""
+def _load(source: Any, names: Names | None, rename: Rename | None, options: LoadOptions) -> Archive:
+    """Open a source as an archive, perhaps a deferred one, or a part of it, checked as the options ask."""
     if is_url(source):
         from zcrecord.foreign import open_remote  # here, because few archives are remote
         from zcrecord.remote.open_url import open_url
@@ -171,7 +169,8 @@ def _load(
             archive = open_packed(memory, verify=options.verify, lazily=True)
             if not names_files(archive):
                 return _chosen(archive, names, rename, options)
-        archive = _checked(_local(memory, options, defer=defer), options)
+        whole = names is None and rename is None and options.expect is None
+        archive = _checked(_local(memory, options, defer=whole), options)
         _check_content(archive, options.expect)
         return _part(archive, names, rename)
     except RecordError as error:
@@ -287,6 +286,7 @@ def _local(memory: Memory, options: LoadOptions, *, defer: bool) -> Archive:
         from zcrecord.foreign import open_foreign
 
         ends_in_archive(memory.octets)  # raises: other readers would not see the one attached
+        defer = defer and options.mode == "r" and options.mmap and options.verify != "full"
         if defer and (memory.path or "").endswith(".json"):
             from zcrecord.foreign.safetensors import DeferredArchive
 
@@ -360,7 +360,7 @@ def _recipe(archive: Archive) -> tuple[Any, ...]:
 
 def _reload(source: str | bytes, options: LoadOptions, seal: bytes, pins: Mapping[Any, Any] | None = None) -> Archive:
     """Load a pickled archive again; IntegrityError if the file has other content now."""
-    archive = _load(source, None, None, options)
+    archive = _load(source, None, None, options).made()
     if archive.seal() != seal:
         raise IntegrityError("is not the archive that was pickled; it was replaced since", path=archive.path)
     archive.source.pin(pins or {})
