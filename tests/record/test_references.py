@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from zcrecord.codec.conventions import REFERENCES_TYPE
 from zcrecord.codec.layout import NONE
 from zcrecord.formats import convert
 from zcrecord.record.own_shards import own_shards
+from zcrecord.record.references import Files
 from zcrecord.storage.memory import map_file
 
 if TYPE_CHECKING:
@@ -203,6 +205,36 @@ def test_a_base_that_is_replaced_meanwhile_is_noticed_and_nothing_is_written(bas
     assert sorted(os.listdir(base.parent)) == before
 
 
+def test_no_saver_replaces_a_base_between_the_last_look_at_it_and_the_rename(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Savers of one folder take turns: another one waits until the new archive is in its place."""
+    check, waited = Files.check_still, []
+
+    def look(files: Files) -> None:
+        check(files)
+        other = threading.Thread(target=zcrecord.save_record, args=({"x": np.ones(1)}, base))
+        other.start()
+        other.join(0.3)
+        waited.append(other)
+        assert other.is_alive()
+
+    monkeypatch.setattr(Files, "check_still", look)
+    zcrecord.save_record(TUNED, base.parent / "tuned.zcr", base=base)
+    waited[0].join()
+    assert list(zcrecord.load_record(base)) == ["x"]
+
+
+def test_a_file_with_a_huge_index_is_not_referred_to(base: Path, hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zcrecord.record.references.MOST_DESCRIBED", 100)
+    for save in (
+        lambda: zcrecord.save_record(TUNED, base.parent / "tuned.zcr", base=base),
+        lambda: zcrecord.index(hub, hub / "index.zcr"),
+    ):
+        with pytest.raises(UnsupportedError, match=r"has an index of .* bytes, references know a file by at most 100"):
+            save()
+
+
 def test_no_save_removes_a_base(base: Path) -> None:
     zcrecord.save_record(TUNED, base.parent / "tuned.zcr", base=base)
     for most in (None, 4000):
@@ -319,7 +351,7 @@ def test_tables_that_do_not_fit_are_refused(hub: Path) -> None:
     plain = tables(hub / "index.zcr")
     file, offset = plain["file"].copy(), plain["offset"].copy()
     sizes, described = plain["files.nbytes"].copy(), plain["files.described"].copy()
-    names = plain["files.name"].unpack().tolist()
+    names, huge = plain["files.name"].unpack().tolist(), np.array([0, 1 << 28], np.uint64)
     for change, message in (
         ({"file": np.where(file == 0, 99, file).astype(np.uint32)}, "payload 0 is in file 99, of 4"),
         ({"file": file[:-1]}, "has the shape"),
@@ -327,6 +359,7 @@ def test_tables_that_do_not_fit_are_refused(hub: Path) -> None:
         ({"offset": np.where(file == 0, offset[0] + 4 * np.arange(len(file)), offset).astype(np.uint64)}, "overlap"),
         ({"offset": np.where(offset == offset[0], offset[0] - 1, offset).astype(np.uint64)}, "not aligned for float32"),
         ({"files__described": described[:, ::-1].copy()}, "is no range of a file"),
+        ({"files__described": described + huge, "files__nbytes": sizes + huge[1]}, "or has over 268435456 bytes"),
         ({"files__nbytes": (sizes // 100).astype(np.uint64)}, "ends past the end of|is no range"),
         ({"files__name": np.array(["../x", *names[1:]])}, "is not the plain name of a file"),
         ({"files__name": np.array(["..", *names[1:]])}, "is not the plain name of a file"),

@@ -26,7 +26,9 @@ from .payload_source import Array, PayloadTable
 from .piece_table import PieceTable
 from .shards import Shards, file_names, table_of
 
-__all__ = ["OpenFile", "ReferencedFiles"]
+__all__ = ["MOST_DESCRIBED", "OpenFile", "ReferencedFiles"]
+
+MOST_DESCRIBED = 1 << 28  # bytes of a file that are hashed when it is opened; a GGUF file's header may have as many
 
 # Given a file's name and a function: calls it with the file's memory, a function that fetches a range of it, and one
 # that makes a payload source; returns what it returned.
@@ -56,8 +58,9 @@ class ReferencedFiles(Shards):
         if np.count_nonzero(bad := (file >= count) & (file != NONE)):
             raise FormatError(f"payload {int(bad.argmax())} is in file {file[bad.argmax()]}, of {count}", tensor="file")
         for start, end, nbytes in zip(*self._described.T.tolist(), self._sizes.tolist(), strict=True):
-            if start > end or end > nbytes:
-                raise FormatError(f"[{start}, {end}) is no range of a file of {nbytes} bytes", tensor="files.described")
+            if not start <= end <= min(nbytes, start + MOST_DESCRIBED):
+                what = f"[{start}, {end}) is no range of a file of {nbytes} bytes, or has over {MOST_DESCRIBED} bytes"
+                raise FormatError(what, tensor="files.described")
         _check_aligned(file, offset, index)
         numbers = self._numbers(file, offset, index)
         self._payloads, self._offset, self._hashed = index.payloads, offset, index.digest_kind

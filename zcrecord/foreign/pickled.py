@@ -32,10 +32,10 @@ _TENSOR = re.compile(
 _ASKED = re.compile(rb"j(?=(.{4}))", re.DOTALL).findall  # what a LONG_BINGET may ask for, and a little more ...
 _RARELY = 16  # ... if at most one of so many bytes is its opcode, by which the numbers take little memory
 _UINT32 = struct.Struct("<I").unpack_from
-_NUMBERS = {op: struct.Struct(form) for op, form in ((0x4D, "<H"), (0x4A, "<i"), (0x47, ">d"))}  # BININT2, BININT, ...
+_NUMBERS = {0x4B: "B", 0x4D: "<H", 0x4A: "<i", 0x47: ">d"}  # BININT1, BININT2, BININT, BINFLOAT
 _WORDS = [i.to_bytes(4, "little") for i in range(256)]
-_TUPLES = {0x85: 1, 0x87: 3}
-_CONSTANTS: dict[int, Any] = {0x4E: None, 0x88: True, 0x89: False, 0x29: ()}  # NONE, NEWTRUE, NEWFALSE, EMPTY_TUPLE
+_TUPLES = {0x29: 0, 0x85: 1, 0x86: 2, 0x87: 3}  # EMPTY_TUPLE, TUPLE1, TUPLE2, TUPLE3
+_CONSTANTS = {0x4E: None, 0x88: True, 0x89: False}  # NONE, NEWTRUE, NEWFALSE
 _HASHED = frozenset({str, float, bool, NoneType, bytes})  # types of keys with hashes that differ
 _WIDE = 1 << 64  # integers below it have hashes that differ
 _ALIKE, _ITEMS = 100, 16  # limits: of keys with one hash, and of the items of a tuple among them
@@ -107,20 +107,12 @@ def unpickle(
         elif op == 0x71:  # BINPUT
             memo[_WORDS[data[i]]] = stack[-1]
             i += 1
-        elif op == 0x4B:  # BININT1
-            stack.append(data[i])
-            i += 1
         elif op == 0x74:  # TUPLE
             items, stack = stack, marked.pop()
             stack.append(tuple(items))
         elif op == 0x52:  # REDUCE
             arguments, function = stack.pop(), stack.pop()
             stack.append(_call(function, arguments))
-        elif op in _CONSTANTS:
-            stack.append(_CONSTANTS[op])
-        elif op == 0x86:  # TUPLE2
-            last = stack.pop()
-            stack.append((stack.pop(), last))
         elif op == 0x51:  # BINPERSID
             stack.append(persistent(stack.pop()))
         elif op == 0x6A:  # LONG_BINGET
@@ -150,13 +142,13 @@ def _call(function: Any, arguments: Any) -> Any:
     return function.call(*arguments)
 
 
-@functools.lru_cache(4096)
+@functools.lru_cache(1024)
 def _word(opcode: bytes) -> bytes:
     """Return the key in the memo of what BINGET or LONG_BINGET gets."""
     return opcode[1:].ljust(4, b"\0")
 
 
-@functools.lru_cache(4096)
+@functools.lru_cache(1024)
 def _constant(opcodes: bytes) -> Any:
     """Return the number or tuple that these opcodes make."""
     return unpickle(opcodes + b".", 0, lambda *_: None, lambda _: None)[0]
@@ -165,9 +157,11 @@ def _constant(opcodes: bytes) -> Any:
 def _rare(op: int, data: Any, i: int, stack: list[Any], odd: Counter[int], named: Callable[[str, str], Any]) -> int:
     """Run an opcode that neither marks nor remembers; returns the offset behind it."""
     if op in _NUMBERS:
-        stack.append(_NUMBERS[op].unpack_from(data, i)[0])
-        return i + _NUMBERS[op].size
-    if op in _TUPLES:  # TUPLE1, TUPLE3
+        stack.extend(struct.unpack_from(_NUMBERS[op], data, i))
+        return i + struct.calcsize(_NUMBERS[op])
+    if op in _CONSTANTS:
+        stack.append(_CONSTANTS[op])
+    elif op in _TUPLES:
         items = [stack.pop() for _ in range(_TUPLES[op])]
         stack.append(tuple(items[::-1]))
     elif op in (0x7D, 0x5D):  # EMPTY_DICT, EMPTY_LIST

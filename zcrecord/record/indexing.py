@@ -77,7 +77,7 @@ def index(
         if kind:
             check_members(archive)
     files = Files(out)
-    with open_sink(place_for(out, version), durable=durable) as sink:
+    with open_sink(place_for(out, version), durable=durable, check=files.check_still) as sink:
         writer = ReferencingWriter(sink, files, None, alignment=ALIGNMENT, digest=digest)
         with located(path=path):
             homes = _refer(archive, outline, files, writer, kind, progress or (lambda *_: None))
@@ -85,7 +85,6 @@ def index(
         entries.payloads = [NONE if p == NONE else homes[p] for p in entries.payloads]
         entries.change_values(lambda v: PayloadId(homes[v]) if isinstance(v, PayloadId) and v != NONE else v)
         saved = writer.finish(entries)
-        files.check_still()
     return conversion_report(
         started,
         source=path,

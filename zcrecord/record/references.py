@@ -17,6 +17,7 @@ import numpy as np
 
 from zcrecord.archive.archive import has_type_name
 from zcrecord.archive.payload_source import Array, was_replaced
+from zcrecord.archive.references import MOST_DESCRIBED
 from zcrecord.codec.conventions import REFERENCES_TYPE
 from zcrecord.codec.entries import Entries, PayloadId, digest_kind
 from zcrecord.codec.index import PAYLOAD
@@ -73,7 +74,8 @@ class Files:
         """Return the number of a mapped file.
 
         Raises:
-            UnsupportedError: it lies in another folder, or has no plain name. DestinationExistsError: it is `dest`.
+            UnsupportedError: it lies in another folder, or has no plain name, or a huge index. DestinationExistsError:
+            it is `dest`.
         """
         path, octets = memory.absolute or "", memory.octets
         if path in self.known:
@@ -90,6 +92,9 @@ class Files:
             what = "lies in another folder than the archive that would refer to it, or has no plain name"
             raise UnsupportedError(f"{what}; references name files beside it: write it to {folder or '.'}", path=path)
         start, end = described
+        if end - start > MOST_DESCRIBED:
+            what = f"has an index of {end - start} bytes, references know a file by at most {MOST_DESCRIBED}"
+            raise UnsupportedError(f"{what}; convert it in shards, and save without a base", path=path)
         sha256 = hashlib.sha256(octets[start:end]).digest()
         self.files.append(ReferencedFile(name, len(octets), described, sha256))
         self._opened.append((path, memory))
@@ -262,6 +267,5 @@ def referencing(
         raise DestinationExistsError("is the base, to which the new archive would refer", path=path)
     files = Files(path)
     found = Base(base, files, path)
-    with open_sink(dest, durable=durable) as sink:
+    with open_sink(dest, durable=durable, check=files.check_still) as sink:
         yield ReferencingWriter(sink, files, found, alignment=alignment, digest=digest)
-        files.check_still()

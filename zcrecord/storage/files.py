@@ -251,6 +251,7 @@ def open_sink(
     like: str | None = None,
     options: Mapping[str, Any] | None = None,
     replaces: Identity | str | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> Iterator[Sink]:
     """Yield a sink for a path, a URL or a binary file object.
 
@@ -261,7 +262,7 @@ def open_sink(
 
     `replaces` is the only version that may be replaced, as `version_of` returns it for a path, `uploads.version_at` for
     a URL; None for any. The shards of a catalogue that is replaced are removed, unless `replaces` names its version:
-    then it is edited, and they stay.
+    then it is edited, and they stay. `check` is called for a path, under the folder's lock, right before the rename.
     """
     if hasattr(dest, "write"):
         sink = ObjectSink(dest)
@@ -290,7 +291,7 @@ def open_sink(
         yield group.add()
         [scratch] = group.finish(like)
         placement = Placement(scratch, path, replaces)
-        put_in_place([placement], durable=durable, shards_of=None if replaces else _shards_of)
+        put_in_place([placement], durable=durable, shards_of=None if replaces else _shards_of, check=check)
 
 
 def _shards_of(path: str) -> Sequence[ListedFile]:
