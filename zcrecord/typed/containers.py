@@ -205,8 +205,9 @@ class Class(Want):
         except (TypeError, ValueError) as error:
             what = f"{self} refuses these values: {type(error).__name__}: {printable(str(error))}"
             raise MismatchError(what, tensor=where or None) from error
-        for name in self._fields.unset(made):
-            raise self._missing(name, items, where)
+        for f in self._fields.fields:
+            if f.argument is None and not hasattr(made, f.name):
+                raise self._missing(f.name, items, where)
         return made
 
     def _extra(self, items: dict[str, Any], where: str) -> MismatchError:

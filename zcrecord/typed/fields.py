@@ -56,10 +56,6 @@ class ClassFields:
                 object.__setattr__(made, f.name, f.default())
         return made
 
-    def unset(self, made: Any) -> list[str]:
-        """Return the fields that neither the values nor the constructor set."""
-        return [f.name for f in self.fields if f.argument is None and not hasattr(made, f.name)]
-
 
 def fields_of(hint: Any) -> ClassFields:
     """Return the fields of a class, or of a generic class with its arguments."""
@@ -127,9 +123,6 @@ def _of_typed_dict(kind: Any, hints: Hints) -> ClassFields:
         required = typing.Required in marks or (required and typing.NotRequired not in marks)
         fields.append(Field(name, hint, name, required))
     return ClassFields(kind, tuple(fields), dict)
-
-
-# Annotations.
 
 
 def _hints(kind: type, arguments: tuple[Any, ...]) -> Hints:

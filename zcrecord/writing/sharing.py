@@ -109,9 +109,11 @@ def plan_sharing(tensors: list[Any]) -> PayloadPlan:
                 _place_lazy(i, tensors[i], out, lazy)
             else:
                 _collect(i, tensors[i], out, members)
-    elif _own_memory(tensors) or not _crowded(raw, []).any():
-        out.source_ids, out.sources = list(range(len(tensors))), raw
-        return out
+    else:
+        own = not any([t.base is not None for t in tensors])  # noqa: C419  # twice as fast as a generator
+        if (own and len(set(map(id, tensors))) == len(tensors)) or not _crowded(raw, []).any():
+            out.source_ids, out.sources = list(range(len(tensors))), raw
+            return out
     crowded = _crowded(raw, list(members.values()))
     for i, array, others in zip(simple, raw, crowded.tolist(), strict=True):
         if others:
@@ -163,11 +165,6 @@ def _simple(tensors: list[Any], out: PayloadPlan) -> tuple[list[int], list[Split
             out.layout_ids[i] = layout
     foreign = any(d.isbuiltin != 1 for d in set(dtypes_))  # they have no buffer protocol
     return list(numbers), [as_bytes(t) for t in known] if foreign else known
-
-
-def _own_memory(tensors: list[Any]) -> bool:
-    """Return True if all arrays are distinct and own their bytes: then none overlap."""
-    return not any([t.base is not None for t in tensors]) and len(set(map(id, tensors))) == len(tensors)  # noqa: C419
 
 
 def _crowded(raw: list[Any], members: list[_Member]) -> Array:
