@@ -33,7 +33,7 @@ def test_no_further_item_is_begun_after_an_error() -> None:
 def test_bytes_that_are_done_are_told_to_the_calling_thread_alone(threads: int) -> None:
     reports: list[tuple[int, int]] = []
     each_piece(
-        len, [b"a" * n for n in range(9)], threads=threads, done=lambda n: reports.append((n, threading.get_ident()))
+        len, [b"a" * n for n in range(9)], threads=threads, advance=lambda n: reports.append((n, threading.get_ident()))
     )
     assert sorted(n for n, _ in reports) == list(range(9))
     assert {thread for _, thread in reports} == {threading.get_ident()}
@@ -46,7 +46,7 @@ def test_exception_of_the_one_who_is_told_ends_the_work() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        each_piece(lambda piece: begun.append(piece) or piece, range(1000), threads=1, done=stop)  # type: ignore[func-returns-value]
+        each_piece(lambda piece: begun.append(piece) or piece, range(1000), threads=1, advance=stop)  # type: ignore[func-returns-value]
     assert begun == [0]
 
 

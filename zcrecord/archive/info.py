@@ -116,8 +116,8 @@ def _tied(archive: Archive, payload: int) -> tuple[str, ...]:
     """Return the names of all tensors of a payload that has several: one tuple, or n of n names would be n * n."""
     if payload == NONE:
         return ()
-    if (known := archive.tied.get(payload)) is not None:
-        return known
+    if (names := archive.tied.get(payload)) is not None:
+        return names
     users = np.flatnonzero(archive.index.tensors["payload"] == payload)
     if len(users) < 2:
         return ()

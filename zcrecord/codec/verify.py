@@ -182,13 +182,13 @@ class TensorColumns:
         return _picked(self.ix.payloads["nbytes"], self.payload, self.payload != NONE, 0)
 
 
-def _picked(pool: Array, places: Array, there: Array, missing: int) -> Array:
+def _picked(pool: Array, places: Array, present: Array, default: int) -> Array:
     """Return the items of a pool at those places that are there, `missing` for the others."""
-    if np.count_nonzero(there) == len(there):
+    if np.count_nonzero(present) == len(present):
         return pool[places]
     if not len(pool):
-        return np.full(len(there), missing, pool.dtype)
-    return np.where(there, pool[np.where(there, places, 0)], pool.dtype.type(missing))
+        return np.full(len(present), default, pool.dtype)
+    return np.where(present, pool[np.where(present, places, 0)], pool.dtype.type(default))
 
 
 def _refuse(

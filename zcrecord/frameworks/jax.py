@@ -143,8 +143,8 @@ def like_template(archive: Archive, tensors: Sequence[Any], like: Any) -> Any:
     used: set[Any] = set()  # leaves by their identities, items of lists by that and their number
     with located(path=archive.path):
         values = [_value_at(root, path, leaf, used) for path, leaf in leaves]
-        for where, left in _left(root, "", used):
-            what = f"expected no such key, found {_described(left)}: like= has no place for it"
+        for where, value in _left(root, "", used):
+            what = f"expected no such key, found {_described(value)}: like= has no place for it"
             raise MismatchError(f"{what}; {_ADVICE}", tensor=where)
     return tree_util.tree_unflatten(structure, values)
 

@@ -68,9 +68,9 @@ def _tensor_class() -> Any:
 
         @classmethod
         def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            given = [each for each in _flat([*args, *(kwargs or {}).values()]) if isinstance(each, cls)]
+            inputs = [each for each in _flat([*args, *(kwargs or {}).values()]) if isinstance(each, cls)]
             with torch._C.DisableTorchFunctionSubclass():  # as torch's notes on subclasses do
-                mapped = [each for each in given if _still_mapped(each)]
+                mapped = [each for each in inputs if _still_mapped(each)]
                 _prepare(func.__name__, mapped, args, kwargs or {})
                 out = func(*args, **(kwargs or {}))
                 return _wrapped(cls, out, [each for each in mapped if _whole(each).mapped])

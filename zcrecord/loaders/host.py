@@ -86,7 +86,7 @@ class HostLoader:
 
         starts = range(0, ref.nbytes, size)
         threads = _COPIERS if len(starts) >= _COPIERS and (ref.buffer is not None or not sources_of(ref)) else 1
-        each_piece(copy, starts, done=self._plan.advance, threads=threads)  # it raises on cancelling
+        each_piece(copy, starts, advance=self._plan.advance, threads=threads)  # it raises on cancelling
         return as_tensor(out, ref)
 
     def view(self, loaded: Octets, ref: PayloadRef) -> Any:

@@ -69,16 +69,18 @@ def _sharded(jax: Any, archive: Archive, chosen: Callable[[str], Any]) -> dict[s
     names = archive.names()
     kinds = checked_dtypes(jax, archive)
     placed = [_placed(archive, i, name, chosen(name)) for i, name in enumerate(names)]
-    boxes = {name: [tuple(starmap(slice, box)) for box in mine] for name, (_, mine) in zip(names, placed, strict=True)}
+    boxes = {
+        name: [tuple(starmap(slice, box)) for box in local] for name, (_, local) in zip(names, placed, strict=True)
+    }
     targets = views_of(archive, boxes)
     view_of = _target_views()
     arrays: dict[Any, Any] = {}
     out: dict[str, Any] = {}
-    for i, (name, (sharding, mine)) in enumerate(zip(names, placed, strict=True)):
-        parts = [targets[name, k] for k in range(len(mine))]
+    for i, (name, (sharding, local)) in enumerate(zip(names, placed, strict=True)):
+        parts = [targets[name, k] for k in range(len(local))]
         key = (sharding, *map(id, parts))  # of tied tensors they are the same
         if key not in arrays or not parts:
-            shards = {bounds: as_jax_input(view_of(target)) for bounds, target in zip(mine, parts, strict=True)}
+            shards = {bounds: as_jax_input(view_of(target)) for bounds, target in zip(local, parts, strict=True)}
             if archive.mode == "c":  # else jax's arrays would change with the record's
                 shards = {bounds: view.copy() for bounds, view in shards.items()}
             arrays[key] = _array(jax, archive.shape(archive.row(i)), kinds[i], sharding, shards)

@@ -101,17 +101,17 @@ def trim_cache(folder: Any = None, *, limit: int = 0) -> int:
                 folders.append(path)
             else:
                 files.append((status.st_mtime_ns, status.st_size, path))
-    left = sum(nbytes for _, nbytes, _ in files)
+    total = sum(nbytes for _, nbytes, _ in files)
     for _, nbytes, path in sorted(files):
-        if left <= limit:
+        if total <= limit:
             break
         with contextlib.suppress(OSError):
             path.unlink()
-            left -= nbytes
+            total -= nbytes
     for path in sorted(folders, reverse=True):  # inner ones first
         with contextlib.suppress(OSError):  # it is not empty
             path.rmdir()
-    return left
+    return total
 
 
 def _folder_of(folder: Any) -> Path | None:

@@ -221,19 +221,19 @@ def open_unchanged(path: str, identity: Identity) -> io.FileIO:
 
 def read_at(fd: int, target: memoryview, offset: int) -> int:
     """Fill `target` with a file's bytes from `offset` on; return its size. SourceError if the file ends before."""
-    done = 0
-    while done < len(target):
+    total = 0
+    while total < len(target):
         try:
-            nbytes = read_some(fd, target[done:], offset + done)
+            nbytes = read_some(fd, target[total:], offset + total)
         except OSError as error:
             reason = os.strerror(error.errno or errno.EIO)
             raise SourceError(f"cannot be read: {reason}", offset=offset, errno=error.errno) from error
         if not nbytes:
-            end = min(offset + done, os.fstat(fd).st_size)  # another reader's bytes may be missing, too
+            end = min(offset + total, os.fstat(fd).st_size)  # another reader's bytes may be missing, too
             what = f"became shorter while it was read: it ends at byte {end}; is it still being written?"
             raise SourceError(what, offset=end)
-        done += nbytes
-    return done
+        total += nbytes
+    return total
 
 
 def is_packed(octets: Any) -> bool:

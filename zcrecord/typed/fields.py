@@ -48,13 +48,13 @@ class ClassFields:
 
     def make(self, values: Mapping[str, Any]) -> Any:
         """Return an instance with these values of its fields; errors of the constructor pass through."""
-        made = self.construct(**{f.argument: values[f.name] for f in self.fields if f.argument and f.name in values})
+        out = self.construct(**{f.argument: values[f.name] for f in self.fields if f.argument and f.name in values})
         for f in self.fields:
             if f.argument is None and f.name in values:
-                object.__setattr__(made, f.name, values[f.name])  # frozen ones too
+                object.__setattr__(out, f.name, values[f.name])  # frozen ones too
             elif f.default is not None:
-                object.__setattr__(made, f.name, f.default())
-        return made
+                object.__setattr__(out, f.name, f.default())
+        return out
 
 
 def fields_of(hint: Any) -> ClassFields:

@@ -130,8 +130,8 @@ def children_of(value: Any, name: str) -> tuple[int | None, str, Iterable[tuple[
     state = _state_of(value)
     if state is not None:
         return ModuleKind.MAPPING, "", _nested(state).items()
-    spelled = conventions.object_of(value, name)
-    return (None, "", ()) if spelled is None else (ModuleKind.OBJECT, spelled[0], [("value", spelled[1])])
+    stand_in = conventions.object_of(value, name)
+    return (None, "", ()) if stand_in is None else (ModuleKind.OBJECT, stand_in[0], [("value", stand_in[1])])
 
 
 def _fields(value: Any) -> dict[str, Any] | None:

@@ -140,8 +140,8 @@ class ModuleTreeBuilder:
     def _parent(self, path: Sequence[str], *, make: bool = True) -> Any:
         """Return the module above a path's last key; without `make`, None if it is not there."""
         above = tuple(path[:-1])
-        known = self._paths.get(above)
-        return self._make(above, ".".join(path), make) if known is None else known
+        number = self._paths.get(above)
+        return self._make(above, ".".join(path), make) if number is None else number
 
     def _make(self, above: tuple[str, ...], name: str, make: bool = True) -> Any:
         """Add the module with this path, and missing ones around it, for a child of the full name `name`."""

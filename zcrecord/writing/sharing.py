@@ -141,30 +141,32 @@ def _place_lazy(i: int, tensor: LazyTensor, out: PayloadPlan, known: dict[Any, i
 
 def _simple(tensors: list[Any], out: PayloadPlan) -> tuple[list[int], list[SplitSource | Array]]:
     """Return numbers and bytes of the tensors in C order; put their layouts into `out`."""
-    arrays = set(map(type, tensors)) <= {np.ndarray}
-    numbers = range(len(tensors)) if arrays else [i for i, t in enumerate(tensors) if type(t) is np.ndarray]
-    known = tensors if arrays else [tensors[i] for i in numbers]
-    dtypes_ = [t.dtype for t in known]
+    all_arrays = set(map(type, tensors)) <= {np.ndarray}
+    numbers = range(len(tensors)) if all_arrays else [i for i, t in enumerate(tensors) if type(t) is np.ndarray]
+    arrays = tensors if all_arrays else [tensors[i] for i in numbers]
+    dtypes_ = [t.dtype for t in arrays]
     layout, last_dtype, last_shape = -1, None, None
     layouts = []
-    for dtype, shape in zip(dtypes_, [t.shape for t in known], strict=True):
+    for dtype, shape in zip(dtypes_, [t.shape for t in arrays], strict=True):
         if dtype is not last_dtype or shape != last_shape:  # like tensors often follow one another
             kind = dtypes.from_numpy(dtype)
             usable = dtype == kind.numpy and kind.bits >= 8 and kind is not _BOOL and 0 not in shape
             layout = out.layout(TensorLayout(kind.code, kind.bits, shape)) if usable else -1
             last_dtype, last_shape = dtype, shape
         layouts.append(layout)
-    whole = -1 not in layouts and all([t.flags.c_contiguous for t in known])  # noqa: C419  # twice as fast as a generator
+    whole = -1 not in layouts and all([t.flags.c_contiguous for t in arrays])  # noqa: C419  # twice as fast as a generator
     if not whole:
-        picked = [(i, t, f) for i, t, f in zip(numbers, known, layouts, strict=True) if f >= 0 and t.flags.c_contiguous]
-        numbers, known, layouts = ([p[k] for p in picked] for k in range(3))
-    if len(known) == len(tensors):
+        usable_rows = [
+            (i, t, f) for i, t, f in zip(numbers, arrays, layouts, strict=True) if f >= 0 and t.flags.c_contiguous
+        ]
+        numbers, arrays, layouts = ([row[k] for row in usable_rows] for k in range(3))
+    if len(arrays) == len(tensors):
         out.layout_ids = layouts
     else:
         for i, layout in zip(numbers, layouts, strict=True):
             out.layout_ids[i] = layout
     foreign = any(d.isbuiltin != 1 for d in set(dtypes_))  # they have no buffer protocol
-    return list(numbers), [as_bytes(t) for t in known] if foreign else known
+    return list(numbers), [as_bytes(t) for t in arrays] if foreign else arrays
 
 
 def _crowded(raw: list[Any], members: list[_Member]) -> Array:
@@ -193,8 +195,8 @@ def _collect(i: int, tensor: Any, out: PayloadPlan, members: dict[Any, _Member])
         return
     lo, hi = extent(array)
     key = (lo, array.shape, array.strides, array.dtype, kind.code, alone, tuple(tensor.shape))
-    if (known := members.get(key)) is not None:
-        known.users.append(i)
+    if (member := members.get(key)) is not None:
+        member.users.append(i)
         return
     if not array.dtype.isnative:
         alone = True  # its bytes are swapped when they are needed
