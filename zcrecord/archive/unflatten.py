@@ -93,13 +93,13 @@ def unflatten(
             value = tensor(number) if kind == TENSOR else values[number - own.start]
             items[parent - module].append((place, key, value))
 
-    def built(m: int) -> Any:
+    for number, parent, place, key in [*reversed(inner), (module, 0, 0, "")]:
+        m = number - module
         saved = [(key, value) for _, key, value in sorted(items[m], key=lambda child: child[0])]
-        return make(kinds[m], types[m], saved)
-
-    for number, parent, place, key in reversed(inner):
-        items[parent - module].append((place, key, built(number - module)))
-    return built(0)
+        value = make(kinds[m], types[m], saved)
+        if m:
+            items[parent - module].append((place, key, value))
+    return value
 
 
 def keys_of_lists(ix: Index) -> dict[str, list[str]]:

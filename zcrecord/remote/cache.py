@@ -138,12 +138,14 @@ class VersionCache:
         """Read the payload at an offset into `target`; False if it is missing or damaged."""
         return self.read(start, len(target), 0, target) and digest_of(target) == digest
 
-    def read(self, start: int, nbytes: int, offset: int, target: memoryview) -> bool:
+    def read(self, start: int, size: int, offset: int, target: memoryview) -> bool:
         """Read bytes of a payload from `offset` on into `target`, unchecked; False if it is missing."""
         try:
-            with _open_entry(self._payload(start, nbytes), nbytes) as file:
+            with _open_entry(self._payload(start, size), size) as file:
                 file.seek(offset)
-                return _fill(file, target)
+                while len(target) and (nbytes := file.readinto(target)):
+                    target = target[nbytes:]
+                return not len(target)
         except OSError:
             return False
 
@@ -243,8 +245,7 @@ class CacheEntry:
             with contextlib.suppress(OSError):
                 self._scratch.unlink()
 
-    def __del__(self) -> None:  # loading was cancelled
-        self.drop()
+    __del__ = drop  # loading was cancelled
 
 
 def _make(folder: Path) -> None:
@@ -293,12 +294,6 @@ def _open_entry(path: Path, nbytes: int | None = None) -> Any:
     except BaseException:
         os.close(fd)
         raise
-
-
-def _fill(file: Any, target: memoryview) -> bool:
-    while len(target) and (nbytes := file.readinto(target)):
-        target = target[nbytes:]
-    return not len(target)
 
 
 def _short(text: str) -> str:

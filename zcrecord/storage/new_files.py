@@ -352,11 +352,10 @@ def _synced(folders: Iterable[str], path: str) -> bool:
     except OSError as error:
         import logging  # here, because few disks fail
 
-        what = "is written, but the system refused to flush its folder to the disk"
-        message = (
-            f"{path}: {what} ({error.strerror or error}); power loss may undo the save: check the disk, save again"
+        what = f"is written, but the system refused to flush its folder to the disk ({error.strerror or error})"
+        logging.getLogger("zcrecord").warning(
+            f"{path}: {what}; power loss may undo the save: check the disk, save again"
         )
-        logging.getLogger("zcrecord").warning(message)
         return False
     return True
 
@@ -370,9 +369,8 @@ def _check_replaced(file: Placement) -> None:
     if not file.replaces:
         what = "was made by another saver meanwhile, and stays; look at it, and start again"
         raise DestinationExistsError(what, path=file.path, errno=errno.EEXIST)
-    raise SourceError(
-        "was replaced meanwhile, and that stays; start again with the file that is there now", path=file.path
-    )
+    what = "was replaced meanwhile, and that stays; start again with the file that is there now"
+    raise SourceError(what, path=file.path)
 
 
 @contextlib.contextmanager

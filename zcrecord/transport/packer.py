@@ -122,9 +122,8 @@ def pack(
                 check.advance(entry.nbytes)
             sink.write(encode_table(entries))
             packed_bytes = sink.position
-    return PackReport(
-        source_path, dest_path, check.done, packed_bytes, len(entries), time.perf_counter() - started, peak_rss()
-    )
+    seconds = time.perf_counter() - started
+    return PackReport(source_path, dest_path, check.done, packed_bytes, len(entries), seconds, peak_rss())
 
 
 def checked_paths(
