@@ -74,6 +74,7 @@ def blocks_of(shape: tuple[int, ...], boxes: Sequence[Box], most: int = BLOCK) -
 
 
 def _blocks(shape: tuple[int, ...], boxes: Sequence[Box], room: Array) -> Iterator[Array]:
+    """Yield the blocks of `blocks_of`; `room` is memory for one block."""
     starts = np.array([box.origin[0] for box in boxes])
     stops = starts + [len(box.values) for box in boxes]
     row = prod(shape[1:])

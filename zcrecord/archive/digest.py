@@ -275,6 +275,7 @@ def _sha256_of(parts: Iterable[memoryview], keep_going: Callable[[int], bool] = 
 
 
 def _put_attributes(archive: Archive, numbers: Array, put: Callable[[bytes], None]) -> None:
+    """Hash all attributes, by module and key, with the SHA-256 of bytes in place of these."""
     ix = archive.index
     digests: dict[Place, bytes] = {}
     parents = numbers[ix.attributes["parent"]].tolist()

@@ -144,6 +144,7 @@ def _ties(archive: Archive, names: list[str]) -> dict[int, tuple[str, ...]]:
 
 
 def _info(archive: Archive, name: str, row: TensorEntry, module: str, tied: tuple[str, ...]) -> TensorInfo:
+    """Return the description of a tensor, of which names and ties are known."""
     kind = dtypes.by_code.get(row.dtype) or DType(row.dtype, f"unknown {row.dtype}", row.bits, *[None] * 5)
     offset, alignment, digest = 0, 0, None
     if row.payload != NONE:

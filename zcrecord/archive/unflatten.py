@@ -46,6 +46,7 @@ def check_full_names(ix: Index, index_size: int) -> None:
 
 
 def _decode_word(ix: Index, kind: int, word: int, payload: Callable[[int], Any], texts: dict[int, str]) -> Any:
+    """Return one word of an attribute as Python's value; bytes come as `payload` gives them."""
     if kind == ValueType.NIL:
         return None
     if kind == ValueType.BOOL:

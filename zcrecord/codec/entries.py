@@ -278,6 +278,7 @@ def in_memory(entries: Entries) -> Index:
 
 
 def _vectors(entries: Entries) -> dict[str, Array]:
+    """Return the vectors of an index by name; LimitError if they exceed 2 GiB."""
     pool = _TextPoolBuilder(entries)
     vectors: dict[str, Array] = {}
     _encode_tensors(entries, pool, vectors)
@@ -296,6 +297,7 @@ def _vectors(entries: Entries) -> dict[str, Array]:
 
 
 def _encode_tensors(entries: Entries, pool: _TextPoolBuilder, vectors: dict[str, Array]) -> None:
+    """Encode tensors, their names and layouts, into `vectors`."""
     names = entries.names
     out = vectors["tensors"] = np.zeros(len(names), TENSOR)
     dims, strides = _NumberPool(), _NumberPool("q")
@@ -333,6 +335,7 @@ def _check_layout(layout: TensorLayout, entries: Entries, number: int) -> None:
 
 
 def _encode_modules(entries: Entries, pool: _TextPoolBuilder, vectors: dict[str, Array]) -> None:
+    """Encode modules into `vectors`, which has the tensors already."""
     if entries.module_columns is not None:
         names, key_sizes, parents, places, ends = entries.module_columns
     else:
@@ -369,6 +372,7 @@ def _encode_attributes(attributes: list[AttributeEntry], pool: _TextPoolBuilder,
 
 
 def _encode_value(value: Any, pool: _TextPoolBuilder, words: _NumberPool) -> tuple[int, int, int]:
+    """Add a value to the pools; return its type, its form and its word."""
     if isinstance(value, WordList):
         base, start = pool.append(value.text + b"\0") if value.text else 0, len(words.items)
         words.items.frombytes((value.words + np.uint64(base)).tobytes())

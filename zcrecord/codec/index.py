@@ -311,6 +311,7 @@ class TextPool:
         return None
 
     def _first_not_ascending(self, starts: Array, sizes: Array) -> int | None:
+        """Return the same as `first_not_ascending`, for so few spans that their rows stay in the cache."""
         words = self._words(starts, sizes, 0)
         left, right = words[:, :-1], words[:, 1:]
         active = np.flatnonzero(~_less(left, right))
@@ -341,6 +342,7 @@ class TextPool:
         return np.concatenate([np.ones(0, bool), *parts])
 
     def _equal(self, starts: Array, others: Array, sizes: Array) -> Array:
+        """Return the same as `equal`, for so few spans that their rows stay in the cache."""
         same = np.ones(len(starts), bool)
         active: Array = np.flatnonzero(sizes)
         skip = 0

@@ -160,6 +160,7 @@ def _check_options(dst: Any, progress: Any, cancel: Any) -> None:
 def _load(
     loader: Loader, plan: LoadPlan, rooms: Mapping[int, Any], watch: _LoadProgress, path: str | None
 ) -> dict[str, Any]:
+    """Load one plan by the calls of the protocol; return its tensors by name."""
     watch.check()
     loader.begin(plan)
     loaded: dict[int, Any] = {}

@@ -147,6 +147,7 @@ class TorchLoader:
         self._ring.send(ref, octets)
 
     def _load_into(self, ref: PayloadRef, dst: Any) -> Any:
+        """Load a ref into the caller's tensor, which must have its dtype, shape and device."""
         torch = self._torch
         dtype, shape = self._form(ref)
         if not isinstance(dst, torch.Tensor) or (dst.dtype, tuple(dst.shape)) != (dtype, shape):

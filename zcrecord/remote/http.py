@@ -141,6 +141,7 @@ class HttpFile(RemoteFile):
             raise SourceError(f"{what}; the server or the line is too slow", path=self.shown) from None
 
     async def _repeat(self, part: _Transfer, *, first: bool) -> memoryview | None:
+        """Make a request again after errors that may pass, at most TRIES times without progress."""
         import aiohttp
 
         tries = 0

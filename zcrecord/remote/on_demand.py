@@ -148,6 +148,7 @@ class OnDemandMemory:
         return mine, others
 
     def _fetch_and_check(self, payloads: list[PayloadRange]) -> None:
+        """Fetch payloads from cache or server, and check them; what does not match is fetched twice."""
         cache, fetched = self.cache, payloads
         if cache is not None:
             fetched = [payload for payload in payloads if not self._read_cached(cache, payload)]

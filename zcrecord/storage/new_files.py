@@ -388,6 +388,7 @@ def _note(files: Sequence[Placement], replaced: Sequence[ListedFile], *, durable
 
 
 def _move(files: Sequence[Placement], note: ScratchFile | None, *, durable: bool) -> None:
+    """Move finished files to their places; if one fails, move those at free places back."""
     *before, last = files
     free = [file for file in before if not os.path.lexists(file.path)]
     try:

@@ -418,6 +418,7 @@ def _clear(folder: str, stem: str, path: str) -> None:
 
 
 def _remove_dead(scratch: str, path: str) -> None:
+    """Remove a scratch file, and the shards that it lists if it is a note, unless its writer lives."""
     if os.name != "posix":  # Windows removes no file that is open
         os.unlink(scratch)
         return

@@ -154,6 +154,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _walk(flat: FlatRecord, name: str, module: int, items: Iterable[tuple[str, Any]], depth: int) -> None:
+    """Add a module's children to `flat`, those of inner modules included, in saved order."""
     prefix = name + "." if module else ""
     children = dict(items)
     if _add_arrays(flat, prefix, module, children):

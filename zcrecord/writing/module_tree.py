@@ -333,9 +333,9 @@ def state_entries(names: Sequence[str]) -> Entries | None:
 def _places(parents: Any, order: Any) -> tuple[Any, Any]:
     """Return the place of each child in its module, and all children sorted by module and place."""
     by_module = np.lexsort((order, parents))
-    ordered = parents[by_module]
+    sorted_parents = parents[by_module]
     places = np.zeros(len(parents), np.intp)
-    places[by_module] = np.arange(len(parents)) - np.searchsorted(ordered, ordered)
+    places[by_module] = np.arange(len(parents)) - np.searchsorted(sorted_parents, sorted_parents)
     return places, by_module
 
 

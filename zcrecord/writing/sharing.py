@@ -144,29 +144,33 @@ def _simple(tensors: list[Any], out: PayloadPlan) -> tuple[list[int], list[Split
     all_arrays = set(map(type, tensors)) <= {np.ndarray}
     numbers = range(len(tensors)) if all_arrays else [i for i, t in enumerate(tensors) if type(t) is np.ndarray]
     arrays = tensors if all_arrays else [tensors[i] for i in numbers]
-    dtypes_ = [t.dtype for t in arrays]
-    layout, last_dtype, last_shape = -1, None, None
-    layouts = []
-    for dtype, shape in zip(dtypes_, [t.shape for t in arrays], strict=True):
-        if dtype is not last_dtype or shape != last_shape:  # like tensors often follow one another
-            kind = dtypes.from_numpy(dtype)
-            usable = dtype == kind.numpy and kind.bits >= 8 and kind is not _BOOL and 0 not in shape
-            layout = out.layout(TensorLayout(kind.code, kind.bits, shape)) if usable else -1
-            last_dtype, last_shape = dtype, shape
-        layouts.append(layout)
-    whole = -1 not in layouts and all([t.flags.c_contiguous for t in arrays])  # noqa: C419  # twice as fast as a generator
-    if not whole:
-        usable_rows = [
-            (i, t, f) for i, t, f in zip(numbers, arrays, layouts, strict=True) if f >= 0 and t.flags.c_contiguous
-        ]
-        numbers, arrays, layouts = ([row[k] for row in usable_rows] for k in range(3))
+    element_types = [t.dtype for t in arrays]
+    layouts = _layout_ids(element_types, [t.shape for t in arrays], out)
+    contiguous = [t.flags.c_contiguous for t in arrays]
+    if -1 in layouts or not all(contiguous):
+        usable = [n for n, layout in enumerate(layouts) if layout >= 0 and contiguous[n]]
+        numbers, arrays, layouts = ([column[n] for n in usable] for column in (numbers, arrays, layouts))
     if len(arrays) == len(tensors):
         out.layout_ids = layouts
     else:
         for i, layout in zip(numbers, layouts, strict=True):
             out.layout_ids[i] = layout
-    foreign = any(d.isbuiltin != 1 for d in set(dtypes_))  # they have no buffer protocol
+    foreign = any(dtype.isbuiltin != 1 for dtype in set(element_types))  # they have no buffer protocol
     return list(numbers), [as_bytes(t) for t in arrays] if foreign else arrays
+
+
+def _layout_ids(element_types: list[Any], shapes: list[Any], out: PayloadPlan) -> list[int]:
+    """Return the number in `out` of each array's layout, -1 for bytes that are not stored as they lie, or are none."""
+    number, last_dtype, last_shape = -1, None, None
+    numbers = []
+    for dtype, shape in zip(element_types, shapes, strict=True):
+        if dtype is not last_dtype or shape != last_shape:  # like tensors often follow one another
+            kind = dtypes.from_numpy(dtype)
+            usable = dtype == kind.numpy and kind.bits >= 8 and kind is not _BOOL and 0 not in shape
+            number = out.layout(TensorLayout(kind.code, kind.bits, shape)) if usable else -1
+            last_dtype, last_shape = dtype, shape
+        numbers.append(number)
+    return numbers
 
 
 def _crowded(raw: list[Any], members: list[_Member]) -> Array:
