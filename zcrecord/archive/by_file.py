@@ -21,7 +21,7 @@ _NEAR = 1 << 16  # bytes between payloads for which one piece of advice does
 def parts_by_file(archive: Archive) -> list[Archive]:
     """Return parts that lie in one file each: the archive itself, or of a catalogue one for each shard.
 
-    Those of shards have the names and no tree. A last one has the tensors that are split, empty, or in the catalogue.
+    Those of shards have no tree. A last one has the tensors that are split, empty, or in the catalogue.
     """
     table = archive.source.piece_table()
     if table is None:

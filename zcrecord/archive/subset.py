@@ -278,8 +278,7 @@ class PartBuilder:
     def _kinds(self, members: list[tuple[Member, Path]], children: Children) -> dict[Path, tuple[int, str]]:
         """Return kind and class name by path: those of the saved module, unless members joined or left it.
 
-        A list that has lost members is a mapping too, but the outline sees to that. Integers among the keys of a
-        NUMBERED module stay integers, whatever joins them.
+        A list that lost members becomes a mapping in the outline; a NUMBERED module stays one, whatever joins it.
         """
         rows = self._archive.index.modules
         parents_at: dict[Path, list[int]] = {}

@@ -261,10 +261,7 @@ class _NumberPool:
 
 
 def encode(entries: Entries) -> bytearray:
-    """Encode an index as a FlatBuffer, its size a multiple of 8; the same entries give the same bytes.
-
-    Payloads must ascend by offset and modules be in pre-order; names must be unique (`writing.flatten` sees to both).
-    """
+    """Encode an index as a FlatBuffer; payloads must ascend, modules be in pre-order, and names be unique."""
     return _assemble(_vectors(entries), entries.digest_kind)
 
 

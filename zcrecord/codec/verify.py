@@ -311,10 +311,7 @@ def check_index(ix: Index, header: Header) -> None:
 
 
 def _check_budget(ix: Index, most: int) -> None:
-    """Spans and lists take at most so many bytes of their pools, which keeps every later pass linear (R30, R31, R67).
-
-    No sum wraps: a size has 32 bits, and lists are within the budget when their texts are added up.
-    """
+    """Check what spans and lists take of their pools, so that no later pass is long, or wraps (R30, R31, R67)."""
     total = _sum(ix.tensors["name_size"]) + _sum(ix.modules["name_size"]) + _sum(ix.modules["type_name_size"])
     for what, rows in (("attributes", ix.attributes), ("metadata", ix.metadata)):
         if not len(rows):

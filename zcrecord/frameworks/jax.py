@@ -97,12 +97,7 @@ def _arrays(jax: Any, archive: Archive) -> Iterator[Any]:
 
 
 def checked_dtypes(jax: Any, archive: Archive) -> list[np.dtype[Any]]:
-    """Return the numpy dtype of each tensor, after checking that jax can have the archive's arrays.
-
-    Raises:
-        UnsupportedError: jax would convert elements of 64 bits to 32. LimitError: copies of different views would be
-        far larger than the archive.
-    """
+    """Return each tensor's numpy dtype; UnsupportedError if jax would halve its elements, LimitError for many views."""
     check_views(archive)
     codes = archive.index.tensors["dtype"].tolist()
     known = {code: numpy_type(code) for code in codes}

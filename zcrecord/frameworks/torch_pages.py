@@ -62,8 +62,8 @@ def _tensor_class() -> Any:
     class PagedTensor(base):  # type: ignore[misc]  # its class is known when torch is imported
         """A tensor over a mapped file, or a view of one.
 
-        A view has `whole`, the tensor of the file. That one has `mapped`, False once it has memory of its own, to which
-        its views move, too; and `check`, None once it was called.
+        A view has `whole`, the tensor of the file, which has `mapped`, False once it has memory of its own, and
+        `check`.
         """
 
         @classmethod

@@ -27,8 +27,7 @@ _COPIERS = min(4, os.cpu_count() or 1)  # the system clears new memory before it
 def as_tensor(octets: Octets, ref: PayloadRef) -> Any:
     """Return the ndarray or PackedTensor that `ref` describes, a view of its bytes; keeps them alive.
 
-    `octets` has to be an array: an array made of a memoryview keeps only the memoryview's object alive, not its export,
-    so that a mapping could be closed.
+    `octets` has to be an array: one made of a memoryview would not keep a mapping from being closed.
     """
     if ref.bits < 8:
         stop = ref.byte_offset + nbytes(prod(ref.shape), ref.bits)

@@ -297,7 +297,7 @@ def place_beside_shards(dest: Any) -> str:
 
 
 def target_of(given: str) -> tuple[str, int | None]:
-    """Return the real path of a destination, and the type and mode of the file there.
+    """Return a destination's real path, and the type and mode of the file there.
 
     Raises:
         SourceError: it is a directory, or an open file that was removed, such as /dev/fd/3, or the system refuses.

@@ -294,10 +294,7 @@ def _mapped_over(fd: int, flags: int, prot: int) -> mmap.mmap | None:
 
 
 def advise(start: int, nbytes: int, advice: int) -> None:
-    """Give the system advice (`mmap.MADV_...`) on the pages that hold memory from an address on.
-
-    Does nothing where the C library cannot be called: advice changes no result.
-    """
+    """Advise the system (`mmap.MADV_...`) on the pages that hold memory from an address on, where that can be done."""
     if (call := _c_function("madvise", "c_int", "c_void_p", "c_size_t", "c_int")) is not None:
         first = start // mmap.PAGESIZE * mmap.PAGESIZE
         call(first, start + nbytes - first, advice)

@@ -296,11 +296,7 @@ def _make_like(path: str, like: str) -> None:
 
 
 class Placement(NamedTuple):
-    """A finished scratch file, and the place that it is to take: absolute paths.
-
-    Attributes:
-        replaces: the only version that may be replaced, as `version_of` returns it; None for any.
-    """
+    """A finished scratch file and its place, absolute paths; `replaces` is the one version to replace, or None."""
 
     scratch: str
     path: str

@@ -80,7 +80,6 @@ class LazyTensor:
 
         Raises:
             ProducerError: too few or too many bytes, a piece of another type, or a second call.
-            Exceptions of the producer itself are passed on unchanged.
         """
         produce, self._produce = self._produce, _SPENT
         if produce is _SPENT:

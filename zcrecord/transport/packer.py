@@ -45,11 +45,7 @@ PackedFrame = tuple[SeekEntry, bytes]
 
 @dataclass(frozen=True, slots=True)
 class PackReport:
-    """Result of packing or unpacking; sizes in bytes.
-
-    `source` and `dest` are None for streams, `frames` if an unpacked archive has no seek table that could be read
-    beforehand. `peak_rss` is the process's so far, None if the system does not tell.
-    """
+    """Result of packing or unpacking; sizes in bytes. Paths, `frames` and `peak_rss` are None if they are not known."""
 
     source: str | None
     dest: str | None

@@ -275,10 +275,7 @@ class StreamWriter:
         return self.end()
 
     def add_all(self, payloads: Sequence[Any]) -> None:
-        """Write non-empty payloads that are in memory; their ids follow the last id.
-
-        Where the sink can be read back, a payload that equals an earlier one is not written.
-        """
+        """Write non-empty payloads in memory, but those that equal earlier ones; their ids follow the last id."""
         sink = self._sink
         if not self._kind or not sink.can_rewind or max(map(len, payloads), default=0) >= layout.LARGE_PAYLOAD:
             for data in payloads:
