@@ -50,8 +50,8 @@ def box_of(origin: Sequence[int], values: Array, source: PayloadSource) -> Box:
     """Return a box of a file's payload; if the file is mapped, pages are brought in and let go of."""
     # Not of a private copy: to let go of it would undo what was written to it.
     mapping: Any = source.mapping if source.mode == "r" and values.nbytes >= _WORTH else None
-    passed = isinstance(mapping, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED")
-    return Box(tuple(origin), values, SequentialMapping(mapping) if passed else None, source.path)
+    is_mapped = isinstance(mapping, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED")
+    return Box(tuple(origin), values, SequentialMapping(mapping) if is_mapped else None, source.path)
 
 
 def put_together(out: Array, boxes: Sequence[Box], first: int = 0) -> None:
@@ -74,6 +74,7 @@ def blocks_of(shape: tuple[int, ...], boxes: Sequence[Box], most: int = BLOCK) -
 
 
 def _blocks(shape: tuple[int, ...], boxes: Sequence[Box], room: Array) -> Iterator[Array]:
+    """Yield the blocks of `blocks_of`; `room` is memory for one block."""
     starts = np.array([box.origin[0] for box in boxes])
     stops = starts + [len(box.values) for box in boxes]
     row = prod(shape[1:])

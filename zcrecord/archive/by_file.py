@@ -21,7 +21,7 @@ _NEAR = 1 << 16  # bytes between payloads for which one piece of advice does
 def parts_by_file(archive: Archive) -> list[Archive]:
     """Return parts that lie in one file each: the archive itself, or of a catalogue one for each shard.
 
-    Those of shards have the names and no tree. A last one has the tensors that are split, empty, or in the catalogue.
+    Those of shards have no tree. A last one has the tensors that are split, empty, or in the catalogue.
     """
     table = archive.source.piece_table()
     if table is None:
@@ -54,22 +54,22 @@ def _files_of_tensors(index: Index, table: PieceTable) -> Array:
     return at
 
 
-def _part_in(archive: Archive, table: PieceTable, file: int, mine: Array) -> Archive:
+def _part_in(archive: Archive, table: PieceTable, file: int, chosen: Array) -> Archive:
     """Return the part of one file that has some tensors, all that lie in it whole, and every piece in it."""
     source = archive.source
     shard: Archive = source.file_archive(file)
-    used = np.unique(source.numbers_in_file(file, np.unique(table.payload[table.in_file(file)])))
-    index = _index_of(archive.index, mine)
-    index.tensors["payload"] = np.searchsorted(used, table.numbers()[index.tensors["payload"]])
-    rows = shard.index.payloads[used]
-    return shard.part(index._replace(payloads=rows, digest_kind=shard.index.digest_kind), used.tolist())
+    numbers = np.unique(source.numbers_in_file(file, np.unique(table.payload[table.in_file(file)])))
+    index = _index_of(archive.index, chosen)
+    index.tensors["payload"] = np.searchsorted(numbers, table.numbers()[index.tensors["payload"]])
+    rows = shard.index.payloads[numbers]
+    return shard.part(index._replace(payloads=rows, digest_kind=shard.index.digest_kind), numbers.tolist())
 
 
-def _index_of(index: Index, mine: Array) -> Index:
+def _index_of(index: Index, chosen: Array) -> Index:
     """Return an index of some tensors, without attributes, and with the modules of the whole."""
-    by_name = (np.cumsum(mine) - 1)[index.by_name[mine[index.by_name]]].astype(np.uint32)
+    by_name = (np.cumsum(chosen) - 1)[index.by_name[chosen[index.by_name]]].astype(np.uint32)
     empty = index.attributes[:0]
-    return index._replace(tensors=index.tensors[mine], by_name=by_name, attributes=empty, metadata=empty)
+    return index._replace(tensors=index.tensors[chosen], by_name=by_name, attributes=empty, metadata=empty)
 
 
 def prefetch(archive: Archive) -> None:

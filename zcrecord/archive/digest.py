@@ -89,17 +89,17 @@ def _check_files(
         check_one(archive, progress)
         return
     openers = sized_openers(archive)
-    done, total = 0, sum(size for size, _ in openers)
+    nbytes_done, total = 0, sum(size for size, _ in openers)
     first: RecordError | None = None
     damaged: list[damage.Damage] = []
     for size, open_file in openers:
         try:
-            check_one(open_file(), progress and _shifted(progress, done, total))
+            check_one(open_file(), progress and _shifted(progress, nbytes_done, total))
         except (FormatError, SourceError) as error:
             first = first or error
             whole = damage.Damage(error.message, 0, 0)
             damaged += [replace(d, path=error.path) for d in error.damage or (whole,)]
-        done += size
+        nbytes_done += size
     if first is not None:
         first.damage = tuple(damaged)
         raise first
@@ -220,12 +220,12 @@ def _streamed(archive: Archive) -> Callable[[int], bytes] | None:
     return lambda i: by_name[archive.index.name(i)]()
 
 
-def logical_sha256(archive: Archive, i: int, seen: Callable[[int], bool] = lambda _: True) -> bytes:
-    """Return the SHA-256 of a tensor's elements in C order; those of a strided one are copied. `seen` may end it."""
+def logical_sha256(archive: Archive, i: int, keep_going: Callable[[int], bool] = lambda _: True) -> bytes:
+    """Return the SHA-256 of a tensor's elements in C order, of strided ones copied; `keep_going` may end it."""
     row = archive.row(i)
     if row.strides == NONE:
-        return _sha256_of(archive.blocks(row.payload), seen)
-    return _sha256_of([np.ascontiguousarray(archive.elements(i)).data.cast("B")], seen)
+        return _sha256_of(archive.blocks(row.payload), keep_going)
+    return _sha256_of([np.ascontiguousarray(archive.elements(i)).data.cast("B")], keep_going)
 
 
 def _distinct(archive: Archive) -> tuple[list[Any], dict[Any, int]]:
@@ -253,35 +253,36 @@ def _sha256_by_key(archive: Archive, distinct: dict[Any, int], progress: Progres
     """Return the SHA-256 of many tensors' logical bytes, made by several threads: the largest first."""
     sizes = {key: archive.nbytes(archive.row(i)) for key, i in distinct.items()}
     total = sum(sizes.values())
-    done, copying = damage.Count(progress, total), threading.Lock()
-    known: dict[Any, bytes] = {}
+    count, copying = damage.Count(progress, total), threading.Lock()
+    digests: dict[Any, bytes] = {}
 
     def hash_one(key: Any, going: Going) -> None:
-        def seen(nbytes: int) -> bool:
-            done.add(nbytes)
+        def keep_going(nbytes: int) -> bool:
+            count.add(nbytes)
             return going()
 
         strided = archive.row(distinct[key]).strides != NONE
         with copying if strided else contextlib.nullcontext():  # one copy is in memory at a time
-            known[key] = logical_sha256(archive, distinct[key], seen)
+            digests[key] = logical_sha256(archive, distinct[key], keep_going)
 
     threads = min(cores(), MOST_THREADS, max(len(sizes), 1), total // WORTH_A_THREAD + 1)
-    run_threads(hash_one, sorted(sizes, key=lambda key: -sizes[key]), threads, done.add)
-    done.add()  # reports the bytes of a thread that ended last
-    return known
+    run_threads(hash_one, sorted(sizes, key=lambda key: -sizes[key]), threads, count.add)
+    count.add()  # reports the bytes of a thread that ended last
+    return digests
 
 
-def _sha256_of(parts: Iterable[memoryview], seen: Callable[[int], bool] = lambda _: True) -> bytes:
-    """Return the SHA-256 of bytes, in pieces, so that Ctrl-C need not wait for a large payload; `seen` may end it."""
+def _sha256_of(parts: Iterable[memoryview], keep_going: Callable[[int], bool] = lambda _: True) -> bytes:
+    """Return the SHA-256 of bytes; `keep_going`, as Ctrl-C, may end it after each piece."""
     digest = hashlib.sha256()
     for piece in (data[at : at + _PIECE] for data in parts for at in range(0, len(data), _PIECE)):
         digest.update(piece)
-        if not seen(len(piece)):
+        if not keep_going(len(piece)):
             break
     return digest.digest()
 
 
 def _put_attributes(archive: Archive, numbers: Array, put: Callable[[bytes], None], known: dict[Any, bytes]) -> None:
+    """Hash all attributes, by module and key, with the SHA-256 of bytes in place of these."""
     ix = archive.index
     parents = numbers[ix.attributes["parent"]].tolist()
     keys = _texts(ix, ix.attributes, "name")

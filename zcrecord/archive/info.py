@@ -116,8 +116,8 @@ def _tied(archive: Archive, payload: int) -> tuple[str, ...]:
     """Return the names of all tensors of a payload that has several: one tuple, or n of n names would be n * n."""
     if payload == NONE:
         return ()
-    if (known := archive.tied.get(payload)) is not None:
-        return known
+    if (names := archive.tied.get(payload)) is not None:
+        return names
     users = np.flatnonzero(archive.index.tensors["payload"] == payload)
     if len(users) < 2:
         return ()
@@ -144,6 +144,7 @@ def _ties(archive: Archive, names: list[str]) -> dict[int, tuple[str, ...]]:
 
 
 def _info(archive: Archive, name: str, row: TensorEntry, module: str, tied: tuple[str, ...]) -> TensorInfo:
+    """Return the description of a tensor, of which names and ties are known."""
     kind = dtypes.by_code.get(row.dtype) or DType(row.dtype, f"unknown {row.dtype}", row.bits, *[None] * 5)
     offset, alignment, digest = 0, 0, None
     if row.payload != NONE:

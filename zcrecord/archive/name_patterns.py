@@ -61,14 +61,14 @@ def name_test(
     """
     if not isinstance(names, Iterable):
         raise UnsupportedError(f"names= takes a pattern, several, or a function, not a {type(names).__name__}")
-    wanted = _listed(names, "names= takes")
-    known = {*tensors(), *modules} if wanted else set()
-    missing = [n for n in wanted if n not in known]
-    missing = [n for n in missing if not is_pattern(n) or (each and not any(map(matcher([n]), known)))]
-    if missing:
-        why = prefix_advice(missing[0], tensors())
-        raise TensorNotFoundError(missing[0], lambda: _to_suggest(missing[0], tensors(), modules), path=path, why=why)
-    return matcher(wanted)
+    patterns = _listed(names, "names= takes")
+    all_names = {*tensors(), *modules} if patterns else set()
+    unknown = [n for n in patterns if n not in all_names]
+    unknown = [n for n in unknown if not is_pattern(n) or (each and not any(map(matcher([n]), all_names)))]
+    if unknown:
+        why = prefix_advice(unknown[0], tensors())
+        raise TensorNotFoundError(unknown[0], lambda: _to_suggest(unknown[0], tensors(), modules), path=path, why=why)
+    return matcher(patterns)
 
 
 def prefix_advice(name: str, tensors: list[str]) -> str | None:

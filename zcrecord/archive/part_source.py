@@ -27,12 +27,7 @@ def _by_number(name: str) -> Any:
 
 
 class PartSource(PayloadSource):
-    """Some payloads of another source. Everything is asked of that one, which stays open as long as this is used.
-
-    Attributes:
-        whole: the other source, which is not a part.
-        numbers: the number there of each payload.
-    """
+    """Some payloads, `numbers`, of the source `whole`, no part itself; it is asked for everything, and stays open."""
 
     # The same for a part: they concern files, or files by their numbers.
     opened_nbytes: Any = _of_whole("opened_nbytes")

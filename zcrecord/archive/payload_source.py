@@ -97,10 +97,9 @@ class PayloadSource(ABC):
 
     @abstractmethod
     def locate(self, number: int) -> tuple[memoryview, int]:
-        """Return memory in which a payload lies, and its offset there; fetched and checked first if it is remote.
+        """Return memory in which a payload lies, and its offset there, after it was fetched, checked and put together.
 
-        In mode "c" the memory is writable, and payloads of equal bytes that are stored once each have their own. A
-        payload that is split is put together.
+        In mode "c" the memory is writable, and payloads of equal bytes that are stored once each have their own.
         """
 
     def payload(self, number: int) -> memoryview:
@@ -233,8 +232,7 @@ class PayloadSource(ABC):
     def private(self, numbers: Array | None = None) -> PayloadSource:
         """Return a source over a private copy of the bytes, in mode "c"; `numbers` are the payloads that will be used.
 
-        SourceError if a file was replaced since it was opened; LimitError if equal payloads apart would be out of
-        proportion.
+        SourceError if a file was replaced; LimitError if equal payloads apart would be out of all proportion.
         """
 
     @property

@@ -101,10 +101,10 @@ class ReferencedFiles(Shards):
 
     def _rows(self, file: int) -> Array:
         """Return the payloads of a file, as entries of an index."""
-        mine: Any = slice(self._ends[file], self._ends[file + 1])
-        mine = mine if self._order is None else self._order[mine]
-        rows: Array = self._payloads[mine].copy()
-        rows["offset"] = self._offset[mine]
+        rows_of_file: Any = slice(self._ends[file], self._ends[file + 1])
+        rows_of_file = rows_of_file if self._order is None else self._order[rows_of_file]
+        rows: Array = self._payloads[rows_of_file].copy()
+        rows["offset"] = self._offset[rows_of_file]
         return rows
 
     def size(self, file: int) -> int:

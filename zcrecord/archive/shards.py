@@ -133,6 +133,7 @@ class Shards:
             raise type(error)(what, path=error.path, errno=error.errno) from error
 
     def _checked(self, file: int) -> Archive:
+        """Open a shard, and compare it with its trailer and digest in the catalogue."""
         shard = self.open_named(file, self._open)
         h = shard.header
         index = shard.buffer[h.index_offset :][: h.index_size]

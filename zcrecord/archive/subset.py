@@ -139,18 +139,18 @@ class PartBuilder:
     def keep(self, names: Names) -> Self:
         """Keep the tensors that are chosen, and the modules that lead to them or are chosen themselves."""
         if callable(names):
-            kept = self._accepted(names)
+            members = self._accepted(names)
         else:
             matches = name_test(names, self._archive.names, list(self._names.values()), self._archive.path)
-            kept = self._matching(matches, self._names)
+            members = self._matching(matches, self._names)
         for member in reversed(self._members):
-            if member in kept:
-                kept.add((MODULE, self._members[member][0]))
-        kept.add((MODULE, self._top))
+            if member in members:
+                members.add((MODULE, self._members[member][0]))
+        members.add((MODULE, self._top))
         self._kept = {
             member
             for member, (parent, _, _) in self._members.items()
-            if member in kept or (member[0] == ATTRIBUTE and (MODULE, parent) in kept)
+            if member in members or (member[0] == ATTRIBUTE and (MODULE, parent) in members)
         }
         return self
 
@@ -161,8 +161,8 @@ class PartBuilder:
         attributes = self._attribute_names()
         known = [*self._names.values(), *attributes.values()]
         matches = name_test(names, self._archive.names, known, self._archive.path, each=True)
-        lost = {member for member, name in attributes.items() if matches(name)}
-        return self._leave_out(self._matching(matches, self._below) | lost)
+        matching = {member for member, name in attributes.items() if matches(name)}
+        return self._leave_out(self._matching(matches, self._below) | matching)
 
     def change(
         self, tensors: Mapping[str, tuple[TensorLayout, int] | None], attributes: Mapping[str, Any], rows: Any
@@ -177,8 +177,8 @@ class PartBuilder:
         self._rows = rows
         self._tensors_put = {name: put for name, put in tensors.items() if put is not None}
         self._attributes_put = {name: value for name, value in attributes.items() if value is not GONE}
-        gone, lost = tensors.keys() - self._tensors_put.keys(), attributes.keys() - self._attributes_put.keys()
-        members = {member for member, name in self._attribute_names().items() if name in lost} if lost else set()
+        gone, gone_values = tensors.keys() - self._tensors_put.keys(), attributes.keys() - self._attributes_put.keys()
+        members = {m for m, name in self._attribute_names().items() if name in gone_values} if gone_values else set()
         if gone:
             members |= {member for member in self._members if member[0] == TENSOR and self._full_name(member) in gone}
         return self._leave_out(members)
@@ -278,8 +278,7 @@ class PartBuilder:
     def _kinds(self, members: list[tuple[Member, Path]], children: Children) -> dict[Path, tuple[int, str]]:
         """Return kind and class name by path: those of the saved module, unless members joined or left it.
 
-        A list that has lost members is a mapping too, but the outline sees to that. Integers among the keys of a
-        NUMBERED module stay integers, whatever joins them.
+        A list that lost members becomes a mapping in the outline; a NUMBERED module stays one, whatever joins it.
         """
         rows = self._archive.index.modules
         parents_at: dict[Path, list[int]] = {}

@@ -65,9 +65,9 @@ def tiles(origin: Array, extent: Array, shape: tuple[int, ...]) -> bool:
     at = np.arange(len(keys))
     for axis in moving:
         low, high = np.append(origin[:, axis], 0), np.append(origin[:, axis] + extent[:, axis], limit[axis])
-        known, code = np.unique(np.concatenate((low, high)), return_inverse=True)
+        values, code = np.unique(np.concatenate((low, high)), return_inverse=True)
         code = code.reshape(-1)
-        keys = np.unique(keys, return_inverse=True)[1].reshape(-1) * len(known)  # no more of them than corners
+        keys = np.unique(keys, return_inverse=True)[1].reshape(-1) * len(values)  # no more of them than corners
         keys = np.concatenate((keys + code[: len(low)][at], keys + code[len(low) :][at]))
         signs, at = np.concatenate((signs, -signs)), np.concatenate((at, at))
     keys = np.unique(keys, return_inverse=True)[1].reshape(-1)

@@ -46,6 +46,7 @@ def check_full_names(ix: Index, index_size: int) -> None:
 
 
 def _decode_word(ix: Index, kind: int, word: int, payload: Callable[[int], Any], texts: dict[int, str]) -> Any:
+    """Return one word of an attribute as Python's value; bytes come as `payload` gives them."""
     if kind == ValueType.NIL:
         return None
     if kind == ValueType.BOOL:
@@ -93,13 +94,13 @@ def unflatten(
             value = tensor(number) if kind == TENSOR else values[number - own.start]
             items[parent - module].append((place, key, value))
 
-    def built(m: int) -> Any:
+    for number, parent, place, key in [*reversed(inner), (module, 0, 0, "")]:
+        m = number - module
         saved = [(key, value) for _, key, value in sorted(items[m], key=lambda child: child[0])]
-        return make(kinds[m], types[m], saved)
-
-    for number, parent, place, key in reversed(inner):
-        items[parent - module].append((place, key, built(number - module)))
-    return built(0)
+        value = make(kinds[m], types[m], saved)
+        if m:
+            items[parent - module].append((place, key, value))
+    return value
 
 
 def keys_of_lists(ix: Index) -> dict[str, list[str]]:

@@ -261,10 +261,7 @@ class _NumberPool:
 
 
 def encode(entries: Entries) -> bytearray:
-    """Encode an index as a FlatBuffer, its size a multiple of 8; the same entries give the same bytes.
-
-    Payloads must ascend by offset and modules be in pre-order; names must be unique (`writing.flatten` sees to both).
-    """
+    """Encode an index as a FlatBuffer; payloads must ascend, modules be in pre-order, and names be unique."""
     return _assemble(_vectors(entries), entries.digest_kind)
 
 
@@ -278,6 +275,7 @@ def in_memory(entries: Entries) -> Index:
 
 
 def _vectors(entries: Entries) -> dict[str, Array]:
+    """Return the vectors of an index by name; LimitError if they exceed 2 GiB."""
     pool = _TextPoolBuilder(entries)
     vectors: dict[str, Array] = {}
     _encode_tensors(entries, pool, vectors)
@@ -297,6 +295,7 @@ def _vectors(entries: Entries) -> dict[str, Array]:
 
 
 def _encode_tensors(entries: Entries, pool: _TextPoolBuilder, vectors: dict[str, Array]) -> None:
+    """Encode tensors, their names and layouts, into `vectors`."""
     names = entries.names
     out = vectors["tensors"] = np.zeros(len(names), TENSOR)
     dims, strides = _NumberPool(), _NumberPool("q")
@@ -334,6 +333,7 @@ def _check_layout(layout: TensorLayout, entries: Entries, number: int) -> None:
 
 
 def _encode_modules(entries: Entries, pool: _TextPoolBuilder, vectors: dict[str, Array]) -> None:
+    """Encode modules into `vectors`, which has the tensors already."""
     if entries.module_columns is not None:
         names, key_sizes, parents, places, ends = entries.module_columns
     else:
@@ -370,6 +370,7 @@ def _encode_attributes(attributes: list[AttributeEntry], pool: _TextPoolBuilder,
 
 
 def _encode_value(value: Any, pool: _TextPoolBuilder, words: _NumberPool) -> tuple[int, int, int]:
+    """Add a value to the pools; return its type, its form and its word."""
     if isinstance(value, WordList):
         base, start = pool.append(value.text) if value.text else 0, len(words.items)
         pool.append(b"\0" * bool(value.text))

@@ -272,27 +272,27 @@ class TextPool:
         first: Array = self._nuls[np.searchsorted(self._nuls, starts)]
         return first < ends
 
-    def _words(self, starts: Array, sizes: Array, done: int) -> Array:
-        """Return bytes [done, done + 32) of each span as 4 rows of numbers, which order as the bytes do, row by row."""
-        return np.ascontiguousarray(self._pieces(starts, sizes, done).T).byteswap(inplace=True)
+    def _words(self, starts: Array, sizes: Array, skip: int) -> Array:
+        """Return bytes [skip, skip + 32) of each span as 4 rows of numbers, which order as the bytes do, row by row."""
+        return np.ascontiguousarray(self._pieces(starts, sizes, skip).T).byteswap(inplace=True)
 
-    def _pieces(self, starts: Array, sizes: Array, done: int) -> Array:
-        """Return bytes [done, done + 32) of each span, zeros past its end, as 4 columns. Spans must lie inside."""
+    def _pieces(self, starts: Array, sizes: Array, skip: int) -> Array:
+        """Return bytes [skip, skip + 32) of each span, zeros past its end, as 4 columns. Spans must lie inside."""
         if self._rows_at is None:
             if len(self._memory) < len(self.text) + _WIDTH:
                 self._memory = memoryview(self.text.tobytes() + b"\0" * _WIDTH)
             octets = np.frombuffer(self._memory, np.uint8)
             self._rows_at = np.ndarray(len(self.text) + 1, _ROW, octets, 0, (1,))
-        at, left = starts.astype(np.int64), sizes
-        if done:  # a span that ends before keeps no byte, wherever it would be
-            at, left = np.minimum(at + done, len(self.text)), sizes.astype(np.int64) - done
+        at, rest = starts.astype(np.int64), sizes
+        if skip:  # a span that ends before keeps no byte, wherever it would be
+            at, rest = np.minimum(at + skip, len(self.text)), sizes.astype(np.int64) - skip
         rows = self._rows_at[at].view(np.uint64)
         pieces = rows.reshape(-1, _WORDS)
-        if len(left) and (least := left.min()) < _WIDTH:
-            if least == left.max():  # as the names of one module are, over and over
+        if len(rest) and (least := rest.min()) < _WIDTH:
+            if least == rest.max():  # as the names of one module are, over and over
                 pieces &= _MASKS[least : least + 1].view(np.uint64)
             else:
-                rows &= _MASKS[np.minimum(left, _WIDTH)].view(np.uint64)
+                rows &= _MASKS[np.minimum(rest, _WIDTH)].view(np.uint64)
         return pieces
 
     def _slice(self, start: int, size: int) -> bytes:
@@ -311,20 +311,21 @@ class TextPool:
         return None
 
     def _first_not_ascending(self, starts: Array, sizes: Array) -> int | None:
+        """Return the same as `first_not_ascending`, for so few spans that their rows stay in the cache."""
         words = self._words(starts, sizes, 0)
         left, right = words[:, :-1], words[:, 1:]
         active = np.flatnonzero(~_less(left, right))
         left, right = left[:, active], right[:, active]
-        worst, done = len(starts), 0
+        worst, skip = len(starts), 0
         while len(active):
-            done += _WIDTH
-            tied = (left == right).all(axis=0) & ((sizes[active] > done) | (sizes[active + 1] > done))
+            skip += _WIDTH
+            tied = (left == right).all(axis=0) & ((sizes[active] > skip) | (sizes[active + 1] > skip))
             worst = min([worst, *active[~tied][:1].tolist()])
             active = active[tied]
             if len(active) <= _FEW:
                 break
-            left = self._words(starts[active], np.maximum(sizes[active], done), done)
-            right = self._words(starts[active + 1], np.maximum(sizes[active + 1], done), done)
+            left = self._words(starts[active], np.maximum(sizes[active], skip), skip)
+            right = self._words(starts[active + 1], np.maximum(sizes[active + 1], skip), skip)
             undecided = ~_less(left, right)
             active, left, right = active[undecided], left[:, undecided], right[:, undecided]
         for i in active.tolist():
@@ -341,18 +342,19 @@ class TextPool:
         return np.concatenate([np.ones(0, bool), *parts])
 
     def _equal(self, starts: Array, others: Array, sizes: Array) -> Array:
+        """Return the same as `equal`, for so few spans that their rows stay in the cache."""
         same = np.ones(len(starts), bool)
         active: Array = np.flatnonzero(sizes)
-        done = 0
+        skip = 0
         while len(active) > _FEW:
-            left = self._pieces(starts[active], sizes[active], done)
-            right = self._pieces(others[active], sizes[active], done)
+            left = self._pieces(starts[active], sizes[active], skip)
+            right = self._pieces(others[active], sizes[active], skip)
             equal = left[:, 0] == right[:, 0]
             for column in range(1, _WORDS):
                 equal &= left[:, column] == right[:, column]
             same[active[~equal]] = False
-            done += _WIDTH
-            active = active[equal & (sizes[active] > done)]
+            skip += _WIDTH
+            active = active[equal & (sizes[active] > skip)]
         for i in active.tolist():
             size = int(sizes[i])
             same[i] = self._slice(int(starts[i]), size) == self._slice(int(others[i]), size)
@@ -373,13 +375,13 @@ class TextPool:
         """Return the spans whose hash another one has, too."""
         hashes = groups.astype(np.uint64) * _MIX ^ sizes
         active: Array = np.flatnonzero(sizes <= _LONG)
-        done = 0
+        skip = 0
         while len(active):
-            for words in self._words(starts[active], sizes[active], done):
+            for words in self._words(starts[active], sizes[active], skip):
                 mixed = (hashes[active] ^ words) * _MIX
                 hashes[active] = mixed ^ (mixed >> np.uint64(29))
-            done += _WIDTH
-            active = active[sizes[active] > done]
+            skip += _WIDTH
+            active = active[sizes[active] > skip]
         for i in np.flatnonzero(sizes > _LONG).tolist():
             key = (int(groups[i]), self._slice(int(starts[i]), int(sizes[i])))
             hashes[i] = np.uint64(hash(key) & 0xFFFFFFFFFFFFFFFF)

@@ -376,6 +376,13 @@ def front_header(index: bytes | bytearray, alignment: int, base: int, end: int) 
     return Header(alignment, base, HEADER_SIZE, len(index), start, size, zlib.crc32(index))
 
 
+def back_header(index: bytes | bytearray, alignment: int, base: int, start: int, end: int) -> Header:
+    """Return the header of an archive whose payloads lie in [start, end), with this index behind them."""
+    offset = align_up(end, alignment)
+    size = offset + len(index) + HEADER_SIZE
+    return Header(alignment, base, offset, len(index), start, size, zlib.crc32(index))
+
+
 def first_children(parents: Any, modules: int) -> Any:
     """Return the position of each module's first child, among children in the order of their modules."""
     counts = np.bincount(parents, minlength=modules) if len(parents) else np.zeros(modules, np.int64)

@@ -182,13 +182,13 @@ class TensorColumns:
         return _picked(self.ix.payloads["nbytes"], self.payload, self.payload != NONE, 0)
 
 
-def _picked(pool: Array, places: Array, there: Array, missing: int) -> Array:
+def _picked(pool: Array, places: Array, present: Array, default: int) -> Array:
     """Return the items of a pool at those places that are there, `missing` for the others."""
-    if np.count_nonzero(there) == len(there):
+    if np.count_nonzero(present) == len(present):
         return pool[places]
     if not len(pool):
-        return np.full(len(there), missing, pool.dtype)
-    return np.where(there, pool[np.where(there, places, 0)], pool.dtype.type(missing))
+        return np.full(len(present), default, pool.dtype)
+    return np.where(present, pool[np.where(present, places, 0)], pool.dtype.type(default))
 
 
 def _refuse(
@@ -311,10 +311,7 @@ def check_index(ix: Index, header: Header) -> None:
 
 
 def _check_budget(ix: Index, most: int) -> None:
-    """Spans and lists take at most so many bytes of their pools, which keeps every later pass linear (R30, R31, R67).
-
-    No sum wraps: a size has 32 bits, and lists are within the budget when their texts are added up.
-    """
+    """Check what spans and lists take of their pools, so that no later pass is long, or wraps (R30, R31, R67)."""
     total = _sum(ix.tensors["name_size"]) + _sum(ix.modules["name_size"]) + _sum(ix.modules["type_name_size"])
     for what, rows in (("attributes", ix.attributes), ("metadata", ix.metadata)):
         if not len(rows):

@@ -20,13 +20,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zcrecord import dtypes
 from zcrecord.archive import unflatten
 from zcrecord.archive.archive import Archive
 from zcrecord.archive.payloads import check_views
 from zcrecord.archive.subset import Names
 from zcrecord.codec import conventions
 from zcrecord.codec.entries import ModuleKind
+from zcrecord.codec.index import numpy_type
 from zcrecord.dtypes import Array
 from zcrecord.errors import MismatchError, located, missing_package, printable
 from zcrecord.tensors.interop import path_key
@@ -82,51 +82,38 @@ def _arrays(jax: Any, archive: Archive) -> Iterator[Any]:
     put: Callable[[Array], Any] = (
         jax.device_put if archive.mode == "r" else functools.partial(jax.numpy.array, copy=True)
     )
-    check = ElementCheck(jax, archive)
+    checked_dtypes(jax, archive)
     shared = shared_payloads(archive)
     tied: dict[Any, Any] = {}
     for i, (number, view) in enumerate(zip(archive.index.tensors["payload"].tolist(), archive.views(), strict=True)):
         if number not in shared:
-            yield put(check(i, view))
+            yield put(as_jax_input(view))
             continue
         row = archive.row(i)
         key = number, row.byte_offset, row.dtype, archive.shape(row), archive.strides(row)
         if key not in tied:
-            tied[key] = put(check(i, view))
+            tied[key] = put(as_jax_input(view))
         yield tied[key]
 
 
-class ElementCheck:
-    """Returns arrays for jax; raises UnsupportedError if jax would convert elements of 64 bits to 32."""
-
-    def __init__(self, jax: Any, archive: Archive) -> None:
-        """Raise LimitError if copies of an archive's different views would be far larger than the archive."""
-        check_views(archive)
-        self._jax, self._archive = jax, archive
-        self._known: set[Any] = set()
-
-    def __call__(self, i: int, view: Any) -> Array:
-        """Return a view of tensor i, or of a part of it, as an array; narrow elements are unpacked."""
-        self._check(i, view.dtype)
-        return view if isinstance(view, np.ndarray) else view.unpack()
-
-    def dtype_of(self, i: int) -> np.dtype[Any]:
-        """Return the type of tensor i's elements."""
-        dtype = dtypes.by_code[self._archive.row(i).dtype].numpy
-        assert dtype is not None, "jax has it"
-        self._check(i, dtype)
-        return dtype
-
-    def _check(self, i: int, dtype: np.dtype[Any]) -> None:
-        if dtype in self._known:
-            return
-        converted = self._jax.device_put(np.zeros(1, dtype)).dtype
+def checked_dtypes(jax: Any, archive: Archive) -> list[np.dtype[Any]]:
+    """Return each tensor's numpy dtype; UnsupportedError if jax would halve its elements, LimitError for many views."""
+    check_views(archive)
+    codes = archive.index.tensors["dtype"].tolist()
+    known = {code: numpy_type(code) for code in codes}
+    for code, dtype in known.items():
+        converted = jax.device_put(np.zeros(1, dtype)).dtype
         if converted != dtype:
             enable = 'jax.config.update("jax_enable_x64", True)'
             what = f"jax would make {converted} of {dtype}, unless {enable} comes first"
             error = unsupported_elements(dtype.name, what)
-            raise error.located(path=self._archive.path, tensor=self._archive.index.name(i))
-        self._known.add(dtype)
+            raise error.located(path=archive.path, tensor=archive.index.name(codes.index(code)))
+    return [known[code] for code in codes]
+
+
+def as_jax_input(view: Any) -> Array:
+    """Return a view as an array that jax takes; narrow elements are unpacked."""
+    return view if isinstance(view, np.ndarray) else view.unpack()
 
 
 class _Branch(NamedTuple):
@@ -153,8 +140,8 @@ def like_template(record: Any, like: Any) -> Any:
     used: set[Any] = set()  # leaves by their identities, items of lists by that and their number
     with located(path=archive.path):
         values = [_value_at(root, path, leaf, used) for path, leaf in leaves]
-        for where, left in _left(root, "", used):
-            what = f"expected no such key, found {_described(left)}: like= has no place for it"
+        for where, value in _left(root, "", used):
+            what = f"expected no such key, found {_described(value)}: like= has no place for it"
             raise MismatchError(f"{what}; {_ADVICE}", tensor=where)
     return tree_util.tree_unflatten(structure, values)
 

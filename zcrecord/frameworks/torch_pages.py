@@ -62,15 +62,15 @@ def _tensor_class() -> Any:
     class PagedTensor(base):  # type: ignore[misc]  # its class is known when torch is imported
         """A tensor over a mapped file, or a view of one.
 
-        A view has `whole`, the tensor of the file. That one has `mapped`, False once it has memory of its own, to which
-        its views move, too; and `check`, None once it was called.
+        A view has `whole`, the tensor of the file, which has `mapped`, False once it has memory of its own, and
+        `check`.
         """
 
         @classmethod
         def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            given = [each for each in _flat([*args, *(kwargs or {}).values()]) if isinstance(each, cls)]
+            inputs = [each for each in _flat([*args, *(kwargs or {}).values()]) if isinstance(each, cls)]
             with torch._C.DisableTorchFunctionSubclass():  # as torch's notes on subclasses do
-                mapped = [each for each in given if _still_mapped(each)]
+                mapped = [each for each in inputs if _still_mapped(each)]
                 _prepare(func.__name__, mapped, args, kwargs or {})
                 out = func(*args, **(kwargs or {}))
                 return _wrapped(cls, out, [each for each in mapped if _whole(each).mapped])

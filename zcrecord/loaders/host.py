@@ -27,8 +27,7 @@ _COPIERS = min(4, os.cpu_count() or 1)  # the system clears new memory before it
 def as_tensor(octets: Octets, ref: PayloadRef) -> Any:
     """Return the ndarray or PackedTensor that `ref` describes, a view of its bytes; keeps them alive.
 
-    `octets` has to be an array: an array made of a memoryview keeps only the memoryview's object alive, not its export,
-    so that a mapping could be closed.
+    `octets` has to be an array: one made of a memoryview would not keep a mapping from being closed.
     """
     if ref.bits < 8:
         stop = ref.byte_offset + nbytes(prod(ref.shape), ref.bits)
@@ -86,7 +85,7 @@ class HostLoader:
 
         starts = range(0, ref.nbytes, size)
         threads = _COPIERS if len(starts) >= _COPIERS and (ref.buffer is not None or not sources_of(ref)) else 1
-        each_piece(copy, starts, done=self._plan.advance, threads=threads)  # it raises on cancelling
+        each_piece(copy, starts, advance=self._plan.advance, threads=threads)  # it raises on cancelling
         return as_tensor(out, ref)
 
     def view(self, loaded: Octets, ref: PayloadRef) -> Any:

@@ -21,7 +21,7 @@ from zcrecord.archive import subset
 from zcrecord.archive.archive import Archive
 from zcrecord.archive.subset import Names
 from zcrecord.errors import UnsupportedError, printable
-from zcrecord.frameworks.jax import ElementCheck, beside_jax_views, import_jax
+from zcrecord.frameworks.jax import as_jax_input, beside_jax_views, checked_dtypes, import_jax
 
 from .boxes import Bounds, bounds_of
 from .host import MappedLoader
@@ -67,19 +67,20 @@ def sharded_arrays(archive: Archive, names: Names | None = None, *, shardings: A
 def _sharded(jax: Any, archive: Archive, chosen: Callable[[str], Any]) -> dict[str, Any]:
     """Return arrays that jax has types for, each with its sharding."""
     names = archive.names()
-    check = ElementCheck(jax, archive)
-    kinds = [check.dtype_of(i) for i in range(len(names))]
+    kinds = checked_dtypes(jax, archive)
     placed = [_placed(archive, i, name, chosen(name)) for i, name in enumerate(names)]
-    boxes = {name: [tuple(starmap(slice, box)) for box in mine] for name, (_, mine) in zip(names, placed, strict=True)}
+    boxes = {
+        name: [tuple(starmap(slice, box)) for box in local] for name, (_, local) in zip(names, placed, strict=True)
+    }
     targets = views_of(archive, boxes)
     view_of = _target_views()
     arrays: dict[Any, Any] = {}
     out: dict[str, Any] = {}
-    for i, (name, (sharding, mine)) in enumerate(zip(names, placed, strict=True)):
-        parts = [targets[name, k] for k in range(len(mine))]
+    for i, (name, (sharding, local)) in enumerate(zip(names, placed, strict=True)):
+        parts = [targets[name, k] for k in range(len(local))]
         key = (sharding, *map(id, parts))  # of tied tensors they are the same
         if key not in arrays or not parts:
-            shards = {bounds: check(i, view_of(target)) for bounds, target in zip(mine, parts, strict=True)}
+            shards = {bounds: as_jax_input(view_of(target)) for bounds, target in zip(local, parts, strict=True)}
             if archive.mode == "c":  # else jax's arrays would change with the record's
                 shards = {bounds: view.copy() for bounds, view in shards.items()}
             arrays[key] = _array(jax, archive.shape(archive.row(i)), kinds[i], sharding, shards)

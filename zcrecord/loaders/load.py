@@ -133,8 +133,8 @@ def _log_unchecked(archive: Archive, plans: list[LoadPlan]) -> None:
 
 def loader_of(loader: Loader | str) -> Loader:
     """Return a loader as it is, or a new one by the name of its device, torch's included."""
-    named = isinstance(loader, str) or type(loader).__module__ == "torch"  # a torch.device
-    chosen: Any = loader_for(str(loader)) if named else loader
+    is_name = isinstance(loader, str) or type(loader).__module__ == "torch"  # a torch.device
+    chosen: Any = loader_for(str(loader)) if is_name else loader
     if isinstance(chosen, type) or not all(hasattr(chosen, name) for name in ("can_load", "device")):
         raise UnsupportedError("loader= takes a loader, or the name of a device; see zcrecord.loaders.Loader")
     checked: Loader = chosen
@@ -160,6 +160,7 @@ def _check_options(dst: Any, progress: Any, cancel: Any) -> None:
 def _load(
     loader: Loader, plan: LoadPlan, rooms: Mapping[int, Any], watch: _LoadProgress, path: str | None
 ) -> dict[str, Any]:
+    """Load one plan by the calls of the protocol; return its tensors by name."""
     watch.check()
     loader.begin(plan)
     loaded: dict[int, Any] = {}

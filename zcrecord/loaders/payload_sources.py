@@ -20,10 +20,9 @@ from .regions import Region
 
 
 class _TensorPiece(NamedTuple):
-    """A piece of a split tensor that a box meets, and its size along each axis."""
+    """A piece of a split tensor that a box meets, and the bytes that they have in common."""
 
     piece: Piece
-    extent: tuple[int, ...]
     origin: tuple[int, ...]  # the place of the first common byte in the bytes of the box
     grid: ByteGrid  # the common bytes in the piece
 
@@ -158,13 +157,13 @@ class PayloadSources:
         """Return the ref of a box of a split tensor."""
         pieces = []
         checked = True
-        for piece, _, origin, grid in self._pieces[region]:
+        for piece, origin, grid in self._pieces[region]:
             checked &= _is_checked(piece, _ranges(piece, grid))
             offset = piece.source.offset + piece.start
             pieces.append(BoxPiece(origin, grid, _octets(piece), None, offset, piece.source.file))
         if self._views and len(pieces) == 1:
-            [(piece, extent, _, grid)] = self._pieces[region]
-            strides = c_strides(extent)
+            [(piece, _, grid)] = self._pieces[region]
+            strides = tuple(step // grid.shape[-1] for step in grid.strides[:-1])
             region = region._replace(strides=None if is_c_order(region.shape, strides) else strides)
             octets = _octets(piece)[grid.start : grid.end]
             return _new_ref(name, region, buffer=octets, nbytes=len(octets), checked=checked)
@@ -227,7 +226,7 @@ def _pieces_in(archive: Archive, region: Region) -> list[_TensorPiece]:
         both = overlap(region.bounds, origin, extent)
         assert both is not None, "chosen for it"
         first = *(lo for lo, _ in both[0]), 0
-        out.append(_TensorPiece(piece, tuple(extent), first, whole.cut((*both[1], (0, item)))))
+        out.append(_TensorPiece(piece, first, whole.cut((*both[1], (0, item)))))
     return out
 
 

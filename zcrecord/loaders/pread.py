@@ -65,17 +65,17 @@ class ReadingLoader(HostLoader):
         if plan is None:
             raise UnsupportedError("begin(plan) comes first")
         self.abort()
-        due = plan.nbytes
+        remaining = plan.nbytes
 
-        def done(nbytes: int) -> None:
-            nonlocal due
-            nbytes = min(nbytes, due)  # the bytes of gaps, which are read too, are left out at the end
-            due -= nbytes
+        def advance(nbytes: int) -> None:
+            nonlocal remaining
+            nbytes = min(nbytes, remaining)  # the bytes of gaps, which are read too, are left out at the end
+            remaining -= nbytes
             plan.advance(nbytes)
 
         with ExitStack() as stack:
             files = _Files(stack)
-            each_piece(_Read.run, _planned_reads(plan, wanted, files), done=done, threads=_READERS)
+            each_piece(_Read.run, _planned_reads(plan, wanted, files), advance=advance, threads=_READERS)
             for file in files.values():
                 file.check()
 

@@ -87,11 +87,7 @@ class PayloadRef:
             raise UnsupportedError("its bytes are in a file alone; load it into 'read'", tensor=self.name)
 
     def let_go(self, start: int, stop: int) -> None:
-        """Unmap the pages of bytes [start, stop), and up to 2 MiB before them; views stay valid.
-
-        Bytes that were copied to a device then no longer count as this process's memory; the page cache keeps them.
-        Does nothing to bytes in memory.
-        """
+        """Unmap the pages of copied bytes [start, stop), and up to 2 MiB before them; views stay valid."""
         if self.buffer is not None and self.path is not None:
             unmap_pages(self.buffer, self.offset + start, self.offset + stop)
 

@@ -70,12 +70,12 @@ class TorchLoader:
     def can_load(self, device: str, dtype: DType) -> bool:
         """Return True for this device and torch's element types; of float4_e2m1fn it has pairs."""
         try:
-            asked = self._torch.device(device)
+            target = self._torch.device(device)
             torch_dtype(self._torch, dtype, dtype.bits)
         except (RuntimeError, TypeError):  # element types that torch does not have raise a TypeError
             return False
         own = self._device
-        return asked.type == own.type and (None in (asked.index, own.index) or asked.index == own.index)
+        return target.type == own.type and (None in (target.index, own.index) or target.index == own.index)
 
     def begin(self, plan: LoadPlan) -> None:
         """Allocate the ring of host buffers; LimitError if there is too little memory that can be pinned."""
@@ -147,6 +147,7 @@ class TorchLoader:
         self._ring.send(ref, octets)
 
     def _load_into(self, ref: PayloadRef, dst: Any) -> Any:
+        """Load a ref into the caller's tensor, which must have its dtype, shape and device."""
         torch = self._torch
         dtype, shape = self._form(ref)
         if not isinstance(dst, torch.Tensor) or (dst.dtype, tuple(dst.shape)) != (dtype, shape):

@@ -101,17 +101,17 @@ def trim_cache(folder: Any = None, *, limit: int = 0) -> int:
                 folders.append(path)
             else:
                 files.append((status.st_mtime_ns, status.st_size, path))
-    left = sum(nbytes for _, nbytes, _ in files)
+    total = sum(nbytes for _, nbytes, _ in files)
     for _, nbytes, path in sorted(files):
-        if left <= limit:
+        if total <= limit:
             break
         with contextlib.suppress(OSError):
             path.unlink()
-            left -= nbytes
+            total -= nbytes
     for path in sorted(folders, reverse=True):  # inner ones first
         with contextlib.suppress(OSError):  # it is not empty
             path.rmdir()
-    return left
+    return total
 
 
 def _folder_of(folder: Any) -> Path | None:
@@ -138,12 +138,14 @@ class VersionCache:
         """Read the payload at an offset into `target`; False if it is missing or damaged."""
         return self.read(start, len(target), 0, target) and digest_of(target) == digest
 
-    def read(self, start: int, nbytes: int, offset: int, target: memoryview) -> bool:
+    def read(self, start: int, size: int, offset: int, target: memoryview) -> bool:
         """Read bytes of a payload from `offset` on into `target`, unchecked; False if it is missing."""
         try:
-            with _open_entry(self._payload(start, nbytes), nbytes) as file:
+            with _open_entry(self._payload(start, size), size) as file:
                 file.seek(offset)
-                return _fill(file, target)
+                while len(target) and (nbytes := file.readinto(target)):
+                    target = target[nbytes:]
+                return not len(target)
         except OSError:
             return False
 
@@ -243,8 +245,7 @@ class CacheEntry:
             with contextlib.suppress(OSError):
                 self._scratch.unlink()
 
-    def __del__(self) -> None:  # loading was cancelled
-        self.drop()
+    __del__ = drop  # loading was cancelled
 
 
 def _make(folder: Path) -> None:
@@ -293,12 +294,6 @@ def _open_entry(path: Path, nbytes: int | None = None) -> Any:
     except BaseException:
         os.close(fd)
         raise
-
-
-def _fill(file: Any, target: memoryview) -> bool:
-    while len(target) and (nbytes := file.readinto(target)):
-        target = target[nbytes:]
-    return not len(target)
 
 
 def _short(text: str) -> str:

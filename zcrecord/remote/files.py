@@ -62,18 +62,17 @@ class ForwardReader(io.RawIOBase):
         return nbytes
 
     def _fetch(self) -> None:
+        """Fetch the next bytes into `_ahead`; at the end of the file ask once more for its version."""
         self._ahead = memoryview(b"")  # which frees the bytes that were passed
         if not self._next:
             self._ahead = self._file.start(_PIECE)  # or more, from a server without range requests
-            self._next = len(self._ahead)
-            return
-        nbytes = min(_PIECE * _AT_ONCE, self._file.size - self._next)
-        if not nbytes:
+        elif nbytes := min(_PIECE * _AT_ONCE, self._file.size - self._next):
+            room = memoryview(bytearray(nbytes))
+            self._file.fill([(self._next + at, room[at : at + _PIECE]) for at in range(0, nbytes, _PIECE)])
+            self._ahead = room
+        else:
             self._file.look()
-            return
-        room = memoryview(bytearray(nbytes))
-        self._file.fill([(self._next + at, room[at : at + _PIECE]) for at in range(0, nbytes, _PIECE)])
-        self._ahead, self._next = room, self._next + nbytes
+        self._next += len(self._ahead)
 
 
 def open_forward(url: str) -> ForwardReader | str:

@@ -35,10 +35,7 @@ class FsspecFile(RemoteFile):
         return memoryview(first)
 
     def check_same(self) -> None:
-        """Ask for size and version again, past the file system's cache.
-
-        A server of S3 that has never answered gets one try, in a limited time: its client makes 25 of it.
-        """
+        """Ask for size and version again, past the file system's cache; of a new S3 server once, for a limited time."""
         limit = first_answer(self.connection()[0]) if self.size < 0 else {}
         self._check(self._retry(lambda: self._info(**limit), 1 if limit else TRIES))
 

@@ -72,9 +72,6 @@ class _Transfer:
     def missing(self) -> int:
         return len(self.target) - self.received
 
-    def shorten(self, size: int) -> None:
-        self.target = self.target[: size - self._offset]
-
     def write(self, chunk: bytes) -> None:
         end = self.received + len(chunk)
         self.target[self.received : end] = chunk
@@ -144,6 +141,7 @@ class HttpFile(RemoteFile):
             raise SourceError(f"{what}; the server or the line is too slow", path=self.shown) from None
 
     async def _repeat(self, part: _Transfer, *, first: bool) -> memoryview | None:
+        """Make a request again after errors that may pass, at most TRIES times without progress."""
         import aiohttp
 
         tries = 0
@@ -287,7 +285,7 @@ class HttpFile(RemoteFile):
             raise SourceError(f"{what}; {_DOWNLOAD}", path=self.shown)
         self.check_version(int(match[3]), *self._tag(answer.headers))
         if part.offset + part.missing > self.size:  # the first request, of a file that is shorter
-            part.shorten(self.size)
+            part.target = part.target[: self.size - part.offset + part.received]
         if part.extend is not None:
             part.extend()
         await self._receive_body(answer, part)

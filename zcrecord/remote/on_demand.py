@@ -141,13 +141,14 @@ class OnDemandMemory:
         """Return the payloads that this thread is to fetch, and the events of those that others are fetching."""
         self._reset_after_fork()
         with self._lock:
-            lacking = [payload for start, payload in wanted.items() if start not in self._checked]
-            others = [self._fetching[payload.start] for payload in lacking if payload.start in self._fetching]
-            mine = [payload for payload in lacking if payload.start not in self._fetching]
+            unchecked = [payload for start, payload in wanted.items() if start not in self._checked]
+            others = [self._fetching[payload.start] for payload in unchecked if payload.start in self._fetching]
+            mine = [payload for payload in unchecked if payload.start not in self._fetching]
             self._fetching.update({payload.start: threading.Event() for payload in mine})
         return mine, others
 
     def _fetch_and_check(self, payloads: list[PayloadRange]) -> None:
+        """Fetch payloads from cache or server, and check them; what does not match is fetched twice."""
         cache, fetched = self.cache, payloads
         if cache is not None:
             fetched = [payload for payload in payloads if not self._read_cached(cache, payload)]

@@ -102,7 +102,7 @@ def _reopen(
 def _sha256(archive: Archive) -> bytes:
     """Return the SHA-256 of header, index and trailer; of all of an archive that is in memory."""
     octets = archive.buffer
-    ranges = [(0, len(octets))] if not archive.source.is_remote else _ends(archive.header, len(octets))
+    ranges = [(0, len(octets))] if not archive.source.is_remote else _index_ranges(archive.header, len(octets))
     running = hashlib.sha256()
     for start, end in ranges:
         running.update(octets[start:end])
@@ -110,6 +110,7 @@ def _sha256(archive: Archive) -> bytes:
 
 
 def _open(file: RemoteFile, verify: Verify, cached: Path | None, open_other: OpenOther | None = None) -> Archive:
+    """Return the archive in a remote file, packed or not, or what `open_other` makes of another format's."""
     first = file.start(HEADER_SIZE if cached is not None and has_entries(cached) else _FIRST)
     if is_packed(first):
         table, fetched = read_table(file, first)
@@ -128,19 +129,25 @@ def _open(file: RemoteFile, verify: Verify, cached: Path | None, open_other: Ope
         other = open_other(memory, remote.fetch_range, partial(RemoteSource, remote))
         if other is not None:
             return other
-    header = decode_header(bytes(first[:HEADER_SIZE]))
-    was_cached = cache is not None and _read_cached(cache, memory.octets, present)
+    return _open_indexed(remote, memory, present, verify)
+
+
+def _open_indexed(remote: RemoteMemory, memory: Memory, present: RangeSet, verify: Verify) -> Archive:
+    """Read index and trailer from the cache or the server, and return the archive once they are checked."""
+    octets, cache = memory.octets, remote.cache
+    header = decode_header(bytes(octets[:HEADER_SIZE]))
+    was_cached = cache is not None and _read_cached(cache, octets, present)
     if not was_cached:
-        _fetch_ends(remote, memory.octets, header, max(HEADER_SIZE, file.near))
+        _fetch_index(remote, octets, header, max(HEADER_SIZE, remote.near))
     try:
         archive = open_archive(memory, verify=verify, source_in=partial(RemoteSource, remote))
         check_crc(archive.buffer, archive.header)  # at level "touch", too: unlike a local file, it came a long way
         check_payload(PayloadColumns(archive.index, archive.header))  # all: payloads are known by their offsets here
     except FormatError:
-        file.check_same()  # if it was replaced meanwhile, it is not damaged
+        remote.check_same()  # if it was replaced meanwhile, it is not damaged
         raise
     if cache is not None and not was_cached:
-        cache.put_index([(start, memory.octets[start:end]) for start, end in _ends(archive.header, file.size)])
+        cache.put_index([(start, octets[start:end]) for start, end in _index_ranges(archive.header, len(octets))])
     return archive
 
 
@@ -164,20 +171,20 @@ def open_ranges(url: str, open_memory: OpenOther, options: Mapping[str, Any] | N
     return archive
 
 
-def _ends(header: Header, size: int) -> list[Range]:
+def _index_ranges(header: Header, size: int) -> list[Range]:
     """Return the ranges of header, index and trailer."""
     start = header.index_offset
     return [(0, HEADER_SIZE), (start, start + header.index_size), (size - HEADER_SIZE, size)]
 
 
-def _fetch_ends(remote: RemoteMemory, octets: memoryview, header: Header | None, nbytes: int) -> None:
-    """Fetch index and trailer, to find it `nbytes` at the end. If sizes do not fit, the archive raises the error."""
+def _fetch_index(remote: RemoteMemory, octets: memoryview, header: Header | None, nbytes: int) -> None:
+    """Fetch index and trailer; without a header the last `nbytes` first. Leaves errors of sizes to the archive."""
     size = len(octets)
     if header is None:
         remote.fetch([(max(0, size - nbytes), size)])
         header = decode_header(bytes(octets[-HEADER_SIZE:]), "trailer")
     if header is not None and header.archive_size == size:
-        remote.fetch(_ends(header, size))
+        remote.fetch(_index_ranges(header, size))
 
 
 def _read_cached(cache: VersionCache, octets: memoryview, present: RangeSet) -> bool:
@@ -190,7 +197,8 @@ def _read_cached(cache: VersionCache, octets: memoryview, present: RangeSet) -> 
     except RecordError:
         return False
     ranges = [(offset, offset + len(piece)) for offset, piece in pieces]
-    if trailer is None or ranges != _ends(trailer, len(octets)) or max(end for _, end in ranges) > len(octets):
+    size = len(octets)
+    if trailer is None or ranges != _index_ranges(trailer, size) or max(end for _, end in ranges) > size:
         return False
     for (start, end), (_, piece) in zip(ranges, pieces, strict=True):
         octets[start:end] = piece

@@ -189,8 +189,8 @@ class ReadAhead:
 
         parts = self._parts[number]
         cached = [self._read_cached(part, octets(part.lo, part.hi)) for part in parts]
-        lacking = [(part.lo, part.hi) for part, is_cached in zip(parts, cached, strict=True) if not is_cached]
-        missing = merged(lacking, self._memory.near)
+        uncached = [(part.lo, part.hi) for part, is_cached in zip(parts, cached, strict=True) if not is_cached]
+        missing = merged(uncached, self._memory.near)
         self._memory.read([(lo, octets(lo, hi)) for lo, hi in cut(missing, self._request)])
         for part, is_cached in zip(parts, cached, strict=True):
             checksum = self._memory.checksum(part.row.start, part.row.digest)

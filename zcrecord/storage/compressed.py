@@ -153,7 +153,7 @@ class ZstdFrames:
         return _EMPTY_REPEATED if is_block and data == _EMPTY_RAW else data
 
     def feed(self, piece: Any) -> None:
-        """Follow the next bytes, at most as many as are due."""
+        """Parse the headers in the next bytes, of which at most `due` are given."""
         if self._skip:
             self._skip -= len(piece)
             return
@@ -191,6 +191,7 @@ class ZstdFrames:
         self._expect(self._block, 3)
 
     def _block(self, header: bytes) -> None:
+        """Expect a block's content and the next block; after the last one the checksum and the next frame."""
         number = int.from_bytes(header, "little")
         nbytes = 1 if number >> 1 & 3 == 1 else number >> 3  # 1: one byte, repeated
         if number & 1:

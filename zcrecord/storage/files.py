@@ -12,6 +12,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import IO, Any, TypeGuard
 
 from zcrecord.errors import Advice, DestinationExistsError, SourceError, SourceNotFoundError, UnsupportedError
@@ -148,13 +149,14 @@ def open_source(path: str, *, regular: bool = False) -> tuple[io.FileIO, int | N
         with contextlib.ExitStack() as stack:
             file = stack.enter_context(_ReadOnlyFile(path, opener=at_once))
             status = os.fstat(file.fileno())
+            if regular and not stat.S_ISREG(status.st_mode):
+                raise SourceError("not a regular file; put a copy of the file in its place", path=path)
             stack.pop_all()
+    except SourceError:
+        raise
     except OSError as error:
         raise read_error(error, path) from error
     if not stat.S_ISREG(status.st_mode):
-        if regular:
-            file.close()
-            raise SourceError("not a regular file; put a copy of the file in its place", path=path)
         return file, None
     if hasattr(os, "posix_fadvise"):
         with contextlib.suppress(OSError):  # advice
@@ -186,18 +188,15 @@ def identity_of(file: int | str) -> Identity:
         raise SourceError(f"cannot be read: {error.strerror}", path=path, errno=error.errno) from error
 
 
+@dataclass(frozen=True)
 class Place(os.PathLike[str]):
-    """A path or a URL to write to only while it has one version: another saver may come after `check_destination`.
+    """A path or a URL to write to only while it has one version: another saver may come after `check_destination`."""
 
-    Attributes:
-        replaces: the version, as `version_of` returns it, for a URL `uploads.version_at`.
-    """
-
-    def __init__(self, path: str, replaces: Identity | str) -> None:
-        self._path, self.replaces = path, replaces
+    path: str
+    replaces: Identity | str  # the version, as `version_of` returns it, for a URL `uploads.version_at`
 
     def __fspath__(self) -> str:
-        return self._path
+        return self.path
 
 
 def place_for(dest: Any, replaces: Identity | str | None, options: Mapping[str, Any] | None = None) -> Any:
@@ -309,7 +308,7 @@ def place_beside_shards(dest: Any) -> str:
 
 
 def target_of(given: str) -> tuple[str, int | None]:
-    """Return the real path of a destination, and the type and mode of the file there.
+    """Return a destination's real path, and the type and mode of the file there.
 
     Raises:
         SourceError: it is a directory, or an open file that was removed, such as /dev/fd/3, or the system refuses.

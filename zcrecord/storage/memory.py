@@ -221,19 +221,19 @@ def open_unchanged(path: str, identity: Identity) -> io.FileIO:
 
 def read_at(fd: int, target: memoryview, offset: int) -> int:
     """Fill `target` with a file's bytes from `offset` on; return its size. SourceError if the file ends before."""
-    done = 0
-    while done < len(target):
+    total = 0
+    while total < len(target):
         try:
-            nbytes = read_some(fd, target[done:], offset + done)
+            nbytes = read_some(fd, target[total:], offset + total)
         except OSError as error:
             reason = os.strerror(error.errno or errno.EIO)
             raise SourceError(f"cannot be read: {reason}", offset=offset, errno=error.errno) from error
         if not nbytes:
-            end = min(offset + done, os.fstat(fd).st_size)  # another reader's bytes may be missing, too
+            end = min(offset + total, os.fstat(fd).st_size)  # another reader's bytes may be missing, too
             what = f"became shorter while it was read: it ends at byte {end}; is it still being written?"
             raise SourceError(what, offset=end)
-        done += nbytes
-    return done
+        total += nbytes
+    return total
 
 
 def is_packed(octets: Any) -> bool:
@@ -294,10 +294,7 @@ def _mapped_over(fd: int, flags: int, prot: int) -> mmap.mmap | None:
 
 
 def advise(start: int, nbytes: int, advice: int) -> None:
-    """Give the system advice (`mmap.MADV_...`) on the pages that hold memory from an address on.
-
-    Does nothing where the C library cannot be called: advice changes no result.
-    """
+    """Advise the system (`mmap.MADV_...`) on the pages that hold memory from an address on, where that can be done."""
     if (call := _c_function("madvise", "c_int", "c_void_p", "c_size_t", "c_int")) is not None:
         first = start // mmap.PAGESIZE * mmap.PAGESIZE
         call(first, start + nbytes - first, advice)

@@ -296,11 +296,7 @@ def _make_like(path: str, like: str) -> None:
 
 
 class Placement(NamedTuple):
-    """A finished scratch file, and the place that it is to take: absolute paths.
-
-    Attributes:
-        replaces: the only version that may be replaced, as `version_of` returns it; None for any.
-    """
+    """A finished scratch file and its place, absolute paths; `replaces` is the one version to replace, or None."""
 
     scratch: str
     path: str
@@ -360,11 +356,10 @@ def _synced(folders: Iterable[str], path: str) -> bool:
     except OSError as error:
         import logging  # here, because few disks fail
 
-        what = "is written, but the system refused to flush its folder to the disk"
-        message = (
-            f"{path}: {what} ({error.strerror or error}); power loss may undo the save: check the disk, save again"
+        what = f"is written, but the system refused to flush its folder to the disk ({error.strerror or error})"
+        logging.getLogger("zcrecord").warning(
+            f"{path}: {what}; power loss may undo the save: check the disk, save again"
         )
-        logging.getLogger("zcrecord").warning(message)
         return False
     return True
 
@@ -378,9 +373,8 @@ def _check_replaced(file: Placement) -> None:
     if not file.replaces:
         what = "was made by another saver meanwhile, and stays; look at it, and start again"
         raise DestinationExistsError(what, path=file.path, errno=errno.EEXIST)
-    raise SourceError(
-        "was replaced meanwhile, and that stays; start again with the file that is there now", path=file.path
-    )
+    what = "was replaced meanwhile, and that stays; start again with the file that is there now"
+    raise SourceError(what, path=file.path)
 
 
 @contextlib.contextmanager
@@ -398,6 +392,7 @@ def _note(files: Sequence[Placement], replaced: Sequence[ListedFile], *, durable
 
 
 def _move(files: Sequence[Placement], note: ScratchFile | None, *, durable: bool) -> None:
+    """Move finished files to their places; if one fails, move those at free places back."""
     *before, last = files
     free = [file for file in before if not os.path.lexists(file.path)]
     try:

@@ -143,10 +143,7 @@ def folder_lock(folder: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def folder_locks(folders: Iterable[str]) -> Iterator[None]:
-    """Run a block under the locks of several folders, taken in one order: else two savers would wait for one another.
-
-    A block inside that needs one of them goes on at once; it takes no lock of another folder.
-    """
+    """Run a block under the locks of several folders, taken in one order, so that no two savers block each other."""
     with contextlib.ExitStack() as stack:
         for folder in sorted(folders, key=_device_and_inode):
             stack.enter_context(folder_lock(folder))
@@ -321,8 +318,7 @@ def _is_in_place(folder: str, file: ListedFile) -> bool:
 def remove_orphans(path: str, files: Sequence[ListedFile]) -> bool:
     """Remove shards beside a path that are still the files listed, and that no catalogue in the folder names.
 
-    Returns False if a file could not be removed. Removes nothing if the folder cannot be locked, or a catalogue, known
-    by `.zcr`, cannot be read.
+    Returns False if a file was not removed: none is if the folder cannot be locked, or a catalogue not be read.
     """
     if not files:
         return True
@@ -373,10 +369,7 @@ def _catalogues(folder: str, name: str) -> list[str]:
 
 
 def _first_bytes(folder: str, catalogue: str, name: str) -> bytes:
-    """Return the first bytes of a catalogue; none if `name` does not exist.
-
-    Shards of `big-model.zcr` are left out: their names would be taken for those of `model.zcr`.
-    """
+    """Return a catalogue's first bytes, without its shards' names that end as those of `name`; none without it."""
     path = os.path.join(folder, catalogue)
     try:
         with open(path, "rb") as file:
@@ -418,6 +411,7 @@ def _clear(folder: str, stem: str, path: str) -> None:
 
 
 def _remove_dead(scratch: str, path: str) -> None:
+    """Remove a scratch file, and the shards that it lists if it is a note, unless its writer lives."""
     if os.name != "posix":  # Windows removes no file that is open
         os.unlink(scratch)
         return

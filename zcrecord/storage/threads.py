@@ -86,15 +86,15 @@ def run_threads(
 
 
 def each_piece(
-    work: Callable[[T], int], pieces: Sequence[T], *, threads: int, done: Callable[[int], None] | None = None
+    work: Callable[[T], int], pieces: Sequence[T], *, threads: int, advance: Callable[[int], None] | None = None
 ) -> None:
-    """Call `work` for every piece, as `run_threads`; in the calling thread `done` gets each result, the bytes done."""
+    """Call `work` for every piece, as `run_threads`, and `advance`, in the calling thread, with each result."""
     caller = threading.get_ident()
     results: deque[int] = deque()
 
     def report() -> None:
-        while done is not None and results:
-            done(results.popleft())
+        while advance is not None and results:
+            advance(results.popleft())
 
     def work_on_piece(piece: T, _: Going) -> None:
         results.append(work(piece))

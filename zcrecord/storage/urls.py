@@ -93,8 +93,7 @@ def connect(url: str, options: Mapping[str, Any] | None) -> tuple[Any, str]:
     """Return fsspec's file system for a URL, and the file's path in it.
 
     Raises:
-        DependencyError: fsspec, or the package it needs for this kind of URL, is not installed. UnsupportedError: it
-        does not know this kind, or these options.
+        DependencyError: a package for this kind of URL is missing. UnsupportedError: fsspec knows no such kind.
     """
     if options is not None and not isinstance(options, Mapping):
         raise UnsupportedError(f"storage_options= takes a mapping, not a {type(options).__name__}")

@@ -30,10 +30,7 @@ _torch_kinds: dict[Any, DType] = {}
 
 
 class DeviceTensor(NamedTuple):
-    """A tensor outside of the host's memory, or not in one piece: its description, and a function that copies it there.
-
-    `key` is equal for tensors that are one and the same memory seen the same way.
-    """
+    """A tensor that `fetch` copies to the host's memory; those with equal `key` are the same memory, seen alike."""
 
     kind: DType
     shape: tuple[int, ...]

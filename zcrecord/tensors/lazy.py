@@ -80,25 +80,24 @@ class LazyTensor:
 
         Raises:
             ProducerError: too few or too many bytes, a piece of another type, or a second call.
-            Exceptions of the producer itself are passed on unchanged.
         """
         produce, self._produce = self._produce, _SPENT
         if produce is _SPENT:
             raise ProducerError("its values were produced already; make a new LazyTensor for each save")
-        made = produce() if callable(produce) else produce
-        octets = _octets(made) is not None
-        whole = octets or hasattr(made, "shape")
-        if whole and not octets and tuple(made.shape) != self.shape:
-            raise ProducerError(f"declared with shape {self.shape}, produced with {tuple(made.shape)}")
-        if not whole and not hasattr(made, "__iter__") and not hasattr(made, "__getitem__"):
-            raise ProducerError(f"a {type(made).__name__} is neither bytes, nor an array, nor an iterable of them")
+        product = produce() if callable(produce) else produce
+        octets = _octets(product) is not None
+        whole = octets or hasattr(product, "shape")
+        if whole and not octets and tuple(product.shape) != self.shape:
+            raise ProducerError(f"declared with shape {self.shape}, produced with {tuple(product.shape)}")
+        if not whole and not hasattr(product, "__iter__") and not hasattr(product, "__getitem__"):
+            raise ProducerError(f"a {type(product).__name__} is neither bytes, nor an array, nor an iterable of them")
         pieces = Pieces(self.kind, self.shape)
         try:
-            for piece in [made] if whole else made:
+            for piece in [product] if whole else product:
                 yield pieces.take(piece)
         finally:
-            if hasattr(made, "close") and not whole:
-                made.close()
+            if hasattr(product, "close") and not whole:
+                product.close()
         pieces.finish()
 
     def __repr__(self) -> str:

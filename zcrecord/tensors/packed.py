@@ -102,11 +102,7 @@ class PackedTensor:
         return len(self.packed)
 
     def unpack(self) -> Array:
-        """Return a new array with one element to a byte: 8 / bits times the memory.
-
-        Raises:
-            UnsupportedError: neither numpy nor the ml_dtypes that is installed has the type.
-        """
+        """Return a new array with one element to a byte; UnsupportedError if ml_dtypes does not have the type."""
         dtype, bits = self.dtype, self.kind.bits
         raw = unpack_bits(self.packed, bits, prod(self.shape))
         if self.kind.name.startswith("int"):  # ml_dtypes keeps signed elements sign-extended

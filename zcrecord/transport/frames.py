@@ -186,8 +186,8 @@ def frame_decompressor(table: SeekTable) -> Callable[[int, Any, memoryview], Non
 def _decompress(decompressor: Any, frame: Any, target: memoryview, offset: int, step: int) -> None:
     reader = decompressor.stream_reader(frame)
     done = 0
-    while done < len(target) and (got := reader.readinto(target[done : done + step])):
-        done += got
+    while done < len(target) and (nbytes := reader.readinto(target[done : done + step])):
+        done += nbytes
     if done < len(target):
         raise _frame_error(f"ends after {done} of {len(target)} bytes", offset, frame)
     if reader.read(1):

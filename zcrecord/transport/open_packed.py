@@ -206,8 +206,9 @@ def _size(package: Any, memory: Memory, first: bytes) -> int:
 
 
 def _too_few(size: int) -> FormatError:
-    what = f"{size} bytes come out of this zstd file, too few for an archive"
-    return FormatError(f"{what}; it is truncated, copy it again")
+    return FormatError(
+        f"{size} bytes come out of this zstd file, too few for an archive; it is truncated, copy it again"
+    )
 
 
 def _allocate(size: int, *, packed: int | None = None, sparse: bool = False) -> tuple[Any, memoryview]:

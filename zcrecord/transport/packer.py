@@ -45,11 +45,7 @@ PackedFrame = tuple[SeekEntry, bytes]
 
 @dataclass(frozen=True, slots=True)
 class PackReport:
-    """Result of packing or unpacking; sizes in bytes.
-
-    `source` and `dest` are None for streams, `frames` if an unpacked archive has no seek table that could be read
-    beforehand. `peak_rss` is the process's so far, None if the system does not tell.
-    """
+    """Result of packing or unpacking; sizes in bytes. Paths, `frames` and `peak_rss` are None if they are not known."""
 
     source: str | None
     dest: str | None
@@ -122,9 +118,8 @@ def pack(
                 check.advance(entry.nbytes)
             sink.write(encode_table(entries))
             packed_bytes = sink.position
-    return PackReport(
-        source_path, dest_path, check.done, packed_bytes, len(entries), time.perf_counter() - started, peak_rss()
-    )
+    seconds = time.perf_counter() - started
+    return PackReport(source_path, dest_path, check.done, packed_bytes, len(entries), seconds, peak_rss())
 
 
 def checked_paths(

@@ -79,10 +79,8 @@ def unpack(
                 check.advance(len(piece))
             check.finish(sink)
         packed_bytes = reader.position if reader.nbytes is None else reader.nbytes
-    frames = None if table is None else len(table.sizes)
-    return PackReport(
-        source_path, dest_path, check.done, packed_bytes, frames, time.perf_counter() - started, peak_rss()
-    )
+    frames, seconds = None if table is None else len(table.sizes), time.perf_counter() - started
+    return PackReport(source_path, dest_path, check.done, packed_bytes, frames, seconds, peak_rss())
 
 
 def _table_of(reader: StreamReader) -> SeekTable | None:
@@ -111,7 +109,7 @@ def _decompress(reader: StreamReader, table: SeekTable | None, threads: int) -> 
     """Return a generator of the archive's bytes in order: frame by frame, or as a stream."""
     if reader.path is None or table is None or not PREADV:
         return _decompress_stream(reader)
-    largest = max(int(np.diff(table.starts).max(initial=0)), int(table.sizes.max(initial=0)))
+    largest = max(np.diff(table.starts).max(initial=0), table.sizes.max(initial=0))
     return _decompress_file(reader.path, table, threads) if largest <= _PARALLEL else _decompress_stream(reader)
 
 

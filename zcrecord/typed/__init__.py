@@ -103,6 +103,7 @@ _remembered = lru_cache(maxsize=1024)(_read)  # so that classes made while runni
 
 
 def _class_of(hint: Any) -> type[Want]:
+    """Return the class of wants that reads an annotation."""
     origin = get_origin(hint)
     kind = origin or hint
     if origin in (Union, types.UnionType):

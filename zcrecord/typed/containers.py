@@ -86,9 +86,9 @@ class Sequence(Want):
         parts = self._parts(value)
         if parts is None:
             raise mismatch(where, self, value, _hole(value))
-        made = [want.build(item, _below(where, key)) for want, key, item in parts]
+        items = [want.build(item, _below(where, key)) for want, key, item in parts]
         made_by = self._made_by or _sequence_type(value)
-        return tuple(made) if made_by is tuple else made
+        return tuple(items) if made_by is tuple else items
 
 
 def _sequence_type(value: Any) -> type | None:
@@ -152,8 +152,8 @@ class Dict(Want):
         key, item = self._parts
         items = self._items(value)
         keys = [key.build(k, where) for k in value.keys_of(items)]
-        made = [item.build(v, _below(where, k)) for k, v in items.items()]
-        return MAPPINGS[get_origin(self.hint) or self.hint](zip(keys, made, strict=True))
+        values = [item.build(v, _below(where, k)) for k, v in items.items()]
+        return MAPPINGS[get_origin(self.hint) or self.hint](zip(keys, values, strict=True))
 
 
 class Class(Want):
@@ -201,13 +201,14 @@ class Class(Want):
         if len(values) < len(items):
             raise self._extra(items, where)
         try:
-            made = self._fields.make(values)
+            instance = self._fields.make(values)
         except (TypeError, ValueError) as error:
             what = f"{self} refuses these values: {type(error).__name__}: {printable(str(error))}"
             raise MismatchError(what, tensor=where or None) from error
-        for name in self._fields.unset(made):
-            raise self._missing(name, items, where)
-        return made
+        for f in self._fields.fields:
+            if f.argument is None and not hasattr(instance, f.name):
+                raise self._missing(f.name, items, where)
+        return instance
 
     def _extra(self, items: dict[str, Any], where: str) -> MismatchError:
         key = next(key for key in items if key not in self._wants)

@@ -48,17 +48,13 @@ class ClassFields:
 
     def make(self, values: Mapping[str, Any]) -> Any:
         """Return an instance with these values of its fields; errors of the constructor pass through."""
-        made = self.construct(**{f.argument: values[f.name] for f in self.fields if f.argument and f.name in values})
+        out = self.construct(**{f.argument: values[f.name] for f in self.fields if f.argument and f.name in values})
         for f in self.fields:
             if f.argument is None and f.name in values:
-                object.__setattr__(made, f.name, values[f.name])  # frozen ones too
+                object.__setattr__(out, f.name, values[f.name])  # frozen ones too
             elif f.default is not None:
-                object.__setattr__(made, f.name, f.default())
-        return made
-
-    def unset(self, made: Any) -> list[str]:
-        """Return the fields that neither the values nor the constructor set."""
-        return [f.name for f in self.fields if f.argument is None and not hasattr(made, f.name)]
+                object.__setattr__(out, f.name, f.default())
+        return out
 
 
 def fields_of(hint: Any) -> ClassFields:
@@ -127,9 +123,6 @@ def _of_typed_dict(kind: Any, hints: Hints) -> ClassFields:
         required = typing.Required in marks or (required and typing.NotRequired not in marks)
         fields.append(Field(name, hint, name, required))
     return ClassFields(kind, tuple(fields), dict)
-
-
-# Annotations.
 
 
 def _hints(kind: type, arguments: tuple[Any, ...]) -> Hints:

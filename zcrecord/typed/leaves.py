@@ -209,9 +209,6 @@ class TorchClass(Want):
         raise UnsupportedError(f"{what}; {todo}", tensor=where or None)
 
 
-# Words.
-
-
 def mismatch(where: str, want: Want, value: Any, todo: str = "") -> MismatchError:
     """Return the error for a value that does not fit."""
     todo = todo or "annotate what is there, or save what is annotated"

@@ -17,7 +17,7 @@ import numpy as np
 from zcrecord.codec.digests import RunningDigest
 from zcrecord.codec.entries import Entries, encode
 from zcrecord.codec.index import PAYLOAD, Array
-from zcrecord.codec.layout import HEADER_SIZE, LARGE_PAYLOAD, Header, align_up, payload_alignment
+from zcrecord.codec.layout import HEADER_SIZE, LARGE_PAYLOAD, Header, align_up, back_header, payload_alignment
 from zcrecord.errors import ProducerError
 from zcrecord.storage.new_files import BLOCK
 from zcrecord.storage.sink import Sink
@@ -207,9 +207,7 @@ def _plan_header(old: Header, index: bytearray, base: int, end: int) -> tuple[He
     """Return header and index; the index is padded if that keeps the payloads on their blocks."""
     start = old.payload_offset
     if not old.front:
-        offset = align_up(start + end, old.alignment)
-        size = offset + len(index) + HEADER_SIZE
-        return Header(old.alignment, base, offset, len(index), start, size, zlib.crc32(index)), index
+        return back_header(index, old.alignment, base, start, start + end), index
     least = HEADER_SIZE + len(index)
     if not least <= start < least + base:
         start = least + (start - least) % (max(base, BLOCK) if end >= LARGE_PAYLOAD else base)

@@ -56,16 +56,16 @@ def equal_sources(
     numbers = list(range(total, total + len(sources)))
     if not stored and len(set(digests)) == len(digests):
         return numbers, digests
-    known = EqualPayloads[int]()
+    equals = EqualPayloads[int]()
     for number, (nbytes, digest) in enumerate(stored):
-        known.first(key_of(nbytes, digest), number, lambda _: False)
+        equals.first(key_of(nbytes, digest), number, lambda _: False)
     for number, source, digest in zip(list(numbers), sources, digests, strict=True):
 
         def same(other: int, source: Any = source) -> bool:
             return same_bytes(stored_bytes(other) if other < total else sources[other - total], source)
 
         if not isinstance(source, LazyTensor):
-            numbers[number - total] = known.first(key_of(source.nbytes, digest), number, same)
+            numbers[number - total] = equals.first(key_of(source.nbytes, digest), number, same)
     return numbers, digests
 
 

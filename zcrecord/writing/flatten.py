@@ -144,8 +144,8 @@ def children_of(value: Any, name: str) -> tuple[int | None, str, Iterable[tuple[
     state = _state_of(value)
     if state is not None:
         return ModuleKind.MAPPING, "", _nested(state).items()
-    standing = conventions.object_of(value, name)
-    return (None, "", ()) if standing is None else (ModuleKind.OBJECT, standing[0], standing[1].items())
+    stand_in = conventions.object_of(value, name)
+    return (None, "", ()) if stand_in is None else (ModuleKind.OBJECT, stand_in[0], stand_in[1].items())
 
 
 def _fields(value: Any) -> dict[str, Any] | None:
@@ -168,6 +168,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _walk(flat: FlatRecord, name: str, module: int, items: Iterable[tuple[str, Any]], depth: int) -> None:
+    """Add a module's children to `flat`, those of inner modules included, in saved order."""
     prefix = name + "." if module else ""
     children = dict(items)
     if _add_arrays(flat, prefix, module, children):

@@ -140,8 +140,8 @@ class ModuleTreeBuilder:
     def _parent(self, path: Sequence[str], *, make: bool = True) -> Any:
         """Return the module above a path's last key; without `make`, None if it is not there."""
         above = tuple(path[:-1])
-        known = self._paths.get(above)
-        return self._make(above, ".".join(path), make) if known is None else known
+        number = self._paths.get(above)
+        return self._make(above, ".".join(path), make) if number is None else number
 
     def _make(self, above: tuple[str, ...], name: str, make: bool = True) -> Any:
         """Add the module with this path, and missing ones around it, for a child of the full name `name`."""
@@ -334,9 +334,9 @@ def state_entries(names: Sequence[str]) -> Entries | None:
 def _places(parents: Any, order: Any) -> tuple[Any, Any]:
     """Return the place of each child in its module, and all children sorted by module and place."""
     by_module = np.lexsort((order, parents))
-    ordered = parents[by_module]
+    sorted_parents = parents[by_module]
     places = np.zeros(len(parents), np.intp)
-    places[by_module] = np.arange(len(parents)) - np.searchsorted(ordered, ordered)
+    places[by_module] = np.arange(len(parents)) - np.searchsorted(sorted_parents, sorted_parents)
     return places, by_module
 
 

@@ -109,9 +109,11 @@ def plan_sharing(tensors: list[Any]) -> PayloadPlan:
                 _place_lazy(i, tensors[i], out, lazy)
             else:
                 _collect(i, tensors[i], out, members)
-    elif _own_memory(tensors) or not _crowded(raw, []).any():
-        out.source_ids, out.sources = list(range(len(tensors))), raw
-        return out
+    else:
+        own = not any([t.base is not None for t in tensors])  # noqa: C419  # twice as fast as a generator
+        if (own and len(set(map(id, tensors))) == len(tensors)) or not _crowded(raw, []).any():
+            out.source_ids, out.sources = list(range(len(tensors))), raw
+            return out
     crowded = _crowded(raw, list(members.values()))
     for i, array, others in zip(simple, raw, crowded.tolist(), strict=True):
         if others:
@@ -139,35 +141,36 @@ def _place_lazy(i: int, tensor: LazyTensor, out: PayloadPlan, known: dict[Any, i
 
 def _simple(tensors: list[Any], out: PayloadPlan) -> tuple[list[int], list[SplitSource | Array]]:
     """Return numbers and bytes of the tensors in C order; put their layouts into `out`."""
-    arrays = set(map(type, tensors)) <= {np.ndarray}
-    numbers = range(len(tensors)) if arrays else [i for i, t in enumerate(tensors) if type(t) is np.ndarray]
-    known = tensors if arrays else [tensors[i] for i in numbers]
-    dtypes_ = [t.dtype for t in known]
-    layout, last_dtype, last_shape = -1, None, None
-    layouts = []
-    for dtype, shape in zip(dtypes_, [t.shape for t in known], strict=True):
-        if dtype is not last_dtype or shape != last_shape:  # like tensors often follow one another
-            kind = dtypes.from_numpy(dtype)
-            usable = dtype == kind.numpy and kind.bits >= 8 and kind is not _BOOL and 0 not in shape
-            layout = out.layout(TensorLayout(kind.code, kind.bits, shape)) if usable else -1
-            last_dtype, last_shape = dtype, shape
-        layouts.append(layout)
-    whole = -1 not in layouts and all([t.flags.c_contiguous for t in known])  # noqa: C419  # twice as fast as a generator
-    if not whole:
-        picked = [(i, t, f) for i, t, f in zip(numbers, known, layouts, strict=True) if f >= 0 and t.flags.c_contiguous]
-        numbers, known, layouts = ([p[k] for p in picked] for k in range(3))
-    if len(known) == len(tensors):
+    all_arrays = set(map(type, tensors)) <= {np.ndarray}
+    numbers = range(len(tensors)) if all_arrays else [i for i, t in enumerate(tensors) if type(t) is np.ndarray]
+    arrays = tensors if all_arrays else [tensors[i] for i in numbers]
+    element_types = [t.dtype for t in arrays]
+    layouts = _layout_ids(element_types, [t.shape for t in arrays], out)
+    contiguous = [t.flags.c_contiguous for t in arrays]
+    if -1 in layouts or not all(contiguous):
+        usable = [n for n, layout in enumerate(layouts) if layout >= 0 and contiguous[n]]
+        numbers, arrays, layouts = ([column[n] for n in usable] for column in (numbers, arrays, layouts))
+    if len(arrays) == len(tensors):
         out.layout_ids = layouts
     else:
         for i, layout in zip(numbers, layouts, strict=True):
             out.layout_ids[i] = layout
-    foreign = any(d.isbuiltin != 1 for d in set(dtypes_))  # they have no buffer protocol
-    return list(numbers), [as_bytes(t) for t in known] if foreign else known
+    foreign = any(dtype.isbuiltin != 1 for dtype in set(element_types))  # they have no buffer protocol
+    return list(numbers), [as_bytes(t) for t in arrays] if foreign else arrays
 
 
-def _own_memory(tensors: list[Any]) -> bool:
-    """Return True if all arrays are distinct and own their bytes: then none overlap."""
-    return not any([t.base is not None for t in tensors]) and len(set(map(id, tensors))) == len(tensors)  # noqa: C419
+def _layout_ids(element_types: list[Any], shapes: list[Any], out: PayloadPlan) -> list[int]:
+    """Return the number in `out` of each array's layout, -1 for bytes that are not stored as they lie, or are none."""
+    number, last_dtype, last_shape = -1, None, None
+    numbers = []
+    for dtype, shape in zip(element_types, shapes, strict=True):
+        if dtype is not last_dtype or shape != last_shape:  # like tensors often follow one another
+            kind = dtypes.from_numpy(dtype)
+            usable = dtype == kind.numpy and kind.bits >= 8 and kind is not _BOOL and 0 not in shape
+            number = out.layout(TensorLayout(kind.code, kind.bits, shape)) if usable else -1
+            last_dtype, last_shape = dtype, shape
+        numbers.append(number)
+    return numbers
 
 
 def _crowded(raw: list[Any], members: list[_Member]) -> Array:
@@ -196,8 +199,8 @@ def _collect(i: int, tensor: Any, out: PayloadPlan, members: dict[Any, _Member])
         return
     lo, hi = extent(array)
     key = (lo, array.shape, array.strides, array.dtype, kind.code, alone, tuple(tensor.shape))
-    if (known := members.get(key)) is not None:
-        known.users.append(i)
+    if (member := members.get(key)) is not None:
+        member.users.append(i)
         return
     if not array.dtype.isnative:
         alone = True  # its bytes are swapped when they are needed

@@ -10,7 +10,6 @@ import contextlib
 import itertools
 import sys
 import time
-import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -276,10 +275,7 @@ class StreamWriter:
         return self.end()
 
     def add_all(self, payloads: Sequence[Any]) -> None:
-        """Write non-empty payloads that are in memory; their ids follow the last id.
-
-        Where the sink can be read back, a payload that equals an earlier one is not written.
-        """
+        """Write non-empty payloads in memory, but those that equal earlier ones; their ids follow the last id."""
         sink = self._sink
         if not self._kind or not sink.can_rewind or max(map(len, payloads), default=0) >= layout.LARGE_PAYLOAD:
             for data in payloads:
@@ -431,17 +427,13 @@ class StreamWriter:
         renumber_payloads(entries, np.array(self._rows, np.uint64).view(PAYLOAD))
         entries.digest_kind = self._kind
         self.index = index = encode(entries)
-        offset = layout.align_up(self._sink.position, self._alignment)
-        self._sink.write(bytes(offset - self._sink.position) + index)
-        size = offset + len(index) + layout.HEADER_SIZE
-        header = layout.Header(
-            self._alignment, self._base, offset, len(index), self._payload_offset, size, zlib.crc32(index)
-        )
+        header = layout.back_header(index, self._alignment, self._base, self._payload_offset, self._sink.position)
         self.trailer = header.encode()
+        self._sink.write(bytes(header.index_offset - self._sink.position) + index)
         self._sink.write(self.trailer)
         if self._sink.can_rewind:
             self._sink.patch(0, self.trailer)
-        return report_of(entries, size)
+        return report_of(entries, header.archive_size)
 
     def verify_written(self, progress: Progress = lambda *_: None) -> None:
         """Compare the archive, read back, with its digests; IntegrityError, or UnsupportedError for a pipe."""
