@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 
 from zcrecord.archive.archive import Archive, Embedded, Verify, is_catalogue, names_files, open_archive
 from zcrecord.codec.layout import MAGIC, ends_in_archive
@@ -26,38 +26,26 @@ T = TypeVar("T")
 _DIGEST = re.compile("sha256:[0-9a-f]{64}")
 
 
-@overload
-def load_record(
-    source: Any,
-    *,
-    into: None = None,
-    names: Names | None = None,
-    rename: Rename | None = None,
-    mode: Mode = "r",
-    verify: Verify = "index",
-    mmap: bool = True,
-    expect: str | None = None,
-    embedded: Embedded | None = None,
-    cache: Any = None,
-    storage_options: Mapping[str, Any] | None = None,
-) -> Record: ...
+class _LoadKeywords(TypedDict, total=False):
+    """The options of `load_record` beside `into`, for type checkers."""
+
+    names: Names | None
+    rename: Rename | None
+    mode: Mode
+    verify: Verify
+    mmap: bool
+    expect: str | None
+    embedded: Embedded | None
+    cache: Any
+    storage_options: Mapping[str, Any] | None
 
 
 @overload
-def load_record(
-    source: Any,
-    *,
-    into: type[T],
-    names: Names | None = None,
-    rename: Rename | None = None,
-    mode: Mode = "r",
-    verify: Verify = "index",
-    mmap: bool = True,
-    expect: str | None = None,
-    embedded: Embedded | None = None,
-    cache: Any = None,
-    storage_options: Mapping[str, Any] | None = None,
-) -> T: ...
+def load_record(source: Any, *, into: None = None, **options: Unpack[_LoadKeywords]) -> Record: ...
+
+
+@overload
+def load_record(source: Any, *, into: type[T], **options: Unpack[_LoadKeywords]) -> T: ...
 
 
 def load_record(
