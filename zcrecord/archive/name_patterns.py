@@ -38,7 +38,7 @@ class NameFilter:
     """
 
     def __init__(self, select: Patterns | None, exclude: Patterns | None) -> None:
-        chosen, dropped = ("*",) if select is None else _listed(select), _listed(exclude or ())
+        chosen, dropped = ("*",) if select is None else _checked_patterns(select), _checked_patterns(exclude or ())
         self.text = " ".join(chosen) + (f" without {' '.join(dropped)}" if dropped else "")
         self._chosen, self._dropped = matcher(chosen, below=True), matcher(dropped, below=True)
 
@@ -47,7 +47,8 @@ class NameFilter:
         return self._chosen(name) and not self._dropped(name)
 
 
-def _listed(patterns: Any, options: str = "select= and exclude= take") -> tuple[str, ...]:
+def _checked_patterns(patterns: Any, options: str = "select= and exclude= take") -> tuple[str, ...]:
+    """Return patterns as a tuple; UnsupportedError, which names the options, if one is not text."""
     each = (patterns,) if isinstance(patterns, str) else tuple(patterns)
     for pattern in each:
         if not isinstance(pattern, str):
@@ -64,7 +65,7 @@ def name_test(
     """
     if not isinstance(names, Iterable):
         raise UnsupportedError(f"names= takes a pattern, several, or a function, not a {type(names).__name__}")
-    wanted = _listed(names, "names= takes")
+    wanted = _checked_patterns(names, "names= takes")
     known = {*tensors(), *modules} if wanted else set()
     missing = [n for n in wanted if n not in known]
     missing = [n for n in missing if not is_pattern(n) or (each and not any(map(matcher([n]), known)))]

@@ -16,7 +16,7 @@ from zcrecord.storage.folders import MODEL, model_folder, takes_folder
 
 from .endings import writing
 from .parsers import Arguments, Parser, choose_dest, natural, size
-from .render import NO_TENSORS, Printer, counted, human, printers, showing_progress, shown
+from .render import NO_TENSORS, Printer, count_text, name_text, printers, showing_progress, size_text
 from .stdio import binary, check_file, name_of, source_of, taking_urls
 from .tune import print_tuning, run_tuning
 
@@ -157,8 +157,8 @@ def pack_arguments(parser: Parser) -> None:
 
 
 def pack(args: Arguments) -> int:
-    """Compress an archive for transport. The result consists of zstd frames, which begin where payloads begin; zstd -d
-    decompresses it, too."""
+    """Compress an archive for transport, to zstd frames. Single tensors can be read from the result without
+    decompressing it all; zstd -d decompresses it, too."""
     from zcrecord import transport
 
     choose_dest(args, (), ".zst")
@@ -186,7 +186,7 @@ def unpack(args: Arguments) -> int:
 def _packed_facts(report: Any, out: Printer) -> Iterator[str]:
     yield f"{out.size(report.archive_bytes)} unpacked"
     yield f"{out.size(report.packed_bytes)} packed, {100 * report.packed_bytes / report.archive_bytes:.1f}%"
-    yield counted(report.frames, "frame") if report.frames is not None else ""
+    yield count_text(report.frames, "frame") if report.frames is not None else ""
 
 
 def report_arguments(parser: Parser) -> None:
@@ -208,7 +208,7 @@ def report(args: Arguments) -> int:
 
 
 def _page_facts(report: Any, out: Printer) -> Iterator[str]:
-    yield f"{counted(report.tensors, 'tensor')} in {counted(report.modules, 'module')}"
+    yield f"{count_text(report.tensors, 'tensor')} in {count_text(report.modules, 'module')}"
     yield f"{out.size(report.archive_bytes)} of archive"
     yield f"{out.size(report.html_bytes)} of page"
 
@@ -318,8 +318,8 @@ def _print_report(report: Any, facts: Callable[[Any, Printer], Iterator[str]], o
     parts = [part for part in facts(report, out) if part]
     parts.append(f"{report.seconds:.2f} s")
     if report.peak_rss is not None:
-        parts.append(f"at most {human(report.peak_rss)} of memory")
-    out.line(f"{shown(report.dest or 'standard output')}: {', '.join(parts)}")
+        parts.append(f"at most {size_text(report.peak_rss)} of memory")
+    out.line(f"{name_text(report.dest or 'standard output')}: {', '.join(parts)}")
     if entries := getattr(report, "session_options", {}):
         out.line("ONNX Runtime uses the archive's pages and makes no copy of the weights, if its session options have")
         for key, value in entries.items():
@@ -331,12 +331,12 @@ def _facts(report: Any, out: Printer) -> Iterator[str]:
     if report.dry_run:
         exists = report.dest is not None and os.path.exists(report.dest)
         yield "would replace the file there, with --force" if exists else "would be written"
-    yield f"{counted(report.tensors, 'tensor')} in {counted(report.modules, 'module')}"
+    yield f"{count_text(report.tensors, 'tensor')} in {count_text(report.modules, 'module')}"
     yield f"{size(report.input_bytes)} in"
     yield f"{size(report.archive_bytes)} out"
     yield f"{size(report.shared_bytes)} shared"
-    yield f"{counted(report.left_out, 'tensor')} and the graph left out" if report.left_out else ""
-    yield f"{counted(report.renamed, 'name')} changed" if report.renamed else ""
+    yield f"{count_text(report.left_out, 'tensor')} and the graph left out" if report.left_out else ""
+    yield f"{count_text(report.renamed, 'name')} changed" if report.renamed else ""
     yield f"{size(report.repeated_bytes)} of ties written again" if report.repeated_bytes else ""
     yield "verified" if report.verified else ""
 
