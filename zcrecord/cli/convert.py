@@ -11,13 +11,13 @@ from typing import Any
 
 from zcrecord.errors import printable
 from zcrecord.storage.compressed import SUFFIXES
-from zcrecord.storage.files import check_destination, scratch_folder
+from zcrecord.storage.files import check_destination, is_url, scratch_folder
 from zcrecord.storage.folders import MODEL, model_folder, takes_folder
 
 from .endings import writing
 from .parsers import Arguments, Parser, choose_dest, natural, size
 from .render import NO_TENSORS, Printer, count_text, name_text, printers, showing_progress, size_text
-from .stdio import binary, check_file, name_of, source_of, taking_urls
+from .stdio import binary, check_file, name_of, source_of
 from .tune import print_tuning, run_tuning
 
 _ONNX_OPTIONS = "alignment", "allow_links", "select", "exclude", "verify", "dry_run"
@@ -164,7 +164,7 @@ def pack(args: Arguments) -> int:
     choose_dest(args, (), ".zst")
     if not 1 <= args.level <= 22:
         args.refuse(f"level {args.level} is not from 1 to 22")
-    return run_conversion(args, taking_urls(transport.pack), _packed_facts, "level", "threads")
+    return run_conversion(args, transport.pack, _packed_facts, "level", "threads", forward=True)
 
 
 def unpack_arguments(parser: Parser) -> None:
@@ -180,7 +180,7 @@ def unpack(args: Arguments) -> int:
     from zcrecord import transport
 
     choose_dest(args, (".zst",), "")
-    return run_conversion(args, taking_urls(transport.unpack), _packed_facts, "threads")
+    return run_conversion(args, transport.unpack, _packed_facts, "threads", forward=True)
 
 
 def _packed_facts(report: Any, out: Printer) -> Iterator[str]:
@@ -244,7 +244,7 @@ def onnx2zc(args: Arguments) -> int:
         args.refuse("--verify reads IN and OUT a second time: both have to be files")
     if args.tune:
         return _onnx2zc_tuned(args)
-    return run_conversion(args, taking_urls(onnx.convert), _onnx_facts, *_ONNX_OPTIONS)
+    return run_conversion(args, onnx.convert, _onnx_facts, *_ONNX_OPTIONS, forward=True)
 
 
 def _onnx2zc_tuned(args: Arguments) -> int:
@@ -284,12 +284,14 @@ def run_conversion(
     convert: Callable[..., Any],
     facts: Callable[[Any, Printer], Iterator[str]],
     *names: str,
+    forward: bool = False,
     then: Callable[[Printer], Any] | None = None,
 ) -> int:
     """Convert from and to files or standard streams, show progress, and print the report.
 
-    `convert` gets the arguments `names`. `facts` yields the parts of the report's line. `then` tunes the archive, and
-    returns the report of tuning. If OUT is standard output, the report goes to standard error.
+    `convert` gets the arguments `names`. `facts` yields the parts of the report's line. With `forward` a URL is opened
+    to be read forward; else `convert` takes it. `then` tunes the archive, and returns the report of tuning. If OUT is
+    standard output, the report goes to standard error.
     """
     piped = args.dest == "-"
     if args.source == "-" and sys.stdin is not None and sys.stdin.isatty():
@@ -301,6 +303,10 @@ def run_conversion(
     _, errors = printers(args.quiet or (args.json and piped))  # standard error gets the report only
     options = args.values("force", "durable", *names)
     with writing(name_of(args.source)):
+        if forward and is_url(source):
+            from zcrecord.remote.files import open_forward  # here, because few sources are URLs
+
+            source = open_forward(source)
         with showing_progress(args.prog, errors) as progress:
             report = convert(source, sink, progress=progress, **options)
         tuning = None if then is None else then(errors)

@@ -5,7 +5,7 @@ Payloads are read forward, a piece at a time, and no more is in memory. The comm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -22,12 +22,12 @@ from zcrecord.codec.layout import DIGEST_ALLOWANCE
 from zcrecord.dtypes import DType
 from zcrecord.errors import LimitError
 from zcrecord.record.record import Record
+from zcrecord.storage.files import Progress
 from zcrecord.tensors.packed import PackedTensor
 from zcrecord.tensors.strides import address
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Key = tuple[Any, ...]
-Progress = Callable[[int, int | None], None]
 Difference = tuple[int | None, float | int | None]  # elements that differ, and the largest absolute difference
 
 _equal_bytes = np.array_equal  # False for another length, too
