@@ -291,13 +291,13 @@ def _settle_ties(model: Any, state: dict[str, Any]) -> None:
         if second is not first and second.is_set_to(first):
             module, _, key = name.rpartition(".")
             setattr(model.get_submodule(module), key, first)
-    seen = set()
+    addresses = set()
     for parameter in model.parameters():
         address = parameter.data_ptr()
-        if address in seen:
+        if address in addresses:
             parameter.data = parameter.data.clone()
         elif address in tied:
-            seen.add(address)
+            addresses.add(address)
 
 
 def _set_generation(

@@ -35,7 +35,7 @@ class NameFilter:
     """A test of names: true of those below or at a match of `select` (None: all) and of none of `exclude`."""
 
     def __init__(self, select: Patterns | None, exclude: Patterns | None) -> None:
-        chosen, dropped = ("*",) if select is None else _listed(select), _listed(exclude or ())
+        chosen, dropped = ("*",) if select is None else _checked_patterns(select), _checked_patterns(exclude or ())
         self.text = " ".join(chosen) + (f" without {' '.join(dropped)}" if dropped else "")
         self._chosen, self._dropped = matcher(chosen, below=True), matcher(dropped, below=True)
 
@@ -44,7 +44,8 @@ class NameFilter:
         return self._chosen(name) and not self._dropped(name)
 
 
-def _listed(patterns: Any, options: str = "select= and exclude= take") -> tuple[str, ...]:
+def _checked_patterns(patterns: Any, options: str = "select= and exclude= take") -> tuple[str, ...]:
+    """Return patterns as a tuple; UnsupportedError, which names the options, if one is not text."""
     each = (patterns,) if isinstance(patterns, str) else tuple(patterns)
     for pattern in each:
         if not isinstance(pattern, str):
@@ -61,14 +62,14 @@ def name_test(
     """
     if not isinstance(names, Iterable):
         raise UnsupportedError(f"names= takes a pattern, several, or a function, not a {type(names).__name__}")
-    patterns = _listed(names, "names= takes")
-    all_names = {*tensors(), *modules} if patterns else set()
-    unknown = [n for n in patterns if n not in all_names]
-    unknown = [n for n in unknown if not is_pattern(n) or (each and not any(map(matcher([n]), all_names)))]
-    if unknown:
-        why = prefix_advice(unknown[0], tensors())
-        raise TensorNotFoundError(unknown[0], lambda: _to_suggest(unknown[0], tensors(), modules), path=path, why=why)
-    return matcher(patterns)
+    wanted = _checked_patterns(names, "names= takes")
+    known = {*tensors(), *modules} if wanted else set()
+    missing = [n for n in wanted if n not in known]
+    missing = [n for n in missing if not is_pattern(n) or (each and not any(map(matcher([n]), known)))]
+    if missing:
+        why = prefix_advice(missing[0], tensors())
+        raise TensorNotFoundError(missing[0], lambda: _to_suggest(missing[0], tensors(), modules), path=path, why=why)
+    return matcher(wanted)
 
 
 def prefix_advice(name: str, tensors: list[str]) -> str | None:

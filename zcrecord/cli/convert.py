@@ -11,13 +11,13 @@ from typing import Any
 
 from zcrecord.errors import printable
 from zcrecord.storage.compressed import SUFFIXES
-from zcrecord.storage.files import check_destination, scratch_folder
+from zcrecord.storage.files import check_destination, is_url, scratch_folder
 from zcrecord.storage.folders import MODEL, model_folder, takes_folder
 
 from .endings import writing
 from .parsers import Arguments, Parser, choose_dest, natural, size
-from .render import NO_TENSORS, Printer, counted, human, printers, showing_progress, shown
-from .stdio import binary, check_file, name_of, source_of, taking_urls
+from .render import NO_TENSORS, Printer, count_text, name_text, printers, showing_progress, size_text
+from .stdio import binary, check_file, name_of, source_of
 from .tune import print_tuning, run_tuning
 
 _ONNX_OPTIONS = "alignment", "allow_links", "select", "exclude", "verify", "dry_run"
@@ -157,14 +157,14 @@ def pack_arguments(parser: Parser) -> None:
 
 
 def pack(args: Arguments) -> int:
-    """Compress an archive for transport. The result consists of zstd frames, which begin where payloads begin; zstd -d
-    decompresses it, too."""
+    """Compress an archive for transport, to zstd frames. Single tensors can be read from the result without
+    decompressing it all; zstd -d decompresses it, too."""
     from zcrecord import transport
 
     choose_dest(args, (), ".zst")
     if not 1 <= args.level <= 22:
         args.refuse(f"level {args.level} is not from 1 to 22")
-    return run_conversion(args, taking_urls(transport.pack), _packed_facts, "level", "threads")
+    return run_conversion(args, transport.pack, _packed_facts, "level", "threads", forward=True)
 
 
 def unpack_arguments(parser: Parser) -> None:
@@ -180,13 +180,13 @@ def unpack(args: Arguments) -> int:
     from zcrecord import transport
 
     choose_dest(args, (".zst",), "")
-    return run_conversion(args, taking_urls(transport.unpack), _packed_facts, "threads")
+    return run_conversion(args, transport.unpack, _packed_facts, "threads", forward=True)
 
 
 def _packed_facts(report: Any, out: Printer) -> Iterator[str]:
     yield f"{out.size(report.archive_bytes)} unpacked"
     yield f"{out.size(report.packed_bytes)} packed, {100 * report.packed_bytes / report.archive_bytes:.1f}%"
-    yield counted(report.frames, "frame") if report.frames is not None else ""
+    yield count_text(report.frames, "frame") if report.frames is not None else ""
 
 
 def report_arguments(parser: Parser) -> None:
@@ -208,7 +208,7 @@ def report(args: Arguments) -> int:
 
 
 def _page_facts(report: Any, out: Printer) -> Iterator[str]:
-    yield f"{counted(report.tensors, 'tensor')} in {counted(report.modules, 'module')}"
+    yield f"{count_text(report.tensors, 'tensor')} in {count_text(report.modules, 'module')}"
     yield f"{out.size(report.archive_bytes)} of archive"
     yield f"{out.size(report.html_bytes)} of page"
 
@@ -244,7 +244,7 @@ def onnx2zc(args: Arguments) -> int:
         args.refuse("--verify reads IN and OUT a second time: both have to be files")
     if args.tune:
         return _onnx2zc_tuned(args)
-    return run_conversion(args, taking_urls(onnx.convert), _onnx_facts, *_ONNX_OPTIONS)
+    return run_conversion(args, onnx.convert, _onnx_facts, *_ONNX_OPTIONS, forward=True)
 
 
 def _onnx2zc_tuned(args: Arguments) -> int:
@@ -284,12 +284,14 @@ def run_conversion(
     convert: Callable[..., Any],
     facts: Callable[[Any, Printer], Iterator[str]],
     *names: str,
+    forward: bool = False,
     then: Callable[[Printer], Any] | None = None,
 ) -> int:
     """Convert from and to files or standard streams, show progress, and print the report.
 
-    `convert` gets the arguments `names`. `facts` yields the parts of the report's line. `then` tunes the archive, and
-    returns the report of tuning. If OUT is standard output, the report goes to standard error.
+    `convert` gets the arguments `names`. `facts` yields the parts of the report's line. With `forward` a URL is opened
+    to be read forward; else `convert` takes it. `then` tunes the archive, and returns the report of tuning. If OUT is
+    standard output, the report goes to standard error.
     """
     piped = args.dest == "-"
     if args.source == "-" and sys.stdin is not None and sys.stdin.isatty():
@@ -301,6 +303,10 @@ def run_conversion(
     _, errors = printers(args.quiet or (args.json and piped))  # standard error gets the report only
     options = args.values("force", "durable", *names)
     with writing(name_of(args.source)):
+        if forward and is_url(source):
+            from zcrecord.remote.files import open_forward  # here, because few sources are URLs
+
+            source = open_forward(source)
         with showing_progress(args.prog, errors) as progress:
             report = convert(source, sink, progress=progress, **options)
         tuning = None if then is None else then(errors)
@@ -318,8 +324,8 @@ def _print_report(report: Any, facts: Callable[[Any, Printer], Iterator[str]], o
     parts = [part for part in facts(report, out) if part]
     parts.append(f"{report.seconds:.2f} s")
     if report.peak_rss is not None:
-        parts.append(f"at most {human(report.peak_rss)} of memory")
-    out.line(f"{shown(report.dest or 'standard output')}: {', '.join(parts)}")
+        parts.append(f"at most {size_text(report.peak_rss)} of memory")
+    out.line(f"{name_text(report.dest or 'standard output')}: {', '.join(parts)}")
     if entries := getattr(report, "session_options", {}):
         out.line("ONNX Runtime uses the archive's pages and makes no copy of the weights, if its session options have")
         for key, value in entries.items():
@@ -331,12 +337,12 @@ def _facts(report: Any, out: Printer) -> Iterator[str]:
     if report.dry_run:
         exists = report.dest is not None and os.path.exists(report.dest)
         yield "would replace the file there, with --force" if exists else "would be written"
-    yield f"{counted(report.tensors, 'tensor')} in {counted(report.modules, 'module')}"
+    yield f"{count_text(report.tensors, 'tensor')} in {count_text(report.modules, 'module')}"
     yield f"{size(report.input_bytes)} in"
     yield f"{size(report.archive_bytes)} out"
     yield f"{size(report.shared_bytes)} shared"
-    yield f"{counted(report.left_out, 'tensor')} and the graph left out" if report.left_out else ""
-    yield f"{counted(report.renamed, 'name')} changed" if report.renamed else ""
+    yield f"{count_text(report.left_out, 'tensor')} and the graph left out" if report.left_out else ""
+    yield f"{count_text(report.renamed, 'name')} changed" if report.renamed else ""
     yield f"{size(report.repeated_bytes)} of ties written again" if report.repeated_bytes else ""
     yield "verified" if report.verified else ""
 

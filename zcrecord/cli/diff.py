@@ -11,7 +11,7 @@ from zcrecord.record.record import Record
 
 from .endings import guarded
 from .parsers import Arguments, Parser
-from .render import Column, jsonable, printers, showing_progress, shown, shown_value
+from .render import Column, jsonable, name_text, printers, showing_progress, value_text
 from .stdio import opened_archive
 
 _COLUMNS = (
@@ -90,9 +90,9 @@ def _change_cells(change: Change) -> tuple[str, ...]:
     values = []
     for value, absent in ((change.before, "added"), (change.after, "removed")):
         nothing = change.change in (absent, "contents")
-        values.append("" if nothing else shown(value) if described else shown_value(value))
+        values.append("" if nothing else name_text(value) if described else value_text(value))
     difference = ""
     if change.change == "contents":
         difference = "contents" if change.elements is None else f"{change.elements[0]} of {change.elements[1]} elements"
         difference += "" if change.largest is None else f", by {change.largest:.6g} at most"
-    return sign, change.what, shown(change.name), *values, difference
+    return sign, change.what, name_text(change.name), *values, difference

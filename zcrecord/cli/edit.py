@@ -11,7 +11,7 @@ from zcrecord.errors import TensorNotFoundError
 
 from .endings import writing
 from .parsers import Arguments, Parser
-from .render import Printer, counted, print_report, printers, showing_progress, shown
+from .render import Printer, count_text, name_text, print_report, printers, showing_progress
 from .stdio import check_file
 
 
@@ -60,7 +60,7 @@ def _pair(option: str, text: str, refuse: Callable[[str], Any]) -> tuple[str, ..
         return (text,)
     name, equals, value = text.partition("=")
     if not name or not equals:
-        refuse(f"--{option} {shown(text)}: give a name, =, and what it gets")
+        refuse(f"--{option} {name_text(text)}: give a name, =, and what it gets")
     return name, value
 
 
@@ -96,13 +96,13 @@ _CHANGES: dict[str, Callable[..., None]] = {
 
 
 def _lines(report: Any, out: Printer) -> Iterator[str]:
-    keys = ", ".join(map(shown, report.lapsed))
+    keys = ", ".join(map(name_text, report.lapsed))
     facts = (
-        counted(report.tensors, "tensor"),
+        count_text(report.tensors, "tensor"),
         out.size(report.archive_bytes),
         "" if report.written else "nothing changed, and nothing was written",
         f"{out.size(report.cloned_bytes)} of them cloned" if report.cloned_bytes else "",
-        f"signatures left out, of {counted(len(report.lapsed), 'key')}: {keys}" if keys else "",
+        f"signatures left out, of {count_text(len(report.lapsed), 'key')}: {keys}" if keys else "",
         f"{report.seconds:.2f} s",
     )
-    yield f"{shown(report.dest)}: {', '.join(filter(None, facts))}"
+    yield f"{name_text(report.dest)}: {', '.join(filter(None, facts))}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from .endings import writing
 from .parsers import Arguments, Parser, alignment
-from .render import Printer, counted, print_report, printers, showing_progress, shown
+from .render import Printer, count_text, name_text, print_report, printers, showing_progress
 from .stdio import check_file
 
 if TYPE_CHECKING:
@@ -56,22 +56,22 @@ def embed(args: Arguments) -> int:
     chosen = args.values("lang", "select", "exclude", "name", "force")
     with writing(args.source):
         report = generate(args.source, args.output, **options, **chosen)
-    return print_report(args, report, _embedded)
+    return print_report(args, report, _embed_lines)
 
 
-def _embedded(report: EmbedReport, out: Printer) -> Iterator[str]:
+def _embed_lines(report: EmbedReport, out: Printer) -> Iterator[str]:
     """Yield the files written, and the tensors whose layout or name was changed."""
-    yield from map(shown, report.files)
+    yield from map(name_text, report.files)
     facts = (
-        f"{counted(report.tensors, 'tensor')}, {out.size(report.nbytes)}",
+        f"{count_text(report.tensors, 'tensor')}, {out.size(report.nbytes)}",
         f"{report.shared} inside another tensor's bytes" if report.shared else "",
         f"{report.empty} without bytes" if report.empty else "",
-        f"{counted(report.left_out, 'tensor')} left out" if report.left_out else "",
+        f"{count_text(report.left_out, 'tensor')} left out" if report.left_out else "",
     )
-    yield f"{shown(report.archive)}: {', '.join(filter(None, facts))}"
-    yield from (f"  put into C order: {shown(name)}" for name in report.repacked)
-    yield from (f"  strided, so no member of the blob: {shown(name)}" for name in report.unplaced)
-    yield from (f"  {shown(name)} is {identifier}" for name, identifier in report.renamed)
+    yield f"{name_text(report.archive)}: {', '.join(filter(None, facts))}"
+    yield from (f"  put into C order: {name_text(name)}" for name in report.repacked)
+    yield from (f"  strided, so no member of the blob: {name_text(name)}" for name in report.unplaced)
+    yield from (f"  {name_text(name)} is {identifier}" for name, identifier in report.renamed)
 
 
 def attach_arguments(parser: Parser) -> None:
@@ -95,13 +95,13 @@ def attach(args: Arguments) -> int:
     with writing(args.program), showing_progress("attaching", errors) as progress:
         options = args.values("force", "durable")
         report = attach(args.program, args.archive, args.output, progress=progress, **options)
-    return print_report(args, report, _attached)
+    return print_report(args, report, _attach_lines)
 
 
-def _attached(report: AttachReport, out: Printer) -> Iterator[str]:
+def _attach_lines(report: AttachReport, out: Printer) -> Iterator[str]:
     before = "" if report.replaced_bytes is None else f", instead of one of {out.size(report.replaced_bytes)}"
     sizes = f"{out.size(report.program_bytes)} of program, {out.size(report.archive_bytes)} of archive"
-    yield f"{shown(report.dest)}: {sizes} at {report.offset}{before}"
+    yield f"{name_text(report.dest)}: {sizes} at {report.offset}{before}"
 
 
 def detach_arguments(parser: Parser) -> None:
@@ -123,11 +123,11 @@ def detach(args: Arguments) -> int:
     check_file(args.program)
     with writing(args.program):
         report = detach(args.program, args.output, **args.values("keep", "discard", "force", "durable"))
-    return print_report(args, report, _detached)
+    return print_report(args, report, _detach_lines)
 
 
-def _detached(report: DetachReport, out: Printer) -> Iterator[str]:
+def _detach_lines(report: DetachReport, out: Printer) -> Iterator[str]:
     if report.dest is not None:
-        yield f"{shown(report.dest)}: {out.size(report.archive_bytes)}"
+        yield f"{name_text(report.dest)}: {out.size(report.archive_bytes)}"
     rest = "" if report.exact else ", with the bytes between program and archive, which another tool attached"
-    yield f"{shown(report.program)}: {out.size(report.program_bytes)}{rest}"
+    yield f"{name_text(report.program)}: {out.size(report.program_bytes)}{rest}"

@@ -25,7 +25,7 @@ from zcrecord.storage.threads import cores
 
 from .endings import option_advice, tell, writing
 from .parsers import Arguments
-from .render import Printer, counted, printers, showing_progress, shown
+from .render import Printer, count_text, name_text, printers, showing_progress
 
 _TRIES = 3  # of one job, if its fault may be temporary
 _KILLED = "its worker was killed {tried} times; is there enough memory for so many --jobs?"
@@ -86,9 +86,9 @@ def _print(args: Arguments, out: Printer, by_state: dict[str, list[_Ended]], nby
         }
         out.json({"models": models, **counts, **faults, "archive_bytes": nbytes, "seconds": seconds})
         return
-    parts = [f"{counts['converted']} of {counted(models, 'model')} converted", f"{counts['kept']} kept"]
+    parts = [f"{counts['converted']} of {count_text(models, 'model')} converted", f"{counts['kept']} kept"]
     parts += [f"{counts[state]} {state}" for state in ("refused", "failed") if counts[state]]
-    out.line(f"{shown(shown_place(args.dest))}: {', '.join(parts)}, {out.size(nbytes)} out, {seconds:.2f} s")
+    out.line(f"{name_text(shown_place(args.dest))}: {', '.join(parts)}, {out.size(nbytes)} out, {seconds:.2f} s")
 
 
 def _run(jobs: list[Job], count: int, end: Callable[[_Ended], None]) -> None:

@@ -22,7 +22,7 @@ from zcrecord.errors import DependencyError, FormatError, LimitError, TensorNotF
 from zcrecord.record.record import Record
 
 from .parsers import Arguments, Parser, natural
-from .render import NO_TENSORS, Column, Printer, counted, jsonable, printers, showing_progress, shown, shown_value
+from .render import NO_TENSORS, Column, Printer, count_text, jsonable, name_text, printers, showing_progress, value_text
 from .stdio import name_of, opened_archive
 
 _HASHED_UNASKED = 64 << 20  # bytes of payload whose content digest takes no noticeable time
@@ -59,7 +59,7 @@ def info(args: Arguments) -> int:
         if args.json:
             out.json({**facts, "metadata": jsonable(facts["metadata"]), "attributes": jsonable(facts["attributes"])})
         else:
-            out.facts(shown(name), _fact_lines(facts, out))
+            out.facts(name_text(name), _fact_lines(facts, out))
     return 0
 
 
@@ -146,7 +146,7 @@ def _tuned_lines(part: dict[str, Any], out: Printer) -> Iterator[tuple[str, str]
     for target in part["targets"]:
         fits = {True: "fits this machine", None: "fits this machine or not: needs onnxruntime to tell"}
         verdict = fits.get(target["fits"], f"does not fit this machine: {target['misfit']}")
-        model = f"{shown(target['module'])}: " if target["module"] else ""
+        model = f"{name_text(target['module'])}: " if target["module"] else ""
         yield "tuned for", f"{model}{target['words']}; {out.size(target['nbytes'])}; {verdict}"
 
 
@@ -166,10 +166,11 @@ def _fact_lines(facts: dict[str, Any], out: Printer) -> Iterator[tuple[str, str]
     size, index = out.size, facts["index"]
     tensors, modules = facts["tensors"], facts["modules"]
     if (catalogue := facts["catalogue"]) is not None:
-        yield "catalogue", f"of {counted(len(catalogue['shards']), 'shard')}, {size(catalogue['nbytes'])} in all files"
+        count = count_text(len(catalogue["shards"]), "shard")
+        yield "catalogue", f"of {count}, {size(catalogue['nbytes'])} in all files"
         yield "as one", f"{size(facts['archive_nbytes'])} of archive, format version {facts['version']}"
     elif (references := facts["references"]) is not None:
-        count = counted(len(references["files"]), "file")
+        count = count_text(len(references["files"]), "file")
         yield "references", f"to payloads in {count}, {size(references['nbytes'])} in all files"
         for other in references["files"]:
             yield f"in {printable(other['name'])}", f"{size(other['payload_nbytes'])} of payloads"
@@ -177,13 +178,13 @@ def _fact_lines(facts: dict[str, Any], out: Printer) -> Iterator[tuple[str, str]
     elif facts["foreign"] is not None:
         yield "another format", f"{size(facts['archive_nbytes'])}; tensors are used as they lie in it, or as said here"
         for reason, count in facts["foreign"].items():
-            yield reason, f"{counted(count, 'tensor')}, decoded or copied when used"
+            yield reason, f"{count_text(count, 'tensor')}, decoded or copied when used"
     else:
         yield "archive", f"{size(facts['archive_nbytes'])}, format version {facts['version']}"
-    yield "tensors", f"{tensors} in {counted(modules, 'module')}"
+    yield "tensors", f"{tensors} in {count_text(modules, 'module')}"
     yield "payload", size(facts["payload_nbytes"])
     for kind, sums in facts["dtypes"].items():
-        yield f"dtype {kind}", f"{counted(sums['tensors'], 'tensor')}, {size(sums['nbytes'])}"
+        yield f"dtype {kind}", f"{count_text(sums['tensors'], 'tensor')}, {size(sums['nbytes'])}"
     yield "tied", f"{size(facts['tied_nbytes'])} saved"
     yield "equal bytes", f"{size(facts['deduplicated_nbytes'])} saved"
     alignment, strongest = facts["alignment"], facts["base_alignment"]
@@ -204,7 +205,7 @@ def _fact_lines(facts: dict[str, Any], out: Printer) -> Iterator[tuple[str, str]
         label = section.removesuffix("s")
         most = _GLANCE if out.pretty else None
         for key, value in itertools.islice(facts[section].items(), most):
-            yield f"{label} {shown(key)}", shown_value(value)
+            yield f"{label} {name_text(key)}", value_text(value)
         if most is not None and len(facts[section]) > most:
             yield label, f"... {len(facts[section])} in all; --json has them"
 
@@ -261,7 +262,7 @@ def _tensor_cells(tensor: TensorInfo, out: Printer) -> tuple[str, ...]:
         tied = "= " + printable(tensor.tied[tensor.tied[0] == tensor.name])
         tied += f" and {others - 1} more" if others > 1 else ""
     numbers = out.number(tensor.nbytes), str(tensor.offset), str(tensor.alignment)
-    return shown(tensor.name), stored_name(tensor.dtype.code, tensor.bits), str(list(tensor.shape)), *numbers, tied
+    return name_text(tensor.name), stored_name(tensor.dtype.code, tensor.bits), str(list(tensor.shape)), *numbers, tied
 
 
 def _tensor_json(tensor: TensorInfo) -> dict[str, Any]:
@@ -296,13 +297,13 @@ def tree(args: Arguments) -> int:
 
 
 def _node_cells(level: int, key: str, child: Any, out: Printer) -> tuple[str, ...]:
-    label = "  " * level + shown(key)
+    label = "  " * level + name_text(key)
     if isinstance(child, ModuleInfo):
-        kind = f"{child.kind} {shown(child.type_name)}" if child.type_name else child.kind
-        return label, kind, out.number(child.nbytes), counted(child.tensors, "tensor")
+        kind = f"{child.kind} {name_text(child.type_name)}" if child.type_name else child.kind
+        return label, kind, out.number(child.nbytes), count_text(child.tensors, "tensor")
     if isinstance(child, TensorInfo):
         return label, stored_name(child.dtype.code, child.bits), out.number(child.nbytes), str(list(child.shape))
-    return label, "attribute", "", shown_value(child)
+    return label, "attribute", "", value_text(child)
 
 
 def _node_json(level: int, key: str, child: Any) -> dict[str, Any]:

@@ -30,25 +30,25 @@ _PLAIN_REFRESH = 10.0  # seconds between two lines where there is no terminal
 _GAP = 2  # columns between two of a table's
 
 
-def shown(text: str) -> str:
+def name_text(text: str) -> str:
     """Return a whole name in one line, its unprintable characters escaped."""
     return text if text.isprintable() else printable(text, _WHOLE)
 
 
-def shown_value(value: Any) -> str:
+def value_text(value: Any) -> str:
     """Return an attribute's value in one line of bounded length."""
     if isinstance(value, str):
         return f"'{printable(value, _VALUE)}'"
     if isinstance(value, bytes | memoryview):
         return f"{len(value)} bytes"
     if isinstance(value, list | tuple):
-        items = [shown_value(v) for v in value[:_ITEMS]]
+        items = [value_text(v) for v in value[:_ITEMS]]
         more = [f"... {len(value)} in all"] if len(value) > _ITEMS else []
         return f"[{', '.join(items + more)}]"
     return str(value)
 
 
-def human(nbytes: int) -> str:
+def size_text(nbytes: int) -> str:
     """Return a number of bytes with a unit."""
     if nbytes < 1024:
         return f"{nbytes} B"
@@ -56,7 +56,7 @@ def human(nbytes: int) -> str:
     return f"{nbytes / (1 << 10 * exponent):,.1f} {' KMGTPE'[exponent]}iB"
 
 
-def counted(number: int, noun: str) -> str:
+def count_text(number: int, noun: str) -> str:
     """Return a number with its noun, in the plural unless it is 1."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
@@ -105,11 +105,11 @@ class Printer:
 
     def number(self, nbytes: int) -> str:
         """Return a number of bytes for a table: rounded for people, exact for programs."""
-        return human(nbytes) if self.pretty else str(nbytes)
+        return size_text(nbytes) if self.pretty else str(nbytes)
 
     def size(self, nbytes: int) -> str:
         """Return a number of bytes for a sentence: rounded for people, exact for programs."""
-        return human(nbytes) if self.pretty else f"{nbytes} bytes"
+        return size_text(nbytes) if self.pretty else f"{nbytes} bytes"
 
     def line(self, text: str) -> None:
         """Print one line; the text is escaped already."""
@@ -237,8 +237,8 @@ def _progress_lines(label: str, printer: Printer) -> Progress:
         due, seconds = now + _PLAIN_REFRESH, now - started
         share = left = ""
         if total is not None and done <= total:  # more is an ONNX model's external data, which the total leaves out
-            share = f" of {human(total)}, {100 * done // max(total, 1)}%"
+            share = f" of {size_text(total)}, {100 * done // max(total, 1)}%"
             left = f", {seconds * (total - done) / done:.0f} s left" if done else ""
-        printer.line(f"{label}: {human(done)}{share}, {human(int(done / max(seconds, 1e-3)))}/s{left}")
+        printer.line(f"{label}: {size_text(done)}{share}, {size_text(int(done / max(seconds, 1e-3)))}/s{left}")
 
     return progress

@@ -9,7 +9,7 @@ from zcrecord.errors import RecordError, SourceError, printable
 
 from .endings import error_json, writing
 from .parsers import Arguments, Parser
-from .render import print_report, printers, showing_progress, shown
+from .render import name_text, print_report, printers, showing_progress
 from .stdio import check_file, name_of, opened_archive
 
 
@@ -34,7 +34,7 @@ def sign(args: Arguments) -> int:
     with writing(args.file), showing_progress("signing", errors) as progress:
         report = integrity.sign(args.file, args.key, args.output, progress=progress, **options)
     again = ", in the place of its last signature" if report.replaced else ""
-    line = f"{shown(report.dest)}: {report.content_digest} signed by the key {report.key}{again}"
+    line = f"{name_text(report.dest)}: {report.content_digest} signed by the key {report.key}{again}"
     return print_report(args, report, lambda *_: [line])
 
 
@@ -84,5 +84,5 @@ def check(args: Arguments) -> int:
         out.json(result)
         return 0
     for each in checked:
-        out.line(f"{shown(name)}: OK, signed by the key {each['key']} ({shown(each['file'])})")
+        out.line(f"{name_text(name)}: OK, signed by the key {each['key']} ({name_text(each['file'])})")
     return 0

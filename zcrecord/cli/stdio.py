@@ -6,7 +6,7 @@ import contextlib
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from zcrecord.archive.archive import Embedded
@@ -39,19 +39,6 @@ def name_of(given: str) -> str:
 
         return redacted(given)
     return "standard input" if given == "-" else given
-
-
-def taking_urls(convert: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a conversion of files and streams that takes URLs, too: they are read forward."""
-
-    def converted(source: Any, dest: Any, **options: Any) -> Any:
-        if is_url(source):
-            from zcrecord.remote.files import open_forward  # here, because few sources are
-
-            source = open_forward(source)
-        return convert(source, dest, **options)
-
-    return converted
 
 
 def source_of(given: str) -> Any:

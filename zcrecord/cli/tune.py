@@ -13,7 +13,7 @@ from zcrecord.storage.folders import archive_in
 
 from .endings import writing
 from .parsers import Arguments, Parser
-from .render import Printer, counted, printers, showing_progress, shown
+from .render import Printer, count_text, name_text, printers, showing_progress
 from .stdio import check_file, opened_archive
 
 
@@ -74,7 +74,7 @@ def run_tuning(
             before = size_before(record.archive)
         least = "" if remove else "at most "
         ratio = "" if remove else f", {total / before:.2f} times the {errors.size(before)} without the tuned part"
-        errors.line(f"{shown(args.dest or source)}: will have {least}{errors.size(total)}{ratio}")
+        errors.line(f"{name_text(args.dest or source)}: will have {least}{errors.size(total)}{ratio}")
         bars.append(stack.enter_context(showing_progress("zcrecord", errors)))
 
     with contextlib.ExitStack() as stack:
@@ -90,7 +90,7 @@ def run_tuning(
 
 def print_tuning(report: Any, name: str, out: Printer) -> None:
     """Print the report of tuning an archive, or of removing its tuned part."""
-    out.facts(shown(name), _facts(report, out))
+    out.facts(name_text(name), _facts(report, out))
 
 
 def _facts(report: Any, out: Printer) -> Iterator[tuple[str, str]]:
@@ -99,9 +99,9 @@ def _facts(report: Any, out: Printer) -> Iterator[tuple[str, str]]:
     for target in report.targets:
         yield "tuned for", TuningTarget.decode(target).words()
     if report.targets and any(report.modules):
-        yield "models", ", ".join(map(shown, report.modules))
+        yield "models", ", ".join(map(name_text, report.modules))
     if report.targets:
-        weights = f"{report.packed} of {counted(report.weights, 'weight')}"
+        weights = f"{report.packed} of {count_text(report.weights, 'weight')}"
         yield "packed", f"{weights}, {out.size(report.packed_bytes)}; the optimised graph takes the others as they are"
     else:
         yield "removed", "the tuned part; the archive has the bytes from before it was tuned"
@@ -113,8 +113,8 @@ def _facts(report: Any, out: Printer) -> Iterator[tuple[str, str]]:
     if report.verified:
         yield "verified", "the tuned graph was run, and gave the model's answers"
     if report.lapsed:
-        keys = ", ".join(map(shown, report.lapsed))
-        yield "signatures", f"lapsed, of {counted(len(report.lapsed), 'key')}: {keys}; sign the tuned archive again"
+        keys = ", ".join(map(name_text, report.lapsed))
+        yield "signatures", f"lapsed, of {count_text(len(report.lapsed), 'key')}: {keys}; sign the tuned archive again"
     for model in report.models:
-        yield "written again", f"{shown(model)}, whose weights lie in the archive"
+        yield "written again", f"{name_text(model)}, whose weights lie in the archive"
     yield "seconds", f"{report.seconds:.2f}"

@@ -15,7 +15,7 @@ from zcrecord.record.record import Record
 
 from .endings import error_json, located
 from .parsers import Arguments, Parser
-from .render import Printer, counted, printers, showing_progress, shown
+from .render import Printer, count_text, name_text, printers, showing_progress
 from .stdio import name_of, source_of
 
 _GLANCE = 5  # names beside a damaged range; --json has all
@@ -48,14 +48,14 @@ def verify(args: Arguments) -> int:
                 out.json({**result, "ok": False, "error": error_json(error), **listed})
             elif len(damage) > 1 or any(d.nbytes and not d.tensors for d in damage):  # the error names a single tensor
                 for d in damage:
-                    out.line(f"{shown(d.path or name)}: {_damage_line(d)}")
+                    out.line(f"{name_text(d.path or name)}: {_damage_line(d)}")
             raise
     if args.json:
         out.json(result)
     else:
-        out.line(f"{shown(name)}: OK, {facts}")
+        out.line(f"{name_text(name)}: OK, {facts}")
         if result.get("content_digest"):
-            out.line(f"{shown(name)}: {result['content_digest']}")
+            out.line(f"{name_text(name)}: {result['content_digest']}")
     return 0
 
 
@@ -70,7 +70,7 @@ def _check_archive(args: Arguments, result: dict[str, Any], out: Printer, errors
         if args.digest:
             with showing_progress("hashing", errors) as progress:
                 result["content_digest"] = record.content_digest(progress=progress)
-    return f"{counted(result['tensors'], 'tensor')}, {out.size(result['archive_nbytes'])}, checked: {level}"
+    return f"{count_text(result['tensors'], 'tensor')}, {out.size(result['archive_nbytes'])}, checked: {level}"
 
 
 def _check_at(level: Verify, record: Record, errors: Printer) -> None:
@@ -91,7 +91,7 @@ def _check_at(level: Verify, record: Record, errors: Printer) -> None:
 def _damage_line(damage: Damage) -> str:
     """Return a damaged range, its users and its fault as one line."""
     users = [("tensor", damage.tensors), ("attribute", damage.attributes), ("metadata", damage.metadata)]
-    labels = [f"{kind} '{shown(name)}'" for kind, names in users for name in names[:_GLANCE]]
+    labels = [f"{kind} '{name_text(name)}'" for kind, names in users for name in names[:_GLANCE]]
     more = sum(len(names[_GLANCE:]) for _, names in users)
     labels += [f"{more} more"] if more else []
     users_text = f" of {', '.join(labels)}" if labels else ""
@@ -106,5 +106,5 @@ def _check_model(args: Arguments, result: dict[str, Any], out: Printer, errors: 
     with showing_progress("verifying", errors) as progress:
         report = onnx.verify_external(args.file, full=args.level == "full", progress=progress)
     result |= asdict(report)
-    facts = f"{counted(report.tensors, 'tensor')}, {out.size(report.nbytes)} in {shown(report.archive)}"
+    facts = f"{count_text(report.tensors, 'tensor')}, {out.size(report.nbytes)} in {name_text(report.archive)}"
     return f"{facts}, checked: {'full' if report.full else 'index'}"

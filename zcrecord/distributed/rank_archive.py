@@ -65,7 +65,7 @@ class RankReport(NamedTuple):
 
 
 class RankWriter:
-    """Writes chunks into the archive of a rank, those that are the same memory seen the same way once."""
+    """Writes chunks into the archive of a rank, those that are the same view of the same memory once."""
 
     def __init__(self, torch: Any, sink: Sink | None, names: set[str], *, alignment: int, digest: str | None) -> None:
         """`names` are those of all tensors; `sink` is None if no chunk has elements."""
@@ -112,12 +112,12 @@ class RankWriter:
         self._tree.tensor(self._path(chunk.name), layout, payload)
 
     def _tie(self, tensor: Any, number: int) -> int:
-        """Return the number of an earlier chunk that is the same memory seen the same way, or this one's own."""
+        """Return the number of an earlier chunk that is the same view of the same memory, or this one's own."""
         from torch.multiprocessing.reductions import StorageWeakRef
 
         storage = StorageWeakRef(tensor.untyped_storage())  # keeps no memory; its number is not used again meanwhile
-        seen = tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype
-        key = storage.cdata, seen, tensor.is_conj(), tensor.is_neg()
+        view = tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+        key = storage.cdata, view, tensor.is_conj(), tensor.is_neg()
         known = self._known.get(key)
         if known is None or known[0].expired():
             self._known[key] = storage, number

@@ -15,7 +15,17 @@ from zcrecord.errors import IntegrityError, UnsupportedError, printable
 from zcrecord.storage.stream_reader import StreamReader
 
 from .asm import NOTES, equates, macros, placed, sections
-from .c import NO_DIGESTS, OCTETS, PROGMEM, Language, aligned, assertions, declared, dimensions, in_other_memory
+from .c import (
+    NO_DIGESTS,
+    OCTETS,
+    PROGMEM,
+    Language,
+    alignment_macro,
+    assertions,
+    declarator,
+    dimensions,
+    in_flash,
+)
 from .comments import description, forms, head, path_between
 from .plan import Constant, Plan, check_places
 
@@ -62,7 +72,7 @@ extern {upper}_ALIGNED({alignment}) const union {stem}_blob_union {stem}_blob;
 typedef char {stem}_blob_check[sizeof(union {stem}_blob_union) == {nbytes} ? 1 : -1];
 """
 
-_CURRENT = """\
+_IS_CURRENT = """\
 /* Whether the archive is the one that this header was generated from; costs nothing where it is not called. */
 static inline int {stem}_is_current(void)
 {{
@@ -124,7 +134,7 @@ def files(
     """
     name = f"{plan.stem}_blob"
     check_places(plan)
-    header = _header(plan, form, in_other_memory(section))
+    header = _header(plan, form, in_flash(section))
     if form == "incbin":
         rest = {f"{name}.inc": equates(plan, offsets=True)} if language == "asm" else {f"{name}.h": header}
         about = head(plan, [f"The archive as one constant, {name}: cc -I. -c {name}.S"])
@@ -143,7 +153,7 @@ def _header(plan: Plan, form: Form, flash: bool) -> Iterator[bytes]:
     yield _HEADER.format(
         upper=stem.upper(),
         stem=stem,
-        aligned=aligned(stem),
+        aligned=alignment_macro(stem),
         assertions=assertions(plan),
         members="".join(_members(plan)),
         pieces=_pieces_declared(plan) if strings else "",
@@ -151,7 +161,7 @@ def _header(plan: Plan, form: Form, flash: bool) -> Iterator[bytes]:
         nbytes=plan.archive_size,
         alignment=plan.base_alignment,
         included=PROGMEM if flash else "",
-        current=_current(plan, flash),
+        current=_is_current_function(plan, flash),
     ).encode()
     for number, c in enumerate(plan.constants):
         upper = c.identifier.upper()
@@ -163,13 +173,13 @@ def _header(plan: Plan, form: Form, flash: bool) -> Iterator[bytes]:
     yield f"\n#ifdef __cplusplus\n}}\n#endif\n\n#endif /* {stem.upper()}_BLOB_H */\n".encode()
 
 
-def _current(plan: Plan, flash: bool) -> str:
+def _is_current_function(plan: Plan, flash: bool) -> str:
     if not plan.has_digests:
         return NO_DIGESTS
     last = plan.last_word.to_bytes(8, "little")
     byte = "pgm_read_byte(last + {})" if flash else "last[{}]"
     comparison = " &&\n        ".join(" && ".join(f"{byte.format(i)} == {last[i]}" for i in half) for half in _HALVES)
-    return _CURRENT.format(stem=plan.stem, last=plan.archive_size - 8, bytes=comparison)
+    return _IS_CURRENT.format(stem=plan.stem, last=plan.archive_size - 8, bytes=comparison)
 
 
 def _about(plan: Plan, form: Form) -> list[str]:
@@ -206,13 +216,13 @@ def _members(plan: Plan) -> Iterator[str]:
             yield f"    {next(gaps)}[{start - position}];\n"
         position = end
         if len(group) == 1:
-            yield f"    {declared(group[0], group[0].local)};\n"
+            yield f"    {declarator(group[0], group[0].local)};\n"
             continue
         position = align_up(end, 8)  # every compiler's size of the union, whatever it aligns a double to
         extension = f"{plan.stem.upper()}_EXTENSION"
         yield f"    {extension} union {{\n        {next(gaps)}[{position - start}];\n"
         for c in group:
-            member = f"{declared(c, c.local)};"
+            member = f"{declarator(c, c.local)};"
             if c.offset > start:
                 member = f"{extension} struct {{ {next(gaps)}[{c.offset - start}]; {member} }};"
             yield f"        {member}\n"
@@ -258,12 +268,12 @@ def _pieces(plan: Plan) -> Iterator[bytes]:
 
     A literal ends in a zero, which C++ always stores: so that should be a zero of the archive.
     """
-    left, seen = b"", 0
+    left, nbytes_read = b"", 0
     with StreamReader(plan.archive) as reader:
         for read in reader.pieces(plan.archive_size):
             left += bytes(read)
-            seen += len(read)
-            while len(left) >= _PIECE or (left and seen == plan.archive_size):
+            nbytes_read += len(read)
+            while len(left) >= _PIECE or (left and nbytes_read == plan.archive_size):
                 piece = left[:_PIECE]
                 piece = piece[: piece.rfind(b"\0") + 1] or piece
                 yield piece

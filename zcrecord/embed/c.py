@@ -15,7 +15,7 @@ from .plan import Constant, Plan
 Language = Literal["c", "cpp"]
 OCTETS = "uint8_t", "uint8_t[NBYTES]"  # the types of a byte and of bytes
 
-_ALIGNED = """\
+_ALIGNMENT_MACRO = """\
 #ifndef {upper}_ALIGNED
 #if defined(_WIN32) /* where nothing is aligned to more than 8192 */
 #define {upper}_ALIGNMENT(n) ((n) > 8192 ? 8192 : (n))
@@ -36,7 +36,7 @@ NO_DIGESTS = """\
 /* The archive was saved without digests, so nothing short tells whether it is still the same. */
 """
 
-_CURRENT = """\
+_IS_CURRENT = """\
 /* The archive's last 8 bytes, which tell archives apart. */
 extern {upper}_ALIGNED(4) const {word} {stem}_check[2];
 
@@ -67,7 +67,7 @@ def files(
 
     No pointer table, no initialiser, no run time: each tensor is a symbol with its type.
     """
-    flash = in_other_memory(section)
+    flash = in_flash(section)
     suffix, header = ("h", _header) if language == "c" else ("hpp", _cpp_header)
     return {
         f"{plan.stem}.S": source(plan, directory, section),
@@ -76,12 +76,12 @@ def files(
     }
 
 
-def in_other_memory(section: str | None) -> bool:
+def in_flash(section: str | None) -> bool:
     """Return True for a section of AVR's program memory, an address space that pointers do not read."""
     return section is not None and section.startswith(".progmem")
 
 
-def declared(c: Constant, name: str, prefix: str = "") -> str:
+def declarator(c: Constant, name: str, prefix: str = "") -> str:
     """Return a declarator of a constant's type: `float name[64][128]`; `prefix` comes before the type's name."""
     kind, shape = _form(c)
     return f"{kind if kind in ('float', 'double') else prefix + kind} {name}" + "".join(f"[{dim}]" for dim in shape)
@@ -103,9 +103,9 @@ def dimensions(c: Constant) -> str:
     return "".join(out)
 
 
-def aligned(stem: str) -> str:
+def alignment_macro(stem: str) -> str:
     """Return the macro that aligns a declaration, and the #error for big-endian machines."""
-    return ENDIAN + "\n" + _ALIGNED.format(upper=stem.upper())
+    return ENDIAN + "\n" + _ALIGNMENT_MACRO.format(upper=stem.upper())
 
 
 def assertions(plan: Plan) -> str:
@@ -123,8 +123,9 @@ def _header(plan: Plan, flash: bool) -> Iterator[bytes]:
     upper = plan.stem.upper()
     yield head(plan, _about(plan, "h")).encode()
     yield f"#ifndef {upper}_H\n#define {upper}_H\n\n#include <stdint.h>\n".encode()
-    yield f"{PROGMEM if flash else ''}\n{aligned(plan.stem)}\n".encode()
-    yield f'#ifdef __cplusplus\nextern "C" {{\n#endif\n\n{assertions(plan)}\n{_current(plan, "", flash)}'.encode()
+    yield f"{PROGMEM if flash else ''}\n{alignment_macro(plan.stem)}\n".encode()
+    yield f'#ifdef __cplusplus\nextern "C" {{\n#endif\n\n{assertions(plan)}\n'.encode()
+    yield _is_current_function(plan, "", flash).encode()
     for c in plan.constants:
         yield f"\n/* {description(c)} */\n{_extern(plan, c)}{dimensions(c)}".encode()
     yield f"\n#ifdef __cplusplus\n}}\n#endif\n\n#endif /* {upper}_H */\n".encode()
@@ -133,16 +134,16 @@ def _header(plan: Plan, flash: bool) -> Iterator[bytes]:
 def _extern(plan: Plan, c: Constant, prefix: str = "") -> str:
     if not c.nbytes:
         return ""
-    return f"extern {plan.stem.upper()}_ALIGNED({c.alignment}) const {declared(c, c.identifier, prefix)};\n"
+    return f"extern {plan.stem.upper()}_ALIGNED({c.alignment}) const {declarator(c, c.identifier, prefix)};\n"
 
 
-def _current(plan: Plan, prefix: str, flash: bool) -> str:
+def _is_current_function(plan: Plan, prefix: str, flash: bool) -> str:
     if not plan.has_digests:
         return NO_DIGESTS
     words = [f"pgm_read_dword(&{plan.stem}_check[{i}])" if flash else f"{plan.stem}_check[{i}]" for i in range(2)]
     crcs = {"index_crc": plan.last_word & 0xFFFFFFFF, "header_crc": plan.last_word >> 32}
     values = {**crcs, "first": words[0], "second": words[1]}
-    return _CURRENT.format(upper=plan.stem.upper(), stem=plan.stem, word=f"{prefix}uint32_t", **values)
+    return _IS_CURRENT.format(upper=plan.stem.upper(), stem=plan.stem, word=f"{prefix}uint32_t", **values)
 
 
 def _about(plan: Plan, suffix: str) -> list[str]:
@@ -164,16 +165,16 @@ def _cpp_header(plan: Plan, flash: bool) -> Iterator[bytes]:
     upper, space = plan.stem.upper(), plan.stem
     yield head(plan, [*_about(plan, "hpp"), f"Names are in namespace {space}."]).encode()
     yield f"#ifndef {upper}_HPP\n#define {upper}_HPP\n\n#include <cstddef>\n#include <cstdint>\n".encode()
-    yield f"{PROGMEM if flash else ''}\n{aligned(space)}\n{_INLINE.format(upper=upper)}\n".encode()
+    yield f"{PROGMEM if flash else ''}\n{alignment_macro(space)}\n{_INLINE.format(upper=upper)}\n".encode()
     yield f"namespace {space} {{\n\n".encode()
-    yield f'extern "C" {{\n{_current(plan, "std::", flash)}}}\n\n{assertions(plan)}'.encode()
+    yield f'extern "C" {{\n{_is_current_function(plan, "std::", flash)}}}\n\n{assertions(plan)}'.encode()
     for c in plan.constants:
         name = c.local
         yield f"\n/* {description(c)} */\n".encode()
         if c.nbytes:
             yield f'extern "C" {{\n{_extern(plan, c, "std::")}}}\n'.encode()
         if c.nbytes and name != c.identifier:
-            reference = declared(c, f"(&{name})" if _form(c)[1] else f"&{name}", "std::")  # g++ warns of others
+            reference = declarator(c, f"(&{name})" if _form(c)[1] else f"&{name}", "std::")  # g++ warns of others
             yield f"{upper}_INLINE const {reference} = {c.identifier};\n".encode()
         sizes = {word: value for word, value in c.numbers.items() if not word.startswith("dim")}  # the shape has them
         values = "".join(f"{upper}_INLINE std::size_t {name}_{word} = {value};\n" for word, value in sizes.items())

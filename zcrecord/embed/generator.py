@@ -126,12 +126,12 @@ def generate(
         selection: dict[str, Any] = {"select": select, "exclude": exclude, "prefix": prefix, "alignment": alignment}
         planned = plan(untuned or record, name=stem, **selection)
         more: dict[str, Iterable[bytes]] = {}
-        if untuned is not None and form.included:  # compilers read it
+        if untuned is not None and form.reads_archive:  # compilers read it
             copy = f"{stem}_untuned.zcr"
             more[copy] = _pieces(untuned)
             planned = replace(planned, archive=os.path.join(folder, copy))
         written = write({**form.files(planned, folder), **more}, folder, force=force)
-    return _report(planned, path, form, written)
+    return _report_of(planned, path, form, written)
 
 
 class _Form(NamedTuple):
@@ -144,14 +144,14 @@ class _Form(NamedTuple):
     reader: bool
 
     @property
-    def included(self) -> bool:
+    def reads_archive(self) -> bool:
         """True if the compiler reads the whole archive from its file."""
         return self.blob in ("incbin", "embed") or (self.lang == "rust" and not self.assembly)
 
     @property
-    def whole(self) -> bool:
+    def has_archive(self) -> bool:
         """True if the program contains the whole archive."""
-        return self.included or self.blob is not None or self.lang == "python"
+        return self.reads_archive or self.blob is not None or self.lang == "python"
 
     def files(self, planned: Plan, folder: str) -> dict[str, Iterable[bytes]]:
         """Return the files of a plan, with the reader's file if it was asked for."""
@@ -176,7 +176,7 @@ def _without_tuned_part(record: Record, folder: str, form: _Form) -> Iterator[st
     Yields None if the archive is not tuned, or the program does not contain the whole archive.
     """
     archive = record.archive.root
-    part = tuned.read_tuned(archive) if form.whole else None
+    part = tuned.read_tuned(archive) if form.has_archive else None
     if part is None:
         yield None
         return
@@ -195,7 +195,7 @@ def _pieces(path: str) -> Iterator[bytes]:
         yield from iter(lambda: file.read(_PIECE), b"")
 
 
-def _report(planned: Plan, path: str, form: _Form, written: list[str]) -> EmbedReport:
+def _report_of(planned: Plan, path: str, form: _Form, written: list[str]) -> EmbedReport:
     constants, lang, blob = planned.constants, form.lang, form.blob is not None
     strided = tuple(c.name for c in constants if c.repacked)
     whole = blob or (lang == "python" and not planned.left_out)
@@ -224,8 +224,8 @@ def out_of_place(lang: str, options: dict[str, Any]) -> str | None:
         return f"lang {lang!r} is not known; {', '.join(LANGUAGES)}"
     for name, value in options.items():
         if value not in (None, False) and name not in LANGUAGES[lang]:
-            meant = ", ".join(known for known, names in LANGUAGES.items() if name in names)
-            return f"{name} means nothing to {lang}; it is for {meant}"
+            languages = ", ".join(known for known, names in LANGUAGES.items() if name in names)
+            return f"{name} means nothing to {lang}; it is for {languages}"
     return None
 
 

@@ -138,11 +138,11 @@ def plan(
     stem = stem_of(path) if name is None else check_name(name)
     named = identifiers(names, prefix=check_prefix(f"{stem}_" if prefix is None else prefix), stem=stem)
     local = named if prefix is not None else identifiers(names, prefix="", stem=stem)
-    chosen = _chosen(names, select, exclude)
+    chosen = _chosen_names(names, select, exclude)
     selected = [i for i, full in enumerate(names) if full in chosen]
     alignment = max(header.alignment, least)
     constants = [_constant(infos[i], named[i], local[i], alignment, path) for i in selected]
-    constants, packed_size = _packed(_shared([infos[i] for i in selected], constants))
+    constants, packed_size = _with_packed_offsets(_with_shared_bytes([infos[i] for i in selected], constants))
     return Plan(
         stem=stem,
         archive=path,
@@ -197,7 +197,7 @@ def record_of(source: Any) -> Record:
     return record
 
 
-def _chosen(names: Sequence[str], select: Patterns | None, exclude: Patterns | None) -> set[str]:
+def _chosen_names(names: Sequence[str], select: Patterns | None, exclude: Patterns | None) -> set[str]:
     """Return the names that `select` matches and `exclude` does not; each pattern must match a name."""
     selected, excluded = ([p] if isinstance(p, str) else list(p or ()) for p in (select, exclude))
     name_filter = NameFilter(None if select is None else selected, excluded)
@@ -233,7 +233,7 @@ def _constant(info: TensorInfo, named: Identifier, local: Identifier, alignment:
     )
 
 
-def _shared(infos: Sequence[TensorInfo], constants: Sequence[Constant]) -> list[Constant]:
+def _with_shared_bytes(infos: Sequence[TensorInfo], constants: Sequence[Constant]) -> list[Constant]:
     """Return the constants; one whose bytes lie in another's becomes a part of that one.
 
     Views that overlap only in part get bytes of their own.
@@ -244,7 +244,7 @@ def _shared(infos: Sequence[TensorInfo], constants: Sequence[Constant]) -> list[
     above: int | None = None  # the last one with bytes of its own; no other can contain the next
     for i in dense:
         if above is not None and out[i].offset + out[i].nbytes <= out[above].offset + out[above].nbytes:
-            out[i] = _part(out[i], out[above], infos[i].payload == infos[above].payload)
+            out[i] = _constant_in(out[i], out[above], infos[i].payload == infos[above].payload)
         else:
             above = i
     packed: dict[Any, int] = {}
@@ -252,11 +252,11 @@ def _shared(infos: Sequence[TensorInfo], constants: Sequence[Constant]) -> list[
         if out[i].repacked:
             first = packed.setdefault((info.offset, info.shape, info.strides, info.bits), i)
             if first != i:
-                out[i] = _part(out[i], out[first], info.payload == infos[first].payload)
+                out[i] = _constant_in(out[i], out[first], info.payload == infos[first].payload)
     return out
 
 
-def _part(c: Constant, base: Constant, one_payload: bool) -> Constant:
+def _constant_in(c: Constant, base: Constant, one_payload: bool) -> Constant:
     offset = c.offset - base.offset
     whole = offset == 0 and c.nbytes == base.nbytes
     shared = ("tied" if one_payload else "equal") if whole else "view"
@@ -264,7 +264,7 @@ def _part(c: Constant, base: Constant, one_payload: bool) -> Constant:
     return replace(c, base=base.identifier, base_offset=offset, shared=shared, alignment=alignment)
 
 
-def _packed(constants: Iterable[Constant]) -> tuple[list[Constant], int]:
+def _with_packed_offsets(constants: Iterable[Constant]) -> tuple[list[Constant], int]:
     """Return the constants with their offsets in the packed file, and that file's size."""
     out, end = [], 0
     placed: dict[str, int] = {}

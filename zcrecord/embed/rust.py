@@ -96,7 +96,7 @@ def files(
     arguments = sections(section)
     if not assembly:
         check_places(plan)
-    body = _assembled(plan, directory, arguments) if assembly else _included(plan, directory, section)
+    body = _assembly_form(plan, directory, arguments) if assembly else _include_bytes_form(plan, directory, section)
     texts = itertools.chain([head(plan, _about(plan, assembly)), "\n", _MODULE], body, ["}\n"])
     return {f"{plan.stem}.rs": map(str.encode, texts), **packed_file(plan)}
 
@@ -119,15 +119,15 @@ def _about(plan: Plan, assembly: bool) -> list[str]:
     ]
 
 
-def _included(plan: Plan, directory: str, section: str | None) -> Iterator[str]:
+def _include_bytes_form(plan: Plan, directory: str, section: str | None) -> Iterator[str]:
     """Yield the form with one static for the archive, and one for the tensors that were put into C order."""
     upper = plan.stem.upper()
     alignment = max([plan.base_alignment, *(c.alignment for c in plan.constants)])
     wrapped = "{}" if section is None else "zcr_static! {{ _, {} }}"
     yield _file(plan, directory)
     if section is not None:
-        placed = f'link_section = "{section}{plan.stem if section.endswith(".") else ""}"'
-        new, old = (f"#[cfg_attr({_ELF}, {attribute})] $($item)*" for attribute in (f"unsafe({placed})", placed))
+        attribute = f'link_section = "{section}{plan.stem if section.endswith(".") else ""}"'
+        new, old = (f"#[cfg_attr({_ELF}, {attribute})] $($item)*" for attribute in (f"unsafe({attribute})", attribute))
         yield _BY_EDITION.format(name="zcr_static", new=new, old=old)
     static = wrapped.format("static ZCR__BLOB: Blob = Blob(*ZCR__FILE);")
     yield _BLOB.format(kind="Blob", nbytes=plan.archive_size, static=static, alignment=alignment)
@@ -139,10 +139,10 @@ def _included(plan: Plan, directory: str, section: str | None) -> Iterator[str]:
         yield _BLOB.format(kind="Packed", nbytes=plan.packed_size, static=static, alignment=alignment)
     for c in plan.constants:
         blob = "ZCR__PACKED" if c.place == "packed" else "ZCR__BLOB"
-        yield _declared(c, f"&*({blob}.0.as_ptr().add({c.offset}) as *const {_type(c)})")
+        yield _declaration(c, f"&*({blob}.0.as_ptr().add({c.offset}) as *const {_type(c)})")
 
 
-def _assembled(plan: Plan, directory: str, arguments: dict[str, str]) -> Iterator[str]:
+def _assembly_form(plan: Plan, directory: str, arguments: dict[str, str]) -> Iterator[str]:
     """Yield the form with a symbol for each tensor."""
     if plan.archive_size < _TRACKED:
         yield _file(plan, directory)  # not linked; by it the compiler notices changes
@@ -165,7 +165,7 @@ def _assembled(plan: Plan, directory: str, arguments: dict[str, str]) -> Iterato
             yield f'    #[link_name = "{c.identifier}"]\n    static ZCR__AT_{c.identifier.upper()}: {_type(c)};\n'
     yield "}\n"
     for c in plan.constants:
-        yield _declared(c, f"&ZCR__AT_{c.identifier.upper()}")
+        yield _declaration(c, f"&ZCR__AT_{c.identifier.upper()}")
 
 
 def _macros(section: str, aligned: Iterable[str], mark: str, *, elf: bool) -> list[str]:
@@ -204,7 +204,7 @@ def _fingerprint(plan: Plan) -> int:
         return digest_of_pieces(reader.pieces(plan.archive_size))
 
 
-def _declared(c: Constant, value: str) -> str:
+def _declaration(c: Constant, value: str) -> str:
     name = c.local.upper()
     kind = "u64" if max(c.shape, default=0) >> 32 else "usize"
     static = f"pub static {name}: &{_type(c)} = unsafe {{ {value} }};\n" if c.nbytes else ""

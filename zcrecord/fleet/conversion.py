@@ -98,7 +98,7 @@ def _run(job: Job) -> tuple[State, str, int]:
     try:
         nbytes = _convert(job, model, place_for(job.dest, replaces, job.dest_storage_options))
     except SourceError:
-        if not job.force and (made := stamp_at(job)) and is_current(made, job, model):
+        if not job.force and (new_stamp := stamp_at(job)) and is_current(new_stamp, job, model):
             return "kept", "", 0  # another worker, which did the same job, came first
         raise
     except DependencyError:

@@ -239,8 +239,8 @@ class _Conversion:
             beside = os.path.join(tempfile.gettempdir(), "zcrecord")
         with contextlib.ExitStack() as stack:
             with refusals(beside):
-                made, between = stack.enter_context(scratch_file(f"{os.path.abspath(beside)}-between", 0o600))
-            with refusals(beside), open(made.fileno(), "w+b", buffering=0, closefd=False) as file:
+                handle, between = stack.enter_context(scratch_file(f"{os.path.abspath(beside)}-between", 0o600))
+            with refusals(beside), open(handle.fileno(), "w+b", buffering=0, closefd=False) as file:
                 scratch = dataclasses.replace(self, durable=False, max_shard_size=None)
                 first = scratch.to_archive(kind, given, file)
             last = self.from_archive(between, target, dest)

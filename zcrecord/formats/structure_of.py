@@ -45,6 +45,6 @@ def _ties(infos: Iterable[TensorInfo]) -> list[list[str]]:
     groups: dict[Any, list[str]] = {}
     for info in infos:
         if len(info.tied) > 1 and info.payload is not None:
-            seen = info.payload, info.offset, info.dtype.code, info.shape, info.strides
-            groups.setdefault(seen, []).append(info.name)
+            key = info.payload, info.offset, info.dtype.code, info.shape, info.strides
+            groups.setdefault(key, []).append(info.name)
     return [names for names in groups.values() if len(names) > 1]

@@ -195,10 +195,10 @@ class HollowRecord:
         number, strided = constant.info.payload, constant.info.strides is not None
         if number is not None and self._sink is not None:
             return sink_target(constant, self._sink(constant.name, constant.info))
-        octets = memoryview(b"") if number is None else self._payload(number)
+        octets = memoryview(b"") if number is None else self._payload_memory(number)
         return MemoryTarget(constant.view(octets) if strided else np.frombuffer(octets, np.uint8))
 
-    def _payload(self, number: int) -> memoryview:
+    def _payload_memory(self, number: int) -> memoryview:
         """Return the memory of a payload, to be filled."""
         octets = self._octets
         self._state.check_open()
@@ -228,12 +228,12 @@ class HollowRecord:
                 if name in source and not self._state.is_tied(name):
                     self.set(name, source[name])
         elif hasattr(source, "read"):
-            left = self._left()
+            left = self._missing_by_payload()
             for numbers, chunks in self._skeleton.read(source, left):
                 self._fill_payloads(numbers, left, chunks)
         else:
             for item in source if isinstance(source, Iterable) else [source]:
-                name, data = _pair(item)
+                name, data = _name_and_data(item)
                 del item
                 if not self._state.is_tied(name):
                     self._fill(name, data)
@@ -250,7 +250,7 @@ class HollowRecord:
             for chunk in data:
                 writer.write(chunk)
 
-    def _left(self) -> dict[int, list[HollowConstant]]:
+    def _missing_by_payload(self) -> dict[int, list[HollowConstant]]:
         """Return the missing constants by payload."""
         state = self._state
         left = {n: [c for c in cs if not state.is_filled(c)] for n, cs in state.by_payload.items()}
@@ -265,7 +265,7 @@ class HollowRecord:
             writers = [stack.enter_context(self._open(c.name, together)) for c in together]
             untouched = all(len(left[number]) == len(self._state.by_payload[number]) for number in numbers)
             if self._sink is None and untouched:
-                _copy([self._payload(number) for number in numbers], chunks)
+                _copy([self._payload_memory(number) for number in numbers], chunks)
             else:
                 _fan_out(writers, chunks, self._skeleton.nbytes(numbers[0]))
             for writer in writers:
@@ -298,7 +298,7 @@ class HollowRecord:
             FillError: another archive, or no path is known. IntegrityError: a digest does not match. RecordError: as
             `load_into`. In each case the constants that came before are filled.
         """
-        archive, chosen, cancelled = self._archive(source), loader_of(loader), cancel_test(cancel)
+        archive, chosen, cancelled = self._open_archive(source), loader_of(loader), cancel_test(cancel)
         if self._sink is None and isinstance(chosen, MappedLoader):
             reason = "views of the archive fill no memory of their own; fill by 'host' or 'read', or use the record"
             raise UnsupportedError(reason, path=archive.path)
@@ -311,7 +311,7 @@ class HollowRecord:
 
         watch: Any = advance if progress is None or callable(progress) else progress  # load_into refuses others
         verify = verify_digests and archive.mode == "r"  # the edits of a private copy are meant to differ
-        parts = self._parts() if verify else {}
+        parts = self._partial_payloads() if verify else {}
         for batch in self._batches(parts):
             if verify and not self._skeleton.has_digests:
                 _check_pieces(archive, batch)
@@ -325,11 +325,11 @@ class HollowRecord:
                 raise LoadCancelledError(f"cancelled after {done} of {total} bytes", path=archive.path)
             stored = archive.row(archive.find(constants[0].name)).payload
             with located(tensor=constants[0].name):
-                self._fill_payloads([number], parts, self._skeleton.verified(number, archive.payload(stored)))
+                self._fill_payloads([number], parts, self._skeleton.verify_payload(number, archive.payload(stored)))
             done += sum(constant.nbytes for constant in constants)
             watch(0, None)
 
-    def _archive(self, source: Any) -> Archive:
+    def _open_archive(self, source: Any) -> Archive:
         """Return the archive to fill from, or the part of it that this hollow record was made of."""
         if source is None and self._path is None:
             raise FillError("no path is known to load from; name the source")
@@ -342,12 +342,12 @@ class HollowRecord:
         archive.source.pin(self._skeleton.pins)  # a loader's tensors on a device are not verified afterwards
         return archive
 
-    def _parts(self) -> dict[int, list[HollowConstant]]:
+    def _partial_payloads(self) -> dict[int, list[HollowConstant]]:
         """Return the missing constants of payloads that no loader loads whole, by payload; none without digests.
 
         In memory the constant that covers a payload fills the others.
         """
-        left = self._left() if self._skeleton.has_digests else {}
+        left = self._missing_by_payload() if self._skeleton.has_digests else {}
         each = all if self._sink is not None else any
         return {number: constants for number, constants in left.items() if not each(c.whole for c in constants)}
 
@@ -378,24 +378,24 @@ class HollowRecord:
         """Load constants, into their memory if there is no sink; `archive` has no others."""
         with contextlib.ExitStack() as stack:
             writers = [stack.enter_context(self.open(constant.name)) for constant in constants]
-            rooms = self._rooms(archive) if self._sink is None else {}
+            rooms = self._memory_by_name(archive) if self._sink is None else {}
             loaded = load_into(archive, loader, dst=rooms, raw=True, **options)
             for writer in writers:
                 constant = writer.constant
                 tensor = loaded.pop(constant.name)
                 if verify and self._sink is not None:
-                    if constant.typed and not isinstance(tensor, PackedTensor):
+                    if constant.is_typed and not isinstance(tensor, PackedTensor):
                         tensor = interop.as_array(tensor)  # in the host's memory, as which the sink gets it in any case
                     self._verify(constant, tensor)  # before the sink gets it
                 if constant.name in rooms and _lies_in(tensor, rooms[constant.name]):
                     writer.mark_complete()
                 else:
-                    writer.take(tensor if constant.typed else memoryview(tensor))
+                    writer.take(tensor if constant.is_typed else memoryview(tensor))
                 if verify and self._sink is None:
                     self._verify(constant, None)
                 writer.close()  # it counts as filled even if a later one fails
 
-    def _rooms(self, archive: Archive) -> dict[str, Any]:
+    def _memory_by_name(self, archive: Archive) -> dict[str, Any]:
         """Return the memory for each tensor's bytes, as they lie in the payload."""
         rooms: dict[str, Any] = {}
         for part in parts_by_file(archive):
@@ -406,16 +406,16 @@ class HollowRecord:
                 shared = constant.info.strides is not None and len(self._state.sharing(constant)) > 1
                 if number is not None and not shared:
                     start = constant.byte_offset - ref.byte_offset
-                    rooms[name] = np.frombuffer(self._payload(number)[start : start + ref.nbytes], np.uint8)
+                    rooms[name] = np.frombuffer(self._payload_memory(number)[start : start + ref.nbytes], np.uint8)
         return rooms
 
     def _verify(self, constant: HollowConstant, tensor: Any) -> None:
         """Raise IntegrityError if a constant is a whole payload and does not match its digest."""
         number = constant.info.payload
         if number is not None and constant.whole:
-            octets = self._payload(number) if self._sink is None else _stored_bytes(constant, tensor)
+            octets = self._payload_memory(number) if self._sink is None else _stored_bytes(constant, tensor)
             with located(tensor=constant.name):
-                for _ in self._skeleton.verified(number, octets):
+                for _ in self._skeleton.verify_payload(number, octets):
                     pass
 
     def seal(self) -> Any:
@@ -468,7 +468,7 @@ class HollowRecord:
         return HollowRecord, (self._skeleton, None)
 
 
-def _pair(item: Any) -> tuple[str, Any]:
+def _name_and_data(item: Any) -> tuple[str, Any]:
     """Return an item of a stream as a tensor's name and data."""
     with contextlib.suppress(TypeError, ValueError):
         name, data = item
@@ -522,7 +522,7 @@ def _part_of(archive: Archive, constants: list[HollowConstant]) -> Archive:
 
 def _stored_bytes(constant: HollowConstant, tensor: Any) -> memoryview:
     """Return the bytes of a tensor that is a whole payload in the payload's order."""
-    if constant.info.strides is None or not constant.typed:
+    if constant.info.strides is None or not constant.is_typed:
         return memoryview(as_bytes(np.asarray(getattr(tensor, "packed", tensor))).data)
     octets = bytearray(constant.nbytes)
     constant.view(octets)[...] = tensor

@@ -28,7 +28,7 @@ from zcrecord.storage.stream_reader import StreamReader
 _CHUNK = 1 << 20  # bytes verified at a time
 
 
-class _Expected(NamedTuple):
+class _ExpectedDigest(NamedTuple):
     """The expected SHA-256 of a box of a payload, which is the whole of it unless it is split over shards."""
 
     sha256: bytes
@@ -53,7 +53,7 @@ class RecordSkeleton:
     seal: bytes  # as `Archive.seal` has it
     file: tuple[str, tuple[int, ...]] | None  # absolute path and identity of the mapped file
     pins: dict[Any, Any]  # the expected SHA-256 of payloads, if a remote record was checked against them
-    expected: dict[int, list[_Expected]]  # the same by a payload's number
+    expected: dict[int, list[_ExpectedDigest]]  # the same by a payload's number
 
     @classmethod
     def from_archive(cls, archive: Archive) -> RecordSkeleton:
@@ -67,7 +67,8 @@ class RecordSkeleton:
         blobs = {number: bytes(archive.payload(number)) for number in _blob_numbers(ix)}
         path, start = archive.absolute or archive.path, header.encode() if header.payload_offset else b""
         index, pins, file = _index_of(_columns(ix)), archive.source.pins(), archive.source.file
-        return cls(index, places, blobs, start, path, archive.seal(), file, pins, _expected_of(archive) if pins else {})
+        expected = _expected_digests(archive) if pins else {}
+        return cls(index, places, blobs, start, path, archive.seal(), file, pins, expected)
 
     def is_replaced(self, archive: Archive) -> bool:
         """Return True if an archive has another seal than the skeleton's, or its file another identity."""
@@ -122,19 +123,19 @@ class RecordSkeleton:
                 if start != self.header and (start[:8] != self.header[:8] or any(start[10:60])):  # zeros: not sealed
                     raise IntegrityError("the file is not the archive that the hollow record is of")
             for (offset, nbytes, _), numbers in groups.items():
-                yield numbers, self._verified(_chunks(reader, file, offset, nbytes), numbers)
+                yield numbers, self._verify_chunks(_chunks(reader, file, offset, nbytes), numbers)
 
     @property
     def has_digests(self) -> bool:
-        """True if `verified` compares payloads with anything."""
+        """True if `verify_payload` compares payloads with anything."""
         return bool(self.index.digest_kind or self.expected)
 
-    def verified(self, number: int, octets: memoryview) -> Iterator[memoryview]:
+    def verify_payload(self, number: int, octets: memoryview) -> Iterator[memoryview]:
         """Yield the bytes of a payload in chunks; raises IntegrityError after the last unless they match its digest."""
         chunks = (octets[start : start + _CHUNK] for start in range(0, len(octets), _CHUNK))
-        return self._verified(chunks, [number])
+        return self._verify_chunks(chunks, [number])
 
-    def _verified(self, chunks: Iterator[memoryview], numbers: list[int]) -> Iterator[memoryview]:
+    def _verify_chunks(self, chunks: Iterator[memoryview], numbers: list[int]) -> Iterator[memoryview]:
         """Pass on the chunks of payloads of one place; raises IntegrityError after the last if they do not match."""
         expected = list(dict.fromkeys(e for number in numbers for e in self.expected.get(number, ())))
         if not expected and not self.index.digest_kind:
@@ -194,15 +195,15 @@ def _blob_numbers(ix: Index) -> set[int]:
     return numbers - {NONE}
 
 
-def _expected_of(archive: Archive) -> dict[int, list[_Expected]]:
+def _expected_digests(archive: Archive) -> dict[int, list[_ExpectedDigest]]:
     """Return the pins of an archive by payload: each is looked up in the file that the payload, or a piece, lies in."""
-    expected: dict[int, list[_Expected]] = {}
+    expected: dict[int, list[_ExpectedDigest]] = {}
     for number, nbytes in enumerate(archive.index.payloads["nbytes"].tolist()):
         pins = archive.source.expected(number)
         if any(pins):
             boxes = _boxes_of(archive, number) if len(pins) > 1 else [((nbytes,), ())]
             # A piece without a pin matches nothing.
-            expected[number] = [_Expected(pin or b"", *box) for pin, box in zip(pins, boxes, strict=True)]
+            expected[number] = [_ExpectedDigest(pin or b"", *box) for pin, box in zip(pins, boxes, strict=True)]
     return expected
 
 

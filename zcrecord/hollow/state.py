@@ -41,14 +41,14 @@ class HollowConstant:
         return self.info.nbytes
 
     @property
-    def typed(self) -> bool:
+    def is_typed(self) -> bool:
         """True if its elements are known: neither strings nor a type of a later version."""
         return self.info.dtype.bits > 0 and self.info.dtype.name in dtypes.by_name
 
     @property
     def native(self) -> np.dtype[Any] | None:
         """The dtype of an array over its bytes; None for strings, packed and unknown elements."""
-        return self.info.dtype.numpy if self.info.bits >= 8 and self.typed else None
+        return self.info.dtype.numpy if self.info.bits >= 8 and self.is_typed else None
 
     def view(self, payload: Any) -> np.ndarray[Any, Any]:
         """Return its elements as an array over the bytes of its payload."""

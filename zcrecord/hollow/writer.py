@@ -132,7 +132,7 @@ class ConstantWriter:
         """Users get writers from `HollowRecord.open`; `state` has the constant begun by `name`."""
         self.constant = constant
         self._state, self._name, self._target = state, name, target
-        self._open, self._complete, self._lost = True, False, False
+        self._is_open, self._complete, self._abandoned = True, False, False
         self._busy = threading.RLock()  # of the thread that fills; another may abort the record meanwhile
 
         self._plain = constant.native is not None and not constant.info.dtype.packed
@@ -143,8 +143,8 @@ class ConstantWriter:
         if self._plain or (info.dtype.packed and info.bits == info.dtype.bits):
             return Pieces(info.dtype, info.shape)
         if info.dtype is dtypes.STRING and self.constant.nbytes:
-            return _CountedStrings(self.constant.nbytes, info.shape)
-        return _CountedBytes(self.constant.nbytes)
+            return _StringCounter(self.constant.nbytes, info.shape)
+        return _ByteCounter(self.constant.nbytes)
 
     def write(self, chunk: Any) -> None:
         """Pass on the next chunk.
@@ -152,11 +152,11 @@ class ConstantWriter:
         Raises:
             ProducerError: it has another element type, or more bytes than are due. FillError: the record was aborted.
         """
-        self._guarded(self._pass_on, chunk)
+        self._run_step(self._pass_on, chunk)
 
     def take(self, data: Any) -> None:
         """Pass on the whole tensor, as `HollowRecord.set` takes it."""
-        self._guarded(self._pass_on_all, data)
+        self._run_step(self._pass_on_all, data)
         self._complete = True
 
     def mark_complete(self) -> None:
@@ -166,19 +166,19 @@ class ConstantWriter:
     def close(self) -> None:
         """Count the constant as filled; ProducerError if too few bytes have come."""
         with self._busy:
-            if not self._open and not self._lost:
+            if not self._is_open and not self._abandoned:
                 return
             if not self._complete:
-                self._guarded(self._counter.finish)
-            result = self._guarded(self._target.close)
-            self._open = False
+                self._run_step(self._counter.finish)
+            result = self._run_step(self._target.close)
+            self._is_open = False
             self._state.finish(self.constant, self._name, result)
 
     def abort(self) -> None:
         """Count the constant as not begun; never raises."""
         with self._busy:
-            if self._open:
-                self._open = False
+            if self._is_open:
+                self._is_open = False
                 with contextlib.suppress(Exception):
                     self._target.abort()
                 self._state.release(self.constant)
@@ -186,16 +186,16 @@ class ConstantWriter:
     def abandon(self) -> None:
         """Abort because the record is aborted; if another thread is writing, its next step raises FillError."""
         if self._busy.acquire(blocking=False):
-            self._lost = self._open
+            self._abandoned = self._is_open
             self.abort()
             self._busy.release()
 
-    def _guarded(self, step: Callable[..., Any], *arguments: Any) -> Any:
+    def _run_step(self, step: Callable[..., Any], *arguments: Any) -> Any:
         """Do one step of an open writer; aborts if it fails, and names the tensor in the error."""
         with self._busy:
             try:
                 self._state.check_open()
-                if not self._open:
+                if not self._is_open:
                     raise FillError("its writer was closed, or something failed; open it again")
                 return step(*arguments)
             except BaseException as error:
@@ -210,14 +210,14 @@ class ConstantWriter:
             self._target.write(data)
 
     def _pass_on_all(self, data: Any) -> None:
-        array = self._checked(data)
+        array = self._check_tensor(data)
         if isinstance(array, np.ndarray) and isinstance(self._target, MemoryTarget) and self._target.scattered:
             self._target.put(array)
             return
         self._pass_on(array)
         self._counter.finish()
 
-    def _checked(self, data: Any) -> Any:
+    def _check_tensor(self, data: Any) -> Any:
         """Return any library's array as one of the right shape and element type, or raise; bytes as they are."""
         info = self.constant.info
         if isinstance(data, bytes | bytearray | memoryview) or not hasattr(data, "shape"):
@@ -260,7 +260,7 @@ def _dtype_of(data: Any) -> DType:
         raise ProducerError(error.message) from error
 
 
-class _CountedBytes(Pieces):
+class _ByteCounter(Pieces):
     """Counts the bytes of strings, and of elements of which only the width is known."""
 
     def __init__(self, due: int) -> None:
@@ -275,7 +275,7 @@ class _CountedBytes(Pieces):
         return super().take(data)
 
 
-class _CountedStrings(_CountedBytes):
+class _StringCounter(_ByteCounter):
     """Counts the bytes of a tensor of strings, keeps them, and checks them when all have come (R71)."""
 
     def __init__(self, due: int, shape: tuple[int, ...]) -> None:

@@ -5,7 +5,7 @@ Payloads are read forward, a piece at a time, and no more is in memory. The comm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -22,12 +22,12 @@ from zcrecord.codec.layout import DIGEST_ALLOWANCE
 from zcrecord.dtypes import DType
 from zcrecord.errors import LimitError
 from zcrecord.record.record import Record
+from zcrecord.storage.files import Progress
 from zcrecord.tensors.packed import PackedTensor
 from zcrecord.tensors.strides import address
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Key = tuple[Any, ...]
-Progress = Callable[[int, int | None], None]
 Difference = tuple[int | None, float | int | None]  # elements that differ, and the largest absolute difference
 
 _equal_bytes = np.array_equal  # False for another length, too
@@ -88,15 +88,15 @@ def compare(before: Record, after: Record, *, fast: bool = False, progress: Prog
         unflatten.check_full_names(archive.index, archive.header.index_size)
     yield from _TensorComparison(before.archive, after.archive, fast, progress).changes()
     equal = _ValueEquality()
-    yield from _moved(before.archive, after.archive)
-    was, now = _described_modules((before.archive, after.archive))
-    yield from _mappings("module", was, now, equal)
+    yield from _moved_items(before.archive, after.archive)
+    was, now = _module_descriptions((before.archive, after.archive))
+    yield from _mapping_changes("module", was, now, equal)
     a, b = before.modules, after.modules
     old, new = ({name: m.attributes for name, m in modules.items()} for modules in (a, b))
     for module in {**a, **b}:
         prefix = f"{module}." if module else ""
-        yield from _mappings("attribute", old.get(module, {}), new.get(module, {}), equal, prefix=prefix)
-    yield from _mappings("metadata", before.metadata, after.metadata, _ValueEquality())
+        yield from _mapping_changes("attribute", old.get(module, {}), new.get(module, {}), equal, prefix=prefix)
+    yield from _mapping_changes("metadata", before.metadata, after.metadata, _ValueEquality())
 
 
 class _TensorComparison:
@@ -115,17 +115,17 @@ class _TensorComparison:
         for i, name in enumerate(names):
             j = others.pop(name, None)
             if j is None:
-                yield Change("tensor", name, "removed", before=_described_tensor(a, i))
-            elif (kinds := [_kind(a, i), _kind(b, j)])[0] != kinds[1]:
-                yield Change("tensor", name, "type", _described_tensor(a, i), _described_tensor(b, j))
+                yield Change("tensor", name, "removed", before=_tensor_description(a, i))
+            elif (kinds := [_type_and_shape(a, i), _type_and_shape(b, j)])[0] != kinds[1]:
+                yield Change("tensor", name, "type", _tensor_description(a, i), _tensor_description(b, j))
             elif (difference := self._compare(name, i, j)) is not None:
                 elements = None if difference[0] is None else (difference[0], prod(kinds[0][2]))
                 yield Change("tensor", name, "contents", elements=elements, largest=difference[1])
         for name, j in others.items():
-            yield Change("tensor", name, "added", after=_described_tensor(b, j))
+            yield Change("tensor", name, "added", after=_tensor_description(b, j))
 
     def _compare(self, name: str, i: int, j: int) -> Difference | None:
-        if 0 in _kind(self._a, i)[2]:
+        if 0 in _type_and_shape(self._a, i)[2]:
             return None
         key = _place(self._a, i), _place(self._b, j)
         if key not in self._known:
@@ -133,7 +133,7 @@ class _TensorComparison:
         return self._known[key]
 
     def _read(self, name: str, i: int, j: int) -> Difference | None:
-        _, bits, shape = _kind(self._a, i)
+        _, bits, shape = _type_and_shape(self._a, i)
         nbytes = dtypes.nbytes(prod(shape), bits) or len(self._a.payload(self._a.row(i).payload))
         self._left -= nbytes
         if self._left < 0:
@@ -157,7 +157,7 @@ class _TensorComparison:
         return places[0] == places[1]
 
 
-def _kind(archive: Archive, i: int) -> tuple[int, int, tuple[int, ...]]:
+def _type_and_shape(archive: Archive, i: int) -> tuple[int, int, tuple[int, ...]]:
     row = archive.row(i)
     return row.dtype, row.bits, archive.shape(row)
 
@@ -168,12 +168,12 @@ def _place(archive: Archive, i: int) -> Key:
     return archive.place(row.payload), row.byte_offset, row.bits, row.dtype, archive.shape(row), archive.strides(row)
 
 
-def _described_tensor(archive: Archive, i: int) -> str:
-    code, bits, shape = _kind(archive, i)
+def _tensor_description(archive: Archive, i: int) -> str:
+    code, bits, shape = _type_and_shape(archive, i)
     return f"{dtypes.stored_name(code, bits)} [{', '.join(map(str, shape))}]"
 
 
-def _moved(a: Archive, b: Archive) -> Iterator[Change]:
+def _moved_items(a: Archive, b: Archive) -> Iterator[Change]:
     """Yield the tensors and modules that lie in another module, if both archives have both modules."""
     modules = [set(map(archive.index.text_of, archive.index.modules)) for archive in (a, b)]
     whats: tuple[Literal["tensor", "module"], ...] = ("tensor", "module")
@@ -193,10 +193,11 @@ def _parents(archive: Archive, what: str) -> dict[str, str]:
     return dict(zip(map(ix.text_of, rows), map(modules.__getitem__, rows["parent"].tolist()), strict=True))
 
 
-def _described_modules(archives: tuple[Archive, Archive]) -> list[dict[str, str]]:
+def _module_descriptions(archives: tuple[Archive, Archive]) -> list[dict[str, str]]:
     """Return each module's kind and class, for both archives; with the keys of lists whose items are reordered."""
     orders = [unflatten.keys_of_lists(archive.index) for archive in archives]
-    turned = {name for name in orders[0].keys() & orders[1].keys() if _is_turned(orders[0][name], orders[1][name])}
+    both = orders[0].keys() & orders[1].keys()
+    reordered = {name for name in both if _is_reordered(orders[0][name], orders[1][name])}
     out = []
     for archive, order in zip(archives, orders, strict=True):
         descriptions = {}
@@ -204,17 +205,17 @@ def _described_modules(archives: tuple[Archive, Archive]) -> list[dict[str, str]
             name, type_name = archive.index.text_of(row), archive.index.text_of(row, "type_name")
             kind = int(row["kind"])
             descriptions[name] = f"{KIND_NAMES.get(kind, f'unknown {kind}')} {type_name}".strip()
-            descriptions[name] += f" of {', '.join(order[name])}" if name in turned else ""
+            descriptions[name] += f" of {', '.join(order[name])}" if name in reordered else ""
         out.append(descriptions)
     return out
 
 
-def _is_turned(a: list[str], b: list[str]) -> bool:
+def _is_reordered(a: list[str], b: list[str]) -> bool:
     both = set(a) & set(b)
     return [key for key in a if key in both] != [key for key in b if key in both]
 
 
-def _mappings(
+def _mapping_changes(
     what: Any, before: Mapping[str, Any], after: Mapping[str, Any], equal: _ValueEquality, *, prefix: str = ""
 ) -> Iterator[Change]:
     for key, value in before.items():
@@ -273,10 +274,10 @@ def _difference(a: Archive, i: int, b: Archive, j: int) -> Difference | None:
         left -= elements
         if not _equal_bytes(x, y):
             u, v = (_values(piece, kind, row.bits, elements) for piece in (x, y))
-            differing = _bits(u) != _bits(v)
+            differing = _as_integers(u) != _as_integers(v)
             differing = differing.any(axis=-1) if differing.ndim > 1 else differing
             count += int(np.count_nonzero(differing))
-            distance = _largest(u[differing], v[differing])
+            distance = _largest_difference(u[differing], v[differing])
             largest = distance if largest is None or largest != largest or distance > largest else largest
     return (count, largest) if count else None
 
@@ -286,7 +287,7 @@ def _pieces(a: Archive, i: int, b: Archive, j: int) -> Iterator[tuple[Array, Arr
     row, other = a.row(i), b.row(j)
     if a.strides(row) is None and b.strides(other) is None:
         octets: Any = partial(np.frombuffer, dtype=np.uint8)
-        yield from _in_step(map(octets, a.blocks(row.payload)), map(octets, b.blocks(other.payload)))
+        yield from _paired_pieces(map(octets, a.blocks(row.payload)), map(octets, b.blocks(other.payload)))
         return
     item = row.bits >> 3
     flags: Any = ["external_loop", "buffered", "zerosize_ok"]
@@ -296,7 +297,7 @@ def _pieces(a: Archive, i: int, b: Archive, j: int) -> Iterator[tuple[Array, Arr
         yield np.ascontiguousarray(u).view(np.uint8), np.ascontiguousarray(v).view(np.uint8)
 
 
-def _in_step(a: Iterator[Array], b: Iterator[Array]) -> Iterator[tuple[Array, Array]]:
+def _paired_pieces(a: Iterator[Array], b: Iterator[Array]) -> Iterator[tuple[Array, Array]]:
     """Yield the bytes of two payloads together, a piece of each at a time; the rest of a longer one comes alone."""
     x = y = np.zeros(0, np.uint8)
     while True:
@@ -323,13 +324,13 @@ def _values(piece: Array, kind: DType, bits: int, elements: int) -> Array:
     return piece.view(kind.numpy)
 
 
-def _bits(values: Array) -> Array:
+def _as_integers(values: Array) -> Array:
     """Return elements as unsigned integers of their width; two per element of 16 bytes."""
     item = values.dtype.itemsize
     return values.view(np.uint64).reshape(-1, 2) if item == 16 else values.view(f"u{item}")
 
 
-def _largest(u: Array, v: Array) -> float | int:
+def _largest_difference(u: Array, v: Array) -> float | int:
     """Return the largest absolute difference; NaN only if all differences are NaN."""
     name = u.dtype.name
     if name == "bool":

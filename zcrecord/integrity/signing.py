@@ -88,7 +88,7 @@ def sign(
         True
     """
     source = path_of(path)
-    private = _private(key, passphrase)
+    private = _load_private_key(key, passphrase)
     out = source if dest is None else path_of(dest)
     new = check_destination(source, None if dest is None else out, force)
     with load_record(source) as record:
@@ -104,7 +104,7 @@ def sign(
             do = "so the content digest would change; load the archive, save it, and sign that"
             raise UnsupportedError(f"{fault}, {do}", path=record.archive.path)
         record.verify(progress=progress)
-        name, value, digest = _signed(record, private, progress)
+        name, value, digest = _make_signature(record, private, progress)
         replaced = name in record.metadata
         _save_signed(record, place_for(out, new), {name: value}, in_place=dest is None, durable=durable)
     return SignReport(source, out, name.removeprefix(SIGNATURE_PREFIX), digest, replaced)
@@ -135,7 +135,7 @@ def make_signature(record: Record, key: Any, *, passphrase: bytes | None = None)
         >>> name.startswith(SIGNATURE_PREFIX), len(value)
         (True, 88)
     """
-    return _signed(record, _private(key, passphrase), None)[:2]
+    return _make_signature(record, _load_private_key(key, passphrase), None)[:2]
 
 
 def check_signature(record: Record, key: Any, *, progress: Progress | None = None) -> str:
@@ -160,14 +160,14 @@ def check_signature(record: Record, key: Any, *, progress: Progress | None = Non
         Traceback (most recent call last):
         zcrecord.errors.IntegrityError: model.zcr: is not signed
     """
-    public = _public(key)
+    public = _load_public_key(key)
     name = _key_id(public)
     metadata = record.metadata
     if SIGNATURE_PREFIX + name not in metadata:
         others = signers(record)
         by = f" by this key ({name}) but by {', '.join(map(printable, others[:3]))}" if others else ""
         raise IntegrityError(f"is not signed{by}", path=record.archive.path)
-    signed = _decoded(metadata[SIGNATURE_PREFIX + name])
+    signed = _decode_signature(metadata[SIGNATURE_PREFIX + name])
     if signed is None:
         raise IntegrityError(f"metadata '{SIGNATURE_PREFIX}{name}' is no signature", path=record.archive.path)
     from cryptography.exceptions import InvalidSignature
@@ -206,7 +206,7 @@ def is_encrypted_key(key: str | os.PathLike[str]) -> bool:
         True
     """
     data, _ = _key_bytes(key)
-    _require()
+    _require_cryptography()
     return _takes_passphrase(data)
 
 
@@ -235,14 +235,14 @@ def signed_message(key: str, digest: str) -> bytes:
     return f"{_SCHEME}\n{key}\n{digest}\n".encode()
 
 
-def _signed(record: Record, private: Any, progress: Progress | None) -> tuple[str, str, str]:
+def _make_signature(record: Record, private: Any, progress: Progress | None) -> tuple[str, str, str]:
     """Return a signature's name and value, and the content digest."""
     name, digest = _key_id(private.public_key()), record.content_digest(progress=progress)
     value = base64.b64encode(private.sign(signed_message(name, digest))).decode()
     return SIGNATURE_PREFIX + name, value, digest
 
 
-def _decoded(value: Any) -> bytes | None:
+def _decode_signature(value: Any) -> bytes | None:
     """Return the 64 bytes of a signature from metadata; None unless the value is their canonical base64 text."""
     with contextlib.suppress(ValueError, TypeError):
         signed = base64.b64decode(value, validate=True) if isinstance(value, str) else b""
@@ -260,9 +260,9 @@ def _key_id(public: Any) -> str:
     return hashlib.sha256(public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
 
 
-def _private(key: Any, passphrase: bytes | None) -> Any:
+def _load_private_key(key: Any, passphrase: bytes | None) -> Any:
     """Return a private Ed25519 key from a path, bytes or a key of cryptography's."""
-    _require()
+    _require_cryptography()
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key
 
@@ -273,12 +273,12 @@ def _private(key: Any, passphrase: bytes | None) -> Any:
         decode: Any = load_ssh_private_key if data.startswith(b"-----BEGIN OPENSSH") else load_pem_private_key
         return decode(data, password=passphrase if encrypted else None)  # the package refuses an unneeded one
 
-    return _loaded(key, Ed25519PrivateKey, load, "private")
+    return _load_key(key, Ed25519PrivateKey, load, "private")
 
 
-def _public(key: Any) -> Any:
+def _load_public_key(key: Any) -> Any:
     """Return a public Ed25519 key from a path, bytes or a key of cryptography's."""
-    _require()
+    _require_cryptography()
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key, load_ssh_public_key
 
@@ -288,10 +288,10 @@ def _public(key: Any) -> Any:
         ssh = data.lstrip().startswith((b"ssh-", b"ecdsa-", b"sk-"))
         return (load_ssh_public_key if ssh else load_pem_public_key)(data)
 
-    return _loaded(key, Ed25519PublicKey, load, "public")
+    return _load_key(key, Ed25519PublicKey, load, "public")
 
 
-def _loaded(key: Any, kind: type, load: Callable[[bytes], Any], which: str) -> Any:
+def _load_key(key: Any, kind: type, load: Callable[[bytes], Any], which: str) -> Any:
     """Return the loaded key; errors of the package become one typed error, which does not contain the key."""
     from cryptography.exceptions import UnsupportedAlgorithm
 
@@ -329,7 +329,7 @@ def _key_bytes(key: Any) -> tuple[bytes, str | None]:
     return read_start(path, _LARGEST_KEY), path
 
 
-def _require() -> None:
+def _require_cryptography() -> None:
     """Raise DependencyError unless cryptography is installed."""
     try:
         import cryptography  # noqa: F401

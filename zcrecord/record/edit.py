@@ -169,7 +169,7 @@ class RecordEditor(MutableMapping[str, Any]):
         return self
 
     def __exit__(self, kind: object, *error: Any) -> None:
-        record = self._opened()
+        record = self._open_record()
         try:
             if kind is None:
                 self._end()
@@ -183,9 +183,9 @@ class RecordEditor(MutableMapping[str, Any]):
         out = self._source if self._dest is None else self._dest
         self._out = out if is_url(out) else absolute_path(out)  # the working folder may change in the block
         self._current: Archive = record.archive  # its index has all changes but `_tensors_set` and `_attributes_set`
-        # A reference is the number of a stored payload or, from `_first` on, of one of `_values`.
-        self._first = len(record.archive.index.payloads)
-        self._refs = list(range(self._first))  # of the payloads of `_current`
+        # A reference is the number of a stored payload or, from `_first_new` on, of one of `_values`.
+        self._first_new = len(record.archive.index.payloads)
+        self._refs = list(range(self._first_new))  # of the payloads of `_current`
         self._values: list[Any] = []
         self._views: dict[int, tuple[Any, int]] = {}  # by id: bytes that were returned, and their reference
         self._blobs: dict[bytes, int] = {}  # references of bytes that were set
@@ -198,7 +198,7 @@ class RecordEditor(MutableMapping[str, Any]):
         metadata = unflatten.attribute_entries(ix, ix.metadata, PayloadId)
         self.metadata = {a.key: changed_value(a.value, self._bytes_of) for a in metadata}
 
-    def _opened(self) -> Record:
+    def _open_record(self) -> Record:
         if self._record is None:
             raise UnsupportedError("an archive is edited only inside a with block", path=self._source)
         return self._record
@@ -206,7 +206,7 @@ class RecordEditor(MutableMapping[str, Any]):
     @property
     def attributes(self) -> MutableMapping[str, Any]:
         """Every attribute by its full name, as a mapping to be changed; values as `save_record` takes them."""
-        self._opened()
+        self._open_record()
         return _EditedAttributes(self)
 
     def __getitem__(self, name: str) -> Any:
@@ -216,7 +216,7 @@ class RecordEditor(MutableMapping[str, Any]):
             return entry[2]
         i = self._tensor_numbers()[name]
         ref = self._reference(self._current.row(i).payload)
-        return self._current.view(i) if ref < self._first or ref == NONE else self._values[ref - self._first]
+        return self._current.view(i) if ref < self._first_new or ref == NONE else self._values[ref - self._first_new]
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._check_name(name)
@@ -313,7 +313,7 @@ class RecordEditor(MutableMapping[str, Any]):
             self._replace_index(subset.PartBuilder(archive).rename(rename).part(), self._refs)
 
     def _check_name(self, name: Any) -> None:
-        self._opened()
+        self._open_record()
         if not isinstance(name, str) or not name:
             raise UnsupportedError(f"{name!r}: a name is a non-empty str", path=self._source)
 
@@ -327,7 +327,7 @@ class RecordEditor(MutableMapping[str, Any]):
 
     def _add_value(self, value: Any) -> int:
         self._values.append(value)
-        return self._first + len(self._values) - 1
+        return self._first_new + len(self._values) - 1
 
     def _reference(self, number: int) -> int:
         return NONE if number == NONE else self._refs[number]
@@ -337,8 +337,8 @@ class RecordEditor(MutableMapping[str, Any]):
         if not isinstance(value, PayloadId):
             return value
         ref = self._reference(value)
-        new = self._first <= ref < NONE
-        view = self._values[ref - self._first].data if new else self._current.payload(value)
+        new = self._first_new <= ref < NONE
+        view = self._values[ref - self._first_new].data if new else self._current.payload(value)
         self._views[id(view)] = view, ref
         return view
 
@@ -355,13 +355,13 @@ class RecordEditor(MutableMapping[str, Any]):
         return self._blobs[octets]
 
     def _tensor_numbers(self) -> dict[str, int]:
-        self._opened()
+        self._open_record()
         if not self._numbers:
             self._numbers = {name: i for i, name in enumerate(self._current.names())}
         return self._numbers
 
     def _stored_attributes(self) -> dict[str, Any]:
-        self._opened()
+        self._open_record()
         if self._attributes is None:
             attributes = info.attributes(self._current, PayloadId)
             self._attributes = {name: changed_value(value, self._bytes_of) for name, value in attributes.items()}
@@ -370,13 +370,13 @@ class RecordEditor(MutableMapping[str, Any]):
     def _replace_index(self, part: subset.PartIndex, refs: list[int]) -> None:
         """Go on with a part of `_current`; `refs` are those of its payloads, and of new ones."""
         self._refs = [refs[n] for n in part.numbers]
-        stored = self._opened().archive
+        stored = self._open_record().archive
         self._current = Archive(stored.header, part.index, PartSource(stored.source, self._refs))
         self._numbers, self._attributes, self._content_changed = {}, None, True
 
     def _settle(self) -> Archive:
         """Put tensors and attributes that were set into the index; return the archive."""
-        stored = self._opened().archive.index.payloads
+        stored = self._open_record().archive.index.payloads
         if self._tensors_set or self._attributes_set:
             refs, numbers = list(self._refs), {ref: n for n, ref in enumerate(self._refs)} | {NONE: NONE}
 
@@ -385,16 +385,16 @@ class RecordEditor(MutableMapping[str, Any]):
                     refs.append(ref)
                 return numbers[ref]
 
-            def numbered(value: Any) -> Any:
+            def as_payload(value: Any) -> Any:
                 octets = isinstance(value, bytes | memoryview)
                 return PayloadId(number(self._reference_of(value))) if octets else value
 
             tensors = {name: entry and (entry[0], number(entry[1])) for name, entry in self._tensors_set.items()}
-            attributes = {name: changed_value(value, numbered) for name, value in self._attributes_set.items()}
+            attributes = {name: changed_value(value, as_payload) for name, value in self._attributes_set.items()}
             rows = np.zeros(len(refs), PAYLOAD)
             rows[: len(self._refs)] = self._current.index.payloads
             for n, ref in enumerate(refs[len(self._refs) :], len(self._refs)):
-                rows[n] = stored[ref] if ref < self._first else (0, self._values[ref - self._first].nbytes, 0)
+                rows[n] = stored[ref] if ref < self._first_new else (0, self._values[ref - self._first_new].nbytes, 0)
             with located(path=self._source):
                 builder = subset.PartBuilder(self._current).change(tensors, attributes, rows)
                 self._replace_index(builder.part(), refs)
@@ -404,18 +404,18 @@ class RecordEditor(MutableMapping[str, Any]):
 
     def _end(self) -> None:
         """Write the archive."""
-        stored = self._opened().archive
+        stored = self._open_record().archive
         archive = self._settle()
         lapsed = self._drop_signatures()
         entries = stored_entries(archive)
         entries.digest_kind = archive.index.digest_kind
         entries.metadata = metadata_entries(self.metadata)
-        staying, sources = self._number_payloads(entries)
+        stored_numbers, sources = self._number_payloads(entries)
         path, identity = stored.source.file or (self._source, None)
         with open_source(path)[0] as file:
             self._check_unreplaced(file.fileno(), identity)
             old = StoredArchive(stored.header, stored.index.payloads, stored.buffer, file.fileno())
-            edited = plan_edited(old, staying, entries, sources)
+            edited = plan_edited(old, stored_numbers, entries, sources)
             same = edited.unchanged and self._dest is None
             cloned = 0 if same else self._write(edited, path, identity)
         self.report = EditReport(
@@ -431,7 +431,7 @@ class RecordEditor(MutableMapping[str, Any]):
 
     def _drop_signatures(self) -> tuple[str, ...]:
         """Remove signatures of the old content from the metadata, if it changed; return their keys' ids."""
-        record = self._opened()
+        record = self._open_record()
         signed = {k: v for k, v in record.metadata.items() if k.startswith(SIGNATURE_PREFIX)}
         changed = self._content_changed or (signed and reformed_attribute(record.archive) is not None)
         lapsed = [k for k, v in signed.items() if changed and self.metadata.get(k) == v]
@@ -459,26 +459,26 @@ class RecordEditor(MutableMapping[str, Any]):
 
         The layouts of new tensors are planned now, when all that may share memory are known.
         """
-        first = self._first
+        first = self._first_new
         blobs: dict[int, None] = {}  # references of bytes, in the order of their use
 
-        def referred(value: Any) -> Any:
+        def as_reference(value: Any) -> Any:
             if not isinstance(value, PayloadId | bytes | memoryview):
                 return value
             ref = self._reference(value) if isinstance(value, PayloadId) else self._reference_of(value)
             blobs[ref] = None
             return PayloadId(ref)
 
-        entries.change_values(referred)
+        entries.change_values(as_reference)
         refs = list(map(self._reference, entries.payloads))
         added = list(dict.fromkeys(ref for ref in refs if first <= ref < NONE))
         plan = plan_sharing([self._values[ref - first] for ref in added])
         sources: list[Any] = list(plan.sources)
-        staying = sorted({ref for ref in (*refs, *blobs) if ref < first})
-        numbers = {ref: n for n, ref in enumerate(staying)} | {NONE: NONE}
-        numbers |= {ref: len(staying) + s for ref, s in zip(added, plan.source_ids, strict=True)}
+        stored_numbers = sorted({ref for ref in (*refs, *blobs) if ref < first})
+        numbers = {ref: n for n, ref in enumerate(stored_numbers)} | {NONE: NONE}
+        numbers |= {ref: len(stored_numbers) + s for ref, s in zip(added, plan.source_ids, strict=True)}
         for ref in blobs:
-            if numbers.setdefault(ref, len(staying) + len(sources)) == len(staying) + len(sources):
+            if numbers.setdefault(ref, len(stored_numbers) + len(sources)) == len(stored_numbers) + len(sources):
                 sources.append(self._values[ref - first])
         planned = {ref: plan.layouts[n] for ref, n in zip(added, plan.layout_ids, strict=True)}
         layouts: dict[TensorLayout, int] = {}
@@ -489,7 +489,7 @@ class RecordEditor(MutableMapping[str, Any]):
         entries.layouts = list(layouts)
         entries.payloads = [numbers[ref] for ref in refs]
         entries.change_values(lambda v: PayloadId(numbers[v]) if isinstance(v, PayloadId) else v)
-        return staying, sources
+        return stored_numbers, sources
 
 
 class _EditedAttributes(MutableMapping[str, Any]):

@@ -66,11 +66,11 @@ def index(
     path = model_in(path) if os.path.isdir(path) else path
     version = check_destination(path, out, force)
     memory = map_file(path, least=0)
-    found = foreign_format(memory)
-    if found is None:
+    format_name = foreign_format(memory)
+    if format_name is None:
         raise UnsupportedError("is no file of another format; archives and catalogues need no index", path=path)
     with located(path=path):
-        outline = outline_of(found, MemoryReader(memory))
+        outline = outline_of(format_name, MemoryReader(memory))
         archive = outline.archive(memory)
         for reader in outline.readers.values():
             check_destination(reader.path, out, force=True)
@@ -80,10 +80,10 @@ def index(
     with open_sink(place_for(out, version), durable=durable, check=files.check_still) as sink:
         writer = ReferencingWriter(sink, files, None, alignment=ALIGNMENT, digest=digest)
         with located(path=path):
-            homes = _refer(archive, outline, files, writer, kind, progress or (lambda *_: None))
+            ids = _refer_to_payloads(archive, outline, files, writer, kind, progress or (lambda *_: None))
         entries = stored_entries(archive)
-        entries.payloads = [NONE if p == NONE else homes[p] for p in entries.payloads]
-        entries.change_values(lambda v: PayloadId(homes[v]) if isinstance(v, PayloadId) and v != NONE else v)
+        entries.payloads = [NONE if p == NONE else ids[p] for p in entries.payloads]
+        entries.change_values(lambda v: PayloadId(ids[v]) if isinstance(v, PayloadId) and v != NONE else v)
         saved = writer.finish(entries)
     return conversion_report(
         started,
@@ -98,7 +98,7 @@ def index(
     )
 
 
-def _refer(
+def _refer_to_payloads(
     archive: Archive, outline: Outline, files: Files, writer: ReferencingWriter, kind: int, progress: Progress
 ) -> list[int]:
     """Refer to every payload of an archive over other formats' files, or store it, if it lies in no file."""

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 
 from zcrecord.archive.archive import Archive, Embedded, Verify, is_catalogue, names_files, open_archive
 from zcrecord.codec.layout import MAGIC, ends_in_archive
@@ -26,38 +26,26 @@ T = TypeVar("T")
 _DIGEST = re.compile("sha256:[0-9a-f]{64}")
 
 
-@overload
-def load_record(
-    source: Any,
-    *,
-    into: None = None,
-    names: Names | None = None,
-    rename: Rename | None = None,
-    mode: Mode = "r",
-    verify: Verify = "index",
-    mmap: bool = True,
-    expect: str | None = None,
-    embedded: Embedded | None = None,
-    cache: Any = None,
-    storage_options: Mapping[str, Any] | None = None,
-) -> Record: ...
+class _LoadKeywords(TypedDict, total=False):
+    """The options of `load_record` beside `into`, for type checkers."""
+
+    names: Names | None
+    rename: Rename | None
+    mode: Mode
+    verify: Verify
+    mmap: bool
+    expect: str | None
+    embedded: Embedded | None
+    cache: Any
+    storage_options: Mapping[str, Any] | None
 
 
 @overload
-def load_record(
-    source: Any,
-    *,
-    into: type[T],
-    names: Names | None = None,
-    rename: Rename | None = None,
-    mode: Mode = "r",
-    verify: Verify = "index",
-    mmap: bool = True,
-    expect: str | None = None,
-    embedded: Embedded | None = None,
-    cache: Any = None,
-    storage_options: Mapping[str, Any] | None = None,
-) -> T: ...
+def load_record(source: Any, *, into: None = None, **options: Unpack[_LoadKeywords]) -> Record: ...
+
+
+@overload
+def load_record(source: Any, *, into: type[T], **options: Unpack[_LoadKeywords]) -> T: ...
 
 
 def load_record(
@@ -158,7 +146,7 @@ def _load(source: Any, names: Names | None, rename: Rename | None, options: Load
         cache, storage = options.cache, options.storage_options
         opened = open_url(source, verify=options.verify, cache=cache, options=storage, open_other=open_remote)
         if not isinstance(opened, str):
-            return _chosen(_remote(source, opened, options), names, rename, options)
+            return _fetch_part(_open_remote(source, opened, options), names, rename, options)
         source = opened
     memory, name = _memory(source, options.mmap)
     try:
@@ -168,25 +156,25 @@ def _load(source: Any, names: Names | None, rename: Rename | None, options: Load
 
             archive = open_packed(memory, verify=options.verify, lazily=True)
             if not names_files(archive):
-                return _chosen(archive, names, rename, options)
+                return _fetch_part(archive, names, rename, options)
         whole = names is None and rename is None and options.expect is None
-        archive = _checked(_local(memory, options, defer=whole), options)
+        archive = _verified(_open_local(memory, options, defer=whole), options)
         _check_content(archive, options.expect)
-        return _part(archive, names, rename)
+        return _select(archive, names, rename)
     except RecordError as error:
         raise error.located(path=name) from error.__cause__
 
 
-def _chosen(archive: Archive, names: Names | None, rename: Rename | None, options: LoadOptions) -> Archive:
+def _fetch_part(archive: Archive, names: Names | None, rename: Rename | None, options: LoadOptions) -> Archive:
     """Return an archive whose payloads are fetched on use, or a part of it; the payloads of `names` are fetched now."""
     _check_content(archive, options.expect)
-    archive = _part(archive, names, rename)
+    archive = _select(archive, names, rename)
     if names is not None:
         archive.fetch()
-    return _checked(archive, options)
+    return _verified(archive, options)
 
 
-def _part(archive: Archive, names: Names | None, rename: Rename | None) -> Archive:
+def _select(archive: Archive, names: Names | None, rename: Rename | None) -> Archive:
     if names is None and rename is None:
         return archive
     from zcrecord.archive import subset  # here, because few load a part
@@ -194,7 +182,7 @@ def _part(archive: Archive, names: Names | None, rename: Rename | None) -> Archi
     return subset.select(archive, names, rename)
 
 
-def _checked(archive: Archive, options: LoadOptions) -> Archive:
+def _verified(archive: Archive, options: LoadOptions) -> Archive:
     """Verify the payloads if asked to; return the archive, or in mode "c" a private copy."""
     if options.verify == "full":
         from zcrecord.archive import digest  # here, because few loads read all of an archive
@@ -213,7 +201,7 @@ def _check_content(archive: Archive, expect: str | None) -> None:
         raise IntegrityError(f"content digest {expect} was expected, it has {content}", path=archive.path)
 
 
-def _remote(url: str, archive: Archive, options: LoadOptions) -> Archive:
+def _open_remote(url: str, archive: Archive, options: LoadOptions) -> Archive:
     """Return a remote archive, or what a remote catalogue describes.
 
     Raises:
@@ -245,7 +233,7 @@ def _remote(url: str, archive: Archive, options: LoadOptions) -> Archive:
     def open_file(name: str, open_memory: Any) -> Archive:
         return open_ranges(file_beside(url, name), open_memory, options.storage_options)
 
-    return _described(archive, open_shard, open_file, recipe)
+    return _open_described(archive, open_shard, open_file, recipe)
 
 
 def _memory(source: Any, mmap: bool) -> tuple[Memory, str | None]:
@@ -275,7 +263,7 @@ def _memory(source: Any, mmap: bool) -> tuple[Memory, str | None]:
         return memory, path
 
 
-def _local(memory: Memory, options: LoadOptions, *, defer: bool) -> Archive:
+def _open_local(memory: Memory, options: LoadOptions, *, defer: bool) -> Archive:
     """Return the archive in memory or in a mapped file, or the record of a catalogue there, perhaps deferred."""
     embedded = options.embedded
     if embedded is None and is_packed(memory.octets):
@@ -299,7 +287,7 @@ def _local(memory: Memory, options: LoadOptions, *, defer: bool) -> Archive:
         mode: Mode = options.mode if own else "r"
         archive = open_archive(memory, verify=options.verify, embedded=embedded, mode=mode)
     archive.source.recipe = _recipe
-    return _local_files(archive, memory) if names_files(archive) else archive
+    return _open_local_files(archive, memory) if names_files(archive) else archive
 
 
 def _foreign_format(memory: Memory) -> str | None:
@@ -308,7 +296,9 @@ def _foreign_format(memory: Memory) -> str | None:
     return foreign_format(memory)
 
 
-def _described(archive: Archive, open_shard: Callable[[str], Archive], open_file: OpenFile, recipe: Any) -> Archive:
+def _open_described(
+    archive: Archive, open_shard: Callable[[str], Archive], open_file: OpenFile, recipe: Any
+) -> Archive:
     """Return the archive that a catalogue, or an archive of references, describes; it is pickled by a recipe."""
     from zcrecord.archive.references import ReferencedFiles  # here, because few archives name files
     from zcrecord.archive.sharded import open_catalogue
@@ -322,7 +312,7 @@ def _described(archive: Archive, open_shard: Callable[[str], Archive], open_file
     return whole
 
 
-def _local_files(catalogue: Archive, memory: Memory) -> Archive:
+def _open_local_files(catalogue: Archive, memory: Memory) -> Archive:
     """Return the archive that one in a local file describes; its files are mapped, or read, as it was.
 
     They lie beside it, or, if its path is a link, beside the file that it leads to.
@@ -346,7 +336,7 @@ def _local_files(catalogue: Archive, memory: Memory) -> Archive:
         opened: Archive = open_memory(read(path_beside(holder(name), name), least=0))
         return opened
 
-    return _described(catalogue, open_shard, open_file, _recipe)
+    return _open_described(catalogue, open_shard, open_file, _recipe)
 
 
 def _recipe(archive: Archive) -> tuple[Any, ...]:

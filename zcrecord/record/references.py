@@ -266,6 +266,6 @@ def referencing(
     if real_path(path) == real_path(path_of(base)):
         raise DestinationExistsError("is the base, to which the new archive would refer", path=path)
     files = Files(path)
-    found = Base(base, files, path)
+    base_payloads = Base(base, files, path)
     with open_sink(dest, durable=durable, check=files.check_still) as sink:
-        yield ReferencingWriter(sink, files, found, alignment=alignment, digest=digest)
+        yield ReferencingWriter(sink, files, base_payloads, alignment=alignment, digest=digest)
