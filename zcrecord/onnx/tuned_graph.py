@@ -98,10 +98,9 @@ class TunedGraph:
 
         def original(array: Any, at: int) -> PayloadId | None:
             number = originals.get((at if here else digest_of(array), array.nbytes))
-            same = number is not None and (
-                here or np.array_equal(array, np.frombuffer(archive.payload(number), np.uint8))
-            )
-            return number if same else None
+            if number is None or here or np.array_equal(array, np.frombuffer(archive.payload(number), np.uint8)):
+                return number
+            return None
 
         def number(t: ExternalTensor, _: str) -> bytes:
             at, nbytes, outside = int(t.entries.get("offset", "0")), int(t.entries["length"]), "location" in t.entries
@@ -113,10 +112,8 @@ class TunedGraph:
             return t.encode({_STUB: str(out.weights - 1)})
 
         out.graph = rewrite(model.data, number, graph.INLINE)
-        out.forms, out.form_sizes = (
-            (form for form in forms),
-            [data.nbytes for form in forms for data, *_ in form.buffers],
-        )
+        out.form_sizes = [data.nbytes for form in forms for data, *_ in form.buffers]
+        out.forms = (form for form in forms)
         if not whole and compares_packed(onnxruntime_module()):
             packer = WeightPacker(part, out.graph, arrays, folder, threads)
             out.forms, out.form_sizes, out.in_work = packer.forms(), packer.sizes, packer.in_work
