@@ -20,7 +20,7 @@ from zcrecord.archive.payload_source import Place
 from zcrecord.codec.digests import digest_of
 from zcrecord.codec.entries import PayloadId
 from zcrecord.codec.index import PAYLOAD
-from zcrecord.codec.layout import NONE
+from zcrecord.codec.layout import NONE, payload_alignment
 from zcrecord.errors import UnsupportedError
 from zcrecord.onnx.protobuf.interfaces import difference, interface_of
 from zcrecord.onnx.protobuf.reader import encode_field
@@ -120,13 +120,12 @@ class TunedGraph:
         return out
 
     def room(self, alignment: int) -> int:
-        """Return the bytes that it adds to an archive, at most."""
-        sizes = [len(self.graph), len(self.initializers or b"")]
+        """Return the bytes that it adds to an archive of this alignment, at most."""
+        sizes = [len(self.graph), len(self.initializers or b""), *self.form_sizes]
         sizes += [source.nbytes for source, _ in self.sources if not isinstance(source, PayloadId)]
         pages = len(self.form_sizes) + sum(packed for _, packed in self.sources)
-        sizes += self.form_sizes
-        nbytes = sum(sizes) + len(sizes) * (alignment + PAYLOAD.itemsize + PER_ITEM) + len(self.target)
-        return nbytes + PER_ITEM * len(self.sources) + (PAGE + _KEY_SIZE) * pages + PAGE // 4
+        nbytes = sum(n + payload_alignment(n, alignment) + PAYLOAD.itemsize + PER_ITEM for n in sizes)
+        return nbytes + len(self.target) + PER_ITEM * len(self.sources) + (PAGE + _KEY_SIZE) * pages + PAGE // 4
 
     def write(self, pool: PayloadPool) -> dict[str, Any]:
         """Write its payloads; return the attributes of its target."""

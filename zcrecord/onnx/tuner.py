@@ -22,7 +22,7 @@ from zcrecord.archive.archive import Archive, takes_one_file
 from zcrecord.archive.digest import content_digest
 from zcrecord.codec.conventions import SIGNATURE_PREFIX, TUNED_TYPE
 from zcrecord.codec.entries import AttributeEntry, Entries, ModuleEntry, ModuleKind, PayloadId
-from zcrecord.codec.layout import ALIGNMENT, HEADER_SIZE
+from zcrecord.codec.layout import HEADER_SIZE, payload_alignment
 from zcrecord.errors import IntegrityError, OnnxError, RecordError, SourceError, UnsupportedError, located
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
@@ -319,8 +319,8 @@ class _Work(NamedTuple):
     def room(self, graphs: list[TunedGraph]) -> int:
         """Return the size of the archive with a tuned part, at most."""
         header = self.base.header
-        align, originals = max(header.alignment, ALIGNMENT), len(self.base.index.payloads)
-        own = sum(graph.room(align) for graph in graphs) + header.index_size + 2 * HEADER_SIZE + align
+        originals, head = len(self.base.index.payloads), header.index_size + 2 * HEADER_SIZE
+        own = sum(g.room(header.alignment) for g in graphs) + head + payload_alignment(head, header.alignment)
         return tuned.size_before(self.record.archive) + own + PAGE + PER_ITEM * originals
 
     def write(
