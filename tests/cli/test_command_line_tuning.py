@@ -160,12 +160,12 @@ def test_ctrl_c_while_onnx_runtime_works_leaves_every_file(command: str) -> None
     code = f"""
 import os, signal, sys
 from zcrecord.cli.dispatch import main, onnx2zc_main
-from zcrecord.onnx import tuner
-real = tuner.optimise
+from zcrecord.onnx import tuned_graph
+real = tuned_graph.optimise
 def stop(*args):
     real(*args)
     os.kill(os.getpid(), signal.SIGINT)
-tuner.optimise = stop
+tuned_graph.optimise = stop
 sys.exit({command})
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)

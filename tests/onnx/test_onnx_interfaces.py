@@ -22,7 +22,7 @@ from onnx_graphs import archive_of, converted_in, plain, value
 import zcrecord
 from zcrecord.cli.dispatch import main
 from zcrecord.errors import IntegrityError, OnnxError, UnsupportedError
-from zcrecord.onnx import runtime, session, to_onnx, tune, tuner, tuning, verify_external
+from zcrecord.onnx import runtime, session, to_onnx, tune, tuned_graph, tuning, verify_external
 from zcrecord.onnx.protobuf.interfaces import difference, interface_of, without_constant_inputs
 from zcrecord.onnx.tuned import Interfaces
 
@@ -62,7 +62,7 @@ def tuned_before(archive: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An archive as earlier versions tuned it: constants were left among the inputs, and nothing was compared."""
     with monkeypatch.context() as patch:
         patch.setattr(runtime, "without_constant_inputs", bytes)
-        patch.setattr(tuner, "difference", lambda *_: None)
+        patch.setattr(tuned_graph, "difference", lambda *_: None)
         tune(archive)
     return archive
 
@@ -168,7 +168,7 @@ def test_answers_that_differ_are_found_before_the_archive_is_replaced(
     before, changed = archive.read_bytes(), scaled(3)
     changed.graph.node[1].op_type = "Add"
     record, real = zcrecord.load_record(archive_of(changed)), runtime.optimise
-    monkeypatch.setattr(tuner, "optimise", lambda _, *more: real(record, *more))
+    monkeypatch.setattr(tuned_graph, "optimise", lambda _, *more: real(record, *more))
     what = r"model\.zcr: cannot be tuned: the tuned graph gives other values of .*'y'"
     with pytest.raises(UnsupportedError, match=what):
         tune(archive, verify=True)

@@ -35,7 +35,7 @@ from processes import ROOT, output
 import zcrecord
 from tools.models import convolutions, gpt, quantized
 from zcrecord.errors import OnnxError, SourceError
-from zcrecord.onnx import packing, runtime, session, tune, tuner, tuning
+from zcrecord.onnx import packing, runtime, session, tune, tuned_graph, tuning
 from zcrecord.onnx.protobuf.rewriting import rewrite, tensors_of
 from zcrecord.onnx.tuned import read_tuned
 from zcrecord.storage import files
@@ -135,8 +135,10 @@ def test_nodes_alone_give_the_packed_forms_of_the_whole_graph(
     def refuse(*_: Any) -> None:
         raise OnnxError("refused")
 
-    monkeypatch.setattr(tuner, "optimise", noted)
-    alone = tune(path, tmp_path / "alone.zcr")
+    monkeypatch.setattr(tuned_graph, "optimise", noted)
+    planned: list[int] = []
+    alone = tune(path, tmp_path / "alone.zcr", planned=planned.append)
+    assert alone.archive_bytes <= planned[0] < 1.1 * alone.archive_bytes + (1 << 16)
     assert ways == [False], "no node is refused, or the whole graph would be packed unnoticed"
     monkeypatch.setattr(packing.WeightPacker, "__init__", refuse)
     whole = tune(path, tmp_path / "whole.zcr")
@@ -226,14 +228,14 @@ def test_a_full_disk_while_weights_are_packed_leaves_nothing(tmp_path: Path, mon
     path = converted_in(tmp_path, written("gpt"))
     before = path.read_bytes()
     monkeypatch.setattr(packing, "_TOGETHER", 1 << 17)
-    put, count = tuner._PayloadPool.put, iter(range(100))
+    put, count = tuned_graph.PayloadPool.put, iter(range(100))
 
     def full(*args: Any, **more: Any) -> Any:
         if next(count) == 5:
             raise SourceError("cannot write: No space left on device", path=str(path))
         return put(*args, **more)
 
-    monkeypatch.setattr(tuner._PayloadPool, "put", full)
+    monkeypatch.setattr(tuned_graph.PayloadPool, "put", full)
     with pytest.raises(SourceError, match="No space left on device"):
         tune(path)
     assert path.read_bytes() == before

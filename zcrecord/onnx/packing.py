@@ -15,6 +15,7 @@ import functools
 import hashlib
 import itertools
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -105,7 +106,7 @@ class WeightPacker:
             OnnxError: ONNX Runtime refuses the model, or that of a node.
         """
         self._record, self._weights, self._folder = record, weights, folder
-        self._files, self._threads = itertools.count(), min(2, cores(threads))
+        self._files, self._threads, self._large = itertools.count(), min(2, cores(threads)), threading.Lock()
         with Path(folder, _ZEROS).open("wb") as file:
             file.truncate(max((w.nbytes for w in weights), default=0))
         fields = _fields(model)
@@ -206,8 +207,10 @@ class WeightPacker:
             graph |= dict.fromkeys([encode_field(_NODE, b"".join(fields)), *(_value(_OUTPUT, n) for n in made if n)])
         path = Path(self._folder, str(next(self._files)))
         forms: list[PackedForm] = []
-        session_of_nodes(self._record, self._model(graph), given, path)
-        trim_memory()
+        # ONNX Runtime takes a large weight twice, packed and to write it: so one thread at a time has any.
+        with self._large if sum(map(len, given.values())) > 2 * _TOGETHER else contextlib.nullcontext():
+            session_of_nodes(self._record, self._model(graph), given, path)
+            trim_memory()
         data = path.with_suffix(".data")
         written = np.memmap(data, np.uint8, "r")
 
