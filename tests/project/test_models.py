@@ -13,9 +13,10 @@ import onnx
 import onnxruntime
 import pytest
 
+from tools.bench.resident import move_to_constants, private_growth
 from tools.measure import MIB
 from tools.models import branches, convolutions, gpt, quantized, tied
-from tools.worker import ROOT, Worker, call_alone
+from tools.worker import ROOT, call_alone
 
 DATA = ROOT / "tests" / "data"
 
@@ -70,17 +71,6 @@ def test_quantized_model_is_one_that_onnxruntime_computes_in_integers(tmp_path: 
     assert 0.5 < floats.std() < 2  # integers depend on the processor: without VNNI sums of two products are cut off
 
 
-def private_growth(path: Path, conditions: tuple[bool, ...] = (False, True)) -> int:
-    """The private memory of a process that serves a model, both branches of an If included."""
-    with Worker() as worker:
-        worker.call("tools.serving:prepare")
-        before = int(worker.call("tools.measure:private_bytes"))
-        worker.call("tools.serving:open_session", path=str(path))
-        for condition in conditions:
-            worker.call("tools.serving:first_answer", condition=condition)
-        return int(worker.call("tools.measure:private_bytes")) - before
-
-
 @pytest.mark.measured
 @pytest.mark.exhaustive(keep=1)
 @linux
@@ -89,17 +79,12 @@ def test_serving_from_the_archive_copies_no_weight_and_the_measurement_would_not
     source, archive = tmp_path / "model.onnx", tmp_path / "model.zcr"
     source.write_bytes(written("gpt" if name == "constants" else name, 32))
     if name == "constants":
-        model = onnx.load(source)
-        nodes = [onnx.helper.make_node("Constant", [], [t.name], value=t) for t in model.graph.initializer]
-        nodes += model.graph.node
-        del model.graph.initializer[:], model.graph.node[:]
-        model.graph.node.extend(nodes)
-        onnx.save(model, source)
+        move_to_constants(source)
     call_alone("tools.serving:convert", source=str(source), dest=str(archive))
     assert private_growth(source) > 32 * MIB
     untuned = private_growth(archive)
     if name == "dequantized":  # a branch of the untuned one makes floats of the matrix, and turns it
-        assert private_growth(archive, conditions=()) < 4 * MIB < 100 * MIB < untuned
+        assert private_growth(archive, ()) < 4 * MIB < 100 * MIB < untuned
         untuned = 8 * MIB
     assert untuned < 12 * MIB
     call_alone("tools.serving:tune", source=str(archive), dest=str(tmp_path / "tuned.zcr"))
