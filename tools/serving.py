@@ -10,7 +10,7 @@ import hashlib
 import logging
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -81,13 +81,16 @@ def providers() -> list[str]:
     return list(_session.get_providers())
 
 
-def first_answer(batch: int = 1, *, condition: bool = True) -> tuple[float, list[float]]:
+def first_answer(
+    batch: int = 1, *, condition: bool = True, given: Mapping[str, Any] | None = None
+) -> tuple[float, list[float]]:
     """Return the seconds that one request took, and some of its answer to compare with the other form's.
 
-    `condition` is what goes into an input of truth values: which branch an If takes.
+    `condition` is what goes into an input of truth values: which branch an If takes. `given` has the shape of an input
+    of floats that the model does not declare, or the values of one of integers, by name.
     """
     start = time.perf_counter()
-    answer = _session.run(None, request_for(_session, batch, condition))[0]
+    answer = _session.run(None, request_for(_session, batch, condition, given))[0]
     seconds = time.perf_counter() - start
     return seconds, [float(v) for v in answer[0].reshape(-1, answer.shape[-1])[-1, :16]]
 
@@ -170,7 +173,9 @@ def _timed(work: Callable[[], object]) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - start, "imported_rss": imported, "peak_rss": peak_rss()}
 
 
-def request_for(session: Any, batch: int, condition: bool = True) -> dict[str, Any]:
+def request_for(
+    session: Any, batch: int, condition: bool = True, given: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Return a value for each input of a session: floats of deviation 1, a `mask` that hides nothing, truth values.
 
     Integers are tokens: below the size of the answer's last axis, or below 100 where the model does not declare it.
@@ -181,7 +186,10 @@ def request_for(session: Any, batch: int, condition: bool = True) -> dict[str, A
     request: dict[str, Any] = {}
     for wanted in session.get_inputs():
         shape = [sizes.get(size, size) for size in wanted.shape]
-        if wanted.name == "mask":
+        if given and wanted.name in given:
+            own = given[wanted.name]
+            request[wanted.name] = rng.random(own, np.float32) if "float" in wanted.type else np.array(own)
+        elif wanted.name == "mask":
             request[wanted.name] = np.ones(shape, np.int64)
         elif wanted.type == "tensor(int64)":
             request[wanted.name] = rng.integers(0, last if isinstance(last, int) else 100, shape)

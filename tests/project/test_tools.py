@@ -28,6 +28,7 @@ from tools.bench import reasons
 from tools.bench.__main__ import AREAS, PAGES, RESULTS
 from tools.bench.__main__ import main as bench
 from tools.bench.harness import OURS, Row
+from tools.bench.resident import move_to_constants, private_growth
 from tools.bench.session import UNTUNED
 from tools.bench.sparse import write_holes
 from tools.bench.table import markdown, page_with, rows_of, wins
@@ -278,17 +279,6 @@ def test_model_is_valid_of_the_size_asked_for_the_same_every_time_and_no_two_wei
     assert least * mib * MIB < sum(map(len, found)) <= mib * MIB
 
 
-def private_growth(path: Path, conditions: tuple[bool, ...] = (False, True)) -> int:
-    """The private memory of a process that serves a model, both branches of an If included."""
-    with Worker() as worker:
-        worker.call("tools.serving:prepare")
-        before = int(worker.call("tools.measure:private_bytes"))
-        worker.call("tools.serving:open_session", path=str(path))
-        for condition in conditions:
-            worker.call("tools.serving:first_answer", condition=condition)
-        return int(worker.call("tools.measure:private_bytes")) - before
-
-
 @pytest.mark.measured
 @pytest.mark.exhaustive(keep=1)
 @linux
@@ -297,17 +287,12 @@ def test_serving_from_the_archive_copies_no_weight_and_the_measurement_would_not
     source, archive = tmp_path / "model.onnx", tmp_path / "model.zcr"
     source.write_bytes(written("gpt" if name == "constants" else name, 32))
     if name == "constants":
-        model = onnx.load(source)
-        nodes = [onnx.helper.make_node("Constant", [], [t.name], value=t) for t in model.graph.initializer]
-        nodes += model.graph.node
-        del model.graph.initializer[:], model.graph.node[:]
-        model.graph.node.extend(nodes)
-        onnx.save(model, source)
+        move_to_constants(source)
     call_alone("tools.serving:convert", source=str(source), dest=str(archive))
     assert private_growth(source) > 32 * MIB
     untuned = private_growth(archive)
     if name == "dequantized":  # a branch of the untuned one makes floats of the matrix, and turns it
-        assert private_growth(archive, conditions=()) < 4 * MIB < 100 * MIB < untuned
+        assert private_growth(archive, ()) < 4 * MIB < 100 * MIB < untuned
         untuned = 8 * MIB
     assert untuned < 12 * MIB
     call_alone("tools.serving:tune", source=str(archive), dest=str(tmp_path / "tuned.zcr"))

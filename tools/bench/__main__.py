@@ -20,7 +20,7 @@ from tools.worker import ROOT, reused_processes
 
 AREAS = (
     "small", "shards", "dropin", "foreign", "large", "cold", "sparse", "convert", "session", "embedding", "sharing",
-    "integrity", "edits", "distributed", "consolidate", "fleet", "report",
+    "resident", "integrity", "edits", "distributed", "consolidate", "fleet", "report",
 )  # fmt: skip
 NEEDS = {
     "embedding": ("gcc", "clang-19", "make", "arm-none-eabi-gcc", "qemu-system-arm"),

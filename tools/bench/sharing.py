@@ -14,6 +14,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -88,10 +89,11 @@ def write_models(
     return paths
 
 
-def serve(paths: dict[str, str], **options: Any) -> dict[str, int]:
+def serve(paths: dict[str, str], given: dict[str, Any] | None = None, **options: Any) -> dict[str, int]:
     """Return, by way, what four processes take together that answer requests over that way's model at once.
 
-    Every process takes both branches each time. `options` are for archives alone, as `tools.serving` has them.
+    Every process takes both branches each time. `given` and `options`, these for archives alone, are as
+    `tools.serving` has them.
 
     Raises:
         AssertionError: answers differ among the processes, or between the two forms of the model.
@@ -101,12 +103,10 @@ def serve(paths: dict[str, str], **options: Any) -> dict[str, int]:
         workers = [stack.enter_context(Worker()) for _ in range(PROCESSES)]
         call_at_once(workers, "tools.serving:prepare")
         for way, path in paths.items():
-            given = options if path.endswith(".zcr") else {}
-            call_at_once(workers, "tools.serving:open_session", path=path, **given)
-            answers[way] = [
-                [values for _, values in call_at_once(workers, "tools.serving:first_answer", condition=condition)]
-                for condition in (False, True)
-            ]
+            own = options if path.endswith(".zcr") else {}
+            call_at_once(workers, "tools.serving:open_session", path=path, **own)
+            ask = partial(call_at_once, workers, "tools.serving:first_answer", given=given)
+            answers[way] = [[values for _, values in ask(condition=condition)] for condition in (False, True)]
             sums[way] = total_pss(worker.pid for worker in workers)
     for way, found in answers.items():
         assert all(one == of_branch[0] for of_branch in found for one in of_branch), f"{way}: processes differ: {found}"

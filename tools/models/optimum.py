@@ -55,7 +55,7 @@ def write_folder(task: str, folder: str | os.PathLike[str]) -> None:
         _export(module, inputs, outputs, path / f"{name}.onnx")
     model.config.save_pretrained(path)
     model.generation_config.save_pretrained(path)
-    _write_tokenizer(path, model.config.vocab_size)
+    write_tokenizer(path, model.config.vocab_size)
 
 
 def generate(make: Callable[[str], Any], question: list[int], steps: int) -> tuple[list[int], list[Any]]:
@@ -209,7 +209,7 @@ def _free(name: str) -> dict[int, str]:
     return {1: "encoder_sequence_length" if name.startswith("encoder_") else "sequence_length"}
 
 
-def _write_tokenizer(folder: Path, words: int) -> None:
+def write_tokenizer(folder: Path, words: int) -> None:
     """Write the files of a tokenizer that has a word for each token, `w2` for 2 and so on."""
     vocabulary = {f"w{i}": i for i in range(words)}
     model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "w2"}
