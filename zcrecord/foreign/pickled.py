@@ -140,16 +140,9 @@ def _call(function: Any, arguments: Any) -> Any:
     return function.call(*arguments)
 
 
-@functools.lru_cache(1024)
-def _word(opcode: bytes) -> bytes:
-    """Return the key in the memo of what BINGET or LONG_BINGET gets."""
-    return opcode[1:].ljust(4, b"\0")
-
-
-@functools.lru_cache(1024)
-def _constant(opcodes: bytes) -> Any:
-    """Return the number or tuple that these opcodes make."""
-    return unpickle(opcodes + b".", 0, lambda *_: None, lambda _: None)[0]
+# The key in the memo of what an opcode gets; and the number or tuple that some opcodes make.
+_word = functools.lru_cache(1024)(lambda opcode: opcode[1:].ljust(4, b"\0"))
+_constant = functools.lru_cache(1024)(lambda opcodes: unpickle(opcodes + b".", 0, lambda *_: None, lambda _: None)[0])
 
 
 def _rare(op: int, data: Any, i: int, stack: list[Any], odd: list[Any], named: Callable[[str, str], Any]) -> int:
@@ -181,10 +174,11 @@ def _rare(op: int, data: Any, i: int, stack: list[Any], odd: list[Any], named: C
         stack.append(named(match[1].decode(), match[2].decode()))
         return i + match.end()
     elif op in (0x8A, 0x55):  # LONG1, SHORT_BINSTRING
-        end = i + 1 + data[i]
-        octets = _bytes(data, i + 1, end)
+        octets = bytes(data[i + 1 : i + 1 + data[i]])
+        if len(octets) < data[i]:
+            raise EOFError
         stack.append(int.from_bytes(octets, "little", signed=True) if op == 0x8A else octets.decode())
-        return int(end)
+        return i + 1 + len(octets)
     elif op != 0x80:  # PROTO
         raise ValueError(f"Unsupported operand {op}")
     return i + (op == 0x80)
@@ -203,12 +197,6 @@ def _extend(target: Any, items: list[Any], kind: type, odd: list[Any]) -> None:
     if len(odd) > _ODD:
         raise LimitError("1,000 keys that are neither texts nor integers of 64 bits; the file is malicious")
     exactly(dict, target).update(zip(keys, items[1::2], strict=True))
-
-
-def _bytes(data: Any, start: int, end: int) -> bytes:
-    if end > len(data):
-        raise EOFError
-    return bytes(data[start:end])
 
 
 def exactly(kind: Any, value: Any) -> Any:

@@ -84,24 +84,21 @@ def read(reader: Reader, out: Receiver) -> int:
 def _put_state(state: dict[str, Any], reader: MemoryReader, out: Receiver) -> bool:
     """Give all tensors of a `state_dict()` at once, if each is a range of the file, those of one storage the same."""
     tensors, forms = list(state.values()), dict[Form, int]()
-    if len(tensors) * _ITEM_COST > _EXPANDED + _ITEM_TIMES * reader.nbytes or not all(map(_is_plain, tensors)):
-        return False
-    ranges = [(t.start, t.nbytes) for t in tensors]
-    if len(set(ranges)) > len({id(t.storage) for t in tensors}):
+    plain = all(type(t) is TorchTensor and t.is_plain for t in tensors)
+    ranges = [(t.start, t.nbytes) for t in tensors] if plain else []
+    too_many = len(tensors) * _ITEM_COST > _EXPANDED + _ITEM_TIMES * reader.nbytes
+    if not ranges or too_many or len(set(ranges)) > len({id(t.storage) for t in tensors}):
         return False
     form_ids = np.array([forms.setdefault((t.kind, t.shape), len(forms)) for t in tensors], np.intp)
-    starts, sizes = np.array(ranges, np.uint64).reshape(-1, 2).T
+    starts, sizes = np.array(ranges, np.uint64).T
     return out.put_state(list(state), list(forms), form_ids, [(reader, starts, sizes)])
 
 
 def _ranges(tensors: list[Any]) -> dict[int, int]:
     """Return the offset in the file of each tensor, by its identity, that is in C order and alone in its storage."""
     users = Counter(id(t.storage) for t in tensors if isinstance(t, TorchTensor))
-    return {id(t): t.start for t in tensors if _is_plain(t) and users[id(t.storage)] == 1}
-
-
-def _is_plain(value: Any) -> bool:
-    return type(value) is TorchTensor and value.is_plain
+    plain = (t for t in tensors if isinstance(t, TorchTensor) and t.is_plain and users[id(t.storage)] == 1)
+    return {id(t): t.start for t in plain}
 
 
 def _load(reader: MemoryReader) -> Any:

@@ -228,11 +228,7 @@ class TorchNames:
 
 @functools.lru_cache(1024)
 def _extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int, bool]:
-    """Return the number of a tensor's elements, the end of the last one, in elements, and whether they are in C order.
-
-    Raises:
-        ValueError: no tensor has these sizes and strides.
-    """
+    """Return the number of a tensor's elements, the end of the last one, and whether they are in C order."""
     if len(shape) != len(strides) or min(*shape, *strides, 0, 0) < 0:
         raise ValueError(_ODD_NUMBERS)
     count = prod(shape)

@@ -13,8 +13,8 @@ from __future__ import annotations
 import contextlib
 import struct
 import zipfile
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -24,12 +24,9 @@ from zcrecord.errors import FormatError, RecordError, SourceError, UnsupportedEr
 _END, _END_MAGIC = struct.Struct("<4s4H2IH"), b"PK\5\6"  # without its comment
 _END64, _END64_MAGIC = struct.Struct("<4sQ2H2I4Q"), b"PK\6\6"
 _LOCATOR, _LOCATOR_MAGIC = struct.Struct("<4sIQI"), b"PK\6\7"  # of the ZIP64 end record
-_ENTRY, _ENTRY_MAGIC = struct.Struct("<4s24x3H12x"), b"PK\1\2"  # of the directory; bytes of name, extra and comment
-_FIELDS = np.dtype({  # of an entry, by their offsets in it
-    "names": ["flags", "method", "crc", "packed", "size", "attributes", "offset"],
-    "formats": ["<u2", "<u2", "<u4", "<u4", "<u4", "<u4", "<u4"],
-    "offsets": [8, 10, 16, 20, 24, 38, 42], "itemsize": _ENTRY.size,
-})  # fmt: skip
+_ENTRY, _ENTRY_MAGIC = struct.Struct("<4s4x2H4x3I3H4x2I"), b"PK\1\2"  # of the directory; then name, extra and comment
+_COLUMNS = "flags", "method", "crc", "packed", "size", "attributes", "offset"  # of entries
+_Members = tuple[list[bytes], dict[int, bytes], dict[str, Any]]  # names; extra fields of some, by number; columns
 _LOCAL, _LOCAL_MAGIC = struct.Struct("<4s4xH16x2H"), b"PK\3\4"  # a member's own header; method, bytes of name and extra
 _ZIP64, _OTHER_NAME = 0x0001, 0x7075  # extra fields: sizes of 64 bits, another name for the member
 _FOLDER = 0x10  # of a member's external attributes: miniz extracts no bytes of a folder, and reports success
@@ -37,14 +34,6 @@ _ALIKE = "readers of zip files would differ about what is in it; save it anew"
 _TAIL = _END.size + 0xFFFF  # bytes at the end in which an end record can begin: it and its comment
 _WIDE = 0xFFFFFFFF  # a size or offset that stands in the ZIP64 field
 _MOST = 1 << 62  # larger offsets and sizes count as this, which is behind the end of any file
-
-
-class _Members(NamedTuple):
-    """The members in a directory: names, extra fields of those that have some, by number, and columns of _FIELDS."""
-
-    names: list[bytes]
-    extras: dict[int, bytes]
-    columns: dict[str, Any]
 
 
 @contextlib.contextmanager
@@ -71,13 +60,12 @@ def check_alike(opened: zipfile.ZipFile, file: Any, total: int) -> None:
         FormatError: the file can be read in two ways, or is damaged.
     """
     start, end, count = _directory(file, total)
-    members = _entries(_read(file, start, end - start), start)
-    found = [
+    names, extras, _ = _entries(_read(file, start, end - start), start)
+    rows = [
         (i.flag_bits, i.compress_type, i.CRC, i.compress_size, i.file_size, i.external_attr, i.header_offset)
         for i in opened.infolist()
     ]
-    columns = np.minimum(np.array(found, np.uint64).reshape(-1, len(members.columns)).T, _MOST).astype(np.int64)
-    _check_members(members._replace(columns=dict(zip(members.columns, columns, strict=True))), start, count, file)
+    _check_members((names, extras, _columns(rows)), start, count, file)
 
 
 def stored_members(octets: memoryview, wrong: str) -> tuple[dict[bytes, tuple[int, int, int]], int]:
@@ -110,7 +98,8 @@ def stored_members(octets: memoryview, wrong: str) -> tuple[dict[bytes, tuple[in
 
 def _check_members(members: _Members, start: int, count: int, file: Any) -> Any:
     """Return the end of each member, after checking them against one another and the directory at `start`."""
-    names, offset = members.names, members.columns["offset"]
+    names, _, columns = members
+    offset = columns["offset"]
     if not len(names) == len(offset) == count:
         raise FormatError(f"its directory has {len(names)} members, {count} is what its end says; {_ALIKE}")
     if min(offset.tolist(), default=start):
@@ -123,8 +112,7 @@ def _check_members(members: _Members, start: int, count: int, file: Any) -> Any:
     faulty = np.any(list(faults.values()), axis=0)[order]
     if faulty.any():
         i = int(order[faulty.argmax()])
-        fault = next(text for text, mask in faults.items() if mask[i])
-        fault = fault.format(members.columns["packed"][i], members.columns["size"][i])
+        fault = next(text for text, mask in faults.items() if mask[i]).format(columns["packed"][i], columns["size"][i])
         name = names[i].decode(errors="replace").removesuffix(".npy")
         raise FormatError(f"{fault}; {_ALIKE}", tensor=name, offset=int(offset[i]))
     if (end := ends.max(initial=0)) > start:
@@ -200,27 +188,27 @@ def _directory(file: Any, total: int) -> tuple[int, int, int]:
 
 def _entries(directory: bytes, start: int) -> _Members:
     """Return the members as they stand in a directory that lies at `start`."""
-    places, position, names, extras = list[int](), 0, list[bytes](), dict[int, bytes]()
+    names, extras, rows, position = list[bytes](), dict[int, bytes](), list[tuple[int, ...]](), 0
     while position < len(directory):
         if position + _ENTRY.size > len(directory) or not directory.startswith(_ENTRY_MAGIC, position):
             raise FormatError(f"its directory is damaged; {_ALIKE}", offset=start + position)
-        places.append(position)
-        _, name, extra, comment = _ENTRY.unpack_from(directory, position)
+        entry = _ENTRY.unpack_from(directory, position)
+        _, flags, method, crc, packed, size, name, extra, comment, attributes, at = entry
         end = position + _ENTRY.size + name
-        names.append(directory[end - name : end])
         if extra:
-            extras[len(names) - 1] = directory[end : end + extra]
+            extras[len(rows)] = directory[end : end + extra]
+            packed, size, at = _wide_sizes(packed, size, at, extras[len(rows)])
+        names.append(directory[end - name : end])
+        rows.append((flags, method, crc, packed, size, attributes, at))
         position = end + extra + comment
     if position > len(directory):
         raise FormatError(f"its directory is damaged; {_ALIKE}", offset=start + position)
-    octets = b"".join([directory[at : at + _ENTRY.size] for at in places])
-    columns = {name: np.frombuffer(octets, _FIELDS)[name].astype(np.int64) for name in _FIELDS.names or ()}
-    sizes = [columns[name] for name in ("packed", "size", "offset")]
-    for i in np.flatnonzero(np.any([column == _WIDE for column in sizes], axis=0)).tolist():
-        packed, size, offset = (int(column[i]) for column in sizes)
-        for column, n in zip(sizes, _wide_sizes(packed, size, offset, extras.get(i, b"")), strict=True):
-            column[i] = min(n, _MOST)
-    return _Members(names, extras, columns)
+    return names, extras, _columns(rows)
+
+
+def _columns(rows: Sequence[tuple[int, ...]]) -> dict[str, Any]:
+    table = np.minimum(np.array(rows, np.uint64).reshape(-1, len(_COLUMNS)), _MOST).astype(np.int64)
+    return dict(zip(_COLUMNS, table.T, strict=True))
 
 
 def _wide_sizes(packed: int, unpacked: int, offset: int, extra: bytes) -> tuple[int, int, int]:
@@ -245,8 +233,7 @@ def members(
 ) -> tuple[dict[str, zipfile.ZipInfo], str | None]:
     """Return members by their names without `suffix`, in their order, and the text of the one named `besides`.
 
-    Args:
-        most: the largest legal size of that text, in bytes.
+    That text has at most `most` bytes.
 
     Raises:
         FormatError: a name is empty, two members have one name, or `check_alike` refuses the file. UnsupportedError: a
