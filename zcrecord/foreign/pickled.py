@@ -27,8 +27,7 @@ _TENSOR = re.compile(
     .replace(b"N", rb"(?:K.|M..|J.{4})").replace(b"P", rb"r(.{4})").replace(b"G", rb"(h.|j.{4})"),
     re.DOTALL,
 ).match  # fmt: skip
-_ASKED = re.compile(rb"j(?=(.{4}))", re.DOTALL).findall  # what a LONG_BINGET may ask for, and a little more ...
-_RARELY = 16  # ... if at most one of so many bytes is its opcode, by which the numbers take little memory
+_ASKED = re.compile(rb"j(?=(.{4}))", re.DOTALL).findall  # what a LONG_BINGET may ask for, and a little more
 _UINT32 = struct.Struct("<I").unpack_from
 _NUMBERS = {0x4B: "B", 0x4D: "<H", 0x4A: "<i", 0x47: ">d"}  # BININT1, BININT2, BININT, BINFLOAT
 _WORDS = [i.to_bytes(4, "little") for i in range(256)]
@@ -64,10 +63,6 @@ def unpickle(
         named: returns the value of a name in a module, often a `Function`.
         persistent: returns the value of a persistent identifier.
 
-    Example:
-        >>> unpickle(b"\\x80\\x02}X\\1\\0\\0\\0aK\\5s.", 0, lambda *_: None, lambda _: None)
-        ({'a': 5}, 13)
-
     Raises:
         LimitError: thousands of keys that may have the same hash. ValueError, LookupError, TypeError or any other: the
         pickle is damaged. What `named`, `persistent` and functions raise is raised.
@@ -75,7 +70,7 @@ def unpickle(
     stack: list[Any] = []
     marked: list[list[Any]] = []  # the stacks below each mark
     memo: dict[bytes, Any] = {}  # by the bytes of LONG_BINPUT
-    few = type(data) is bytes and data.count(b"j") * _RARELY < len(data)
+    few = type(data) is bytes and data.count(b"j") < len(data) // 16  # so that they take little memory
     asked: set[Any] = {*_WORDS, *_ASKED(data)} if few else set()  # numbers in the memo that may be asked for
     odd: list[Any] = []
     i = start
@@ -85,7 +80,7 @@ def unpickle(
         if op == 0x58:  # BINUNICODE
             end = i + 4 + _UINT32(data, i)[0]
             if end > len(data):
-                raise EOFError
+                raise ValueError("it ends too early")
             stack.append(str(data[i + 4 : end], "utf-8", "surrogatepass"))
             i = end
         elif op == 0x72:  # LONG_BINPUT
@@ -134,7 +129,6 @@ def _call_at_once(function: Any, parts: Any, memo: dict[bytes, Any], persistent:
 
 
 def _call(function: Any, arguments: Any) -> Any:
-    """Run REDUCE."""
     if type(function) is not Function or type(arguments) is not tuple:
         raise ValueError("its pickle calls what is no function")
     return function.call(*arguments)
@@ -176,7 +170,7 @@ def _rare(op: int, data: Any, i: int, stack: list[Any], odd: list[Any], named: C
     elif op in (0x8A, 0x55):  # LONG1, SHORT_BINSTRING
         octets = bytes(data[i + 1 : i + 1 + data[i]])
         if len(octets) < data[i]:
-            raise EOFError
+            raise ValueError("it ends too early")
         stack.append(int.from_bytes(octets, "little", signed=True) if op == 0x8A else octets.decode())
         return i + 1 + len(octets)
     elif op != 0x80:  # PROTO

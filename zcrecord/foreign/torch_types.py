@@ -109,11 +109,7 @@ class TorchTensor:
         return plain and self.in_order and self.storage.in_file
 
     def array(self) -> Any:
-        """Return the tensor as an array or PackedTensor, a view unless it is conjugate or negated.
-
-        Raises:
-            UnsupportedError: numpy cannot have it. FormatError: the storage is not in the file.
-        """
+        """Return the tensor as an array or PackedTensor, a view unless it is conjugate or negated."""
         native: Any = np.dtype(np.uint8) if self.kind.packed else self.kind.numpy
         if native is None or (self.kind.packed and not self.shape):
             raise UnsupportedError(f"a tensor of torch.{self.dtype} and shape {self.shape}, which numpy cannot have")
