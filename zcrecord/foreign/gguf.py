@@ -55,7 +55,8 @@ def read(reader: Reader, out: Receiver) -> int:
     Dimensions come in numpy's order, the reverse of GGUF's. A tensor of floats or integers becomes a tensor. A tensor
     of quantised blocks becomes a module of type name `zcr:quantized`. It has the tensor `data`, uint8, whose rows are
     the unchanged blocks, and the attributes `ggml_type`, `shape`, `block` and `block_nbytes`.
-    `gguf.quants.dequantize` takes that `data`. Names are split at their dots, as those of a `state_dict()`. The file's
+    `gguf.quants.dequantize` takes that `data`. Names are split at their dots, as those of a `state_dict()`. A file that
+    has another tensor of the name of a quantised one's `data` is refused, since no name is changed. The file's
     metadata becomes the archive's: text, int, float, bool, and lists of one of these. Text that is not UTF-8 becomes
     bytes, and so does a list that has such a text.
 
@@ -385,13 +386,10 @@ def _give(reader: Reader, form: _GgufForm, offset: int, path: tuple[str, ...], o
     dtype, shape = form.kind.plain, form.shape
     if dtype is None:
         out.module(path, type_name=QUANTIZED)
-        for key, value in _attributes(form).items():
+        kind = form.kind
+        values = {"ggml_type": kind.name, "shape": list(shape), "block": kind.block, "block_nbytes": kind.nbytes}
+        for key, value in values.items():
             out.attribute((*path, key), value)
         path = (*path, "data")
         shape = (*shape[:-1], shape[-1] // form.kind.block * form.kind.nbytes)
     out.put_range(path, dtype or by_name["uint8"], shape, reader, offset, form.nbytes)
-
-
-def _attributes(form: _GgufForm) -> dict[str, Any]:
-    kind = form.kind
-    return {"ggml_type": kind.name, "shape": list(form.shape), "block": kind.block, "block_nbytes": kind.nbytes}

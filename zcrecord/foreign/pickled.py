@@ -29,8 +29,7 @@ _TENSOR = re.compile(
     .replace(b"N", rb"(?:K.|M..|J.{4})").replace(b"P", rb"r(.{4})").replace(b"G", rb"(h.|j.{4})"),
     re.DOTALL,
 ).match  # fmt: skip
-_ASKED = re.compile(rb"j(?=(.{4}))", re.DOTALL).findall  # what a LONG_BINGET may ask for, and a little more ...
-_RARELY = 16  # ... if at most one of so many bytes is its opcode, by which the numbers take little memory
+_ASKED = re.compile(rb"j(?=(.{4}))", re.DOTALL).findall  # what a LONG_BINGET may ask for, and a little more
 _UINT32 = struct.Struct("<I").unpack_from
 _NUMBERS = {0x4B: "B", 0x4D: "<H", 0x4A: "<i", 0x47: ">d"}  # BININT1, BININT2, BININT, BINFLOAT
 _WORDS = [i.to_bytes(4, "little") for i in range(256)]
@@ -66,10 +65,6 @@ def unpickle(
         named: returns the value of a name in a module, often a `Function`.
         persistent: returns the value of a persistent identifier.
 
-    Example:
-        >>> unpickle(b"\\x80\\x02}X\\1\\0\\0\\0aK\\5s.", 0, lambda *_: None, lambda _: None)
-        ({'a': 5}, 13)
-
     Raises:
         LimitError: a hundred keys with the same hash. ValueError, LookupError, TypeError or any other: the
         pickle is damaged. What `named`, `persistent` and functions raise is raised.
@@ -77,7 +72,7 @@ def unpickle(
     stack: list[Any] = []
     marked: list[list[Any]] = []  # the stacks below each mark
     memo: dict[bytes, Any] = {}  # by the bytes of LONG_BINPUT
-    few = type(data) is bytes and data.count(b"j") * _RARELY < len(data)
+    few = type(data) is bytes and data.count(b"j") < len(data) // 16  # so that they take little memory
     asked: set[Any] = {*_WORDS, *_ASKED(data)} if few else set()  # numbers in the memo that may be asked for
     odd: Counter[int] = Counter()
     i = start
@@ -87,7 +82,7 @@ def unpickle(
         if op == 0x58:  # BINUNICODE
             end = i + 4 + _UINT32(data, i)[0]
             if end > len(data):
-                raise EOFError
+                raise ValueError("it ends too early")
             stack.append(str(data[i + 4 : end], "utf-8", "surrogatepass"))
             i = end
         elif op == 0x72:  # LONG_BINPUT
@@ -136,22 +131,14 @@ def _call_at_once(function: Any, parts: Any, memo: dict[bytes, Any], persistent:
 
 
 def _call(function: Any, arguments: Any) -> Any:
-    """Run REDUCE."""
     if type(function) is not Function or type(arguments) is not tuple:
         raise ValueError("its pickle calls what is no function")
     return function.call(*arguments)
 
 
-@functools.lru_cache(1024)
-def _word(opcode: bytes) -> bytes:
-    """Return the key in the memo of what BINGET or LONG_BINGET gets."""
-    return opcode[1:].ljust(4, b"\0")
-
-
-@functools.lru_cache(1024)
-def _constant(opcodes: bytes) -> Any:
-    """Return the number or tuple that these opcodes make."""
-    return unpickle(opcodes + b".", 0, lambda *_: None, lambda _: None)[0]
+# The key in the memo of what an opcode gets; and the number or tuple that some opcodes make.
+_word = functools.lru_cache(1024)(lambda opcode: opcode[1:].ljust(4, b"\0"))
+_constant = functools.lru_cache(1024)(lambda opcodes: unpickle(opcodes + b".", 0, lambda *_: None, lambda _: None)[0])
 
 
 def _rare(op: int, data: Any, i: int, stack: list[Any], odd: Counter[int], named: Callable[[str, str], Any]) -> int:
@@ -186,10 +173,11 @@ def _rare(op: int, data: Any, i: int, stack: list[Any], odd: Counter[int], named
         stack.append(named(match[1].decode(), match[2].decode()))
         return i + match.end()
     elif op in (0x8A, 0x55):  # LONG1, SHORT_BINSTRING
-        end = i + 1 + data[i]
-        octets = _bytes(data, i + 1, end)
+        octets = bytes(data[i + 1 : i + 1 + data[i]])
+        if len(octets) < data[i]:
+            raise ValueError("it ends too early")
         stack.append(int.from_bytes(octets, "little", signed=True) if op == 0x8A else octets.decode())
-        return int(end)
+        return i + 1 + len(octets)
     elif op != 0x80:  # PROTO
         raise ValueError(f"Unsupported operand {op}")
     return i + (op == 0x80)
@@ -220,12 +208,6 @@ def count_hashes(keys: Iterable[Any], odd: Counter[int]) -> None:
         odd[hash(key)] += 1
         if odd[hash(key)] > _ALIKE:
             raise LimitError("a hundred keys have the same hash; the file is malicious")
-
-
-def _bytes(data: Any, start: int, end: int) -> bytes:
-    if end > len(data):
-        raise EOFError
-    return bytes(data[start:end])
 
 
 def exactly(kind: Any, value: Any) -> Any:

@@ -83,8 +83,7 @@ class Receiver(Protocol):
         """Add all tensors, which lie in files as `put_range` has them, under their `state_path`.
 
         Only called if not `reads`, for a record of nothing else but metadata. Returns False, having added nothing, if
-        they have to be added one by one. Each has one of `forms`; the files hold them one after the
-        other. Tensors with the same range of a file are tied.
+        they have to be added one by one. Each has one of `forms`; the files hold them in this order; equal ranges tie.
         """
 
     def put_decoded(

@@ -72,7 +72,9 @@ def read(reader: Reader, out: Receiver) -> int:
     items = list(_StateDictWalk(size).items(value))
     tensors = [item.value for item in items if item.kind == "tensor"]
     _check_amount(tensors, size)
-    ranges = {} if out.reads else _ranges(tensors)
+    users = Counter(id(t.storage) for t in tensors if isinstance(t, TorchTensor) and not out.reads)
+    alone = (t for t in tensors if isinstance(t, TorchTensor) and t.is_plain and users[id(t.storage)] == 1)
+    ranges = {id(t): t.start for t in alone}  # offsets of tensors that are ranges of the file; of none if `out` reads
     parts = iter(out.parts((_array(i) for i in items if i.kind == "tensor" and id(i.value) not in ranges), reader))
     for path, kind, value in items:
         if kind == "tensor" and id(value) in ranges:
@@ -89,24 +91,14 @@ def read(reader: Reader, out: Receiver) -> int:
 def _put_state(state: dict[str, Any], reader: MemoryReader, out: Receiver) -> bool:
     """Give all tensors of a `state_dict()` at once, if each is a range of the file, those of one storage the same."""
     tensors, forms = list(state.values()), dict[Form, int]()
-    if len(tensors) * _ITEM_COST > _EXPANDED + _ITEM_TIMES * reader.nbytes or not all(map(_is_plain, tensors)):
-        return False
-    ranges = [(t.start, t.nbytes) for t in tensors]
-    if len(set(ranges)) > len({id(t.storage) for t in tensors}):
+    plain = all(type(t) is TorchTensor and t.is_plain for t in tensors)
+    ranges = [(t.start, t.nbytes) for t in tensors] if plain else []
+    too_many = len(tensors) * _ITEM_COST > _EXPANDED + _ITEM_TIMES * reader.nbytes
+    if not ranges or too_many or len(set(ranges)) > len({id(t.storage) for t in tensors}):
         return False
     form_ids = np.array([forms.setdefault((t.kind, t.shape), len(forms)) for t in tensors], np.intp)
-    starts, sizes = np.array(ranges, np.uint64).reshape(-1, 2).T
+    starts, sizes = np.array(ranges, np.uint64).T
     return out.put_state(list(state), list(forms), form_ids, [(reader, starts, sizes)])
-
-
-def _ranges(tensors: list[Any]) -> dict[int, int]:
-    """Return the offset in the file of each tensor, by its identity, that is in C order and alone in its storage."""
-    users = Counter(id(t.storage) for t in tensors if isinstance(t, TorchTensor))
-    return {id(t): t.start for t in tensors if _is_plain(t) and users[id(t.storage)] == 1}
-
-
-def _is_plain(value: Any) -> bool:
-    return type(value) is TorchTensor and value.is_plain
 
 
 def _load(reader: MemoryReader) -> Any:
@@ -130,7 +122,6 @@ def _load(reader: MemoryReader) -> Any:
         raise
     except Exception as error:  # a damaged pickle raises anything
         line = str(error) if type(error) is ValueError else "its pickle cannot be read"
-        line = "it ends too early" if isinstance(error, EOFError) else line
         raise FormatError(f"{_WRONG}, or a damaged one: {printable(line)}; copy it again") from error
     return value
 
@@ -146,14 +137,13 @@ def _load_zipped(octets: memoryview) -> tuple[Any, tuple[int, int], _Members]:
     """Return the value in a zip file, the range of its directory, and its members."""
     members, directory = stored_members(octets, _WRONG)
     root = next(iter(members), b"").partition(b"/")[0]
-    folder = root + b"/data/"
 
     def member(name: bytes, most: int) -> bytes | None:
         start, nbytes, _ = members.get(root + b"/" + name, (0, 0, 0))
         return bytes(octets[start : start + min(nbytes, most)]) if start else None
 
     def place(key: str, storage: TorchStorage) -> None:
-        start, nbytes, _ = members[folder + key.encode()]
+        start, nbytes, _ = members[root + b"/data/" + key.encode()]
         if storage.nbytes != nbytes:
             raise ValueError(f"its storage '{printable(key)}' has {nbytes} bytes, not those of its tensors")
         storage.octets, storage.start, storage.in_file = octets, start, True

@@ -120,11 +120,7 @@ class TorchTensor:
         return plain and self.in_order and self.storage.in_file
 
     def array(self) -> Any:
-        """Return the tensor as an array or PackedTensor, a view unless it is conjugate or negated.
-
-        Raises:
-            UnsupportedError: numpy cannot have it. FormatError: the storage is not in the file.
-        """
+        """Return the tensor as an array or PackedTensor, a view unless it is conjugate or negated."""
         native: Any = np.dtype(np.uint8) if self.kind.packed else self.kind.numpy
         if native is None or (self.kind.packed and not self.shape):
             raise UnsupportedError(f"a tensor of torch.{self.dtype} and shape {self.shape}, which numpy cannot have")
@@ -276,11 +272,7 @@ class TorchNames:
 
 @functools.lru_cache(1024)
 def _extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int, bool]:
-    """Return the number of a tensor's elements, the end of the last one, in elements, and whether they are in C order.
-
-    Raises:
-        ValueError: no tensor has these sizes and strides.
-    """
+    """Return the number of a tensor's elements, the end of the last one, and whether they are in C order."""
     if len(shape) != len(strides) or min(*shape, *strides, 0, 0) < 0:
         raise ValueError(_ODD_NUMBERS)
     count = prod(shape)

@@ -14,9 +14,7 @@ import contextlib
 import struct
 import zipfile
 from collections.abc import Iterator
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from zcrecord.codec.entries import encodable
 from zcrecord.errors import FormatError, RecordError, SourceError, UnsupportedError, printable
@@ -24,27 +22,14 @@ from zcrecord.errors import FormatError, RecordError, SourceError, UnsupportedEr
 _END, _END_MAGIC = struct.Struct("<4s4H2IH"), b"PK\5\6"  # without its comment
 _END64, _END64_MAGIC = struct.Struct("<4sQ2H2I4Q"), b"PK\6\6"
 _LOCATOR, _LOCATOR_MAGIC = struct.Struct("<4sIQI"), b"PK\6\7"  # of the ZIP64 end record
-_ENTRY, _ENTRY_MAGIC = struct.Struct("<4s24x3H12x"), b"PK\1\2"  # of the directory; bytes of name, extra and comment
-_FIELDS = np.dtype({  # of an entry, by their offsets in it
-    "names": ["flags", "method", "crc", "packed", "size", "attributes", "offset"],
-    "formats": ["<u2", "<u2", "<u4", "<u4", "<u4", "<u4", "<u4"],
-    "offsets": [8, 10, 16, 20, 24, 38, 42], "itemsize": _ENTRY.size,
-})  # fmt: skip
+_ENTRY, _ENTRY_MAGIC = struct.Struct("<4s4x2H4x3I3H4x2I"), b"PK\1\2"  # of the directory; then name, extra and comment
+_Row = tuple[int, int, int, int, int, int, int]  # flags, method, CRC, packed size, size, attributes, offset
 _LOCAL, _LOCAL_MAGIC = struct.Struct("<4s4xH16x2H"), b"PK\3\4"  # a member's own header; method, bytes of name and extra
 _ZIP64, _OTHER_NAME = 0x0001, 0x7075  # extra fields: sizes of 64 bits, another name for the member
 _FOLDER = 0x10  # of a member's external attributes: miniz extracts no bytes of a folder, and reports success
 _ALIKE = "readers of zip files would differ about what is in it; save it anew"
 _TAIL = _END.size + 0xFFFF  # bytes at the end in which an end record can begin: it and its comment
 _WIDE = 0xFFFFFFFF  # a size or offset that stands in the ZIP64 field
-_MOST = 1 << 62  # larger offsets and sizes count as this, which is behind the end of any file
-
-
-class _Members(NamedTuple):
-    """The members in a directory: names, extra fields of those that have some, by number, and columns of _FIELDS."""
-
-    names: list[bytes]
-    extras: dict[int, bytes]
-    columns: dict[str, Any]
 
 
 @contextlib.contextmanager
@@ -65,19 +50,15 @@ def check_alike(opened: zipfile.ZipFile, file: Any, total: int) -> None:
     """Refuse a zip file of `total` bytes unless every reader finds the same members, each with the same bytes.
 
     The file must begin with the first member, and end with one directory and the end records right behind it. Members
-    must not overlap, and each member's own header must agree with the directory.
-
-    Raises:
-        FormatError: the file can be read in two ways, or is damaged.
+    must not overlap, and each member's own header must agree with the directory. Else it is a FormatError.
     """
     start, end, count = _directory(file, total)
-    members = _entries(_read(file, start, end - start), start)
-    found = [
+    names, extras, _ = _entries(_read(file, start, end - start), start)
+    rows = [
         (i.flag_bits, i.compress_type, i.CRC, i.compress_size, i.file_size, i.external_attr, i.header_offset)
         for i in opened.infolist()
     ]
-    columns = np.minimum(np.array(found, np.uint64).reshape(-1, len(members.columns)).T, _MOST).astype(np.int64)
-    _check_members(members._replace(columns=dict(zip(members.columns, columns, strict=True))), start, count, file)
+    _check_members(names, extras, rows, start, count, file)
 
 
 def stored_members(octets: memoryview, wrong: str) -> tuple[dict[bytes, tuple[int, int, int]], int]:
@@ -93,65 +74,55 @@ def stored_members(octets: memoryview, wrong: str) -> tuple[dict[bytes, tuple[in
     if not 0 <= tail.rfind(_END_MAGIC) <= len(tail) - _END.size:
         raise FormatError(f"damaged, or {wrong} (it does not end as a zip file); copy it again")
     start, end, count = _directory(octets, len(octets))
-    members = _entries(_read(octets, start, end - start), start)
-    names, _, columns = members
-    for done, packed in (("compressed", columns["method"] > 0), ("encrypted", columns["flags"] & 1)):
-        if packed.any():
-            name = printable(names[packed.argmax()].decode(errors="replace"))
-            what = f"{wrong}, or one that was packed again: '{name}' is {done}"
+    names, extras, rows = _entries(_read(octets, start, end - start), start)
+    for name, (flags, method, *_) in zip(names, rows, strict=True):
+        if method or flags & 1:
+            done = "compressed" if method else "encrypted"
+            what = f"{wrong}, or one that was packed again: '{printable(name.decode(errors='replace'))}' is {done}"
             raise UnsupportedError(f"{what}; unpack it and pack it without compression, or save it anew")
-    starts = _check_members(members, start, count, octets) - columns["size"]
-    places = zip(starts.tolist(), columns["size"].tolist(), columns["crc"].tolist(), strict=True)
-    out = dict(zip(map(bytes.lower, names), places, strict=True))
+    ends = _check_members(names, extras, rows, start, count, octets)
+    out = {name.lower(): (end - row[4], row[4], row[2]) for name, row, end in zip(names, rows, ends, strict=True)}
     if len(out) < count:
         raise FormatError(f"two of its members have one name, or differ by case alone; {_ALIKE}")
     return out, start
 
 
-def _check_members(members: _Members, start: int, count: int, file: Any) -> Any:
+def _check_members(
+    names: list[bytes], extras: list[bytes], rows: list[_Row], start: int, count: int, file: Any
+) -> list[int]:
     """Return the end of each member, after checking them against one another and the directory at `start`."""
-    names, offset = members.names, members.columns["offset"]
-    if not len(names) == len(offset) == count:
+    if not len(names) == len(rows) == count:
         raise FormatError(f"its directory has {len(names)} members, {count} is what its end says; {_ALIKE}")
-    if min(offset.tolist(), default=start):
+    if min((row[6] for row in rows), default=start):
         raise FormatError(f"something stands in front of its first member; {_ALIKE}", offset=0)
-    ends, faults = _compare_headers(members, file)
-    order = np.argsort(offset, kind="stable")
-    overlaps = np.zeros(count, bool)
-    overlaps[order[1:]] = offset[order[1:]] < ends[order[:-1]]
-    faults = {"this member overlaps another": overlaps, **faults}
-    faulty = np.any(list(faults.values()), axis=0)[order]
-    if faulty.any():
-        i = int(order[faulty.argmax()])
-        fault = next(text for text, mask in faults.items() if mask[i])
-        fault = fault.format(members.columns["packed"][i], members.columns["size"][i])
-        name = names[i].decode(errors="replace").removesuffix(".npy")
-        raise FormatError(f"{fault}; {_ALIKE}", tensor=name, offset=int(offset[i]))
-    if (end := ends.max(initial=0)) > start:
-        raise FormatError(f"its last member ends at byte {end}, the directory starts at {start}; it is truncated")
+    passed, ends = 0, [0] * count
+    for i in sorted(range(count), key=lambda i: rows[i][6]):
+        overlaps = rows[i][6] < passed
+        fault, passed = _check_member(names[i], extras[i], rows[i], file)
+        if overlaps or fault:
+            fault, name = "this member overlaps another" if overlaps else fault, names[i].decode(errors="replace")
+            raise FormatError(f"{fault}; {_ALIKE}", tensor=name.removesuffix(".npy"), offset=rows[i][6])
+        ends[i] = passed
+    if passed > start:
+        raise FormatError(f"its last member ends at byte {passed}, the directory starts at {start}; it is truncated")
     return ends
 
 
-def _compare_headers(members: _Members, file: Any) -> tuple[Any, dict[str, Any]]:
-    """Return the end of each member by its own header, and which members have which fault."""
-    names, extras, columns = members
-    headers = [_read(file, at, _LOCAL.size + len(n)) for at, n in zip(columns["offset"].tolist(), names, strict=True)]
-    own = [_LOCAL.unpack_from(header) for header in headers]
-    alike = [
-        row[:3] == (_LOCAL_MAGIC, method, len(name)) and header.endswith(name)
-        for row, header, method, name in zip(own, headers, columns["method"].tolist(), names, strict=True)
-    ]
-    folder = (columns["attributes"] & _FOLDER > 0) | np.array([name.endswith(b"/") for name in names], bool)
-    fields = {i: [kind for kind, _ in _fields(extra)] for i, extra in extras.items()}
-    twice = [i for i, kinds in fields.items() if kinds.count(_ZIP64) > 1 or _OTHER_NAME in kinds]
-    stored, packed, size = columns["method"] == zipfile.ZIP_STORED, columns["packed"], columns["size"]
-    ends = columns["offset"] + packed + np.array([_LOCAL.size + row[2] + row[3] for row in own], np.int64)
-    return ends, {
-        "the directory and the member's own header contradict each other": ~np.array(alike, bool),
-        "stored in {} bytes, of which {} should come": stored & (packed != size),
-        "a folder, and {1} bytes in it": folder & (size > 0),
-        "two sizes or two names for this member": np.isin(np.arange(len(names)), twice),
-    }
+def _check_member(name: bytes, extra: bytes, row: _Row, file: Any) -> tuple[str, int]:
+    """Return in what a member's own header contradicts the directory, "" for nothing; and the member's end."""
+    _, method, _, packed, size, attributes, offset = row
+    header, fault = _read(file, offset, _LOCAL.size + len(name)), ""
+    magic, own_method, name_size, extra_size = _LOCAL.unpack_from(header)
+    kinds = [kind for kind, _ in _fields(extra)] if extra else ()
+    if magic != _LOCAL_MAGIC or own_method != method or name_size != len(name) or not header.endswith(name):
+        fault = "the directory and the member's own header contradict each other"
+    elif method == zipfile.ZIP_STORED and packed != size:
+        fault = f"stored in {packed} bytes, of which {size} should come"
+    elif size and (attributes & _FOLDER or name.endswith(b"/")):
+        fault = f"a folder, and {size} bytes in it"
+    elif kinds.count(_ZIP64) > 1 or _OTHER_NAME in kinds:
+        fault = "two sizes or two names for this member"
+    return fault, offset + _LOCAL.size + name_size + extra_size + packed
 
 
 def _read(file: Any, offset: int, nbytes: int) -> bytes:
@@ -167,11 +138,7 @@ def _read(file: Any, offset: int, nbytes: int) -> bytes:
 
 
 def _directory(file: Any, total: int) -> tuple[int, int, int]:
-    """Return start and end of the directory and its number of members, from the end records.
-
-    Raises:
-        FormatError: the records are not the last bytes, or contradict each other or the directory's end.
-    """
+    """Return start and end of the directory and its number of members, from the end records."""
     end = total - _END.size
     magic, disk, first_disk, entries, count, nbytes, start, comment = _END.unpack(_read(file, end, _END.size))
     if magic != _END_MAGIC or comment:
@@ -198,29 +165,24 @@ def _directory(file: Any, total: int) -> tuple[int, int, int]:
     return start, end, count
 
 
-def _entries(directory: bytes, start: int) -> _Members:
-    """Return the members as they stand in a directory that lies at `start`."""
-    places, position, names, extras = list[int](), 0, list[bytes](), dict[int, bytes]()
+def _entries(directory: bytes, start: int) -> tuple[list[bytes], list[bytes], list[_Row]]:
+    """Return names, extra fields and rows of the members in a directory that lies at `start`."""
+    names, extras, rows, position = list[bytes](), list[bytes](), list[_Row](), 0
     while position < len(directory):
         if position + _ENTRY.size > len(directory) or not directory.startswith(_ENTRY_MAGIC, position):
             raise FormatError(f"its directory is damaged; {_ALIKE}", offset=start + position)
-        places.append(position)
-        _, name, extra, comment = _ENTRY.unpack_from(directory, position)
-        end = position + _ENTRY.size + name
-        names.append(directory[end - name : end])
-        if extra:
-            extras[len(names) - 1] = directory[end : end + extra]
-        position = end + extra + comment
+        entry = _ENTRY.unpack_from(directory, position)
+        _, flags, method, crc, packed, size, name, extra, comment, attributes, offset = entry
+        name_end = position + _ENTRY.size + name
+        names.append(directory[name_end - name : name_end])
+        extras.append(directory[name_end : name_end + extra])
+        if _WIDE in (packed, size, offset):
+            packed, size, offset = _wide_sizes(packed, size, offset, extras[-1])
+        rows.append((flags, method, crc, packed, size, attributes, offset))
+        position = name_end + extra + comment
     if position > len(directory):
         raise FormatError(f"its directory is damaged; {_ALIKE}", offset=start + position)
-    octets = b"".join([directory[at : at + _ENTRY.size] for at in places])
-    columns = {name: np.frombuffer(octets, _FIELDS)[name].astype(np.int64) for name in _FIELDS.names or ()}
-    sizes = [columns[name] for name in ("packed", "size", "offset")]
-    for i in np.flatnonzero(np.any([column == _WIDE for column in sizes], axis=0)).tolist():
-        packed, size, offset = (int(column[i]) for column in sizes)
-        for column, n in zip(sizes, _wide_sizes(packed, size, offset, extras.get(i, b"")), strict=True):
-            column[i] = min(n, _MOST)
-    return _Members(names, extras, columns)
+    return names, extras, rows
 
 
 def _wide_sizes(packed: int, unpacked: int, offset: int, extra: bytes) -> tuple[int, int, int]:
@@ -245,8 +207,7 @@ def members(
 ) -> tuple[dict[str, zipfile.ZipInfo], str | None]:
     """Return members by their names without `suffix`, in their order, and the text of the one named `besides`.
 
-    Args:
-        most: the largest legal size of that text, in bytes.
+    That text has at most `most` bytes.
 
     Raises:
         FormatError: a name is empty, two members have one name, or `check_alike` refuses the file. UnsupportedError: a
@@ -282,11 +243,7 @@ def _text(opened: zipfile.ZipFile, info: zipfile.ZipInfo, most: int) -> str:
 
 
 def read_exactly(member: Any, size: int) -> bytes:
-    """Return exactly `size` next bytes of a member.
-
-    Raises:
-        FormatError: the member ends before, or is damaged.
-    """
+    """Return exactly `size` next bytes of a member; a FormatError if it ends before, or is damaged."""
     with zip_faults():
         data = member.read(size)
     if len(data) < size:

@@ -74,8 +74,7 @@ class Files:
         """Return the number of a mapped file.
 
         Raises:
-            UnsupportedError: it lies in another folder, or has no plain name, or a huge index. DestinationExistsError:
-            it is `dest`.
+            UnsupportedError: another folder, no plain name, or a huge index. DestinationExistsError: it is `dest`.
         """
         path, octets = memory.absolute or "", memory.octets
         if path in self.known:

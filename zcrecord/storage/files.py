@@ -21,7 +21,7 @@ from .new_files import FileGroup, Placement, identity_from, put_in_place
 from .new_files import Identity as Identity
 from .new_files import refusals as refusals
 from .new_files import version_of as version_of
-from .scratch import ListedFile
+from .scratch import ListedFile, folder_lock
 from .scratch import scratch_file as scratch_file
 from .sink import ObjectSink, Sink
 
@@ -290,7 +290,9 @@ def open_sink(
         yield group.add()
         [scratch] = group.finish(like)
         placement = Placement(scratch, path, replaces)
-        put_in_place([placement], durable=durable, shards_of=None if replaces else _shards_of, check=check)
+        with folder_lock(os.path.dirname(path)):
+            check()
+            put_in_place([placement], durable=durable, shards_of=None if replaces else _shards_of)
 
 
 def _shards_of(path: str) -> Sequence[ListedFile]:

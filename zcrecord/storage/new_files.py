@@ -303,13 +303,7 @@ class Placement(NamedTuple):
     replaces: Identity | str | None = None
 
 
-def put_in_place(
-    files: Sequence[Placement],
-    *,
-    durable: bool,
-    shards_of: ShardsOf | None = None,
-    check: Callable[[], None] = lambda: None,
-) -> None:
+def put_in_place(files: Sequence[Placement], *, durable: bool, shards_of: ShardsOf | None = None) -> None:
     """Move finished files to their places, replacing the files there: every saver's last step.
 
     The last one may refer to the others, and appears after them. If a move fails, those at free places are moved back.
@@ -320,7 +314,6 @@ def put_in_place(
         shards_of: lists the shards of the file that the last one replaces. They are removed once it is replaced, and
             that is on the disk, unless a catalogue in the folder names them then. If this process is killed before, or
             the system refuses, the next save to the path does it.
-        check: raises what makes the files useless now; no other saver can change that until they are in their places.
 
     Raises:
         SourceError: another version is there (DestinationExistsError: something is), and stays; or the file system
@@ -333,7 +326,6 @@ def put_in_place(
         stack.enter_context(folder_locks(folders))
         for file in files:
             _check_replaced(file)
-        check()
         replaced = shards_of(last.path) if shards_of is not None and version_of(last.path) else ()
         listed = shards_of is not None and bool(replaced or files[1:])
         with _note(files, replaced, durable=durable) if listed else contextlib.nullcontext() as note:
