@@ -1,8 +1,4 @@
-"""Open a remote archive: header, index and trailer are fetched in two or three requests, payloads on demand.
-
-The first request asks for more than the header, to include a small index in front. The archive itself checks index and
-payloads.
-"""
+"""Open a remote archive: header, index and trailer are fetched in two or three requests, payloads on demand."""
 
 from __future__ import annotations
 

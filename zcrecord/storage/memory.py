@@ -2,11 +2,9 @@
 
 Knows mappings, aligned memory and reads by position; nothing of the bytes' meaning. Opening is left to `files`.
 
-A mapped file holds no file descriptor: a process may have as few as 256, and more archives than that. Python's mmap
-keeps a duplicate of the descriptor that it is given, for as long as the mapping lives; from Python 3.13 on it can be
-told not to. Before, on 64-bit Linux, Python maps anonymous memory, which needs no descriptor, and the C library maps
-the file over that. Python still unmaps the memory, refuses to while it is used, and gives advice on it. Elsewhere each
-mapping takes a descriptor.
+A mapped file holds no file descriptor: a process may have as few as 256. Python's mmap keeps a duplicate of its
+descriptor, unless it is told not to, from Python 3.13 on. Before, on 64-bit Linux, Python maps anonymous memory, and
+the C library maps the file over that; Python still guards and unmaps it. Elsewhere each mapping takes a descriptor.
 """
 
 from __future__ import annotations

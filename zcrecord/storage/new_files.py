@@ -1,8 +1,8 @@
 """New files: sinks into scratch files beside their places, and the commit, by which they take these places.
 
-Every saver ends here. A commit is one step for all other savers: it holds the folder's lock from the check of what is
-there to the last rename. A note, itself a scratch file, tells the next save what a commit that was killed left. Knows
-system calls, and how to undo; nothing of archives: a function of the saver lists the shards of a replaced file.
+Every saver ends here. A commit holds the folder's lock from the check of what is there to the last rename. A note,
+itself a scratch file, tells the next save what a killed commit left. Knows system calls, and how to undo; nothing of
+archives.
 """
 
 from __future__ import annotations
