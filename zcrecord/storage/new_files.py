@@ -307,17 +307,11 @@ def put_in_place(files: Sequence[Placement], *, durable: bool, shards_of: Shards
     """Move finished files to their places, replacing the files there: every saver's last step.
 
     The last one may refer to the others, and appears after them. If a move fails, those at free places are moved back.
-
-    Args:
-        files: in one folder, if `shards_of` is given.
-        durable: fsync the folders, so that the moves survive power loss; the files had theirs.
-        shards_of: lists the shards of the file that the last one replaces. They are removed once it is replaced, and
-            that is on the disk, unless a catalogue in the folder names them then. If this process is killed before, or
-            the system refuses, the next save to the path does it.
+    If `durable`, the moves survive power loss. `shards_of` lists the shards of the file that the last one replaces, all
+    in one folder; they are removed after that, now or by the next save, unless a catalogue there names them.
 
     Raises:
-        SourceError: another version is there (DestinationExistsError: something is), and stays; or the file system
-        reports an error.
+        SourceError: another version is there (DestinationExistsError: something is), and stays; or the system refuses.
     """
     last = files[-1]
     folders = sorted({os.path.dirname(file.path) for file in files})
