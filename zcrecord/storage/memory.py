@@ -44,23 +44,14 @@ _lost: list[mmap.mmap] = []  # memory that may not be ours any more: never unmap
 
 
 class Memory(NamedTuple):
-    """Bytes that an archive may be opened from.
+    """Bytes that an archive may be opened from."""
 
-    Attributes:
-        octets: all of them, flat; writable only if nothing else uses them.
-        path: of their file, as it was named.
-        mapping: closed to release them; None for a buffer that was given.
-        identity: of the mapped file, to know it again.
-        filled: ranges that hold data in sparse memory; None if all of it does.
-        absolute: the file's absolute path, by which it is opened again: the working folder may change meanwhile.
-    """
-
-    octets: memoryview
-    path: str | None = None
-    mapping: mmap.mmap | None = None
-    identity: Identity | None = None
-    filled: list[tuple[int, int]] | None = None
-    absolute: str | None = None
+    octets: memoryview  # all of them, flat; writable only if nothing else uses them
+    path: str | None = None  # of their file, as it was named
+    mapping: mmap.mmap | None = None  # closed to release them; None for a buffer that was given
+    identity: Identity | None = None  # of the mapped file, to know it again
+    filled: list[tuple[int, int]] | None = None  # ranges that hold data in sparse memory; None if all of it does
+    absolute: str | None = None  # the file's absolute path, by which it is opened again from any working folder
 
 
 def _open(path: str, least: int, opened: int | None) -> tuple[io.FileIO, Identity]:
