@@ -332,10 +332,7 @@ def put_in_place(files: Sequence[Placement], *, durable: bool, shards_of: Shards
 
 
 def _synced(folders: Iterable[str], path: str) -> bool:
-    """Flush folders to the disk; if that fails, log a warning about the file at `path` and return False.
-
-    It does not fail the save, which is done: but until then power loss may bring back the replaced file.
-    """
+    """Flush folders to the disk; if that fails, log that power loss may undo the save of `path`, and return False."""
     try:
         for folder in folders:
             sync_folder(folder)

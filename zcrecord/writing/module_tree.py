@@ -180,10 +180,7 @@ class ModuleTreeBuilder:
         return number
 
     def entries(self, order: Sequence[int] | None = None) -> Entries:
-        """Return the entries so far, tensors as they were added, or in the order of the numbers in `order`.
-
-        A list or tuple whose keys are not 0, 1, 2 and so on becomes a mapping.
-        """
+        """Return the entries, tensors as added or in `order`; a list without the keys 0, 1, 2 is a mapping."""
         numbers, sizes, kinds = self._preorder_numbers(), self._sizes, self._final_kinds()
         above = [NONE, *map(numbers.__getitem__, self._above[1:])]
         module_key_sizes = map(_key_size, self._modules, [0, *map(sizes.__getitem__, self._above[1:])])
