@@ -35,9 +35,7 @@ _PLAIN = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CL
 def cache_at(folder: Any, url: str, options: Mapping[str, Any]) -> Path | None:
     """Return the folder of the archive at a URL, with fsspec's options, in a cache's; None if no cache is used.
 
-    Raises:
-        SourceError: a folder cannot be made, or others may write to it, the user's folder included.
-        UnsupportedError: `folder` is not a path, False for no cache, or None for ZCRECORD_CACHE.
+    SourceError if a folder cannot be made, or others may write to it; UnsupportedError if `folder` is no path or False.
     """
     root = _folder_of(folder)
     if root is None:

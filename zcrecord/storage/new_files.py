@@ -223,12 +223,10 @@ def refuse(error: OSError, path: str) -> NoReturn:
 
 
 class FileGroup:
-    """New scratch files beside a path; at the end of the block, or the next save, those without a place are removed.
+    """New scratch files beside `path`, an absolute one, with the mode of the file there; `durable` ones are synced.
 
-    Args:
-        path: absolute; the file that will refer to these, or the file itself. They get the mode of the file there.
-        durable: fsync them, so that they survive power loss.
-        clear: remove what killed savers left, before the first file is made.
+    At the end of the block, or at the next save, those without a place are removed. Unless `clear` is False, what
+    killed savers left is removed before the first is made.
     """
 
     def __init__(self, path: str, *, durable: bool, clear: bool = True) -> None:
