@@ -139,8 +139,7 @@ class PayloadSource(ABC):
 
     @property
     def file(self) -> tuple[str, tuple[int, ...]] | None:
-        """Absolute path and identity of the one mapped file that the payloads lie in; None if they do not, or may
-        have been edited. An offset in the archive is one in the file after `offset` is added."""
+        """Absolute path and identity of the one mapped file with all payloads, unedited; None without one."""
         return None
 
     @property

@@ -36,8 +36,7 @@ class Checksum(NamedTuple):
         running = self.new()
         for start in range(0, len(octets), _PIECE):
             running.update(octets[start : start + _PIECE])
-        digest: bytes = running.digest()
-        return digest
+        return bytes(running.digest())
 
 
 class PayloadRange(NamedTuple):

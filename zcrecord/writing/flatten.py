@@ -67,12 +67,12 @@ def flatten(record: Any) -> FlatRecord:
 
     Mappings, lists, tuples, dataclasses, attrs classes and jax's pytrees become modules; None, bool, int, float, str,
     bytes and lists of one of these become attributes; wide integers, complex numbers, dtypes and devices of torch the
-    modules of `codec.conventions`. An Enum's member is saved as its value, an object with `state_dict()`, such as a
-    torch module, as the result, with names split at dots.
+    modules of `codec.conventions`. An Enum's member is saved as its value, an object with `state_dict()` as the result,
+    with names split at dots.
 
     Raises:
-        UnsupportedError: a key that is neither str nor int, a value the format cannot hold. LimitError: nested over 100
-        deep. NameCollisionError: two tensors, or two modules, would share a full name.
+        UnsupportedError: a key or value that the format cannot hold. LimitError: nested over 100 deep.
+        NameCollisionError: two tensors, or two modules, would share a full name.
     """
     state = _state_of(record)
     kind, type_name, items = children_of(record if state is None else _nested(state), "")
