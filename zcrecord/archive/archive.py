@@ -130,16 +130,9 @@ class TouchChecks:
 class Archive:
     """An opened archive, another format's bytes under an index made for them, or a part of one.
 
-    Threads may share it, and one of them may close it at any time: then all others get UnsupportedError.
-
-    Attributes:
-        header: the sealed header, or the trailer where the header is not sealed.
-        path, absolute, mode, buffer, offset: those of `source`, which gives the bytes of payloads.
-        verified: "index" once the whole index is checked; "touch" where each tensor is checked when it is used.
-        embedded: how the archive was found among other bytes.
-        whole: whether the bytes are an archive's from end to end, and not part of one or another format's.
-        part_of: the archive of which this is a part.
-        tied: the names of the tensors of one payload, by its number, as far as they were asked for.
+    Threads may share it, and one of them may close it at any time: then all others get UnsupportedError. `verified` is
+    "index" once the whole index is checked, "touch" where tensors are checked on use; `whole` is True for all bytes of
+    an archive, `part_of` the archive of which this is a part; `tied` keeps names of tied tensors by their payload.
     """
 
     __slots__ = (

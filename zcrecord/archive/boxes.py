@@ -28,27 +28,27 @@ class Box(NamedTuple):
     path: str | None = None
 
     def part(self, start: int, stop: int) -> Array:
-        """Return the elements of some of the tensor's leading indices, their pages brought in."""
+        """Return the elements of some of the tensor's leading indices, their pages populated."""
         values = self.values[max(start - self.origin[0], 0) : stop - self.origin[0]]
         if self.mapped is not None:
             start = address(values) - address(self.mapped.view)
             with located(path=self.path):
-                self.mapped.bring(start, start + values.nbytes)
+                self.mapped.populate(start, start + values.nbytes)
         return values
 
     def row(self, index: int) -> Box:
         """Return the elements of one leading index, as a box of one axis less."""
         return self._replace(origin=self.origin[1:], values=self.values[index - self.origin[0]])
 
-    def let_go(self) -> None:
-        """Let go of the pages that were brought in."""
+    def release(self) -> None:
+        """Release the populated pages."""
         if self.mapped is not None:
-            self.mapped.let_go()
+            self.mapped.release()
 
 
 def box_of(origin: Sequence[int], values: Array, source: PayloadSource) -> Box:
-    """Return a box of a file's payload; if the file is mapped, pages are brought in and let go of."""
-    # Not of a private copy: to let go of it would undo what was written to it.
+    """Return a box of a file's payload; if the file is mapped, pages are populated, and released after."""
+    # Not of a private copy: to release it would undo what was written to it.
     mapping: Any = source.mapping if source.mode == "r" and values.nbytes >= _WORTH else None
     is_mapped = isinstance(mapping, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED")
     return Box(tuple(origin), values, SequentialMapping(mapping) if is_mapped else None, source.path)
@@ -60,7 +60,7 @@ def put_together(out: Array, boxes: Sequence[Box], first: int = 0) -> None:
         start, stop = max(box.origin[0], first), min(box.origin[0] + len(box.values), first + len(out))
         rest = (slice(a, a + n) for a, n in zip(box.origin[1:], box.values.shape[1:], strict=True))
         out[(slice(start - first, stop - first), *rest)] = box.part(start, stop)
-        box.let_go()
+        box.release()
 
 
 def blocks_of(shape: tuple[int, ...], boxes: Sequence[Box], most: int = BLOCK) -> Iterator[Array]:
@@ -86,7 +86,7 @@ def _blocks(shape: tuple[int, ...], boxes: Sequence[Box], room: Array) -> Iterat
         if whole is not None and step:
             stop = min(stop, whole.origin[0] + len(whole.values))
             yield whole.part(done, stop)
-            whole.let_go()
+            whole.release()
         elif step:
             block = room[: (stop - done) * row].reshape(stop - done, *shape[1:])
             put_together(block, here, done)

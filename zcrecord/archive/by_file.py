@@ -49,9 +49,8 @@ def sized_openers(archive: Archive) -> list[tuple[int, Callable[[], Archive]]]:
 
 
 def _files_of_tensors(index: Index, table: PieceTable) -> Array:
-    payloads = index.tensors["payload"]
-    at: Array = np.append(table.whole(), np.uint32(NONE))[np.minimum(payloads, len(index.payloads))]
-    return at
+    numbers = np.minimum(index.tensors["payload"], len(index.payloads))
+    return np.take(np.append(table.whole(), np.uint32(NONE)), numbers)
 
 
 def _part_in(archive: Archive, table: PieceTable, file: int, chosen: Array) -> Archive:

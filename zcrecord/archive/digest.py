@@ -41,13 +41,12 @@ def check(archive: Archive, progress: Progress | None = None) -> None:
     """Check every payload's digest, that all other bytes outside the index are zero, and elements (R70 to R74).
 
     Of a part of an archive, and of another format's bytes, only what its index names; of the members of a zip file,
-    their CRC-32. Several threads read at a time; the payloads of a remote archive are checked as they come, in little
-    memory. Of a catalogue all shards are checked, whatever is wrong with one of them. `progress` is called as by
-    `damage.find`.
+    their CRC-32. Payloads of a remote archive are checked as they come, in little memory. Of a catalogue all shards are
+    checked, whatever is wrong with one. `progress` is called as by `damage.find`.
 
     Raises:
-        IntegrityError: a digest does not match; names a tensor that uses the payload, and its `damage` lists all that
-        is damaged. FormatError: another rule is broken, one of the index included. SourceError: a shard is missing.
+        IntegrityError: a digest does not match; its `damage` lists all that is damaged. FormatError: another rule is
+        broken, one of the index included. SourceError: a shard is missing.
     """
     archive.ensure_all()
     check_members(archive)

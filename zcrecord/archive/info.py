@@ -24,12 +24,11 @@ from .payload_source import is_twin
 class TensorInfo:
     """Name, dtype, shape, place and ties of one tensor.
 
-    `offset` is that of element [0, ..., 0] in the file or buffer, `nbytes` that of the tensor's own elements,
-    `strides` count elements (None: C order), `alignment` is the strongest power of two, up to 65536, that divides the
-    payload's offset; of a catalogue both are those in the one archive that it would be. `payload` numbers the stored
-    bytes, `digest` is theirs (None where none was stored), and `tied` names all tensors that share them, this one
-    included, where there are others. `decoding` says why the bytes of another format's tensor are decoded
-    or copied when they are first used; it is None where views lie in the file.
+    `offset` is that of element [0, ..., 0] in the file or buffer, `nbytes` that of the tensor's own elements, `strides`
+    count elements (None: C order), `alignment` is the strongest power of two, up to 65536, that divides the payload's
+    offset; of a catalogue both are those in one archive. `payload` numbers the stored bytes, `digest` is theirs (None
+    without), and `tied` names all tensors that share them, if there are several. `decoding` says why the bytes of
+    another format's tensor are decoded or copied when they are first used; None for views of the file.
     """
 
     name: str

@@ -56,9 +56,9 @@ def _checked_patterns(patterns: Any, options: str = "select= and exclude= take")
 def name_test(
     names: Any, tensors: Callable[[], list[str]], modules: list[str], path: str | None, *, each: bool = False
 ) -> Callable[[str], bool]:
-    """Return a test of names, of tensors and modules, against `names`, some of which may be patterns.
+    """Return a test of names against `names`, some maybe patterns; TensorNotFoundError for unknown ones.
 
-    TensorNotFoundError if one without wildcards is not known, or, with `each`, a pattern matches nothing.
+    With `each`, a pattern that matches nothing is unknown, too.
     """
     if not isinstance(names, Iterable):
         raise UnsupportedError(f"names= takes a pattern, several, or a function, not a {type(names).__name__}")

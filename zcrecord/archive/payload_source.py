@@ -69,25 +69,16 @@ class PayloadSource(ABC):
 
     A payload's identity is its place: its file and its range there. Nothing else tells that two payloads are the same
     bytes; an offset in an index is an address within one layout.
-
-    Attributes:
-        path: the file as it was named; None for bytes.
-        absolute: its absolute path, by which it is opened again; None where the bytes are not a local file's.
-        mode: "r", or "c" where the memory may be written.
-        buffer: header, index and trailer at their offsets, with all payloads that lie in the same memory; read-only.
-        offset: where the archive starts in the file or buffer.
-        recipe: gives for an archive over this source a function and its arguments that open it again, as pickle takes
-            them; None where nothing can be opened again.
-        member_sums: returns those of another format's files, for full verification.
     """
 
-    path: str | None
-    absolute: str | None
-    mode: Mode
-    buffer: memoryview
-    offset: int = 0
+    path: str | None  # the file as it was named; None for bytes
+    absolute: str | None  # its absolute path, by which it is opened again; None unless it is a local file
+    mode: Mode  # "r", or "c" where the memory may be written
+    buffer: memoryview  # header, index and trailer at their offsets, with all payloads in the same memory; read-only
+    offset: int = 0  # where the archive starts in the file or buffer
+    # Returns for an archive over this source what `__reduce__` does; None where nothing can be opened again.
     recipe: Callable[[Any], tuple[Any, ...]] | None = None
-    member_sums: Callable[[], Iterable[MemberSum]] = tuple
+    member_sums: Callable[[], Iterable[MemberSum]] = tuple  # of another format's files, for full verification
 
     # Bytes.
 
@@ -148,8 +139,7 @@ class PayloadSource(ABC):
 
     @property
     def file(self) -> tuple[str, tuple[int, ...]] | None:
-        """Absolute path and identity of the one mapped file that the payloads lie in; None if they do not, or may
-        have been edited. An offset in the archive is one in the file after `offset` is added."""
+        """Absolute path and identity of the one mapped file with all payloads, unedited; None without one."""
         return None
 
     @property

@@ -97,7 +97,7 @@ class Payloads:
         def prepare(at: int) -> memoryview:
             piece = raw[at : at + _SPAN]
             if self._mapped is not None:
-                self._mapped.bring(start + at, start + at + len(piece), _SPAN)
+                self._mapped.populate(start + at, start + at + len(piece), _SPAN)
             if digest is not None:
                 running.update(piece)
             return piece
@@ -108,17 +108,17 @@ class Payloads:
             raise IntegrityError(what, path=self._archive.path, tensor=info.name, offset=info.offset)
         self._sound.add(info.payload)
 
-    def let_go(self) -> None:
-        """Let go of the pages that were read last."""
+    def release(self) -> None:
+        """Release the pages that were read last."""
         if self._mapped is not None:
-            self._mapped.let_go()
+            self._mapped.release()
 
     def _find(self, raw: memoryview) -> int:
         """Return the offset of these bytes in the mapping; memory that is no mapped file's is left alone."""
         if raw.obj is not self._memory and hasattr(mmap, "MADV_DONTNEED"):
-            self.let_go()
+            self.release()
             self._memory, self._mapped = raw.obj, None
-            # Not of a private copy: to let go of it would undo what was written to it.
+            # Not of a private copy: to release it would undo what was written to it.
             if isinstance(raw.obj, mmap.mmap) and memoryview(raw.obj).readonly:
                 self._mapped = SequentialMapping(raw.obj)
                 self._base = address(self._mapped.view)
@@ -129,7 +129,7 @@ class Payloads:
         lo, hi = extent(block)
         if hi - lo <= KEPT or block.size == 1:
             if self._mapped is not None:
-                self._mapped.bring(lo - self._base, hi - self._base)
+                self._mapped.populate(lo - self._base, hi - self._base)
             out[...] = block
             return
         axis = max(range(block.ndim), key=lambda a: abs(block.strides[a]) if block.shape[a] > 1 else -1)

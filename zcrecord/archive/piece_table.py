@@ -16,8 +16,7 @@ class PieceTable:
     A payload that lies whole in one file is one piece; of a split tensor there are several, each a box of its elements.
 
     Attributes:
-        file: by piece, the number of the shard; NONE for the catalogue itself.
-        payload: by piece, its number in that shard's index, or among the catalogue's blobs.
+        file, payload: by piece, its shard's number (NONE: the catalogue's blobs), and its number among payloads there.
         first: by payload, its first piece, and behind the last one their number; None where each has one.
         origin, extent: by piece, first index and size of the box along each axis; None where nothing is split.
     """

@@ -101,10 +101,10 @@ class ReferencedFiles(Shards):
 
     def _rows(self, file: int) -> Array:
         """Return the payloads of a file, as entries of an index."""
-        rows_of_file: Any = slice(self._ends[file], self._ends[file + 1])
-        rows_of_file = rows_of_file if self._order is None else self._order[rows_of_file]
-        rows: Array = self._payloads[rows_of_file].copy()
-        rows["offset"] = self._offset[rows_of_file]
+        mine: Any = slice(self._ends[file], self._ends[file + 1])
+        mine = mine if self._order is None else self._order[mine]
+        rows: Array = self._payloads[mine].copy()
+        rows["offset"] = self._offset[mine]
         return rows
 
     def size(self, file: int) -> int:
@@ -126,7 +126,11 @@ class ReferencedFiles(Shards):
         bring: Callable[[int, int], None] = lambda *_: None,
         source_in: Any = default_source_in,
     ) -> Archive:
-        """Open a file as an archive of payloads alone; IntegrityError unless it is the one that was indexed."""
+        """Return the bytes of a file as an archive of payloads alone.
+
+        Raises:
+            IntegrityError: the file is not the one that was indexed. FormatError: it is this archive.
+        """
         start, end = self._described[file].tolist()
         if memory.identity is not None and self.catalogue.source.file == (memory.absolute, memory.identity):
             raise FormatError("refers to itself", path=self.catalogue.path)

@@ -34,7 +34,8 @@ _SPLIT = -2  # in the place of a payload, for a file: the pieces of a split payl
 def open_catalogue(archive: Archive, make_shards: Callable[[Archive, Index], Shards]) -> Archive:
     """Return the archive that a catalogue, or an archive of references, describes; opens no file.
 
-    Its tensors are checked on use, as at level "touch". `make_shards` makes the files of the catalogue and the outline.
+    The tables must be in memory or mapped. The checksum of its index is checked, and tensors on use, as at level
+    "touch". `make_shards` makes its files of the catalogue and the outline's index.
 
     Raises:
         FormatError: a table is missing or not of its form. IntegrityError: the index is damaged.
@@ -52,7 +53,10 @@ def open_catalogue(archive: Archive, make_shards: Callable[[Archive, Index], Sha
 
 
 def _check_split(index: Index, table: PieceTable) -> None:
-    """Raise FormatError if a tensor in pieces has strides, or another shape than one it is tied to."""
+    """Raise FormatError if a tensor over a payload in pieces has strides, or another shape than one it is tied to.
+
+    Boxes are of elements in C order: any other view would have other elements than its boxes.
+    """
     if table.first is None:
         return
     alone = np.append(table.first[1:] - table.first[:-1] == 1, True)

@@ -40,10 +40,7 @@ def _are_apart(origin: Array, extent: Array) -> bool:
 
 
 def tiles(origin: Array, extent: Array, shape: tuple[int, ...]) -> bool:
-    """Return True if boxes lie inside a shape and cover every element of it once.
-
-    False, too, for more than 4,096 boxes that differ along more than four axes.
-    """
+    """Return True if boxes tile a shape; False, too, for over 4,096 boxes that differ along over four axes."""
     rank = len(shape)
     if origin.shape[1] < rank or (origin.shape[1] > rank and (origin[:, rank:].any() or extent[:, rank:].any())):
         return False

@@ -15,20 +15,16 @@ _AGAIN = "the download failed: fetch the file itself"
 
 
 class Format(NamedTuple):
-    """A file format that `zcrecord convert` knows.
-
-    `suffixes` are those of its files, `starts` the first bytes that tell it for sure; `streams` is True if a pipe can
-    be read; `extra` is the one that brings the packages it needs.
-    """
+    """A file format that `zcrecord convert` knows."""
 
     name: str
     title: str
     suffixes: tuple[str, ...]
-    starts: tuple[bytes, ...] = ()
+    starts: tuple[bytes, ...] = ()  # first bytes that no other file has
     reads: bool = True
     writes: bool = False
-    streams: bool = False
-    extra: str | None = None
+    streams: bool = False  # a pipe can be read
+    extra: str | None = None  # installs the packages it needs
     advice: str = _CONVERT
 
 

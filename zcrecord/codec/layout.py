@@ -54,8 +54,7 @@ _DIRECTORIES = {0x10B: 120, 0x20B: 136}  # from a Windows program's PE header to
 
 def u16_at(buffer: memoryview, offset: int) -> int:
     """Return the unsigned 16-bit number at `offset`."""
-    value: int = _U16.unpack_from(buffer, offset)[0]
-    return value
+    return int(_U16.unpack_from(buffer, offset)[0])
 
 
 class Header(NamedTuple):

@@ -1,8 +1,7 @@
 """The rules of an index: of one tensor, at level `touch`; of every entry and of the index as a whole, at level `index`.
 
-A rule of one payload or one tensor stands once, in `check_payload` and `check_tensor`. The fields that it compares are
-Python's integers at level `touch`, of a single entry, and numpy's columns at level `index`, of all entries. Operators
-mean the same for both; `&` and `|` stand for `and` and `or`.
+A rule of one payload or one tensor stands once, in `check_payload` and `check_tensor`. It compares Python's integers at
+level `touch`, and numpy's columns at level `index`: `&` and `|` stand for `and` and `or`.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class Plan:
                 for block in payloads.pieces(infos[c.name]):
                     for start in range(0, len(block), PIECE):
                         yield bytes(block[start : start + PIECE])
-                payloads.let_go()
+                payloads.release()
                 position = c.offset + c.nbytes
 
 

@@ -87,7 +87,7 @@ def write(
             # Given up: a member that Ctrl-C left open, and the file, close into nothing when they are collected.
             opened.fp, opened._writing, opened._didModify = io.BytesIO(), False, False  # type: ignore[attr-defined]
             raise
-        payloads.let_go()
+        payloads.release()
         return sink.position
 
 

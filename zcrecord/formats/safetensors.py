@@ -140,7 +140,7 @@ class _Output:
                 self._done += len(piece)
                 if self._progress is not None:
                     self._progress(self._done, self._payloads.nbytes)
-        self._payloads.let_go()
+        self._payloads.release()
         return sink.position
 
     def shards(

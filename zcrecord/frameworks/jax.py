@@ -40,13 +40,13 @@ _ADVICE = "make the template from the saved object, such as optimizer.init(param
 def jax_arrays(archive: Archive, names: Names | None = None) -> dict[str, Any]:
     """Return jax arrays by name, in saved order, on jax's default device; tied ones are one and the same array.
 
-    The table above tells which are copied. Donating an uncopied array to a jitted function is safe: jax does not write
-    to memory that it does not own. Tensors that jax has no type for, such as strings, come as the record's own views.
+    The table above tells which are copied. Donating an uncopied array to a jitted function is safe: jax writes to no
+    memory that it does not own. Tensors that jax has no type for, such as strings, come as the record's own views.
 
     Raises:
         DependencyError: jax is not installed. TensorNotFoundError: no tensor has a name without wildcards.
-        UnsupportedError: jax would convert elements of 64 bits to 32; set `jax_enable_x64`, or leave the tensor out
-        with `names`. LimitError: copies of different views of the same bytes would be far larger than the archive.
+        UnsupportedError: jax would convert elements of 64 bits to 32; set `jax_enable_x64`, or leave the tensor out.
+        LimitError: copies of different views of the same bytes would be far larger than the archive.
     """
     jax = import_jax()
     return beside_jax_views(archive, names, lambda part: dict(zip(part.names(), _arrays(jax, part), strict=True)))
@@ -190,12 +190,11 @@ def _value_at(root: _Branch, path: Sequence[Any], leaf: Any, used: set[Any]) -> 
 
 def _use_item(node: Any, key: str, used: set[Any]) -> Any:
     """Return one item of an attribute that is a list or tuple, and note it as used; None for any other node or key."""
-    if not isinstance(node, _Leaf) or not isinstance(node.value, list | tuple) or not key.isdecimal():
-        return None
-    if int(key) >= len(node.value):
+    items = node.value if isinstance(node, _Leaf) and isinstance(node.value, list | tuple) else ()
+    if not key.isdecimal() or int(key) >= len(items):
         return None
     used.add((id(node), int(key)))
-    return _Leaf(node.value[int(key)], False)
+    return _Leaf(items[int(key)], False)
 
 
 def _is_used(leaf: _Leaf, used: set[Any]) -> bool:

@@ -136,6 +136,8 @@ def shared_payloads(archive: Archive) -> set[int]:
 
 
 class _TorchTensors:
+    """An archive's tensors as torch's, tied ones over one storage."""
+
     def __init__(self, torch: Any, archive: Archive, device: Any, *, copied: bool) -> None:
         self._torch, self._archive, self._device, self._copied = torch, archive, device, copied
         self._bases: dict[int, Any] = {}  # payloads that several tensors use, as one tensor of bytes each

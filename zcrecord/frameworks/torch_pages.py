@@ -1,13 +1,13 @@
 """torch tensors over a mapped file, for programs that use parts of them: only the pages of those parts are read.
 
-With the system's read-ahead, page faults of a program that uses rows and columns of tensors read most of the file;
-without it, each page is a request, for which the program waits. So read-ahead is switched off for the mapping. Before a
-tensor, or a part of one, is read (copied, compared, multiplied), all of its pages are requested. Views (`narrow`,
-`[...]`, `view`, `chunk` and so on) read nothing.
+The system's read-ahead would read most of the file for rows and columns of tensors; without it, each page is a request,
+for which the program waits. So read-ahead is switched off, and all pages of a tensor, or of a part of one, are
+requested before it is read (copied, compared, multiplied). Views (`narrow`, `[...]`, `view`, `chunk` and so on) read
+nothing.
 
 torch has no read-only tensors: a write to a read-only mapping ends the process. So a tensor gets memory of its own
-before it is written. One case is not noticed: after `parameter.data = tensor` the parameter lies on the file, and a
-write to the parameter ends the process. Use `parameter.data = tensor.clone()`.
+before it is written. One case is not noticed: after `parameter.data = tensor` the parameter lies on the file; use
+`tensor.clone()`.
 """
 
 from __future__ import annotations

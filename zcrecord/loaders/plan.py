@@ -1,7 +1,6 @@
-"""Plans of loads: byte ranges, each once, in the order of the file, and the tensors in them. Reads no payload.
+"""Plans of loads: byte ranges, each once, in the order of the file, and the tensors in them; reads no payload.
 
-Everything here is arithmetic over the index; `boxes` has that of parts of tensors, `payload_sources` finds the bytes.
-`archive.subset` chooses names, `load` carries plans out.
+`boxes` has the arithmetic of parts of tensors, `payload_sources` finds the bytes, `load` carries plans out.
 """
 
 from __future__ import annotations

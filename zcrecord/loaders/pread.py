@@ -33,11 +33,9 @@ _Wanted = tuple[PayloadRef, Octets]  # a ref, and the memory for its bytes
 class ReadingLoader(HostLoader):
     """Tensors in memory of their own, or the caller's (`dst=`), read from the file; tied tensors share one.
 
-    `load` notes the memory of each tensor, `finish` reads all bytes, those of remote archives, too. Bytes in memory are
-    copied in `load`. A file that was replaced, changed or became shorter since it was opened is a SourceError.
-
-    Cancelling, by `cancel` or Ctrl-C, waits for the reads under way, since they fill memory that may be the caller's:
-    four of 1 MiB each of a file; of a remote archive the requests of one batch. No further read is begun.
+    `load` notes the memory of each tensor, or copies bytes in memory; `finish` reads all others. A file that was
+    replaced, changed or became shorter since it was opened is a SourceError. Cancelling, by `cancel` or Ctrl-C, waits
+    for the reads under way, since they fill memory that may be the caller's: four of 1 MiB each, or one remote batch.
     """
 
     device = "read"

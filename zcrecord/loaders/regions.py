@@ -16,11 +16,7 @@ from .boxes import Bounds, Box, ByteGrid, bounds_of, grid_of
 
 
 class Region(NamedTuple):
-    """A tensor's bytes in its payload, [start, start + nbytes), and its layout in them.
-
-    A box with other bytes between its own has a `grid`, and `compact` strides for itself, None for C order. A split
-    tensor has `bounds`, a box of it, and no `start`; `tensor` is the first with its payload and shape.
-    """
+    """A tensor's bytes in its payload, [start, start + nbytes), and its layout in them."""
 
     payload: int
     start: int
@@ -30,10 +26,10 @@ class Region(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None
     byte_offset: int
-    grid: ByteGrid | None = None
-    compact: tuple[int, ...] | None = None
-    bounds: Bounds | None = None
-    tensor: int = -1
+    grid: ByteGrid | None = None  # of a box with other bytes between its own
+    compact: tuple[int, ...] | None = None  # strides of that box alone, None for C order
+    bounds: Bounds | None = None  # of a box of a split tensor, which has no `start`
+    tensor: int = -1  # the first one with the payload and shape of that
 
     @staticmethod
     def raw(payload: int, start: int, nbytes: int) -> Region:

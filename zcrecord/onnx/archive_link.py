@@ -152,7 +152,7 @@ def digest_of(payloads: Payloads, record: Record, progress: Callable[[int, int],
         return digest.digest()
 
     digest_text = content_digest(record.archive, sha256)
-    payloads.let_go()
+    payloads.release()
     return digest_text
 
 

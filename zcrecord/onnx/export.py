@@ -247,7 +247,7 @@ class _ModelWriter:
     def write(self, sink: Sink) -> None:
         total = self._before + self._nbytes
         write_parts(self._parts, sink, lambda written: self._report(self._before + written, total))
-        self._payloads.let_go()
+        self._payloads.release()
 
     def report(self, source: str | None, dest: str | None, started: float) -> ConvertReport:
         inside = [self._payloads.infos[t.number] for t in self._tensors if t.number not in self._outside]

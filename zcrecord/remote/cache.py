@@ -1,12 +1,8 @@
-"""Cache of remote archives in a folder: indexes and payloads, found again by URL, version and offset.
+"""Cache of remote archives in a folder: indexes and payloads, by URL, version and offset.
 
-An entry belongs to one archive, by its URL (`cache_keys`), to one version, by the server's size and tag, and to one
-offset. So only the server of that URL decides which bytes are found: 64-bit digests find damage but no forgery, and are
-used for nothing else. Entries that are damaged, half written, or not plain files are ignored, and any may be removed at
-any time.
-
-Users who can write to the folder could change loaded weights. So a folder that others may write to is refused, as is
-every folder in it; only their owner can read and write files and folders made here.
+So only the server of a URL decides which bytes are returned for it: 64-bit digests detect damage but no forgery, and
+are used for nothing else. Entries that are damaged, half written, or not plain files are ignored, and any may be
+removed at any time. A folder that others may write to, who could change loaded weights, is refused.
 """
 
 from __future__ import annotations
@@ -39,9 +35,7 @@ _PLAIN = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CL
 def cache_at(folder: Any, url: str, options: Mapping[str, Any]) -> Path | None:
     """Return the folder of the archive at a URL, with fsspec's options, in a cache's; None if no cache is used.
 
-    Raises:
-        SourceError: a folder cannot be made, or others may write to it, the user's folder included.
-        UnsupportedError: `folder` is not a path, False for no cache, or None for ZCRECORD_CACHE.
+    SourceError if a folder cannot be made, or others may write to it; UnsupportedError if `folder` is no path or False.
     """
     root = _folder_of(folder)
     if root is None:

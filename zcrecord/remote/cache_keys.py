@@ -1,8 +1,7 @@
 """Cache keys of URLs with fsspec's options: archives of two publishers never share one. Works on text alone.
 
-On a hub everybody uses one server, which may tell archives apart by folder, query, user or header. So the key has
-everything that the server gets, except credentials (passwords, tokens) and the signature of a signed URL: with these no
-entry would be found again. A key that is too specific only costs room in the cache.
+A hub's server may tell archives apart by folder, query, user or header. So the key has everything that the server gets,
+except credentials and the signature of a signed URL, which change. A key that is too specific only costs room.
 """
 
 from __future__ import annotations

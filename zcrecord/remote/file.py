@@ -32,24 +32,16 @@ def retry_delay(tries: int, retry_after: float = 0.0) -> float:
 
 
 class RemoteFile:
-    """Base class of remote files. `start` is called first; then several threads may use it, and forked processes.
+    """Base class of remote files. `start` is called first; then several threads may use it, and forked processes."""
 
-    Attributes:
-        shown: the URL as errors show it, without secrets.
-        size: in bytes, once `start` was called.
-        tag: the server's version tag (ETag, or time of change); None if it sends none.
-        strong: True if equal tags promise equal bytes; a weak ETag does not.
-        near: ranges with at most so many bytes between them are fetched by one request, which is faster than two.
-    """
-
-    near = NEAR
+    near = NEAR  # ranges with at most so many bytes between them are fetched by one request, faster than by two
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         self._url, self._options = url, dict(options)
-        self.shown = redacted(url)
-        self.size = -1
-        self.tag: str | None = None
-        self.strong = True
+        self.shown = redacted(url)  # the URL as errors show it, without secrets
+        self.size = -1  # in bytes, once `start` was called
+        self.tag: str | None = None  # the server's version tag (ETag, or time of change); None if it sends none
+        self.strong = True  # equal tags promise equal bytes; those of a weak ETag do not
         self._pid = -1
         self._connection: tuple[Any, str] | None = None
 

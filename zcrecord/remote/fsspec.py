@@ -42,8 +42,7 @@ class FsspecFile(RemoteFile):
     def _info(self, **limit: float) -> Mapping[str, Any]:
         fs, path = self.connection()
         fs.invalidate_cache(path)
-        info: Mapping[str, Any] = fs.info(path, **limit)
-        return info
+        return dict(fs.info(path, **limit))
 
     def _check(self, info: Mapping[str, Any]) -> None:
         if info.get("type") == "directory" or info.get("size") is None:

@@ -1,9 +1,8 @@
 """Files on HTTP servers: range requests over the session of fsspec's HTTP file system.
 
-fsspec's own `cat_file` accepts any answer for a range: the whole file, another range, another version. Here every
-answer's headers are checked first, and its bytes are written straight to their place. They are counted as they come and
-never decompressed, so that a server cannot make this process use more memory. If a server redirects to another server,
-the user's headers, cookies and passwords are not sent there.
+fsspec's own `cat_file` accepts any answer for a range: the whole file, another range, another version. Here headers are
+checked first, and bytes, never decompressed, are counted as they are written to their place: a server cannot make this
+process use more memory. Another server, after a redirect, gets no headers, cookies or passwords of the user.
 """
 
 from __future__ import annotations

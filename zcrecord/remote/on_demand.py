@@ -36,8 +36,7 @@ class Checksum(NamedTuple):
         running = self.new()
         for start in range(0, len(octets), _PIECE):
             running.update(octets[start : start + _PIECE])
-        digest: bytes = running.digest()
-        return digest
+        return bytes(running.digest())
 
 
 class PayloadRange(NamedTuple):
@@ -55,19 +54,13 @@ class PayloadRange(NamedTuple):
 
 
 class OnDemandMemory:
-    """Bytes of one remote archive, fetched once, when they are asked for; for threads, and forked processes.
-
-    Attributes:
-        cache: entries on disk of this version of the archive; None without a cache.
-        near, shown: those of the file.
-        pins: SHA-256 digests given to `pin`, by the offset of their payload.
-    """
+    """Bytes of one remote archive, fetched once, when they are asked for; for threads, and forked processes."""
 
     def __init__(self, file: RemoteFile, octets: memoryview, present: RangeSet, cache: VersionCache | None) -> None:
-        """Take the file, memory as large as the file, the ranges that are in memory already, and the cache."""
+        """Take the file, memory as large as the file, the ranges in memory, and this version's cache entries."""
         self._file, self._octets, self._present, self.cache = file, octets, present, cache
         self.near, self.shown = file.near, file.shown
-        self.pins: dict[int, bytes] = {}
+        self.pins: dict[int, bytes] = {}  # SHA-256 digests by the offset of their payload
         self._checked: set[int] = set()  # offsets of payloads that are present and were checked
         self._fetching: dict[int, threading.Event] = {}  # offsets of payloads that a thread is fetching
         self._pid = os.getpid()

@@ -1,8 +1,4 @@
-"""Open a remote archive: header, index and trailer are fetched in two or three requests, payloads on demand.
-
-The first request asks for more than the header, to include a small index in front. The archive itself checks index and
-payloads.
-"""
+"""Open a remote archive: header, index and trailer are fetched in two or three requests, payloads on demand."""
 
 from __future__ import annotations
 
@@ -46,19 +42,16 @@ def open_url(
 ) -> Archive | str:
     """Return a remote archive with header, index and trailer in memory; for a `file://` URL the path.
 
-    A payload is fetched, and its digest checked, before the first view of it is made. If the archive was packed for
-    transport, the frames that contain it are fetched; without a seek table the whole file is. The archive is pickled by
-    URL, cache and options, which may contain credentials.
+    A payload is fetched, and its digest checked, before the first view of it is made; of a packed archive its frames,
+    or without a seek table all of it. The archive is pickled by URL, cache and options, which may contain credentials.
 
     Args:
-        verify: "index" or "touch".
         cache: a folder; None for the environment variable ZCRECORD_CACHE, False for no cache.
         options: for fsspec's file system: headers, credentials, an S3 endpoint.
         open_other: opens a file that is no archive; None refuses it.
 
     Raises:
-        SourceError: it cannot be read. FormatError: it is not a valid archive. LimitError: it is beyond a limit of the
-        format. DependencyError, UnsupportedError: as `connect`.
+        SourceError: it cannot be read. FormatError: it is not a valid archive. And the errors of `connect`.
     """
     file = remote_file(url, options)
     if isinstance(file, str):

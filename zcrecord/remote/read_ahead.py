@@ -1,9 +1,8 @@
 """Streams of remote archives, for loaders and for verification: batches of merged requests, verified, and not kept.
 
-Loaders ask for payloads, or pieces of them, in the order of the file. Here these become batches: neighbours merged,
-several requests at a time, at most three batches in memory. Digests are computed batch by batch, so that a payload may
-be larger than these; an error of its digest comes with its last byte. `ranges` decides what one request is. Content
-digests are defined in `archive.digest`, the rules of elements in `codec.element_rules`.
+Loaders ask for payloads, or pieces of them, in the order of the file. Here these become batches of several requests, at
+most three in memory. Digests are computed batch by batch, so that a payload may be larger than these; an error of its
+digest comes with its last byte.
 """
 
 from __future__ import annotations

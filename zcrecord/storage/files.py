@@ -254,14 +254,13 @@ def open_sink(
 ) -> Iterator[Sink]:
     """Yield a sink for a path, a URL or a binary file object.
 
-    A path gets a scratch file beside it, which replaces the file there only when the block ends without an exception,
-    and is removed otherwise: the path holds the old file or the new one, whole. `durable` adds an fsync of the file
-    and of its folder. A symbolic link keeps its target; a device or a pipe is written to directly. `uploads` does the
-    same for a URL, with `options` for fsspec; its sink cannot be read back.
+    A path gets a scratch file beside it, which replaces the file there only when the block ends without an exception:
+    the path holds the old file or the new one, whole. `durable` adds an fsync of the file and of its folder. A symbolic
+    link keeps its target; a device or a pipe is written to directly. A URL, with `options` for fsspec, gets an upload.
 
-    `replaces` is the only version that may be replaced, as `version_of` returns it for a path, `uploads.version_at` for
-    a URL; None for any. The shards of a catalogue that is replaced are removed, unless `replaces` names its version:
-    then it is edited, and they stay. `check` is called for a path, under the folder's lock, right before the rename.
+    `replaces` is the only version that may be replaced, as `version_of` or `uploads.version_at` returns it; None for
+    any. A replaced catalogue's shards are removed, unless `replaces` names its version: then it is edited. `check` is
+    called for a path, under the folder's lock, right before the rename.
     """
     if hasattr(dest, "write"):
         sink = ObjectSink(dest)

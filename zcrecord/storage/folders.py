@@ -1,8 +1,4 @@
-"""Model folders: the one archive in a folder, and the files that belong to the model beside it.
-
-A model folder is laid out as on model hubs: `config.json`, the tokenizer's files, and the weights, here `model.zcr`. A
-new one gets copies of the files beside the weights it is made from, and appears whole.
-"""
+"""Model folders: the one archive in a folder, and the files that belong to the model beside it, as on model hubs."""
 
 from __future__ import annotations
 

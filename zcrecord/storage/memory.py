@@ -2,11 +2,9 @@
 
 Knows mappings, aligned memory and reads by position; nothing of the bytes' meaning. Opening is left to `files`.
 
-A mapped file holds no file descriptor: a process may have as few as 256, and more archives than that. Python's mmap
-keeps a duplicate of the descriptor that it is given, for as long as the mapping lives; from Python 3.13 on it can be
-told not to. Before, on 64-bit Linux, Python maps anonymous memory, which needs no descriptor, and the C library maps
-the file over that. Python still unmaps the memory, refuses to while it is used, and gives advice on it. Elsewhere each
-mapping takes a descriptor.
+A mapped file holds no file descriptor: a process may have as few as 256. Python's mmap keeps a duplicate of its
+descriptor, unless it is told not to, from Python 3.13 on. Before, on 64-bit Linux, Python maps anonymous memory, and
+the C library maps the file over that; Python still guards and unmaps it. Elsewhere each mapping takes a descriptor.
 """
 
 from __future__ import annotations
@@ -46,23 +44,14 @@ _lost: list[mmap.mmap] = []  # memory that may not be ours any more: never unmap
 
 
 class Memory(NamedTuple):
-    """Bytes that an archive may be opened from.
+    """Bytes that an archive may be opened from."""
 
-    Attributes:
-        octets: all of them, flat; writable only if nothing else uses them.
-        path: of their file, as it was named.
-        mapping: closed to release them; None for a buffer that was given.
-        identity: of the mapped file, to know it again.
-        filled: ranges that hold data in sparse memory; None if all of it does.
-        absolute: the file's absolute path, by which it is opened again: the working folder may change meanwhile.
-    """
-
-    octets: memoryview
-    path: str | None = None
-    mapping: mmap.mmap | None = None
-    identity: Identity | None = None
-    filled: list[tuple[int, int]] | None = None
-    absolute: str | None = None
+    octets: memoryview  # all of them, flat; writable only if nothing else uses them
+    path: str | None = None  # of their file, as it was named
+    mapping: mmap.mmap | None = None  # closed to release them; None for a buffer that was given
+    identity: Identity | None = None  # of the mapped file, to know it again
+    filled: list[tuple[int, int]] | None = None  # ranges that hold data in sparse memory; None if all of it does
+    absolute: str | None = None  # the file's absolute path, by which it is opened again from any working folder
 
 
 def _open(path: str, least: int, opened: int | None) -> tuple[io.FileIO, Identity]:

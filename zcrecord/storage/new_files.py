@@ -1,8 +1,8 @@
 """New files: sinks into scratch files beside their places, and the commit, by which they take these places.
 
-Every saver ends here. A commit is one step for all other savers: it holds the folder's lock from the check of what is
-there to the last rename. A note, itself a scratch file, tells the next save what a commit that was killed left. Knows
-system calls, and how to undo; nothing of archives: a function of the saver lists the shards of a replaced file.
+Every saver ends here. A commit holds the folder's lock from the check of what is there to the last rename. A note,
+itself a scratch file, tells the next save what a killed commit left. Knows system calls, and how to undo; nothing of
+archives.
 """
 
 from __future__ import annotations
@@ -223,12 +223,10 @@ def refuse(error: OSError, path: str) -> NoReturn:
 
 
 class FileGroup:
-    """New scratch files beside a path; at the end of the block, or the next save, those without a place are removed.
+    """New scratch files beside `path`, an absolute one, with the mode of the file there; `durable` ones are synced.
 
-    Args:
-        path: absolute; the file that will refer to these, or the file itself. They get the mode of the file there.
-        durable: fsync them, so that they survive power loss.
-        clear: remove what killed savers left, before the first file is made.
+    At the end of the block, or at the next save, those without a place are removed. Unless `clear` is False, what
+    killed savers left is removed before the first is made.
     """
 
     def __init__(self, path: str, *, durable: bool, clear: bool = True) -> None:
@@ -307,17 +305,11 @@ def put_in_place(files: Sequence[Placement], *, durable: bool, shards_of: Shards
     """Move finished files to their places, replacing the files there: every saver's last step.
 
     The last one may refer to the others, and appears after them. If a move fails, those at free places are moved back.
-
-    Args:
-        files: in one folder, if `shards_of` is given.
-        durable: fsync the folders, so that the moves survive power loss; the files had theirs.
-        shards_of: lists the shards of the file that the last one replaces. They are removed once it is replaced, and
-            that is on the disk, unless a catalogue in the folder names them then. If this process is killed before, or
-            the system refuses, the next save to the path does it.
+    If `durable`, the moves survive power loss. `shards_of` lists the shards of the file that the last one replaces, all
+    in one folder; they are removed after that, now or by the next save, unless a catalogue there names them.
 
     Raises:
-        SourceError: another version is there (DestinationExistsError: something is), and stays; or the file system
-        reports an error.
+        SourceError: another version is there (DestinationExistsError: something is), and stays; or the system refuses.
     """
     last = files[-1]
     folders = sorted({os.path.dirname(file.path) for file in files})
@@ -338,10 +330,7 @@ def put_in_place(files: Sequence[Placement], *, durable: bool, shards_of: Shards
 
 
 def _synced(folders: Iterable[str], path: str) -> bool:
-    """Flush folders to the disk; if that fails, log a warning about the file at `path` and return False.
-
-    It does not fail the save, which is done: but until then power loss may bring back the replaced file.
-    """
+    """Flush folders to the disk; if that fails, log that power loss may undo the save of `path`, and return False."""
     try:
         for folder in folders:
             sync_folder(folder)

@@ -1,9 +1,8 @@
 """Scratch files: new files beside the place that they are to take, and the remains of those whose writer died.
 
-Knows how they are named, and the locks: of a scratch file, which tells living writers from dead ones, and of the
-folder, by which savers take turns. A lock is one on an open file (flock): the system removes it when the process that
-has it ends, and no file is left of it. `new_files` writes scratch files and puts them in their places. A scratch file
-may be a note: it lists shards that exist before, or after, the catalogue names them.
+Knows their names, and locks on open files (flock), which the system removes with their process: a scratch file's tells
+living writers from dead ones, by a folder's savers take turns. `new_files` writes scratch files and puts them in their
+places. One may be a note: it lists shards that exist before, or after, the catalogue names them.
 """
 
 from __future__ import annotations

@@ -21,17 +21,11 @@ def flat_view(data: Any) -> memoryview:
 
 
 class Sink:
-    """Base class of destinations that are written forward.
+    """Base class of destinations that are written forward."""
 
-    Attributes:
-        position: bytes written so far.
-        can_rewind: `rewind` and `patch` work, and `read_back` if it `keeps` the bytes.
-        keeps: bytes written earlier can be read back, if it can rewind.
-    """
-
-    position = 0
-    can_rewind = False
-    keeps = False
+    position = 0  # bytes written so far
+    can_rewind = False  # `rewind` and `patch` work, and `read_back` if it `keeps` the bytes
+    keeps = False  # bytes written earlier can be read back, if it can rewind
 
     def write(self, data: Any) -> None:
         """Append all of a bytes-like."""

@@ -36,7 +36,7 @@ class SequentialMapping:
         except OSError:
             self.populates = False
 
-    def bring(self, start: int, end: int, behind: int = 0) -> None:
+    def populate(self, start: int, end: int, behind: int = 0) -> None:
         """Populate pages before they are touched; SourceError if they cannot be read, which would be a signal later.
 
         The last `behind` bytes that were populated are still in use, and are released later.
@@ -45,7 +45,7 @@ class SequentialMapping:
             used = max(self._hi - behind, self._lo)
             rest = (used, self._hi)
             self._hi = used
-            self.let_go()
+            self.release()
             self._rest, self._lo = rest, start
         self._hi = max(self._hi, end)
         if self.populates:
@@ -56,7 +56,7 @@ class SequentialMapping:
                 what = "cannot be read any more; did it become shorter meanwhile?"
                 raise SourceError(what, offset=start, errno=error.errno) from error
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Release the populated pages; the page cache keeps them, and views of them stay valid."""
         for lo, hi in (self._rest, (self._lo, self._hi)):
             page = max(lo - _AROUND, 0) & -mmap.PAGESIZE
@@ -154,7 +154,7 @@ class StreamReader:
         if self._mapped is not None:
             piece = self._mapped.view[start : start + most]
             if len(piece):
-                self._mapped.bring(start, start + len(piece))
+                self._mapped.populate(start, start + len(piece))
         else:
             if self._buffer is None:
                 self._buffer = memoryview(bytearray(PIECE))

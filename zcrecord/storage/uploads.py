@@ -62,12 +62,8 @@ def upload(url: str, options: Mapping[str, Any] | None = None, *, replaces: str 
     """Yield a sink that is published at a URL, whole, when the block ends without an exception.
 
     Otherwise what was sent is removed, and the URL keeps its file. Memory: five parts of 16 MiB at the most, and two of
-    `part_size` where they are larger.
-
-    Args:
-        options: for fsspec's file system, as `load_record` takes them in `storage_options`.
-        replaces: the version that is to be replaced, as `version_at` returns it; "" if there must be none, None for
-            any. It is compared just before; S3 compares it, too, as it publishes.
+    `part_size` where they are larger. `replaces` is the one version to be replaced, as `version_at` returns it, "" for
+    no file, None for any; it is compared just before, by S3 also as it publishes.
     """
     fs, path = connected(url, options)
     shown = redacted(url)

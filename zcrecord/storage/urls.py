@@ -90,11 +90,7 @@ def file_beside(url: str, name: str) -> str:
 
 
 def connect(url: str, options: Mapping[str, Any] | None) -> tuple[Any, str]:
-    """Return fsspec's file system for a URL, and the file's path in it.
-
-    Raises:
-        DependencyError: a package for this kind of URL is missing. UnsupportedError: fsspec knows no such kind.
-    """
+    """Return fsspec's file system for a URL and the path in it; DependencyError or UnsupportedError for its kind."""
     if options is not None and not isinstance(options, Mapping):
         raise UnsupportedError(f"storage_options= takes a mapping, not a {type(options).__name__}")
     try:

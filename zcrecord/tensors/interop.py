@@ -220,8 +220,7 @@ def _torch_array(tensor: Any, kind: DType, torch: Any) -> Array | PackedTensor:
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
     if native.isbuiltin != 2:  # those of ml_dtypes torch does not know
-        array: Array = tensor.numpy()
-        return array
+        return np.asarray(tensor.numpy())
     raw: Array = tensor.view(torch.uint8 if native.itemsize == 1 else torch.int16).numpy()
     if kind.packed:
         return PackedTensor(np.ascontiguousarray(raw).reshape(-1), kind, _torch_shape(tensor, kind))

@@ -76,11 +76,7 @@ class LazyTensor:
         return dtypes.nbytes(prod(self.shape), self.kind.bits)
 
     def pieces(self) -> Iterator[Any]:
-        """Yield the values as bytes-like objects of `nbytes` bytes in all. Can be called once.
-
-        Raises:
-            ProducerError: too few or too many bytes, a piece of another type, or a second call.
-        """
+        """Yield the values, `nbytes` bytes-like in all, once; ProducerError if they are not as they were declared."""
         produce, self._produce = self._produce, _SPENT
         if produce is _SPENT:
             raise ProducerError("its values were produced already; make a new LazyTensor for each save")

@@ -145,11 +145,7 @@ class StringTensor:
     __slots__ = ("_ends", "data", "shape")
 
     def __init__(self, data: Octets, shape: tuple[int, ...], *, checked: bool = False) -> None:
-        """Wrap `data`; copies nothing, and checks every end before one is used, unless these bytes were `checked`.
-
-        Raises:
-            FormatError: the ends do not ascend from 0 inside the bytes, or the padding is not zero.
-        """
+        """Wrap `data`; copies nothing, and raises FormatError for wrong ends or padding, unless it was `checked`."""
         self.data, self.shape = data, tuple(shape)
         count = prod(self.shape)
         table = 8 * (count + 1)

@@ -14,8 +14,7 @@ from zcrecord.dtypes import Array, Octets
 def address(data: Any) -> int:
     """Return the address of an array's first element, or of a contiguous buffer's first byte."""
     array = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
-    first: int = array.__array_interface__["data"][0]
-    return first
+    return int(array.__array_interface__["data"][0])
 
 
 def addresses(arrays: Sequence[Any]) -> list[int]:

@@ -121,9 +121,8 @@ def _table_error(what: str, offset: int) -> FormatError:
 def decompress_frames(data: memoryview, table: SeekTable, target: memoryview, chosen: Numbers, threads: int) -> None:
     """Decompress chosen frames of a file, each to its place in `target`, which has room for the whole archive.
 
-    Raises:
-        FormatError: an entry of the table is not exactly one valid frame of that size (R84). IntegrityError: its
-        checksum is not that of the table. LimitError: it needs a window of more than 128 MiB.
+    FormatError if an entry of the table is not one valid frame of that size (R84), IntegrityError if its checksum is
+    not that of the table, LimitError if it needs a window of more than 128 MiB.
     """
     batch = np.cumsum(table.sizes[chosen]) // _BATCH
     batches = np.split(chosen, np.flatnonzero(np.diff(batch)) + 1) if len(chosen) else []

@@ -1,8 +1,7 @@
 """A record as instances of classes: a saved tree against annotations, arrays still views.
 
-Each annotation has a class in `leaves` or `containers` that fills it. An unknown annotation that is a class takes any
-value that `isinstance` accepts (jaxtyping checks dtype and shape so); any other takes any value. The name of a saved
-class tells apart the members of a union, no more: a record may be loaded into a class of another name.
+Each annotation has a class in `leaves` or `containers` that fills it. An unknown class takes the values that
+`isinstance` accepts, any other annotation every value. The name of a saved class matters only among members of a union.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def into(archive: Archive, kind: type[T]) -> T:
 
     Raises:
         MismatchError: a field is missing, or of another kind. UnsupportedError: nothing is loaded into such a `kind`.
-        LimitError: bytes that attributes share would take, copied for each, out of all proportion to the archive.
+        LimitError: copies of bytes that attributes share would be far larger than the archive.
     """
     views = list(archive.views())
     check_blobs(archive)

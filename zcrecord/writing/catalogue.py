@@ -73,12 +73,9 @@ def some_of(entries: Entries, chosen: Sequence[int]) -> Entries:
 
 
 class PieceColumns(NamedTuple):
-    """The places of payloads in shards, as columns, in the order of the payloads.
+    """The places of payloads in shards, as columns: by piece the file and its payload, and in a split tensor its box.
 
-    Attributes:
-        file, payload: by piece, the shard's number, and the payload's in that shard's index.
-        first: by payload, its first piece, and at the end the number of pieces; None if each payload is one piece.
-        origin, extent: by piece, first index and size of its box along each axis, then zeros; None if nothing is split.
+    `first` has by payload its first piece, and at the end their number; it and the boxes are None if nothing is split.
     """
 
     file: Array
@@ -89,19 +86,13 @@ class PieceColumns(NamedTuple):
 
 
 class WholeRecord:
-    """The record of all shards: outline, tables of pieces, and bytes that lie in no shard.
+    """The record of all shards: its `outline`, the tables of `pieces`, and `blobs`, bytes that lie in no shard.
 
     Args:
         entries: of the record, payloads numbered as in `pieces`; bytes among attributes and metadata become blobs.
         shards: the files, in the order of their numbers.
         kind: of the payloads' digests in all shards; the outline has none where a tensor is split.
         pieces: None for every payload of all shards, numbered shard by shard.
-
-    Attributes:
-        outline: header, index and trailer.
-        blobs: the bytes that lie in the catalogue.
-        pieces: of all payloads, with blobs.
-        report: of the record, as if it were one archive.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """An archive written again with other entries: stored payloads are copied from file to file unread, then new ones.
 
 The index stays in front or behind, and stored payloads keep their order and alignment. Neighbours move together, by
-multiples of the base alignment, so that the file system can clone them: it shares whole blocks. `record.edit` chooses
-entries and payloads.
+multiples of the base alignment, so that the file system can clone them. `record.edit` chooses entries and payloads.
 """
 
 from __future__ import annotations

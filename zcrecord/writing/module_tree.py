@@ -180,10 +180,7 @@ class ModuleTreeBuilder:
         return number
 
     def entries(self, order: Sequence[int] | None = None) -> Entries:
-        """Return the entries so far, tensors as they were added, or in the order of the numbers in `order`.
-
-        A list or tuple whose keys are not 0, 1, 2 and so on becomes a mapping.
-        """
+        """Return the entries, tensors as added or in `order`; a list without the keys 0, 1, 2 is a mapping."""
         numbers, sizes, kinds = self._preorder_numbers(), self._sizes, self._final_kinds()
         above = [NONE, *map(numbers.__getitem__, self._above[1:])]
         module_key_sizes = map(_key_size, self._modules, [0, *map(sizes.__getitem__, self._above[1:])])
@@ -282,6 +279,34 @@ def state_entries(names: Sequence[str]) -> Entries | None:
     text, heads = "\0".join(["", *names, ""]), [name.rpartition(".")[0] for name in names]
     if any(odd in text for odd in ("..", "\0.", ".\0")):
         return None  # an empty key
+    table = _modules_above(heads)
+    if table is None or not table[0].keys().isdisjoint(names):
+        return None
+    modules, above = table
+    over, parents = (np.fromiter(map(modules.__getitem__, texts), np.intp) for texts in (above, heads))
+    del above, heads, table
+    depths = _depths(over)
+    if depths.max() >= MAX_DEPTH:
+        return None
+    count, total = len(names), len(modules)
+    places, numbers, sizes = _preorder(parents, over, depths)
+    octets: Any = len if text.isascii() else lambda name: len(name.encode())
+    lengths = np.fromiter(map(octets, modules), np.intp)
+    starts = np.where(depths, lengths + 1, 0)  # of keys, in the full names of a module's children
+    preorder, full = np.argsort(numbers), list(modules)
+    columns = ModuleColumns(
+        names=[full[i] for i in preorder.tolist()],
+        key_sizes=(lengths - starts[over])[preorder],
+        parents=np.append(NONE, numbers[over][preorder[1:]]),
+        places=np.append(0, places[count:])[preorder],
+        ends=np.arange(total) + sizes[preorder],
+    )
+    key_sizes = np.fromiter(map(octets, names), np.intp) - starts[parents]
+    return Entries(list(names), key_sizes, numbers[parents], places[:count], module_columns=columns)
+
+
+def _modules_above(heads: list[str]) -> tuple[dict[str, int], list[str]] | None:
+    """Return modules of these names and all around them, numbered, and the one around each; None for long names."""
     modules, above, new, room = {"": 0}, [""], heads, _ROOM
     while new:
         new = [head for head in dict.fromkeys(new) if head not in modules]
@@ -291,15 +316,24 @@ def state_entries(names: Sequence[str]) -> Entries | None:
             return None
         new = [head.rpartition(".")[0] for head in new]
         above += new
-    count, total = len(names), len(modules)
-    over, parents = (np.fromiter(map(modules.__getitem__, texts), np.intp) for texts in (above, heads))
-    del above, heads, new
-    depths, around = np.append(0, np.ones(total - 1, np.intp)), over
+    return modules, above
+
+
+def _depths(over: Any) -> Any:
+    """Return the depth of each module, up to MAX_DEPTH, by the number of the one around it."""
+    depths, around = np.append(0, np.ones(len(over) - 1, np.intp)), over
     while around.any() and depths.max() < MAX_DEPTH:
         depths += around > 0
         around = over[around]
-    if depths.max() >= MAX_DEPTH or not modules.keys().isdisjoint(names):
-        return None
+    return depths
+
+
+def _preorder(parents: Any, over: Any, depths: Any) -> tuple[Any, Any, Any]:
+    """Return the places of tensors and modules, the modules' numbers in pre-order, and their sizes in modules.
+
+    `parents` are the modules of tensors, `over` the modules around modules.
+    """
+    count, total = len(parents), len(over)
     first, sizes = np.full(total, count), np.ones(total, np.intp)  # the first tensor in each module, modules inside it
     first[parents[::-1]] = np.arange(count)[::-1]
     by_depth = np.argsort(depths, kind="stable")
@@ -316,19 +350,7 @@ def state_entries(names: Sequence[str]) -> Entries | None:
     numbers = np.zeros(total, np.intp)
     for level in levels:
         numbers[level] = numbers[over[level]] + 1 + before[level]
-    octets: Any = len if text.isascii() else lambda name: len(name.encode())
-    lengths = np.fromiter(map(octets, modules), np.intp)
-    starts = np.where(depths, lengths + 1, 0)  # of keys, in the full names of a module's children
-    preorder, full = np.argsort(numbers), list(modules)
-    columns = ModuleColumns(
-        names=[full[i] for i in preorder.tolist()],
-        key_sizes=(lengths - starts[over])[preorder],
-        parents=np.append(NONE, numbers[over][preorder[1:]]),
-        places=np.append(0, places[count:])[preorder],
-        ends=np.arange(total) + sizes[preorder],
-    )
-    key_sizes = np.fromiter(map(octets, names), np.intp) - starts[parents]
-    return Entries(list(names), key_sizes, numbers[parents], places[:count], module_columns=columns)
+    return places, numbers, sizes
 
 
 def _places(parents: Any, order: Any) -> tuple[Any, Any]:
