@@ -555,8 +555,8 @@ def add_metadata(record: Record, dest: Any, added: Mapping[str, Any], *, durable
     editor._end()
 
 
-def add_to_catalogue(record: Record, added: Mapping[str, Any], *, durable: bool) -> None:
-    """Replace the catalogue of a record by one with more metadata, any values except bytes; its shards stay."""
+def add_metadata_to_catalogue(record: Record, added: Mapping[str, Any], *, durable: bool) -> None:
+    """Replace a record's catalogue by one with more metadata, any values except bytes; the shards stay."""
     archive = record.archive
     catalogue = archive.source.file_archive(NONE)
     entries = stored_entries(archive)
