@@ -120,7 +120,6 @@ def _run(jobs: list[Job], count: int, end: Callable[[_Ended], None]) -> None:
 
 
 def _error_line(job: Job, error: BaseException, tried: int) -> str:
-    """Return the error of a job that failed, as one line."""
     place = label(job.source)
     if isinstance(error, BrokenProcessPool):
         return f"{place}: {_KILLED.format(tried=tried)}"

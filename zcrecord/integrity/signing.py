@@ -330,7 +330,6 @@ def _key_bytes(key: Any) -> tuple[bytes, str | None]:
 
 
 def _require_cryptography() -> None:
-    """Raise DependencyError unless cryptography is installed."""
     try:
         import cryptography  # noqa: F401
     except ImportError as error:

@@ -134,13 +134,7 @@ class RecordEditor(MutableMapping[str, Any]):
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        dest: str | os.PathLike[str] | None = None,
-        *,
-        force: bool = False,
-        durable: bool = True,
-        progress: Progress | None = None,
+        self, path: Any, dest: Any = None, *, force: bool = False, durable: bool = True, progress: Any = None
     ) -> None:
         """Arguments are those of `edit`; the archive is opened when the block begins."""
         if not isinstance(path, str | os.PathLike):
