@@ -75,12 +75,12 @@ def from_pretrained(folder: Any, model_class: Any, *args: Any, archive: Any = No
     """
     transformers = _import_transformers()
     path = path_of(folder)
-    _check(path, kwargs)
-    config, overrides, options = _configured(transformers, path, model_class, kwargs)
-    model_class, config = _concrete(model_class, config, path, options.get("trust_remote_code"))
+    _check_arguments(path, kwargs)
+    config, overrides, options = _read_config(transformers, path, model_class, kwargs)
+    model_class, config = _concrete_class(model_class, config, path, options.get("trust_remote_code"))
     record = archive if isinstance(archive, Record) else load_record(path if archive is None else archive)
     state = _model_tensors(record)
-    repeated = _repeated(transformers, state, config) if options.get("key_mapping") is None else set()
+    repeated = _repeated_names(transformers, state, config) if options.get("key_mapping") is None else set()
     wants_info = options.pop("output_loading_info", False)
     options |= {"config": config, "output_loading_info": True}
     load = functools.partial(model_class.from_pretrained, None, *args, **options)
@@ -174,7 +174,7 @@ def _import_transformers() -> Any:
 # Load.
 
 
-def _check(path: str, kwargs: dict[str, Any]) -> None:
+def _check_arguments(path: str, kwargs: dict[str, Any]) -> None:
     """Refuse arguments that name other weights, and folders that are missing or whose adapter would be left out."""
     for name, advice in _ELSEWHERE.items():
         if kwargs.get(name):
@@ -190,12 +190,12 @@ def _check(path: str, kwargs: dict[str, Any]) -> None:
         raise SourceNotFoundError(what, path=path)
 
 
-def _configured(
+def _read_config(
     transformers: Any, path: str, model_class: Any, kwargs: dict[str, Any]
 ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """Return the model's config, the arguments that are for its generation config, too, and those for the model.
+    """Return a model's config, and two sets of arguments: those for the generation config, and those for the model.
 
-    Of the arguments that change an Auto class's config, transformers gives none to the generation config.
+    Arguments that change the config of an Auto class are not for the generation config, as in transformers.
     """
     config, overrides = kwargs.get("config"), {k: v for k, v in kwargs.items() if k not in _BESIDE}
     options = {k: v for k, v in kwargs.items() if k in _BESIDE and k != "config"}
@@ -216,7 +216,7 @@ def _configured(
     return config, overrides, options
 
 
-def _concrete(model_class: Any, config: Any, path: str, trusted: Any) -> tuple[Any, Any]:
+def _concrete_class(model_class: Any, config: Any, path: str, trusted: Any) -> tuple[Any, Any]:
     """Return the class that an Auto class stands for, any other as it is, and its config.
 
     An Auto class itself loads from a folder or the Hub alone.
@@ -242,7 +242,7 @@ def _concrete(model_class: Any, config: Any, path: str, trusted: Any) -> tuple[A
     return concrete, config.get_text_config() if part else config
 
 
-def _repeated(transformers: Any, state: dict[str, Any], config: Any) -> set[str]:
+def _repeated_names(transformers: Any, state: dict[str, Any], config: Any) -> set[str]:
     """Return the names that repeat another's tensor and that the saved class declares as tied to it.
 
     transformers ties names that are missing, as in its own files. Of all others it compares all bytes.

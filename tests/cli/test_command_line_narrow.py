@@ -12,7 +12,7 @@ from rich.cells import cell_len
 
 import zcrecord
 from zcrecord.cli.dispatch import main
-from zcrecord.cli.render import Column, fitting
+from zcrecord.cli.render import Column, count_fitting
 
 pytestmark = pytest.mark.usefixtures("model_folder")
 
@@ -52,4 +52,4 @@ def test_no_table_is_wider_than_the_terminal(command: str, columns: int, monkeyp
 def test_last_columns_are_left_out_first() -> None:
     columns = [Column("name", least=20), Column("size", "right"), Column("note", least=12), Column("end")]
     row = ("n" * 50, "9" * 12, "x" * 40, "e" * 10)
-    assert [fitting(columns, [row], width) for width in (60, 59, 48, 47, 10)] == [4, 3, 3, 2, 2]
+    assert [count_fitting(columns, [row], width) for width in (60, 59, 48, 47, 10)] == [4, 3, 3, 2, 2]

@@ -18,7 +18,7 @@ from rank_checkpoints import load, refused, report, save, shards_in, written
 
 import zcrecord
 from zcrecord.distributed import ZcrStorageReader, load_views
-from zcrecord.distributed.join import joined
+from zcrecord.distributed.join import join_reports
 from zcrecord.distributed.rank_archive import Chunk
 from zcrecord.errors import (
     DestinationExistsError,
@@ -240,7 +240,7 @@ class Dying(dcp.DefaultSavePlanner):
 
 if sys.argv[2] == "after":  # its archive is whole, and has no name yet
     from zcrecord.distributed import writer
-    writer.joined = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+    writer.join_reports = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
     Dying = dcp.DefaultSavePlanner
 import warnings; warnings.simplefilter("ignore")
 state = {"w": torch.zeros(1 << 20), "z": torch.ones(3)}
@@ -281,14 +281,14 @@ def test_files_of_killed_saves_are_gone_after_the_next_and_no_others(when: str, 
 def test_chunks_that_do_not_cover_a_tensor_once_are_refused(boxes: Any) -> None:
     given = report(["w"] * len(boxes), boxes, {"w": (3, 4)})
     with pytest.raises(MismatchError, match=r"tensor 'w': the \d chunks .* do not cover its shape \(3, 4\) once"):
-        joined([given], None, None, alignment=64, digest=None)
+        join_reports([given], None, None, alignment=64, digest=None)
 
 
 def test_ranks_that_do_not_agree_on_a_tensor_are_refused() -> None:
     reports = [report(["w"], [((0, 0), shape)], {"w": shape}) for shape in ((3, 4), (3, 5))]
     message = r"tensor 'w': rank 1 has it as float32 of shape \(3, 5\), a rank before as float32 of shape \(3, 4\)"
     with pytest.raises(MismatchError, match=message):
-        joined(reports, None, None, alignment=64, digest=None)
+        join_reports(reports, None, None, alignment=64, digest=None)
 
 
 def test_chunks_of_one_tensor_with_other_shapes_or_types_are_refused(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from torch_devices import LazyTorch, OnDevice
 import zcrecord
 from zcrecord.distributed import ZcrStorageReader, load_views
 from zcrecord.distributed.folder import CheckpointFolder
-from zcrecord.distributed.join import joined
+from zcrecord.distributed.join import join_reports
 from zcrecord.distributed.rank_archive import Chunk, _HostBlocks
 from zcrecord.errors import UnsupportedError
 from zcrecord.tensors import interop
@@ -138,7 +138,9 @@ def test_metadata_are_made_for_the_names_that_are_loaded_alone(tmp_path: Path) -
         names = [name for name in paths for _ in range(5)]
         stem = f"checkpoint~{rank:016x}-{rank + 1:05}-of-00008"
         reports.append(report(names, boxes, dict.fromkeys(paths, (160, 8)), stem))
-    CheckpointFolder(tmp_path, durable=False).commit(joined(reports, paths, None, alignment=64, digest=None), 0, {})
+    CheckpointFolder(tmp_path, durable=False).commit(
+        join_reports(reports, paths, None, alignment=64, digest=None), 0, {}
+    )
     metadata = ZcrStorageReader(tmp_path).read_metadata()
     by_name = metadata.state_dict_metadata
     assert len(by_name) == 50 and "layers.3.weight" in by_name and "layers.50.weight" not in by_name

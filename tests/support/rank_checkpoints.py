@@ -16,7 +16,7 @@ import zcrecord
 from zcrecord.codec.index import PAYLOAD
 from zcrecord.distributed import ZcrStorageReader, ZcrStorageWriter
 from zcrecord.distributed.folder import CheckpointFolder
-from zcrecord.distributed.join import joined
+from zcrecord.distributed.join import join_reports
 from zcrecord.distributed.rank_archive import Chunk, RankReport, RankWriter, WholeTensor
 from zcrecord.errors import RecordError
 from zcrecord.writing.catalogue import WrittenShard
@@ -100,5 +100,5 @@ def written(tmp_path: Path, chunks: list[tuple[Chunk, torch.Tensor]], **values: 
         for chunk, tensor in chunks:
             out.add(chunk, tensor)
         report = out.finish(name, values)
-    folder.commit(joined([report], None, None, alignment=64, digest="xxh3"), 1, {name: folder.scratch})
+    folder.commit(join_reports([report], None, None, alignment=64, digest="xxh3"), 1, {name: folder.scratch})
     return zcrecord.load_record(tmp_path / "checkpoint.zcr")

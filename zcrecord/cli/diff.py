@@ -12,7 +12,7 @@ from zcrecord.record.record import Record
 from .endings import guarded
 from .parsers import Arguments, Parser
 from .render import Column, jsonable, name_text, printers, showing_progress, value_text
-from .stdio import opened_archive
+from .stdio import open_archive
 
 _COLUMNS = (
     Column(""),
@@ -45,7 +45,7 @@ def diff(args: Arguments) -> int:
 
     def work() -> int:
         nonlocal different
-        with opened_archive(args.file) as before, opened_archive(args.other) as after:
+        with open_archive(args.file) as before, open_archive(args.other) as after:
             different = _print_changes(before, after, args)
         return 0
 

@@ -64,8 +64,7 @@ def _pair(option: str, text: str, refuse: Callable[[str], Any]) -> tuple[str, ..
     return name, value
 
 
-def _value(text: str) -> Any:
-    """Return a value: JSON, or else text."""
+def _json_or_text(text: str) -> Any:
     with contextlib.suppress(ValueError):
         return json.loads(text)
     return text
@@ -85,9 +84,9 @@ def _drop_metadata(model: Any, name: str) -> None:
 
 
 _CHANGES: dict[str, Callable[..., None]] = {
-    "metadata": lambda model, name, text: model.metadata.__setitem__(name, _value(text)),
+    "metadata": lambda model, name, text: model.metadata.__setitem__(name, _json_or_text(text)),
     "drop-metadata": _drop_metadata,
-    "attribute": lambda model, name, text: model.attributes.__setitem__(name, _value(text)),
+    "attribute": lambda model, name, text: model.attributes.__setitem__(name, _json_or_text(text)),
     "rename": lambda model, old, new: model.rename(old, new),
     "drop": lambda model, name: model.drop(name),
     "tensor": _set_tensor,

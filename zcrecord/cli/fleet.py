@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from zcrecord.errors import RecordError, SourceError
 from zcrecord.fleet import Job, Outcome, convert_one, plan
-from zcrecord.fleet.sources import shown as shown_place
+from zcrecord.fleet.sources import label
 from zcrecord.storage.threads import cores
 
 from .endings import option_advice, tell, writing
@@ -79,8 +79,7 @@ def _print(args: Arguments, out: Printer, by_state: dict[str, list[_Ended]], nby
     if args.json:
         faults = {
             state: [
-                {"source": shown_place(e.job.source), "dest": shown_place(e.job.dest), "error": e.error}
-                for e in by_state[state]
+                {"source": label(e.job.source), "dest": label(e.job.dest), "error": e.error} for e in by_state[state]
             ]
             for state in ("refused", "failed")
         }
@@ -88,7 +87,7 @@ def _print(args: Arguments, out: Printer, by_state: dict[str, list[_Ended]], nby
         return
     parts = [f"{counts['converted']} of {count_text(models, 'model')} converted", f"{counts['kept']} kept"]
     parts += [f"{counts[state]} {state}" for state in ("refused", "failed") if counts[state]]
-    out.line(f"{name_text(shown_place(args.dest))}: {', '.join(parts)}, {out.size(nbytes)} out, {seconds:.2f} s")
+    out.line(f"{name_text(label(args.dest))}: {', '.join(parts)}, {out.size(nbytes)} out, {seconds:.2f} s")
 
 
 def _run(jobs: list[Job], count: int, end: Callable[[_Ended], None]) -> None:
@@ -121,8 +120,7 @@ def _run(jobs: list[Job], count: int, end: Callable[[_Ended], None]) -> None:
 
 
 def _error_line(job: Job, error: BaseException, tried: int) -> str:
-    """Return the error of a job that failed, as one line."""
-    place = shown_place(job.source)
+    place = label(job.source)
     if isinstance(error, BrokenProcessPool):
         return f"{place}: {_KILLED.format(tried=tried)}"
     if isinstance(error, RecordError):

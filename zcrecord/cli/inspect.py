@@ -23,7 +23,7 @@ from zcrecord.record.record import Record
 
 from .parsers import Arguments, Parser, natural
 from .render import NO_TENSORS, Column, Printer, count_text, jsonable, name_text, printers, showing_progress, value_text
-from .stdio import name_of, opened_archive
+from .stdio import name_of, open_archive
 
 _HASHED_UNASKED = 64 << 20  # bytes of payload whose content digest takes no noticeable time
 _GLANCE = 50  # attributes that `info` shows on a terminal
@@ -53,7 +53,7 @@ def info(args: Arguments) -> int:
     onnxruntime tells if it is installed."""
     out, errors = printers()
     name = name_of(args.file)
-    with opened_archive(args.file, args.embedded) as record:
+    with open_archive(args.file, args.embedded) as record:
         facts = {**_facts(record, name), **_other_files(record), "tuned": _tuned(record)}
         facts["content_digest"] = _content_digest(record, errors, args.digest)
         if args.json:
@@ -223,7 +223,7 @@ def ls(args: Arguments) -> int:
     """List tensors. On a terminal a table; into a pipe lines of name, dtype, shape, bytes, offset, alignment and tie,
     separated by tabs."""
     out = Printer(sys.stdout)
-    with opened_archive(args.file, args.embedded) as record:
+    with open_archive(args.file, args.embedded) as record:
         tensors = _picked(record, args.sort, args.patterns)
         source = record.archive.source
         if args.json and source.file_names:  # of a catalogue the shard, too, that contains a whole tensor
@@ -286,7 +286,7 @@ def tree_arguments(parser: Parser) -> None:
 def tree(args: Arguments) -> int:
     """Show modules, tensors and attributes as a tree."""
     out = Printer(sys.stdout)
-    with opened_archive(args.file, args.embedded) as record:
+    with open_archive(args.file, args.embedded) as record:
         nodes = (node for node in record.walk() if args.depth is None or node[0] <= args.depth)
         if args.json:
             out.json_array(itertools.starmap(_node_json, nodes))

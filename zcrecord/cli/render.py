@@ -62,7 +62,7 @@ def count_text(number: int, noun: str) -> str:
 
 
 def jsonable(value: Any) -> Any:
-    """Return an attribute's value as JSON can hold it: bytes as their number, nan and infinities as text."""
+    """Return an attribute's value as JSON can hold it: bytes by their size, nan and infinities as text."""
     if isinstance(value, bytes | memoryview):
         return {"nbytes": len(value)}
     if isinstance(value, float) and not math.isfinite(value):
@@ -80,8 +80,8 @@ class Column(NamedTuple):
     least: int = 0
 
 
-def fitting(columns: Sequence[Column], rows: Sequence[tuple[str, ...]], width: int) -> int:
-    """Return how many of a table's columns fit into `width`; never less than two."""
+def count_fitting(columns: Sequence[Column], rows: Sequence[tuple[str, ...]], width: int) -> int:
+    """Return how many of a table's columns fit into `width` if cells are broken; never less than two."""
     from rich.cells import cell_len  # here, because tables are for terminals
 
     widths = []
@@ -141,7 +141,7 @@ class Printer:
             return
         console, rest, fewest = self.console(), iter(rows), len(columns)
         while page := list(itertools.islice(rest, _PAGE)):
-            count = fitting(columns, page, console.width)
+            count = count_fitting(columns, page, console.width)
             console.print(_table(columns[:count], page))
             fewest = min(fewest, count)
         if fewest < len(columns):

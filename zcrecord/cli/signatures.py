@@ -10,7 +10,7 @@ from zcrecord.errors import RecordError, SourceError, printable
 from .endings import error_json, writing
 from .parsers import Arguments, Parser
 from .render import name_text, print_report, printers, showing_progress
-from .stdio import check_file, name_of, opened_archive
+from .stdio import check_file, name_of, open_archive
 
 
 def sign_arguments(parser: Parser) -> None:
@@ -68,7 +68,7 @@ def check(args: Arguments) -> int:
 
     out, errors = printers(args.quiet)
     name = name_of(args.file)
-    with opened_archive(args.file, args.embedded) as record:
+    with open_archive(args.file, args.embedded) as record:
         checked: list[dict[str, str]] = []
         result = {"file": name, "ok": True, "signed_by": integrity.signers(record), "checked": checked}
         try:

@@ -54,7 +54,7 @@ def source_of(given: str) -> Any:
 
 
 @contextlib.contextmanager
-def opened_archive(given: str, embedded: Embedded | None = None) -> Iterator[Record]:
+def open_archive(given: str, embedded: Embedded | None = None) -> Iterator[Record]:
     """Open an archive, as `source_of` finds it; errors inside the block name it."""
     with located(name_of(given)), load_record(source_of(given), embedded=embedded) as record:
         yield record

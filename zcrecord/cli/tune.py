@@ -14,7 +14,7 @@ from zcrecord.storage.folders import archive_in
 from .endings import writing
 from .parsers import Arguments, Parser
 from .render import Printer, count_text, name_text, printers, showing_progress
-from .stdio import check_file, opened_archive
+from .stdio import check_file, open_archive
 
 
 def tune_arguments(parser: Parser) -> None:
@@ -70,7 +70,7 @@ def run_tuning(
     def tell_size(total: int) -> None:
         if bars:  # it is made once more, in another way
             return
-        with opened_archive(source) as record:
+        with open_archive(source) as record:
             before = size_before(record.archive)
         least = "" if remove else "at most "
         ratio = "" if remove else f", {total / before:.2f} times the {errors.size(before)} without the tuned part"

@@ -192,7 +192,7 @@ class Checkpoint:
         """Return by name the paths that the module tree does not tell."""
         given = self.metadata.get(PATHS, [])
         paths = map(path_from_text, given if isinstance(given, list) else [])
-        return {".".join(map(str, path)): path for path in self._bounded(path for path in paths if path)}
+        return {".".join(map(str, path)): path for path in self._bounded_paths(path for path in paths if path)}
 
     def check_planner_data(self, data: Any) -> None:
         """Raise UnsupportedError if planners would make lists out of all proportion of unpickled data of a planner.
@@ -207,7 +207,7 @@ class Checkpoint:
             fault = "paths that are together longer than the checkpoint"
         elif not listed or not all(type(key) in (int, str) for path in paths for key in path):
             fault = "paths that are not of texts and integers"
-        elif len(list(self._bounded(map(tuple, paths)))) < len(paths):
+        elif len(list(self._bounded_paths(map(tuple, paths)))) < len(paths):
             fault = "paths with places in lists that are longer than the checkpoint"
         if fault:
             advice = "if you trust where it comes from, allow_pickle=True"
@@ -218,7 +218,7 @@ class Checkpoint:
         """Number of keys in all paths together, and in the lists that they make: in proportion to the index."""
         return self.archive.header.index_size + _UNNAMED
 
-    def _bounded(self, paths: Iterable[Path]) -> Iterator[Path]:
+    def _bounded_paths(self, paths: Iterable[Path]) -> Iterator[Path]:
         """Yield the paths of which planners make lists of bounded length: a list is as long as the places in it say.
 
         An item of a list, named or not, counts as often as keys lead to it, which is the cost of going through it.
@@ -247,11 +247,11 @@ class Checkpoint:
         """Return the path of a name as the module tree has it."""
         ix = self.archive.index
         if (i := self.tensors.get(name)) is not None:
-            return self._below(ix.tensors[i], key_of(ix, ix.tensors[i]))
+            return self._child_path(ix.tensors[i], key_of(ix, ix.tensors[i]))
         i, module = self.values[name]
-        return self._module_path(module) if i < 0 else self._below(ix.attributes[i], ix.text_of(ix.attributes[i]))
+        return self._module_path(module) if i < 0 else self._child_path(ix.attributes[i], ix.text_of(ix.attributes[i]))
 
-    def _below(self, row: Any, key: str) -> Path:
+    def _child_path(self, row: Any, key: str) -> Path:
         """Return the path of a child by its row and key; in a list it is an integer, its place."""
         module = int(row["parent"])
         listed = self.archive.index.modules["kind"][module] == ModuleKind.LIST and key == str(row["place"])
@@ -260,7 +260,7 @@ class Checkpoint:
     def _module_path(self, module: int) -> Path:
         if module not in self._paths:
             row = self.archive.index.modules[module]
-            self._paths[module] = self._below(row, key_of(self.archive.index, row))
+            self._paths[module] = self._child_path(row, key_of(self.archive.index, row))
         return self._paths[module]
 
 

@@ -41,7 +41,7 @@ class _Columns:
             np.concatenate([none, *(getattr(r, column) for r in with_file)]) for column in ("number", "tied_to")
         )
         self.origin, self.extent = (
-            np.concatenate([none.reshape(0, rank), *(_padded(getattr(r, column), rank) for r in with_file)])
+            np.concatenate([none.reshape(0, rank), *(_pad(getattr(r, column), rank) for r in with_file)])
             for column in ("origin", "extent")
         )
         order = np.lexsort((*self.origin.T[::-1], self.owner))
@@ -50,11 +50,11 @@ class _Columns:
         self.first = np.searchsorted(self.owner, np.arange(len(numbers) + 1))
 
 
-def _padded(boxes: Array, rank: int) -> Array:
+def _pad(boxes: Array, rank: int) -> Array:
     return np.pad(boxes, ((0, 0), (0, rank - boxes.shape[1])))
 
 
-def joined(
+def join_reports(
     reports: Sequence[RankReport], planner_data: Any, planner_bytes: bytes | None, *, alignment: int, digest: str | None
 ) -> dict[str, Any]:
     """Return the tables of the catalogue of a checkpoint by the reports of all ranks, as the tree of a record.

@@ -181,19 +181,19 @@ class _HostBlocks:
         self._ring = [torch.empty(_BLOCK, dtype=torch.uint8, device="cpu", pin_memory=self._cuda) for _ in range(2)]
 
     def blocks(self, tensor: Any) -> Iterator[memoryview]:
-        """Yield the bytes of a tensor in C order; each block is overwritten once the next but one is asked for."""
+        """Yield a device tensor's bytes in C order, in blocks in host memory, each valid until the second after it."""
         torch = self._torch
         plain = tensor.detach().resolve_conj().resolve_neg()
-        waiting: tuple[Any, Any] | None = None
+        pending: tuple[Any, Any] | None = None
         for turn, block in enumerate(in_blocks(plain, _BLOCK)):
             octets = block.contiguous().reshape(-1).view(torch.uint8)
             host = self._ring[turn % 2][: octets.numel()]
             event = self._copy(host, octets)
-            if waiting is not None:
-                yield self._arrived(*waiting)
-            waiting = host, event
-        if waiting is not None:
-            yield self._arrived(*waiting)
+            if pending is not None:
+                yield self._wait_for(*pending)
+            pending = host, event
+        if pending is not None:
+            yield self._wait_for(*pending)
 
     def _copy(self, host: Any, octets: Any) -> Any:
         """Start to copy; return an event to wait for, None if it is done."""
@@ -207,7 +207,7 @@ class _HostBlocks:
             event.record(stream)
         return event
 
-    def _arrived(self, host: Any, event: Any) -> memoryview:
+    def _wait_for(self, host: Any, event: Any) -> memoryview:
         if event is not None:
             event.synchronize()
         return memoryview(host.numpy())

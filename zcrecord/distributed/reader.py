@@ -102,7 +102,7 @@ class ZcrStorageReader(StorageReader):  # type: ignore[misc]  # mypy takes torch
         opened = self._opened = Checkpoint(self._path, self._options)
         planner_data: Any = PathsByName(opened) if opened.has_paths else None
         if opened.planner_bytes is not None:
-            planner_data = loaded_object(PickledValue(opened.planner_bytes), "", opened.path, self._allow_pickle)
+            planner_data = load_object(PickledValue(opened.planner_bytes), "", opened.path, self._allow_pickle)
             if not self._allow_pickle:
                 opened.check_planner_data(planner_data)
         names: Any = _MetadataByName(opened)
@@ -131,7 +131,7 @@ class ZcrStorageReader(StorageReader):  # type: ignore[misc]  # mypy takes torch
         return plans
 
     def read_data(self, plan: Any, planner: Any) -> Any:
-        """Copy this rank's boxes into the tensors that the planner gives, and hand it the values."""
+        """Copy pieces of tensors into the planner's, file by file, and give it the values; return a done future."""
         from torch.distributed.checkpoint.planner import LoadItemType
         from torch.futures import Future
 
@@ -142,7 +142,7 @@ class ZcrStorageReader(StorageReader):  # type: ignore[misc]  # mypy takes torch
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
                 name = item.storage_index.fqn
-                put(item, loaded_object(opened.value(name), name, opened.path, self._allow_pickle))
+                put(item, load_object(opened.value(name), name, opened.path, self._allow_pickle))
         self._opened = None  # mappings go with it
         done: Any = Future()
         done.set_result(None)
@@ -247,7 +247,7 @@ class _MetadataByName(ByName):
         return kinds.TensorStorageMetadata(self._properties[dtype], size, chunks)
 
 
-def loaded_object(value: Any, name: str, path: str | None, allow_pickle: bool) -> Any:
+def load_object(value: Any, name: str, path: str | None, allow_pickle: bool) -> Any:
     """Return a value, unpickled if it is a PickledValue: by torch's weights_only, or without limits if allowed."""
     if not isinstance(value, PickledValue):
         return value

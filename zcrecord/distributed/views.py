@@ -11,7 +11,7 @@ from zcrecord.frameworks.torch import import_torch, torch_bytes, torch_dtype, to
 from zcrecord.loaders.boxes import Bounds, overlap
 
 from .checkpoint import Checkpoint, StoredBox
-from .reader import loaded_object
+from .reader import load_object
 
 
 def load_views(
@@ -83,7 +83,7 @@ class _Views:
             return [self._value(item, (*path, str(i))) for i, item in enumerate(value)]
         name = ".".join(path)
         self._lookup(self._opened.values, name)
-        return loaded_object(self._opened.value(name), name, self._opened.path, self._allow_pickle)
+        return load_object(self._opened.value(name), name, self._opened.path, self._allow_pickle)
 
     def _lookup(self, known: Mapping[str, Any], name: str) -> Any:
         if name not in known:
@@ -135,13 +135,13 @@ class _Views:
         for piece in [] if 0 in extent else self._opened.pieces(i):
             shape = torch_shape(kind, bits, piece.extent)  # packed elements are not split, and torch counts pairs
             if (both := overlap(box, piece.origin, shape)) is not None:
-                parts.append((_sliced(self._piece(piece, dtype, shape), both[1]), both[0]))
+                parts.append((_slice(self._piece(piece, dtype, shape), both[1]), both[0]))
         if len(parts) == 1:
             view = parts[0][0]
             return view.detach() if view.is_contiguous() else view.contiguous()
         joined = self._torch.empty(extent, dtype=dtype, device="cpu")
         for part, in_box in parts:
-            _sliced(joined, in_box).copy_(part)
+            _slice(joined, in_box).copy_(part)
         return joined
 
     def _piece(self, box: StoredBox, dtype: Any, shape: tuple[int, ...]) -> Any:
@@ -153,5 +153,5 @@ class _Views:
         return self._bases[key].view(dtype).view(shape)
 
 
-def _sliced(tensor: Any, bounds: Bounds) -> Any:
+def _slice(tensor: Any, bounds: Bounds) -> Any:
     return tensor[tuple(slice(*ends) for ends in bounds)]

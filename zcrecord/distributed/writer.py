@@ -22,7 +22,7 @@ from zcrecord.frameworks.torch import import_torch
 from zcrecord.storage.sink import Sink
 
 from .folder import CheckpointFolder, checkpoint_folder
-from .join import joined
+from .join import join_reports
 from .rank_archive import Chunk, RankReport, RankWriter
 from .values import PickledValue, is_plain, paths_of
 
@@ -187,9 +187,9 @@ class ZcrStorageWriter(StorageWriter):  # type: ignore[misc]  # mypy takes torch
         new = {report.shard.name: report.scratch for report in reports if report.shard is not None}
         planner_data, planner_bytes = metadata.planner_data, None
         if planner_data is not None and paths_of(planner_data) is None:
-            planner_bytes = _pickled(import_torch(), planner_data).data
+            planner_bytes = _pickle(import_torch(), planner_data).data
         try:
-            tree = joined(reports, planner_data, planner_bytes, alignment=self._alignment, digest=self._digest)
+            tree = join_reports(reports, planner_data, planner_bytes, alignment=self._alignment, digest=self._digest)
             folder.commit(tree, digest_kind(self._digest), new, self._version)
         except BaseException as error:
             folder.take_back(new)
@@ -220,7 +220,7 @@ def _value_of(torch: Any, planner: Any, item: Any) -> Any:
     )
     if direct:
         value = planner.lookup_object(item.index)
-        return value if is_plain(value) else _pickled(torch, value)
+        return value if is_plain(value) else _pickle(torch, value)
     data = planner.resolve_data(item).getvalue()
     try:
         value = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
@@ -229,7 +229,7 @@ def _value_of(torch: Any, planner: Any, item: Any) -> Any:
     return value if is_plain(value) else PickledValue(data)
 
 
-def _pickled(torch: Any, value: Any) -> PickledValue:
+def _pickle(torch: Any, value: Any) -> PickledValue:
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return PickledValue(buffer.getvalue())

@@ -25,8 +25,17 @@ from zcrecord.errors import (
 from zcrecord.storage.files import is_url, place_for, refusals
 
 from .jobs import Job
-from .sources import GONE, Model, shown
-from .stamps import forget_refusal, is_current, keep_refusal, metadata_of, refusal_at, stamp_at, stamp_of, version_at
+from .sources import GONE, Model, label
+from .stamps import (
+    is_current,
+    metadata_of,
+    read_refusal,
+    read_stamp,
+    remove_refusal,
+    stamp_of,
+    version_at,
+    write_refusal,
+)
 
 State = Literal["converted", "kept", "refused"]
 
@@ -84,32 +93,32 @@ def _run(job: Job) -> tuple[State, str, int]:
     model = Model(job.source, job.source_format, job.storage_options)
     model.note([model.name])
     if model.versions[model.name] == GONE:
-        raise SourceNotFoundError("no such file", path=shown(job.source))
+        raise SourceNotFoundError("no such file", path=label(job.source))
     replaces = None if job.force else version_at(job.dest, job.dest_storage_options)
-    stamp = stamp_at(job)
+    stamp = read_stamp(job)
     if stamp and not job.force and is_current(stamp, job, model):
         return "kept", "", 0
-    refusal = refusal_at(job)
+    refusal = read_refusal(job)
     if refusal is not None and not job.force and is_current(refusal[0], job, model):
         return "refused", refusal[1], 0
     if stamp == {} and not job.force:
         fault = "exists already, and no fleet wrote it; remove it, or force its replacement"
-        return "refused", str(DestinationExistsError(fault, path=shown(job.dest))), 0
+        return "refused", str(DestinationExistsError(fault, path=label(job.dest))), 0
     try:
         nbytes = _convert(job, model, place_for(job.dest, replaces, job.dest_storage_options))
     except SourceError:
-        if not job.force and (new_stamp := stamp_at(job)) and is_current(new_stamp, job, model):
+        if not job.force and (new_stamp := read_stamp(job)) and is_current(new_stamp, job, model):
             return "kept", "", 0  # another worker, which did the same job, came first
         raise
     except DependencyError:
         raise
     except RecordError as error:
         model.check_same()  # raises if the file changed, which may be the reason
-        message = error.located(path=shown(job.source)).describe(lambda _: "")  # no job has the argument
-        keep_refusal(job, stamp_of(job, model.versions), message)
+        message = error.located(path=label(job.source)).describe(lambda _: "")  # no job has the argument
+        write_refusal(job, stamp_of(job, model.versions), message)
         return "refused", message, 0
     if refusal is not None:
-        forget_refusal(job)
+        remove_refusal(job)
     return "converted", "", nbytes
 
 

@@ -21,7 +21,7 @@ from zcrecord.storage.files import absolute_path, is_url, path_of
 from zcrecord.storage.folders import catalogue_of_shard
 from zcrecord.storage.urls import cut_in_url, is_http
 
-from .sources import file_behind, folder_among, list_files, shown
+from .sources import file_behind, folder_among, label, list_files
 
 _ARCHIVE, _ONNX, _TORCH = "zcr", "onnx", "torch"
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors")
@@ -102,16 +102,16 @@ def plan(
     listed = list_files(source, options)
     models = _models(listed, source_format)
     if max_shard_size is not None and is_url(dest):
-        raise UnsupportedError("a shard size is for paths: shards lie beside their catalogue", path=shown(dest))
+        raise UnsupportedError("a shard size is for paths: shards lie beside their catalogue", path=label(dest))
     if max_shard_size is not None and _ONNX in models.values():
         raise UnsupportedError("a shard size is not for ONNX; convert the archives that are made of it")
     if not models:
         fault = "has no model below it" if source_format is None else f"has no model of {source_format} below it"
-        raise SourceError(f"{fault}; models are recognised by their suffixes", path=shown(source))
+        raise SourceError(f"{fault}; models are recognised by their suffixes", path=label(source))
     shared: dict[str, Any] = {"alignment": alignment, "durable": durable, "force": force}
     shared |= {"max_shard_size": max_shard_size, "storage_options": options, "dest_storage_options": dest_options}
     return [
-        Job(_below(source, path), _below(dest, target), models[path], listed[path], **shared)
+        Job(_path_below(source, path), _path_below(dest, target), models[path], listed[path], **shared)
         for target, path in _targets(models, source, dest).items()
     ]
 
@@ -121,7 +121,7 @@ def _prefix(given: str | os.PathLike[str], options: Mapping[str, Any], *, writte
     if isinstance(given, str) and is_url(given):
         if is_http(given) and not written:
             fault = "HTTP servers list no files; name the bucket behind it (s3://, gs://), a copy on a disk"
-            raise UnsupportedError(f"{fault}, or make a zcrecord.fleet.Job of each model's URL", path=shown(given))
+            raise UnsupportedError(f"{fault}, or make a zcrecord.fleet.Job of each model's URL", path=label(given))
         from zcrecord.storage import uploads  # here, because many fleets stay on disks
 
         file = uploads.local_path(given, options) if written else file_behind(given, options)
@@ -129,7 +129,7 @@ def _prefix(given: str | os.PathLike[str], options: Mapping[str, Any], *, writte
     return absolute_path(path_of(given))
 
 
-def _below(prefix: str, path: str) -> str:
+def _path_below(prefix: str, path: str) -> str:
     return f"{prefix.rstrip('/')}/{path}" if is_url(prefix) else os.path.join(prefix, *path.split("/"))
 
 
@@ -155,19 +155,19 @@ def _targets(models: Mapping[str, str], source: str, dest: str) -> dict[str, str
         target = _stem(path) + ".zcr"
         if "" in path.split("/"):  # an object's key, such as a//b: a folder would have one name for a//b and a/b
             fault = f"the name {printable(repr(path))} has an empty part; rename it"
-            raise NameCollisionError(fault, path=shown(source))
+            raise NameCollisionError(fault, path=label(source))
         if (is_url(source) or is_url(dest)) and (cut := cut_in_url(path)):  # such a URL would name another file
             fault = f"the name {printable(repr(path))} has '{cut}' in it, which means something else in a URL"
-            raise NameCollisionError(f"{fault}; rename it", path=shown(source))
+            raise NameCollisionError(f"{fault}; rename it", path=label(source))
         if (other := out.setdefault(target, path)) != path:
             fault = f"{printable(other)} and {printable(path)} would both become {printable(target)}"
             advice = Advice("rename one, or choose one format by {}", "source_format")
-            raise NameCollisionError(fault, path=shown(source), advice=advice)
-        if _below(source, path) == _below(dest, target):
-            raise UnsupportedError("archives are converted to another folder, not over themselves", path=shown(source))
+            raise NameCollisionError(fault, path=label(source), advice=advice)
+        if _path_below(source, path) == _path_below(dest, target):
+            raise UnsupportedError("archives are converted to another folder, not over themselves", path=label(source))
     if folder := folder_among(out):
         fault = f"{printable(out[folder])} would become {printable(folder)}, a folder of models, too; rename one"
-        raise NameCollisionError(fault, path=shown(source))
+        raise NameCollisionError(fault, path=label(source))
     return out
 
 

@@ -33,7 +33,7 @@ def file_behind(url: str, options: Mapping[str, Any]) -> Any:
     return remote_file(url, options)
 
 
-def shown(place: str) -> str:
+def label(place: str) -> str:
     """Return a place for messages: a URL without user, password and query."""
     return redacted(place) if is_url(place) else place
 
@@ -108,7 +108,7 @@ class Model:
         for name, version in self.versions.items():
             if self.version(name) != version:
                 fault = "was replaced or changed while it was converted; convert it again"
-                raise SourceError(fault, path=shown(self._place(name)))
+                raise SourceError(fault, path=label(self._place(name)))
 
     def stream(self) -> Any:
         """Return the model's own file, remote, as a binary file object."""
@@ -134,7 +134,7 @@ class Model:
                 yield path
             except RecordError as error:
                 if error.path is not None and error.path.startswith(scratch):
-                    error.path = shown(self._place(os.path.relpath(error.path, scratch).replace(os.sep, "/")))
+                    error.path = label(self._place(os.path.relpath(error.path, scratch).replace(os.sep, "/")))
                 raise
 
     def _copy(self, names: Iterable[str], folder: str) -> None:

@@ -41,7 +41,7 @@ def metadata_of(stamp: Stamp) -> dict[str, str]:
     return {SOURCE_NAME: json.dumps(stamp, sort_keys=True, separators=(",", ":"))}
 
 
-def stamp_at(job: Job) -> Stamp | None:
+def read_stamp(job: Job) -> Stamp | None:
     """Return the stamp of the archive at a job's destination; None if no file exists there. Reads no payload.
 
     An archive that is not from a fleet, or any other file, has an empty stamp.
@@ -92,14 +92,14 @@ def version_at(place: str, options: Mapping[str, Any]) -> Identity | str | None:
         return version_of(place)
 
 
-def refusal_at(job: Job) -> tuple[Stamp, str] | None:
-    """Return the stamp and the error in a job's file of a refusal; None if there is no such file.
+def read_refusal(job: Job) -> tuple[Stamp, str] | None:
+    """Read the refusal of a job's model: its stamp and error; None if the file is missing, or is no refusal.
 
-    Both are empty if it is malformed, or if another version of zcrecord wrote it, since this one may read the model. An
-    empty stamp equals no model's, so the model is converted again.
+    A refusal that is malformed, or that another version of zcrecord wrote, has an empty stamp, which equals no model's:
+    the model is converted again.
     """
     try:
-        refusal = json.loads(_start(job.dest + _REFUSED, job.dest_storage_options))
+        refusal = json.loads(_read_start(job.dest + _REFUSED, job.dest_storage_options))
     except (SourceNotFoundError, ValueError, RecursionError):
         return None
     if not isinstance(refusal, dict) or refusal.keys() != {"error", "stamp", "zcrecord"}:
@@ -110,24 +110,24 @@ def refusal_at(job: Job) -> tuple[Stamp, str] | None:
     return _checked(refusal["stamp"]), printable(refusal["error"], _LONGEST)
 
 
-def _start(place: str, options: Mapping[str, Any]) -> bytes:
+def _read_start(place: str, options: Mapping[str, Any]) -> bytes:
     if not is_url(place):
         return b"" if os.path.exists(place) and not os.path.isfile(place) else read_start(place, _MOST)  # no pipe
     return bytes(file_behind(place, options).start(_MOST))
 
 
-def keep_refusal(job: Job, stamp: Stamp, error: str) -> None:
+def write_refusal(job: Job, stamp: Stamp, error: str) -> None:
     """Write the refusal of a model, for the next run; a file there that is not a refusal stays."""
     refusal = {"error": error[:_LONGEST], "stamp": stamp, "zcrecord": __version__}
     place, options = job.dest + _REFUSED, job.dest_storage_options
     version = version_at(place, options)
-    if version not in ((), "") and refusal_at(job) is None:
+    if version not in ((), "") and read_refusal(job) is None:
         return
     with open_sink(place, durable=False, options=options, replaces=version) as sink:
         sink.write(json.dumps(refusal, indent=1, sort_keys=True).encode() + b"\n")
 
 
-def forget_refusal(job: Job) -> None:
+def remove_refusal(job: Job) -> None:
     """Remove the refusal of a model that is converted now."""
     place = job.dest + _REFUSED
     if is_url(place):

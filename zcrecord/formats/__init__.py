@@ -119,19 +119,19 @@ def convert(
     if folder is not None and os.path.isdir(folder):
         source = model_in(folder, source_format)
     source_path, dest_path = path_or_none(source), path_or_none(dest)
-    into = dest_path is not None and _takes_folder(folder, dest_path, dest_format)
-    target = _dest_format(None if into else dest_path, dest_format)
+    into = dest_path is not None and _goes_into_folder(folder, dest_path, dest_format)
+    target = _check_dest_format(None if into else dest_path, dest_format)
     _check_options(target, dest_path, alignment, max_shard_size, metadata)
     with contextlib.ExitStack() as stack:
         stack.enter_context(reading_drafts())
         if into and dest_path is not None:
-            dest = stack.enter_context(_in_new_folder(source, folder, dest_path, target, force, durable))
+            dest = stack.enter_context(_open_model_folder(source, folder, dest_path, target, force, durable))
             dest_path = os.path.join(dest_path, os.path.basename(dest))
         dest = place_for(dest, check_destination(source_path, dest_path, force, storage_options), storage_options)
         fetch: Any = None
         if remote is not None:
             source_path, fetch = remote.shown, partial(fetched, remote, str(source), storage_options)
-        given, kind = stack.enter_context(_recognised(remote or source, source_path, source_format, fetch))
+        given, kind = stack.enter_context(_open_input(remote or source, source_path, source_format, fetch))
         options = force, alignment, durable, max_shard_size, metadata, progress or (lambda *_: None), storage_options
         work = _Conversion(started, path_or_none(dest), *options)
         stack.enter_context(located(path=source_path))
@@ -146,7 +146,7 @@ def convert(
 
 
 @contextlib.contextmanager
-def _in_new_folder(
+def _open_model_folder(
     source: Any, folder: str | None, dest: str, target: str, force: bool, durable: bool
 ) -> Iterator[str]:
     """Yield a path for the weights in a model folder; companions in the source's folder are copied, too.
@@ -188,7 +188,7 @@ class _Conversion:
             return onnx.convert(given, dest, force=self.force, **options)
         options |= {"max_shard_size": self.max_shard_size}
         if kind == ARCHIVE:
-            with _loaded(given) as loaded:
+            with _load(given) as loaded:
                 draft = loaded.archive.header.version == DRAFT
                 record = untuned_record(loaded) if draft or self.max_shard_size is not None else loaded
                 own = _without_signatures(record.metadata) if draft else record.metadata
@@ -217,11 +217,11 @@ class _Conversion:
         options |= {"storage_options": self.storage_options}
         if target == SAFETENSORS:
             options |= {"max_shard_size": self.max_shard_size, "force": self.force}
-        with _loaded(given) as loaded:
+        with _load(given) as loaded:
             check_no_own_shard(loaded, self.dest_path)
             record = untuned_record(loaded)
             written = _writer(target).write(record, dest, **options)
-            repeated, nbytes = _repeated(record)
+            repeated, nbytes = _tied_bytes(record)
             return conversion_report(
                 self.started,
                 tensors=len(record),
@@ -247,13 +247,13 @@ class _Conversion:
         return dataclasses.replace(last, input_bytes=first.input_bytes, renamed=first.renamed)
 
 
-def _loaded(given: Any) -> Record:
+def _load(given: Any) -> Record:
     if isinstance(given, Record):
         return given
     return load_record(given if isinstance(given, str | bytearray) else given.read())
 
 
-def _expanded(given: Any, packed: PeekableStream, nbytes: int | None) -> bytearray:
+def _decompress(given: Any, packed: PeekableStream, nbytes: int | None) -> bytearray:
     """Return the bytes of the archive in a packed stream, which has `nbytes` bytes if known.
 
     Raises:
@@ -277,7 +277,7 @@ def _without_signatures(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return unsigned
 
 
-def _repeated(record: Record) -> tuple[int, int]:
+def _tied_bytes(record: Record) -> tuple[int, int]:
     """Return the bytes of tensors that are tied to an earlier one, and of all tensors."""
     seen: set[int] = set()
     repeated = total = 0
@@ -302,7 +302,7 @@ def _check_options(
         raise UnsupportedError("a shard size is for archives and safetensors written to a path, in bytes from 1 on")
 
 
-def _dest_format(path: str | None, named: str | None) -> str:
+def _check_dest_format(path: str | None, named: str | None) -> str:
     kind = named if named is not None else ARCHIVE if path is None else format_by_suffix(path)
     written = ", ".join(f.name for f in FORMATS.values() if f.writes)
     if kind is None:
@@ -316,7 +316,7 @@ def _dest_format(path: str | None, named: str | None) -> str:
 
 
 @contextlib.contextmanager
-def _recognised(source: Any, path: str | None, named: str | None, fetch: Any) -> Iterator[tuple[Any, str]]:
+def _open_input(source: Any, path: str | None, named: str | None, fetch: Any) -> Iterator[tuple[Any, str]]:
     """Yield the source, ready to be read, and its format; a path that is no regular file is opened, once.
 
     A remote file is read forward, or brought here by `fetch`, which takes its format.
@@ -341,8 +341,8 @@ def _recognised(source: Any, path: str | None, named: str | None, fetch: Any) ->
         file_type = sniff_file_type(given.head)
         kind = named
         if kind is None:
-            kind = _by_content(file_type, given.head, path) or format_by_suffix(path or "", SUFFIXES)
-        kind = _guessed(file_type, path) if kind is None else kind
+            kind = _format_by_content(file_type, given.head, path) or format_by_suffix(path or "", SUFFIXES)
+        kind = _guess_format(file_type, path) if kind is None else kind
         if kind not in FORMATS:
             raise UnsupportedError(f"format {printable(kind)} is not known; {', '.join(FORMATS)}", path=path)
         if path is not None and nbytes is not None and not packed:
@@ -352,16 +352,16 @@ def _recognised(source: Any, path: str | None, named: str | None, fetch: Any) ->
         elif not FORMATS[kind].streams:
             reason = "compressed; decompress it first" if packed else "from a pipe; write it to a file first"
             raise UnsupportedError(f"{kind} cannot be read {reason}", path=path)
-        yield _expanded(given, peeked, nbytes) if packed and kind == ARCHIVE else given, kind
+        yield _decompress(given, peeked, nbytes) if packed and kind == ARCHIVE else given, kind
 
 
-def _by_content(file_type: FileType | None, head: bytes, path: str | None) -> str | None:
+def _format_by_content(file_type: FileType | None, head: bytes, path: str | None) -> str | None:
     if head.lstrip()[:1] == b"{" and path is not None and path.lower().endswith(".json"):
         return SAFETENSORS  # an index of shards
     return file_type.format if file_type is not None and file_type.format != ONNX else None
 
 
-def _guessed(file_type: FileType | None, path: str | None) -> str:
+def _guess_format(file_type: FileType | None, path: str | None) -> str:
     """Return the format of a file without a known suffix, if its first bytes leave little doubt.
 
     Raises:
@@ -376,7 +376,7 @@ def _guessed(file_type: FileType | None, path: str | None) -> str:
     raise FormatError(what, path=path, advice=Advice(f"name its format by {{}}: {', '.join(FORMATS)}", "source_format"))
 
 
-def _takes_folder(source: str | None, dest: str, dest_format: str | None) -> bool:
+def _goes_into_folder(source: str | None, dest: str, dest_format: str | None) -> bool:
     """Return True if the output goes into a folder `dest`; depends on `dest`, its suffix, and the source."""
     if is_url(dest):
         return False

@@ -91,13 +91,13 @@ class Copying:
     def add(self, path: Any, value: Any) -> None:
         """Copy a tensor in memory."""
         self._out.add(path, value)
-        self._tell(0)
+        self._report(0)
 
     def _copy(self, tensor: Any, pieces: Iterable[Any]) -> None:
         for piece in pieces:
             tensor.write(piece)
-            self._tell(memoryview(piece).nbytes)
+            self._report(memoryview(piece).nbytes)
 
-    def _tell(self, nbytes: int) -> None:
+    def _report(self, nbytes: int) -> None:
         self._done += nbytes
         self._progress(self._done if self._total is None else min(self._done, self._total), self._total)

@@ -199,7 +199,6 @@ class HollowRecord:
         return MemoryTarget(constant.view(octets) if strided else np.frombuffer(octets, np.uint8))
 
     def _payload_memory(self, number: int) -> memoryview:
-        """Return the memory of a payload, to be filled."""
         octets = self._octets
         self._state.check_open()
         assert octets is not None, "it is freed after the end alone"
@@ -251,7 +250,6 @@ class HollowRecord:
                 writer.write(chunk)
 
     def _missing_by_payload(self) -> dict[int, list[HollowConstant]]:
-        """Return the missing constants by payload."""
         state = self._state
         left = {n: [c for c in cs if not state.is_filled(c)] for n, cs in state.by_payload.items()}
         return {number: constants for number, constants in left.items() if constants}
@@ -469,7 +467,6 @@ class HollowRecord:
 
 
 def _name_and_data(item: Any) -> tuple[str, Any]:
-    """Return an item of a stream as a tensor's name and data."""
     with contextlib.suppress(TypeError, ValueError):
         name, data = item
         if isinstance(name, str):

@@ -51,7 +51,7 @@ class HollowConstant:
         return self.info.dtype.numpy if self.info.bits >= 8 and self.is_typed else None
 
     def view(self, payload: Any) -> np.ndarray[Any, Any]:
-        """Return its elements as an array over the bytes of its payload."""
+        """Return the constant's elements as a strided array over the bytes of its payload; copies nothing."""
         native = self.native or np.dtype((np.void, self.info.bits // 8))
         strides = tuple(s * native.itemsize for s in self.info.strides or ())
         return np.ndarray(self.info.shape, native, payload, self.byte_offset, strides)

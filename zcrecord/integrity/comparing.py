@@ -194,7 +194,7 @@ def _parents(archive: Archive, what: str) -> dict[str, str]:
 
 
 def _module_descriptions(archives: tuple[Archive, Archive]) -> list[dict[str, str]]:
-    """Return each module's kind and class, for both archives; with the keys of lists whose items are reordered."""
+    """Return the kind and class of each module by name, for both archives; of reordered lists also the keys."""
     orders = [unflatten.keys_of_lists(archive.index) for archive in archives]
     both = orders[0].keys() & orders[1].keys()
     reordered = {name for name in both if _is_reordered(orders[0][name], orders[1][name])}

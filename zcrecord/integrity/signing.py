@@ -17,7 +17,7 @@ from typing import Any
 from zcrecord.archive.archive import takes_archive
 from zcrecord.codec.conventions import SIGNATURE_PREFIX
 from zcrecord.errors import IntegrityError, RecordError, UnsupportedError, missing_package, printable
-from zcrecord.record.edit import add_metadata, add_to_catalogue, reformed_attribute
+from zcrecord.record.edit import add_metadata, add_metadata_to_catalogue, reformed_attribute
 from zcrecord.record.load import load_record
 from zcrecord.record.own_shards import check_no_shard
 from zcrecord.record.record import Record
@@ -112,7 +112,7 @@ def sign(
 
 def _save_signed(record: Record, out: Any, signature: dict[str, str], *, in_place: bool, durable: bool) -> None:
     if in_place and record.archive.source.file_names:
-        add_to_catalogue(record, signature, durable=durable)
+        add_metadata_to_catalogue(record, signature, durable=durable)
     elif record.archive.source.file is not None:
         add_metadata(record, None if in_place else out, signature, durable=durable)
     else:
@@ -330,7 +330,6 @@ def _key_bytes(key: Any) -> tuple[bytes, str | None]:
 
 
 def _require_cryptography() -> None:
-    """Raise DependencyError unless cryptography is installed."""
     try:
         import cryptography  # noqa: F401
     except ImportError as error:

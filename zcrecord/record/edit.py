@@ -134,13 +134,7 @@ class RecordEditor(MutableMapping[str, Any]):
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        dest: str | os.PathLike[str] | None = None,
-        *,
-        force: bool = False,
-        durable: bool = True,
-        progress: Progress | None = None,
+        self, path: Any, dest: Any = None, *, force: bool = False, durable: bool = True, progress: Any = None
     ) -> None:
         """Arguments are those of `edit`; the archive is opened when the block begins."""
         if not isinstance(path, str | os.PathLike):
@@ -555,8 +549,8 @@ def add_metadata(record: Record, dest: Any, added: Mapping[str, Any], *, durable
     editor._end()
 
 
-def add_to_catalogue(record: Record, added: Mapping[str, Any], *, durable: bool) -> None:
-    """Replace the catalogue of a record by one with more metadata, any values except bytes; its shards stay."""
+def add_metadata_to_catalogue(record: Record, added: Mapping[str, Any], *, durable: bool) -> None:
+    """Replace a record's catalogue by one with more metadata, any values except bytes; the shards stay."""
     archive = record.archive
     catalogue = archive.source.file_archive(NONE)
     entries = stored_entries(archive)

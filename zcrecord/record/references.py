@@ -103,9 +103,8 @@ class Files:
         """Raise SourceError if one of the files was replaced since it was opened: the new archive would not find it."""
         for path, memory in self._opened:
             if was_replaced(memory):
-                raise SourceError(
-                    "was replaced meanwhile, and the new archive would refer to it; save again", path=path
-                )
+                what = "was replaced meanwhile, and the new archive would refer to it; save again"
+                raise SourceError(what, path=path)
 
 
 class Base:

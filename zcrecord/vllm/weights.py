@@ -86,7 +86,7 @@ def torch_weights(record: Record, unused: Callable[[str], bool] | None = None) -
     wanted = [info for info in record.infos() if unused is None or not unused(info.name)]
     _check_types(wanted, record.path)
     if is_url(record.path):  # of a catalogue, too, whose shards are remote
-        yield from _fetched(record, wanted)
+        yield from _fetch_weights(record, wanted)
         return
     infos = {info.name: info for info in wanted}
     for name, tensor in record.torch(names=lambda info: info.name in infos, writable=False).items():
@@ -112,7 +112,7 @@ def _check_types(infos: list[TensorInfo], path: str | None) -> None:
             raise UnsupportedError(f"{reason}; {advice}", path=path, tensor=info.name) from None
 
 
-def _fetched(record: Record, wanted: list[TensorInfo]) -> Iterator[tuple[str, Any]]:
+def _fetch_weights(record: Record, wanted: list[TensorInfo]) -> Iterator[tuple[str, Any]]:
     from zcrecord.loaders.torch import TorchLoader
 
     check_copies(record.archive, wanted)

@@ -136,15 +136,15 @@ class safe_open:  # noqa: N801  # the name people import
         number = archive.find(name)
         if number < 0:
             self._record.info(name)  # raises, with similar names
-        (tensor,) = self._converted(Record(subset.single_tensor(archive, number))).values()
+        (tensor,) = self._convert(Record(subset.single_tensor(archive, number))).values()
         return tensor
 
     def _all(self) -> dict[str, Any]:
         if self._tensors is None:
-            self._tensors = self._converted(self._record)
+            self._tensors = self._convert(self._record)
         return self._tensors
 
-    def _converted(self, record: Record) -> dict[str, Any]:
+    def _convert(self, record: Record) -> dict[str, Any]:
         """Return tensors of the framework, still in the archive's memory; they are moved to a device one by one."""
         if self._framework == "numpy":
             return dict(record.items())

@@ -100,11 +100,12 @@ def load_model(
     own = model.state_dict()
     missing, unexpected = model.load_state_dict(loaded, strict=False)
     matching = [name for name in own if name in loaded]
-    missing, unexpected = _uncovered(missing, own, matching), [*unexpected, *_torn(own, loaded, matching)]
+    missing = _unloaded_names(missing, own, matching)
+    unexpected = [*unexpected, *_untied_names(own, loaded, matching)]
     if strict and (missing or unexpected):
         lines = [f"Error(s) in loading state_dict for {type(model).__name__} from {os.fspath(filename)}:"]
-        lines += [f"Missing key(s) in state_dict: {_quoted(missing)}"] if missing else []
-        lines += [f"Unexpected key(s) in state_dict: {_quoted(unexpected)}"] if unexpected else []
+        lines += [f"Missing key(s) in state_dict: {_quote(missing)}"] if missing else []
+        lines += [f"Unexpected key(s) in state_dict: {_quote(unexpected)}"] if unexpected else []
         raise RuntimeError("\n\t".join(lines))
     return missing, unexpected
 
@@ -126,7 +127,7 @@ def _view(tensor: Any) -> tuple[Any, ...]:
     return tensor.device, tensor.data_ptr() or id(tensor), tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
-def _uncovered(missing: Iterable[str], own: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+def _unloaded_names(missing: Iterable[str], own: Mapping[str, Any], names: Iterable[str]) -> list[str]:
     """Return the missing names whose memory does not lie in a loaded tensor."""
     loaded: dict[Any, list[tuple[int, int]]] = {}
     for name in names:
@@ -140,14 +141,14 @@ def _uncovered(missing: Iterable[str], own: Mapping[str, Any], names: Iterable[s
     return [name for name in missing if not covered(name)]
 
 
-def _torn(own: Mapping[str, Any], loaded: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+def _untied_names(own: Mapping[str, Any], loaded: Mapping[str, Any], names: Iterable[str]) -> list[str]:
     """Return the names that the module ties to an earlier one, but the file does not."""
     first: dict[Any, str] = {}
     ties = [(name, first.setdefault(_view(own[name]), name)) for name in names]
     return [name for name, earlier in ties if name != earlier and _view(loaded[name]) != _view(loaded[earlier])]
 
 
-def _quoted(names: Iterable[str]) -> str:
+def _quote(names: Iterable[str]) -> str:
     return ", ".join(f'"{name}"' for name in sorted(names))  # torch's and safetensors' form: programs search for it
 
 
