@@ -1,4 +1,4 @@
-"""Answers of zcrecord and its peers to each attack, as Markdown tables: `python -m tools.attacks`.
+"""Answers of zcrecord and its peers to each attack, as Markdown tables: `python -m tools.attacks [MODULE...]`.
 
 The tricks are those of `tests/attacks/peers.py`: archives for zcrecord, files made alike for safetensors and numpy; the
 models of `onnx_files.py` and `external.py`, the same file for zcrecord, `onnx.load` and the checker; the files of
@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -48,8 +48,10 @@ COLUMNS: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
 }
 
 
-def main() -> None:
-    print("\n\n".join(map(table, COLUMNS)))
+def main(modules: Sequence[str]) -> None:
+    for module in COLUMNS:
+        if not modules or module.partition(".")[2] in modules:
+            print(table(module), end="\n\n", flush=True)
 
 
 def table(module: str) -> str:
@@ -90,4 +92,4 @@ def worst(told: Iterable[Any]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
