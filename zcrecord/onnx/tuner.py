@@ -132,8 +132,8 @@ def tune(
         DependencyError: onnxruntime is not installed. UnsupportedError: it holds no ONNX model, has no digests, is
             packed, remote or attached to a program, a model beside it needs its tensors at places that would change,
             ONNX Runtime is older than 1.21, or its graph has other inputs, outputs or answers. IntegrityError: it is
-            damaged. DestinationExistsError: something is at `dest`. SourceError: the file system refused, or the
-            archive was replaced meanwhile. OnnxError: ONNX Runtime refuses the model.
+            damaged. DestinationExistsError: something is at `dest`. SourceError: the disk has no room, the file system
+            refused, or the archive was replaced meanwhile. OnnxError: ONNX Runtime refuses the model.
     """
     if files.is_url(dest):
         arguments = {"threads": threads, "verify": verify, "progress": progress, "planned": planned}
@@ -311,8 +311,8 @@ class _Work(NamedTuple):
         """Raise SourceError unless the disk has room for so many bytes beside the destination."""
         folder = os.path.dirname(self.dest)
         with files.refusals(self.dest):
-            free = shutil.disk_usage(folder).free
-        if nbytes > free:
+            size, _, free = shutil.disk_usage(folder)
+        if size and nbytes > free:  # some file systems tell nothing
             what = f"needs up to {nbytes} bytes on the disk, {free} are free in '{folder}'; make room there"
             raise SourceError(f"{what}, or name an output on another disk", path=self.dest, errno=errno.ENOSPC)
 
