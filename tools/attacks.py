@@ -76,7 +76,7 @@ def table(module: str) -> str:
             alike += 1
         else:
             lines.append(f"| {trick} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", f"{alike} more are refused by each, in less time and memory than is told here."])
+    return "\n".join([*lines, "", f"Refused by each, in less time and memory than is told here: {alike} more."])
 
 
 def worst(told: Iterable[Any]) -> str:
