@@ -1,7 +1,7 @@
 """Programs in five languages serve models from archives by the lines of the guide, zcrecord/onnx/README.md.
 
-ONNX Runtime in Python, C++, Node and Java runs a small model over an archive; onnxruntime-genai and transformers.js run
-a Llama.
+ONNX Runtime in Python, C++, Node and Java runs a small model over an archive; onnxruntime-genai, Optimum and
+transformers.js run a Llama, by those of README.generation.md.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ from zcrecord.onnx.external_data import ONE_COPY
 
 SOURCES = Path(__file__).parents[1] / "programs"
 PAGE = (c.ROOT / "zcrecord" / "onnx" / "README.md").read_text(encoding="utf-8")
+(PROGRAM_LINES,) = re.findall(r"^## Other languages.*?\n(.*?)^## ", PAGE, re.M | re.S)
+LLAMA_LINES = (c.ROOT / "zcrecord" / "onnx" / "README.generation.md").read_text(encoding="utf-8")
 STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow", "-Werror"]
 PLACE = re.compile(r"^ *// the guide's lines\n", re.MULTILINE)
 MIB = 48  # of the weight that both branches share
@@ -45,9 +47,8 @@ Change = Callable[[str], str]
 Program = Callable[..., list[str]]  # builds the program in a folder, of changed lines; its command line
 
 
-def lines(language: str, number: int = 0, *, section: str = "Other languages") -> str:
-    """The guide's lines in a language, in a section."""
-    (text,) = re.findall(rf"^## {section}.*?\n(.*?)^## ", PAGE, re.M | re.S)
+def lines(language: str, number: int = 0, text: str = PROGRAM_LINES) -> str:
+    """The guide's lines in a language."""
     return str(re.findall(rf"^```{language}\n(.*?)^```$", text, re.M | re.S)[number])
 
 
@@ -267,7 +268,7 @@ def test_a_quantized_matrix_of_two_operators_is_in_memory_once(make: Program, wr
 
 MAPPED = "\n".join(["", "with open('/proc/self/maps') as maps:", "    print('model.zcr' in maps.read())"])
 MAPPED_JS = 'console.log((await import("node:fs")).readFileSync("/proc/self/maps", "utf8").includes("model.zcr"));'
-llama_lines = partial(lines, section="Language models")
+llama_lines = partial(lines, text=LLAMA_LINES)
 
 
 @pytest.fixture
@@ -293,19 +294,22 @@ def genai_config(folder: Path) -> dict[str, Any]:
 
 
 def printed(*command: str | Path, **environment: str) -> list[str]:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **environment})
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, **environment})
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not READS_INNER, reason="platform: onnxruntime-genai wants a later onnxruntime")
-def test_onnxruntime_genai_chooses_the_same_tokens_from_an_archive(llama: Path) -> None:
+@pytest.mark.skipif(not READS_INNER, reason="platform: these want a later onnxruntime")
+@pytest.mark.parametrize(("number", "packages"), [(0, onnx_runtimes.genai), (1, onnx_runtimes.optimum)])
+def test_programs_in_python_choose_the_same_tokens_from_an_archive(
+    number: int, packages: Callable[[], Path], llama: Path
+) -> None:
     assert c.run_console(llama_lines("console")) == 2
     found = []
     for folder in ("llama", "served"):
-        program = llama_lines("python").replace('"served"', repr(folder)) + MAPPED
-        found.append(printed(sys.executable, "-c", program, PYTHONPATH=str(onnx_runtimes.genai())))
+        program = llama_lines("python", number).replace('"served"', repr(folder)) + MAPPED
+        found.append(printed(sys.executable, "-c", program, PYTHONPATH=str(packages()), HF_HUB_OFFLINE="1"))
     (tokens, before), (again, mapped) = found
     assert tokens == again and len(tokens.split()) == 16 and tokens.startswith("30 41 52 ")
     assert (before, mapped) == ("False", "True")

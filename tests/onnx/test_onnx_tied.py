@@ -19,7 +19,8 @@ from zcrecord.onnx import runtime, session, tune, tuning
 
 pytestmark = pytest.mark.skipif(not PACKS, reason="platform: earlier versions have not all of the operators")
 
-FEEDS = {
+Write = Callable[[IO[bytes], int], int]
+FEEDS: dict[Write, list[dict[str, np.ndarray]]] = {
     write_tied: [{"tokens": np.array([[3, 5], [7, 0]])}],
     write_dequantized: [
         {"gather": np.array(gather), "rows": np.array([3, 5]), "x": np.ones((2, NARROW), np.float32)}
@@ -30,7 +31,7 @@ FEEDS = {
 
 @pytest.mark.parametrize("write", FEEDS)
 def test_a_quantized_matrix_of_two_operators_is_handed_over_once_and_answers_are_equal(
-    write: Callable[[IO[bytes], int], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, create = io.BytesIO(), runtime._create
     write(model, 1)

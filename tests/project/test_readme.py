@@ -41,8 +41,8 @@ def test_readme_leads_to_every_guide_and_to_the_map() -> None:
 
 
 def test_links_of_readme_guides_and_specification_lead_somewhere() -> None:
-    pages = (guides.README, guides.CONTRIBUTING, guides.RELEASING, guides.MAP, *guides.PACKAGES, *guides.GUIDES)
-    for page in (*pages, *(guides.ROOT / "schema").glob("*.md")):
+    pages = (guides.README, guides.CONTRIBUTING, guides.RELEASING, guides.MAP, *guides.PACKAGES, guides.GENERATION)
+    for page in (*pages, *guides.GUIDES, *(guides.ROOT / "schema").glob("*.md")):
         for target in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
             if not target.startswith("https://"):
                 file, _, heading = target.partition("#")

@@ -43,7 +43,9 @@ NPM = {  # package: version, digest, and the parts of its files' paths
         ("package/Plugins/Android/onnxruntime.aar",),
     ),
 }
-GENAI = "0.18.0"
+GENAI = ("onnxruntime-genai==0.18.0",)
+OPTIMUM = ("optimum==2.1.0", "optimum-onnx==0.1.0", "transformers==4.57.6", "tokenizers==0.22.2",
+           "huggingface_hub==0.36.2")  # fmt: skip
 ANSERINI = ("pyserini", "1.6.0", "sha256:e34761d700b33613c26bc61113effc6d65598dee6ada28a33214f79350f833f4")
 
 
@@ -81,12 +83,20 @@ def transformers_js() -> Path:
 
 def genai() -> Path:
     """Return a folder with the Python package onnxruntime-genai, which takes the onnxruntime that the tests use."""
+    return _python(GENAI)
 
+
+def optimum() -> Path:
+    """Return a folder with Optimum and the earlier transformers that it wants; torch is the tests' own."""
+    return _python(OPTIMUM)
+
+
+def _python(packages: tuple[str, ...]) -> Path:
     def make(folder: Path) -> None:
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:"]
-        output(*pip, "--target", folder, f"onnxruntime-genai=={GENAI}")
+        output(*pip, "--target", folder, *packages)
 
-    return cached(f"onnxruntime-genai-{GENAI}-{sys.implementation.cache_tag}", make)
+    return cached(f"{packages[0].replace('==', '-')}-{sys.implementation.cache_tag}", make)
 
 
 def cpp_headers() -> Path:

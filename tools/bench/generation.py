@@ -3,7 +3,8 @@
     python -m tools.bench.generation
 
 Prints the table of zcrecord/onnx/README.generation.md. The weights are random, in int4 with one matrix for embedding
-and head, and in float32. Fetches the packages below, by pip and npm, into .cache; wants torch, transformers, node, npm.
+and head, and in float32. The packages are those that tests/onnx/test_onnx_languages.py fetches into .cache; run that
+first.
 """
 
 from __future__ import annotations
@@ -24,24 +25,20 @@ from tools.bench.table import quantity
 from tools.models.optimum import write_tokenizer
 from tools.worker import ROOT
 
-PROCESSES, REPEATS, TOKENS, WORDS = 4, 3, 64, 32000
+PROCESSES, REPEATS, TOKENS, WORDS = 4, 2, 64, 32000
 PRECISIONS = {"int4, tied": "int4", "float32": "fp32"}
-PACKAGES = {
-    "onnxruntime-genai": ["onnxruntime-genai==0.18.0"],
-    "Optimum": ["optimum==2.1.0", "optimum-onnx==0.1.0", "transformers==4.57.6", "tokenizers==0.22.2",
-                "huggingface_hub==0.36.2"],
-    "transformers.js": ["@huggingface/transformers@4.3.1"],
-}  # fmt: skip
+PACKAGES = {"onnxruntime-genai": "onnxruntime-genai-*", "Optimum": "optimum-*", "transformers.js": "transformers-js-*"}
 PYTHON = """
 import json, sys, time
-{imports}
+IMPORTS
+count = int(sys.argv[2])
 start = time.perf_counter()
-{model}
+MODEL
 answer(1)
 ready = time.perf_counter() - start
 start = time.perf_counter()
-tokens = list(map(int, answer({tokens})))
-print(json.dumps([ready, {tokens} / (time.perf_counter() - start), tokens]), flush=True)
+tokens = list(map(int, answer(count)))
+print(json.dumps([ready, count / (time.perf_counter() - start), tokens]), flush=True)
 sys.stdin.read()
 """
 GENAI = """
@@ -94,11 +91,12 @@ def main() -> None:
                 together = [_measure(runtime, folders[way], PROCESSES) for way in ways]
                 tokens = [run[2] for runs in (*alone, together) for run in runs]
                 assert all(some == tokens[0] and len(some) == 3 + TOKENS for some in tokens), "other tokens"
-                ready, rate = ([pick(runs[way][at] for runs in alone) for way in range(2)] for pick, at in
-                               ((min, 0), (max, 1)))  # fmt: skip
-                cells = ["{} ({})".format(*(f"{value:.3g} s" for value in ready)),
-                         "{:.3g} ({:.3g})".format(*rate),
-                         "{} ({})".format(*(quantity(run[3], "B") for run in together))]  # fmt: skip
+                ready, rate = ([[run[at] for run in runs] for runs in zip(*alone, strict=True)] for at in (0, 1))
+                cells = [
+                    "{:.3g} s ({:.3g} s)".format(*map(min, ready)),
+                    "{:.3g} ({:.3g})".format(*map(max, rate)),
+                    "{} ({})".format(*(quantity(run[3], "B") for run in together)),
+                ]
                 print("|", " | ".join([runtime, weights, *cells]), "|", flush=True)
 
 
@@ -161,8 +159,8 @@ def _started(runtime: str, folder: Path) -> Iterator[Any]:
         if runtime == "Optimum":
             imports = "import torch\nfrom optimum.onnxruntime import ORTModelForCausalLM"
         model = GENAI if runtime == "onnxruntime-genai" else OPTIMUM
-        program = PYTHON.format(imports=imports, model=model, tokens=TOKENS)
-        command = [sys.executable, "-c", program, str(folder)]
+        program = PYTHON.replace("IMPORTS", imports).replace("MODEL", model)
+        command = [sys.executable, "-c", program, str(folder), str(TOKENS)]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command, cwd=_packages(runtime), env=_environment(runtime), text=True, **pipes) as process:
         yield process
@@ -174,15 +172,8 @@ def _environment(runtime: str) -> dict[str, str]:
 
 
 def _packages(runtime: str) -> Path:
-    """Return the folder of a runtime's packages, fetched at first."""
-    folder = ROOT / ".cache" / f"generation-{runtime}"
-    if not folder.exists():
-        new = folder.with_suffix(".new")
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:", "--target"]
-        if runtime == "transformers.js":
-            command = ["npm", "install", "--silent", "--ignore-scripts", "--prefix"]
-        subprocess.run([*command, str(new), *PACKAGES[runtime]], check=True)
-        new.rename(folder)
+    """Return the folder of a runtime's packages."""
+    (folder,) = (ROOT / ".cache").glob(PACKAGES[runtime])
     return folder
 
 

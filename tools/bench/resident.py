@@ -10,6 +10,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -93,7 +94,7 @@ def private_growth(path: Path, conditions: tuple[bool, ...] = (False, True)) -> 
 
 
 def _private(paths: dict[str, Path]) -> dict[str, float]:
-    return medians(3, {name: lambda path=path: float(private_growth(path)) for name, path in paths.items()})
+    return medians(3, {name: partial(private_growth, path) for name, path in paths.items()})
 
 
 def _four(
