@@ -60,6 +60,13 @@ def weights(rows: int, columns: int) -> Any:
 # What comes over.
 
 
+def test_no_other_tensor_has_the_name_of_a_quantised_ones_blocks(tmp_path: Path) -> None:
+    blocks = np.zeros((2, 34), np.uint8), gguf.GGMLQuantizationType.Q8_0
+    path = written(tmp_path / "m.gguf", [("a", *blocks), ("a.data", weights(1, 3))])
+    with pytest.raises(zcrecord.NameCollisionError, match=r"tensor 'a\.data': two tensors would have this name"):
+        zcrecord.load_record(path)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "int16", "int32", "int64"])
 def test_plain_tensor_comes_in_numpys_order_of_dimensions(dtype: str, tmp_path: Path) -> None:
     array = (weights(6, 4) * 50).astype(dtype).reshape(2, 3, 4)

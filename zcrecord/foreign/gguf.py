@@ -342,9 +342,7 @@ class _GgufHeader:
     def _place(self, described: list[tuple[int, int]], start: int) -> None:
         """Set the columns of tensors, which lie behind the header from `start` on.
 
-        Raises:
-            FormatError: they are not aligned, end past the file, or overlap, by which a small file could claim
-            terabytes.
+        A FormatError unless they are aligned, in the file, and apart: else a small file could claim terabytes.
         """
         alignment, total = self._alignment(), np.uint64(self._size)
         self.form_ids = np.array([form for form, _ in described], np.intp)

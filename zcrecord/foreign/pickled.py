@@ -30,7 +30,6 @@ _TENSOR = re.compile(
     re.DOTALL,
 ).match  # fmt: skip
 _ASKED = re.compile(rb"j(?=(.{4}))", re.DOTALL).findall  # what a LONG_BINGET may ask for, and a little more
-_UINT32 = struct.Struct("<I").unpack_from
 _NUMBERS = {0x4B: "B", 0x4D: "<H", 0x4A: "<i", 0x47: ">d"}  # BININT1, BININT2, BININT, BINFLOAT
 _WORDS = [i.to_bytes(4, "little") for i in range(256)]
 _TUPLES = {0x29: 0, 0x85: 1, 0x86: 2, 0x87: 3}  # EMPTY_TUPLE, TUPLE1, TUPLE2, TUPLE3
@@ -59,11 +58,8 @@ def unpickle(
 ) -> tuple[Any, int]:
     """Return the value of a pickle that starts at an offset of bytes or a memoryview, and the offset behind it.
 
-    The state of a dict, such as the versions in a `state_dict()`, is left out.
-
-    Args:
-        named: returns the value of a name in a module, often a `Function`.
-        persistent: returns the value of a persistent identifier.
+    The state of a dict, such as the versions in a `state_dict()`, is left out. `named` returns the value of a name in a
+    module, often a `Function`; `persistent` that of a persistent identifier.
 
     Raises:
         LimitError: a hundred keys with the same hash. ValueError, LookupError, TypeError or any other: the
@@ -80,7 +76,7 @@ def unpickle(
         op = data[i]
         i += 1
         if op == 0x58:  # BINUNICODE
-            end = i + 4 + _UINT32(data, i)[0]
+            end = i + 4 + int.from_bytes(data[i : i + 4], "little")
             if end > len(data):
                 raise ValueError("it ends too early")
             stack.append(str(data[i + 4 : end], "utf-8", "surrogatepass"))

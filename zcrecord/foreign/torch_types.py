@@ -58,7 +58,6 @@ _PATHS = [
     for prefix in ("", "Pure")
     for name, kind in (("PosixPath", PurePosixPath), ("WindowsPath", PureWindowsPath))
 ]
-_NO_METADATA: dict[str, Any] = {}
 _ODD_NUMBERS = "a tensor's offset, sizes or strides are not numbers, or below 0"
 _SAME = "_rebuild_parameter", "_rebuild_parameter_with_state", "_rebuild_device_tensor_from_cpu_tensor"
 _ASKED, _TIMES = 64 << 20, 4  # limit of the bytes that a pickle's calls make: so many, plus so many times the file
@@ -229,7 +228,7 @@ class TorchNames:
             return TorchValue("", why)
         if len(size) > MAX_RANK:
             return TorchValue("", f"a tensor of {len(size)} dimensions, at most {MAX_RANK} are legal; .reshape() it")
-        return TorchTensor(storage, dtype, offset, size, stride, exactly(dict, metadata) if metadata else _NO_METADATA)
+        return TorchTensor(storage, dtype, offset, size, stride, exactly(dict, metadata) if metadata else {})
 
     def _from_type(self, function: Any, _kind: Any, arguments: Any, _state: Any) -> Any:
         if function not in self._tensors.values():

@@ -23,7 +23,6 @@ _END, _END_MAGIC = struct.Struct("<4s4H2IH"), b"PK\5\6"  # without its comment
 _END64, _END64_MAGIC = struct.Struct("<4sQ2H2I4Q"), b"PK\6\6"
 _LOCATOR, _LOCATOR_MAGIC = struct.Struct("<4sIQI"), b"PK\6\7"  # of the ZIP64 end record
 _ENTRY, _ENTRY_MAGIC = struct.Struct("<4s4x2H4x3I3H4x2I"), b"PK\1\2"  # of the directory; then name, extra and comment
-_Row = tuple[int, int, int, int, int, int, int]  # flags, method, CRC, packed size, size, attributes, offset
 _LOCAL, _LOCAL_MAGIC = struct.Struct("<4s4xH16x2H"), b"PK\3\4"  # a member's own header; method, bytes of name and extra
 _ZIP64, _OTHER_NAME = 0x0001, 0x7075  # extra fields: sizes of 64 bits, another name for the member
 _FOLDER = 0x10  # of a member's external attributes: miniz extracts no bytes of a folder, and reports success
@@ -54,7 +53,7 @@ def check_alike(opened: zipfile.ZipFile, file: Any, total: int) -> None:
     """
     start, end, count = _directory(file, total)
     names, extras, _ = _entries(_read(file, start, end - start), start)
-    rows = [
+    rows: list[tuple[int, ...]] = [
         (i.flag_bits, i.compress_type, i.CRC, i.compress_size, i.file_size, i.external_attr, i.header_offset)
         for i in opened.infolist()
     ]
@@ -67,8 +66,7 @@ def stored_members(octets: memoryview, wrong: str) -> tuple[dict[bytes, tuple[in
     Names are in lower case, as torch compares them. `wrong` names the expected format in the error for another file.
 
     Raises:
-        FormatError: as `check_alike`; or two members have one name. UnsupportedError: a member is compressed, or
-        encrypted.
+        FormatError: as `check_alike`; or two members have one name. UnsupportedError: one is compressed or encrypted.
     """
     tail = bytes(octets[-_TAIL:])
     if not 0 <= tail.rfind(_END_MAGIC) <= len(tail) - _END.size:
@@ -88,7 +86,7 @@ def stored_members(octets: memoryview, wrong: str) -> tuple[dict[bytes, tuple[in
 
 
 def _check_members(
-    names: list[bytes], extras: list[bytes], rows: list[_Row], start: int, count: int, file: Any
+    names: list[bytes], extras: list[bytes], rows: list[tuple[int, ...]], start: int, count: int, file: Any
 ) -> list[int]:
     """Return the end of each member, after checking them against one another and the directory at `start`."""
     if not len(names) == len(rows) == count:
@@ -108,7 +106,7 @@ def _check_members(
     return ends
 
 
-def _check_member(name: bytes, extra: bytes, row: _Row, file: Any) -> tuple[str, int]:
+def _check_member(name: bytes, extra: bytes, row: tuple[int, ...], file: Any) -> tuple[str, int]:
     """Return in what a member's own header contradicts the directory, "" for nothing; and the member's end."""
     _, method, _, packed, size, attributes, offset = row
     header, fault = _read(file, offset, _LOCAL.size + len(name)), ""
@@ -165,9 +163,9 @@ def _directory(file: Any, total: int) -> tuple[int, int, int]:
     return start, end, count
 
 
-def _entries(directory: bytes, start: int) -> tuple[list[bytes], list[bytes], list[_Row]]:
+def _entries(directory: bytes, start: int) -> tuple[list[bytes], list[bytes], list[tuple[int, ...]]]:
     """Return names, extra fields and rows of the members in a directory that lies at `start`."""
-    names, extras, rows, position = list[bytes](), list[bytes](), list[_Row](), 0
+    names, extras, rows, position = list[bytes](), list[bytes](), list[tuple[int, ...]](), 0
     while position < len(directory):
         if position + _ENTRY.size > len(directory) or not directory.startswith(_ENTRY_MAGIC, position):
             raise FormatError(f"its directory is damaged; {_ALIKE}", offset=start + position)
@@ -205,9 +203,7 @@ def _fields(extra: bytes) -> Iterator[tuple[int, bytes]]:
 def members(
     opened: zipfile.ZipFile, file: Any, total: int, suffix: str, besides: str, most: int
 ) -> tuple[dict[str, zipfile.ZipInfo], str | None]:
-    """Return members by their names without `suffix`, in their order, and the text of the one named `besides`.
-
-    That text has at most `most` bytes.
+    """Return members by name without `suffix`, in order, and the text of that named `besides`, of at most `most` bytes.
 
     Raises:
         FormatError: a name is empty, two members have one name, or `check_alike` refuses the file. UnsupportedError: a
