@@ -50,7 +50,7 @@ def sized_openers(archive: Archive) -> list[tuple[int, Callable[[], Archive]]]:
 
 def _files_of_tensors(index: Index, table: PieceTable) -> Array:
     numbers = np.minimum(index.tensors["payload"], len(index.payloads))
-    return np.take(np.append(table.whole(), np.uint32(NONE)), numbers)
+    return np.asarray(np.append(table.whole(), np.uint32(NONE))[numbers])
 
 
 def _part_in(archive: Archive, table: PieceTable, file: int, chosen: Array) -> Archive:

@@ -73,18 +73,18 @@ class RemoteFile:
                 raise SourceError(f"the server says that it has {size} bytes, which no archive has", path=self.shown)
             self.size, self.tag, self.strong = size, tag, strong
         elif (size, tag) != (self.size, self.tag):
-            raise self.replaced()
+            raise self.replaced_error()
 
-    def replaced(self) -> SourceError:
+    def replaced_error(self) -> SourceError:
         """Return the error for a file that was replaced."""
         what = "was replaced or changed since it was opened; load it again, views taken before stay as they are"
         return SourceError(what, path=self.shown)
 
-    def missing(self) -> SourceNotFoundError:
+    def missing_error(self) -> SourceNotFoundError:
         """Return the error for a file that does not exist."""
         return SourceNotFoundError("no such file on the server", path=self.shown)
 
-    def failed(self, what: str, tries: int = TRIES) -> SourceError:
+    def failed_error(self, what: str, tries: int = TRIES) -> SourceError:
         """Return the error for a request that failed at every try."""
         times = f", tried {tries} times" if tries > 1 else ""
         return SourceError(f"cannot be read{times}: {what}", path=self.shown)

@@ -86,7 +86,7 @@ class FsspecFile(RemoteFile):
             except FileNotFoundError as error:  # fsspec's error for any failure in a chained https://
                 if isinstance(error.__cause__, RecordError):
                     raise error.__cause__ from None
-                raise self.missing() from error
+                raise self.missing_error() from error
             except (PermissionError, NotImplementedError, TypeError, ValueError) as error:
                 what = f"the server or fsspec refused it ({error_text(error)}); do its storage options fit?"
                 raise SourceError(what, path=self.shown) from error
@@ -94,7 +94,7 @@ class FsspecFile(RemoteFile):
                 tries += 1
                 if tries == most:
                     self._check_replaced(error)
-                    raise self.failed(error_text(error), most) from error
+                    raise self.failed_error(error_text(error), most) from error
                 time.sleep(retry_delay(tries))
 
     def _check_replaced(self, error: Exception) -> None:
@@ -104,7 +104,7 @@ class FsspecFile(RemoteFile):
         try:
             info = self._info()
         except FileNotFoundError:
-            raise self.missing() from error
+            raise self.missing_error() from error
         except Exception:
             return
         self._check(info)

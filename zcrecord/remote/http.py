@@ -157,7 +157,7 @@ class HttpFile(RemoteFile):
             except (_AgainError, aiohttp.ClientError, TimeoutError, ConnectionError) as error:
                 tries = 1 if part.received - before >= NEAR else tries + 1  # a server may send less at a time
                 if tries == TRIES:
-                    raise self.failed(_reason(error)) from None
+                    raise self.failed_error(_reason(error)) from None
                 await asyncio.sleep(retry_delay(tries, getattr(error, "seconds", 0.0)))
             except (TypeError, ValueError):  # their texts may have secrets
                 what = "the request is invalid; do the URL and its storage options fit, headers as text?"
@@ -248,7 +248,7 @@ class HttpFile(RemoteFile):
 
     def _check_status(self, status: int, headers: Mapping[str, str]) -> None:
         if status in (404, 410):
-            raise self.missing()
+            raise self.missing_error()
         if status in (401, 403, 407):
             advice = Advice("give credentials in {}", "storage_options")
             raise SourceError(f"the server refused it (HTTP {status})", path=self.shown, advice=advice)

@@ -217,7 +217,7 @@ class ReadAhead:
             self._memory.check_same()
             self._memory.read([(row.start, octets)], again=True)  # a proxy's or a disk's fault may have passed
             if not checksum.matches(octets):
-                raise self._damaged(row, "fetched twice; the file is damaged, copy it again")
+                raise self._digest_error(row, "fetched twice; the file is damaged, copy it again")
         if self._cache is not None and row.digest is not None and not cached:
             self._cache.put(row.start, octets)
 
@@ -225,7 +225,7 @@ class ReadAhead:
         """Add a part to its payload's running digest if all parts before it were added; else `check_same` does it."""
         row, digest = part.row, checksum.digest(octets)  # as strong as the check of the whole
         if self._digests.setdefault((row, part.lo), digest) != digest:
-            raise self._damaged(row, "bytes fetched before differ; load it again")
+            raise self._digest_error(row, "bytes fetched before differ; load it again")
         running = self._running.get(row)
         if part.lo == row.start and running is None:
             running = self._running[row] = _PayloadProgress(row.start, checksum, checksum.new())
@@ -247,10 +247,10 @@ class ReadAhead:
             (running.entry.keep if matches else running.entry.drop)()
         if not matches:
             self._memory.check_same()
-            raise self._damaged(row, "load it again; if that does not help the file is damaged, copy it again")
+            raise self._digest_error(row, "load it again; if that does not help the file is damaged, copy it again")
         running.done = True
 
-    def _damaged(self, row: PayloadRange, what: str) -> IntegrityError:
+    def _digest_error(self, row: PayloadRange, what: str) -> IntegrityError:
         what = f"payload [{row.start:#x}, {row.end:#x}): its digest does not match, {what}"
         return IntegrityError(what, path=self._memory.shown, offset=row.start, tensor=row.name)
 
