@@ -195,7 +195,7 @@ class Checkpoint:
         return {".".join(map(str, path)): path for path in self._bounded_paths(path for path in paths if path)}
 
     def check_planner_data(self, data: Any) -> None:
-        """Raise UnsupportedError if planners would make lists out of all proportion of unpickled data of a planner.
+        """Raise UnsupportedError if a planner's unpickled data would make planners build lists out of all proportion.
 
         They take the path of each name for one without looking: a place may be any number, such as a float or a tensor.
         """
