@@ -143,7 +143,7 @@ class safe_open:  # noqa: N801  # the name people import
         return self._tensors
 
     def _convert(self, record: Record) -> dict[str, Any]:
-        """Return tensors of the framework, still in the archive's memory; they are moved to a device one by one."""
+        """Return a record's tensors as the framework's, over the archive's memory; devices come later."""
         if self._framework == "numpy":
             return dict(record.items())
         return record.jax() if self._framework == "jax" else record.torch(writable=self._on_cpu)
