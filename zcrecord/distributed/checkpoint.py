@@ -119,9 +119,9 @@ class Checkpoint:
                 (source.file_archive(file) if source.file_names else self.archive).fetch(numbers)
 
     def octets(self, box: StoredBox, archive: Archive | None = None, *, verify: bool = False) -> Any:
-        """Return the bytes of a piece in C order, over the mapping, or that of `archive`, a private copy of this one.
+        """Return a piece's bytes in C order: a view of the mapping, or of that of `archive`, a private copy.
 
-        Those of a tensor with strides are copied. `verify` compares them with their digest, once.
+        Bytes of a tensor with strides are copied. `verify` compares the piece with its digest, the first time.
         """
         archive = archive or self.archive
         nbytes = dtypes.nbytes(prod(box.extent), self.type_of(box.tensor)[1])
@@ -195,7 +195,7 @@ class Checkpoint:
         return {".".join(map(str, path)): path for path in self._bounded_paths(path for path in paths if path)}
 
     def check_planner_data(self, data: Any) -> None:
-        """Raise UnsupportedError if planners would make lists out of all proportion of unpickled data of a planner.
+        """Raise UnsupportedError if a planner's unpickled data would make planners build lists out of all proportion.
 
         They take the path of each name for one without looking: a place may be any number, such as a float or a tensor.
         """

@@ -171,7 +171,7 @@ class CheckpointPrefix(CheckpointFolder):
         self._remove(archives)
 
     def _remove(self, names: Iterable[str]) -> None:
-        """Remove archives of ranks, but for those that a catalogue names; none if that cannot be told."""
+        """Remove archives of ranks that no catalogue names; none if a catalogue cannot be read."""
         fs, path = uploads.connected(self.path, self._options)
         with contextlib.suppress(Exception):  # file systems raise exceptions of any class
             fs.invalidate_cache(path)

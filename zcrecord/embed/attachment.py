@@ -141,7 +141,7 @@ def attach(
         octets = memory.octets
         parts = _parts(octets, path)
         _check_unsigned(octets, parts, path)
-        _check(octets[: parts.program], path, force)
+        _check_attachable(octets[: parts.program], path, force)
         offset = align_up(parts.program + ATTACHED_SIZE, ATTACHED_ALIGNMENT)
         note = bytes(offset - ATTACHED_SIZE - parts.program) + encode_attached(parts.program)
         replaces = memory.identity if in_place else new
@@ -233,7 +233,7 @@ def _check_unsigned(octets: memoryview, parts: _Parts, path: str) -> None:
         raise UnsupportedError(what, path=path, advice=Advice("detach with {} copies the archive alone", "keep", True))
 
 
-def _check(program: memoryview, path: str, force: bool) -> None:
+def _check_attachable(program: memoryview, path: str, force: bool) -> None:
     """Refuse a program that would not run as before; `force` accepts all but an empty file and an archive."""
     if not len(program):
         raise FormatError("the program is empty", path=path)

@@ -124,7 +124,7 @@ def _include_bytes_form(plan: Plan, directory: str, section: str | None) -> Iter
     upper = plan.stem.upper()
     alignment = max([plan.base_alignment, *(c.alignment for c in plan.constants)])
     wrapped = "{}" if section is None else "zcr_static! {{ _, {} }}"
-    yield _file(plan, directory)
+    yield _archive_constant(plan, directory)
     if section is not None:
         attribute = f'link_section = "{section}{plan.stem if section.endswith(".") else ""}"'
         new, old = (f"#[cfg_attr({_ELF}, {attribute})] $($item)*" for attribute in (f"unsafe({attribute})", attribute))
@@ -145,7 +145,7 @@ def _include_bytes_form(plan: Plan, directory: str, section: str | None) -> Iter
 def _assembly_form(plan: Plan, directory: str, arguments: dict[str, str]) -> Iterator[str]:
     """Yield the form with a symbol for each tensor."""
     if plan.archive_size < _TRACKED:
-        yield _file(plan, directory)  # not linked; by it the compiler notices changes
+        yield _archive_constant(plan, directory)  # not linked; by it the compiler notices changes
     yield "\n// Each symbol has a section of its own, which a linker drops where nothing uses it.\n"
     yield "macro_rules! symbols {\n    ($($line:literal)*) => {\n"
     for cfg, (form, aligned, mark) in _TARGETS.items():
@@ -155,7 +155,7 @@ def _assembly_form(plan: Plan, directory: str, arguments: dict[str, str]) -> Ite
     yield _NO_WASM
     yield "    };\n}\n\n// The first line changes with the archive, for incremental builds to see it.\n"
     yield f'symbols! {{\n    r##".set .Lzcr_{_fingerprint(plan):016x}, 0"##\n'
-    for line in _lines(plan, directory):
+    for line in _symbol_lines(plan, directory):
         yield f'    r##"{line}"##\n'
     yield "}\n"
     yield _BY_EDITION.format(name="zcr_symbols", new='unsafe extern "C" { $($item)* }', old='extern "C" { $($item)* }')
@@ -177,7 +177,7 @@ def _macros(section: str, aligned: Iterable[str], mark: str, *, elf: bool) -> li
     return [*out, rf".set {mark}\name, {mark}\base + \offset", ".endm"]
 
 
-def _lines(plan: Plan, directory: str) -> Iterator[str]:
+def _symbol_lines(plan: Plan, directory: str) -> Iterator[str]:
     """Yield a symbol for each tensor, with its bytes from the file at an absolute path."""
     places = {"archive": plan.archive, "packed": os.path.join(directory, f"{plan.stem}_packed.bin")}
     paths = {place: literal(real_path(path).encode(errors="surrogateescape")) for place, path in places.items()}
@@ -189,7 +189,7 @@ def _lines(plan: Plan, directory: str) -> Iterator[str]:
             yield f".incbin {paths[c.place or '']}, {c.offset}, {c.nbytes}"
 
 
-def _file(plan: Plan, directory: str) -> str:
+def _archive_constant(plan: Plan, directory: str) -> str:
     """Return the archive's bytes as a constant, and a check that they are still the same."""
     path = path_between(directory, plan.archive)
     included = _FILE.format(const="ZCR__FILE", nbytes=plan.archive_size, path=_string(path))

@@ -10,8 +10,8 @@ import errno
 import os
 from collections.abc import Iterable, Mapping
 
-from zcrecord.errors import Advice, DestinationExistsError, SourceError
-from zcrecord.storage.files import read_error, read_start, real_path
+from zcrecord.errors import Advice, DestinationExistsError
+from zcrecord.storage.files import read_error, read_start, real_path, refusals
 from zcrecord.storage.new_files import FileGroup, Placement, put_in_place
 from zcrecord.storage.scratch import folder_locks
 
@@ -57,11 +57,8 @@ def _check_replaceable(paths: Iterable[str]) -> None:
 
 def make_folder(folder: str | os.PathLike[str]) -> None:
     """Make a folder and its parents, unless they exist; raise SourceError if the file system refuses."""
-    try:
+    with refusals(os.fspath(folder)):
         os.makedirs(folder, exist_ok=True)
-    except OSError as error:
-        what = f"cannot make this folder: {os.strerror(error.errno or 0)}"
-        raise SourceError(what, path=os.fspath(folder), errno=error.errno) from error
 
 
 def _is_ours(path: str) -> bool:

@@ -518,7 +518,7 @@ def _part_of(archive: Archive, constants: list[HollowConstant]) -> Archive:
 
 
 def _stored_bytes(constant: HollowConstant, tensor: Any) -> memoryview:
-    """Return the bytes of a tensor that is a whole payload in the payload's order."""
+    """Return the bytes of a tensor that covers its payload, in the payload's order."""
     if constant.info.strides is None or not constant.is_typed:
         return memoryview(as_bytes(np.asarray(getattr(tensor, "packed", tensor))).data)
     octets = bytearray(constant.nbytes)

@@ -196,7 +196,7 @@ def _blob_numbers(ix: Index) -> set[int]:
 
 
 def _expected_digests(archive: Archive) -> dict[int, list[_ExpectedDigest]]:
-    """Return the pins of an archive by payload: each is looked up in the file that the payload, or a piece, lies in."""
+    """Return the SHA-256 that each payload, or each piece of one, is expected to have, by payload."""
     expected: dict[int, list[_ExpectedDigest]] = {}
     for number, nbytes in enumerate(archive.index.payloads["nbytes"].tolist()):
         pins = archive.source.expected(number)

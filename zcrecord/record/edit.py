@@ -312,7 +312,7 @@ class RecordEditor(MutableMapping[str, Any]):
             raise UnsupportedError(f"{name!r}: a name is a non-empty str", path=self._source)
 
     def _check_known(self, names: list[str], match: Callable[[str], Any] = lambda _: None) -> None:
-        """Raise TensorNotFoundError for a name that is not there, is no prefix of one, and matches none."""
+        """Raise TensorNotFoundError for a name that no tensor, module or attribute has, lies below, or matches."""
         ix = self._current.index
         known = [*self._tensor_numbers(), *map(ix.text_of, ix.modules), *self._stored_attributes()] if names else []
         for name in names:
@@ -327,7 +327,7 @@ class RecordEditor(MutableMapping[str, Any]):
         return NONE if number == NONE else self._refs[number]
 
     def _bytes_of(self, value: Any) -> Any:
-        """Return the bytes of a payload of `_current`, a view; any other value as it is."""
+        """Return a view of a payload's bytes by its number in `_current`; any other value as it is."""
         if not isinstance(value, PayloadId):
             return value
         ref = self._reference(value)
@@ -362,7 +362,7 @@ class RecordEditor(MutableMapping[str, Any]):
         return self._attributes
 
     def _replace_index(self, part: subset.PartIndex, refs: list[int]) -> None:
-        """Go on with a part of `_current`; `refs` are those of its payloads, and of new ones."""
+        """Make a part of `_current` the current archive; `refs` are the references of its payloads, new ones too."""
         self._refs = [refs[n] for n in part.numbers]
         stored = self._open_record().archive
         self._current = Archive(stored.header, part.index, PartSource(stored.source, self._refs))

@@ -166,7 +166,7 @@ def _load(source: Any, names: Names | None, rename: Rename | None, options: Load
 
 
 def _fetch_part(archive: Archive, names: Names | None, rename: Rename | None, options: LoadOptions) -> Archive:
-    """Return an archive whose payloads are fetched on use, or a part of it; the payloads of `names` are fetched now."""
+    """Return a part of an archive whose payloads are fetched on use; the payloads of `names` are fetched now."""
     _check_content(archive, options.expect)
     archive = _select(archive, names, rename)
     if names is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
@@ -124,11 +124,11 @@ class Record(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self.archive.index.tensors)
 
-    def values(self) -> Any:
+    def values(self) -> ValuesView[Any]:
         """Return an iterable of all tensors in saved order; their views are made together, at 1 µs each."""
         return _TensorValues(self)
 
-    def items(self) -> Any:
+    def items(self) -> ItemsView[str, Any]:
         """Return an iterable of (name, tensor) in saved order; the views are made together."""
         return _TensorItems(self)
 
@@ -388,21 +388,19 @@ def _reopened(function: Callable[..., Archive], arguments: tuple[Any, ...]) -> R
     return Record(function(*arguments))
 
 
-class _TensorValues:
+class _TensorValues(ValuesView[Any]):
     """The views of a record, made together when iterated."""
 
-    def __init__(self, record: Record) -> None:
-        self._record = record
+    _mapping: Record
 
     def __iter__(self) -> Iterator[Any]:
-        return self._record.archive.views()
-
-    def __len__(self) -> int:
-        return len(self._record)
+        return self._mapping.archive.views()
 
 
-class _TensorItems(_TensorValues):
+class _TensorItems(ItemsView[str, Any]):
     """The (name, view) pairs of a record, made together when iterated."""
 
+    _mapping: Record
+
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        return zip(self._record._all_names(), self._record.archive.views(), strict=True)
+        return zip(self._mapping._all_names(), self._mapping.archive.views(), strict=True)

@@ -30,7 +30,6 @@ _FRAMEWORKS = {"pt": "torch", "torch": "torch", "pytorch": "torch", "np": "numpy
                "jax": "jax", "flax": "jax"}  # fmt: skip
 _TENSORS = (np.ndarray, np.generic, PackedTensor, StringTensor, LazyTensor)
 _SINGLES = 16  # tensors converted one by one, before all are converted together at a tenth of the cost of each
-_SHARE = 8  # numpy's are converted together, at a quarter of the cost of each, after one in so many was asked for
 
 
 class IndexingError(RecordError, IndexError):
@@ -78,7 +77,7 @@ class safe_open:  # noqa: N801  # the name people import
         writable = self._framework != "jax" and self._on_cpu
         self._record = open_record(filename, backend=backend, writable=writable)
         self._tensors: dict[str, Any] | None = None  # all of them, once several were asked for
-        self._singles_left = _SINGLES + (len(self._record) // _SHARE if self._framework == "numpy" else 0)
+        self._singles_left = _SINGLES
 
     def __enter__(self) -> safe_open:
         return self
@@ -104,6 +103,8 @@ class safe_open:  # noqa: N801  # the name people import
 
     def get_tensor(self, name: str) -> Any:
         """Return one tensor; TensorNotFoundError lists similar names. Two calls return the same memory."""
+        if self._framework == "numpy":
+            return self._record[name]
         if self._tensors is None and self._singles_left > 0:
             self._singles_left -= 1
             tensor = self._single(name)
@@ -126,12 +127,9 @@ class safe_open:  # noqa: N801  # the name people import
     def get_slice(self, name: str) -> Slice:
         """Return an object that slices one tensor: `f.get_slice("w")[:, 2:-1]`; TensorNotFoundError."""
         view = self._record[name]
-        take = (lambda: view) if self._framework == "numpy" else (lambda: self.get_tensor(name))
-        return Slice(take, view.shape, dtype_name(view), name)
+        return Slice(lambda: self.get_tensor(name), view.shape, dtype_name(view), name)
 
     def _single(self, name: str) -> Any:
-        if self._framework == "numpy":
-            return self._record[name]
         archive = self._record.archive
         number = archive.find(name)
         if number < 0:
@@ -145,7 +143,7 @@ class safe_open:  # noqa: N801  # the name people import
         return self._tensors
 
     def _convert(self, record: Record) -> dict[str, Any]:
-        """Return tensors of the framework, still in the archive's memory; they are moved to a device one by one."""
+        """Return a record's tensors as the framework's, over the archive's memory; devices come later."""
         if self._framework == "numpy":
             return dict(record.items())
         return record.jax() if self._framework == "jax" else record.torch(writable=self._on_cpu)
