@@ -39,10 +39,6 @@ _NUMBER = rf"(?:0|[1-9][0-9]{{0,{_DIGITS - 1}}})"
 _USUAL = re.compile(  # an entry as writers write it: its name, its type and shape (see `_usual_form`), its offsets
     r'"([^"\\]++)": ?\{"dtype": ?"([^]]*+)\], ?"data_offsets": ?\[([^]]*+)\]\}'
 )
-_CHAR = r'[^"\\\x00-\x1f]'
-_PAIR = rf'"{_CHAR}++": ?"{_CHAR}*+"'
-_PAIRS = re.compile(rf"\{{{_PAIR}(?:, ?{_PAIR})*+\}}")  # metadata as writers write it
-_KEY_AND_VALUE = re.compile(rf'"({_CHAR}++)": ?"({_CHAR}*+)"')
 _FORM = re.compile(rf'([^"]*+)", ?"shape": ?\[({_NUMBER}(?:, ?{_NUMBER}){{0,{MAX_RANK - 1}}})?')
 _FIRST = re.compile(rf'\{{"{METADATA}": ?')
 _SPACE = re.compile(r"[ \t\n\r]*+")
@@ -229,13 +225,6 @@ class _HeaderScanner:
         """Return the metadata that is next, and where it ends."""
         most = (_MEMORY + _TIMES * len(self._text)) // _ENTRY_COST
         out: dict[str, str] = {}
-        usual = _PAIRS.match(self._text, self._pos)
-        if usual and self._text.count('"', *usual.span()) <= 4 * most:
-            pairs = _KEY_AND_VALUE.findall(self._text, *usual.span())
-            if len(out := dict(pairs)) == len(pairs):
-                self._pos = usual.end()
-                return out, self._pos
-            out = {}
         for at in self._items("{", "}"):
             if len(out) == most:
                 what = f"more than {most} entries of metadata take far more memory than the file"

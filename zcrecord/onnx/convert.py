@@ -414,7 +414,6 @@ class _Selection:
 
     def __init__(self, test: NameFilter) -> None:
         self._test = test
-        self._early: dict[int, bool] = {}  # number of a tensor -> the decision that was made before its values came
 
     def takes(self, scope: Scope, field: int, place: int, name: bytes) -> bool:
         """Return True if a tensor is wanted, by its name as far as it is known."""
@@ -423,19 +422,16 @@ class _Selection:
     def decide(self, t: TensorMessage) -> bool:
         """Return True if a tensor's values, which come now, are to be written: before its name they are."""
         name = plain_name(t.scope, t.field, t.place, t.name)
-        if name is None:
-            return True
-        wanted = self._early[t.index] = self._test(name)
-        return wanted
+        return name is None or self._test(name)
 
     def settle(self, t: TensorMessage, out: StreamWriter) -> int:
         """Return the payload of a finished tensor; if it is not wanted, LEFT_OUT, and take the payload back.
 
         Raises:
-            OnnxError: the name changed after its values. UnsupportedError: the payload went into a pipe.
+            OnnxError: it is wanted by a name that came after its values. UnsupportedError: the payload went into a pipe.
         """
         keeps, payload = self.takes(t.scope, t.field, t.place, t.name), t.values.payload
-        if self._early.pop(t.index, keeps) != keeps:
+        if keeps and payload == NONE and t.expected():
             raise _late(t.label, t.offset)
         if not keeps and payload != NONE:
             out.forget(payload)

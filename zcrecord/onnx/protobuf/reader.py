@@ -390,29 +390,10 @@ class VarintDecoder:
         last = np.less(data[:nbytes], 128, out=self._room("last", nbytes, np.bool_))
         if last.all():
             return data[:nbytes]
-        return self._decoded(data, *self._bounds(np.flatnonzero(last)))
-
-    def pairs(self, data: Array, nbytes: int, tag: int) -> tuple[Array, int]:
-        """Return the values of the (tag, varint) pairs of this tag at the start of `data`, and the bytes they take.
-
-        The values are valid until the next call.
-        """
-        ends = np.flatnonzero(data[:nbytes] < 128)
-        starts, ends = self._bounds(ends[: len(ends) & -2])
-        good = (data.take(ends[0::2]) == tag) & (starts[0::2] == ends[0::2]) & (ends[1::2] - starts[1::2] < 10)
-        count = len(good) if good.all() else int(good.argmin())
-        if not count:
-            return np.zeros(0, np.uint64), 0
-        values = self._decoded(data, starts[1 : 2 * count : 2], ends[1 : 2 * count : 2])
-        return values, int(ends[2 * count - 1]) + 1
-
-    def _bounds(self, ends: Array) -> tuple[Array, Array]:
+        ends = np.flatnonzero(last)
         starts = self._room("starts", len(ends), np.int64)
         starts[:1] = 0
         np.add(ends[:-1], 1, out=starts[1:])
-        return starts, ends
-
-    def _decoded(self, data: Array, starts: Array, ends: Array) -> Array:
         longer = np.subtract(ends, starts, out=self._room("longer", len(ends), np.int64))  # bytes after the first
         longest = int(longer.max())
         if longest > 9:

@@ -10,7 +10,7 @@ Source: onnx.proto's comments on TensorProto, and `onnx.numpy_helper.to_array`.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from math import prod
 from typing import Any
 
@@ -28,9 +28,7 @@ from .reader import LEN, SLACK, VARINT, Array, ProtobufReader, VarintDecoder, en
 BOOL, STRING, UINT32 = 9, 8, 12  # data_type
 MAX_EARLY = 1 << 20  # bytes of varints that may come before the data_type that explains them
 _PIECE = 1 << 17  # bytes of varints decoded at a time: they fit a cache
-_AHEAD = 1 << 8  # bytes looked at first for single elements that follow
-_LONGEST = 11  # bytes of the longest of them, its tag included
-_FLUSH = 1 << 16  # bytes of single elements written at a time
+_FLUSH = 1 << 16  # bytes of single elements written at a time, and the most that are read at once
 _WIDEST = 8  # bytes that a varint of one byte may stand for
 _MAX_ENTRIES = 16  # of external_data
 _EXTERNAL = 1  # data_location
@@ -333,39 +331,22 @@ class TensorReader:
 
     def _fixed(self, t: TensorMessage, tag: int, nbytes: int, end: int) -> None:
         """Store floats, whose bytes on the wire are those of raw_data, and the single ones that follow."""
-        reader, number = self._reader, tag >> 3
+        number = tag >> 3
         size = 4 if number == FLOAT_DATA else 8
-        if tag & 7 == LEN:
-            if nbytes % size:
-                raise self.fail(f"{FIELDS[number]} of {nbytes} bytes, not a multiple of {size}")
+        if tag & 7 != LEN:
+            self._gather(t, self._reader.text(size))
+            while self._is_next(tag, end):
+                self._reader.header(end)
+                self._gather(t, self._reader.text(size))
+        elif nbytes % size:
+            raise self.fail(f"{FIELDS[number]} of {nbytes} bytes, not a multiple of {size}")
+        else:
             self._raw(t, nbytes)
-            return
-        for chunk in reader.chunks(size):
-            self._gather(t, chunk)
-        for ahead in self._ahead(tag, end):
-            run = ahead[: len(ahead) // (size + 1) * (size + 1)].reshape(-1, size + 1)
-            same = run[:, 0] == tag
-            count = len(same) if same.all() else int(same.argmin())
-            reader.pos += count * (size + 1)
-            self._gather(t, run[:count, 1:].tobytes())
 
-    def _ahead(self, tag: int, end: int) -> Iterator[Any]:
-        """Yield buffered bytes of the message that ends at this offset, while its next field has this tag.
-
-        Each piece is larger than the one before, so that looking ahead costs little more than the caller passes.
-        """
+    def _is_next(self, tag: int, end: int) -> bool:
+        """Return True if the next field of the message that ends at this offset is buffered, and has this tag."""
         reader = self._reader
-        most, passed, here = _AHEAD, 0, 0
-        while here <= passed + _LONGEST and reader.pos < min(reader.limit, end - reader.base):
-            if reader.buffer[reader.pos] != tag:
-                return
-            start = reader.pos
-            here = min(reader.limit - start, end - reader.base - start, most)
-            yield np.frombuffer(reader.view[start : start + here], np.uint8)
-            passed = reader.pos - start
-            if not passed:
-                return
-            most = min(most << 3, _PIECE)
+        return reader.pos < reader.limit and reader.base + reader.pos < end and reader.buffer[reader.pos] == tag
 
     def _gather(self, t: TensorMessage, data: Any) -> None:
         v = t.values
@@ -452,19 +433,14 @@ class TensorReader:
         return early
 
     def _single(self, t: TensorMessage, tag: int, value: int, end: int) -> None:
-        reader, number = self._reader, tag >> 3
-        self._singles(t, number, np.array([value], np.uint64))
-        for data in self._ahead(tag, end):
-            padded = np.frombuffer(reader.view[reader.pos : reader.pos + len(data) + SLACK], np.uint8)
-            numbers, passed = self._decoder.pairs(padded, len(data), tag)
-            self._singles(t, number, numbers)
-            reader.pos += passed
-
-    def _singles(self, t: TensorMessage, number: int, numbers: Any) -> None:
+        """Store a varint and the single ones that follow."""
+        reader, number, values = self._reader, tag >> 3, [value]
+        while len(values) < _FLUSH and self._is_next(tag, end):
+            values.append(reader.header(end)[2])
         if t.data_type or number == INT64_DATA:
-            self._gather(t, self._stored(t, number, numbers))
+            self._gather(t, self._stored(t, number, np.array(values, np.uint64)))
         else:
-            data = b"".join(map(encode_varint, numbers.tolist()))
+            data = b"".join(map(encode_varint, values))
             self._wait(t, (data,), len(data))
 
     def _string(self, t: TensorMessage, nbytes: int) -> None:
