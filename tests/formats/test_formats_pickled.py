@@ -204,7 +204,7 @@ def test_the_opcodes_that_torch_saves_are_taken(tmp_path: Path) -> None:
 
 
 def described(data: bytes) -> object:
-    """Return what is known of each tensor in a pickle; the class of the error for another."""
+    """Return the description of each tensor in a pickle; the class of the error for another."""
     try:
         found = run(data)
         return [(name, t.dtype, t.offset, t.shape, t.strides, t.storage.nbytes) for name, t in found.items()]
@@ -213,7 +213,7 @@ def described(data: bytes) -> object:
 
 
 def test_a_tensor_run_at_once_is_as_by_its_opcodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever byte of it is changed; it begins behind 256 values, whose numbers in the memo take four bytes."""
+    """The same holds if a byte is changed. It begins behind 256 values: numbers in the memo take four bytes."""
     out, shapes = io.BytesIO(), [(), (1,), (2, 300), (1, 2, 3), (1, 2, 1, 2, 70_000)]
     saved = {f"w{i}": torch.zeros(()).expand(shapes[i % 5]) for i in range(40)}
     torch.save(saved | {"tied": saved["w36"]}, out)

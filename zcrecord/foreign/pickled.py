@@ -31,7 +31,7 @@ _TENSOR = re.compile(
 ).match  # fmt: skip
 _ASKED = re.compile(rb"j(?=(.{4}))", re.DOTALL).findall  # what a LONG_BINGET may ask for, and a little more
 _NUMBERS = {0x4B: "B", 0x4D: "<H", 0x4A: "<i", 0x47: ">d"}  # BININT1, BININT2, BININT, BINFLOAT
-_WORDS = [i.to_bytes(4, "little") for i in range(256)]
+_WORDS = [i.to_bytes(4, "little") for i in range(256)]  # numbers of BINPUT and BINGET, as LONG_BINPUT has them
 _TUPLES = {0x29: 0, 0x85: 1, 0x86: 2, 0x87: 3}  # EMPTY_TUPLE, TUPLE1, TUPLE2, TUPLE3
 _CONSTANTS = {0x4E: None, 0x88: True, 0x89: False}  # NONE, NEWTRUE, NEWFALSE
 _HASHED = frozenset({str, float, bool, NoneType, bytes})  # types of keys with hashes that differ
