@@ -61,11 +61,11 @@ def answer(count):
 JAVASCRIPT = """
 import { env, AutoModelForCausalLM, Tensor } from "@huggingface/transformers";
 env.allowRemoteModels = false;
-env.localModelPath = "/";
-const [path, external, count] = process.argv.slice(1);
+const [parent, name, external, count] = process.argv.slice(1);
+env.localModelPath = parent;
 let start = performance.now();
 const options = { dtype: "fp32", use_external_data_format: external === "true" };
-const model = await AutoModelForCausalLM.from_pretrained(path.slice(1), options);
+const model = await AutoModelForCausalLM.from_pretrained(name, options);
 const row = (...numbers) => new Tensor("int64", BigInt64Array.from(numbers), [1, numbers.length]);
 const answer = async (count) => {
   const asked = { max_new_tokens: count, min_new_tokens: count, do_sample: false };
@@ -153,7 +153,8 @@ def _measure(runtime: str, folder: Path, processes: int) -> tuple[float, float, 
 def _started(runtime: str, folder: Path) -> Iterator[Any]:
     if runtime == "transformers.js":
         plain = str((folder / "onnx" / "model.onnx_data").exists()).lower()
-        command = ["node", "--input-type=module", "-e", JAVASCRIPT, str(folder), plain, str(TOKENS)]
+        command = ["node", "--input-type=module", "-e", JAVASCRIPT, str(folder.parent), folder.name, plain]
+        command.append(str(TOKENS))
     else:
         imports = "import onnxruntime_genai as og"
         if runtime == "Optimum":
