@@ -242,13 +242,9 @@ def _picked(record: Record, sort: str, patterns: Sequence[str]) -> Iterable[Tens
     if patterns:
         from zcrecord.archive import subset  # here, for the sake of the other commands' start
 
-        try:
-            chosen = subset.PartBuilder(record.archive).keep(patterns).chosen
-            if not chosen:
-                raise TensorNotFoundError(" ".join(patterns), lambda: record.names, path=record.archive.path)
-        except TensorNotFoundError as error:
-            str(error)  # searches for similar names before the record is closed
-            raise
+        chosen = subset.PartBuilder(record.archive).keep(patterns).chosen
+        if not chosen:
+            raise TensorNotFoundError(" ".join(patterns), lambda: record.names, path=record.archive.path)
         tensors = (tensor for number, tensor in enumerate(tensors) if number in chosen)
     if sort == "saved":
         return tensors

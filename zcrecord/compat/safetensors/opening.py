@@ -16,7 +16,7 @@ import numpy as np
 
 from zcrecord.archive import subset
 from zcrecord.dtypes import STRING, from_numpy
-from zcrecord.errors import DependencyError, RecordError, TensorNotFoundError, UnsupportedError
+from zcrecord.errors import DependencyError, RecordError, UnsupportedError
 from zcrecord.frameworks.torch import import_torch, torch_device
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
@@ -82,11 +82,9 @@ class safe_open:  # noqa: N801  # the name people import
     def __enter__(self) -> safe_open:
         return self
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if isinstance(error, TensorNotFoundError):
-            str(error)  # searches for similar names before the record is closed
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._tensors = None
-        self._record.close()
+        self._record.__exit__(kind, error, trace)
 
     def keys(self) -> list[str]:
         """Return the names of all tensors, in saved order."""
