@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import io
 import os
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 from zcrecord.archive.payload_source import MemberSum
 from zcrecord.errors import FormatError, SourceError, printable
@@ -16,7 +13,7 @@ from zcrecord.storage.folders import in_hub_cache
 from zcrecord.storage.memory import Memory, map_file
 from zcrecord.storage.stream_reader import PIECE, StreamReader
 
-__all__ = ["FileReader", "MemoryReader", "Reader", "as_file", "path_beside"]
+__all__ = ["FileReader", "MemoryReader", "Reader", "path_beside"]
 
 
 def path_beside(path: str, name: str) -> str:
@@ -124,31 +121,3 @@ class MemoryReader:
 
 
 Reader = FileReader | MemoryReader
-
-
-class _RawReader(io.RawIOBase):
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        piece = self._reader.piece(len(buffer))
-        buffer[: len(piece)] = piece
-        return len(piece)
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._reader.position}.get(whence, self._reader.nbytes or 0)
-        if start + offset < 0:
-            raise OSError(errno.EINVAL, "an offset before the start of the file")
-        self._reader.seek(start + offset)
-        return self._reader.position
-
-
-def as_file(reader: Reader) -> io.BufferedReader:
-    """Return a reader of a regular file as Python's binary file object, for other packages."""
-    return io.BufferedReader(_RawReader(reader))

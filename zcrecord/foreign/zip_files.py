@@ -1,8 +1,8 @@
-"""Zip files of npz and torch: one typed error for any damage, members read piece by piece.
+"""Zip files of npz and torch: their members, and a member's bytes piece by piece.
 
 Two readers of one zip file may find different members: zipfile uses the directory in front of the end record, miniz in
-torch the one at the offset in that record. `check_alike` refuses a file that can be read in two ways. `npz` and `torch`
-read the content of members.
+torch the one at the offset in that record. So a file is refused unless every reader finds the same members, each with
+the same bytes. `npz` and `torch` read the content of members.
 
 Source: APPNOTE.TXT 6.3.10 (PKWARE), sections 4.3 and 4.5, for the records; CPython's zipfile and miniz 3.0 for what
 each of them looks at.
@@ -10,16 +10,15 @@ each of them looks at.
 
 from __future__ import annotations
 
-import contextlib
 import struct
-import zipfile
+import zlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from zcrecord.codec.entries import encodable
-from zcrecord.errors import FormatError, RecordError, SourceError, UnsupportedError, printable
+from zcrecord.errors import FormatError, UnsupportedError, printable
+from zcrecord.storage.stream_reader import PIECE
 
 _END, _END_MAGIC = struct.Struct("<4s4H2IH"), b"PK\5\6"  # without its comment
 _END64, _END64_MAGIC = struct.Struct("<4sQ2H2I4Q"), b"PK\6\6"
@@ -39,45 +38,95 @@ _WIDE = 0xFFFFFFFF  # a size or offset that stands in the ZIP64 field
 _MOST = 1 << 62  # larger offsets and sizes count as this, which is behind the end of any file
 
 
-class _Members(NamedTuple):
-    """The members in a directory: names, extra fields of those that have some, by number, and columns of _FIELDS."""
+class ZipDirectory(NamedTuple):
+    """The directory of a zip file, by columns: where it starts, and what it has of each member."""
 
+    start: int
     names: list[bytes]
-    extras: dict[int, bytes]
-    columns: dict[str, Any]
+    extras: dict[int, bytes]  # extra fields of those members that have some, by number
+    columns: dict[str, Any]  # of _FIELDS
 
 
-@contextlib.contextmanager
-def zip_faults() -> Iterator[None]:
-    """Turn the exceptions of zipfile and zlib for a damaged .npz file into one typed error."""
-    try:
-        yield
-    except (RecordError, MemoryError, GeneratorExit):
-        raise
-    except OSError as error:
-        raise SourceError(f"cannot read: {error.strerror or error}", errno=error.errno) from error
-    except Exception as error:  # BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError: not documented
-        what = printable(str(error) or type(error).__name__)
-        raise FormatError(f"damaged, or not a .npz file ({what}); copy it again") from error
+class ZipMember(NamedTuple):
+    """A member of a zip file: where its bytes lie, how many it has there and unpacked, and their CRC."""
+
+    name: str
+    offset: int
+    packed: int
+    size: int
+    crc: int
+    method: int  # 0 for stored, 8 for deflated
 
 
-def check_alike(opened: zipfile.ZipFile, file: Any, total: int) -> None:
-    """Refuse a zip file of `total` bytes unless every reader finds the same members, each with the same bytes.
+class MemberReader:
+    """Reads a member from its first byte on, unpacked, and compares its CRC when the last byte is read."""
 
-    The file must begin with the first member, and end with one directory and the end records right behind it. Members
-    must not overlap, and each member's own header must agree with the directory.
+    def __init__(self, file: Any, member: ZipMember) -> None:
+        """Read from a file reader, or from the file's bytes in memory, which threads may share."""
+        self._file, self._member = file, member
+        self._packed = self._done = self._crc = 0  # bytes passed in the file, and unpacked; the CRC of these
+        self._inflater = zlib.decompressobj(-15) if member.method else None
+
+    def read(self, nbytes: int) -> bytes:
+        """Return exactly so many next bytes.
+
+        Raises:
+            FormatError: the member ends before, or is damaged.
+        """
+        parts: list[bytes] = []
+        missing = nbytes
+        while missing and (part := self._some(min(missing, self._member.size - self._done))):
+            parts.append(part)
+            missing -= len(part)
+            self._done += len(part)
+            self._crc = zlib.crc32(part, self._crc)
+        if missing:
+            raise FormatError(f"ends {missing} bytes early; the file is truncated or damaged")
+        if self._done == self._member.size and self._crc != self._member.crc:
+            raise _damaged(f"Bad CRC-32 for file '{printable(self._member.name)}'")
+        return b"".join(parts)
+
+    def _some(self, most: int) -> bytes:
+        """Return some of the next bytes; none at the end."""
+        if self._inflater is None or not most:
+            return self._from_file(most)
+        part = b""
+        while not part and not self._inflater.eof:
+            packed = self._inflater.unconsumed_tail or self._from_file(PIECE)
+            try:
+                part = self._inflater.decompress(packed, most)
+            except zlib.error as error:
+                raise _damaged(str(error)) from error
+            if not packed:
+                break
+        return part
+
+    def _from_file(self, most: int) -> bytes:
+        """Return the next bytes of the member as they lie in the file."""
+        nbytes = min(most, PIECE, self._member.packed - self._packed)
+        data = read_range(self._file, self._member.offset + self._packed, nbytes)
+        self._packed += nbytes
+        return data
+
+
+def _damaged(what: str) -> FormatError:
+    return FormatError(f"damaged, or not a .npz file ({what}); copy it again")
+
+
+def read_directory(file: Any, total: int, no_zip: str) -> ZipDirectory:
+    """Return the directory of a zip file of `total` bytes; `file` is a reader, or its bytes in memory.
 
     Raises:
-        FormatError: the file can be read in two ways, or is damaged.
+        FormatError: it is damaged, or not at the file's end; or, with the text `no_zip`, this is no zip file.
     """
+    tail = read_range(file, max(total - _TAIL, 0), min(total, _TAIL))
+    if not 0 <= tail.rfind(_END_MAGIC) <= len(tail) - _END.size:
+        raise FormatError(no_zip)
     start, end, count = _directory(file, total)
-    members = _entries(_read(file, start, end - start), start)
-    found = [
-        (i.flag_bits, i.compress_type, i.CRC, i.compress_size, i.file_size, i.external_attr, i.header_offset)
-        for i in opened.infolist()
-    ]
-    columns = np.minimum(np.array(found, np.uint64).reshape(-1, len(members.columns)).T, _MOST).astype(np.int64)
-    _check_members(members._replace(columns=dict(zip(members.columns, columns, strict=True))), start, count, file)
+    directory = _entries(read_range(file, start, end - start), start)
+    if len(directory.names) != count:
+        raise FormatError(f"its directory has {len(directory.names)} members, {count} is what its end says; {_ALIKE}")
+    return directory
 
 
 def stored_members(octets: memoryview, wrong: str) -> tuple[dict[bytes, tuple[int, int, int]], int]:
@@ -86,56 +135,61 @@ def stored_members(octets: memoryview, wrong: str) -> tuple[dict[bytes, tuple[in
     Names are in lower case, as torch compares them. `wrong` names the expected format in the error for another file.
 
     Raises:
-        FormatError: as `check_alike`; or two members have one name. UnsupportedError: a member is compressed, or
+        FormatError: as `check_members`; or two members have one name. UnsupportedError: a member is compressed, or
         encrypted.
     """
-    tail = bytes(octets[-_TAIL:])
-    if not 0 <= tail.rfind(_END_MAGIC) <= len(tail) - _END.size:
-        raise FormatError(f"damaged, or {wrong} (it does not end as a zip file); copy it again")
-    start, end, count = _directory(octets, len(octets))
-    members = _entries(_read(octets, start, end - start), start)
-    names, _, columns = members
+    no_zip = f"damaged, or {wrong} (it does not end as a zip file); copy it again"
+    directory = read_directory(octets, len(octets), no_zip)
+    _, names, _, columns = directory
     for done, packed in (("compressed", columns["method"] > 0), ("encrypted", columns["flags"] & 1)):
         if packed.any():
             name = printable(names[packed.argmax()].decode(errors="replace"))
             what = f"{wrong}, or one that was packed again: '{name}' is {done}"
             raise UnsupportedError(f"{what}; unpack it and pack it without compression, or save it anew")
-    starts = _check_members(members, start, count, octets) - columns["size"]
+    starts = check_members(directory, octets)
     places = zip(starts.tolist(), columns["size"].tolist(), columns["crc"].tolist(), strict=True)
     out = dict(zip(map(bytes.lower, names), places, strict=True))
-    if len(out) < count:
+    if len(out) < len(names):
         raise FormatError(f"two of its members have one name, or differ by case alone; {_ALIKE}")
-    return out, start
+    return out, directory.start
 
 
-def _check_members(members: _Members, start: int, count: int, file: Any) -> Any:
-    """Return the end of each member, after checking them against one another and the directory at `start`."""
-    names, offset = members.names, members.columns["offset"]
-    if not len(names) == len(offset) == count:
-        raise FormatError(f"its directory has {len(names)} members, {count} is what its end says; {_ALIKE}")
+def check_members(directory: ZipDirectory, file: Any) -> Any:
+    """Return the offset of each member's bytes, after a check of members against one another and the directory.
+
+    The first member must stand at the file's start, and the last one must end where the directory starts. Members must
+    not overlap, and each member's own header must agree with the directory.
+
+    Raises:
+        FormatError: the file can be read in two ways, or is damaged.
+    """
+    start, names, _, columns = directory
+    offset = columns["offset"]
     if min(offset.tolist(), default=start):
         raise FormatError(f"something stands in front of its first member; {_ALIKE}", offset=0)
-    ends, faults = _compare_headers(members, file)
+    ends, faults = _compare_headers(directory, file)
     order = np.argsort(offset, kind="stable")
-    overlaps = np.zeros(count, bool)
+    overlaps = np.zeros(len(names), bool)
     overlaps[order[1:]] = offset[order[1:]] < ends[order[:-1]]
     faults = {"this member overlaps another": overlaps, **faults}
     faulty = np.any(list(faults.values()), axis=0)[order]
     if faulty.any():
         i = int(order[faulty.argmax()])
         fault = next(text for text, mask in faults.items() if mask[i])
-        fault = fault.format(members.columns["packed"][i], members.columns["size"][i])
+        fault = fault.format(columns["packed"][i], columns["size"][i])
         name = names[i].decode(errors="replace").removesuffix(".npy")
         raise FormatError(f"{fault}; {_ALIKE}", tensor=name, offset=int(offset[i]))
     if (end := ends.max(initial=0)) > start:
         raise FormatError(f"its last member ends at byte {end}, the directory starts at {start}; it is truncated")
-    return ends
+    return ends - columns["packed"]
 
 
-def _compare_headers(members: _Members, file: Any) -> tuple[Any, dict[str, Any]]:
+def _compare_headers(directory: ZipDirectory, file: Any) -> tuple[Any, dict[str, Any]]:
     """Return the end of each member by its own header, and which members have which fault."""
-    names, extras, columns = members
-    headers = [_read(file, at, _LOCAL.size + len(n)) for at, n in zip(columns["offset"].tolist(), names, strict=True)]
+    _, names, extras, columns = directory
+    headers = [
+        read_range(file, at, _LOCAL.size + len(n)) for at, n in zip(columns["offset"].tolist(), names, strict=True)
+    ]
     own = [_LOCAL.unpack_from(header) for header in headers]
     alike = [
         row[:3] == (_LOCAL_MAGIC, method, len(name)) and header.endswith(name)
@@ -144,7 +198,7 @@ def _compare_headers(members: _Members, file: Any) -> tuple[Any, dict[str, Any]]
     folder = (columns["attributes"] & _FOLDER > 0) | np.array([name.endswith(b"/") for name in names], bool)
     fields = {i: [kind for kind, _ in _fields(extra)] for i, extra in extras.items()}
     twice = [i for i, kinds in fields.items() if kinds.count(_ZIP64) > 1 or _OTHER_NAME in kinds]
-    stored, packed, size = columns["method"] == zipfile.ZIP_STORED, columns["packed"], columns["size"]
+    stored, packed, size = columns["method"] == 0, columns["packed"], columns["size"]
     ends = columns["offset"] + packed + np.array([_LOCAL.size + row[2] + row[3] for row in own], np.int64)
     return ends, {
         "the directory and the member's own header contradict each other": ~np.array(alike, bool),
@@ -154,13 +208,12 @@ def _compare_headers(members: _Members, file: Any) -> tuple[Any, dict[str, Any]]
     }
 
 
-def _read(file: Any, offset: int, nbytes: int) -> bytes:
+def read_range(file: Any, offset: int, nbytes: int) -> bytes:
     if isinstance(file, memoryview):
         data = bytes(file[offset : offset + nbytes])
     else:
-        with zip_faults():
-            file.seek(offset)
-            data = bytes(file.read(nbytes))
+        file.seek(offset)
+        data = file.read(nbytes)
     if len(data) < nbytes:
         raise FormatError(f"ends {nbytes - len(data)} bytes early; the file is truncated or damaged", offset=offset)
     return data
@@ -173,16 +226,16 @@ def _directory(file: Any, total: int) -> tuple[int, int, int]:
         FormatError: the records are not the last bytes, or contradict each other or the directory's end.
     """
     end = total - _END.size
-    magic, disk, first_disk, entries, count, nbytes, start, comment = _END.unpack(_read(file, end, _END.size))
+    magic, disk, first_disk, entries, count, nbytes, start, comment = _END.unpack(read_range(file, end, _END.size))
     if magic != _END_MAGIC or comment:
         raise FormatError(f"a comment or other bytes behind its end record; {_ALIKE}", offset=end)
     narrow: tuple[int, ...] = (disk, first_disk, entries, count, nbytes, start)
     before = end - _LOCATOR.size
-    if before >= 0 and (locator := _LOCATOR.unpack(_read(file, before, _LOCATOR.size)))[0] == _LOCATOR_MAGIC:
+    if before >= 0 and (locator := _LOCATOR.unpack(read_range(file, before, _LOCATOR.size)))[0] == _LOCATOR_MAGIC:
         end = before - _END64.size
         if end < 0 or locator[1:] != (0, end, 1):
             raise FormatError(f"its ZIP64 end record is not in front of its locator; {_ALIKE}", offset=before)
-        magic, size, _, _, *wide = _END64.unpack(_read(file, end, _END64.size))
+        magic, size, _, _, *wide = _END64.unpack(read_range(file, end, _END64.size))
         if magic != _END64_MAGIC or size != _END64.size - 12:
             raise FormatError(f"its ZIP64 end record is damaged; {_ALIKE}", offset=end)
         full = (0xFFFF,) * 4 + (0xFFFFFFFF,) * 2
@@ -198,8 +251,8 @@ def _directory(file: Any, total: int) -> tuple[int, int, int]:
     return start, end, count
 
 
-def _entries(directory: bytes, start: int) -> _Members:
-    """Return the members as they stand in a directory that lies at `start`."""
+def _entries(directory: bytes, start: int) -> ZipDirectory:
+    """Decode a directory that lies at `start`."""
     places, position, names, extras = list[int](), 0, list[bytes](), dict[int, bytes]()
     while position < len(directory):
         if position + _ENTRY.size > len(directory) or not directory.startswith(_ENTRY_MAGIC, position):
@@ -220,7 +273,7 @@ def _entries(directory: bytes, start: int) -> _Members:
         packed, size, offset = (int(column[i]) for column in sizes)
         for column, n in zip(sizes, _wide_sizes(packed, size, offset, extras.get(i, b"")), strict=True):
             column[i] = min(n, _MOST)
-    return _Members(names, extras, columns)
+    return ZipDirectory(start, names, extras, columns)
 
 
 def _wide_sizes(packed: int, unpacked: int, offset: int, extra: bytes) -> tuple[int, int, int]:
@@ -238,69 +291,3 @@ def _fields(extra: bytes) -> Iterator[tuple[int, bytes]]:
         kind, size = struct.unpack_from("<2H", extra, at)
         yield kind, extra[at + 4 : at + 4 + size]
         at += 4 + size
-
-
-def members(
-    opened: zipfile.ZipFile, file: Any, total: int, suffix: str, besides: str, most: int
-) -> tuple[dict[str, zipfile.ZipInfo], str | None]:
-    """Return members by their names without `suffix`, in their order, and the text of the one named `besides`.
-
-    Args:
-        most: the largest legal size of that text, in bytes.
-
-    Raises:
-        FormatError: a name is empty, two members have one name, or `check_alike` refuses the file. UnsupportedError: a
-        member is encrypted, or neither stored nor deflated.
-    """
-    out: dict[str, zipfile.ZipInfo] = {}
-    apart: zipfile.ZipInfo | None = None
-    for info in opened.infolist():
-        name = info.orig_filename.removesuffix(suffix)  # zipfile may change `filename` for the system
-        if info.flag_bits & 1:
-            raise UnsupportedError("this member is encrypted", tensor=name)
-        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise UnsupportedError(f"compression {info.compress_type}; numpy stores or deflates", tensor=name)
-        if not name or not encodable(name):
-            raise FormatError("a member without a name that text can hold")
-        if info.orig_filename == besides and apart is None:
-            apart = info
-        elif name in out:
-            raise FormatError("this name is there twice", tensor=name)
-        else:
-            out[name] = info
-    check_alike(opened, file, total)
-    return out, None if apart is None else _text(opened, apart, most)
-
-
-def _text(opened: zipfile.ZipFile, info: zipfile.ZipInfo, most: int) -> str:
-    if info.file_size > most:
-        raise FormatError(f"{info.filename} has {info.file_size} bytes, at most {most} are legal; it is not zcrecord's")
-    if info.compress_type != zipfile.ZIP_STORED:
-        raise FormatError(f"{info.filename} is compressed; it is not zcrecord's")
-    with zip_faults():
-        return opened.read(info).decode()
-
-
-def read_exactly(member: Any, size: int) -> bytes:
-    """Return exactly `size` next bytes of a member.
-
-    Raises:
-        FormatError: the member ends before, or is damaged.
-    """
-    with zip_faults():
-        data = member.read(size)
-    if len(data) < size:
-        raise FormatError(f"ends {size - len(data)} bytes early; the file is truncated or damaged")
-    return bytes(data)
-
-
-def read_end(member: Any) -> None:
-    """Read the end of a member, so that zipfile reads its checksum."""
-    with zip_faults():
-        member.read(1)
-
-
-def data_offset(file: Any, info: zipfile.ZipInfo) -> int:
-    """Return the offset in the file of a member's bytes, by its own header, which `check_alike` has checked."""
-    _, _, name, extra = _LOCAL.unpack(_read(file, info.header_offset, _LOCAL.size))
-    return int(info.header_offset + _LOCAL.size + name + extra)
