@@ -428,7 +428,7 @@ class _Selection:
         """Return the payload of a finished tensor; if it is not wanted, LEFT_OUT, and take the payload back.
 
         Raises:
-            OnnxError: it is wanted by a name that came after its values. UnsupportedError: the payload went into a pipe.
+            OnnxError: a name that came after its values wants it. UnsupportedError: the payload went into a pipe.
         """
         keeps, payload = self.takes(t.scope, t.field, t.place, t.name), t.values.payload
         if keeps and payload == NONE and t.expected():

@@ -66,6 +66,7 @@ class TunedGraph:
 
     @classmethod
     def stored(cls, archive: Archive, target: TunedTarget) -> TunedGraph:
+        """Return a tuned graph as an archive has it."""
         graph, initializers, *sources = map(archive.payload, (target.graph, target.initializers, *target.payloads))
         packed = target.model(archive, "", 0, packed=True).packed
         pairs = [(np.frombuffer(s, np.uint8), n in packed) for s, n in zip(sources, target.payloads, strict=True)]
@@ -205,6 +206,7 @@ class PayloadPool:
         return first
 
     def place(self, number: PayloadId) -> Place:
+        """Return the range of a payload in the archive that is written."""
         offset, nbytes, _ = self.out.row(number)
         return 0, offset, nbytes
 

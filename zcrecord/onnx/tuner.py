@@ -192,6 +192,7 @@ def untune(
     `dest`, `force`, `durable`, `planned` and `storage_options` are those of `tune`; `progress` counts bytes written.
 
     Example:
+        >>> from pathlib import Path
         >>> from zcrecord.onnx import convert
         >>> _, before = convert("model.onnx", "model.zcr"), Path("model.zcr").read_bytes()
         >>> _ = tune("model.zcr")
