@@ -269,6 +269,16 @@ def test_a_base_that_cannot_be_referred_to_is_refused(
     assert (sorted(os.listdir(folder)), base.read_bytes()) == before
 
 
+@pytest.mark.parametrize("given", ["folder", "URL"])
+def test_a_base_is_not_overwritten_however_it_is_named(given: str, tmp_path: Path) -> None:
+    zcrecord.save_record(TREE, tmp_path / "model.zcr")
+    before = (tmp_path / "model.zcr").read_bytes()
+    base = tmp_path if given == "folder" else (tmp_path / "model.zcr").as_uri()
+    with pytest.raises(DestinationExistsError, match=r"model\.zcr: is the base, to which the new archive would refer"):
+        zcrecord.save_record({"other": np.arange(7000.0)}, tmp_path / "model.zcr", base=base)
+    assert (tmp_path / "model.zcr").read_bytes() == before
+
+
 def test_a_shard_is_no_base_and_a_record_without_zcr_names_no_files(base: Path) -> None:
     zcrecord.save_record(TREE, base.parent / "model.zcr", max_shard_size=4000)
     shard = next(base.parent.glob("model-00001-*.zcr"))

@@ -161,7 +161,10 @@ class _DamageSearch:
             self._count.add(int(self.rows["nbytes"][first:last].sum()))
 
     def _digest(self, lo: int, hi: int, going: Going) -> int:
-        """Return the digest of bytes [lo, hi), hashed in pieces: Ctrl-C and progress take effect between them."""
+        """Return the digest of bytes [lo, hi), hashed in pieces: Ctrl-C and progress take effect between them.
+
+        If another thread has failed it stops early with a wrong digest; nobody sees it, since `run_threads` raises.
+        """
         if hi - lo <= _PIECE:
             return digest_of(self._buffer[lo:hi])
         running = RunningDigest()

@@ -70,7 +70,7 @@ class Payloads:
             if info.payload not in self._sound:
                 for _ in self.stored(info):
                     pass
-            self._find(self._archive.payload(info.payload))
+            self._enter_mapping(self._archive.payload(info.payload))
             room = np.empty(min(info.nbytes, _GATHERED), np.uint8)
             for block in in_blocks(self._archive.view(self._archive.find(info.name)), _GATHERED):
                 octets = room[: block.nbytes]
@@ -88,7 +88,7 @@ class Payloads:
             yield from self._archive.source.blocks(info.payload)
             return
         raw = self._archive.payload(info.payload)
-        start = self._find(raw)
+        start = self._enter_mapping(raw)
         checked = info.payload in self._sound or self._archive.mode != "r"
         # Of a catalogue the shard may have digests that the outline lacks.
         digest = None if checked else pieces[0].source.digest(pieces[0].number)
@@ -113,12 +113,15 @@ class Payloads:
         if self._mapped is not None:
             self._mapped.release()
 
-    def _find(self, raw: memoryview) -> int:
-        """Return the offset of these bytes in the mapping; memory that is no mapped file's is left alone."""
+    def _enter_mapping(self, raw: memoryview) -> int:
+        """Return the offset of a payload's bytes in their mapping, after releasing the mapping used before it.
+
+        Returns 0 for memory that is not a read-only mapping of a file: its pages are not released.
+        """
         if raw.obj is not self._memory and hasattr(mmap, "MADV_DONTNEED"):
             self.release()
             self._memory, self._mapped = raw.obj, None
-            # Not of a private copy: to release it would undo what was written to it.
+            # A private copy is never released: that would undo what was written to it.
             if isinstance(raw.obj, mmap.mmap) and memoryview(raw.obj).readonly:
                 self._mapped = SequentialMapping(raw.obj)
                 self._base = address(self._mapped.view)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from zcrecord.codec.entries import Entries, ModuleEntry, ModuleKind, in_memory
+from zcrecord.codec.entries import Entries, ModuleEntry, ModuleKind, index_in_memory
 from zcrecord.codec.index import PAYLOAD, Index, numpy_type
 from zcrecord.codec.layout import NONE, Header
 from zcrecord.errors import FormatError, IntegrityError, printable
@@ -154,7 +154,7 @@ class ReferencedFiles(Shards):
 @cache
 def _empty_index() -> Index:
     root = ModuleEntry("", 0, NONE, 0, int(ModuleKind.MAPPING), "")
-    return in_memory(Entries(modules=[root], payload_rows=np.zeros(0, PAYLOAD)))
+    return index_in_memory(Entries(modules=[root], payload_rows=np.zeros(0, PAYLOAD)))
 
 
 def _check_aligned(file: Array, offset: Array, index: Index) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from zcrecord.codec.entries import AttributeEntry, Entries, ModuleKind, PayloadId, TensorLayout, in_memory
+from zcrecord.codec.entries import AttributeEntry, Entries, ModuleKind, PayloadId, TensorLayout, index_in_memory
 from zcrecord.codec.index import Index
 from zcrecord.codec.layout import NONE
 from zcrecord.errors import TensorNotFoundError, UnsupportedError
@@ -83,7 +83,7 @@ def single_tensor(archive: Archive, i: int) -> Archive:
     outline.tensor((archive.index.name(i),), archive.tensor_layout(row), 0 if numbers else NONE)
     entries = outline.entries()
     entries.payload_rows = archive.index.payloads[numbers]
-    return archive.part(in_memory(entries), numbers)
+    return archive.part(index_in_memory(entries), numbers)
 
 
 class PartBuilder:
@@ -250,7 +250,7 @@ class PartBuilder:
         entries.payloads = [new[p] for p in entries.payloads]
         entries.change_values(lambda v: PayloadId(new[v]) if isinstance(v, PayloadId) else v)
         entries.payload_rows, entries.digest_kind = self._rows[numbers], ix.digest_kind
-        return PartIndex(in_memory(entries), numbers)
+        return PartIndex(index_in_memory(entries), numbers)
 
     def _add(self, outline: ModuleTreeBuilder) -> range:
         """Add new tensors and attributes, whose names are not in the archive; return the tensors' numbers."""

@@ -82,7 +82,7 @@ class AttributeEntry(NamedTuple):
 
 @dataclass(slots=True, eq=False, repr=False)
 class WordList:
-    """A list value as an index has it, for `in_memory`, which takes it: a hundred thousand items cost no object each.
+    """A list value as an index has it, for `index_in_memory`: a hundred thousand items cost no object each.
 
     `words` are of `kind`, a ValueType. A word of a text is its range in `text`: the start, and from bit 32 the size.
     """
@@ -105,7 +105,7 @@ class Entries:
     """All entries of an index. Tensors are columns, one item each, so that ten thousand cost no more than lists.
 
     `key_sizes` count UTF-8 bytes, `payloads` number the rows of `payload_rows` (NONE: no bytes), `layout_ids` those of
-    `layouts`. Modules are in pre-order, the record itself first; for `in_memory` they may be columns, too.
+    `layouts`. Modules are in pre-order, the record itself first; for `index_in_memory` they may be columns, too.
     """
 
     names: list[str] = field(default_factory=list)
@@ -265,11 +265,11 @@ def encode(entries: Entries) -> bytearray:
     return _assemble(_vectors(entries), entries.digest_kind)
 
 
-def in_memory(entries: Entries) -> Index:
-    """Return the columns of an index that is written nowhere; entries and errors are those of `encode`."""
+def index_in_memory(entries: Entries) -> Index:
+    """Return an index of entries as columns, without encoding it; limits and errors are those of `encode`."""
     vectors = _vectors(entries)
     columns: dict[str, Any] = {n: np.asarray(vectors.get(n, ()), dtype) for n, (_, dtype, _) in VECTORS.items()}
-    memory = memoryview(columns["text"].base).toreadonly()
+    memory = memoryview(columns["text"].base).toreadonly()  # with the slack behind the text
     columns |= {"text": memory[: -len(_SLACK)], "by_module": vectors.get("by_module")}
     return Index(memory=memory, digest_kind=entries.digest_kind, **columns)
 
@@ -332,16 +332,21 @@ def _check_layout(layout: TensorLayout, entries: Entries, number: int) -> None:
     raise LimitError(what, tensor=entries.names[list(entries.layout_ids).index(number)])
 
 
+def _subtree_ends(parents: Sequence[int]) -> list[int]:
+    """Return, for modules in pre-order, the number after the last module of each one's subtree."""
+    ends = list(range(1, len(parents) + 1))
+    for i in range(len(parents) - 1, 0, -1):
+        ends[parents[i]] = max(ends[parents[i]], ends[i])
+    return ends
+
+
 def _encode_modules(entries: Entries, pool: _TextPoolBuilder, vectors: dict[str, Array]) -> None:
-    """Encode modules into `vectors`, which has the tensors already."""
+    """Encode modules into `vectors`; `_encode_tensors` comes first, for its column of parents."""
     if entries.module_columns is not None:
         names, key_sizes, parents, places, ends = entries.module_columns
     else:
         names, key_sizes, parents, places, kinds, type_names = zip(*entries.modules, strict=True)
-        ends = list(range(1, len(names) + 1))
-        for i in range(len(names) - 1, 0, -1):
-            if ends[i] > ends[parents[i]]:
-                ends[parents[i]] = ends[i]
+        ends = _subtree_ends(parents)
     out = vectors["modules"] = np.zeros(len(names), MODULE)
     out["name"], out["name_size"] = pool.add_all(names)
     out["end"], out["key_size"], out["parent"], out["place"] = ends, key_sizes, parents, places

@@ -104,7 +104,7 @@ class Model:
                 self.versions[name] = self.version(name)
 
     def check_same(self) -> None:
-        """Raise SourceError if a file has changed since its version was noted."""
+        """Raise SourceError if a file has changed since its version was noted; one without versions has not."""
         for name, version in self.versions.items():
             if self.version(name) != version:
                 fault = "was replaced or changed while it was converted; convert it again"

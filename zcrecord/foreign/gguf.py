@@ -176,10 +176,11 @@ class _GgufHeader:
         return int.from_bytes(self._take(nbytes, what), "little")
 
     def _count(self, least: int, what: str) -> int:
-        """Return the number of items, each of at least `least` bytes."""
+        """Read a number of items; FormatError if so many, of at least `least` bytes each, do not fit into the rest."""
         count = self._number(8, f"the number of {what}")
-        if count * least > self._size - self._position:
-            raise self._fail(f"{count} {what} are claimed, {self._size - self._position} bytes are left")
+        left = self._size - self._position
+        if count * least > left:
+            raise self._fail(f"{count} {what} are claimed, {left} bytes are left; the file is truncated or damaged")
         return count
 
     def _name(self, what: str) -> str:

@@ -24,7 +24,7 @@ from zcrecord.codec.entries import (
     TensorLayout,
     WordList,
     dense_layout,
-    in_memory,
+    index_in_memory,
 )
 from zcrecord.codec.index import PAYLOAD
 from zcrecord.codec.layout import NONE, Header, align_up
@@ -265,7 +265,7 @@ class Outline:
         if self._rows:
             rows["offset"][len(self._state) :], rows["nbytes"][len(self._state) :] = np.array(self._rows, np.uint64).T
         renumber_payloads(entries, rows)
-        index = in_memory(entries)
+        index = index_in_memory(entries)
         sizes = [len(file.octets) if isinstance(file, Memory) else file.nbytes for file in self._files]
         crc = zlib.crc32(repr(sizes).encode(), zlib.crc32(index.memory))
         for column in (index.tensors, index.payloads, index.modules, index.dims):

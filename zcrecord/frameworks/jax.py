@@ -136,7 +136,7 @@ def like_template(record: Any, like: Any) -> Any:
     leaves, structure = tree_util.tree_flatten_with_path(like)
     by_name = record.jax(shardings=_shardings(record, leaves) or None)
     tensors = [by_name[name] for name in record.names]
-    root = unflatten.unflatten(archive.index, 0, lambda i: _Leaf(tensors[i], True), archive.payload, _node)
+    root = unflatten.unflatten(archive.index, 0, lambda i: _Leaf(tensors[i], True), archive.payload, _branch_or_leaf)
     used: set[Any] = set()  # leaves by their identities, items of lists by that and their number
     with located(path=archive.path):
         values = [_value_at(root, path, leaf, used) for path, leaf in leaves]
@@ -158,13 +158,14 @@ def _shardings(record: Any, leaves: Sequence[tuple[Any, Any]]) -> dict[str, Any]
     return out
 
 
-def _node(kind: int, type_name: str, items: list[tuple[str, Any]]) -> _Branch | _Leaf:
+def _branch_or_leaf(kind: int, type_name: str, items: list[tuple[str, Any]]) -> _Branch | _Leaf:
+    """Return a module as a branch; as a leaf if it is an object that stands for one value, such as a complex number."""
     children = {key: value if isinstance(value, _Branch | _Leaf) else _Leaf(value, False) for key, value in items}
     leaves = [(key, child.value) for key, child in children.items() if isinstance(child, _Leaf)]
     if kind == ModuleKind.OBJECT and len(leaves) == len(children):
         value = conventions.value_of_object(type_name, leaves)
         if value is not conventions.ABSENT:
-            return _Leaf(value, _is_array(value))  # a typed PRNG key is one
+            return _Leaf(value, _is_array(value))  # True for a typed PRNG key
     return _Branch(children, kind == ModuleKind.OBJECT)
 
 

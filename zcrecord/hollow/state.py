@@ -61,15 +61,18 @@ class FillState:
     """The fill state of constants: each is begun, then filled or released; at last the record is sealed or aborted."""
 
     def __init__(self, archive: Archive, path: str | None, *, in_memory: bool) -> None:
-        """`in_memory`: payloads are filled in place, so filling a whole one fills every constant that lies in it."""
+        """Start with no constant filled; `path` is for errors.
+
+        With `in_memory`, payloads are filled in place, so filling a whole one fills every constant that lies in it.
+        """
         self._path, self._in_memory = path, in_memory
-        constants = _constants_of(archive)
-        by_name = {name: constant for constant in constants for name in constant.names}
-        self.constants = {name: by_name[name] for name in archive.names()}
+        by_name: dict[str, HollowConstant] = {}
         self.by_payload: dict[int, list[HollowConstant]] = {}
-        for constant in constants:
+        for constant in _constants_of(archive):
+            by_name |= dict.fromkeys(constant.names, constant)
             if constant.info.payload is not None:
                 self.by_payload.setdefault(constant.info.payload, []).append(constant)
+        self.constants = {name: by_name[name] for name in archive.names()}  # in saved order
         self._lock = threading.RLock()  # a forgotten writer may be collected while it is held, and release its constant
         self._begun: set[HollowConstant] = set()
         self._results: dict[HollowConstant, Any] = {}

@@ -140,7 +140,7 @@ def tune(
         return _sent(tune, archive, dest, force, storage_options, arguments)
     started = time.perf_counter()
     ort = onnxruntime_module()
-    with _opened(archive, dest, force, durable) as work:
+    with _open_work(archive, dest, force=force, durable=durable) as work:
         record, base = work.record, Record(work.base)
         modules = graph.models_of(base.archive) or [graph.opened_model(base, None).module]
         if not base.archive.index.digest_kind:
@@ -207,7 +207,7 @@ def untune(
     if files.is_url(dest):
         return _sent(untune, archive, dest, force, storage_options, {"progress": progress, "planned": planned})
     started = time.perf_counter()
-    with _opened(archive, dest, force, durable) as work:
+    with _open_work(archive, dest, force=force, durable=durable) as work:
         if work.part is None:
             raise UnsupportedError("is not tuned; there is nothing to remove", path=work.path)
         work.record.verify()
@@ -249,12 +249,18 @@ def _sent(
 
 
 @contextlib.contextmanager
-def _opened(archive: Any, dest: Any, force: bool, durable: bool) -> Iterator[_Work]:
+def _open_work(archive: Any, dest: Any, *, force: bool, durable: bool) -> Iterator[_Work]:
+    """Open an archive that is to be tuned or untuned, once its destination was checked; nothing is written.
+
+    Raises:
+        UnsupportedError: it is sharded, packed, remote or attached to a program, or `dest` is not a regular file.
+        DestinationExistsError, SourceError: as `tune`.
+    """
     path = files.path_of(archive)
     if os.path.isdir(path):
         path = folders.archive_in(path)
     out = path if dest is None else files.path_of(dest)
-    new = files.check_destination(path, dest if dest is None else out, force)
+    replaces = files.check_destination(path, dest if dest is None else out, force)
     if dest is not None and os.path.exists(out) and not os.path.isfile(out):
         raise UnsupportedError("a tuned archive is a regular file in a folder; name one", path=out)
     target, _ = files.target_of(out)
@@ -268,7 +274,10 @@ def _opened(archive: Any, dest: Any, force: bool, durable: bool) -> Iterator[_Wo
         with located(path=path):
             part = tuned.read_tuned(opened)
             base = opened if part is None else tuned.untuned(opened, part)
-        yield _Work(path, target, record, part, base, durable, new, [], {})
+        yield _Work(
+            path=path, dest=target, record=record, part=part, base=base,
+            durable=durable, replaces=replaces, written=[], known={},
+        )  # fmt: skip
 
 
 class _Work(NamedTuple):

@@ -112,11 +112,13 @@ class Base:
 
     Raises:
         UnsupportedError: it is a catalogue, whose shards go with it; it has no digests, or is no local file.
-        DestinationExistsError: it refers to the file at `dest`, and would be lost.
+        DestinationExistsError: it is the file at `dest`, or refers to it, and would be lost.
     """
 
     def __init__(self, path: Any, files: Files, dest: str) -> None:
         self._record, self._files = load_record(path_of(path)), files
+        if real_path(self._record.path or "") == real_path(dest):  # `path` may be a folder, or a file:// URL
+            raise DestinationExistsError("is the base, to which the new archive would refer", path=dest)
         check_no_own_shard(self._record, dest)
         archive = self._record.archive
         if archive.source.file_names and not has_type_name(archive.source.file_archive(NONE), REFERENCES_TYPE):
@@ -254,15 +256,13 @@ def referencing(
 
     Raises:
         UnsupportedError: `dest` is no path, or digests are off; or what `Base` raises. DestinationExistsError: `dest`
-        is the base, or a file that the base refers to.
+            is the base, or a file that the base refers to.
     """
     if hasattr(dest, "write") or is_url(dest):
         raise UnsupportedError("base= is for paths: the files that it refers to lie beside the archive")
     if not digest_kind(digest):
         raise UnsupportedError("base= needs digests, by which equal payloads are found")
     path = path_of(dest)
-    if real_path(path) == real_path(path_of(base)):
-        raise DestinationExistsError("is the base, to which the new archive would refer", path=path)
     files = Files(path)
     base_payloads = Base(base, files, path)
     with open_sink(dest, durable=durable, check=files.check_still) as sink:

@@ -8,6 +8,7 @@ digest comes with its last byte.
 from __future__ import annotations
 
 import bisect
+import copy
 import hashlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -153,7 +154,7 @@ class ReadAhead:
             raise
         except RecordError as error:
             with self._changed:
-                self._faults.append(error)
+                self._faults.append(copy.copy(error))  # without its traceback, whose frames hold the batch
             raise
         finally:
             with self._changed:
@@ -163,13 +164,14 @@ class ReadAhead:
     def _await_turn(self, number: int) -> None:
         """Wait until a batch is stored, or this thread may fetch it: one thread at a time, earlier batches first.
 
-        An error of a fetch meanwhile is raised here, too, else all would wait for a failing server. A thread that asks
-        before the one with the piece before it waits a moment for that.
+        A thread far ahead first waits until no thread has reported anything for _OVERTAKEN seconds, since earlier
+        batches may still be asked for. The error of a fetch that fails meanwhile is raised in every waiting thread,
+        else each would try the failing server itself.
         """
-        patient, faults = True, len(self._faults)
+        patient, faults_before = True, len(self._faults)
         while number not in self._stored and self._failed is None:
-            if len(self._faults) > faults:
-                raise self._faults[-1]
+            if len(self._faults) > faults_before:
+                raise copy.copy(self._faults[-1])  # one for each thread: raising changes its traceback
             if self._busy or min(self._wanted) < number:
                 self._changed.wait()
             elif patient and self._next + _STORED <= number:

@@ -300,11 +300,16 @@ def note_of(new: Iterable[ListedFile], last: ListedFile | None = None, replaced:
 
 
 def _listed_in_note(note: bytes, folder: str) -> list[ListedFile]:
-    """Return the files that a note lists: new ones, and those replaced if the last file has left its scratch name."""
-    blocks = note[len(_NOTE) :].decode(errors="surrogateescape").partition("\n\n")
-    lines = ([match.groups() for line in block.split("\n") if (match := _LINE.fullmatch(line))] for block in blocks)
-    new, _, last = [[ListedFile(int(a), int(b), int(c), name) for a, b, c, name in block] for block in lines]
-    return new + (last[1:] if last and _is_in_place(folder, last[0]) else [])
+    """Return the new files that a note lists, and the replaced ones if the last new file is in its place already."""
+    new, _, rest = note[len(_NOTE) :].decode(errors="surrogateescape").partition("\n\n")
+    last = _listed_in_lines(rest)
+    return _listed_in_lines(new) + (last[1:] if last and _is_in_place(folder, last[0]) else [])
+
+
+def _listed_in_lines(text: str) -> list[ListedFile]:
+    """Return the files of a note's lines; a malformed line, as of a note that was cut off, is left out."""
+    rows = [match.groups() for line in text.split("\n") if (match := _LINE.fullmatch(line))]
+    return [ListedFile(int(inode), int(nbytes), int(changed), name) for inode, nbytes, changed, name in rows]
 
 
 def _is_in_place(folder: str, file: ListedFile) -> bool:

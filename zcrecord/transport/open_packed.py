@@ -42,12 +42,16 @@ def open_packed(memory: Memory, *, verify: Verify, mode: Mode = "r", lazily: boo
     return open_archive(memory._replace(octets=octets, mapping=block, identity=None), verify=verify, mode=mode)
 
 
-def _reopen(packed: str | bytes, seal: bytes) -> Archive:
-    """Open a pickled archive again; an IntegrityError if it has another header than `seal` now."""
+def _reopen(packed: str | bytes, header: bytes) -> Archive:
+    """Open a pickled archive again; IntegrityError unless it is still a packed archive with this header."""
     memory = map_file(packed, least=0) if isinstance(packed, str) else Memory(buffer_of(packed))
-    archive = open_packed(memory, verify="index", lazily=True)
-    if archive.header.encode() != seal:
-        raise IntegrityError("is not the archive that was pickled; it was replaced since", path=memory.path)
+    fault = "is not the archive that was pickled; it was replaced since"
+    try:
+        archive = open_packed(memory, verify="index", lazily=True)
+    except FormatError as error:  # it was readable when it was pickled
+        raise IntegrityError(fault, path=memory.path) from error
+    if archive.header.encode() != header:
+        raise IntegrityError(fault, path=memory.path)
     return archive
 
 

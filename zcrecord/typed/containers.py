@@ -197,9 +197,9 @@ class Class(Want):
             if f.name in items:
                 values[f.name] = wants[f.name].build(items[f.name], _below(where, f.name))
             elif f.required:
-                raise self._missing(f.name, items, where)
+                raise self._missing_key_error(f.name, items, where)
         if len(values) < len(items):
-            raise self._extra(items, where)
+            raise self._extra_key_error(items, where)
         try:
             instance = self._fields.make(values)
         except (TypeError, ValueError) as error:
@@ -207,19 +207,20 @@ class Class(Want):
             raise MismatchError(what, tensor=where or None) from error
         for f in self._fields.fields:
             if f.argument is None and not hasattr(instance, f.name):
-                raise self._missing(f.name, items, where)
+                raise self._missing_key_error(f.name, items, where)
         return instance
 
-    def _extra(self, items: dict[str, Any], where: str) -> MismatchError:
+    def _extra_key_error(self, items: dict[str, Any], where: str) -> MismatchError:
+        """Return the error for the first key that no field has."""
         key = next(key for key in items if key not in self._wants)
         known = f"its fields are {keys_of(self._wants)}" if self._wants else "it has no fields"
         what = f"expected no such key, found {in_words(items[key])}: {self} has no field for it, {known}"
-        # names= chooses among these.
-        choice = isinstance(items[key], SavedModule | np.ndarray | PackedTensor | StringTensor)
-        todo = "add one, or leave this out with names=" if choice else "add one"
+        # names= selects tensors and modules; an attribute cannot be left out by it.
+        selectable = isinstance(items[key], SavedModule | np.ndarray | PackedTensor | StringTensor)
+        todo = "add one, or leave this out with names=" if selectable else "add one"
         return MismatchError(f"{what}; {todo}", tensor=_below(where, key))
 
-    def _missing(self, name: str, items: dict[str, Any], where: str) -> MismatchError:
+    def _missing_key_error(self, name: str, items: dict[str, Any], where: str) -> MismatchError:
         others = [key for key in items if key not in self._wants]
         what = f"expected {self._wants[name]} for {self}.{name}, found no such key"
         todo = "give the field a default if records may lack it"

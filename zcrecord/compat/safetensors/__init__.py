@@ -93,13 +93,19 @@ def load_file(
 
 
 def load(data: Any, framework: str = "np", device: Any = "cpu") -> dict[str, Any]:
-    """Return all tensors of a file that was read into memory (any bytes-like), by name.
+    """Return all tensors of a file that was read into memory (any bytes-like), by name; numpy's copy the bytes once.
 
     Example:
         >>> import numpy as np
         >>> load(save({"w": np.arange(3)}))["w"].tolist()
         [0, 1, 2]
+
+    Raises:
+        FormatError: it is neither an archive nor a safetensors file. UnsupportedError: `data` is a path, or an unknown
+            framework or device.
     """
+    if isinstance(data, str | os.PathLike):
+        raise UnsupportedError("load() takes the bytes of a file; load_file() takes its path")
     with safe_open(data, framework, device) as file:
         return file.get_tensors()
 
