@@ -111,7 +111,7 @@ def _sums(members: Iterable[ZipMember], octets: memoryview) -> Iterator[MemberSu
 
 
 class _Arrays:
-    """The members of one file."""
+    """Gives the arrays of one file to a receiver."""
 
     def __init__(
         self, members: dict[str, ZipMember], structure: Structure, reader: Reader, file: Any, out: Receiver
