@@ -40,7 +40,7 @@ _NUMBERS = {
 _LEAST_FIELD, _LEAST_TENSOR = 13, 24  # bytes of the smallest metadata entry and the smallest description of a tensor
 _MOST_HEADER = 1 << 28  # bytes; a vocabulary takes some ten million
 _LONGEST_NAME = 65535
-_WINDOW, _FEW = 1 << 16, 256  # bytes of texts whose sizes are found at once; those behind them that are read one by one
+_WINDOW, _FEW = 1 << 16, 256  # bytes of texts whose sizes are read at once; those behind them that are read one by one
 # Bytes of memory that metadata and descriptions of tensors may take in addition to so many times the file; and the cost
 # of each, mostly while the archive's index is encoded. Without the limit a file of short ones takes 300 times its size.
 _MEMORY, _TIMES = 64 << 20, 16
@@ -255,21 +255,21 @@ class _GgufHeader:
         while left:
             buffer, start = self._buffer, self._pos
             short = _short_texts(np.frombuffer(buffer, np.uint8)[start : start + _WINDOW])[:left]
-            pos, found = start + int(short.sum()) + 8 * len(short), []
+            pos, single = start + int(short.sum()) + 8 * len(short), []
             with contextlib.suppress(struct.error):  # at the end of the buffer
                 for _ in range(min(left - len(short), _FEW)):
                     (size,) = size_at(buffer, pos)
                     if pos + 8 + size > len(buffer):
                         break
-                    found.append(size)
+                    single.append(size)
                     pos += 8 + size
             self._pos = pos
             parts.append(buffer[start:pos])
             if pos == start:
-                found.append(self._number(8, what))
-                parts += bytes(8), self._take(found[0], what)
-            sizes += short, np.array(found, np.int64)
-            left -= len(short) + len(found)
+                single.append(self._number(8, what))
+                parts += bytes(8), self._take(single[0], what)
+            sizes += short, np.array(single, np.int64)
+            left -= len(short) + len(single)
         lengths, text = np.concatenate(sizes), bytearray().join(parts)
         del sizes, parts
         starts = np.cumsum(lengths + 8) - lengths

@@ -71,7 +71,7 @@ def _sums(opened: zipfile.ZipFile, stored: Iterable[zipfile.ZipInfo], octets: me
 
 
 class _Arrays:
-    """The members of one file."""
+    """Gives the arrays of one file to a receiver."""
 
     def __init__(
         self,

@@ -26,13 +26,13 @@ def path_beside(path: str, name: str) -> str:
         SourceError: it is a link to elsewhere.
     """
     folder = os.path.dirname(path)
-    found = os.path.join(folder, name)
-    if os.path.islink(found):
-        root, real = real_path(folder), real_path(found)
+    place = os.path.join(folder, name)
+    if os.path.islink(place):
+        root, real = real_path(folder), real_path(place)
         if os.path.dirname(real) != root and not in_hub_cache(root, real):
             what = f"is a link to {printable(real)}, out of its folder; a stranger's index could read any file by it"
-            raise SourceError(f"{what}; put the file itself there", path=found)
-    return found
+            raise SourceError(f"{what}; put the file itself there", path=place)
+    return place
 
 
 class FileReader(StreamReader):

@@ -24,7 +24,7 @@ from .receiver import Form, Outline, Receiver
 from .safetensors_header import MAX_HEADER, HeaderEntry, SafetensorsHeader, check_length, decode_header
 from .structure import KEY, Structure, decode_structure
 
-_FEW = 32  # tensors that are given before the archive is made, in which all are found sooner
+_FEW = 32  # tensors that are given before the archive is made, from which on a whole archive is faster
 FORMAT = "format"  # metadata without it is refused by transformers
 
 

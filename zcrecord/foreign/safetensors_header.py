@@ -158,11 +158,11 @@ def _decode_usual(text: str, data_nbytes: int | None) -> SafetensorsHeader | Non
 
 def _usual_form(written: str) -> tuple[DType, tuple[int, ...]] | None:
     """Return the element type and shape of an entry in the usual form; None unless they are legal."""
-    found = _FORM.fullmatch(written)
-    kind = None if found is None else by_safetensors.get(found[1])
-    if found is None or kind is None:
+    match = _FORM.fullmatch(written)
+    kind = None if match is None else by_safetensors.get(match[1])
+    if match is None or kind is None:
         return None
-    shape = tuple(map(int, found[2].split(","))) if found[2] else ()
+    shape = tuple(map(int, match[2].split(","))) if match[2] else ()
     return None if _fault(kind, shape) else (kind, shape)
 
 

@@ -181,7 +181,7 @@ def _string_fields(value: StringTensor) -> Iterator[bytes]:
 
 
 class _ModelWriter:
-    """One model on its way out."""
+    """Writes one model: `plan` assembles it, `write` reads large values while they are written."""
 
     def __init__(self, opened: OpenedModel, linked: ArchiveLink | None, tuned: bool | None) -> None:
         self._whole, _, self._record = opened if linked is None else linked.model

@@ -1,4 +1,4 @@
-"""Small models beside an archive, whose weights lie in it: found before it is replaced, and written again after."""
+"""Finds the small models whose weights lie in an archive, and writes them again after it was replaced."""
 
 from __future__ import annotations
 

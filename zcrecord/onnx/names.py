@@ -29,7 +29,7 @@ from zcrecord.writing.module_tree import ModuleTreeBuilder
 MODEL, GRAPH, NODE, ATTRIBUTE = "ModelProto", "GraphProto", "NodeProto", "AttributeProto"
 TENSOR, SPARSE, FUNCTION, TRAINING = "TensorProto", "SparseTensorProto", "FunctionProto", "TrainingInfoProto"
 _SPARSE_INITIALIZER = 15  # field of GraphProto
-LEFT_OUT = -2  # in place of the id of a payload, of a tensor that is found and not converted
+LEFT_OUT = -2  # in place of the id of a payload, of a tensor that is not converted
 OPERATOR = 4  # NodeProto.op_type
 GRAPH_ATTRIBUTE = "onnx.graph"  # of the module that a model is in: the model without its tensors' values
 _SPARE = 1 << 20  # bytes that names of modules, and derived ones, may take beyond those of the input

@@ -1,4 +1,4 @@
-"""The places of a model's tensors in its files, found by a scan that passes values unread; and their values.
+"""Finds where a model's tensors lie in its files, by a scan that skips their values, and reads those values.
 
 Values are those that an archive would have: bools are 0 or 1, bits after the last packed element zero. Values that lie
 like that in a file, aligned, need no copy. The number of varints in a run, and their range, are checked when they are

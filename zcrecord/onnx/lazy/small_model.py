@@ -39,7 +39,7 @@ def write_small_model(
     force: bool,
     durable: bool,
 ) -> ConvertReport:
-    """Write a small model over the one in which `entries` were found under these names; see `OnnxTensors.to_onnx`."""
+    """Write a small model over a scanned one, whose tensors are `entries` by `names`; see `OnnxTensors.to_onnx`."""
     started = time.perf_counter()
     if hasattr(dest, "write") or is_url(dest):
         what = "a small model refers to its files from the folder it lies in, and a stream or URL has none; name a path"
@@ -70,7 +70,7 @@ def write_small_model(
 
 @dataclass(slots=True)
 class _SmallModel:
-    """A small model in the making; counts modules of names, bytes of values in it, and bytes of the original."""
+    """Assembles a small model; counts modules of names, bytes of values in it, and bytes of the original."""
 
     names: Sequence[str]
     files: ModelFiles

@@ -1,4 +1,4 @@
-"""The one pass over a model that finds every tensor in it, by a table of the messages that can hold one.
+"""Finds every tensor of a model in one pass, by a table of the messages that can hold one.
 
 The skeleton gets all that is passed, each tensor with a stub in place of its values. Tensors and their values go to a
 `TensorSink`; reading one is left to `tensors`, naming it to `names`.

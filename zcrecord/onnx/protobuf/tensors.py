@@ -1,4 +1,4 @@
-"""One TensorProto as it is read: its fields, and its values on their way from the stream to a payload.
+"""Reads a TensorProto: its fields, and its values from the stream into a payload.
 
 raw_data passes unchanged; typed data is decoded a piece at a time; strings get the table of ends that archives have.
 Values become canonical: bools are 0 or 1, bits after the last packed element are zero. The messages around tensors are
@@ -364,7 +364,7 @@ class TensorReader:
         if t.data_type or number == INT64_DATA:
             self._varints(t, number, nbytes)
         else:
-            early = self._wait(t, self._reader.chunks(nbytes), nbytes)
+            early = self._keep_early(t, self._reader.chunks(nbytes), nbytes)
             if early[-1] > 127:  # the next bytes belong to another run
                 raise self._reader.fail(f"{FIELDS[number]} ends inside a varint")
 
@@ -422,7 +422,8 @@ class TensorReader:
         name = dtypes.by_onnx[t.data_type].name
         return self.fail(f"{FIELDS[t.values.field]} holds {value}, out of range for {name}")
 
-    def _wait(self, t: TensorMessage, chunks: Iterable[Any], nbytes: int) -> bytearray:
+    def _keep_early(self, t: TensorMessage, chunks: Iterable[Any], nbytes: int) -> bytearray:
+        """Keep varints until the data_type comes that explains them; return all that are kept."""
         v = t.values
         early = v.early = bytearray() if v.early is None else v.early
         if nbytes + len(early) > MAX_EARLY:
@@ -441,7 +442,7 @@ class TensorReader:
             self._gather(t, self._stored(t, number, np.array(values, np.uint64)))
         else:
             data = b"".join(map(encode_varint, values))
-            self._wait(t, (data,), len(data))
+            self._keep_early(t, (data,), len(data))
 
     def _string(self, t: TensorMessage, nbytes: int) -> None:
         v = t.values
