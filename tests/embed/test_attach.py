@@ -135,6 +135,20 @@ def test_nothing_is_written_over(program: Path, archive: Path, tmp_path: Path) -
     assert archive.read_bytes() == ARCHIVE and zcrecord.load_record(program)["w"].sum() == 15
 
 
+def test_detached_archive_is_beside_the_program(program: Path, archive: Path, tmp_path: Path) -> None:
+    for name in ("app", "app.exe"):
+        attach(program, archive, tmp_path / name, force=True)
+        assert detach(tmp_path / name).dest == str(tmp_path / "app.zcr")
+        assert (tmp_path / "app.zcr").read_bytes() == ARCHIVE
+        attach(tmp_path / name, archive)
+        (tmp_path / "app.zcr").unlink()
+        assert detach(tmp_path / name, discard=True).dest is None
+        assert not (tmp_path / "app.zcr").exists()
+    for more in ({"keep": True}, {"dest": tmp_path / "again.zcr"}):
+        with pytest.raises(UnsupportedError, match="app: discard throws the archive away; leave out"):
+            detach(program, discard=True, **more)
+
+
 @POSIX
 def test_mode_attributes_and_links_stay(program: Path, archive: Path, tmp_path: Path) -> None:
     program.chmod(0o4711)
@@ -150,6 +164,15 @@ def test_mode_attributes_and_links_stay(program: Path, archive: Path, tmp_path: 
     assert not attribute or os.getxattr(program, attribute) == b"stays"
     detach(program, discard=True)
     assert [stat.S_IMODE(p.stat().st_mode) for p in (program, tmp_path / "bundle")] == [0o4711, 0o4711]
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="platform: only root gives files away")
+def test_owner_stays(program: Path, archive: Path) -> None:
+    os.chown(program, 1234, 4321)
+    program.chmod(0o4755)
+    attach(program, archive)
+    status = program.stat()
+    assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (1234, 4321, 0o4755)
 
 
 def macho(signed: bool, wide: bool = True) -> bytes:
@@ -327,3 +350,20 @@ def test_every_truncation_of_a_program_with_an_archive_is_refused(tmp_path: Path
     for size in [*range(1, 2000, 7), *range(BLOCK - 40, len(data))]:
         with pytest.raises(RecordError):
             zcrecord.load_record(data[:size])
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device")])
+@pytest.mark.parametrize("after", [1, 3])
+def test_program_stays_as_it_was_when_attaching_fails(error: Any, after: int, program: Path, tmp_path: Path) -> None:
+    calls = []
+
+    def fail(done: int, total: int | None) -> None:
+        calls.append((done, total))
+        if len(calls) == after:
+            raise error
+
+    before = program.stat()
+    with pytest.raises((KeyboardInterrupt, OSError)):
+        attach(program, ARCHIVE, progress=fail)
+    assert program.read_bytes() == elf() and os.listdir(tmp_path) == ["app"]
+    assert (program.stat().st_ino, program.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
