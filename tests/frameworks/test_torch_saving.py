@@ -293,6 +293,28 @@ def copy_from(source, target, non_blocking=False):
 
 a, b = np.arange(6, dtype=np.float32).reshape(2, 3), np.arange(4, dtype=np.int16)
 """
+FETCHES = """
+there = There(a)
+assert there.device.type == "elsewhere"
+lazy = flatten.as_tensor(there, "x")
+assert isinstance(lazy, LazyTensor) and not fetched
+file = io.BytesIO()
+report = zcrecord.save_record({"a": there, "b": There(b), "tied": There(a), "part": There(a[:1]), "here": a}, file)
+rec = zcrecord.load_record(file.getvalue(), verify="full")
+assert fetched == [(2, 3), (4,), (1, 3)], fetched
+assert (rec["a"] == a).all() and (rec["tied"] == a).all() and (rec["part"] == a[:1]).all()
+assert rec["b"].dtype.name == "bfloat16" and rec["b"].tobytes() == b.tobytes()
+assert rec.info("a").tied == ("a", "tied"), rec.info("a")
+fetched.clear()
+hidden = There(a, shown=False)
+zcrecord.save_record({"x": hidden, "y": There(a + 1, shown=False), "z": hidden}, file := io.BytesIO())
+rec = zcrecord.load_record(file.getvalue())
+assert len(fetched) == 2 and (rec["y"] == a + 1).all() and rec.info("x").tied == ("x", "z")
+fetched.clear()
+with zcrecord.RecordWriter(file := io.BytesIO()) as out:
+    out.add("x", there)
+assert (zcrecord.load_record(file.getvalue())["x"] == a).all() and len(fetched) == 1
+"""
 ONE_AT_A_TIME = """
 MIB = 1 << 20
 record = {f"w{i}": There(np.full(MIB, i, np.float32)) for i in range(24)}
@@ -311,6 +333,10 @@ kept = [tensor.cpu() for tensor in record.values()]
 assert peak_rss() - before > 80 * MIB, "all of them at once would not be noticed"
 assert grown < 40 * MIB, grown  # 4 each; the allocator keeps some, now and then 24
 """
+
+
+def test_tensors_of_a_device_are_fetched_when_written_and_tied_ones_once() -> None:
+    run_torch(DEVICE + FETCHES)
 
 
 @pytest.mark.measured

@@ -109,6 +109,28 @@ def test_a_file_with_several_names_is_read_on_request_alone(tmp_path: Path) -> N
     assert (read(path, allow_links=True)["w"] == DATA).all()
 
 
+@pytest.mark.parametrize("swap", ["file", "link"])
+def test_a_file_swapped_between_check_and_opening_is_noticed(
+    swap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "m", reference())
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(24))
+    real_open = os.open
+
+    def late(name: str, *args: int, **options: int) -> int:
+        if name == "w.bin":
+            inside = tmp_path / "m" / name
+            inside.unlink()
+            inside.symlink_to(secret) if swap == "link" else secret.rename(inside)
+        return real_open(name, *args, **options)
+
+    monkeypatch.setattr("zcrecord.onnx.external_data.os.open", late)
+    what = "external data 'w.bin': (it was replaced by another file|cannot be opened: Too many levels)"
+    with pytest.raises(ExternalDataError, match=what):
+        convert(path, io.BytesIO())
+
+
 def hugging_face(root: Path, target: str) -> Path:
     """A repository of a Hugging Face cache, in which a snapshot's files are links."""
     repository = root / "models--some--model"

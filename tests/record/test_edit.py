@@ -398,6 +398,20 @@ def test_every_golden_archive_can_be_edited(golden: Path, tmp_path: Path) -> Non
     assert edited(path).names == (*(f"new.{n}" for n in range(len(before))), "more")
 
 
+def test_an_edit_that_fails_leaves_the_archive_as_it_was(path: Path) -> None:
+    before = path.read_bytes()
+    with pytest.raises(RuntimeError, match="unforeseen"), zcrecord.edit(path) as model:
+        model.metadata["license"] = "mit"
+        raise RuntimeError("unforeseen")
+    message = "tensor 'lazy': 40 bytes were declared, 8 produced"
+    with pytest.raises(zcrecord.ProducerError, match=message), zcrecord.edit(path) as model:
+        model["lazy"] = LazyTensor("int64", (5,), [np.arange(1)])
+    with pytest.raises(UnsupportedError, match="metadata 'x': values are"), zcrecord.edit(path) as model:
+        model.metadata["x"] = object()
+    assert path.read_bytes() == before
+    edited(path)
+
+
 def test_an_archive_that_is_replaced_meanwhile_is_not_lost(path: Path) -> None:
     with pytest.raises(SourceError, match="was replaced meanwhile"), zcrecord.edit(path) as model:
         model.metadata["license"] = "mit"

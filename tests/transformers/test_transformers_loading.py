@@ -191,6 +191,21 @@ def test_before_the_first_write_a_model_takes_no_private_memory(folders: Folders
     assert read < allowed and file_backed > nbytes // 2, "read pages are the file's"
 
 
+def test_training_gives_the_weights_of_transformers_own_and_leaves_the_file_as_it_was(folders: Folders) -> None:
+    path = folders.ours(models.gpt2) / "model.zcr"
+    before = path.read_bytes()
+    ours, _, theirs, _ = both(folders, models.gpt2, hf.GPT2LMHeadModel)
+    tokens = torch.arange(30).reshape(2, 15)
+    for model in (ours, theirs):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        for _ in range(3):
+            model(tokens, labels=tokens).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert models.same_tensors(ours, theirs) and path.read_bytes() == before
+    assert not models.same_tensors(ours, from_pretrained(path.parent, hf.GPT2LMHeadModel)), "it was trained"
+
+
 @pytest.mark.parametrize("dtype", ["auto", "float32", torch.float16, None])
 @pytest.mark.parametrize("kind", [hf.AutoModelForCausalLM, hf.LlamaForCausalLM])
 def test_a_dtype_is_that_of_the_config_or_the_one_asked_for(kind: Any, dtype: Any, folders: Folders) -> None:
