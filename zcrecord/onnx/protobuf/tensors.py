@@ -28,7 +28,7 @@ from .reader import LEN, SLACK, VARINT, Array, ProtobufReader, VarintDecoder, en
 BOOL, STRING, UINT32 = 9, 8, 12  # data_type
 MAX_EARLY = 1 << 20  # bytes of varints that may come before the data_type that explains them
 _PIECE = 1 << 17  # bytes of varints decoded at a time: they fit a cache
-_FLUSH = 1 << 16  # bytes of single elements written at a time, and the most that are read at once
+_TOGETHER = 1 << 16  # single varints, or bytes of single floats, that are written together
 _WIDEST = 8  # bytes that a varint of one byte may stand for
 _MAX_ENTRIES = 16  # of external_data
 _EXTERNAL = 1  # data_location
@@ -82,7 +82,6 @@ class ValueState:
     last_byte: int = -1  # not written until it is known which of its bits count
     top: int = 0  # the greatest byte seen before the data_type was known
     early: bytearray | None = None  # varints that came before the data_type
-    pending: bytearray | None = None  # single elements, to be written together
     rest: Array | None = None  # of 3, 5 or 6 bits, say; not yet enough to pack
     ends: array[int] | None = None  # of strings
 
@@ -204,7 +203,7 @@ class TensorReader:
                 raise reader.fail("it is one segment of a tensor, which is not supported", start, do=do)
             elif tag & 7 != VARINT:
                 reader.skip(tag, value, end, depth)
-        if t.values.early or t.values.pending:
+        if t.values.early:
             self._settle(t)
 
     def _dim(self, t: TensorMessage, value: int) -> None:
@@ -334,10 +333,11 @@ class TensorReader:
         number = tag >> 3
         size = 4 if number == FLOAT_DATA else 8
         if tag & 7 != LEN:
-            self._gather(t, self._reader.text(size))
-            while self._is_next(tag, end):
+            data = bytearray(self._reader.text(size))
+            while len(data) < _TOGETHER and self._is_next(tag, end):
                 self._reader.header(end)
-                self._gather(t, self._reader.text(size))
+                data += self._reader.text(size)
+            self.write(t, memoryview(data))
         elif nbytes % size:
             raise self.fail(f"{FIELDS[number]} of {nbytes} bytes, not a multiple of {size}")
         else:
@@ -347,18 +347,6 @@ class TensorReader:
         """Return True if the next field of the message that ends at this offset is buffered, and has this tag."""
         reader = self._reader
         return reader.pos < reader.limit and reader.base + reader.pos < end and reader.buffer[reader.pos] == tag
-
-    def _gather(self, t: TensorMessage, data: Any) -> None:
-        v = t.values
-        if v.pending is None:
-            v.pending = bytearray()
-        v.pending += data
-        if len(v.pending) >= _FLUSH:
-            self._flush(t)
-
-    def _flush(self, t: TensorMessage) -> None:
-        pending, t.values.pending = t.values.pending or b"", None
-        self.write(t, memoryview(pending))
 
     def _packed(self, t: TensorMessage, number: int, nbytes: int) -> None:
         if t.data_type or number == INT64_DATA:
@@ -436,10 +424,10 @@ class TensorReader:
     def _single(self, t: TensorMessage, tag: int, value: int, end: int) -> None:
         """Store a varint and the single ones that follow."""
         reader, number, values = self._reader, tag >> 3, [value]
-        while len(values) < _FLUSH and self._is_next(tag, end):
+        while len(values) < _TOGETHER and self._is_next(tag, end):
             values.append(reader.header(end)[2])
         if t.data_type or number == INT64_DATA:
-            self._gather(t, self._stored(t, number, np.array(values, np.uint64)))
+            self.write(t, self._stored(t, number, np.array(values, np.uint64)))
         else:
             data = b"".join(map(encode_varint, values))
             self._keep_early(t, (data,), len(data))
@@ -464,8 +452,6 @@ class TensorReader:
             early, v.early = v.early, None
             data = np.frombuffer(early + bytes(SLACK), np.uint8)
             self.write(t, self._decoded(t, v.field, data, len(early)))
-        if v.pending:
-            self._flush(t)
 
     def close_open(self) -> None:
         """Finish the payload that is open."""
@@ -474,8 +460,6 @@ class TensorReader:
 
     def _finish_values(self, t: TensorMessage) -> None:
         v = t.values
-        if v.pending:
-            self._flush(t)
         if v.rest is not None and len(v.rest):
             kind, rest, v.rest = t.dtype, v.rest, None
             bits = kind.bits if kind is not None and kind.packed else 8  # of another type it is refused later
