@@ -329,6 +329,76 @@ DOUBLED = b")q\0" + b"h\0h\0\x86q\0" * 40
 SLOW = {"doubled": DOUBLED, "deep": b")" + b"\x85" * 100_000, "long": b"(" + b"K\1" * 17 + b"t"}
 
 
+@pytest.mark.parametrize("name", ["a\0b", "\ud800"])
+def test_names_that_no_archive_has_are_refused_by_every_way_in(name: str, tmp_path: Path) -> None:
+    torch.save({name: torch.zeros(4), "w": torch.ones(4)}, tmp_path / "m.pt")
+    for read in (zcrecord.load_record, lambda path: convert(path, tmp_path / "m.zcr")):
+        with pytest.raises(UnsupportedError, match=r"its name (contains NUL|has lone surrogates)"):
+            read(tmp_path / "m.pt")
+
+
+@pytest.mark.parametrize("key", [b"K\1", b"\x88", b"N", b"G\x3f\xf0" + bytes(6)])
+def test_a_key_that_is_given_twice_is_damage(key: bytes) -> None:
+    """Looking for it again and again could take long: a file chooses the numbers in front of it in the table."""
+    for items in (b"(" + key + b"N" + key + b"Nu", key + b"Ns" + key + b"Ns"):
+        if key == b"N" and not items.startswith(b"("):
+            continue  # it is found at once
+        with pytest.raises(ValueError, match="its pickle has a key twice"):
+            unpickle(b"}" + items + b".", 0, nothing, nothing)
+
+
+MANY = {
+    "deques": (b"ccollections\ndeque\nq\1", b"h\1)R"),
+    "sets": (b"]q\2(" + b"".join(b"K%c" % i for i in range(5)) + b"ec__builtin__\nset\nq\1", b"h\1h\2\x85R"),
+    "paths": (b"X" + (1 << 17).to_bytes(4, "little") + b"a/" * (1 << 16) + b"q\2cpathlib\nPosixPath\nq\1",
+              b"h\1h\2\x85R"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", MANY)
+def test_containers_and_paths_of_a_small_pickle_are_few(kind: str) -> None:
+    start, each = MANY[kind]
+    data = b"\x80\x02(" + start + each * 300_000 + b"l."
+    names = TorchNames(len(data), lambda *_: None)
+    with pytest.raises(LimitError, match=r"its pickle asks for \d+ bytes"):
+        unpickle(data, 0, names.named, nothing)
+
+
+def test_an_index_of_shards_that_is_nested_deep_is_refused(tmp_path: Path) -> None:
+    for depth in range(900, 1000):
+        text = '{"metadata": ' + '{"a": ' * depth + "1" + "}" * depth + ', "weight_map": {"w": "a.safetensors"}}'
+        (tmp_path / "model.safetensors.index.json").write_text(text, encoding="utf-8")
+        with pytest.raises(zcrecord.RecordError):
+            zcrecord.load_record(tmp_path / "model.safetensors.index.json")
+
+
+def test_a_shard_swapped_for_a_link_while_it_is_opened_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub, secret = tmp_path / "hub", tmp_path / "secret.safetensors"
+    hub.mkdir()
+    for path in (hub / "a.safetensors", secret):
+        safetensors.numpy.save_file({"w": W}, path)
+    index = {"metadata": {}, "weight_map": {"w": "a.safetensors"}}
+    (hub / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    look = os.lstat
+
+    def late(path: Any, **options: Any) -> os.stat_result:
+        status = look(path, **options)
+        if os.path.basename(path) == "a.safetensors":
+            os.unlink(path)
+            os.symlink(secret, path)
+        return status
+
+    for read in (zcrecord.load_record, lambda path: convert(path, tmp_path / "m.zcr")):
+        monkeypatch.setattr("zcrecord.foreign.readers.os.lstat", late)
+        with pytest.raises(SourceError, match=r"a\.safetensors: was replaced by another file while it was opened"):
+            read(hub / "model.safetensors.index.json")
+        monkeypatch.undo()
+        (hub / "a.safetensors").unlink()
+        safetensors.numpy.save_file({"w": W}, hub / "a.safetensors")
+
+
 def test_items_of_a_set_of_one_hash_are_few() -> None:
     prime = (1 << 61) - 1
     names = TorchNames(10_000, lambda *_: None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import dataclasses
 import datetime
 import random
 import sys
@@ -17,8 +18,10 @@ import pytest
 import records as r
 
 import zcrecord
-from zcrecord import UnsupportedError
+from tools.measure import most_allocated
+from zcrecord import RecordError, UnsupportedError
 from zcrecord.codec import conventions
+from zcrecord.codec.entries import is_attribute
 
 ONE = np.ones(3, np.float32)
 UTC = datetime.UTC
@@ -214,6 +217,56 @@ def test_object_of_another_form_stays_a_mapping(name: str, tmp_path: Path) -> No
     tree = zcrecord.load_record(tmp_path / "m.zcr").tree()["x"]
     assert type(tree) is dict
     r.assert_same(tree, children)
+
+
+NO_KEYS: dict[str, Any] = {
+    "bytes": memoryview(b"ab"), "array": np.ones(2), "packed": zcrecord.PackedTensor.pack(np.ones(2, "int4")),
+    "list": [1], "dict in a tuple": ({},), "deep tuple": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NO_KEYS)
+def test_only_values_that_may_be_saved_in_a_set_are_loaded_in_one(name: str) -> None:
+    item = NO_KEYS[name]
+    for _ in range(200 if name == "deep tuple" else 0):
+        item = (item,)
+    for type_name, children in {"zcr:set": {"value": [item]}, "zcr:dict": {"keys": [item], "values": [1]}}.items():
+        assert conventions.value_of_object(type_name, list(children.items())) is conventions.ABSENT
+
+
+def nested(kind: Any, depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = kind([value])
+    return value
+
+
+@dataclasses.dataclass
+class Unset:
+    a: int
+    b: int = dataclasses.field(init=False)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({np.complex128(1j)}, "'m.x': a complex128 as a key, or in a set, has no equal"),
+        ({(np.complex128(1j), 1): 2}, "'m.x': a complex128 as a key, or in a set, has no equal"),
+        (nested(frozenset, 500), "'m.x': a key nested more than 100 deep"),
+        ({nested(tuple, 5000): 1}, "'m.x': a key nested more than 100 deep"),
+        (memoryview(np.ones(2)).toreadonly(), "'m.x': a mutable buffer; pass bytes"),
+        (Unset(1), "'m.x': a field of this Unset has no value yet: 'Unset' object has no attribute 'b'"),
+        (r.Owner([1]), "'m.x': state_dict.. of Owner is not a mapping"),
+    ],
+)
+def test_what_would_not_come_back_equal_is_refused_by_place(value: Any, message: str) -> None:
+    with pytest.raises(RecordError, match=message):
+        r.saved({"m": {"x": value}})
+
+
+def test_a_list_that_names_one_long_text_often_takes_it_once() -> None:
+    text = "x" * (1 << 20)
+    assert most_allocated(lambda: is_attribute([text] * 1000, "")) < 3 << 20
 
 
 def test_items_with_one_hash_are_no_set_and_take_no_time(tmp_path: Path) -> None:

@@ -70,7 +70,8 @@ def _scalar_with_strides() -> bytes:
 
 def _text_at_the_end() -> bytes:
     """The pool of texts ends the index, so that there is nothing behind it where the index is all there is."""
-    forged = Forge(saved({"m": {"a": 1, "b": np.ones(1)}, "n": {"c": "text"}}))
+    names = {f"{i}{'y' * (i % 9)}": np.zeros(0, np.uint8) for i in range(80)}  # more than are compared one by one
+    forged = Forge(saved({"m": {"a": 1, "b": np.ones(1)}, "n": {"c": "text"}, "names": names}))
     forged.columns["text"] = forged.columns.pop("text")
     return forged.seal()
 

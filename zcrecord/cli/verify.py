@@ -54,7 +54,7 @@ def verify(args: Arguments) -> int:
         out.json(result)
     else:
         out.line(f"{name_text(name)}: OK, {facts}")
-        if result.get("content_digest"):
+        if args.digest:
             out.line(f"{name_text(name)}: {result['content_digest']}")
     return 0
 

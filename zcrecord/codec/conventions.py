@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import datetime
 import functools
+import itertools
 import re
 import sys
 import types
@@ -19,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from zcrecord._schema import ModuleKind
-from zcrecord.errors import UnsupportedError
+from zcrecord.codec.layout import MAX_DEPTH
+from zcrecord.errors import LimitError, UnsupportedError
 
 SIGNATURE_PREFIX = "zcrecord.signature."  # of a name in the metadata; the key's id follows
 SOURCE_NAME = "zcrecord.source"  # in the metadata: the files and options that an archive was converted from, as JSON
@@ -31,6 +33,7 @@ ABSENT: Any = object()  # no value, where None is one
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,19}")
 _MOST_BITS = 4096  # Python refuses to print far wider ones: a file is not to bring them
 _HEXADECIMAL = re.compile(rf"-?0x[0-9a-f]{{1,{_MOST_BITS // 4}}}")
+_NAN = 2  # the rank of NaN and of complex numbers in `_order`
 _MOST_ALIKE = 100  # items of one hash: Python compares each with all before it, and a file may choose the hashes
 FACTORIES = {kind.__name__: kind for kind in (bool, bytes, dict, float, frozenset, int, list, set, str, tuple)}
 _TIMES = {f"zcr:{kind.__name__}": kind for kind in (datetime.date, datetime.time, datetime.datetime)}
@@ -94,26 +97,28 @@ def is_jax_key(value: Any) -> bool:
     return kind is not None and isinstance(value, kind) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
-def _order(value: Any, name: str) -> tuple[Any, ...]:
+def _order(value: Any, name: str, depth: int = 0) -> tuple[Any, ...]:
     """Return a sort key for items of sets and keys of dicts, the same on every machine.
 
     Raises:
-        UnsupportedError: the value would not come back as an equal key.
+        UnsupportedError: the value would not come back as an equal key. LimitError: it is nested too deep.
     """
     kind = type(value)
+    if depth > MAX_DEPTH:
+        raise LimitError(f"a key nested more than {MAX_DEPTH} deep", tensor=name or None)
     if value is None:
         return (0,)
     if kind in (bool, int, float) and value == value:  # NaN has no place among the numbers
         return (1, value)
     if kind in (float, complex):
-        return (2, repr(value))
+        return (_NAN, repr(value))
     if kind is str:
         return (3, value)
     if isinstance(value, tuple):
-        return (4, *(_order(item, name) for item in value))
+        return (4, *(_order(item, name, depth + 1) for item in value))
     if kind is frozenset:
-        return (5, *sorted(_order(item, name) for item in value))
-    single = _attribute_of(value, name)
+        return (5, *sorted(_order(item, name, depth + 1) for item in value))
+    single = None if isinstance(value, np.generic) else _attribute_of(value, name)
     if single is None or single[0].startswith("zcr:torch"):
         what = f"a {kind.__name__} as a key, or in a set, has no equal when it is loaded"
         raise UnsupportedError(f"{what}; make it a text, number, tuple or date", tensor=name or None)
@@ -184,12 +189,23 @@ def _frozenset(items: Any) -> Any:
 
 
 def _are_distinct(items: Any) -> bool:
-    """Return True for a list of hashable values, no two of them equal, and few of one hash."""
-    try:
-        alike = collections.Counter(map(hash, items)) if isinstance(items, list) else {0: _MOST_ALIKE + 1}
-    except TypeError:
+    """Return True for a list of values that may be keys, no two of them equal, and few of one hash.
+
+    A file can choose numbers that a hash table finds slowly, so each is compared with its neighbours first.
+    """
+    if not isinstance(items, list):
         return False
-    return max(alike.values(), default=0) <= _MOST_ALIKE and len(set(items)) == len(items)
+    if not {str}.issuperset(map(type, items)):
+        try:
+            places = sorted(_order(item, "") for item in items)
+        except (LimitError, UnsupportedError):
+            return False
+        hashes = sorted(map(hash, items))
+        if any(a == b and a[0] != _NAN for a, b in itertools.pairwise(places)):
+            return False
+        if any(a == b for a, b in zip(hashes, hashes[_MOST_ALIKE:], strict=False)):
+            return False
+    return len(set(items)) == len(items)
 
 
 def _deque(items: Any, most: Any) -> Any:

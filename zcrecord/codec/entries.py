@@ -159,7 +159,7 @@ def value_type(value: Any) -> int | None:
         return int(ValueType.BOOL)
     if isinstance(value, np.number | np.bool_):
         return None  # a tensor of rank 0, whatever its width: some of them are Python's numbers, too
-    if isinstance(value, PayloadId | bytes) or (isinstance(value, memoryview) and value.readonly and value.contiguous):
+    if isinstance(value, PayloadId | bytes) or (isinstance(value, memoryview) and _is_plain_view(value)):
         return int(ValueType.PAYLOAD)
     if isinstance(value, int):
         if not -(1 << 63) <= value < 1 << 64:
@@ -168,6 +168,14 @@ def value_type(value: Any) -> int | None:
     if isinstance(value, float):
         return int(ValueType.FLOAT)
     return int(ValueType.TEXT) if isinstance(value, str) else None
+
+
+def _is_plain_view(view: memoryview) -> bool:
+    """Return True for a memoryview of bytes in a row that nobody changes; in several dimensions it comes back in one."""
+    try:
+        return view.readonly and view.contiguous and view.format == "B"
+    except ValueError:  # it was released
+        return False
 
 
 def list_type(values: Sequence[Any]) -> int | None:
@@ -195,7 +203,7 @@ def is_attribute(value: Any, path: str) -> bool:
     if isinstance(value, list | tuple):
         if hasattr(value, "_fields") or list_type(value) is None:
             return False
-        texts = ["".join(v for v in value if isinstance(v, str))]
+        texts = ["".join({v for v in value if isinstance(v, str)})]  # a list may name one long text a million times
     elif value_type(value) is None:
         return False
     else:

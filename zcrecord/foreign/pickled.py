@@ -9,10 +9,11 @@ Source: Lib/pickletools.py of CPython, the opcodes; torch/_weights_only_unpickle
 from __future__ import annotations
 
 import functools
+import operator
 import re
 import struct
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from types import NoneType
@@ -34,6 +35,7 @@ _NUMBERS = {0x4B: "B", 0x4D: "<H", 0x4A: "<i", 0x47: ">d"}  # BININT1, BININT2, 
 _WORDS = [i.to_bytes(4, "little") for i in range(256)]  # numbers of BINPUT and BINGET, as LONG_BINPUT has them
 _TUPLES = {0x29: 0, 0x85: 1, 0x86: 2, 0x87: 3}  # EMPTY_TUPLE, TUPLE1, TUPLE2, TUPLE3
 _CONSTANTS = {0x4E: None, 0x88: True, 0x89: False}  # NONE, NEWTRUE, NEWFALSE
+_NUMBER_TYPES = frozenset({int, float, bool})
 _HASHED = frozenset({str, float, bool, NoneType, bytes})  # types of keys with hashes that differ
 _WIDE = 1 << 64  # integers below it have hashes that differ
 _ALIKE, _ITEMS = 100, 16  # limits: of keys with one hash, and of the items of a tuple among them
@@ -185,7 +187,7 @@ def _extend(target: Any, items: list[Any], keyed: bool, odd: Counter[int]) -> No
     if keyed and len(items) % 2:
         raise ValueError("its pickle has a key without a value")
     if not {str}.issuperset(map(type, keys)):
-        count_hashes(keys, odd)
+        check_keys(keys, target, odd)
     if keyed and isinstance(target, dict):
         target.update(zip(keys, items[1::2], strict=True))
     elif not keyed and isinstance(target, list | deque):
@@ -194,12 +196,19 @@ def _extend(target: Any, items: list[Any], keyed: bool, odd: Counter[int]) -> No
         raise ValueError(f"a {type(target).__name__} where a {'dict' if keyed else 'list'} is due")
 
 
-def count_hashes(keys: Iterable[Any], odd: Counter[int]) -> None:
-    """Count the hashes of keys that may be equal where the keys are not, which a malicious file can choose.
+def check_keys(keys: Sequence[Any], target: Any, odd: Counter[int]) -> None:
+    """Check new keys of a dict, or items of a set, before they are hashed: a malicious file makes hash tables slow.
+
+    `odd` counts the hashes of keys that may be equal where the keys are not.
 
     Raises:
-        LimitError: a hundred keys have the same hash. ValueError: a key would take long to hash.
+        LimitError: a hundred keys have the same hash. ValueError: a key would take long to hash, or is given twice.
     """
+    numbers = sorted(key for key in keys if type(key) in _NUMBER_TYPES and key == key)
+    known = target if isinstance(target, dict) else ()
+    twice = keys.count(None) > 1 or any(map(operator.eq, numbers, numbers[1:]))
+    if twice or any(type(key) in _NUMBER_TYPES and key in known for key in keys):
+        raise ValueError("its pickle has a key twice")
     for key in filter(_is_odd, keys):
         odd[hash(key)] += 1
         if odd[hash(key)] > _ALIKE:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import io
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +17,7 @@ from zcrecord.storage.folders import in_hub_cache
 from zcrecord.storage.memory import Memory, map_file
 from zcrecord.storage.stream_reader import PIECE, StreamReader
 
-__all__ = ["FileReader", "MemoryReader", "Reader", "as_file", "path_beside"]
+__all__ = ["FileReader", "MemoryReader", "Reader", "as_file", "open_beside", "path_beside"]
 
 
 def path_beside(path: str, name: str) -> str:
@@ -25,14 +26,41 @@ def path_beside(path: str, name: str) -> str:
     Raises:
         SourceError: it is a link to elsewhere.
     """
+    return _beside(path, name)[0]
+
+
+def open_beside(path: str, name: str, read: Callable[[str], Memory]) -> Memory:
+    """Open the file at `path_beside` by `read`, and that very file.
+
+    Raises:
+        SourceError: as `path_beside`; or the file was replaced meanwhile, as by a link to elsewhere.
+    """
+    place, real = _beside(path, name)
+    with contextlib.suppress(FileNotFoundError):  # `read` says so
+        before = os.lstat(real)
+        memory = read(place)
+        _check_same(before, memory.identity, place)
+        return memory
+    return read(place)
+
+
+def _beside(path: str, name: str) -> tuple[str, str]:
+    """Return the path of a file beside another, and the path of the file itself, where that may be a link."""
     folder = os.path.dirname(path)
     place = os.path.join(folder, name)
-    if os.path.islink(place):
-        root, real = real_path(folder), real_path(place)
-        if os.path.dirname(real) != root and not in_hub_cache(root, real):
-            what = f"is a link to {printable(real)}, out of its folder; a stranger's index could read any file by it"
-            raise SourceError(f"{what}; put the file itself there", path=place)
-    return place
+    if not os.path.islink(place):
+        return place, place
+    root, real = real_path(folder), real_path(place)
+    if os.path.dirname(real) != root and not in_hub_cache(root, real):
+        what = f"is a link to {printable(real)}, out of its folder; a stranger's index could read any file by it"
+        raise SourceError(f"{what}; put the file itself there", path=place)
+    return place, real
+
+
+def _check_same(before: os.stat_result, identity: Any, place: str) -> None:
+    """Raise SourceError unless an opened file is the one that was looked at before."""
+    if identity is not None and (before.st_dev, before.st_ino) != tuple(identity[:2]):
+        raise SourceError("was replaced by another file while it was opened; open it again", path=place)
 
 
 class FileReader(StreamReader):
@@ -55,8 +83,12 @@ class FileReader(StreamReader):
             SourceError: it is missing, no regular file, or a link to elsewhere.
         """
         assert self.path is not None, "an index of shards is a file"
-        reader = FileReader(path_beside(self.path, name), regular=True)
-        self._stack.enter_context(reader)
+        place, real = _beside(self.path, name)
+        before = os.lstat(real) if os.path.lexists(real) else None
+        reader = self._stack.enter_context(FileReader(place, regular=True))
+        if before is not None and reader._own is not None:
+            opened = os.fstat(reader._own.fileno())
+            _check_same(before, (opened.st_dev, opened.st_ino), place)
         return reader
 
 
@@ -91,7 +123,8 @@ class MemoryReader:
         """
         if self.memory.absolute is None:
             raise FormatError("an index of shards, which lie beside it in files; load it by its path")
-        return MemoryReader(self._read(path_beside(self.memory.absolute, name), least=0), read=self._read)
+        read = functools.partial(self._read, least=0)
+        return MemoryReader(open_beside(self.memory.absolute, name, read), read=self._read)
 
     def seek(self, offset: int) -> None:
         """Go to an offset."""

@@ -54,7 +54,10 @@ def decode_index(data: bytes | memoryview) -> ShardIndex:
                 raise FormatError(f"{what}; shards lie beside their index", tensor=_encodable(name))
     strings = 2 * len(weight_map) + _strings({**index, "weight_map": {}})
     if "\\" in text or text.count('"') != 2 * strings:
-        json.loads(text, object_pairs_hook=_once)  # which takes half as long again
+        try:
+            json.loads(text, object_pairs_hook=_once)  # which takes half as long again
+        except RecursionError as error:  # the function called takes a level more
+            raise FormatError(f"not an index of shards, no JSON that can be read ({error})") from None
     metadata = index.get("metadata", {})
     if not isinstance(metadata, dict):
         raise FormatError("the index's metadata is not an object")

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zcrecord.archive.payload_source import MemberSum
-from zcrecord.codec.entries import KIND_NAMES, ModuleKind, is_attribute
+from zcrecord.codec.entries import KIND_NAMES, ModuleKind, encodable, is_attribute
 from zcrecord.codec.file_types import HEAD, wrong_type
 from zcrecord.codec.layout import MAX_DEPTH
 from zcrecord.errors import Advice, FormatError, LimitError, RecordError, UnsupportedError, located, printable
@@ -90,7 +90,9 @@ def read(reader: Reader, out: Receiver) -> int:
 
 def _put_state(state: dict[str, Any], reader: MemoryReader, out: Receiver) -> bool:
     """Give all tensors of a `state_dict()` at once, if each is a range of the file, those of one storage the same."""
-    tensors, forms = list(state.values()), dict[Form, int]()
+    tensors, forms, names = list(state.values()), dict[Form, int](), "".join(state)
+    if "\0" in names or not encodable(names):
+        return False  # the walk says which
     plain = all(type(t) is TorchTensor and t.is_plain for t in tensors)
     ranges = [(t.start, t.nbytes) for t in tensors] if plain else []
     too_many = len(tensors) * _ITEM_COST > _EXPANDED + _ITEM_TIMES * reader.nbytes

@@ -30,7 +30,7 @@ from zcrecord.tensors.packed import PackedTensor
 from zcrecord.tensors.strides import c_strides, is_c_order
 
 from .numpy_types import NAMES
-from .pickled import Function, Stated, count_hashes, exactly
+from .pickled import Function, Stated, check_keys, exactly
 
 _BOOL = dtypes.by_name["bool"]
 _KINDS = {d.torch: d for d in dtypes.DTYPES if d.torch} | {FLOAT4_PAIRS: dtypes.by_name["float4_e2m1fn"]}
@@ -59,6 +59,7 @@ _PATHS = [
     for name, kind in (("PosixPath", PurePosixPath), ("WindowsPath", PureWindowsPath))
 ]
 _ODD_NUMBERS = "a tensor's offset, sizes or strides are not numbers, or below 0"
+_CONTAINER, _CHARACTER = 640, 64  # bytes that are reckoned for an empty container, and for a character of a path
 _SAME = "_rebuild_parameter", "_rebuild_parameter_with_state", "_rebuild_device_tensor_from_cpu_tensor"
 _ASKED, _TIMES = 64 << 20, 4  # limit of the bytes that a pickle's calls make: so many, plus so many times the file
 
@@ -165,7 +166,7 @@ class TorchNames:
             "torch.device": _device,
             "collections.OrderedDict": self._ordered,
             "collections.defaultdict": lambda factory=None: defaultdict(self._factories.get(factory)),
-            "collections.deque": lambda _=(), most=None: deque(maxlen=most),
+            "collections.deque": self._deque,
             "builtins.set": lambda items: set(self._hashed(items)),
             "builtins.frozenset": lambda items: frozenset(self._hashed(items)),
             "types.SimpleNamespace": lambda: Fields("zcr:namespace"),
@@ -237,14 +238,19 @@ class TorchNames:
 
     def _path(self, kind: Any, *parts: Any) -> Path:
         """Return a path of any system, which this one takes for one of its own."""
-        self._ask(sum(len(exactly(str, part)) for part in parts))
+        self._ask(sum(_CHARACTER * len(exactly(str, part)) for part in parts))
         return Path(kind(*parts).as_posix())
+
+    def _deque(self, _items: Any = (), most: Any = None) -> deque[Any]:
+        """Return an empty deque: its items follow."""
+        self._ask(_CONTAINER)
+        return deque(maxlen=most)
 
     def _hashed(self, items: Any) -> list[Any]:
         """Return the items of a set after a look at their hashes."""
         checked: list[Any] = exactly(list, items)
-        self._ask(64 * len(checked))
-        count_hashes(checked, self._hashes)
+        self._ask(_CONTAINER + 128 * len(checked))
+        check_keys(checked, None, self._hashes)
         return checked
 
     def _ask(self, nbytes: int) -> None:
@@ -263,7 +269,7 @@ class TorchNames:
 
     def _ordered(self, items: Any = ()) -> dict[str, Any]:
         """Return an OrderedDict; Python 2 had its items as an argument."""
-        self._ask(64 * len(items))
+        self._ask(_CONTAINER + 64 * len(items))
         if items and not all(len(pair) == 2 and type(pair[0]) is str for pair in exactly(list, items)):
             raise ValueError("an OrderedDict of what is no list of pairs")
         return OrderedDict(items)

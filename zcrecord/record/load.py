@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import mmap as _mmap
 import os
 import re
@@ -331,9 +332,9 @@ def _open_local_files(catalogue: Archive, memory: Memory) -> Archive:
         return archive
 
     def open_file(name: str, open_memory: Any) -> Archive:
-        from zcrecord.foreign.readers import path_beside  # here, because few archives refer to files
+        from zcrecord.foreign.readers import open_beside  # here, because few archives refer to files
 
-        opened: Archive = open_memory(read(path_beside(holder(name), name), least=0))
+        opened: Archive = open_memory(open_beside(holder(name), name, functools.partial(read, least=0)))
         return opened
 
     return _open_described(catalogue, open_shard, open_file, _recipe)

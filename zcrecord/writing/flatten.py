@@ -149,10 +149,15 @@ def children_of(value: Any, name: str) -> tuple[int | None, str, Iterable[tuple[
 
 
 def _fields(value: Any) -> dict[str, Any] | None:
-    if dataclasses.is_dataclass(value):
-        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-    attributes = getattr(type(value), "__attrs_attrs__", None)
-    return None if attributes is None else {a.name: getattr(value, a.name) for a in attributes}
+    fields = (
+        dataclasses.fields(value) if dataclasses.is_dataclass(value) else getattr(type(value), "__attrs_attrs__", None)
+    )
+    if fields is None:
+        return None
+    try:
+        return {field.name: getattr(value, field.name) for field in fields}
+    except AttributeError as error:
+        raise UnsupportedError(f"a field of this {type(value).__name__} has no value yet: {error}") from error
 
 
 def _pytree_items(children: list[tuple[str, Any]], fields: dict[str, Any] | None) -> Iterable[tuple[str, Any]]:
@@ -179,6 +184,7 @@ def _walk(flat: FlatRecord, name: str, module: int, items: Iterable[tuple[str, A
         try:
             _add_child(flat, prefix + key, key, (module, place), value, depth)
         except UnsupportedError as error:
+            error.located(tensor=prefix + key)
             flat.refused.append(error)
 
 
