@@ -254,7 +254,7 @@ class Unset:
         ({(np.complex128(1j), 1): 2}, "'m.x': a complex128 as a key, or in a set, has no equal"),
         (nested(frozenset, 500), "'m.x': a key nested more than 100 deep"),
         ({nested(tuple, 5000): 1}, "'m.x': a key nested more than 100 deep"),
-        (memoryview(np.ones(2)).toreadonly(), "'m.x': a mutable buffer; pass bytes"),
+        (np.ones(2).data.toreadonly(), "'m.x': a mutable buffer; pass bytes"),
         (Unset(1), "'m.x': a field of this Unset has no value yet: 'Unset' object has no attribute 'b'"),
         (r.Owner([1]), "'m.x': state_dict.. of Owner is not a mapping"),
     ],
