@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import records as r
-from embedded import quiet
+from embedded import quiet, wine_environment
 
 import zcrecord
 from zcrecord import FormatError, UnsupportedError
@@ -141,11 +141,10 @@ def osslsigncode(*arguments: str | Path) -> str:
 def test_signed_windows_program_maps_its_own_weights_which_the_signature_covers(archive: Path, tmp_path: Path) -> None:
     app, signed, unsigned = tmp_path / "app.exe", tmp_path / "signed.exe", tmp_path / "unsigned.exe"
     compiled = built("x86_64-w64-mingw32-gcc", "own_weights_windows.c", app)
-    wine = {**os.environ, "WINEDEBUG": "-all", "WINEPREFIX": str(tmp_path / "wine")}
 
     def ran(program: Path, *arguments: str) -> tuple[int, str]:
         command: list[str | Path] = ["wine", program, *arguments]
-        done = subprocess.run(command, env=wine, capture_output=True, text=True, check=False, timeout=300)
+        done = subprocess.run(command, env=wine_environment(), capture_output=True, text=True, check=False, timeout=300)
         return done.returncode, done.stdout.replace("\r\n", "\n")
 
     assert ran(app) == (0, "ready\n") and ran(app, "weight")[0] == 2

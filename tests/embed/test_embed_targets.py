@@ -5,7 +5,6 @@ WebAssembly in Node, AVR in simavr, Windows under wine; other machines and objec
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from pathlib import Path
@@ -203,6 +202,5 @@ def test_windows_program_has_its_weights(each: Plan, form: str, tmp_path: Path) 
     e.put(tmp_path / "main.c", WINDOWS.format(header=header, values=values, alignment=alignment))
     command = ["x86_64-w64-mingw32-gcc", *e.WARNINGS, "-I.", "main.c", source, "-o", "app.exe"]
     e.quiet(*command, cwd=tmp_path)
-    environment = {**os.environ, "WINEDEBUG": "-all", "WINEPREFIX": str(tmp_path / "wine")}
-    done = subprocess.run(["wine", "app.exe"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = subprocess.run(["wine", "app.exe"], cwd=tmp_path, env=e.wine_environment(), capture_output=True, text=True)
     assert done.stdout.split() == ["1", "1", "0"], done.stderr

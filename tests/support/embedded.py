@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import os
 import re
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,6 +86,17 @@ def small(folder: Path, value: float = 1, **options: Any) -> Path:
     """Write an archive m.zcr of one tensor, `a`."""
     zcrecord.save_record({"a": np.full(3, float(value))}, folder / "m.zcr", **options)
     return folder / "m.zcr"
+
+
+@functools.cache
+def wine_environment() -> dict[str, str]:
+    """Return the environment of programs of Windows: one wine prefix, made to its end before a program runs in it."""
+    prefix = tempfile.mkdtemp(prefix="zcrecord-wine-")
+    atexit.register(shutil.rmtree, prefix, ignore_errors=True)
+    environment = {**os.environ, "WINEDEBUG": "-all", "WINEPREFIX": prefix}
+    for command in (["wineboot", "--init"], ["wineserver", "--wait"]):
+        subprocess.run(command, env=environment, capture_output=True, check=False)
+    return environment
 
 
 def refused(*command: str | Path, **options: Any) -> str:
