@@ -48,7 +48,7 @@ def test_an_archive_is_tuned_in_its_place_and_the_size_is_told_before(run: c.Com
     assert (facts["file"], facts["archive"]) == ("model.zcr", f"{size} bytes")
     assert facts["tuned for"].startswith(f"onnxruntime {ort.__version__} (build ")
     assert "CPUExecutionProvider, " in facts["tuned for"]
-    assert facts["digest before"] == f"{before}, and that of the untuned part still: graph and weights are untouched"
+    assert facts["digest before"] == f"{before}, still the digest of graph and weights, which did not change"
     assert facts["digest now"] == zcrecord.load_record("model.zcr").content_digest() != before
     assert "signatures" not in facts
     if PACKS:

@@ -75,6 +75,9 @@ def test_the_content_digest_is_that_of_the_local_file_and_can_be_expected(server
     digest = local(server).content_digest()
     url = f"{server.url}/m.zcr"
     assert zcrecord.load_record(url).content_digest() == digest
+    reports: list[tuple[int, int]] = []
+    assert zcrecord.load_record(url, cache=False).content_digest(progress=lambda *n: reports.append(n)) == digest
+    assert len(reports) > 1 and reports == sorted(reports) and reports[-1][0] == reports[-1][1] > 0
     rec = zcrecord.load_record(url, expect=digest)
     assert np.array_equal(rec["turned"], weights()["turned"])
     assert np.array_equal(rec.load_into("host", "large")["large"], weights()["large"])

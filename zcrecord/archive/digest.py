@@ -148,7 +148,7 @@ def content_digest(
     threads read, and `progress` gets the bytes hashed and those to be. `known` has the SHA-256 of some by their places
     (of a view a tuple that begins with it), and gets those of all others. LimitError if views add up to far more bytes.
     """
-    ix, sha256 = archive.index, sha256 or _streamed(archive)
+    ix, sha256 = archive.index, sha256 or _streamed(archive, progress)
     digest = hashlib.sha256(_TAG)
     keys, distinct = _distinct(archive)
     known = {} if known is None else known
@@ -201,7 +201,7 @@ def _text(octets: bytes) -> bytes:
     return _u64(len(octets)) + octets
 
 
-def _streamed(archive: Archive) -> Callable[[int], bytes] | None:
+def _streamed(archive: Archive, progress: Progress | None) -> Callable[[int], bytes] | None:
     """Return the SHA-256 of tensors of a remote archive, each hashed as it comes, in little memory; None for others."""
     table = archive.source.piece_table()
     for number in table.split() if table is not None else ():  # a shard that has nothing else is not streamed
@@ -212,10 +212,14 @@ def _streamed(archive: Archive) -> Callable[[int], bytes] | None:
     if all(part.source.remote is None for part in parts):
         return None
     by_name: dict[str, Callable[[], bytes]] = {}
+    done, total = 0, sum(part.header.archive_size for part in parts)
     for part in parts:
-        remote = part.source.remote
-        sha256 = partial(logical_sha256, part) if remote is None else remote.sha256_of(part)
+        remote, shifted = part.source.remote, progress and _shifted(progress, done, total)
+        sha256 = partial(logical_sha256, part) if remote is None else remote.sha256_of(part, shifted)
+        done += part.header.archive_size
         by_name |= {name: partial(sha256, i) for i, name in enumerate(part.names())}
+    if progress:
+        progress(total, total)
     return lambda i: by_name[archive.index.name(i)]()
 
 

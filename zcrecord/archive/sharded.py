@@ -176,17 +176,18 @@ class ShardedSource(PayloadSource):
         return self._assembled.setdefault(number, out)  # another thread's, if it was first
 
     def _filled_boxes(self, number: int) -> tuple[tuple[int, ...], list[Box]]:
-        """Return the shape of a split payload's tensor, and its boxes of opaque elements, which have to tile it."""
+        """Return the shape of a split payload's tensor, and its boxes: views of the shards that it opens."""
         i = self._first_tensor(number)
         self._checks.ensure(i)
-        row, ix = self._index.tensor(i), self._index
+        ix, row = self._index, self._index.tensor(i)
         shape, item = tuple(ix.dims[row.dims : row.dims + row.rank].tolist()), row.bits >> 3
         dtype, boxes = np.dtype((np.void, item)), []
         with located(tensor=ix.name(i)):
             origin, extent = self.boxes(number, shape, row.bits)
             for piece, start, size in zip(self.pieces(number), origin.tolist(), extent.tolist(), strict=True):
                 if piece.nbytes != prod(size) * item:
-                    raise FormatError("a piece of it has another size than its box", path=piece.source.path)
+                    what = f"a piece of it has {piece.nbytes} bytes, its box {prod(size) * item}; {COPY_AGAIN}"
+                    raise FormatError(what, path=piece.source.path)
                 octets, at = piece.source.locate(piece.number)
                 values = np.frombuffer(octets[at : at + piece.nbytes], dtype).reshape(size)
                 boxes.append(box_of(start, values, piece.source))

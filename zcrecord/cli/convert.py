@@ -16,7 +16,7 @@ from zcrecord.storage.folders import MODEL, model_folder, takes_folder
 
 from .endings import writing
 from .parsers import Arguments, Parser, choose_dest, natural, size
-from .render import NO_TENSORS, Printer, count_text, name_text, printers, showing_progress, size_text
+from .render import NO_TENSORS, Printer, count_text, name_text, printers, showing_progress
 from .stdio import binary, check_file, name_of, source_of
 from .tune import print_tuning, run_tuning
 
@@ -321,13 +321,14 @@ def run_conversion(
 
 
 def _print_report(report: Any, facts: Callable[[Any, Printer], Iterator[str]], out: Printer) -> None:
+    """Print the report's line, then the session options that avoid a copy of the weights, if it has any."""
     parts = [part for part in facts(report, out) if part]
     parts.append(f"{report.seconds:.2f} s")
     if report.peak_rss is not None:
-        parts.append(f"at most {size_text(report.peak_rss)} of memory")
+        parts.append(f"at most {out.size(report.peak_rss)} of memory")
     out.line(f"{name_text(report.dest or 'standard output')}: {', '.join(parts)}")
     if entries := getattr(report, "session_options", {}):
-        out.line("ONNX Runtime uses the archive's pages and makes no copy of the weights, if its session options have")
+        out.line("With these session options ONNX Runtime uses the archive's pages, and does not copy the weights:")
         for key, value in entries.items():
             out.line(f"  {key} = {value}")
 

@@ -94,6 +94,7 @@ def print_tuning(report: Any, name: str, out: Printer) -> None:
 
 
 def _facts(report: Any, out: Printer) -> Iterator[tuple[str, str]]:
+    """Yield labels and values of the report; without targets the tuned part was removed."""
     from zcrecord.onnx.target import TuningTarget
 
     for target in report.targets:
@@ -108,8 +109,8 @@ def _facts(report: Any, out: Printer) -> Iterator[tuple[str, str]]:
     yield "archive", out.size(report.archive_bytes)
     if report.targets:
         before = report.content_digest_before
-        yield "digest before", f"{before}, and that of the untuned part still: graph and weights are untouched"
-    yield "digest now", report.content_digest + ("" if report.targets else ", that of the untuned part before")
+        yield "digest before", f"{before}, still the digest of graph and weights, which did not change"
+    yield "digest now", report.content_digest + ("" if report.targets else ", as before the archive was tuned")
     if report.verified:
         yield "verified", "the tuned graph was run, and gave the model's answers"
     if report.lapsed:

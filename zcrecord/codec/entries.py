@@ -171,7 +171,7 @@ def value_type(value: Any) -> int | None:
 
 
 def _is_plain_view(view: memoryview) -> bool:
-    """Return True for a memoryview of bytes in a row that nobody changes; in several dimensions it comes back in one."""
+    """Return True for a memoryview of bytes in a row that nobody changes; its dimensions are not kept."""
     try:
         return view.readonly and view.contiguous and view.format == "B"
     except ValueError:  # it was released

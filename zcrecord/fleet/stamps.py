@@ -68,16 +68,16 @@ def _checked(stamp: Any) -> Stamp:
 
 
 def is_current(stamp: Stamp, job: Job, model: Model) -> bool:
-    """Return True if a stamp is that of the model as it is now; looks up the versions of the files in the stamp.
+    """Return True if a stamp is that of the model as it is now; looks up files until one has changed.
 
     A model is never current if a server gives no version of one of its files.
     """
-    named = stamp.get("files", {})
-    versions = {model.name: model.versions[model.name]}
-    if named.get(model.name) != versions[model.name] or not all(map(leads_inside, named)):  # untrusted
+    files, version = stamp.get("files", {}), model.versions[model.name]
+    if version is None or files.get(model.name) != version or stamp_of(job, files) != stamp:
         return False
-    versions |= {name: model.version(name) for name in named if name != model.name}
-    return None not in versions.values() and stamp_of(job, versions) == stamp
+    if None in files.values() or not all(map(leads_inside, files)):  # untrusted
+        return False
+    return all(model.version(name) == known for name, known in files.items() if name != model.name)
 
 
 def version_at(place: str, options: Mapping[str, Any]) -> Identity | str | None:

@@ -86,9 +86,8 @@ class FileReader(StreamReader):
         place, real = _beside(self.path, name)
         before = os.lstat(real) if os.path.lexists(real) else None
         reader = self._stack.enter_context(FileReader(place, regular=True))
-        if before is not None and reader._own is not None:
-            opened = os.fstat(reader._own.fileno())
-            _check_same(before, (opened.st_dev, opened.st_ino), place)
+        if before is not None:
+            _check_same(before, reader.inode, place)
         return reader
 
 

@@ -148,7 +148,10 @@ class Outline:
     def put_state(
         self, names: Sequence[str], forms: Sequence[Form], form_ids: Any, files: Sequence[FileRanges]
     ) -> bool:
-        """Add all tensors by columns; False, and none is added, if one is not aligned, or a name is not usual."""
+        """Add all tensors by columns; return False, having added none, if one is not aligned or a name is unusual.
+
+        Ranges that start alike must be equal: they become one payload.
+        """
         if not names:
             return False
         starts, sizes = (np.concatenate(columns) for columns in list(zip(*files, strict=True))[1:])

@@ -354,5 +354,7 @@ def encode_header(entries: Iterable[HeaderEntry], metadata: Mapping[str, str]) -
     header = header.ljust(align_up(len(header), _ALIGNMENT))
     if len(header) > MAX_HEADER:
         what = "names, attributes and metadata come to"
-        raise LimitError(f"{what} {len(header)} bytes, a safetensors header has at most {MAX_HEADER}")
+        raise LimitError(
+            f"{what} {len(header)} bytes, a safetensors header has at most {MAX_HEADER}; leave some out by select()"
+        )
     return len(header).to_bytes(8, "little") + header

@@ -350,7 +350,16 @@ class Record(Mapping[str, Any]):
     def content_digest(self, *, progress: Progress | None = None) -> str:
         """Return 'sha256:...' of the record's content, the same for every layout; reads all of it.
 
-        `progress` is called with the bytes hashed so far, and with all bytes.
+        `progress` is called with the bytes hashed so far, and with all bytes. In mode "c" edits count.
+
+        Raises:
+            LimitError: different views of the same bytes add up to far more than the archive.
+
+        Example:
+            >>> import numpy as np, zcrecord
+            >>> _ = zcrecord.save_record({"w": np.ones(3)}, "model.zcr")
+            >>> zcrecord.load_record("model.zcr").content_digest()[:7]
+            'sha256:'
         """
         from zcrecord.archive import digest
 

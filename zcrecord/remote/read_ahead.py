@@ -302,7 +302,7 @@ class RemoteMemory(OnDemandMemory):
         for i in rules.strings:
             archive.view(i)  # which checks itself, and the archive remembers
 
-    def sha256_of(self, archive: Archive) -> Callable[[int], bytes]:
+    def sha256_of(self, archive: Archive, progress: Progress | None = None) -> Callable[[int], bytes]:
         """Return a function that gives the SHA-256 of a tensor's logical bytes. Reads the whole archive.
 
         Payloads of strided tensors, and small archives, stay in memory. From then on each payload is compared with its
@@ -311,7 +311,7 @@ class RemoteMemory(OnDemandMemory):
         self._keep_small(archive)
         hashes: dict[int, Any] = {}
         gaps = _gaps(archive)
-        for row, _, piece in self._pieces([*_payloads(archive), *gaps], None):
+        for row, _, piece in self._pieces([*_payloads(archive), *gaps], progress):
             hashes.setdefault(row.start, hashlib.sha256()).update(piece)
         for gap in gaps:
             del hashes[gap.start]
@@ -331,7 +331,10 @@ class RemoteMemory(OnDemandMemory):
             archive.fetch()
 
     def _pieces(self, rows: list[PayloadRange], progress: Progress | None) -> Iterator[tuple[PayloadRange, int, Any]]:
-        """Yield all bytes of ranges in the order of the file: the range, the offset of the bytes, the bytes."""
+        """Yield (range, offset, bytes) for all bytes of ranges, in file order; the bytes are valid until the next.
+
+        Those of a payload in several batches come before its digest is checked: use results after the last piece.
+        """
         ahead = self.read_ahead()
         ahead.expect(rows, _MOST)
         buffer = np.empty(_PIECE, np.uint8)

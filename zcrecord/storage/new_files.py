@@ -204,7 +204,7 @@ def copy_range(source: int, offset: int, dest: int, dest_offset: int, nbytes: in
 
 @contextlib.contextmanager
 def refusals(path: str) -> Iterator[None]:
-    """Raise the system's errors about this path as one typed error."""
+    """Raise an OSError of the block as SourceError "cannot write", which names this path; see `refuse`."""
     try:
         yield
     except OSError as error:
@@ -382,7 +382,7 @@ def _move(files: Sequence[Placement], note: ScratchFile | None, *, durable: bool
         for folder in {os.path.dirname(file.path) for file in before} if durable else ():
             sync_folder(folder)  # first, or power loss could leave a file that refers to missing ones
         os.replace(last.scratch, last.path)
-    except BaseException:
+    except BaseException as error:
         if os.path.lexists(last.scratch):  # else it is in its place, whatever the system reported
             with contextlib.suppress(OSError):
                 for file in free:
@@ -390,4 +390,7 @@ def _move(files: Sequence[Placement], note: ScratchFile | None, *, durable: bool
                         os.replace(file.path, file.scratch)
                 if note is not None:
                     note.stays = False
+        elif isinstance(error, OSError):
+            what = f"is written, but the system reported an error ({error.strerror or error}); verify it, or save again"
+            raise SourceError(what, path=last.path, errno=error.errno) from error
         raise

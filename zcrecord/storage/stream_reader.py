@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import mmap
+import os
 from collections.abc import Iterator
 from typing import Any, Self
 
@@ -105,6 +106,14 @@ class StreamReader:
         if self._own is not None:
             self._own.close()
         self._mapped = None  # the mapping goes with the last piece
+
+    @property
+    def inode(self) -> tuple[int, int] | None:
+        """Device and inode of the file that was opened by its path; None of a stream."""
+        if self._own is None:
+            return None
+        status = os.fstat(self._own.fileno())
+        return status.st_dev, status.st_ino
 
     @property
     def seekable(self) -> bool:

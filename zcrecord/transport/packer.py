@@ -152,7 +152,12 @@ class ArchiveCheck:
             self._progress(self.done, self.expected)
 
     def update(self, piece: Any) -> None:
-        """Check the next bytes."""
+        """Check the next bytes, and keep those of header, index and trailer.
+
+        Raises:
+            FormatError: the header is damaged, or there are more bytes than it says. LimitError: when unpacking, the
+                index is out of proportion to the packed bytes.
+        """
         start, end = self.size, self.size + len(piece)
         if start < HEADER_SIZE:
             self._first += bytes(piece[: HEADER_SIZE - start])
@@ -161,7 +166,7 @@ class ArchiveCheck:
         if self._header is not None:
             if end > self._header.archive_size:  # raised now: a small frame may go on for terabytes
                 size = self._header.archive_size
-                raise FormatError(f"holds more than the archive's {size} bytes; the file is damaged")
+                raise FormatError(f"holds more than the archive's {size} bytes; the file is damaged, copy it again")
             first, last = self._header.index_offset, self._header.index_offset + self._header.index_size
             self._index += piece[max(first - start, 0) : max(last - start, 0)]
             if self._packed is not None and len(self._index) > EXPANDED * self._packed() + _INDEX_FREE:

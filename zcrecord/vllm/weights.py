@@ -124,7 +124,7 @@ def _fetch_weights(record: Record, wanted: list[TensorInfo]) -> Iterator[tuple[s
 
 
 def _batches(infos: list[TensorInfo]) -> Iterator[set[str]]:
-    """Yield names of tensors that are fetched together, in order."""
+    """Yield names of tensors to fetch together, in order: up to _BATCH bytes, or one larger tensor."""
     batch: set[str] = set()
     nbytes = 0
     for info in infos:

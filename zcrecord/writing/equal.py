@@ -46,7 +46,7 @@ def equal_sources(
 ) -> tuple[list[int], list[int]]:
     """Return for each source the number of the payload that it equals, or its own, and its digest, 0 for lazy values.
 
-    Stored payloads are numbered first, then sources. Lazy sources, and stored payloads, equal no other.
+    Stored payloads are numbered first, then sources. Not compared are lazy sources, and stored payloads among them.
 
     Args:
         sources: arrays, `SplitSource`s, `LazyTensor`s.

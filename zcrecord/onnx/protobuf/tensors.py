@@ -257,7 +257,7 @@ class TensorReader:
         return self._reader.fail(what, pos, do=_AGAIN)
 
     def _claim(self, t: TensorMessage, number: int, start: int) -> None:
-        """Note that the tensor's values are in this field; refuse a second one."""
+        """Note the field that the values come in; refuse another, raw_data twice, and values after the payload."""
         v = t.values
         if v.field and (v.field != number or number == RAW_DATA):
             twice = "twice" if v.field == number else f"besides {FIELDS[v.field]}"
