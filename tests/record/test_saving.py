@@ -24,7 +24,7 @@ import records as r
 from records import ONE, nested
 
 import zcrecord
-from zcrecord import LimitError, NameCollisionError, RecordError, UnsupportedError
+from zcrecord import LimitError, NameCollisionError, RecordError, SourceError, UnsupportedError
 
 TREE = {"a": np.arange(300_000, dtype=np.int32), "m": {"b": np.ones((3, 5)), "c": "text"}, "d": np.arange(7)}
 POSIX = pytest.mark.skipif(os.name != "posix", reason="platform: POSIX file systems")
@@ -439,3 +439,22 @@ def test_structured_arrays_are_saved_as_their_refusal_says(tmp_path: Path) -> No
         r.saved({"x": array})
     zcrecord.save_record({"x": {field: array[field] for field in array.dtype.names or ()}}, tmp_path / "m.zcr")
     assert zcrecord.load_record(tmp_path / "m.zcr")["x.b"].tolist() == [2.5, 4.5]
+
+
+def test_a_rename_that_succeeds_and_is_reported_as_failed_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As network file systems may do; the new file is there, and no error says that the old one is."""
+    zcrecord.save_record({"w": ONE}, tmp_path / "m.zcr")
+    replace = os.replace
+
+    def late(source: Any, dest: Any, **options: Any) -> None:
+        replace(source, dest, **options)
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("zcrecord.storage.new_files.os.replace", late)
+    with pytest.raises(
+        SourceError, match=r"m\.zcr: is written, but the system reported an error \(Input/output error\)"
+    ):
+        zcrecord.save_record({"v": ONE}, tmp_path / "m.zcr")
+    assert list(zcrecord.load_record(tmp_path / "m.zcr")) == ["v"]
