@@ -376,6 +376,7 @@ def _move(files: Sequence[Placement], note: ScratchFile | None, *, durable: bool
     """Move finished files to their places; if one fails, move those at free places back."""
     *before, last = files
     free = [file for file in before if not os.path.lexists(file.path)]
+    new = os.lstat(last.scratch)
     try:
         for file in before:
             os.replace(file.scratch, file.path)
@@ -383,14 +384,14 @@ def _move(files: Sequence[Placement], note: ScratchFile | None, *, durable: bool
             sync_folder(folder)  # first, or power loss could leave a file that refers to missing ones
         os.replace(last.scratch, last.path)
     except BaseException as error:
-        if os.path.lexists(last.scratch):  # else it is in its place, whatever the system reported
+        if os.path.lexists(last.scratch):  # else it is in its place, or its folder was moved
             with contextlib.suppress(OSError):
                 for file in free:
                     if not os.path.lexists(file.scratch):
                         os.replace(file.path, file.scratch)
                 if note is not None:
                     note.stays = False
-        elif isinstance(error, OSError):
+        elif isinstance(error, OSError) and os.path.lexists(last.path) and os.path.samestat(new, os.lstat(last.path)):
             what = f"is written, but the system reported an error ({error.strerror or error}); verify it, or save again"
             raise SourceError(what, path=last.path, errno=error.errno) from error
         raise
