@@ -106,8 +106,9 @@ def test_states_of_random_generators_come_back(tmp_path: Path) -> None:
         np.random.Generator(getattr(np.random, n)(5)) for n in ("PCG64", "PCG64DXSM", "MT19937", "SFC64", "Philox")
     ]
     old, python = np.random.RandomState(5), random.Random(5)
-    for draw in [*(generator.normal for generator in generators), old.normal]:
-        draw(size=3)
+    sources: list[Any] = [*generators, old]
+    for source in sources:
+        source.normal(size=3)
     states = {"new": [g.bit_generator.state for g in generators], "old": old.get_state(), "python": python.getstate()}
     zcrecord.save_record(states, tmp_path / "m.zcr")
     tree = zcrecord.load_record(tmp_path / "m.zcr").tree()
