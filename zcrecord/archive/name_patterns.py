@@ -32,7 +32,7 @@ def matcher(patterns: Iterable[str], *, below: bool = False) -> Callable[[str], 
 
 
 class NameFilter:
-    """A test of names: true of those below or at a match of `select` (None: all) and of none of `exclude`."""
+    """Tests whether a name is selected: it, or a module around it, matches `select` (None: any) and not `exclude`."""
 
     def __init__(self, select: Patterns | None, exclude: Patterns | None) -> None:
         chosen, dropped = ("*",) if select is None else _checked_patterns(select), _checked_patterns(exclude or ())

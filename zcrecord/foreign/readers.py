@@ -8,7 +8,7 @@ import functools
 import io
 import os
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from zcrecord.archive.payload_source import MemberSum
 from zcrecord.errors import FormatError, SourceError, printable
@@ -17,7 +17,9 @@ from zcrecord.storage.folders import in_hub_cache
 from zcrecord.storage.memory import Memory, map_file
 from zcrecord.storage.stream_reader import PIECE, StreamReader
 
-__all__ = ["FileReader", "MemoryReader", "Reader", "as_file", "open_beside", "path_beside"]
+__all__ = ["FileReader", "MemoryReader", "Reader", "as_file", "inode_of_memory", "open_beside", "path_beside"]
+
+T = TypeVar("T")
 
 
 def path_beside(path: str, name: str) -> str:
@@ -29,19 +31,20 @@ def path_beside(path: str, name: str) -> str:
     return _beside(path, name)[0]
 
 
-def open_beside(path: str, name: str, read: Callable[[str], Memory]) -> Memory:
-    """Open the file at `path_beside` by `read`, and that very file.
+def open_beside(path: str, name: str, open_file: Callable[[str], T], inode_of: Callable[[T], Any]) -> T:
+    """Open the file at `path_beside`, and no other; `inode_of` returns device and inode of what was opened.
 
     Raises:
         SourceError: as `path_beside`; or the file was replaced meanwhile, as by a link to elsewhere.
     """
     place, real = _beside(path, name)
-    with contextlib.suppress(FileNotFoundError):  # `read` says so
+    before = None
+    with contextlib.suppress(OSError):  # opening it says why
         before = os.lstat(real)
-        memory = read(place)
-        _check_same(before, memory.identity, place)
-        return memory
-    return read(place)
+    opened = open_file(place)
+    if before is None or (before.st_dev, before.st_ino) != inode_of(opened):
+        raise SourceError("was replaced by another file while it was opened; open it again", path=place)
+    return opened
 
 
 def _beside(path: str, name: str) -> tuple[str, str]:
@@ -57,10 +60,10 @@ def _beside(path: str, name: str) -> tuple[str, str]:
     return place, real
 
 
-def _check_same(before: os.stat_result, identity: Any, place: str) -> None:
-    """Raise SourceError unless an opened file is the one that was looked at before."""
-    if identity is not None and (before.st_dev, before.st_ino) != tuple(identity[:2]):
-        raise SourceError("was replaced by another file while it was opened; open it again", path=place)
+def inode_of_memory(memory: Memory) -> tuple[int, ...]:
+    """Return device and inode of the file that memory was read or mapped from."""
+    assert memory.identity is not None, "a file has them"
+    return memory.identity[:2]
 
 
 class FileReader(StreamReader):
@@ -83,12 +86,11 @@ class FileReader(StreamReader):
             SourceError: it is missing, no regular file, or a link to elsewhere.
         """
         assert self.path is not None, "an index of shards is a file"
-        place, real = _beside(self.path, name)
-        before = os.lstat(real) if os.path.lexists(real) else None
-        reader = self._stack.enter_context(FileReader(place, regular=True))
-        if before is not None:
-            _check_same(before, reader.inode, place)
-        return reader
+
+        def open_file(place: str) -> FileReader:
+            return self._stack.enter_context(FileReader(place, regular=True))
+
+        return open_beside(self.path, name, open_file, lambda reader: reader.inode)
 
 
 class MemoryReader:
@@ -123,7 +125,7 @@ class MemoryReader:
         if self.memory.absolute is None:
             raise FormatError("an index of shards, which lie beside it in files; load it by its path")
         read = functools.partial(self._read, least=0)
-        return MemoryReader(open_beside(self.memory.absolute, name, read), read=self._read)
+        return MemoryReader(open_beside(self.memory.absolute, name, read, inode_of_memory), read=self._read)
 
     def seek(self, offset: int) -> None:
         """Go to an offset."""

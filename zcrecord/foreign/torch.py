@@ -74,7 +74,7 @@ def read(reader: Reader, out: Receiver) -> int:
     _check_amount(tensors, size)
     users = Counter(id(t.storage) for t in tensors if isinstance(t, TorchTensor) and not out.reads)
     alone = (t for t in tensors if isinstance(t, TorchTensor) and t.is_plain and users[id(t.storage)] == 1)
-    ranges = {id(t): t.start for t in alone}  # offsets of tensors that are ranges of the file; of none if `out` reads
+    ranges = {id(t): t.start for t in alone}  # file offsets of tensors that need no reading; empty if `out` reads all
     parts = iter(out.parts((_array(i) for i in items if i.kind == "tensor" and id(i.value) not in ranges), reader))
     for path, kind, value in items:
         if kind == "tensor" and id(value) in ranges:
