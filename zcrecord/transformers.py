@@ -16,7 +16,7 @@ from typing import Any
 
 from zcrecord.errors import MismatchError, SourceNotFoundError, UnsupportedError, missing_package, printable
 from zcrecord.frameworks.torch import import_torch
-from zcrecord.record.load import load_record
+from zcrecord.record.load import record_of
 from zcrecord.record.record import Record
 from zcrecord.record.save import save_record
 from zcrecord.storage.files import open_sink, parse_size, path_of, refusals, scratch_folder
@@ -41,7 +41,9 @@ _ELSEWHERE = {
 }
 
 
-def from_pretrained(folder: Any, model_class: Any, *args: Any, archive: Any = None, **kwargs: Any) -> Any:
+def from_pretrained(
+    folder: Any, model_class: Any, *args: Any, archive: Any = None, trusted_keys: Any = None, **kwargs: Any
+) -> Any:
     """Return the model of a folder, as `model_class.from_pretrained(folder)` of transformers, from its archive.
 
     transformers reads `config.json` and the generation config, makes the model, gives each tensor its place, renames
@@ -56,12 +58,15 @@ def from_pretrained(folder: Any, model_class: Any, *args: Any, archive: Any = No
         model_class: a class of transformers, such as `AutoModelForCausalLM`; `args` go to the model's own class.
         archive: the weights, where they are not in the folder: a path, a URL or a Record, maybe of a part or with
             other names (`Record.module`, `Record.select`). A remote one is fetched into memory.
+        trusted_keys: those of `load_record`, for a Record, too. They vouch for the archive: not for configs, code and
+            tokenizer in the folder.
         kwargs: of transformers' from_pretrained, such as `dtype`, `device_map`, `output_loading_info`, `key_mapping`,
             and values for the config.
 
     Raises:
         SourceError: there is no such folder, or in it no config or no archive. UnsupportedError: a quantised model, a
         folder with an adapter, elements that torch has no type for, or an argument that names other weights.
+        IntegrityError: no owner of a trusted key signed the archive.
         MismatchError: no tensor of the archive belongs to the model. DependencyError: transformers or torch is not
         installed. transformers' own errors, as for tensors of another shape, are not changed.
 
@@ -78,7 +83,7 @@ def from_pretrained(folder: Any, model_class: Any, *args: Any, archive: Any = No
     _check_arguments(path, kwargs)
     config, overrides, options = _read_config(transformers, path, model_class, kwargs)
     model_class, config = _concrete_class(model_class, config, path, options.get("trust_remote_code"))
-    record = archive if isinstance(archive, Record) else load_record(path if archive is None else archive)
+    record = record_of(path if archive is None else archive, trusted_keys)
     state = _model_tensors(record)
     repeated = _repeated_names(transformers, state, config) if options.get("key_mapping") is None else set()
     wants_info = options.pop("output_loading_info", False)

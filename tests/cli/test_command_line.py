@@ -146,6 +146,8 @@ sys.exit(dispatch.main(["info", "model.zcr"]))
         ("onnx2zc a.onnx --tune --exclude b", "--tune needs the graph, which --select and --exclude leave out"),
         ("onnx2zc a.onnx --tune --dry-run", "--tune takes the archive that is written, and --dry-run writes none"),
         ("to-onnx m.zcr - --external", "--external needs two files: neither ARCHIVE nor OUT can be -"),
+        ("to-onnx m.zcr --external --key pub", "--key is without --external: such a model reads the archive later"),
+        ("verify m.onnx --key pub", "--key is about archives, not .onnx files"),
         ("to-onnx m.zcr --tuned", "--tuned and --no-tuned are about models with --external"),
         ("to-onnx m.onnx x --external --module a", "--tuned and --module are about archives, not .onnx files"),
         ("tune -", "ARCHIVE and OUT have to be files: neither can be -"),

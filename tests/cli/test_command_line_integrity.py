@@ -177,6 +177,15 @@ def test_check_says_what_is_wrong(run: c.Commands) -> None:
     assert (found["ok"], found["error"]["type"]) == (False, "IntegrityError")
 
 
+def test_commands_that_read_refuse_what_no_trusted_key_signed(run: c.Commands) -> None:
+    for command in ("info", "ls", "tree", "verify", "verify --level touch"):
+        run.fails(f"{command} model.zcr --key pub.pem", r"model\.zcr: is not signed$")
+    run.quietly("sign model.zcr --key key.pem")
+    for command in ("info", "ls", "tree", "verify"):
+        assert run(f"{command} model.zcr --key other.pem --key pub.pem") == run(f"{command} model.zcr")
+        run.fails(f"{command} model.zcr --key other.pem", "is not signed by this key")
+
+
 def test_encrypted_key_takes_its_passphrase_from_the_environment(
     run: c.Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,8 @@ import onnx
 import pytest
 import records as r
 import zstandard
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from onnx_models import model_of
 
 import zcrecord.onnx
@@ -131,6 +133,17 @@ def test_to_onnx_gives_the_model_back(converted: Path, run: c.Commands) -> None:
     run.fails("to-onnx m.zcr", "m.onnx: exists already; --force")
     told = run.json("to-onnx m.zcr --force --no-sync")
     assert (told["dest"], told["tensors"], told["archive_bytes"]) == ("m.onnx", 7, 27059)
+
+
+def test_to_onnx_takes_what_a_trusted_key_signed_alone(converted: Path, run: c.Commands) -> None:
+    key = Ed25519PrivateKey.generate()
+    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    Path("pub.pem").write_bytes(public)
+    run.fails("to-onnx m.zcr --key pub.pem", r"m\.zcr: is not signed$")
+    assert not Path("m.onnx").exists()
+    zcrecord.integrity.sign("m.zcr", key)
+    run.quietly("to-onnx m.zcr --key pub.pem")
+    assert Path("m.onnx").read_bytes() == c.DIGITS.read_bytes()
 
 
 def test_to_onnx_leaves_the_weights_in_the_archive_on_request(converted: Path, run: c.Commands) -> None:

@@ -13,6 +13,7 @@ import onnx_graphs
 import onnx_models as m
 import onnxruntime as ort
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from onnx import TensorProto, helper, numpy_helper
 from onnx_exports import stub
 from onnx_graphs import PACKS, archive_of, assert_same, converted_in, feeds, floats, graph_model, mlp, plain, value
@@ -23,7 +24,8 @@ import zcrecord
 from tools.measure import most_allocated
 from tools.models.architectures import ARCHITECTURES, EXPORTERS, write_architecture
 from tools.serving import request_for
-from zcrecord.errors import DependencyError, LimitError, OnnxError, SourceError, UnsupportedError
+from zcrecord import integrity
+from zcrecord.errors import DependencyError, IntegrityError, LimitError, OnnxError, SourceError, UnsupportedError
 from zcrecord.onnx import convert, fill_session, graph, runtime, session, to_onnx, tune, tuning
 
 
@@ -130,6 +132,26 @@ def test_an_archive_replaced_while_the_session_is_made_is_noticed(
     monkeypatch.setattr(runtime, "_create", late)
     with pytest.raises(SourceError, match=r"model\.zcr: replaced while the session was made; make it again"):
         session(path)
+
+
+def test_a_session_is_made_of_what_a_trusted_key_signed_alone(tmp_path: Path) -> None:
+    model, inputs = feeds()[0]
+    path, key, other = converted_in(tmp_path, model), Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+    for signer, fault in ((None, "is not signed$"), (other, "is not signed by this key"), (key, "")):
+        if signer is not None:
+            integrity.sign(path, signer)
+        for source in (path, zcrecord.load_record(path), path.read_bytes()):
+            if fault:
+                with pytest.raises(IntegrityError, match=fault):
+                    session(source, trusted_keys=[key.public_key()])
+            else:
+                made = session(source, trusted_keys=[key.public_key()])
+                assert_same(made.run(None, inputs[0]), plain(model, True).run(None, inputs[0]))
+    signature = zcrecord.load_record(path).metadata
+    tune(path)
+    zcrecord.save_record(zcrecord.load_record(path), path, metadata=signature)
+    with pytest.raises(IntegrityError, match="is not what was signed by the key"):
+        session(path, trusted_keys=[key.public_key()])
 
 
 def test_options_of_ones_own_serve_several_sessions(version: str, tmp_path: Path) -> None:

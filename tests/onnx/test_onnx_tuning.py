@@ -24,7 +24,7 @@ import zcrecord
 from tools.models import convolutions, gpt, quantized
 from zcrecord.cli.dispatch import main
 from zcrecord.errors import DestinationExistsError, IntegrityError, RecordError, SourceError, UnsupportedError
-from zcrecord.integrity.signing import check_signature, sign
+from zcrecord.integrity import check_signature, sign
 from zcrecord.onnx import convert, linked_models, runtime, session, to_onnx, tune, tuning, untune, verify_external
 from zcrecord.onnx.protobuf.rewriting import read_properties
 from zcrecord.onnx.tuned import read_tuned

@@ -395,6 +395,9 @@ WAYS: dict[str, Row] = {
     "rename=": Row(lambda path: zcrecord.load_record(path, rename={"encoder": "e"})),
     "names= and rename=": Row(lambda path: zcrecord.load_record(path, names="linear", rename={"linear": ""})),
     "expect=": Row(lambda path: zcrecord.load_record(path, expect=zcrecord.load_record(path).content_digest())),
+    "trusted_keys=": refused(
+        lambda path: zcrecord.load_record(path, trusted_keys=[private_key().public_key()]), "is not signed"
+    ),
     "verify='touch'": Row(lambda path: zcrecord.load_record(path, verify="touch")["brain"]),
     "mmap=False": Row(lambda path: zcrecord.load_record(path, mmap=False)),
     "into=": Row(lambda path: zcrecord.load_record(path, into=Plain), of="plain"),

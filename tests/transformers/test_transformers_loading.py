@@ -16,12 +16,22 @@ import pytest
 import torch
 import transformer_models as models
 import transformers as hf
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from forked import run_torch
 
 import zcrecord
 from tools.range_server import serving
+from zcrecord import integrity
 from zcrecord.cli.dispatch import main
-from zcrecord.errors import FormatError, MismatchError, RecordError, SourceError, SourceNotFoundError, UnsupportedError
+from zcrecord.errors import (
+    FormatError,
+    IntegrityError,
+    MismatchError,
+    RecordError,
+    SourceError,
+    SourceNotFoundError,
+    UnsupportedError,
+)
 from zcrecord.transformers import from_pretrained, save_pretrained
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="platform: Linux tells where a file is mapped")
@@ -274,6 +284,22 @@ def test_weights_may_be_another_archive_s_or_a_part_of_a_record_or_lie_behind_a_
         for archive in (folder / "model.zcr", part, f"{server.url}/model.zcr", f"{shards.url}/model.zcr"):
             model = from_pretrained(tmp_path, hf.AutoModelForCausalLM, archive=archive)
             assert models.same_tensors(model, expected)
+
+
+@pytest.mark.slow
+def test_weights_that_no_trusted_key_signed_are_refused(folders: Folders, tmp_path: Path) -> None:
+    folder = shutil.copytree(folders.ours(models.llama), tmp_path / "signed")
+    key, other = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate().public_key()
+    trusted = [other, key.public_key()]
+    for archive in (None, zcrecord.load_record(folder / "model.zcr")):
+        with pytest.raises(IntegrityError, match=r"model\.zcr: is not signed$"):
+            from_pretrained(folder, hf.AutoModelForCausalLM, archive=archive, trusted_keys=[other])
+    integrity.sign(folder / "model.zcr", key)
+    for archive in (None, zcrecord.load_record(folder / "model.zcr")):
+        model = from_pretrained(folder, hf.AutoModelForCausalLM, archive=archive, trusted_keys=trusted)
+        assert models.same_tensors(model, models.made(models.llama))
+        with pytest.raises(IntegrityError, match="is not signed by this key"):
+            from_pretrained(folder, hf.AutoModelForCausalLM, archive=archive, trusted_keys=[other])
 
 
 OWN = {

@@ -18,9 +18,12 @@ import pytest
 import records as r
 import stand_in_vllm as stand_in
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 import zcrecord
 from tools.range_server import serving
+from zcrecord import integrity
 from zcrecord.errors import FormatError, IntegrityError, LimitError, MismatchError, SourceError, UnsupportedError
 from zcrecord.vllm import FORMAT, weights
 from zcrecord.vllm.loader import loader_class
@@ -128,12 +131,33 @@ def test_tensors_that_a_model_does_not_use_are_left_out(folder: Path) -> None:
     assert same(load(folder, model=Part(shapes)), TENSORS)
 
 
-def test_further_files_of_a_model_are_read_by_vllm_itself(folder: Path) -> None:
-    class Joint(stand_in.Model):
-        secondary_weights = (SimpleNamespace(prefix="head.", weights={"w": torch.ones(3)}),)
+class Joint(stand_in.Model):
+    secondary_weights = (SimpleNamespace(prefix="head.", weights={"w": torch.ones(3)}),)
 
+
+def test_further_files_of_a_model_are_read_by_vllm_itself(folder: Path) -> None:
     model = load(folder, model=Joint({**SHAPES, "head.w": (3,)}))
     assert same(model, {**TENSORS, "head.w": np.ones(3, np.float32)})
+
+
+@pytest.mark.parametrize("by_url", [False, True])
+def test_only_archives_that_a_trusted_key_signed_are_loaded(by_url: bool, folder: Path) -> None:
+    keys = []
+    for number in (1, 2):
+        key = Ed25519PrivateKey.from_private_bytes(bytes([number] * 32))
+        keys.append(str(folder / f"{number}.pub"))
+        public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+        Path(keys[-1]).write_bytes(public)
+    integrity.sign(folder / "model.zcr", key)
+    with serving(folder) as server:
+        source = {"url": f"{server.url}/model.zcr"} if by_url else {}
+        assert same(load(folder, {"trusted_keys": keys, **source}), TENSORS)
+        with pytest.raises(IntegrityError, match="is not signed by this key"):
+            load(folder, {"trusted_keys": keys[:1], **source})
+        with pytest.raises(UnsupportedError, match="takes a list of public keys, not an empty one"):
+            load(folder, {"trusted_keys": [], **source})
+        with pytest.raises(UnsupportedError, match="Joint has further files of weights, which vLLM reads itself"):
+            load(folder, {"trusted_keys": keys, **source}, model=Joint({**SHAPES, "head.w": (3,)}))
 
 
 @pytest.mark.parametrize("told", [False, True])
@@ -203,12 +227,14 @@ def test_batches_have_every_tensor_once_and_at_most_their_size(monkeypatch: pyte
 # Refusals.
 
 OPTIONS = {
-    "unknown": ({"ulr": "x"}, "has 'ulr', which is not known; it takes url, storage_options, cache"),
+    "unknown": ({"ulr": "x"}, "has 'ulr', which is not known; it takes url, storage_options, cache, trusted_keys"),
     "no text": ({"url": 3}, "url is a text, not a int"),
     "no object": ({"url": "x", "storage_options": "key"}, "storage_options is an object, not a str"),
     "no folder": ({"url": "x", "cache": True}, "cache is a folder, or false, not a bool"),
     "without url": ({"cache": "x"}, "cache without url; leave it out for an archive in the folder"),
-    "no mapping": (["url"], "takes a JSON object with url, storage_options, cache, not a list"),
+    "no mapping": (["url"], "takes a JSON object with url, storage_options, cache, trusted_keys, not a list"),
+    "no list": ({"trusted_keys": "pub.pem"}, "trusted_keys is a list of files, not a str"),
+    "no files": ({"trusted_keys": ["pub.pem", None]}, "trusted_keys is a list of files, not a list"),
 }
 
 

@@ -10,12 +10,13 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from zcrecord.errors import printable
+from zcrecord.record.load import record_of
 from zcrecord.storage.compressed import SUFFIXES
 from zcrecord.storage.files import check_destination, is_url, scratch_folder
 from zcrecord.storage.folders import MODEL, model_folder, takes_folder
 
 from .endings import writing
-from .parsers import Arguments, Parser, choose_dest, natural, size
+from .parsers import TRUST, Arguments, Parser, choose_dest, natural, size
 from .render import NO_TENSORS, Printer, count_text, name_text, printers, showing_progress
 from .stdio import binary, check_file, name_of, source_of
 from .tune import print_tuning, run_tuning
@@ -109,6 +110,7 @@ def to_onnx_arguments(parser: Parser) -> None:
     parser.add_argument("dest", metavar="OUT", nargs="?", help="default: ARCHIVE with the suffix .onnx")
     about = "of an archive of several models, the one in this module, such as decoder_model"
     parser.add_argument("--module", metavar="NAME", help=about)
+    parser.add_key(TRUST)
     parser.flag("--external", help="leave the weights where they are, and refer to them as external data")
     about = "with --external, write the tuned graph even if other CPUs may compute wrong answers with it"
     parser.flag("--tuned", help=about, default=None)
@@ -131,13 +133,15 @@ def to_onnx(args: Arguments) -> int:
         args.refuse("--external needs two files: neither ARCHIVE nor OUT can be -")
     if args.tuned is not None and not args.external:
         args.refuse("--tuned and --no-tuned are about models with --external")
+    if args.external and args.key:
+        args.refuse("--key is without --external: such a model reads the archive later")
     if linked_model and (args.tuned or args.module is not None):
         args.refuse("--tuned and --module are about archives, not .onnx files")
 
     def work(source: Any, dest: Any, **options: Any) -> Any:
         if linked_model:  # too fast for a progress bar
             return onnx.scan(source).to_onnx(dest, **args.values("force", "durable"))
-        return onnx.to_onnx(source_of(args.source), dest, **options)
+        return onnx.to_onnx(record_of(source_of(args.source), args.key), dest, **options)
 
     def facts(report: Any, out: Printer) -> Iterator[str]:
         yield from _facts(report, out)

@@ -21,7 +21,7 @@ from zcrecord.dtypes import stored_name
 from zcrecord.errors import DependencyError, FormatError, LimitError, TensorNotFoundError, printable
 from zcrecord.record.record import Record
 
-from .parsers import Arguments, Parser, natural
+from .parsers import TRUST, Arguments, Parser, natural
 from .render import NO_TENSORS, Column, Printer, count_text, jsonable, name_text, printers, showing_progress, value_text
 from .stdio import name_of, open_archive
 
@@ -42,6 +42,7 @@ _TREE_COLUMNS = Column("name", least=30), Column("what"), Column("bytes", "right
 def info_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord info`."""
     parser.add_archive()
+    parser.add_key(TRUST)
     parser.add_json("everything")
     about = "print the content digest, which does not depend on the layout; reads the whole archive"
     parser.add_argument("--digest", action=argparse.BooleanOptionalAction, default=None, help=about)
@@ -53,7 +54,7 @@ def info(args: Arguments) -> int:
     onnxruntime tells if it is installed."""
     out, errors = printers()
     name = name_of(args.file)
-    with open_archive(args.file, args.embedded) as record:
+    with open_archive(args.file, args.embedded, args.key) as record:
         facts = {**_facts(record, name), **_other_files(record), "tuned": _tuned(record)}
         facts["content_digest"] = _content_digest(record, errors, args.digest)
         if args.json:
@@ -213,6 +214,7 @@ def _fact_lines(facts: dict[str, Any], out: Printer) -> Iterator[tuple[str, str]
 def ls_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord ls`."""
     parser.add_archive()
+    parser.add_key(TRUST)
     parser.add_json("everything")
     about = "list only tensors whose names match, such as 'encoder.*.weight'"
     parser.add_argument("patterns", nargs="*", default=[], metavar="PATTERN", help=about)
@@ -223,7 +225,7 @@ def ls(args: Arguments) -> int:
     """List tensors. On a terminal a table; into a pipe lines of name, dtype, shape, bytes, offset, alignment and tie,
     separated by tabs."""
     out = Printer(sys.stdout)
-    with open_archive(args.file, args.embedded) as record:
+    with open_archive(args.file, args.embedded, args.key) as record:
         tensors = _picked(record, args.sort, args.patterns)
         source = record.archive.source
         if args.json and source.file_names:  # of a catalogue the shard, too, that contains a whole tensor
@@ -275,6 +277,7 @@ def _tensor_json(tensor: TensorInfo) -> dict[str, Any]:
 def tree_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord tree`."""
     parser.add_archive()
+    parser.add_key(TRUST)
     parser.add_json("everything")
     parser.add_argument("--depth", type=natural, metavar="N", help="show at most N levels")
 
@@ -282,7 +285,7 @@ def tree_arguments(parser: Parser) -> None:
 def tree(args: Arguments) -> int:
     """Show modules, tensors and attributes as a tree."""
     out = Printer(sys.stdout)
-    with open_archive(args.file, args.embedded) as record:
+    with open_archive(args.file, args.embedded, args.key) as record:
         nodes = (node for node in record.walk() if args.depth is None or node[0] <= args.depth)
         if args.json:
             out.json_array(itertools.starmap(_node_json, nodes))

@@ -55,8 +55,7 @@ def _passphrase(key: str) -> bytes | None:
 def check_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord check`."""
     parser.add_archive()
-    about = "public key, PEM or OpenSSH; if given several times, the owner of each key has to have signed"
-    parser.add_argument("--key", required=True, action="append", metavar="PUB", help=about)
+    parser.add_key("if given several times, the owner of each key has to have signed", required=True)
     parser.add_quiet()
     parser.add_json("the result")
 

@@ -6,10 +6,10 @@ import contextlib
 import os
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from zcrecord.archive.archive import Embedded
+from zcrecord.archive.archive import Embedded, Verify
 from zcrecord.errors import SourceError
 from zcrecord.foreign.folders import model_in
 from zcrecord.record.load import load_record
@@ -54,9 +54,12 @@ def source_of(given: str) -> Any:
 
 
 @contextlib.contextmanager
-def open_archive(given: str, embedded: Embedded | None = None) -> Iterator[Record]:
-    """Open an archive, as `source_of` finds it; errors inside the block name it."""
-    with located(name_of(given)), load_record(source_of(given), embedded=embedded) as record:
+def open_archive(
+    given: str, embedded: Embedded | None = None, keys: Sequence[str] | None = None, verify: Verify = "index"
+) -> Iterator[Record]:
+    """Open an archive, as `source_of` finds it, signed by the owner of one of the keys; errors in the block name it."""
+    options: dict[str, Any] = {"embedded": embedded, "trusted_keys": keys, "verify": verify}
+    with located(name_of(given)), load_record(source_of(given), **options) as record:
         yield record
 
 

@@ -10,13 +10,12 @@ from zcrecord.archive.damage import Damage
 from zcrecord.archive.info import child_of_type
 from zcrecord.codec.conventions import TUNED_TYPE
 from zcrecord.errors import RecordError
-from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 
 from .endings import error_json, located
-from .parsers import Arguments, Parser
+from .parsers import TRUST, Arguments, Parser
 from .render import Printer, count_text, name_text, printers, showing_progress
-from .stdio import name_of, source_of
+from .stdio import name_of, open_archive
 
 _GLANCE = 5  # names beside a damaged range; --json has all
 
@@ -24,6 +23,7 @@ _GLANCE = 5  # names beside a damaged range; --json has all
 def verify_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord verify`."""
     parser.add_archive()
+    parser.add_key(TRUST)
     parser.add_json("the result")
     about = "touch: check headers and structure; index: also every rule of the index; full (default): also all digests"
     parser.add_argument("--level", choices=("touch", "index", "full"), default="full", help=about)
@@ -38,6 +38,8 @@ def verify(args: Arguments) -> int:
     out, errors = printers(args.quiet)
     is_model = args.file.lower().endswith(".onnx") and args.embedded is None
     result: dict[str, Any] = {"file": name, "ok": True}
+    if is_model and args.key:
+        args.refuse("--key is about archives, not .onnx files")
     with located(name):
         try:
             facts = (_check_model if is_model else _check_archive)(args, result, out, errors)
@@ -64,7 +66,7 @@ def _check_archive(args: Arguments, result: dict[str, Any], out: Printer, errors
     level: Verify = args.level
     result["level"] = level
     verify: Verify = "touch" if level == "touch" else "index"
-    with load_record(source_of(args.file), verify=verify, embedded=args.embedded) as record:
+    with open_archive(args.file, args.embedded, args.key, verify) as record:
         _check_at(level, record, errors)
         result |= {"tensors": len(record), "archive_nbytes": record.archive_nbytes, "content_digest": None}
         if args.digest:

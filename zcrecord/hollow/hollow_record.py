@@ -27,7 +27,7 @@ from zcrecord.loaders import Loader, load_into, plan_load
 from zcrecord.loaders.host import MappedLoader
 from zcrecord.loaders.load import cancel_test, loader_of
 from zcrecord.loaders.plan import MAX_IN_FLIGHT
-from zcrecord.record.load import load_record
+from zcrecord.record.load import load_record, record_of
 from zcrecord.record.record import Record
 from zcrecord.storage.files import Progress
 from zcrecord.tensors import interop
@@ -331,7 +331,7 @@ class HollowRecord:
         """Return the archive to fill from, or the part of it that this hollow record was made of."""
         if source is None and self._path is None:
             raise FillError("no path is known to load from; name the source")
-        record = source if isinstance(source, Record) else load_record(self._path if source is None else source)
+        record = record_of(self._path if source is None else source)
         archive = self._skeleton.find_in(record.archive)
         # Without digests nothing else tells an archive of the same names and sizes.
         if archive is None or (not self._skeleton.has_digests and self._skeleton.is_replaced(record.archive)):

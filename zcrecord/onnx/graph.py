@@ -26,7 +26,7 @@ from zcrecord.onnx.protobuf.reader import LEN, MAX_LENGTH, ProtobufReader, Skele
 from zcrecord.onnx.protobuf.rewriting import encode_entries
 from zcrecord.onnx.protobuf.scanner import STUB_KEY, Scanner, TensorSink
 from zcrecord.onnx.protobuf.tensors import RAW_DATA, STRING_DATA, TensorMessage, TensorReader
-from zcrecord.record.load import load_record
+from zcrecord.record.load import record_of
 from zcrecord.record.record import Record
 from zcrecord.storage.sink import Sink
 from zcrecord.tensors.packed import PackedTensor, StringTensor
@@ -65,7 +65,7 @@ class OpenedModel(NamedTuple):
     part: Record
 
 
-def opened_model(source: Any, module: str | None) -> OpenedModel:
+def opened_model(source: Any, module: str | None, trusted_keys: Sequence[Any] | None = None) -> OpenedModel:
     """Return a model of an archive: a path, that of a folder with one archive, a bytes-like or a Record.
 
     `module` is the name of the model's module; None stands for the record itself.
@@ -77,7 +77,7 @@ def opened_model(source: Any, module: str | None) -> OpenedModel:
         from zcrecord.storage.folders import archive_in  # here, because most sources are files
 
         source = archive_in(source)
-    record: Record = source if isinstance(source, Record) else load_record(source)
+    record = record_of(source, trusted_keys)
     modules = models_of(record.archive)
     if not module and modules and "" not in modules:
         what = f"its models are in modules: {', '.join(map(printable, modules))}"

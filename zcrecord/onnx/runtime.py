@@ -69,6 +69,7 @@ def session(
     sess_options: Any = None,
     providers: Sequence[Any] | None = None,
     provider_options: Sequence[Any] | None = None,
+    trusted_keys: Sequence[Any] | None = None,
 ) -> Any:
     """Return a plain `onnxruntime.InferenceSession` whose weights are the archive's own bytes, uncopied.
 
@@ -81,6 +82,7 @@ def session(
 
     `sess_options` is added to: the archive as a file in memory, and for "shared" no prepacking. Use it for no model
     that has external data of its own afterwards. A failing provider is an error; there is no silent retry on the CPU.
+    `trusted_keys` are those of `load_record`, for a Record, too.
 
     Example:
         >>> from zcrecord.onnx import convert
@@ -93,12 +95,13 @@ def session(
             `module` names none; the error lists them. TensorNotFoundError: there is no such module. FormatError: its
             graph and its tensors disagree. LimitError: values that have to be copied, since they are strided, strings
             or of a subgraph, take out of all proportion to the bytes that they share; before any is. SourceError: the
-            archive was replaced meanwhile. OnnxError: ONNX Runtime refuses the model, the options or the providers.
+            archive was replaced meanwhile. IntegrityError: no owner of a trusted key signed it. OnnxError: ONNX Runtime
+            refuses the model, the options or the providers.
     """
     if memory not in ("shared", "speed"):
         raise UnsupportedError(f"memory={memory!r} is not known; 'shared' or 'speed'")
     ort = onnxruntime_module()
-    model = graph.opened_model(source, module)
+    model = graph.opened_model(source, module, trusted_keys)
     options = ort.SessionOptions() if sess_options is None else sess_options
     ort_session: Any = None
     reason: str | None = 'memory="speed" takes a private copy'

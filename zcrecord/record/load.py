@@ -7,7 +7,7 @@ import functools
 import mmap as _mmap
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 
@@ -36,6 +36,7 @@ class _LoadKeywords(TypedDict, total=False):
     verify: Verify
     mmap: bool
     expect: str | None
+    trusted_keys: Sequence[Any] | None
     embedded: Embedded | None
     cache: Any
     storage_options: Mapping[str, Any] | None
@@ -59,6 +60,7 @@ def load_record(
     verify: Verify = "index",
     mmap: bool = True,
     expect: str | None = None,
+    trusted_keys: Sequence[Any] | None = None,
     embedded: Embedded | None = None,
     cache: Any = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -87,6 +89,9 @@ def load_record(
             while they are used. Replacing a mapped file does no harm; reading the lost part of a file that was
             shortened in place ends the process (SIGBUS).
         expect: the content digest that the archive must have ('sha256:...'); reads all of it.
+        trusted_keys: public keys, as `zcrecord.integrity.check_signature` takes them; the owner of one must have signed
+            the content. All of it is read first, of every shard and referenced file, and those very files stay in use.
+            Not covered: metadata, and a mapped file that is changed in place later.
         embedded: 'prefix' for an archive followed by other bytes (flash), 'suffix' for one appended to a file. None
             also finds an archive that is appended at an aligned offset, as by `zcrecord attach`, unless the file
             starts as a model (safetensors, GGUF, ONNX, zip, pickle, ...): other readers see other tensors there.
@@ -95,10 +100,11 @@ def load_record(
 
     Raises:
         SourceError: the file is missing or cannot be read. FormatError: it is not a valid archive. VersionError: it
-        needs a later reader. IntegrityError: it is damaged, or its content digest is not `expect`. LimitError: a size
-        or depth is beyond a limit of FORMAT.md (R9, R30, R40, R47, R49); or a packed archive, or equal tensors in mode
-        "c", would take far more memory than the file. UnsupportedError: the source or an option is of another kind.
-        MismatchError: it does not match `into`. DependencyError: zstandard is missing.
+        needs a later reader. IntegrityError: it is damaged, its content digest is not `expect`, or no trusted key's
+        owner signed it. LimitError: a size or depth is beyond a limit of FORMAT.md (R9, R30, R40, R47, R49); or a
+        packed archive, or equal tensors in mode "c", would take far more memory than the file. UnsupportedError: the
+        source or an option is of another kind. MismatchError: it does not match `into`. DependencyError: a package is
+        missing.
 
     Example:
         >>> import numpy as np, zcrecord
@@ -106,9 +112,26 @@ def load_record(
         >>> load_record("model.zcr")["w"].shape
         (2, 3)
     """
-    options = LoadOptions(mode, verify, mmap, expect, embedded, cache, storage_options)
+    keys = None
+    if trusted_keys is not None:
+        from .signatures import public_keys  # here, as below, because few records are signed
+
+        keys = public_keys(trusted_keys)
+    options = LoadOptions(mode, verify, mmap, expect, embedded, cache, storage_options, keys)
     record = Record(_load(source, names, rename, options))
     return record if into is None else record.into(into)
+
+
+def record_of(source: Any, trusted_keys: Sequence[Any] | None = None) -> Record:
+    """Return a Record as it is, its signature checked by `trusted_keys`, or the record loaded from another source."""
+    if not isinstance(source, Record):
+        record: Record = load_record(source, trusted_keys=trusted_keys)
+        return record
+    if trusted_keys is not None:
+        from .signatures import check_signed, public_keys
+
+        check_signed(source, public_keys(trusted_keys))
+    return source
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +145,12 @@ class LoadOptions:
     embedded: Embedded | None = None
     cache: Any = None
     storage_options: Mapping[str, Any] | None = None
+    keys: Mapping[str, Any] | None = None  # trusted ones, by their ids
+
+    @property
+    def checks_content(self) -> bool:
+        """True if the content of the whole archive is checked, whatever part is loaded."""
+        return self.expect is not None or self.keys is not None
 
     def __post_init__(self) -> None:
         _check_choice("verify", self.verify, ("touch", "index", "full"))
@@ -152,15 +181,16 @@ def _load(source: Any, names: Names | None, rename: Rename | None, options: Load
     memory, name = _memory(source, options.mmap)
     try:
         # Only the frames that hold the chosen tensors are decompressed; without `names` all are, several at a time.
-        if names is not None and options.expect is None and options.embedded is None and is_packed(memory.octets):
+        if names is not None and not options.checks_content and options.embedded is None and is_packed(memory.octets):
             from zcrecord.transport.open_packed import open_packed
 
             archive = open_packed(memory, verify=options.verify, lazily=True)
             if not names_files(archive):
                 return _fetch_part(archive, names, rename, options)
-        whole = names is None and rename is None and options.expect is None
-        archive = _verified(_open_local(memory, options, defer=whole), options)
-        _check_content(archive, options.expect)
+        defer = names is None and rename is None and not options.checks_content
+        archive = _verified(_open_local(memory, options, defer=defer), options)
+        if (content := _check_content(archive, options)) is not None:
+            archive.source.recipe = functools.partial(_recipe, expect=content)
         return _select(archive, names, rename)
     except RecordError as error:
         raise error.located(path=name) from error.__cause__
@@ -168,7 +198,7 @@ def _load(source: Any, names: Names | None, rename: Rename | None, options: Load
 
 def _fetch_part(archive: Archive, names: Names | None, rename: Rename | None, options: LoadOptions) -> Archive:
     """Return a part of an archive whose payloads are fetched on use; the payloads of `names` are fetched now."""
-    _check_content(archive, options.expect)
+    _check_content(archive, options)
     archive = _select(archive, names, rename)
     if names is not None:
         archive.fetch()
@@ -192,14 +222,20 @@ def _verified(archive: Archive, options: LoadOptions) -> Archive:
     return archive.private() if options.mode == "c" and archive.mode == "r" else archive
 
 
-def _check_content(archive: Archive, expect: str | None) -> None:
-    if expect is None:
-        return
-    from zcrecord.archive import digest
+def _check_content(archive: Archive, options: LoadOptions) -> str | None:
+    """Return the content digest, if it was compared with the one that is expected, or that a trusted key signed."""
+    if not options.checks_content:
+        return None
+    record, expect = Record(archive), options.expect
+    if options.keys is None:
+        content = record.content_digest()
+    else:
+        from .signatures import check_signed
 
-    archive.ensure_all()
-    if (content := digest.content_digest(archive)) != expect:
+        content = check_signed(record, options.keys)[1]
+    if expect not in (None, content):
         raise IntegrityError(f"content digest {expect} was expected, it has {content}", path=archive.path)
+    return content
 
 
 def _open_remote(url: str, archive: Archive, options: LoadOptions) -> Archive:
@@ -342,10 +378,10 @@ def _open_local_files(catalogue: Archive, memory: Memory) -> Archive:
     return _open_described(catalogue, open_shard, open_file, _recipe)
 
 
-def _recipe(archive: Archive) -> tuple[Any, ...]:
+def _recipe(archive: Archive, expect: str | None = None) -> tuple[Any, ...]:
     """Return function and arguments for pickle, which load an archive again from its path or bytes."""
     path = archive.absolute or archive.path
-    options = LoadOptions(verify=archive.verified)
+    options = LoadOptions(verify=archive.verified, expect=expect)
     if path is not None:
         options = replace(options, embedded=archive.embedded, mmap=archive.source.is_mapped)
     return _reload, (bytes(archive.buffer) if path is None else path, options, archive.seal())

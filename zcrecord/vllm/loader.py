@@ -13,6 +13,8 @@ import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from zcrecord.errors import UnsupportedError
+
 if TYPE_CHECKING:
     from zcrecord.record.record import Record
 
@@ -50,7 +52,7 @@ class ArchiveLoading(DefaultModelLoader):  # type: ignore[misc]  # vLLM is not i
 
     def download_model(self, model_config: Any) -> None:
         """Fetch the archives of a model of a hub; does nothing for a folder and for a URL, which is read later."""
-        if not self._options:
+        if "url" not in self._options:
             self._folder(model_config)
 
     def load_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> Any:
@@ -87,13 +89,17 @@ class ArchiveLoading(DefaultModelLoader):  # type: ignore[misc]  # vLLM is not i
         from vllm.model_executor.model_loader.weight_utils import enable_tqdm
 
         record = self._record(model_config)
+        further = getattr(model, "secondary_weights", ())
+        if further and "trusted_keys" in self._options:
+            what = "has further files of weights, which vLLM reads itself, unsigned: trusted_keys is not for it"
+            raise UnsupportedError(f"{type(model).__name__} {what}")
         tensors = self._weights.torch_weights(record, getattr(model, "is_unused_checkpoint_weight", None))
         quiet = not enable_tqdm(self.load_config.use_tqdm_on_load)
         bar = {"desc": "Loading zcrecord", "bar_format": _BAR, "mininterval": 2, "disable": quiet}
         for self._last, tensor in tqdm(tensors, total=len(record), **bar):
             yield self._last, tensor
         self._last = None
-        for source in getattr(model, "secondary_weights", ()):
+        for source in further:
             from vllm.config.utils import replace  # here, because few models have any
             from vllm.model_executor.model_loader import DefaultModelLoader
 
@@ -103,7 +109,7 @@ class ArchiveLoading(DefaultModelLoader):  # type: ignore[misc]  # vLLM is not i
     def _record(self, model_config: Any) -> Record:
         """Return the opened archive; it is opened once for each load."""
         if self._opened is None or self._opened[0] != model_config.model:
-            folder = "" if self._options else self._folder(model_config)
+            folder = "" if "url" in self._options else self._folder(model_config)
             self._opened = model_config.model, self._weights.open_weights(folder, **self._options)
         return self._opened[1]
 

@@ -27,11 +27,12 @@ _ABOUT_WEIGHTS = (AssertionError, AttributeError, IndexError, KeyError, ValueErr
 _EXTRA = "--model-loader-extra-config"
 
 
-# Options in --model-loader-extra-config: what each takes.
+# Options in --model-loader-extra-config: what each takes. All but `trusted_keys` are of a URL.
 _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "url": ("a text", lambda value: isinstance(value, str)),  # of the archive, if it is not in the model's folder
     "storage_options": ("an object", lambda value: isinstance(value, dict)),  # and `cache`: as in `load_record`
     "cache": ("a folder, or false", lambda value: isinstance(value, str) or value is False),
+    "trusted_keys": ("a list of files", lambda value: isinstance(value, list) and set(map(type, value)) <= {str}),
 }
 
 
@@ -50,8 +51,8 @@ def loader_options(given: Any) -> dict[str, Any]:
         kind, fits = _KINDS[key]
         if not fits(value):
             raise UnsupportedError(f"{_EXTRA}: {key} is {kind}, not a {type(value).__name__}")
-    if given and "url" not in given:
-        raise UnsupportedError(f"{_EXTRA}: {', '.join(given)} without url; leave it out for an archive in the folder")
+    if "url" not in given and (of_url := [key for key in given if key != "trusted_keys"]):
+        raise UnsupportedError(f"{_EXTRA}: {', '.join(of_url)} without url; leave it out for an archive in the folder")
     return dict(given)
 
 
@@ -60,7 +61,7 @@ def open_weights(folder: str, url: str | None = None, **options: Any) -> Record:
 
     Raises:
         SourceError: there is no archive, or several, or it cannot be read. FormatError, LimitError: it is not a valid
-        archive.
+        archive. IntegrityError: no owner of a trusted key signed it.
     """
     record: Record = load_record(model_in(folder, archive_first=True) if url is None else url, **options)
     return record
