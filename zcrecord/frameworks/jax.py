@@ -130,12 +130,17 @@ class _Leaf(NamedTuple):
     is_tensor: bool
 
 
-def like_template(record: Any, like: Any) -> Any:
-    """Return a pytree of the structure of `like`; each leaf is the tensor or attribute saved under its keys."""
+def like_template(record: Any, like: Any, *, keep_numpy: bool = False) -> Any:
+    """Return a pytree of the structure of `like`; each leaf is the tensor or attribute saved under its keys.
+
+    With `keep_numpy` a leaf that is numpy's in `like` is the record's view, and never converted for jax.
+    """
     tree_util, archive = import_jax().tree_util, record.archive
     leaves, structure = tree_util.tree_flatten_with_path(like)
-    by_name = record.jax(shardings=_shardings(record, leaves) or None)
-    tensors = [by_name[name] for name in record.names]
+    own = {_name(path) for path, leaf in leaves if keep_numpy and isinstance(leaf, np.ndarray | np.generic)}
+    names = None if own.isdisjoint(record.names) else lambda tensor: tensor.name not in own
+    by_name = record.jax(names, shardings=_shardings(record, leaves) or None)
+    tensors = [record[name] if name in own else by_name[name] for name in record.names]
     root = unflatten.unflatten(archive.index, 0, lambda i: _Leaf(tensors[i], True), archive.payload, _branch_or_leaf)
     used: set[Any] = set()  # leaves by their identities, items of lists by that and their number
     with located(path=archive.path):
@@ -151,11 +156,15 @@ def _shardings(record: Any, leaves: Sequence[tuple[Any, Any]]) -> dict[str, Any]
     jax = import_jax()
     default, out = jax.sharding.SingleDeviceSharding(jax.devices()[0]), {}
     for path, leaf in leaves:
-        name, sharding = ".".join(str(path_key(step)) for step in path), getattr(leaf, "sharding", None)
+        name, sharding = _name(path), getattr(leaf, "sharding", None)
         wanted = isinstance(sharding, jax.sharding.Sharding) and sharding != default
         if wanted and name in record and record.info(name).shape == tuple(leaf.shape):
             out[name] = sharding
     return out
+
+
+def _name(path: Sequence[Any]) -> str:
+    return ".".join(str(path_key(step)) for step in path)
 
 
 def _branch_or_leaf(kind: int, type_name: str, items: list[tuple[str, Any]]) -> _Branch | _Leaf:
