@@ -7,6 +7,7 @@ installed in test_installable.py.
 from __future__ import annotations
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -118,6 +119,19 @@ def test_metadata_says_who_may_use_it_and_where(metadata: Message) -> None:
     assert metadata.get_all("License-File") == LICENSES
     assert metadata["Description-Content-Type"] == "text/markdown"
     assert str(metadata.get_payload()).strip() == (ROOT / "README.md").read_text(encoding="utf-8").strip()
+
+
+def test_every_package_and_the_changelog_have_one_version() -> None:
+    python = zcrecord.__version__
+    npm = json.loads((ROOT / manifests.NPM).read_text("utf-8"))["version"]
+    crate = tomllib.loads((ROOT / manifests.CARGO).read_text("utf-8"))["package"]["version"]
+    (cmake,) = re.findall(
+        r"^project\(zcrecord VERSION (\S+) ", (ROOT / manifests.CMAKE).read_text("utf-8"), re.MULTILINE
+    )
+    changelog = re.findall(r"^## (\S+?),? ", (ROOT / "zcrecord/CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    assert npm == crate == manifests.semantic(python)
+    assert cmake == re.split("a|b|rc", python)[0]
+    assert changelog[0] == python
 
 
 def test_readme_and_metadata_name_the_same_versions_of_python(metadata: Message) -> None:
