@@ -19,7 +19,7 @@ class Format(NamedTuple):
 
     name: str
     title: str
-    suffixes: tuple[str, ...]
+    suffixes: tuple[str, ...]  # none of a folder's file, which the first bytes tell
     starts: tuple[bytes, ...] = ()  # first bytes that no other file has
     reads: bool = True
     writes: bool = False
@@ -40,6 +40,7 @@ FORMATS = {
         Format("onnx", "an ONNX model", (".onnx",), streams=True, advice="onnx2zc makes an archive of it"),
         Format("torch", "a torch checkpoint", (".pt", ".pth", ".bin", ".ckpt")),
         Format("npz", "a .npz file", (".npz",), writes=True),
+        Format("orbax", "the metadata of an Orbax checkpoint", (), (b'{"tree_metadata"',), extra="orbax"),
     )
 }  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import re
 
@@ -30,7 +31,8 @@ def model_in(folder: str, named: str | None = None, *, archive_first: bool = Fal
     """Return the path of the one model in a folder; the folder itself, if it has several of ONNX and nothing before.
 
     With models of several formats the first format in FORMATS is chosen, an archive last or first. Shards count as
-    their index or catalogue; of .bin files pytorch_model.bin is chosen. `named` restricts it to one format.
+    their index or catalogue; of .bin files pytorch_model.bin is chosen. `named` restricts it to one format. Without any
+    it is the metadata of the one tree that orbax saved there, or in a folder of it, as in one of a step.
 
     Raises:
         SourceError: the folder has no model, or more than one.
@@ -49,7 +51,8 @@ def model_in(folder: str, named: str | None = None, *, archive_first: bool = Fal
     kind = next((kind for kind in order if kind in by_kind), None)
     if kind == "zcr":
         return archive_in(folder)
-    candidates = [] if kind is None else by_kind[kind]
+    trees = glob.glob("_METADATA", root_dir=folder) + sorted(glob.glob("*/_METADATA", root_dir=folder))
+    candidates = by_kind[kind] if kind is not None else trees if named in (None, "orbax") else []
     if len(candidates) == 1:
         return os.path.join(folder, candidates[0])
     if candidates and kind == "onnx":

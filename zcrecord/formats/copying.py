@@ -47,7 +47,7 @@ def fetched(file: RemoteFile, url: str, options: Mapping[str, Any] | None, kind:
     from zcrecord.remote.files import copy_to  # here, because few sources are remote
 
     with scratch_folder(file.shown) as scratch:
-        copy = os.path.join(scratch, f"model{kind.suffixes[0]}")
+        copy = os.path.join(scratch, f"model{''.join(kind.suffixes[:1])}")
         try:
             copy_to(file, copy)
             yield copy

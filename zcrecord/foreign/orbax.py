@@ -1,0 +1,126 @@
+"""Reads a tree that orbax saved: a folder of tensorstore's arrays, and `_METADATA`, which lists them.
+
+Neither orbax nor jax is needed. tensorstore's limits are not ours: one array takes as much memory as it claims.
+
+Source: orbax-checkpoint 0.12, `InternalTreeMetadata` and `get_tensorstore_spec`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from zcrecord import dtypes
+from zcrecord.errors import FormatError, LimitError, UnsupportedError, located, missing_package, printable
+from zcrecord.storage.folders import is_plain_name
+from zcrecord.tensors.packed import PackedTensor
+from zcrecord.tensors.strides import as_bytes
+
+from .readers import Reader, as_file
+from .receiver import Receiver
+
+_ARRAYS = ("jax.Array", "np.ndarray", "scalar")
+_EMPTY = {"Dict": "mapping", "List": "list", "Tuple": "tuple", "NamedTuple": "tuple"}
+_SEQUENCE = 1  # type of a key that is the number of an item
+_EXPANDED, _TIMES = 64 << 20, 1 << 16  # limit of the bytes of all arrays: so many, plus so many times the folder
+
+
+def read(reader: Reader, out: Receiver) -> int:
+    """Give the arrays and values of a tree to `out`, by a reader of its `_METADATA`; returns the bytes of the folder.
+
+    They are those of orbax's restore without a template, which has lists for tuples and dicts for all other nodes.
+    In memory are rows of chunks at a time: of an array that was sharded by columns all of it.
+
+    Raises:
+        FormatError: metadata or an array is damaged. UnsupportedError: a value of another type. LimitError: a small
+        folder claims huge arrays. DependencyError: tensorstore is not installed.
+    """
+    folder, leaves, lists = os.path.dirname(os.path.abspath(reader.path or "")), {}, set[tuple[str, ...]]()
+    with _faults("its metadata is not that of a tree of orbax"):
+        tree = json.load(as_file(reader))
+        for leaf in tree["tree_metadata"].values():
+            path = tuple(str(key["key"]) for key in leaf["key_metadata"])
+            lists |= {path[:i] for i, key in enumerate(leaf["key_metadata"]) if key["key_type"] == _SEQUENCE}
+            leaves[path] = leaf["value_metadata"]["value_type"]
+        texts, described = _json(folder, "_strings.json"), _json(folder, "array_metadatas", "process_0")
+        about = [array["array_metadata"] for array in described.get("array_metadatas", ())]
+        impls = {one["param_name"]: one["ext_metadata"]["random_key_impl"] for one in about if one["ext_metadata"]}
+    arrays = _opened(folder, "zarr3" if tree.get("use_zarr3") else "zarr", [p for p in leaves if leaves[p] in _ARRAYS])
+    nbytes = sum(os.path.getsize(os.path.join(place, name)) for place, _, names in os.walk(folder) for name in names)
+    claimed = sum(array.size * array.dtype.numpy_dtype.itemsize for array in arrays.values())
+    if claimed > _EXPANDED + _TIMES * nbytes:
+        raise LimitError(f"{nbytes} bytes of files claim {claimed} bytes of arrays; the checkpoint is damaged")
+    for path, kind in leaves.items():
+        for above in (path[:i] for i in range(len(path)) if path[:i] in lists):
+            out.module(above, "list")
+            lists.remove(above)
+        with located(tensor=(name := ".".join(path))):
+            if kind in _EMPTY:
+                out.module(path, _EMPTY[kind])
+            elif kind in ("None", "string"):
+                out.attribute(path, texts.get(name) if kind == "string" else None)
+            elif kind == "scalar":
+                out.attribute(path, _values(arrays[path]).item())
+            elif kind not in _ARRAYS:
+                raise UnsupportedError(f"a value of orbax's type {printable(kind)}; save it as an array or a number")
+            else:
+                if name in impls:  # the data of typed PRNG keys
+                    out.module(path, "object", "zcr:jax_key")
+                    out.attribute((*path, "impl"), impls[name])
+                where, array = (*path, "value") if name in impls else path, arrays[path]
+                element, pieces = dtypes.from_numpy(array.dtype.numpy_dtype), functools.partial(_pieces, array)
+                out.put_decoded(where, element, array.shape, pieces, "decoded by tensorstore")
+    return nbytes
+
+
+def _opened(folder: str, driver: str, paths: list[tuple[str, ...]]) -> dict[tuple[str, ...], Any]:
+    """Return arrays of tensorstore by their paths."""
+    try:
+        import tensorstore
+    except ImportError as error:
+        raise missing_package("orbax-checkpoint", extra="orbax", why="tensorstore is not installed") from error
+    together, out = os.path.exists(os.path.join(folder, "manifest.ocdbt")), {}
+    for path in paths:
+        name = ".".join(path)
+        if not together and not is_plain_name(name, ""):
+            raise FormatError("its name is not that of a folder beside the metadata", tensor=name)
+        files = {"driver": "file", "path": f"{folder}/" if together else f"{folder}/{name}/"}
+        store = {"driver": "ocdbt", "base": files, "path": f"{name}/"} if together else files
+        with located(tensor=name), _faults("tensorstore cannot open it"):
+            out[path] = tensorstore.open({"driver": driver, "kvstore": store}, open=True, read=True).result()
+    return out
+
+
+def _pieces(array: Any) -> Iterator[Any]:
+    """Yield an array's bytes, rows of chunks at a time; all of packed elements, which may end within a byte."""
+    packed = dtypes.from_numpy(array.dtype.numpy_dtype).packed
+    count = array.shape[0] if array.rank and not packed else 0
+    rows = array.chunk_layout.read_chunk.shape[0] if count else 0
+    for part in [array[i : min(i + rows, count)] for i in range(0, count, rows)] if rows else [array]:
+        yield (PackedTensor.pack(_values(part)).packed if packed else as_bytes(_values(part))).data
+
+
+def _values(array: Any) -> Any:
+    with _faults("tensorstore cannot read it"):
+        return array.read().result()
+
+
+@contextlib.contextmanager
+def _faults(what: str) -> Iterator[None]:
+    """Raise FormatError for exceptions of tensorstore, or of metadata of another form."""
+    try:
+        yield
+    except (ValueError, OSError, RuntimeError, LookupError, TypeError, AttributeError) as error:
+        raise FormatError(f"{what}: {printable(repr(error), 200)}") from error
+
+
+def _json(*path: str) -> Any:
+    """Return the content of a file of JSON, {} if it is not there."""
+    if not os.path.exists(os.path.join(*path)):
+        return {}
+    with open(os.path.join(*path), encoding="utf-8") as file:
+        return json.load(file)
