@@ -2,8 +2,8 @@
 
 ONNX Runtime packs a weight for the node that uses it, and finds a packed form by the operator's name and a hash of the
 bytes. A model of that node alone, with its constants and the types of its other inputs, gives the same form as the
-whole graph. Nodes of one class, of equal operators, attributes, types and shapes, have forms of equal sizes: one node
-of each class is packed first, and then the size of all forms is known.
+whole graph. Nodes of one kind, of equal operators, attributes, types and shapes, have forms of equal sizes: one node of
+each kind is packed first, and then the size of all forms is known.
 
 Source: ONNX Runtime 1.32, `session_state.cc` (PrepackConstantInitializedTensors), `prepacked_weights_container.cc`.
 """
@@ -29,12 +29,14 @@ from zcrecord.onnx.protobuf.rewriting import ExternalTensor, encode_entries, rew
 from zcrecord.onnx.protobuf.scanner import STUB_KEY
 from zcrecord.record.record import Record
 from zcrecord.storage.threads import cores, map_ordered
+from zcrecord.tensors.strides import address
 
 from .runtime import session_of_nodes, trim_memory
 from .tuned import PACKED
 
 _STUB = STUB_KEY.decode()
-_TOGETHER, _NODE_SIZE = 32 << 20, 1 << 17  # bytes packed in one session, at least, and bytes that any node counts as
+_TOGETHER, _NODE_SIZE = 32 << 20, 1 << 17  # bytes packed in one session, at most, and bytes that any node counts as
+_ALIGNED = 8  # bytes of the largest elements
 _NOT_PACKED = [b"Gather"]  # an operator that packs nothing, and often has the largest weight
 _ZEROS = "zeros"  # a file that stands for all weights where only types matter
 _OPSETS, _GRAPH = 8, 7  # of ModelProto
@@ -70,13 +72,17 @@ class _Node(NamedTuple):
     """A NodeProto without names; its inputs: constants, TypeProtos, or b"" if left out; which outputs it has."""
 
     rest: bytes
-    inputs: list[_Constant | bytes]
-    outputs: list[bool]
+    inputs: tuple[_Constant | bytes, ...]
+    outputs: tuple[bool, ...]
 
     def kind(self) -> Any:
-        """Return its class: all but the numbers of its weights and the values of small constants."""
+        """Return all but the numbers of its weights and the values of small constants."""
         of = (i if isinstance(i, bytes) else len(i.message) if i.weight is None else i.message for i in self.inputs)
         return self.rest, *of, *self.outputs
+
+    def weights(self) -> set[int]:
+        """Return the numbers of its weights."""
+        return {i.weight for i in self.inputs if isinstance(i, _Constant) and i.weight is not None}
 
 
 def forms_of(weight: int, entries: Mapping[str, str], written: Any) -> Iterator[PackedForm]:
@@ -111,11 +117,15 @@ class WeightPacker:
             file.truncate(max((w.nbytes for w in weights), default=0))
         fields = _fields(model)
         self._head = _IR_VERSION + b"".join(encode_field(_OPSETS, opset) for opset in fields[_OPSETS])
-        nodes = list(self._nodes(fields[_GRAPH][-1], {}, {}, dict))
+        nodes = list(dict.fromkeys(self._nodes(fields[_GRAPH][-1], {}, {}, dict)))
         first = {node.kind(): node for node in reversed(nodes)}
-        self._samples = list(self._packed([node] for node in first.values()))
-        pairs = zip(first, self._samples, strict=True)
-        sizes = {kind: [data.nbytes for form in forms for data, *_ in form.buffers] for kind, forms in pairs}
+        groups = list(self._groups(first.values()))
+        self._samples = list(self._packed(groups))
+        sizes: dict[Any, list[int]] = {kind: [] for kind in first}
+        for group, forms in zip(groups, self._samples, strict=True):
+            kinds = {weight: node.kind() for node in group for weight in node.weights()}
+            for form in forms:
+                sizes[kinds[form.weight]] += [data.nbytes for data, *_ in form.buffers]
         self.sizes = [size for node in nodes for size in sizes[node.kind()]]
 
         def may_pack(node: _Node) -> bool:
@@ -124,22 +134,35 @@ class WeightPacker:
 
         self._rest = list(filter(may_pack, nodes))
         nbytes = list(map(self._nbytes, self._rest))
-        self.in_work = 2 * min(2 * self._threads * (max(nbytes, default=0) + _TOGETHER), sum(nbytes))
+        self.in_work = 2 * min(2 * self._threads * max([_TOGETHER, *nbytes]), sum(nbytes))
 
     def forms(self) -> Iterator[PackedForm]:
         """Yield the packed forms, each key once: ONNX Runtime refuses a model that names one twice."""
         known: set[str] = set()
-        numbered = zip(self._rest, itertools.accumulate(map(self._nbytes, self._rest)), strict=True)
-        groups = itertools.groupby(numbered, key=lambda pair: pair[1] // _TOGETHER)
-        packed = self._packed([node for node, _ in group] for _, group in groups)
-        for form in itertools.chain.from_iterable(itertools.chain(self._samples, packed)):
+        packed = itertools.chain(self._samples, self._packed(self._groups(self._rest)))
+        for form in itertools.chain.from_iterable(packed):
             if form.key not in known:
                 known.add(form.key)
                 yield form
+        trim_memory()
+
+    def _groups(self, nodes: Iterable[_Node]) -> Iterator[list[_Node]]:
+        """Yield nodes to pack in one session: one alone, or some of no common weight and of few bytes."""
+        group: list[_Node] = []
+        weights: set[int] = set()
+        nbytes = 0
+        for node in nodes:
+            nbytes += self._nbytes(node)
+            if group and (nbytes > _TOGETHER or weights & node.weights()):
+                yield group
+                group, weights, nbytes = [], set(), self._nbytes(node)
+            group.append(node)
+            weights |= node.weights()
+        if group:
+            yield group
 
     def _nbytes(self, node: _Node) -> int:
-        numbers = (i.weight for i in node.inputs if isinstance(i, _Constant) and i.weight is not None)
-        return _NODE_SIZE + sum(int(self._weights[n].nbytes) for n in numbers)
+        return _NODE_SIZE + sum(int(self._weights[n].nbytes) for n in node.weights())
 
     def _nodes(
         self, graph: bytes, near: _Constants, around: _Constants, outer: Callable[[], dict[bytes, bytes]]
@@ -165,7 +188,7 @@ class WeightPacker:
                 if None in found:
                     raise OnnxError(f"an input of {node[_OPERATOR]} is no tensor")
                 rest = b"".join(raw for number, raw, _ in _split(message) if number in _KEPT)
-                yield _Node(rest, found, list(map(bool, node.get(_NODE_OUTPUT, []))))
+                yield _Node(rest, tuple(found), tuple(map(bool, node.get(_NODE_OUTPUT, []))))
 
     def _types(self, nodes: list[bytes], constants: _Constants, values: dict[bytes, bytes]) -> dict[bytes, bytes]:
         """Return the TypeProto of the values around some nodes, and of their outputs, by name."""
@@ -206,19 +229,27 @@ class WeightPacker:
             fields += [encode_field(_NODE_OUTPUT, name) for name in made]
             graph |= dict.fromkeys([encode_field(_NODE, b"".join(fields)), *(_value(_OUTPUT, n) for n in made if n)])
         path = Path(self._folder, str(next(self._files)))
-        forms: list[PackedForm] = []
-        # ONNX Runtime takes a large weight twice, packed and to write it: so one thread at a time has any.
-        with self._large if sum(map(len, given.values())) > 2 * _TOGETHER else contextlib.nullcontext():
-            session_of_nodes(self._record, self._model(graph), given, path)
-            trim_memory()
         data = path.with_suffix(".data")
+        files = [path, data]
+        forms: list[PackedForm] = []
+        # ONNX Runtime takes a large weight twice, packed and to write it: so one thread at a time has any. A third time
+        # it would copy one that is not aligned. Memory of small ones is kept for the next.
+        large = sum(map(len, given.values())) > 2 * _TOGETHER
+        with self._large if large else contextlib.nullcontext():
+            for name, weight in given.items() if large else ():
+                trim_memory()
+                if address(weight) % _ALIGNED:
+                    files.append(path.with_suffix(f".{name}"))
+                    weight.tofile(files[-1])
+                    given[name] = np.memmap(files[-1], np.uint8, "r")
+            session_of_nodes(self._record, self._model(graph), given, path)
         written = np.memmap(data, np.uint8, "r")
 
         def collect(t: ExternalTensor, _: str) -> None:
             forms.extend(forms_of(int(_constant(t.rest)[0]), t.entries, written))
 
         rewrite(memoryview(path.read_bytes()), collect)
-        for file in (path, data):
+        for file in files:
             with contextlib.suppress(OSError):  # Windows removes no file that is mapped
                 file.unlink()
         return forms

@@ -278,28 +278,26 @@ def _version(ort: Any) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", ort.__version__)[:2])
 
 
-def optimise(record: Record, dest: str, weights: str, threads: int | None, packed: bool) -> None:
+def optimise(record: Record, dest: str, weights: str | None, threads: int | None, packed: bool) -> None:
     """Have ONNX Runtime write the graph optimised for this CPU.
 
-    Weights of the archive are named where they lie in its file; new ones are in the graph. With `packed`, and for a
-    version before 1.32, which would not compare packed forms, all are in one file beside the graph, of the name
-    `weights`; with `packed` with their packed forms, for which private memory has to suffice. Constants are removed
-    from the model's inputs first, since ONNX Runtime leaves inputs whose constant it removes, or merges with an equal
-    one.
+    All weights are in one file beside the graph, of the name `weights`; with `packed` with their packed forms, for
+    which private memory has to suffice, unless this version would not compare them. Without `weights` those of the
+    archive are named where they lie in its file, and new ones are in the graph. Constants are removed from the model's
+    inputs first, since ONNX Runtime leaves inputs whose constant it removes, or merges with an equal one.
 
     Raises:
         OnnxError: ONNX Runtime refuses the model, or new weights are more than a graph may hold. UnsupportedError: it
         does not read the result: 1.21 repeats the weights of subgraphs.
     """
     ort = onnxruntime_module()
-    external = packed or not compares_packed(ort)
-    options = _saving_options(ort, dest, weights if external else None, packed and compares_packed(ort))
+    options = _saving_options(ort, dest, weights, packed and compares_packed(ort))
     options.log_severity_level = 3  # or it warns that the graph is for this CPU alone
     options.intra_op_num_threads = threads or 0
     skeleton = without_constant_inputs(graph.skeleton_of(record))
     try:
-        make_session(record, options, [_CPU], None, shared=False, skeleton=skeleton, from_files=not external)
-        if external:
+        make_session(record, options, [_CPU], None, shared=False, skeleton=skeleton, from_files=weights is None)
+        if weights is not None:
             _check_readable(ort, record, dest)
     finally:
         trim_memory()

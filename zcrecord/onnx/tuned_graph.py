@@ -23,7 +23,7 @@ from zcrecord.codec.index import PAYLOAD
 from zcrecord.codec.layout import NONE, payload_alignment
 from zcrecord.errors import UnsupportedError
 from zcrecord.onnx.protobuf.interfaces import difference, interface_of
-from zcrecord.onnx.protobuf.reader import encode_field
+from zcrecord.onnx.protobuf.reader import HEADER, ProtobufReader, encode_field
 from zcrecord.onnx.protobuf.rewriting import ExternalTensor, rewrite
 from zcrecord.onnx.protobuf.scanner import STUB_KEY
 from zcrecord.record.record import Record
@@ -43,6 +43,7 @@ _MODEL, _WEIGHTS = "model.onnx", "weights"  # in the scratch folder
 _INITIALIZER = 5  # of GraphProto
 _KEY_SIZE = 128  # bytes of the name of a packed form, at most
 _STUB = STUB_KEY.decode()
+_FEW = 128 << 20  # bytes that may be in memory twice
 
 
 @dataclass(slots=True)
@@ -82,13 +83,16 @@ class TunedGraph:
         """
         folder, part = tempfile.mkdtemp(dir=folder), base.module(module)
         path, weights = Path(folder, _MODEL), Path(folder, _WEIGHTS)
-        optimise(part, str(path), _WEIGHTS, threads, whole)
-        with path.open("rb") as file:
+        compares = compares_packed(onnxruntime_module())
+        here = compares and not whole and not _is_made_anew(part)  # weights of the archive stay where they are
+        optimise(part, str(path), None if here else _WEIGHTS, threads, whole)
+        with path.open("r+b") as file:
             what = difference(interface_of(graph.skeleton_of(part)), interface_of(file))
+            file.write(bytes(2 * HEADER))
         if what is not None:
             what = f"cannot be tuned: ONNX Runtime's optimised graph {what}, unlike the model"
             raise UnsupportedError(what, path=part.archive.path)
-        archive, model, here = base.archive, np.asarray(np.memmap(path, np.uint8, "r")), not weights.exists()
+        archive, model = base.archive, np.asarray(np.memmap(path, np.uint8, "r"))
         external = whole_file(part) if here else np.memmap(weights, np.uint8, "r")
         start = archive.header.payload_offset
         rows = enumerate(archive.index.payloads.tolist())
@@ -112,10 +116,10 @@ class TunedGraph:
             out.weights += 1
             return t.encode({_STUB: str(out.weights - 1)})
 
-        out.graph = rewrite(model.data, number, graph.INLINE)
+        out.graph = rewrite(ProtobufReader.over(model.data), number, graph.INLINE)
         out.form_sizes = [data.nbytes for form in forms for data, *_ in form.buffers]
         out.forms = (form for form in forms)
-        if not whole and compares_packed(onnxruntime_module()):
+        if compares and not whole:
             packer = WeightPacker(part, out.graph, arrays, folder, threads)
             out.forms, out.form_sizes, out.in_work = packer.forms(), packer.sizes, packer.in_work
         return out
@@ -168,6 +172,16 @@ class TunedGraph:
             return None
 
         return rewrite(memoryview(self.graph), name_forms), b"".join(initializers)
+
+
+def _is_made_anew(model: Record) -> bool:
+    """Return True if most weights are float16, or kernels of convolutions, which ONNX Runtime's optimizers make anew.
+
+    In a file beside the graph new weights take memory once, in the graph twice; but that file gets the old ones, too.
+    """
+    infos = list(model.infos())
+    anew = sum(info.nbytes for info in infos if info.bits == 16 or len(info.shape) > 2)
+    return 2 * anew > max(_FEW, sum(info.nbytes for info in infos))
 
 
 class PayloadPool:

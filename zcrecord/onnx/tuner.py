@@ -12,6 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from zcrecord.archive.digest import content_digest
 from zcrecord.codec.conventions import SIGNATURE_PREFIX, TUNED_TYPE
 from zcrecord.codec.entries import AttributeEntry, Entries, ModuleEntry, ModuleKind, PayloadId
 from zcrecord.codec.layout import HEADER_SIZE, payload_alignment
-from zcrecord.errors import IntegrityError, OnnxError, RecordError, SourceError, UnsupportedError, located
+from zcrecord.errors import IntegrityError, OnnxError, SourceError, UnsupportedError, located
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.record.save import stored_entries
@@ -117,8 +118,8 @@ def tune(
             answers, before anything is at `dest`. Takes the memory of both, and disk space for the archive once more.
             If the model runs on no such inputs, the logger "zcrecord" is told.
         force, durable, storage_options: replace what is at `dest`; those of `save_record`.
-        progress: called with the bytes done of the whole work, which checks, hashes, writes and reads back, and all of
-            them; with 0 first. Until that, one weight of each size is packed.
+        progress: called with the bytes written and read back, and all of them; with 0 first. Until that, the archive is
+            checked and hashed, and one weight of each size is packed.
         planned: called once with the size of the tuned archive, at most, before its first byte is written.
 
     Example:
@@ -150,31 +151,30 @@ def tune(
         target, models = this_target(ort), work.models()
         others = [t for t in work.part.targets if t.target != target] if work.part is not None else []
 
-        def tuned_archive(whole: bool) -> TuneReport:
-            with files.scratch_folder(work.dest) as folder:
-                graphs = [TunedGraph.stored(record.archive, t) for t in others]
-                try:
-                    graphs += [TunedGraph.made(base, m, target, folder, threads, whole) for m in modules]
-                except RecordError:
-                    record.verify()  # of a damaged archive that error counts
-                    raise
-                total = work.room(graphs)
-                work.check_room((1 + verify) * total + max(graph.in_work for graph in graphs))
-                if planned is not None:
-                    planned(total)
-                shares = _shares(progress, [record.archive_nbytes] * 2 + [total] * (2 + verify))
-                record.verify(progress=next(shares))
-                before = content_digest(base.archive, known=work.known, progress=next(shares))
-                lapsed, verified = work.write(graphs, models, shares, (modules, folder) if verify else None)
+        def make(whole: bool) -> list[TunedGraph]:
+            return [TunedGraph.made(base, m, target, folder, threads, whole) for m in modules]
+
+        def write(graphs: list[TunedGraph]) -> TuneReport:
+            total = work.room(graphs)
+            work.check_room((1 + verify) * total + max(graph.in_work for graph in graphs))
+            if planned is not None:
+                planned(total)
+            shares = _shares(progress, total, 2 + verify)
+            lapsed, verified = work.write(graphs, models, shares, (modules, folder) if verify else None)
             written = rewrite_models(models, work.dest, target.encode())
             report = work.report(started, before, written, graphs[len(others) :])
             next(shares, None)
             return replace(report, lapsed=lapsed, verified=verified)
 
-        try:
-            return tuned_archive(whole=False)
-        except OnnxError:  # of the model, or of one of some nodes alone
-            return tuned_archive(whole=True)
+        with files.scratch_folder(work.dest) as folder, ThreadPoolExecutor(1) as pool:
+            making = pool.submit(make, whole=False)
+            record.verify()  # of a damaged archive that error counts
+            before = content_digest(base.archive, known=work.known)
+            stored = [TunedGraph.stored(record.archive, t) for t in others]
+            try:
+                return write(stored + making.result())
+            except OnnxError:  # of the model, or of one of some nodes alone
+                return write(stored + make(whole=True))
 
 
 def untune(
@@ -439,16 +439,14 @@ def _add_part(entries: Entries, before: PayloadId, originals: list[PayloadId], t
         entries.attributes += [AttributeEntry(key, number, p, v) for p, (key, v) in enumerate(attributes.items())]
 
 
-def _shares(progress: Progress | None, sizes: list[int]) -> Iterator[Progress]:
-    """Yield a callback for each step of the work, which counts as so many bytes of all; the end tells the last."""
-    start, total = 0, sum(sizes)
+def _shares(progress: Progress | None, size: int, steps: int) -> Iterator[Progress]:
+    """Yield a callback for each step of the work, each of so many bytes; the end tells the last."""
     tell = progress or (lambda *_: None)
 
-    def tell_share(done: int, of: int | None, start: int, size: int) -> None:
-        tell(start + size * min(done, of or 1) // (of or 1), total)
+    def tell_share(done: int, of: int | None, start: int) -> None:
+        tell(start + size * min(done, of or 1) // (of or 1), steps * size)
 
-    tell(0, total)
-    for size in sizes:
-        yield partial(tell_share, start=start, size=size)
-        start += size
-    tell(total, total)
+    tell(0, steps * size)
+    for step in range(steps):
+        yield partial(tell_share, start=step * size)
+    tell(steps * size, steps * size)

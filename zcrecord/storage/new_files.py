@@ -43,6 +43,7 @@ _MAPPED = (5, 32, 1224)  # Windows' codes for replacing an open file: denied, sh
 _NEW = 0o666  # mode of a new file, before the mask
 _OF_CONTENT = ("security.ima", "security.evm")  # extended attributes that sign a file's bytes
 
+PREAD = hasattr(os, "pread")  # threads can read one file back by position
 BLOCK = 4096  # bytes of a file system's block, nearly everywhere: a clone starts and ends on one
 _COPIED = 64 << 20  # bytes copied at a time: signals are handled between two
 _FICLONERANGE = 0x4020940D  # as x86, Arm, RISC-V and LoongArch number it; others refuse it, and copy
@@ -131,12 +132,12 @@ class FileSink(Sink):
         if offset >= written:
             return bytes(self._buffer[offset - written : offset - written + size])
         self.flush()
-        with self._moved_to(offset):
-            parts = []
-            while size and (part := os.read(self._fd, size)):
+        parts = []
+        with refusals(self._path) if PREAD else self._moved_to(offset):
+            while size and (part := os.pread(self._fd, size, offset) if PREAD else os.read(self._fd, size)):
                 parts.append(part)
-                size -= len(part)
-            return b"".join(parts)
+                size, offset = size - len(part), offset + len(part)
+        return b"".join(parts)
 
     def rewind(self, offset: int) -> None:
         check_writer(self._process, self._path)

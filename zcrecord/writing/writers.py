@@ -24,7 +24,9 @@ from zcrecord.codec.entries import Entries, PayloadId, digest_kind, encode
 from zcrecord.codec.index import PAYLOAD, Array
 from zcrecord.errors import IntegrityError, UnsupportedError
 from zcrecord.storage.files import Progress
+from zcrecord.storage.new_files import PREAD, FileSink
 from zcrecord.storage.sink import Sink
+from zcrecord.storage.threads import MOST_THREADS, cores, each_piece
 from zcrecord.tensors.lazy import LazyTensor
 from zcrecord.tensors.strides import address
 
@@ -439,12 +441,23 @@ class StreamWriter:
         """Compare the archive, read back, with its digests; IntegrityError, or UnsupportedError for a pipe."""
         if not self._sink.can_rewind:
             raise UnsupportedError("bytes in a pipe cannot be read back; write to a file")
-        for offset, nbytes, digest in np.unique(np.array(self._rows, np.uint64).reshape(-1, 3), axis=0).tolist():
-            start = self._payload_offset + offset
-            progress(start, self._sink.position)
+        done = 0
+
+        def check(row: tuple[int, int, int]) -> int:
+            start, nbytes, digest = self._payload_offset + row[0], *row[1:]
             if self._kind and digest_of_pieces(self._read_back(start, nbytes)) != digest:
                 fault = f"bytes [{start:#x}, {start + nbytes:#x}) are not what was written"
                 raise IntegrityError(f"{fault}; the disk or the memory is failing", offset=start)
+            return nbytes
+
+        def advance(nbytes: int) -> None:
+            nonlocal done
+            progress(done, self._sink.position)
+            done += nbytes
+
+        rows = np.unique(np.array(self._rows, np.uint64).reshape(-1, 3), axis=0).tolist()
+        threads = min(cores(), MOST_THREADS) if PREAD and isinstance(self._sink, FileSink) else 1
+        each_piece(check, rows, threads=threads, advance=advance)
         offset = self._sink.position - layout.HEADER_SIZE - len(self.index)
         if self._sink.read_back(offset, len(self.index)) != self.index:
             raise IntegrityError("its index is not what was written; the disk or the memory is failing", offset=offset)

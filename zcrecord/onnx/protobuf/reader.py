@@ -125,13 +125,21 @@ class ProtobufReader:
         self._progress = progress
         self._eof = whole
         self.skeleton = skeleton
-        self.buffer = bytearray((len(source) if whole else WINDOW) + 2 * HEADER)
+        self.buffer: Any = bytearray((len(source) if whole else WINDOW) + 2 * HEADER)
         self.view = memoryview(self.buffer)
         self.base = self.pos = self.limit = 0
         if whole:
             self.limit = len(source)
             self.view[: self.limit] = source
         self.mark = -1 if skeleton is None else 0
+
+    @classmethod
+    def over(cls, memory: memoryview) -> ProtobufReader:
+        """Read memory uncopied; its last 2 * HEADER bytes are the slack."""
+        reader = cls(b"")
+        reader.buffer = reader.view = memory
+        reader.limit = len(memory) - 2 * HEADER
+        return reader
 
     def fail(self, what: str, pos: int | None = None, *, do: str = DAMAGED) -> OnnxError:
         """Return the error for a fault at a position of the buffer; `do` is the advice."""

@@ -46,14 +46,15 @@ def encode_entries(entries: dict[str, str]) -> bytes:
     return _EXTERNAL + b"".join(encode_field(_EXTERNAL_DATA >> 3, pair) for pair in pairs)
 
 
-def rewrite(model: memoryview, change: Change, inline: int | None = None) -> bytes:
+def rewrite(model: memoryview | ProtobufReader, change: Change, inline: int | None = None) -> bytes:
     """Return a ModelProto with each TensorProto that has external data replaced by `change`, removed if it is None.
 
-    An initializer of more than `inline` bytes in the model counts as external: its offset and length are those there.
+    The model is bytes, or a reader of all of them. An initializer of more than `inline` bytes in it counts as external:
+    its offset and length are those there.
     """
-    reader = ProtobufReader(model)
+    reader = model if isinstance(model, ProtobufReader) else ProtobufReader(model)
     out = _rewritten(reader, reader.limit, MODEL, change, 0, "main", inline)
-    return bytes(model) if out is None else out
+    return bytes(reader.view[: reader.limit]) if out is None else out
 
 
 def tensors_of(graph: memoryview) -> Iterator[ExternalTensor]:
