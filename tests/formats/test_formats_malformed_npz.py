@@ -114,8 +114,10 @@ NPZ_UNSUPPORTED: dict[str, tuple[Callable[[], bytes], str]] = {
     "long doubles": (lambda: array("'<f16'", "(1,)", data=bytes(16)), "has no place in an archive"),
     "lone surrogates": (lambda: array("'<U1'", "(1,)", data=b"\0\xd8\0\0"), "lone surrogates"),
     "encryption": (lambda: changed(b"PK\x01\x02", 8, b"\x01"), "this member is encrypted"),
-    "other compression": (lambda: array().replace(b"\x14\0" + bytes(4), b"\x14\0\0\0\x0e\0"),
-                          "compression 14; numpy stores or deflates"),
+    "other compression": (
+        lambda: array().replace(b"\x14\0" + bytes(4), b"\x14\0\0\0\x0e\0"),
+        "compression 14; numpy stores or deflates",
+    ),
 }
 
 

@@ -201,7 +201,7 @@ def _entries(directory: bytes, start: int) -> Iterator[Member]:
             directory[extra_start - name_size : extra_start],
             directory[extra_start : extra_start + extra_size],
         )
-        sizes = nbytes, packed, offset
+        sizes: tuple[int, ...] = nbytes, packed, offset
         field = next((data for kind, data in _fields(extra) if kind == _ZIP64), None) if _WIDE in sizes else None
         if field is not None:
             wide = iter(struct.unpack_from(f"<{len(field) // 8}Q", field))
