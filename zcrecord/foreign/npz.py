@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from zcrecord import dtypes
-from zcrecord.archive.payload_source import MemberSum
 from zcrecord.codec.entries import Order, encodable
 from zcrecord.codec.file_types import HEAD, wrong_type
 from zcrecord.errors import FormatError, LimitError, RecordError, UnsupportedError
@@ -55,8 +54,8 @@ def read(reader: Reader, out: Receiver) -> int:
     if isinstance(reader, MemoryReader):
         octets = reader.memory.octets
         # The checksums of other members are compared when they are decoded.
-        stored = {name: member for name, member in members.items() if member.method == STORED}
-        reader.sums = lambda: (MemberSum(octets[m.start :][: m.nbytes], m.crc, name) for name, m in stored.items())
+        stored = [member for member in members.values() if member.method == STORED]
+        reader.sums = lambda: (member.checksum(octets) for member in stored)
     _Arrays(members, structure, reader, out).give()
     return reader.nbytes
 

@@ -131,7 +131,6 @@ class MemoryReader:
         return MemoryReader(open_beside(self.memory.absolute, name, read, inode_of_memory), read=self._read)
 
     def seek(self, offset: int) -> None:
-        """Go to an offset."""
         self.position = offset
 
     def piece(self, most: int) -> memoryview:

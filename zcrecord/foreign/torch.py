@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zcrecord.archive.payload_source import MemberSum
 from zcrecord.codec.entries import KIND_NAMES, ModuleKind, encodable, is_attribute
 from zcrecord.codec.file_types import HEAD, wrong_type
 from zcrecord.codec.layout import MAX_DEPTH
@@ -118,7 +117,8 @@ def _load(reader: MemoryReader) -> Any:
     try:
         if head.startswith(_ZIP):
             value, reader.described, members = _load_zipped(reader, octets)
-            reader.sums = lambda: _sums(octets, members)
+            # A CRC-32 of 0 stands for none: torch can be told to compute none.
+            reader.sums = lambda: (member.checksum(octets) for member in members.values() if member.crc)
         else:
             value, reader.described = _load_bare(octets)
     except (MemoryError, RecordError):
@@ -127,13 +127,6 @@ def _load(reader: MemoryReader) -> Any:
         line = str(error) if type(error) is ValueError else "its pickle cannot be read"
         raise FormatError(f"{_WRONG}, or a damaged one: {printable(line)}; copy it again") from error
     return value
-
-
-def _sums(octets: memoryview, members: _Members) -> Iterator[MemberSum]:
-    """Yield the checksums of a zip file's members. A CRC-32 of 0 stands for none: torch can be told to compute none."""
-    for name, member in members.items():
-        if member.crc:
-            yield MemberSum(octets[member.start :][: member.nbytes], member.crc, name.decode(errors="replace"))
 
 
 def stored_members(reader: MemoryReader) -> tuple[_Members, int]:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from zcrecord.archive.payload_source import MemberSum
 from zcrecord.errors import FormatError
 
 from .readers import Reader
@@ -59,6 +60,10 @@ class Member:
     def encrypted(self) -> bool:
         """True if its bytes are not what they decompress to."""
         return bool(self.flags & _ENCRYPTED)
+
+    def checksum(self, octets: memoryview) -> MemberSum:
+        """Return the checksum of a stored member in a file that is in memory."""
+        return MemberSum(octets[self.start : self.start + self.packed], self.crc, self.text)
 
 
 class MemberReader:
