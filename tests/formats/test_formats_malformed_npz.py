@@ -43,7 +43,7 @@ def changed(at: bytes, back: int, value: bytes) -> bytes:
 
 
 NPZ: dict[str, tuple[Callable[[], bytes], str]] = {
-    "nothing in it": (lambda: b"", "damaged, or not a .npz file .File is not a zip file"),
+    "nothing in it": (lambda: b"", "damaged, or not a .npz file .it does not end as a zip file"),
     "no zip file": (lambda: b"\0abc" * 100, "damaged, or not a .npz file"),
     "Git LFS pointer": (lambda: b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer"),
     "a name twice": (duplicated, "tensor 'w': this name is there twice"),
@@ -114,7 +114,10 @@ NPZ_UNSUPPORTED: dict[str, tuple[Callable[[], bytes], str]] = {
     "long doubles": (lambda: array("'<f16'", "(1,)", data=bytes(16)), "has no place in an archive"),
     "lone surrogates": (lambda: array("'<U1'", "(1,)", data=b"\0\xd8\0\0"), "lone surrogates"),
     "encryption": (lambda: changed(b"PK\x01\x02", 8, b"\x01"), "this member is encrypted"),
-    "other compression": (lambda: changed(b"PK\x01\x02", 10, b"\x0e"), "compression 14; numpy stores or deflates"),
+    "other compression": (
+        lambda: array().replace(b"\x14\0" + bytes(4), b"\x14\0\0\0\x0e\0"),
+        "compression 14; numpy stores or deflates",
+    ),
 }
 
 

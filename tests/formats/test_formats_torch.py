@@ -123,6 +123,7 @@ NESTED: dict[str, Any] = {
     "a state dict and a value": {"w.x": torch.ones(2), "b.y": torch.ones(1), "epoch": 3},
     "a list of state dicts": [{"w.x": torch.ones(2)}, {"w.x": torch.zeros(2)}],
     "integers": {0: {"w.x": torch.ones(2)}, 1: {}},
+    "tuples": {"t": {(("a", 1), (2, (None,))): torch.ones(1), (): 2}, "s": {((0.5,), True)}},
 }
 
 
@@ -271,6 +272,12 @@ def test_list_that_holds_itself_is_refused(tmp_path: Path) -> None:
     endless.append(endless)
     with pytest.raises(zcrecord.LimitError, match="nested more than 100 deep; does it contain itself"):
         saved(endless, tmp_path)
+
+
+def test_long_texts_in_the_tuples_of_a_set_are_counted_before_they_are_compared(tmp_path: Path) -> None:
+    texts = ["x" * 5000 + end for end in "ab"]
+    with pytest.raises(zcrecord.LimitError, match="tensor 's': the same lists or texts are there millions of times"):
+        saved({"s": {(i, texts[i % 2], texts[i // 2 % 2]) for i in range(1000)}}, tmp_path)
 
 
 @pytest.mark.slow

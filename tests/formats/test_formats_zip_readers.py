@@ -19,8 +19,10 @@ from zip_tricks import TRICKS, directory, two_directories
 import zcrecord
 from tools.measure import MIB
 from zcrecord import FormatError, RecordError
-from zcrecord.foreign.zip_files import stored_members
+from zcrecord.foreign.readers import MemoryReader
+from zcrecord.foreign.torch import stored_members
 from zcrecord.formats import convert
+from zcrecord.storage.memory import Memory
 
 GIB = 1 << 30
 
@@ -93,12 +95,12 @@ def members_of_ours(path: Path) -> dict[str, tuple[int, bytes]] | None:
     """Return each member's offset and bytes, of a file that the reader of checkpoints takes; None for others."""
     data = path.read_bytes()
     try:
-        members, _ = stored_members(memoryview(data), "no torch checkpoint")
+        members, _ = stored_members(MemoryReader(Memory(memoryview(data))))
     except RecordError:
         return None
     return {
-        name.decode(errors="replace").partition("/")[2]: (start, data[start : start + nbytes])
-        for name, (start, nbytes, _) in members.items()
+        name.decode(errors="replace").partition("/")[2]: (m.start, data[m.start : m.start + m.nbytes])
+        for name, m in members.items()
     }
 
 
@@ -157,7 +159,8 @@ def test_no_array_at_all_is_an_empty_archive(tmp_path: Path) -> None:
     np.savez(tmp_path / "m.npz")
     assert directory((tmp_path / "m.npz").read_bytes()) == (0, 0, 0)
     convert(tmp_path / "m.npz", tmp_path / "out.zcr")
-    assert len(zcrecord.load_record(tmp_path / "out.zcr")) == 0
+    convert(tmp_path / "out.zcr", tmp_path / "own.npz")
+    assert [len(zcrecord.load_record(tmp_path / name)) for name in ("m.npz", "out.zcr", "own.npz")] == [0, 0, 0]
 
 
 def test_every_rule_of_zip_files_that_is_written_down_has_its_error() -> None:

@@ -32,7 +32,6 @@ CATALOGUE_TYPE = "zcr:catalogue"  # of module 0 in an archive that names others,
 ABSENT: Any = object()  # no value, where None is one
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,19}")
 _MOST_BITS = 4096  # Python refuses to print far wider ones: a file is not to bring them
-_HEXADECIMAL = re.compile(rf"-?0x[0-9a-f]{{1,{_MOST_BITS // 4}}}")
 _NAN = 2  # the rank of NaN and of complex numbers in `_order`
 _MOST_ALIKE = 100  # items of one hash: Python compares each with all before it, and a file may choose the hashes
 FACTORIES = {kind.__name__: kind for kind in (bool, bytes, dict, float, frozenset, int, list, set, str, tuple)}
@@ -145,17 +144,28 @@ def _namespace(type_name: str, items: list[tuple[str, Any]]) -> Any:
     return space
 
 
-def _integer(text: Any) -> Any:
-    if not isinstance(text, str) or not _HEXADECIMAL.fullmatch(text):
-        return ABSENT
+def _wide(text: str) -> int:
     number = int(text, 16)
-    wide = not -(1 << 63) <= number < 1 << 64  # all others are INT or UINT
-    return number if wide and hex(number) == text else ABSENT
+    if -(1 << 63) <= number < 1 << 64:
+        raise ValueError("an attribute holds it")
+    return number
 
 
-def _complex(parts: Any) -> Any:
-    pair = isinstance(parts, tuple) and list(map(type, parts)) == [float, float]
-    return complex(*parts) if pair else ABSENT
+_MAKERS: dict[str, Callable[[Any], Any]] = {  # of values for which one attribute is enough, by type name
+    "zcr:int": _wide, "zcr:complex": lambda parts: complex(*parts), "zcr:path": Path,
+    "zcr:timedelta": lambda parts: datetime.timedelta(*parts),
+    **{name: kind.fromisoformat for name, kind in _TIMES.items()},
+}  # fmt: skip
+
+
+def _single(type_name: str, attribute: Any) -> Any:
+    """Return the value that is saved as this very attribute."""
+    try:
+        value = _MAKERS[type_name](attribute) if isinstance(attribute, str | tuple) else ABSENT
+        saved = _attribute_of(value, "")
+    except (OverflowError, TypeError, ValueError, UnsupportedError):
+        return ABSENT
+    return value if repr(saved) == repr((type_name, attribute)) else ABSENT  # so that 1 is not 1.0, and NaN is NaN
 
 
 def _dtype(name: Any) -> Any:
@@ -218,34 +228,11 @@ def _dict(keys: Any, values: Any) -> Any:
     return dict(zip(keys, values, strict=True)) if fits else ABSENT
 
 
-def _path(text: Any) -> Any:
-    return Path(text) if isinstance(text, str) and Path(text).as_posix() == text else ABSENT
-
-
-def _time(kind: Any, text: Any) -> Any:
-    try:
-        time = kind.fromisoformat(text)
-    except (TypeError, ValueError):
-        return ABSENT
-    return time if time.isoformat() == text else ABSENT
-
-
-def _timedelta(parts: Any) -> Any:
-    if not isinstance(parts, tuple) or list(map(type, parts)) != [int] * 3:
-        return ABSENT
-    try:
-        delta = datetime.timedelta(*parts)
-    except OverflowError:
-        return ABSENT
-    return delta if (delta.days, delta.seconds, delta.microseconds) == parts else ABSENT
-
-
 _NAMESPACES = "zcr:namespace", "zcr:argparse_namespace"
 _VALUES: dict[str, tuple[Callable[..., Any], *tuple[str, ...]]] = {  # by type name: a function of these children
-    "zcr:int": (_integer, "value"), "zcr:complex": (_complex, "value"), "zcr:set": (_set, "value"),
-    "zcr:frozenset": (_frozenset, "value"), "zcr:deque": (_deque, "value", "maxlen"), "zcr:path": (_path, "value"),
-    "zcr:dict": (_dict, "keys", "values"), "zcr:timedelta": (_timedelta, "value"),
-    **{name: (functools.partial(_time, kind), "value") for name, kind in _TIMES.items()},
+    **{name: (functools.partial(_single, name), "value") for name in _MAKERS},
+    "zcr:set": (_set, "value"), "zcr:frozenset": (_frozenset, "value"), "zcr:deque": (_deque, "value", "maxlen"),
+    "zcr:dict": (_dict, "keys", "values"),
     "zcr:torch_dtype": (_dtype, "value"), "zcr:torch_device": (_device, "value"),
     "zcr:jax_key": (_jax_key, "value", "impl"),
 }  # fmt: skip

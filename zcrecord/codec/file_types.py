@@ -55,6 +55,7 @@ class FileType(NamedTuple):
 
 
 _ZIP = b"PK\x03\x04"
+_NPZ = FileType("this is a .npz file", _CONVERT, "npz")
 _PICKLE = FileType("this is a pickle (a checkpoint from before torch 1.6?)", _CONVERT, "torch", sure=False)
 _BY_MAGIC = {
     **{
@@ -63,6 +64,7 @@ _BY_MAGIC = {
         for start in row.starts
     },
     **dict.fromkeys((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"), _PICKLE),
+    b"PK\x05\x06": _NPZ,  # of no arrays: a zip file without members
     b"\x28\xb5\x2f\xfd": FileType("this is a zstd stream", _DECOMPRESS),
     b"\x1f\x8b": FileType("this is a gzip stream", _DECOMPRESS),
     b"\x93NUMPY": FileType("this is a single array of numpy (.npy)", "load it and save it under a name"),
@@ -104,7 +106,7 @@ def _zip_type(head: bytes) -> FileType:
     size = int.from_bytes(head[26:28], "little")
     first = head[30 : 30 + size]
     if len(first) == size and first.endswith((b".npy", b".json")):
-        return FileType("this is a .npz file", _CONVERT, "npz")
+        return _NPZ
     if b"/" in first:
         return FileType("this is a zip file (a torch checkpoint?)", _CONVERT, "torch")
     return FileType("this is a zip file (an .npz or a torch checkpoint?)", _CONVERT)

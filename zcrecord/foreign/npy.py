@@ -47,7 +47,7 @@ class NpyHeader(NamedTuple):
         return prod(self.shape) * self.dtype.itemsize
 
 
-def read_npy_header(read: Callable[[int], bytes]) -> NpyHeader:
+def read_npy_header(read: Callable[[int], Any]) -> NpyHeader:
     """Return the header at the start of a stream; `read` returns exactly so many next bytes of it.
 
     Raises:
@@ -64,7 +64,7 @@ def read_npy_header(read: Callable[[int], bytes]) -> NpyHeader:
     if length > _MAX_HEADER:
         raise FormatError(f"its .npy header would have {length} bytes, more than {_MAX_HEADER}")
     try:
-        text = read(length).decode("utf-8" if start[6] == 3 else "latin-1")
+        text = str(read(length), "utf-8" if start[6] == 3 else "latin-1")
     except UnicodeDecodeError:
         raise FormatError("its .npy header is not UTF-8") from None
     fields = _fields(text)

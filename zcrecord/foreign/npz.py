@@ -6,26 +6,24 @@ archive's content (see `structure`) is in the member 'zcrecord.json'. `npy` read
 
 from __future__ import annotations
 
-import functools
-import zipfile
-from collections.abc import Iterable, Iterator
+import operator
+from collections.abc import Iterator
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from zcrecord import dtypes
-from zcrecord.archive.payload_source import MemberSum
-from zcrecord.codec.entries import Order
+from zcrecord.codec.entries import Order, encodable
 from zcrecord.codec.file_types import HEAD, wrong_type
 from zcrecord.errors import FormatError, LimitError, RecordError, UnsupportedError
 from zcrecord.storage.stream_reader import PIECE
 
 from .npy import NpyHeader, read_npy_header, string_tensor
-from .readers import MemoryReader, Reader, as_file
+from .readers import MemoryReader, Reader
 from .receiver import Receiver
 from .structure import MAX_TEXT, Structure, decode_structure
-from .zip_files import data_offset, members, read_end, read_exactly, zip_faults
+from .zip_files import DEFLATED, STORED, Member, MemberReader, zip_members
 
 STRUCTURE = "zcrecord.json"
 BYTES = "npz.bytes"  # metadata: names of StringTensors that were arrays of bytes, not of text
@@ -45,53 +43,71 @@ def read(reader: Reader, out: Receiver) -> int:
         objects or structures, other types, other compression. LimitError: compressed strings that claim too much
         memory. SourceError: the file cannot be read.
     """
-    total = reader.nbytes
-    if total is None:
+    if reader.nbytes is None:
         raise UnsupportedError("a .npz file is read from its end; write it to a file first")
-    file = as_file(reader)
-    with zip_faults():
-        what = wrong_type(file.read(HEAD), "a .npz file")
-        if what is not None and not zipfile.is_zipfile(file):
-            raise FormatError(what, offset=0)
-        opened = zipfile.ZipFile(file)
-    arrays, text = members(opened, file, total, NPY, STRUCTURE, MAX_TEXT)
-    reader.described = opened.start_dir, total
+    head = bytes(reader.read_at(0, HEAD))
+    if not head.startswith(b"PK") and (what := wrong_type(head, "a .npz file")):
+        raise FormatError(what, offset=0)
+    found, directory = zip_members(reader, "not a .npz file")
+    reader.described = directory, reader.nbytes
+    members, structure = _arrays_in(found, reader)
     if isinstance(reader, MemoryReader):
-        reader.sums = functools.partial(_sums, opened, arrays.values(), reader.memory.octets)
-    _Arrays(opened, arrays, decode_structure(text), reader, out).give()
-    return total
+        octets = reader.memory.octets
+        # The checksums of other members are compared when they are decoded.
+        stored = [member for member in members.values() if member.method == STORED]
+        reader.sums = lambda: (member.checksum(octets) for member in stored)
+    _Arrays(members, structure, reader, out).give()
+    return reader.nbytes
 
 
-def _sums(opened: zipfile.ZipFile, stored: Iterable[zipfile.ZipInfo], octets: memoryview) -> Iterator[MemberSum]:
-    """Yield the checksums of stored members; those of others are compared when they are decoded."""
-    for info in stored:
-        if info.compress_type == zipfile.ZIP_STORED:
-            start = data_offset(opened.fp, info)
-            yield MemberSum(octets[start : start + info.file_size], info.CRC, info.filename)
+def _arrays_in(members: list[Member], reader: Reader) -> tuple[dict[str, Member], Structure]:
+    """Return the members that are arrays, by name, and the structure in the one that is not, if it is there."""
+    arrays: dict[str, Member] = {}
+    structure: Structure | None = None
+    for member in members:
+        name = member.text.removesuffix(NPY)
+        if member.encrypted:
+            raise UnsupportedError("this member is encrypted", tensor=name)
+        if member.method not in (STORED, DEFLATED):
+            raise UnsupportedError(f"compression {member.method}; numpy stores or deflates", tensor=name)
+        if not name or not encodable(name):
+            raise FormatError("a member without a name that text can hold")
+        if member.text == STRUCTURE and structure is None:
+            structure = decode_structure(_text(member, reader))
+        elif name in arrays:
+            raise FormatError("this name is there twice", tensor=name)
+        else:
+            arrays[name] = member
+    return arrays, structure or Structure()
+
+
+def _text(member: Member, reader: Reader) -> str:
+    if member.nbytes > MAX_TEXT:
+        what = f"{STRUCTURE} has {member.nbytes} bytes, at most {MAX_TEXT} are legal"
+        raise FormatError(f"{what}; it is not zcrecord's")
+    if member.method != STORED:
+        raise FormatError(f"{STRUCTURE} is compressed; it is not zcrecord's")
+    try:
+        return bytes(MemberReader(reader, member).read(member.nbytes)).decode()
+    except UnicodeDecodeError:
+        raise FormatError(f"{STRUCTURE} is not UTF-8; it is not zcrecord's") from None
 
 
 class _Arrays:
     """Gives the arrays of one file to a receiver."""
 
-    def __init__(
-        self,
-        opened: zipfile.ZipFile,
-        members: dict[str, zipfile.ZipInfo],
-        structure: Structure,
-        reader: Reader,
-        out: Receiver,
-    ) -> None:
-        self._opened, self._members, self._structure = opened, members, structure
+    def __init__(self, members: dict[str, Member], structure: Structure, reader: Reader, out: Receiver) -> None:
+        self._members, self._structure = members, structure
         self._reader, self._out = reader, out
         self._octets: list[str] = []  # names of arrays of bytes
         self._room = MEMORY + TIMES * (reader.nbytes or 0)  # for the strings of all arrays, which stay in memory
 
     def give(self) -> None:
         """Give all members, modules, attributes and metadata."""
-        for number, (name, info) in enumerate(self._members.items()):
+        for number, (name, member) in enumerate(self._members.items()):
             self._structure.write_items(self._out, number)
             try:
-                self._array(name, info)
+                self._array(name, member)
             except RecordError as error:
                 raise error.located(tensor=name) from error.__cause__
         self._structure.write_items(self._out)
@@ -99,68 +115,56 @@ class _Arrays:
         if self._octets:
             self._out.metadata[BYTES] = self._octets
 
-    def _member(self, info: zipfile.ZipInfo) -> Any:
-        with zip_faults():
-            return self._opened.open(info)
-
-    def _array(self, name: str, info: zipfile.ZipInfo) -> None:
+    def _array(self, name: str, member: Member) -> None:
         """Give one array; tie it to an earlier one if the structure says so and their bytes are the same."""
-        with self._member(info) as member:
-            header = read_npy_header(lambda size: read_exactly(member, size))
-        if header.nbytes + header.data_nbytes != info.file_size:
+        header = read_npy_header(MemberReader(self._reader, member).read)
+        if header.nbytes + header.data_nbytes != member.nbytes:
             what = f"shape {header.shape} of {header.dtype} takes {header.data_nbytes} bytes"
-            raise FormatError(f"{what}, the file has {info.file_size - header.nbytes}")
+            raise FormatError(f"{what}, the file has {member.nbytes - header.nbytes}")
         path = self._structure.path(name, self._members)
         twin = self._structure.twin(name)
         if header.dtype.kind == "S":
             self._octets.append(name)
-        if twin in self._members and self._out.reads and self._same(info, self._members[twin]):
+        if twin in self._members and self._out.reads and self._same(member, self._members[twin]):
             self._out.tie(path, self._structure.path(twin, self._members))
             return
         if header.dtype.kind in "SU":
-            self._out.add(path, self._strings(header, info))
+            self._out.add(path, self._strings(header, member))
             return
         kind = dtypes.from_numpy(header.dtype)
         order: Order = "F" if header.fortran else "C"
         swapped = kind.numpy != header.dtype
-        if info.compress_type == zipfile.ZIP_STORED and not (swapped or self._out.reads):
-            offset = data_offset(self._opened.fp, info) + header.nbytes
+        if member.method == STORED and not (swapped or self._out.reads):
+            offset = member.start + header.nbytes
             self._out.put_range(path, kind, header.shape, self._reader, offset, header.data_nbytes, order)
             return
         reason = "big-endian" if swapped else "deflated"
-        self._out.put_decoded(path, kind, header.shape, lambda: self._pieces(info, header), reason, order)
+        self._out.put_decoded(path, kind, header.shape, lambda: self._elements(member, header), reason, order)
 
-    def _pieces(self, info: zipfile.ZipInfo, header: NpyHeader) -> Iterator[Any]:
+    def _elements(self, member: Member, header: NpyHeader) -> Iterator[Any]:
         """Yield the elements of an array as archives have them."""
         kind = dtypes.from_numpy(header.dtype)
-        with self._member(info) as member:
-            read_exactly(member, header.nbytes)
-            left = header.data_nbytes
-            while left:
-                piece: Any = read_exactly(member, min(PIECE, left))
-                left -= len(piece)
-                yield np.frombuffer(piece, header.dtype).astype(kind.numpy) if kind.numpy != header.dtype else piece
-            read_end(member)
+        for piece in self._pieces(member, header.nbytes):
+            yield np.frombuffer(piece, header.dtype).astype(kind.numpy) if kind.numpy != header.dtype else piece
 
-    def _same(self, a: zipfile.ZipInfo, b: zipfile.ZipInfo) -> bool:
+    def _pieces(self, member: Member, start: int = 0) -> Iterator[Any]:
+        """Yield the bytes of a member from `start` on."""
+        reader = MemberReader(self._reader, member)
+        reader.read(start)
+        for done in range(start, member.nbytes, PIECE):
+            yield reader.read(min(PIECE, member.nbytes - done))
+
+    def _same(self, a: Member, b: Member) -> bool:
         """Return True if two members of the file have the same bytes, headers included."""
-        if (a.file_size, a.CRC) != (b.file_size, b.CRC):
-            return False
-        with zip_faults(), self._opened.open(a) as one, self._opened.open(b) as other:
-            while piece := one.read(PIECE):
-                if piece != other.read(PIECE):
-                    return False
-        return True
+        return (a.nbytes, a.crc) == (b.nbytes, b.crc) and all(map(operator.eq, self._pieces(a), self._pieces(b)))
 
-    def _strings(self, header: NpyHeader, info: zipfile.ZipInfo) -> Any:
-        inflated = header.data_nbytes if info.compress_type != zipfile.ZIP_STORED else 0
+    def _strings(self, header: NpyHeader, member: Member) -> Any:
+        inflated = header.data_nbytes if member.method != STORED else 0
         self._room -= inflated + 8 * prod(header.shape)
         if self._room < 0:
             what = f"its {prod(header.shape)} strings take much more memory than the file"
             raise LimitError(f"{what}; save it uncompressed")
-        with self._member(info) as member:
-            data = read_exactly(member, header.nbytes + header.data_nbytes)[header.nbytes :]
-            read_end(member)
+        data = MemberReader(self._reader, member).read(member.nbytes)[header.nbytes :]
         if not header.dtype.itemsize:
             return string_tensor(np.full(header.shape, "", "U1" if header.dtype.kind == "U" else "S1"))
         array = np.frombuffer(data, header.dtype).reshape(header.shape, order="F" if header.fortran else "C")

@@ -9,17 +9,18 @@ Source: Lib/pickletools.py of CPython, the opcodes; torch/_weights_only_unpickle
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 import re
 import struct
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from types import NoneType
 from typing import Any
 
-from zcrecord.errors import LimitError
+from zcrecord.errors import LimitError, UnsupportedError
 
 _GLOBAL = re.compile(rb"([^\n]{1,200})\n([^\n]{1,200})\n")
 # A tensor as torch writes it, from behind its function and MARK to its PUT: run at once, since a checkpoint has little
@@ -37,8 +38,9 @@ _TUPLES = {0x29: 0, 0x85: 1, 0x86: 2, 0x87: 3}  # EMPTY_TUPLE, TUPLE1, TUPLE2, T
 _CONSTANTS = {0x4E: None, 0x88: True, 0x89: False}  # NONE, NEWTRUE, NEWFALSE
 _NUMBER_TYPES = frozenset({int, float, bool})
 _HASHED = frozenset({str, float, bool, NoneType, bytes})  # types of keys with hashes that differ
+_IN_KEYS = _HASHED | {int, tuple}  # types in a tuple that is a key
 _WIDE = 1 << 64  # integers below it have hashes that differ
-_ALIKE, _ITEMS = 100, 16  # limits: of keys with one hash, and of the items of a tuple among them
+_ALIKE, _ITEMS = 100, 16  # limits: of keys with one hash, and of items in a tuple among them, at any depth
 
 
 @dataclass(slots=True, eq=False)
@@ -64,8 +66,9 @@ def unpickle(
     module, often a `Function`; `persistent` that of a persistent identifier.
 
     Raises:
-        LimitError: a hundred keys with the same hash. ValueError, LookupError, TypeError or any other: the
-        pickle is damaged. What `named`, `persistent` and functions raise is raised.
+        LimitError: a hundred keys with the same hash. UnsupportedError: a key that takes long to hash. ValueError,
+        LookupError, TypeError or any other: the pickle is damaged. What `named`, `persistent` and functions raise is
+        raised.
     """
     stack: list[Any] = []
     marked: list[list[Any]] = []  # the stacks below each mark
@@ -202,7 +205,8 @@ def check_keys(keys: Sequence[Any], target: Any, odd: Counter[int]) -> None:
     `odd` counts the hashes of keys that may be equal where the keys are not.
 
     Raises:
-        LimitError: a hundred keys have the same hash. ValueError: a key would take long to hash, or is given twice.
+        LimitError: a hundred keys have the same hash. UnsupportedError: a key would take long to hash. ValueError: one
+        is given twice.
     """
     numbers = sorted(key for key in keys if type(key) in _NUMBER_TYPES and key == key)
     known = target if isinstance(target, dict) else ()
@@ -215,6 +219,16 @@ def check_keys(keys: Sequence[Any], target: Any, odd: Counter[int]) -> None:
             raise LimitError("a hundred keys have the same hash; the file is malicious")
 
 
+def parts_of(key: Any) -> Iterator[Any]:
+    """Yield a value, and if it is a tuple its items, and theirs; no tuple's items beyond the first hundred."""
+    left = [key]
+    while left:
+        part = left.pop()
+        yield part
+        if type(part) is tuple:
+            left.extend(part[:_ALIKE])
+
+
 def exactly(kind: Any, value: Any) -> Any:
     """Return a value; ValueError unless it is of this very type."""
     if type(value) is not kind:
@@ -223,13 +237,13 @@ def exactly(kind: Any, value: Any) -> Any:
 
 
 def _is_odd(key: Any) -> bool:
-    """Return True for a key with a hash that many others may have; ValueError for one that takes long to hash.
+    """Return True for a key with a hash that many others may have; UnsupportedError if it takes long to hash.
 
     Values of functions are told apart by their identity, except for complex numbers.
     """
     kind = type(key)
-    if kind is frozenset or (
-        kind is tuple and (len(key) > _ITEMS or not all(type(item) in _HASHED or type(item) is int for item in key))
-    ):
-        raise ValueError("its pickle has a key made of tuples or sets")
+    items = list(itertools.islice(parts_of(key), _ITEMS + 2)) if kind is tuple else []
+    if kind is frozenset or len(items) > _ITEMS + 1 or not _IN_KEYS.issuperset(map(type, items)):
+        what = f"a key, or an item of a set, that is a set or a tuple of more than {_ITEMS} items, inner ones included"
+        raise UnsupportedError(f"{what}, or that has other items than texts and numbers; make it a text")
     return kind in (tuple, complex, timedelta) or (kind is int and not -_WIDE < key < _WIDE)

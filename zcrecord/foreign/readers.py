@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
-import io
 import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -17,7 +15,7 @@ from zcrecord.storage.folders import in_hub_cache
 from zcrecord.storage.memory import Memory, map_file
 from zcrecord.storage.stream_reader import PIECE, StreamReader
 
-__all__ = ["FileReader", "MemoryReader", "Reader", "as_file", "inode_of_memory", "open_beside", "path_beside"]
+__all__ = ["FileReader", "MemoryReader", "Reader", "inode_of_memory", "open_beside", "path_beside"]
 
 T = TypeVar("T")
 
@@ -79,6 +77,11 @@ class FileReader(StreamReader):
         super().__exit__(*error)
         self._stack.close()
 
+    def read_at(self, offset: int, nbytes: int) -> bytes:
+        """Return a copy of a range of a regular file; less at its end."""
+        self.seek(offset)
+        return self.read(nbytes)
+
     def beside(self, name: str) -> FileReader:
         """Return a reader of a file in the same folder.
 
@@ -128,7 +131,6 @@ class MemoryReader:
         return MemoryReader(open_beside(self.memory.absolute, name, read, inode_of_memory), read=self._read)
 
     def seek(self, offset: int) -> None:
-        """Go to an offset."""
         self.position = offset
 
     def piece(self, most: int) -> memoryview:
@@ -142,6 +144,10 @@ class MemoryReader:
     def read(self, most: int) -> bytes:
         """Return a copy of the next bytes, at most so many."""
         return bytes(self.piece(most))
+
+    def read_at(self, offset: int, nbytes: int) -> memoryview:
+        """Return a range of a file that is not remote, less at its end; threads may do so at once."""
+        return self.memory.octets[offset : offset + nbytes]
 
     def pieces(self, nbytes: int, most: int = PIECE) -> Iterator[memoryview]:
         """Yield the next `nbytes` bytes, at most `most` at a time.
@@ -158,31 +164,3 @@ class MemoryReader:
 
 
 Reader = FileReader | MemoryReader
-
-
-class _RawReader(io.RawIOBase):
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        piece = self._reader.piece(len(buffer))
-        buffer[: len(piece)] = piece
-        return len(piece)
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._reader.position}.get(whence, self._reader.nbytes or 0)
-        if start + offset < 0:
-            raise OSError(errno.EINVAL, "an offset before the start of the file")
-        self._reader.seek(start + offset)
-        return self._reader.position
-
-
-def as_file(reader: Reader) -> io.BufferedReader:
-    """Return a reader of a regular file as Python's binary file object, for other packages."""
-    return io.BufferedReader(_RawReader(reader))

@@ -7,6 +7,7 @@ views of the file. `writing.sharing` decides which of them share memory.
 from __future__ import annotations
 
 import datetime
+import itertools
 import zlib
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sized
@@ -15,7 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zcrecord.archive.payload_source import MemberSum
 from zcrecord.codec.entries import KIND_NAMES, ModuleKind, encodable, is_attribute
 from zcrecord.codec.file_types import HEAD, wrong_type
 from zcrecord.codec.layout import MAX_DEPTH
@@ -25,13 +25,13 @@ from zcrecord.writing.flatten import children_of, refuse_key
 from zcrecord.writing.module_tree import state_path
 
 from .numpy_types import Noted
-from .pickled import unpickle
+from .pickled import parts_of, unpickle
 from .readers import MemoryReader, Reader
 from .receiver import Form, Receiver
 from .torch_types import Fields, TorchNames, TorchStorage, TorchTensor, TorchValue, itemsize
-from .zip_files import stored_members
+from .zip_files import STORED, Member, zip_members
 
-_Members = dict[bytes, tuple[int, int, int]]  # as `stored_members` returns them
+_Members = dict[bytes, Member]  # by the names in lower case, as torch compares them
 
 _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
 _WRONG = "no torch checkpoint"
@@ -116,8 +116,9 @@ def _load(reader: MemoryReader) -> Any:
         raise FormatError("no torch checkpoint, which begins as a zip file or a pickle", advice=advice)
     try:
         if head.startswith(_ZIP):
-            value, reader.described, members = _load_zipped(octets)
-            reader.sums = lambda: _sums(octets, members)
+            value, reader.described, members = _load_zipped(reader, octets)
+            # A CRC-32 of 0 stands for none: torch can be told to compute none.
+            reader.sums = lambda: (member.checksum(octets) for member in members.values() if member.crc)
         else:
             value, reader.described = _load_bare(octets)
     except (MemoryError, RecordError):
@@ -128,32 +129,44 @@ def _load(reader: MemoryReader) -> Any:
     return value
 
 
-def _sums(octets: memoryview, members: _Members) -> Iterator[MemberSum]:
-    """Yield the checksums of a zip file's members. A CRC-32 of 0 stands for none: torch can be told to compute none."""
-    for name, (start, size, crc) in members.items():
-        if crc:
-            yield MemberSum(octets[start : start + size], crc, name.decode(errors="replace"))
+def stored_members(reader: MemoryReader) -> tuple[_Members, int]:
+    """Return the members of a zip file, and the offset of its directory.
+
+    Raises:
+        FormatError: as `zip_members`; or two members have one name. UnsupportedError: one is compressed or encrypted.
+    """
+    found, directory = zip_members(reader, _WRONG)
+    for member in found:
+        if member.method != STORED or member.encrypted:
+            done = "encrypted" if member.method == STORED else "compressed"
+            name = printable(member.name.decode(errors="replace"))
+            what = f"{_WRONG}, or one that was packed again: '{name}' is {done}"
+            raise UnsupportedError(f"{what}; unpack it and pack it without compression, or save it anew")
+    members = {member.name.lower(): member for member in found}
+    if len(members) < len(found):
+        raise FormatError("two of its members have one name, or differ by case alone; save it anew")
+    return members, directory
 
 
-def _load_zipped(octets: memoryview) -> tuple[Any, tuple[int, int], _Members]:
+def _load_zipped(reader: MemoryReader, octets: memoryview) -> tuple[Any, tuple[int, int], _Members]:
     """Return the value in a zip file, the range of its directory, and its members."""
-    members, directory = stored_members(octets, _WRONG)
+    members, directory = stored_members(reader)
     root = next(iter(members), b"").partition(b"/")[0]
 
     def member(name: bytes, most: int) -> bytes | None:
-        start, nbytes, _ = members.get(root + b"/" + name, (0, 0, 0))
-        return bytes(octets[start : start + min(nbytes, most)]) if start else None
+        found = members.get(root + b"/" + name)
+        return None if found is None else bytes(octets[found.start :][: min(found.nbytes, most)])
 
     def place(key: str, storage: TorchStorage) -> None:
-        start, nbytes, _ = members[root + b"/data/" + key.encode()]
-        if storage.nbytes != nbytes:
-            raise ValueError(f"its storage '{printable(key)}' has {nbytes} bytes, not those of its tensors")
-        storage.octets, storage.start, storage.in_file = octets, start, True
+        found = members[root + b"/data/" + key.encode()]
+        if storage.nbytes != found.nbytes:
+            raise ValueError(f"its storage '{printable(key)}' has {found.nbytes} bytes, not those of its tensors")
+        storage.octets, storage.start, storage.in_file = octets, found.start, True
         if order == b"big":
             storage.swap()
 
     pickle, order, version = member(b"data.pkl", len(octets)), member(b"byteorder", 9), member(b"version", 9)
-    if pickle is None or members[root + b"/data.pkl"][2] not in (0, zlib.crc32(pickle)):
+    if pickle is None or members[root + b"/data.pkl"].crc not in (0, zlib.crc32(pickle)):
         raise ValueError("its data.pkl is " + ("missing" if pickle is None else "damaged"))
     if version is None or not version.strip().isdigit() or int(version) > _VERSIONS:
         raise ValueError("its version is " + ("missing" if version is None else printable(repr(version))))
@@ -249,6 +262,9 @@ class _StateDictWalk:
         if not isinstance(value, _MODULES):
             what = f"a {type(value).__name__} is neither a tensor nor a plain value; take it out of the checkpoint"
             raise UnsupportedError(value.text if isinstance(value, TorchValue) else what, tensor=name)
+        if isinstance(value, set | frozenset):  # sorted below: long texts, in many tuples, would be compared often
+            for part in itertools.chain.from_iterable(map(parts_of, value)):
+                self._meet(part, name)
         if isinstance(value, dict) and any(isinstance(key, Noted) for key in value):
             value = {key.scalar(name) if isinstance(key, Noted) else key: inner for key, inner in value.items()}
         kind, type_name, children = children_of(value, name)
@@ -277,13 +293,15 @@ class _StateDictWalk:
         name = ".".join(path)
         if kind is Noted:
             return _CheckpointItem(path, "tensor", value.array(name)), None
-        if isinstance(value, Sized) and kind is not TorchTensor:
-            self._meet(value, name)
+        self._meet(value, name)
         if is_attribute(value, name):
             return _CheckpointItem(path, "attribute", value), None
         return self._module(path, value)
 
     def _meet(self, value: Any, name: str) -> None:
+        """Count a text or container; LimitError if such were met too often."""
+        if not isinstance(value, Sized):
+            return
         cost = len(value) + 1
         again = id(value) in self._met
         self._met.add(id(value))

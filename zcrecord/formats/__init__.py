@@ -57,11 +57,6 @@ _OWN_NAMES = ("adapter_model", "diffusion_pytorch_model")  # names of weights th
 _PIECE = 1 << 20  # bytes read at a time of a packed archive
 
 
-def _writer(kind: str) -> Any:
-    """Return the module that writes a format; imported here, because a conversion needs one at the most."""
-    return importlib.import_module(f".{kind}", __name__)
-
-
 def convert(
     source: str | os.PathLike[str] | Binary,
     dest: str | os.PathLike[str] | Binary,
@@ -178,7 +173,6 @@ class _Conversion:
     storage_options: Mapping[str, Any] | None
 
     def to_archive(self, kind: str, given: Any, dest: Any) -> ConvertReport:
-        """Convert a source of any format to an archive."""
         options: dict[str, Any] = {"alignment": self.alignment, "durable": self.durable}
         options |= {"storage_options": self.storage_options}
         if kind == ONNX:
@@ -212,7 +206,6 @@ class _Conversion:
         )
 
     def from_archive(self, given: Any, target: str, dest: Any) -> ConvertReport:
-        """Convert an archive to another format."""
         options: dict[str, Any] = {"durable": self.durable, "progress": self.progress}
         options |= {"storage_options": self.storage_options}
         if target == SAFETENSORS:
@@ -220,7 +213,8 @@ class _Conversion:
         with _load(given) as loaded:
             check_no_own_shard(loaded, self.dest_path)
             record = untuned_record(loaded)
-            written = _writer(target).write(record, dest, **options)
+            writer: Any = importlib.import_module(f".{target}", __name__)  # here, because a conversion needs one
+            written = writer.write(record, dest, **options)
             repeated, nbytes = _tied_bytes(record)
             return conversion_report(
                 self.started,

@@ -57,7 +57,6 @@ class MemoryTarget:
             self._done, self._rest = self._done + count, piece[count * size :]
 
     def close(self) -> Any:
-        """Return the result."""
         return self._result
 
     def abort(self) -> None:
@@ -86,7 +85,6 @@ class SinkTarget(NamedTuple):
         return self.upload if result is None else result
 
     def abort(self) -> None:
-        """Call the object's `abort`, if it has one."""
         if callable(getattr(self.upload, "abort", None)):
             self.upload.abort()
 
@@ -283,7 +281,6 @@ class _StringCounter(_ByteCounter):
         self._shape, self._octets = shape, bytearray()
 
     def take(self, piece: Any) -> memoryview:
-        """Return a piece's bytes, and keep a copy of them."""
         data = super().take(piece)
         self._octets += data
         return data

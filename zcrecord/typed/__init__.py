@@ -7,7 +7,6 @@ Each annotation has a class in `leaves` or `containers` that fills it. An unknow
 from __future__ import annotations
 
 import types
-from collections import abc
 from enum import Enum
 from functools import lru_cache
 from pathlib import PurePath
@@ -19,9 +18,8 @@ from zcrecord.archive import unflatten
 from zcrecord.archive.archive import Archive
 from zcrecord.archive.payloads import check_blobs
 from zcrecord.codec import conventions
-from zcrecord.codec.entries import ModuleKind, is_attribute
+from zcrecord.codec.entries import ModuleKind
 from zcrecord.errors import UnsupportedError, located
-from zcrecord.writing.flatten import children_of
 
 from . import containers, fields
 from .leaves import Array, FromValue, Instance, Number, OneOf, SavedModule, TorchClass, Want, plain
@@ -45,21 +43,16 @@ def into(archive: Archive, kind: type[T]) -> T:
         MismatchError: a field is missing, or of another kind. UnsupportedError: nothing is loaded into such a `kind`.
         LimitError: copies of bytes that attributes share would be far larger than the archive.
     """
-    views = list(archive.views())
-    check_blobs(archive)
-    tree = unflatten.unflatten(archive.index, 0, views.__getitem__, archive.payload, _module)
     with located(path=archive.path):
-        return structure(kind, tree)
-
-
-def structure(kind: type[T], tree: Any) -> T:
-    """Return a nested record, as `Record.tree` gives it, as a `kind`; copies no array, and raises as `into`."""
-    hint: Any = fields.bare(kind)
-    if hint is not Any and not isinstance(hint, type) and get_origin(hint) is None:
-        what = f"a record is loaded into a class, or a type such as list[Layer], not into a {type(kind).__name__}"
-        raise UnsupportedError(what)
-    instance: T = _want(hint).build(_noded(tree), "")
-    return instance
+        hint: Any = fields.bare(kind)
+        if hint is not Any and not isinstance(hint, type) and get_origin(hint) is None:
+            what = f"a record is loaded into a class, or a type such as list[Layer], not into a {type(kind).__name__}"
+            raise UnsupportedError(what)
+        views = list(archive.views())
+        check_blobs(archive)
+        tree = unflatten.unflatten(archive.index, 0, views.__getitem__, archive.payload, _module)
+        instance: T = _want(hint).build(tree, "")
+        return instance
 
 
 def _module(kind: int, type_name: str, items: list[tuple[str, Any]]) -> Any:
@@ -68,18 +61,6 @@ def _module(kind: int, type_name: str, items: list[tuple[str, Any]]) -> Any:
         if value is not conventions.ABSENT:
             return value
     return SavedModule(kind, type_name, dict(items))
-
-
-def _noded(value: Any) -> Any:
-    if isinstance(value, abc.Mapping):
-        kind, _, items = children_of(value, "")
-        return SavedModule(kind or ModuleKind.MAPPING, "", {key: _noded(v) for key, v in items})
-    if not isinstance(value, list | tuple) or is_attribute(value, ""):
-        return value
-    kind = ModuleKind.LIST if isinstance(value, list) else ModuleKind.TUPLE
-    names = getattr(value, "_fields", None)
-    items = zip(names or map(str, range(len(value))), map(_noded, value), strict=True)
-    return SavedModule(kind, type(value).__name__ if names else "", dict(items))
 
 
 def _want(hint: Any) -> Want:
