@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import zcrecord
 from zcrecord.distributed import ZcrStorageReader, ZcrStorageWriter, load_views
+from zcrecord.errors import MismatchError
 
 logging.disable(logging.CRITICAL)
 warnings.filterwarnings("ignore")  # of torch, about itself
@@ -253,6 +254,29 @@ def plans_that_are_cached(rank: Rank) -> Any:
     return found
 
 
+def saved_without_collectives(rank: Rank) -> Any:
+    mesh, whole = init_device_mesh("cpu", (rank.world,)), torch.arange(24.0).reshape(8, 3)
+
+    def state(of: torch.Tensor, *to: Any, **more: Any) -> dict[str, Any]:
+        tensors = {"w": placed(of, mesh, *to), "both": placed(of, mesh, Replicate()), "here": of * 2}
+        return {**tensors, "n": 7, f"of {rank.number}": [rank.number], **more}
+
+    for _ in range(2):
+        save(state(whole), rank.scenario, use_collectives=False)
+    try:
+        save(state(whole, odd=torch.ones(rank.number)), rank.scenario, use_collectives=False)
+        told = ""
+    except MismatchError as error:
+        told = str(error)
+    into, record = (
+        load(state(whole * 0, Shard(1)), rank.scenario),
+        zcrecord.load_record(rank.scenario / "checkpoint.zcr"),
+    )
+    record.verify()
+    values = sorted(record.attributes)
+    return {"equal": digest(into) == digest(state(whole)), "files": len(files(rank)), "told": told, "values": values}
+
+
 def asynchronous_saves(rank: Rank) -> Any:
     mesh = init_device_mesh("cpu", (4,))
     w = placed(torch.full((8, 2), 1.0), mesh)
@@ -355,7 +379,8 @@ if __name__ == "__main__":
     serve(
         [
             model_in_two_dimensions, resharding, ties, a_rank_that_fails, plans_that_are_cached, asynchronous_saves,
-            a_part_of_the_ranks, folders_that_are_not_shared, ranks_that_opened_different_checkpoints,
+            saved_without_collectives, a_part_of_the_ranks,
+            folders_that_are_not_shared, ranks_that_opened_different_checkpoints,
         ],
         [saved_and_loaded_in_a_bucket, the_guides_example],
     )  # fmt: skip

@@ -104,9 +104,13 @@ def test_a_rank_that_fails_leaves_the_old_checkpoint_and_the_next_save_removes_i
         assert not after & (before | failed) - {"checkpoint.zcr"}
 
 
-def test_two_ranks_save_over_their_checkpoint_with_cached_plans(tmp_path: Path) -> None:
-    found = ranks.run_ranks(SCENARIOS, 2, tmp_path, "plans_that_are_cached")
+def test_two_ranks_save_over_their_checkpoint_with_cached_plans_and_without_collectives(tmp_path: Path) -> None:
+    found = ranks.run_ranks(SCENARIOS, 2, tmp_path, "plans_that_are_cached", "saved_without_collectives")
     assert found["plans_that_are_cached"] == [[[0, 0, 3], [1, 1, 3], [2, 2, 3]]] * 2
+    for facts in found["saved_without_collectives"]:
+        assert facts["equal"] and facts["files"] == 3, "the second save has removed the first one's archives"
+        assert facts["values"] == ["n", "of 0", "of 1"], "each rank's own values are there"
+        assert re.search(r"'odd': rank 1 has it as float32 of shape \(1,\), a rank before as", facts["told"])
 
 
 @exhaustive

@@ -20,6 +20,7 @@ from zcrecord.archive.damage import check_digest
 from zcrecord.archive.payloads import check_blobs
 from zcrecord.archive.unflatten import attribute_entries, check_full_names, key_of, plain, unflatten
 from zcrecord.codec.entries import ModuleKind
+from zcrecord.codec.index import TensorEntry
 from zcrecord.codec.layout import NONE
 from zcrecord.dtypes import DType
 from zcrecord.errors import FormatError, UnsupportedError
@@ -54,7 +55,9 @@ class Checkpoint:
         self.tensors: dict[str, int] = dict(zip(names, range(len(names)), strict=True))
         self.metadata: dict[str, Any] = record.metadata
         self._pieces: dict[int, list[StoredBox]] = {}
+        self._boxes: dict[Any, list[Any]] = {}
         self._places: dict[tuple[int, int], tuple[int, int]] = {}
+        self._rows: dict[int, TensorEntry] = {}
         self._types: dict[int, tuple[DType, int, tuple[int, ...]]] = {}
         self._paths: dict[int, Path] = {0: ()}
         self._verified: set[tuple[int, int]] = set()
@@ -72,10 +75,16 @@ class Checkpoint:
 
     # Tensors.
 
+    def row(self, i: int) -> TensorEntry:
+        """Return the entry of a tensor in the index."""
+        if i not in self._rows:
+            self._rows[i] = self.archive.row(i)
+        return self._rows[i]
+
     def type_of(self, i: int) -> tuple[DType, int, tuple[int, ...]]:
         """Return element type, stored bits and shape of a tensor, in elements."""
         if i not in self._types:
-            row = self.archive.row(i)
+            row = self.row(i)
             if (kind := dtypes.by_code.get(row.dtype)) is None:
                 reason = f"dtype code {row.dtype} is not known; upgrade zcrecord, or leave the tensor out of the load"
                 raise UnsupportedError(reason, path=self.path, tensor=self.archive.index.name(i))
@@ -85,8 +94,15 @@ class Checkpoint:
     def pieces(self, i: int) -> list[StoredBox]:
         """Return the pieces of a tensor; none if it has no elements. FormatError unless they tile it."""
         if i not in self._pieces:
-            boxes = zip(*(map(tuple, corners.tolist()) for corners in self.archive.boxes(i)), strict=True)
-            self._pieces[i] = [StoredBox(i, k, *box) for k, box in enumerate(boxes)]
+            row, table = self.row(i), self.archive.source.piece_table()
+            of_table = None
+            if table is not None and table.origin is not None and row.payload != NONE:
+                rows = slice((at := table.pieces(row.payload)).start, at.stop)
+                of_table = table.origin[rows].tobytes(), table.extent[rows].tobytes()
+            key = i if of_table is None else (self.archive.shape(row), row.bits, *of_table)
+            if key not in self._boxes:  # a model has few layouts, and whether boxes tile a tensor takes long to check
+                self._boxes[key] = [tuple(map(tuple, corners.tolist())) for corners in self.archive.boxes(i)]
+            self._pieces[i] = [StoredBox(i, k, *box) for k, box in enumerate(zip(*self._boxes[key], strict=True))]
         return self._pieces[i]
 
     def piece_at(self, i: int, origin: tuple[int, ...], hint: int | None = None) -> StoredBox | None:
@@ -100,7 +116,7 @@ class Checkpoint:
         """Return the file of a piece, by number, and its payload's number there: in this order they are read."""
         key = box[:2]
         if key not in self._places:
-            number, table = self.archive.row(box.tensor).payload, self.archive.source.piece_table()
+            number, table = self.row(box.tensor).payload, self.archive.source.piece_table()
             self._places[key] = 0, number
             if table is not None:
                 piece = table.pieces(number)[box.piece]
@@ -123,20 +139,26 @@ class Checkpoint:
 
         Bytes of a tensor with strides are copied. `verify` compares the piece with its digest, the first time.
         """
+        octets, start = self.locate(box, archive, verify=verify)
+        return octets[start : start + dtypes.nbytes(prod(box.extent), self.type_of(box.tensor)[1])]
+
+    def locate(self, box: StoredBox, archive: Archive | None = None, *, verify: bool = False) -> tuple[Any, int]:
+        """Return memory that has a piece's bytes in C order, and their offset there; as `octets` does."""
         archive = archive or self.archive
-        nbytes = dtypes.nbytes(prod(box.extent), self.type_of(box.tensor)[1])
-        row = archive.row(box.tensor)
+        row = self.row(box.tensor)
         if verify and self.place(box) not in self._verified:
             check_digest(self.archive.source.pieces(row.payload, [box.piece]), self.archive.index.name(box.tensor))
             self._verified.add(self.place(box))
         if len(self.pieces(box.tensor)) > 1:
-            (piece,) = archive.boxed_pieces(box.tensor, [box.piece])
-            octets, start = piece.source.locate(piece.number)
-            return octets[start : start + nbytes]
+            [piece] = archive.source.pieces(row.payload, [box.piece])
+            if piece.nbytes != prod(box.extent) * (row.bits >> 3):
+                what = "a piece of it has another size than its box"
+                raise FormatError(what, path=piece.source.path, tensor=archive.index.name(box.tensor))
+            return piece.source.locate(piece.number)
         if row.strides != NONE:
-            return np.ascontiguousarray(archive.elements(box.tensor)).view(np.uint8).reshape(-1).data
+            return np.ascontiguousarray(archive.elements(box.tensor)).view(np.uint8).reshape(-1).data, 0
         octets, start = archive.source.locate(row.payload)
-        return octets[start + row.byte_offset : start + row.byte_offset + nbytes]
+        return octets, start + row.byte_offset
 
     # Values that are no tensors.
 
@@ -287,6 +309,9 @@ class ByName(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._opened.tensors) + len(self._opened.values)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
 
 
 class PathsByName(ByName):

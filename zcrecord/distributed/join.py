@@ -29,7 +29,10 @@ FLAT, OBJECTS, PATHS, PLANNER_DATA = (f"{VERSION}.{name}" for name in ("flat", "
 
 
 class _Columns:
-    """The chunks of all tensors, as columns, ordered by tensor and box; `first` is the first chunk of each tensor."""
+    """The chunks of all tensors, as columns, ordered by tensor and box; `first` is the first chunk of each tensor.
+
+    Of a box that several ranks have, as they do if they plan without collectives, the first rank's is taken.
+    """
 
     def __init__(self, reports: Sequence[RankReport], numbers: Mapping[str, int]) -> None:
         rank = max((report.origin.shape[1] for report in reports), default=0)
@@ -45,6 +48,8 @@ class _Columns:
             for column in ("origin", "extent")
         )
         order = np.lexsort((*self.origin.T[::-1], self.owner))
+        boxes = np.column_stack((self.owner, self.origin, self.extent))[order]
+        order = order[np.append(True, (boxes[1:] != boxes[:-1]).any(axis=1))[: len(order)]]  # one of equal boxes
         for column in ("owner", "file", "number", "tied_to", "origin", "extent"):
             setattr(self, column, getattr(self, column)[order])
         self.first = np.searchsorted(self.owner, np.arange(len(numbers) + 1))
@@ -67,7 +72,7 @@ def join_reports(
         MismatchError: chunks of a tensor do not agree, or do not cover it.
     """
     tensors = _tensors(reports)
-    values = {name: value for report in reports for name, value in report.values.items()}
+    values = {name: value for report in reversed(reports) for name, value in report.values.items()}
     paths = paths_of(planner_data) or {}
     names = [name for name in paths if name in tensors or name in values]
     names += [name for name in (*tensors, *values) if name not in paths]

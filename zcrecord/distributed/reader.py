@@ -10,13 +10,18 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import pickle
 import uuid
+from collections import UserList
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from operator import mul
 from typing import TYPE_CHECKING, Any, Literal
 
 from zcrecord.errors import IntegrityError, MismatchError, SourceError, SourceNotFoundError, UnsupportedError
-from zcrecord.frameworks.torch import import_torch, torch_dtype, torch_over, torch_shape
+from zcrecord.frameworks.torch import import_torch, torch_bytes, torch_dtype, torch_shape
 from zcrecord.storage.files import is_url
+from zcrecord.tensors.strides import c_strides
 
 from .checkpoint import ByName, Checkpoint, PathsByName, StoredBox
 from .folder import catalogue_of
@@ -34,8 +39,9 @@ class ZcrStorageReader(StorageReader):  # type: ignore[misc]  # mypy takes torch
         dcp.load(state_dict, storage_reader=ZcrStorageReader("checkpoints/100"))
 
     Takes the folder of a checkpoint, its catalogue, one archive (as of a consolidated checkpoint), or a URL of one of
-    these. Each rank opens the archives that have bytes for it, and copies those bytes alone, in file order. Metadata
-    are made for the names that are loaded, however many chunks the checkpoint has.
+    these. Each rank opens the archives that have bytes for it, and copies those bytes alone, in file order; a tensor of
+    another element type gets them converted, as by torch's own storages. Metadata are made for the names that are
+    loaded, however many chunks the checkpoint has.
 
     All ranks get one checkpoint, or an error: if a save replaces it after it was opened, a rank whose archives are gone
     opens the new one, once, and ranks that have opened different ones refuse.
@@ -50,8 +56,8 @@ class ZcrStorageReader(StorageReader):  # type: ignore[misc]  # mypy takes torch
     Raises:
         DependencyError: torch is not installed. UnsupportedError: another level of verification.
 
-    Errors of a load, in CheckpointException: SourceError, FormatError and IntegrityError of files, MismatchError for a
-    tensor of another element type, UnsupportedError for an object that needs `allow_pickle`.
+    Errors of a load, in CheckpointException: SourceError, FormatError and IntegrityError of files, UnsupportedError for
+    an object that needs `allow_pickle`, MismatchError for a planner's tensor of another shape.
     """
 
     def __init__(
@@ -115,13 +121,14 @@ class ZcrStorageReader(StorageReader):  # type: ignore[misc]  # mypy takes torch
         """Open the archives that have bytes for this rank; afterwards a save may remove them."""
         opened = self._checkpoint()
         try:
-            opened.open_files(box for _, box in self._boxes(opened, plan))
+            self._reads = self._open_files(opened, plan)
         except (SourceNotFoundError, IntegrityError):
             if (newer := opened.newer()) is None:
                 raise
-            newer.open_files(box for _, box in self._boxes(newer, plan))
+            self._reads = self._open_files(newer, plan)
             self._opened = opened = newer
-        return dataclasses.replace(plan, storage_data=opened.identity)
+        self._planned = _PlannedItems(plan.items)
+        return dataclasses.replace(plan, items=self._planned, storage_data=opened.identity)
 
     def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
         """Return the plans as they are; SourceError if ranks have opened different checkpoints."""
@@ -136,8 +143,11 @@ class ZcrStorageReader(StorageReader):  # type: ignore[misc]  # mypy takes torch
         from torch.futures import Future
 
         torch, opened = import_torch(), self._checkpoint()
-        for item, box in sorted(self._boxes(opened, plan), key=lambda pair: opened.place(pair[1])):
-            self._copy(torch, opened, planner, item, box)
+        reads = self._reads if self._planned.came_back_as(plan.items) else list(self._boxes(opened, plan))
+        memory = _FileTensors(torch, opened, self._full)
+        with torch.no_grad():  # so that a DTensor gives its local part as it is
+            for item, box in sorted(reads, key=lambda pair: opened.place(pair[1])):
+                self._copy(memory, planner, item, box)
         put = _value_setter(torch, planner)
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
@@ -148,24 +158,19 @@ class ZcrStorageReader(StorageReader):  # type: ignore[misc]  # mypy takes torch
         done.set_result(None)
         return done
 
-    def _copy(self, torch: Any, opened: Checkpoint, planner: Any, item: Any, box: StoredBox) -> None:
+    def _copy(self, memory: _FileTensors, planner: Any, item: Any, box: StoredBox) -> None:
         target = planner.resolve_tensor(item).detach()
-        kind, bits, _ = opened.type_of(box.tensor)
-        dtype = torch_dtype(torch, kind, bits)
-        name = item.storage_index.fqn
-        if target.dtype != dtype:
-            advice = "load it as it is, and convert the model with .to(...) before or after"
-            message = f"is {dtype} in the checkpoint, and {target.dtype} in the state dict; {advice}"
-            raise MismatchError(message, path=opened.path, tensor=name)
-        shape = torch_shape(kind, bits, box.extent)
-        source = torch_over(torch, opened.octets(box, verify=self._full), dtype, shape)
-        ranges = zip(item.storage_offsets, item.lengths, strict=True)
-        source = source[tuple(slice(start, start + size) for start, size in ranges)]
-        if target.shape != source.shape:
-            message = f"planned to load a box of shape {tuple(source.shape)}, got a tensor of {tuple(target.shape)}"
-            raise MismatchError(f"{message} from the planner", path=opened.path, tensor=name)
-        target.copy_(source)
+        if target.shape != item.lengths:
+            message = f"planned to load a box of shape {tuple(item.lengths)}, got a tensor of {tuple(target.shape)}"
+            name = item.storage_index.fqn
+            raise MismatchError(f"{message} from the planner", path=self._checkpoint().path, tensor=name)
+        target.copy_(memory.box(box, item.storage_offsets, item.lengths))
         planner.commit_tensor(item, target)
+
+    def _open_files(self, opened: Checkpoint, plan: Any) -> list[tuple[Any, StoredBox]]:
+        reads = list(self._boxes(opened, plan))
+        opened.open_files(box for _, box in reads)
+        return reads
 
     def _boxes(self, opened: Checkpoint, plan: Any) -> Iterator[tuple[Any, StoredBox]]:
         """Yield the plan's items of tensors, each with its piece; SourceError if it was planned for another one."""
@@ -185,6 +190,52 @@ class ZcrStorageReader(StorageReader):  # type: ignore[misc]  # mypy takes torch
         if self._opened is None:
             raise UnsupportedError("read_metadata() comes before plans and data")
         return self._opened
+
+
+class _PlannedItems(UserList[Any]):
+    """The items of a plan, which DCP sends to the first rank and back: unpickled only if a planner looks at them."""
+
+    def __init__(self, items: Any = ()) -> None:
+        if isinstance(items, bytes):
+            self._sent = items
+        else:
+            self.data = list(items)
+
+    @cached_property
+    def data(self) -> Any:  # type: ignore[override]
+        return pickle.loads(self._sent)  # noqa: S301  # a rank of this job sent it; DCP unpickles all such
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if "data" in self.__dict__:
+            self._sent = pickle.dumps(self.data)
+        return type(self), (self._sent,)
+
+    def came_back_as(self, items: Any) -> bool:
+        """Return True if these were sent, and nobody has looked at them."""
+        unread = isinstance(items, _PlannedItems) and "data" not in items.__dict__
+        return unread and items._sent == self.__dict__.get("_sent")
+
+
+class _FileTensors:
+    """Boxes of pieces over a checkpoint's memory: each file is one tensor of each element type."""
+
+    def __init__(self, torch: Any, opened: Checkpoint, verify: bool) -> None:
+        self._torch, self._opened, self._verify = torch, opened, verify
+        self._whole: dict[Any, tuple[Any, Any]] = {}  # a file's memory, and a tensor over it
+
+    def box(self, box: StoredBox, offsets: Any, lengths: Any) -> Any:
+        """Return a box of a piece, uncopied."""
+        kind, bits, _ = self._opened.type_of(box.tensor)
+        dtype, shape = torch_dtype(self._torch, kind, bits), torch_shape(kind, bits, box.extent)
+        octets, start = self._opened.locate(box, verify=self._verify)
+        size = dtype.itemsize
+        if start % size:
+            octets, start = octets[start:], 0
+        key = id(octets), dtype
+        if key not in self._whole:
+            self._whole[key] = octets, torch_bytes(self._torch, octets[: len(octets) // size * size]).view(dtype)
+        strides = c_strides(shape)
+        return self._whole[key][1].as_strided(lengths, strides, start // size + sum(map(mul, offsets, strides)))
 
 
 def _value_setter(torch: Any, planner: Any) -> Callable[[Any, Any], None]:

@@ -107,11 +107,6 @@ def torch_dtype(torch: Any, kind: DType, bits: int) -> Any:
     return dtype
 
 
-def torch_over(torch: Any, octets: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
-    """Return a torch tensor over bytes in C order, uncopied; **a write to read-only ones ends the process**."""
-    return torch_bytes(torch, octets).view(dtype).view(shape)
-
-
 def torch_bytes(torch: Any, octets: Any) -> Any:
     """Return a torch tensor of uint8 over bytes, uncopied; **a write to read-only ones ends the process**."""
     view: Array = np.frombuffer(octets, np.uint8)
