@@ -377,10 +377,11 @@ def test_a_shard_swapped_for_a_link_while_it_is_opened_is_noticed(
 ) -> None:
     hub, secret = tmp_path / "hub", tmp_path / "secret.safetensors"
     hub.mkdir()
-    for path in (hub / "a.safetensors", secret):
-        safetensors.numpy.save_file({"w": W}, path)
+    for file in (hub / "a.safetensors", secret):
+        safetensors.numpy.save_file({"w": W}, file)
     index = {"metadata": {}, "weight_map": {"w": "a.safetensors"}}
-    (hub / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    path = hub / "model.safetensors.index.json"
+    path.write_text(json.dumps(index), encoding="utf-8")
     look = os.lstat
 
     def late(path: Any, **options: Any) -> os.stat_result:
@@ -390,10 +391,12 @@ def test_a_shard_swapped_for_a_link_while_it_is_opened_is_noticed(
             os.symlink(secret, path)
         return status
 
-    for read in (zcrecord.load_record, lambda path: convert(path, tmp_path / "m.zcr")):
+    record = zcrecord.load_record(path)
+    reads: list[Callable[[], Any]] = [lambda: record["w"], lambda: convert(path, tmp_path / "m.zcr")]
+    for read in reads:
         monkeypatch.setattr("zcrecord.foreign.readers.os.lstat", late)
         with pytest.raises(SourceError, match=r"a\.safetensors: was replaced by another file while it was opened"):
-            read(hub / "model.safetensors.index.json")
+            read()
         monkeypatch.undo()
         (hub / "a.safetensors").unlink()
         safetensors.numpy.save_file({"w": W}, hub / "a.safetensors")

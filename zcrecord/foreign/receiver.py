@@ -155,8 +155,8 @@ class Outline:
         if not names:
             return False
         starts, sizes = (np.concatenate(columns) for columns in list(zip(*files, strict=True))[1:])
-        units, some = np.array([_unit(kind) for kind, _ in forms], np.uint64)[form_ids], sizes > 0
-        entries = None if (starts % units)[some].any() else state_entries(names)
+        some = sizes > 0
+        entries = state_entries(names) if aligned(forms, form_ids, starts, sizes) else None
         if entries is None:
             return False
         entries.layouts, entries.layout_ids = [_layout(kind, shape, "C") for kind, shape in forms], form_ids
@@ -294,6 +294,12 @@ class Outline:
         if not isinstance(value, bytes | memoryview):
             return value
         return PayloadId(self._in_memory(np.frombuffer(value, np.uint8)) if len(value) else NONE)
+
+
+def aligned(forms: Sequence[Form], form_ids: Any, starts: Array, sizes: Array) -> bool:
+    """Return True if tensors of these forms start in their files where an array of their elements may."""
+    units = np.array([_unit(kind) for kind, _ in forms], np.uint64)[form_ids]
+    return not np.count_nonzero((starts % units)[sizes > 0])
 
 
 @functools.lru_cache(4096)
