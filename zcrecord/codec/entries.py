@@ -274,20 +274,22 @@ def encode(entries: Entries) -> bytearray:
 
 
 def index_in_memory(entries: Entries) -> Index:
-    """Return an index of entries as columns, without encoding it; limits and errors are those of `encode`."""
-    vectors = _vectors(entries)
+    """Return an index of entries, which are used up, as columns, without encoding it; limits are those of `encode`."""
+    vectors = _vectors(entries, use_up=True)
     columns: dict[str, Any] = {n: np.asarray(vectors.get(n, ()), dtype) for n, (_, dtype, _) in VECTORS.items()}
     memory = memoryview(columns["text"].base).toreadonly()  # with the slack behind the text
     columns |= {"text": memory[: -len(_SLACK)], "by_module": vectors.get("by_module")}
     return Index(memory=memory, digest_kind=entries.digest_kind, **columns)
 
 
-def _vectors(entries: Entries) -> dict[str, Array]:
+def _vectors(entries: Entries, *, use_up: bool = False) -> dict[str, Array]:
     """Return the vectors of an index by name; LimitError if they exceed 2 GiB."""
     pool = _TextPoolBuilder(entries)
     vectors: dict[str, Array] = {}
     _encode_tensors(entries, pool, vectors)
     _encode_modules(entries, pool, vectors)
+    if use_up:  # names take as much as the index, and a vocabulary comes next
+        entries.names, entries.module_columns = [], None
     words = _NumberPool()
     by_place = sorted(entries.attributes, key=lambda a: (a.parent, a.place))
     vectors["attributes"] = _encode_attributes(by_place, pool, words)
@@ -387,7 +389,8 @@ def _encode_value(value: Any, pool: _TextPoolBuilder, words: _NumberPool) -> tup
     if isinstance(value, WordList):
         base, start = pool.append(value.text) if value.text else 0, len(words.items)
         pool.append(b"\0" * bool(value.text))
-        value.text, value.words = b"", value.words + np.uint64(base)  # a vocabulary is not kept twice
+        value.text = b""  # a vocabulary is not kept twice
+        value.words += np.uint64(base)
         words.items.frombytes(value.words.view(np.uint8).data)
         value.words = value.words[:0].copy()
         return value.kind, ValueForm.LIST, start | len(words.items) - start << 32
