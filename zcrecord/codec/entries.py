@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal, NamedTuple
@@ -61,14 +61,23 @@ class ModuleEntry(NamedTuple):
     type_name: str
 
 
+class TypedModules(NamedTuple):
+    """Modules with one class name and the same attributes, which come before what else is in them."""
+
+    numbers: Array
+    type_name: str
+    attributes: Mapping[str, Any]
+
+
 class ModuleColumns(NamedTuple):
-    """Modules that are plain mappings, as columns, in pre-order; `ends` are those of the index."""
+    """Modules that are mappings, as columns, in pre-order; `ends` are those of the index. Most are plain."""
 
     names: Sequence[str]
     key_sizes: Any
     parents: Any
     places: Any
     ends: Any
+    typed: Sequence[TypedModules] = ()
 
 
 class AttributeEntry(NamedTuple):
@@ -288,11 +297,15 @@ def _vectors(entries: Entries, *, use_up: bool = False) -> dict[str, Array]:
     vectors: dict[str, Array] = {}
     _encode_tensors(entries, pool, vectors)
     _encode_modules(entries, pool, vectors)
+    typed = () if entries.module_columns is None else entries.module_columns.typed
     if use_up:  # names take as much as the index, and a vocabulary comes next
         entries.names, entries.module_columns = [], None
     words = _NumberPool()
     by_place = sorted(entries.attributes, key=lambda a: (a.parent, a.place))
     vectors["attributes"] = _encode_attributes(by_place, pool, words)
+    if typed:
+        _encode_typed(typed, pool, words, vectors)
+    vectors["modules"]["first_attribute"] = first_children(vectors["attributes"]["parent"], len(vectors["modules"]))
     vectors["metadata"] = _encode_attributes(sorted(entries.metadata, key=lambda a: a.key), pool, words)
     vectors["words"] = np.frombuffer(words.items, np.uint64)
     vectors["payloads"] = entries.payload_rows
@@ -353,7 +366,7 @@ def _subtree_ends(parents: Sequence[int]) -> list[int]:
 def _encode_modules(entries: Entries, pool: _TextPoolBuilder, vectors: dict[str, Array]) -> None:
     """Encode modules into `vectors`; `_encode_tensors` comes first, for its column of parents."""
     if entries.module_columns is not None:
-        names, key_sizes, parents, places, ends = entries.module_columns
+        names, key_sizes, parents, places, ends, _ = entries.module_columns
     else:
         names, key_sizes, parents, places, kinds, type_names = zip(*entries.modules, strict=True)
         ends = _subtree_ends(parents)
@@ -368,7 +381,20 @@ def _encode_modules(entries: Entries, pool: _TextPoolBuilder, vectors: dict[str,
         out["type_name"], out["type_name_size"] = zip(*map(pool.add, type_names), strict=True)
         out["kind"] = kinds
     out["first_tensor"] = first_children(vectors["tensors"]["parent"], len(names))
-    out["first_attribute"] = first_children(np.array([a.parent for a in entries.attributes], np.uint32), len(names))
+
+
+def _encode_typed(
+    typed: Sequence[TypedModules], pool: _TextPoolBuilder, words: _NumberPool, vectors: dict[str, Array]
+) -> None:
+    """Give modules in `vectors` their class names, and attributes besides those that are there."""
+    parts, modules = [vectors["attributes"]], vectors["modules"]
+    for numbers, type_name, attributes in typed:
+        each = [AttributeEntry(key, 0, i, value) for i, (key, value) in enumerate(attributes.items())]
+        parts.append(np.tile(_encode_attributes(each, pool, words), len(numbers)))
+        parts[-1]["parent"] = np.repeat(numbers, len(each))
+        modules["type_name"][numbers], modules["type_name_size"][numbers] = pool.add(type_name)
+    rows = np.concatenate(parts)
+    vectors["attributes"] = rows[np.argsort(rows["parent"], kind="stable")]
 
 
 def _encode_attributes(attributes: list[AttributeEntry], pool: _TextPoolBuilder, words: _NumberPool) -> Array:
