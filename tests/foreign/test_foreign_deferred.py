@@ -91,15 +91,76 @@ def test_a_missing_shard_and_a_link_to_elsewhere_are_refused_at_once(hub: Path) 
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="platform: mapped files cannot be replaced")
-def test_it_stays_what_it_was_if_its_files_are_replaced_or_removed(hub: Path) -> None:
-    record, pickled = zcrecord.load_record(hub), zcrecord.load_record(hub)
-    assert same(record["a.w"], TENSORS["a.w"])
-    assert same(pickle.loads(pickle.dumps(pickled))["c"], TENSORS["c"])
-    peer.save_file({"c": np.array(8, np.int64)}, hub / "new")
-    os.replace(hub / "new", hub / "m-00003-of-00003.safetensors")
-    os.unlink(hub / "m-00002-of-00003.safetensors")
-    assert same(record["c"], TENSORS["c"]) and same(record["b.w"], TENSORS["b.w"])
-    assert all(same(value, TENSORS[name]) for name, value in record.items())
+def test_a_shard_replaced_before_it_is_needed_is_refused_and_one_that_was_used_stays(hub: Path) -> None:
+    record, whole = zcrecord.load_record(hub), zcrecord.load_record(hub)
+    assert same(record["c"], TENSORS["c"]) and len(whole) == len(TENSORS)
+    assert same(pickle.loads(pickle.dumps(zcrecord.load_record(hub)))["c"], TENSORS["c"])
+    for name, value in (("b", TENSORS["b.w"]), ("c", np.array(8, np.int64))):
+        peer.save_file({f"{name}.w" if name == "b" else name: value}, hub / "new")
+        os.replace(hub / "new", hub / f"m-0000{1 + 'abc'.index(name)}-of-00003.safetensors")
+    assert same(record["c"], TENSORS["c"])
+    with pytest.raises(SourceError, match=r"m-00002-of-00003\.safetensors: was replaced or changed since its index"):
+        record["b.w"]
+    assert all(same(value, TENSORS[name]) for name, value in whole.items())
+
+
+FORMS = {
+    "as json has it": lambda index: json.dumps(index),
+    "as transformers writes it": lambda index: json.dumps(index, indent=2, sort_keys=True),
+    "compact, the map first": lambda index: json.dumps(dict(reversed(index.items())), separators=(",", ":")),
+    "escaped": lambda index: json.dumps(index).replace("c", "\\u0063"),
+    "a name in the metadata": lambda index: json.dumps(index | {"metadata": {"a.w": "a.w", "x": {"weight_map": 1}}}),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_index_in_any_form_of_json_leads_to_the_same_tensors(hub: Path, form: str) -> None:
+    path = hub / "m.safetensors.index.json"
+    path.write_text(FORMS[form](json.loads(path.read_text())), encoding="utf-8")
+    record = zcrecord.load_record(hub)
+    assert all(same(record[name], TENSORS[name]) for name in TENSORS)
+    assert sorted(record) == sorted(TENSORS)
+
+
+BAD = {
+    "a comma too many": ('", "a.b"', '",, "a.b"'),
+    "a space that JSON has not": ('", "a.b"', '",\x0b"a.b"'),
+    "a comma for a colon": ('"a.b": ', '"a.b", '),
+    "a line in a name": ("a.b", "a.\nb"),
+    "no end": ("}}", "}"),
+    "a map twice": ('"weight_map"', '"weight_map": {}, "weight_map"'),
+    "a name twice": ('"a.b"', '"a.w"'),
+    "a map in the metadata": ('"total_size": 1}, "weight_map"', '"weight_map"'),
+    "bytes that are no text": ('"total_size"', '"\udcff"'),
+}
+
+
+@pytest.mark.parametrize("fault", BAD)
+def test_an_index_that_is_no_json_is_refused_when_it_is_opened(hub: Path, fault: str) -> None:
+    path = hub / "m.safetensors.index.json"
+    text = path.read_text()
+    assert BAD[fault][0] in text
+    path.write_bytes(text.replace(*BAD[fault], 1).encode(errors="surrogateescape"))
+    with pytest.raises(FormatError):
+        zcrecord.load_record(hub)
+
+
+def test_a_private_copy_is_one_before_and_after_all_is_asked_for(hub: Path) -> None:
+    """Of a tensor that is not aligned, too."""
+    for file, name in (("m-00001-of-00003.safetensors", "a.w"), ("odd.safetensors", "b")):
+        if name == "b":
+            at = {"a": ("U8", [1], [0, 1]), "b": ("F32", [2], [1, 9])}
+            entries = {n: dict(zip(("dtype", "shape", "data_offsets"), v, strict=True)) for n, v in at.items()}
+            header = json.dumps(entries).encode()
+            (hub / file).write_bytes(len(header).to_bytes(8, "little") + header + bytes(9))
+        before = (hub / file).read_bytes()
+        with zcrecord.load_record(hub / file, mode="c") as record:
+            early = record[name]
+            early[:] = 5
+            assert (record[name] == 5).all() and (dict(record.items())[name] == 5).all()
+            assert np.shares_memory(early, record[name])
+        assert (hub / file).read_bytes() == before
+        assert not (zcrecord.load_record(hub / file)[name] == 5).all()
 
 
 @pytest.mark.parametrize("made", [False, True])

@@ -377,10 +377,11 @@ def test_a_shard_swapped_for_a_link_while_it_is_opened_is_noticed(
 ) -> None:
     hub, secret = tmp_path / "hub", tmp_path / "secret.safetensors"
     hub.mkdir()
-    for path in (hub / "a.safetensors", secret):
-        safetensors.numpy.save_file({"w": W}, path)
+    for file in (hub / "a.safetensors", secret):
+        safetensors.numpy.save_file({"w": W}, file)
     index = {"metadata": {}, "weight_map": {"w": "a.safetensors"}}
-    (hub / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    path = hub / "model.safetensors.index.json"
+    path.write_text(json.dumps(index), encoding="utf-8")
     look = os.lstat
 
     def late(path: Any, **options: Any) -> os.stat_result:
@@ -390,10 +391,12 @@ def test_a_shard_swapped_for_a_link_while_it_is_opened_is_noticed(
             os.symlink(secret, path)
         return status
 
-    for read in (zcrecord.load_record, lambda path: convert(path, tmp_path / "m.zcr")):
+    record = zcrecord.load_record(path)
+    reads: list[Callable[[], Any]] = [lambda: record["w"], lambda: convert(path, tmp_path / "m.zcr")]
+    for read in reads:
         monkeypatch.setattr("zcrecord.foreign.readers.os.lstat", late)
         with pytest.raises(SourceError, match=r"a\.safetensors: was replaced by another file while it was opened"):
-            read(hub / "model.safetensors.index.json")
+            read()
         monkeypatch.undo()
         (hub / "a.safetensors").unlink()
         safetensors.numpy.save_file({"w": W}, hub / "a.safetensors")
@@ -534,6 +537,28 @@ def test_shards_of_tensors_of_several_types_are_put_at_once(tmp_path: Path) -> N
     for name, value in (parts[0] | parts[1]).items():
         assert np.array_equal(record[name], value)
         assert record[name].dtype == value.dtype
+
+
+@pytest.mark.parametrize("names", ["blk.0.Q blk.0.norm Q blk.1.Q", "Q.a Q", "Q Q.Q", "a a.Q b.Q", "Q.a.b Q"])
+def test_quantised_tensors_and_others_are_where_their_conversion_has_them(names: str, tmp_path: Path) -> None:
+    """Of those that are put at once, and of the others, where a name goes on behind a quantised one's."""
+    path, made = tmp_path / "m.gguf", gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    for i, name in enumerate(names.split()):
+        kind = gguf.GGMLQuantizationType.Q8_0 if i % 2 else gguf.GGMLQuantizationType.Q4_0
+        if name.endswith("Q"):
+            values = gguf.quants.quantize(np.full((4 + i % 3, 64), i, np.float32), kind)
+            made.add_tensor(name, values, raw_dtype=kind)
+        else:
+            made.add_tensor(name, W + i)
+    made.write_header_to_file()
+    made.write_kv_data_to_file()
+    made.write_tensors_to_file()
+    made.close()
+    convert(path, tmp_path / "m.zcr")
+    opened, own = zcrecord.load_record(path), zcrecord.load_record(tmp_path / "m.zcr")
+    walks = ([(at, key, getattr(c, "shape", c)) for at, key, c in record.walk()] for record in (opened, own))
+    assert next(walks) == next(walks) and opened.content_digest() == own.content_digest()
+    assert sum(module.type_name == "zcr:quantized" for module in opened.modules.values()) == f"{names} ".count("Q ")
 
 
 def test_names_of_modules_that_take_much_are_not_put_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal, NamedTuple
@@ -61,14 +61,23 @@ class ModuleEntry(NamedTuple):
     type_name: str
 
 
+class TypedModules(NamedTuple):
+    """Modules with one class name and the same attributes, which come before what else is in them."""
+
+    numbers: Array
+    type_name: str
+    attributes: Mapping[str, Any]
+
+
 class ModuleColumns(NamedTuple):
-    """Modules that are plain mappings, as columns, in pre-order; `ends` are those of the index."""
+    """Modules that are mappings, as columns, in pre-order; `ends` are those of the index. Most are plain."""
 
     names: Sequence[str]
     key_sizes: Any
     parents: Any
     places: Any
     ends: Any
+    typed: Sequence[TypedModules] = ()
 
 
 class AttributeEntry(NamedTuple):
@@ -274,23 +283,29 @@ def encode(entries: Entries) -> bytearray:
 
 
 def index_in_memory(entries: Entries) -> Index:
-    """Return an index of entries as columns, without encoding it; limits and errors are those of `encode`."""
-    vectors = _vectors(entries)
+    """Return an index of entries, which are used up, as columns, without encoding it; limits are those of `encode`."""
+    vectors = _vectors(entries, use_up=True)
     columns: dict[str, Any] = {n: np.asarray(vectors.get(n, ()), dtype) for n, (_, dtype, _) in VECTORS.items()}
     memory = memoryview(columns["text"].base).toreadonly()  # with the slack behind the text
     columns |= {"text": memory[: -len(_SLACK)], "by_module": vectors.get("by_module")}
     return Index(memory=memory, digest_kind=entries.digest_kind, **columns)
 
 
-def _vectors(entries: Entries) -> dict[str, Array]:
+def _vectors(entries: Entries, *, use_up: bool = False) -> dict[str, Array]:
     """Return the vectors of an index by name; LimitError if they exceed 2 GiB."""
     pool = _TextPoolBuilder(entries)
     vectors: dict[str, Array] = {}
     _encode_tensors(entries, pool, vectors)
     _encode_modules(entries, pool, vectors)
+    typed = () if entries.module_columns is None else entries.module_columns.typed
+    if use_up:  # names take as much as the index, and a vocabulary comes next
+        entries.names, entries.module_columns = [], None
     words = _NumberPool()
     by_place = sorted(entries.attributes, key=lambda a: (a.parent, a.place))
     vectors["attributes"] = _encode_attributes(by_place, pool, words)
+    if typed:
+        _encode_typed(typed, pool, words, vectors)
+    vectors["modules"]["first_attribute"] = first_children(vectors["attributes"]["parent"], len(vectors["modules"]))
     vectors["metadata"] = _encode_attributes(sorted(entries.metadata, key=lambda a: a.key), pool, words)
     vectors["words"] = np.frombuffer(words.items, np.uint64)
     vectors["payloads"] = entries.payload_rows
@@ -351,7 +366,7 @@ def _subtree_ends(parents: Sequence[int]) -> list[int]:
 def _encode_modules(entries: Entries, pool: _TextPoolBuilder, vectors: dict[str, Array]) -> None:
     """Encode modules into `vectors`; `_encode_tensors` comes first, for its column of parents."""
     if entries.module_columns is not None:
-        names, key_sizes, parents, places, ends = entries.module_columns
+        names, key_sizes, parents, places, ends, _ = entries.module_columns
     else:
         names, key_sizes, parents, places, kinds, type_names = zip(*entries.modules, strict=True)
         ends = _subtree_ends(parents)
@@ -366,7 +381,20 @@ def _encode_modules(entries: Entries, pool: _TextPoolBuilder, vectors: dict[str,
         out["type_name"], out["type_name_size"] = zip(*map(pool.add, type_names), strict=True)
         out["kind"] = kinds
     out["first_tensor"] = first_children(vectors["tensors"]["parent"], len(names))
-    out["first_attribute"] = first_children(np.array([a.parent for a in entries.attributes], np.uint32), len(names))
+
+
+def _encode_typed(
+    typed: Sequence[TypedModules], pool: _TextPoolBuilder, words: _NumberPool, vectors: dict[str, Array]
+) -> None:
+    """Give modules in `vectors` their class names, and attributes besides those that are there."""
+    parts, modules = [vectors["attributes"]], vectors["modules"]
+    for numbers, type_name, attributes in typed:
+        each = [AttributeEntry(key, 0, i, value) for i, (key, value) in enumerate(attributes.items())]
+        parts.append(np.tile(_encode_attributes(each, pool, words), len(numbers)))
+        parts[-1]["parent"] = np.repeat(numbers, len(each))
+        modules["type_name"][numbers], modules["type_name_size"][numbers] = pool.add(type_name)
+    rows = np.concatenate(parts)
+    vectors["attributes"] = rows[np.argsort(rows["parent"], kind="stable")]
 
 
 def _encode_attributes(attributes: list[AttributeEntry], pool: _TextPoolBuilder, words: _NumberPool) -> Array:
@@ -387,7 +415,8 @@ def _encode_value(value: Any, pool: _TextPoolBuilder, words: _NumberPool) -> tup
     if isinstance(value, WordList):
         base, start = pool.append(value.text) if value.text else 0, len(words.items)
         pool.append(b"\0" * bool(value.text))
-        value.text, value.words = b"", value.words + np.uint64(base)  # a vocabulary is not kept twice
+        value.text = b""  # a vocabulary is not kept twice
+        value.words += np.uint64(base)
         words.items.frombytes(value.words.view(np.uint8).data)
         value.words = value.words[:0].copy()
         return value.kind, ValueForm.LIST, start | len(words.items) - start << 32

@@ -25,10 +25,11 @@ from zcrecord.storage.stream_reader import PIECE
 from zcrecord.writing.module_tree import state_path
 
 from .readers import Reader
-from .receiver import Receiver
+from .receiver import Around, Receiver
 
 QUANTIZED = "zcr:quantized"
 MAGIC = b"GGUF"
+_BLOCKS = "data"  # the name of blocks in their module
 
 _VERSIONS = (2, 3)
 _STRING, _ARRAY, _BOOL = 8, 9, 7
@@ -73,10 +74,11 @@ def read(reader: Reader, out: Receiver) -> int:
     reader.described = 0, header.end
     for key, value in header.metadata.items():
         out.metadata[key] = value.values() if out.reads and isinstance(value, WordList) else value
-    plain = [(form.kind.plain, form.shape) for form in header.forms if form.kind.plain is not None]
-    if out.reads or len(plain) < len(header.forms) or not out.put_state(
-        list(header.names), plain, header.form_ids, [(reader, header.offsets, header.sizes)]
-    ):  # fmt: skip
+    forms, around = [(form.dtype, form.stored_shape) for form in header.forms], [form.around for form in header.forms]
+    quantised = np.array([module is not None for module in around], bool)[header.form_ids].tolist()
+    names = [f"{name}.{_BLOCKS}" if odd else name for name, odd in zip(header.names, quantised, strict=True)]
+    ranges = (reader, header.offsets, header.sizes)
+    if out.reads or not out.put_state(names, forms, header.form_ids, [ranges], around):
         for name, form, offset in zip(header.names, header.form_ids.tolist(), header.offsets.tolist(), strict=True):
             _give(reader, header.forms[form], offset, state_path(name, header.names), out)
     return reader.nbytes
@@ -97,6 +99,24 @@ class _GgufForm(NamedTuple):
     kind: _GgufType
     shape: tuple[int, ...]
     nbytes: int
+
+    @property
+    def dtype(self) -> DType:
+        """The element type, of blocks that of their bytes."""
+        return self.kind.plain or by_name["uint8"]
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The shape in elements of `dtype`."""
+        *rows, last = self.shape or (1,)
+        return self.shape if self.kind.plain else (*rows, last // self.kind.block * self.kind.nbytes)
+
+    @property
+    def around(self) -> Around | None:
+        """Class name and attributes of the module around blocks; None for a plain tensor."""
+        kind, shape = self.kind, list(self.shape)
+        values = {"ggml_type": kind.name, "shape": shape, "block": kind.block, "block_nbytes": kind.nbytes}
+        return None if kind.plain else (QUANTIZED, values)
 
 
 def _types() -> dict[int, _GgufType]:
@@ -382,13 +402,10 @@ def _short_texts(octets: Any) -> Any:
 
 def _give(reader: Reader, form: _GgufForm, offset: int, path: tuple[str, ...], out: Receiver) -> None:
     """Give one tensor, or the module of a quantised one."""
-    dtype, shape = form.kind.plain, form.shape
-    if dtype is None:
-        out.module(path, type_name=QUANTIZED)
-        kind = form.kind
-        values = {"ggml_type": kind.name, "shape": list(shape), "block": kind.block, "block_nbytes": kind.nbytes}
+    if form.around is not None:
+        type_name, values = form.around
+        out.module(path, type_name=type_name)
         for key, value in values.items():
             out.attribute((*path, key), value)
-        path = (*path, "data")
-        shape = (*shape[:-1], shape[-1] // form.kind.block * form.kind.nbytes)
-    out.put_range(path, dtype or by_name["uint8"], shape, reader, offset, form.nbytes)
+        path = (*path, _BLOCKS)
+    out.put_range(path, form.dtype, form.stored_shape, reader, offset, form.nbytes)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from zcrecord.archive.payload_source import MemberSum
 from zcrecord.errors import FormatError, SourceError, printable
-from zcrecord.storage.files import Binary, real_path
+from zcrecord.storage.files import Binary, Identity, identity_of, real_path
 from zcrecord.storage.folders import in_hub_cache
 from zcrecord.storage.memory import Memory, map_file
 from zcrecord.storage.stream_reader import PIECE, StreamReader
@@ -125,10 +125,20 @@ class MemoryReader:
         Raises:
             SourceError: it is missing, cannot be read, or is a link to elsewhere. FormatError: there is no folder.
         """
+        read = functools.partial(self._read, least=0)
+        return MemoryReader(open_beside(self._index_path(), name, read, inode_of_memory), read=self._read)
+
+    def identity_beside(self, name: str) -> Identity:
+        """Return the identity of the file that `beside` opens; raises what that does."""
+        real = _beside(self._index_path(), name)[1]
+        with contextlib.suppress(SourceError):
+            return identity_of(real)
+        return self.beside(name).memory.identity or ()  # which says why it cannot be read
+
+    def _index_path(self) -> str:
         if self.memory.absolute is None:
             raise FormatError("an index of shards, which lie beside it in files; load it by its path")
-        read = functools.partial(self._read, least=0)
-        return MemoryReader(open_beside(self.memory.absolute, name, read, inode_of_memory), read=self._read)
+        return self.memory.absolute
 
     def seek(self, offset: int) -> None:
         self.position = offset

@@ -22,6 +22,7 @@ from zcrecord.codec.entries import (
     Order,
     PayloadId,
     TensorLayout,
+    TypedModules,
     WordList,
     dense_layout,
     index_in_memory,
@@ -45,6 +46,7 @@ __all__ = ["Outline", "Receiver"]
 
 Path = Sequence[str]
 Form = tuple[DType, tuple[int, ...]]  # element type and shape
+Around = tuple[str, dict[str, Any]]  # class name and attributes of the module around a tensor
 FileRanges = tuple[Any, Array, Array]  # a file's reader, and where its tensors start there, and their bytes
 
 _KINDS = {name: kind for kind, name in KIND_NAMES.items()}
@@ -78,12 +80,14 @@ class Receiver(Protocol):
         """Add a tensor whose bytes lie in the file of a reader as an archive has them."""
 
     def put_state(
-        self, names: Sequence[str], forms: Sequence[Form], form_ids: Any, files: Sequence[FileRanges]
-    ) -> bool:
+        self, names: Sequence[str], forms: Sequence[Form], form_ids: Any, files: Sequence[FileRanges],
+        around: Sequence[Around | None] = (),
+    ) -> bool:  # fmt: skip
         """Add all tensors, which lie in files as `put_range` has them, under their `state_path`.
 
         Only called if not `reads`, for a record of nothing else but metadata. Returns False, having added nothing, if
         they have to be added one by one. Each has one of `forms`; the files hold them in this order; equal ranges tie.
+        Tensors of a form with an item in `around` are alone in their modules, which are typed so.
         """
 
     def put_decoded(
@@ -146,8 +150,9 @@ class Outline:
         self._tree.tensor(path, _layout(kind, tuple(shape), order), payload)
 
     def put_state(
-        self, names: Sequence[str], forms: Sequence[Form], form_ids: Any, files: Sequence[FileRanges]
-    ) -> bool:
+        self, names: Sequence[str], forms: Sequence[Form], form_ids: Any, files: Sequence[FileRanges],
+        around: Sequence[Around | None] = (),
+    ) -> bool:  # fmt: skip
         """Add all tensors by columns; return False, having added none, if one is not aligned or a name is unusual.
 
         Ranges that start alike must be equal: they become one payload.
@@ -155,9 +160,9 @@ class Outline:
         if not names:
             return False
         starts, sizes = (np.concatenate(columns) for columns in list(zip(*files, strict=True))[1:])
-        units, some = np.array([_unit(kind) for kind, _ in forms], np.uint64)[form_ids], sizes > 0
-        entries = None if (starts % units)[some].any() else state_entries(names)
-        if entries is None:
+        some = sizes > 0
+        entries = state_entries(names) if aligned(forms, form_ids, starts, sizes) else None
+        if entries is None or (any(around) and not _put_around(entries, around, form_ids)):
             return False
         entries.layouts, entries.layout_ids = [_layout(kind, shape, "C") for kind, shape in forms], form_ids
         bases = [self._opened(reader)[0] if len(ranges) else 0 for reader, ranges, _ in files]
@@ -294,6 +299,31 @@ class Outline:
         if not isinstance(value, bytes | memoryview):
             return value
         return PayloadId(self._in_memory(np.frombuffer(value, np.uint8)) if len(value) else NONE)
+
+
+def _put_around(entries: Entries, around: Sequence[Around | None], form_ids: Any) -> bool:
+    """Type the modules around tensors of forms that have it so; return False if something else is in one of them."""
+    modules, parents, typed = entries.module_columns, entries.parents, []
+    assert modules is not None, "they were made by columns"
+    alone = (np.bincount(parents, minlength=len(modules.ends)) == 1) & (
+        modules.ends == np.arange(1, len(modules.ends) + 1)
+    )
+    order = np.argsort(form_ids, kind="stable")
+    groups = np.split(order, np.searchsorted(form_ids[order], np.arange(1, len(around))))
+    for inside, module in zip(groups, around, strict=True):
+        if module is not None:
+            if not alone[parents[inside]].all():
+                return False
+            entries.places[inside] = len(module[1])
+            typed.append(TypedModules(parents[inside], *module))
+    entries.module_columns = modules._replace(typed=typed)
+    return True
+
+
+def aligned(forms: Sequence[Form], form_ids: Any, starts: Array, sizes: Array) -> bool:
+    """Return True if tensors of these forms start in their files where an array of their elements may."""
+    units = np.array([_unit(kind) for kind, _ in forms], np.uint64)[form_ids]
+    return not np.count_nonzero((starts % units)[sizes > 0])
 
 
 @functools.lru_cache(4096)

@@ -14,17 +14,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zcrecord.archive.payload_source import Closed
-from zcrecord.errors import FormatError, RecordError, UnsupportedError, located
+from zcrecord.archive.memory_source import source_in as default_source_in
+from zcrecord.archive.payload_source import Closed, PayloadTable
+from zcrecord.archive.private_copy import PrivateSource
+from zcrecord.codec.index import PAYLOAD
+from zcrecord.errors import FormatError, RecordError, SourceError, UnsupportedError, located
+from zcrecord.storage.memory import Memory, Mode
 from zcrecord.storage.stream_reader import PIECE
 
 from . import safetensors_index as shards
 from .readers import MemoryReader, Reader
-from .receiver import Form, Outline, Receiver
+from .receiver import FileRanges, Form, Outline, Receiver, aligned
 from .safetensors_header import MAX_HEADER, HeaderEntry, SafetensorsHeader, check_length, decode_header
 from .structure import KEY, Structure, decode_structure
 
 _FEW = 32  # tensors that are given before the archive is made, from which on a whole archive is faster
+_NO_PAYLOADS = PayloadTable(np.zeros(0, PAYLOAD), False, 0)
 FORMAT = "format"  # metadata without it is refused by transformers
 
 
@@ -51,59 +56,98 @@ class _File(NamedTuple):
         """Yield the tensors one by one."""
         return (_TensorPlace(entry, self.reader, self.start + entry.start) for entry in self.header.entries())
 
+    def ranges(self) -> FileRanges:
+        """Return the reader, and the columns of where tensors start in the file and of their bytes."""
+        bounds = np.array(self.header.bounds, np.uint64)
+        return self.reader, bounds[:-1] + np.uint64(self.start), np.diff(bounds)
 
-class Folder:
-    """An index of shards and its files, all of them open. A file's header is read, and checked, when it is needed."""
 
-    def __init__(self, reader: Any, data: bytes | memoryview) -> None:
-        """Decode an index, in `data`, and open its files; FormatError, SourceError."""
+class _Files:
+    """A file, named "", or an index of shards and its files, each opened and checked when it is needed."""
+
+    def __init__(self, reader: Any) -> None:
+        """Read the file's header, or the index; FormatError."""
+        self._reader, self._files = reader, dict[str, _File]()
+        self.names, self.index = [""], None
+        if reader.path is None or not reader.path.endswith(".json"):
+            self._files[""] = _scan_file(reader)
+            return
+        data = reader.read(MAX_HEADER + 1)
         if len(data) > MAX_HEADER:
             raise FormatError(f"an index of more than {MAX_HEADER} bytes")
         self.index, self.nbytes = shards.decode_index(data), len(data)
-        self.readers = {file: reader.beside(file) for file in self.index.files}
-        self._files: dict[str, _File] = {}
+        self.names = self.index.files
 
     def file(self, name: str) -> _File:
         """Return a file with its header; FormatError, naming it, if a rule is broken or the index says otherwise."""
         if name not in self._files:
-            reader = self.readers[name]
-            reader.seek(0)  # it may have failed before
+            reader = self._open(name)
             with located(path=reader.path):
                 file = _scan_file(reader)
+                assert self.index is not None, "a single file was scanned"
                 shards.check_shard(self.index, name, file.header.names)
             self._files[name] = file
         return self._files[name]
 
+    def _open(self, name: str) -> Any:
+        return self._reader.beside(name)
 
-class DeferredArchive(Folder):
-    """The archive of an index of shards, as a record has it until more is asked for than a few tensors.
 
-    Its files are mapped when it is opened: it stays the same if they are replaced. Threads may share it.
+class DeferredArchive(_Files):
+    """The archive of a file, or of an index of shards, as a record has it until more than a few tensors are asked for.
+
+    Shards are mapped when they are needed; one that was replaced since is refused. Threads may share it.
     """
 
-    mode = "r"
+    def __init__(self, memory: Memory, recipe: Callable[[Any], tuple[Any, ...]], mode: Mode) -> None:
+        """Read the header, or the index, in `memory`; errors are those of `open_foreign`. `recipe` is for pickle.
 
-    def __init__(self, memory: Any, recipe: Callable[[Any], tuple[Any, ...]]) -> None:
-        """Read the index in `memory`, and map its files; errors are those of `open_foreign`. `recipe` is for pickle."""
-        self.path, self.absolute, self._memory, self._recipe = memory.path, memory.absolute, memory, recipe
-        self._lock, self._left = threading.Lock(), _FEW
+        In mode "c" `memory` has no index, and all tensors are views of one private copy; it is made at once if one of
+        them is not aligned.
+        """
+        self.path, self.absolute, self.mode = memory.path, memory.absolute, mode
+        self._memory: Any = memory
+        self._recipe, self._lock, self._left = recipe, threading.Lock(), _FEW
         self._archive: Any = None
-        super().__init__(MemoryReader(memory), memory.octets[: MAX_HEADER + 1])
-        files = [memory, *(reader.memory for reader in self.readers.values())]
-        self._mappings = [weakref.ref(file.mapping) for file in files if file.mapping is not None]
+        self._source_in: Any = None  # None for that of the file itself
+        self._copy: Any = Memory(memoryview(b""))
+        self._mappings: list[weakref.ref[Any]] | None = None
+        with located(path=self.path):
+            super().__init__(MemoryReader(memory))
+            self._known = {name: self._reader.identity_beside(name) for name in self.names if name}
+        if self.index is not None:
+            return
+        header = self.file("").header
+        if mode == "c" and KEY not in header.metadata and self._is_aligned():
+            self._copy = copy = default_source_in(memory, memory.octets, _NO_PAYLOADS).private_memory()
+            self._source_in = lambda *file: PrivateSource(copy, copy.octets, file[2], 0, default_source_in(*file))
+        elif mode == "c" or KEY in header.metadata:
+            self.made()
+
+    def _is_aligned(self) -> bool:
+        header, (_, starts, sizes) = self.file("").header, self.file("").ranges()
+        return aligned(header.forms, header.form_ids, starts, sizes)
+
+    def _open(self, name: str) -> Any:
+        reader = super()._open(name)
+        if reader.memory.identity != self._known[name]:
+            raise SourceError("was replaced or changed since its index was opened; load it again", path=reader.path)
+        return reader
 
     def early(self, name: str) -> Any:
         """Return a view of a tensor by its name; None if the archive is to be made, and asked."""
         with self._lock:
             self._left -= 1
-            file = self.index.weight_map.get(name) if self._left >= 0 and isinstance(name, str) else None
-            if file is None or KEY in self.index.metadata:
+            if self._left < 0 or self._archive is not None or not isinstance(name, str):
                 return None
-            (header, reader, start), out = self.file(file), Outline()
+            place = "" if self.index is None else None if KEY in self.index.metadata else self.index.find(name)
+            if place is None or name not in self.file(place).header.names:
+                return None
+            (header, reader, start), out = self.file(place), Outline()
             number = header.names.index(name)
             first, end = header.bounds[number : number + 2]
             out.put_range((name,), *header.forms[header.form_ids[number]], reader, start + first, end - first)
-            return out.archive(reader.memory).view(0)
+            return out.archive(reader.memory, self._source_in).view(0)
 
     def made(self) -> Any:
         """Return the archive, made now or before; errors are those of `open_foreign`."""
@@ -111,29 +155,34 @@ class DeferredArchive(Folder):
             if self._archive is None:
                 out: Any = Outline()
                 read(MemoryReader(self._memory), out, self)
-                self._archive = out.archive(self._memory)
-                self._archive.source.recipe = self._recipe
+                archive = out.archive(self._memory, self._source_in)
+                archive.source.recipe = self._recipe
+                self._archive = archive.private() if self.mode != archive.mode else archive
             return self._archive
 
     def close(self) -> bool:
         """End all use of it, as `Archive.close`."""
         with self._lock:
-            self._left, self._memory, self._archive, self.readers, self._files = 0, Closed(self.path), None, {}, {}
+            if self._mappings is None:
+                memories = [self._memory, self._copy, *(file.reader.memory for file in self._files.values())]
+                self._mappings = [weakref.ref(memory.mapping) for memory in memories if memory.mapping is not None]
+                self._left, self._memory, self._archive, self._files = 0, Closed(self.path), None, {}
+                self._source_in = self._copy = self._reader = None
         return all(mapping() is None for mapping in self._mappings)
 
 
-def read(reader: Reader, out: Receiver, folder: Folder | None = None) -> int:
+def read(reader: Reader, out: Receiver, scanned: _Files | None = None) -> int:
     """Give a safetensors file, or the shards of an index, to `out`; returns the bytes of input.
 
     Read once, forward; only a file written from an archive whose tensors had to change their order is read in the
     archive's order, and so not from a pipe. Tensors that the archive had tied are tied again if `out` reads bytes, and
-    theirs are still the same. Of shards `folder` may be given, with what it has read before.
+    theirs are still the same. `scanned` has what was read of it before.
 
     Raises:
         FormatError: a rule is broken. UnsupportedError: a stream, where a file is needed. SourceError: it cannot be
         read.
     """
-    files, metadata, nbytes = _scan(reader, folder)
+    files, metadata, nbytes = _scan(scanned or _Files(reader))
     structure = decode_structure(metadata.pop(KEY, None))
     if structure.marked:
         metadata.pop(FORMAT, None)
@@ -151,22 +200,18 @@ def read(reader: Reader, out: Receiver, folder: Folder | None = None) -> int:
     return nbytes
 
 
-def _scan(reader: Reader, folder: Folder | None) -> tuple[list[_File], dict[str, Any], int]:
+def _scan(scanned: _Files) -> tuple[list[_File], dict[str, Any], int]:
     """Return the files, tensors in the order of their bytes, the metadata, and how many bytes of input there are."""
-    if reader.path is None or not reader.path.endswith(".json"):
-        single = _scan_file(reader)
-        return [single], single.header.metadata, single.start + single.header.bounds[-1]
-    folder = folder or Folder(reader, reader.read(MAX_HEADER + 1))
-    files, merged = [folder.file(name) for name in folder.readers], dict[str, Any]()
-    nbytes = folder.nbytes + sum(shard.nbytes or 0 for shard in folder.readers.values())
-    for name, file in zip(folder.readers, files, strict=True):
+    files, merged = [scanned.file(name) for name in scanned.names], dict[str, Any]()
+    if scanned.index is None:
+        return files, files[0].header.metadata, files[0].start + files[0].header.bounds[-1]
+    for name, file in zip(scanned.names, files, strict=True):
         file.header.metadata.pop(KEY, None)  # that of a single file from elsewhere; that of shards is in their index
         shards.merge(merged, file.header.metadata, name)
-    shards.merge(merged, folder.index.metadata, "index")
-    folder.index.weight_map.clear()  # which was compared: the archive's index takes as much again
+    shards.merge(merged, scanned.index.metadata, "index")
     if KEY in merged and not isinstance(merged[KEY], str):
         raise FormatError(f"the index's '{KEY}' entry is no text")
-    return files, merged, nbytes
+    return files, merged, scanned.nbytes + sum(file.reader.nbytes for file in files)
 
 
 def _scan_file(reader: Any) -> _File:
@@ -187,12 +232,11 @@ def _scan_file(reader: Any) -> _File:
 def _put_state(out: Receiver, files: Sequence[_File]) -> bool:
     """Give the tensors of all files at once, if `out` takes them so; returns whether it did."""
     numbers: dict[Form, int] = {}
-    form_ids, ranges = [np.zeros(0, np.intp)], []
-    for header, reader, start in files:
+    form_ids = [np.zeros(0, np.intp)]
+    for header, _, _ in files:
         ids = [numbers.setdefault(form, len(numbers)) for form in header.forms]
         form_ids.append(np.array(ids, np.intp)[header.form_ids])
-        bounds = np.array(header.bounds, np.uint64)
-        ranges.append((reader, bounds[:-1] + np.uint64(start), np.diff(bounds)))
+    ranges = [file.ranges() for file in files]
     names = [name for file in files for name in file.header.names]
     return out.put_state(names, list(numbers), np.concatenate(form_ids), ranges)
 

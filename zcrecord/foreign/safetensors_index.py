@@ -9,66 +9,162 @@ Source: https://huggingface.co/docs/transformers/big_models for `weight_map` and
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from zcrecord.codec.entries import is_attribute
+from zcrecord.codec.layout import align_up
+from zcrecord.dtypes import Array
 from zcrecord.errors import FormatError, RecordError, printable
 from zcrecord.storage.folders import is_plain_name
 
 INDEX = ".safetensors.index.json"
 _SUFFIX = ".safetensors"
 _TOTAL = "total_size"
+_SPACE = b" \t\n\r"
+_SLACK = b" " * 512  # behind an index: names up to this size are compared by columns
+_MIX = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio
+_CHUNK = 2048
+_MAP = b'"weight_map"'
+_MAP_START = re.compile(_MAP + rb"[ \t\n\r]*:[ \t\n\r]*\{")
 
 
 class ShardIndex(NamedTuple):
-    """Index of shards: the file of each tensor, how many each file holds, in the order of their names, and metadata."""
+    """Index of shards: `text` has the tensors' names, each between two quotes, from `starts` to `ends`.
 
-    weight_map: dict[str, str]
-    files: dict[str, int]
+    `file_ids` has the file of each, among `files`, which are in the order of their names.
+    """
+
+    files: list[str]
     metadata: dict[str, Any]
+    text: bytes
+    starts: Array
+    ends: Array
+    file_ids: Array
+
+    def names_in(self, file: str) -> list[str]:
+        """Return the names of the tensors in a file."""
+        mine = self.file_ids == self.files.index(file)
+        spans = zip(self.starts[mine].tolist(), self.ends[mine].tolist(), strict=True)
+        return [self.text[start:end].decode(errors="surrogatepass") for start, end in spans]
+
+    def find(self, name: str) -> str | None:
+        """Return the file of a tensor; None if the text has its name nowhere, or first as something else."""
+        quoted = f'"{name}"'.encode(errors="surrogatepass")
+        start = self.text.find(quoted) + 1
+        i = int(np.searchsorted(self.starts, start))
+        if not start or i == len(self.starts) or self.ends[i] != start + len(quoted) - 2 or self.starts[i] != start:
+            return None
+        return self.files[int(self.file_ids[i])]
 
 
-def decode_index(data: bytes | memoryview) -> ShardIndex:
+def decode_index(octets: bytes | memoryview) -> ShardIndex:
     """Decode an index of shards.
 
     Raises:
         FormatError: it is no index, names a tensor twice, or a file that is not a plain name.
     """
+    data = b"".join((octets, _SLACK))
+    if usual := _decode_usual(data):
+        return usual
     try:
-        index = json.loads(text := str(data, "utf-8"))
+        index = json.loads(data.decode(), object_pairs_hook=_once)
+    except FormatError:
+        raise
     except (ValueError, RecursionError) as error:
         raise FormatError(f"not an index of shards, no JSON that can be read ({printable(str(error))})") from None
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict):
         raise FormatError("not an index of safetensors shards: it has no 'weight_map'")
-    try:
-        files = Counter(weight_map.values())
-    except TypeError:  # one of them is a list, or an object
-        files = Counter()
-    if not files or not all(isinstance(file, str) and is_plain_name(file, _SUFFIX) for file in files):
-        for name, file in weight_map.items():
-            if not isinstance(file, str) or not is_plain_name(file, _SUFFIX):
-                what = f"its shard {printable(repr(file))} is not the plain name of a {_SUFFIX} file"
-                raise FormatError(f"{what}; shards lie beside their index", tensor=_encodable(name))
-    strings = 2 * len(weight_map) + _strings({**index, "weight_map": {}})
-    if "\\" in text or text.count('"') != 2 * strings:
-        try:
-            json.loads(text, object_pairs_hook=_once)  # which takes half as long again
-        except RecursionError as error:  # the function called takes a level more
-            raise FormatError(f"not an index of shards, no JSON that can be read ({error})") from None
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or not is_plain_name(file, _SUFFIX):
+            what = f"its shard {printable(repr(file))} is not the plain name of a {_SUFFIX} file"
+            raise FormatError(f"{what}; shards lie beside their index", tensor=_encodable(name))
+    names = [f'"{name}"'.encode(errors="surrogatepass") for name in weight_map]
+    ends = np.array(list(accumulate(map(len, names))), np.int64)
+    starts = np.append(0, ends)[:-1]
+    return _index(index, b"".join(names), starts + 1, ends - 1, list(weight_map.values()), 1)
+
+
+def _index(
+    index: dict[str, Any], text: bytes, starts: Array, ends: Array, files: Sequence[str], counts: Any
+) -> ShardIndex:
+    """Return an index whose tensors lie in `files`, `counts` of them in each; FormatError for its metadata."""
     metadata = index.get("metadata", {})
     if not isinstance(metadata, dict):
         raise FormatError("the index's metadata is not an object")
     named = {_name(key): _typed(key, value) for key, value in metadata.items() if key != _TOTAL}
-    return ShardIndex(weight_map, dict(sorted(files.items())), named)
+    numbers = {file: i for i, file in enumerate(sorted(set(files)))}
+    file_ids = np.repeat(np.array([numbers[file] for file in files], np.intp), counts)
+    return ShardIndex(list(numbers), named, text, starts, ends, file_ids)
 
 
-def _strings(index: dict[str, Any]) -> int:
-    """Return how many strings an index has, but for those in lists, or nested deeper, and those of keys given twice."""
-    parts = [index, *(part for part in index.values() if isinstance(part, dict))]
-    return sum(len(part) + list(map(type, part.values())).count(str) for part in parts)
+def _decode_usual(data: bytes) -> ShardIndex | None:
+    """Decode an index in the form that writers use, by columns; return None for any other, legal or not."""
+    found = _MAP_START.search(data)
+    if found is None or b"\\" in data:
+        return None
+    octets, start = np.frombuffer(data, np.uint8), found.end()
+    end = data.find(b"}", start)
+    quotes = start + np.flatnonzero(octets[start:end] == ord('"'))
+    if not len(quotes) or len(quotes) % 4 or _MAP in data[: found.start()] or _MAP in data[end:]:
+        return None
+    before, ends, middle, after = quotes.reshape(-1, 4).T  # of a name, and of its file
+    starts, files = before + 1, middle + 1
+    colon, comma = data[ends[0] + 1 : middle[0]], data[after[0] + 1 : before[1]] if len(before) > 1 else b","
+    outside = [data[start : before[0]], colon, comma, data[after[-1] + 1 : end]]
+    if [part.translate(None, _SPACE) for part in outside] != [b"", b":", b",", b""]:
+        return None
+    for part, left, right in ((colon, ends, middle), (comma, after[:-1], before[1:])):
+        if (right - left - 1 != len(part)).any() or any((octets[left + i] != c).any() for i, c in enumerate(part, 1)):
+            return None
+    lines = len(before) * _controls(colon) + (len(before) - 1) * _controls(comma)
+    if _controls(octets[before[0] : after[-1]]) != lines:
+        return None
+    widest = int(max((ends - starts).max(), (after - files).max()))
+    if widest > len(_SLACK):
+        return None
+    mix = np.cumprod(np.full(len(_SLACK) // 8, _MIX))
+    hashes = np.sort(_by_rows(data, starts, ends, widest, lambda words: (words @ mix[: words.shape[1]])[:_CHUNK]))
+    if (hashes[1:] == hashes[:-1]).any():  # perhaps a name twice
+        return None
+    first = np.append(True, _by_rows(data, files, after, widest, lambda words: (words[1:] != words[:-1]).any(axis=1)))
+    try:
+        data.decode()
+        index = json.loads((data[:start] + data[end:]).decode(), object_pairs_hook=_once)
+        runs = [data[a:b].decode() for a, b in zip(files[first].tolist(), after[first].tolist(), strict=True)]
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(index, dict) or index.get("weight_map") != {} or not all(map(_is_shard, set(runs))):
+        return None
+    return _index(index, data, starts, ends, runs, np.diff(np.append(np.flatnonzero(first), len(first))))
+
+
+def _by_rows(data: bytes, starts: Array, ends: Array, widest: int, work: Callable[[Array], Array]) -> Array:
+    """Return what `work` returns for ranges as rows of numbers: their bytes, at most `widest`, and zeros behind.
+
+    It has as many rows at a time as stay in the cache, and one more.
+    """
+    row = np.dtype(f"V{align_up(widest, 8)}")
+    masks = (np.tri(widest + 1, row.itemsize, -1, np.uint8) * np.uint8(255)).view(row).reshape(-1)
+    rows, sizes, out = np.ndarray(len(data) - len(_SLACK), row, data, 0, (1,)), ends - starts, []
+    for some in (slice(at, at + _CHUNK + 1) for at in range(0, len(starts), _CHUNK)):
+        words = rows[starts[some]].view(np.uint64)
+        words &= masks[sizes[some]].view(np.uint64)
+        out.append(work(words.reshape(-1, row.itemsize // 8)))
+    return np.concatenate(out)
+
+
+def _is_shard(file: str) -> bool:
+    return is_plain_name(file, _SUFFIX)
+
+
+def _controls(data: Any) -> int:
+    return int(np.count_nonzero(np.frombuffer(data, np.uint8) < ord(" ")))
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -102,9 +198,7 @@ def _typed(key: str, value: Any) -> Any:
 
 def check_shard(index: ShardIndex, file: str, names: Sequence[str]) -> None:
     """Raise FormatError unless a shard holds exactly the tensors that the index has in it."""
-    if len(names) == index.files[file] == list(map(index.weight_map.get, names)).count(file):
-        return
-    due, present = {name for name, where in index.weight_map.items() if where == file}, set(names)
+    due, present = set(index.names_in(file)), set(names)
     if missing := due - present:
         raise FormatError("the index has it in this file, which does not hold it", tensor=_encodable(min(missing)))
     if extra := present - due:

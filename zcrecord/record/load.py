@@ -311,11 +311,12 @@ def _open_local(memory: Memory, options: LoadOptions, *, defer: bool) -> Archive
         from zcrecord.foreign import open_foreign
 
         ends_in_archive(memory.octets)  # raises: other readers would not see the one attached
-        defer = defer and options.mode == "r" and options.mmap and options.verify != "full"
-        if defer and (memory.path or "").endswith(".json"):
+        shards = (memory.path or "").endswith(".json")
+        defer = defer and kind == "safetensors" and options.mmap and options.verify != "full"
+        if defer and not (shards and options.mode == "c"):
             from zcrecord.foreign.safetensors import DeferredArchive
 
-            return DeferredArchive(memory, _recipe)  # type: ignore[return-value]  # it stands for one
+            return DeferredArchive(memory, _recipe, options.mode)  # type: ignore[return-value]  # it stands for one
         archive = open_foreign(kind, memory, read=map_file if options.mmap else read_file)
     else:
         if embedded is None and ends_in_archive(memory.octets):
