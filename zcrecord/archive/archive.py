@@ -18,7 +18,7 @@ from zcrecord import dtypes
 from zcrecord.codec.conventions import CATALOGUE_TYPE, REFERENCES_TYPE
 from zcrecord.codec.entries import TensorLayout
 from zcrecord.codec.index import FORM, Index, Layout, Layouts, TensorEntry, decode, numpy_type
-from zcrecord.codec.layout import NONE, Header, locate
+from zcrecord.codec.layout import HEADER_SIZE, NONE, Header, locate
 from zcrecord.codec.verify import check_header, check_index, check_touched
 from zcrecord.errors import FormatError, IntegrityError, RecordError, UnsupportedError, located, printable
 from zcrecord.storage.memory import Memory, Mode
@@ -57,7 +57,8 @@ def open_archive(
         octets, header, offset = locate(memory.octets, embedded)
         if not touch:
             check_crc(octets, header)
-        index = decode(octets.toreadonly()[header.index_offset :], header.index_size)
+        start = header.index_offset
+        index = decode(octets.toreadonly()[start : start + header.index_size + HEADER_SIZE], header.index_size)
         (check_header if touch else check_index)(index, header)
         table = PayloadTable(index.payloads, bool(index.digest_kind), header.payload_offset)
         source = (PrivateSource if mode == "c" else source_in)(memory, octets, table, offset)

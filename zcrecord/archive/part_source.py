@@ -52,6 +52,7 @@ class PartSource(PayloadSource):
     payload: Any = _by_number("payload")
     blocks: Any = _by_number("blocks")
     decoding: Any = _by_number("decoding")
+    read_by: Any = _by_number("read_by")
     place: Any = _by_number("place")
     pieces: Any = _by_number("pieces")
     boxes: Any = _by_number("boxes")
@@ -64,7 +65,7 @@ class PartSource(PayloadSource):
             self.whole, self.numbers = source.whole, source.numbers[self.numbers]
         self._table: PieceTable | None = None
         self.path, self.absolute, self.mode = source.path, source.absolute, source.mode
-        self.buffer, self.offset = source.buffer, source.offset
+        self.buffer, self.offset, self.on_demand = source.buffer, source.offset, source.on_demand
 
     def neighbours(self, number: int) -> tuple[memoryview, Array] | None:
         near = self.whole.neighbours(int(self.numbers[number]))

@@ -12,7 +12,7 @@ kind of storage is one class in a file of its own:
 | the shards of a catalogue | `sharded.ShardedSource` |
 | a file behind a URL | `remote.source.RemoteSource` |
 | frames of a packed file | `transport.open_packed.PackedSource` |
-| files of another format | `foreign.source.ForeignSource` |
+| files of another format; any local files that are read on demand | `foreign.source.ForeignSource` |
 
 An archive, its parts and views hold the source or its memory; the last of them to go releases the mapping. No code asks
 what kind a source is.
@@ -79,6 +79,8 @@ class PayloadSource(ABC):
     # Returns for an archive over this source what `__reduce__` does; None where nothing can be opened again.
     recipe: Callable[[Any], tuple[Any, ...]] | None = None
     member_sums: Callable[[], Iterable[MemberSum]] = tuple  # of another format's files, for full verification
+    on_demand: bool = False  # local payloads are read when they are used, into memory that goes with their views
+    kept: Any = None  # memory of such payloads that stays with the source
 
     # Bytes.
 
@@ -182,9 +184,13 @@ class PayloadSource(ABC):
         file = NONE if table is None else int(table.whole()[number])
         return None if file == NONE else self.file_names[file]
 
+    def read_by(self, _number: int) -> tuple[Any, int] | None:
+        """Return what reads a payload by position, as a loader's source, and its offset there; None if not needed."""
+        return None
+
     @property
     def is_mapped(self) -> bool:
-        """True if the bytes are those of mapped files, and nobody can have written to them."""
+        """True if the bytes are those of files, mapped or read on demand, and nobody can have written to them."""
         return self.file is not None
 
     @property
@@ -280,10 +286,10 @@ class FileSource(PayloadSource):
         """Take over `memory`, of which `octets`, at `offset`, are the archive's own bytes; checks nothing."""
         self.path, self.absolute, self.offset, self.memory = memory.path, memory.absolute, offset, memory
         self.table = table
-        self.buffer = octets.toreadonly()
+        self.buffer, self.on_demand = octets.toreadonly(), memory.on_demand
         # ndarray(buffer=memoryview) keeps what the memoryview is of: here an array that holds the buffer's export.
         own = (self.buffer if self.mode == "r" else octets)[table.base :]
-        self.octets: memoryview = np.frombuffer(own, np.uint8).data
+        self.octets: memoryview = own if memory.on_demand else np.frombuffer(own, np.uint8).data
 
     def nbytes(self, number: int) -> int:
         return int(self.table.rows["nbytes"][number])

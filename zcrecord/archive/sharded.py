@@ -97,7 +97,7 @@ class ShardedSource(PayloadSource):
         catalogue = shards.catalogue
         self.path, self.absolute, self.recipe = catalogue.path, catalogue.absolute, None
         self.mode: Mode = "r"
-        self.buffer = outline
+        self.buffer, self.on_demand = outline, shards.catalogue.source.on_demand
         self.shards, self._table, self._checks, self._index = shards, shards.table, checks, checks.index
         self._original: ShardedSource | None = None
         self._compared: set[int] = set()  # files whose payloads were compared with this index
@@ -326,7 +326,7 @@ class ShardedSource(PayloadSource):
 
     def seal(self) -> bytes:
         """Return the SHA-256 of the catalogue: the header of the outline says nothing of the shards."""
-        return hashlib.sha256(self.shards.catalogue.buffer).digest()
+        return hashlib.sha256(bytes(self.shards.catalogue.buffer)).digest()
 
     def pins(self) -> dict[Any, Any]:
         """Return the seal, as "", and the pins of each shard that has any, by its name."""

@@ -83,7 +83,7 @@ class TensorEntry(NamedTuple):
 
 
 class Index(NamedTuple):
-    """The columns of an index, as views of its bytes. `memory` starts with `text` and goes on to the archive's end."""
+    """The columns of an index, as views of its bytes. `memory` starts with `text`, and goes on behind them."""
 
     memory: memoryview
     digest_kind: int

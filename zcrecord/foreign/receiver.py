@@ -221,7 +221,7 @@ class Outline:
     def _ranged(self, reader: MemoryReader, offset: int, nbytes: int, unit: int) -> int:
         """Return the payload of a range of a reader's file, which is copied at first use if it is not aligned."""
         base, _ = self._readers.get(id(reader)) or self._opened(reader)
-        if not nbytes or not offset % unit:
+        if not nbytes or not offset % unit or reader.memory.on_demand:  # what is read on demand is aligned
             return self._payload(base + offset, nbytes)
         piece = (reader.memory.octets[offset : offset + nbytes],)
         return self._payload(self._add_file(Decoded(nbytes, lambda: piece, "not aligned in its file"), nbytes), nbytes)
@@ -280,7 +280,7 @@ class Outline:
             crc = zlib.crc32(column.tobytes(), crc)
         table, octets = PayloadTable(index.payloads, False, 0), first.octets.toreadonly()
         source: FileSource
-        if self._files in ([], [first]):
+        if self._files in ([], [first]) and not first.on_demand:
             source = (source_in or default_source_in)(first, octets, table)  # bytes that were read stay writable there
         else:
             # Of a remote file only what is fetched is in memory; bytes of attributes lie behind it in the row.

@@ -19,6 +19,7 @@ from zcrecord.archive.payload_source import Closed, PayloadTable
 from zcrecord.archive.private_copy import PrivateSource
 from zcrecord.codec.index import PAYLOAD
 from zcrecord.errors import FormatError, RecordError, SourceError, UnsupportedError, located
+from zcrecord.storage.file_bytes import map_local
 from zcrecord.storage.memory import Memory, Mode
 from zcrecord.storage.stream_reader import PIECE
 
@@ -113,7 +114,7 @@ class DeferredArchive(_Files):
         self._copy: Any = Memory(memoryview(b""))
         self._mappings: list[weakref.ref[Any]] | None = None
         with located(path=self.path):
-            super().__init__(MemoryReader(memory))
+            super().__init__(MemoryReader(memory, read=map_local))
             self._known = {name: self._reader.identity_beside(name) for name in self.names if name}
         if self.index is not None:
             return
@@ -154,7 +155,7 @@ class DeferredArchive(_Files):
         with self._lock, located(path=self.path):
             if self._archive is None:
                 out: Any = Outline()
-                read(MemoryReader(self._memory), out, self)
+                read(MemoryReader(self._memory, read=map_local), out, self)
                 archive = out.archive(self._memory, self._source_in)
                 archive.source.recipe = self._recipe
                 self._archive = archive.private() if self.mode != archive.mode else archive

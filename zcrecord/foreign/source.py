@@ -1,4 +1,4 @@
-"""The payload source of other formats' files: ranges of several files, and bytes that are decoded when first used."""
+"""The payload source of other formats' files, ranges of several and bytes that are decoded, and of files on demand."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ from zcrecord.archive.payload_source import (
 )
 from zcrecord.archive.private_copy import check_apart
 from zcrecord.errors import FormatError
+from zcrecord.storage.file_bytes import new_memory
 from zcrecord.storage.memory import Memory, Mode
 
 __all__ = ["Decoded", "ForeignSource"]
+
+_AHEAD = 8 << 20  # bytes read at a time in a loop over payloads
 
 
 class Decoded(NamedTuple):
@@ -40,9 +43,10 @@ class Decoded(NamedTuple):
 
 
 class ForeignSource(FileSource):
-    """Payloads in files of another format, by offsets in one row of all of them.
+    """Payloads in files of another format, by offsets in one row of all of them; or in one archive, read on demand.
 
-    A decoded payload is in memory while a view of it is used, and is decoded again when it is used again.
+    A payload that is decoded, or read on demand, is in memory while a view of it is used, and is decoded or read again
+    when it is used again. In a loop over payloads those that follow are read, too, 8 MiB at a time.
 
     Attributes:
         files: mapped files, bytes in memory, and decoded payloads, each as if it were a file.
@@ -73,11 +77,12 @@ class ForeignSource(FileSource):
         own = sum(len(file.octets) for file in files if isinstance(file, Memory))
         self._opened_nbytes = max(len(self.buffer), own)  # of the first, too, if all payloads in it are decoded
         self._fetched, self._used = fetched, set[int]()  # numbers of payloads that were fetched
+        self._last, self._ahead = -2, dict[int, Array]()  # the last payload that was read, and those read with it
 
     def _file(self, number: int) -> tuple[Memory | Decoded, int]:
         """Return the file of a payload, and its offset there."""
         k = int(self._file_of[number])
-        return self.files[k], int(self.table.rows["offset"][number] - self.bases[k])
+        return self.files[k], int(self.table.rows["offset"][number]) + self.table.base - int(self.bases[k])
 
     def decoding(self, number: int) -> str | None:
         file, _ = self._file(number)
@@ -86,7 +91,7 @@ class ForeignSource(FileSource):
     def locate(self, number: int) -> tuple[memoryview, int]:
         """Return memory in which a payload lies, and its offset there; decoded first, in mode "c" copied."""
         file, offset = self._file(number)
-        if isinstance(file, Memory) and self.mode == "r":
+        if isinstance(file, Memory) and self.mode == "r" and not file.on_demand:
             self.fetch([number])
             return file.octets, offset
         copy: Array | None = self._copies.get(number)
@@ -95,16 +100,45 @@ class ForeignSource(FileSource):
         return (copy.data.toreadonly() if self.mode == "r" else copy.data), 0
 
     def _copy(self, number: int) -> Array:
-        if self.mode == "r":
-            self._decoded_nbytes += 0 if number in self._decoded else self.nbytes(number)
-            self._decoded.add(number)
-            check_apart(self._decoded_nbytes, self.opened_nbytes(), self.path)
+        file, _ = self._file(number)
+        if isinstance(file, Memory) and file.on_demand:
+            return self._read(number, file.octets)
+        self._count([number])
         out, done = np.empty(self.nbytes(number), np.uint8), 0  # the owner of the memory, as which it is looked up
         for piece in (self._original or self).blocks(number):
             octets = memoryview(piece).cast("B")
             out[done : done + len(octets)] = octets
             done += len(octets)
         return out
+
+    def _count(self, numbers: Sequence[int]) -> None:
+        """Raise LimitError if payloads in memory of their own add up to out of all proportion to the files."""
+        if self.mode == "r":
+            self._decoded_nbytes += sum(self.nbytes(number) for number in numbers if number not in self._decoded)
+            self._decoded.update(numbers)
+            check_apart(self._decoded_nbytes, self.opened_nbytes(), self.path)
+
+    def _read(self, number: int, octets: Any) -> Array:
+        """Return a payload of a file that is read on demand; in a loop read those that follow, too."""
+        numbers, left = [number], _AHEAD - self.nbytes(number)
+        following = number + 1
+        while self._last + 1 == number and following < len(self.table.rows):
+            left -= self.nbytes(following)
+            if left < 0 or self._file_of[following] != self._file_of[number] or following in self._copies:
+                break
+            numbers.append(following)
+            following += 1
+        self._last = numbers[-1]
+        self._count(numbers)
+        read = {n: new_memory(self.nbytes(n)) for n in numbers}
+        octets.fill([(self._file(n)[1], out.data) for n, out in read.items()])
+        self._ahead = {n: self._copies.setdefault(n, out) for n, out in read.items()} if len(read) > 1 else {}
+        return read[number]
+
+    def read_by(self, number: int) -> tuple[Any, int] | None:
+        """Return what reads a payload by position, and its offset there, if its file is read on demand."""
+        file, offset = self._file(number)
+        return (file.octets, offset) if self.mode == "r" and isinstance(file, Memory) and file.on_demand else None
 
     def payload(self, number: int) -> memoryview:
         return PayloadSource.payload(self, number)
@@ -129,6 +163,11 @@ class ForeignSource(FileSource):
     def blocks(self, number: int) -> Iterator[memoryview]:
         """Yield the bytes of a payload in order; one that has to be decoded is not kept."""
         file, _ = self._file(number)
+        if number not in self._copies and (read_by := self.read_by(number)) is not None:
+            octets, offset = read_by
+            for at in range(0, self.nbytes(number), _AHEAD):
+                yield octets[offset + at : offset + min(at + _AHEAD, self.nbytes(number))]
+            return
         if isinstance(file, Memory) or number in self._copies:
             yield self.payload(number)
             return
@@ -145,7 +184,7 @@ class ForeignSource(FileSource):
     def neighbours(self, number: int) -> tuple[memoryview, Array] | None:
         """Return the file that a payload lies in, and the offsets there of its payloads."""
         file, _ = self._file(number)
-        if isinstance(file, Decoded) or self.mode == "c" or self._fetched is not None:
+        if isinstance(file, Decoded) or self.mode == "c" or self._fetched is not None or file.on_demand:
             return None
         k = self._file_of[number]
         offsets = self.table.rows["offset"].astype(np.int64) - int(self.bases[k])
@@ -165,8 +204,14 @@ class ForeignSource(FileSource):
 
     @property
     def is_mapped(self) -> bool:
-        mapped = all(f.mapping is not None for f in self.files if isinstance(f, Memory))
+        mapped = all(f.mapping is not None or f.on_demand for f in self.files if isinstance(f, Memory))
         return self.mode == "r" and self._fetched is None and mapped
+
+    @property
+    def file(self) -> tuple[str, tuple[int, ...]] | None:
+        """Absolute path and identity of the one file, if that is read on demand."""
+        one = self.mode == "r" and self.on_demand and [*self.files] == [self.memory]
+        return (self.memory.absolute or "", self.memory.identity or ()) if one else None
 
     @property
     def gone(self) -> bool:

@@ -111,17 +111,23 @@ class PayloadSources:
         read = region if inside is None else inside
         start, stop, number = read.start, read.start + read.nbytes, region.payload
         checked, octets = self._expect(number, None if inside is not None else _grid(read), name)
+        source, offset = self._place(number)
         return _new_ref(
             name,
             region,
             path=self.path,
             buffer=None if octets is None else octets[start:stop],
-            source=self._source,
-            offset=self._start + self._offsets[number] + start,
+            source=source,
+            offset=offset + start,
             nbytes=stop - start,
             byte_offset=region.start - start + region.byte_offset,
             checked=checked,
         )
+
+    def _place(self, number: int) -> tuple[RangeSource | None, int]:
+        """Return what reads a payload that is not split, None for its memory, and its offset there or in its file."""
+        read_by = None if self._views else self._archive.source.read_by(number)
+        return read_by or (self._source, self._start + self._offsets[number])
 
     def _piece(self, number: int) -> Piece:
         """Return a payload that is not split, as the one piece that it is."""
@@ -131,7 +137,8 @@ class PayloadSources:
     def _expect(self, number: int, grid: ByteGrid | None, name: str) -> tuple[bool, memoryview | None]:
         """Have a box read ahead, if its archive is; returns whether it is checked, and the payload if in memory."""
         if not self._archive.source.is_remote:
-            return False, self._archive.payload(number)
+            read = not self._views and self._archive.source.read_by(number)
+            return False, None if read else self._archive.payload(number)
         piece = self._piece(number)
         octets = _octets(piece) if self._source is None else None
         if grid is None:
@@ -148,8 +155,8 @@ class PayloadSources:
         assert region.grid is not None
         grid = region.grid
         checked, octets = self._expect(region.payload, grid, name)
-        offset = self._start + self._offsets[region.payload]
-        box = BoxPiece((0,) * len(grid.shape), grid, octets, self._source, offset, self._archive.source.file)
+        read, offset = self._place(region.payload)
+        box = BoxPiece((0,) * len(grid.shape), grid, octets, read, offset, self._archive.source.file)
         source = BoxSource(offset + grid.start, grid.shape, [box])
         return self._box_ref(name, region._replace(strides=region.compact), source, grid.nbytes, checked)
 
@@ -159,8 +166,9 @@ class PayloadSources:
         checked = True
         for piece, origin, grid in self._pieces[region]:
             checked &= _is_checked(piece, _ranges(piece, grid))
-            offset = piece.source.offset + piece.start
-            pieces.append(BoxPiece(origin, grid, _octets(piece), None, offset, piece.source.file))
+            by = None if self._views else piece.source.read_by(piece.number)
+            read, offset = by or (None, piece.source.offset + piece.start)
+            pieces.append(BoxPiece(origin, grid, None if by else _octets(piece), read, offset, piece.source.file))
         if self._views and len(pieces) == 1:
             [(piece, _, grid)] = self._pieces[region]
             strides = tuple(step // grid.shape[-1] for step in grid.strides[:-1])

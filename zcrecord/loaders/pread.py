@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zcrecord.dtypes import Octets
-from zcrecord.errors import SourceError, UnsupportedError, located
-from zcrecord.storage.files import identity_of
-from zcrecord.storage.memory import aligned, aligned_empty, open_unchanged, read_at
+from zcrecord.errors import SourceError, UnsupportedError
+from zcrecord.storage.file_bytes import new_memory, read_on_demand
 from zcrecord.storage.threads import each_piece
 
 from .boxes import BoxSource, File
@@ -25,7 +24,6 @@ from .protocol import LoadPlan, PayloadRef, RangeSource
 _READ, _READERS = 1 << 20, 4  # bytes of one read, which takes many round trips of a network, and reads at a time
 _FETCH = 8 << 20  # bytes of one request to a remote archive
 _GAP = 1 << 16  # bytes between two payloads that are read, too, which is faster than a second read
-_HUGE = 4 << 20  # bytes from which numpy asks for huge pages
 
 _Wanted = tuple[PayloadRef, Octets]  # a ref, and the memory for its bytes
 
@@ -53,7 +51,7 @@ class ReadingLoader(HostLoader):
         """Return the tensor; `finish` reads its bytes, unless they are in memory."""
         if ref.path is None and ref.source is None:
             return super().load(ref, dst)
-        out = _empty(ref.nbytes) if dst is None else dst_bytes(dst, ref)
+        out = new_memory(ref.nbytes) if dst is None else dst_bytes(dst, ref)
         self._wanted.append((ref, out))
         return as_tensor(out, ref)
 
@@ -82,38 +80,19 @@ class ReadingLoader(HostLoader):
         self._plan, self._wanted = None, []
 
 
-def _empty(nbytes: int) -> Octets:
-    """Return new memory without huge pages, which numpy would use: several threads that clear one page are slow."""
-    return aligned_empty(nbytes) if nbytes < _HUGE else np.frombuffer(aligned(nbytes)[1], np.uint8)
-
-
-class _Files(dict[File, "_PositionedFile"]):
-    """Files that are read by position, opened at their first use; the stack closes them."""
+class _Files(dict[File, Any]):
+    """Files that must be as their records were opened from them, opened at their first use; the stack closes them."""
 
     def __init__(self, stack: ExitStack) -> None:
         super().__init__()
         self._stack = stack
 
-    def __missing__(self, file: File) -> _PositionedFile:
-        return self.setdefault(file, _PositionedFile(file, self._stack))
-
-
-class _PositionedFile:
-    """A file that must be as its record was opened from it."""
-
-    def __init__(self, file: File, stack: ExitStack) -> None:
-        self._path, self._identity = file
-        self._fd = stack.enter_context(open_unchanged(*file)).fileno()
-
-    def check(self) -> None:
-        """Raise SourceError if the file was changed while it was read."""
-        if identity_of(self._fd) != self._identity:
-            raise SourceError("was changed while it was read; load it again", path=self._path)
-
-    def readinto_at(self, offset: int, target: memoryview) -> None:
-        """Fill `target` with the file's bytes from `offset` on."""
-        with located(path=self._path):
-            read_at(self._fd, target, offset)
+    def __missing__(self, file: File) -> Any:
+        memory: Any = read_on_demand(file[0], least=0)
+        self._stack.callback(memory.octets.close)
+        if memory.identity != file[1]:
+            raise SourceError("was replaced or changed since it was opened; load it again", path=file[0])
+        return self.setdefault(file, memory.octets)
 
 
 class _Read(NamedTuple):

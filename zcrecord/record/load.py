@@ -11,11 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 
+import numpy as np
+
 from zcrecord.archive.archive import Archive, Embedded, Verify, is_catalogue, names_files, open_archive
-from zcrecord.codec.layout import MAGIC, ends_in_archive
+from zcrecord.archive.memory_source import source_in
+from zcrecord.codec.layout import HEADER_SIZE, MAGIC, ends_in_archive
 from zcrecord.errors import FormatError, IntegrityError, RecordError, SourceError, UnsupportedError, printable
+from zcrecord.storage.file_bytes import map_local, read_on_demand
 from zcrecord.storage.files import is_url, path_of, path_of_open, real_path
-from zcrecord.storage.memory import Memory, Mode, buffer_of, is_packed, map_file, read_file, read_resource, read_stream
+from zcrecord.storage.memory import Memory, Mode, buffer_of, is_packed, read_file, read_resource, read_stream
 
 from .record import Record
 
@@ -34,7 +38,7 @@ class _LoadKeywords(TypedDict, total=False):
     rename: Rename | None
     mode: Mode
     verify: Verify
-    mmap: bool
+    mmap: bool | None
     expect: str | None
     trusted_keys: Sequence[Any] | None
     embedded: Embedded | None
@@ -58,7 +62,7 @@ def load_record(
     rename: Rename | None = None,
     mode: Mode = "r",
     verify: Verify = "index",
-    mmap: bool = True,
+    mmap: bool | None = True,
     expect: str | None = None,
     trusted_keys: Sequence[Any] | None = None,
     embedded: Embedded | None = None,
@@ -85,9 +89,11 @@ def load_record(
         verify: 'index' checks every rule of the index first (of safetensors' shards a header when something in its file
             is needed); 'touch' checks entries on use, for huge archives of which little is read; 'full' also checks the
             payloads' digests, of a part of a packed archive its own.
-        mmap: False reads the file into one aligned buffer: for network file systems, and for files that may change
-            while they are used. Replacing a mapped file does no harm; reading the lost part of a file that was
-            shortened in place ends the process (SIGBUS).
+        mmap: False reads the file into one aligned buffer, or with `names` the tensors chosen: for files that may
+            change while they are used. Replacing a mapped file does no harm; reading the lost part of a file that was
+            shortened in place ends the process (SIGBUS). None reads each tensor by position when it is used, into
+            memory that goes with its views; torch and npz files and packed archives are read whole. A file on NFS,
+            Lustre, FUSE, 9p or SMB is read so, too, and never mapped, which the logger "zcrecord" tells at level INFO.
         expect: the content digest that the archive must have ('sha256:...'); reads all of it.
         trusted_keys: public keys, as `zcrecord.integrity.check_signature` takes them; the owner of one must have signed
             the content. All of it is read first, of every shard and referenced file, and those very files stay in use.
@@ -140,7 +146,7 @@ class LoadOptions:
 
     mode: Mode = "r"
     verify: Verify = "index"
-    mmap: bool = True
+    mmap: bool | None = True
     expect: str | None = None
     embedded: Embedded | None = None
     cache: Any = None
@@ -178,7 +184,14 @@ def _load(source: Any, names: Names | None, rename: Rename | None, options: Load
         if not isinstance(opened, str):
             return _fetch_part(_open_remote(source, opened, options), names, rename, options)
         source = opened
+    if kept := names is not None and options.mmap is False and not options.checks_content:
+        options = replace(options, mmap=None)
     memory, name = _memory(source, options.mmap)
+    if options.mmap and memory.on_demand:
+        import logging  # here, because few files lie in a network
+
+        network = getattr(memory.octets, "network", None)
+        logging.getLogger("zcrecord").info("%s is on %s: tensors are read when used, not mapped", name, network)
     try:
         # Only the frames that hold the chosen tensors are decompressed; without `names` all are, several at a time.
         if names is not None and not options.checks_content and options.embedded is None and is_packed(memory.octets):
@@ -191,7 +204,10 @@ def _load(source: Any, names: Names | None, rename: Rename | None, options: Load
         archive = _verified(_open_local(memory, options, defer=defer), options)
         if (content := _check_content(archive, options)) is not None:
             archive.source.recipe = functools.partial(_recipe, expect=content)
-        return _select(archive, names, rename)
+        archive = _select(archive, names, rename)
+        if kept:
+            archive.source.kept = [archive.payload(number) for number in range(len(archive.index.payloads))]
+        return archive
     except RecordError as error:
         raise error.located(path=name) from error.__cause__
 
@@ -273,7 +289,19 @@ def _open_remote(url: str, archive: Archive, options: LoadOptions) -> Archive:
     return _open_described(archive, open_shard, open_file, recipe)
 
 
-def _memory(source: Any, mmap: bool) -> tuple[Memory, str | None]:
+def _open_file(mmap: bool | None, path: str, *, least: int = 2 * HEADER_SIZE, opened: int | None = None) -> Memory:
+    """Open a file as `load_record` says; one in a format that is not read on demand, such as packed ones, is read."""
+    if mmap is not False:
+        memory = (map_local if mmap else read_on_demand)(path, least=least, opened=opened)
+        octets = memory.octets
+        if not memory.on_demand or octets[:8] == MAGIC:
+            return memory
+        if not is_packed(octets) and _foreign_format(memory) in ("safetensors", "gguf"):
+            return memory
+    return read_file(path, least=least, opened=opened)
+
+
+def _memory(source: Any, mmap: bool | None) -> tuple[Memory, str | None]:
     """Return a source's bytes, and its name in errors; a resource cannot be loaded again by that name."""
     opened = None
     if hasattr(source, "read") and (name := path_of_open(source)) is not None:
@@ -283,7 +311,7 @@ def _memory(source: Any, mmap: bool) -> tuple[Memory, str | None]:
             return read_resource(source), str(source)
         stream = hasattr(source, "read") and not isinstance(source, _mmap.mmap)
         return read_stream(source) if stream else Memory(buffer_of(source)), None
-    path, read = path_of(source), map_file if mmap else read_file
+    path, read = path_of(source), functools.partial(_open_file, mmap)
     try:
         return read(path, opened=opened), path
     except SourceError as error:
@@ -312,20 +340,29 @@ def _open_local(memory: Memory, options: LoadOptions, *, defer: bool) -> Archive
 
         ends_in_archive(memory.octets)  # raises: other readers would not see the one attached
         shards = (memory.path or "").endswith(".json")
-        defer = defer and kind == "safetensors" and options.mmap and options.verify != "full"
+        defer = defer and kind == "safetensors" and memory.mapping is not None and options.verify != "full"
         if defer and not (shards and options.mode == "c"):
             from zcrecord.foreign.safetensors import DeferredArchive
 
             return DeferredArchive(memory, _recipe, options.mode)  # type: ignore[return-value]  # it stands for one
-        archive = open_foreign(kind, memory, read=map_file if options.mmap else read_file)
+        archive = open_foreign(kind, memory, read=functools.partial(_open_file, options.mmap))
     else:
         if embedded is None and ends_in_archive(memory.octets):
             embedded = "suffix"
         own = memory.identity is not None and not memory.octets.readonly  # read from a file, into memory of our own
         mode: Mode = options.mode if own else "r"
-        archive = open_archive(memory, verify=options.verify, embedded=embedded, mode=mode)
+        archive = open_archive(memory, verify=options.verify, embedded=embedded, mode=mode, source_in=_source_in)
     archive.source.recipe = _recipe
     return _open_local_files(archive, memory) if names_files(archive) else archive
+
+
+def _source_in(memory: Memory, octets: Any, table: Any, offset: int = 0) -> Any:
+    """Return the payload source of memory, or of a file that is read on demand."""
+    if not memory.on_demand or isinstance(octets, memoryview):  # of an embedded archive all was read
+        return source_in(memory, octets, table, offset)
+    from zcrecord.foreign.source import ForeignSource  # here, because few files are read on demand
+
+    return ForeignSource(memory, [memory], np.zeros(1, np.uint64), table)
 
 
 def _foreign_format(memory: Memory) -> str | None:
@@ -358,22 +395,23 @@ def _open_local_files(catalogue: Archive, memory: Memory) -> Archive:
     if memory.absolute is None or catalogue.embedded is not None:
         kind = "a catalogue, whose shards" if is_catalogue(catalogue) else "an archive of references, whose files"
         raise UnsupportedError(f"is {kind} lie beside it in files; load it by its path or URL", path=memory.path)
-    base, read = memory.absolute, map_file if memory.octets.readonly else read_file
+    base = memory.absolute
+    read = functools.partial(_open_file, None if memory.on_demand else memory.octets.readonly)
 
     def holder(name: str) -> str:
         return base if os.path.exists(os.path.join(os.path.dirname(base), name)) else real_path(base)
 
     def open_shard(name: str) -> Archive:
-        archive = open_archive(read(os.path.join(os.path.dirname(holder(name)), name)), verify="touch")
+        file = read(os.path.join(os.path.dirname(holder(name)), name))
+        archive = open_archive(file, verify="touch", source_in=_source_in)
         archive.source.recipe = _recipe
         return archive
 
     def open_file(name: str, open_memory: Any) -> Archive:
         from zcrecord.foreign.readers import inode_of_memory, open_beside  # here, because few archives refer to files
 
-        opened: Archive = open_memory(
-            open_beside(holder(name), name, functools.partial(read, least=0), inode_of_memory)
-        )
+        file = open_beside(holder(name), name, functools.partial(read, least=0), inode_of_memory)
+        opened: Archive = open_memory(file, source_in=_source_in)
         return opened
 
     return _open_described(catalogue, open_shard, open_file, _recipe)
@@ -384,7 +422,8 @@ def _recipe(archive: Archive, expect: str | None = None) -> tuple[Any, ...]:
     path = archive.absolute or archive.path
     options = LoadOptions(verify=archive.verified, expect=expect)
     if path is not None:
-        options = replace(options, embedded=archive.embedded, mmap=archive.source.is_mapped)
+        mapped = None if archive.source.on_demand else archive.source.is_mapped
+        options = replace(options, embedded=archive.embedded, mmap=mapped)
     return _reload, (bytes(archive.buffer) if path is None else path, options, archive.seal())
 
 

@@ -53,8 +53,13 @@ class Memory(NamedTuple):
     filled: list[tuple[int, int]] | None = None  # ranges that hold data in sparse memory; None if all of it does
     absolute: str | None = None  # the file's absolute path, by which it is opened again from any working folder
 
+    @property
+    def on_demand(self) -> bool:
+        """True if `octets` is a `file_bytes.FileBytes`, which is read when it is used."""
+        return not isinstance(self.octets, memoryview)
 
-def _open(path: str, least: int, opened: int | None) -> tuple[io.FileIO, Identity]:
+
+def open_long_enough(path: str, least: int, opened: int | None) -> tuple[io.FileIO, Identity]:
     """Return a regular file that is long enough for an archive, and its identity."""
     file, identity = open_regular(path, opened)
     if identity[2] < least:
@@ -64,7 +69,7 @@ def _open(path: str, least: int, opened: int | None) -> tuple[io.FileIO, Identit
 
 
 @contextlib.contextmanager
-def _refusals(path: str) -> Iterator[None]:
+def refusals(path: str) -> Iterator[None]:
     """Raise the system's errors of reading a file as one typed error."""
     try:
         yield
@@ -85,9 +90,9 @@ def map_file(path: str, *, private: bool = False, least: int = 2 * HEADER_SIZE, 
     A private one reserves no memory for pages that may be written, so that files larger than memory can be mapped, too.
     `opened` is a descriptor of the file, if it is open: then that file is mapped, whatever is at the path now.
     """
-    with _refusals(path):
+    with refusals(path):
         absolute = absolute_path(path)
-        file, identity = _open(path, least, opened)
+        file, identity = open_long_enough(path, least, opened)
         with file:
             if not identity[2]:
                 return Memory(memoryview(b""), path, None, identity, absolute=absolute)  # which cannot be mapped
@@ -111,9 +116,9 @@ def read_file(path: str, *, least: int = 2 * HEADER_SIZE, opened: int | None = N
     For network file systems, where page faults cost a round trip each, and for files that may shrink: the reader of a
     mapping would be killed. `opened` is that of `map_file`.
     """
-    with _refusals(path):
+    with refusals(path):
         absolute = absolute_path(path)
-        file, identity = _open(path, least, opened)
+        file, identity = open_long_enough(path, least, opened)
         with file:
             block, octets = aligned(identity[2])
             from .threads import each_piece  # here, because threading takes a millisecond to import
@@ -198,16 +203,6 @@ def read_some(fd: int, buffer: memoryview, offset: int) -> int:
     return len(data)
 
 
-def open_unchanged(path: str, identity: Identity) -> io.FileIO:
-    """Open a regular file to read it by position; SourceError unless it still has this identity."""
-    with _refusals(path):
-        file, identity_now = open_regular(path)
-        if identity_now != identity:
-            with file:
-                raise SourceError("was replaced or changed since it was opened; load it again")
-    return file
-
-
 def read_at(fd: int, target: memoryview, offset: int) -> int:
     """Fill `target` with a file's bytes from `offset` on; return its size. SourceError if the file ends before."""
     total = 0
@@ -284,7 +279,7 @@ def _mapped_over(fd: int, flags: int, prot: int) -> mmap.mmap | None:
 
 def advise(start: int, nbytes: int, advice: int) -> None:
     """Advise the system (`mmap.MADV_...`) on the pages that hold memory from an address on, where that can be done."""
-    if (call := _c_function("madvise", "c_int", "c_void_p", "c_size_t", "c_int")) is not None:
+    if (call := c_function("madvise", "c_int", "c_void_p", "c_size_t", "c_int")) is not None:
         first = start // mmap.PAGESIZE * mmap.PAGESIZE
         call(first, start + nbytes - first, advice)
 
@@ -293,11 +288,11 @@ def advise(start: int, nbytes: int, advice: int) -> None:
 def _c_mmap() -> Callable[..., int | None] | None:
     if not _GENERIC or sys.maxsize < 1 << 32:  # arguments may have other sizes: off_t has 64 bits where pointers have
         return None
-    return _c_function("mmap", "c_void_p", "c_void_p", "c_size_t", "c_int", "c_int", "c_int", "c_long")
+    return c_function("mmap", "c_void_p", "c_void_p", "c_size_t", "c_int", "c_int", "c_int", "c_long")
 
 
 @functools.cache
-def _c_function(name: str, result: str, *arguments: str) -> Callable[..., int | None] | None:
+def c_function(name: str, result: str, *arguments: str) -> Callable[..., int | None] | None:
     """Return a function of the C library, with its types by their names in ctypes; None if it cannot be called."""
     try:
         import ctypes  # here, because a Python may have been built without it

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -18,6 +19,7 @@ from zcrecord.archive import subset
 from zcrecord.dtypes import STRING, from_numpy
 from zcrecord.errors import DependencyError, RecordError, UnsupportedError
 from zcrecord.frameworks.torch import import_torch, torch_device
+from zcrecord.loaders.boxes import is_box
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.record.save import save_record
@@ -47,9 +49,11 @@ class safe_open:  # noqa: N801  # the name people import
         filename: a path; the content decides which of the two the file is, not its suffix.
         framework: "pt" (torch, pytorch), "np" (numpy) or "jax" (flax).
         device: the device for torch's tensors; "cpu", or None, for the others.
-        backend: "mmap", or "pread" to read the whole file into memory now.
+        backend: "mmap", or "pread" to read each tensor, or part of one, by position when it is asked for, into new
+            memory: other formats than the two are read as a whole.
 
-    Tensors of torch and numpy may be written: they lie on a private mapping, whose pages are copied at the first write.
+    Tensors of torch and numpy may be written: they lie on a private mapping, whose pages are copied at the first write,
+    or in memory of their own.
 
     Example:
         >>> import numpy as np, zcrecord
@@ -74,10 +78,11 @@ class safe_open:  # noqa: N801  # the name people import
             raise UnsupportedError(f"device {device!r}: {self._framework} takes its tensors from the CPU")
         self._on_cpu = on_cpu(device)
         self._device = device if self._on_cpu else torch_device(import_torch(), device)
-        writable = self._framework != "jax" and self._on_cpu
+        self._reads = backend == "pread"
+        writable = self._framework != "jax" and self._on_cpu and not self._reads
         self._record = open_record(filename, backend=backend, writable=writable)
         self._tensors: dict[str, Any] | None = None  # all of them, once several were asked for
-        self._singles_left = _SINGLES
+        self._singles_left = sys.maxsize if self._reads else _SINGLES
 
     def __enter__(self) -> safe_open:
         return self
@@ -100,8 +105,8 @@ class safe_open:  # noqa: N801  # the name people import
         return {key: text for key, text in texts.items() if text is not None} or None
 
     def get_tensor(self, name: str) -> Any:
-        """Return one tensor; TensorNotFoundError lists similar names. Two calls return the same memory."""
-        if self._framework == "numpy":
+        """Return one tensor; TensorNotFoundError lists similar names. Two calls return the same memory, if mapped."""
+        if self._framework == "numpy" and not self._reads:
             return self._record[name]
         if self._tensors is None and self._singles_left > 0:
             self._singles_left -= 1
@@ -120,12 +125,23 @@ class safe_open:  # noqa: N801  # the name people import
         """Return all tensors by name, in saved order; tied ones are tied."""
         if self._framework == "torch" and not self._on_cpu:
             return self._record.torch(device=self._device)
-        return dict(self._all())
+        return self._convert(self._record) if self._reads else dict(self._all())
 
     def get_slice(self, name: str) -> Slice:
         """Return an object that slices one tensor: `f.get_slice("w")[:, 2:-1]`; TensorNotFoundError."""
-        view = self._record[name]
-        return Slice(lambda: self.get_tensor(name), view.shape, dtype_name(view), name)
+        info = self._record.info(name)
+        dtype = info.dtype.safetensors or info.dtype.name
+        read_box = self._read_box if self._reads and self._framework != "jax" else None
+        return Slice(lambda: self.get_tensor(name), info.shape, dtype, name, read_box)
+
+    def _read_box(self, name: str, box: Any) -> Any:
+        """Return a box of a tensor, of which only the rows are read; raises a RecordError where that cannot be done."""
+        loader: Any = "read"
+        if self._framework != "numpy":
+            from zcrecord.loaders.torch import TorchLoader  # here, because torch may not be installed
+
+            loader = TorchLoader(self._device or "cpu")
+        return self._record.load_into(loader, name, slices={name: box})[name]
 
     def _single(self, name: str) -> Any:
         archive = self._record.archive
@@ -143,7 +159,7 @@ class safe_open:  # noqa: N801  # the name people import
     def _convert(self, record: Record) -> dict[str, Any]:
         """Return a record's tensors as the framework's, over the archive's memory; devices come later."""
         if self._framework == "numpy":
-            return dict(record.items())
+            return dict(Record(record.archive.private()) if self._reads else record)
         return record.jax() if self._framework == "jax" else record.torch(writable=self._on_cpu)
 
     def __getitem__(self, name: str) -> Any:
@@ -170,10 +186,17 @@ class Slice:
         IndexingError (an IndexError): the index is invalid, even if the framework accepts it.
     """
 
-    __slots__ = ("_dtype", "_name", "_shape", "_take")
+    __slots__ = ("_dtype", "_name", "_read_box", "_shape", "_take")
 
-    def __init__(self, take: Callable[[], Any], shape: Iterable[int], dtype: str, name: str) -> None:
-        self._take, self._shape, self._dtype, self._name = take, list(shape), dtype, name
+    def __init__(
+        self,
+        take: Callable[[], Any],
+        shape: Iterable[int],
+        dtype: str,
+        name: str,
+        read_box: Callable[[str, Any], Any] | None = None,
+    ) -> None:
+        self._take, self._shape, self._dtype, self._name, self._read_box = take, list(shape), dtype, name, read_box
 
     def get_shape(self) -> list[int]:
         """Return the dimensions."""
@@ -184,6 +207,9 @@ class Slice:
         return self._dtype
 
     def __getitem__(self, index: Any) -> Any:
+        if self._read_box is not None and is_box(index):
+            with contextlib.suppress(RecordError):  # which the framework may take, or has an error for
+                return self._read_box(self._name, index)
         tensor = self._take()
         try:
             if not isinstance(tensor, np.ndarray) and hasattr(tensor, "at"):  # jax silently moves an index that is out
@@ -216,7 +242,7 @@ def open_record(source: Any, *, backend: str = "mmap", writable: bool = True) ->
     """
     if backend not in ("mmap", "pread"):
         raise UnsupportedError(f"backend {backend!r} is not known; 'mmap' or 'pread'")
-    return load_record(source, mode="c" if writable else "r", mmap=backend == "mmap")
+    return load_record(source, mode="c" if writable else "r", mmap=True if backend == "mmap" else None)
 
 
 def write(tensors: Any, dest: Any, metadata: Any) -> None:
