@@ -195,6 +195,14 @@ def test_bytes_and_file_objects_are_checked(tmp_path: Path) -> None:
         zcrecord.load_record(r.saved(TREE), trusted_keys=[PUBLIC])
 
 
+def test_an_expected_digest_is_compared_besides(tmp_path: Path) -> None:
+    path = plain(tmp_path, TREE, signature())
+    digest = zcrecord.load_record(path).content_digest()
+    assert honest(zcrecord.load_record(path, trusted_keys=[PUBLIC], expect=digest))
+    with pytest.raises(IntegrityError, match="was expected, it has"):
+        zcrecord.load_record(path, trusted_keys=[PUBLIC], expect="sha256:" + 64 * "0")
+
+
 def test_a_signature_that_is_broken_beside_a_sound_one_does_not_count(tmp_path: Path) -> None:
     forged = dict.fromkeys(signature(OTHER), "A" * 86 + "==")
     path = plain(tmp_path, TREE, {**forged, **signature()})

@@ -16,7 +16,7 @@ from zcrecord.storage.files import check_destination, is_url, scratch_folder
 from zcrecord.storage.folders import MODEL, model_folder, takes_folder
 
 from .endings import writing
-from .parsers import TRUST, Arguments, Parser, choose_dest, natural, size
+from .parsers import Arguments, Parser, choose_dest, natural, size
 from .render import NO_TENSORS, Printer, count_text, name_text, printers, showing_progress
 from .stdio import binary, check_file, name_of, source_of
 from .tune import print_tuning, run_tuning
@@ -110,7 +110,7 @@ def to_onnx_arguments(parser: Parser) -> None:
     parser.add_argument("dest", metavar="OUT", nargs="?", help="default: ARCHIVE with the suffix .onnx")
     about = "of an archive of several models, the one in this module, such as decoder_model"
     parser.add_argument("--module", metavar="NAME", help=about)
-    parser.add_key(TRUST)
+    parser.add_key()
     parser.flag("--external", help="leave the weights where they are, and refer to them as external data")
     about = "with --external, write the tuned graph even if other CPUs may compute wrong answers with it"
     parser.flag("--tuned", help=about, default=None)

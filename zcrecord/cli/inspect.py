@@ -21,7 +21,7 @@ from zcrecord.dtypes import stored_name
 from zcrecord.errors import DependencyError, FormatError, LimitError, TensorNotFoundError, printable
 from zcrecord.record.record import Record
 
-from .parsers import TRUST, Arguments, Parser, natural
+from .parsers import Arguments, Parser, natural
 from .render import NO_TENSORS, Column, Printer, count_text, jsonable, name_text, printers, showing_progress, value_text
 from .stdio import name_of, open_archive
 
@@ -42,7 +42,7 @@ _TREE_COLUMNS = Column("name", least=30), Column("what"), Column("bytes", "right
 def info_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord info`."""
     parser.add_archive()
-    parser.add_key(TRUST)
+    parser.add_key()
     parser.add_json("everything")
     about = "print the content digest, which does not depend on the layout; reads the whole archive"
     parser.add_argument("--digest", action=argparse.BooleanOptionalAction, default=None, help=about)
@@ -214,7 +214,7 @@ def _fact_lines(facts: dict[str, Any], out: Printer) -> Iterator[tuple[str, str]
 def ls_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord ls`."""
     parser.add_archive()
-    parser.add_key(TRUST)
+    parser.add_key()
     parser.add_json("everything")
     about = "list only tensors whose names match, such as 'encoder.*.weight'"
     parser.add_argument("patterns", nargs="*", default=[], metavar="PATTERN", help=about)
@@ -277,7 +277,7 @@ def _tensor_json(tensor: TensorInfo) -> dict[str, Any]:
 def tree_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord tree`."""
     parser.add_archive()
-    parser.add_key(TRUST)
+    parser.add_key()
     parser.add_json("everything")
     parser.add_argument("--depth", type=natural, metavar="N", help="show at most N levels")
 

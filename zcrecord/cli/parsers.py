@@ -21,7 +21,7 @@ from zcrecord.storage.files import is_url, parse_size
 
 from .registry import COMMANDS
 
-TRUST = "an archive that its owner did not sign is refused; of several keys, one suffices"
+_TRUST = "an archive that its owner did not sign is refused; of several keys, one suffices"
 
 
 class Arguments(argparse.Namespace):
@@ -64,7 +64,7 @@ class Parser(argparse.ArgumentParser):
         about = "read the archive at the end (suffix) or start of FILE (default: at the end, if FILE is a program)"
         self.add_argument("--embedded", choices=("suffix", "prefix"), help=about)
 
-    def add_key(self, about: str, *, required: bool = False) -> None:
+    def add_key(self, about: str = _TRUST, *, required: bool = False) -> None:
         """Add the option --key, a file with a public key, which may be given several times."""
         help_text = f"public key, PEM or OpenSSH; {about}"
         self.add_argument("--key", action="append", required=required, metavar="PUB", help=help_text)

@@ -13,7 +13,7 @@ from zcrecord.errors import RecordError
 from zcrecord.record.record import Record
 
 from .endings import error_json, located
-from .parsers import TRUST, Arguments, Parser
+from .parsers import Arguments, Parser
 from .render import Printer, count_text, name_text, printers, showing_progress
 from .stdio import name_of, open_archive
 
@@ -23,7 +23,7 @@ _GLANCE = 5  # names beside a damaged range; --json has all
 def verify_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord verify`."""
     parser.add_archive()
-    parser.add_key(TRUST)
+    parser.add_key()
     parser.add_json("the result")
     about = "touch: check headers and structure; index: also every rule of the index; full (default): also all digests"
     parser.add_argument("--level", choices=("touch", "index", "full"), default="full", help=about)

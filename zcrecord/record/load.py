@@ -202,8 +202,7 @@ def _load(source: Any, names: Names | None, rename: Rename | None, options: Load
                 return _fetch_part(archive, names, rename, options)
         defer = names is None and rename is None and not options.checks_content
         archive = _verified(_open_local(memory, options, defer=defer), options)
-        if (content := _check_content(archive, options)) is not None:
-            archive.source.recipe = functools.partial(_recipe, expect=content)
+        _check_content(archive, options, local=True)
         archive = _select(archive, names, rename)
         if kept:
             archive.source.kept = [archive.payload(number) for number in range(len(archive.index.payloads))]
@@ -238,10 +237,13 @@ def _verified(archive: Archive, options: LoadOptions) -> Archive:
     return archive.private() if options.mode == "c" and archive.mode == "r" else archive
 
 
-def _check_content(archive: Archive, options: LoadOptions) -> str | None:
-    """Return the content digest, if it was compared with the one that is expected, or that a trusted key signed."""
+def _check_content(archive: Archive, options: LoadOptions, *, local: bool = False) -> None:
+    """Compare the content with what is expected, or signed by a trusted key; a local record is pickled with its digest.
+
+    Payloads of a remote one are pinned.
+    """
     if not options.checks_content:
-        return None
+        return
     record, expect = Record(archive), options.expect
     if options.keys is None:
         content = record.content_digest()
@@ -251,7 +253,8 @@ def _check_content(archive: Archive, options: LoadOptions) -> str | None:
         content = check_signed(record, options.keys)[1]
     if expect not in (None, content):
         raise IntegrityError(f"content digest {expect} was expected, it has {content}", path=archive.path)
-    return content
+    if local:
+        archive.source.recipe = functools.partial(_recipe, expect=content)
 
 
 def _open_remote(url: str, archive: Archive, options: LoadOptions) -> Archive:
@@ -429,8 +432,9 @@ def _recipe(archive: Archive, expect: str | None = None) -> tuple[Any, ...]:
 
 def _reload(source: str | bytes, options: LoadOptions, seal: bytes, pins: Mapping[Any, Any] | None = None) -> Archive:
     """Load a pickled archive again; IntegrityError if the file has other content now."""
-    archive = _load(source, None, None, options).made()
+    archive = _load(source, None, None, replace(options, expect=None)).made()
     if archive.seal() != seal:
         raise IntegrityError("is not the archive that was pickled; it was replaced since", path=archive.path)
+    _check_content(archive, options, local=True)
     archive.source.pin(pins or {})
     return archive
