@@ -29,7 +29,19 @@ import zcrecord.onnx
 LAYERS = [
     *("errors", "dtypes", "_schema", "codec", "tensors", "storage", "writing", "archive", "typed", "frameworks"),
     *("transport", "remote", "loaders", "foreign", "record", "zcrecord", "hollow", "integrity", "onnx", "embed"),
-    *("formats", "compat", "transformers", "vllm", "distributed", "fleet", "report", "cli", "__main__"),
+    *(
+        "formats",
+        "compat",
+        "transformers",
+        "lightning",
+        "orbax",
+        "vllm",
+        "distributed",
+        "fleet",
+        "report",
+        "cli",
+        "__main__",
+    ),
 ]
 
 # Imports that run the other way, each with its reason beside it in the code.

@@ -388,8 +388,10 @@ zcrecord.remote: trim_cache
 zcrecord.report: PageReport report_page
 zcrecord.transport: PackReport unpack
 """
-# Their tests have catalogues: tests/distributed, tests/transformers, tests/vllm.
-ELSEWHERE = ("zcrecord.distributed", "zcrecord.transformers", "zcrecord.vllm")
+# Their tests have catalogues: tests/distributed, tests/frameworks, tests/transformers, tests/vllm.
+ELSEWHERE = (
+    "zcrecord.distributed", "zcrecord.lightning", "zcrecord.orbax", "zcrecord.transformers", "zcrecord.vllm",
+)  # fmt: skip
 WAYS: dict[str, Row] = {
     "names=": Row(lambda path: zcrecord.load_record(path, names="encoder.*")),
     "rename=": Row(lambda path: zcrecord.load_record(path, rename={"encoder": "e"})),

@@ -41,7 +41,15 @@ def test_readme_leads_to_every_guide_and_to_the_map() -> None:
 
 
 def test_links_of_readme_guides_and_specification_lead_somewhere() -> None:
-    pages = (guides.README, guides.CONTRIBUTING, guides.RELEASING, guides.MAP, *guides.PACKAGES, guides.GENERATION)
+    pages = (
+        guides.README,
+        guides.CONTRIBUTING,
+        guides.RELEASING,
+        guides.MAP,
+        *guides.PACKAGES,
+        guides.GENERATION,
+        guides.ENGINES,
+    )
     for page in (*pages, *guides.GUIDES, *(guides.ROOT / "schema").glob("*.md")):
         for target in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
             if not target.startswith("https://"):
@@ -69,7 +77,7 @@ def test_tables_of_the_guides_have_every_command_format_and_loader() -> None:
     room = guides.ROOT / "zcrecord"
     due = {
         "cli": [f"`{name}" for name in COMMANDS],
-        "fleet": [f"{row.suffixes[0]}`" for row in FORMATS.values() if row.reads],
+        "fleet": [f"{suffix}`" for row in FORMATS.values() for suffix in row.suffixes[:1]],
         "loaders": [f'| `"{name}"` |' for name in load._OWN if name != "mapped"],
     }
     for folder, names in due.items():

@@ -11,6 +11,7 @@ RELEASING = ROOT / ".github" / "RELEASING.md"
 MAP = ROOT / "zcrecord" / "README.md"  # of the source
 REFERENCE = ROOT / "zcrecord" / "reference"  # generated, from docstrings whose examples run as such
 GENERATION = ROOT / "zcrecord" / "onnx" / "README.generation.md"  # its examples run in tests/onnx
+ENGINES = ROOT / "zcrecord" / "frameworks" / "README.engines.md"  # in tests/frameworks/test_engines.py
 PACKAGES = [ROOT / "zcrecord" / page for page in ("embed/README.c.md", "embed/README.rust.md", "web/reader/README.md")]
 GUIDES = [
     *sorted(p for p in (ROOT / "zcrecord").rglob("README.md") if p not in (MAP, *PACKAGES) and p.parent != REFERENCE),

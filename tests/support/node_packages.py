@@ -1,4 +1,7 @@
-"""Packages fetched once for the tests, below .cache: those of npm pinned by tests/programs/js/package-lock.json."""
+"""Packages of npm and PyPI, fetched once for the tests, below .cache.
+
+Those of npm are pinned by tests/programs/js/package-lock.json.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import contextlib
 import hashlib
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -39,3 +43,13 @@ def node_packages() -> Path:
 
     lock = (PROGRAMS / "js" / "package-lock.json").read_bytes()
     return cached(f"node-{hashlib.sha256(lock).hexdigest()[:16]}", make) / "node_modules"
+
+
+def python_packages(pinned: tuple[str, ...]) -> Path:
+    """Return a folder with packages of PyPI, without those that they ask for, by the first one's name."""
+
+    def make(folder: Path) -> None:
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:"]
+        output(*pip, "--target", folder, *pinned)
+
+    return cached(f"{pinned[0].replace('==', '-')}-{sys.implementation.cache_tag}", make)

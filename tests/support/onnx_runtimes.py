@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import onnxruntime
-from node_packages import CACHE, cached
+from node_packages import CACHE, cached, python_packages
 from processes import output
 
 NPM = {  # package: version, digest, and the parts of its files' paths
@@ -83,20 +83,12 @@ def transformers_js() -> Path:
 
 def genai() -> Path:
     """Return a folder with the Python package onnxruntime-genai, which takes the onnxruntime that the tests use."""
-    return _python(GENAI)
+    return python_packages(GENAI)
 
 
 def optimum() -> Path:
     """Return a folder with Optimum and the earlier transformers that it wants; torch is the tests' own."""
-    return _python(OPTIMUM)
-
-
-def _python(packages: tuple[str, ...]) -> Path:
-    def make(folder: Path) -> None:
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:"]
-        output(*pip, "--target", folder, *packages)
-
-    return cached(f"{packages[0].replace('==', '-')}-{sys.implementation.cache_tag}", make)
+    return python_packages(OPTIMUM)
 
 
 def cpp_headers() -> Path:

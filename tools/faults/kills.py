@@ -9,7 +9,9 @@ import os
 import random
 import select
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,16 +48,23 @@ def generation(record: zcrecord.Record) -> int:
 
 
 def kill_saves(
-    path: Path, times: int, *, durable: bool = False, seed: int = 0, max_shard_size: int | None = None
+    path: Path,
+    times: int,
+    *,
+    durable: bool = False,
+    seed: int = 0,
+    max_shard_size: int | None = None,
+    save: Callable[..., object] = zcrecord.save_record,
 ) -> Kills:
     """Save generation after generation, each save killed at a moment of its own; POSIX only."""
     chance = random.Random(seed)
     options: dict[str, Any] = {"durable": durable, "max_shard_size": max_shard_size}
-    zcrecord.save_record(written(0), path, **options)
+    options = options if save is zcrecord.save_record else {}
+    save(written(0), path, **options)
     kills = Kills()
     last, within = 0, 0.01
     for number in range(1, times + 1):
-        _kill_one(path, number, chance.uniform(0, within), options)
+        kill_one(partial(save, written(number), path, **options), chance.uniform(0, within))
         whole = _whole(path)
         within *= 0.9 if whole == number else 1.1  # so that half of them are fast enough
         kills.times += 1
@@ -63,7 +72,7 @@ def kill_saves(
         kills.new += whole == number
         kills.scratches += bool(_others(path))
         last = last if whole is None else whole
-    zcrecord.save_record(written(times + 1), path, **options)  # and not 0, whose two tensors have the same bytes
+    save(written(times + 1), path, **options)  # and not 0, whose two tensors have the same bytes
     kills.left = len(_others(path))
     return kills
 
@@ -74,15 +83,14 @@ def _others(path: Path) -> set[str]:
         return {*os.listdir(path.parent)} - {path.name, *record.archive.source.file_names}
 
 
-def _kill_one(path: Path, number: int, after: float, options: dict[str, Any]) -> None:
+def kill_one(save: Callable[[], object], after: float) -> None:
     """Kill a process some time after it began to save; one that was faster waits for it."""
-    record = written(number)
     begun, tell = os.pipe()
     child = os.fork()
     if not child:
         try:
             os.write(tell, b".")
-            zcrecord.save_record(record, path, **options)
+            save()
             signal.pause()
         finally:
             os._exit(1)

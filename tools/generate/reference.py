@@ -35,6 +35,8 @@ MODULES = (  # in the order of the index
     "zcrecord.integrity",
     "zcrecord.report",
     "zcrecord.transformers",
+    "zcrecord.lightning",
+    "zcrecord.orbax",
     "zcrecord.compat.safetensors",
     "zcrecord.compat.safetensors.numpy",
     "zcrecord.compat.safetensors.torch",

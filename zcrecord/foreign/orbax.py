@@ -82,7 +82,7 @@ def _opened(folder: str, driver: str, paths: list[tuple[str, ...]]) -> dict[tupl
     try:
         import tensorstore
     except ImportError as error:
-        raise missing_package("orbax-checkpoint", extra="orbax", why="tensorstore is not installed") from error
+        raise missing_package("tensorstore", extra="orbax") from error
     together, out = os.path.exists(os.path.join(folder, "manifest.ocdbt")), {}
     for path in paths:
         name = ".".join(path)

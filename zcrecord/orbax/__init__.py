@@ -34,3 +34,7 @@ def __getattr__(name: str) -> Any:
     ocp.args.register_with_handler(ours["ZcrCheckpointHandler"], for_restore=True)(ours["ZcrRestore"])
     ocp.args.register_with_handler(ours["ZcrCheckpointHandler"], for_save=True)(ours["ZcrSave"])
     return ours[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

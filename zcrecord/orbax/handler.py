@@ -104,7 +104,7 @@ class ZcrCheckpointHandler(AsyncCheckpointHandler):  # type: ignore[misc]
 
 
 def _records(jax: Any, item: Any) -> dict[str, Any]:
-    """Return what this process writes of a state as it is now, by the names of the files; raises what flatten does."""
+    """Return the records that this process writes of a state as it is now, by file name; raises what flatten does."""
     known: dict[int, Any] = {}  # what is tied stays tied
     split: dict[int, list[dict[str, Any]]] = {}  # the parts of arrays, by the id of what stands for each
 
