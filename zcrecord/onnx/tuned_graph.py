@@ -22,7 +22,7 @@ from zcrecord.codec.digests import digest_of
 from zcrecord.codec.entries import PayloadId
 from zcrecord.codec.index import PAYLOAD
 from zcrecord.codec.layout import NONE, payload_alignment
-from zcrecord.errors import UnsupportedError
+from zcrecord.errors import OnnxError, UnsupportedError
 from zcrecord.onnx.protobuf.interfaces import difference, interface_of
 from zcrecord.onnx.protobuf.reader import HEADER, ProtobufReader, encode_field
 from zcrecord.onnx.protobuf.rewriting import ExternalTensor, rewrite
@@ -86,7 +86,13 @@ class TunedGraph:
         path, weights = Path(folder, _MODEL), Path(folder, _WEIGHTS)
         compares = compares_packed(onnxruntime_module())
         here = compares and not whole and not _is_made_anew(part)  # weights of the archive stay where they are
-        optimise(part, str(path), None if here else _WEIGHTS, threads, whole)
+        try:
+            optimise(part, str(path), None if here else _WEIGHTS, threads, whole)
+        except OnnxError:  # a graph holds 2 GiB of new weights at most
+            if not here:
+                raise
+            here = False
+            optimise(part, str(path), _WEIGHTS, threads, whole)
         with path.open("ab") as file:
             file.write(bytes(2 * HEADER))
         archive, model = base.archive, np.asarray(np.memmap(path, np.uint8, "r"))
