@@ -125,28 +125,32 @@ def test_nodes_alone_give_the_packed_forms_of_the_whole_graph(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = converted_in(tmp_path, MODELS[kind]())
-    ways: list[bool] = []
+    ways: list[tuple[bool, bool]] = []  # new weights are in the graph, the whole graph is packed
+    too_many: list[bool] = []
     optimise = runtime.optimise
 
-    def noted(*args: Any) -> None:
-        ways.append(args[-1])
-        optimise(*args)
+    def noted(record: Any, dest: str, weights: str | None, threads: int | None, packed: bool) -> None:
+        ways.append((weights is None, packed))
+        if weights is None and too_many:
+            raise OnnxError("new weights are more than a graph holds")
+        optimise(record, dest, weights, threads, packed)
 
     def refuse(*_: Any) -> None:
         raise OnnxError("refused")
 
     monkeypatch.setattr(tuned_graph, "optimise", noted)
+    monkeypatch.setattr(tuned_graph, "_FEW", 0)
     planned: list[int] = []
     alone = tune(path, tmp_path / "alone.zcr", planned=planned.append)
     assert alone.archive_bytes <= planned[0] < 1.1 * alone.archive_bytes + (1 << 16)
-    assert ways == [False], "no node is refused, or the whole graph would be packed unnoticed"
-    with monkeypatch.context() as patched:
-        patched.setattr(tuned_graph, "_is_made_anew", lambda _: True)
-        tune(path, tmp_path / "anew.zcr")
+    kernels = kind == "conv"
+    assert ways == [(not kernels, False)], "no node is refused, or the whole graph would be packed unnoticed"
+    too_many.append(True)
+    tune(path, tmp_path / "beside.zcr")
     monkeypatch.setattr(packing.WeightPacker, "__init__", refuse)
     whole = tune(path, tmp_path / "whole.zcr")
-    assert ways[1:] == [False, False, True]
-    assert forms(tmp_path / "alone.zcr") == forms(tmp_path / "anew.zcr") == forms(tmp_path / "whole.zcr")
+    assert ways[-2:] == [(False, False), (False, True)]
+    assert forms(tmp_path / "alone.zcr") == forms(tmp_path / "beside.zcr") == forms(tmp_path / "whole.zcr")
     assert alone.packed or kind == "conv"
     facts = "weights", "packed", "packed_bytes", "content_digest_before"
     assert [getattr(alone, fact) for fact in facts] == [getattr(whole, fact) for fact in facts]

@@ -82,7 +82,7 @@ def opened_model(source: Any, module: str | None, trusted_keys: Sequence[Any] | 
     if not module and modules and "" not in modules:
         what = f"its models are in modules: {', '.join(map(printable, modules))}"
         raise UnsupportedError(what, path=record.archive.path, advice=Advice("name one by {}", "module"))
-    model = OpenedModel(record, module or "", record.module(module or ""))
+    model = OpenedModel(record, module or "", record.module(module) if module else record)
     skeleton_of(model.part)
     return model
 

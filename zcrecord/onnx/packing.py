@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import itertools
 import re
 import threading
@@ -51,11 +50,11 @@ _OTHER_NAMES = {"float": "float32", "double": "float64"}
 
 
 class PackedForm(NamedTuple):
-    """A packed form of a weight: ONNX Runtime's key; bytes, padded size and SHA-256 of each buffer."""
+    """A packed form of a weight: ONNX Runtime's key; bytes and padded size of each buffer."""
 
     weight: int
     key: str
-    buffers: list[tuple[Any, str, bytes]]
+    buffers: list[tuple[Any, str]]
 
 
 class _Constant(NamedTuple):
@@ -90,10 +89,8 @@ def forms_of(weight: int, entries: Mapping[str, str], written: Any) -> Iterator[
     for entry, value in entries.items():
         if PACKED.fullmatch(entry):
             key, *places = value.split("|")
-            buffers = []
-            for start, nbytes, padded in (place.split(";") for place in places):
-                data = written[int(start) : int(start) + int(nbytes)]
-                buffers.append((data, padded, hashlib.sha256(data).digest()))
+            parts = (place.split(";") for place in places)
+            buffers = [(written[int(at) : int(at) + int(nbytes)], padded) for at, nbytes, padded in parts]
             yield PackedForm(weight, key, buffers)
 
 
@@ -125,7 +122,7 @@ class WeightPacker:
         for group, forms in zip(groups, self._samples, strict=True):
             kinds = {weight: node.kind() for node in group for weight in node.weights()}
             for form in forms:
-                sizes[kinds[form.weight]] += [data.nbytes for data, *_ in form.buffers]
+                sizes[kinds[form.weight]] += [data.nbytes for data, _ in form.buffers]
         self.sizes = [size for node in nodes for size in sizes[node.kind()]]
 
         def may_pack(node: _Node) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import tempfile
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from zcrecord.codec.digests import digest_of
 from zcrecord.codec.entries import PayloadId
 from zcrecord.codec.index import PAYLOAD
 from zcrecord.codec.layout import NONE, payload_alignment
-from zcrecord.errors import UnsupportedError
+from zcrecord.errors import OnnxError, UnsupportedError
 from zcrecord.onnx.protobuf.interfaces import difference, interface_of
 from zcrecord.onnx.protobuf.reader import HEADER, ProtobufReader, encode_field
 from zcrecord.onnx.protobuf.rewriting import ExternalTensor, rewrite
@@ -85,13 +86,15 @@ class TunedGraph:
         path, weights = Path(folder, _MODEL), Path(folder, _WEIGHTS)
         compares = compares_packed(onnxruntime_module())
         here = compares and not whole and not _is_made_anew(part)  # weights of the archive stay where they are
-        optimise(part, str(path), None if here else _WEIGHTS, threads, whole)
-        with path.open("r+b") as file:
-            what = difference(interface_of(graph.skeleton_of(part)), interface_of(file))
+        try:
+            optimise(part, str(path), None if here else _WEIGHTS, threads, whole)
+        except OnnxError:  # a graph holds 2 GiB of new weights at most
+            if not here:
+                raise
+            here = False
+            optimise(part, str(path), _WEIGHTS, threads, whole)
+        with path.open("ab") as file:
             file.write(bytes(2 * HEADER))
-        if what is not None:
-            what = f"cannot be tuned: ONNX Runtime's optimised graph {what}, unlike the model"
-            raise UnsupportedError(what, path=part.archive.path)
         archive, model = base.archive, np.asarray(np.memmap(path, np.uint8, "r"))
         external = whole_file(part) if here else np.memmap(weights, np.uint8, "r")
         start = archive.header.payload_offset
@@ -117,7 +120,11 @@ class TunedGraph:
             return t.encode({_STUB: str(out.weights - 1)})
 
         out.graph = rewrite(ProtobufReader.over(model.data), number, graph.INLINE)
-        out.form_sizes = [data.nbytes for form in forms for data, *_ in form.buffers]
+        what = difference(interface_of(graph.skeleton_of(part)), interface_of(out.graph))
+        if what is not None:
+            what = f"cannot be tuned: ONNX Runtime's optimised graph {what}, unlike the model"
+            raise UnsupportedError(what, path=part.archive.path)
+        out.form_sizes = [data.nbytes for form in forms for data, _ in form.buffers]
         out.forms = (form for form in forms)
         if compares and not whole:
             packer = WeightPacker(part, out.graph, arrays, folder, threads)
@@ -154,10 +161,10 @@ class TunedGraph:
         with contextlib.closing(self.forms) as forms:  # or threads write on while an error removes their folder
             for form in forms:
                 value = form.key
-                for data, padded, sha256 in form.buffers:
+                for data, padded in form.buffers:
                     value += f"|{len(numbers) if data.nbytes else ''};{padded}"
                     if data.nbytes:
-                        numbers.append(pool.put(data, page=True, sha256=sha256))
+                        numbers.append(pool.put(data, page=True))
                     self.packed_bytes += data.nbytes
                 own = entries.setdefault(str(form.weight), {})
                 own[f"prepacked_{len(own)}"] = value
@@ -187,16 +194,18 @@ def _is_made_anew(model: Record) -> bool:
 class PayloadPool:
     """Writes the payloads of an archive: those from before, then new ones, equal bytes once.
 
+    Another thread hashes new ones meanwhile.
+
     Attributes:
         originals: the numbers of those from before.
-        sha256: of new ones, by their places.
+        sha256: of new ones, by their places, as futures.
     """
 
-    def __init__(self, sink: Sink, base: Archive, total: int, tell: Progress) -> None:
-        self.base, self._sink, self._total, self._tell = base, sink, total, tell
+    def __init__(self, sink: Sink, base: Archive, hashing: Executor, total: int, tell: Progress) -> None:
+        self.base, self._sink, self._hashing, self._total, self._tell = base, sink, hashing, total, tell
         self.out = StreamWriter(sink, alignment=base.header.alignment)
         self.originals = list(map(PayloadId, range(len(base.index.payloads))))
-        self.sha256: dict[Place, bytes] = {}
+        self.sha256: dict[Place, Future[bytes]] = {}
         self._first: dict[Place, PayloadId] = {}
         for number in self.originals:
             self._store(np.frombuffer(base.payload(number), np.uint8), 0)
@@ -206,7 +215,7 @@ class PayloadPool:
         self._tell(self._sink.position, self._total)
         return PayloadId(self.out.store(source, alignment=alignment))
 
-    def put(self, source: Any, *, page: bool = False, sha256: bytes | None = None) -> PayloadId:
+    def put(self, source: Any, *, page: bool = False) -> PayloadId:
         """Write an array of bytes, on a page if asked for; return its number, NONE for no bytes."""
         if not source.nbytes:
             return PayloadId(NONE)
@@ -216,7 +225,7 @@ class PayloadPool:
         if first != number:
             self.out.forget(number)
         else:
-            self.sha256[place] = sha256 or hashlib.sha256(source).digest()
+            self.sha256[place] = self._hashing.submit(lambda: hashlib.sha256(source).digest())
         return first
 
     def place(self, number: PayloadId) -> Place:

@@ -351,8 +351,8 @@ class _Work(NamedTuple):
         entries = stored_entries(self.base)
         signatures = [a for a in entries.metadata if a.key.startswith(SIGNATURE_PREFIX)]
         entries.metadata = [a for a in entries.metadata if not a.key.startswith(SIGNATURE_PREFIX)]
-        with self.sink() as sink:
-            pool = PayloadPool(sink, self.base, self.room(graphs), next(shares))
+        with self.sink() as sink, ThreadPoolExecutor(1) as hashing:
+            pool = PayloadPool(sink, self.base, hashing, self.room(graphs), next(shares))
             old = pool.originals if self.part is None else self.part.originals
             check_places(models, self.path, self.places(old), pool.out.places())
             targets = [graph.write(pool) for graph in graphs]
@@ -363,7 +363,7 @@ class _Work(NamedTuple):
         places = {self.base.place(p): pool.place(p) for p in pool.originals}
         kept = {places[at]: sha256 for at, sha256 in self.known.items() if at in places}
         self.known.clear()
-        self.known.update(kept | pool.sha256)
+        self.known.update(kept | {at: sha256.result() for at, sha256 in pool.sha256.items()})
         return tuple(a.key.removeprefix(SIGNATURE_PREFIX) for a in signatures), verified
 
     def _same_answers(self, sink: Sink, modules: list[str], folder: str, tell: Progress) -> bool:
