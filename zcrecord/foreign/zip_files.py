@@ -58,7 +58,7 @@ class Member:
 
     @property
     def encrypted(self) -> bool:
-        """True if its bytes are not what they decompress to."""
+        """True if its bytes are encrypted, or a patch of another file."""
         return bool(self.flags & _ENCRYPTED)
 
     def checksum(self, octets: memoryview) -> MemberSum:
