@@ -184,7 +184,7 @@ ATTACKS = (
     attack("64 MiB of zeros where 2 bytes are due", "npz", lambda: deflated(64 * MIB, described()), "takes 2 bytes"),
     attack("strings of 64 MiB of zeros", "npz", lambda: deflated(64 * MIB, described("'<U1'", f"({16 * MIB},)")),
            "strings take much more memory than the file", LimitError),
-    attack("a directory of 4 GiB", "npz", lying_directory, "damaged|not a"),
+    attack("a directory of 4 GiB", "npz", lying_directory, "should end at"),
     attack("a thousand members that are one", "npz", overlapping, "damaged|overlap|missing|differ|there twice"),
     attack("paths for names", "npz", slipping, "", None),
     attack("a pickle that runs", "npz", lambda: npz(("w.npy", npy(described("'|O'", "(1,)"), pickle.dumps([Evil()])))),

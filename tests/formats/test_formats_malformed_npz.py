@@ -88,6 +88,9 @@ NPZ: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: npz(("w.npy", npy(described("'|u1'", "(500,)"), bytes(500))), deflate=True).replace(b"\x60", b"\x61"),
         "damaged|Bad CRC|early|bytes",
     ),
+    "a stream that ends early, with bytes behind it": (
+        lambda: bomb(described("'|u1'", "(600,)"), 500, missing=100), "ends 100 bytes early",
+    ),
     "an entry of its own that is no JSON": (lambda: npz(("w.npy", npy(described(), b"ab")), (STRUCTURE, b"{")),
                                             "its 'zcrecord' entry is no JSON"),
     "an entry of its own that is compressed": (lambda: npz((STRUCTURE, b"{}"), deflate=True), "is compressed"),
@@ -156,8 +159,8 @@ def patterns_of(value: Any) -> Any:
     return list(value.strings()) if isinstance(value, zcrecord.StringTensor) else r.patterns(value)
 
 
-def bomb(header: str, nbytes: int) -> bytes:
-    """Return a deflated member of so many zeros behind a header, made without holding them."""
+def bomb(header: str, nbytes: int, *, missing: int = 0) -> bytes:
+    """Return a deflated member of so many zeros behind a header, made without holding them; more may be claimed."""
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
     head = npy(header)
     parts, crc = [packer.compress(head)], zlib.crc32(head)
@@ -165,8 +168,8 @@ def bomb(header: str, nbytes: int) -> bytes:
         zeros = bytes(min(MIB, nbytes - done))
         parts.append(packer.compress(zeros))
         crc = zlib.crc32(zeros, crc)
-    raw = b"".join([*parts, packer.flush()])
-    size = len(head) + nbytes
+    raw = b"".join([*parts, packer.flush(), bytes(missing)])
+    size = len(head) + nbytes + missing
     local = struct.pack("<4sHHHHHIIIHH", b"PK\x03\x04", 20, 0, 8, 0, 33, crc, len(raw), size, 5, 0) + b"w.npy"
     entry_ = struct.pack(
         "<4sHHHHHHIIIHHHHHII", b"PK\x01\x02", 20, 20, 0, 8, 0, 33, crc, len(raw), size, 5, 0, 0, 0, 0, 0, 0

@@ -190,12 +190,8 @@ def _jax_key(data: Any, impl: Any) -> Any:
         return ABSENT
 
 
-def _set(items: Any) -> Any:
-    return set(items) if _are_distinct(items) else ABSENT
-
-
-def _frozenset(items: Any) -> Any:
-    return frozenset(items) if _are_distinct(items) else ABSENT
+def _hashed(kind: Callable[[Any], Any], items: Any) -> Any:
+    return kind(items) if _are_distinct(items) else ABSENT
 
 
 def _are_distinct(items: Any) -> bool:
@@ -231,7 +227,8 @@ def _dict(keys: Any, values: Any) -> Any:
 _NAMESPACES = "zcr:namespace", "zcr:argparse_namespace"
 _VALUES: dict[str, tuple[Callable[..., Any], *tuple[str, ...]]] = {  # by type name: a function of these children
     **{name: (functools.partial(_single, name), "value") for name in _MAKERS},
-    "zcr:set": (_set, "value"), "zcr:frozenset": (_frozenset, "value"), "zcr:deque": (_deque, "value", "maxlen"),
+    **{f"zcr:{kind.__name__}": (functools.partial(_hashed, kind), "value") for kind in (set, frozenset)},
+    "zcr:deque": (_deque, "value", "maxlen"),
     "zcr:dict": (_dict, "keys", "values"),
     "zcr:torch_dtype": (_dtype, "value"), "zcr:torch_device": (_device, "value"),
     "zcr:jax_key": (_jax_key, "value", "impl"),

@@ -135,7 +135,7 @@ def _path_below(prefix: str, path: str) -> str:
 
 def _models(listed: Mapping[str, int], named: str | None) -> dict[str, str]:
     """Return the models among files, with their formats; see `plan`."""
-    kinds = {path: kind for path in listed if (kind := _format(path)) and "/." not in f"/{path}"}  # none hidden
+    kinds = {path: kind for path in listed if (kind := _split(path)[1]) and "/." not in f"/{path}"}  # none hidden
     with_index = {dirname(path) for path in kinds if path.endswith(INDEX)}
     with_onnx = {dirname(path) for path, kind in kinds.items() if kind == _ONNX}
     out = {}
@@ -152,7 +152,7 @@ def _targets(models: Mapping[str, str], source: str, dest: str) -> dict[str, str
     """Return the paths of archives below `dest`, each with that of its model."""
     out: dict[str, str] = {}
     for path in models:
-        target = _stem(path) + ".zcr"
+        target = _split(path)[0] + ".zcr"
         if "" in path.split("/"):  # an object's key, such as a//b: a folder would have one name for a//b and a/b
             fault = f"the name {printable(repr(path))} has an empty part; rename it"
             raise NameCollisionError(fault, path=label(source))
@@ -171,18 +171,10 @@ def _targets(models: Mapping[str, str], source: str, dest: str) -> dict[str, str
     return out
 
 
-def _unpacked(path: str) -> str:
-    name = path.lower()
-    return next((path[: -len(suffix)] for suffix in SUFFIXES if name.endswith(suffix)), path)
-
-
-def _format(path: str) -> str | None:
-    name = _unpacked(path).lower()
-    return next((row.name for row in FORMATS.values() if row.reads and name.endswith(row.suffixes)), None)
-
-
-def _stem(path: str) -> str:
-    """Return a path without the suffix of its format, the longest that fits, and that of its compression."""
-    path = _unpacked(path)
-    suffixes = sorted((suffix for row in FORMATS.values() for suffix in row.suffixes), key=len, reverse=True)
-    return next(path[: -len(suffix)] for suffix in suffixes if path.lower().endswith(suffix))
+def _split(path: str) -> tuple[str, str | None]:
+    """Return a path without the suffixes of its format and its compression, and the format; None for other files."""
+    packed = next((suffix for suffix in SUFFIXES if path.lower().endswith(suffix)), "")
+    name = path.lower().removesuffix(packed)
+    found = [(suffix, row.name) for row in FORMATS.values() for suffix in row.suffixes if name.endswith(suffix)]
+    suffix, kind = max(found, key=lambda match: len(match[0]), default=("", None))
+    return path[: len(path) - len(packed) - len(suffix)], kind

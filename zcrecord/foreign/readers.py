@@ -77,11 +77,6 @@ class FileReader(StreamReader):
         super().__exit__(*error)
         self._stack.close()
 
-    def read_at(self, offset: int, nbytes: int) -> bytes:
-        """Return a copy of a range of a regular file; less at its end."""
-        self.seek(offset)
-        return self.read(nbytes)
-
     def beside(self, name: str) -> FileReader:
         """Return a reader of a file in the same folder.
 

@@ -231,7 +231,3 @@ class ForeignSource(FileSource):
     @property
     def original(self) -> PayloadSource | None:
         return self if self.mode == "r" else self._original
-
-    def private_memory(self) -> Memory:
-        """Payloads are copied one by one: there is no memory of all."""
-        raise AssertionError("private copies are made by payload")

@@ -10,13 +10,13 @@ import datetime
 import itertools
 import zlib
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Sized
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from zcrecord.codec.entries import KIND_NAMES, ModuleKind, encodable, is_attribute
+from zcrecord.codec.entries import KIND_NAMES, encodable, is_attribute
 from zcrecord.codec.file_types import HEAD, wrong_type
 from zcrecord.codec.layout import MAX_DEPTH
 from zcrecord.errors import Advice, FormatError, LimitError, RecordError, UnsupportedError, located, printable
@@ -69,7 +69,7 @@ def read(reader: Reader, out: Receiver) -> int:
     size, value = reader.nbytes, _load(reader)
     if not out.reads and _is_state_dict(value) and _put_state(value, reader, out):
         return size
-    items = list(_StateDictWalk(size).items(value))
+    items = _StateDictWalk(value, size).items
     tensors = [item.value for item in items if item.kind == "tensor"]
     _check_amount(tensors, size)
     users = Counter(id(t.storage) for t in tensors if isinstance(t, TorchTensor) and not out.reads)
@@ -217,48 +217,47 @@ class _CheckpointItem(NamedTuple):
     value: Any = None
 
 
-_Children = Iterator[tuple[tuple[str, ...], Any]]  # of a module: paths and values
-
-
 class _StateDictWalk:
-    """A walk through a checkpoint, in its own order.
+    """A walk through a checkpoint; `items` has its modules, each before what it holds, tensors and attributes.
 
     A pickle may refer to one list many times, or from within itself, so that a few bytes stand for billions of items:
     repeated items are counted, and limited. So is the memory that all items take, before the archive has any.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, value: Any, size: int) -> None:
+        self.items: list[_CheckpointItem] = []
         self._met: set[int] = set()
         self._left = _REPEATS
         self._room = _EXPANDED + _ITEM_TIMES * size
-
-    def items(self, value: Any) -> Iterator[_CheckpointItem]:
-        """Yield a checkpoint's modules, each before what it holds, tensors and attributes."""
-        item, children = self._module((), value)
-        yield item
-        open_modules = [children]  # a stack, since a generator within a generator costs time for each level
-        while open_modules:
-            if (child := next(open_modules[-1], None)) is None:
-                open_modules.pop()
-                continue
-            item, below = self._item(*child)
-            yield item
-            if below:
-                open_modules.append(below)
-
-    def _module(self, path: tuple[str, ...], value: Any) -> tuple[_CheckpointItem, _Children]:
-        name = ".".join(path)
-        if not path and not isinstance(value, dict | list | tuple):
+        if not isinstance(value, dict | list | tuple):
             kind_name = "Tensor" if isinstance(value, TorchTensor | TorchValue) else type(value).__name__
             raise UnsupportedError(f"holds a single {kind_name} without a name; save a dict of tensors")
+        self._add_module((), "", value, value if _is_state_dict(value) else None)
+
+    def _add_module(self, path: tuple[str, ...], name: str, value: Any, state: Any = None) -> None:
+        kind, type_name, children = self._module(path, name, value)
+        self.items.append(_CheckpointItem(path, kind, type_name if path or kind == "object" else ""))
+        for key, child in children:
+            if type(key) is not str or not key:
+                refuse_key(key, name)
+            parts = state_path(key, state) if state is not None else (key,)
+            self._room -= len(parts) * _ITEM_COST + len(name) + len(key)
+            if self._room < 0:
+                limit = f"{_EXPANDED >> 20} MiB and {_ITEM_TIMES} times the file"
+                what = f"its items would take more than {limit} in memory; save many values as tensors"
+                raise LimitError(what, tensor=name or None)
+            self._add((*path, *parts), child)
+
+    def _module(self, path: tuple[str, ...], name: str, value: Any) -> tuple[str, str, Iterable[tuple[str, Any]]]:
+        """Return kind, class name and children of a module."""
         if isinstance(value, TorchValue) and value.kind.startswith("zcr:"):
-            return _CheckpointItem(path, "object", value.kind), iter([((*path, "value"), value.text)])
+            return "object", value.kind, [("value", value.text)]
         if len(path) >= MAX_DEPTH:
             raise LimitError(f"nested more than {MAX_DEPTH} deep; does it contain itself?", tensor=name)
         if isinstance(value, Fields):
             if type(value.state) is not dict:
                 raise FormatError("a namespace without names; copy the file again", tensor=name)
-            return _CheckpointItem(path, "object", value.type_name), self._children(path, value.state.items(), None)
+            return "object", value.type_name, value.state.items()
         if not isinstance(value, _MODULES):
             what = f"a {type(value).__name__} is neither a tensor nor a plain value; take it out of the checkpoint"
             raise UnsupportedError(value.text if isinstance(value, TorchValue) else what, tensor=name)
@@ -269,34 +268,20 @@ class _StateDictWalk:
             value = {key.scalar(name) if isinstance(key, Noted) else key: inner for key, inner in value.items()}
         kind, type_name, children = children_of(value, name)
         assert kind is not None, "the types above have one"
-        state = value if not path and _is_state_dict(value) else None
-        type_name = type_name if path or kind == ModuleKind.OBJECT else ""
-        return _CheckpointItem(path, KIND_NAMES[kind], type_name), self._children(path, children, state)
+        return KIND_NAMES[kind], type_name, children
 
-    def _children(self, path: tuple[str, ...], children: Iterable[tuple[str, Any]], state: Any) -> _Children:
+    def _add(self, path: tuple[str, ...], value: Any) -> None:
+        if type(value) is TorchTensor:
+            self.items.append(_CheckpointItem(path, "tensor", value))
+            return
         name = ".".join(path)
-        for key, child in children:
-            if type(key) is not str or not key:
-                refuse_key(key, name)
-            parts = state_path(key, state) if state is not None else (key,)
-            self._room -= len(parts) * _ITEM_COST + len(name) + len(key)
-            if self._room < 0:
-                limit = f"{_EXPANDED >> 20} MiB and {_ITEM_TIMES} times the file"
-                what = f"its items would take more than {limit} in memory; save many values as tensors"
-                raise LimitError(what, tensor=name or None)
-            yield (*path, *parts), child
-
-    def _item(self, path: tuple[str, ...], value: Any) -> tuple[_CheckpointItem, _Children | None]:
-        kind = type(value)
-        if kind is TorchTensor:
-            return _CheckpointItem(path, "tensor", value), None
-        name = ".".join(path)
-        if kind is Noted:
-            return _CheckpointItem(path, "tensor", value.array(name)), None
         self._meet(value, name)
-        if is_attribute(value, name):
-            return _CheckpointItem(path, "attribute", value), None
-        return self._module(path, value)
+        if type(value) is Noted:
+            self.items.append(_CheckpointItem(path, "tensor", value.array(name)))
+        elif is_attribute(value, name):
+            self.items.append(_CheckpointItem(path, "attribute", value))
+        else:
+            self._add_module(path, name, value)
 
     def _meet(self, value: Any, name: str) -> None:
         """Count a text or container; LimitError if such were met too often."""

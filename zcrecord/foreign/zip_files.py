@@ -58,7 +58,7 @@ class Member:
 
     @property
     def encrypted(self) -> bool:
-        """True if its bytes are not what they decompress to."""
+        """True if its bytes are encrypted, or a patch of another file."""
         return bool(self.flags & _ENCRYPTED)
 
     def checksum(self, octets: memoryview) -> MemberSum:
@@ -102,7 +102,7 @@ class MemberReader:
             except zlib.error as error:
                 raise FormatError(f"damaged ({error}); copy it again") from error
             nbytes -= len(parts[-1])
-            if not len(packed) and not parts[-1]:
+            if not parts[-1] and (inflater.eof or not len(packed)):
                 raise FormatError(f"ends {nbytes} bytes early; the file is truncated or damaged")
         return b"".join(parts)
 

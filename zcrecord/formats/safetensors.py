@@ -106,14 +106,10 @@ def _plan(infos: Sequence[TensorInfo], most: int | None) -> list[list[TensorInfo
     return [[infos[i] for i in shard] for shard in shards.fill([info.nbytes for info in infos], most)]
 
 
-def _aligned(infos: Iterable[TensorInfo]) -> bool:
+def _aligned(infos: Sequence[TensorInfo]) -> bool:
     """Return True if each tensor starts at a multiple of its element size, as readers like torch need it."""
-    offset = 0
-    for info in infos:
-        if offset % max(info.bits >> 3, 1):
-            return False
-        offset += info.nbytes
-    return True
+    units = [max(info.bits >> 3, 1) for info in infos]
+    return not any(entry.start % unit for entry, unit in zip(_entries(infos), units, strict=True))
 
 
 def _entries(infos: Iterable[TensorInfo]) -> Iterable[HeaderEntry]:

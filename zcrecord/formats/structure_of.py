@@ -15,25 +15,21 @@ def structure_of(record: Record, infos: Sequence[TensorInfo], *, texts: bool) ->
     """Return a record's structure; `texts` leaves out metadata that is text, if the format stores that itself."""
     out = Structure()
     number = {info.name: i for i, info in enumerate(infos)}
-    frames: list[tuple[tuple[str, ...], list[int]]] = []  # of the open modules: path, and current position
+    paths: list[tuple[str, ...]] = []  # of the open modules
+    position = 0  # the number of tensors before
     for depth, key, child in record.walk():
-        while len(frames) > max(depth, 0):
-            _, (done,) = frames.pop()
-            if frames:
-                frames[-1][1][0] = max(frames[-1][1][0], done)
-        path = (*frames[-1][0], key) if frames else ()
-        position = frames[-1][1][0] if frames else 0
+        del paths[depth:]
+        path = (*paths[-1], key) if paths else ()
         if isinstance(child, ModuleInfo):
             if child.kind != "mapping" or child.type_name or (path and not child.tensors and not child.attributes):
                 out.items.append((position, path, child.kind, child.type_name))
-            frames.append((path, [position]))
+            paths.append(path)
         elif isinstance(child, TensorInfo):
-            frames[-1][1][0] = max(position, number[child.name] + 1)
+            position = max(position, number[child.name] + 1)
             if path != state_path(child.name, number):
                 out.paths[child.name] = path
         else:
             out.items.append((position, path, child))
-    out.items.sort(key=lambda item: item[0])
     out.ties = _ties(infos)
     plain = {name for name, value in record.metadata.items() if texts and isinstance(value, str) and name != KEY}
     out.metadata = {name: value for name, value in record.metadata.items() if name not in plain}

@@ -151,6 +151,11 @@ class StreamReader:
             most -= len(piece)
         return b"".join(parts)
 
+    def read_at(self, offset: int, nbytes: int) -> bytes:
+        """Go to an offset, and return a range of the file from there; less at its end."""
+        self.seek(offset)
+        return self.read(nbytes)
+
     def readinto(self, buffer: memoryview) -> int:
         """Copy the next bytes into a buffer; return their number, 0 at the end."""
         piece = self.piece(len(buffer))

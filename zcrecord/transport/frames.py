@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -137,12 +138,9 @@ def decompress_frames(data: memoryview, table: SeekTable, target: memoryview, ch
 
         return work
 
-    results = map_ordered(start, batches, min(threads, max(len(batches), 1)))
-    try:
-        for _ in results:
+    with closing(map_ordered(start, batches, min(threads, max(len(batches), 1)))) as results:
+        for _ in results:  # closed, because an error's traceback would keep it, and its threads
             pass
-    finally:
-        results.close()  # an error's traceback would keep it, and its threads
 
 
 def frame_decompressor(table: SeekTable) -> Callable[[int, Any, memoryview], None]:

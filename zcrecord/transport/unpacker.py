@@ -85,16 +85,10 @@ def unpack(
 
 def _table_of(reader: StreamReader) -> SeekTable | None:
     """Return the seek table of a file; None for a stream, or if there is none."""
-    size = reader.nbytes
-    if size is None:
+    if reader.nbytes is None:
         return None
-
-    def read(offset: int, nbytes: int) -> bytes:
-        reader.seek(offset)
-        return reader.read(nbytes)
-
-    _check_magic(read(0, 4))
-    table = read_table(size, read)
+    _check_magic(reader.read_at(0, 4))
+    table = read_table(reader.nbytes, reader.read_at)
     reader.seek(0)
     return table
 
