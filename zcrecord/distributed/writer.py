@@ -107,7 +107,7 @@ class ZcrStorageWriter(StorageWriter):  # type: ignore[misc]  # mypy takes torch
 
     def reset(self, checkpoint_id: Any = None) -> None:
         """Set the folder of the next save, if one is given."""
-        self._save_id = str(uuid.uuid4())  # for DCP's logs; no file has it
+        self.save_id = str(uuid.uuid4())  # for DCP's logs; the catalogue has the coordinator's
         if checkpoint_id is not None:
             checkpoint_folder(checkpoint_id, durable=self._durable, options=self._options)
             self._close()
@@ -117,7 +117,7 @@ class ZcrStorageWriter(StorageWriter):  # type: ignore[misc]  # mypy takes torch
         """Return DCP's description of where the checkpoint is."""
         from torch.distributed.checkpoint.metadata import StorageMeta
 
-        return StorageMeta(checkpoint_id=self._path, save_id=self._save_id)
+        return StorageMeta(checkpoint_id=self._path, save_id=self.save_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *_: Any, **kwargs: Any) -> None:
         """Take note of this rank, and remove its archive of an earlier save that failed."""
@@ -217,7 +217,8 @@ class ZcrStorageWriter(StorageWriter):  # type: ignore[misc]  # mypy takes torch
         if planner_data is not None and paths_of(planner_data) is None:
             planner_bytes = _pickle(import_torch(), planner_data).data
         try:
-            tree = join_reports(reports, planner_data, planner_bytes, alignment=self._alignment, digest=self._digest)
+            options: dict[str, Any] = {"alignment": self._alignment, "digest": self._digest, "save": self.save_id}
+            tree = join_reports(reports, planner_data, planner_bytes, **options)
             folder.commit(tree, digest_kind(self._digest), new, self._version)
         except BaseException as error:
             folder.take_back(new)
