@@ -8,9 +8,9 @@ Source: `StorageWriter` and the calls of `_save_state_dict` in torch 2.13.
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
-import sys
 import uuid
 from collections import ChainMap
 from collections.abc import Mapping
@@ -122,7 +122,7 @@ class ZcrStorageWriter(StorageWriter):  # type: ignore[misc]  # mypy takes torch
         self._rank, self._coordinates = kwargs.get("rank") or 0, is_coordinator
         self._ranks = None
         if not kwargs.get("use_collectives", True):
-            self._ranks = sys._getframe(1).f_locals.get("distW")  # DCP tells nowhere else which ranks save
+            self._ranks = inspect.stack(0)[1].frame.f_locals.get("distW")  # DCP tells nowhere else which ranks save
             if self._ranks is None:
                 message = "this version of DCP does not tell which ranks save; save with use_collectives=True"
                 raise UnsupportedError(message, path=None if self._path is None else str(self._path))

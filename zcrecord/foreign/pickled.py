@@ -72,8 +72,7 @@ def unpickle(
     memo: dict[bytes, Any] = {}  # by the bytes of LONG_BINPUT
     few = type(data) is bytes and data.count(b"j") < len(data) // 16  # so that they take little memory
     asked: set[Any] = {*_WORDS, *_ASKED(data)} if few else set()  # numbers in the memo that may be asked for
-    odd: Counter[int] = Counter()
-    i = start
+    i, odd = start, Counter[int]()
     while True:
         op = data[i]
         i += 1
