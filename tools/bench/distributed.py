@@ -101,7 +101,7 @@ def _loads(settings: Settings, ranks: Ranks, work: str, expected: float) -> Iter
         assert abs(found - expected) <= 1e-9 * abs(expected), f"{way} loaded something else: {found}, not {expected}"
     repeats = settings.pick(9, 1)
     samples = _interleaved(settings, ranks, "load", repeats)
-    for peer, limit in ((HUGGING_FACE, 1.1), (FILES, 0.45)):
+    for peer, limit in ((HUGGING_FACE, 1.0), (FILES, 0.45)):
         seconds = _only("seconds", samples, peer)
         yield Row(AREA, work, "s", seconds, Promise("within", limit, peer), samples=repeats)
 

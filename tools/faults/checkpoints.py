@@ -14,10 +14,11 @@ import os
 import random
 import select
 import signal
+import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -31,6 +32,7 @@ from zcrecord import load_record
 _TENSORS, _ROWS, _COLUMNS = 8, 256, 1024  # of a rank: 8 MiB
 _APART = 2 * _TENSORS  # values of a generation
 _PATIENCE = 120.0  # seconds for a save that nothing disturbs
+_CALLS = (38, 10)  # on files, of the first rank and of the second one in a save, and a little more
 
 
 @dataclass(slots=True)
@@ -119,13 +121,15 @@ def run(folder: str, times: int, way: str, durable: bool, seed: int) -> dict[str
     checkpoint.save(0)
     chance, kills, within = random.Random(seed), RankKills(), 0.05
     for number in range(1, 2 * times, 2):
-        with _Reader(checkpoint) as seen, _Ranks(checkpoint, number) as ranks:
+        fatal = [chance.randrange(most) for most in _CALLS] if number % 4 == 1 else []  # every other one by its calls
+        with _Reader(checkpoint) as seen, _Ranks(checkpoint, number, fatal) as ranks:
             kills.left += number > 1 and bool(checkpoint.others())
-            ranks.save_and_kill(chance, within)
+            ranks.save_and_kill(chance, within, by_calls=bool(fatal))
         for what, count in seen.counts.items():
             setattr(kills, what, getattr(kills, what) + count)
         generations = checkpoint.generations()
-        within *= 0.9 if generations == {number + 1} else 1.1  # so that half of them are fast enough
+        if not fatal:
+            within *= 0.9 if generations == {number + 1} else 1.1  # so that half of them are fast enough
         kills.times += 1
         kills.whole += generations in ({number}, {number + 1})
         kills.new += generations == {number + 1}
@@ -155,14 +159,16 @@ def state_of(way: str, generation: int, mesh: Any = None) -> dict[str, Any]:
 class _Ranks:
     """Two forked ranks that have saved one checkpoint, whole, and wait; leaving the context ends them."""
 
-    def __init__(self, checkpoint: Checkpoint, number: int) -> None:
+    def __init__(self, checkpoint: Checkpoint, number: int, fatal: list[int] | None = None) -> None:
+        """`fatal` has for each rank the call on the folder, by number, before which a signal can kill it."""
         self._folder = checkpoint.folder
         self._pids: list[int] = []
         self._answers: list[int] = []  # a pipe's end of each rank, which writes when it has saved
         self._go: list[int] = []
         with tempfile.TemporaryDirectory() as meeting:
             for rank in range(2):
-                self._fork(partial(_be_rank, checkpoint, number, rank, meeting))
+                at = fatal[rank] if fatal else None
+                self._fork(partial(_be_rank, checkpoint, number, rank, meeting, at))
             for end in self._answers:
                 if _read(end, _PATIENCE) != b"s":
                     self.__exit__()
@@ -181,19 +187,26 @@ class _Ranks:
         self._answers.append(answers)
         self._go.append(go)
 
-    def save_and_kill(self, chance: random.Random, within: float) -> None:
+    def save_and_kill(self, chance: random.Random, within: float, *, by_calls: bool = False) -> None:
         """Have the ranks save over the checkpoint, kill one or both, and wait until the other has noticed.
 
-        They are killed soon after the save has made its first file, or at its end if it makes none.
+        They kill themselves before their fatal call, or are killed soon after the save has made its first file, or at
+        its end if it makes none.
         """
         victims = chance.choice([[0], [1], [0, 1]])
         before = set(os.listdir(self._folder))
-        for go in self._go:
-            os.write(go, b"g")
-        while set(os.listdir(self._folder)) <= before and not select.select(self._answers, [], [], 0.0005)[0]:
+        for rank, go in enumerate(self._go):
+            os.write(go, b"k" if by_calls and rank in victims else b"g")
+        while (
+            not by_calls
+            and set(os.listdir(self._folder)) <= before
+            and not select.select(self._answers, [], [], 0.0005)[0]
+        ):
             pass
-        time.sleep(chance.uniform(0, within))
+        time.sleep(0 if by_calls else chance.uniform(0, within))
         for rank in victims:
+            if by_calls:
+                _read(self._answers[rank])  # the end of it, or that it has made fewer calls
             os.kill(self._pids[rank], signal.SIGKILL)
         for rank in {0, 1}.difference(victims):
             _read(self._answers[rank])  # that it is done, or its end; gloo may not notice for long
@@ -215,8 +228,10 @@ def _read(end: int, patience: float = 5) -> bytes:
     return os.read(end, 1) if select.select([end], [], [], patience)[0] else b""
 
 
-def _be_rank(checkpoint: Checkpoint, number: int, rank: int, meeting: str, answer: int, go: int) -> None:
-    """Save one checkpoint, and on a byte from `go` the next one over it."""
+def _be_rank(
+    checkpoint: Checkpoint, number: int, rank: int, meeting: str, fatal: int | None, answer: int, go: int
+) -> None:
+    """Save one checkpoint, and on a byte from `go` the next one over it; on a `k` up to the fatal call."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -228,8 +243,16 @@ def _be_rank(checkpoint: Checkpoint, number: int, rank: int, meeting: str, answe
         checkpoint.save(generation, mesh)
         dist.barrier()
         os.write(answer, b"s")
-        os.read(go, 1)
+        if os.read(go, 1) == b"k" and fatal is not None:
+            sys.addaudithook(partial(_die, checkpoint.folder, iter(range(fatal))))
     signal.pause()
+
+
+def _die(folder: str, left: Iterator[int], event: str, arguments: tuple[Any, ...]) -> None:
+    """End this process by a signal before its next call on a folder or a lock, if no call is left."""
+    named = event == "open" or event.startswith("os.")
+    if (event == "fcntl.flock" or (named and folder in str(arguments))) and next(left, None) is None:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _end_with_parent() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from math import prod
 from typing import Any, NamedTuple
 
@@ -20,14 +20,13 @@ from zcrecord.archive.damage import check_digest
 from zcrecord.archive.payloads import check_blobs
 from zcrecord.archive.unflatten import attribute_entries, check_full_names, key_of, plain, unflatten
 from zcrecord.codec.entries import ModuleKind
-from zcrecord.codec.index import TensorEntry
 from zcrecord.codec.layout import NONE
 from zcrecord.dtypes import DType
 from zcrecord.errors import FormatError, UnsupportedError
 from zcrecord.record.load import load_record
 
 from .folder import catalogue_of
-from .join import FLAT, OBJECTS, PATHS, PLANNER_DATA
+from .join import OBJECTS, PATHS, PLANNER_DATA
 from .values import PICKLED, Path, PickledValue, path_from_text
 
 _UNNAMED = 1 << 16  # keys that lead to items of lists without a name, such as empty dicts
@@ -56,8 +55,7 @@ class Checkpoint:
         self.metadata: dict[str, Any] = record.metadata
         self._pieces: dict[int, list[StoredBox]] = {}
         self._boxes: dict[Any, list[Any]] = {}
-        self._places: dict[tuple[int, int], tuple[int, int]] = {}
-        self._rows: dict[int, TensorEntry] = {}
+        self.row, self.place = cache(self.archive.row), cache(self._place)
         self._types: dict[int, tuple[DType, int, tuple[int, ...]]] = {}
         self._paths: dict[int, Path] = {0: ()}
         self._verified: set[tuple[int, int]] = set()
@@ -75,12 +73,6 @@ class Checkpoint:
 
     # Tensors.
 
-    def row(self, i: int) -> TensorEntry:
-        """Return the entry of a tensor in the index."""
-        if i not in self._rows:
-            self._rows[i] = self.archive.row(i)
-        return self._rows[i]
-
     def type_of(self, i: int) -> tuple[DType, int, tuple[int, ...]]:
         """Return element type, stored bits and shape of a tensor, in elements."""
         if i not in self._types:
@@ -94,34 +86,24 @@ class Checkpoint:
     def pieces(self, i: int) -> list[StoredBox]:
         """Return the pieces of a tensor; none if it has no elements. FormatError unless they tile it."""
         if i not in self._pieces:
+            key: Any = i
             row, table = self.row(i), self.archive.source.piece_table()
-            of_table = None
             if table is not None and table.origin is not None and row.payload != NONE:
-                rows = slice((at := table.pieces(row.payload)).start, at.stop)
-                of_table = table.origin[rows].tobytes(), table.extent[rows].tobytes()
-            key = i if of_table is None else (self.archive.shape(row), row.bits, *of_table)
+                at = table.pieces(row.payload)
+                corners = (column[at.start : at.stop].tobytes() for column in (table.origin, table.extent))
+                key = (self.archive.shape(row), row.bits, *corners)
             if key not in self._boxes:  # a model has few layouts, and whether boxes tile a tensor takes long to check
                 self._boxes[key] = [tuple(map(tuple, corners.tolist())) for corners in self.archive.boxes(i)]
             self._pieces[i] = [StoredBox(i, k, *box) for k, box in enumerate(zip(*self._boxes[key], strict=True))]
         return self._pieces[i]
 
-    def piece_at(self, i: int, origin: tuple[int, ...], hint: int | None = None) -> StoredBox | None:
-        """Return the piece of a tensor that starts at an index; `hint` is the number that it may have."""
-        pieces = self.pieces(i)
-        if hint is not None and hint < len(pieces) and pieces[hint].origin == origin:
-            return pieces[hint]
-        return next((box for box in pieces if box.origin == origin), None)
-
-    def place(self, box: StoredBox) -> tuple[int, int]:
+    def _place(self, box: StoredBox) -> tuple[int, int]:
         """Return the file of a piece, by number, and its payload's number there: in this order they are read."""
-        key = box[:2]
-        if key not in self._places:
-            number, table = self.row(box.tensor).payload, self.archive.source.piece_table()
-            self._places[key] = 0, number
-            if table is not None:
-                piece = table.pieces(number)[box.piece]
-                self._places[key] = int(table.file[piece]), int(table.payload[piece])
-        return self._places[key]
+        number, table = self.row(box.tensor).payload, self.archive.source.piece_table()
+        if table is None:
+            return 0, number
+        piece = table.pieces(number)[box.piece]
+        return int(table.file[piece]), int(table.payload[piece])
 
     def open_files(self, boxes: Iterable[StoredBox]) -> None:
         """Open the archives that pieces lie in, and fetch the pieces of remote ones; they may be removed afterwards."""
@@ -134,16 +116,11 @@ class Checkpoint:
             if file != NONE:
                 (source.file_archive(file) if source.file_names else self.archive).fetch(numbers)
 
-    def octets(self, box: StoredBox, archive: Archive | None = None, *, verify: bool = False) -> Any:
-        """Return a piece's bytes in C order: a view of the mapping, or of that of `archive`, a private copy.
+    def locate(self, box: StoredBox, archive: Archive | None = None, *, verify: bool = False) -> tuple[Any, int]:
+        """Return memory with a piece's bytes in C order, and their offset: the mapping, or that of a private `archive`.
 
         Bytes of a tensor with strides are copied. `verify` compares the piece with its digest, the first time.
         """
-        octets, start = self.locate(box, archive, verify=verify)
-        return octets[start : start + dtypes.nbytes(prod(box.extent), self.type_of(box.tensor)[1])]
-
-    def locate(self, box: StoredBox, archive: Archive | None = None, *, verify: bool = False) -> tuple[Any, int]:
-        """Return memory that has a piece's bytes in C order, and their offset there; as `octets` does."""
         archive = archive or self.archive
         row = self.row(box.tensor)
         if verify and self.place(box) not in self._verified:
@@ -204,11 +181,6 @@ class Checkpoint:
             advice = "the checkpoint is damaged, or of another writer: save it again"
             raise FormatError(f"{message}; {advice}", path=self.path)
         return None if data is None else bytes(data)
-
-    @property
-    def has_paths(self) -> bool:
-        """True if names were made of paths."""
-        return self.metadata.get(FLAT) is not True
 
     def other_paths(self) -> dict[str, Path]:
         """Return by name the paths that the module tree does not tell."""

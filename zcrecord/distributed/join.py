@@ -26,13 +26,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 # Names in the metadata of a checkpoint, as CONVENTIONS.md has them.
 VERSION = "zcrecord.checkpoint"
 FLAT, OBJECTS, PATHS, PLANNER_DATA = (f"{VERSION}.{name}" for name in ("flat", "objects", "paths", "planner_data"))
+SAVE_ID = f"{VERSION}.save_id"
 
 
 class _Columns:
-    """The chunks of all tensors, as columns, ordered by tensor and box; `first` is the first chunk of each tensor.
-
-    Of a box that several ranks have, as they do if they plan without collectives, the first rank's is taken.
-    """
+    """The chunks of all tensors, as columns, ordered by tensor and box; `first` is the first chunk of each tensor."""
 
     def __init__(self, reports: Sequence[RankReport], numbers: Mapping[str, int]) -> None:
         rank = max((report.origin.shape[1] for report in reports), default=0)
@@ -49,7 +47,7 @@ class _Columns:
         )
         order = np.lexsort((*self.origin.T[::-1], self.owner))
         boxes = np.column_stack((self.owner, self.origin, self.extent))[order]
-        order = order[np.append(True, (boxes[1:] != boxes[:-1]).any(axis=1))[: len(order)]]  # one of equal boxes
+        order = order[np.append(True, (boxes[1:] != boxes[:-1]).any(axis=1))[: len(order)]]  # of equal ones the first
         for column in ("owner", "file", "number", "tied_to", "origin", "extent"):
             setattr(self, column, getattr(self, column)[order])
         self.first = np.searchsorted(self.owner, np.arange(len(numbers) + 1))
@@ -60,13 +58,14 @@ def _pad(boxes: Array, rank: int) -> Array:
 
 
 def join_reports(
-    reports: Sequence[RankReport], planner_data: Any, planner_bytes: bytes | None, *, alignment: int, digest: str | None
+    reports: Sequence[RankReport], planner_data: Any, planner_bytes: Any, *, alignment: int, digest: Any, save: str = ""
 ) -> dict[str, Any]:
     """Return the tables of the catalogue of a checkpoint by the reports of all ranks, as the tree of a record.
 
     Args:
         planner_data: of DCP's metadata: the path of each name, None if names were not made of paths, or anything.
         planner_bytes: the same, pickled, where it is neither.
+        save: an identifier of the save.
 
     Raises:
         MismatchError: chunks of a tensor do not agree, or do not cover it.
@@ -89,14 +88,14 @@ def join_reports(
         else:
             state.value(path, values[name])
     entries = state.entries()
-    entries.metadata = _metadata(state, planner_data, planner_bytes)
+    entries.metadata = _metadata(state, planner_data, planner_bytes, save)
     shards = [report.shard for report in reports if report.shard is not None]
     whole = WholeRecord(entries, shards, alignment=alignment, kind=digest_kind(digest), pieces=pieces)
     return catalogue_tree(whole, shards)
 
 
-def _metadata(state: StateTree, planner_data: Any, planner_bytes: bytes | None) -> list[AttributeEntry]:
-    metadata: dict[str, Any] = {VERSION: 1}
+def _metadata(state: StateTree, planner_data: Any, planner_bytes: Any, save_id: str) -> list[AttributeEntry]:
+    metadata: dict[str, Any] = {VERSION: 1, SAVE_ID: save_id}
     if planner_data is None:
         metadata[FLAT] = True
     if state.objects:

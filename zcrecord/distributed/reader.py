@@ -8,6 +8,7 @@ Source: `StorageReader` and the calls of `_load_state_dict` in torch 2.13.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import pickle
@@ -15,16 +16,17 @@ import uuid
 from collections import UserList
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
+from itertools import chain
 from operator import mul
 from typing import TYPE_CHECKING, Any, Literal
 
 from zcrecord.errors import IntegrityError, MismatchError, SourceError, SourceNotFoundError, UnsupportedError
 from zcrecord.frameworks.torch import import_torch, torch_bytes, torch_dtype, torch_shape
-from zcrecord.storage.files import is_url
 from zcrecord.tensors.strides import c_strides
 
 from .checkpoint import ByName, Checkpoint, PathsByName, StoredBox
 from .folder import catalogue_of
+from .join import FLAT, SAVE_ID
 from .values import PickledValue
 
 if TYPE_CHECKING:
@@ -85,19 +87,15 @@ class ZcrStorageReader(StorageReader):  # type: ignore[misc]  # mypy takes torch
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
         """Return True for a URL, and for a path where there is a checkpoint."""
-        if is_url(checkpoint_id):
-            return True
-        try:
-            catalogue_of(checkpoint_id)
-        except (SourceError, UnsupportedError):
-            return False
-        return True
+        with contextlib.suppress(SourceError, UnsupportedError):
+            return bool(catalogue_of(checkpoint_id))
+        return False
 
     def reset(self, checkpoint_id: Any = None) -> None:
         """Set the checkpoint of the next load, if one is given."""
         self._path = self._path if checkpoint_id is None else checkpoint_id
         self._opened = None
-        self._load_id = str(uuid.uuid4())  # for DCP's logs
+        self.load_id = str(uuid.uuid4())  # for DCP's logs
 
     def read_metadata(self) -> Any:
         """Open the checkpoint, and return DCP's metadata of it, made for each name when it is asked for."""
@@ -106,13 +104,14 @@ class ZcrStorageReader(StorageReader):  # type: ignore[misc]  # mypy takes torch
         if self._path is None:
             raise UnsupportedError("no checkpoint to load: ZcrStorageReader(path), or dcp.load(checkpoint_id=)")
         opened = self._opened = Checkpoint(self._path, self._options)
-        planner_data: Any = PathsByName(opened) if opened.has_paths else None
+        planner_data: Any = None if opened.metadata.get(FLAT) is True else PathsByName(opened)
         if opened.planner_bytes is not None:
             planner_data = load_object(PickledValue(opened.planner_bytes), "", opened.path, self._allow_pickle)
             if not self._allow_pickle:
                 opened.check_planner_data(planner_data)
         names: Any = _MetadataByName(opened)
-        return Metadata(names, planner_data=planner_data, storage_meta=StorageMeta(self._path, load_id=self._load_id))
+        meta = StorageMeta(self._path, opened.metadata.get(SAVE_ID), self.load_id)
+        return Metadata(names, planner_data=planner_data, storage_meta=meta)
 
     def set_up_storage_reader(self, metadata: Any, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Do nothing: `read_metadata` has opened the checkpoint."""
@@ -121,13 +120,15 @@ class ZcrStorageReader(StorageReader):  # type: ignore[misc]  # mypy takes torch
         """Open the archives that have bytes for this rank; afterwards a save may remove them."""
         opened = self._checkpoint()
         try:
-            self._reads = self._open_files(opened, plan)
+            reads = list(self._boxes(opened, plan))
+            opened.open_files(box for _, box in reads)
         except (SourceNotFoundError, IntegrityError):
             if (newer := opened.newer()) is None:
                 raise
-            self._reads = self._open_files(newer, plan)
+            reads = list(self._boxes(newer, plan))
+            newer.open_files(box for _, box in reads)
             self._opened = opened = newer
-        self._planned = _PlannedItems(plan.items)
+        self._planned, self._reads = _PlannedItems(plan.items), reads
         return dataclasses.replace(plan, items=self._planned, storage_data=opened.identity)
 
     def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
@@ -143,13 +144,15 @@ class ZcrStorageReader(StorageReader):  # type: ignore[misc]  # mypy takes torch
         from torch.futures import Future
 
         torch, opened = import_torch(), self._checkpoint()
-        reads = self._reads if self._planned.came_back_as(plan.items) else list(self._boxes(opened, plan))
-        memory = _FileTensors(torch, opened, self._full)
+        items, reads = self._planned, self._reads
+        if not items.came_back_as(plan.items):
+            items, reads = plan.items, list(self._boxes(opened, plan))
+        read = _box_reader(torch, opened, self._full)
         with torch.no_grad():  # so that a DTensor gives its local part as it is
             for item, box in sorted(reads, key=lambda pair: opened.place(pair[1])):
-                self._copy(memory, planner, item, box)
+                self._copy(planner, item, read(box, item.storage_offsets, item.lengths))
         put = _value_setter(torch, planner)
-        for item in plan.items:
+        for item in items:
             if item.type == LoadItemType.BYTE_IO:
                 name = item.storage_index.fqn
                 put(item, load_object(opened.value(name), name, opened.path, self._allow_pickle))
@@ -158,19 +161,13 @@ class ZcrStorageReader(StorageReader):  # type: ignore[misc]  # mypy takes torch
         done.set_result(None)
         return done
 
-    def _copy(self, memory: _FileTensors, planner: Any, item: Any, box: StoredBox) -> None:
+    def _copy(self, planner: Any, item: Any, source: Any) -> None:
         target = planner.resolve_tensor(item).detach()
-        if target.shape != item.lengths:
-            message = f"planned to load a box of shape {tuple(item.lengths)}, got a tensor of {tuple(target.shape)}"
-            name = item.storage_index.fqn
-            raise MismatchError(f"{message} from the planner", path=self._checkpoint().path, tensor=name)
-        target.copy_(memory.box(box, item.storage_offsets, item.lengths))
+        if target.shape != source.shape:
+            what = f"planned to load a box of shape {tuple(source.shape)}, got a tensor of {tuple(target.shape)}"
+            raise MismatchError(f"{what} from the planner", path=self._checkpoint().path, tensor=item.storage_index.fqn)
+        target.copy_(source)
         planner.commit_tensor(item, target)
-
-    def _open_files(self, opened: Checkpoint, plan: Any) -> list[tuple[Any, StoredBox]]:
-        reads = list(self._boxes(opened, plan))
-        opened.open_files(box for _, box in reads)
-        return reads
 
     def _boxes(self, opened: Checkpoint, plan: Any) -> Iterator[tuple[Any, StoredBox]]:
         """Yield the plan's items of tensors, each with its piece; SourceError if it was planned for another one."""
@@ -179,7 +176,8 @@ class ZcrStorageReader(StorageReader):  # type: ignore[misc]  # mypy takes torch
                 continue
             name, origin = item.storage_index.fqn, tuple(origin)
             i = opened.tensors.get(name)
-            box = None if i is None else opened.piece_at(i, origin, item.storage_index.index)
+            pieces, hint = [] if i is None else opened.pieces(i), item.storage_index.index or 0
+            box = next((box for box in chain(pieces[hint : hint + 1], pieces) if box.origin == origin), None)
             ends = zip(item.storage_offsets, item.lengths, strict=True)
             if box is None or any(a + n > size for (a, n), size in zip(ends, box.extent, strict=True)):
                 reason = "the checkpoint was replaced by one of other chunks while it was being loaded; load it again"
@@ -216,26 +214,22 @@ class _PlannedItems(UserList[Any]):
         return unread and items._sent == self.__dict__.get("_sent")
 
 
-class _FileTensors:
-    """Boxes of pieces over a checkpoint's memory: each file is one tensor of each element type."""
+def _box_reader(torch: Any, opened: Checkpoint, verify: bool) -> Callable[[StoredBox, Any, Any], Any]:
+    """Return a function for a box of a piece, uncopied: a view of one tensor over each file for each element type."""
+    files: dict[Any, tuple[Any, Any]] = {}  # a file's memory, and a tensor over it
 
-    def __init__(self, torch: Any, opened: Checkpoint, verify: bool) -> None:
-        self._torch, self._opened, self._verify = torch, opened, verify
-        self._whole: dict[Any, tuple[Any, Any]] = {}  # a file's memory, and a tensor over it
-
-    def box(self, box: StoredBox, offsets: Any, lengths: Any) -> Any:
-        """Return a box of a piece, uncopied."""
-        kind, bits, _ = self._opened.type_of(box.tensor)
-        dtype, shape = torch_dtype(self._torch, kind, bits), torch_shape(kind, bits, box.extent)
-        octets, start = self._opened.locate(box, verify=self._verify)
-        size = dtype.itemsize
-        if start % size:
+    def read(box: StoredBox, offsets: Any, lengths: Any) -> Any:
+        kind, bits, _ = opened.type_of(box.tensor)
+        dtype, strides = torch_dtype(torch, kind, bits), c_strides(torch_shape(kind, bits, box.extent))
+        octets, start = opened.locate(box, verify=verify)
+        if start % dtype.itemsize:
             octets, start = octets[start:], 0
-        key = id(octets), dtype
-        if key not in self._whole:
-            self._whole[key] = octets, torch_bytes(self._torch, octets[: len(octets) // size * size]).view(dtype)
-        strides = c_strides(shape)
-        return self._whole[key][1].as_strided(lengths, strides, start // size + sum(map(mul, offsets, strides)))
+        if (key := (id(octets), dtype)) not in files:
+            whole = octets[: len(octets) // dtype.itemsize * dtype.itemsize]
+            files[key] = octets, torch_bytes(torch, whole).view(dtype)
+        return files[key][1].as_strided(lengths, strides, start // dtype.itemsize + sum(map(mul, offsets, strides)))
+
+    return read
 
 
 def _value_setter(torch: Any, planner: Any) -> Callable[[Any, Any], None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 from zcrecord.archive.archive import Archive
@@ -149,7 +150,8 @@ class _Views:
         row = self._archive.row(box.tensor)
         key = *self._opened.place(box), row.byte_offset, row.dims, row.strides
         if key not in self._bases:
-            self._bases[key] = torch_bytes(self._torch, self._opened.octets(box, self._archive))
+            octets, start = self._opened.locate(box, self._archive)
+            self._bases[key] = torch_bytes(self._torch, octets[start : start + prod(shape) * dtype.itemsize])
         return self._bases[key].view(dtype).view(shape)
 
 

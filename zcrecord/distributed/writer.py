@@ -8,6 +8,7 @@ Source: `StorageWriter` and the calls of `_save_state_dict` in torch 2.13.
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
 import uuid
@@ -58,8 +59,6 @@ class ZcrStorageWriter(StorageWriter):  # type: ignore[misc]  # mypy takes torch
         digest: 'xxh3' for a checksum of each chunk; 'none' for none.
         alignment: of every chunk in bytes, a power of two from 16 to 65536. Those of 1 MiB and more lie on 16384.
         storage_options: for fsspec, if `path` is a URL: credentials, the endpoint of an S3 server.
-        process_group: that of the save, for `dcp.save(use_collectives=False)` alone: DCP then plans in each rank by
-            itself and does not tell the group, and ranks send what they wrote to the first one at the end.
 
     Raises:
         DependencyError: torch is not installed, or what a URL needs. LimitError: another digest or alignment.
@@ -78,7 +77,6 @@ class ZcrStorageWriter(StorageWriter):  # type: ignore[misc]  # mypy takes torch
         digest: str | None = "xxh3",
         alignment: int = ALIGNMENT,
         storage_options: Mapping[str, Any] | None = None,
-        process_group: Any = None,
     ) -> None:
         import_torch()
         super().__init__()
@@ -87,13 +85,13 @@ class ZcrStorageWriter(StorageWriter):  # type: ignore[misc]  # mypy takes torch
         self._path: Any = None
         self._options, self._overwrite = storage_options, overwrite
         self._rank, self._coordinates = 0, True
-        self._group, self._joins = process_group, False
+        self._ranks: Any = None  # DCP's, if they plan by themselves
         self._version: Any = None
         self._opened: CheckpointFolder | None = None
         self.reset(path)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None, "_group": None}  # files of a save under way stay here
+        return {**self.__dict__, "_opened": None, "_ranks": None}  # files of a save under way stay here
 
     @property
     def checkpoint_id(self) -> Any:
@@ -107,7 +105,7 @@ class ZcrStorageWriter(StorageWriter):  # type: ignore[misc]  # mypy takes torch
 
     def reset(self, checkpoint_id: Any = None) -> None:
         """Set the folder of the next save, if one is given."""
-        self._save_id = str(uuid.uuid4())  # for DCP's logs; no file has it
+        self.save_id = str(uuid.uuid4())  # for DCP's logs; the catalogue has the coordinator's
         if checkpoint_id is not None:
             checkpoint_folder(checkpoint_id, durable=self._durable, options=self._options)
             self._close()
@@ -117,14 +115,17 @@ class ZcrStorageWriter(StorageWriter):  # type: ignore[misc]  # mypy takes torch
         """Return DCP's description of where the checkpoint is."""
         from torch.distributed.checkpoint.metadata import StorageMeta
 
-        return StorageMeta(checkpoint_id=self._path, save_id=self._save_id)
+        return StorageMeta(checkpoint_id=self._path, save_id=self.save_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *_: Any, **kwargs: Any) -> None:
         """Take note of this rank, and remove its archive of an earlier save that failed."""
         self._rank, self._coordinates = kwargs.get("rank") or 0, is_coordinator
-        ranks = import_torch().distributed
-        joined = not kwargs.get("use_collectives", True) and ranks.is_available() and ranks.is_initialized()
-        self._joins = joined and ranks.get_rank(self._group) == self._rank  # else it is of one rank, by no_dist=True
+        self._ranks = None
+        if not kwargs.get("use_collectives", True):
+            self._ranks = inspect.stack(0)[1].frame.f_locals.get("distW")  # DCP tells nowhere else which ranks save
+            if self._ranks is None:
+                message = "this version of DCP does not tell which ranks save; save with use_collectives=True"
+                raise UnsupportedError(message, path=None if self._path is None else str(self._path))
         self._close()
 
     def prepare_local_plan(self, plan: Any) -> Any:
@@ -189,22 +190,17 @@ class ZcrStorageWriter(StorageWriter):  # type: ignore[misc]  # mypy takes torch
         without collectives, each rank calls it, and gets the coordinator's error.
         """
         planned = [([result.storage_data for rank in results for result in rank], metadata.planner_data)]
-        if not self._joins:
+        if self._ranks is None:
             self._commit(planned)
             return
-        outcome: list[Exception | None] = [None]
-        ranks = import_torch().distributed
-        first = ranks.get_global_rank(self._group, 0) if self._group else 0
-        gathered = [None] * ranks.get_world_size(self._group) if self._coordinates else None
-        ranks.gather_object(planned[0], gathered, first, self._group)
-        if gathered:
-            try:
+        gathered, failed = self._ranks.gather_object(planned[0]), None
+        try:
+            if gathered is not None:
                 self._commit(gathered)
-            except Exception as error:
-                outcome[0] = error
-        ranks.broadcast_object_list(outcome, first, self._group)
-        if outcome[0] is not None:
-            raise outcome[0]
+        except Exception as error:
+            failed = error
+        if (failed := self._ranks.broadcast_object(failed)) is not None:
+            raise failed
 
     def _commit(self, planned: list[Any]) -> None:
         """Commit by the reports, and the data of the planner, of all ranks or of each."""
@@ -217,7 +213,8 @@ class ZcrStorageWriter(StorageWriter):  # type: ignore[misc]  # mypy takes torch
         if planner_data is not None and paths_of(planner_data) is None:
             planner_bytes = _pickle(import_torch(), planner_data).data
         try:
-            tree = join_reports(reports, planner_data, planner_bytes, alignment=self._alignment, digest=self._digest)
+            options: dict[str, Any] = {"alignment": self._alignment, "digest": self._digest, "save": self.save_id}
+            tree = join_reports(reports, planner_data, planner_bytes, **options)
             folder.commit(tree, digest_kind(self._digest), new, self._version)
         except BaseException as error:
             folder.take_back(new)

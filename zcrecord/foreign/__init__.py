@@ -49,7 +49,7 @@ def foreign_format(memory: Memory) -> str | None:
         raise UnsupportedError(what, path=memory.path)
     if known is None or name not in FORMATS or name in ("zcr", "onnx"):
         return None
-    suffixes = FORMATS[name].suffixes  # which tell where the first bytes may be anything's
+    suffixes = *FORMATS[name].suffixes, ".metadata"  # which tell where the first bytes may be anything's
     return name if known.sure or (memory.path or "").lower().endswith(suffixes) else None
 
 

@@ -13,6 +13,7 @@ from zcrecord.storage.files import refusals
 from zcrecord.storage.folders import archive_in
 
 from .safetensors_index import INDEX
+from .torch_folders import METADATA
 
 __all__ = ["format_by_suffix", "model_in"]
 
@@ -46,6 +47,8 @@ def model_in(folder: str, named: str | None = None, *, archive_first: bool = Fal
         by_kind["safetensors"] = [name for name in by_kind["safetensors"] if not _SHARD.search(name)]
     if "pytorch_model.bin" in by_kind.get("torch", ()):
         by_kind["torch"] = ["pytorch_model.bin"]
+    elif METADATA in names:
+        by_kind.setdefault("torch", [METADATA])
     others = [name for name in FORMATS if name != "zcr"]
     order = [named] if named is not None else ["zcr", *others] if archive_first else [*others, "zcr"]
     kind = next((kind for kind in order if kind in by_kind), None)

@@ -58,12 +58,12 @@ class Stated:
 
 
 def unpickle(
-    data: Any, start: int, named: Callable[[str, str], Any], persistent: Callable[[Any], Any]
+    data: Any, start: int, named: Callable[[str, str], Any], persistent: Callable[[Any], Any], *, modern: bool = False
 ) -> tuple[Any, int]:
     """Return the value of a pickle that starts at an offset of bytes or a memoryview, and the offset behind it.
 
     The state of a dict, such as the versions in a `state_dict()`, is left out. `named` returns the value of a name in a
-    module, often a `Function`; `persistent` that of a persistent identifier.
+    module, often a `Function`; `persistent` that of a persistent identifier. `modern` allows protocol 4.
 
     Raises:
         LimitError: a hundred keys with the same hash. UnsupportedError: a key that takes long to hash. ValueError,
@@ -75,8 +75,7 @@ def unpickle(
     memo: dict[bytes, Any] = {}  # by the bytes of LONG_BINPUT
     few = type(data) is bytes and data.count(b"j") < len(data) // 16  # so that they take little memory
     asked: set[Any] = {*_WORDS, *_ASKED(data)} if few else set()  # numbers in the memo that may be asked for
-    odd: Counter[int] = Counter()
-    i = start
+    i, odd = start, Counter[int]()
     while True:
         op = data[i]
         i += 1
@@ -119,6 +118,8 @@ def unpickle(
             _extend(stack[-1], items, op == 0x75, odd)
         elif op == 0x2E:  # STOP
             return stack.pop(), i
+        elif modern and op in (0x8C, 0x93, 0x94, 0x95):  # those that protocol 4 has more
+            i = _run_protocol_4(op, data, i, stack, memo, named)
         else:
             i = _rare(op, data, i, stack, odd, named)
 
@@ -182,6 +183,19 @@ def _rare(op: int, data: Any, i: int, stack: list[Any], odd: Counter[int], named
     elif op != 0x80:  # PROTO
         raise ValueError(f"Unsupported operand {op}")
     return i + (op == 0x80)
+
+
+def _run_protocol_4(op: int, data: Any, i: int, stack: list[Any], memo: Any, named: Callable[[str, str], Any]) -> int:
+    """Run an opcode that protocol 2 does not have; returns the offset behind it."""
+    if op == 0x8C:  # SHORT_BINUNICODE
+        stack.append(str(data[i + 1 : i + 1 + data[i]], "utf-8", "surrogatepass"))
+        return i + 1 + int(data[i])
+    if op == 0x93:  # STACK_GLOBAL
+        name, module = exactly(str, stack.pop()), exactly(str, stack.pop())
+        stack.append(named(module, name))
+    elif op == 0x94:  # MEMOIZE
+        memo[len(memo).to_bytes(4, "little")] = stack[-1]
+    return i + 8 * (op == 0x95)  # FRAME, whose size does not matter
 
 
 def _extend(target: Any, items: list[Any], keyed: bool, odd: Counter[int]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import os
 import zlib
 from collections import Counter, deque
 from collections.abc import Iterable, Sized
@@ -28,6 +29,7 @@ from .numpy_types import Noted
 from .pickled import parts_of, unpickle
 from .readers import MemoryReader, Reader
 from .receiver import Form, Receiver
+from .torch_folders import METADATA, Found, put_chunks, read_folder
 from .torch_types import Fields, TorchNames, TorchStorage, TorchTensor, TorchValue, itemsize
 from .zip_files import STORED, Member, zip_members
 
@@ -66,7 +68,8 @@ def read(reader: Reader, out: Receiver) -> int:
         raise UnsupportedError("a checkpoint is read from a regular file, which can be mapped; write it to one first")
     if not isinstance(reader, MemoryReader):
         reader = MemoryReader(map_file(str(reader.path), least=0))
-    size, value = reader.nbytes, _load(reader)
+    value, chunks, files = _load(reader)
+    size = reader.nbytes + sum(file.nbytes for file in files)
     if not out.reads and _is_state_dict(value) and _put_state(value, reader, out):
         return size
     items = _StateDictWalk(value, size).items
@@ -75,10 +78,13 @@ def read(reader: Reader, out: Receiver) -> int:
     users = Counter(id(t.storage) for t in tensors if isinstance(t, TorchTensor) and not out.reads)
     alone = (t for t in tensors if isinstance(t, TorchTensor) and t.is_plain and users[id(t.storage)] == 1)
     ranges = {id(t): t.start for t in alone}  # file offsets of tensors that need no reading; empty if `out` reads all
-    parts = iter(out.parts((_array(i) for i in items if i.kind == "tensor" and id(i.value) not in ranges), reader))
+    others = (i for i in items if i.kind == "tensor" and id(i.value) not in ranges and id(i.value) not in chunks)
+    parts = iter(out.parts(map(_array, others), reader))
     for path, kind, value in items:
         if kind == "tensor" and id(value) in ranges:
             out.put_range(path, value.kind, value.shape, reader, ranges[id(value)], value.nbytes)
+        elif kind == "tensor" and id(value) in chunks:
+            put_chunks(path, value, chunks[id(value)], out)
         elif kind == "tensor":
             out.add(path, next(parts))
         elif kind == "attribute":
@@ -103,8 +109,8 @@ def _put_state(state: dict[str, Any], reader: MemoryReader, out: Receiver) -> bo
     return out.put_state(list(state), list(forms), form_ids, [(reader, starts, sizes)])
 
 
-def _load(reader: MemoryReader) -> Any:
-    """Return the value in a checkpoint's pickle."""
+def _load(reader: MemoryReader) -> Found:
+    """Return the value in a checkpoint's pickle, or that of a folder."""
     octets = reader.memory.octets.toreadonly()
     head = bytes(octets[:HEAD])
     if not head:
@@ -115,6 +121,8 @@ def _load(reader: MemoryReader) -> Any:
         advice = Advice("name its format by {}", "source_format")
         raise FormatError("no torch checkpoint, which begins as a zip file or a pickle", advice=advice)
     try:
+        if os.path.basename(reader.path or "") == METADATA:
+            return read_folder(reader, lambda part: _load_zipped(MemoryReader(Memory(part)), part)[0])
         if head.startswith(_ZIP):
             value, reader.described, members = _load_zipped(reader, octets)
             # A CRC-32 of 0 stands for none: torch can be told to compute none.
@@ -126,7 +134,7 @@ def _load(reader: MemoryReader) -> Any:
     except Exception as error:  # a damaged pickle raises anything
         line = str(error) if type(error) is ValueError else "its pickle cannot be read"
         raise FormatError(f"{_WRONG}, or a damaged one: {printable(line)}; copy it again") from error
-    return value
+    return value, {}, []
 
 
 def stored_members(reader: MemoryReader) -> tuple[_Members, int]:

@@ -1,0 +1,218 @@
+"""Folders of torch.distributed.checkpoint: converted and opened as what they hold, and nothing runs that is in them."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+import zcrecord
+from zcrecord.errors import FormatError, LimitError, RecordError, SourceNotFoundError, UnsupportedError
+from zcrecord.formats import convert
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is (disabled|unavailable)")
+WHOLE = torch.arange(60.0).reshape(10, 6)
+ROWS = [((0, 0), (7, 6)), ((7, 0), (3, 6))]
+COLUMNS = [((0, 4), (10, 2)), ((0, 0), (10, 4))]
+GRID = [((0, 0), (4, 3)), ((0, 3), (4, 3)), ((4, 0), (6, 5)), ((4, 5), (6, 1))]
+
+
+class Folder:
+    """A folder with tensors in chunks, each chunk in a file of its own; its metadata may be changed before `save`."""
+
+    def __init__(self, path: Path) -> None:
+        path.mkdir()
+        self.path = path
+        self.metadata = Metadata({}, planner_data={}, storage_data={})
+
+    def add(self, name: str, value: Any, boxes: list[Any] | None = None) -> None:
+        if isinstance(value, torch.Tensor):
+            boxes = [((0,) * value.dim(), tuple(value.shape))] if boxes is None else boxes
+            chunks = [ChunkStorageMetadata(torch.Size(start), torch.Size(size)) for start, size in boxes]
+            described = TensorStorageMetadata(TensorProperties(value.dtype), value.size(), chunks)
+            self.metadata.state_dict_metadata[name] = described
+            for start, size in boxes:
+                box = value[tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))]
+                self._store(MetadataIndex(name, start), box.clone())
+        else:
+            self.metadata.state_dict_metadata[name] = BytesStorageMetadata()
+            self._store(MetadataIndex(name), value)
+        self.metadata.planner_data[name] = tuple(int(key) if key.isdigit() else key for key in name.split("."))
+
+    def _store(self, index: MetadataIndex, value: Any) -> None:
+        file, number = io.BytesIO(), len(self.metadata.storage_data)
+        torch.save(value, file)
+        name = f"__{number % 3}_{number // 3}.distcp"
+        (self.path / name).write_bytes(b"before" + file.getvalue() + b"behind")
+        self.metadata.storage_data[index] = _StorageInfo(name, 6, len(file.getvalue()))
+
+    def save(self, protocol: int = pickle.DEFAULT_PROTOCOL) -> Path:
+        (self.path / ".metadata").write_bytes(pickle.dumps(self.metadata, protocol))
+        return self.path
+
+
+def chunked(path: Path) -> Folder:
+    """Return a folder that is not saved yet, with everything that a checkpoint of many ranks has."""
+    folder = Folder(path)
+    for name, boxes in {"m.rows": ROWS, "m.columns": COLUMNS, "m.grid": GRID, "m.whole": None}.items():
+        folder.add(name, WHOLE, boxes)
+    folder.add("m.bf", WHOLE[:, 0].bfloat16(), [((0,), (6,)), ((6,), (4,))])
+    folder.add("m.flag", WHOLE[:, 0] > 3, [((0,), (5,)), ((5,), (5,))])
+    folder.add("m.scalar", torch.tensor(7))
+    folder.add("m.empty", torch.zeros(0, 3), [])
+    folder.add("optim.groups.0.lr", 0.5)
+    folder.add("optim.groups.1.lr", 0.25)
+    folder.add("step", 7)
+    folder.add("sizes", torch.Size([2, 3]))
+    return folder
+
+
+EXPECTED = {
+    "m": {
+        **dict.fromkeys(("rows", "columns", "grid", "whole"), WHOLE), "bf": WHOLE[:, 0].bfloat16(),
+        "flag": WHOLE[:, 0] > 3, "scalar": torch.tensor(7), "empty": torch.zeros(0, 3),
+    },
+    "optim": {"groups": [{"lr": 0.5}, {"lr": 0.25}]}, "step": 7, "sizes": (2, 3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_chunks_are_put_together_as_save_record_would_save_the_whole(tmp_path: Path, protocol: int) -> None:
+    folder = chunked(tmp_path / "run").save(protocol)
+    zcrecord.save_record(EXPECTED, tmp_path / "expected.zcr")
+    report = convert(folder, tmp_path / "m.zcr")
+    assert report.input_bytes == sum(os.path.getsize(folder / name) for name in os.listdir(folder))
+    expected = zcrecord.load_record(tmp_path / "expected.zcr")
+    for found in (zcrecord.load_record(tmp_path / "m.zcr", verify="full"), zcrecord.load_record(folder)):
+        assert found.names == expected.names and found.attributes == expected.attributes
+        assert found.content_digest() == expected.content_digest()
+    assert zcrecord.load_record(folder)["m.rows"].tolist() == WHOLE.tolist()
+
+
+def test_what_dcp_saves_is_converted_as_torchs_own_conversion_of_it(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(3, 4)).sum().backward()
+    optimizer.step()
+    state = {"model": model.state_dict(), "optim": optimizer.state_dict(), "betas": (0.5, None), "name": "run"}
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp_path / "run", thread_count=2), no_dist=True)
+    dcp_to_torch_save(tmp_path / "run", tmp_path / "one.pt")
+    for source in ("run", "one.pt"):
+        convert(tmp_path / source, tmp_path / f"{source}.zcr")
+    found, expected = (zcrecord.load_record(tmp_path / f"{name}.zcr") for name in ("run", "one.pt"))
+    assert found.attributes == expected.attributes and found.content_digest() == expected.content_digest()
+
+
+def test_nothing_runs_that_the_metadata_name(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    folder = chunked(tmp_path / "run")
+    folder.metadata.planner_data["step"] = Evil()
+    with pytest.raises(
+        FormatError, match=r"\.metadata: holds an object of posix\.mkdir, and loading that may run code"
+    ):
+        convert(folder.save(), tmp_path / "m.zcr")
+    assert not (tmp_path / "ran").exists() and not (tmp_path / "m.zcr").exists()
+
+
+def places(folder: Folder, name: str, **fields: Any) -> None:
+    for index, place in folder.metadata.storage_data.items():
+        if index.fqn == name:
+            for field, value in fields.items():
+                setattr(place, field, value)
+
+
+def drop_a_chunk(folder: Folder) -> None:
+    folder.metadata.state_dict_metadata["m.rows"].chunks.pop()
+
+
+def another_shape(folder: Folder) -> None:
+    folder.metadata.state_dict_metadata["m.whole"].size = torch.Size([1 << 40, 6])
+    folder.metadata.state_dict_metadata["m.whole"].chunks[0].sizes = torch.Size([1 << 40, 6])
+
+
+def one_path(folder: Folder) -> None:
+    folder.metadata.planner_data["m.rows"] = ("m", "whole")
+
+
+def one_chunk_for_all(folder: Folder) -> None:
+    folder.add("big", torch.zeros(1 << 18))
+    index, described = MetadataIndex("big", (0,)), folder.metadata.state_dict_metadata["big"]
+    for i in range(80):
+        folder.metadata.state_dict_metadata[f"w{i}"] = described
+        folder.metadata.storage_data[MetadataIndex(f"w{i}", (0,))] = folder.metadata.storage_data[index]
+
+
+DAMAGED = r"\.metadata: no torch checkpoint, or a damaged one"
+HALF = torch.complex32
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize(
+    "harm, kind, message",
+    [
+        (lambda f: os.unlink(f.path / "__0_0.distcp"), SourceNotFoundError, r"__0_0\.distcp: .*no such file"),
+        (
+            lambda f: os.truncate(f.path / "__0_0.distcp", 99),
+            FormatError,
+            r"__0_0\.distcp: tensor 'm\.rows': ends past",
+        ),
+        (drop_a_chunk, FormatError, r"tensor 'm\.rows': its chunks do not make it up; save it again"),
+        (another_shape, FormatError, r"tensor 'm\.whole': a chunk of it is another one than \.metadata says"),
+        (one_path, FormatError, "two of its values have one path"),
+        (one_chunk_for_all, LimitError, r"its tensors claim \d+ bytes, the file has"),
+        (lambda f: places(f, "step", relative_path="../__0_0.distcp"), FormatError, r"'step': its file '\.\./__0_0"),
+        (lambda f: places(f, "step", relative_path="/etc/passwd"), FormatError, r"'step': its file '/etc/passwd' is"),
+        (lambda f: places(f, "step", offset=-9), FormatError, r"'step': ends past the end of its file"),
+        (lambda f: places(f, "step", length=1.5), FormatError, DAMAGED),
+        (lambda f: f.add("odd", torch.zeros(2, dtype=HALF)), UnsupportedError, r"'odd': dtype torch\.complex32"),
+        (lambda f: f.add("odd", torch.ones(2).to_sparse(), []), FormatError, r"'odd': its chunks do not make it up"),
+        (lambda f: setattr(f, "metadata", {"a": 1}), FormatError, DAMAGED),
+    ],
+)
+def test_a_bad_folder_is_one_typed_error(
+    tmp_path: Path, harm: Callable[[Folder], None], kind: type[RecordError], message: str
+) -> None:
+    folder = chunked(tmp_path / "run")
+    harm(folder)
+    folder.save()
+    for act in (lambda: convert(tmp_path / "run", tmp_path / "m.zcr"), lambda: zcrecord.load_record(tmp_path / "run")):
+        with pytest.raises(kind, match=message):
+            act()
+    assert not (tmp_path / "m.zcr").exists()
+
+
+def test_metadata_cut_or_changed_anywhere_are_typed_errors_or_other_values(tmp_path: Path) -> None:
+    folder = chunked(tmp_path / "run").save()
+    octets, chance = (folder / ".metadata").read_bytes(), np.random.default_rng(5)
+    changed = [octets[: int(at)] for at in chance.integers(0, len(octets), 60)]
+    for at, value in zip(chance.integers(0, len(octets), 240), chance.integers(0, 256, 240), strict=True):
+        changed.append(octets[: int(at)] + bytes([int(value)]) + octets[int(at) + 1 :])
+    refused = 0
+    for data in changed:
+        (folder / ".metadata").write_bytes(data)
+        try:
+            dict(zcrecord.load_record(folder))
+        except RecordError:
+            refused += 1
+    assert 150 < refused < len(changed)
