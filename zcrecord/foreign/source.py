@@ -80,7 +80,6 @@ class ForeignSource(FileSource):
         return self.files[k], int(self.table.rows["offset"][number] - self.bases[k])
 
     def decoding(self, number: int) -> str | None:
-        """Return why a payload is decoded when it is used; None if it is used as it lies in its file."""
         file, _ = self._file(number)
         return file.reason if isinstance(file, Decoded) else None
 
@@ -108,11 +107,9 @@ class ForeignSource(FileSource):
         return out
 
     def payload(self, number: int) -> memoryview:
-        """Return the bytes of a payload, read-only."""
         return PayloadSource.payload(self, number)
 
     def fetch(self, numbers: Sequence[int] | None = None) -> None:
-        """Have payloads in memory, all by default, if the first file is remote."""
         if self._fetched is None:
             return
         wanted = range(len(self.table.rows)) if numbers is None else numbers
@@ -125,7 +122,6 @@ class ForeignSource(FileSource):
         return {self.start(n): hashlib.sha256(self.payload(n)).digest() for n in sorted(self._used)}
 
     def pin(self, pins: Mapping[Any, Any]) -> None:
-        """Compare payloads, when they are fetched, with the SHA-256 digests that they had."""
         super().pin(pins)
         if self._fetched is not None:
             self._fetched.pin(pins)
@@ -147,7 +143,6 @@ class ForeignSource(FileSource):
             raise FormatError(f"decodes to other than its {file.nbytes} bytes; it is damaged", path=self.path)
 
     def neighbours(self, number: int) -> tuple[memoryview, Array] | None:
-        """Return the file that a payload lies in, and the offsets there of its payloads."""
         file, _ = self._file(number)
         if isinstance(file, Decoded) or self.mode == "c" or self._fetched is not None:
             return None
@@ -165,22 +160,18 @@ class ForeignSource(FileSource):
         return min(distinct_nbytes(self.table.rows[chosen]), self.opened_nbytes())
 
     def opened_nbytes(self) -> int:
-        """Return the bytes of the files."""
         return self._opened_nbytes
 
     @property
     def is_mapped(self) -> bool:
-        """True if all files are mapped, and nobody can have written to them."""
         mapped = all(f.mapping is not None for f in self.files if isinstance(f, Memory))
         return self.mode == "r" and self._fetched is None and mapped
 
     @property
     def gone(self) -> bool:
-        """True if one of the files was replaced or removed at its path."""
         return any(was_replaced(file) for file in self.files if isinstance(file, Memory))
 
     def mappings(self) -> list[weakref.ref[Any]]:
-        """Return the mappings of the files."""
         maps = [f.mapping for f in self.files if isinstance(f, Memory) and f.mapping is not None]
         return [weakref.ref(mapping) for mapping in maps]
 
@@ -193,7 +184,6 @@ class ForeignSource(FileSource):
 
     @property
     def original(self) -> PayloadSource | None:
-        """The read-only source that this is a private copy of; itself if it is read-only."""
         return self if self.mode == "r" else self._original
 
     def private_memory(self) -> Memory:

@@ -53,6 +53,11 @@ class Memory(NamedTuple):
     filled: list[tuple[int, int]] | None = None  # ranges that hold data in sparse memory; None if all of it does
     absolute: str | None = None  # the file's absolute path, by which it is opened again from any working folder
 
+    @property
+    def inode(self) -> tuple[int, ...] | None:
+        """Device and inode of the file that it was read or mapped from; None without one."""
+        return None if self.identity is None else self.identity[:2]
+
 
 def _open(path: str, least: int, opened: int | None) -> tuple[io.FileIO, Identity]:
     """Return a regular file that is long enough for an archive, and its identity."""
