@@ -607,6 +607,15 @@ def test_short_entries_of_metadata_cost_what_is_counted_for_them(name: str, monk
         zcrecord.load_record(data)
 
 
+@pytest.mark.slow
+def test_a_file_of_many_names_and_words_is_opened_in_its_index_and_4_mib(tmp_path: Path) -> None:
+    names = [f"model.layers.{i // 100}.experts.{i // 10 % 10}.w{i % 10}.weight" for i in range(10_000)]
+    data = saved(tmp_path / "m.gguf", names, [f"word{i}" for i in range(128_000)])
+    index = zcrecord.load_record(data).archive.index
+    nbytes = sum(np.asarray(column).nbytes for column in index[2:] if column is not None)
+    assert most_allocated(lambda: zcrecord.load_record(data)) < nbytes + (4 << 20)
+
+
 def test_a_vocabulary_is_in_memory_twice_at_most_while_its_file_is_opened(tmp_path: Path) -> None:
     data = saved(tmp_path / "m.gguf", [], [f"word{i}" for i in range(200_000)])
     index = zcrecord.load_record(data).archive.index

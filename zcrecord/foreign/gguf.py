@@ -74,7 +74,7 @@ def read(reader: Reader, out: Receiver) -> int:
     reader.described = 0, header.end
     for key, value in header.metadata.items():
         out.metadata[key] = value.values() if out.reads and isinstance(value, WordList) else value
-    forms, around = [(form.dtype, form.stored_shape) for form in header.forms], [form.around for form in header.forms]
+    forms, around = [form[:2] for form in header.forms], [form.around for form in header.forms]
     quantised = np.array([module is not None for module in around], bool)[header.form_ids].tolist()
     names = [f"{name}.{_BLOCKS}" if odd else name for name, odd in zip(header.names, quantised, strict=True)]
     ranges = (reader, header.offsets, header.sizes)
@@ -94,29 +94,12 @@ class _GgufType(NamedTuple):
 
 
 class _GgufForm(NamedTuple):
-    """The type, shape and size of tensors, as the header describes them."""
+    """Tensors of one type and shape, as they are stored: blocks as their bytes, in a module."""
 
-    kind: _GgufType
+    dtype: DType
     shape: tuple[int, ...]
     nbytes: int
-
-    @property
-    def dtype(self) -> DType:
-        """The element type, of blocks that of their bytes."""
-        return self.kind.plain or by_name["uint8"]
-
-    @property
-    def stored_shape(self) -> tuple[int, ...]:
-        """The shape in elements of `dtype`."""
-        *rows, last = self.shape or (1,)
-        return self.shape if self.kind.plain else (*rows, last // self.kind.block * self.kind.nbytes)
-
-    @property
-    def around(self) -> Around | None:
-        """Class name and attributes of the module around blocks; None for a plain tensor."""
-        kind, shape = self.kind, list(self.shape)
-        values = {"ggml_type": kind.name, "shape": shape, "block": kind.block, "block_nbytes": kind.nbytes}
-        return None if kind.plain else (QUANTIZED, values)
+    around: Around | None  # class name and attributes of that module; None of a plain tensor
 
 
 def _types() -> dict[int, _GgufType]:
@@ -342,7 +325,7 @@ class _GgufHeader:
             if number is None:
                 number = self._form_numbers[described] = len(self.forms)
                 self.forms.append(self._form(described))
-                self._costs.append(_BLOCKS_COST if self.forms[number].kind.plain is None else _TENSOR_COST)
+                self._costs.append(_BLOCKS_COST if self.forms[number].around else _TENSOR_COST)
             self._reserve(self._costs[number] + _MODULE_COST * name.count("."), "the tensors' descriptions")
             return number, self._number(8, "the offset")
         except RecordError as error:
@@ -358,7 +341,12 @@ class _GgufHeader:
             raise self._fail(f"dimensions {dims} claim more than 2^56 bytes")
         if kind.plain is None and (not dims or dims[0] % kind.block):
             raise self._fail(f"rows of {dims[:1]} elements are not whole blocks of {kind.block} ({kind.name})")
-        return _GgufForm(kind, tuple(reversed(dims)), prod(dims) // kind.block * kind.nbytes)
+        shape, nbytes = dims[::-1], prod(dims) // kind.block * kind.nbytes
+        if kind.plain is not None:
+            return _GgufForm(kind.plain, tuple(shape), nbytes, None)
+        values = {"ggml_type": kind.name, "shape": shape, "block": kind.block, "block_nbytes": kind.nbytes}
+        stored = (*shape[:-1], shape[-1] // kind.block * kind.nbytes)
+        return _GgufForm(by_name["uint8"], stored, nbytes, (QUANTIZED, values))
 
     def _place(self, described: list[tuple[int, int]], start: int) -> None:
         """Set the columns of tensors, which lie behind the header from `start` on.
@@ -408,4 +396,4 @@ def _give(reader: Reader, form: _GgufForm, offset: int, path: tuple[str, ...], o
         for key, value in values.items():
             out.attribute((*path, key), value)
         path = (*path, _BLOCKS)
-    out.put_range(path, form.dtype, form.stored_shape, reader, offset, form.nbytes)
+    out.put_range(path, form.dtype, form.shape, reader, offset, form.nbytes)

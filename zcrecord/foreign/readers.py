@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 from zcrecord.archive.payload_source import MemberSum
 from zcrecord.errors import FormatError, SourceError, printable
@@ -15,9 +15,7 @@ from zcrecord.storage.folders import in_hub_cache
 from zcrecord.storage.memory import Memory, map_file
 from zcrecord.storage.stream_reader import PIECE, StreamReader
 
-__all__ = ["FileReader", "MemoryReader", "Reader", "inode_of_memory", "open_beside", "path_beside"]
-
-T = TypeVar("T")
+__all__ = ["FileReader", "MemoryReader", "Reader", "open_beside", "path_beside"]
 
 
 def path_beside(path: str, name: str) -> str:
@@ -29,8 +27,8 @@ def path_beside(path: str, name: str) -> str:
     return _beside(path, name)[0]
 
 
-def open_beside(path: str, name: str, open_file: Callable[[str], T], inode_of: Callable[[T], Any]) -> T:
-    """Open the file at `path_beside`, and no other; `inode_of` returns device and inode of what was opened.
+def open_beside(path: str, name: str, open_file: Callable[[str], Any]) -> Any:
+    """Open the file at `path_beside`, and no other; what was opened has its device and inode as `inode`.
 
     Raises:
         SourceError: as `path_beside`; or the file was replaced meanwhile, as by a link to elsewhere.
@@ -40,7 +38,7 @@ def open_beside(path: str, name: str, open_file: Callable[[str], T], inode_of: C
     with contextlib.suppress(OSError):  # opening it says why
         before = os.lstat(real)
     opened = open_file(place)
-    if before is None or (before.st_dev, before.st_ino) != inode_of(opened):
+    if before is None or (before.st_dev, before.st_ino) != opened.inode:
         raise SourceError("was replaced by another file while it was opened; open it again", path=place)
     return opened
 
@@ -56,12 +54,6 @@ def _beside(path: str, name: str) -> tuple[str, str]:
         what = f"is a link to {printable(real)}, out of its folder; a stranger's index could read any file by it"
         raise SourceError(f"{what}; put the file itself there", path=place)
     return place, real
-
-
-def inode_of_memory(memory: Memory) -> tuple[int, ...]:
-    """Return device and inode of the file that memory was read or mapped from."""
-    assert memory.identity is not None, "a file has them"
-    return memory.identity[:2]
 
 
 class FileReader(StreamReader):
@@ -88,7 +80,8 @@ class FileReader(StreamReader):
         def open_file(place: str) -> FileReader:
             return self._stack.enter_context(FileReader(place, regular=True))
 
-        return open_beside(self.path, name, open_file, lambda reader: reader.inode)
+        reader: FileReader = open_beside(self.path, name, open_file)
+        return reader
 
 
 class MemoryReader:
@@ -121,15 +114,16 @@ class MemoryReader:
             SourceError: it is missing, cannot be read, or is a link to elsewhere. FormatError: there is no folder.
         """
         read = functools.partial(self._read, least=0)
-        return MemoryReader(open_beside(self._index_path(), name, read, inode_of_memory), read=self._read)
+        return MemoryReader(open_beside(self._index_path, name, read), read=self._read)
 
     def identity_beside(self, name: str) -> Identity:
         """Return the identity of the file that `beside` opens; raises what that does."""
-        real = _beside(self._index_path(), name)[1]
+        real = _beside(self._index_path, name)[1]
         with contextlib.suppress(SourceError):
             return identity_of(real)
         return self.beside(name).memory.identity or ()  # which says why it cannot be read
 
+    @property
     def _index_path(self) -> str:
         if self.memory.absolute is None:
             raise FormatError("an index of shards, which lie beside it in files; load it by its path")

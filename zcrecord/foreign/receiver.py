@@ -132,11 +132,9 @@ class Outline:
         self._rows: list[tuple[int, int]] = []
 
     def module(self, name: Any, kind: str = "mapping", type_name: str = "") -> None:
-        """Add a module, empty so far, or set the kind of one."""
         self._tree.module(tuple(name), _KINDS[kind], type_name)
 
     def attribute(self, name: Any, value: Any) -> None:
-        """Add an attribute."""
         self._tree.attribute(tuple(name), value)
 
     def put_range(
@@ -202,7 +200,6 @@ class Outline:
         return [_Part((plan.layouts[layout], NONE if s < 0 else payloads[s])) for layout, s in ids]
 
     def add(self, path: Any, value: Any) -> None:
-        """Add one tensor in memory, perhaps one of `parts`."""
         part = value if isinstance(value, _Part) else self.parts([value])[0]
         self._tree.tensor(path, *part)
 

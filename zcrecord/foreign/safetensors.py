@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from zcrecord.archive.memory_source import source_in as default_source_in
 from zcrecord.archive.payload_source import Closed, PayloadTable
 from zcrecord.archive.private_copy import PrivateSource
 from zcrecord.codec.index import PAYLOAD
+from zcrecord.dtypes import DType
 from zcrecord.errors import FormatError, RecordError, SourceError, UnsupportedError, located
 from zcrecord.storage.file_bytes import map_local
 from zcrecord.storage.memory import Memory, Mode
@@ -26,7 +28,7 @@ from zcrecord.storage.stream_reader import PIECE
 from . import safetensors_index as shards
 from .readers import MemoryReader, Reader
 from .receiver import FileRanges, Form, Outline, Receiver, aligned
-from .safetensors_header import MAX_HEADER, HeaderEntry, SafetensorsHeader, check_length, decode_header
+from .safetensors_header import MAX_HEADER, SafetensorsHeader, check_length, decode_header
 from .structure import KEY, Structure, decode_structure
 
 _FEW = 32  # tensors that are given before the archive is made, from which on a whole archive is faster
@@ -37,13 +39,12 @@ FORMAT = "format"  # metadata without it is refused by transformers
 class _TensorPlace(NamedTuple):
     """A tensor and where its bytes are."""
 
-    entry: HeaderEntry
+    name: str
+    kind: DType
+    shape: tuple[int, ...]
     reader: Any
     offset: int
-
-    @property
-    def nbytes(self) -> int:
-        return self.entry.end - self.entry.start
+    nbytes: int
 
 
 class _File(NamedTuple):
@@ -55,7 +56,9 @@ class _File(NamedTuple):
 
     def places(self) -> Iterator[_TensorPlace]:
         """Yield the tensors one by one."""
-        return (_TensorPlace(entry, self.reader, self.start + entry.start) for entry in self.header.entries())
+        names, form_ids, forms, bounds, _ = self.header
+        for name, form, (start, end) in zip(names, form_ids, pairwise(bounds), strict=True):
+            yield _TensorPlace(name, *forms[form], self.reader, self.start + start, end - start)
 
     def ranges(self) -> FileRanges:
         """Return the reader, and the columns of where tensors start in the file and of their bytes."""
@@ -119,15 +122,12 @@ class DeferredArchive(_Files):
         if self.index is not None:
             return
         header = self.file("").header
-        if mode == "c" and KEY not in header.metadata and self._is_aligned():
+        plain = KEY not in header.metadata
+        if mode == "c" and plain and aligned(header.forms, header.form_ids, *self.file("").ranges()[1:]):
             self._copy = copy = default_source_in(memory, memory.octets, _NO_PAYLOADS).private_memory()
             self._source_in = lambda *file: PrivateSource(copy, copy.octets, file[2], 0, default_source_in(*file))
-        elif mode == "c" or KEY in header.metadata:
+        elif mode == "c" or not plain:
             self.made()
-
-    def _is_aligned(self) -> bool:
-        header, (_, starts, sizes) = self.file("").header, self.file("").ranges()
-        return aligned(header.forms, header.form_ids, starts, sizes)
 
     def _open(self, name: str) -> Any:
         reader = super()._open(name)
@@ -244,7 +244,7 @@ def _put_state(out: Receiver, files: Sequence[_File]) -> bool:
 
 def _give(out: Receiver, places: Sequence[_TensorPlace], structure: Structure) -> None:
     """Give every tensor to `out`, in saved order."""
-    known = {p.entry.name: p for p in places}
+    known = {place.name: place for place in places}
     names = structure.in_order(known) if structure.order else known
     for number, name in enumerate(names):
         structure.write_items(out, number)
@@ -254,14 +254,14 @@ def _give(out: Receiver, places: Sequence[_TensorPlace], structure: Structure) -
             out.tie(path, structure.path(twin, known))
             continue
         try:
-            out.put_range(path, place.entry.kind, place.entry.shape, place.reader, place.offset, place.nbytes)
+            out.put_range(path, *place[1:])
         except RecordError as error:
             raise error.located(path=place.reader.path, tensor=name) from error.__cause__
 
 
 def _same(a: _TensorPlace, b: _TensorPlace) -> bool:
     """Return True if two tensors have the same type, shape and bytes; False for a stream, which is read once."""
-    if a.entry[1:3] != b.entry[1:3] or not (a.reader.seekable and b.reader.seekable):
+    if a[1:3] != b[1:3] or not (a.reader.seekable and b.reader.seekable):
         return False
     for at in range(0, a.nbytes, PIECE):
         size = min(PIECE, a.nbytes - at)

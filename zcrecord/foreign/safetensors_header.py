@@ -64,11 +64,6 @@ class SafetensorsHeader(NamedTuple):
     bounds: list[int]  # where each tensor starts, and where the last one ends, behind the header
     metadata: dict[str, str]
 
-    def entries(self) -> Iterator[HeaderEntry]:
-        """Yield the tensors one by one."""
-        for name, form, (start, end) in zip(self.names, self.form_ids, pairwise(self.bounds), strict=True):
-            yield HeaderEntry(name, *self.forms[form], start, end)
-
 
 def check_length(head: bytes, file_nbytes: int | None) -> int:
     """Return the length of the header from the file's first 8 bytes; more of them name the type of a wrong file.

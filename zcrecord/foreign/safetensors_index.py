@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ _TOTAL = "total_size"
 _SPACE = b" \t\n\r"
 _SLACK = b" " * 512  # behind an index: names up to this size are compared by columns
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio
-_CHUNK = 2048
+_CHUNK, _LONG = 2048, 64  # names that are compared together; bytes between the strings of an unusual index
 _MAP = b'"weight_map"'
 _MAP_START = re.compile(_MAP + rb"[ \t\n\r]*:[ \t\n\r]*\{")
 
@@ -45,10 +46,12 @@ class ShardIndex(NamedTuple):
     starts: Array
     ends: Array
     file_ids: Array
+    order: Array  # of tensors by their files
 
     def names_in(self, file: str) -> list[str]:
         """Return the names of the tensors in a file."""
-        mine = self.file_ids == self.files.index(file)
+        number = bisect_left(self.files, file)
+        mine = self.order[slice(*np.searchsorted(self.file_ids, (number, number + 1), sorter=self.order))]
         spans = zip(self.starts[mine].tolist(), self.ends[mine].tolist(), strict=True)
         return [self.text[start:end].decode(errors="surrogatepass") for start, end in spans]
 
@@ -100,7 +103,7 @@ def _index(
     named = {_name(key): _typed(key, value) for key, value in metadata.items() if key != _TOTAL}
     numbers = {file: i for i, file in enumerate(sorted(set(files)))}
     file_ids = np.repeat(np.array([numbers[file] for file in files], np.intp), counts)
-    return ShardIndex(list(numbers), named, text, starts, ends, file_ids)
+    return ShardIndex(list(numbers), named, text, starts, ends, file_ids, np.argsort(file_ids, kind="stable"))
 
 
 def _decode_usual(data: bytes) -> ShardIndex | None:
@@ -117,16 +120,14 @@ def _decode_usual(data: bytes) -> ShardIndex | None:
     starts, files = before + 1, middle + 1
     colon, comma = data[ends[0] + 1 : middle[0]], data[after[0] + 1 : before[1]] if len(before) > 1 else b","
     outside = [data[start : before[0]], colon, comma, data[after[-1] + 1 : end]]
-    if [part.translate(None, _SPACE) for part in outside] != [b"", b":", b",", b""]:
+    if len(colon + comma) > _LONG or [part.translate(None, _SPACE) for part in outside] != [b"", b":", b",", b""]:
         return None
     for part, left, right in ((colon, ends, middle), (comma, after[:-1], before[1:])):
         if (right - left - 1 != len(part)).any() or any((octets[left + i] != c).any() for i, c in enumerate(part, 1)):
             return None
     lines = len(before) * _controls(colon) + (len(before) - 1) * _controls(comma)
-    if _controls(octets[before[0] : after[-1]]) != lines:
-        return None
     widest = int(max((ends - starts).max(), (after - files).max()))
-    if widest > len(_SLACK):
+    if widest > len(_SLACK) or _controls(octets[before[0] : after[-1]]) != lines:
         return None
     mix = np.cumprod(np.full(len(_SLACK) // 8, _MIX))
     hashes = np.sort(_by_rows(data, starts, ends, widest, lambda words: (words @ mix[: words.shape[1]])[:_CHUNK]))
@@ -139,16 +140,14 @@ def _decode_usual(data: bytes) -> ShardIndex | None:
         runs = [data[a:b].decode() for a, b in zip(files[first].tolist(), after[first].tolist(), strict=True)]
     except (ValueError, RecursionError):
         return None
-    if not isinstance(index, dict) or index.get("weight_map") != {} or not all(map(_is_shard, set(runs))):
+    legal = isinstance(index, dict) and all(is_plain_name(file, _SUFFIX) for file in set(runs))
+    if not legal or index.get("weight_map") != {}:
         return None
     return _index(index, data, starts, ends, runs, np.diff(np.append(np.flatnonzero(first), len(first))))
 
 
 def _by_rows(data: bytes, starts: Array, ends: Array, widest: int, work: Callable[[Array], Array]) -> Array:
-    """Return what `work` returns for ranges as rows of numbers: their bytes, at most `widest`, and zeros behind.
-
-    It has as many rows at a time as stay in the cache, and one more.
-    """
+    """Return what `work` makes of ranges, a few and the next one at a time, as rows of bytes with zeros behind."""
     row = np.dtype(f"V{align_up(widest, 8)}")
     masks = (np.tri(widest + 1, row.itemsize, -1, np.uint8) * np.uint8(255)).view(row).reshape(-1)
     rows, sizes, out = np.ndarray(len(data) - len(_SLACK), row, data, 0, (1,)), ends - starts, []
@@ -157,10 +156,6 @@ def _by_rows(data: bytes, starts: Array, ends: Array, widest: int, work: Callabl
         words &= masks[sizes[some]].view(np.uint64)
         out.append(work(words.reshape(-1, row.itemsize // 8)))
     return np.concatenate(out)
-
-
-def _is_shard(file: str) -> bool:
-    return is_plain_name(file, _SUFFIX)
 
 
 def _controls(data: Any) -> int:

@@ -144,7 +144,6 @@ class ForeignSource(FileSource):
         return PayloadSource.payload(self, number)
 
     def fetch(self, numbers: Sequence[int] | None = None) -> None:
-        """Have payloads in memory, all by default, if the first file is remote."""
         if self._fetched is None:
             return
         wanted = range(len(self.table.rows)) if numbers is None else numbers
@@ -182,7 +181,6 @@ class ForeignSource(FileSource):
             raise FormatError(f"decodes to other than its {file.nbytes} bytes; it is damaged", path=self.path)
 
     def neighbours(self, number: int) -> tuple[memoryview, Array] | None:
-        """Return the file that a payload lies in, and the offsets there of its payloads."""
         file, _ = self._file(number)
         if isinstance(file, Decoded) or self.mode == "c" or self._fetched is not None or file.on_demand:
             return None

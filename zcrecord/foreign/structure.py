@@ -11,7 +11,7 @@ import base64
 import json
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -111,10 +111,6 @@ def _encode(value: Any) -> Any:
     return [_encode(v) for v in value] if isinstance(value, list) else value
 
 
-def _wrong(what: str) -> FormatError:
-    return FormatError(f"its 'zcrecord' entry {what}; if it is not zcrecord's, or was changed, remove it")
-
-
 def decode_structure(text: str | None) -> Structure:
     """Decode a structure; an empty one for None.
 
@@ -128,9 +124,9 @@ def decode_structure(text: str | None) -> Structure:
     except (ValueError, RecursionError) as error:
         if isinstance(error, RecordError):
             raise
-        raise _wrong(f"is no JSON that can be read ({printable(str(error))})") from None
+        _fail(f"is no JSON that can be read ({printable(str(error))})")
     if not isinstance(parts, dict) or type(parts.get("version")) is not int:
-        raise _wrong("is no JSON object with a version")
+        _fail("is no JSON object with a version")
     if parts["version"] != _VERSION:
         raise VersionError(f"its 'zcrecord' entry has version {parts['version']}, this is {_VERSION}; upgrade zcrecord")
     known: dict[str, Callable[[Any], Any]] = {
@@ -143,19 +139,19 @@ def decode_structure(text: str | None) -> Structure:
     }
     del parts["version"]
     if unknown := parts.keys() - known.keys():
-        raise _wrong(f"has an unknown part '{printable(min(unknown))}'")
+        _fail(f"has an unknown part '{printable(min(unknown))}'")
     return Structure(**{name: known[name](value) for name, value in parts.items()})
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     out = dict(pairs)
     if len(out) < len(pairs):
-        raise _wrong("has a key twice in one object")
+        _fail("has a key twice in one object")
     return out
 
 
-def _fail(what: str) -> Any:
-    raise _wrong(what)
+def _fail(what: str) -> NoReturn:
+    raise FormatError(f"its 'zcrecord' entry {what}; if it is not zcrecord's, or was changed, remove it") from None
 
 
 def _object(value: Any) -> dict[str, Any]:
@@ -168,9 +164,9 @@ def _list(value: Any) -> list[Any]:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise _wrong("has something other than text where text is due")
+        _fail("has something other than text where text is due")
     if not encodable(value):
-        raise _wrong("has text with lone surrogates, which are not UTF-8")
+        _fail("has text with lone surrogates, which are not UTF-8")
     return value
 
 
@@ -181,7 +177,7 @@ def _names(value: Any) -> list[str]:
 def _path(value: Any, name: str | None = None) -> tuple[str, ...]:
     path = tuple(_names(value))
     if name is not None and ".".join(path) != name:
-        raise _wrong(f"splits '{printable(name)}' into other keys")
+        _fail(f"splits '{printable(name)}' into other keys")
     return path
 
 
@@ -189,25 +185,25 @@ def _items(value: Any) -> list[tuple[Any, ...]]:
     out: list[tuple[Any, ...]] = []
     for item in _list(value):
         if not isinstance(item, list) or not 3 <= len(item) <= 4 or type(item[0]) is not int:
-            raise _wrong("has an item that is neither a module nor an attribute")
+            _fail("has an item that is neither a module nor an attribute")
         position, path = item[0], _path(item[1])
         if out and position < out[-1][0]:
-            raise _wrong("has items out of order")
+            _fail("has items out of order")
         if len(item) == 3:
             out.append((position, path, _value(item[2], ".".join(path))))
         elif not path and item[3] in (CATALOGUE_TYPE, REFERENCES_TYPE):
-            raise _wrong("gives the record the type name of archives that name other files")
+            _fail("gives the record the type name of archives that name other files")
         elif item[2] in KIND_NAMES.values():
             out.append((position, path, item[2], _text(item[3])))
         else:
-            raise _wrong("has a module of unknown kind")
+            _fail("has a module of unknown kind")
     return out
 
 
 def _value(encoded: Any, name: str) -> Any:
     value = _decoded(encoded)
     if isinstance(value, dict) or not is_attribute(value, name):
-        raise _wrong(f"has a value for '{printable(name)}' that no attribute has")
+        _fail(f"has a value for '{printable(name)}' that no attribute has")
     return value
 
 
@@ -218,7 +214,7 @@ def _decoded(value: Any, *, inside: bool = False) -> Any:
     if not isinstance(value, dict):
         return _text(value) if isinstance(value, str) else value
     if len(value) != 1:
-        raise _wrong("has an object of an unknown type for a value")
+        _fail("has an object of an unknown type for a value")
     ((kind, inner),) = value.items()
     try:
         if kind == "bytes":
@@ -228,9 +224,9 @@ def _decoded(value: Any, *, inside: bool = False) -> Any:
     except (ValueError, OverflowError) as error:
         if isinstance(error, RecordError):
             raise
-        raise _wrong(f"has a malformed value of type {kind}") from None
+        _fail(f"has a malformed value of type {kind}")
     if kind != "tuple":
-        raise _wrong("has an object of an unknown type for a value")
+        _fail("has an object of an unknown type for a value")
     return tuple(_items_of(_list(inner), inside))
 
 

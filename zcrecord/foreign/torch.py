@@ -21,7 +21,7 @@ from zcrecord.codec.entries import KIND_NAMES, encodable, is_attribute
 from zcrecord.codec.file_types import HEAD, wrong_type
 from zcrecord.codec.layout import MAX_DEPTH
 from zcrecord.errors import Advice, FormatError, LimitError, RecordError, UnsupportedError, located, printable
-from zcrecord.storage.memory import map_file
+from zcrecord.storage.memory import Memory, map_file
 from zcrecord.writing.flatten import children_of, refuse_key
 from zcrecord.writing.module_tree import state_path
 

@@ -411,9 +411,9 @@ def _open_local_files(catalogue: Archive, memory: Memory) -> Archive:
         return archive
 
     def open_file(name: str, open_memory: Any) -> Archive:
-        from zcrecord.foreign.readers import inode_of_memory, open_beside  # here, because few archives refer to files
+        from zcrecord.foreign.readers import open_beside  # here, because few archives refer to files
 
-        file = open_beside(holder(name), name, functools.partial(read, least=0), inode_of_memory)
+        file = open_beside(holder(name), name, functools.partial(read, least=0))
         opened: Archive = open_memory(file, source_in=_source_in)
         return opened
 

@@ -159,6 +159,7 @@ class ReferencingWriter:
         self._files, self._base, self._alignment = files, base, alignment
         self._kind = digest_kind(digest)
         self._stream = StreamWriter(sink, alignment=alignment, digest=digest)
+        self.begin, self.write = self._stream.begin, self._stream.write
         self._ranges: list[Range] = []
         self._own: list[int] = []  # payloads of the stream that are the record's
 
@@ -170,14 +171,6 @@ class ReferencingWriter:
     def store(self, source: Any) -> int:
         """Write one payload, the values of a LazyTensor or the bytes of an array or SplitSource; return its id."""
         return self._note(self._stream.store(source))
-
-    def begin(self, nbytes: int) -> None:
-        """Start a payload of so many bytes."""
-        self._stream.begin(nbytes)
-
-    def write(self, data: Any) -> None:
-        """Append any bytes-like to the payload in progress."""
-        self._stream.write(data)
 
     def end(self) -> int:
         """Finish the payload in progress and return its id, NONE if no byte was written."""

@@ -58,6 +58,12 @@ class Memory(NamedTuple):
         """True if `octets` is a `file_bytes.FileBytes`, which is read when it is used."""
         return not isinstance(self.octets, memoryview)
 
+    @property
+    def inode(self) -> tuple[int, ...] | None:
+        """Device and inode of the file that it was read or mapped from; None without one."""
+        return None if self.identity is None else self.identity[:2]
+
+
 
 def open_long_enough(path: str, least: int, opened: int | None) -> tuple[io.FileIO, Identity]:
     """Return a regular file that is long enough for an archive, and its identity."""
