@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from math import prod
 from typing import Any, NamedTuple
 
@@ -53,6 +53,7 @@ class Checkpoint:
         names = self.archive.names()
         self.tensors: dict[str, int] = dict(zip(names, range(len(names)), strict=True))
         self.metadata: dict[str, Any] = record.metadata
+        self.row = cache(self.archive.row)
         self._pieces: dict[int, list[StoredBox]] = {}
         self._places: dict[tuple[int, int], tuple[int, int]] = {}
         self._types: dict[int, tuple[DType, int, tuple[int, ...]]] = {}
@@ -75,7 +76,7 @@ class Checkpoint:
     def type_of(self, i: int) -> tuple[DType, int, tuple[int, ...]]:
         """Return element type, stored bits and shape of a tensor, in elements."""
         if i not in self._types:
-            row = self.archive.row(i)
+            row = self.row(i)
             if (kind := dtypes.by_code.get(row.dtype)) is None:
                 reason = f"dtype code {row.dtype} is not known; upgrade zcrecord, or leave the tensor out of the load"
                 raise UnsupportedError(reason, path=self.path, tensor=self.archive.index.name(i))
@@ -100,7 +101,7 @@ class Checkpoint:
         """Return the file of a piece, by number, and its payload's number there: in this order they are read."""
         key = box[:2]
         if key not in self._places:
-            number, table = self.archive.row(box.tensor).payload, self.archive.source.piece_table()
+            number, table = self.row(box.tensor).payload, self.archive.source.piece_table()
             self._places[key] = 0, number
             if table is not None:
                 piece = table.pieces(number)[box.piece]
@@ -125,12 +126,14 @@ class Checkpoint:
         """
         archive = archive or self.archive
         nbytes = dtypes.nbytes(prod(box.extent), self.type_of(box.tensor)[1])
-        row = archive.row(box.tensor)
+        row = self.row(box.tensor)
         if verify and self.place(box) not in self._verified:
             check_digest(self.archive.source.pieces(row.payload, [box.piece]), self.archive.index.name(box.tensor))
             self._verified.add(self.place(box))
         if len(self.pieces(box.tensor)) > 1:
-            (piece,) = archive.boxed_pieces(box.tensor, [box.piece])
+            (piece,) = archive.source.pieces(row.payload, [box.piece])
+            if piece.nbytes != nbytes:
+                archive.boxed_pieces(box.tensor, [box.piece])  # raises
             octets, start = piece.source.locate(piece.number)
             return octets[start : start + nbytes]
         if row.strides != NONE:

@@ -167,11 +167,6 @@ class ForeignSource(FileSource):
     def blocks(self, number: int) -> Iterator[memoryview]:
         """Yield the bytes of a payload in order; one that has to be decoded is not kept."""
         file, _ = self._file(number)
-        if number not in self._copies and (read_by := self.read_by(number)) is not None:
-            octets, offset = read_by
-            for at in range(0, self.nbytes(number), _AHEAD):
-                yield octets[offset + at : offset + min(at + _AHEAD, self.nbytes(number))]
-            return
         if isinstance(file, Memory) or number in self._copies:
             yield self.payload(number)
             return

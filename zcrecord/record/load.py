@@ -17,9 +17,9 @@ from zcrecord.archive.archive import Archive, Embedded, Verify, is_catalogue, na
 from zcrecord.archive.memory_source import source_in
 from zcrecord.codec.layout import HEADER_SIZE, MAGIC, ends_in_archive
 from zcrecord.errors import FormatError, IntegrityError, RecordError, SourceError, UnsupportedError, printable
-from zcrecord.storage.file_bytes import map_local, read_on_demand
+from zcrecord.storage.file_bytes import map_local, read_file, read_on_demand
 from zcrecord.storage.files import is_url, path_of, path_of_open, real_path
-from zcrecord.storage.memory import Memory, Mode, buffer_of, is_packed, read_file, read_resource, read_stream
+from zcrecord.storage.memory import Memory, Mode, buffer_of, is_packed, read_resource, read_stream
 
 from .record import Record
 
@@ -161,7 +161,7 @@ def _load(source: Any, names: Names | None, rename: Rename | None, options: Load
     if options.mmap and memory.on_demand:
         import logging  # here, because few files lie in a network
 
-        network = getattr(memory.octets, "network", None)
+        network = getattr(memory.octets, "network", "")
         logging.getLogger("zcrecord").info("%s is on %s: tensors are read when used, not mapped", name, network)
     try:
         # Only the frames that hold the chosen tensors are decompressed; without `names` all are, several at a time.
