@@ -11,10 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 
-import numpy as np
-
 from zcrecord.archive.archive import Archive, Embedded, Verify, is_catalogue, names_files, open_archive
-from zcrecord.archive.memory_source import source_in
 from zcrecord.codec.layout import HEADER_SIZE, MAGIC, ends_in_archive
 from zcrecord.errors import FormatError, IntegrityError, RecordError, SourceError, UnsupportedError, printable
 from zcrecord.storage.file_bytes import map_local, read_file, read_on_demand
@@ -314,18 +311,9 @@ def _open_local(memory: Memory, options: LoadOptions, *, defer: bool) -> Archive
             embedded = "suffix"
         own = memory.identity is not None and not memory.octets.readonly  # read from a file, into memory of our own
         mode: Mode = options.mode if own else "r"
-        archive = open_archive(memory, verify=options.verify, embedded=embedded, mode=mode, source_in=_source_in)
+        archive = open_archive(memory, verify=options.verify, embedded=embedded, mode=mode)
     archive.source.recipe = _recipe
     return _open_local_files(archive, memory) if names_files(archive) else archive
-
-
-def _source_in(memory: Memory, octets: Any, table: Any, offset: int = 0) -> Any:
-    """Return the payload source of memory, or of a file that is read on demand."""
-    if not memory.on_demand or isinstance(octets, memoryview):  # of an embedded archive all was read
-        return source_in(memory, octets, table, offset)
-    from zcrecord.foreign.source import ForeignSource  # here, because few files are read on demand
-
-    return ForeignSource(memory, [memory], np.zeros(1, np.uint64), table)
 
 
 def _foreign_format(memory: Memory) -> str | None:
@@ -365,16 +353,16 @@ def _open_local_files(catalogue: Archive, memory: Memory) -> Archive:
         return base if os.path.exists(os.path.join(os.path.dirname(base), name)) else real_path(base)
 
     def open_shard(name: str) -> Archive:
-        file = read(os.path.join(os.path.dirname(holder(name)), name))
-        archive = open_archive(file, verify="touch", source_in=_source_in)
+        archive = open_archive(read(os.path.join(os.path.dirname(holder(name)), name)), verify="touch")
         archive.source.recipe = _recipe
         return archive
 
     def open_file(name: str, open_memory: Any) -> Archive:
         from zcrecord.foreign.readers import inode_of_memory, open_beside  # here, because few archives refer to files
 
-        file = open_beside(holder(name), name, functools.partial(read, least=0), inode_of_memory)
-        opened: Archive = open_memory(file, source_in=_source_in)
+        opened: Archive = open_memory(
+            open_beside(holder(name), name, functools.partial(read, least=0), inode_of_memory)
+        )
         return opened
 
     return _open_described(catalogue, open_shard, open_file, _recipe)

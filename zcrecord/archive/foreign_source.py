@@ -9,19 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zcrecord.archive.payload_source import (
-    Array,
-    FileSource,
-    PayloadSource,
-    PayloadTable,
-    Place,
-    distinct_nbytes,
-    was_replaced,
-)
-from zcrecord.archive.private_copy import check_apart
 from zcrecord.errors import FormatError
 from zcrecord.storage.file_bytes import new_memory
 from zcrecord.storage.memory import Memory, Mode
+
+from .payload_source import Array, FileSource, PayloadSource, PayloadTable, Place, distinct_nbytes, was_replaced
+from .private_copy import check_apart
 
 __all__ = ["Decoded", "ForeignSource"]
 
