@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 import zcrecord
 from zcrecord import Record, SourceError, UnsupportedError, load_record
+from zcrecord.storage import file_bytes
 from zcrecord.storage import memory as reading
 from zcrecord.storage.threads import Going, map_ordered, run_threads
 
@@ -71,7 +72,7 @@ def test_plain_read_of_any_size_is_put_together_from_pieces_of_any_size(nbytes: 
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "m.zcr"
         data = sized(path, nbytes)
-        patch.setattr(reading, "_PIECE", piece)
+        patch.setattr(file_bytes, "_PIECE", piece)
         patch.setattr(os, "preadv", short)
         assert bytes(load_record(path, mmap=False, verify="full").archive.buffer) == data
         patch.delattr(os, "preadv")  # as on Windows
@@ -81,7 +82,7 @@ def test_plain_read_of_any_size_is_put_together_from_pieces_of_any_size(nbytes: 
 @pytest.fixture
 def pieces(monkeypatch: pytest.MonkeyPatch, path: Path) -> list[int]:
     """Have files read in pieces of 64 KiB; returns the offsets at which reads were asked for."""
-    monkeypatch.setattr(reading, "_PIECE", 65536)
+    monkeypatch.setattr(file_bytes, "_PIECE", 65536)
     read, offsets = os.preadv, []
 
     def noted(fd: int, buffers: Any, offset: int) -> int:
@@ -94,15 +95,15 @@ def pieces(monkeypatch: pytest.MonkeyPatch, path: Path) -> list[int]:
 
 @pytest.mark.parametrize("preadv", [True, False])
 def test_file_that_shrinks_is_an_error(preadv: bool, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_PIECE", 65536)
-    opened = reading.open_long_enough
+    monkeypatch.setattr(file_bytes, "_PIECE", 65536)
+    opened = reading._open
 
     def shrinking(path: str, *more: Any) -> Any:
         result = opened(path, *more)
         os.truncate(path, 100_000)
         return result
 
-    monkeypatch.setattr(reading, "open_long_enough", shrinking)
+    monkeypatch.setattr(reading, "_open", shrinking)
     if not preadv:
         monkeypatch.delattr(os, "preadv", raising=False)
     files = os.listdir("/proc/self/fd") if sys.platform == "linux" else []
@@ -132,7 +133,7 @@ def test_error_of_any_reader_ends_the_read(
     after: int, error: BaseException, raised: type[BaseException], message: str, path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(reading, "_PIECE", 65536)
+    monkeypatch.setattr(file_bytes, "_PIECE", 65536)
     read, left, lock = os.preadv, [after], threading.Lock()
 
     def failing(fd: int, buffers: Any, offset: int) -> int:

@@ -325,8 +325,10 @@ class Archive:
         row = self.row(i)
         if row.payload == NONE:
             return np.zeros((0, row.rank), np.int64), np.zeros((0, row.rank), np.int64)
-        with located(path=self.path, tensor=self.index.name(i)):
+        try:
             return self.source.boxes(row.payload, self.shape(row), row.bits)
+        except RecordError as error:
+            raise error.located(path=self.path, tensor=self.index.name(i)) from error.__cause__
 
     def boxed_pieces(self, i: int, chosen: Sequence[int] | None = None) -> list[Piece]:
         """Return the pieces of a split tensor i, or some of them, each of its box's size; opens their files."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from zcrecord.errors import SourceError
 from zcrecord.storage.memory import Memory, map_file
 
@@ -11,8 +13,12 @@ from .payload_source import Array, FileSource, PayloadSource, PayloadTable
 from .private_copy import PrivateSource
 
 
-def source_in(memory: Memory, octets: memoryview, table: PayloadTable, offset: int = 0) -> MemorySource:
-    """Return a source over memory: that of a mapped file, if it is one that nobody can have written to."""
+def source_in(memory: Memory, octets: memoryview, table: PayloadTable, offset: int = 0) -> FileSource:
+    """Return a source over memory: that of a file read on demand, or mapped if nobody can have written to it."""
+    if memory.on_demand and not isinstance(octets, memoryview):  # of an embedded archive all was read
+        from .foreign_source import ForeignSource  # here, because few files are read on demand
+
+        return ForeignSource(memory, [memory], np.zeros(1, np.uint64), table)
     mapped = memory.mapping is not None and memory.identity is not None and memory.octets.readonly
     return (MappedSource if mapped else MemorySource)(memory, octets, table, offset)
 

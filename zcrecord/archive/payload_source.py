@@ -12,7 +12,7 @@ kind of storage is one class in a file of its own:
 | the shards of a catalogue | `sharded.ShardedSource` |
 | a file behind a URL | `remote.source.RemoteSource` |
 | frames of a packed file | `transport.open_packed.PackedSource` |
-| files of another format; any local files that are read on demand | `foreign.source.ForeignSource` |
+| files of another format; any local files that are read on demand | `foreign_source.ForeignSource` |
 
 An archive, its parts and views hold the source or its memory; the last of them to go releases the mapping. No code asks
 what kind a source is.

@@ -101,7 +101,7 @@ class ShardedSource(PayloadSource):
         self.shards, self._table, self._checks, self._index = shards, shards.table, checks, checks.index
         self._original: ShardedSource | None = None
         self._compared: set[int] = set()  # files whose payloads were compared with this index
-        self._tiled: set[tuple[int, tuple[int, ...]]] = set()  # split payloads whose boxes tile a shape
+        self._tiled: set[Any] = set()  # shapes, with boxes that tile them
         self._counted, self._counted_nbytes = set[int](), 0  # split payloads that were put together: pieces may repeat
         # Split payloads in memory, while someone uses them.
         self._assembled: MutableMapping[int, Array] = weakref.WeakValueDictionary()
@@ -227,10 +227,10 @@ class ShardedSource(PayloadSource):
             return super().boxes(number, shape, bits)
         origin = table.origin[pieces.start : pieces.stop].astype(np.int64)
         extent = table.extent[pieces.start : pieces.stop].astype(np.int64)
-        if (number, shape) not in self._tiled:
+        if (key := (shape, bits, origin.tobytes(), extent.tobytes())) not in self._tiled:
             if bits % 8 or not bits or not tiles(origin, extent, shape):
                 raise FormatError("its pieces in the shards do not tile it", path=self.path)
-            self._tiled.add((number, shape))
+            self._tiled.add(key)
         return origin[:, :rank], extent[:, :rank]
 
     def stored_nbytes(self, numbers: Array | None = None) -> int:

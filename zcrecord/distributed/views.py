@@ -68,7 +68,7 @@ class _Views:
     def __init__(self, torch: Any, opened: Checkpoint, writable: bool, allow_pickle: bool) -> None:
         self._torch, self._opened, self._allow_pickle = torch, opened, allow_pickle
         self._archive: Archive = opened.archive.private() if writable else opened.archive
-        self._parts: dict[Any, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        self._parts: dict[Any, tuple[tuple[int, ...], tuple[int, ...]] | None] = {}
         self._bases: dict[tuple[int, ...], Any] = {}  # by file and payload, so that tied tensors share a storage
 
     def like(self, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,31 +109,33 @@ class _Views:
         if not hasattr(like, "device_mesh"):
             device = torch.device("cpu") if like.is_meta else like.device
             return self._box(i, (0,) * len(shape), saved[1]).to(device)
-        if like.device_mesh.get_coordinate() is None:
+        if (part := self._part_of(like)) is None:
             return like
-        local = self._box(i, *self._part_of(like))
+        local = self._box(i, *part)
         if (kind := like.device_mesh.device_type) != "cpu":
             local = local.to(torch.device(kind, torch.get_device_module(kind).current_device()))
-        # Flattened and put together again, as torch does to trace: from_local would work out a specification for each.
-        *layout, _ = like.__tensor_flatten__()[1]
-        parts = {"_local_tensor": local, "device_mesh": like.device_mesh}
-        return type(like).__tensor_unflatten__(parts, (*layout, False), like.shape, like.stride())
+        # As torch's own operations make it: from_local would work out a specification for each.
+        return type(like)(local, like._spec, requires_grad=False)
 
-    def _part_of(self, like: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return first index and size of a DTensor's local part; a model has few layouts, and each takes long."""
+    def _part_of(self, like: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """Return first index and size of a DTensor's local part, if any; few layouts occur, and each takes long."""
         key = like.shape, like.placements, like.device_mesh
         if key not in self._parts:
-            [chunk] = like.__create_chunk_list__()
-            self._parts[key] = tuple(chunk.offsets), tuple(chunk.sizes)
+            chunks = [] if like.device_mesh.get_coordinate() is None else like.__create_chunk_list__()
+            self._parts[key] = next(((tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in chunks), None)
         return self._parts[key]
 
     def _box(self, i: int, origin: tuple[int, ...], extent: tuple[int, ...]) -> Any:
         """Return a box of a tensor: a view if it is contiguous in one piece, else new memory."""
         kind, bits, _ = self._opened.type_of(i)
         dtype = torch_dtype(self._torch, kind, bits)
+        pieces = [] if 0 in extent else self._opened.pieces(i)
+        for piece in pieces:
+            if piece.origin == origin and torch_shape(kind, bits, piece.extent) == extent:  # as it was saved
+                return self._piece(piece, dtype, extent).detach()
         box = tuple((start, start + size) for start, size in zip(origin, extent, strict=True))
         parts = []
-        for piece in [] if 0 in extent else self._opened.pieces(i):
+        for piece in pieces:
             shape = torch_shape(kind, bits, piece.extent)  # packed elements are not split, and torch counts pairs
             if (both := overlap(box, piece.origin, shape)) is not None:
                 parts.append((_slice(self._piece(piece, dtype, shape), both[1]), both[0]))
@@ -147,7 +149,7 @@ class _Views:
 
     def _piece(self, box: StoredBox, dtype: Any, shape: tuple[int, ...]) -> Any:
         # Of a payload that several tensors see differently, as in an archive of views, each has a base of its own.
-        row = self._archive.row(box.tensor)
+        row = self._opened.row(box.tensor)
         key = *self._opened.place(box), row.byte_offset, row.dims, row.strides
         if key not in self._bases:
             octets, start = self._opened.locate(box, self._archive)

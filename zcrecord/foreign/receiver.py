@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from zcrecord.archive.archive import Archive
+from zcrecord.archive.foreign_source import Decoded, ForeignSource
 from zcrecord.archive.memory_source import source_in as default_source_in
 from zcrecord.archive.payload_source import Array, FileSource, PayloadTable
 from zcrecord.codec.entries import (
@@ -40,7 +41,6 @@ from zcrecord.writing.sharing import chunks, plan_sharing
 from zcrecord.writing.writers import renumber_payloads
 
 from .readers import MemoryReader
-from .source import Decoded, ForeignSource
 
 __all__ = ["Outline", "Receiver"]
 
@@ -277,7 +277,7 @@ class Outline:
             crc = zlib.crc32(column.tobytes(), crc)
         table, octets = PayloadTable(index.payloads, False, 0), first.octets.toreadonly()
         source: FileSource
-        if self._files in ([], [first]) and not first.on_demand:
+        if self._files in ([], [first]):
             source = (source_in or default_source_in)(first, octets, table)  # bytes that were read stay writable there
         else:
             # Of a remote file only what is fetched is in memory; bytes of attributes lie behind it in the row.

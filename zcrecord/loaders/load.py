@@ -18,6 +18,7 @@ from zcrecord.errors import LoadCancelledError, RecordError, TensorNotFoundError
 from zcrecord.storage.files import Progress
 
 from .host import HostLoader, MappedLoader
+from .page_cache import leaving_page_cache
 from .plan import MAX_IN_FLIGHT, HasArchive, Slices, archive_of, plan_files
 from .pread import ReadingLoader
 from .protocol import Loader, LoadPlan, Target, sources_of
@@ -67,7 +68,9 @@ def load_into(
 
     A payload that several tensors share is transferred once, and tied tensors are one object. Bytes are read from the
     read-only mapping, in the order of the file; of a record of mode "c" from its private bytes, with edits. Of a remote
-    archive "cpu" gives views, too: what is loaded is fetched first.
+    archive "cpu" gives views, too: what is loaded is fetched first. Pages of the file that a load of over 32 MiB brings
+    into the page cache are taken out of it again, but not those of boxes; pages that other processes have mapped, and
+    a file that was mostly there before, stay.
 
     Boxes (`slices=`) are strided views with "cpu", and compact with other loaders, which transfer no byte between their
     rows; README.md in this folder has the rules. Of a remote archive only their rows are fetched. Such bytes have no
@@ -109,7 +112,9 @@ def load_into(
     out: dict[str, Any] = {}
     try:
         for plan in plans:
-            out |= _load(chosen, dataclasses.replace(plan, advance=watch.advance), rooms, watch, archive.path)
+            plan = dataclasses.replace(plan, advance=watch.advance)
+            with contextlib.nullcontext(plan) if views else leaving_page_cache(plan) as watched:
+                out |= _load(chosen, watched, rooms, watch, archive.path)
         watch.finish()
     except BaseException:
         with contextlib.suppress(Exception):  # the first error is raised

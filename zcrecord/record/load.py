@@ -11,15 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 
-import numpy as np
-
 from zcrecord.archive.archive import Archive, Embedded, Verify, is_catalogue, names_files, open_archive
-from zcrecord.archive.memory_source import source_in
 from zcrecord.codec.layout import HEADER_SIZE, MAGIC, ends_in_archive
 from zcrecord.errors import FormatError, IntegrityError, RecordError, SourceError, UnsupportedError, printable
-from zcrecord.storage.file_bytes import map_local, read_on_demand
+from zcrecord.storage.file_bytes import map_local, read_file, read_on_demand
 from zcrecord.storage.files import is_url, path_of, path_of_open, real_path
-from zcrecord.storage.memory import Memory, Mode, buffer_of, is_packed, read_file, read_resource, read_stream
+from zcrecord.storage.memory import Memory, Mode, buffer_of, is_packed, read_resource, read_stream
 
 from .record import Record
 
@@ -190,7 +187,7 @@ def _load(source: Any, names: Names | None, rename: Rename | None, options: Load
     if options.mmap and memory.on_demand:
         import logging  # here, because few files lie in a network
 
-        network = getattr(memory.octets, "network", None)
+        network = getattr(memory.octets, "network", "")
         logging.getLogger("zcrecord").info("%s is on %s: tensors are read when used, not mapped", name, network)
     try:
         # Only the frames that hold the chosen tensors are decompressed; without `names` all are, several at a time.
@@ -354,18 +351,9 @@ def _open_local(memory: Memory, options: LoadOptions, *, defer: bool) -> Archive
             embedded = "suffix"
         own = memory.identity is not None and not memory.octets.readonly  # read from a file, into memory of our own
         mode: Mode = options.mode if own else "r"
-        archive = open_archive(memory, verify=options.verify, embedded=embedded, mode=mode, source_in=_source_in)
+        archive = open_archive(memory, verify=options.verify, embedded=embedded, mode=mode)
     archive.source.recipe = _recipe
     return _open_local_files(archive, memory) if names_files(archive) else archive
-
-
-def _source_in(memory: Memory, octets: Any, table: Any, offset: int = 0) -> Any:
-    """Return the payload source of memory, or of a file that is read on demand."""
-    if not memory.on_demand or isinstance(octets, memoryview):  # of an embedded archive all was read
-        return source_in(memory, octets, table, offset)
-    from zcrecord.foreign.source import ForeignSource  # here, because few files are read on demand
-
-    return ForeignSource(memory, [memory], np.zeros(1, np.uint64), table)
 
 
 def _foreign_format(memory: Memory) -> str | None:
@@ -405,8 +393,7 @@ def _open_local_files(catalogue: Archive, memory: Memory) -> Archive:
         return base if os.path.exists(os.path.join(os.path.dirname(base), name)) else real_path(base)
 
     def open_shard(name: str) -> Archive:
-        file = read(os.path.join(os.path.dirname(holder(name)), name))
-        archive = open_archive(file, verify="touch", source_in=_source_in)
+        archive = open_archive(read(os.path.join(os.path.dirname(holder(name)), name)), verify="touch")
         archive.source.recipe = _recipe
         return archive
 

@@ -5,6 +5,7 @@ For network file systems, where a page fault is a round trip, and ends the proce
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import sys
@@ -14,12 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from zcrecord.codec.layout import HEADER_SIZE
 from zcrecord.dtypes import Octets
 from zcrecord.errors import SourceError, located
 
-from .files import Identity, absolute_path, identity_of
-from .memory import Memory, aligned, aligned_empty, c_function, map_file, open_long_enough, read_at, refusals
+from .files import Identity, identity_of
+from .memory import Memory, aligned, aligned_empty, c_function, map_file, read_at
 
 _PIECE, _READERS = 1 << 20, 4  # bytes of one read, which takes many round trips of a network, and reads at a time
 _HUGE = 4 << 20  # bytes from which numpy asks for huge pages
@@ -33,8 +33,10 @@ def _network_of(fd: int) -> str | None:
     """Return the name of an open file's file system, if its files are to be read and not mapped."""
     call = c_function("fstatfs", "c_int", "c_int", "c_void_p") if sys.platform == "linux" else None
     status = np.zeros(64, np.uint64)  # struct statfs takes less than half of it
-    if call is None or call(fd, status.ctypes.data):
+    if call is None:
         return None
+    if call(fd, status.ctypes.data):  # as some of FUSE do
+        return "an unknown file system"
     return _NETWORK.get(int(status.view(np.uint32)[0]))  # a long, on little-endian machines
 
 
@@ -43,25 +45,33 @@ def new_memory(nbytes: int) -> Octets:
     return aligned_empty(nbytes) if nbytes < _HUGE else np.frombuffer(aligned(nbytes)[1], np.uint8)
 
 
-def map_local(path: str, *, least: int = 2 * HEADER_SIZE, opened: int | None = None) -> Memory:
-    """Map a file as `map_file` does; one of a network file system, or of FUSE, is read on demand."""
-    with refusals(path), open_long_enough(path, least, opened)[0] as file:
-        network = _network_of(file.fileno())
-        if network is None:
-            return map_file(path, least=least, opened=file.fileno())
-        return read_on_demand(path, least=least, opened=file.fileno(), network=network)
+def map_local(path: str, **options: Any) -> Memory:
+    """Map a file by `map_file`; one of a network file system, or of FUSE, is read on demand."""
+
+    def unless_local(fd: int, identity: Identity) -> FileBytes | None:
+        network = _network_of(fd)
+        return None if network is None else FileBytes(fd, path, identity, network)
+
+    return map_file(path, instead=unless_local, **options)
 
 
-def read_on_demand(
-    path: str, *, least: int = 2 * HEADER_SIZE, opened: int | None = None, network: str | None = None
-) -> Memory:
-    """Open a file as `map_file` does, its bytes as `FileBytes`, which keep it open."""
-    with refusals(path):
-        absolute = absolute_path(path)
-        file, identity = open_long_enough(path, least, opened)
-        with file:
-            octets: Any = FileBytes(os.dup(file.fileno()), path, identity, network)
-    return Memory(octets, path, None, identity, absolute=absolute)
+def read_on_demand(path: str, **options: Any) -> Memory:
+    """Open a file with the options of `map_file`, its bytes as `FileBytes`."""
+    return map_file(path, instead=lambda fd, identity: FileBytes(fd, path, identity), **options)
+
+
+def read_file(path: str, **options: Any) -> Memory:
+    """Read a whole file, opened by `map_file`, into memory at an address that is a multiple of 65536.
+
+    For files that may shrink: the reader of a mapping would be killed.
+    """
+    memory = read_on_demand(path, **options)
+    file: Any = memory.octets
+    block, octets = aligned(len(file))
+    if octets:
+        with contextlib.closing(file):
+            file.fill([(0, octets)])
+    return memory._replace(octets=octets, mapping=block)
 
 
 class FileBytes:
@@ -69,10 +79,10 @@ class FileBytes:
 
     readonly = True
 
-    def __init__(self, fd: int, path: str, identity: Identity, network: str | None) -> None:
-        """Take over a descriptor; it is closed with the last slice."""
-        self._fd, self._path, self._identity, self.network, self._start = fd, path, identity, network, 0
-        self.close = weakref.finalize(self, os.close, fd)
+    def __init__(self, fd: int, path: str, identity: Identity, network: str = "") -> None:
+        """Keep the file of a descriptor open until the last slice goes, or `close` is called."""
+        self._fd, self._path, self._identity, self.network, self._start = os.dup(fd), path, identity, network, 0
+        self.close = weakref.finalize(self, os.close, self._fd)
 
     def __len__(self) -> int:
         return self._identity[2] - self._start

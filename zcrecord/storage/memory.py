@@ -35,7 +35,6 @@ _ROOM = "raise its limit (ulimit -v), or make shards of it (zcrecord convert --m
 _PACKED = (b"\xb5\x2f\xfd", b"\x2a\x4d\x18")  # zstd's magic from the second byte on: a frame, one to be skipped
 _PIECE = 1 << 20  # bytes of one read; many times a network's round trip is worth
 _POSITION = allocate_lock()  # a descriptor has one for all threads: seeking and reading are one step
-_READERS = 4  # reads under way at a time; a network file system answers each by itself
 
 _GENERIC = sys.platform == "linux" and os.uname().machine in ("x86_64", "aarch64", "riscv64", "i686", "armv7l")
 _NORESERVE = 0x4000 if _GENERIC else 0  # MAP_NORESERVE, which Python does not name; some machines number it otherwise
@@ -65,7 +64,7 @@ class Memory(NamedTuple):
 
 
 
-def open_long_enough(path: str, least: int, opened: int | None) -> tuple[io.FileIO, Identity]:
+def _open(path: str, least: int, opened: int | None) -> tuple[io.FileIO, Identity]:
     """Return a regular file that is long enough for an archive, and its identity."""
     file, identity = open_regular(path, opened)
     if identity[2] < least:
@@ -75,7 +74,7 @@ def open_long_enough(path: str, least: int, opened: int | None) -> tuple[io.File
 
 
 @contextlib.contextmanager
-def refusals(path: str) -> Iterator[None]:
+def _refusals(path: str) -> Iterator[None]:
     """Raise the system's errors of reading a file as one typed error."""
     try:
         yield
@@ -90,18 +89,28 @@ def refusals(path: str) -> Iterator[None]:
         raise SourceError(f"cannot be read: {reason}", path=path, errno=error.errno) from error
 
 
-def map_file(path: str, *, private: bool = False, least: int = 2 * HEADER_SIZE, opened: int | None = None) -> Memory:
+def map_file(
+    path: str,
+    *,
+    private: bool = False,
+    least: int = 2 * HEADER_SIZE,
+    opened: int | None = None,
+    instead: Callable[[int, Identity], Any] = lambda _fd, _identity: None,
+) -> Memory:
     """Map a whole file: read-only, or private, with pages that are copied when they are written.
 
     A private one reserves no memory for pages that may be written, so that files larger than memory can be mapped, too.
-    `opened` is a descriptor of the file, if it is open: then that file is mapped, whatever is at the path now.
+    `opened` is a descriptor of the file, if it is open: then that file is mapped, whatever is at the path now. What
+    `instead` returns for a descriptor, unless it is None, is in the place of the bytes, and the file is not mapped.
     """
-    with refusals(path):
+    with _refusals(path):
         absolute = absolute_path(path)
-        file, identity = open_long_enough(path, least, opened)
+        file, identity = _open(path, least, opened)
         with file:
             if not identity[2]:
                 return Memory(memoryview(b""), path, None, identity, absolute=absolute)  # which cannot be mapped
+            if (octets := instead(file.fileno(), identity)) is not None:
+                return Memory(octets, path, None, identity, absolute=absolute)
             mapping = _mapping(file.fileno(), identity[2], private)
     return Memory(memoryview(mapping), path, mapping, identity, absolute=absolute)
 
@@ -114,26 +123,6 @@ def _mapping(fd: int, nbytes: int, private: bool) -> mmap.mmap:
     if mapping is None or len(mapping) < nbytes:
         raise SourceError("became shorter while it was opened; is it still being written?", offset=0)
     return mapping
-
-
-def read_file(path: str, *, least: int = 2 * HEADER_SIZE, opened: int | None = None) -> Memory:
-    """Read a whole file into memory, at an address that is a multiple of 65536; several reads at a time.
-
-    For network file systems, where page faults cost a round trip each, and for files that may shrink: the reader of a
-    mapping would be killed. `opened` is that of `map_file`.
-    """
-    with refusals(path):
-        absolute = absolute_path(path)
-        file, identity = open_long_enough(path, least, opened)
-        with file:
-            block, octets = aligned(identity[2])
-            from .threads import each_piece  # here, because threading takes a millisecond to import
-
-            def read(start: int) -> int:
-                return read_at(file.fileno(), octets[start : start + _PIECE], start)
-
-            each_piece(read, range(0, len(octets), _PIECE), threads=_READERS)
-    return Memory(octets, path, block, identity, absolute=absolute)
 
 
 def read_resource(resource: Any) -> Memory:

@@ -10,7 +10,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -129,15 +129,14 @@ class safe_open:  # noqa: N801  # the name people import
 
     def get_slice(self, name: str) -> Slice:
         """Return an object that slices one tensor: `f.get_slice("w")[:, 2:-1]`; TensorNotFoundError."""
-        info = self._record.info(name)
-        dtype = info.dtype.safetensors or info.dtype.name
-        read_box = self._read_box if self._reads and self._framework != "jax" else None
-        return Slice(lambda: self.get_tensor(name), info.shape, dtype, name, read_box)
+        return Slice(self, name)
 
-    def _read_box(self, name: str, box: Any) -> Any:
-        """Return a box of a tensor, of which only the rows are read; raises a RecordError where that cannot be done."""
+    def read_box(self, name: str, box: Any) -> Any:
+        """Return a part of a tensor, of which only the rows are read; UnsupportedError if that cannot be done."""
+        if not self._reads or self._framework == "jax" or not is_box(box):
+            raise UnsupportedError("it is a part of the whole tensor")
         loader: Any = "read"
-        if self._framework != "numpy":
+        if self._framework == "torch":
             from zcrecord.loaders.torch import TorchLoader  # here, because torch may not be installed
 
             loader = TorchLoader(self._device or "cpu")
@@ -186,40 +185,33 @@ class Slice:
         IndexingError (an IndexError): the index is invalid, even if the framework accepts it.
     """
 
-    __slots__ = ("_dtype", "_name", "_read_box", "_shape", "_take")
+    __slots__ = ("_file", "_info")
 
-    def __init__(
-        self,
-        take: Callable[[], Any],
-        shape: Iterable[int],
-        dtype: str,
-        name: str,
-        read_box: Callable[[str, Any], Any] | None = None,
-    ) -> None:
-        self._take, self._shape, self._dtype, self._name, self._read_box = take, list(shape), dtype, name, read_box
+    def __init__(self, file: safe_open, name: str) -> None:
+        self._file, self._info = file, file._record.info(name)
 
     def get_shape(self) -> list[int]:
         """Return the dimensions."""
-        return list(self._shape)
+        return list(self._info.shape)
 
     def get_dtype(self) -> str:
         """Return safetensors' name of the element type ("F32"); numpy's if safetensors has none."""
-        return self._dtype
+        return self._info.dtype.safetensors or self._info.dtype.name
 
     def __getitem__(self, index: Any) -> Any:
-        if self._read_box is not None and is_box(index):
-            with contextlib.suppress(RecordError):  # which the framework may take, or has an error for
-                return self._read_box(self._name, index)
-        tensor = self._take()
+        name, shape = self._info.name, self._info.shape
+        with contextlib.suppress(UnsupportedError):
+            return self._file.read_box(name, index)
+        tensor = self._file.get_tensor(name)
         try:
             if not isinstance(tensor, np.ndarray) and hasattr(tensor, "at"):  # jax silently moves an index that is out
-                _ = np.broadcast_to(np.False_, self._shape)[index]  # of bounds to the end of its axis
+                _ = np.broadcast_to(np.False_, shape)[index]  # of bounds to the end of its axis
             part = tensor[index]
         except (IndexError, TypeError, ValueError) as error:
             if isinstance(error, RecordError):
                 raise
-            what = f"cannot be indexed with {index!r}, its shape is {self._shape}: {error}"
-            raise IndexingError(what, tensor=self._name) from error
+            what = f"cannot be indexed with {index!r}, its shape is {list(shape)}: {error}"
+            raise IndexingError(what, tensor=name) from error
         return np.asarray(part) if isinstance(part, np.generic) else part
 
 

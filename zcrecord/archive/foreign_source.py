@@ -9,19 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zcrecord.archive.payload_source import (
-    Array,
-    FileSource,
-    PayloadSource,
-    PayloadTable,
-    Place,
-    distinct_nbytes,
-    was_replaced,
-)
-from zcrecord.archive.private_copy import check_apart
 from zcrecord.errors import FormatError
 from zcrecord.storage.file_bytes import new_memory
 from zcrecord.storage.memory import Memory, Mode
+
+from .payload_source import Array, FileSource, PayloadSource, PayloadTable, Place, distinct_nbytes, was_replaced
+from .private_copy import check_apart
 
 __all__ = ["Decoded", "ForeignSource"]
 
@@ -162,11 +155,6 @@ class ForeignSource(FileSource):
     def blocks(self, number: int) -> Iterator[memoryview]:
         """Yield the bytes of a payload in order; one that has to be decoded is not kept."""
         file, _ = self._file(number)
-        if number not in self._copies and (read_by := self.read_by(number)) is not None:
-            octets, offset = read_by
-            for at in range(0, self.nbytes(number), _AHEAD):
-                yield octets[offset + at : offset + min(at + _AHEAD, self.nbytes(number))]
-            return
         if isinstance(file, Memory) or number in self._copies:
             yield self.payload(number)
             return
