@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 
+from zcrecord.archive.damage import BlockCheck
 from zcrecord.dtypes import Octets
 from zcrecord.errors import UnsupportedError
 from zcrecord.remote.ranges import NEAR, Range
@@ -243,6 +244,7 @@ class BoxPiece(NamedTuple):
     source: RangeSource | None
     offset: int  # of the payload, in the file or in `source`
     file: File | None = None  # of the mapping, by which `BoxSource.read_by` can read it
+    check: BlockCheck | None = None  # of the payload
 
     def read(self, bounds: Bounds, out: Octets) -> None:
         """Fill `out`, which has the shape of the bounds, with a part; 4 MiB of the payload at a time."""
@@ -251,6 +253,8 @@ class BoxPiece(NamedTuple):
 
     def _read_block(self, grid: ByteGrid, out: Octets) -> None:
         start, end = grid.start, grid.end
+        if self.check is not None:
+            self.check(start, end)
         if self.octets is not None:
             np.copyto(out, _array(np.frombuffer(self.octets, np.uint8), grid))
             if self.file is not None:

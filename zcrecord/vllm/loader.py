@@ -44,6 +44,7 @@ class ArchiveLoading(DefaultModelLoader):  # type: ignore[misc]  # vLLM is not i
 
         self._weights = weights
         self._options = weights.loader_options(load_config.model_loader_extra_config)
+        self._verify = self._options.pop("verify", True)
         super().__init__(replace(load_config, model_loader_extra_config={}))  # vLLM's refuses options of others
         self._opened: tuple[str, Record] | None = None
         self._last: str | None = None  # the tensor that the model was given last
@@ -87,7 +88,9 @@ class ArchiveLoading(DefaultModelLoader):  # type: ignore[misc]  # vLLM is not i
         from vllm.model_executor.model_loader.weight_utils import enable_tqdm
 
         record = self._record(model_config)
-        tensors = self._weights.torch_weights(record, getattr(model, "is_unused_checkpoint_weight", None))
+        tensors = self._weights.torch_weights(
+            record, getattr(model, "is_unused_checkpoint_weight", None), verify=self._verify
+        )
         quiet = not enable_tqdm(self.load_config.use_tqdm_on_load)
         bar = {"desc": "Loading zcrecord", "bar_format": _BAR, "mininterval": 2, "disable": quiet}
         for self._last, tensor in tqdm(tensors, total=len(record), **bar):
