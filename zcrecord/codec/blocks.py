@@ -147,7 +147,6 @@ def _words_of(index: Index) -> Any:
 
 def add_blocks(entries: Entries, known: Mapping[Key, bytes]) -> None:
     """Put the checksums of an archive's payloads, whose rows are complete, among its metadata."""
-    entries.metadata = [a for a in entries.metadata if a.key != NAME]
     rows = entries.payload_rows
     if not entries.digest_kind or not len(rows) or int((rows["offset"] + rows["nbytes"]).max()) < LEAST:
         return
@@ -157,4 +156,5 @@ def add_blocks(entries: Entries, known: Mapping[Key, bytes]) -> None:
     head = np.array([BLOCK, len(sizes), *sizes, *sizes.values()], np.uint64)
     words = np.concatenate([head, *(np.frombuffer(known[key], np.uint64) for key in sizes.items())])
     kind = ValueType.UINT if int(words.max()) >> 63 else ValueType.INT  # as of every list of integers (R69)
-    entries.metadata.append(AttributeEntry(NAME, NONE, 0, WordList(kind, words)))
+    others = [a for a in entries.metadata if a.key != NAME]
+    entries.metadata = [*others, AttributeEntry(NAME, NONE, 0, WordList(kind, words))]
