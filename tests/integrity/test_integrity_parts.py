@@ -304,14 +304,10 @@ def test_wrong_checksums_of_the_right_form_are_one_error_and_others_mean_nothing
     ):
         record = zcrecord.load_record(forged(changed))
         assert plan_load(record).unchecked == (("wide",) if changed[0] == 4096 else ())
-        if bad is None:
-            record.verify()
+        record.verify()  # the payloads are sound
+        with nullcontext() if bad is None else pytest.raises(IntegrityError, match="does not match") as caught:
             load_into(record, "host", slices=sliced)
-            continue
-        for use in (record.verify, lambda record=record: load_into(record, "host", slices=sliced)):
-            with pytest.raises(IntegrityError, match="does not match") as caught:
-                use()
-            assert caught.value.tensor == bad
+        assert bad is None or caught.value.tensor == bad
     words[2] ^= 1  # of a payload that is not there, as where a writer that does not know them copied them
     record = zcrecord.load_record(forged(words))
     record.verify()

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zcrecord.codec.blocks import BlockDigest, Blocks
-from zcrecord.codec.digests import digest_of
+from zcrecord.codec.blocks import Blocks
+from zcrecord.codec.digests import RunningDigest, digest_of
 from zcrecord.codec.entries import PayloadId
 from zcrecord.codec.layout import NONE
 from zcrecord.errors import FormatError, IntegrityError
@@ -198,37 +198,39 @@ class _DamageSearch:
         for number, (offset, nbytes, digest) in enumerate(self.rows[first:last].tolist(), first):
             lo, hi = self._base + offset, self._base + offset + nbytes
             self._check_gap(done, lo)
-            if self._hashed:
-                bad = self._damaged(number, lo, hi, digest, going)
+            if self._hashed and self._digest(lo, hi, going) != digest and going():
+                bad = self._blocks(number, lo, hi)
                 self.damaged += [(start + self._shift, end + self._shift, number) for start, end in bad]
             done = hi
         if hi - lo <= _PIECE:  # larger ones counted pieces
             self._count.add(int(self.rows["nbytes"][first:last].sum()))
 
-    def _damaged(self, number: int, lo: int, hi: int, digest: int, going: Going) -> list[tuple[int, int]]:
-        """Return the damaged blocks of a payload, bytes [lo, hi); all of it if only its digest does not match.
+    def _digest(self, lo: int, hi: int, going: Going) -> int:
+        """Return the digest of bytes [lo, hi), hashed in pieces: Ctrl-C and progress take effect between them.
 
-        It is hashed in pieces: Ctrl-C and progress take effect between them. If another thread has failed it stops
-        early with a wrong digest; nobody sees it, since `run_threads` raises.
+        If another thread has failed it stops early with a wrong digest; nobody sees it, since `run_threads` raises.
         """
-        [(source, there)] = self._source.pieces(int(self.numbers[number]))
-        blocks, nbytes = source.sums(there), hi - lo
-        if nbytes <= _PIECE and (blocks is None or blocks.size >= nbytes):
-            return [(lo, hi)] * (digest_of(self._buffer[lo:hi]) != digest)
-        running = BlockDigest(hi if blocks is None else blocks.size)
+        if hi - lo <= _PIECE:
+            return digest_of(self._buffer[lo:hi])
+        running = RunningDigest()
         for at in range(lo, hi, _PIECE):
             if not going():
                 break
             piece = self._buffer[at : min(at + _PIECE, hi)]
             running.update(piece)
-            self._count.add(len(piece) if nbytes > _PIECE else 0)
+            self._count.add(len(piece))
+        return running.intdigest()
+
+    def _blocks(self, number: int, lo: int, hi: int) -> list[tuple[int, int]]:
+        """Return the damaged blocks of a damaged payload, bytes [lo, hi), neighbours as one; else all of it."""
+        [(source, there)] = self._source.pieces(int(self.numbers[number]))
         bad: list[tuple[int, int]] = []
-        if blocks is not None:
-            found = np.frombuffer(running.checksums(), np.uint64)
-            wrong = np.flatnonzero(found != blocks.sums[: len(found)])
-            runs = np.split(wrong, np.flatnonzero(np.diff(wrong) > 1) + 1) if len(wrong) else []
-            bad = [(lo + blocks.range(k[0], nbytes)[0], lo + blocks.range(k[-1], nbytes)[1]) for k in runs]
-        return bad or [(lo, hi)] * (running.intdigest() != digest)
+        if (blocks := source.sums(there)) is not None:
+            for k, expected in enumerate(blocks.sums.tolist()):
+                start, end = (lo + at for at in blocks.range(k, hi - lo))
+                if digest_of(self._buffer[start:end]) != expected:
+                    bad = [*bad[:-1], (bad[-1][0], end)] if bad and bad[-1][1] == start else [*bad, (start, end)]
+        return bad or [(lo, hi)]
 
     def _check_gap(self, lo: int, hi: int) -> None:
         if lo < hi and self._whole and self._buffer[lo:hi].tobytes().strip(b"\0"):

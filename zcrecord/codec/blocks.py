@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,15 +16,14 @@ NAME = "zcrecord.blocks"
 BLOCK = 1 << 20
 LEAST = 8 << 20  # bytes of a payload, and of all payloads, from which on writers make checksums
 
-Key = tuple[int, int]  # digest and size of a payload
-Checksums = dict[Key, bytes]  # of the blocks of payloads, as u64, one after the other
+Checksums = dict[tuple[int, int], bytes]  # by digest and size of a payload those of its blocks, u64s
 
 
 class BlockDigest:
     """Running digest of a payload and, in the same pass, of its blocks: each piece is hashed while it is in a cache."""
 
-    def __init__(self, block: int = BLOCK) -> None:
-        self._size, self._whole, self._block = block, RunningDigest(), RunningDigest()
+    def __init__(self) -> None:
+        self._whole, self._block = RunningDigest(), RunningDigest()
         self.reset()
 
     def reset(self) -> None:
@@ -37,18 +35,18 @@ class BlockDigest:
     def update(self, data: Any) -> None:
         """Add any contiguous bytes-like."""
         view = memoryview(data)
-        if not self._sums and self._filled + view.nbytes < self._size:  # nearly always
+        if not self._sums and self._filled + view.nbytes < BLOCK:  # nearly always
             self._whole.update(data)
             self._filled += view.nbytes
             return
         octets, at = view.cast("B"), 0
         while at < len(octets):
-            piece = octets[at : at + self._size - self._filled]
+            piece = octets[at : at + BLOCK - self._filled]
             self._whole.update(piece)
             if self._sums:
                 self._block.update(piece)
             at, self._filled = at + len(piece), self._filled + len(piece)
-            if self._filled == self._size:
+            if self._filled == BLOCK:
                 self._end_block()
 
     def _end_block(self) -> None:
@@ -56,21 +54,13 @@ class BlockDigest:
         self._block.reset()
         self._filled = 0
 
-    def intdigest(self) -> int:
-        """Return the digest of the payload."""
-        return self._whole.intdigest()
-
-    def checksums(self) -> array[int]:
-        """Return those of all blocks; no byte may follow."""
-        if self._filled:
-            self._end_block()
-        return self._sums
-
     def note(self, nbytes: int, known: Checksums) -> int:
-        """Return the digest of a whole payload, and keep the checksums of a large one."""
-        digest = self.intdigest()
+        """Return the digest of a payload of `nbytes`, and keep the checksums of a large one; no byte may follow."""
+        digest = self._whole.intdigest()
         if nbytes >= LEAST:
-            known[digest, nbytes] = self.checksums().tobytes()
+            if self._filled:
+                self._end_block()
+            known[digest, nbytes] = self._sums.tobytes()
         return digest
 
 
@@ -121,10 +111,9 @@ class BlockTable:
         """Return the checksums of those payloads that are described, if the blocks have the size that writers give."""
         if self.block != BLOCK:
             return {}
-        described = rows[np.isin(rows["digest"], self._digests)]
-        keys = zip(described["digest"].tolist(), described["nbytes"].tolist(), strict=True)
-        found = {key: self.find(*key) for key in keys}
-        return {key: blocks.sums.tobytes() for key, blocks in found.items() if blocks and blocks.size == BLOCK}
+        rows = rows[np.isin(rows["digest"], self._digests)]
+        keys = zip(rows["digest"].tolist(), rows["nbytes"].tolist(), strict=True)
+        return {key: found.sums.tobytes() for key in keys if (found := self.find(*key)) and found.size == BLOCK}
 
 
 def is_blocks(index: Index, rows: Array) -> Array:
@@ -145,7 +134,7 @@ def _words_of(index: Index) -> Any:
     return words if len(words) == count else words[:0]
 
 
-def add_blocks(entries: Entries, known: Mapping[Key, bytes]) -> None:
+def add_blocks(entries: Entries, known: Checksums) -> None:
     """Put the checksums of an archive's payloads, whose rows are complete, among its metadata."""
     rows = entries.payload_rows
     if not entries.digest_kind or not len(rows) or int((rows["offset"] + rows["nbytes"]).max()) < LEAST:
