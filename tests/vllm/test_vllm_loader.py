@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import tomllib
 from collections.abc import Iterator
+from contextlib import nullcontext
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,9 +25,11 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 import zcrecord
 from tools.range_server import serving
 from zcrecord import integrity
+from zcrecord.codec import blocks
 from zcrecord.errors import FormatError, IntegrityError, LimitError, MismatchError, SourceError, UnsupportedError
 from zcrecord.vllm import FORMAT, weights
 from zcrecord.vllm.loader import loader_class
+from zcrecord.writing import equal
 
 SHAPES = {"layers.0.up": (8, 6), "layers.0.down": (6, 8), "norm": (6,), "embed_tokens": (10, 6)}
 TENSORS = {name: np.random.default_rng(i).random(shape, np.float32) for i, (name, shape) in enumerate(SHAPES.items())}
@@ -227,12 +230,13 @@ def test_batches_have_every_tensor_once_and_at_most_their_size(monkeypatch: pyte
 # Refusals.
 
 OPTIONS = {
-    "unknown": ({"ulr": "x"}, "has 'ulr', which is not known; it takes url, storage_options, cache, trusted_keys"),
+    "unknown": ({"ulr": "x"}, "'ulr', which is not known; it takes url, storage_options, cache, trusted_keys, verify"),
     "no text": ({"url": 3}, "url is a text, not a int"),
     "no object": ({"url": "x", "storage_options": "key"}, "storage_options is an object, not a str"),
     "no folder": ({"url": "x", "cache": True}, "cache is a folder, or false, not a bool"),
-    "without url": ({"cache": "x"}, "cache without url; leave it out for an archive in the folder"),
-    "no mapping": (["url"], "takes a JSON object with url, storage_options, cache, trusted_keys, not a list"),
+    "no bool": ({"verify": 1}, "verify is true or false, not a int"),
+    "without url": ({"cache": "x", "verify": True}, "cache without url; leave it out for an archive in the folder"),
+    "no mapping": (["url"], "takes a JSON object with url, storage_options, cache, trusted_keys, verify, not a list"),
     "no list": ({"trusted_keys": "pub.pem"}, "trusted_keys is a list of files, not a str"),
     "no files": ({"trusted_keys": ["pub.pem", None]}, "trusted_keys is a list of files, not a list"),
 }
@@ -268,6 +272,24 @@ def test_tensor_that_is_copied_whole_is_checked_by_its_digest(name: str, ranks: 
     with pytest.raises(IntegrityError, match=rf"model\.zcr: tensor '{name}': its payload's digest does not match"):
         load(folder, model=model)
     assert not model.parameters[name].any()
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_part_that_a_rank_copies_is_checked_by_its_blocks(
+    verify: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (blocks, equal):
+        monkeypatch.setattr(module, "LEAST", 1)
+    zcrecord.save_record(TENSORS, folder / "model.zcr", durable=False)
+    name = "layers.0.down"
+    with zcrecord.load_record(folder / "model.zcr") as record:
+        offset = record.info(name).offset
+    damaged(folder, offset)
+    model = stand_in.Model(SHAPES, 0, 2)
+    bad: Any = pytest.raises(IntegrityError, match=rf"tensor '{name}': bytes \[.*their checksum does not match")
+    with bad if verify else nullcontext():
+        load(folder, {"verify": verify}, model=model)
+    assert model.parameters[name].any() != verify
 
 
 @pytest.mark.parametrize("tensor, kind", [

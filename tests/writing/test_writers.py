@@ -14,6 +14,7 @@ from forge import Forge
 
 import zcrecord
 from zcrecord import dtypes
+from zcrecord.codec import blocks
 from zcrecord.codec.entries import TensorLayout, ValueForm, ValueType
 from zcrecord.codec.layout import decode_header
 from zcrecord.storage.files import open_sink
@@ -125,7 +126,7 @@ def test_payloads_that_only_share_a_digest_are_both_stored(kind: str, monkeypatc
         def intdigest(self) -> int:
             return 7
 
-    monkeypatch.setattr(writers, "RunningDigest", Colliding)
+    monkeypatch.setattr(blocks, "RunningDigest", Colliding)
     monkeypatch.setattr(writers, "digest_of", lambda data: 7)
     arrays = {"a": numbered(100), "b": numbered(100, 1), "c": numbered(100)}
     record = zcrecord.load_record(written(kind, arrays, 64))

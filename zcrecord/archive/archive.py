@@ -5,6 +5,7 @@ Every view keeps its memory, and with it the mapping, alive.
 
 from __future__ import annotations
 
+import functools
 import os
 import weakref
 import zlib
@@ -15,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from zcrecord import dtypes
+from zcrecord.codec.blocks import BlockTable
 from zcrecord.codec.conventions import CATALOGUE_TYPE, REFERENCES_TYPE
 from zcrecord.codec.entries import TensorLayout
 from zcrecord.codec.index import FORM, Index, Layout, Layouts, TensorEntry, decode, numpy_type
@@ -60,7 +62,8 @@ def open_archive(
         start = header.index_offset
         index = decode(octets.toreadonly()[start : start + header.index_size + HEADER_SIZE], header.index_size)
         (check_header if touch else check_index)(index, header)
-        table = PayloadTable(index.payloads, bool(index.digest_kind), header.payload_offset)
+        blocks = functools.cache(functools.partial(BlockTable, index))
+        table = PayloadTable(index.payloads, bool(index.digest_kind), header.payload_offset, blocks)
         source = (PrivateSource if mode == "c" else source_in)(memory, octets, table, offset)
     except RecordError as error:
         raise error.located(path=memory.path) from None

@@ -1,6 +1,7 @@
 """Damaged ranges of an archive: all of them, found by several threads at memory speed.
 
-A payload has one digest, so that it is the smallest unit of damage. The index has to be verified.
+The smallest unit of damage is a block of a payload that has checksums of blocks, else a payload. The index has to be
+verified.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from zcrecord.codec.blocks import Blocks
 from zcrecord.codec.digests import RunningDigest, digest_of
 from zcrecord.codec.entries import PayloadId
 from zcrecord.codec.layout import NONE
 from zcrecord.errors import FormatError, IntegrityError
+from zcrecord.storage.memory import aligned_empty
 from zcrecord.storage.threads import MOST_THREADS, WORTH_A_THREAD, Going, cores, run_threads
+from zcrecord.tensors.strides import address
 
 from . import unflatten
 from .payload_source import Array, Piece, is_twin
@@ -77,6 +81,59 @@ def check_digest(pieces: Iterable[Piece], tensor: str | None) -> None:
             raise IntegrityError(what, path=source.path, tensor=tensor)
 
 
+class BlockCheck:
+    """Compares the blocks of a payload in memory with their checksums, each before a part of it is first used."""
+
+    def __init__(self, piece: Piece, blocks: Blocks, tensor: str) -> None:
+        self._piece, self.blocks, self._tensor = piece, blocks, tensor
+        self._pending = np.ones(len(blocks.sums), bool)
+
+    @classmethod
+    def of(cls, piece: Piece, tensor: str) -> BlockCheck | None:
+        """Return the check of a payload, whose errors name a tensor; None if no checksums of its blocks are known."""
+        blocks = piece.source.sums(piece.number)
+        return None if blocks is None else cls(piece, blocks, tensor)
+
+    def pages(self, start: int, nbytes: int, request: Callable[[list[tuple[int, int]]], None]) -> None:
+        """Check the blocks on pages of the payload's mapping, from an address on; `request` gets their addresses."""
+        octets, size = np.frombuffer(self._piece.source.payload(self._piece.number), np.uint8), self.blocks.size
+        lo, hi = max(start - address(octets), 0), min(start + nbytes - address(octets), len(octets))
+        if self._pending[lo // size : -(-hi // size)].any():
+            first = lo // size * size
+            request([(address(octets) + first, min(-(-hi // size) * size, len(octets)) - first)])
+            self(lo, hi)
+
+    def __call__(self, lo: int, hi: int, read: memoryview | None = None) -> None:
+        """Check the blocks that bytes [lo, hi) of the payload meet, those that lie in `read`, these bytes, there.
+
+        Raises:
+            IntegrityError: one is damaged.
+        """
+        first = lo // self.blocks.size
+        for k in (first + np.flatnonzero(self._pending[first : -(-hi // self.blocks.size)])).tolist():
+            start, end = self.blocks.range(k, self._piece.nbytes)
+            here = read is not None and lo <= start and end <= hi
+            block = read[start - lo : end - lo] if here and read is not None else self._read(start, end)
+            if digest_of(block) != int(self.blocks.sums[k]):
+                source, at = self._piece.source, self._piece.source.offset + self._piece.start
+                what = f"bytes [{at + start:#x}, {at + end:#x}): their checksum does not match; the file is damaged"
+                raise IntegrityError(f"{what}, copy it again", path=source.path, tensor=self._tensor, offset=at + start)
+            self._pending[k] = False
+
+    def whole(self, lo: int, hi: int) -> tuple[int, int]:
+        """Return the range of the payload that the blocks of bytes [lo, hi) fill."""
+        size = self.blocks.size
+        return lo // size * size, min(-(-hi // size) * size, self._piece.nbytes)
+
+    def _read(self, lo: int, hi: int) -> memoryview:
+        source, number = self._piece.source, self._piece.number
+        if (read_by := source.read_by(number)) is None:
+            return source.payload(number)[lo:hi]
+        out = aligned_empty(hi - lo).data
+        read_by[0].readinto_at(read_by[1] + lo, out)
+        return out
+
+
 def error_of(damage: list[Damage]) -> FormatError:
     """Return the error that names the first damaged payload, or gap if no payload is, counts the rest, and has all."""
     first, more = next((d for d in damage if d.what == _CHANGED), damage[0]), len(damage) - 1
@@ -118,7 +175,7 @@ class _DamageSearch:
         self.damaged: list[tuple[int, int, int]] = []  # start, end, and the number in `rows`; -1 for a gap
         self._start, self._end = h.payload_region
         self.total = self._end - self._start
-        self._base, self._shift = h.payload_offset, archive.offset
+        self._base, self._shift, self._source = h.payload_offset, archive.offset, archive.source
         self._buffer, self._whole, self._hashed = archive.buffer, archive.whole, bool(ix.digest_kind)
         self._count = Count(progress, self.total)
 
@@ -154,8 +211,9 @@ class _DamageSearch:
         for number, (offset, nbytes, digest) in enumerate(self.rows[first:last].tolist(), first):
             lo, hi = self._base + offset, self._base + offset + nbytes
             self._check_gap(done, lo)
-            if self._hashed and self._digest(lo, hi, going) != digest:
-                self.damaged.append((lo + self._shift, hi + self._shift, number))
+            if self._hashed and self._digest(lo, hi, going) != digest and going():
+                bad = self._blocks(number, lo, hi)
+                self.damaged += [(start + self._shift, end + self._shift, number) for start, end in bad]
             done = hi
         if hi - lo <= _PIECE:  # larger ones counted pieces
             self._count.add(int(self.rows["nbytes"][first:last].sum()))
@@ -175,6 +233,17 @@ class _DamageSearch:
             running.update(piece)
             self._count.add(len(piece))
         return running.intdigest()
+
+    def _blocks(self, number: int, lo: int, hi: int) -> list[tuple[int, int]]:
+        """Return the damaged blocks of a damaged payload, bytes [lo, hi), neighbours as one; else all of it."""
+        [(source, there)] = self._source.pieces(int(self.numbers[number]))
+        bad: list[tuple[int, int]] = []
+        if (blocks := source.sums(there)) is not None:
+            for k, expected in enumerate(blocks.sums.tolist()):
+                start, end = (lo + at for at in blocks.range(k, hi - lo))
+                if digest_of(self._buffer[start:end]) != expected:
+                    bad = [*bad[:-1], (bad[-1][0], end)] if bad and bad[-1][1] == start else [*bad, (start, end)]
+        return bad or [(lo, hi)]
 
     def _check_gap(self, lo: int, hi: int) -> None:
         if lo < hi and self._whole and self._buffer[lo:hi].tobytes().strip(b"\0"):

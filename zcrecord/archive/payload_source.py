@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from zcrecord.codec.blocks import Blocks, BlockTable
 from zcrecord.codec.layout import NONE
 from zcrecord.dtypes import Array as Array
 from zcrecord.errors import IntegrityError, UnsupportedError
@@ -242,11 +243,15 @@ class PayloadSource(ABC):
 
 
 class PayloadTable(NamedTuple):
-    """The payloads of one archive: their entries, True if these have digests, and the base of their offsets."""
+    """The payloads of one archive: their entries, True if these have digests, and the base of their offsets.
+
+    `blocks` returns the checksums of their blocks.
+    """
 
     rows: Array
     hashed: bool
     base: int
+    blocks: Callable[[], BlockTable | None] = lambda: None
 
 
 def is_twin(payloads: Array) -> Array:
@@ -297,6 +302,11 @@ class FileSource(PayloadSource):
     def digest(self, number: int) -> int | None:
         """Return the digest of a payload; None if the archive has none."""
         return int(self.table.rows["digest"][number]) if self.table.hashed else None
+
+    def sums(self, number: int) -> Blocks | None:
+        """Return the checksums of a payload's blocks; None if they are not known, or its bytes may be edited."""
+        table = self.table.blocks() if self.table.hashed and self.mode == "r" else None
+        return None if table is None else table.find(*self.table.rows[number].item()[:0:-1])
 
     def start(self, number: int) -> int:
         """Return the offset of a payload in the archive."""

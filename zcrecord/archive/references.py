@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from zcrecord.codec.blocks import BlockTable
 from zcrecord.codec.entries import Entries, ModuleEntry, ModuleKind, index_in_memory
 from zcrecord.codec.index import PAYLOAD, Index, numpy_type
 from zcrecord.codec.layout import NONE, Header
@@ -63,6 +64,7 @@ class ReferencedFiles(Shards):
         _check_aligned(file, offset, index)
         numbers = self._numbers(file, offset, index)
         self._payloads, self._offset, self._hashed = index.payloads, offset, index.digest_kind
+        self._blocks = cache(partial(BlockTable, index))
         self.table = PieceTable(file, numbers, None, None, None)
 
     def _numbers(self, file: Array, offset: Array, index: Index) -> Array:
@@ -145,7 +147,7 @@ class ReferencedFiles(Shards):
             alignment=1, base_alignment=1, index_offset=start, index_size=end - start, payload_offset=0,
             archive_size=len(octets), index_crc=0,
         )  # fmt: skip
-        table = PayloadTable(index.payloads, bool(self._hashed), header.payload_offset)
+        table = PayloadTable(index.payloads, bool(self._hashed), header.payload_offset, self._blocks)
         return Archive(header, index, source_in(memory._replace(octets=octets), octets, table, 0))
 
 

@@ -243,7 +243,7 @@ class PartBuilder:
     def _numbered(self, entries: Entries) -> PartIndex:
         """Return an index of entries, with the numbers of those payloads alone that these name."""
         ix = self._archive.index
-        entries.metadata = list(unflatten.attribute_entries(ix, ix.metadata, PayloadId))
+        entries.metadata = unflatten.metadata_entries(ix, PayloadId)
         used = {int(p) for p in entries.payloads} | {*_blobs(entries.attributes), *_blobs(entries.metadata)}
         numbers = sorted(used - {NONE})
         new = {old: i for i, old in enumerate(numbers)} | {NONE: NONE}

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from zcrecord.codec.blocks import is_blocks
 from zcrecord.codec.conventions import ABSENT, key_of_text, mapping_of, value_of_object
 from zcrecord.codec.entries import AttributeEntry, ModuleKind, ValueForm, ValueType
 from zcrecord.codec.index import Array, Index
@@ -34,6 +35,11 @@ def attribute_entries(ix: Index, rows: Any, payload: Callable[[int], Any]) -> It
             value = [_decode_word(ix, kind, w, payload, texts) for w in words]
             value = value if form == ValueForm.LIST else tuple(value)
         yield AttributeEntry(ix.text_of(row), int(row["parent"]), int(row["place"]), value)
+
+
+def metadata_entries(ix: Index, payload: Callable[[int], Any]) -> list[AttributeEntry]:
+    """Return an archive's metadata, without the checksums of blocks: those are its writer's, not its user's."""
+    return list(attribute_entries(ix, ix.metadata[~is_blocks(ix, ix.metadata)], payload))
 
 
 def check_full_names(ix: Index, index_size: int) -> None:

@@ -23,6 +23,7 @@ from zcrecord.storage.memory import advise
 
 from .torch import import_torch
 
+Runs = list[tuple[int, int]]  # addresses and sizes
 _REQUEST = 1 << 17  # bytes of one request: the system cuts longer ones at the device's largest request
 _MOST_RUNS = 1 << 20  # runs of pages of one tensor that are requested one by one
 
@@ -39,12 +40,12 @@ _WRITES = frozenset(
 )
 
 
-def paged(tensor: Any, check: Callable[[], None] | None = None) -> Any:
+def paged(tensor: Any, check: Callable[[Runs, bool], None] | None = None) -> Any:
     """Return a torch tensor over the same memory, whose pages are requested when it or a part of it is read.
 
     It is of a subclass of `torch.Tensor`; results that are not views of it are plain tensors. The first write copies
-    its storage: the file and its other tensors stay as they are. `check` is called once, before all elements are first
-    read.
+    its storage: the file and its other tensors stay as they are. `check` is called before elements are read, with the
+    runs of pages to be read, and True if that is all of the tensor. It requests those that it reads, and checks them.
     """
     result = tensor.as_subclass(_tensor_class())
     result.mapped, result.check = True, check
@@ -148,18 +149,23 @@ def _put(tensor: Any, storage: Any) -> None:
 
 
 def _ask_for(tensor: Any) -> None:
-    """Make the system read the pages of a tensor, without waiting; for a whole tensor call `check`."""
-    if tensor.numel() and hasattr(mmap, "MADV_WILLNEED"):
-        for start, nbytes in _page_runs(tensor.data_ptr(), tensor.element_size(), tensor.shape, tensor.stride()):
-            for request in range(start, start + nbytes, _REQUEST):
-                advise(request, min(_REQUEST, start + nbytes - request), mmap.MADV_WILLNEED)
-    whole = _whole(tensor)
-    if whole.check is not None and tensor.numel() >= whole.numel():
-        whole.check()
-        whole.check = None
+    """Make the system read the pages of a tensor, without waiting, and call `check`."""
+    if tensor.numel():
+        runs = _page_runs(tensor.data_ptr(), tensor.element_size(), tensor.shape, tensor.stride())
+        request(runs)
+        whole = _whole(tensor)
+        if whole.check is not None:
+            whole.check(runs, tensor.numel() >= whole.numel())
 
 
-def _page_runs(address: int, itemsize: int, shape: Iterable[int], strides: Iterable[int]) -> list[tuple[int, int]]:
+def request(runs: Runs) -> None:
+    """Make the system read runs of pages, without waiting."""
+    for start, nbytes in runs if hasattr(mmap, "MADV_WILLNEED") else ():
+        for at in range(start, start + nbytes, _REQUEST):
+            advise(at, min(_REQUEST, start + nbytes - at), mmap.MADV_WILLNEED)
+
+
+def _page_runs(address: int, itemsize: int, shape: Iterable[int], strides: Iterable[int]) -> Runs:
     """Return start and size of each run of neighbouring pages that hold an element; strides count elements."""
     run, count = itemsize, 1
     starts = np.zeros(1, np.int64)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 
+from zcrecord.archive.damage import BlockCheck
 from zcrecord.dtypes import Octets
 from zcrecord.errors import UnsupportedError
 from zcrecord.remote.ranges import NEAR, Range
@@ -243,6 +244,7 @@ class BoxPiece(NamedTuple):
     source: RangeSource | None
     offset: int  # of the payload, in the file or in `source`
     file: File | None = None  # of the mapping, by which `BoxSource.read_by` can read it
+    check: BlockCheck | None = None  # of the payload
 
     def read(self, bounds: Bounds, out: Octets) -> None:
         """Fill `out`, which has the shape of the bounds, with a part; 4 MiB of the payload at a time."""
@@ -252,17 +254,23 @@ class BoxPiece(NamedTuple):
     def _read_block(self, grid: ByteGrid, out: Octets) -> None:
         start, end = grid.start, grid.end
         if self.octets is not None:
+            if self.check is not None:
+                self.check(start, end)
             np.copyto(out, _array(np.frombuffer(self.octets, np.uint8), grid))
             if self.file is not None:
                 unmap_pages(self.octets, self.offset + start, self.offset + end)
             return
         assert self.source is not None
-        if end - start == grid.nbytes and out.flags.c_contiguous:
+        if self.check is not None:
+            start, end = self.check.whole(start, end)
+        elif end - start == grid.nbytes and out.flags.c_contiguous:
             self.source.readinto_at(self.offset + start, out.reshape(-1).data)
             return
         block = np.empty(end - start, np.uint8)
         self.source.readinto_at(self.offset + start, block.data)
-        np.copyto(out, _array(block, grid._replace(start=0)))
+        if self.check is not None:
+            self.check(start, end, block.data)
+        np.copyto(out, _array(block, grid._replace(start=grid.start - start)))
 
 
 def _array(octets: Octets, grid: ByteGrid) -> Octets:

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zcrecord.archive.archive import Archive
+from zcrecord.archive.damage import BlockCheck
 from zcrecord.archive.payload_source import Piece
 from zcrecord.errors import RecordError
-from zcrecord.remote.ranges import NEAR, Range
+from zcrecord.remote.ranges import NEAR, Range, merged
 from zcrecord.storage.memory import aligned_empty
 from zcrecord.tensors.strides import c_strides, is_c_order
 
@@ -49,6 +50,7 @@ class PayloadSources:
         self._offsets = archive.index.payloads["offset"].tolist()
         self._expected: list[tuple[int, int, int | None, str]] = []  # ranges of the archive, as `ReadAhead.expect` has
         self._pieces: dict[Region, list[_TensorPiece]] = {}
+        self._checks: dict[int, BlockCheck | None] = {}  # of local payloads; views read nothing, and check nothing
 
     def shared_by(self, region: Region) -> Hashable:
         """Return the key of regions that one ref serves: the payload; a box that is gathered is served by itself."""
@@ -78,17 +80,19 @@ class PayloadSources:
             self._source = self._ahead = None
 
     def _fetch(self, wanted: list[_Wanted]) -> None:
-        """Fetch ranges of payloads of one remote archive into its memory; whole payloads are checked."""
+        """Fetch ranges of payloads of one remote archive into its memory; whole payloads and blocks are checked."""
         source = wanted[0][0].source
-        whole = {piece.number: (piece, name) for piece, ranges, name in wanted if ranges == [(0, piece.nbytes)]}
+        whole = {piece.number for piece, ranges, _ in wanted if ranges == [(0, piece.nbytes)]}
+        parts = [part for piece, ranges, _ in wanted if piece.number not in whole for part in _parts(piece, ranges)]
         try:
             source.fetch(list(whole))
+            source.remote.fetch_payloads([part for part in parts if part[2] is not None])
         except RecordError as error:
-            name = next((name for piece, name in whole.values() if piece.start == error.offset), None)
+            at = -1 if error.offset is None else error.offset
+            name = next((name for piece, _, name in wanted if 0 <= at - piece.start < piece.nbytes), None)
             raise self._archive.located(error.located(tensor=name)) from error.__cause__
-        parts = [(piece.start + lo, piece.start + hi) for piece, ranges, _ in wanted for lo, hi in ranges]
-        if len(whole) < len(wanted):
-            source.remote.fetch(parts)  # whole ones are there
+        if any(digest is None for _, _, digest in parts):
+            source.remote.fetch((start, start + nbytes) for start, nbytes, _ in parts)
             source.remote.check_same()
 
     def announce(self, max_in_flight: int) -> int:
@@ -122,6 +126,8 @@ class PayloadSources:
             nbytes=stop - start,
             byte_offset=region.start - start + region.byte_offset,
             checked=checked,
+            check=self._checks.get(number),
+            inside=start,
         )
 
     def _place(self, number: int) -> tuple[RangeSource | None, int]:
@@ -137,8 +143,10 @@ class PayloadSources:
     def _expect(self, number: int, grid: ByteGrid | None, name: str) -> tuple[bool, memoryview | None]:
         """Have a box read ahead, if its archive is; returns whether it is checked, and the payload if in memory."""
         if not self._archive.source.is_remote:
+            if number not in self._checks and not self._views and self._archive.mode == "r":
+                self._checks[number] = BlockCheck.of(self._piece(number), name)
             read = not self._views and self._archive.source.read_by(number)
-            return False, None if read else self._archive.payload(number)
+            return self._checks.get(number) is not None, None if read else self._archive.payload(number)
         piece = self._piece(number)
         octets = _octets(piece) if self._source is None else None
         if grid is None:
@@ -146,8 +154,7 @@ class PayloadSources:
         ranges = _ranges(piece, grid)
         checked = _is_checked(piece, ranges)
         if self._ahead is not None:
-            digest = (piece.source.digest(piece.number) or 0) if checked else None
-            self._expected += [(piece.start + lo, hi - lo, digest, name) for lo, hi in ranges]
+            self._expected += [(*part, name) for part in _parts(piece, ranges)]
         return checked, octets
 
     def _gathered(self, name: str, region: Region) -> PayloadRef:
@@ -156,7 +163,8 @@ class PayloadSources:
         grid = region.grid
         checked, octets = self._expect(region.payload, grid, name)
         read, offset = self._place(region.payload)
-        box = BoxPiece((0,) * len(grid.shape), grid, octets, read, offset, self._archive.source.file)
+        check = self._checks.get(region.payload)
+        box = BoxPiece((0,) * len(grid.shape), grid, octets, read, offset, self._archive.source.file, check)
         source = BoxSource(offset + grid.start, grid.shape, [box])
         return self._box_ref(name, region._replace(strides=region.compact), source, grid.nbytes, checked)
 
@@ -165,10 +173,12 @@ class PayloadSources:
         pieces = []
         checked = True
         for piece, origin, grid in self._pieces[region]:
-            checked &= _is_checked(piece, _ranges(piece, grid))
+            check = None if self._views or piece.source.is_remote else BlockCheck.of(piece, name)
+            checked &= check is not None or _is_checked(piece, _ranges(piece, grid))
             by = None if self._views else piece.source.read_by(piece.number)
             read, offset = by or (None, piece.source.offset + piece.start)
-            pieces.append(BoxPiece(origin, grid, None if by else _octets(piece), read, offset, piece.source.file))
+            octets = None if by else _octets(piece)
+            pieces.append(BoxPiece(origin, grid, octets, read, offset, piece.source.file, check))
         if self._views and len(pieces) == 1:
             [(piece, _, grid)] = self._pieces[region]
             strides = tuple(step // grid.shape[-1] for step in grid.strides[:-1])
@@ -204,20 +214,39 @@ def _octets(piece: Piece) -> memoryview:
 
 
 def _ranges(piece: Piece, grid: ByteGrid) -> list[Range]:
-    """Return the ranges of a payload to fetch for a box: all of it if little else is left, or if it has a pin."""
+    """Return the ranges of a payload to fetch for a box, of whole blocks if these have checksums.
+
+    All of it if little else is left, or if it has a pin.
+    """
     if piece.start in piece.source.pins():
         return [(0, piece.nbytes)]
     ranges = grid.ranges()
     if len(ranges) == 1 < len(grid.shape) and ranges[0][0] <= NEAR and piece.nbytes - ranges[0][1] <= NEAR:
         return [(0, piece.nbytes)]
+    if (blocks := piece.source.sums(piece.number)) is not None:
+        size = blocks.size
+        return merged(((lo // size * size, min(-(-hi // size) * size, piece.nbytes)) for lo, hi in ranges), 0)
     return ranges
 
 
+def _parts(piece: Piece, ranges: list[Range]) -> list[tuple[int, int, int | None]]:
+    """Return offset, size and digest of what is fetched of a payload: all of it, its blocks, or unchecked ranges."""
+    whole = ranges == [(0, piece.nbytes)]
+    blocks = None if whole else piece.source.sums(piece.number)
+    if blocks is None:
+        digest = (piece.source.digest(piece.number) or 0) if _is_checked(piece, ranges) else None
+        return [(piece.start + lo, hi - lo, digest) for lo, hi in ranges]
+    numbers = [k for lo, hi in ranges for k in range(lo // blocks.size, -(-hi // blocks.size))]
+    bounds = [blocks.range(k, piece.nbytes) for k in numbers]
+    sums = blocks.sums[numbers].tolist()
+    return [(piece.start + lo, hi - lo, digest) for (lo, hi), digest in zip(bounds, sums, strict=True)]
+
+
 def _is_checked(piece: Piece, ranges: list[Range]) -> bool:
-    """Return True if these ranges are compared with the payload's digest, or its pin, as they are fetched."""
+    """Return True if these ranges are compared with digest, pin, or blocks' checksums, as they are fetched."""
     source = piece.source
     known = source.is_remote and (source.digest(piece.number) is not None or piece.start in source.pins())
-    return known and ranges == [(0, piece.nbytes)]
+    return known and (ranges == [(0, piece.nbytes)] or source.sums(piece.number) is not None)
 
 
 def _pieces_in(archive: Archive, region: Region) -> list[_TensorPiece]:

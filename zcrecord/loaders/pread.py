@@ -6,8 +6,9 @@ are read together, several reads run at a time, and only small neighbours are co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,6 +75,8 @@ class ReadingLoader(HostLoader):
             each_piece(_Read.run, _planned_reads(plan, wanted, files), advance=advance, threads=_READERS)
             for file in files.values():
                 file.check()
+        for ref, out in wanted:
+            _check(ref, 0, out.data)  # blocks that no read had whole
 
     def abort(self) -> None:
         """Drop the buffers. Nothing else is kept between two calls."""
@@ -101,16 +104,24 @@ class _Read(NamedTuple):
     source: RangeSource
     offset: int
     buffers: list[memoryview]
+    check: Callable[[memoryview], None] = lambda _: None
 
     def run(self) -> int:
         """Read by one call of the source, of several buffers through a copy; return the number of bytes."""
         nbytes = sum(map(len, self.buffers))
         octets = self.buffers[0] if len(self.buffers) == 1 else np.empty(nbytes, np.uint8).data
         self.source.readinto_at(self.offset, octets)
+        self.check(octets)  # while they are in a cache
         for buffer in self.buffers if len(self.buffers) > 1 else ():
             buffer[:] = octets[: len(buffer)]
             octets = octets[len(buffer) :]
         return nbytes
+
+
+def _check(ref: PayloadRef, start: int, octets: memoryview) -> None:
+    """Compare bytes of a ref that were read, from `start` on, with the checksums of their blocks."""
+    if ref.check is not None:
+        ref.check(ref.inside + start, ref.inside + start + len(octets), octets)
 
 
 def _planned_reads(plan: LoadPlan, wanted: Iterable[_Wanted], files: _Files) -> list[_Read]:
@@ -141,12 +152,15 @@ def _reads(source: RangeSource, wanted: Sequence[_Wanted], most: int, gap: int) 
     for ref, out in sorted(wanted, key=lambda item: item[0].offset):
         distance = ref.offset - end
         start = 0
-        if reads and 0 <= distance <= len(unused) and size + distance < most:
+        blocks = 0 if ref.check is None else ref.check.blocks.size
+        if reads and not blocks and 0 <= distance <= len(unused) and size + distance < most:
             start = min(ref.nbytes, most - size - distance)
             reads[-1].buffers.extend([unused[:distance], out[:start].data])
             end, size = ref.offset + start, size + distance + start
         while start < ref.nbytes:
-            stop = min(start + most, ref.nbytes)
+            stop = min(start + most - ((ref.inside + start) % most if blocks else 0), ref.nbytes)
             reads.append(_Read(source, ref.offset + start, [out[start:stop].data]))
+            if 0 < blocks <= most:
+                reads[-1] = reads[-1]._replace(check=partial(_check, ref, start))
             end, size, start = ref.offset + stop, stop - start, stop
     return reads

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from zcrecord.archive.damage import BlockCheck
 from zcrecord.dtypes import DType
 from zcrecord.errors import UnsupportedError
 
@@ -58,8 +59,11 @@ class PayloadRef:
         strides: in elements, as stored; None for C order.
         payload: its number in the record: equal for tensors that share it; -1 for a tensor without any bytes.
         byte_offset: of element [0, ..., 0] from the first byte; 0 except for some strided tensors.
-        checked: True if the bytes are compared with their payload's digest on their way: whole payloads of a remote
-            archive that has digests. Those of local files are not, as for any view; `Record.verify` checks them.
+        checked: True if the bytes are compared with checksums on their way: of an archive with checksums of blocks all
+            that are read, but for views; of another one, whole payloads of a remote archive that has digests.
+            `read_into` compares them; who reads them from `path` calls `check`.
+        check: compares the blocks of the payload that its bytes [lo, hi) meet; None for those that are not checked so.
+        inside: offset of the first byte in its payload.
     """
 
     name: str
@@ -75,14 +79,22 @@ class PayloadRef:
     payload: int
     byte_offset: int = 0
     checked: bool = False
+    check: BlockCheck | None = field(default=None, repr=False)
+    inside: int = 0
 
     def read_into(self, target: memoryview, start: int = 0) -> None:
         """Fill `target` with the bytes from `start` on, out of the mapping, memory or remote archive."""
         if self.buffer is not None:
-            mine = np.frombuffer(self.buffer, np.uint8, len(target), start)
-            np.copyto(np.frombuffer(target, np.uint8), mine)  # a memoryview's copy would keep the GIL
+            out, mine = np.frombuffer(target, np.uint8), np.frombuffer(self.buffer, np.uint8, len(target), start)
+            step = max(len(target), 1) if self.check is None else self.check.blocks.size  # copied while in a cache
+            for at in range(0, len(target), step):
+                if self.check is not None:
+                    self.check(self.inside + start + at, self.inside + start + min(at + step, len(target)))
+                np.copyto(out[at : at + step], mine[at : at + step])  # a memoryview's copy would keep the GIL
         elif self.source is not None:
             self.source.readinto_at(self.offset + start, target)
+            if self.check is not None:
+                self.check(self.inside + start, self.inside + start + len(target), target)
         else:
             raise UnsupportedError("its bytes are in a file alone; load it into 'read'", tensor=self.name)
 
@@ -140,8 +152,8 @@ class LoadPlan:
     def unchecked(self) -> tuple[str, ...]:
         """Names of the tensors with bytes that the load compares with no digest; see `PayloadRef.checked`.
 
-        Of a remote archive these are boxes, since a digest covers a whole payload, and all tensors of an archive
-        without digests. Loading them whole, and cutting them here, checks them.
+        None of an archive with checksums of blocks. Of another remote archive these are boxes, since a digest covers a
+        whole payload, and all tensors if there are no digests. Loading them whole, and cutting them here, checks them.
         """
         return tuple(name for name, (ref, _) in self.targets.items() if ref.nbytes and not ref.checked)
 

@@ -21,6 +21,7 @@ from zcrecord.archive.archive import Archive, Progress, has_type_name, takes_arc
 from zcrecord.archive.name_patterns import star_match, starred
 from zcrecord.archive.part_source import PartSource
 from zcrecord.archive.subset import GONE, Names, Rename
+from zcrecord.codec.blocks import BlockTable, add_blocks
 from zcrecord.codec.conventions import CATALOGUE_TYPE, REFERENCES_TYPE, SIGNATURE_PREFIX, TUNED_TYPE
 from zcrecord.codec.entries import (
     Entries,
@@ -189,7 +190,7 @@ class RecordEditor(MutableMapping[str, Any]):
         self._attributes: dict[str, Any] | None = None  # of `_current`
         self._content_changed = False
         ix = record.archive.index
-        metadata = unflatten.attribute_entries(ix, ix.metadata, PayloadId)
+        metadata = unflatten.metadata_entries(ix, PayloadId)
         self.metadata = {a.key: changed_value(a.value, self._bytes_of) for a in metadata}
 
     def _open_record(self) -> Record:
@@ -408,7 +409,9 @@ class RecordEditor(MutableMapping[str, Any]):
         path, identity = stored.source.file or (self._source, None)
         with open_source(path)[0] as file:
             self._check_unreplaced(file.fileno(), identity)
-            old = StoredArchive(stored.header, stored.index.payloads, stored.buffer, file.fileno())
+            old = StoredArchive(
+                stored.header, stored.index.payloads, stored.buffer, file.fileno(), BlockTable(stored.index)
+            )
             edited = plan_edited(old, stored_numbers, entries, sources)
             same = edited.unchanged and self._dest is None
             cloned = 0 if same else self._write(edited, path, identity)
@@ -560,6 +563,7 @@ def add_metadata_to_catalogue(record: Record, added: Mapping[str, Any], *, durab
     entries.metadata = [a for a in entries.metadata if a.key not in added] + metadata_entries(added)
     entries.payload_rows, entries.digest_kind = archive.index.payloads, archive.index.digest_kind
     header = archive.header
+    add_blocks(entries, BlockTable(archive.index).of(entries.payload_rows))
     outline, _ = outline_of(entries, header.alignment, header.base_alignment, header.payload_room)
     tree = Record(catalogue).tree()
     tree["outline"] = np.frombuffer(outline, np.uint8)

@@ -9,7 +9,6 @@ import numpy as np
 
 from zcrecord.archive.archive import Archive
 from zcrecord.archive.digest import check_members
-from zcrecord.codec.digests import digest_of
 from zcrecord.codec.entries import PayloadId, digest_kind
 from zcrecord.codec.layout import ALIGNMENT, NONE
 from zcrecord.errors import UnsupportedError, located
@@ -19,6 +18,7 @@ from zcrecord.foreign.readers import MemoryReader
 from zcrecord.foreign.receiver import Outline
 from zcrecord.storage.files import Progress, check_destination, open_sink, path_of, place_for
 from zcrecord.storage.memory import map_file
+from zcrecord.writing.equal import digest_of_source
 from zcrecord.writing.writers import ConvertReport, conversion_report
 
 from .references import Files, Range, ReferencingWriter
@@ -117,7 +117,8 @@ def _refer_to_payloads(
         if reader is None or reader.memory.path is None:
             out.append(writer.store(np.frombuffer(source.payload(number), np.uint8)))
             continue
-        digest = digest_of(source.payload(number)) if kind else 0
+        octets = np.frombuffer(source.payload(number), np.uint8)
+        digest = digest_of_source(octets, writer.checksums) if kind else 0
         file = files.number(reader.memory, reader.described)
         out.append(writer.refer(Range(file, offset - int(bases[k]), nbytes, digest)))
         done += nbytes

@@ -400,8 +400,7 @@ def _open_local_files(catalogue: Archive, memory: Memory) -> Archive:
     def open_file(name: str, open_memory: Any) -> Archive:
         from zcrecord.foreign.readers import open_beside  # here, because few archives refer to files
 
-        file = open_beside(holder(name), name, functools.partial(read, least=0))
-        opened: Archive = open_memory(file, source_in=_source_in)
+        opened: Archive = open_memory(open_beside(holder(name), name, functools.partial(read, least=0)))
         return opened
 
     return _open_described(catalogue, open_shard, open_file, _recipe)

@@ -207,7 +207,7 @@ class Record(Mapping[str, Any]):
         archive = self.archive
         archive.ensure_all()
         ix = archive.index
-        return {a.key: a.value for a in unflatten.attribute_entries(ix, ix.metadata, archive.payload)}
+        return {a.key: a.value for a in unflatten.metadata_entries(ix, archive.payload)}
 
     @property
     def layout(self) -> ArchiveLayout:

@@ -18,6 +18,7 @@ import numpy as np
 from zcrecord.archive.archive import has_type_name
 from zcrecord.archive.payload_source import Array, was_replaced
 from zcrecord.archive.references import MOST_DESCRIBED
+from zcrecord.codec.blocks import add_blocks
 from zcrecord.codec.conventions import REFERENCES_TYPE
 from zcrecord.codec.entries import Entries, PayloadId, digest_kind
 from zcrecord.codec.index import PAYLOAD
@@ -160,6 +161,7 @@ class ReferencingWriter:
         self._kind = digest_kind(digest)
         self._stream = StreamWriter(sink, alignment=alignment, digest=digest)
         self.begin, self.write = self._stream.begin, self._stream.write
+        self.checksums = self._stream.checksums
         self._ranges: list[Range] = []
         self._own: list[int] = []  # payloads of the stream that are the record's
 
@@ -238,6 +240,7 @@ class ReferencingWriter:
         rows["nbytes"], rows["digest"] = ranges[:, 2], ranges[:, 3]
         order = renumber_payloads(entries, rows)
         entries.digest_kind = self._kind
+        add_blocks(entries, self.checksums)
         return ranges[order], *outline_of(entries, self._alignment, base, end)
 
 

@@ -185,7 +185,7 @@ def stored_entries(archive: Archive) -> Entries:
     plan.renumber()
     out.layout_ids, out.layouts = plan.layout_ids, plan.layouts
     out.payloads = ix.tensors["payload"].tolist()
-    out.metadata = list(unflatten.attribute_entries(ix, ix.metadata, PayloadId))
+    out.metadata = unflatten.metadata_entries(ix, PayloadId)
     return out
 
 

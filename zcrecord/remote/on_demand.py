@@ -61,8 +61,8 @@ class OnDemandMemory:
         self._file, self._octets, self._present, self.cache = file, octets, present, cache
         self.near, self.shown = file.near, file.shown
         self.pins: dict[int, bytes] = {}  # SHA-256 digests by the offset of their payload
-        self._checked: set[int] = set()  # offsets of payloads that are present and were checked
-        self._fetching: dict[int, threading.Event] = {}  # offsets of payloads that a thread is fetching
+        self._checked: set[Range] = set()  # offset and size of payloads and blocks that are present and were checked
+        self._fetching: dict[Range, threading.Event] = {}  # of those that a thread is fetching
         self._pid = os.getpid()
         self._reset()
 
@@ -80,19 +80,19 @@ class OnDemandMemory:
 
     def fetch_payloads(self, payloads: list[tuple[int, int, int | None]]) -> None:
         """Have payloads in memory, each checked: from the cache, by merged requests, or by another thread."""
-        if self._checked.issuperset(start for start, _, _ in payloads):  # nearly always: no lock is taken then
+        if self._checked.issuperset(payload[:2] for payload in payloads):  # nearly always: no lock is taken then
             return
-        wanted = {payload[0]: PayloadRange(*payload) for payload in payloads}
+        wanted = {payload[:2]: PayloadRange(*payload) for payload in payloads}
         while True:
             mine, others = self._claim(wanted)
             if mine:
                 try:
                     self._fetch_and_check(mine)
-                    self._checked.update(payload.start for payload in mine)
+                    self._checked.update(payload[:2] for payload in mine)
                 finally:
                     with self._lock:
                         for payload in mine:
-                            self._fetching.pop(payload.start).set()
+                            self._fetching.pop(payload[:2]).set()
             for other in others:
                 other.wait()
             if not others:  # where another thread failed, this one tries itself
@@ -130,15 +130,15 @@ class OnDemandMemory:
         """Raise SourceError if the file was replaced since it was opened, as far as its server can tell."""
         self._file.check_same()
 
-    def _claim(self, wanted: dict[int, PayloadRange]) -> tuple[list[PayloadRange], list[threading.Event]]:
+    def _claim(self, wanted: dict[Range, PayloadRange]) -> tuple[list[PayloadRange], list[threading.Event]]:
         """Return the payloads that this thread is to fetch, and the events of those that others are fetching."""
         self._reset_after_fork()
         with self._lock:
-            unchecked = [payload for start, payload in wanted.items() if start not in self._checked]
-            others = [self._fetching[payload.start] for payload in unchecked if payload.start in self._fetching]
-            mine = [payload for payload in unchecked if payload.start not in self._fetching]
-            self._fetching.update({payload.start: threading.Event() for payload in mine})
-        return mine, others
+            unchecked = {key: payload for key, payload in wanted.items() if key not in self._checked}
+            others = [self._fetching[key] for key in unchecked if key in self._fetching]
+            mine = {key: payload for key, payload in unchecked.items() if key not in self._fetching}
+            self._fetching.update({key: threading.Event() for key in mine})
+        return list(mine.values()), others
 
     def _fetch_and_check(self, payloads: list[PayloadRange]) -> None:
         """Fetch payloads from cache or server, and check them; what does not match is fetched twice."""

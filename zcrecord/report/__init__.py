@@ -25,6 +25,7 @@ from zcrecord import dtypes
 from zcrecord.archive import unflatten
 from zcrecord.archive.archive import Archive
 from zcrecord.archive.info import ArchiveLayout
+from zcrecord.codec.blocks import is_blocks
 from zcrecord.codec.entries import KIND_NAMES
 from zcrecord.codec.index import Index, TensorEntry
 from zcrecord.codec.layout import NONE
@@ -152,7 +153,7 @@ def describe_archive(record: Record, *, content_digest: str | None = None) -> di
         },
         "modules": _modules(ix),
         "attributes": _values(archive, ix.attributes, placed=True),
-        "metadata": _values(archive, ix.metadata, placed=False),
+        "metadata": _values(archive, ix.metadata[~is_blocks(ix, ix.metadata)], placed=False),
     }
 
 

@@ -63,7 +63,6 @@ class Memory(NamedTuple):
         return None if self.identity is None else self.identity[:2]
 
 
-
 def _open(path: str, least: int, opened: int | None) -> tuple[io.FileIO, Identity]:
     """Return a regular file that is long enough for an archive, and its identity."""
     file, identity = open_regular(path, opened)

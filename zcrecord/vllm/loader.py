@@ -46,6 +46,7 @@ class ArchiveLoading(DefaultModelLoader):  # type: ignore[misc]  # vLLM is not i
 
         self._weights = weights
         self._options = weights.loader_options(load_config.model_loader_extra_config)
+        self._verify = self._options.pop("verify", True)
         super().__init__(replace(load_config, model_loader_extra_config={}))  # vLLM's refuses options of others
         self._opened: tuple[str, Record] | None = None
         self._last: str | None = None  # the tensor that the model was given last
@@ -93,7 +94,8 @@ class ArchiveLoading(DefaultModelLoader):  # type: ignore[misc]  # vLLM is not i
         if further and "trusted_keys" in self._options:
             what = "has further files of weights, which vLLM reads itself, unsigned: trusted_keys is not for it"
             raise UnsupportedError(f"{type(model).__name__} {what}")
-        tensors = self._weights.torch_weights(record, getattr(model, "is_unused_checkpoint_weight", None))
+        unused = getattr(model, "is_unused_checkpoint_weight", None)
+        tensors = self._weights.torch_weights(record, unused, verify=self._verify)
         quiet = not enable_tqdm(self.load_config.use_tqdm_on_load)
         bar = {"desc": "Loading zcrecord", "bar_format": _BAR, "mininterval": 2, "disable": quiet}
         for self._last, tensor in tqdm(tensors, total=len(record), **bar):

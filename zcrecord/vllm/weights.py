@@ -9,13 +9,13 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from zcrecord.archive.damage import check_digest
+from zcrecord.archive.damage import BlockCheck, check_digest
 from zcrecord.archive.info import TensorInfo
 from zcrecord.archive.payloads import check_copies
 from zcrecord.errors import MismatchError, RecordError, UnsupportedError, printable
 from zcrecord.foreign.folders import model_in
 from zcrecord.frameworks.torch import import_torch, torch_dtype, torch_shape
-from zcrecord.frameworks.torch_pages import paged
+from zcrecord.frameworks.torch_pages import Runs, paged, request
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.storage.files import is_url
@@ -33,11 +33,12 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "storage_options": ("an object", lambda value: isinstance(value, dict)),  # and `cache`: as in `load_record`
     "cache": ("a folder, or false", lambda value: isinstance(value, str) or value is False),
     "trusted_keys": ("a list of files", lambda value: isinstance(value, list) and set(map(type, value)) <= {str}),
+    "verify": ("true or false", lambda value: isinstance(value, bool)),  # of a local archive: check what is read
 }
 
 
 def loader_options(given: Any) -> dict[str, Any]:
-    """Return the options in vLLM's `model_loader_extra_config`: none, or those of the archive's URL, and the URL.
+    """Return the options in vLLM's `model_loader_extra_config`: `verify`, and those of the archive's URL, and the URL.
 
     Raises:
         UnsupportedError: it has a key that is not known, a value of another type, or options of a URL without one.
@@ -51,7 +52,7 @@ def loader_options(given: Any) -> dict[str, Any]:
         kind, fits = _KINDS[key]
         if not fits(value):
             raise UnsupportedError(f"{_EXTRA}: {key} is {kind}, not a {type(value).__name__}")
-    if "url" not in given and (of_url := [key for key in given if key != "trusted_keys"]):
+    if "url" not in given and (of_url := [key for key in given if key not in ("trusted_keys", "verify")]):
         raise UnsupportedError(f"{_EXTRA}: {', '.join(of_url)} without url; leave it out for an archive in the folder")
     return dict(given)
 
@@ -72,11 +73,14 @@ def has_own_head(record: Record) -> bool:
     return any(record.info(name).tied == () for name in record.names if name.endswith(_HEAD))
 
 
-def torch_weights(record: Record, unused: Callable[[str], bool] | None = None) -> Iterator[tuple[str, Any]]:
+def torch_weights(
+    record: Record, unused: Callable[[str], bool] | None = None, *, verify: bool = True
+) -> Iterator[tuple[str, Any]]:
     """Yield (name, torch tensor), in saved order, but those whose name `unused` accepts.
 
     Tensors of a local archive lie on its mapping, read-only: of each the program reads the parts that it copies, see
-    `frameworks.torch_pages`. If it reads all of one at once, the payload's digest is checked; parts are not checked.
+    `frameworks.torch_pages`. If the archive has checksums of blocks, the blocks that it reads are checked, else the
+    payload's digest if it reads all of a tensor at once; with `verify` False neither.
     Those of a URL are fetched whole, 256 MiB at a time or one that is larger, each payload checked by its digest; their
     memory is their own, and goes with them.
 
@@ -91,13 +95,23 @@ def torch_weights(record: Record, unused: Callable[[str], bool] | None = None) -
         return
     infos = {info.name: info for info in wanted}
     for name, tensor in record.torch(names=lambda info: info.name in infos, writable=False).items():
-        yield name, paged(tensor, functools.partial(_check_whole, record, infos[name]))
+        yield name, paged(tensor, _check_of(record, infos[name]) if verify else None)
 
 
-def _check_whole(record: Record, info: TensorInfo) -> None:
-    """Check the digest of the payload that a tensor is all of; a larger one would be read for its digest alone."""
-    if info.payload is not None and info.nbytes == record.archive.index.payloads["nbytes"][info.payload]:
-        check_digest(record.archive.source.pieces(info.payload), info.name)
+def _check_of(record: Record, info: TensorInfo) -> Callable[[Runs, bool], None] | None:
+    """Return the check of a tensor's pages, each block once; None if it has no bytes."""
+    pieces = [] if info.payload is None else record.archive.source.pieces(info.payload)
+    check = BlockCheck.of(pieces[0], info.name) if len(pieces) == 1 else None
+
+    def check_pages(runs: Runs, whole: bool) -> None:
+        if check is not None:
+            for start, nbytes in runs:
+                check.pages(start, nbytes, request)
+        elif whole and info.nbytes == sum(piece.nbytes for piece in pieces):  # else more would be read, for the digest
+            check_digest(pieces, info.name)
+            pieces.clear()
+
+    return check_pages if pieces else None
 
 
 def _check_types(infos: list[TensorInfo], path: str | None) -> None:

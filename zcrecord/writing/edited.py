@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zcrecord.codec.digests import RunningDigest
+from zcrecord.codec.blocks import BLOCK as SUMMED
+from zcrecord.codec.blocks import BlockDigest, BlockTable, Checksums, add_blocks
 from zcrecord.codec.entries import Entries, encode
 from zcrecord.codec.index import PAYLOAD, Array
 from zcrecord.codec.layout import HEADER_SIZE, LARGE_PAYLOAD, Header, align_up, back_header, payload_alignment
@@ -32,12 +33,13 @@ Progress = Callable[[int, int], None]
 
 
 class StoredArchive(NamedTuple):
-    """An archive in a file: its header, its payloads' rows, all its bytes, mapped, and the file's descriptor."""
+    """An archive in a file: header, its payloads' rows, all its bytes, mapped, the file's descriptor, blocks."""
 
     header: Header
     rows: Array
     buffer: memoryview
     file: int
+    blocks: BlockTable
 
     def payload(self, number: int) -> Array:
         """Return a payload, a view."""
@@ -63,6 +65,7 @@ class EditedArchive(NamedTuple):
     encoded: bytearray  # the index
     runs: list[_MovedRun]
     added: list[tuple[int, Any, int]]  # offset, source and row of each new payload
+    checksums: Checksums
 
     @property
     def unchanged(self) -> bool:
@@ -83,6 +86,7 @@ class EditedArchive(NamedTuple):
             self._add(source, row, out)
         header, index = self.header, self.encoded
         if any(isinstance(source, LazyTensor) for _, source, _ in self.added):  # their digests are known now
+            add_blocks(self.entries, self.checksums)
             index = encode(self.entries).ljust(len(index), b"\0")
             header = header._replace(index_crc=zlib.crc32(index))
             sink.patch(0, _before_payloads(header, index))
@@ -96,7 +100,7 @@ class EditedArchive(NamedTuple):
             for chunk in chunks(source):
                 out.write(chunk)
             return
-        digest = RunningDigest()
+        digest = BlockDigest()
         try:
             for piece in source.pieces():
                 digest.update(piece)
@@ -105,7 +109,7 @@ class EditedArchive(NamedTuple):
             user = self.entries.payloads.tolist().index(row)
             raise error.located(tensor=self.entries.names[user]) from error.__cause__
         if self.entries.digest_kind:
-            self.entries.payload_rows["digest"][row] = digest.intdigest()
+            self.entries.payload_rows["digest"][row] = digest.note(source.nbytes, self.checksums)
 
 
 class _PayloadOutput:
@@ -160,9 +164,10 @@ def plan_edited(
     rows[:first] = stored.rows[staying]
     rows["nbytes"][first:] = [source.nbytes for source in sources]
     numbers = list(range(total, total + len(sources)))  # of the payloads that sources are stored with
+    checksums = stored.blocks.of(rows[:first])
     if entries.digest_kind and sources:
         known = list(zip(*(stored.rows[column].tolist() for column in ("nbytes", "digest")), strict=True))
-        numbers, rows["digest"][first:] = equal_sources(sources, known, stored.payload)
+        numbers, rows["digest"][first:] = equal_sources(sources, checksums, known, stored.payload)
     used = sorted({*staying, *(number for number in numbers if number < total)})
     places = np.zeros(total + len(sources), np.uint64)
     runs, places[used], end = _plan_runs(stored, used)
@@ -177,9 +182,15 @@ def plan_edited(
     rows["offset"] = places[[*staying, *numbers]]
     order = renumber_payloads(entries, rows)
     new = dict(zip(order.tolist(), range(len(order)), strict=True))
+    for s, source in enumerate(sources):
+        if isinstance(source, LazyTensor) and entries.digest_kind:  # until its digest is known
+            entries.payload_rows["digest"][new[first + s]] = s  # distinct: the index gets room for checksums of all
+            checksums[s, source.nbytes] = bytes(8 * -(-source.nbytes // SUMMED))
+    if checksums or stored.blocks.block:
+        add_blocks(entries, checksums)
     header, index = _plan_header(old, encode(entries), base, end)
     added = [(int(places[total + s]), sources[s], new[first + s]) for s in own]
-    return EditedArchive(stored, header, entries, index, runs, added)
+    return EditedArchive(stored, header, entries, index, runs, added, checksums)
 
 
 def _plan_runs(stored: StoredArchive, used: Sequence[int]) -> tuple[list[_MovedRun], Any, int]:

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from zcrecord.codec.blocks import LEAST, BlockDigest, Checksums
 from zcrecord.codec.digests import digest_of, digest_of_pieces
 from zcrecord.tensors.lazy import LazyTensor
 
@@ -42,7 +43,10 @@ def key_of(nbytes: int, digest: int) -> int:
 
 
 def equal_sources(
-    sources: Sequence[Any], stored: Sequence[tuple[int, int]] = (), stored_bytes: Callable[[int], Any] = lambda _: None
+    sources: Sequence[Any],
+    checksums: Checksums,
+    stored: Sequence[tuple[int, int]] = (),
+    stored_bytes: Callable[[int], Any] = lambda _: None,
 ) -> tuple[list[int], list[int]]:
     """Return for each source the number of the payload that it equals, or its own, and its digest, 0 for lazy values.
 
@@ -50,9 +54,10 @@ def equal_sources(
 
     Args:
         sources: arrays, `SplitSource`s, `LazyTensor`s.
+        checksums: gets those of the blocks of large sources, hashed in the same pass.
         stored: size and digest of payloads that are stored already; `stored_bytes` returns their bytes by number.
     """
-    total, digests = len(stored), _digests(sources)
+    total, digests = len(stored), _digests(sources, checksums)
     numbers = list(range(total, total + len(sources)))
     if not stored and len(set(digests)) == len(digests):
         return numbers, digests
@@ -69,10 +74,20 @@ def equal_sources(
     return numbers, digests
 
 
-def _digests(sources: Sequence[Any]) -> list[int]:
-    if set(map(type, sources)) == {np.ndarray}:
+def _digests(sources: Sequence[Any], checksums: Checksums) -> list[int]:
+    if set(map(type, sources)) == {np.ndarray} and max(s.nbytes for s in sources) < LEAST:
         return list(map(digest_of, sources))  # they have the buffer protocol
-    return [0 if isinstance(s, LazyTensor) else digest_of_pieces(chunks(s)) for s in sources]
+    return [0 if isinstance(s, LazyTensor) else digest_of_source(s, checksums) for s in sources]
+
+
+def digest_of_source(source: Any, checksums: Checksums) -> int:
+    """Return the digest of an array or SplitSource; `checksums` gets those of its blocks, if it is large."""
+    if source.nbytes < LEAST:
+        return digest_of_pieces(chunks(source))
+    running = BlockDigest()
+    for chunk in chunks(source):
+        running.update(chunk)
+    return running.note(source.nbytes, checksums)
 
 
 def same_bytes(a: Any, b: Any) -> bool:

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from zcrecord.codec import layout
-from zcrecord.codec.digests import RunningDigest, digest_of, digest_of_pieces
+from zcrecord.codec.blocks import BlockDigest, Checksums, add_blocks
+from zcrecord.codec.digests import digest_of, digest_of_pieces
 from zcrecord.codec.entries import Entries, PayloadId, digest_kind, encode
 from zcrecord.codec.index import PAYLOAD, Array
 from zcrecord.errors import IntegrityError, UnsupportedError
@@ -129,7 +130,8 @@ def write_plan(
     sources = [*plan.sources, *blobs.sources]
     source_ids = np.array(plan.source_ids, np.int64)
     flat.payloads = np.where(source_ids < 0, layout.NONE, source_ids)
-    numbers, digests = equal_sources(sources) if kind else (list(range(len(sources))), [0] * len(sources))
+    checksums: Checksums = {}
+    numbers, digests = equal_sources(sources, checksums) if kind else (list(range(len(sources))), [0] * len(sources))
     first = np.flatnonzero(np.array(numbers, np.intp) == np.arange(len(sources)))
     stored = [sources[i] for i in first.tolist()]
     sizes = np.array([source.nbytes for source in stored], np.uint64)
@@ -139,6 +141,7 @@ def write_plan(
     rows["offset"], rows["nbytes"], rows["digest"] = offsets[slots], sizes[slots], np.array(digests, np.uint64)
     renumber_payloads(flat, rows)
     flat.digest_kind = kind
+    add_blocks(flat, checksums)
     index = encode(flat)
     header = layout.front_header(index, alignment, base, end)
     sink.reserve(header.archive_size)
@@ -258,7 +261,8 @@ class StreamWriter:
         self._before = 0, 0  # end and base without the last payload
         self._start = -1
         self._end = self._payload_offset
-        self._hash = RunningDigest()
+        self._hash = BlockDigest()
+        self.checksums: Checksums = {}  # of large payloads, also of those that were taken back
         self._incomplete: bytearray | None = None  # the payload in progress, while it may equal an earlier one
         self._waiting: tuple[int, bytearray] | None = None  # offset and bytes of a whole payload, not written yet
         self.index: bytes | bytearray = b""
@@ -347,7 +351,7 @@ class StreamWriter:
         nbytes = self._sink.position - start
         if nbytes <= 0:
             return layout.NONE
-        digest = self._hash.intdigest() if self._kind else 0
+        digest = self._hash.note(nbytes, self.checksums) if self._kind else 0
         if self._kind and self._sink.can_rewind:
             begun = start
             start = self._equal.first(key_of(nbytes, digest), begun, lambda e: self._same(e, begun, nbytes))
@@ -428,6 +432,7 @@ class StreamWriter:
         self._write_waiting()
         renumber_payloads(entries, np.array(self._rows, np.uint64).view(PAYLOAD))
         entries.digest_kind = self._kind
+        add_blocks(entries, self.checksums)
         self.index = index = encode(entries)
         header = layout.back_header(index, self._alignment, self._base, self._payload_offset, self._sink.position)
         self.trailer = header.encode()

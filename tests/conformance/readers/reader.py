@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import zcrecord
+from zcrecord.archive.unflatten import attribute_entries
 from zcrecord.codec.layout import NONE
 from zcrecord.dtypes import by_code
 
@@ -64,7 +65,8 @@ def contents(record: zcrecord.Record) -> dict[str, Any]:
             path[depth:] = [told]
             for key, value in child.attributes.items():
                 attributes.append({"module": child.name, "key": key, **values(value, *of_attribute[child.name, key])})
-    metadata = [{"key": key, **values(value, *of_metadata["", key])} for key, value in record.metadata.items()]
+    own = attribute_entries(ix, ix.metadata, record.archive.payload)  # with the checksums of blocks
+    metadata = [{"key": a.key, **values(a.value, *of_metadata["", a.key])} for a in own]
     order = {name: number for number, name in enumerate(record.modules)}
     modules.sort(key=lambda told: order[told["name"]])
     tensors = [{**tensor(record, i.name), "module": i.module, "tied": i.tied} for i in record.infos()]
