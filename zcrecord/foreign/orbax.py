@@ -20,11 +20,12 @@ from zcrecord.storage.folders import is_plain_name
 from zcrecord.tensors.packed import PackedTensor
 from zcrecord.tensors.strides import as_bytes
 
-from .readers import Reader, as_file
+from .readers import Reader
 from .receiver import Receiver
 
 _ARRAYS = ("jax.Array", "np.ndarray", "scalar")
 _EMPTY = {"Dict": "mapping", "List": "list", "Tuple": "tuple", "NamedTuple": "tuple"}
+_LARGEST = 256 << 20  # bytes of metadata
 _SEQUENCE = 1  # type of a key that is the number of an item
 _EXPANDED, _TIMES = 64 << 20, 1 << 16  # limit of the bytes of all arrays: so many, plus so many times the folder
 
@@ -41,7 +42,7 @@ def read(reader: Reader, out: Receiver) -> int:
     """
     folder, leaves, lists = os.path.dirname(os.path.abspath(reader.path or "")), {}, set[tuple[str, ...]]()
     with _faults("its metadata is not that of a tree of orbax"):
-        tree = json.load(as_file(reader))
+        tree = json.loads(reader.read(_LARGEST))
         for leaf in tree["tree_metadata"].values():
             path = tuple(str(key["key"]) for key in leaf["key_metadata"])
             lists |= {path[:i] for i, key in enumerate(leaf["key_metadata"]) if key["key_type"] == _SEQUENCE}
