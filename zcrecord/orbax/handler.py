@@ -32,7 +32,8 @@ from zcrecord.writing.catalogue import PieceColumns, WholeRecord, WrittenShard, 
 from zcrecord.writing.flatten import flatten
 
 if TYPE_CHECKING:
-    AsyncCheckpointHandler = CheckpointArgs = Any
+    AsyncCheckpointHandler = Any
+    CheckpointArgs = Any
 else:
     AsyncCheckpointHandler = CheckpointArgs = object  # orbax's come after them, in the package
 

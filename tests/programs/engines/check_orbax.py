@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def test_hundred_kills_leave_the_steps_from_before(tmp_path: Path) -> None:
     """The first test here: forked children start jax's threads, which this process does not have yet."""
     chance, within, last, new, torn = random.Random(5), 0.5, -1, 0, 0
     for number in range(100):
-        kill_one(lambda number=number: save_generation(tmp_path, number), chance.uniform(0, within))
+        kill_one(partial(save_generation, tmp_path, number), chance.uniform(0, within))
         found = max(whole_steps(tmp_path), default=-1)
         assert found in (last, number)
         new += found == number
