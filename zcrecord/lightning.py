@@ -25,9 +25,6 @@ class ZcrCheckpointIO:
 
     A path has the old checkpoint or the new one at any time, whole. A resumed training is bit for bit the one that
     Lightning's own files resume. Nothing is pickled: one error names all values that a record does not hold.
-
-    Raises:
-        DependencyError: Lightning is not installed.
     """
 
     def __init__(self) -> None:
@@ -48,10 +45,9 @@ class ZcrCheckpointIO:
         save_record(checkpoint, path, storage_options=storage_options)
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: Any = None) -> Any:  # noqa: ARG002
-        """Return a checkpoint, one of torch.save, too; raises what `load_record` does.
+        """Return a checkpoint, one of torch.save, too; no file runs code, so `weights_only` does not matter.
 
-        Tensors lie on private pages of the file, or where `map_location` puts those of the CPU. No file runs code, so
-        `weights_only` does not matter.
+        Tensors lie on private pages of the file, or where `map_location` puts those of the CPU.
         """
         if callable(map_location):
             import torch

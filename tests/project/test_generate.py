@@ -64,7 +64,7 @@ FILES = reference.files()
 
 def test_every_public_name_and_method_has_a_section() -> None:
     errors = FILES[reference.PAGES / "errors.md"]
-    for name in set(reference.MODULES) - {"zcrecord.errors"}:
+    for name in set(reference.MODULES) - {"zcrecord.errors", "zcrecord.orbax"}:  # whose names need orbax
         module = importlib.import_module(name)
         page = FILES[reference.PAGES / f"{name.removeprefix('zcrecord.')}.md"]
         for public in module.__all__:

@@ -178,7 +178,7 @@ def test_what_errors_say_to_install_is_what_the_extra_they_name_brings() -> None
         told["urls.py", extra] = told.get(("urls.py", extra), set()) | {package}
     assert len(told) >= 9
     for (file, extra), packages in told.items():
-        brought = {re.split(r"[^\w]", requirement)[0] for requirement in extras[extra]}
+        brought = {re.split(r"[^\w-]", requirement)[0] for requirement in extras[extra]}
         assert packages <= brought, f"{file}: extra {extra}"
 
 

@@ -37,8 +37,8 @@ def read(reader: Reader, out: Receiver) -> int:
     In memory are rows of chunks at a time: of an array that was sharded by columns all of it.
 
     Raises:
-        FormatError: metadata or an array is damaged. UnsupportedError: a value of another type. LimitError: a small
-        folder claims huge arrays. DependencyError: tensorstore is not installed.
+        FormatError: a file is damaged. UnsupportedError: a value of another type. LimitError: a small folder claims
+        huge arrays. DependencyError: tensorstore is not installed.
     """
     folder, leaves, lists = os.path.dirname(os.path.abspath(reader.path or "")), {}, set[tuple[str, ...]]()
     with _faults("its metadata is not that of a tree of orbax"):
@@ -121,7 +121,6 @@ def _faults(what: str) -> Iterator[None]:
 
 def _json(*path: str) -> Any:
     """Return the content of a file of JSON, {} if it is not there."""
-    if not os.path.exists(os.path.join(*path)):
-        return {}
-    with open(os.path.join(*path), encoding="utf-8") as file:
+    with contextlib.suppress(FileNotFoundError), open(os.path.join(*path), encoding="utf-8") as file:
         return json.load(file)
+    return {}

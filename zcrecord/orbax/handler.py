@@ -32,7 +32,8 @@ from zcrecord.writing.catalogue import PieceColumns, WholeRecord, WrittenShard, 
 from zcrecord.writing.flatten import flatten
 
 if TYPE_CHECKING:
-    AsyncCheckpointHandler = CheckpointArgs = Any
+    AsyncCheckpointHandler = Any
+    CheckpointArgs = Any
 else:
     AsyncCheckpointHandler = CheckpointArgs = object  # orbax's come after them, in the package
 
@@ -48,10 +49,9 @@ class ZcrSave(CheckpointArgs):  # type: ignore[misc]  # mypy takes orbax for Any
 
 @dataclass
 class ZcrRestore(CheckpointArgs):  # type: ignore[misc]
-    """Arguments of a restore: a pytree of arrays or ShapeDtypeStructs, as `like=` of `Record.tree` takes it.
+    """Arguments of a restore: a pytree whose structure and shardings the result has, as `like=` of `Record.tree`.
 
-    The result has its structure and shardings, and numpy's arrays where it has numpy's. None: nested as saved, with
-    numpy's views of the file.
+    Where it has numpy's arrays, so has the result. None: nested as saved, with numpy's views of the file.
     """
 
     item: Any = None
@@ -60,8 +60,7 @@ class ZcrRestore(CheckpointArgs):  # type: ignore[misc]
 class ZcrCheckpointHandler(AsyncCheckpointHandler):  # type: ignore[misc]
     """Saves and restores an item of a step; orbax makes one itself for `ZcrSave` and `ZcrRestore`.
 
-    When a save returns the state may change: arrays of devices, and numpy's, were copied, and jax's on the CPU are
-    kept. A thread writes and syncs the files. A save that fails or is killed leaves the steps from before.
+    When a save returns the state may change: a thread writes and syncs copies, or arrays of the CPU that jax keeps.
     """
 
     async def async_save(self, directory: Any, args: Any) -> Any:
@@ -89,15 +88,12 @@ class ZcrCheckpointHandler(AsyncCheckpointHandler):  # type: ignore[misc]
             _write_catalogue(str(directory / STATE), names, [load_record(str(directory / name)) for name in names])
 
     def restore(self, directory: Any, args: Any = None) -> Any:
-        """Return an item; MismatchError if it has other leaves than `args`.
-
-        Each process reads its devices' shards; on the CPU they lie on the mapped files.
-        """
+        """Return an item, on the CPU over the mapped files; MismatchError if it has other leaves than `args`."""
         record, like = load_record(str(directory / STATE)), None if args is None else args.item
         return record.tree() if like is None else like_template(record, like, keep_numpy=True)
 
     def metadata(self, directory: Any) -> Any:
-        """Return an item with ShapeDtypeStructs for its tensors; reads the index alone."""
+        """Return an item with ShapeDtypeStructs for its tensors."""
         jax, record = import_jax(), load_record(str(directory / STATE))
         leaves = [jax.ShapeDtypeStruct(info.shape, info.dtype.numpy or np.dtype("O")) for info in record.infos()]
         return unflatten.unflatten(record.archive.index, 0, leaves.__getitem__, record.archive.payload)
@@ -162,8 +158,7 @@ def _write_catalogue(path: str, names: list[str], records: list[Any]) -> None:
             box = np.zeros((len(parts), 2, rank), np.int64)
             box[:, :, : len(shape)] = [(part["origin"], part["data"].shape) for part in parts]
             if not tiles(box[:, 0], box[:, 1], shape):
-                what = "the parts that all processes have written do not cover it; save arrays that all of them have"
-                raise MismatchError(what, tensor=name)
+                raise MismatchError("the parts of all processes do not cover it; save global arrays", tensor=name)
             if places not in pieces:  # else it is tied to another
                 pieces[places] = whole + len(pieces)
                 boxes.append(box)

@@ -16,7 +16,7 @@ from tools.faults.kills import kill_saves
 from zcrecord.lightning import ZcrCheckpointIO
 
 
-class Net(lightning.LightningModule):
+class Net(lightning.LightningModule):  # type: ignore[misc]
     def __init__(self, rate: float = 0.01, activation: Any = None) -> None:
         super().__init__()
         self.save_hyperparameters()
