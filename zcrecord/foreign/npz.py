@@ -103,7 +103,6 @@ class _Arrays:
         self._room = MEMORY + TIMES * (reader.nbytes or 0)  # for the strings of all arrays, which stay in memory
 
     def give(self) -> None:
-        """Give all members, modules, attributes and metadata."""
         for number, (name, member) in enumerate(self._members.items()):
             self._structure.write_items(self._out, number)
             try:

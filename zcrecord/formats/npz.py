@@ -145,7 +145,6 @@ class _ZipSink:
         self._position = sink.position
 
     def write(self, data: Any) -> int:
-        """Append, or overwrite bytes written before."""
         size = memoryview(data).nbytes
         if self._position == self._sink.position:
             self._sink.write(data)
@@ -161,7 +160,6 @@ class _ZipSink:
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a position from the start, or to the end."""
         self._position = offset if whence == io.SEEK_SET else self._sink.position
         return self._position
 

@@ -239,7 +239,6 @@ class HollowRecord:
                 del data  # or two would be in memory while the next is made
 
     def _fill(self, name: str, data: Any) -> None:
-        """Fill one constant by a whole tensor or by chunks."""
         if hasattr(data, "shape") or isinstance(data, bytes | bytearray | memoryview) or hasattr(data, "__dlpack__"):
             self.set(name, data)
             return

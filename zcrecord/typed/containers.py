@@ -211,7 +211,6 @@ class Class(Want):
         return instance
 
     def _extra_key_error(self, items: dict[str, Any], where: str) -> MismatchError:
-        """Return the error for the first key that no field has."""
         key = next(key for key in items if key not in self._wants)
         known = f"its fields are {keys_of(self._wants)}" if self._wants else "it has no fields"
         what = f"expected no such key, found {in_words(items[key])}: {self} has no field for it, {known}"
