@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import pickle
+import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
+from exhaustive import rounds
 
 import zcrecord
 from zcrecord import FormatError, SourceError, TensorNotFoundError, UnsupportedError
+from zcrecord.foreign import safetensors_index
 from zcrecord.formats import convert
 
 peer: Any = safetensors.numpy
@@ -143,6 +146,32 @@ def test_an_index_that_is_no_json_is_refused_when_it_is_opened(hub: Path, fault:
     path.write_bytes(text.replace(*BAD[fault], 1).encode(errors="surrogateescape"))
     with pytest.raises(FormatError):
         zcrecord.load_record(hub)
+
+
+PARTS = ['"', ",", ":", "{", "}", " ", "\n", "\\", "\x0b", "a", "[", "1", '"weight_map"', '": "', '", "', "é"]
+
+
+@pytest.mark.slow
+def test_an_index_read_by_columns_is_what_json_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen, by_columns, usual = random.Random(1), safetensors_index._decode_usual, 0
+    for _ in range(rounds(4000)):
+        names = ["".join(chosen.choices("ab.é", k=chosen.randint(1, 4))) for _ in range(chosen.randint(1, 5))]
+        index = {"metadata": {"k": "v"}, "weight_map": {n: f"{chosen.randint(1, 2)}.safetensors" for n in names}}
+        text = json.dumps(index, indent=chosen.choice([None, 1]), ensure_ascii=False)
+        for _ in range(chosen.randint(0, 2)):
+            at = chosen.randrange(len(text))
+            text = text[:at] + chosen.choice(PARTS) * chosen.randint(0, 1) + text[at + chosen.randint(0, 3) :]
+        found: list[Any] = []
+        for decode in (by_columns, lambda _: None):
+            monkeypatch.setattr(safetensors_index, "_decode_usual", decode)
+            try:
+                read = safetensors_index.decode_index(text.encode())
+                found.append((read.files, read.metadata, [sorted(read.names_in(file)) for file in read.files]))
+            except FormatError:
+                found.append(([], {}, []))
+        assert found[0] == found[1], text
+        usual += by_columns(text.encode() + safetensors_index._SLACK) is not None if found[0][0] else 0
+    assert usual > 100
 
 
 def test_a_private_copy_is_one_before_and_after_all_is_asked_for(hub: Path) -> None:

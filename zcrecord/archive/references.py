@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from functools import cache, partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -77,13 +78,14 @@ class ReferencedFiles(Shards):
             files, starts, stops = (column[self._order] for column in (files, starts, stops))
             same = files[1:] == files[:-1]
         self._ends = np.searchsorted(files, np.arange(len(self.names) + 1, dtype=np.uint32))
-        last = int(self._ends[-1])
-        numbers = np.arange(len(files), dtype=np.uint32)
-        numbers[:last] -= np.repeat(self._ends[:-1], np.diff(self._ends)).astype(np.uint32)
-        past = (stops < starts)[:last] | (stops[:last] > self._sizes[files[:last]])
-        if np.count_nonzero(past):
-            name = printable(self.names[files[past.argmax()]])
-            raise FormatError(f"a payload ends past the end of {name}", tensor="offset")
+        ends, numbers = self._ends.tolist(), np.arange(len(files), dtype=np.uint32)
+        for start, end in pairwise(ends):
+            numbers[start:end] -= start
+        last, used = ends[-1], np.flatnonzero(np.diff(self._ends))
+        furthest = np.maximum.reduceat(stops[:last], self._ends[used])
+        wrapped = files[:last][stops[:last] < starts[:last]]
+        if len(past := np.append(wrapped, used[furthest > self._sizes[used]])):
+            raise FormatError(f"a payload ends past the end of {printable(self.names[past[0]])}", tensor="offset")
         inside = (starts[1:] < stops[:-1]) & same
         inside[last:] = False  # those in the archive itself
         if inside.any():
