@@ -93,8 +93,6 @@ fn main() {{
 
 
 @pytest.fixture(scope="module", params=FORMS, ids=[f"{'assembly' if a else 'included'}{of}" for a, of in FORMS])
-    scope="module", params=FORMS, ids=[f"{'assembly' if form[0] else 'included'}{form[1]}" for form in FORMS]
-)
 def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Host:
     assembly, rustc = request.param
     folder = tmp_path_factory.mktemp("host")
