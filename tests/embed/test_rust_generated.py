@@ -92,7 +92,7 @@ fn main() {{
 """
 
 
-@pytest.fixture(scope="module", params=FORMS, ids=lambda form: f"{'assembly' if form[0] else 'included'}{form[1]}")
+@pytest.fixture(scope="module", params=FORMS, ids=[f"{'assembly' if a else 'included'}{of}" for a, of in FORMS])
 def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Host:
     assembly, rustc = request.param
     folder = tmp_path_factory.mktemp("host")
