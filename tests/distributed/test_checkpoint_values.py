@@ -355,6 +355,7 @@ def test_the_folder_is_named_by_the_save_or_by_the_writer(tmp_path: Path) -> Non
     assert type(writer).validate_checkpoint_id(tmp_path) and type(writer).validate_checkpoint_id("s3://b/c")
     assert type(reader).validate_checkpoint_id(tmp_path / "b")
     assert not type(reader).validate_checkpoint_id(tmp_path / "none")
+    assert not any(type(storage).validate_checkpoint_id("abc://b/c") for storage in (reader, writer))
     nowhere = ZcrStorageWriter()
     refused(UnsupportedError, "no folder to save to", lambda: dcp.save({}, storage_writer=nowhere, no_dist=True))
     with pytest.raises(UnsupportedError, match="no checkpoint to load"):

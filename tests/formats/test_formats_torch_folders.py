@@ -82,6 +82,7 @@ def chunked(path: Path) -> Folder:
     folder.add("optim.groups.1.lr", 0.25)
     folder.add("step", 7)
     folder.add("sizes", torch.Size([2, 3]))
+    folder.add("pair", (WHOLE[0], WHOLE))  # a value with tensors, in a file of its own
     return folder
 
 
@@ -90,7 +91,7 @@ EXPECTED = {
         **dict.fromkeys(("rows", "columns", "grid", "whole"), WHOLE), "bf": WHOLE[:, 0].bfloat16(),
         "flag": WHOLE[:, 0] > 3, "scalar": torch.tensor(7), "empty": torch.zeros(0, 3),
     },
-    "optim": {"groups": [{"lr": 0.5}, {"lr": 0.25}]}, "step": 7, "sizes": (2, 3),
+    "optim": {"groups": [{"lr": 0.5}, {"lr": 0.25}]}, "step": 7, "sizes": (2, 3), "pair": (WHOLE[0], WHOLE),
 }  # fmt: skip
 
 
@@ -105,6 +106,15 @@ def test_chunks_are_put_together_as_save_record_would_save_the_whole(tmp_path: P
         assert found.names == expected.names and found.attributes == expected.attributes
         assert found.content_digest() == expected.content_digest()
     assert zcrecord.load_record(folder)["m.rows"].tolist() == WHOLE.tolist()
+
+
+def test_values_that_are_tensors_are_read_from_their_own_files(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "run")
+    folder.add("w", WHOLE)
+    folder.metadata.state_dict_metadata["w"] = BytesStorageMetadata()
+    [(_, place)] = folder.metadata.storage_data.items()
+    folder.metadata.storage_data = {MetadataIndex("w"): place}
+    assert zcrecord.load_record(folder.save())["w"].tolist() == WHOLE.tolist()
 
 
 def test_what_dcp_saves_is_converted_as_torchs_own_conversion_of_it(tmp_path: Path) -> None:

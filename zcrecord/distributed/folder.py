@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from zcrecord.errors import SourceError, SourceNotFoundError
+from zcrecord.errors import RecordError, SourceError, SourceNotFoundError, UnsupportedError
 from zcrecord.record.own_shards import own_shards, proved_shards
 from zcrecord.storage import uploads
 from zcrecord.storage.files import is_url, open_sink, path_of, real_path
@@ -27,7 +27,7 @@ from zcrecord.storage.folders import archive_in
 from zcrecord.storage.new_files import FileGroup, Identity, Placement, put_in_place, refusals, version_of
 from zcrecord.storage.scratch import MOST_OF_CATALOGUE, orphans, shard_pattern, sync_folder
 from zcrecord.storage.sink import Sink
-from zcrecord.storage.urls import redacted
+from zcrecord.storage.urls import connect, redacted
 from zcrecord.writing.catalogue import write_catalogue
 
 CATALOGUE = "checkpoint.zcr"
@@ -182,6 +182,14 @@ class CheckpointPrefix(CheckpointFolder):
             for name in filter(_SHARD.fullmatch, names):
                 with contextlib.suppress(Exception):
                     fs.rm_file(f"{path}/{name}")
+
+
+def is_known(path: Any) -> bool:
+    """Return False for a URL of a kind that fsspec does not know; True for any other, and for a path."""
+    try:
+        return not is_url(path) or bool(connect(path, None))
+    except RecordError as error:
+        return not isinstance(error, UnsupportedError)  # something else may be missing
 
 
 def catalogue_of(path: Any) -> str:

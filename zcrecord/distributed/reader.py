@@ -25,7 +25,7 @@ from zcrecord.frameworks.torch import import_torch, torch_bytes, torch_dtype, to
 from zcrecord.tensors.strides import c_strides
 
 from .checkpoint import ByName, Checkpoint, PathsByName, StoredBox
-from .folder import catalogue_of
+from .folder import catalogue_of, is_known
 from .join import FLAT, SAVE_ID
 from .values import PickledValue
 
@@ -86,9 +86,9 @@ class ZcrStorageReader(StorageReader):  # type: ignore[misc]  # mypy takes torch
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        """Return True for a URL, and for a path where there is a checkpoint."""
+        """Return True for a URL of a kind that is known, and for a path where there is a checkpoint."""
         with contextlib.suppress(SourceError, UnsupportedError):
-            return bool(catalogue_of(checkpoint_id))
+            return is_known(checkpoint_id) and bool(catalogue_of(checkpoint_id))
         return False
 
     def reset(self, checkpoint_id: Any = None) -> None:

@@ -23,7 +23,7 @@ from zcrecord.errors import DestinationExistsError, RecordError, UnsupportedErro
 from zcrecord.frameworks.torch import import_torch
 from zcrecord.storage.sink import Sink
 
-from .folder import CheckpointFolder, checkpoint_folder
+from .folder import CheckpointFolder, checkpoint_folder, is_known
 from .join import join_reports
 from .rank_archive import Chunk, RankReport, RankWriter
 from .values import PickledValue, is_plain, paths_of
@@ -100,8 +100,8 @@ class ZcrStorageWriter(StorageWriter):  # type: ignore[misc]  # mypy takes torch
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        """Return True for a path or a URL."""
-        return isinstance(checkpoint_id, str | os.PathLike)
+        """Return True for a path, and for a URL of a kind that is known."""
+        return isinstance(checkpoint_id, str | os.PathLike) and is_known(checkpoint_id)
 
     def reset(self, checkpoint_id: Any = None) -> None:
         """Set the folder of the next save, if one is given."""

@@ -70,12 +70,12 @@ def read(reader: Reader, out: Receiver) -> int:
         reader = MemoryReader(map_file(str(reader.path), least=0))
     value, chunks, files = _load(reader)
     size = reader.nbytes + sum(file.nbytes for file in files)
-    if not out.reads and _is_state_dict(value) and _put_state(value, reader, out):
+    if not (out.reads or files) and _is_state_dict(value) and _put_state(value, reader, out):
         return size
     items = _StateDictWalk(value, size).items
     tensors = [item.value for item in items if item.kind == "tensor"]
     _check_amount(tensors, size)
-    users = Counter(id(t.storage) for t in tensors if isinstance(t, TorchTensor) and not out.reads)
+    users = Counter(id(t.storage) for t in tensors if isinstance(t, TorchTensor) and not (out.reads or files))
     alone = (t for t in tensors if isinstance(t, TorchTensor) and t.is_plain and users[id(t.storage)] == 1)
     ranges = {id(t): t.start for t in alone}  # file offsets of tensors that need no reading; empty if `out` reads all
     others = (i for i in items if i.kind == "tensor" and id(i.value) not in ranges and id(i.value) not in chunks)
