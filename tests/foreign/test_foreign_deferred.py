@@ -119,7 +119,7 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_an_index_in_any_form_of_json_leads_to_the_same_tensors(hub: Path, form: str) -> None:
     path = hub / "m.safetensors.index.json"
-    path.write_text(FORMS[form](json.loads(path.read_text())), encoding="utf-8")
+    path.write_text(FORMS[form](json.loads(path.read_text(encoding="utf-8"))), encoding="utf-8")
     record = zcrecord.load_record(hub)
     assert all(same(record[name], TENSORS[name]) for name in TENSORS)
     assert sorted(record) == sorted(TENSORS)
@@ -141,7 +141,7 @@ BAD = {
 @pytest.mark.parametrize("fault", BAD)
 def test_an_index_that_is_no_json_is_refused_when_it_is_opened(hub: Path, fault: str) -> None:
     path = hub / "m.safetensors.index.json"
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     assert BAD[fault][0] in text
     path.write_bytes(text.replace(*BAD[fault], 1).encode(errors="surrogateescape"))
     with pytest.raises(FormatError):

@@ -107,7 +107,7 @@ class _Part(tuple[TensorLayout, int]):
     """Layout and payload of one of the tensors that were planned together."""
 
 
-class Outline:
+class Outline(Receiver):
     """Makes the archive of a file while its reader runs. Payload bytes stay where they are.
 
     Example:
@@ -176,7 +176,6 @@ class Outline:
         self, path: Path, kind: DType, shape: Sequence[int], pieces: Callable[[], Iterable[Any]], reason: str,
         order: Order = "C",
     ) -> None:  # fmt: skip
-        """Add a tensor whose bytes are decoded when they are first used."""
         nbytes = LazyTensor(kind, shape, ()).nbytes
         payload = NONE if not nbytes else self._payload(self._add_file(Decoded(nbytes, pieces, reason), nbytes), nbytes)
         self._tree.tensor(path, _layout(kind, tuple(shape), order), payload)

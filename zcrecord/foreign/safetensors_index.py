@@ -147,7 +147,7 @@ def _decode_usual(data: bytes) -> ShardIndex | None:
 
 
 def _by_rows(data: bytes, starts: Array, ends: Array, widest: int, work: Callable[[Array], Array]) -> Array:
-    """Return what `work` makes of ranges, a few and the next one at a time, as rows of bytes with zeros behind."""
+    """Apply `work` to ranges as rows of bytes, with zeros behind: to a few, and the one after them, at a time."""
     row = np.dtype(f"V{align_up(widest, 8)}")
     masks = (np.tri(widest + 1, row.itemsize, -1, np.uint8) * np.uint8(255)).view(row).reshape(-1)
     rows, sizes, out = np.ndarray(len(data) - len(_SLACK), row, data, 0, (1,)), ends - starts, []
