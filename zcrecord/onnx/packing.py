@@ -103,7 +103,7 @@ class WeightPacker:
     """
 
     def __init__(self, record: Record, model: bytes, weights: Sequence[Any], folder: str, threads: int | None) -> None:
-        """Pack a node of each class, in a record's ModelProto whose stubs number weights, which are arrays of bytes.
+        """Pack a node of each kind, in a record's ModelProto whose stubs number weights, which are arrays of bytes.
 
         Raises:
             OnnxError: ONNX Runtime refuses the model, or that of a node.
@@ -205,9 +205,9 @@ class WeightPacker:
     def _packed(self, groups: Iterable[list[_Node]]) -> Iterator[list[PackedForm]]:
         return map_ordered(lambda: self._pack, groups, self._threads)
 
-    def _pack(self, nodes: list[_Node]) -> list[PackedForm]:
-        """Return the packed forms of the weights of some nodes; they lie in a file that has no name any more."""
-        graph: dict[bytes, None] = {}  # fields in order; a weight of two nodes is there once
+    def _graph(self, nodes: list[_Node]) -> tuple[Iterable[bytes], dict[str, Any]]:
+        """Return a GraphProto's fields with some nodes alone, and their weights, by the names that stand for them."""
+        graph: dict[bytes, None] = {}  # in order; a weight that a node uses twice is there once
         given: dict[str, Any] = {}
         names = map(b"v%d".__mod__, itertools.count())
         for node in nodes:
@@ -225,12 +225,19 @@ class WeightPacker:
             made = [next(names) if there else b"" for there in node.outputs]
             fields += [encode_field(_NODE_OUTPUT, name) for name in made]
             graph |= dict.fromkeys([encode_field(_NODE, b"".join(fields)), *(_value(_OUTPUT, n) for n in made if n)])
+        return graph, given
+
+    def _pack(self, nodes: list[_Node]) -> list[PackedForm]:
+        """Return the packed forms of the weights of some nodes; they lie in a file that has no name any more.
+
+        ONNX Runtime takes a large weight twice, packed and to write it: so one thread at a time has any. A third time
+        it would copy one that is not aligned. Memory of small ones is kept for the next.
+        """
+        graph, given = self._graph(nodes)
         path = Path(self._folder, str(next(self._files)))
         data = path.with_suffix(".data")
         files = [path, data]
         forms: list[PackedForm] = []
-        # ONNX Runtime takes a large weight twice, packed and to write it: so one thread at a time has any. A third time
-        # it would copy one that is not aligned. Memory of small ones is kept for the next.
         large = sum(map(len, given.values())) > 2 * _TOGETHER
         with self._large if large else contextlib.nullcontext():
             for name, weight in given.items() if large else ():
