@@ -80,7 +80,7 @@ def test_no_archive_of_the_kit_ever_changes() -> None:
         f"them. Take these back, and give new ones another name (python -m tools.generate): {changed}"
     )
     assert found.keys() == listed.keys()
-    assert sum(path.stat().st_size for path in KIT.rglob("*") if path.is_file()) < 1_600_000
+    assert sum(path.stat().st_size for path in KIT.rglob("*") if path.is_file()) < 1_650_000
 
 
 def test_generator_refuses_to_change_an_archive_of_version_1(

@@ -86,11 +86,12 @@ class PayloadRef:
         """Fill `target` with the bytes from `start` on, out of the mapping, memory or remote archive."""
         if self.buffer is not None:
             out, mine = np.frombuffer(target, np.uint8), np.frombuffer(self.buffer, np.uint8, len(target), start)
-            step = max(len(target), 1) if self.check is None else self.check.blocks.size  # copied while in a cache
-            for at in range(0, len(target), step):
-                if self.check is not None:
-                    self.check(self.inside + start + at, self.inside + start + min(at + step, len(target)))
+            step = max(len(out), 1) if self.check is None else self.check.blocks.size  # hashed while it is in a cache
+            for at in range(0, len(out), step):
                 np.copyto(out[at : at + step], mine[at : at + step])  # a memoryview's copy would keep the GIL
+                if self.check is not None:
+                    first, piece = self.inside + start + at, out[at : at + step].data
+                    self.check(first, first + len(piece), piece)
         elif self.source is not None:
             self.source.readinto_at(self.offset + start, target)
             if self.check is not None:

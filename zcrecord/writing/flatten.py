@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from zcrecord.codec import blocks, conventions
+from zcrecord.codec import conventions
 from zcrecord.codec.entries import (
     AttributeEntry,
     Entries,
@@ -291,8 +291,6 @@ def metadata_entries(metadata: Any) -> list[AttributeEntry]:
         place = f"metadata {key!r}"
         if not isinstance(key, str) or not key or "\0" in key or not is_attribute(key, place):
             raise UnsupportedError(f"{place}: names are non-empty strings without NUL")
-        if key == blocks.NAME:
-            raise UnsupportedError(f"{place}: the writer's own, of the checksums that it makes; leave it out")
         if not is_attribute(value, place):
             raise UnsupportedError(f"{place}: values are None, bool, int, float, str, bytes, or lists of one of these")
     return [AttributeEntry(key, NONE, 0, value) for key, value in metadata.items()]
