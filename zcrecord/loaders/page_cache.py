@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from zcrecord.remote.ranges import merged
+from zcrecord.remote.ranges import Range, merged
 from zcrecord.storage.files import open_regular
 from zcrecord.storage.memory import c_function
 from zcrecord.tensors.strides import address
 
-from .protocol import LoadPlan
+from .protocol import LoadPlan, PayloadRef
 
 _STEP, _BEHIND = 8 << 20, 24 << 20  # bytes let go at a time, and kept behind the last that arrived
 _SAMPLES, _NEAR = 64, 1 << 16
@@ -31,31 +31,31 @@ def leaving_page_cache(plan: LoadPlan) -> Iterator[LoadPlan]:
     large = plan.nbytes > _STEP + _BEHIND and hasattr(os, "posix_fadvise")
     mapped = [ref for ref in plan.refs if large and ref.path is not None and ref.buffer is not None]
     runs = merged([(ref.offset, ref.offset + ref.nbytes) for ref in mapped], _NEAR)
-    base = [address(ref.buffer) - ref.offset for ref in mapped[:1]]
-    step = max(mmap.PAGESIZE, plan.nbytes // _SAMPLES)
-    samples = [base[0] + at & -mmap.PAGESIZE for start, end in runs for at in range(start, end, step)]
-    state = np.ones(len(samples), np.uint8)
-    if (mincore := c_function("mincore", "c_int", "c_void_p", "c_size_t", "c_void_p")) is not None:
-        for i, page in enumerate(samples):
-            mincore(page, 1, state[i:].ctypes.data)
-    if plan.path is None or 2 * np.count_nonzero(state & 1) >= len(samples):
+    if plan.path is None or _were_there(mapped[:1], runs, max(mmap.PAGESIZE, plan.nbytes // _SAMPLES)):
         yield plan
         return
     arrived = last = 0
     with open_regular(plan.path)[0] as file:
 
-        def let_go(limit: int) -> None:
-            for start, end in ((start, min(end, limit)) for start, end in runs if start < limit):
-                first = start & -mmap.PAGESIZE
-                os.posix_fadvise(file.fileno(), first, end - first + mmap.PAGESIZE, os.POSIX_FADV_DONTNEED)
-
-        def advance(nbytes: int) -> None:
+        def advance(nbytes: int, least: int = _STEP) -> None:
             nonlocal arrived, last
             plan.advance(nbytes)
             arrived += nbytes
-            if arrived >= last + _STEP:
-                last = arrived
-                let_go(runs[0][0] + arrived - _BEHIND)
+            if arrived >= last + least:
+                last, limit = arrived, runs[0][0] + arrived - _BEHIND if least else runs[-1][1]
+                for start, end in ((start & -mmap.PAGESIZE, min(end, limit)) for start, end in runs if start < limit):
+                    os.posix_fadvise(file.fileno(), start, end - start + mmap.PAGESIZE, os.POSIX_FADV_DONTNEED)
 
         yield dataclasses.replace(plan, advance=advance)
-        let_go(runs[-1][1])
+        advance(0, 0)
+
+
+def _were_there(first: list[PayloadRef], runs: list[Range], step: int) -> bool:
+    """Return True if half of the pages of ranges of a mapped file are in the page cache, or nothing tells."""
+    base = [address(ref.buffer) - ref.offset for ref in first]
+    pages = [base[0] + at & -mmap.PAGESIZE for start, end in runs for at in range(start, end, step)]
+    state = np.ones(len(pages), np.uint8)
+    if (mincore := c_function("mincore", "c_int", "c_void_p", "c_size_t", "c_void_p")) is not None:
+        for i, page in enumerate(pages):
+            mincore(page, 1, state[i:].ctypes.data)
+    return bool(2 * np.count_nonzero(state & 1) >= len(pages))

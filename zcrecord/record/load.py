@@ -158,8 +158,8 @@ def _load(source: Any, names: Names | None, rename: Rename | None, options: Load
     if options.mmap and memory.on_demand:
         import logging  # here, because few files lie in a network
 
-        network = getattr(memory.octets, "network", "")
-        logging.getLogger("zcrecord").info("%s is on %s: tensors are read when used, not mapped", name, network)
+        told = name, getattr(memory.octets, "network", "")
+        logging.getLogger("zcrecord").info("%s is on %s: tensors are read when used, not mapped", *told)
     try:
         # Only the frames that hold the chosen tensors are decompressed; without `names` all are, several at a time.
         if names is not None and options.expect is None and options.embedded is None and is_packed(memory.octets):

@@ -76,8 +76,8 @@ def torch_weights(record: Record, unused: Callable[[str], bool] | None = None) -
 
     Tensors of a local archive lie on its mapping, read-only: of each the program reads the parts that it copies, see
     `frameworks.torch_pages`. If it reads all of one at once, the payload's digest is checked; parts are not checked.
-    Those of a URL are fetched whole, 256 MiB at a time or one that is larger, each payload checked by its digest; their
-    memory is their own, and goes with them.
+    Those of a URL, or of a file on a network file system, are fetched whole, 256 MiB at a time or one that is larger,
+    each payload checked by its digest; their memory is their own, and goes with them.
 
     Raises:
         UnsupportedError: torch has no type for a tensor; before anything is yielded. IntegrityError: a payload is
@@ -89,8 +89,14 @@ def torch_weights(record: Record, unused: Callable[[str], bool] | None = None) -
         yield from _fetch_weights(record, wanted)
         return
     infos = {info.name: info for info in wanted}
-    for name, tensor in record.torch(names=lambda info: info.name in infos, writable=False).items():
-        yield name, paged(tensor, functools.partial(_check_whole, record, infos[name]))
+    on_demand = record.archive.source.on_demand  # then pages cannot be asked for, and a batch of tensors is read
+    for batch in _batches(wanted) if on_demand else [set(infos)]:
+        tensors = record.torch(names=lambda info, batch=batch: info.name in batch, writable=False)
+        for name in list(tensors):
+            check = functools.partial(_check_whole, record, infos[name])
+            if on_demand:
+                check()
+            yield name, tensors.pop(name) if on_demand else paged(tensors.pop(name), check)
 
 
 def _check_whole(record: Record, info: TensorInfo) -> None:
