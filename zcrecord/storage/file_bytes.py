@@ -74,6 +74,11 @@ def read_file(path: str, **options: Any) -> Memory:
     return memory._replace(octets=octets, mapping=block)
 
 
+def _close(fd: int) -> None:
+    with contextlib.suppress(OSError):  # of a file that was only read: it means nothing
+        os.close(fd)
+
+
 class FileBytes:
     """Stands for a memoryview of an open file: a slice with an end is read, one without is `FileBytes`, too."""
 
@@ -82,7 +87,7 @@ class FileBytes:
     def __init__(self, fd: int, path: str, identity: Identity, network: str = "") -> None:
         """Keep the file of a descriptor open until the last slice goes, or `close` is called."""
         self._fd, self._path, self._identity, self.network, self._start = os.dup(fd), path, identity, network, 0
-        self.close = weakref.finalize(self, os.close, self._fd)
+        self.close = weakref.finalize(self, _close, self._fd)
 
     def __len__(self) -> int:
         return self._identity[2] - self._start
