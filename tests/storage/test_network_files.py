@@ -81,7 +81,7 @@ def test_record_of_a_network_file_system_is_that_of_a_local_one_and_nothing_of_i
 
 
 def test_what_is_not_used_any_more_is_not_in_memory_and_edits_are(made: Path) -> None:
-    record, edited = (load_record(made / "m.zcr", mmap=None, mode=mode) for mode in ("r", "c"))  # type: ignore[call-overload]
+    record, edited = (load_record(made / "m.zcr", mmap=None, mode=mode) for mode in ("r", "c"))
     first = record["large"]
     assert np.shares_memory(first, record["large"]) and not first.flags.writeable
     assert r.address(first) % 64 == 0
