@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from zcrecord.remote.ranges import Range, merged
+from zcrecord.remote.ranges import merged
 from zcrecord.storage.files import open_regular
 from zcrecord.storage.memory import c_function
 from zcrecord.tensors.strides import address
 
-from .protocol import LoadPlan, PayloadRef
+from .protocol import LoadPlan
 
 _STEP, _BEHIND = 8 << 20, 24 << 20  # bytes let go at a time, and kept behind the last that arrived
 _SAMPLES, _NEAR = 64, 1 << 16
@@ -23,15 +23,20 @@ _SAMPLES, _NEAR = 64, 1 << 16
 
 @contextlib.contextmanager
 def leaving_page_cache(plan: LoadPlan) -> Iterator[LoadPlan]:
-    """Yield a plan that lets the pages of its mapped file go, 32 MiB after they arrived; at the end all.
+    """Yield a plan that lets the pages of its mapped file go, 32 MiB after they arrived, but for those that are mapped.
 
-    If half of them were there before, they are somebody's, and all stay; so they do if the system does not tell. It
-    never takes pages that a process has mapped.
+    If half of them were there before, they are somebody's, and all stay; so they do if the system does not tell.
     """
     large = plan.nbytes > _STEP + _BEHIND and hasattr(os, "posix_fadvise")
     mapped = [ref for ref in plan.refs if large and ref.path is not None and ref.buffer is not None]
     runs = merged([(ref.offset, ref.offset + ref.nbytes) for ref in mapped], _NEAR)
-    if plan.path is None or _were_there(mapped[:1], runs, max(mmap.PAGESIZE, plan.nbytes // _SAMPLES)):
+    base, step = [address(ref.buffer) - ref.offset for ref in mapped[:1]], max(mmap.PAGESIZE, plan.nbytes // _SAMPLES)
+    pages = [base[0] + at & -mmap.PAGESIZE for start, end in runs for at in range(start, end, step)]
+    state = np.ones(len(pages), np.uint8)
+    if (mincore := c_function("mincore", "c_int", "c_void_p", "c_size_t", "c_void_p")) is not None:
+        for i, page in enumerate(pages):
+            mincore(page, 1, state[i:].ctypes.data)
+    if plan.path is None or 2 * np.count_nonzero(state & 1) >= len(pages):
         yield plan
         return
     arrived = last = 0
@@ -48,14 +53,3 @@ def leaving_page_cache(plan: LoadPlan) -> Iterator[LoadPlan]:
 
         yield dataclasses.replace(plan, advance=advance)
         advance(0, 0)
-
-
-def _were_there(first: list[PayloadRef], runs: list[Range], step: int) -> bool:
-    """Return True if half of the pages of ranges of a mapped file are in the page cache, or nothing tells."""
-    base = [address(ref.buffer) - ref.offset for ref in first]
-    pages = [base[0] + at & -mmap.PAGESIZE for start, end in runs for at in range(start, end, step)]
-    state = np.ones(len(pages), np.uint8)
-    if (mincore := c_function("mincore", "c_int", "c_void_p", "c_size_t", "c_void_p")) is not None:
-        for i, page in enumerate(pages):
-            mincore(page, 1, state[i:].ctypes.data)
-    return bool(2 * np.count_nonzero(state & 1) >= len(pages))
