@@ -5,7 +5,10 @@ The measure is the peak of resident memory, mapped pages of the file included, o
 
 from __future__ import annotations
 
+import ctypes
 import json
+import mmap
+import os
 import sys
 from pathlib import Path
 
@@ -14,6 +17,7 @@ import pytest
 import records as r
 
 import zcrecord
+from zcrecord.loaders.torch import TorchLoader
 
 MIB = 1 << 20
 PAYLOAD, IN_FLIGHT, LITTLE = 96 * MIB, 8 * MIB, 8 * MIB
@@ -97,3 +101,30 @@ def test_many_small_payloads_take_little_besides_either(archives: dict[str, Path
     known = grown("host held", archives, "many")
     assert known > PAYLOAD - LITTLE
     assert grown("host", archives, "many") < known - PAYLOAD + IN_FLIGHT + LITTLE
+
+
+def cached(path: Path) -> int:
+    """Return the bytes of a file that the page cache has."""
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping:
+        octets, pages = np.frombuffer(mapping, np.uint8), np.zeros(-(-len(mapping) // mmap.PAGESIZE), np.uint8)
+        call = ctypes.CDLL(None, use_errno=True).mincore
+        call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+        assert not call(octets.ctypes.data, len(octets), pages.ctypes.data), os.strerror(ctypes.get_errno())
+        del octets
+    return int((pages & 1).sum()) * mmap.PAGESIZE
+
+
+@pytest.mark.parametrize("way", ["host", "read", "torch"])
+def test_page_cache_has_after_a_load_about_what_it_had_before(way: str, archives: dict[str, Path]) -> None:
+    path, loader = archives["large"], TorchLoader("cpu") if way == "torch" else way
+    record = zcrecord.load_record(path)
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        for warm in (False, True):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            if warm:
+                file.read()
+            elif cached(path) > 16 * MIB:
+                pytest.skip("platform: this file system keeps its pages, as tmpfs does")
+            record.load_into(loader)
+            assert (cached(path) > PAYLOAD - 16 * MIB) if warm else (cached(path) < 32 * MIB), warm

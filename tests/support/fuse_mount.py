@@ -28,16 +28,16 @@ _DIRECT = 1  # FOPEN_DIRECT_IO: short answers are short reads, and no page is ca
 
 @contextlib.contextmanager
 def mounted(folder: Path, at: Path, fault: str = "") -> Iterator[Path]:
-    """Mount a folder at another; `fault` is "short", or "eio" for reads from the first MiB of a file on."""
+    """Mount a folder at another; `fault` is "short", or "eio" for reads of the second and third MiB of a file."""
     at.mkdir()
-    server = subprocess.Popen([sys.executable, __file__, str(folder), str(at), fault], stdout=subprocess.PIPE)
-    try:
-        assert server.stdout is not None and server.stdout.readline() == b"mounted\n", "FUSE needs root and /dev/fuse"
-        yield at
-    finally:
-        ctypes.CDLL(None).umount2(os.fsencode(at), 2)  # MNT_DETACH
-        server.kill()
-        server.wait()
+    arguments = [sys.executable, __file__, str(folder), str(at), fault]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE) as server:
+        try:
+            assert server.stdout is not None and server.stdout.readline() == b"mounted\n", "it needs root and /dev/fuse"
+            yield at
+        finally:
+            ctypes.CDLL(None).umount2(os.fsencode(at), 2)  # MNT_DETACH
+            server.kill()
 
 
 class _Server:
@@ -77,7 +77,7 @@ class _Server:
     def read(self, node: int, offset: int, size: int) -> bytes:
         """Return bytes of a file, after a while."""
         time.sleep(LATENCY)
-        if self.fault == "eio" and offset >= 1 << 20:
+        if self.fault == "eio" and 1 << 20 <= offset < 3 << 20:
             raise OSError(errno.EIO, "asked for")
         with open(os.path.join(self.folder, self.names[node - 1]), "rb") as file:
             file.seek(offset)

@@ -55,6 +55,13 @@ def folder(tmp_path: Path, vllm: None) -> Path:
     return tmp_path
 
 
+@pytest.fixture(params=[None, "NFS"], ids=["local", "network"])
+def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file system of a model's folder."""
+    monkeypatch.setattr("zcrecord.storage.file_bytes._network_of", lambda _: request.param)
+    monkeypatch.setattr("zcrecord.vllm.weights._BATCH", 100)
+
+
 def loader(**options: Any) -> Any:
     return stand_in.LOADERS[FORMAT](stand_in.LoadConfig(FORMAT, **options))
 
@@ -111,6 +118,7 @@ def test_without_vllm_registering_is_an_import_error() -> None:
 # Loads.
 
 
+@pytest.mark.usefixtures("system")
 @pytest.mark.parametrize("rank, ranks", [(0, 1), (0, 2), (1, 2)])
 def test_rank_has_its_rows_and_columns_of_the_archives_weights(rank: int, ranks: int, folder: Path) -> None:
     model = load(folder, model=stand_in.Model(SHAPES, rank, ranks))
@@ -263,6 +271,7 @@ def test_damaged_or_missing_archive_is_refused(folder: Path) -> None:
         load(folder)
 
 
+@pytest.mark.usefixtures("system")
 @pytest.mark.parametrize(("name", "ranks"), [(name, 1) for name in SHAPES] + [("norm", 2)])
 def test_tensor_that_is_copied_whole_is_checked_by_its_digest(name: str, ranks: int, folder: Path) -> None:
     with zcrecord.load_record(folder / "model.zcr") as record:

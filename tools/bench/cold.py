@@ -16,7 +16,7 @@ import zcrecord
 from tools.bench.harness import OURS, Promise, Row, Settings, medians, require_disk, seconds_of
 from tools.bench.large import make_buffers
 from tools.bench.peers import PEERS, SAFETENSORS_TORCH
-from tools.measure import MIB
+from tools.measure import MIB, begin_peak, peak_rss
 from tools.worker import call_alone
 
 AREA = "cold"
@@ -44,6 +44,12 @@ def run(settings: Settings) -> Iterator[Row]:
     work = f"{total / 1e9:.1f} GB not in the page cache, until every byte was touched"
     yield Row(AREA, f"{work}: mapped", "s", {OURS: found[OURS], **peers}, promise, samples=repeats)
     yield Row(AREA, f"{work}: mmap=False", "s", {OURS: found[READ], **peers}, promise, samples=repeats)
+    for what, most, function, path in (
+        ("load_into, left in the page cache", 32 * MIB, "left_bytes", archive),
+        ("a tensor by pread, private memory besides it", 2 * MIB, "bytes_beside", peer),
+    ):
+        found = medians(1, {OURS: partial(call_alone, f"tools.bench.cold:{function}", path=str(path))})
+        yield Row(AREA, f"{total / 1e9:.1f} GB not in the page cache: {what}", "B", found, Promise("under", most))
 
 
 def drop_cached(path: str) -> None:
@@ -73,6 +79,26 @@ def touch_seconds(way: str, path: str) -> float:
         import torch  # noqa: F401
     drop_cached(path)
     return seconds_of(lambda: [a.reshape(-1).view(np.uint64).sum() for a in _arrays(way, Path(path))])
+
+
+def left_bytes(path: str) -> float:
+    """Drop the file from the page cache, load it into memory; return the bytes that are in the page cache then."""
+    record = zcrecord.load_record(path)
+    drop_cached(path)
+    record.load_into("host")
+    return cached_fraction(path) * os.path.getsize(path)
+
+
+def bytes_beside(path: str) -> float:
+    """Return the private memory that one tensor of a safetensors file takes by pread, besides its own bytes."""
+    from zcrecord.compat.safetensors import safe_open
+
+    with safe_open(path, "np", backend="pread") as file:
+        name = file.keys()[0]
+        file.get_tensor(name)  # for what it imports
+        begin_peak()
+        before, tensor = peak_rss(), file.get_tensor(name)
+        return float(peak_rss() - before - int(tensor.nbytes))
 
 
 def _arrays(way: str, path: Path) -> list[np.ndarray[Any, Any]]:

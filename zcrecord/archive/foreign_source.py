@@ -70,7 +70,7 @@ class ForeignSource(FileSource):
         own = sum(len(file.octets) for file in files if isinstance(file, Memory))
         self._opened_nbytes = max(len(self.buffer), own)  # of the first, too, if all payloads in it are decoded
         self._fetched, self._used = fetched, set[int]()  # numbers of payloads that were fetched
-        self._last, self._ahead = -2, dict[int, Array]()  # the last payload that was read, and those read with it
+        self._last, self._ahead = -2, list[Array]()  # the last payload that was read, and those read with another
 
     def _file(self, number: int) -> tuple[Memory | Decoded, int]:
         """Return the file of a payload, and its offset there."""
@@ -93,10 +93,13 @@ class ForeignSource(FileSource):
         return (copy.data.toreadonly() if self.mode == "r" else copy.data), 0
 
     def _copy(self, number: int) -> Array:
+        if self.mode == "r":
+            self._decoded_nbytes += 0 if number in self._decoded else self.nbytes(number)
+            self._decoded.add(number)
+            check_apart(self._decoded_nbytes, self.opened_nbytes(), self.path)
         file, _ = self._file(number)
         if isinstance(file, Memory) and file.on_demand:
             return self._read(number, file.octets)
-        self._count([number])
         out, done = np.empty(self.nbytes(number), np.uint8), 0  # the owner of the memory, as which it is looked up
         for piece in (self._original or self).blocks(number):
             octets = memoryview(piece).cast("B")
@@ -104,28 +107,17 @@ class ForeignSource(FileSource):
             done += len(octets)
         return out
 
-    def _count(self, numbers: Sequence[int]) -> None:
-        """Raise LimitError if payloads in memory of their own add up to out of all proportion to the files."""
-        if self.mode == "r":
-            self._decoded_nbytes += sum(self.nbytes(number) for number in numbers if number not in self._decoded)
-            self._decoded.update(numbers)
-            check_apart(self._decoded_nbytes, self.opened_nbytes(), self.path)
-
     def _read(self, number: int, octets: Any) -> Array:
         """Return a payload of a file that is read on demand; in a loop read those that follow, too."""
-        numbers, left = [number], _AHEAD - self.nbytes(number)
-        following = number + 1
-        while self._last + 1 == number and following < len(self.table.rows):
-            left -= self.nbytes(following)
-            if left < 0 or self._file_of[following] != self._file_of[number] or following in self._copies:
+        numbers, left, offsets = [number], _AHEAD - self.nbytes(number), self.table.rows["offset"]
+        while self._last + 1 == number and (n := numbers[-1] + 1) < len(offsets) and offsets[n] != offsets[n - 1]:
+            left -= self.nbytes(n)
+            if left < 0 or self._file_of[n] != self._file_of[number]:
                 break
-            numbers.append(following)
-            following += 1
-        self._last = numbers[-1]
-        self._count(numbers)
+            numbers.append(n)
         read = {n: new_memory(self.nbytes(n)) for n in numbers}
         octets.fill([(self._file(n)[1], out.data) for n, out in read.items()])
-        self._ahead = {n: self._copies.setdefault(n, out) for n, out in read.items()} if len(read) > 1 else {}
+        self._last, self._ahead = numbers[-1], [self._copies.setdefault(n, out) for n, out in read.items()][1:]
         return read[number]
 
     def read_by(self, number: int) -> tuple[Any, int] | None:

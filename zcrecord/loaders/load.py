@@ -112,8 +112,8 @@ def load_into(
     out: dict[str, Any] = {}
     try:
         for plan in plans:
-            plan = dataclasses.replace(plan, advance=watch.advance)
-            with contextlib.nullcontext(plan) if views else leaving_page_cache(plan) as watched:
+            watched = dataclasses.replace(plan, advance=watch.advance)
+            with contextlib.nullcontext(watched) if views else leaving_page_cache(watched) as watched:
                 out |= _load(chosen, watched, rooms, watch, archive.path)
         watch.finish()
     except BaseException:

@@ -23,39 +23,33 @@ _SAMPLES, _NEAR = 64, 1 << 16
 
 @contextlib.contextmanager
 def leaving_page_cache(plan: LoadPlan) -> Iterator[LoadPlan]:
-    """Yield a plan that lets the pages of its mapped file go, 32 MiB after they arrived; at the end all.
+    """Yield a plan that lets the pages of its mapped file go, 32 MiB after they arrived, but for those that are mapped.
 
-    If half of them were there before, they are somebody's, and all stay; so they do if the system does not tell. It
-    never takes pages that a process has mapped.
+    If half of them were there before, they are somebody's, and all stay; so they do if the system does not tell.
     """
     large = plan.nbytes > _STEP + _BEHIND and hasattr(os, "posix_fadvise")
     mapped = [ref for ref in plan.refs if large and ref.path is not None and ref.buffer is not None]
     runs = merged([(ref.offset, ref.offset + ref.nbytes) for ref in mapped], _NEAR)
-    base = [address(ref.buffer) - ref.offset for ref in mapped[:1]]
-    step = max(mmap.PAGESIZE, plan.nbytes // _SAMPLES)
-    samples = [base[0] + at & -mmap.PAGESIZE for start, end in runs for at in range(start, end, step)]
-    state = np.ones(len(samples), np.uint8)
+    base, step = [address(ref.buffer) - ref.offset for ref in mapped[:1]], max(mmap.PAGESIZE, plan.nbytes // _SAMPLES)
+    pages = [base[0] + at & -mmap.PAGESIZE for start, end in runs for at in range(start, end, step)]
+    state = np.ones(len(pages), np.uint8)
     if (mincore := c_function("mincore", "c_int", "c_void_p", "c_size_t", "c_void_p")) is not None:
-        for i, page in enumerate(samples):
+        for i, page in enumerate(pages):
             mincore(page, 1, state[i:].ctypes.data)
-    if plan.path is None or 2 * np.count_nonzero(state & 1) >= len(samples):
+    if plan.path is None or 2 * np.count_nonzero(state & 1) >= len(pages):
         yield plan
         return
     arrived = last = 0
     with open_regular(plan.path)[0] as file:
 
-        def let_go(limit: int) -> None:
-            for start, end in ((start, min(end, limit)) for start, end in runs if start < limit):
-                first = start & -mmap.PAGESIZE
-                os.posix_fadvise(file.fileno(), first, end - first + mmap.PAGESIZE, os.POSIX_FADV_DONTNEED)
-
-        def advance(nbytes: int) -> None:
+        def advance(nbytes: int, least: int = _STEP) -> None:
             nonlocal arrived, last
             plan.advance(nbytes)
             arrived += nbytes
-            if arrived >= last + _STEP:
-                last = arrived
-                let_go(runs[0][0] + arrived - _BEHIND)
+            if arrived >= last + least:
+                last, limit = arrived, runs[0][0] + arrived - _BEHIND if least else runs[-1][1]
+                for start, end in ((start & -mmap.PAGESIZE, min(end, limit)) for start, end in runs if start < limit):
+                    os.posix_fadvise(file.fileno(), start, end - start + mmap.PAGESIZE, os.POSIX_FADV_DONTNEED)
 
         yield dataclasses.replace(plan, advance=advance)
-        let_go(runs[-1][1])
+        advance(0, 0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,31 +71,22 @@ class ReadingLoader(HostLoader):
             plan.advance(nbytes)
 
         with ExitStack() as stack:
-            files = _Files(stack)
-            each_piece(_Read.run, _planned_reads(plan, wanted, files), advance=advance, threads=_READERS)
-            for file in files.values():
-                file.check()
+
+            @cache
+            def opened(file: File) -> Any:
+                memory: Any = read_on_demand(file[0], least=0)
+                stack.callback(memory.octets.close)
+                if memory.identity != file[1]:
+                    raise SourceError("was replaced or changed since it was opened; load it again", path=file[0])
+                return memory.octets
+
+            each_piece(_Read.run, _planned_reads(plan, wanted, opened), advance=advance, threads=_READERS)
         for ref, out in wanted:
             _check(ref, 0, out.data)  # blocks that no read had whole
 
     def abort(self) -> None:
         """Drop the buffers. Nothing else is kept between two calls."""
         self._plan, self._wanted = None, []
-
-
-class _Files(dict[File, Any]):
-    """Files that must be as their records were opened from them, opened at their first use; the stack closes them."""
-
-    def __init__(self, stack: ExitStack) -> None:
-        super().__init__()
-        self._stack = stack
-
-    def __missing__(self, file: File) -> Any:
-        memory: Any = read_on_demand(file[0], least=0)
-        self._stack.callback(memory.octets.close)
-        if memory.identity != file[1]:
-            raise SourceError("was replaced or changed since it was opened; load it again", path=file[0])
-        return self.setdefault(file, memory.octets)
 
 
 class _Read(NamedTuple):
@@ -124,8 +115,8 @@ def _check(ref: PayloadRef, start: int, octets: memoryview) -> None:
         ref.check(ref.inside + start, ref.inside + start + len(octets), octets)
 
 
-def _planned_reads(plan: LoadPlan, wanted: Iterable[_Wanted], files: _Files) -> list[_Read]:
-    """Return the reads for all refs, source by source; `files` opens the plan's file, and those of boxes."""
+def _planned_reads(plan: LoadPlan, wanted: Iterable[_Wanted], opened: Callable[[File], Any]) -> list[_Read]:
+    """Return the reads for all refs, source by source; `opened` opens the plan's file, and those of boxes."""
     grouped: dict[int, list[_Wanted]] = {}
     for ref, out in wanted:
         grouped.setdefault(0 if ref.path is not None else id(ref.source), []).append((ref, out))
@@ -134,11 +125,11 @@ def _planned_reads(plan: LoadPlan, wanted: Iterable[_Wanted], files: _Files) -> 
         ref = items[0][0]
         if ref.path is not None:
             assert plan.path is not None and plan.identity is not None
-            reads += _reads(files[plan.path, plan.identity], items, min(_READ, plan.max_in_flight), _GAP)
+            reads += _reads(opened((plan.path, plan.identity)), items, min(_READ, plan.max_in_flight), _GAP)
             continue
         assert ref.source is not None
         # All refs of a remote archive have the same source, which merges near ones; a box has one of its own.
-        source = ref.source.read_by(files.__getitem__) if isinstance(ref.source, BoxSource) else ref.source
+        source = ref.source.read_by(opened) if isinstance(ref.source, BoxSource) else ref.source
         most = max(1, min(_FETCH, plan.max_in_flight // _READERS))  # each may take as much again
         reads += _reads(source, items, most, 0)
     return reads

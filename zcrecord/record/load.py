@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 from zcrecord.archive.archive import Archive, Embedded, Verify, is_catalogue, names_files, open_archive
 from zcrecord.codec.layout import HEADER_SIZE, MAGIC, ends_in_archive
 from zcrecord.errors import FormatError, IntegrityError, RecordError, SourceError, UnsupportedError, printable
-from zcrecord.storage.file_bytes import map_local, read_file, read_on_demand
+from zcrecord.storage.file_bytes import read_file, read_on_demand
 from zcrecord.storage.files import is_url, path_of, path_of_open, real_path
 from zcrecord.storage.memory import Memory, Mode, buffer_of, is_packed, read_resource, read_stream
 
@@ -187,8 +187,8 @@ def _load(source: Any, names: Names | None, rename: Rename | None, options: Load
     if options.mmap and memory.on_demand:
         import logging  # here, because few files lie in a network
 
-        network = getattr(memory.octets, "network", "")
-        logging.getLogger("zcrecord").info("%s is on %s: tensors are read when used, not mapped", name, network)
+        told = name, getattr(memory.octets, "network", "")
+        logging.getLogger("zcrecord").info("%s is on %s: tensors are read when used, not mapped", *told)
     try:
         # Only the frames that hold the chosen tensors are decompressed; without `names` all are, several at a time.
         if names is not None and not options.checks_content and options.embedded is None and is_packed(memory.octets):
@@ -292,11 +292,13 @@ def _open_remote(url: str, archive: Archive, options: LoadOptions) -> Archive:
 def _open_file(mmap: bool | None, path: str, *, least: int = 2 * HEADER_SIZE, opened: int | None = None) -> Memory:
     """Open a file as `load_record` says; one in a format that is not read on demand, such as packed ones, is read."""
     if mmap is not False:
-        memory = (map_local if mmap else read_on_demand)(path, least=least, opened=opened)
-        octets = memory.octets
-        if not memory.on_demand or octets[:8] == MAGIC:
-            return memory
-        if not is_packed(octets) and _foreign_format(memory) in ("safetensors", "gguf"):
+        memory = read_on_demand(path, unless_local=bool(mmap), least=least, opened=opened)
+        octets, formats = memory.octets, ("safetensors", "gguf")
+        if (
+            not memory.on_demand
+            or octets[:8] == MAGIC
+            or (not is_packed(octets) and _foreign_format(memory) in formats)
+        ):
             return memory
     return read_file(path, least=least, opened=opened)
 

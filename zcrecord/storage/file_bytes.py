@@ -33,9 +33,7 @@ def _network_of(fd: int) -> str | None:
     """Return the name of an open file's file system, if its files are to be read and not mapped."""
     call = c_function("fstatfs", "c_int", "c_int", "c_void_p") if sys.platform == "linux" else None
     status = np.zeros(64, np.uint64)  # struct statfs takes less than half of it
-    if call is None:
-        return None
-    if call(fd, status.ctypes.data):  # as some of FUSE do
+    if call is not None and call(fd, status.ctypes.data):  # as some of FUSE do
         return "an unknown file system"
     return _NETWORK.get(int(status.view(np.uint32)[0]))  # a long, on little-endian machines
 
@@ -45,26 +43,18 @@ def new_memory(nbytes: int) -> Octets:
     return aligned_empty(nbytes) if nbytes < _HUGE else np.frombuffer(aligned(nbytes)[1], np.uint8)
 
 
-def map_local(path: str, **options: Any) -> Memory:
-    """Map a file by `map_file`; one of a network file system, or of FUSE, is read on demand."""
+def read_on_demand(path: str, *, unless_local: bool = False, **options: Any) -> Memory:
+    """Open a file by `map_file`, its bytes as `FileBytes`; with `unless_local` map it, if no network is between."""
 
-    def unless_local(fd: int, identity: Identity) -> FileBytes | None:
-        network = _network_of(fd)
+    def bytes_of(fd: int, identity: Identity) -> FileBytes | None:
+        network = _network_of(fd) if unless_local else ""
         return None if network is None else FileBytes(fd, path, identity, network)
 
-    return map_file(path, instead=unless_local, **options)
-
-
-def read_on_demand(path: str, **options: Any) -> Memory:
-    """Open a file with the options of `map_file`, its bytes as `FileBytes`."""
-    return map_file(path, instead=lambda fd, identity: FileBytes(fd, path, identity), **options)
+    return map_file(path, instead=bytes_of, **options)
 
 
 def read_file(path: str, **options: Any) -> Memory:
-    """Read a whole file, opened by `map_file`, into memory at an address that is a multiple of 65536.
-
-    For files that may shrink: the reader of a mapping would be killed.
-    """
+    """Read a whole file, opened by `map_file`, into memory at an address that is a multiple of 65536."""
     memory = read_on_demand(path, **options)
     file: Any = memory.octets
     block, octets = aligned(len(file))
@@ -74,15 +64,20 @@ def read_file(path: str, **options: Any) -> Memory:
     return memory._replace(octets=octets, mapping=block)
 
 
+def _close(fd: int) -> None:
+    with contextlib.suppress(OSError):  # of a file that was only read: it means nothing
+        os.close(fd)
+
+
 class FileBytes:
     """Stands for a memoryview of an open file: a slice with an end is read, one without is `FileBytes`, too."""
 
     readonly = True
 
-    def __init__(self, fd: int, path: str, identity: Identity, network: str = "") -> None:
+    def __init__(self, fd: int, path: str, identity: Identity, network: str) -> None:
         """Keep the file of a descriptor open until the last slice goes, or `close` is called."""
         self._fd, self._path, self._identity, self.network, self._start = os.dup(fd), path, identity, network, 0
-        self.close = weakref.finalize(self, os.close, self._fd)
+        self.close = weakref.finalize(self, _close, self._fd)
 
     def __len__(self) -> int:
         return self._identity[2] - self._start
@@ -126,9 +121,5 @@ class FileBytes:
                 from .threads import each_piece  # here, because threading takes a millisecond to import
 
                 each_piece(lambda piece: read_at(self._fd, piece[1], piece[0]), pieces, threads=_READERS)
-        self.check()
-
-    def check(self) -> None:
-        """Raise SourceError if the file was changed since it was opened."""
-        if identity_of(self._fd) != self._identity:
-            raise SourceError("was changed while it was read; load it again", path=self._path)
+            if identity_of(self._fd) != self._identity:
+                raise SourceError("was changed while it was read; load it again")

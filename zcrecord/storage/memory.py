@@ -89,18 +89,13 @@ def _refusals(path: str) -> Iterator[None]:
 
 
 def map_file(
-    path: str,
-    *,
-    private: bool = False,
-    least: int = 2 * HEADER_SIZE,
-    opened: int | None = None,
-    instead: Callable[[int, Identity], Any] = lambda _fd, _identity: None,
+    path: str, *, private: bool = False, least: int = 2 * HEADER_SIZE, opened: int | None = None, instead: Any = None
 ) -> Memory:
     """Map a whole file: read-only, or private, with pages that are copied when they are written.
 
     A private one reserves no memory for pages that may be written, so that files larger than memory can be mapped, too.
-    `opened` is a descriptor of the file, if it is open: then that file is mapped, whatever is at the path now. What
-    `instead` returns for a descriptor, unless it is None, is in the place of the bytes, and the file is not mapped.
+    `opened` is a descriptor of the file, if it is open: then that file is mapped, whatever is at the path now.
+    `instead`, called with a descriptor and the identity, may return what stands for the bytes: then nothing is mapped.
     """
     with _refusals(path):
         absolute = absolute_path(path)
@@ -108,7 +103,7 @@ def map_file(
         with file:
             if not identity[2]:
                 return Memory(memoryview(b""), path, None, identity, absolute=absolute)  # which cannot be mapped
-            if (octets := instead(file.fileno(), identity)) is not None:
+            if instead is not None and (octets := instead(file.fileno(), identity)) is not None:
                 return Memory(octets, path, None, identity, absolute=absolute)
             mapping = _mapping(file.fileno(), identity[2], private)
     return Memory(memoryview(mapping), path, mapping, identity, absolute=absolute)

@@ -81,8 +81,8 @@ def torch_weights(
     Tensors of a local archive lie on its mapping, read-only: of each the program reads the parts that it copies, see
     `frameworks.torch_pages`. If the archive has checksums of blocks, the blocks that it reads are checked, else the
     payload's digest if it reads all of a tensor at once; with `verify` False neither.
-    Those of a URL are fetched whole, 256 MiB at a time or one that is larger, each payload checked by its digest; their
-    memory is their own, and goes with them.
+    Those of a URL, or of a file on a network file system, are fetched whole, 256 MiB at a time or one that is larger,
+    each payload checked by its digest; their memory is their own, and goes with them.
 
     Raises:
         UnsupportedError: torch has no type for a tensor; before anything is yielded. IntegrityError: a payload is
@@ -94,8 +94,20 @@ def torch_weights(
         yield from _fetch_weights(record, wanted)
         return
     infos = {info.name: info for info in wanted}
-    for name, tensor in record.torch(names=lambda info: info.name in infos, writable=False).items():
-        yield name, paged(tensor, _check_of(record, infos[name]) if verify else None)
+    on_demand = record.archive.source.on_demand  # then pages cannot be asked for, and a batch of tensors is read
+    for batch in _batches(wanted) if on_demand else [set(infos)]:
+        tensors = record.torch(names=lambda info, batch=batch: info.name in batch, writable=False)
+        for name in list(tensors):
+            if on_demand and verify:
+                _check_whole(record, infos[name])
+            check = _check_of(record, infos[name]) if verify and not on_demand else None
+            yield name, tensors.pop(name) if on_demand else paged(tensors.pop(name), check)
+
+
+def _check_whole(record: Record, info: TensorInfo) -> None:
+    """Check the digest of the payload that a tensor is all of; a larger one is shared, and would be hashed often."""
+    if info.payload is not None and info.nbytes == record.archive.index.payloads["nbytes"][info.payload]:
+        check_digest(record.archive.source.pieces(info.payload), info.name)
 
 
 def _check_of(record: Record, info: TensorInfo) -> Callable[[Runs, bool], None] | None:
