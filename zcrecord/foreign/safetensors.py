@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from zcrecord.archive.private_copy import PrivateSource
 from zcrecord.codec.index import PAYLOAD
 from zcrecord.dtypes import DType
 from zcrecord.errors import FormatError, RecordError, SourceError, UnsupportedError, located
-from zcrecord.storage.file_bytes import map_local
+from zcrecord.storage.file_bytes import read_on_demand
 from zcrecord.storage.memory import Memory, Mode
 from zcrecord.storage.stream_reader import PIECE
 
@@ -32,6 +33,7 @@ from .safetensors_header import MAX_HEADER, SafetensorsHeader, check_length, dec
 from .structure import KEY, Structure, decode_structure
 
 _FEW = 32  # tensors that are given before the archive is made, from which on a whole archive is faster
+_map_local = partial(read_on_demand, unless_local=True)
 _NO_PAYLOADS = PayloadTable(np.zeros(0, PAYLOAD), False, 0)
 FORMAT = "format"  # metadata without it is refused by transformers
 
@@ -117,7 +119,7 @@ class DeferredArchive(_Files):
         self._copy: Any = Memory(memoryview(b""))
         self._mappings: list[weakref.ref[Any]] | None = None
         with located(path=self.path):
-            super().__init__(MemoryReader(memory, read=map_local))
+            super().__init__(MemoryReader(memory, read=_map_local))
             self._known = {name: self._reader.identity_beside(name) for name in self.names if name}
         if self.index is not None:
             return
@@ -155,7 +157,7 @@ class DeferredArchive(_Files):
         with self._lock, located(path=self.path):
             if self._archive is None:
                 out: Any = Outline()
-                read(MemoryReader(self._memory, read=map_local), out, self)
+                read(MemoryReader(self._memory, read=_map_local), out, self)
                 archive = out.archive(self._memory, self._source_in)
                 archive.source.recipe = self._recipe
                 self._archive = archive.private() if self.mode != archive.mode else archive
