@@ -85,7 +85,7 @@ def connected(url: str, options: Mapping[str, Any] | None) -> tuple[Any, str]:
         what = "chained URLs are for reading; write to the last one of them"
         raise UnsupportedError(what, path=redacted(url))
     fs, path = connect(url, options)
-    if "http" in protocols_of(fs):
+    if not {"http", "https"}.isdisjoint(protocols_of(fs)):  # of fsspec before 2026, the URL's own alone
         what = (
             "HTTP servers are for reading; write to the bucket behind it (s3://, gs://), or to a file and upload that"
         )
