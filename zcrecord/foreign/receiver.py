@@ -71,8 +71,9 @@ class Receiver(Protocol):
     def attribute(self, name: Any, value: Any) -> None:
         """Add an attribute."""
 
-    def tie(self, name: Any, to: Any) -> None:
+    def tie(self, name: Any, to: Any) -> None:  # noqa: ARG002  # an Outline reads nothing, and so ties nothing
         """Add a tensor that is the same memory as one that was added before; only called if `reads`."""
+        return
 
     def put_range(
         self, path: Path, kind: DType, shape: Sequence[int], reader: Any, offset: int, nbytes: int, order: Order = "C"
