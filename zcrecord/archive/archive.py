@@ -362,11 +362,12 @@ class Archive:
             raise self.located(error) from error.__cause__
 
     def located(self, error: RecordError) -> RecordError:
-        """Return an error of the source with the path, and the tensor whose payload starts at its offset."""
+        """Return an error of the source with the path, and the tensor whose payload its offset lies in."""
         if error.offset is not None and error.tensor is None and not self.source.file_names:
             ix, at = self.index, error.offset - self.header.payload_offset
-            starting: Any = np.flatnonzero(ix.payloads["offset"] == at) if at >= 0 else ()
-            users = np.flatnonzero(np.isin(ix.tensors["payload"], starting)).tolist()
+            starts, sizes = ix.payloads["offset"], ix.payloads["nbytes"]
+            there: Any = np.flatnonzero((starts <= at) & (at - starts < sizes)) if at >= 0 else ()
+            users = np.flatnonzero(np.isin(ix.tensors["payload"], there)).tolist()
             error.located(tensor=ix.name(users[0]) if users else None)
         return error.located(path=self.path)
 
