@@ -15,7 +15,7 @@ import numpy as np
 
 from zcrecord.dtypes import Octets
 from zcrecord.errors import SourceError, UnsupportedError
-from zcrecord.storage.file_bytes import new_memory, read_on_demand
+from zcrecord.storage.memory import new_memory, read_on_demand
 from zcrecord.storage.threads import each_piece
 
 from .boxes import BoxSource, File

@@ -14,9 +14,17 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 from zcrecord.archive.archive import Archive, Embedded, Verify, is_catalogue, names_files, open_archive
 from zcrecord.codec.layout import HEADER_SIZE, MAGIC, ends_in_archive
 from zcrecord.errors import FormatError, IntegrityError, RecordError, SourceError, UnsupportedError, printable
-from zcrecord.storage.file_bytes import read_file, read_on_demand
 from zcrecord.storage.files import is_url, path_of, path_of_open, real_path
-from zcrecord.storage.memory import Memory, Mode, buffer_of, is_packed, read_resource, read_stream
+from zcrecord.storage.memory import (
+    Memory,
+    Mode,
+    buffer_of,
+    is_packed,
+    read_file,
+    read_on_demand,
+    read_resource,
+    read_stream,
+)
 
 from .record import Record
 
