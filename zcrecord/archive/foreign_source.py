@@ -121,7 +121,6 @@ class ForeignSource(FileSource):
         return read[number]
 
     def read_by(self, number: int) -> tuple[Any, int] | None:
-        """Return the bytes that a payload is read of, and its offset there, if its file is read on demand."""
         file, offset = self._file(number)
         return (file.octets, offset) if self.mode == "r" and isinstance(file, Memory) and file.on_demand else None
 
@@ -194,7 +193,6 @@ class ForeignSource(FileSource):
 
     @property
     def file(self) -> tuple[str, tuple[int, ...]] | None:
-        """Absolute path and identity of the one file, if that is read on demand."""
         one = self.mode == "r" and self.on_demand and [*self.files] == [self.memory]
         return (self.memory.absolute or "", self.memory.identity or ()) if one else None
 
