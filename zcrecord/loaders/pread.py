@@ -70,17 +70,21 @@ class ReadingLoader(HostLoader):
             remaining -= nbytes
             plan.advance(nbytes)
 
+        files: list[Any] = []
         with ExitStack() as stack:
 
             @cache
             def opened(file: File) -> Any:
                 memory: Any = read_on_demand(file[0], least=0)
                 stack.callback(memory.octets.close)
+                files.append(memory.octets)
                 if memory.identity != file[1]:
                     raise SourceError("was replaced or changed since it was opened; load it again", path=file[0])
                 return memory.octets
 
             each_piece(_Read.run, _planned_reads(plan, wanted, opened), advance=advance, threads=_READERS)
+            for octets in files:
+                octets.fill([])  # looks at the file once more
 
     def abort(self) -> None:
         """Drop the buffers. Nothing else is kept between two calls."""
