@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zcrecord.errors import FormatError
-from zcrecord.storage.file_bytes import new_memory
-from zcrecord.storage.memory import Memory, Mode
+from zcrecord.storage.memory import Memory, Mode, new_memory
 
 from .payload_source import Array, FileSource, PayloadSource, PayloadTable, Place, distinct_nbytes, was_replaced
 from .private_copy import check_apart
@@ -121,7 +120,6 @@ class ForeignSource(FileSource):
         return read[number]
 
     def read_by(self, number: int) -> tuple[Any, int] | None:
-        """Return what reads a payload by position, and its offset there, if its file is read on demand."""
         file, offset = self._file(number)
         return (file.octets, offset) if self.mode == "r" and isinstance(file, Memory) and file.on_demand else None
 
@@ -187,7 +185,6 @@ class ForeignSource(FileSource):
 
     @property
     def file(self) -> tuple[str, tuple[int, ...]] | None:
-        """Absolute path and identity of the one file, if that is read on demand."""
         one = self.mode == "r" and self.on_demand and [*self.files] == [self.memory]
         return (self.memory.absolute or "", self.memory.identity or ()) if one else None
 

@@ -186,7 +186,7 @@ class PayloadSource(ABC):
         return None if file == NONE else self.file_names[file]
 
     def read_by(self, _number: int) -> tuple[Any, int] | None:
-        """Return what reads a payload by position, as a loader's source, and its offset there; None if not needed."""
+        """Return the source, as a loader's, that reads a payload, and its offset there; None for others."""
         return None
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
+from operator import attrgetter
 from typing import Any
 
 from zcrecord.archive.archive import Archive
@@ -62,6 +63,9 @@ def load_views(
         return _Views(torch, newer, writable, allow_pickle).like(like)
 
 
+_spec_of = attrgetter("_spec")  # by which torch's operations make a DTensor; from_local would work out another for each
+
+
 class _Views:
     """One call of `load_views`."""
 
@@ -114,8 +118,7 @@ class _Views:
         local = self._box(i, *part)
         if (kind := like.device_mesh.device_type) != "cpu":
             local = local.to(torch.device(kind, torch.get_device_module(kind).current_device()))
-        # As torch's own operations make it: from_local would work out a specification for each.
-        return type(like)(local, like._spec, requires_grad=False)
+        return type(like)(local, _spec_of(like), requires_grad=False)
 
     def _part_of(self, like: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         """Return first index and size of a DTensor's local part, if any; few layouts occur, and each takes long."""

@@ -7,21 +7,29 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import mmap
+import os
 import threading
 from collections import ChainMap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+import numpy as np
 
 from zcrecord.archive.archive import Archive
 from zcrecord.archive.subset import Names
 from zcrecord.errors import LoadCancelledError, RecordError, TensorNotFoundError, UnsupportedError, printable
-from zcrecord.storage.files import Progress
+from zcrecord.storage.files import Progress, open_regular
+from zcrecord.storage.memory import c_function
+from zcrecord.tensors.strides import address
 
 from .host import HostLoader, MappedLoader
-from .page_cache import leaving_page_cache
 from .plan import MAX_IN_FLIGHT, HasArchive, Slices, archive_of, plan_files
 from .pread import ReadingLoader
 from .protocol import Loader, LoadPlan, Target, sources_of
+
+_STEP, _BEHIND = 8 << 20, 24 << 20  # bytes of the page cache let go at a time, and kept behind the last that arrived
+_SAMPLES, _NEAR = 64, 1 << 16
 
 Cancel = threading.Event | Callable[[], bool]
 
@@ -113,7 +121,7 @@ def load_into(
     try:
         for plan in plans:
             watched = dataclasses.replace(plan, advance=watch.advance)
-            with contextlib.nullcontext(watched) if views else leaving_page_cache(watched) as watched:
+            with contextlib.nullcontext(watched) if views else _leaving_page_cache(watched) as watched:
                 out |= _load(chosen, watched, rooms, watch, archive.path)
         watch.finish()
     except BaseException:
@@ -186,6 +194,43 @@ def _load(
     for remote in {id(source): source for ref in plan.refs for source in sources_of(ref)}.values():
         getattr(remote, "check_same", bool)()  # else bytes of two versions could be mixed
     return {name: loaded[id(ref)] if view is None else views[id(view)] for name, (ref, view) in plan.targets.items()}
+
+
+@contextlib.contextmanager
+def _leaving_page_cache(plan: LoadPlan) -> Iterator[LoadPlan]:
+    """Yield a plan that lets the pages of its mapped file go, 32 MiB after they arrived, but for those that are mapped.
+
+    If half of them were there before, they are somebody's, and all stay; so they do if the system does not tell.
+    """
+    large = plan.nbytes > _STEP + _BEHIND and hasattr(os, "posix_fadvise")
+    mapped = [ref for ref in plan.refs if large and ref.path is not None and ref.buffer is not None]
+    runs: list[tuple[int, int]] = []
+    for ref in mapped:  # in the order of the file
+        start = runs.pop()[0] if runs and ref.offset <= runs[-1][1] + _NEAR else ref.offset
+        runs.append((start, ref.offset + ref.nbytes))
+    base, step = [address(ref.buffer) - ref.offset for ref in mapped[:1]], max(mmap.PAGESIZE, plan.nbytes // _SAMPLES)
+    pages = [base[0] + at & -mmap.PAGESIZE for start, end in runs for at in range(start, end, step)]
+    state = np.ones(len(pages), np.uint8)
+    if (mincore := c_function("mincore", "c_int", "c_void_p", "c_size_t", "c_void_p")) is not None:
+        for i, page in enumerate(pages):
+            mincore(page, 1, state[i:].ctypes.data)
+    if plan.path is None or 2 * np.count_nonzero(state & 1) >= len(pages):
+        yield plan
+        return
+    arrived = last = 0
+    with open_regular(plan.path)[0] as file:
+
+        def advance(nbytes: int, least: int = _STEP) -> None:
+            nonlocal arrived, last
+            plan.advance(nbytes)
+            arrived += nbytes
+            if arrived >= last + least:
+                last, limit = arrived, runs[0][0] + arrived - _BEHIND if least else runs[-1][1]
+                for start, end in ((start & -mmap.PAGESIZE, min(end, limit)) for start, end in runs if start < limit):
+                    os.posix_fadvise(file.fileno(), start, end - start + mmap.PAGESIZE, os.POSIX_FADV_DONTNEED)
+
+        yield dataclasses.replace(plan, advance=advance)
+        advance(0, 0)
 
 
 def _check_loader(loader: Loader, plan: LoadPlan, path: str | None) -> None:

@@ -131,7 +131,7 @@ class PayloadSources:
         )
 
     def _place(self, number: int) -> tuple[RangeSource | None, int]:
-        """Return what reads a payload that is not split, None for its memory, and its offset there or in its file."""
+        """Return the source of a payload that is not split, None for memory, and its offset there or in its file."""
         read_by = None if self._views else self._archive.source.read_by(number)
         return read_by or (self._source, self._start + self._offsets[number])
 

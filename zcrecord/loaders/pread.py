@@ -15,7 +15,7 @@ import numpy as np
 
 from zcrecord.dtypes import Octets
 from zcrecord.errors import SourceError, UnsupportedError
-from zcrecord.storage.file_bytes import new_memory, read_on_demand
+from zcrecord.storage.memory import new_memory, read_on_demand
 from zcrecord.storage.threads import each_piece
 
 from .boxes import BoxSource, File
@@ -70,17 +70,21 @@ class ReadingLoader(HostLoader):
             remaining -= nbytes
             plan.advance(nbytes)
 
+        files: list[Any] = []
         with ExitStack() as stack:
 
             @cache
             def opened(file: File) -> Any:
                 memory: Any = read_on_demand(file[0], least=0)
                 stack.callback(memory.octets.close)
+                files.append(memory.octets)
                 if memory.identity != file[1]:
                     raise SourceError("was replaced or changed since it was opened; load it again", path=file[0])
                 return memory.octets
 
             each_piece(_Read.run, _planned_reads(plan, wanted, opened), advance=advance, threads=_READERS)
+            for octets in files:
+                octets.fill([])  # looks at the file once more
         for ref, out in wanted:
             _check(ref, 0, out.data)  # blocks that no read had whole
 

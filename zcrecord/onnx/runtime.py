@@ -375,7 +375,7 @@ def _memories(record: Record) -> list[_WeightMemory]:
     whole = whole_file(record)
     if not record.archive.source.file_names:
         return [_WeightMemory(whole, _file_of(record.archive))]
-    parts = [part for part in parts_by_file(record.archive) if part.source.file is not None]
+    parts = [part for part in parts_by_file(record.archive) if part.source.mapping is not None]
     shards = (_WeightMemory(np.frombuffer(part.source.mapping, np.uint8), _file_of(part)) for part in parts)
     return [_WeightMemory(whole), *shards]
 

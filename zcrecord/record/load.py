@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 from zcrecord.archive.archive import Archive, Embedded, Verify, is_catalogue, names_files, open_archive
 from zcrecord.codec.layout import HEADER_SIZE, MAGIC, ends_in_archive
 from zcrecord.errors import FormatError, IntegrityError, RecordError, SourceError, UnsupportedError, printable
-from zcrecord.storage.file_bytes import read_file, read_on_demand
 from zcrecord.storage.files import is_url, path_of, path_of_open, real_path
-from zcrecord.storage.memory import Memory, Mode, buffer_of, is_packed, read_resource, read_stream
+from zcrecord.storage.memory import Memory, Mode, buffer_of, is_packed, read_file, read_on_demand
 
 from .record import Record
 
@@ -293,12 +292,9 @@ def _open_file(mmap: bool | None, path: str, *, least: int = 2 * HEADER_SIZE, op
     """Open a file as `load_record` says; one in a format that is not read on demand, such as packed ones, is read."""
     if mmap is not False:
         memory = read_on_demand(path, unless_local=bool(mmap), least=least, opened=opened)
-        octets, formats = memory.octets, ("safetensors", "gguf")
-        if (
-            not memory.on_demand
-            or octets[:8] == MAGIC
-            or (not is_packed(octets) and _foreign_format(memory) in formats)
-        ):
+        if not memory.on_demand or memory.octets[:8] == MAGIC:
+            return memory
+        if not is_packed(memory.octets) and _foreign_format(memory) in ("safetensors", "gguf"):
             return memory
     return read_file(path, least=least, opened=opened)
 
@@ -309,6 +305,8 @@ def _memory(source: Any, mmap: bool | None) -> tuple[Memory, str | None]:
     if hasattr(source, "read") and (name := path_of_open(source)) is not None:
         source, opened = name, source.fileno()
     if not isinstance(source, str | os.PathLike):
+        from zcrecord.storage.memory import read_resource, read_stream  # here, because few sources are no paths
+
         if hasattr(source, "read_bytes"):
             return read_resource(source), str(source)
         stream = hasattr(source, "read") and not isinstance(source, _mmap.mmap)

@@ -200,7 +200,7 @@ class Slice:
 
     def __getitem__(self, index: Any) -> Any:
         name, shape = self._info.name, self._info.shape
-        with contextlib.suppress(UnsupportedError):
+        with contextlib.suppress(UnsupportedError):  # of what is no box, or not by itself in the file
             return self._file.read_box(name, index)
         tensor = self._file.get_tensor(name)
         try:
