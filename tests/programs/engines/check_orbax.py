@@ -226,7 +226,11 @@ def test_damage_of_what_orbax_saved_is_an_error_that_names_the_array(tmp_path: P
     chunk.write_bytes(data[: len(data) // 2])
     with pytest.raises(zcrecord.FormatError, match="tensor 'w': tensorstore cannot read it"):
         formats.convert(tmp_path / "m", tmp_path / "m.zcr")
-    (tmp_path / "m" / "w" / ".zarray").unlink()
+    about = tmp_path / "m" / "w" / ".zarray"
+    about.write_text(about.read_text("utf-8").replace("1000", "1000000000000"), "utf-8")
+    with pytest.raises(zcrecord.LimitError, match="bytes of files claim 8000000000000 bytes of arrays"):
+        formats.convert(tmp_path / "m", tmp_path / "m.zcr")
+    about.unlink()
     with pytest.raises(zcrecord.FormatError, match="tensor 'w': tensorstore cannot open it"):
         formats.convert(tmp_path / "m", tmp_path / "m.zcr")
     metadata = tmp_path / "m" / "_METADATA"
