@@ -238,7 +238,7 @@ def test_batches_have_every_tensor_once_and_at_most_their_size(monkeypatch: pyte
 # Refusals.
 
 OPTIONS = {
-    "unknown": ({"ulr": "x"}, "'ulr', which is not known; it takes url, storage_options, cache, trusted_keys, verify"),
+    "unknown": ({"ulr": "x"}, "has 'ulr', which is not known; it takes url, storage_options, cache, trusted_keys"),
     "no text": ({"url": 3}, "url is a text, not a int"),
     "no object": ({"url": "x", "storage_options": "key"}, "storage_options is an object, not a str"),
     "no folder": ({"url": "x", "cache": True}, "cache is a folder, or false, not a bool"),

@@ -130,6 +130,7 @@ class MemoryReader:
         return self.memory.absolute
 
     def seek(self, offset: int) -> None:
+        """Go to an offset."""
         self.position = offset
 
     def piece(self, most: int) -> memoryview:

@@ -22,8 +22,7 @@ from zcrecord.archive.private_copy import PrivateSource
 from zcrecord.codec.index import PAYLOAD
 from zcrecord.dtypes import DType
 from zcrecord.errors import FormatError, RecordError, SourceError, UnsupportedError, located
-from zcrecord.storage.file_bytes import read_on_demand
-from zcrecord.storage.memory import Memory, Mode
+from zcrecord.storage.memory import Memory, Mode, read_on_demand
 from zcrecord.storage.stream_reader import PIECE
 
 from . import safetensors_index as shards

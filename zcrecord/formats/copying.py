@@ -70,6 +70,7 @@ class Copying:
         self, path: Sequence[str], kind: DType, shape: Sequence[int], reader: Any, offset: int, nbytes: int,
         order: Order = "C",
     ) -> None:  # fmt: skip
+        """Copy a tensor whose bytes lie in the file of a reader."""
         with self._out.tensor(path, kind, shape, order=order) as tensor:
             if nbytes:
                 reader.seek(offset)
@@ -79,13 +80,16 @@ class Copying:
         self, path: Sequence[str], kind: DType, shape: Sequence[int], pieces: Callable[[], Iterable[Any]], _reason: str,
         order: Order = "C",
     ) -> None:  # fmt: skip
+        """Copy a tensor that is decoded."""
         with self._out.tensor(path, kind, shape, order=order) as tensor:
             self._copy(tensor, pieces())
 
     def parts(self, values: Iterable[Any], _reader: Any = None) -> list[Any]:
+        """Return tensors in memory that may share it, to be added one by one."""
         return self._out.parts(values)
 
     def add(self, path: Any, value: Any) -> None:
+        """Copy a tensor in memory."""
         self._out.add(path, value)
         self._report(0)
 

@@ -89,6 +89,7 @@ class RecordSkeleton:
         return None if NONE in numbers else archive.part(mine, numbers)
 
     def nbytes(self, number: int) -> int:
+        """Return a payload's size in bytes."""
         return int(self.places["nbytes"][number])
 
     def allocate(self, *, tensors: bool) -> tuple[memoryview, Archive]:

@@ -32,6 +32,7 @@ class HollowConstant:
 
     @property
     def name(self) -> str:
+        """The full name of the first tensor."""
         return self.info.name
 
     @property
@@ -80,6 +81,7 @@ class FillState:
 
     @property
     def state(self) -> State:
+        """The state of the whole record."""
         with self._lock:
             if self._ended is not None:
                 return self._ended

@@ -57,6 +57,7 @@ class MemoryTarget:
             self._done, self._rest = self._done + count, piece[count * size :]
 
     def close(self) -> Any:
+        """Return the result."""
         return self._result
 
     def abort(self) -> None:
@@ -85,6 +86,7 @@ class SinkTarget(NamedTuple):
         return self.upload if result is None else result
 
     def abort(self) -> None:
+        """Call the object's `abort`, if it has one."""
         if callable(getattr(self.upload, "abort", None)):
             self.upload.abort()
 

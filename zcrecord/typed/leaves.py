@@ -210,11 +210,13 @@ class TorchClass(Want):
 
 
 def mismatch(where: str, want: Want, value: Any, todo: str = "") -> MismatchError:
+    """Return the error for a value that does not fit."""
     todo = todo or "annotate what is there, or save what is annotated"
     return MismatchError(f"expected {want}, found {in_words(value)}; {todo}", tensor=where or None)
 
 
 def in_words(value: Any) -> str:
+    """Return a value in words."""
     if isinstance(value, SavedModule) and not value.has_names:
         return f"a {'list' if value.kind == ModuleKind.LIST else 'tuple'} of {len(value.items)}"
     if isinstance(value, SavedModule):
