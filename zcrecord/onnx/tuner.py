@@ -101,8 +101,8 @@ def tune(
     made for, and the original graph elsewhere. Of several models all are tuned, and what is equal is stored once. An
     archive may be tuned for several machines, one after the other; tuning again for the same one replaces. The result
     is whole, or the archive is as it was. Weights are packed a few at a time, by two threads: that takes private memory
-    of twice the largest weight and some 100 MiB, and twice what ONNX Runtime's optimizers fold or lay out anew. Room on
-    the disk is checked before the archive is written.
+    of twice the largest weight and some 100 MiB, and up to twice what ONNX Runtime's optimizers make anew. Room on the
+    disk is checked before the archive is written.
 
     The tuned graph has the model's inputs and outputs. An initializer that is an input, too, is a constant in models of
     IR version 3; from version 4 on it is a default, which a caller may override as before, and is not packed.
