@@ -23,7 +23,7 @@ VERIFIER: dict[str, set[str] | None] = {
     "index.py": None,
     "layout.py": {
         "u16_at", "Header.front", "_check_version", "decode_header", "_check_extents", "_foreign", "_program",
-        "too_short", "locate", "certificate_table", "unsigned_size", "_sealed", "align_up", "first_children",
+        "too_short", "locate", "certificate_table", "unsigned_size", "_agreed_header", "align_up", "first_children",
     },
 }  # fmt: skip
 

@@ -172,21 +172,21 @@ class Archive:
         header = Header(1, 1, 0, 0, 0, len(memory.octets), 0)
         return cls(header, index, source_in(memory, memory.octets, PayloadTable(index.payloads, False, 0)))
 
-    def _over(self, source: PayloadSource) -> Archive:
+    def _with_source(self, source: PayloadSource) -> Archive:
         out = Archive(self.header, self.index, source, verified=self.verified, whole=self.whole, part_of=self.part_of)
         out.embedded, out._checks, out._strings = self.embedded, self._checks, self._strings
         return out
 
     def shared(self) -> Archive:
         """Return this archive once more, to be closed by itself: parts outlive their record."""
-        return self._over(self.source)
+        return self._with_source(self.source)
 
     def private(self) -> Archive:
         """Return the same archive over a private copy of its bytes, as `PayloadSource.private` makes it."""
         if self.source.is_remote:
             self.ensure_all()  # all payloads are fetched
         try:
-            return self._over(self.source.private())
+            return self._with_source(self.source.private())
         except RecordError as error:
             raise self.located(error) from error.__cause__
 
@@ -197,7 +197,7 @@ class Archive:
         if (source := self.source.original) is None:
             what = "may have been edited, and nothing is left of what was read; load it with verify='full'"
             raise UnsupportedError(what, path=self.path)
-        return self._over(source)
+        return self._with_source(source)
 
     def part(self, index: Index, numbers: Sequence[int]) -> Archive:
         """Return an archive with another index, whose payloads are those of this one that have these numbers."""

@@ -93,7 +93,7 @@ def _check_files(
     damaged: list[damage.Damage] = []
     for size, open_file in openers:
         try:
-            check_one(open_file(), progress and _shifted(progress, nbytes_done, total))
+            check_one(open_file(), progress and _shift_progress(progress, nbytes_done, total))
         except (FormatError, SourceError) as error:
             first = first or error
             whole = damage.Damage(error.message, 0, 0)
@@ -106,7 +106,7 @@ def _check_files(
         progress(total, total)
 
 
-def _shifted(progress: Progress, before: int, total: int) -> Progress:
+def _shift_progress(progress: Progress, before: int, total: int) -> Progress:
     """Return a function that reports the bytes done of one file as those of all, after `before` bytes."""
     return lambda done, _: progress(min(before + done, total), total)
 
@@ -148,7 +148,7 @@ def content_digest(
     threads read, and `progress` gets the bytes hashed and those to be. `known` has the SHA-256 of some by their places
     (of a view a tuple that begins with it), and gets those of all others. LimitError if views add up to far more bytes.
     """
-    ix, sha256 = archive.index, sha256 or _streamed(archive, progress)
+    ix, sha256 = archive.index, sha256 or _streaming_digests(archive, progress)
     digest = hashlib.sha256(_TAG)
     keys, distinct = _distinct(archive)
     known = {} if known is None else known
@@ -201,7 +201,7 @@ def _text(octets: bytes) -> bytes:
     return _u64(len(octets)) + octets
 
 
-def _streamed(archive: Archive, progress: Progress | None) -> Callable[[int], bytes] | None:
+def _streaming_digests(archive: Archive, progress: Progress | None) -> Callable[[int], bytes] | None:
     """Return the SHA-256 of tensors of a remote archive, each hashed as it comes, in little memory; None for others."""
     table = archive.source.piece_table()
     for number in table.split() if table is not None else ():  # a shard that has nothing else is not streamed
@@ -214,7 +214,7 @@ def _streamed(archive: Archive, progress: Progress | None) -> Callable[[int], by
     by_name: dict[str, Callable[[], bytes]] = {}
     done, total = 0, sum(part.header.archive_size for part in parts)
     for part in parts:
-        remote, shifted = part.source.remote, progress and _shifted(progress, done, total)
+        remote, shifted = part.source.remote, progress and _shift_progress(progress, done, total)
         sha256 = partial(logical_sha256, part) if remote is None else remote.sha256_of(part, shifted)
         done += part.header.archive_size
         by_name |= {name: partial(sha256, i) for i, name in enumerate(part.names())}

@@ -108,10 +108,12 @@ def payload_bytes(archive: Archive) -> tuple[int, int]:
 def info(archive: Archive, i: int) -> TensorInfo:
     """Return the description of tensor i."""
     row = archive.row(i)
-    return _info(archive, archive.index.name(i), row, _module_name(archive, row.parent), _tied(archive, row.payload))
+    return _info(
+        archive, archive.index.name(i), row, _module_name(archive, row.parent), _tied_names(archive, row.payload)
+    )
 
 
-def _tied(archive: Archive, payload: int) -> tuple[str, ...]:
+def _tied_names(archive: Archive, payload: int) -> tuple[str, ...]:
     """Return the names of all tensors of a payload that has several: one tuple, or n of n names would be n * n."""
     if payload == NONE:
         return ()

@@ -116,7 +116,7 @@ class ReferencedFiles(Shards):
     def _whose(self, file: int) -> str:
         return f"{self.catalogue.path} refers to {printable(self.names[file])}; put the very file beside it"
 
-    def _checked(self, file: int) -> Archive:
+    def _open_checked(self, file: int) -> Archive:
         shard = self.open_named(file, lambda name: self._open_file(name, partial(self._payloads_in, file)))
         shard.source.pin(self.pins.get(self.names[file], {}))
         return shard

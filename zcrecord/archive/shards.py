@@ -121,7 +121,7 @@ class Shards:
             with self._lock:
                 shard = self.opened.get(file)
                 if shard is None:
-                    shard = self.opened[file] = (self._open_private or self._checked)(file)
+                    shard = self.opened[file] = (self._open_private or self._open_checked)(file)
         return shard
 
     def open_named(self, file: int, open_file: Callable[[str], Archive]) -> Archive:
@@ -132,7 +132,7 @@ class Shards:
             what = f"{error.message}; {self._whose(file)}"
             raise type(error)(what, path=error.path, errno=error.errno) from error
 
-    def _checked(self, file: int) -> Archive:
+    def _open_checked(self, file: int) -> Archive:
         """Open a shard, and compare it with its trailer and digest in the catalogue."""
         shard = self.open_named(file, self._open)
         h = shard.header

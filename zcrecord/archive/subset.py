@@ -125,7 +125,7 @@ class PartBuilder:
         unflatten.check_full_names(self._archive.index, self._archive.header.index_size)
         return {(ATTRIBUTE, n): self._full_name((ATTRIBUTE, n)) for n in self._attributes}
 
-    def _accepted(self, test: Callable[[info.TensorInfo], bool]) -> set[Member]:
+    def _members_by_test(self, test: Callable[[info.TensorInfo], bool]) -> set[Member]:
         return {(TENSOR, i) for i, tensor in enumerate(info.infos(self._archive)) if test(tensor)}
 
     def _matching(self, matches: Callable[[str], bool], modules: Iterable[int]) -> set[Member]:
@@ -139,7 +139,7 @@ class PartBuilder:
     def keep(self, names: Names) -> Self:
         """Keep the tensors that are chosen, and the modules that lead to them or are chosen themselves."""
         if callable(names):
-            members = self._accepted(names)
+            members = self._members_by_test(names)
         else:
             matches = name_test(names, self._archive.names, list(self._names.values()), self._archive.path)
             members = self._matching(matches, self._names)
@@ -157,7 +157,7 @@ class PartBuilder:
     def drop(self, names: Names) -> Self:
         """Leave out the tensors, modules and attributes that are chosen, and modules empty by that."""
         if callable(names):
-            return self._leave_out(self._accepted(names))
+            return self._leave_out(self._members_by_test(names))
         attributes = self._attribute_names()
         known = [*self._names.values(), *attributes.values()]
         matches = name_test(names, self._archive.names, known, self._archive.path, each=True)
@@ -224,7 +224,7 @@ class PartBuilder:
         for kind, number in self._kept:
             parent, place, _ = self._members[kind, number]
             children[parent].append((place, kind, number))
-        members = self._ordered(children)
+        members = self._in_pre_order(children)
         kinds, keys = self._kinds(members, children), unflatten.keys_of_lists(ix)
         for (kind, number), path in members:
             if kind == MODULE:
@@ -238,9 +238,9 @@ class PartBuilder:
                 name = self._full_name((kind, number)) if self._attributes_put else ""
                 outline.attribute(path, self._attributes_put.pop(name, self._attributes[number].value))
         order += self._add(outline)
-        return self._numbered(outline.entries(order))
+        return self._part_index(outline.entries(order))
 
-    def _numbered(self, entries: Entries) -> PartIndex:
+    def _part_index(self, entries: Entries) -> PartIndex:
         """Return an index of entries, with the numbers of those payloads alone that these name."""
         ix = self._archive.index
         entries.metadata = unflatten.metadata_entries(ix, PayloadId)
@@ -299,7 +299,7 @@ class PartBuilder:
                 out[path] = saved
         return out
 
-    def _ordered(self, children: Children) -> list[tuple[Member, Path]]:
+    def _in_pre_order(self, children: Children) -> list[tuple[Member, Path]]:
         """Return all that is kept with its path, in pre-order; no module whose children all have names elsewhere."""
         members: list[tuple[Member, Path]] = []
         stack = [(0, MODULE, self._top)]

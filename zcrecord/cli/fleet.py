@@ -175,11 +175,11 @@ def _submit(worker: ProcessPoolExecutor, job: Job) -> Future[Outcome]:
 def _begin() -> None:
     """Make this worker end by an exception at SIGTERM, and at once when the command has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, _end_worker)
     threading.Thread(target=_follow, daemon=True).start()
 
 
-def _end(number: int, _frame: Any) -> None:
+def _end_worker(number: int, _frame: Any) -> None:
     """End this worker: in a job by an exception, so that scratch files are removed; between jobs at once."""
     global _ending
     if not _working:

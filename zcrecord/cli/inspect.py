@@ -55,7 +55,7 @@ def info(args: Arguments) -> int:
     out, errors = printers()
     name = name_of(args.file)
     with open_archive(args.file, args.embedded, args.key) as record:
-        facts = {**_facts(record, name), **_other_files(record), "tuned": _tuned(record)}
+        facts = {**_facts(record, name), **_other_files(record), "tuned": _tuned_info(record)}
         facts["content_digest"] = _content_digest(record, errors, args.digest)
         if args.json:
             out.json({**facts, "metadata": jsonable(facts["metadata"]), "attributes": jsonable(facts["attributes"])})
@@ -123,7 +123,7 @@ def _other_files(record: Record) -> dict[str, Any]:
     return {**kinds, "references": {"nbytes": sum(sizes), "files": others, "own_payload_nbytes": own}}
 
 
-def _tuned(record: Record) -> dict[str, Any] | None:
+def _tuned_info(record: Record) -> dict[str, Any] | None:
     """Return sizes and targets of an archive's tuned part, and why one does not fit this machine; None if untuned."""
     if child_of_type(record.archive, TUNED_TYPE) is None:
         return None
@@ -226,7 +226,7 @@ def ls(args: Arguments) -> int:
     separated by tabs."""
     out = Printer(sys.stdout)
     with open_archive(args.file, args.embedded, args.key) as record:
-        tensors = _picked(record, args.sort, args.patterns)
+        tensors = _matching_tensors(record, args.sort, args.patterns)
         source = record.archive.source
         if args.json and source.file_names:  # of a catalogue the shard, too, that contains a whole tensor
             shards = ((t, None if t.payload is None else source.file_name(t.payload)) for t in tensors)
@@ -238,7 +238,7 @@ def ls(args: Arguments) -> int:
     return 0
 
 
-def _picked(record: Record, sort: str, patterns: Sequence[str]) -> Iterable[TensorInfo]:
+def _matching_tensors(record: Record, sort: str, patterns: Sequence[str]) -> Iterable[TensorInfo]:
     """Return the tensors whose names match, sorted; TensorNotFoundError if a name or all patterns match none."""
     tensors = record.infos()
     if patterns:

@@ -122,7 +122,7 @@ class Printer:
             for label, value in itertools.chain([("file", title)], rows):
                 self.line(f"{label}: {value}")
             return
-        table_type, text, _ = _rich()
+        table_type, text, _ = _import_rich()
         grid = table_type.grid(padding=(0, 2, 0, 0))
         grid.add_column(style="cyan", overflow="fold")
         grid.add_column(overflow="fold")
@@ -149,7 +149,7 @@ class Printer:
 
     def console(self) -> Any:
         """Return rich's console for the terminal."""
-        _rich()
+        _import_rich()
         from rich.console import Console
 
         return Console(file=self._stream, markup=False, highlight=False, emoji=False)
@@ -184,7 +184,7 @@ def print_report(args: Any, report: Any, lines: Callable[[Any, Printer], Iterabl
 
 
 def _table(columns: Sequence[Column], rows: Sequence[tuple[str, ...]]) -> Any:
-    table_type, text, box = _rich()
+    table_type, text, box = _import_rich()
     table = table_type(box=box, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for column in columns:
         table.add_column(column.heading, justify=column.side, no_wrap=not column.least, overflow="fold")
@@ -193,7 +193,7 @@ def _table(columns: Sequence[Column], rows: Sequence[tuple[str, ...]]) -> Any:
     return table
 
 
-def _rich() -> tuple[Any, Any, Any]:
+def _import_rich() -> tuple[Any, Any, Any]:
     """Return rich's Table and Text and the box of our tables; rich is imported only for a terminal."""
     try:
         from rich.box import SIMPLE_HEAD
@@ -210,7 +210,7 @@ def showing_progress(label: str, printer: Printer) -> Iterator[Progress]:
     if not printer.pretty:
         yield _progress_lines(label, printer)
         return
-    _rich()
+    _import_rich()
     from rich import progress as p
 
     text, size = p.TextColumn("{task.description}", markup=False), p.DownloadColumn(binary_units=True)

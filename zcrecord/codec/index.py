@@ -142,7 +142,7 @@ def decode(memory: memoryview, size: int) -> Index:
     """Return the columns of the index in the first `size` bytes of `memory`, which they keep alive; checks bounds."""
     buffer = memory[:size]
     words = buffer[: size & -4].cast("I")  # read at any address, and three times faster than by `struct`
-    table, fields = _root(buffer, words)
+    table, fields = _root_table(buffer, words)
     octets = np.frombuffer(buffer, np.uint8)  # unlike ndarray(buffer=...), it holds the buffer's export
     kind = buffer[table + fields[0]] if 0 in fields else 0
     columns: dict[str, Any] = {}
@@ -159,7 +159,7 @@ def decode(memory: memoryview, size: int) -> Index:
     return Index(digest_kind=kind, **columns)
 
 
-def _root(buffer: memoryview, words: memoryview) -> tuple[int, dict[int, int]]:
+def _root_table(buffer: memoryview, words: memoryview) -> tuple[int, dict[int, int]]:
     """Return the offset of the FlatBuffers root table, and by id the offset in it of each known field."""
     size = len(buffer)
     if size < 12 or bytes(buffer[4:8]) != IDENTIFIER:
@@ -314,7 +314,7 @@ class TextPool:
         """Return the same as `first_not_ascending`, for so few spans that their rows stay in the cache."""
         words = self._words(starts, sizes, 0)
         left, right = words[:, :-1], words[:, 1:]
-        active = np.flatnonzero(~_less(left, right))
+        active = np.flatnonzero(~_is_less(left, right))
         left, right = left[:, active], right[:, active]
         worst, skip = len(starts), 0
         while len(active):
@@ -326,7 +326,7 @@ class TextPool:
                 break
             left = self._words(starts[active], np.maximum(sizes[active], skip), skip)
             right = self._words(starts[active + 1], np.maximum(sizes[active + 1], skip), skip)
-            undecided = ~_less(left, right)
+            undecided = ~_is_less(left, right)
             active, left, right = active[undecided], left[:, undecided], right[:, undecided]
         for i in active.tolist():
             a, b = (self._slice(int(starts[j]), int(sizes[j])) for j in (i, i + 1))
@@ -391,7 +391,7 @@ class TextPool:
         return alike
 
 
-def _less(left: Array, right: Array) -> Array:
+def _is_less(left: Array, right: Array) -> Array:
     """Compare columns of 4 numbers, the first number counting most; True for each that is less."""
     out: Array = left[-1] < right[-1]
     for a, b in zip(left[-2::-1], right[-2::-1], strict=True):

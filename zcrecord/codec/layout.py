@@ -212,7 +212,7 @@ def locate(source: memoryview, embedded: str | None) -> tuple[memoryview, Header
             raise FormatError(f"trailer: no archive of a size up to {end} ends here")
         start = end - trailer.archive_size
         source = source[start:end]
-    return source, _sealed(source), start
+    return source, _agreed_header(source), start
 
 
 def certificate_table(program: memoryview) -> tuple[int, int] | None:
@@ -312,7 +312,7 @@ def decode_attached(before: memoryview) -> int | None:
     return int(size)
 
 
-def _sealed(archive: memoryview) -> Header:
+def _agreed_header(archive: memoryview) -> Header:
     """Return the header, or the trailer of an unsealed one, after checking that both agree (R8, R9)."""
     first, last = bytes(archive[:HEADER_SIZE]), bytes(archive[-HEADER_SIZE:])
     size = len(archive)

@@ -56,7 +56,7 @@ def _first(bad: Truth) -> int | None:
     return 0 if bad else None
 
 
-def _signed(value: Number) -> Number:
+def _as_signed(value: Number) -> Number:
     return value.astype(np.int64) if isinstance(value, np.ndarray) else value
 
 
@@ -170,19 +170,19 @@ class TensorColumns:
 
     def dim(self, axis: int) -> Array:
         """Return the dims of an axis, 1 of tensors without it."""
-        return _picked(self.ix.dims, self.dims + axis, self.rank > axis, 1)
+        return _take_or_default(self.ix.dims, self.dims + axis, self.rank > axis, 1)
 
     def stride(self, axis: int) -> Array:
         """Return the strides of an axis, 0 of tensors without it or without strides."""
-        return _picked(self.ix.strides, self.strides + axis, self.strided & (self.rank > axis), 0)
+        return _take_or_default(self.ix.strides, self.strides + axis, self.strided & (self.rank > axis), 0)
 
     def payload_bytes(self) -> Array:
         """Return the bytes of each payload, 0 without one."""
-        return _picked(self.ix.payloads["nbytes"], self.payload, self.payload != NONE, 0)
+        return _take_or_default(self.ix.payloads["nbytes"], self.payload, self.payload != NONE, 0)
 
 
-def _picked(pool: Array, places: Array, present: Array, default: int) -> Array:
-    """Return the items of a pool at those places that are there, `missing` for the others."""
+def _take_or_default(pool: Array, places: Array, present: Array, default: int) -> Array:
+    """Return the items of a pool at the places that are `present`, `default` for the others."""
     if np.count_nonzero(present) == len(present):
         return pool[places]
     if not len(pool):
@@ -256,16 +256,16 @@ def _reach_outside(t: TensorRow | TensorColumns, available: Number) -> Truth:
     high: Number = 0
     outside: Truth = t.byte_offset > limit
     for axis in range(t.axes):
-        dim, stride = _signed(t.dim(axis)), t.stride(axis)
+        dim, stride = _as_signed(t.dim(axis)), t.stride(axis)
         steps = dim - (dim > 0)
         most = limit // (steps + (steps == 0))
         outside = outside | (stride > most) | (stride < -most)
         reach = stride * steps
         low, high = low + reach * (reach < 0), high + reach * (reach > 0)
     outside = outside | (high > limit) | (low < -limit)
-    first, item = _signed(t.byte_offset), _signed(t.size_bits + 7 >> 3)
+    first, item = _as_signed(t.byte_offset), _as_signed(t.size_bits + 7 >> 3)
     outside = outside | (first + low * item < 0)
-    return outside | (first + (high + 1) * item > _signed(available))
+    return outside | (first + (high + 1) * item > _as_signed(available))
 
 
 def check_header(ix: Index, header: Header) -> None:

@@ -37,10 +37,10 @@ def commented(text: str) -> str:
     """Return `text` for a comment of C, C++ or an assembler: no comment's end, trigraph, continuation or line break."""
     if len(text) > _MOST:
         text = f"{text[: _MOST // 2]}...{text[-_MOST // 2 :]}"
-    return "".join(c if c in _PLAIN else _escaped(ord(c)) for c in text)
+    return "".join(c if c in _PLAIN else _escape(ord(c)) for c in text)
 
 
-def _escaped(code: int) -> str:
+def _escape(code: int) -> str:
     return f"\\x{code:02x}" if code < 128 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
 
 

@@ -97,13 +97,13 @@ def cleaned(name: str) -> str:
     if not name.isascii():
         letters = (c for c in unicodedata.normalize("NFKD", name) if not unicodedata.combining(c))
         name = "".join(c if ord(c) < 128 else f"_u{ord(c):x}_" for c in letters)
-    out = _underscored(name)
+    out = _to_snake_case(name)
     if len(out) > _LONGEST:
         out = f"{out[: _LONGEST - 9].rstrip('_')}_{zlib.crc32(out.encode()):08x}"
     return out
 
 
-def _underscored(name: str) -> str:
+def _to_snake_case(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
 
 
@@ -114,7 +114,7 @@ def stem_of(path: str) -> str:
 
 
 def _stem(name: str) -> str:
-    return _allowed(cleaned(name) or "model")
+    return _legal_identifier(cleaned(name) or "model")
 
 
 def check_name(name: str) -> str:
@@ -151,7 +151,7 @@ def identifiers(names: Sequence[str], *, prefix: str, stem: str) -> list[Identif
     """
     used = _UsedIdentifiers(f"{stem}_{word}" for word in PER_FILE)
     used.add(stem)
-    plain = [_allowed(cleaned(name) or "tensor", prefix) for name in names]
+    plain = [_legal_identifier(cleaned(name) or "tensor", prefix) for name in names]
     out = [identifier if used.add(identifier) else "" for identifier in plain]
     numbers: dict[str, int] = {}  # the last one of each identifier: many names may collide
     for i, identifier in enumerate(plain):
@@ -161,7 +161,7 @@ def identifiers(names: Sequence[str], *, prefix: str, stem: str) -> list[Identif
                 number += 1
             numbers[identifier] = number
             out[i] = f"{identifier}_{number}"
-    return [Identifier(text, text != prefix + _underscored(name)) for text, name in zip(out, names, strict=True)]
+    return [Identifier(text, text != prefix + _to_snake_case(name)) for text, name in zip(out, names, strict=True)]
 
 
 class _UsedIdentifiers:
@@ -183,7 +183,7 @@ class _UsedIdentifiers:
         return True
 
 
-def _allowed(name: str, prefix: str = "") -> str:
+def _legal_identifier(name: str, prefix: str = "") -> str:
     """Return a cleaned name with its prefix; `t_` is put between them if the result is illegal or reserved."""
     whole = prefix + name
     illegal = whole in _RESERVED or not whole[:1].isalpha() or _REGISTER.fullmatch(whole)

@@ -58,11 +58,11 @@ def read_stamp(job: Job) -> Stamp | None:
     except FormatError:
         return {}
     with contextlib.suppress(TypeError, ValueError, RecursionError):
-        return _checked(json.loads(text))
+        return _stamp_or_empty(json.loads(text))
     return {}
 
 
-def _checked(stamp: Any) -> Stamp:
+def _stamp_or_empty(stamp: Any) -> Stamp:
     """Return a stamp from an untrusted file; an empty one if it is malformed."""
     return stamp if isinstance(stamp, dict) and isinstance(stamp.get("files"), dict) else {}
 
@@ -107,7 +107,7 @@ def read_refusal(job: Job) -> tuple[Stamp, str] | None:
     same_version = refusal["zcrecord"] == __version__
     if not same_version or not isinstance(refusal["stamp"], dict) or not isinstance(refusal["error"], str):
         return {}, ""
-    return _checked(refusal["stamp"]), printable(refusal["error"], _LONGEST)
+    return _stamp_or_empty(refusal["stamp"]), printable(refusal["error"], _LONGEST)
 
 
 def _read_start(place: str, options: Mapping[str, Any]) -> bytes:

@@ -137,7 +137,7 @@ class _GgufHeader:
         self._costs: list[int] = []
         places: list[tuple[int, int]] = []
         while len(places) < tensors:
-            places.append(self._described())
+            places.append(self._read_description())
             places += self._usual(tensors - len(places))
         self.end = self._position
         self._buffer = b""
@@ -293,7 +293,7 @@ class _GgufHeader:
         return alignment
 
     def _usual(self, count: int) -> Iterator[tuple[int, int]]:
-        """Yield the next tensors as `_described` returns them, while nothing is new or wrong or past the buffer."""
+        """Yield the next tensors as `_read_description` returns them, until one is new, wrong or past the buffer."""
         number_at, rank_at = struct.Struct("<Q").unpack_from, struct.Struct("<I").unpack_from
         buffer, pos, names = self._buffer, self._pos, self.names
         with contextlib.suppress(struct.error, UnicodeDecodeError, OverflowError):
@@ -310,7 +310,7 @@ class _GgufHeader:
                 pos = end + 8
                 yield form, offset
 
-    def _described(self) -> tuple[int, int]:
+    def _read_description(self) -> tuple[int, int]:
         """Read the description of a tensor; return the number of its form, and its offset behind the header."""
         name = self._name("a tensor's name")
         if name in self.names:

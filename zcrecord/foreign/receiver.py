@@ -145,7 +145,7 @@ class Outline(Receiver):
 
         The caller has checked that they lie inside the file, and are as many as the shape takes.
         """
-        payload = self._ranged(reader, offset, nbytes, _unit(kind))
+        payload = self._range_payload(reader, offset, nbytes, _unit(kind))
         self._tree.tensor(path, _layout(kind, tuple(shape), order), payload)
 
     def put_state(
@@ -164,7 +164,7 @@ class Outline(Receiver):
         if entries is None or (any(around) and not _put_around(entries, around, form_ids)):
             return False
         entries.layouts, entries.layout_ids = [_layout(kind, shape, "C") for kind, shape in forms], form_ids
-        bases = [self._opened(reader)[0] if len(ranges) else 0 for reader, ranges, _ in files]
+        bases = [self._register_reader(reader)[0] if len(ranges) else 0 for reader, ranges, _ in files]
         starts += np.repeat(np.array(bases, np.uint64), [len(ranges) for _, ranges, _ in files])
         offsets, first, numbers = np.unique(starts[some], return_index=True, return_inverse=True)
         entries.payloads = np.full(len(names), NONE)
@@ -213,11 +213,11 @@ class Outline(Receiver):
             first, end = at if end < 0 else first, at + part.nbytes
         if first < 0 or end > reader.nbytes:
             return self._in_memory(source)
-        return self._ranged(reader, first, end - first, unit)
+        return self._range_payload(reader, first, end - first, unit)
 
-    def _ranged(self, reader: MemoryReader, offset: int, nbytes: int, unit: int) -> int:
+    def _range_payload(self, reader: MemoryReader, offset: int, nbytes: int, unit: int) -> int:
         """Return the payload of a range of a reader's file, which is copied at first use if it is not aligned."""
-        base, _ = self._readers.get(id(reader)) or self._opened(reader)
+        base, _ = self._readers.get(id(reader)) or self._register_reader(reader)
         if not nbytes or not offset % unit or reader.memory.on_demand:  # what is read on demand is aligned
             return self._payload(base + offset, nbytes)
         piece = (reader.memory.octets[offset : offset + nbytes],)
@@ -231,7 +231,7 @@ class Outline(Receiver):
         octets = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return self._payload(self._add_file(Memory(octets.data.toreadonly()), octets.nbytes), octets.nbytes)
 
-    def _opened(self, reader: MemoryReader) -> tuple[int, MemoryReader]:
+    def _register_reader(self, reader: MemoryReader) -> tuple[int, MemoryReader]:
         opened = self._readers[id(reader)] = self._add_file(reader.memory, reader.nbytes), reader
         return opened
 

@@ -75,7 +75,7 @@ def decode_index(octets: bytes | memoryview) -> ShardIndex:
     if usual := _decode_usual(data):
         return usual
     try:
-        index = json.loads(data.decode(), object_pairs_hook=_once)
+        index = json.loads(data.decode(), object_pairs_hook=_unique_keys)
     except FormatError:
         raise
     except (ValueError, RecursionError) as error:
@@ -100,7 +100,7 @@ def _index(
     metadata = index.get("metadata", {})
     if not isinstance(metadata, dict):
         raise FormatError("the index's metadata is not an object")
-    named = {_name(key): _typed(key, value) for key, value in metadata.items() if key != _TOTAL}
+    named = {_name(key): _as_metadata(key, value) for key, value in metadata.items() if key != _TOTAL}
     numbers = {file: i for i, file in enumerate(sorted(set(files)))}
     file_ids = np.repeat(np.array([numbers[file] for file in files], np.intp), counts)
     return ShardIndex(list(numbers), named, text, starts, ends, file_ids, np.argsort(file_ids, kind="stable"))
@@ -136,7 +136,7 @@ def _decode_usual(data: bytes) -> ShardIndex | None:
     first = np.append(True, _by_rows(data, files, after, widest, lambda words: (words[1:] != words[:-1]).any(axis=1)))
     try:
         data.decode()
-        index = json.loads((data[:start] + data[end:]).decode(), object_pairs_hook=_once)
+        index = json.loads((data[:start] + data[end:]).decode(), object_pairs_hook=_unique_keys)
         runs = [data[a:b].decode() for a, b in zip(files[first].tolist(), after[first].tolist(), strict=True)]
     except (ValueError, RecursionError):
         return None
@@ -162,7 +162,7 @@ def _controls(data: Any) -> int:
     return int(np.count_nonzero(np.frombuffer(data, np.uint8) < ord(" ")))
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     out = dict(pairs)
     if len(out) < len(pairs):
         seen: set[str] = set()
@@ -181,7 +181,7 @@ def _name(key: str) -> str:
     return key
 
 
-def _typed(key: str, value: Any) -> Any:
+def _as_metadata(key: str, value: Any) -> Any:
     """Return a value as metadata can hold it: as text where JSON nests it."""
     try:
         if is_attribute(value, key):

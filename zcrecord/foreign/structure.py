@@ -120,7 +120,7 @@ def decode_structure(text: str | None) -> Structure:
     if text is None:
         return Structure()
     try:
-        parts = json.loads(text, object_pairs_hook=_once)
+        parts = json.loads(text, object_pairs_hook=_unique_keys)
     except (ValueError, RecursionError) as error:
         if isinstance(error, RecordError):
             raise
@@ -143,7 +143,7 @@ def decode_structure(text: str | None) -> Structure:
     return Structure(**{name: known[name](value) for name, value in parts.items()})
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     out = dict(pairs)
     if len(out) < len(pairs):
         _fail("has a key twice in one object")
@@ -201,13 +201,13 @@ def _items(value: Any) -> list[tuple[Any, ...]]:
 
 
 def _value(encoded: Any, name: str) -> Any:
-    value = _decoded(encoded)
+    value = _decode_value(encoded)
     if isinstance(value, dict) or not is_attribute(value, name):
         _fail(f"has a value for '{printable(name)}' that no attribute has")
     return value
 
 
-def _decoded(value: Any, *, inside: bool = False) -> Any:
+def _decode_value(value: Any, *, inside: bool = False) -> Any:
     """Decode an attribute's value; see `_encode`."""
     if isinstance(value, list):
         return _items_of(value, inside)
@@ -232,4 +232,4 @@ def _decoded(value: Any, *, inside: bool = False) -> Any:
 
 def _items_of(values: list[Any], inside: bool) -> list[Any]:
     """Decode the items of a list; none of one inside another, which no attribute has, however deep it is."""
-    return [] if inside else [_decoded(v, inside=True) for v in values]
+    return [] if inside else [_decode_value(v, inside=True) for v in values]

@@ -164,11 +164,11 @@ class TorchNames:
             "torch._tensor._rebuild_from_type_v2": self._from_type,
             "torch.Size": lambda sizes=(): exactly(tuple, sizes),
             "torch.device": _device,
-            "collections.OrderedDict": self._ordered,
+            "collections.OrderedDict": self._ordered_dict,
             "collections.defaultdict": lambda factory=None: defaultdict(self._factories.get(factory)),
             "collections.deque": self._deque,
-            "builtins.set": lambda items: set(self._hashed(items)),
-            "builtins.frozenset": lambda items: frozenset(self._hashed(items)),
+            "builtins.set": lambda items: set(self._check_set_items(items)),
+            "builtins.frozenset": lambda items: frozenset(self._check_set_items(items)),
             "types.SimpleNamespace": lambda: Fields("zcr:namespace"),
             "argparse.Namespace": lambda: Fields("zcr:argparse_namespace"),
             "datetime.datetime": _datetime,
@@ -238,22 +238,22 @@ class TorchNames:
 
     def _path(self, kind: Any, *parts: Any) -> Path:
         """Return a path of any system, which this one takes for one of its own."""
-        self._ask(sum(_CHARACTER * len(exactly(str, part)) for part in parts))
+        self._reserve(sum(_CHARACTER * len(exactly(str, part)) for part in parts))
         return Path(kind(*parts).as_posix())
 
     def _deque(self, _items: Any = (), most: Any = None) -> deque[Any]:
         """Return an empty deque: its items follow."""
-        self._ask(_CONTAINER)
+        self._reserve(_CONTAINER)
         return deque(maxlen=most)
 
-    def _hashed(self, items: Any) -> list[Any]:
+    def _check_set_items(self, items: Any) -> list[Any]:
         """Return the items of a set after a look at their hashes."""
         checked: list[Any] = exactly(list, items)
-        self._ask(_CONTAINER + 128 * len(checked))
+        self._reserve(_CONTAINER + 128 * len(checked))
         check_keys(checked, None, self._hashes)
         return checked
 
-    def _ask(self, nbytes: int) -> None:
+    def _reserve(self, nbytes: int) -> None:
         """Raise LimitError before the calls in a pickle have made far more bytes than the file has."""
         self._asked += nbytes
         if self._asked > _TIMES * self._size + _ASKED:
@@ -264,12 +264,12 @@ class TorchNames:
         """Return the bytes of a text, as pickles of protocol 2 have them; of a number so many zeros."""
         if encoding not in ("latin1", "latin-1") or type(value) not in (str, bytes, int):
             raise ValueError("bytes of what is neither a text nor a number")
-        self._ask(abs(value) if isinstance(value, int) else len(value))
+        self._reserve(abs(value) if isinstance(value, int) else len(value))
         return value.encode("latin1") if isinstance(value, str) else bytes(value)
 
-    def _ordered(self, items: Any = ()) -> dict[str, Any]:
+    def _ordered_dict(self, items: Any = ()) -> dict[str, Any]:
         """Return an OrderedDict; Python 2 had its items as an argument."""
-        self._ask(_CONTAINER + 64 * len(items))
+        self._reserve(_CONTAINER + 64 * len(items))
         if items and not all(len(pair) == 2 and type(pair[0]) is str for pair in exactly(list, items)):
             raise ValueError("an OrderedDict of what is no list of pairs")
         return OrderedDict(items)

@@ -65,7 +65,7 @@ def write(
             _check(info)
     structure = structure_of(record, infos, texts=True)
     plan = _plan(infos, max_shard_size)
-    if not all(map(_aligned, plan)):
+    if not all(map(_all_aligned, plan)):
         structure.order = [info.name for info in infos]
         plan = _plan(sorted(infos, key=lambda info: -info.bits), max_shard_size)
     metadata = {name: value for name, value in record.metadata.items() if name not in structure.metadata}
@@ -106,7 +106,7 @@ def _plan(infos: Sequence[TensorInfo], most: int | None) -> list[list[TensorInfo
     return [[infos[i] for i in shard] for shard in shards.fill([info.nbytes for info in infos], most)]
 
 
-def _aligned(infos: Sequence[TensorInfo]) -> bool:
+def _all_aligned(infos: Sequence[TensorInfo]) -> bool:
     """Return True if each tensor starts at a multiple of its element size, as readers like torch need it."""
     units = [max(info.bits >> 3, 1) for info in infos]
     return not any(entry.start % unit for entry, unit in zip(_entries(infos), units, strict=True))

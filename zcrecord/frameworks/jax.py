@@ -145,8 +145,8 @@ def like_template(record: Any, like: Any, *, keep_numpy: bool = False) -> Any:
     used: set[Any] = set()  # leaves by their identities, items of lists by that and their number
     with located(path=archive.path):
         values = [_value_at(root, path, leaf, used) for path, leaf in leaves]
-        for where, value in _left(root, "", used):
-            what = f"expected no such key, found {_described(value)}: like= has no place for it"
+        for where, value in _unused_values(root, "", used):
+            what = f"expected no such key, found {_describe(value)}: like= has no place for it"
             raise MismatchError(f"{what}; {_ADVICE}", tensor=where)
     return tree_util.tree_unflatten(structure, values)
 
@@ -186,13 +186,13 @@ def _value_at(root: _Branch, path: Sequence[Any], leaf: Any, used: set[Any]) -> 
         inner = node.items.get(key) if isinstance(node, _Branch) else _use_item(node, key, used)
         if inner is None:
             where = ".".join(keys[: depth + 1])
-            raise MismatchError(f"expected {_wanted(leaf)}, found no such key; {_ADVICE}", tensor=where)
+            raise MismatchError(f"expected {_describe_leaf(leaf)}, found no such key; {_ADVICE}", tensor=where)
         node = inner
     fits = isinstance(node, _Leaf) and (node.is_tensor or not _is_array(leaf))
     if fits and _is_array(leaf):
         fits = tuple(leaf.shape) == tuple(node.value.shape)  # an optimizer's dtypes may not be those of its init
     if not fits:
-        what = f"expected {_wanted(leaf)}, found {_described(node)}"
+        what = f"expected {_describe_leaf(leaf)}, found {_describe(node)}"
         raise MismatchError(f"{what}; {_ADVICE}", tensor=".".join(keys) or None)
     used.add(id(node))
     return node.value
@@ -212,12 +212,12 @@ def _is_used(leaf: _Leaf, used: set[Any]) -> bool:
     return id(leaf) in used or (items is not None and all((id(leaf), i) in used for i in range(len(items))))
 
 
-def _left(branch: Any, where: str, used: set[Any]) -> Iterator[tuple[str, Any]]:
+def _unused_values(branch: Any, where: str, used: set[Any]) -> Iterator[tuple[str, Any]]:
     """Yield values that no leaf of the template used; None, empty lists and plain fields of objects are structure."""
     for key, child in branch.items.items():
         name = f"{where}.{key}" if where else key
         if isinstance(child, _Branch):
-            yield from _left(child, name, used)
+            yield from _unused_values(child, name, used)
         elif not _is_used(child, used) and (child.is_tensor or not (branch.is_object or child.value in (None, [], ()))):
             yield name, child
 
@@ -226,13 +226,13 @@ def _is_array(leaf: Any) -> bool:
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
 
 
-def _wanted(leaf: Any) -> str:
+def _describe_leaf(leaf: Any) -> str:
     if _is_array(leaf):
         return f"an array of {leaf.dtype}, shape {tuple(leaf.shape)}"
     return f"a value as {printable(repr(leaf), 60)}"
 
 
-def _described(node: _Branch | _Leaf) -> str:
+def _describe(node: _Branch | _Leaf) -> str:
     if isinstance(node, _Branch):
         return "a module"
     if node.is_tensor:

@@ -153,11 +153,11 @@ class _TorchTensors:
                 yield from_numpy(view)
             else:
                 tensor = self._whole(view)
-                if easy[i] and self._form(view)[1] is view.dtype and from_numpy(view).dtype is tensor.dtype:
+                if easy[i] and self._torch_form(view)[1] is view.dtype and from_numpy(view).dtype is tensor.dtype:
                     known.add(view.dtype)
                 yield tensor
 
-    def _form(self, view: Any) -> tuple[Any, Any]:
+    def _torch_form(self, view: Any) -> tuple[Any, Any]:
         """Return torch's dtype for a view, and a dtype of numpy for the same bytes that torch takes."""
         key = getattr(view, "kind", None) or getattr(view, "dtype", None)
         if key not in self._forms:
@@ -171,7 +171,7 @@ class _TorchTensors:
 
     def _whole(self, view: Any) -> Any:
         """Return the one tensor of a payload, over its bytes."""
-        dtype, carrier = self._form(view)
+        dtype, carrier = self._torch_form(view)
         if isinstance(view, PackedTensor):
             view = view.packed.reshape(torch_shape(view.kind, view.kind.bits, view.shape))
         if not view.size:
@@ -180,10 +180,10 @@ class _TorchTensors:
             view = view.view(carrier)
         if min(view.strides, default=0) < 0:
             view = view.copy()
-        tensor = self._torch.from_numpy(self._own(view))
+        tensor = self._torch.from_numpy(self._writable_array(view))
         return (tensor if tensor.dtype is dtype else tensor.view(dtype)).to(self._device)
 
-    def _own(self, view: Array) -> Array:
+    def _writable_array(self, view: Array) -> Array:
         """Return an array that torch treats as writable: this one, or a copy if the file cannot be mapped again."""
         if view.flags.writeable:
             return view
@@ -191,8 +191,8 @@ class _TorchTensors:
 
     def _part(self, i: int, number: int, view: Any) -> Any:
         """Return one of several tensors of a payload, in their common storage."""
-        dtype, _ = self._form(view)
-        base = self._base(number)
+        dtype, _ = self._torch_form(view)
+        base = self._payload_tensor(number)
         base = base[: len(base) // dtype.itemsize * dtype.itemsize].view(dtype)
         if isinstance(view, PackedTensor):
             return base.view(torch_shape(view.kind, view.kind.bits, view.shape)).detach()
@@ -202,12 +202,12 @@ class _TorchTensors:
         # A detached tensor is not a view for autograd, but shares the count of in-place writes with its tied ones.
         return base.as_strided(view.shape, strides, self._archive.row(i).byte_offset // view.itemsize).detach()
 
-    def _base(self, number: int) -> Any:
+    def _payload_tensor(self, number: int) -> Any:
         if number not in self._bases:
             octets, offset = self._archive.source.locate(number)
             nbytes = self._archive.index.payloads[number]["nbytes"]
             view: Array = np.ndarray(nbytes, np.uint8, octets, offset)
-            self._bases[number] = self._torch.from_numpy(self._own(view)).to(self._device)
+            self._bases[number] = self._torch.from_numpy(self._writable_array(view)).to(self._device)
         return self._bases[number]
 
 

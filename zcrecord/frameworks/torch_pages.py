@@ -74,7 +74,7 @@ def _tensor_class() -> Any:
                 mapped = [each for each in inputs if _still_mapped(each)]
                 _prepare(func.__name__, mapped, args, kwargs or {})
                 out = func(*args, **(kwargs or {}))
-                return _wrapped(cls, out, [each for each in mapped if _whole(each).mapped])
+                return _wrap_result(cls, out, [each for each in mapped if _whole(each).mapped])
 
     return PagedTensor
 
@@ -86,7 +86,7 @@ def _prepare(name: str, inputs: list[Any], args: Any, kwargs: Any) -> None:
         written.append(args[0] if args else None)
     for each in inputs:
         if any(each is one for one in written):
-            _move(each)
+            _make_private(each)
         elif name not in _LOOKS and not (name == "__getitem__" and _selects_view(args[1])):
             _ask_for(each)
 
@@ -105,10 +105,10 @@ def _flat(values: Iterable[Any]) -> Iterator[Any]:
             yield value
 
 
-def _wrapped(cls: Any, out: Any, inputs: list[Any]) -> Any:
+def _wrap_result(cls: Any, out: Any, inputs: list[Any]) -> Any:
     """Return a call's result, with tensors over mapped storage as instances of the subclass."""
     if isinstance(out, list | tuple) and inputs:
-        wrapped = [_wrapped(cls, each, inputs) for each in out]
+        wrapped = [_wrap_result(cls, each, inputs) for each in out]
         return wrapped if isinstance(out, list) else tuple(wrapped) if type(out) is tuple else out
     if not inputs or not hasattr(out, "untyped_storage") or isinstance(out, cls):
         return out
@@ -129,21 +129,21 @@ def _still_mapped(tensor: Any) -> bool:
     """Return True if a tensor lies on the file; a view of a moved tensor is moved first."""
     whole = _whole(tensor)
     if not whole.mapped and tensor is not whole:
-        _put(tensor, whole.untyped_storage())
+        _set_storage(tensor, whole.untyped_storage())
     return bool(whole.mapped)
 
 
-def _move(tensor: Any) -> None:
+def _make_private(tensor: Any) -> None:
     """Give a tensor, and the whole tensor that it is a part of, memory of their own."""
     whole = _whole(tensor)
     if whole.mapped:
         _ask_for(whole)
-        _put(whole, whole.untyped_storage().clone())
+        _set_storage(whole, whole.untyped_storage().clone())
         whole.mapped = False
-    _put(tensor, whole.untyped_storage())
+    _set_storage(tensor, whole.untyped_storage())
 
 
-def _put(tensor: Any, storage: Any) -> None:
+def _set_storage(tensor: Any, storage: Any) -> None:
     if tensor.untyped_storage().data_ptr() != storage.data_ptr():
         tensor.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
 

@@ -129,10 +129,10 @@ class _TensorComparison:
             return None
         key = _place(self._a, i), _place(self._b, j)
         if key not in self._known:
-            self._known[key] = None if self._fast and self._same_digest(i, j) else self._read(name, i, j)
+            self._known[key] = None if self._fast and self._same_digest(i, j) else self._compare_bytes(name, i, j)
         return self._known[key]
 
-    def _read(self, name: str, i: int, j: int) -> Difference | None:
+    def _compare_bytes(self, name: str, i: int, j: int) -> Difference | None:
         _, bits, shape = _type_and_shape(self._a, i)
         nbytes = dtypes.nbytes(prod(shape), bits) or len(self._a.payload(self._a.row(i).payload))
         self._left -= nbytes

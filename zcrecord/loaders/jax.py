@@ -61,14 +61,14 @@ def sharded_arrays(archive: Archive, names: Names | None = None, *, shardings: A
     if names is not None:
         archive = subset.select(archive, names, None)
     chosen = _chooser(jax, shardings, archive)
-    return beside_jax_views(archive, None, lambda part: _sharded(jax, part, chosen))
+    return beside_jax_views(archive, None, lambda part: _load_sharded(jax, part, chosen))
 
 
-def _sharded(jax: Any, archive: Archive, chosen: Callable[[str], Any]) -> dict[str, Any]:
+def _load_sharded(jax: Any, archive: Archive, chosen: Callable[[str], Any]) -> dict[str, Any]:
     """Return arrays that jax has types for, each with its sharding."""
     names = archive.names()
     kinds = checked_dtypes(jax, archive)
-    placed = [_placed(archive, i, name, chosen(name)) for i, name in enumerate(names)]
+    placed = [_local_boxes(archive, i, name, chosen(name)) for i, name in enumerate(names)]
     boxes = {
         name: [tuple(starmap(slice, box)) for box in local] for name, (_, local) in zip(names, placed, strict=True)
     }
@@ -104,7 +104,7 @@ def _not_a(value: Any) -> str:
     return f"not a {type(value).__name__}; jax.sharding.NamedSharding(mesh, PartitionSpec(...)) makes one"
 
 
-def _placed(archive: Archive, i: int, name: str, sharding: Any) -> tuple[Any, list[Bounds]]:
+def _local_boxes(archive: Archive, i: int, name: str, sharding: Any) -> tuple[Any, list[Bounds]]:
     """Return a sharding, and the distinct boxes of a tensor that this process' devices have."""
     shape = archive.shape(archive.row(i))
     if sharding is None:

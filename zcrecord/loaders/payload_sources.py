@@ -109,9 +109,9 @@ class PayloadSources:
     def ref(self, name: str, region: Region, inside: Region | None = None) -> PayloadRef:
         """Return a ref of a tensor's region; or of the same tensor `inside` a region of more bytes."""
         if region.bounds is not None:
-            return self._split(name, region)
+            return self._split_box_ref(name, region)
         if self._is_gathered(region):
-            return self._gathered(name, region)
+            return self._strided_box_ref(name, region)
         read = region if inside is None else inside
         start, stop, number = read.start, read.start + read.nbytes, region.payload
         checked, octets = self._expect(number, None if inside is not None else _grid(read), name)
@@ -157,7 +157,7 @@ class PayloadSources:
             self._expected += [(*part, name) for part in _parts(piece, ranges)]
         return checked, octets
 
-    def _gathered(self, name: str, region: Region) -> PayloadRef:
+    def _strided_box_ref(self, name: str, region: Region) -> PayloadRef:
         """Return the ref of a box of one payload whose bytes are not contiguous."""
         assert region.grid is not None
         grid = region.grid
@@ -168,7 +168,7 @@ class PayloadSources:
         source = BoxSource(offset + grid.start, grid.shape, [box])
         return self._box_ref(name, region._replace(strides=region.compact), source, grid.nbytes, checked)
 
-    def _split(self, name: str, region: Region) -> PayloadRef:
+    def _split_box_ref(self, name: str, region: Region) -> PayloadRef:
         """Return the ref of a box of a split tensor."""
         pieces = []
         checked = True

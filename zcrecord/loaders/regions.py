@@ -62,7 +62,7 @@ class Regions:
                 reason = f"dtype code {code} is not known" if kind is None else "no device has tensors of strings"
                 raise UnsupportedError(f"{reason}; leave it out with names=, or take its bytes with raw=True")
             whole = Region.raw(payload, 0, nbytes)
-            return whole if box is None else _cut(whole, bounds_of(box, whole.shape))
+            return whole if box is None else _box_region(whole, bounds_of(box, whole.shape))
         shape = tuple(self._dims[dims : dims + rank])
         if payload in self._split:
             bounds = bounds_of(() if box is None else box, shape)
@@ -72,11 +72,13 @@ class Regions:
         if strides == NONE:
             whole = Region(payload, 0, nbytes, kind, bits, shape, None, 0)
         else:
-            whole = _strided(payload, kind, bits, shape, tuple(self._strides[strides : strides + rank]), byte_offset)
-        return whole if box is None else _cut(whole, bounds_of(box, shape))
+            whole = _strided_region(
+                payload, kind, bits, shape, tuple(self._strides[strides : strides + rank]), byte_offset
+            )
+        return whole if box is None else _box_region(whole, bounds_of(box, shape))
 
 
-def _strided(
+def _strided_region(
     payload: int, kind: DType, bits: int, shape: tuple[int, ...], strides: tuple[int, ...], first: int
 ) -> Region:
     """Return the region that elements reach, the first of which is at byte `first` of the payload."""
@@ -87,7 +89,7 @@ def _strided(
     return Region(payload, low, high - low, kind, bits, shape, stored, first - low)
 
 
-def _cut(region: Region, bounds: Bounds) -> Region:
+def _box_region(region: Region, bounds: Bounds) -> Region:
     """Return the region of a box of a tensor; UnsupportedError unless packed elements start and end on whole bytes."""
     shape = tuple(hi - lo for lo, hi in bounds)
     if shape == region.shape:
@@ -99,7 +101,7 @@ def _cut(region: Region, bounds: Bounds) -> Region:
     box_bytes = grid_of(bounds, region.shape, strides, region.bits)
     if box_bytes is None:
         first += sum(lo * step for (lo, _), step in zip(bounds, strides, strict=True)) * (region.bits // 8)
-        return _strided(region.payload, region.dtype, region.bits, shape, strides, first)
+        return _strided_region(region.payload, region.dtype, region.bits, shape, strides, first)
     grid, compact = box_bytes
     grid = grid._replace(start=first + grid.start)
     packed = None if is_c_order(shape, compact) else compact

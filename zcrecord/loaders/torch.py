@@ -89,11 +89,11 @@ class TorchLoader:
             if dst is not None:
                 return self._load_into(ref, dst)
             if not ref.nbytes:
-                dtype, shape = self._form(ref)
+                dtype, shape = self._torch_form(ref)
                 return self._empty(shape, dtype)
             return self._load_new(ref)
 
-    def _form(self, ref: PayloadRef) -> tuple[Any, tuple[int, ...]]:
+    def _torch_form(self, ref: PayloadRef) -> tuple[Any, tuple[int, ...]]:
         """Return torch's dtype and shape of a ref."""
         return torch_dtype(self._torch, ref.dtype, ref.bits), torch_shape(ref.dtype, ref.bits, ref.shape)
 
@@ -106,7 +106,7 @@ class TorchLoader:
     def view(self, loaded: Any, ref: PayloadRef) -> Any:
         """Return a tensor as a view of loaded bytes; with negative strides a copy."""
         with located(path=ref.path, tensor=ref.name):
-            dtype, shape = self._form(ref)
+            dtype, shape = self._torch_form(ref)
         with self._ordinary():
             return self._view(loaded, ref, dtype, shape)
 
@@ -149,7 +149,7 @@ class TorchLoader:
     def _load_into(self, ref: PayloadRef, dst: Any) -> Any:
         """Load a ref into the caller's tensor, which must have its dtype, shape and device."""
         torch = self._torch
-        dtype, shape = self._form(ref)
+        dtype, shape = self._torch_form(ref)
         if not isinstance(dst, torch.Tensor) or (dst.dtype, tuple(dst.shape)) != (dtype, shape):
             given = f"{dst.dtype} of shape {tuple(dst.shape)}" if isinstance(dst, torch.Tensor) else type(dst).__name__
             raise UnsupportedError(f"dst has to be {dtype} of shape {shape}, and is {given}")
@@ -176,9 +176,9 @@ class TorchLoader:
         lowest = ref.byte_offset // item + reach(shape, ref.strides)[0]
         forward = elements.as_strided(shape, [abs(s) for s in ref.strides], lowest).detach()
         backward = [axis for axis, stride in enumerate(ref.strides) if stride < 0]
-        return self._flipped(forward, backward) if backward else forward
+        return self._flip_later(forward, backward) if backward else forward
 
-    def _flipped(self, tensor: Any, axes: list[int]) -> Any:
+    def _flip_later(self, tensor: Any, axes: list[int]) -> Any:
         """Return a copy of a tensor with some axes flipped, made once its bytes are there."""
         flipped = self._empty(tuple(tensor.shape), tensor.dtype)
         # torch flips neither all of its unsigned integers nor floats of 8 bits.

@@ -26,7 +26,7 @@ def same_answers(model: Any, tuned: Any, path: str, *, exact: bool) -> bool:
     reason = ""
     for size in _SIZES:
         try:
-            feed = _feed(model, size)
+            feed = _made_up_inputs(model, size)
             expected = model.run(None, feed)
         except Exception as error:  # those of ONNX Runtime have no common class
             reason = printable(str(error))
@@ -49,7 +49,7 @@ def same_answers(model: Any, tuned: Any, path: str, *, exact: bool) -> bool:
     return False
 
 
-def _feed(session: Any, size: int) -> dict[str, Any]:
+def _made_up_inputs(session: Any, size: int) -> dict[str, Any]:
     rng, feed = np.random.default_rng(0), {}
     for value in session.get_inputs():
         if not value.type.startswith("tensor("):

@@ -201,7 +201,7 @@ def verify_external(
         fault_of = _payload_check(record) if TUNED_FOR in props else _tensor_check(part)
         for name, place in expected.items():
             if (fault := fault_of(name, place)) is not None:
-                what = f"'{printable(model)}' expects {_described(place)}, {fault}"
+                what = f"'{printable(model)}' expects {_describe(place)}, {fault}"
                 raise IntegrityError(what, path=record.archive.path, tensor=name, advice=_AGAIN)
         if TUNED_FOR in props and (other := difference(interface_of(skeleton_of(part)), interface)) is not None:
             what = f"it {other}, unlike the model in '{printable(record.path or '')}'"
@@ -264,10 +264,10 @@ def _tensor_check(part: Record) -> Callable[[str, LocatedTensor], str | None]:
 
     def fault_of(name: str, expected: LocatedTensor) -> str | None:
         stored = infos.get(name)
-        actual = "no tensor of this name" if stored is None else _described(stored)
+        actual = "no tensor of this name" if stored is None else _describe(stored)
         if stored is not None and stored.strides is not None:
             actual = "it by strides, not in C order"
-        return None if actual == _described(expected) else f"the archive has {actual}"
+        return None if actual == _describe(expected) else f"the archive has {actual}"
 
     return fault_of
 
@@ -280,5 +280,5 @@ def _payload_check(record: Record) -> Callable[[str, LocatedTensor], str | None]
     return lambda _, place: None if (place.offset, place.nbytes) in payloads else "where the archive has no payload"
 
 
-def _described(info: TensorInfo | LocatedTensor) -> str:
+def _describe(info: TensorInfo | LocatedTensor) -> str:
     return f"{info.dtype.name} of shape {list(info.shape)}, {info.nbytes} bytes at {info.offset}"

@@ -219,7 +219,7 @@ class _Pass:
     ) -> None:
         """Write all payloads of a model, the skeleton last."""
         skeleton = Skeleton()
-        bounded = report if source.packed is None else _bounded(skeleton, source.packed, report)
+        bounded = report if source.packed is None else _graph_limit(skeleton, source.packed, report)
         reader = ProtobufReader(source.stream, skeleton, bounded)
         check_start(reader)
         selection = None if test is None else _Selection(test)
@@ -268,13 +268,13 @@ class _ModelConversion(NamedTuple):
             with located(path=model.path):
                 if model.module:
                     done.outline.check_name((model.module,))
-                with self._opened(model) as source:
+                with self._open_model(model) as source:
                     done.add(source, model.module, self.test, self._report(source, before + done.passed))
         done.finish(self.metadata)
         return done
 
     @contextlib.contextmanager
-    def _opened(self, model: _ModelSource) -> Iterator[_OpenModel]:
+    def _open_model(self, model: _ModelSource) -> Iterator[_OpenModel]:
         if model.path is None:
             peeked = PeekableStream(model.given)
             yield _OpenModel(decompressed(peeked), peeked, None, None)
@@ -314,7 +314,9 @@ class _ModelConversion(NamedTuple):
             done.out.verify_written()
 
 
-def _bounded(skeleton: Skeleton, packed: PeekableStream, report: Callable[[int], None] | None) -> Callable[[int], None]:
+def _graph_limit(
+    skeleton: Skeleton, packed: PeekableStream, report: Callable[[int], None] | None
+) -> Callable[[int], None]:
     """Return a progress callback that refuses a huge graph in little compressed data, as it is held in memory."""
 
     def bounded(passed: int) -> None:
@@ -432,7 +434,7 @@ class _Selection:
         """
         keeps, payload = self.takes(t.scope, t.field, t.place, t.name), t.values.payload
         if keeps and payload == NONE and t.expected():
-            raise _late(t.label, t.offset)
+            raise _named_too_late(t.label, t.offset)
         if not keeps and payload != NONE:
             out.forget(payload)
         return payload if keeps else LEFT_OUT
@@ -442,11 +444,11 @@ class _Selection:
         names = [plain_name(f.scope, f.field, f.place, f.name) or "" for f in tensors]
         for name, f in zip(names, tensors, strict=True):
             if self._test(name) != (f.payload != LEFT_OUT):
-                raise _late(name, f.offset)
+                raise _named_too_late(name, f.offset)
         if all(f.payload == LEFT_OUT for f in tensors):
             raise TensorNotFoundError(self._test.text, lambda: names)
 
 
-def _late(name: str, offset: int) -> OnnxError:
+def _named_too_late(name: str, offset: int) -> OnnxError:
     what = "it is named after its values, too late for a choice by name"
     return OnnxError(f"byte {offset:#x}: {what}; convert everything, and choose when loading", tensor=name)

@@ -198,9 +198,9 @@ class _ModelWriter:
     def plan(self, progress: Progress | None) -> None:
         """Assemble the model, but for the values that are read while it is written."""
         if self._tuned is not None:
-            self._parts = [self._unlinked(self._tuned.data)]
+            self._parts = [self._without_link(self._tuned.data)]
         else:
-            skeleton = self._unlinked(skeleton_of(self._record))
+            skeleton = self._without_link(skeleton_of(self._record))
             model = restore(self._record, self._place, skeleton=skeleton)
             self._parts, self._tensors = model.parts, model.tensors
         advice = Advice("{} leaves the weights in the archive", "external", True)
@@ -214,7 +214,7 @@ class _ModelWriter:
             self._parts.append(encode_properties(props))
         self._nbytes = sum(map(len, self._parts))
 
-    def _unlinked(self, skeleton: Any) -> Any:
+    def _without_link(self, skeleton: Any) -> Any:
         """Return a skeleton or graph without metadata_props that `to_onnx` wrote; the model's own stay."""
         rest, removed = without_properties(skeleton, PROPERTIES)
         if not removed or is_link(removed):
@@ -260,11 +260,11 @@ class _ModelWriter:
             payload_bytes=sum(info.nbytes for info in inside),
             archive_bytes=self._nbytes,
             input_bytes=self._whole.archive_nbytes,
-            repeated_bytes=self._repeated(inside),
+            repeated_bytes=self._repeated_bytes(inside),
             session_options={} if self._link is None else ONE_COPY if self._tuned is None else self._tuned.options,
         )
 
-    def _repeated(self, inside: list[TensorInfo]) -> int:
+    def _repeated_bytes(self, inside: list[TensorInfo]) -> int:
         if self._link is not None:
             return sum(info.nbytes for info in inside if info.strides is not None)
         stored = [

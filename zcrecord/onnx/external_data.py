@@ -284,14 +284,14 @@ class ModelFolder:
     def open(self, location: str) -> int:
         """Return a descriptor of a file in the folder that the model may use; the caller closes it."""
         try:
-            return self._checked(location)
+            return self._open_checked(location)
         except OSError as error:
             if isinstance(error, RecordError):
                 raise
             what = f"cannot be opened: {error.strerror or error}; it belongs beside the model"
             raise _broken(location, what) from error
 
-    def _checked(self, location: str) -> int:
+    def _open_checked(self, location: str) -> int:
         """Open a file so that a swap between the checks and the opening is noticed."""
         path = Path(self.path, *location.split("/"))
         real = os.path.realpath(path)

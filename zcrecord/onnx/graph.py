@@ -166,10 +166,10 @@ def restore(
     values, path = [(_kind(value), value) for value in record.values()], record.archive.path
     if copied := sum(value.nbytes for _, value in values if not in_c_order(value)):
         check_apart(copied, record.archive.stored_nbytes(), path)
-    model = _restored(data, _RestoringSink(values, path, place))
+    model = _restore(data, _RestoringSink(values, path, place))
     names, there = full_names(model.named, sum(map(len, record.names))), record.names
     if names != [there[tensor.number] for tensor in model.tensors]:
-        model = _restored(data, _RestoringSink(values, path, place, _numbers(names, there, path)))
+        model = _restore(data, _RestoringSink(values, path, place, _numbers(names, there, path)))
     model.check()
     return model
 
@@ -180,7 +180,7 @@ def filled(skeleton: Any, tensors: Sequence[tuple[DType, Any]], place: Callable[
     `tensors` are types and values, any objects with a shape and a size. `place` is that of `restore`, and never returns
     None.
     """
-    return _restored(skeleton, _RestoringSink(tensors, None, place)).parts
+    return _restore(skeleton, _RestoringSink(tensors, None, place)).parts
 
 
 def size_of(parts: Sequence[Any], advice: Advice, path: str | None = None) -> int:
@@ -201,7 +201,7 @@ def _numbers(names: list[str], there: Sequence[str], path: str | None) -> list[i
     return [known[name] for name in names]
 
 
-def _restored(data: Any, tensors: _RestoringSink) -> _RestoringSink:
+def _restore(data: Any, tensors: _RestoringSink) -> _RestoringSink:
     skeleton = Skeleton()
     Scanner(ProtobufReader(io.BytesIO(data), skeleton), tensors).scan()
     tensors.parts = skeleton.finish()

@@ -198,16 +198,16 @@ def _loose(text: bytes) -> str:
 
 def seal(scope: Scope) -> None:
     """Free all of a message that was read to its end, but for its parts of names."""
-    scope.own = _own(scope)
+    scope.own = _own_path(scope)
     scope.texts = scope.counts = scope.single = None
 
 
 def _prefix(scope: Scope) -> tuple[str, ...]:
     """Return the parts of names of a message and those around it, as far as they are read."""
-    return () if scope.parent is None else (*_prefix(scope.parent), *(scope.own or _own(scope)))
+    return () if scope.parent is None else (*_prefix(scope.parent), *(scope.own or _own_path(scope)))
 
 
-def _own(scope: Scope) -> tuple[str, ...]:
+def _own_path(scope: Scope) -> tuple[str, ...]:
     texts, parent = scope.texts or {}, scope.parent.kind if scope.parent is not None else MODEL
     if scope.kind is NODE:
         return (_loose(texts.get(3) or texts.get(2, b"")),)

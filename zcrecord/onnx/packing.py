@@ -117,7 +117,7 @@ class WeightPacker:
         nodes = list(dict.fromkeys(self._nodes(fields[_GRAPH][-1], {}, {}, dict)))
         first = {node.kind(): node for node in reversed(nodes)}
         groups = list(self._groups(first.values()))
-        self._samples = list(self._packed(groups))
+        self._samples = list(self._pack_groups(groups))
         sizes: dict[Any, list[int]] = {kind: [] for kind in first}
         for group, forms in zip(groups, self._samples, strict=True):
             kinds = {weight: node.kind() for node in group for weight in node.weights()}
@@ -136,7 +136,7 @@ class WeightPacker:
     def forms(self) -> Iterator[PackedForm]:
         """Yield the packed forms, each key once: ONNX Runtime refuses a model that names one twice."""
         known: set[str] = set()
-        packed = itertools.chain(self._samples, self._packed(self._groups(self._rest)))
+        packed = itertools.chain(self._samples, self._pack_groups(self._groups(self._rest)))
         for form in itertools.chain.from_iterable(packed):
             if form.key not in known:
                 known.add(form.key)
@@ -184,7 +184,7 @@ class WeightPacker:
                 found: list[Any] = [constants.get(name) or (types().get(name) if name else b"") for name in names]
                 if None in found:
                     raise OnnxError(f"an input of {node[_OPERATOR]} is no tensor")
-                rest = b"".join(raw for number, raw, _ in _split(message) if number in _KEPT)
+                rest = b"".join(raw for number, raw, _ in _split_fields(message) if number in _KEPT)
                 yield _Node(rest, tuple(found), tuple(map(bool, node.get(_NODE_OUTPUT, []))))
 
     def _types(self, nodes: list[bytes], constants: _Constants, values: dict[bytes, bytes]) -> dict[bytes, bytes]:
@@ -202,7 +202,7 @@ class WeightPacker:
         path.write_bytes(rewrite(memoryview(self._model(graph)), zeros))
         return values | dict(_types_told(session_of_nodes(self._record, str(path))))
 
-    def _packed(self, groups: Iterable[list[_Node]]) -> Iterator[list[PackedForm]]:
+    def _pack_groups(self, groups: Iterable[list[_Node]]) -> Iterator[list[PackedForm]]:
         return map_ordered(lambda: self._pack, groups, self._threads)
 
     def _graph(self, nodes: list[_Node]) -> tuple[Iterable[bytes], dict[str, Any]]:
@@ -262,7 +262,7 @@ class WeightPacker:
         return self._head + encode_field(_GRAPH, encode_field(2, b"g") + b"".join(graph))
 
 
-def _split(message: bytes) -> Iterator[tuple[int, bytes, bytes]]:
+def _split_fields(message: bytes) -> Iterator[tuple[int, bytes, bytes]]:
     """Yield the number of each field of a message, all its bytes, and those behind its tag and length."""
     reader = ProtobufReader(message)
     for start, tag, value in reader.fields(reader.limit):
@@ -273,14 +273,14 @@ def _split(message: bytes) -> Iterator[tuple[int, bytes, bytes]]:
 def _fields(message: bytes) -> dict[int, list[bytes]]:
     """Return the texts and messages in a message, by the numbers of their fields."""
     fields: dict[int, list[bytes]] = {}
-    for number, _, body in _split(message):
+    for number, _, body in _split_fields(message):
         fields.setdefault(number, []).append(body)
     return fields
 
 
 def _constant(message: bytes) -> tuple[bytes, _Constant]:
     name, weight, rest = b"", None, b""
-    for number, raw, body in _split(message):
+    for number, raw, body in _split_fields(message):
         if number == _TENSOR_NAME:
             name = body
         elif number == _EXTERNAL_DATA:

@@ -340,12 +340,12 @@ def session_of_nodes(
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
     options.enable_cpu_mem_arena = False
-    _give(options, weights or {})
+    _add_files_in_memory(options, weights or {})
     with model_errors(record):
         return ort.InferenceSession(model, options, providers=[_CPU], enable_fallback=0)
 
 
-def _give(options: Any, memory: Mapping[str, Any]) -> None:
+def _add_files_in_memory(options: Any, memory: Mapping[str, Any]) -> None:
     """Give ONNX Runtime arrays of bytes as files of these names."""
     if memory:
         configure(options, _DIRECT, "1")
@@ -492,7 +492,7 @@ def make_session(
     size = graph.size_of(parts, graph.STAY_OUT, path)
     for copied in (size, places.copied):
         check_apart(copied, record.archive.stored_nbytes(), path)
-    _give(options, places.given)
+    _add_files_in_memory(options, places.given)
     if shared:
         configure(options, NO_PREPACKING, "1")
     off = set(COPYING) if shared else None

@@ -89,7 +89,7 @@ def fill_session(
     record = graph.opened_model(source, module).part
     weights, every_name = _weights(record), record.names
     names = [every_name[w.number] for w in weights]
-    loaded = _loaded(record, loader, names)
+    loaded = _load_weights(record, loader, names)
     options = ort.SessionOptions() if sess_options is None else sess_options
     if sess_options is None:
         options.log_severity_level = 3  # or it warns for each weight that it is no constant, as is meant here
@@ -105,7 +105,9 @@ def fill_session(
     return session
 
 
-def _loaded(record: Record, loader: Loader | Mapping[str, Any] | str | None, names: list[str]) -> Mapping[str, Any]:
+def _load_weights(
+    record: Record, loader: Loader | Mapping[str, Any] | str | None, names: list[str]
+) -> Mapping[str, Any]:
     if loader is None:
         return record
     if not isinstance(loader, Mapping):

@@ -239,13 +239,13 @@ def _processors(cpuinfo: str) -> list[dict[str, str]]:
 
 def _words(features: Iterable[str]) -> tuple[str, ...]:
     """Return features sorted, within the limits of `decode`: long ones, and too many, as a checksum."""
-    plain = sorted({_shortened(re.sub(r"[^ -~]", "?", feature)) for feature in features})
+    plain = sorted({_shorten(re.sub(r"[^ -~]", "?", feature)) for feature in features})
     if len(plain) > _MOST_FEATURES:
-        plain = [_shortened(" ".join(plain))]
+        plain = [_shorten(" ".join(plain))]
     return tuple(plain)
 
 
-def _shortened(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= 100 else f"{text[:80]}...{zlib.crc32(text.encode()):08x}"
 
 

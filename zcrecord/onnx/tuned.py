@@ -125,7 +125,7 @@ class TunedTarget(NamedTuple):
             entries = {"location": location, "offset": str(base + offset), "length": str(nbytes)}
             for key, value in t.entries.items() if packed else ():
                 if PACKED.fullmatch(key):
-                    entries[key] = self._packed(value, rows, base, packed_forms)
+                    entries[key] = self._packed_value(value, rows, base, packed_forms)
             if len(weights) + len(packed_forms) > MOST_MAPPED:
                 raise LimitError(f"more than {MOST_MAPPED} weights and packed forms, each a mapping, are too many")
             return t.encode(entries)
@@ -146,7 +146,7 @@ class TunedTarget(NamedTuple):
             raise FormatError(f"{what}; {_AGAIN}")
         return self.payloads[int(number)]
 
-    def _packed(self, value: str, rows: Any, base: int, forms: list[PayloadId]) -> str:
+    def _packed_value(self, value: str, rows: Any, base: int, forms: list[PayloadId]) -> str:
         if not _PACKED_VALUE.fullmatch(value):
             raise FormatError(f"packed weights '{printable(value, 40)}' are no key and payloads; {_AGAIN}")
         key, *buffers = value.split("|")
@@ -240,12 +240,15 @@ def read_tuned(archive: Archive) -> TunedPart | None:
     targets = []
     for m in numbers:
         attributes = values.get(m, {})
-        graph, initializers = (_typed(attributes, k, PayloadId) for k in (GRAPH, INITIALIZERS))
-        target, seal = TuningTarget.decode(_typed(attributes, TARGET, str)), _typed(attributes, SEAL, str)
-        module = _typed(attributes, MODULE, str) if MODULE in attributes else ""
+        graph, initializers = (_checked_value(attributes, k, PayloadId) for k in (GRAPH, INITIALIZERS))
+        target, seal = (
+            TuningTarget.decode(_checked_value(attributes, TARGET, str)),
+            _checked_value(attributes, SEAL, str),
+        )
+        module = _checked_value(attributes, MODULE, str) if MODULE in attributes else ""
         targets.append(TunedTarget(target, module, graph, initializers, _payloads(attributes), seal))
     above = values.get(top, {})
-    return TunedPart(top, archive.payload(_typed(above, BEFORE, PayloadId)), _payloads(above), targets)
+    return TunedPart(top, archive.payload(_checked_value(above, BEFORE, PayloadId)), _payloads(above), targets)
 
 
 def check_interfaces(archive: Archive) -> None:
@@ -340,7 +343,7 @@ def fitting(archive: Archive, module: str, here: TuningTarget) -> TunedTarget:
     raise NoTuning("; ".join(different) or "it is not tuned")
 
 
-def _typed(values: dict[str, Any], key: str, kind: type) -> Any:
+def _checked_value(values: dict[str, Any], key: str, kind: type) -> Any:
     value = values.get(key)
     if not isinstance(value, kind):
         raise FormatError(f"its tuned part has no attribute '{key}' of the right type; {_AGAIN}")
@@ -348,7 +351,7 @@ def _typed(values: dict[str, Any], key: str, kind: type) -> Any:
 
 
 def _payloads(values: dict[str, Any]) -> list[PayloadId]:
-    payloads: list[PayloadId] = _typed(values, PAYLOADS, list)
+    payloads: list[PayloadId] = _checked_value(values, PAYLOADS, list)
     if not all(isinstance(n, PayloadId) and n != NONE for n in payloads):
         raise FormatError(f"attribute '{PAYLOADS}' of its tuned part is no list of payloads; {_AGAIN}")
     return payloads

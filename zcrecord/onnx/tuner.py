@@ -138,7 +138,7 @@ def tune(
     """
     if files.is_url(dest):
         arguments = {"threads": threads, "verify": verify, "progress": progress, "planned": planned}
-        return _sent(tune, archive, dest, force, storage_options, arguments)
+        return _tune_remote(tune, archive, dest, force, storage_options, arguments)
     started = time.perf_counter()
     ort = onnxruntime_module()
     with _open_work(archive, dest, force=force, durable=durable) as work:
@@ -205,7 +205,7 @@ def untune(
             SourceError: as `tune`.
     """
     if files.is_url(dest):
-        return _sent(untune, archive, dest, force, storage_options, {"progress": progress, "planned": planned})
+        return _tune_remote(untune, archive, dest, force, storage_options, {"progress": progress, "planned": planned})
     started = time.perf_counter()
     with _open_work(archive, dest, force=force, durable=durable) as work:
         if work.part is None:
@@ -231,7 +231,7 @@ def untune(
         return work.report(started, before, rewrite_models(models, work.dest, None))
 
 
-def _sent(
+def _tune_remote(
     work: Callable[..., TuneReport],
     archive: Any,
     url: str,

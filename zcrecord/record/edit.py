@@ -167,7 +167,7 @@ class RecordEditor(MutableMapping[str, Any]):
         record = self._open_record()
         try:
             if kind is None:
-                self._end()
+                self._write_edited()
         finally:
             record.__exit__(kind, *error)
             self._record = None
@@ -397,7 +397,7 @@ class RecordEditor(MutableMapping[str, Any]):
             self._attributes_set.clear()
         return self._current
 
-    def _end(self) -> None:
+    def _write_edited(self) -> None:
         """Write the archive."""
         stored = self._open_record().archive
         archive = self._settle()
@@ -549,7 +549,7 @@ def add_metadata(record: Record, dest: Any, added: Mapping[str, Any], *, durable
     editor = RecordEditor(str(record.path), dest, force=True, durable=durable)
     editor._begin(record)
     editor.metadata |= added
-    editor._end()
+    editor._write_edited()
 
 
 def add_metadata_to_catalogue(record: Record, added: Mapping[str, Any], *, durable: bool) -> None:

@@ -197,7 +197,7 @@ def _load(source: Any, names: Names | None, rename: Rename | None, options: Load
             if not names_files(archive):
                 return _fetch_part(archive, names, rename, options)
         defer = names is None and rename is None and not options.checks_content
-        archive = _verified(_open_local(memory, options, defer=defer), options)
+        archive = _verify(_open_local(memory, options, defer=defer), options)
         _check_content(archive, options, local=True)
         archive = _select(archive, names, rename)
         if kept:
@@ -213,7 +213,7 @@ def _fetch_part(archive: Archive, names: Names | None, rename: Rename | None, op
     archive = _select(archive, names, rename)
     if names is not None:
         archive.fetch()
-    return _verified(archive, options)
+    return _verify(archive, options)
 
 
 def _select(archive: Archive, names: Names | None, rename: Rename | None) -> Archive:
@@ -224,7 +224,7 @@ def _select(archive: Archive, names: Names | None, rename: Rename | None) -> Arc
     return subset.select(archive, names, rename)
 
 
-def _verified(archive: Archive, options: LoadOptions) -> Archive:
+def _verify(archive: Archive, options: LoadOptions) -> Archive:
     """Verify the payloads if asked to; return the archive, or in mode "c" a private copy."""
     if options.verify == "full":
         from zcrecord.archive import digest  # here, because few loads read all of an archive

@@ -384,7 +384,7 @@ class Record(Mapping[str, Any]):
         return f"<Record {where}: closed>" if self._closed else f"<Record {where}: {len(self)} tensors>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopened, self.archive.__reduce__()
+        return _reopen, self.archive.__reduce__()
 
     def __hash__(self) -> int:
         return id(self)
@@ -393,7 +393,7 @@ class Record(Mapping[str, Any]):
         return self is other
 
 
-def _reopened(function: Callable[..., Archive], arguments: tuple[Any, ...]) -> Record:
+def _reopen(function: Callable[..., Archive], arguments: tuple[Any, ...]) -> Record:
     return Record(function(*arguments))
 
 

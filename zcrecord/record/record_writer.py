@@ -86,10 +86,10 @@ class RecordWriter:
                 raise ProducerError("was left unfinished by an error; nothing is written", tensor=self._unfinished)
             entries = self._tree.entries()
             entries.metadata = metadata_entries(self.metadata)
-            self.report, self.modules = self._opened().finish(entries), len(entries.modules)
+            self.report, self.modules = self._require_open().finish(entries), len(entries.modules)
             self._out = None
 
-    def _opened(self) -> PayloadWriter:
+    def _require_open(self) -> PayloadWriter:
         if self._out is None:
             raise UnsupportedError("a RecordWriter writes only inside its with block")
         if self._unfinished is not None:
@@ -105,7 +105,7 @@ class RecordWriter:
             NameCollisionError: the name is taken. UnsupportedError: not a tensor. ProducerError: a LazyTensor gave
             other bytes than it declared. SourceError: the file system reports an error.
         """
-        out, path = self._opened(), path_of_name(name)
+        out, path = self._require_open(), path_of_name(name)
         self._tree.check_name(path)
         full = ".".join(path)
         if is_attribute(value, full):
@@ -152,7 +152,7 @@ class RecordWriter:
         Raises:
             ProducerError: too few or too many bytes are written, or values of another type.
         """
-        out, path = self._opened(), path_of_name(name)
+        out, path = self._require_open(), path_of_name(name)
         self._tree.check_name(path)
         full = ".".join(path)
         declared = LazyTensor(dtype, shape, ())
@@ -178,7 +178,7 @@ class RecordWriter:
         Raises:
             TensorNotFoundError: `to` was not written. NameCollisionError: `name` is taken.
         """
-        self._opened()
+        self._require_open()
         path, other = path_of_name(name), ".".join(path_of_name(to))
         entry = self._written.get(other)
         if entry is None:
@@ -188,7 +188,7 @@ class RecordWriter:
 
     def attribute(self, name: str | Sequence[str], value: Any) -> None:
         """Add an attribute: None, bool, int, float, str, bytes, or a list or tuple of one of these."""
-        self._opened()
+        self._require_open()
         self._tree.attribute(path_of_name(name), value)
 
     def module(self, name: str | Sequence[str], kind: str = "mapping", type_name: str = "") -> None:
@@ -200,7 +200,7 @@ class RecordWriter:
         Raises:
             UnsupportedError: another kind. NameCollisionError: a tensor has its name.
         """
-        self._opened()
+        self._require_open()
         if kind not in list(_KINDS):
             raise UnsupportedError(f"kind {kind!r} is not known; {', '.join(_KINDS)}")
         if not isinstance(type_name, str):

@@ -35,12 +35,12 @@ _SIGNED: tuple[tuple[frozenset[str], frozenset[str]], ...] = (
 def identity(url: str, options: Mapping[str, Any]) -> str:
     """Return a text that identifies one archive, without signature and credentials of options; hash it before use."""
     if is_http(url):
-        return json.dumps([_unsigned(url), _public(options)], sort_keys=True)
+        return json.dumps([_without_signature(url), _public(options)], sort_keys=True)
     servers = {name: os.environ[name] for name in _ELSEWHERE if name in os.environ}
     return json.dumps([url, _public({**options, **servers})], sort_keys=True)
 
 
-def _unsigned(url: str) -> str:
+def _without_signature(url: str) -> str:
     """Return a URL without its signature, the rest as it is written."""
     before, _, after = url.partition("?")
     query, fragment, rest = after.partition("#")

@@ -86,11 +86,11 @@ class HttpFile(RemoteFile):
         """Fetch the first bytes; all of a small file from a server without range requests."""
         first = bytearray(nbytes)
         part = _Transfer(0, memoryview(first))
-        whole: memoryview | None = self._run(self._try(part, first=True))
+        whole: memoryview | None = self._run(self._fetch_in_time(part, first=True))
         return memoryview(first)[: part.received] if whole is None else whole
 
     def fill(self, requests: list[Request]) -> None:
-        self._run(self._all([_Transfer(offset, target) for offset, target in requests]))
+        self._run(self._fetch_all([_Transfer(offset, target) for offset, target in requests]))
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run in fsspec's own thread; after an interrupt, wait until no byte is written any more."""
@@ -111,12 +111,12 @@ class HttpFile(RemoteFile):
             ended.wait(_GRACE)
             raise
 
-    async def _all(self, parts: list[_Transfer]) -> None:
+    async def _fetch_all(self, parts: list[_Transfer]) -> None:
         limit = asyncio.Semaphore(MOST_AT_ONCE)
 
         async def fetch(part: _Transfer) -> None:
             async with limit:
-                await self._try(part)
+                await self._fetch_in_time(part)
 
         tasks = [asyncio.ensure_future(fetch(part)) for part in parts]
         try:
@@ -127,19 +127,19 @@ class HttpFile(RemoteFile):
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
 
-    async def _try(self, part: _Transfer, *, first: bool = False) -> memoryview | None:
+    async def _fetch_in_time(self, part: _Transfer, *, first: bool = False) -> memoryview | None:
         """Repeat a request until all bytes have come; returns the whole file if the first answer had that."""
         nbytes, clock = part.missing, asyncio.get_running_loop().time
         start = clock()
         try:
             async with asyncio.timeout(_PATIENCE if self.size >= 0 else min(_PATIENCE, _FIRST)) as limit:
                 part.extend = lambda: limit.reschedule(start + _PATIENCE + nbytes / _SLOWEST)
-                return await self._repeat(part, first=first)
+                return await self._fetch_with_retries(part, first=first)
         except TimeoutError:
             what = f"cannot be read: only {part.received} of {nbytes} bytes came in {clock() - start:.0f} seconds"
             raise SourceError(f"{what}; the server or the line is too slow", path=self.shown) from None
 
-    async def _repeat(self, part: _Transfer, *, first: bool) -> memoryview | None:
+    async def _fetch_with_retries(self, part: _Transfer, *, first: bool) -> memoryview | None:
         """Make a request again after errors that may pass, at most TRIES times without progress."""
         import aiohttp
 
@@ -147,7 +147,7 @@ class HttpFile(RemoteFile):
         while True:
             before = part.received
             try:
-                whole = await self._ask(part, first=first)
+                whole = await self._request(part, first=first)
                 if whole is not None or not part.missing:
                     return whole
                 raise _AgainError(f"only {part.received} of {len(part.target)} bytes came")
@@ -163,7 +163,7 @@ class HttpFile(RemoteFile):
                 what = "the request is invalid; do the URL and its storage options fit, headers as text?"
                 raise SourceError(what, path=self.shown) from None
 
-    async def _ask(self, part: _Transfer, *, first: bool) -> memoryview | None:
+    async def _request(self, part: _Transfer, *, first: bool) -> memoryview | None:
         """Make one request, following redirects, and write its bytes to their place."""
         hop = await self._first_hop(f"bytes={part.offset}-{part.offset + part.missing - 1}")
         follow = hop.options.pop("allow_redirects", True)
@@ -176,7 +176,7 @@ class HttpFile(RemoteFile):
                 if answer.status not in _MOVED or not follow:
                     return await self._receive(answer, part, first=first)
                 location = self._header(answer.headers, "Location")
-            hop = await self._redirected(hop, location)
+            hop = await self._next_hop(hop, location)
         raise SourceError("cannot be read: too many redirects", path=self.shown)
 
     async def _first_hop(self, byte_range: str) -> _Hop:
@@ -191,7 +191,7 @@ class HttpFile(RemoteFile):
             options.setdefault("timeout", aiohttp.ClientTimeout(sock_connect=_CONNECT, sock_read=_SILENCE))
         return _Hop(fs.encode_url(url), await fs.set_session(), {**theirs, **ours}, options)
 
-    async def _redirected(self, hop: _Hop, location: str) -> _Hop:
+    async def _next_hop(self, hop: _Hop, location: str) -> _Hop:
         """Return the next step of a request; to another server without the user's headers, cookies and passwords."""
         try:
             url = hop.url.join(type(hop.url)(location, encoded=True))

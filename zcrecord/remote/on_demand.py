@@ -166,7 +166,11 @@ class OnDemandMemory:
         """Read a payload from the cache; False if it is missing or damaged there, or present in part."""
         whole = payload.start, payload.end
         with self._lock:
-            if payload.digest is None or not self._present.missing(*whole) or self._unclaimed([whole]) != [whole]:
+            if (
+                payload.digest is None
+                or not self._present.missing(*whole)
+                or self._not_being_filled([whole]) != [whole]
+            ):
                 return False
             self._writing.append(whole)
         try:
@@ -176,7 +180,7 @@ class OnDemandMemory:
             self._add([whole])
             return True
         finally:
-            self._end([whole])
+            self._finish_filling([whole])
 
     def _bytes(self, payload: PayloadRange) -> memoryview:
         return self._octets[payload.start : payload.end]
@@ -194,17 +198,17 @@ class OnDemandMemory:
                 missing = self._missing(wanted)
                 if not missing:
                     return
-                free = self._unclaimed(missing)
+                free = self._not_being_filled(missing)
                 if not free:
                     self._written.wait()
                     continue
                 # Gaps between two of them are fetched, too, unless they are present: views of those may be in use.
-                claimed = self._unclaimed(self._missing(merged(free, self.near)))
+                claimed = self._not_being_filled(self._missing(merged(free, self.near)))
                 self._writing += claimed
             try:
                 self._fill(claimed)
             finally:
-                self._end(claimed)
+                self._finish_filling(claimed)
 
     def fetch_range(self, start: int, end: int) -> None:
         """Fetch one range of the file, as `fetch` does."""
@@ -213,14 +217,14 @@ class OnDemandMemory:
     def _missing(self, ranges: Iterable[Range]) -> list[Range]:
         return [part for start, end in ranges for part in self._present.missing(start, end)]
 
-    def _unclaimed(self, ranges: Iterable[Range]) -> list[Range]:
+    def _not_being_filled(self, ranges: Iterable[Range]) -> list[Range]:
         """Return the parts of ranges that no thread is filling."""
         claimed = RangeSet()
         for start, end in self._writing:
             claimed.add(start, end)
         return [part for start, end in ranges for part in claimed.missing(start, end)]
 
-    def _end(self, ranges: list[Range]) -> None:
+    def _finish_filling(self, ranges: list[Range]) -> None:
         with self._lock:
             for part in ranges:
                 self._writing.remove(part)

@@ -27,10 +27,12 @@ def read_table(packed: RemoteFile, first: memoryview) -> tuple[frames.SeekTable 
     fetched = [(0, first[: packed.size]), (start, tail)]
     if len(tail):
         packed.fill([(start, tail)])
-    return frames.read_table(packed.size, lambda offset, nbytes: _read(packed, fetched, offset, nbytes)), fetched
+    return frames.read_table(
+        packed.size, lambda offset, nbytes: _read_or_fetch(packed, fetched, offset, nbytes)
+    ), fetched
 
 
-def _read(packed: RemoteFile, fetched: list[Request], offset: int, nbytes: int) -> memoryview:
+def _read_or_fetch(packed: RemoteFile, fetched: list[Request], offset: int, nbytes: int) -> memoryview:
     """Return bytes of the packed file, requested unless `fetched` has them."""
     for start, octets in fetched:
         if start <= offset and offset + nbytes <= start + len(octets):
@@ -112,7 +114,7 @@ class UnpackedFile(RemoteFile):
         """Return the content of frames, near ones fetched together."""
         table = self._table
         ranges = merged(table.packed_range(i) for i in chosen)
-        fetched = {lo: _read(self._packed, self._fetched, lo, hi - lo) for lo, hi in ranges}
+        fetched = {lo: _read_or_fetch(self._packed, self._fetched, lo, hi - lo) for lo, hi in ranges}
         decompress = frames.frame_decompressor(table)
         out: dict[int, memoryview] = {}
         for i in chosen:

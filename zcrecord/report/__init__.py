@@ -262,8 +262,8 @@ def report_page(description: dict[str, Any]) -> bytes:
         >>> page.count(b"</script>")
         2
     """
-    script = "".join(_MODULE_WORDS.sub("", _read(name)) for name in _SCRIPTS)
-    style = "".join(map(_read, _STYLES))
+    script = "".join(_MODULE_WORDS.sub("", _web_file(name)) for name in _SCRIPTS)
+    style = "".join(map(_web_file, _STYLES))
     text = json.dumps(description, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     for sign in "<>&":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
@@ -275,11 +275,11 @@ def report_page(description: dict[str, Any]) -> bytes:
         "script_hash": _hash(script),
         "style_hash": _hash(style),
     }
-    page = re.sub(r"\{(\w+)\}", lambda match: parts[match[1]], _read("report/report.html"))
+    page = re.sub(r"\{(\w+)\}", lambda match: parts[match[1]], _web_file("report/report.html"))
     return page.encode()
 
 
-def _read(name: str) -> str:
+def _web_file(name: str) -> str:
     return (_WEB / name).read_text(encoding="utf-8")
 
 

@@ -325,12 +325,12 @@ def put_in_place(files: Sequence[Placement], *, durable: bool, shards_of: Shards
             _move(files, note, durable=durable)
             if note is not None:
                 note.stays = not (
-                    _synced(folders if durable else (), last.path) and remove_orphans(last.path, replaced)
+                    _sync_folders(folders if durable else (), last.path) and remove_orphans(last.path, replaced)
                 )
-    _synced(folders if durable and not listed else (), last.path)
+    _sync_folders(folders if durable and not listed else (), last.path)
 
 
-def _synced(folders: Iterable[str], path: str) -> bool:
+def _sync_folders(folders: Iterable[str], path: str) -> bool:
     """Flush folders to the disk; if that fails, log that power loss may undo the save of `path`, and return False."""
     try:
         for folder in folders:

@@ -234,9 +234,9 @@ def scratch_file(path: str, mode: int = 0o666, *, clear: bool = True) -> Iterato
     one, in another container or, if the file system carries locks, on another machine.
     """
     folder, name = os.path.split(path)
-    stem = f".{_shortened(name)}."
+    stem = f".{_shorten(name)}."
     if clear:
-        _clear(folder, stem, path)
+        _remove_leftovers(folder, stem, path)
     process = os.getpid()
     for turn in range(_TRIES + 1):
         file, scratch = None, f"{os.path.join(folder, stem)}{os.urandom(6).hex()}{_SUFFIX}"
@@ -255,7 +255,7 @@ def scratch_file(path: str, mode: int = 0o666, *, clear: bool = True) -> Iterato
                     os.unlink(scratch)
 
 
-def _shortened(name: str) -> str:
+def _shorten(name: str) -> str:
     """Return a name of at most _LONGEST bytes: of a longer one the start, and a hash of the whole."""
     octets = os.fsencode(name)
     if len(octets) <= _LONGEST:
@@ -403,7 +403,7 @@ def shard_pattern(name: str) -> str:
     return re.escape(name.removesuffix(".zcr")) + SHARD_END
 
 
-def _clear(folder: str, stem: str, path: str) -> None:
+def _remove_leftovers(folder: str, stem: str, path: str) -> None:
     """Remove the scratch files of this stem that dead writers left, and shards that their notes list."""
     ours = re.compile(f"{re.escape(stem)}[0-9a-f]{{12}}{re.escape(_SUFFIX)}")
     with contextlib.suppress(OSError):  # a folder may be writable and not listable

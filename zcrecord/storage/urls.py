@@ -167,7 +167,7 @@ def _check_url(url: str) -> None:
         what = "this URL has no valid host and port"
         raise UnsupportedError(f"{what}; write special characters of user and password as %XX") from None
     if any("::" in part.partition("://")[2] for part in _CHAINED.split(url)):
-        raise _cut("::", url)
+        raise _cut_error("::", url)
 
 
 def _check_query(url: str) -> None:
@@ -175,10 +175,10 @@ def _check_query(url: str) -> None:
     for part in _CHAINED.split(url):
         scheme, _, path = part.partition("://")
         if "?" in path and scheme.lower() not in ("http", "https", "file", "local"):
-            raise _cut("?", url)
+            raise _cut_error("?", url)
 
 
-def _cut(text: str, url: str) -> UnsupportedError:
+def _cut_error(text: str, url: str) -> UnsupportedError:
     return UnsupportedError(f"has '{text}' in it, {_CUTS[text]}", path=redacted(url))
 
 

@@ -252,7 +252,7 @@ def _view_jax(value: Any, jax: Any) -> Array | DeviceTensor:
     if len(devices) == 1 and next(iter(devices)).platform == "cpu":
         return np.asarray(value)
     kind = dtypes.from_numpy(np.dtype(value.dtype))
-    return DeviceTensor(kind, tuple(value.shape), ("jax", id(value)), lambda: _gathered(value, jax))
+    return DeviceTensor(kind, tuple(value.shape), ("jax", id(value)), lambda: _gather_shards(value, jax))
 
 
 def _check_jax(value: Any, jax: Any) -> None:
@@ -266,19 +266,19 @@ def _check_jax(value: Any, jax: Any) -> None:
         raise UnsupportedError(f"{what}; gather it with jax.experimental.multihost_utils.process_allgather(...)")
 
 
-def _gathered(value: Any, jax: Any) -> Array:
+def _gather_shards(value: Any, jax: Any) -> Array:
     """Return an array in one piece of the host's memory; jax keeps no copy, as it would of np.asarray's."""
     shards = value.addressable_shards
     if value.is_fully_replicated:
-        return _fetched(shards[0].data, jax)
+        return _to_host(shards[0].data, jax)
     out = np.empty(value.shape, value.dtype)
     for shard in shards:
         if shard.replica_id == 0:
-            out[shard.index] = _fetched(shard.data, jax)
+            out[shard.index] = _to_host(shard.data, jax)
     return out
 
 
-def _fetched(value: Any, jax: Any) -> Array:
+def _to_host(value: Any, jax: Any) -> Array:
     try:
         host = jax.devices("cpu")[0]
     except RuntimeError:  # JAX_PLATFORMS leaves the CPU out

@@ -294,10 +294,10 @@ def _frame_bounds(h: Header, offsets: Any | None) -> list[int]:
     else:
         marks = np.append(np.unique(offsets.astype(np.int64) + h.payload_offset), end)
         first, middle = int(marks[0]), _gather(marks)
-    return [*_split(0, first), *middle, *_split(end, h.archive_size), h.archive_size]
+    return [*_frame_starts(0, first), *middle, *_frame_starts(end, h.archive_size), h.archive_size]
 
 
-def _split(start: int, end: int) -> range:
+def _frame_starts(start: int, end: int) -> range:
     """Return the starts of the frames of one region; the last frame may be 1.5 times as large."""
     return range(start, max(end - _FRAME // 2, start + 1), _FRAME)
 
@@ -308,7 +308,7 @@ def _gather(marks: Any) -> Iterator[int]:
     while i < last:
         start, following = marks[i : i + 2].tolist()
         if following - start >= _GATHERED:
-            yield from _split(start, following)
+            yield from _frame_starts(start, following)
             i += 1
         else:
             yield start

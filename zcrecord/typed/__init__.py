@@ -51,7 +51,7 @@ def into(archive: Archive, kind: type[T]) -> T:
         views = list(archive.views())
         check_blobs(archive)
         tree = unflatten.unflatten(archive.index, 0, views.__getitem__, archive.payload, _module)
-        instance: T = _want(hint).build(tree, "")
+        instance: T = _reader_of(hint).build(tree, "")
         return instance
 
 
@@ -63,23 +63,23 @@ def _module(kind: int, type_name: str, items: list[tuple[str, Any]]) -> Any:
     return SavedModule(kind, type_name, dict(items))
 
 
-def _want(hint: Any) -> Want:
+def _reader_of(hint: Any) -> Want:
     try:
         hash(hint)
     except TypeError:  # it has something in it that is no type
-        return _read(hint)
+        return _make_reader(hint)
     return _remembered(hint)
 
 
-def _read(hint: Any) -> Want:
+def _make_reader(hint: Any) -> Want:
     """Return the reader of an annotation; its parts are read when first used, since types may hold themselves."""
     hint = type(None) if hint is None else fields.bare(hint)
     if isinstance(hint, str | ForwardRef) or hint is Self:
         raise UnsupportedError(f"the annotation {hint!r} cannot be read where it stands; name the class itself")
-    return _class_of(hint)(hint, _want)
+    return _class_of(hint)(hint, _reader_of)
 
 
-_remembered = lru_cache(maxsize=1024)(_read)  # so that classes made while running can go
+_remembered = lru_cache(maxsize=1024)(_make_reader)  # so that classes made while running can go
 
 
 def _class_of(hint: Any) -> type[Want]:

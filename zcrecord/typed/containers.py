@@ -30,7 +30,7 @@ def _below(where: str, key: str) -> str:
     return f"{where}.{key}" if where else key
 
 
-def _grouped(module: SavedModule, names: abc.Container[str] = ()) -> dict[str, Any]:
+def _group_dotted(module: SavedModule, names: abc.Container[str] = ()) -> dict[str, Any]:
     """Return a module's items, those of a flat mapping whose keys have dots gathered into mappings."""
     if module.kind != ModuleKind.MAPPING or not any("." in key for key in module.items):
         return module.items
@@ -59,7 +59,7 @@ class Sequence(Want):
 
     def _parts(self, value: Any) -> list[tuple[Want, str, Any]] | None:
         """Return the want, key and value of each item; None if the value does not have such items."""
-        parts = _numbered(value)
+        parts = _sequence_items(value)
         fixed = get_origin(self.hint) is tuple and ... not in get_args(self.hint)
         if parts is None or (fixed and len(parts) != len(get_args(self.hint))):
             return None
@@ -98,7 +98,7 @@ def _sequence_type(value: Any) -> type | None:
     return list if isinstance(value, list) else tuple
 
 
-def _numbered(value: Any) -> list[tuple[str, Any]] | None:
+def _sequence_items(value: Any) -> list[tuple[str, Any]] | None:
     """Return the keys and items of a sequence, or of a mapping numbered like one, in order; None for other values."""
     if isinstance(value, list | tuple):
         return [(str(i), item) for i, item in enumerate(value)]
@@ -106,13 +106,13 @@ def _numbered(value: Any) -> list[tuple[str, Any]] | None:
         return None
     if value.is_sequence:
         return list(value.items.items())
-    items = _grouped(value)
+    items = _group_dotted(value)
     keys = [str(i) for i in range(len(items))]
     return [(key, items[key]) for key in keys] if items.keys() == set(keys) else None
 
 
 def _hole(value: Any) -> str:
-    keys = _grouped(value).keys() if isinstance(value, SavedModule) and not value.is_sequence else set()
+    keys = _group_dotted(value).keys() if isinstance(value, SavedModule) and not value.is_sequence else set()
     if not any(key.isdecimal() for key in keys):
         return ""
     missing = [str(i) for i in range(len(keys)) if str(i) not in keys]
@@ -142,7 +142,7 @@ class Dict(Want):
     def _items(self, value: SavedModule) -> dict[str, Any]:
         """Return a mapping's items, a flat one's gathered if only then they fit."""
         _, item = self._parts
-        grouped = _grouped(value)
+        grouped = _group_dotted(value)
         gather = grouped is not value.items and not all(map(item.rank, value.items.values()))
         return grouped if gather and all(map(item.rank, grouped.values())) else value.items
 
@@ -168,7 +168,7 @@ class Class(Want):
         return {f.name: self.read_hint(f.hint) for f in self._fields.fields}
 
     def _items(self, value: Any) -> dict[str, Any] | None:
-        return _grouped(value, self._wants) if isinstance(value, SavedModule) and value.has_names else None
+        return _group_dotted(value, self._wants) if isinstance(value, SavedModule) and value.has_names else None
 
     def _has_its_keys(self, items: dict[str, Any]) -> bool:
         return items.keys() <= self._wants.keys() and all(f.name in items for f in self._fields.fields if f.required)

@@ -136,7 +136,7 @@ def _hints(kind: type, arguments: tuple[Any, ...]) -> Hints:
     owner: dict[str, type] = {}
     for base in reversed(kind.__mro__):
         owner |= dict.fromkeys(inspect.get_annotations(base), base)
-    return {name: _filled(hint, known | bound.get(owner[name], {})) for name, hint in hints.items()}
+    return {name: _substitute(hint, known | bound.get(owner[name], {})) for name, hint in hints.items()}
 
 
 def _read_hints(kind: type, **options: Any) -> dict[str, Any]:
@@ -157,14 +157,14 @@ def _bind(kind: type, binding: dict[Any, Any], bound: dict[type, dict[Any, Any]]
     for base in vars(kind).get("__orig_bases__", kind.__bases__):
         origin = get_origin(base) or base
         if isinstance(origin, type) and origin is not Generic:
-            _bind(origin, _binding(origin, tuple(_filled(a, binding) for a in get_args(base))), bound)
+            _bind(origin, _binding(origin, tuple(_substitute(a, binding) for a in get_args(base))), bound)
 
 
 def _binding(kind: Any, arguments: tuple[Any, ...]) -> dict[Any, Any]:
     return dict(zip(getattr(kind, "__parameters__", ()), arguments, strict=False))
 
 
-def _filled(hint: Any, binding: Mapping[Any, Any]) -> Any:
+def _substitute(hint: Any, binding: Mapping[Any, Any]) -> Any:
     if isinstance(hint, TypeVar):
         return binding.get(hint, hint)
     parameters = () if isinstance(hint, type) else getattr(hint, "__parameters__", ())
@@ -189,5 +189,5 @@ def bare(hint: Any) -> Any:
         return bare(hint.__bound__ or (typing.Union[hint.__constraints__] if hint.__constraints__ else Any))  # noqa: UP007
     for alias in (hint, origin):
         if type(alias).__name__ == "TypeAliasType":  # of Python 3.12, or of typing_extensions
-            return bare(_filled(alias.__value__, dict(zip(alias.__type_params__, arguments, strict=False))))
+            return bare(_substitute(alias.__value__, dict(zip(alias.__type_params__, arguments, strict=False))))
     return hint

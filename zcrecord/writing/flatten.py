@@ -87,7 +87,7 @@ def flatten(record: Any) -> FlatRecord:
         deep. NameCollisionError: two tensors, or two modules, would share a full name.
     """
     state = _state_of(record)
-    kind, type_name, items = children_of(record if state is None else _nested(state), "")
+    kind, type_name, items = children_of(record if state is None else _nest(state), "")
     if kind is None:
         value = f"the class {record.__name__}" if isinstance(record, type) else f"a {type(record).__name__}"
         raise UnsupportedError(f"a record is a mapping, list, tuple or dataclass, not {value}")
@@ -143,7 +143,7 @@ def children_of(value: Any, name: str) -> tuple[int | None, str, Iterable[tuple[
         return ModuleKind.OBJECT, type(value).__name__, fields.items()
     state = _state_of(value)
     if state is not None:
-        return ModuleKind.MAPPING, "", _nested(state).items()
+        return ModuleKind.MAPPING, "", _nest(state).items()
     stand_in = conventions.object_of(value, name)
     return (None, "", ()) if stand_in is None else (ModuleKind.OBJECT, stand_in[0], stand_in[1].items())
 
@@ -251,7 +251,7 @@ def as_tensor(value: Any, path: str) -> Any:
         native = isinstance(value, np.ndarray | np.generic)
         array: Any = np.asarray(value) if native else interop.viewed(value)
         if isinstance(array, interop.DeviceTensor):
-            return LazyTensor(array.kind, array.shape, lambda: _fetched(array, path), key=array.key)
+            return LazyTensor(array.kind, array.shape, lambda: _fetch(array, path), key=array.key)
         if native and array.dtype.kind in "UT":
             texts = array.reshape(-1).tolist()
             if not all(map(encodable, texts)):
@@ -264,12 +264,12 @@ def as_tensor(value: Any, path: str) -> Any:
     return array
 
 
-def _fetched(tensor: interop.DeviceTensor, path: str) -> Any:
+def _fetch(tensor: interop.DeviceTensor, path: str) -> Any:
     with located(tensor=path):
         return tensor.fetch()
 
 
-def _nested(state: Mapping[str, Any]) -> dict[str, Any]:
+def _nest(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a `state_dict()` as nested dicts; a name stays whole if a tensor's name is a prefix of it."""
     out: dict[str, Any] = {}
     for name, value in state.items():

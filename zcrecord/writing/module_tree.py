@@ -82,7 +82,7 @@ class ModuleTreeBuilder:
         if parent is None:
             parent = self._make(above, name)
         other = name in self._modules or name in self._attributes
-        if name in self._names or (other and self._child(parent, name)):
+        if name in self._names or (other and self._kind_of_child(parent, name)):
             raise NameCollisionError("this name is taken already", tensor=name)
         self._names[name] = len(self.payloads)
         self._parents.append(parent)
@@ -91,7 +91,7 @@ class ModuleTreeBuilder:
         self._layout_ids.append(self._layouts.setdefault(layout, len(self._layouts)))
         self.payloads.append(payload)
 
-    def _child(self, parent: int, name: str) -> str:
+    def _kind_of_child(self, parent: int, name: str) -> str:
         """Return the kind of a module's child of this full name: "a tensor", "a module", "an attribute", or ""."""
         if name in self._names and self._parents[self._names[name]] == parent:
             return "a tensor"
@@ -106,7 +106,7 @@ class ModuleTreeBuilder:
         if name in self._names:
             raise NameCollisionError("two tensors would have this name", tensor=name)
         parent = self._parent(path, make=False)
-        if parent is not None and (other := self._child(parent, name)):
+        if parent is not None and (other := self._kind_of_child(parent, name)):
             raise NameCollisionError(f"{other} has this name already", tensor=name)
 
     def attribute(self, path: Sequence[str], value: Any) -> None:
@@ -117,7 +117,7 @@ class ModuleTreeBuilder:
         if name in self._attributes:
             raise NameCollisionError("two attributes would have this name", tensor=name)
         parent = self._parent(path)
-        if self._child(parent, name):
+        if self._kind_of_child(parent, name):
             raise NameCollisionError("this name is taken already", tensor=name)
         self._attributes[name] = AttributeEntry(path[-1], parent, self._counts[parent], value)
         self._counts[parent] += 1
@@ -154,7 +154,7 @@ class ModuleTreeBuilder:
             return self._add_module(here, above, module) if make else None
         sizes = itertools.accumulate((len(key) + 1 for key in above[first - 1 :]), initial=self._sizes[here])
         ends = list(sizes)[1:]
-        if self._child(here, module):
+        if self._kind_of_child(here, module):
             raise NameCollisionError("a tensor or an attribute has the name of this module", tensor=module)
         if sum(ends) > self._room + _TIMES * (len(name) + 1):
             fault = f"names of modules would take more than {_ROOM >> 20} MiB and {_TIMES} times those of tensors"

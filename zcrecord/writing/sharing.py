@@ -111,10 +111,10 @@ def plan_sharing(tensors: list[Any]) -> PayloadPlan:
                 _collect(i, tensors[i], out, members)
     else:
         own = not any([t.base is not None for t in tensors])  # noqa: C419  # twice as fast as a generator
-        if (own and len(set(map(id, tensors))) == len(tensors)) or not _crowded(raw, []).any():
+        if (own and len(set(map(id, tensors))) == len(tensors)) or not _overlapping(raw, []).any():
             out.source_ids, out.sources = list(range(len(tensors))), raw
             return out
-    crowded = _crowded(raw, list(members.values()))
+    crowded = _overlapping(raw, list(members.values()))
     for i, array, others in zip(simple, raw, crowded.tolist(), strict=True):
         if others:
             _collect(i, tensors[i], out, members)
@@ -173,7 +173,7 @@ def _layout_ids(element_types: list[Any], shapes: list[Any], out: PayloadPlan) -
     return numbers
 
 
-def _crowded(raw: list[Any], members: list[_Member]) -> Array:
+def _overlapping(raw: list[Any], members: list[_Member]) -> Array:
     """Return True for each C-order array that overlaps another one or a member."""
     lo = np.array([*addresses(raw), *(m.lo for m in members)], np.int64)
     hi = np.array([*(r.nbytes for r in raw), *(m.hi - m.lo for m in members)], np.int64) + lo

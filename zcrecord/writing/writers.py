@@ -334,9 +334,9 @@ class StreamWriter:
             data, self._incomplete = self._incomplete, None
         self._hash.update(data)
         if memoryview(data).nbytes:  # only then: where no byte follows there must be no zeros either (R13)
-            self._put(self._start, data)
+            self._write_at(self._start, data)
 
-    def _put(self, start: int, data: Any) -> None:
+    def _write_at(self, start: int, data: Any) -> None:
         gap = start - self._sink.position
         if gap > 0:
             self._sink.write(bytes(gap))
@@ -354,7 +354,7 @@ class StreamWriter:
         digest = self._hash.note(nbytes, self.checksums) if self._kind else 0
         if self._kind and self._sink.can_rewind:
             begun = start
-            start = self._equal.first(key_of(nbytes, digest), begun, lambda e: self._same(e, begun, nbytes))
+            start = self._equal.first(key_of(nbytes, digest), begun, lambda e: self._ranges_equal(e, begun, nbytes))
             if start != begun:
                 self._sink.rewind(self._end)
         return self._row(start, nbytes, digest)
@@ -377,7 +377,7 @@ class StreamWriter:
     def _write_waiting(self) -> None:
         if self._waiting is not None:
             waiting, self._waiting = self._waiting, None
-            self._put(*waiting)
+            self._write_at(*waiting)
 
     def key_of(self, number: int) -> tuple[int, int] | None:
         """Return size and digest of a payload, the key among equal ones; None without digests."""
@@ -417,7 +417,7 @@ class StreamWriter:
             self._sink.rewind(end)
         self._end, self._base = end, base
 
-    def _same(self, a: int, b: int, nbytes: int) -> bool:
+    def _ranges_equal(self, a: int, b: int, nbytes: int) -> bool:
         """Return True if two ranges that were written are equal; digests decide if the sink cannot be read back."""
         return not self._sink.keeps or all(map(eq, self._read_back(a, nbytes), self._read_back(b, nbytes)))
 
@@ -428,7 +428,7 @@ class StreamWriter:
     def finish(self, entries: Entries) -> SaveReport:
         """Write index and trailer, and seal the header if the sink can seek."""
         assert self._start < 0, "end() the payload in progress first"
-        entries.change_values(self._stored)
+        entries.change_values(self._store_bytes)
         self._write_waiting()
         renumber_payloads(entries, np.array(self._rows, np.uint64).view(PAYLOAD))
         entries.digest_kind = self._kind
@@ -467,6 +467,6 @@ class StreamWriter:
         if self._sink.read_back(offset, len(self.index)) != self.index:
             raise IntegrityError("its index is not what was written; the disk or the memory is failing", offset=offset)
 
-    def _stored(self, value: Any) -> Any:
+    def _store_bytes(self, value: Any) -> Any:
         """Write bytes of an attribute, and return their id; any other value as it is."""
         return PayloadId(self.store(np.frombuffer(value, np.uint8))) if isinstance(value, bytes | memoryview) else value

@@ -115,7 +115,7 @@ class safe_open:  # noqa: N801  # the name people import
             if name not in self._record:
                 self._record.info(name)  # raises, with similar names
             try:
-                tensor = self._all()[name]
+                tensor = self._all_tensors()[name]
             except UnsupportedError:  # about another tensor
                 self._singles_left = sys.maxsize
                 tensor = self._single(name)
@@ -125,7 +125,7 @@ class safe_open:  # noqa: N801  # the name people import
         """Return all tensors by name, in saved order; tied ones are tied."""
         if self._framework == "torch" and not self._on_cpu:
             return self._record.torch(device=self._device)
-        return self._convert(self._record) if self._reads else dict(self._all())
+        return self._convert(self._record) if self._reads else dict(self._all_tensors())
 
     def get_slice(self, name: str) -> Slice:
         """Return an object that slices one tensor: `f.get_slice("w")[:, 2:-1]`; TensorNotFoundError."""
@@ -150,7 +150,7 @@ class safe_open:  # noqa: N801  # the name people import
         (tensor,) = self._convert(Record(subset.single_tensor(archive, number))).values()
         return tensor
 
-    def _all(self) -> dict[str, Any]:
+    def _all_tensors(self) -> dict[str, Any]:
         if self._tensors is None:
             self._tensors = self._convert(self._record)
         return self._tensors

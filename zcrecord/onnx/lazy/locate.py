@@ -142,7 +142,7 @@ def read(files: ModelFiles, e: LocatedTensor, *, mmap: bool) -> Bytes:
     """Return the bytes of a tensor: a read-only view of its file if possible and `mmap` allows it, else a copy."""
     if not e.nbytes:
         return aligned_empty(0)
-    return _stored(files, e, mmap) if e.offset >= 0 else _decoded(files, e)
+    return _read_stored(files, e, mmap) if e.offset >= 0 else _decode(files, e)
 
 
 def is_aligned(e: LocatedTensor) -> bool:
@@ -155,21 +155,21 @@ def is_as_stored(files: ModelFiles, e: LocatedTensor) -> bool:
     if e.offset < 0:
         return False
     file = files.file_of(e.reference)
-    start = 0 if e.dtype.onnx == BOOL else e.nbytes - 1 if _unused(e) else e.nbytes
+    start = 0 if e.dtype.onnx == BOOL else e.nbytes - 1 if _padding_bits(e) else e.nbytes
     return start == e.nbytes or _is_canonical(e, file.read(e.offset + start, e.nbytes - start))
 
 
-def _unused(e: LocatedTensor) -> int:
+def _padding_bits(e: LocatedTensor) -> int:
     return -prod(e.shape) * e.dtype.bits % 8 if e.dtype.packed else 0
 
 
 def _is_canonical(e: LocatedTensor, data: Bytes) -> bool:
     if e.dtype.onnx == BOOL:
         return int(data.max()) <= 1
-    return not int(data[-1]) >> (8 - _unused(e))
+    return not int(data[-1]) >> (8 - _padding_bits(e))
 
 
-def _stored(files: ModelFiles, e: LocatedTensor, mmap: bool) -> Bytes:
+def _read_stored(files: ModelFiles, e: LocatedTensor, mmap: bool) -> Bytes:
     if mmap and is_aligned(e):
         data = files.mapped(e.reference, e.offset, e.nbytes)
         if data is not None and _is_canonical(e, data):
@@ -177,7 +177,7 @@ def _stored(files: ModelFiles, e: LocatedTensor, mmap: bool) -> Bytes:
     data = files.file_of(e.reference).read(e.offset, e.nbytes)
     if e.dtype.onnx == BOOL:
         np.minimum(data, 1, out=data)
-    elif unused := _unused(e):
+    elif unused := _padding_bits(e):
         data[-1] &= 0xFF >> unused
     return data
 
@@ -284,7 +284,7 @@ class _MemorySink(ValueSink):
         self.filled += len(new)
 
 
-def _decoded(files: ModelFiles, e: LocatedTensor) -> Bytes:
+def _decode(files: ModelFiles, e: LocatedTensor) -> Bytes:
     model = files.file_of(None)
     reader = _RandomAccessReader(model.read_at, max(end for _, end in e.parts))
     memory = _MemorySink(aligned_empty(e.nbytes))

@@ -116,7 +116,7 @@ class OnnxTensors(Mapping[str, Any]):
     @property
     def names(self) -> tuple[str, ...]:
         """Every tensor's full name, in the model's order."""
-        return tuple(self._known())
+        return tuple(self._open_numbers())
 
     @property
     def nbytes(self) -> int:
@@ -130,14 +130,14 @@ class OnnxTensors(Mapping[str, Any]):
             raise Closed.error(self._path)
         return files
 
-    def _known(self) -> dict[str, int]:
+    def _open_numbers(self) -> dict[str, int]:
         self._open_files()
         return self._numbers
 
     def _number(self, name: object) -> int:
-        i = self._known().get(name, -1) if isinstance(name, str) else -1
+        i = self._open_numbers().get(name, -1) if isinstance(name, str) else -1
         if i < 0:
-            raise TensorNotFoundError(str(name), self._known, path=self._path)
+            raise TensorNotFoundError(str(name), self._open_numbers, path=self._path)
         return i
 
     def __getitem__(self, name: str) -> Any:
@@ -150,18 +150,18 @@ class OnnxTensors(Mapping[str, Any]):
         return self._value(name, self._entries[self._number(name)])
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name in self._known()
+        return isinstance(name, str) and name in self._open_numbers()
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return the tensor, or `default`; never searches for close names."""
-        i = self._known().get(name, -1)
+        i = self._open_numbers().get(name, -1)
         return default if i < 0 else self._value(name, self._entries[i])
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._known())
+        return iter(self._open_numbers())
 
     def __len__(self) -> int:
-        return len(self._known())
+        return len(self._open_numbers())
 
     def array(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
         """Return a tensor that is an ndarray; UnsupportedError for packed and string ones, TensorNotFoundError."""
@@ -176,7 +176,7 @@ class OnnxTensors(Mapping[str, Any]):
 
     def infos(self) -> Iterator[OnnxTensorInfo]:
         """Yield the OnnxTensorInfo of every tensor in the model's order."""
-        return (self._info(name, self._entries[i]) for name, i in self._known().items())
+        return (self._info(name, self._entries[i]) for name, i in self._open_numbers().items())
 
     def load_all(self) -> dict[str, Any]:
         """Return every tensor by name: views stay views, every other tensor is read or decoded now.
@@ -190,7 +190,7 @@ class OnnxTensors(Mapping[str, Any]):
             >>> sorted(eager)[:2]
             ['classifier.bias', 'classifier.weight']
         """
-        return {name: self._value(name, self._entries[i]) for name, i in self._known().items()}
+        return {name: self._value(name, self._entries[i]) for name, i in self._open_numbers().items()}
 
     def to_onnx(
         self, dest: str | os.PathLike[str], *, alignment: int = 1, force: bool = False, durable: bool = True

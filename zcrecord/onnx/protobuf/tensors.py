@@ -167,12 +167,12 @@ class TensorReader:
     def read(self, t: TensorMessage, end: int, depth: int = 0) -> None:
         """Read the fields of a TensorProto, or of a further part of one, up to an offset in the stream."""
         try:
-            self._read(t, end, depth)
+            self._read_fields(t, end, depth)
         except OnnxError as error:
             error.located(tensor=t.label or None)
             raise
 
-    def _read(self, t: TensorMessage, end: int, depth: int) -> None:
+    def _read_fields(self, t: TensorMessage, end: int, depth: int) -> None:
         reader, before = self._reader, t.data_type  # of the part before: protobuf merges the parts of a message
         while reader.base + reader.pos < end:
             start, tag, value = reader.header(end)
@@ -245,9 +245,9 @@ class TensorReader:
             elif number == STRING_DATA:
                 self._string(t, value)
             elif number in (FLOAT_DATA, DOUBLE_DATA):
-                self._fixed(t, tag, value, end)
+                self._read_floats(t, tag, value, end)
             elif kind == LEN:
-                self._packed(t, number, value)
+                self._read_packed_run(t, number, value)
             else:
                 self._single(t, tag, value, end)
         reader.keep()
@@ -328,7 +328,7 @@ class TensorReader:
             for chunk in self._reader.chunks(nbytes):
                 self.write(t, chunk, nbytes)
 
-    def _fixed(self, t: TensorMessage, tag: int, nbytes: int, end: int) -> None:
+    def _read_floats(self, t: TensorMessage, tag: int, nbytes: int, end: int) -> None:
         """Store floats, whose bytes on the wire are those of raw_data, and the single ones that follow."""
         number = tag >> 3
         size = 4 if number == FLOAT_DATA else 8
@@ -348,7 +348,7 @@ class TensorReader:
         reader = self._reader
         return reader.pos < reader.limit and reader.base + reader.pos < end and reader.buffer[reader.pos] == tag
 
-    def _packed(self, t: TensorMessage, number: int, nbytes: int) -> None:
+    def _read_packed_run(self, t: TensorMessage, number: int, nbytes: int) -> None:
         if t.data_type or number == INT64_DATA:
             self._varints(t, number, nbytes)
         else:
@@ -374,19 +374,19 @@ class TensorReader:
                     raise reader.fail(f"the stream ends inside {FIELDS[number]}")
                 continue
             data = np.frombuffer(reader.view[reader.pos : end + SLACK], np.uint8)
-            self.write(t, self._decoded(t, number, data, end - reader.pos), left)
+            self.write(t, self._decode_varints(t, number, data, end - reader.pos), left)
             left -= end - reader.pos
             reader.pos = end
 
-    def _decoded(self, t: TensorMessage, number: int, data: Any, nbytes: int) -> Any:
+    def _decode_varints(self, t: TensorMessage, number: int, data: Any, nbytes: int) -> Any:
         try:
             numbers = self._decoder.decode(data, nbytes)
         except ValueError as error:
             what = f"{FIELDS[number]} holds a varint of more than 10 bytes"
             raise self._reader.fail(what, self._reader.pos + int(error.args[0])) from None
-        return self._stored(t, number, numbers)
+        return self._to_stored_form(t, number, numbers)
 
-    def _stored(self, t: TensorMessage, number: int, numbers: Any) -> Any:
+    def _to_stored_form(self, t: TensorMessage, number: int, numbers: Any) -> Any:
         """Return decoded varints as the bytes that are stored."""
         v = t.values
         if number == INT64_DATA:
@@ -427,7 +427,7 @@ class TensorReader:
         while len(values) < _TOGETHER and self._is_next(tag, end):
             values.append(reader.header(end)[2])
         if t.data_type or number == INT64_DATA:
-            self.write(t, self._stored(t, number, np.array(values, np.uint64)))
+            self.write(t, self._to_stored_form(t, number, np.array(values, np.uint64)))
         else:
             data = b"".join(map(encode_varint, values))
             self._keep_early(t, (data,), len(data))
@@ -451,7 +451,7 @@ class TensorReader:
                 raise self._mismatch(t)
             early, v.early = v.early, None
             data = np.frombuffer(early + bytes(SLACK), np.uint8)
-            self.write(t, self._decoded(t, v.field, data, len(early)))
+            self.write(t, self._decode_varints(t, v.field, data, len(early)))
 
     def close_open(self) -> None:
         """Finish the payload that is open."""
