@@ -301,6 +301,7 @@ class ShardedSource(PayloadSource):
             self.file_archive(file)
 
     def _compare(self, file: int, shard: Archive) -> None:
+        """Raise unless the payloads of an opened shard have the sizes and digests that the outline says."""
         theirs, table = shard.index.payloads, self._table
         pieces = table.in_file(file)
         named = table.payload[pieces]

@@ -90,6 +90,7 @@ class RankWriter:
             self._add(chunk, tensor)
 
     def _add(self, chunk: Chunk, tensor: Any) -> None:
+        """Write one chunk of a tensor, or repeat the payload that it is tied to."""
         if tuple(tensor.shape) != chunk.extent:
             message = f"has the shape {tuple(tensor.shape)}, and was planned with {chunk.extent}"
             raise MismatchError(f"{message}; save it again, with a new planner")

@@ -273,6 +273,7 @@ class _MetadataByName(ByName):
         return self._made[name]
 
     def _make(self, name: str) -> Any:
+        """Return DCP's metadata of a tensor or a value; KeyError if there is none of this name."""
         opened, kinds, size_of = self._opened, self._kinds, self._torch.Size
         i = opened.tensors.get(name)
         if i is None:

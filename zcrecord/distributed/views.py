@@ -102,6 +102,7 @@ class _Views:
         )
 
     def _tensor(self, like: Any, name: str) -> Any:
+        """Return a saved tensor as a view like a template: plain, or a DTensor with this rank's part."""
         torch, opened = self._torch, self._opened
         i = self._lookup(opened.tensors, name)
         element, bits, shape = opened.type_of(i)

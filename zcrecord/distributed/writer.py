@@ -157,6 +157,7 @@ class ZcrStorageWriter(StorageWriter):  # type: ignore[misc]  # mypy takes torch
         return done
 
     def _write(self, plan: Any, planner: Any) -> RankReport:
+        """Write this rank's values and chunks to an archive of its own, and report them."""
         torch = import_torch()
         folder, values, chunks = self._folder(), {}, []
         for item in plan.items:

@@ -196,6 +196,7 @@ def _pieces(path: str) -> Iterator[bytes]:
 
 
 def _report_of(planned: Plan, path: str, form: _Form, written: list[str]) -> EmbedReport:
+    """Return the report of files that were generated from a plan."""
     constants, lang, blob = planned.constants, form.lang, form.blob is not None
     strided = tuple(c.name for c in constants if c.repacked)
     whole = blob or (lang == "python" and not planned.left_out)

@@ -102,6 +102,7 @@ def files(
 
 
 def _about(plan: Plan, assembly: bool) -> list[str]:
+    """Return the lines of the comment at the top of a Rust file."""
     linking = (
         "Each is a symbol of its own, and the linker drops those that nothing uses."
         if assembly

@@ -137,6 +137,8 @@ def _convert(job: Job, model: Model, dest: Any) -> int:
 
 
 def _write(job: Job, model: Model, source: Any, dest: Any) -> int:
+    """Convert one model of a fleet, with its stamp in the metadata; returns the bytes written."""
+
     def metadata() -> dict[str, str]:
         model.check_same()
         return metadata_of(stamp_of(job, model.versions))

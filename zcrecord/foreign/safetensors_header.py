@@ -243,6 +243,7 @@ class _HeaderScanner:
             raise error.located(tensor=name) from None
 
     def _fields(self) -> tuple[DType, tuple[int, ...], int, int]:
+        """Read one entry's dtype, shape and offsets, each once, in any order."""
         kind: DType | None = None
         shape: tuple[int, ...] | None = None
         offsets: tuple[int, ...] | None = None

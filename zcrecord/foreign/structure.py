@@ -182,6 +182,7 @@ def _path(value: Any, name: str | None = None) -> tuple[str, ...]:
 
 
 def _items(value: Any) -> list[tuple[Any, ...]]:
+    """Decode the modules and attributes: positions among the tensors, paths, and values."""
     out: list[tuple[Any, ...]] = []
     for item in _list(value):
         if not isinstance(item, list) or not 3 <= len(item) <= 4 or type(item[0]) is not int:

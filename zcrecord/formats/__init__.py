@@ -173,6 +173,7 @@ class _Conversion:
     storage_options: Mapping[str, Any] | None
 
     def to_archive(self, kind: str, given: Any, dest: Any) -> ConvertReport:
+        """Convert a source of any format to an archive."""
         options: dict[str, Any] = {"alignment": self.alignment, "durable": self.durable}
         options |= {"storage_options": self.storage_options}
         if kind == ONNX:
@@ -206,6 +207,7 @@ class _Conversion:
         )
 
     def from_archive(self, given: Any, target: str, dest: Any) -> ConvertReport:
+        """Convert an archive to another format."""
         options: dict[str, Any] = {"durable": self.durable, "progress": self.progress}
         options |= {"storage_options": self.storage_options}
         if target == SAFETENSORS:

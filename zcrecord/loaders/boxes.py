@@ -252,6 +252,7 @@ class BoxPiece(NamedTuple):
             self._read_block(grid, out[index])
 
     def _read_block(self, grid: ByteGrid, out: Octets) -> None:
+        """Fill `out` with one block, checked if the payload has checksums of its blocks."""
         start, end = grid.start, grid.end
         if self.octets is not None:
             if self.check is not None:

@@ -202,6 +202,7 @@ def check_inside(reference: ExternalReference, nbytes: int) -> None:
 
 
 def _checked_location(location: str) -> str:
+    """Return a location as a path in the model's folder; ExternalDataError if it could lead out of it."""
     if not location:
         raise _broken(location, "the location is empty")
     if "\0" in location:

@@ -272,6 +272,7 @@ class _RestoringSink(TensorSink):
         raise self._disagree(t.label, _OWN_VALUES)
 
     def stub(self, t: TensorMessage, skeleton: Skeleton) -> None:
+        """Put a tensor's values, or a reference to them, in the place of its stub."""
         number = self._numbers[t.index] if self._numbers is not None else self._number(t)
         kind, value = self._values[number]
         tensor = Initializer(number, t.label, t.scope.kind is GRAPH, _graph(t), kind, value)

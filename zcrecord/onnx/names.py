@@ -208,6 +208,7 @@ def _prefix(scope: Scope) -> tuple[str, ...]:
 
 
 def _own_path(scope: Scope) -> tuple[str, ...]:
+    """Return the parts that a message adds to the names of tensors in it."""
     texts, parent = scope.texts or {}, scope.parent.kind if scope.parent is not None else MODEL
     if scope.kind is NODE:
         return (_loose(texts.get(3) or texts.get(2, b"")),)

@@ -108,6 +108,7 @@ def fill_session(
 def _load_weights(
     record: Record, loader: Loader | Mapping[str, Any] | str | None, names: list[str]
 ) -> Mapping[str, Any]:
+    """Return the weights of these names: the record itself, those that a loader made, or a mapping."""
     if loader is None:
         return record
     if not isinstance(loader, Mapping):

@@ -173,6 +173,7 @@ class RecordEditor(MutableMapping[str, Any]):
             self._record = None
 
     def _begin(self, record: Record) -> None:
+        """Note the record as it is, by references to its payloads, before the first change."""
         self._started = time.perf_counter()
         self._record = record
         out = self._source if self._dest is None else self._dest

@@ -254,6 +254,7 @@ class _MultipartUpload(_Upload):
         return {"PartNumber": number, **tags}
 
     def commit(self, last: bytearray) -> None:
+        """Send the last part, and publish the object if nobody has replaced it meanwhile."""
         parts: list[dict[str, Any]] = []
         if self._pool is not None:
             self.put(last)

@@ -152,6 +152,7 @@ def frame_decompressor(table: SeekTable) -> Callable[[int, Any, memoryview], Non
     own = package.ZstdDecompressor()
 
     def decompress(i: int, frame: Any, target: memoryview) -> None:
+        """Decompress frame `i` into `target`; FormatError or IntegrityError if it is not as the table says."""
         offset = int(table.starts[i])
         try:
             if not is_one_frame(frame):

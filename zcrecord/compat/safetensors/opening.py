@@ -251,6 +251,7 @@ def write(tensors: Any, dest: Any, metadata: Any) -> None:
 
 
 def _check(tensors: Any, metadata: Any) -> None:
+    """Raise UnsupportedError unless names are texts, values tensors, and metadata texts by texts."""
     if not isinstance(tensors, Mapping):
         raise UnsupportedError(f"a mapping from names to tensors is expected, not a {type(tensors).__name__}")
     for name, value in tensors.items():

@@ -118,6 +118,7 @@ def _rewritten(
 
 
 def _external(reader: ProtobufReader, end: int, inline: int | None = None) -> ExternalTensor | None:
+    """Return a tensor whose values are external, or longer than `inline`; None for any other."""
     rest: list[Any] = []
     entries: dict[str, str] = {}
     done = reader.pos

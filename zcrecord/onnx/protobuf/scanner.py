@@ -176,6 +176,7 @@ class Scanner:
         return root
 
     def _message(self, scope: Scope, end: int, depth: int) -> None:
+        """Read the fields of one message up to `end`: tensors to the sink, plain nodes unread."""
         reader, buffer = self._reader, self._reader.buffer
         if depth > MAX_NESTING:
             raise reader.fail(f"messages nested more than {MAX_NESTING} deep", do="flatten the model")

@@ -173,6 +173,7 @@ class TensorReader:
             raise
 
     def _read_fields(self, t: TensorMessage, end: int, depth: int) -> None:
+        """Read the fields of a TensorProto; values that came before their type are decoded at the end."""
         reader, before = self._reader, t.data_type  # of the part before: protobuf merges the parts of a message
         while reader.base + reader.pos < end:
             start, tag, value = reader.header(end)
