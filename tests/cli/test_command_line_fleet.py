@@ -119,7 +119,7 @@ def convert(_):
         print("removed", flush=True)
 
 fleet.convert_one = convert
-signal.signal(signal.SIGTERM, fleet._end)
+signal.signal(signal.SIGTERM, fleet._end_worker)
 with contextlib.suppress(BaseException):  # as the pool does
     if sys.argv[1] == "in a job":
         fleet._work(None)

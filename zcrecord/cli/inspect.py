@@ -65,7 +65,7 @@ def info(args: Arguments) -> int:
 
 
 def _facts(record: Record, name: str) -> dict[str, Any]:
-    """Return what `zcrecord info` prints of a record, by the keys of its JSON."""
+    """Return the facts that `zcrecord info` prints of a record, by the keys of its JSON."""
     from zcrecord.onnx.names import GRAPH_ATTRIBUTE  # here, for the sake of the other commands' start
 
     types: dict[str, dict[str, int]] = {}

@@ -158,7 +158,7 @@ def describe_archive(record: Record, *, content_digest: str | None = None) -> di
 
 
 def _archive(place: ArchiveLayout, archive: Archive, content_digest: str | None) -> dict[str, Any]:
-    """Return what the page shows of the archive as a whole."""
+    """Return the facts that the page shows of the archive as a whole."""
     return {
         "nbytes": place.archive_nbytes,
         "version": place.version,
