@@ -31,7 +31,8 @@ export function describe(record, name, { contentDigest = null } = {}) {
   for (const { parent, place, name: key, value } of values(record, ix.attributes)) {
     add(out.attributes, { key, module: parent, place, value: jsonable(value) });
   }
-  for (const { name: key, value } of values(record, ix.metadata)) add(out.metadata, { key, value: jsonable(value) });
+  for (const { name: key, value } of values(record, ix.metadata))
+    if (key !== "zcrecord.blocks") add(out.metadata, { key, value: jsonable(value) }); // checksums are its writer's
   return out;
 }
 
