@@ -180,7 +180,8 @@ class ForeignSource(FileSource):
 
     @property
     def is_mapped(self) -> bool:
-        mapped = all(f.mapping is not None or f.on_demand for f in self.files if isinstance(f, Memory))
+        files = [f for f in self.files if isinstance(f, Memory)]
+        mapped = all(f.on_demand or (f.mapping is not None and f.octets.readonly) for f in files)
         return self.mode == "r" and self._fetched is None and mapped
 
     @property
