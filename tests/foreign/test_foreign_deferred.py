@@ -148,6 +148,13 @@ def test_an_index_that_is_no_json_is_refused_when_it_is_opened(hub: Path, fault:
         zcrecord.load_record(hub)
 
 
+@pytest.mark.parametrize("weight_map", ['"": ""', '"": "", "": ""'])
+def test_an_index_of_empty_texts_is_one_error(weight_map: str, tmp_path: Path) -> None:
+    (tmp_path / "m.safetensors.index.json").write_text(f'{{"weight_map": {{{weight_map}}}}}', encoding="utf-8")
+    with pytest.raises(FormatError, match=r"m\.safetensors\.index\.json: "):
+        zcrecord.load_record(tmp_path / "m.safetensors.index.json")
+
+
 PARTS = ['"', ",", ":", "{", "}", " ", "\n", "\\", "\x0b", "a", "[", "1", '"weight_map"', '": "', '", "', "é"]
 
 
