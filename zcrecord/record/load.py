@@ -341,7 +341,7 @@ def _open_local(memory: Memory, options: LoadOptions, *, defer: bool) -> Archive
         ends_in_archive(memory.octets)  # raises: other readers would not see the one attached
         shards = (memory.path or "").endswith(".json")
         defer = defer and kind == "safetensors" and memory.mapping is not None and options.verify != "full"
-        if defer and not (shards and options.mode == "c"):
+        if defer and not (shards and (options.mode == "c" or not options.mmap)):  # it would map the shards
             from zcrecord.foreign.safetensors import DeferredArchive
 
             return DeferredArchive(memory, _recipe, options.mode)  # type: ignore[return-value]  # it stands for one
