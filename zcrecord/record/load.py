@@ -201,7 +201,9 @@ def _load(source: Any, names: Names | None, rename: Rename | None, options: Load
         _check_content(archive, options, local=True)
         archive = _select(archive, names, rename)
         if kept:
-            archive.source.kept = [archive.payload(number) for number in range(len(archive.index.payloads))]
+            for number in range(len(archive.index.payloads)):
+                for source, there in archive.source.pieces(number):
+                    source.keep(there)
         return archive
     except RecordError as error:
         raise error.located(path=name) from error.__cause__
