@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
@@ -18,6 +19,7 @@ import zcrecord
 from tools.faults.kills import written
 from tools.faults.replacing import WAYS, replace_under_readers
 from zcrecord import SourceError, load_record
+from zcrecord.loaders import load
 
 POSIX = pytest.mark.skipif(os.name != "posix", reason="platform: files that others have open are replaced on POSIX")
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="platform: Linux's signals, limits and reads by position")
@@ -50,6 +52,32 @@ def test_readers_would_notice_a_file_of_two_generations(way: str, tmp_path: Path
     zcrecord.save_record(written(1) | {"last": written(2)["last"]}, tmp_path / "m.zcr")
     with pytest.raises(ValueError, match="several generations"):
         read(str(tmp_path / "m.zcr"))
+
+
+@LINUX
+@pytest.mark.parametrize("way", ["removed", "a folder", "another file"])
+def test_a_mapped_file_that_is_gone_is_loaded_and_what_is_at_its_path_is_left_alone(
+    way: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def not_cached(_page: int, _nbytes: int, state: int) -> None:
+        ctypes.memset(state, 0, 1)
+
+    advised: list[Any] = []
+    monkeypatch.setattr(load, "c_function", lambda *_: not_cached)
+    monkeypatch.setattr(load, "_STEP", 1 << 20)
+    monkeypatch.setattr(load, "_BEHIND", 1 << 20)
+    monkeypatch.setattr(os, "posix_fadvise", lambda *arguments: advised.append(arguments))
+    record = load_record(path)
+    record.load_into("host")
+    assert advised, "this test would not notice"
+    advised.clear()
+    path.unlink()
+    if way == "a folder":
+        path.mkdir()
+    elif way == "another file":
+        path.write_bytes(b"another")
+    r.assert_same(record.load_into("host"), TREE)
+    assert not advised
 
 
 SHRUNK = """

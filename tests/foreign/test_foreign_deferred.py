@@ -148,6 +148,22 @@ def test_an_index_that_is_no_json_is_refused_when_it_is_opened(hub: Path, fault:
         zcrecord.load_record(hub)
 
 
+@pytest.mark.parametrize("early", [True, False])
+def test_shards_that_are_to_be_read_are_not_mapped(hub: Path, early: bool) -> None:
+    record = zcrecord.load_record(hub, mmap=False)
+    found = {name: record[name] for name in TENSORS} if early else dict(record)
+    for path in hub.glob("*.safetensors"):
+        path.write_bytes(b"\xff" * path.stat().st_size)  # in place
+    assert all(same(found[name], TENSORS[name]) and same(record[name], TENSORS[name]) for name in TENSORS)
+
+
+@pytest.mark.parametrize("weight_map", ['"": ""', '"": "", "": ""'])
+def test_an_index_of_empty_texts_is_one_error(weight_map: str, tmp_path: Path) -> None:
+    (tmp_path / "m.safetensors.index.json").write_text(f'{{"weight_map": {{{weight_map}}}}}', encoding="utf-8")
+    with pytest.raises(FormatError, match=r"m\.safetensors\.index\.json: "):
+        zcrecord.load_record(tmp_path / "m.safetensors.index.json")
+
+
 PARTS = ['"', ",", ":", "{", "}", " ", "\n", "\\", "\x0b", "a", "[", "1", '"weight_map"', '": "', '", "', "é"]
 
 

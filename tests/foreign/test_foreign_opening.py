@@ -474,6 +474,15 @@ def test_a_checkpoint_that_is_read_into_memory_is_not_mapped(tmp_path: Path) -> 
     assert record["w"].sum() == 5000
 
 
+def test_what_was_read_into_memory_is_read_again_where_its_pickle_is_loaded(tmp_path: Path) -> None:
+    head = b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'  # 54 bytes: the elements are not aligned
+    (tmp_path / "m.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + np.ones(2, np.float32).tobytes())
+    for mmap in (True, False):
+        record = pickle.loads(pickle.dumps(zcrecord.load_record(tmp_path / "m.safetensors", mmap=mmap)))
+        assert record["w"].sum() == 2
+        assert record.archive.source.files[0].octets.readonly == mmap
+
+
 # Tensors put at once.
 
 

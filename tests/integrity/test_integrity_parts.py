@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import os
 import shutil
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -332,6 +333,23 @@ def test_wrong_checksums_of_the_right_form_are_one_error_and_others_mean_nothing
     record = zcrecord.load_record(forged(words))
     record.verify()
     assert plan_load(record).unchecked == ("wide",), "the other is one block"
+
+
+@pytest.mark.skipif(not hasattr(os, "preadv"), reason="platform: only POSIX reads by position")
+def test_a_huge_block_is_read_once_for_all_parts_of_a_payload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digest, reads, real = digest_of(WIDE.tobytes()), list[int](), os.preadv
+
+    def counted(*arguments: Any) -> int:
+        reads.append(real(*arguments))
+        return reads[-1]
+
+    (tmp_path / "m.zcr").write_bytes(forged([1 << 30, 1, digest, WIDE.nbytes, digest]))
+    record = zcrecord.load_record(tmp_path / "m.zcr")
+    monkeypatch.setattr("zcrecord.storage.memory.os.preadv", counted)
+    monkeypatch.setattr("zcrecord.loaders.boxes._BLOCK", MIB)
+    found = load_into(record, "read", "wide", slices={"wide": np.s_[:, :9]})["wide"]
+    assert (found == WIDE[:, :9]).all()
+    assert sum(reads) < 1.1 * WIDE.nbytes, "the block is checked in the mapping"
 
 
 def test_a_huge_item_costs_little() -> None:

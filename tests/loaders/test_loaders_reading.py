@@ -140,10 +140,11 @@ def replaced(path: Path) -> None:
     "harm, kind, message",
     [
         (replaced, SourceError, "was replaced or changed since it was opened; load it again"),
+        (lambda path: (path.unlink(), path.touch()), SourceError, "was replaced or changed since it was opened"),
         (lambda path: os.utime(path, ns=(1, 1)), SourceError, "was replaced or changed since it was opened"),
         (Path.unlink, zcrecord.SourceNotFoundError, "no such file"),
     ],
-    ids=["replaced", "edited", "gone"],
+    ids=["replaced", "replaced by nothing", "edited", "gone"],
 )
 def test_file_that_is_another_one_or_gone_is_refused(
     harm: Callable[[Path], None], kind: type[Exception], message: str, path: Path

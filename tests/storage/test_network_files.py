@@ -98,6 +98,11 @@ def test_chosen_tensors_alone_are_read_and_stay(file: str, made: Path, tmp_path:
         if name != "hub":
             (tmp_path / "m" / name).write_bytes(b"")
     assert np.array_equal(record["layers.3.w"], TREE["layers"][3]["w"])
+    for way in ("cpu", "host", "read"):
+        assert np.array_equal(record.load_into(way)["layers.3.w"], TREE["layers"][3]["w"]), way
+        assert record.load_into(way, slices={"layers.3.w": np.s_[:, :2]})["layers.3.w"].shape[1] == 2
+    private = zcrecord.Record(record.archive.private())["layers.3.w"]
+    assert np.array_equal(private, TREE["layers"][3]["w"]) and private.flags.writeable
 
 
 @pytest.fixture

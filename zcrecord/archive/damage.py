@@ -113,8 +113,8 @@ class BlockCheck:
         for k in (first + np.flatnonzero(self._pending[first : -(-hi // self.blocks.size)])).tolist():
             start, end = self.blocks.range(k, self._piece.nbytes)
             here = read is not None and lo <= start and end <= hi
-            block = read[start - lo : end - lo] if here and read is not None else self._read(start, end)
-            if digest_of(block) != int(self.blocks.sums[k]):
+            digest = digest_of(read[start - lo : end - lo]) if here and read is not None else self._digest(start, end)
+            if digest != int(self.blocks.sums[k]):
                 source, at = self._piece.source, self._piece.source.offset + self._piece.start
                 what = f"bytes [{at + start:#x}, {at + end:#x}): their checksum does not match; the file is damaged"
                 raise IntegrityError(f"{what}, copy it again", path=source.path, tensor=self._tensor, offset=at + start)
@@ -124,6 +124,12 @@ class BlockCheck:
         """Return the range of the payload that the blocks of bytes [lo, hi) fill."""
         size = self.blocks.size
         return lo // size * size, min(-(-hi // size) * size, self._piece.nbytes)
+
+    def _digest(self, lo: int, hi: int) -> int:
+        running = RunningDigest()  # of one that a stranger made as large as 1 GiB, a piece is in memory at a time
+        for at in range(lo, hi, _PIECE):
+            running.update(self._read(at, min(at + _PIECE, hi)))
+        return running.intdigest()
 
     def _read(self, lo: int, hi: int) -> memoryview:
         source, number = self._piece.source, self._piece.number

@@ -69,6 +69,7 @@ class ForeignSource(FileSource):
         own = sum(len(file.octets) for file in files if isinstance(file, Memory))
         self._opened_nbytes = max(len(self.buffer), own)  # of the first, too, if all payloads in it are decoded
         self._fetched, self._used = fetched, set[int]()  # numbers of payloads that were fetched
+        self._kept = dict[int, memoryview]()  # payloads in memory for good, of files that are read on demand
         self._last, self._ahead = -2, list[Array]()  # the last payload that was read, and those read with another
 
     def _file(self, number: int) -> tuple[Memory | Decoded, int]:
@@ -97,7 +98,7 @@ class ForeignSource(FileSource):
             self._decoded.add(number)
             check_apart(self._decoded_nbytes, self.opened_nbytes(), self.path)
         file, _ = self._file(number)
-        if isinstance(file, Memory) and file.on_demand:
+        if isinstance(file, Memory) and file.on_demand and number not in (self._original or self)._kept:
             return self._read(number, file.octets)
         out, done = np.empty(self.nbytes(number), np.uint8), 0  # the owner of the memory, as which it is looked up
         for piece in (self._original or self).blocks(number):
@@ -121,7 +122,13 @@ class ForeignSource(FileSource):
 
     def read_by(self, number: int) -> tuple[Any, int] | None:
         file, offset = self._file(number)
-        return (file.octets, offset) if self.mode == "r" and isinstance(file, Memory) and file.on_demand else None
+        reads = self.mode == "r" and isinstance(file, Memory) and file.on_demand and number not in self._kept
+        return (file.octets, offset) if reads else None
+
+    def keep(self, number: int) -> None:
+        file, _ = self._file(number)
+        if isinstance(file, Memory) and file.on_demand:
+            self._kept[number] = self.locate(number)[0]
 
     def payload(self, number: int) -> memoryview:
         return PayloadSource.payload(self, number)
@@ -180,12 +187,13 @@ class ForeignSource(FileSource):
 
     @property
     def is_mapped(self) -> bool:
-        mapped = all(f.mapping is not None or f.on_demand for f in self.files if isinstance(f, Memory))
+        files = [f for f in self.files if isinstance(f, Memory)]
+        mapped = all(f.on_demand or (f.mapping is not None and f.octets.readonly) for f in files)
         return self.mode == "r" and self._fetched is None and mapped
 
     @property
     def file(self) -> tuple[str, tuple[int, ...]] | None:
-        one = self.mode == "r" and self.on_demand and [*self.files] == [self.memory]
+        one = self.mode == "r" and self.on_demand and not self._kept and [*self.files] == [self.memory]
         return (self.memory.absolute or "", self.memory.identity or ()) if one else None
 
     @property

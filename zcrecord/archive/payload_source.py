@@ -81,7 +81,6 @@ class PayloadSource(ABC):
     recipe: Callable[[Any], tuple[Any, ...]] | None = None
     member_sums: Callable[[], Iterable[MemberSum]] = tuple  # of another format's files, for full verification
     on_demand: bool = False  # local payloads are read when they are used, into memory that goes with their views
-    kept: Any = None  # memory of such payloads that stays with the source
 
     # Bytes.
 
@@ -188,6 +187,9 @@ class PayloadSource(ABC):
     def read_by(self, _number: int) -> tuple[Any, int] | None:
         """Return the source, as a loader's, that reads a payload, and its offset there; None for others."""
         return None
+
+    def keep(self, number: int) -> None:  # noqa: B027  # others are in memory, or mapped
+        """Read a payload of one file that is read on demand now, and use that memory from now on."""
 
     @property
     def is_mapped(self) -> bool:

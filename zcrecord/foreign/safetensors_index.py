@@ -127,7 +127,7 @@ def _decode_usual(data: bytes) -> ShardIndex | None:
             return None
     lines = len(before) * _controls(colon) + (len(before) - 1) * _controls(comma)
     widest = int(max((ends - starts).max(), (after - files).max()))
-    if widest > len(_SLACK) or _controls(octets[before[0] : after[-1]]) != lines:
+    if not 0 < widest <= len(_SLACK) or _controls(octets[before[0] : after[-1]]) != lines:
         return None
     mix = np.cumprod(np.full(len(_SLACK) // 8, _MIX))
     hashes = np.sort(_by_rows(data, starts, ends, widest, lambda words: (words @ mix[: words.shape[1]])[:_CHUNK]))

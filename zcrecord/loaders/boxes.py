@@ -262,9 +262,9 @@ class BoxPiece(NamedTuple):
                 unmap_pages(self.octets, self.offset + start, self.offset + end)
             return
         assert self.source is not None
-        if self.check is not None:
+        if self.check is not None and self.check.blocks.size <= 2 * _BLOCK:  # else `check` reads each block once
             start, end = self.check.whole(start, end)
-        elif end - start == grid.nbytes and out.flags.c_contiguous:
+        elif self.check is None and end - start == grid.nbytes and out.flags.c_contiguous:
             self.source.readinto_at(self.offset + start, out.reshape(-1).data)
             return
         block = np.empty(end - start, np.uint8)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import mmap
 import os
 import threading
@@ -196,6 +197,17 @@ def _load(
     return {name: loaded[id(ref)] if view is None else views[id(view)] for name, (ref, view) in plan.targets.items()}
 
 
+def _opened_again(plan: LoadPlan) -> io.FileIO | None:
+    """Open the file that a plan has mapped; None if it was replaced or removed, which its mapping outlives."""
+    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+        file, identity = open_regular(plan.path or "")
+        stack.enter_context(file)
+        if identity == plan.identity:
+            stack.pop_all()
+            return file
+    return None
+
+
 @contextlib.contextmanager
 def _leaving_page_cache(plan: LoadPlan) -> Iterator[LoadPlan]:
     """Yield a plan that lets the pages of its mapped file go, 32 MiB after they arrived, but for those that are mapped.
@@ -214,11 +226,12 @@ def _leaving_page_cache(plan: LoadPlan) -> Iterator[LoadPlan]:
     if (mincore := c_function("mincore", "c_int", "c_void_p", "c_size_t", "c_void_p")) is not None:
         for i, page in enumerate(pages):
             mincore(page, 1, state[i:].ctypes.data)
-    if plan.path is None or 2 * np.count_nonzero(state & 1) >= len(pages):
+    file = None if 2 * np.count_nonzero(state & 1) >= len(pages) else _opened_again(plan)
+    if file is None:
         yield plan
         return
     arrived = last = 0
-    with open_regular(plan.path)[0] as file:
+    with file:
 
         def advance(nbytes: int, least: int = _STEP) -> None:
             nonlocal arrived, last

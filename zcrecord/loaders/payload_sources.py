@@ -28,7 +28,7 @@ class _TensorPiece(NamedTuple):
     grid: ByteGrid  # the common bytes in the piece
 
 
-_Wanted = tuple[Piece, list[Range], str | None]  # ranges of a payload to fetch, for the tensor of this name
+_Wanted = tuple[Piece, list[Range], Region]  # ranges of a payload to fetch, for this region
 
 
 class PayloadSources:
@@ -63,7 +63,6 @@ class PayloadSources:
         """Open the shards of split tensors, and fetch what must be in memory: their pieces, for `views` all bytes."""
         wanted: dict[int, list[_Wanted]] = {}
         for region in regions:
-            name = None if region.bounds is None else self._archive.index.name(region.tensor)
             if region.bounds is not None:
                 self._pieces[region] = _pieces_in(self._archive, region)
                 boxes = [(part.piece, part.grid) for part in self._pieces[region]]
@@ -73,7 +72,7 @@ class PayloadSources:
                 continue
             for piece, grid in boxes:
                 if piece.source.is_remote:
-                    wanted.setdefault(id(piece.source), []).append((piece, _ranges(piece, grid), name))
+                    wanted.setdefault(id(piece.source), []).append((piece, _ranges(piece, grid), region))
         for each in wanted.values():
             self._fetch(each)
         if self._views and self._ahead is not None:
@@ -89,11 +88,17 @@ class PayloadSources:
             source.remote.fetch_payloads([part for part in parts if part[2] is not None])
         except RecordError as error:
             at = -1 if error.offset is None else error.offset
-            name = next((name for piece, _, name in wanted if 0 <= at - piece.start < piece.nbytes), None)
+            met = (region for piece, _, region in wanted if 0 <= at - piece.start < piece.nbytes)
+            name = next(map(self._name, met), None)
             raise self._archive.located(error.located(tensor=name)) from error.__cause__
         if any(digest is None for _, _, digest in parts):
             source.remote.fetch((start, start + nbytes) for start, nbytes, _ in parts)
             source.remote.check_same()
+
+    def _name(self, region: Region) -> str:
+        """Return the name of the first tensor that has a region's payload."""
+        index = self._archive.index
+        return index.name(int((index.tensors["payload"] == region.payload).argmax()))
 
     def announce(self, max_in_flight: int) -> int:
         """Plan the read-ahead of a remote archive; returns the share of `max_in_flight` that it takes."""

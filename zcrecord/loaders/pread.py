@@ -76,10 +76,10 @@ class ReadingLoader(HostLoader):
             @cache
             def opened(file: File) -> Any:
                 memory: Any = read_on_demand(file[0], least=0)
+                if memory.identity != file[1]:  # first: an empty file has nothing to close
+                    raise SourceError("was replaced or changed since it was opened; load it again", path=file[0])
                 stack.callback(memory.octets.close)
                 files.append(memory.octets)
-                if memory.identity != file[1]:
-                    raise SourceError("was replaced or changed since it was opened; load it again", path=file[0])
                 return memory.octets
 
             each_piece(_Read.run, _planned_reads(plan, wanted, opened), advance=advance, threads=_READERS)

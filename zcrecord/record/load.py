@@ -93,7 +93,7 @@ def load_record(
         expect: the content digest that the archive must have ('sha256:...'); reads all of it.
         trusted_keys: public keys, as `zcrecord.integrity.check_signature` takes them; the owner of one must have signed
             the content. All of it is read first, of every shard and referenced file, and those very files stay in use.
-            Not covered: metadata, and a mapped file that is changed in place later.
+            Not covered: metadata, and a file that is changed in place later, unless `mmap=False`.
         embedded: 'prefix' for an archive followed by other bytes (flash), 'suffix' for one appended to a file. None
             also finds an archive that is appended at an aligned offset, as by `zcrecord attach`, unless the file
             starts as a model (safetensors, GGUF, ONNX, zip, pickle, ...): other readers see other tensors there.
@@ -201,7 +201,9 @@ def _load(source: Any, names: Names | None, rename: Rename | None, options: Load
         _check_content(archive, options, local=True)
         archive = _select(archive, names, rename)
         if kept:
-            archive.source.kept = [archive.payload(number) for number in range(len(archive.index.payloads))]
+            for number in range(len(archive.index.payloads)):
+                for source, there in archive.source.pieces(number):
+                    source.keep(there)
         return archive
     except RecordError as error:
         raise error.located(path=name) from error.__cause__
@@ -341,7 +343,7 @@ def _open_local(memory: Memory, options: LoadOptions, *, defer: bool) -> Archive
         ends_in_archive(memory.octets)  # raises: other readers would not see the one attached
         shards = (memory.path or "").endswith(".json")
         defer = defer and kind == "safetensors" and memory.mapping is not None and options.verify != "full"
-        if defer and not (shards and options.mode == "c"):
+        if defer and not (shards and (options.mode == "c" or not options.mmap)):  # it would map the shards
             from zcrecord.foreign.safetensors import DeferredArchive
 
             return DeferredArchive(memory, _recipe, options.mode)  # type: ignore[return-value]  # it stands for one
