@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -19,6 +20,7 @@ import pytest
 import safetensors.numpy
 import specification
 from exhaustive import ALL
+from forge import Forge
 from malformed import saved
 
 import zcrecord
@@ -26,7 +28,9 @@ from attacks import attached, broken, packed, peers, placed, probes, tricks
 from attacks.catalogue import MOST_BYTES, Answer, Attack, wrong
 from attacks.running import answers, faults
 from tools.attacks import worst
+from tools.measure import most_allocated
 from zcrecord import FormatError, LimitError, integrity
+from zcrecord.codec import conventions
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="platform: needs fork and /proc")
 MODULES = (broken, tricks, placed, packed, peers, attached)
@@ -164,3 +168,29 @@ def test_infos_of_tied_tensors_share_their_names() -> None:
 def test_texts_that_words_share_are_made_once() -> None:
     record = zcrecord.load_record(tricks.lists_of_texts())
     assert len({id(text) for texts in record.attributes.values() for text in texts}) == 1
+
+
+@pytest.mark.parametrize(("step", "message"), [(0, ""), (2, "texts of paths overlap; the archive is malicious")])
+def test_paths_that_share_a_long_text_are_made_once_or_refused(step: int, message: str) -> None:
+    f = Forge(saved({"p": [Path("a")] * 100}))
+    start, size = f.text(b"a/" * 50_000 + b"b")
+    at = step * np.arange(100, dtype="<u8")
+    f.columns["attributes"]["value"] = start + at | (size - at) << np.uint64(32)
+    f.text(b"x" * (100 - f.budget_left() // 16))
+    record = zcrecord.load_record(f.seal())
+    if message:
+        with pytest.raises(LimitError, match=message):
+            record.tree()
+    else:
+        assert most_allocated(record.tree) < 4 << 20
+
+
+def test_sets_in_sets_are_sorted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    value: frozenset[Any] = frozenset(range(1000))
+    for _ in range(25):
+        value = frozenset([(value, 1)])
+    record = zcrecord.load_record(saved({"s": value}))
+    order = Mock(wraps=conventions._order)
+    monkeypatch.setattr(conventions, "_order", order)
+    assert record.tree()["s"] == value
+    assert order.call_count < 1200

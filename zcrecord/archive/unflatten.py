@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from zcrecord.codec.layout import NONE
 from zcrecord.errors import LimitError
 
 _NAME_ALLOWANCE = 64  # times an index's size that full names of attributes made from it may take
+_PATHS = 1 << 20  # bytes of texts that paths may take, besides those of the text pool
 
 MODULE, TENSOR, ATTRIBUTE = range(3)
 Child = tuple[int, int, int, int, str]  # one of these kinds, the number in its column, its parent, its place, its key
@@ -100,10 +102,19 @@ def unflatten(
             value = tensor(number) if kind == TENSOR else values[number - own.start]
             items[parent - module].append((place, key, value))
 
+    paths: dict[Any, Any] = {}  # each is made once: its parts take several times the text, which many may share
+    left = _PATHS + len(ix.text)
     for number, parent, place, key in [*reversed(inner), (module, 0, 0, "")]:
         m = number - module
         saved = [(key, value) for _, key, value in sorted(items[m], key=lambda child: child[0])]
-        value = make(kinds[m], types[m], saved)
+        text = saved[0][1] if types[m] == "zcr:path" and saved and isinstance(saved[0][1], str) else ""
+        value = paths.get(text)
+        if value is None:
+            if (left := left - len(text)) < 0:
+                raise LimitError("texts of paths overlap; the archive is malicious")
+            value = make(kinds[m], types[m], saved)
+            if isinstance(value, PurePath):
+                paths[text] = value
         if m:
             items[parent - module].append((place, key, value))
     return value

@@ -96,8 +96,10 @@ def is_jax_key(value: Any) -> bool:
     return kind is not None and isinstance(value, kind) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
-def _order(value: Any, name: str, depth: int = 0) -> tuple[Any, ...]:
+def _order(value: Any, name: str, depth: int = 0, *, made: bool = False) -> tuple[Any, ...]:
     """Return a sort key for items of sets and keys of dicts, the same on every machine.
+
+    Of sets that were `made` from a file, which checked them, it is the identity: else each level sorts those below it.
 
     Raises:
         UnsupportedError: the value would not come back as an equal key. LimitError: it is nested too deep.
@@ -114,7 +116,9 @@ def _order(value: Any, name: str, depth: int = 0) -> tuple[Any, ...]:
     if kind is str:
         return (3, value)
     if isinstance(value, tuple):
-        return (4, *(_order(item, name, depth + 1) for item in value))
+        return (4, *(_order(item, name, depth + 1, made=made) for item in value))
+    if kind is frozenset and made:
+        return (5, id(value))
     if kind is frozenset:
         return (5, *sorted(_order(item, name, depth + 1) for item in value))
     single = None if isinstance(value, np.generic) else _attribute_of(value, name)
@@ -203,7 +207,7 @@ def _are_distinct(items: Any) -> bool:
         return False
     if not {str}.issuperset(map(type, items)):
         try:
-            places = sorted(_order(item, "") for item in items)
+            places = sorted(_order(item, "", made=True) for item in items)
         except (LimitError, UnsupportedError):
             return False
         hashes = sorted(map(hash, items))
