@@ -181,6 +181,12 @@ def test_it_is_the_record_that_it_would_be_without_a_base(base: Path) -> None:
     assert tuned.content_digest() == full.content_digest() and tuned.tree()["note"] == b"more bytes"
 
 
+def test_views_with_rows_and_no_bytes_are_saved_as_no_bytes(base: Path) -> None:
+    empty = memoryview(np.zeros((3, 0), np.uint8)).toreadonly()
+    zcrecord.save_record(TUNED | {"empty": empty}, base.parent / "tuned.zcr", base=base)
+    assert zcrecord.load_record(base.parent / "tuned.zcr").attributes["empty"] == b""
+
+
 def test_references_name_files_directly_and_never_chains(base: Path, hub: Path) -> None:
     zcrecord.save_record(TUNED, base.parent / "tuned.zcr", base=base)
     third = {**TUNED, "layer4": {"w": LAYERS["layer4"]["w"] * 2}}

@@ -342,7 +342,7 @@ class RecordEditor(MutableMapping[str, Any]):
         """Return a reference to bytes that an attribute holds."""
         if id(octets) in self._views:
             return self._views[id(octets)][1]
-        if not len(octets):
+        if not memoryview(octets).nbytes:  # `len` counts rows
             return NONE
         if not isinstance(octets, bytes):
             return self._add_value(np.frombuffer(octets, np.uint8))
