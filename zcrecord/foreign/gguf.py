@@ -191,11 +191,9 @@ class _GgufHeader:
         if not 0 < nbytes <= _LONGEST_NAME:
             raise self._fail(f"{what} has {nbytes} bytes; 1 to {_LONGEST_NAME} are legal")
         raw = self._take(nbytes, what)
-        try:
+        with contextlib.suppress(UnicodeDecodeError):
             if b"\0" not in raw:
                 return raw.decode()
-        except UnicodeDecodeError:
-            pass
         raise self._fail(f"{what} is not UTF-8 without NUL: {raw[:40]!r}")
 
     def _start(self) -> tuple[int, int]:
@@ -217,14 +215,20 @@ class _GgufHeader:
         if key in self.metadata:
             raise self._fail(f"metadata key '{printable(key)}' is there twice")
         self._reserve(_FIELD_COST, "the metadata")
-        kind = self._number(4, "a metadata type")
+        kind = self._value_type(key)
         values = self._list(key) if kind == _ARRAY else self._values(kind, 1, key)
         if kind != _ARRAY:
             (values,) = values.values() if isinstance(values, WordList) else values
         self.metadata[key] = values
 
-    def _list(self, key: str) -> Any:
+    def _value_type(self, key: str) -> int:
         kind = self._number(4, "a metadata type")
+        if kind not in {_STRING, _ARRAY, *_NUMBERS}:
+            raise self._fail(f"metadata '{printable(key)}' is of the unknown type {kind}")
+        return kind
+
+    def _list(self, key: str) -> Any:
+        kind = self._value_type(key)
         if kind == _ARRAY:
             raise self._fail(f"metadata '{printable(key)}' has lists within a list", UnsupportedError)
         least, cost = (_NUMBERS[kind].itemsize, _NUMBER_COST) if kind in _NUMBERS else (8, _TEXT_COST)
@@ -235,8 +239,6 @@ class _GgufHeader:
     def _values(self, kind: int, count: int, key: str) -> Any:
         """Return values of one type; all texts become bytes if one is not UTF-8."""
         what = f"metadata '{printable(key)}'"
-        if kind != _STRING and kind not in _NUMBERS:
-            raise self._fail(f"{what} is of the unknown type {kind}")
         if not count:
             return []
         if kind == _STRING:
