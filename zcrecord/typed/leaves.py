@@ -115,7 +115,8 @@ class Number(Want):
             return CONVERTED if fits and float(value) == value else NO
         if issubclass(self.hint, np.generic):
             return CONVERTED if value.shape == () and issubclass(value.dtype.type, self.hint) else NO
-        return ANYTHING if value.shape == () and value.dtype.kind in _NUMBERS[self.hint] else NO
+        floats = self.hint is float and "float" in value.dtype.name  # numpy gives those of ml_dtypes another kind
+        return ANYTHING if value.shape == () and (floats or value.dtype.kind in _NUMBERS[self.hint]) else NO
 
     def made(self, value: Any, /) -> Any:
         if not isinstance(value, np.ndarray):
