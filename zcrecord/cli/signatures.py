@@ -66,7 +66,8 @@ def check(args: Arguments) -> int:
     from zcrecord import integrity
 
     out, errors = printers(args.quiet)
-    name, checked = name_of(args.file), list[dict[str, str]]()
+    name = name_of(args.file)
+    checked: list[dict[str, str]] = []
     result: dict[str, object] = {"file": name, "ok": True, "signed_by": (), "checked": checked}
     try:
         with open_archive(args.file, args.embedded) as record, showing_progress("checking", errors) as progress:
