@@ -175,6 +175,8 @@ def test_check_says_what_is_wrong(run: c.Commands) -> None:
     run.fails("check model.zcr --key pub.pem", "is not what was signed by the key .* its content")
     found = run.json("check model.zcr --key pub.pem", status=1)
     assert (found["ok"], found["error"]["type"]) == (False, "IntegrityError")
+    found = run.json("check none.zcr --key pub.pem", status=1)
+    assert (found["signed_by"], found["error"]["type"]) == ([], "SourceNotFoundError")
 
 
 def test_commands_that_read_refuse_what_no_trusted_key_signed(run: c.Commands) -> None:

@@ -187,6 +187,7 @@ HOSTILE = {
     "list past the end": (head(0, 1) + KEY + ARRAY + u32(0) + u64(1 << 62), "4611686018427387904 items"),
     "list of texts past the end": (head(0, 1) + KEY + ARRAY + STRING + u64(3) + bytes(16), "3 items of metadata"),
     "list of no type": (head(0, 1) + KEY + ARRAY + u32(77) + u64(1) + bytes(16), "of the unknown type 77"),
+    "long list of no type": (head(0, 1) + KEY + ARRAY + u32(77) + u64(99) + bytes(16), "of the unknown type 77"),
     "lists within lists": (head(0, 1) + KEY + ARRAY + (ARRAY + u64(1)) * 9, "lists within a list"),
     "alignment 0": (head(0, 1) + ALIGN + u32(0), "general.alignment is 0"),
     "alignment 48": (head(0, 1) + ALIGN + u32(48), "general.alignment is 48; a power of two"),

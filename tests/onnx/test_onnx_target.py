@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import platform
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -104,6 +107,15 @@ def test_without_proc_cpuinfo_numpys_table_and_the_processors_name_count() -> No
     name = "Intel64 Family 6 Model 85 Stepping 7, GenuineIntel"
     assert features("AMD64", "", table, name) == ["avx2", "fma", f"model:{name}"]
     assert features("arm64", "", {"ASIMD": True, "ASIMDDP": True}, "Apple M4") == ["asimd", "asimddp", "model:Apple M4"]
+
+
+def test_a_mac_that_does_not_name_its_processor_has_the_name_that_python_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(platform, "processor", lambda: "arm")
+    for told, name in (("Apple M4\n", "Apple M4"), ("", "arm")):
+        answer = subprocess.CompletedProcess([], int(not told), told)
+        monkeypatch.setattr(subprocess, "run", lambda *_, answer=answer, **__: answer)
+        assert targets._processor_name() == name
 
 
 def test_the_blocks_of_channels_are_those_that_onnxruntime_makes(tmp_path: Path) -> None:

@@ -125,6 +125,15 @@ def test_attributes_are_set_added_and_removed(path: Path) -> None:
     assert record.tree()["model"]["heads"] == 16
 
 
+def test_views_with_rows_and_no_bytes_are_set_as_no_bytes(path: Path) -> None:
+    empty = memoryview(np.zeros((3, 0), np.uint8)).toreadonly()
+    with zcrecord.edit(path) as model:
+        model.attributes["nothing"] = model.metadata["nothing"] = empty
+        model.attributes["one"] = memoryview(np.array(7, np.uint8)).toreadonly()
+    record = edited(path)
+    assert (record.attributes["nothing"], record.attributes["one"], record.metadata["nothing"]) == (b"", b"\7", b"")
+
+
 def test_tensors_are_replaced_in_their_places_added_and_removed(path: Path) -> None:
     with zcrecord.edit(path) as model:
         names = list(model)

@@ -101,6 +101,7 @@ def test_typed_dicts_may_lack_what_is_not_required(kind: Any) -> None:
         (dict[str, Literal[t.Color.RED, b"x"]], {"a": "red", "b": b"x"}, {"a": t.Color.RED, "b": b"x"}),
         (dict[str, bool | int], {"a": np.True_, "b": 3}, {"a": True, "b": 3}),
         (dict[str, np.int8], {"a": np.int8(3)}, {"a": np.int8(3)}),
+        (dict[str, float], {"a": np.array(0.5, "bfloat16"), "b": np.array(2, "float8_e4m3fn")}, {"a": 0.5, "b": 2.0}),
         (list[object], [{"a": (1,)}], [{"a": (1,)}]),
     ],
 )

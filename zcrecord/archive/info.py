@@ -107,17 +107,14 @@ def payload_bytes(archive: Archive) -> tuple[int, int]:
 
 def info(archive: Archive, i: int) -> TensorInfo:
     """Return the description of tensor i."""
-    row = archive.row(i)
-    return _info(
-        archive, archive.index.name(i), row, _module_name(archive, row.parent), _tied_names(archive, row.payload)
-    )
+    name, row = archive.index.name(i), archive.row(i)
+    return _info(archive, name, row, _module_name(archive, row.parent), _tied_names(archive, row.payload))
 
 
 def _tied_names(archive: Archive, payload: int) -> tuple[str, ...]:
-    """Return the names of all tensors of a payload that has several: one tuple, or n of n names would be n * n."""
-    if payload == NONE:
-        return ()
-    if (names := archive.tied.get(payload)) is not None:
+    """Return the names of all tensors of a payload with several; one tuple for all, else n tuples have n names each."""
+    names = archive.tied.get(payload, ())
+    if names or payload == NONE:
         return names
     users = np.flatnonzero(archive.index.tensors["payload"] == payload)
     if len(users) < 2:
@@ -217,7 +214,7 @@ def attributes(archive: Archive, payload: Callable[[int], Any] | None = None) ->
 
 
 def child_of_type(archive: Archive, type_name: str) -> int | None:
-    """Return the number of the first module of a type right in the record itself; None if there is none."""
+    """Return the number of the first module of a type among the record's own children; None if there is none."""
     archive.ensure_all()
     ix = archive.index
     rows = ix.modules

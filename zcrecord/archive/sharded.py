@@ -301,7 +301,7 @@ class ShardedSource(PayloadSource):
             self.file_archive(file)
 
     def _compare(self, file: int, shard: Archive) -> None:
-        """Raise unless the payloads of an opened shard have the sizes and digests that the outline says."""
+        """Raise FormatError unless an opened shard's payloads have the sizes and digests in the outline."""
         theirs, table = shard.index.payloads, self._table
         pieces = table.in_file(file)
         named = table.payload[pieces]
@@ -341,7 +341,7 @@ class ShardedSource(PayloadSource):
         self.shards.pin(pins)
 
     def expected(self, number: int) -> list[bytes | None]:
-        """Return the SHA-256 that each piece is compared with; of one in the catalogue, which has a seal, its own."""
+        """Return each piece's expected SHA-256, computed here for a piece in the catalogue, which the seal covers."""
         known = super().expected(number)
         for i, piece in enumerate(self.pieces(number)):
             if piece.source is self.shards.catalogue.source:

@@ -27,7 +27,7 @@ Make = Callable[[int, str, list[tuple[str, Any]]], Any]
 
 def attribute_entries(ix: Index, rows: Any, payload: Callable[[int], Any]) -> Iterator[AttributeEntry]:
     """Yield attributes, or metadata, with Python's own values; bytes come as `payload` gives them."""
-    texts: dict[int, str] = {}  # lists may share words, and words texts: each is made once, or there is no end of them
+    texts: dict[int, str] = {}  # each is decoded once: lists may share words, and words texts
     for row in rows:
         form, kind, word = int(row["form"]), int(row["type"]), int(row["value"])
         if form == ValueForm.SCALAR:
@@ -73,7 +73,7 @@ def _decode_word(ix: Index, kind: int, word: int, payload: Callable[[int], Any],
 
 
 def plain(kind: int, type_name: str, items: list[tuple[str, Any]]) -> Any:
-    """Return a module as list, tuple or dict, or the value that it stands for; of any other class as a dict."""
+    """Return a module as the list, tuple, dict or Python value that it encodes; other classes as a dict."""
     if kind == ModuleKind.LIST:
         return [value for _, value in items]
     if kind == ModuleKind.TUPLE:

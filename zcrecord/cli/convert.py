@@ -224,8 +224,7 @@ def onnx2zc_arguments(parser: Parser) -> None:
         Face's Optimum, becomes one archive: each of its models is a module with its file's name, and equal weights are
         stored once. If OUT is a folder, or new and not named .zcr, it gets that archive as model.zcr, and copies of the
         configuration and tokenizer files."""
-    about = "an ONNX model, or a folder of several; - for standard input"
-    parser.add_argument("source", metavar="IN", help=about)
+    parser.add_argument("source", metavar="IN", help="an ONNX model, or a folder of several; - for standard input")
     about = "a file or URL; default: IN with the suffix .zcr; standard output if IN is -; of a folder, a new folder"
     parser.add_argument("dest", metavar="OUT", nargs="?", help=about)
     parser.add_selection("leave out tensors whose names match; --select and --exclude leave out the graph, too")
@@ -293,9 +292,9 @@ def run_conversion(
 ) -> int:
     """Convert from and to files or standard streams, show progress, and print the report.
 
-    `convert` gets the arguments `names`. `facts` yields the parts of the report's line. With `forward` a URL is opened
-    to be read forward; else `convert` takes it. `then` tunes the archive, and returns the report of tuning. If OUT is
-    standard output, the report goes to standard error.
+    `names` are the arguments that `convert` gets. `facts` yields the parts of the report's line. With `forward`, a URL
+    is opened here as a stream; otherwise `convert` opens it. `then` tunes the archive, and returns the report of
+    tuning. If OUT is standard output, the report goes to standard error.
     """
     piped = args.dest == "-"
     if args.source == "-" and sys.stdin is not None and sys.stdin.isatty():

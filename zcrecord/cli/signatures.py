@@ -67,18 +67,18 @@ def check(args: Arguments) -> int:
 
     out, errors = printers(args.quiet)
     name = name_of(args.file)
-    with open_archive(args.file, args.embedded) as record:
-        checked: list[dict[str, str]] = []
-        result = {"file": name, "ok": True, "signed_by": integrity.signers(record), "checked": checked}
-        try:
-            with showing_progress("checking", errors) as progress:
-                for key in args.key:
-                    signer = integrity.check_signature(record, key, progress=progress)
-                    checked.append({"file": key, "key": signer})
-        except RecordError as error:
-            if args.json:
-                out.json({**result, "ok": False, "error": error_json(error)})
-            raise
+    checked: list[dict[str, str]] = []
+    result: dict[str, object] = {"file": name, "ok": True, "signed_by": (), "checked": checked}
+    try:
+        with open_archive(args.file, args.embedded) as record, showing_progress("checking", errors) as progress:
+            result["signed_by"] = integrity.signers(record)
+            for key in args.key:
+                signer = integrity.check_signature(record, key, progress=progress)
+                checked.append({"file": key, "key": signer})
+    except RecordError as error:
+        if args.json:
+            out.json({**result, "ok": False, "error": error_json(error)})
+        raise
     if args.json:
         out.json(result)
         return 0

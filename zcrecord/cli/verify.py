@@ -17,7 +17,7 @@ from .parsers import Arguments, Parser
 from .render import Printer, count_text, name_text, printers, showing_progress
 from .stdio import name_of, open_archive
 
-_GLANCE = 5  # names beside a damaged range; --json has all
+_MOST_NAMES = 5  # names shown for a damaged range; --json has all
 
 
 def verify_arguments(parser: Parser) -> None:
@@ -76,12 +76,12 @@ def _check_archive(args: Arguments, result: dict[str, Any], out: Printer, errors
 
 
 def _check_at(level: Verify, record: Record, errors: Printer) -> None:
-    """Check what opening leaves out at this level."""
+    """Make the checks of a level that opening the archive does not make."""
     if level == "full":
         with showing_progress("verifying", errors) as progress:
             record.verify(progress=progress)
         if child_of_type(record.archive, TUNED_TYPE) is not None:
-            from zcrecord.onnx.tuned import check_interfaces  # here, as below, because few archives are tuned
+            from zcrecord.onnx.tuned import check_interfaces  # here, because few archives are tuned
 
             check_interfaces(record.archive)
     elif level == "index" and record.archive.source.file_names:
@@ -93,8 +93,8 @@ def _check_at(level: Verify, record: Record, errors: Printer) -> None:
 def _damage_line(damage: Damage) -> str:
     """Return a damaged range, its users and its fault as one line."""
     users = [("tensor", damage.tensors), ("attribute", damage.attributes), ("metadata", damage.metadata)]
-    labels = [f"{kind} '{name_text(name)}'" for kind, names in users for name in names[:_GLANCE]]
-    more = sum(len(names[_GLANCE:]) for _, names in users)
+    labels = [f"{kind} '{name_text(name)}'" for kind, names in users for name in names[:_MOST_NAMES]]
+    more = sum(len(names[_MOST_NAMES:]) for _, names in users)
     labels += [f"{more} more"] if more else []
     users_text = f" of {', '.join(labels)}" if labels else ""
     place = f"[{damage.offset:#x}, {damage.offset + damage.nbytes:#x}){users_text}: " if damage.nbytes else ""

@@ -23,8 +23,8 @@ Order = Literal["C", "F"]  # the last axis is the fastest, or the first
 KIND_NAMES = {getattr(ModuleKind, name): name.lower() for name in ("MAPPING", "LIST", "TUPLE", "OBJECT", "NUMBERED")}
 DIGEST_NAMES = {0: "none", 1: "xxh3"}
 
-_BATCH = 4096  # rows of attributes that are Python's numbers at a time
-_ROOM = 4096  # bytes of a FlatBuffer that are no vector's
+_BATCH = 4096  # rows of attributes that are converted to Python's numbers at a time
+_ROOM = 4096  # bytes of a FlatBuffer outside of its vectors
 _SLACK = bytes(64)  # names are compared 32 bytes at a time, and may be read past their pool's end
 
 
@@ -145,7 +145,7 @@ def change_values(rows: list[AttributeEntry], change: Callable[[Any], Any]) -> N
 
 
 def changed_value(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return `change(value)`, of a list or tuple that of its items; lists of texts stay as they are."""
+    """Return `change(value)`, or a list or tuple with each item changed; lists of texts are returned unchanged."""
     if not isinstance(value, list | tuple):
         return change(value)
     if set(map(type, value)) <= {str}:
@@ -180,7 +180,7 @@ def value_type(value: Any) -> int | None:
 
 
 def _is_plain_view(view: memoryview) -> bool:
-    """Return True for a memoryview of bytes in a row that nobody changes; its dimensions are not kept."""
+    """Return True for a read-only, contiguous view of unsigned bytes; its shape is not stored."""
     try:
         return view.readonly and view.contiguous and view.format == "B"
     except ValueError:  # it was released
@@ -200,7 +200,7 @@ def list_type(values: Sequence[Any]) -> int | None:
 
 
 def encodable(text: str) -> bool:
-    """Return True if a text can be UTF-8: one with lone surrogates cannot."""
+    """Return True if a text can be encoded as UTF-8: it has no lone surrogates."""
     try:
         return text.isascii() or bool(text.encode())
     except UnicodeEncodeError:

@@ -75,7 +75,7 @@ _BY_MAGIC = {
 }
 _PROGRAMS = {b"\x7fELF": "an ELF", b"MZ": "a Windows", b"\xcf\xfa\xed\xfe": "a Mach-O", b"\xca\xfe\xba\xbe": "a Mach-O"}
 _MODEL_STARTS = b"\x12\x1a\x22\x2a\x3a"  # tags that follow ir_version in a ModelProto
-_MOST_FIELDS = 1000  # of a message; what is one so far is taken for one
+_MOST_FIELDS = 1000  # of a message; after so many valid fields it is taken for one
 _VARINT = re.compile(rb"[\x80-\xff]{0,9}[\0-\x7f]")
 
 
@@ -91,7 +91,7 @@ def sniff_file_type(head: bytes) -> FileType | None:
 
 
 def _known_format(head: bytes) -> FileType | None:
-    """Return the type of a file of data; None for programs, text and what is unknown."""
+    """Return the type that a file's first bytes tell; None for programs, plain text and unknown files."""
     if len(head) > 8 and not any(head[4:8]) and head[8:].lstrip(b" \t\r\n")[:1] in (b"{", b""):  # a header, its length
         return FileType("this is a safetensors file", _CONVERT, "safetensors")
     if head.startswith(_ZIP):
@@ -114,15 +114,15 @@ def _zip_type(head: bytes) -> FileType:
 
 def program_of(head: bytes) -> str | None:
     """Return the kind of a program with its article, such as 'an ELF'; None for any other file."""
-    if 0 not in head:  # as it is in no text, which may well start with MZ
+    if 0 not in head:  # no text has a zero byte, but it may start with MZ
         return None
     return next((kind for magic, kind in _PROGRAMS.items() if head.startswith(magic)), None)
 
 
 def describe_data(octets: memoryview) -> str | None:
-    """Describe a file in which other readers find tensors or data; None for programs, text and unknown files.
+    """Describe a file of a known data format, JSON and HTML among them; None for any other file.
 
-    A file that is protobuf from end to end is taken for an ONNX model, whatever it starts with.
+    A file that is protobuf from end to end is taken for an ONNX model, even if it is a short text.
     """
     if (kind := _known_format(bytes(octets[:HEAD]))) is not None:
         return kind.what

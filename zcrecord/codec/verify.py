@@ -33,7 +33,7 @@ _SURELY_FITS = 2.0**58  # bits; a product in floating point below this is below 
 _STRING = dtypes.STRING.code
 
 
-def _types() -> Array:
+def _wrong_types() -> Array:
     """Return True for each dtype | bits << 8 that is wrong; narrow types may take 8 bits, unknown ones 1 to 128."""
     allowed = np.zeros((256, 256), bool)  # by bits, dtype
     allowed[1:129, 1:] = True
@@ -45,7 +45,7 @@ def _types() -> Array:
     return ~allowed.reshape(-1)
 
 
-_WRONG_TYPES = _types()
+_WRONG_TYPES = _wrong_types()
 _WRONG_TYPE_BYTES = _WRONG_TYPES.tobytes()
 
 
@@ -81,7 +81,7 @@ class PayloadColumns:
 
 
 def check_payload(p: PayloadRow | PayloadColumns) -> None:
-    """Payloads are not empty, aligned, inside, ascending, disjoint or the same range, without holes (R56 to R60)."""
+    """Check that payloads are not empty, aligned, inside, ascending, apart or equal, without holes (R56 to R60)."""
     h = p.header
     start, room, alignment = h.payload_offset, h.payload_room, h.alignment
     wild = (p.nbytes == 0) | (p.nbytes > MAX_ARCHIVE_SIZE) | (p.offset > MAX_ARCHIVE_SIZE)
@@ -92,7 +92,7 @@ def check_payload(p: PayloadRow | PayloadColumns) -> None:
     offset, nbytes, digest = p.before
     end = offset + nbytes
     same = (p.offset == offset) & (p.nbytes == nbytes)
-    other = same ^ True  # `not` takes no columns
+    other = same ^ True  # `not` does not work on columns
     _refuse_payload(p, other & (p.offset < end), "overlaps the one before it, or is out of order")  # R58
     behind_hole = other & (p.offset > end + (h.base_alignment - 1))
     _refuse_payload(p, behind_hole, "comes after a hole of {base_alignment} bytes or more")  # R59
@@ -353,7 +353,7 @@ def _check_names(ix: Index, t: TensorColumns, pool: TextPool) -> None:
 
 
 def _check_modules(ix: Index, pool: TextPool) -> None:
-    """Names, kinds and reserved fields of modules are right, and so is module 0 (R26 to R29, R37, R41)."""
+    """Check names, kinds and reserved fields of modules, and module 0 (R26 to R29, R37, R41)."""
     rows = ix.modules
     count = len(rows)
     if bool(rows["reserved0"].any() or rows["reserved1"].any() or rows["reserved2"].any()):
@@ -374,7 +374,7 @@ def _check_modules(ix: Index, pool: TextPool) -> None:
 
 
 def _check_nesting(rows: Array) -> None:
-    """Modules are in pre-order, their ranges nest, none is deeper than 100 (R38 to R40)."""
+    """Check that modules are in pre-order, their ranges nest, and none is deeper than 100 (R38 to R40)."""
     count = len(rows)
     i = np.arange(1, count)
     parent, end = rows["parent"][1:].astype(np.int64), rows["end"].astype(np.int64)
@@ -394,7 +394,7 @@ def _check_nesting(rows: Array) -> None:
 
 
 def _check_attributes(ix: Index, pool: TextPool) -> None:
-    """Attributes ascend by (parent, place), metadata by name; values are of known kinds, in their pool (R64 to R68)."""
+    """Check the order of attributes and metadata, and that values have known types and lie in pools (R64 to R68)."""
     rows = ix.attributes
     if not len(rows) and not len(ix.metadata):
         return
@@ -432,7 +432,7 @@ def _check_values(ix: Index, rows: Array, what: str, pool: TextPool) -> None:
 
 
 def _check_children(ix: Index, t: TensorColumns) -> None:
-    """`by_module`, first_tensor, first_attribute and the places of each module's children agree (R42 to R44)."""
+    """Check `by_module`, first_tensor, first_attribute and the places of each module's children (R42 to R44)."""
     modules, count, parents = ix.modules, len(ix.modules), t.parent
     if count == 1 and ix.by_module is None and not len(ix.attributes):
         alone = np.array_equal(t.place, np.arange(len(parents), dtype=np.uint32))
@@ -460,7 +460,7 @@ def _check_children(ix: Index, t: TensorColumns) -> None:
 
 
 def _check_full_names(ix: Index, t: TensorColumns, pool: TextPool) -> None:
-    """A full name is the module's name, a dot and the key; in module 0 the key alone (R34)."""
+    """Check that a full name is the module's name, a dot and the key, or in module 0 the key alone (R34)."""
     modules = ix.modules[1:]
     inner = [np.ascontiguousarray(modules[c]) for c in ("name", "name_size", "key_size", "parent")]
     for what, columns in (("tensors", [t.name, t.name_size, t.key_size, t.parent]), ("modules", inner)):
@@ -480,7 +480,7 @@ def _check_full_names(ix: Index, t: TensorColumns, pool: TextPool) -> None:
 
 
 def _check_collisions(ix: Index, t: TensorColumns, pool: TextPool) -> None:
-    """No two modules share a full name; within a module no two children of any kind share a key (R35, R36)."""
+    """Check that no two modules have one full name, and no two children of a module one key (R35, R36)."""
     modules, attributes = ix.modules, ix.attributes
     if len(modules) == 1 and not len(attributes):
         return  # tensors alone: `by_name` has shown their names to be unique
@@ -503,7 +503,7 @@ def _check_collisions(ix: Index, t: TensorColumns, pool: TextPool) -> None:
 
 
 def _check_usage(ix: Index, t: TensorColumns) -> None:
-    """Every payload belongs to something: an archive carries no stowaways (R61)."""
+    """Check that every payload is used by a tensor, an attribute or metadata (R61)."""
     count = len(ix.payloads)
     if count <= len(t.payload) and np.array_equal(t.payload[:count], np.arange(count, dtype=np.uint32)):
         return  # as they mostly are

@@ -259,6 +259,7 @@ class Checkpoint:
 
 
 def _value_of_module(kind: int, type_name: str, items: list[tuple[str, Any]]) -> Any:
+    """Return a module as `plain` does, but that of a pickled object as a PickledValue."""
     if kind == ModuleKind.OBJECT and type_name == PICKLED and [key for key, _ in items] == ["value"]:
         data = items[0][1]
         if isinstance(data, bytes):

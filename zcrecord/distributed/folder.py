@@ -84,7 +84,7 @@ class CheckpointFolder:
         return f"{stem}~{secrets.token_hex(8)}-{rank + 1:05}-of-{max(count, rank + 1):05}.zcr"
 
     def version(self) -> Identity | str | None:
-        """Return the version of the catalogue that is there, empty if there is none, None if versions are not known."""
+        """Return the catalogue's version, empty if there is no catalogue, None if versions are not known."""
         with refusals(self.path):
             return version_of(self._catalogue)
 
@@ -98,13 +98,13 @@ class CheckpointFolder:
             self._written = stack.pop_all()
 
     def commit(self, tree: dict[str, Any], kind: int, archives: Mapping[str, str], version: Any = None) -> None:
-        """Give the ranks' archives, names to scratch files, their names, and replace the catalogue by one of the tree.
+        """Rename the ranks' scratch files, which are the values of `archives`, to its keys; replace the catalogue.
 
-        The archives that the old one named are removed after that, if they are known to be its own.
+        The archives that the old catalogue named are removed after that, if they are known to be its own.
 
         Raises:
-            SourceError: the catalogue is not of this version: another save has replaced it (DestinationExistsError: has
-            made it); or an archive is not there. The catalogue there is the old one, or this one.
+            SourceError: another save has replaced the catalogue (DestinationExistsError: has created it) since it had
+            this version, or an archive is missing. The folder then has the old catalogue or the new one, whole.
         """
         join = partial(os.path.join, self.path)
         files = [Placement(join(scratch), join(name), ()) for name, scratch in archives.items()]
@@ -142,14 +142,14 @@ class CheckpointPrefix(CheckpointFolder):
         uploads.connected(self.path, options)
 
     def make(self) -> None:
-        """Make the folder, if it is of a file system that has any: prefixes of object stores need not be made."""
+        """Make the folder, if the file system has folders: prefixes of object stores need not be made."""
         fs, path = uploads.connected(self.path, self._options)
         if uploads.has_folders(fs):
             with uploads.store_refusals(redacted(self.path), "cannot be made"):
                 fs.makedirs(path, exist_ok=True)
 
     def version(self) -> str | None:
-        """Return the version of the catalogue that is there, "" if there is none, None if the store has no versions."""
+        """Return the catalogue's version, "" if there is no catalogue, None if the store has no versions."""
         return uploads.version_at(self._catalogue, self._options)
 
     @contextlib.contextmanager
@@ -160,7 +160,7 @@ class CheckpointPrefix(CheckpointFolder):
         self._written.callback(self._remove, [name])
 
     def commit(self, tree: dict[str, Any], kind: int, archives: Mapping[str, str], version: Any = None) -> None:
-        """Replace the catalogue, if it is of this version, and remove the old one's archives, as on a disk."""
+        """Replace the catalogue, if it has this version; remove the archives that only the old one named."""
         replaced = {name for name, _ in proved_shards(self._catalogue, self._options)}
         with open_sink(self._catalogue, options=self._options, replaces=version) as sink:
             write_catalogue(tree, sink, kind=kind)

@@ -260,7 +260,7 @@ class _MetadataByName(ByName):
     """DCP's metadata of each name, made when it is asked for: the chunks of a tensor may be many."""
 
     def __init__(self, opened: Checkpoint) -> None:
-        from torch.distributed.checkpoint import metadata  # once: `_make` is called for thousands of names
+        from torch.distributed.checkpoint import metadata  # once: `_metadata_of` is called for thousands of names
 
         super().__init__(opened)
         self._torch, self._kinds = import_torch(), metadata
@@ -269,11 +269,11 @@ class _MetadataByName(ByName):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._made:
-            self._made[name] = self._make(name)
+            self._made[name] = self._metadata_of(name)
         return self._made[name]
 
-    def _make(self, name: str) -> Any:
-        """Return DCP's metadata of a tensor or a value; KeyError if there is none of this name."""
+    def _metadata_of(self, name: str) -> Any:
+        """Return DCP's metadata of a tensor or a value; KeyError for a name that the checkpoint does not have."""
         opened, kinds, size_of = self._opened, self._kinds, self._torch.Size
         i = opened.tensors.get(name)
         if i is None:
@@ -285,7 +285,7 @@ class _MetadataByName(ByName):
         if dtype not in self._properties:
             self._properties[dtype] = kinds.TensorProperties(dtype=dtype)
         size = size_of(torch_shape(kind, bits, shape))
-        whole = bits < 8  # such a tensor is not split
+        whole = bits < 8  # packed tensors are not split
         chunks = [
             kinds.ChunkStorageMetadata(size_of(box.origin), size if whole else size_of(box.extent))
             for box in opened.pieces(i)

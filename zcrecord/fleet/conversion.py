@@ -68,14 +68,13 @@ def convert_one(job: Job) -> Outcome:
     its index alone a later run, on any machine, decides whether it is current. The archive's bytes do not depend on
     machine, time or engine. It appears whole or not at all; a killed worker leaves the old archive. An archive of an
     older model, or of other options, is replaced. If a model is refused, `dest`.refused gets the error. Later runs
-    return that error until model, options or the version of zcrecord change.
-
-    From URLs, ONNX and safetensors in one file are streamed. Other models are copied to the folder for temporary files
-    first.
+    return that error until model, options or the version of zcrecord change. From URLs, ONNX and safetensors in one
+    file are streamed. Other models are copied to the folder for temporary files first.
 
     Raises:
         SourceError: the network or the disk failed, or the model is missing or changed meanwhile. Such a fault may be
-            temporary: the engine should try again. DependencyError: this worker lacks a package.
+            temporary: the engine should try again. DependencyError: this worker lacks a package. UnsupportedError: the
+            kind of a URL is not known, or storage options do not fit it.
 
     Example:
         >>> from zcrecord.fleet import plan

@@ -80,7 +80,7 @@ def read(reader: Reader, out: Receiver) -> int:
     ranges = (reader, header.offsets, header.sizes)
     if out.reads or not out.put_state(names, forms, header.form_ids, [ranges], around):
         for name, form, offset in zip(header.names, header.form_ids.tolist(), header.offsets.tolist(), strict=True):
-            _give(reader, header.forms[form], offset, state_path(name, header.names), out)
+            _put_tensor(reader, header.forms[form], offset, state_path(name, header.names), out)
     return reader.nbytes
 
 
@@ -127,10 +127,10 @@ class _GgufHeader:
         self._file, self._size, self._types = file, size, types
         self._buffer, self._base, self._pos = b"", 0, 0  # bytes read, where they lie in the file, how many are used
         self._room = _MEMORY + _TIMES * size
-        tensors, fields = self._start()
+        tensors, fields = self._read_counts()
         self.metadata: dict[str, Any] = {}
         for _ in range(fields):
-            self._field()
+            self._read_field()
         self.names: dict[str, int] = {}  # and where each is described
         self.forms: list[_GgufForm] = []
         self._form_numbers: dict[bytes, int] = {}  # by their bytes in the file
@@ -138,7 +138,7 @@ class _GgufHeader:
         places: list[tuple[int, int]] = []
         while len(places) < tensors:
             places.append(self._read_description())
-            places += self._usual(tensors - len(places))
+            places += self._read_known_forms(tensors - len(places))
         self.end = self._position
         self._buffer = b""
         self._place(places, self.end + -self.end % self._alignment())
@@ -191,14 +191,12 @@ class _GgufHeader:
         if not 0 < nbytes <= _LONGEST_NAME:
             raise self._fail(f"{what} has {nbytes} bytes; 1 to {_LONGEST_NAME} are legal")
         raw = self._take(nbytes, what)
-        try:
+        with contextlib.suppress(UnicodeDecodeError):
             if b"\0" not in raw:
                 return raw.decode()
-        except UnicodeDecodeError:
-            pass
         raise self._fail(f"{what} is not UTF-8 without NUL: {raw[:40]!r}")
 
-    def _start(self) -> tuple[int, int]:
+    def _read_counts(self) -> tuple[int, int]:
         """Return the claimed numbers of tensors and metadata entries."""
         head = self._take(min(HEAD, self._size), "the start")
         self._pos = len(MAGIC)
@@ -212,19 +210,25 @@ class _GgufHeader:
             raise FormatError(f"GGUF version {version}; versions 2 and 3 can be read", offset=4)
         return self._count(_LEAST_TENSOR, "tensors"), self._count(_LEAST_FIELD, "metadata entries")
 
-    def _field(self) -> None:
+    def _read_field(self) -> None:
         key = self._name("a metadata key")
         if key in self.metadata:
             raise self._fail(f"metadata key '{printable(key)}' is there twice")
         self._reserve(_FIELD_COST, "the metadata")
-        kind = self._number(4, "a metadata type")
-        values = self._list(key) if kind == _ARRAY else self._values(kind, 1, key)
+        kind = self._value_type(key)
+        values = self._read_list(key) if kind == _ARRAY else self._values(kind, 1, key)
         if kind != _ARRAY:
             (values,) = values.values() if isinstance(values, WordList) else values
         self.metadata[key] = values
 
-    def _list(self, key: str) -> Any:
+    def _value_type(self, key: str) -> int:
         kind = self._number(4, "a metadata type")
+        if kind not in {_STRING, _ARRAY, *_NUMBERS}:
+            raise self._fail(f"metadata '{printable(key)}' is of the unknown type {kind}")
+        return kind
+
+    def _read_list(self, key: str) -> Any:
+        kind = self._value_type(key)
         if kind == _ARRAY:
             raise self._fail(f"metadata '{printable(key)}' has lists within a list", UnsupportedError)
         least, cost = (_NUMBERS[kind].itemsize, _NUMBER_COST) if kind in _NUMBERS else (8, _TEXT_COST)
@@ -235,8 +239,6 @@ class _GgufHeader:
     def _values(self, kind: int, count: int, key: str) -> Any:
         """Return values of one type; all texts become bytes if one is not UTF-8."""
         what = f"metadata '{printable(key)}'"
-        if kind != _STRING and kind not in _NUMBERS:
-            raise self._fail(f"{what} is of the unknown type {kind}")
         if not count:
             return []
         if kind == _STRING:
@@ -292,8 +294,8 @@ class _GgufHeader:
             raise FormatError(f"general.alignment is {alignment!r}; a power of two is expected")
         return alignment
 
-    def _usual(self, count: int) -> Iterator[tuple[int, int]]:
-        """Yield the next tensors as `_read_description` returns them, until one is new, wrong or past the buffer."""
+    def _read_known_forms(self, count: int) -> Iterator[tuple[int, int]]:
+        """Yield the next tensors as `_read_description`, up to one of a new form, a wrong one or the buffer's end."""
         number_at, rank_at = struct.Struct("<Q").unpack_from, struct.Struct("<I").unpack_from
         buffer, pos, names = self._buffer, self._pos, self.names
         with contextlib.suppress(struct.error, UnicodeDecodeError, OverflowError):
@@ -388,8 +390,8 @@ def _short_texts(octets: Any) -> Any:
     return sizes if fits.all() else sizes[: fits.argmin()]
 
 
-def _give(reader: Reader, form: _GgufForm, offset: int, path: tuple[str, ...], out: Receiver) -> None:
-    """Give one tensor, or the module of a quantised one."""
+def _put_tensor(reader: Reader, form: _GgufForm, offset: int, path: tuple[str, ...], out: Receiver) -> None:
+    """Put one tensor, or the module of a quantised one, into `out`."""
     if form.around is not None:
         type_name, values = form.around
         out.module(path, type_name=type_name)

@@ -91,9 +91,8 @@ def compare(before: Record, after: Record, *, fast: bool = False, progress: Prog
     yield from _moved_items(before.archive, after.archive)
     was, now = _module_descriptions((before.archive, after.archive))
     yield from _mapping_changes("module", was, now, equal)
-    a, b = before.modules, after.modules
-    old, new = ({name: m.attributes for name, m in modules.items()} for modules in (a, b))
-    for module in {**a, **b}:
+    old, new = ({name: m.attributes for name, m in record.modules.items()} for record in (before, after))
+    for module in {**old, **new}:
         prefix = f"{module}." if module else ""
         yield from _mapping_changes("attribute", old.get(module, {}), new.get(module, {}), equal, prefix=prefix)
     yield from _mapping_changes("metadata", before.metadata, after.metadata, _ValueEquality())
@@ -109,7 +108,7 @@ class _TensorComparison:
         self._done = 0
 
     def changes(self) -> Iterator[Change]:
-        """Yield the differences in the first archive's order, then tensors of the second alone."""
+        """Yield differences of the first archive's tensors, in its order, then tensors that only the second has."""
         a, b = self._a, self._b
         names, others = a.names(), {name: j for j, name in enumerate(b.names())}
         for i, name in enumerate(names):
@@ -174,7 +173,7 @@ def _tensor_description(archive: Archive, i: int) -> str:
 
 
 def _moved_items(a: Archive, b: Archive) -> Iterator[Change]:
-    """Yield the tensors and modules that lie in another module, if both archives have both modules."""
+    """Yield tensors and modules that the second archive has in another module, if both have both modules."""
     modules = [set(map(archive.index.text_of, archive.index.modules)) for archive in (a, b)]
     whats: tuple[Literal["tensor", "module"], ...] = ("tensor", "module")
     for what in whats:

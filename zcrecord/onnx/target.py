@@ -193,10 +193,12 @@ def _numpy_table() -> Mapping[str, bool]:
 
 
 def _processor_name() -> str:
+    """Return the processor's name as the system has it; "" if it has none."""
     if sys.platform == "darwin":  # platform.processor() is "arm" for all of Apple's
         command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
         with contextlib.suppress(OSError):
-            return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+            if name := subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip():
+                return name
     return platform.processor()
 
 

@@ -236,7 +236,7 @@ class RecordEditor(MutableMapping[str, Any]):
         return name in known if entry is GONE else entry is not None
 
     def __iter__(self) -> Iterator[str]:
-        self._settle()
+        self._apply_changes()
         return iter(list(self._tensor_numbers()))
 
     def __len__(self) -> int:
@@ -275,7 +275,7 @@ class RecordEditor(MutableMapping[str, Any]):
         Raises:
             TensorNotFoundError: a name is not there, or a pattern matches nothing.
         """
-        archive = self._settle()
+        archive = self._apply_changes()
         self._replace_index(subset.PartBuilder(archive).drop(names).part(), self._refs)
 
     def rename(self, old: str | re.Pattern[str] | Rename, new: str | None = None) -> None:
@@ -289,7 +289,7 @@ class RecordEditor(MutableMapping[str, Any]):
             TensorNotFoundError: a name is not there, or a pattern with `*` matches nothing. NameCollisionError: two
             tensors would have one name.
         """
-        archive = self._settle()
+        archive = self._apply_changes()
         rename: Any = old
         if isinstance(old, str):
             if not isinstance(new, str):
@@ -342,7 +342,7 @@ class RecordEditor(MutableMapping[str, Any]):
         """Return a reference to bytes that an attribute holds."""
         if id(octets) in self._views:
             return self._views[id(octets)][1]
-        if not len(octets):
+        if not memoryview(octets).nbytes:  # `len` counts rows
             return NONE
         if not isinstance(octets, bytes):
             return self._add_value(np.frombuffer(octets, np.uint8))
@@ -370,8 +370,8 @@ class RecordEditor(MutableMapping[str, Any]):
         self._current = Archive(stored.header, part.index, PartSource(stored.source, self._refs))
         self._numbers, self._attributes, self._content_changed = {}, None, True
 
-    def _settle(self) -> Archive:
-        """Put tensors and attributes that were set into the index; return the archive."""
+    def _apply_changes(self) -> Archive:
+        """Put the tensors and attributes that were set into the index; return the current archive."""
         stored = self._open_record().archive.index.payloads
         if self._tensors_set or self._attributes_set:
             refs, numbers = list(self._refs), {ref: n for n, ref in enumerate(self._refs)} | {NONE: NONE}
@@ -401,7 +401,7 @@ class RecordEditor(MutableMapping[str, Any]):
     def _write_edited(self) -> None:
         """Write the archive."""
         stored = self._open_record().archive
-        archive = self._settle()
+        archive = self._apply_changes()
         lapsed = self._drop_signatures()
         entries = stored_entries(archive)
         entries.digest_kind = archive.index.digest_kind
@@ -455,7 +455,7 @@ class RecordEditor(MutableMapping[str, Any]):
     def _number_payloads(self, entries: Entries) -> tuple[list[int], list[Any]]:
         """Number the payloads that entries use: stored ones, then new ones; return both.
 
-        The layouts of new tensors are planned now, when all that may share memory are known.
+        The layouts of new tensors are planned here, when all tensors that may share memory are known.
         """
         first = self._first_new
         blobs: dict[int, None] = {}  # references of bytes, in the order of their use

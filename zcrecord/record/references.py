@@ -196,7 +196,7 @@ class ReferencingWriter:
 
         def stored(value: Any) -> Any:
             if isinstance(value, bytes | memoryview):
-                return PayloadId(self.store(np.frombuffer(value, np.uint8)) if len(value) else NONE)
+                return PayloadId(self.store(np.frombuffer(value, np.uint8)) if memoryview(value).nbytes else NONE)
             return value
 
         entries.change_values(stored)

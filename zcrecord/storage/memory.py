@@ -297,7 +297,7 @@ def read_some(fd: int, buffer: memoryview, offset: int) -> int:
 
 
 def read_at(fd: int, target: memoryview, offset: int) -> int:
-    """Fill `target` with a file's bytes from `offset` on; return its size. SourceError if the file ends before."""
+    """Fill `target` with a file's bytes from `offset` on; return their number. SourceError if the file ends before."""
     total = 0
     while total < len(target):
         try:
@@ -306,7 +306,7 @@ def read_at(fd: int, target: memoryview, offset: int) -> int:
             reason = os.strerror(error.errno or errno.EIO)
             raise SourceError(f"cannot be read: {reason}", offset=offset, errno=error.errno) from error
         if not nbytes:
-            end = min(offset + total, os.fstat(fd).st_size)  # another reader's bytes may be missing, too
+            end = min(offset + total, os.fstat(fd).st_size)  # where another thread reads, the file may have lost more
             what = f"became shorter while it was read: it ends at byte {end}; is it still being written?"
             raise SourceError(what, offset=end)
         total += nbytes

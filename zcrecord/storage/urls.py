@@ -171,7 +171,7 @@ def _check_url(url: str) -> None:
 
 
 def _check_query(url: str) -> None:
-    """Raise UnsupportedError for a URL with a query that only HTTP servers take: others would ignore it."""
+    """Raise UnsupportedError for a `?` in a URL that is not of HTTP or a local file: only HTTP servers read queries."""
     for part in _CHAINED.split(url):
         scheme, _, path = part.partition("://")
         if "?" in path and scheme.lower() not in ("http", "https", "file", "local"):

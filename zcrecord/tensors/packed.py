@@ -1,4 +1,4 @@
-"""Tensors without a numpy array: elements narrower than a byte, and strings. Views of bytes, not unpacked unasked."""
+"""Tensors without a numpy array: elements narrower than a byte, and strings. Views of bytes; `unpack` copies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def pack_bits(elements: Octets, bits: int) -> Octets:
 
 
 def unpack_bits(octets: Octets, bits: int, count: int) -> Octets:
-    """Return the first `count` elements of such a stream, one to a byte."""
+    """Return the first `count` elements of a stream made by `pack_bits`, one to a byte."""
     each, size, word = _words(bits)
     words: Array = octets
     if size > 1:
@@ -43,7 +43,7 @@ def unpack_bits(octets: Octets, bits: int, count: int) -> Octets:
 
 
 def _words(bits: int) -> tuple[int, int, np.dtype[Any]]:
-    """Return the elements that fill whole bytes together, how many bytes, and a little-endian word that holds these."""
+    """Return how many elements fill whole bytes, how many bytes these are, and a little-endian word for them."""
     each = 8 // gcd(bits, 8)
     size = each * bits // 8
     return each, size, np.dtype(f"<u{1 if size == 1 else 4 if size <= 4 else 8}")

@@ -58,7 +58,7 @@ class ClassFields:
 
 
 def fields_of(hint: Any) -> ClassFields:
-    """Return the fields of a class, or of a generic class with its arguments."""
+    """Return the fields of a class that `field_reader` takes, or of a generic one with its arguments."""
     kind: type = get_origin(hint) or hint
     reader = field_reader(kind)
     assert reader is not None
@@ -66,7 +66,7 @@ def fields_of(hint: Any) -> ClassFields:
 
 
 def field_reader(kind: type) -> Callable[[Any, Hints], ClassFields] | None:
-    """Return the function that reads the fields of such a class; None for a class without fields that are known."""
+    """Return the function that reads the fields of a class; None if the class is of none of the four kinds."""
     if dataclasses.is_dataclass(kind):
         return _of_dataclass
     if hasattr(kind, "__attrs_attrs__"):

@@ -58,7 +58,7 @@ def plain(value: Any) -> Any:
 
 
 class Want:
-    """An annotation, as a test and a builder of values; `read` gives those of its parts. This one takes anything."""
+    """Tests and builds values of an annotation; `read` returns the Want of a part. This one takes anything."""
 
     def __init__(self, hint: Any, read: Callable[[Any], Want]) -> None:
         self.hint, self.read_hint = hint, read
@@ -115,7 +115,8 @@ class Number(Want):
             return CONVERTED if fits and float(value) == value else NO
         if issubclass(self.hint, np.generic):
             return CONVERTED if value.shape == () and issubclass(value.dtype.type, self.hint) else NO
-        return ANYTHING if value.shape == () and value.dtype.kind in _NUMBERS[self.hint] else NO
+        floats = self.hint is float and "float" in value.dtype.name  # numpy gives those of ml_dtypes another kind
+        return ANYTHING if value.shape == () and (floats or value.dtype.kind in _NUMBERS[self.hint]) else NO
 
     def made(self, value: Any, /) -> Any:
         if not isinstance(value, np.ndarray):
@@ -124,7 +125,7 @@ class Number(Want):
 
 
 class FromValue(Want):
-    """A class that makes its instances of saved values: an Enum of a member's, a Path of a str, bytes of a view."""
+    """A class whose constructor takes the saved value: an Enum a member's value, a Path a str, bytes a view."""
 
     def made(self, value: Any, /) -> Any:
         if not issubclass(self.hint, Enum) and not isinstance(value, memoryview if self.hint is bytes else str):
@@ -145,7 +146,7 @@ class FromValue(Want):
 
 
 class OneOf(Want):
-    """A Literal: one of some values; of an Enum's members the one with that value."""
+    """A Literal: one of its values, or its Enum member with that value."""
 
     def _member(self, value: Any) -> list[Any]:
         value = bytes(value) if isinstance(value, memoryview) else value
@@ -160,7 +161,7 @@ class OneOf(Want):
 
 
 class Array(Want):
-    """An ndarray; of one of some element types, and with so many axes, where the annotation says so."""
+    """An ndarray, with the element types and the number of axes that the annotation gives, if any."""
 
     def __init__(self, hint: Any, read: Callable[[Any], Want]) -> None:
         super().__init__(hint, read)

@@ -128,14 +128,15 @@ class WholeRecord:
         return PayloadId(self._numbers.setdefault(octets, self._first_blob + len(self._numbers)) if octets else NONE)
 
     def _with_blobs(self, pieces: PieceColumns) -> PieceColumns:
+        """Return the pieces, then one piece for each blob: a payload of the catalogue, without a box."""
         count = len(self.blobs)
         file = np.append(pieces.file, np.full(count, NONE)).astype(np.uint32)
         payload = np.append(pieces.payload, np.arange(count)).astype(np.uint32)
         if pieces.first is None or pieces.origin is None or pieces.extent is None:
             return PieceColumns(file, payload)
         first = np.append(pieces.first, pieces.first[-1] + np.arange(1, count + 1)).astype(np.uint64)
-        none = np.zeros((count, pieces.origin.shape[1]), np.uint64)
-        origin, extent = (np.concatenate((column, none)).astype(np.uint64) for column in (pieces.origin, pieces.extent))
+        zero = np.zeros((count, pieces.origin.shape[1]), np.uint64)
+        origin, extent = (np.concatenate((column, zero)).astype(np.uint64) for column in (pieces.origin, pieces.extent))
         return PieceColumns(file, payload, first, origin, extent)
 
     def _rows(self, pieces: PieceColumns, shards: Sequence[WrittenShard], kind: int) -> tuple[Array, Array]:

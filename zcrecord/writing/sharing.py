@@ -160,7 +160,7 @@ def _simple(tensors: list[Any], out: PayloadPlan) -> tuple[list[int], list[Split
 
 
 def _layout_ids(element_types: list[Any], shapes: list[Any], out: PayloadPlan) -> list[int]:
-    """Return the number in `out` of each array's layout, -1 for bytes that are not stored as they lie, or are none."""
+    """Return the number in `out` of each array's layout, -1 for arrays that are empty or not stored as they lie."""
     number, last_dtype, last_shape = -1, None, None
     numbers = []
     for dtype, shape in zip(element_types, shapes, strict=True):
@@ -204,14 +204,14 @@ def _collect(i: int, tensor: Any, out: PayloadPlan, members: dict[Any, _Member])
         return
     if not array.dtype.isnative:
         alone = True  # its bytes are swapped when they are needed
-    elif (legal := _legal(array, kind, tensor)) is not array:
-        array, alone = legal, True
+    elif (storable := _storable(array, kind, tensor)) is not array:
+        array, alone = storable, True
         lo, hi = extent(array)
     dense = alone or _fills_extent(array)
     members[key] = _Member(array, kind, lo, hi, dense, alone, [i], tuple(tensor.shape))
 
 
-def _legal(array: Array, kind: DType, tensor: Any) -> Array:
+def _storable(array: Array, kind: DType, tensor: Any) -> Array:
     """Return the array if the format takes its bytes, else a copy: packed, padding bits zero, bools 0 or 1."""
     if isinstance(tensor, PackedTensor):
         used = prod(tensor.shape) * kind.bits % 8
@@ -235,10 +235,9 @@ def _overlapping_groups(members: list[_Member]) -> list[list[_Member]]:
     groups: list[list[_Member]] = []
     end = -1
     for m in members:
-        if m.lo < end:
-            groups[-1].append(m)
-        else:
-            groups.append([m])
+        if m.lo >= end:
+            groups.append([])
+        groups[-1].append(m)
         end = max(end, m.hi)
     return groups
 
@@ -289,7 +288,7 @@ def _place_group(group: list[_Member], out: PayloadPlan) -> None:
 
 
 def _fits(m: _Member, run: _Run) -> bool:
-    """Return True if strides inside a run can describe a view with gaps."""
+    """Return True if a view with gaps can be described by strides inside a run."""
     item = m.array.itemsize
     start = address(m.array) - run.lo
     whole = start % item == 0 and all(s % item == 0 for s in m.array.strides)

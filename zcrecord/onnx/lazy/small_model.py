@@ -114,6 +114,7 @@ class _SmallModel:
             return values_or_deferred(e.nbytes, lambda: (read(self.files, e, mmap=False).data,))
 
     def _location(self, e: LocatedTensor) -> str:
+        """Return the path, relative to the small model, of a tensor's file, which is checked the first time."""
         file = self.files.file_of(e.reference)
         if file.path not in self.locations:
             file.check_current()

@@ -205,7 +205,7 @@ class TensorReader:
             elif tag & 7 != VARINT:
                 reader.skip(tag, value, end, depth)
         if t.values.early:
-            self._settle(t)
+            self._write_early(t)
 
     def _dim(self, t: TensorMessage, value: int) -> None:
         t.dims.append(value if value < 1 << 63 else value - (1 << 64))
@@ -240,7 +240,7 @@ class TensorReader:
         if kind != LEN or value or number in (RAW_DATA, STRING_DATA):  # an empty run is no value
             self._claim(t, number, start)
             if kind == LEN or t.values.early:
-                self._settle(t)  # in order
+                self._write_early(t)  # in order
             if number == RAW_DATA:
                 self._raw(t, value)
             elif number == STRING_DATA:
@@ -444,8 +444,8 @@ class TensorReader:
         v.nbytes += nbytes
         v.ends.append(v.nbytes)
 
-    def _settle(self, t: TensorMessage) -> None:
-        """Store the values that came before the type they are of, once it has come."""
+    def _write_early(self, t: TensorMessage) -> None:
+        """Decode and write the values that were kept until the data_type came."""
         v = t.values
         if v.early and t.data_type:
             if t.data_type not in _TYPES[v.field]:
@@ -484,7 +484,7 @@ class TensorReader:
     def finish(self, t: TensorMessage) -> tuple[int, ...]:
         """Check a whole tensor against its shape, finish its payload and return the shape."""
         v, shape = t.values, self._shape(t)
-        self._settle(t)
+        self._write_early(t)
         self._finish_values(t)
         if v.field and t.data_type not in _TYPES[v.field]:
             raise self._mismatch(t)
