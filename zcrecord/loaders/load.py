@@ -82,8 +82,9 @@ def load_into(
     a file that was mostly there before, stay.
 
     Boxes (`slices=`) are strided views with "cpu", and compact with other loaders, which transfer no byte between their
-    rows; README.md in this folder has the rules. Of a remote archive only their rows are fetched. Such bytes have no
-    digest: `LoadPlan.unchecked` names them, and so does the logger "zcrecord" at level INFO.
+    rows; README.md in this folder has the rules. Of a remote archive only their rows are fetched, or the MiBs that they
+    lie in, if these have checksums. `LoadPlan.unchecked` names tensors that are not checked; those of a remote archive
+    the logger "zcrecord" tells at level INFO.
 
     Args:
         record: a record, or a part of one (`Record.module`).

@@ -1,7 +1,7 @@
 """Loader that reads the file by position, in parallel, straight into memory: the caller's, or memory of its own.
 
-For network file systems and cold disks, where each page fault of the mapping costs a round trip: neighbouring payloads
-are read together, several reads run at a time, and only small neighbours are copied after they were read.
+For cold disks, where each page fault of a mapping waits for the disk: neighbouring payloads are read together, several
+reads run at a time, and only small neighbours are copied after they were read.
 """
 
 from __future__ import annotations

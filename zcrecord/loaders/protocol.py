@@ -153,8 +153,8 @@ class LoadPlan:
     def unchecked(self) -> tuple[str, ...]:
         """Names of the tensors with bytes that the load compares with no digest; see `PayloadRef.checked`.
 
-        None of an archive with checksums of blocks. Of another remote archive these are boxes, since a digest covers a
-        whole payload, and all tensors if there are no digests. Loading them whole, and cutting them here, checks them.
+        None of an archive with checksums of blocks. Of another local archive all; of a remote one boxes, since a digest
+        covers a whole payload, and all if there are no digests. Loading them whole, and cutting them here, checks them.
         """
         return tuple(name for name, (ref, _) in self.targets.items() if ref.nbytes and not ref.checked)
 

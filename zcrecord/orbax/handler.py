@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -31,24 +31,19 @@ from zcrecord.tensors import interop
 from zcrecord.writing.catalogue import PieceColumns, WholeRecord, WrittenShard, catalogue_tree, write_catalogue
 from zcrecord.writing.flatten import flatten
 
-if TYPE_CHECKING:
-    AsyncCheckpointHandler = Any
-    CheckpointArgs = Any
-else:
-    AsyncCheckpointHandler = CheckpointArgs = object  # orbax's come after them, in the package
-
 STATE = "state.zcr"
+_Base: Any = object  # a base that type checkers take for any; the package adds orbax's
 
 
 @dataclass
-class ZcrSave(CheckpointArgs):  # type: ignore[misc]  # mypy takes orbax for Any
+class ZcrSave(_Base):  # type: ignore[misc]
     """Arguments of a save: a pytree of jax's arrays, sharded or not, numpy's, and values that `save_record` takes."""
 
     item: Any
 
 
 @dataclass
-class ZcrRestore(CheckpointArgs):  # type: ignore[misc]
+class ZcrRestore(_Base):  # type: ignore[misc]
     """Arguments of a restore: a pytree whose structure and shardings the result has, as `like=` of `Record.tree`.
 
     Where it has numpy's arrays, so has the result. None: nested as saved, with numpy's views of the file.
@@ -57,7 +52,7 @@ class ZcrRestore(CheckpointArgs):  # type: ignore[misc]
     item: Any = None
 
 
-class ZcrCheckpointHandler(AsyncCheckpointHandler):  # type: ignore[misc]
+class ZcrCheckpointHandler(_Base):  # type: ignore[misc]
     """Saves and restores an item of a step; orbax makes one itself for `ZcrSave` and `ZcrRestore`.
 
     When a save returns the state may change: a thread writes and syncs copies, or arrays of the CPU that jax keeps.

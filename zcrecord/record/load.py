@@ -93,7 +93,7 @@ def load_record(
         expect: the content digest that the archive must have ('sha256:...'); reads all of it.
         trusted_keys: public keys, as `zcrecord.integrity.check_signature` takes them; the owner of one must have signed
             the content. All of it is read first, of every shard and referenced file, and those very files stay in use.
-            Not covered: metadata, and a file that is changed in place later, unless `mmap=False`.
+            Not covered: metadata, and a file that is changed in place later, unless `mmap` is False.
         embedded: 'prefix' for an archive followed by other bytes (flash), 'suffix' for one appended to a file. None
             also finds an archive that is appended at an aligned offset, as by `zcrecord attach`, unless the file
             starts as a model (safetensors, GGUF, ONNX, zip, pickle, ...): other readers see other tensors there.

@@ -11,13 +11,12 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from zcrecord.archive.damage import Progress
 from zcrecord.codec.conventions import SIGNATURE_PREFIX
 from zcrecord.errors import IntegrityError, RecordError, UnsupportedError, missing_package, printable
 from zcrecord.storage.files import path_of, read_start
 
 from .record import Record
-
-Progress = Callable[[int, int], None]
 
 _SCHEME = "zcrecord signature 1 ed25519"
 _LARGEST_KEY = 1 << 16  # bytes of a file that may hold a key
@@ -77,10 +76,8 @@ def check_signed(record: Record, keys: Mapping[str, Any], *, progress: Progress 
         with contextlib.suppress(InvalidSignature):
             keys[name].verify(octets, signed_message(name, digest))
             return name, digest
-    fault = (
-        f"is not what was signed by the key {', '.join(signed)}: its content is {digest}, or the signature is forged"
-    )
-    raise IntegrityError(fault, path=path)
+    fault = f"its content is {digest}, or the signature is forged"
+    raise IntegrityError(f"is not what was signed by the key {', '.join(signed)}: {fault}", path=path)
 
 
 def signers(record: Record) -> tuple[str, ...]:
@@ -107,7 +104,7 @@ def signed_message(key: str, digest: str) -> bytes:
 
 def _decode_signature(value: Any) -> bytes | None:
     """Return the 64 bytes of a signature from metadata; None unless the value is their canonical base64 text."""
-    with contextlib.suppress(ValueError, TypeError):
+    with contextlib.suppress(ValueError):
         signed = base64.b64decode(value, validate=True) if isinstance(value, str) else b""
         if len(signed) == 64 and base64.b64encode(signed).decode() == value:
             return signed

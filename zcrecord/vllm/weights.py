@@ -27,7 +27,7 @@ _ABOUT_WEIGHTS = (AssertionError, AttributeError, IndexError, KeyError, ValueErr
 _EXTRA = "--model-loader-extra-config"
 
 
-# Options in --model-loader-extra-config: what each takes. All but `trusted_keys` are of a URL.
+# Options in --model-loader-extra-config: what each takes. All but `trusted_keys` and `verify` are of a URL.
 _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "url": ("a text", lambda value: isinstance(value, str)),  # of the archive, if it is not in the model's folder
     "storage_options": ("an object", lambda value: isinstance(value, dict)),  # and `cache`: as in `load_record`
@@ -81,6 +81,7 @@ def torch_weights(
     Tensors of a local archive lie on its mapping, read-only: of each the program reads the parts that it copies, see
     `frameworks.torch_pages`. If the archive has checksums of blocks, the blocks that it reads are checked, else the
     payload's digest if it reads all of a tensor at once; with `verify` False neither.
+
     Those of a URL, or of a file on a network file system, are fetched whole, 256 MiB at a time or one that is larger,
     each payload checked by its digest; their memory is their own, and goes with them.
 
