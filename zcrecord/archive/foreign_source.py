@@ -122,8 +122,9 @@ class ForeignSource(FileSource):
 
     def read_by(self, number: int) -> tuple[Any, int] | None:
         file, offset = self._file(number)
-        reads = self.mode == "r" and isinstance(file, Memory) and file.on_demand and number not in self._kept
-        return (file.octets, offset) if reads else None
+        if self.mode == "c" or number in self._kept or not isinstance(file, Memory) or not file.on_demand:
+            return None
+        return file.octets, offset
 
     def keep(self, number: int) -> None:
         file, _ = self._file(number)
