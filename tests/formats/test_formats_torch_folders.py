@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -177,6 +179,44 @@ DAMAGED = r"\.metadata: no torch checkpoint, or a damaged one"
 HALF = torch.complex32
 
 
+def one_value_for_all(f: Folder) -> None:
+    f.add("n0", list(range(100)))
+    f.metadata.state_dict_metadata = {f"n{i}": BytesStorageMetadata() for i in range(9)}
+    info = f.metadata.storage_data[MetadataIndex("n0")]
+    info.offset, info.length = 0, (f.path / info.relative_path).stat().st_size
+    (f.path / info.relative_path).write_bytes((f.path / info.relative_path).read_bytes()[6:-6])
+    info.length -= 12
+    f.metadata.storage_data = {MetadataIndex(name): info for name in f.metadata.state_dict_metadata}
+
+
+def sized(f: Folder, size: Any, boxes: int = 0, names: int = 1) -> None:
+    chunks = [ChunkStorageMetadata(torch.Size([0]), torch.Size([0]))] * boxes
+    described = TensorStorageMetadata(TensorProperties(torch.float32), size, chunks)
+    f.metadata.state_dict_metadata = {f"t{i}": described for i in range(names)}
+
+
+def boxes_for_all(f: Folder) -> None:
+    sized(f, torch.Size([0]), 10_000, 1000)
+
+
+def zeros_in_each(f: Folder) -> None:
+    f.metadata.state_dict_metadata = {}
+    for i in range(2):
+        f.add(f"z{i}", {"n": b"here"})
+        info = f.metadata.storage_data[MetadataIndex(f"z{i}")]
+        file = io.BytesIO()
+        with zipfile.ZipFile(file, "w") as members:
+            members.writestr("a/data.pkl", b"\x80\2c__builtin__\nbytes\nJ\0\0\0\3\x85R.")  # 48 MiB
+            members.writestr("a/version", b"3\n")
+        (f.path / info.relative_path).write_bytes(bytes(6) + file.getvalue())
+        info.length = len(file.getvalue())
+
+
+def chunks_alike(f: Folder) -> None:
+    info = f.metadata.storage_data[MetadataIndex("step")]
+    f.metadata.storage_data |= {MetadataIndex("a", (i * sys.hash_info.modulus,)): info for i in range(200)}
+
+
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize(
     "harm, kind, message",
@@ -190,7 +230,13 @@ HALF = torch.complex32
         (drop_a_chunk, FormatError, r"tensor 'm\.rows': its chunks do not make it up; save it again"),
         (another_shape, FormatError, r"tensor 'm\.whole': a chunk of it is another one than \.metadata says"),
         (one_path, FormatError, "two of its values have one path"),
-        (one_chunk_for_all, LimitError, r"its tensors claim \d+ bytes, the file has"),
+        (one_chunk_for_all, LimitError, r"tensor 'w0': parts of its file overlap"),
+        (one_value_for_all, LimitError, r"tensor 'n1': parts of its file overlap"),
+        (boxes_for_all, LimitError, r"'t\d+': its chunks are there millions of times"),
+        (zeros_in_each, LimitError, r"tensor 'z1': its pickle asks for \d+ bytes"),
+        (chunks_alike, LimitError, "a hundred chunks have the same hash"),
+        (lambda f: sized(f, (2**2000,) * 30_000), FormatError, "sizes of a tensor that are no numbers, or too many"),
+        (lambda f: sized(f, (2**40, "a")), FormatError, "sizes of a tensor that are no numbers, or too many"),
         (lambda f: places(f, "step", relative_path="../__0_0.distcp"), FormatError, r"'step': its file '\.\./__0_0"),
         (lambda f: places(f, "step", relative_path="/etc/passwd"), FormatError, r"'step': its file '/etc/passwd' is"),
         (lambda f: places(f, "step", offset=-9), FormatError, r"'step': ends past the end of its file"),
@@ -210,6 +256,35 @@ def test_a_bad_folder_is_one_typed_error(
         with pytest.raises(kind, match=message):
             act()
     assert not (tmp_path / "m.zcr").exists()
+
+
+def test_a_name_of_a_million_tuples_is_an_error(tmp_path: Path) -> None:
+    """Its hash would be worked out by recursion in C."""
+    folder = chunked(tmp_path / "run")
+    folder.metadata.storage_data = {MetadataIndex("here"): _StorageInfo("a.distcp", 0, 1)}
+    data = pickle.dumps(folder.metadata, 2).replace(b"X\4\0\0\0here", b")" + b"\x85" * 1_000_000)
+    (tmp_path / "run" / ".metadata").write_bytes(data)
+    with pytest.raises(FormatError, match="a tuple where a str is due"):
+        zcrecord.load_record(tmp_path / "run")
+
+
+def test_paths_too_deep_or_with_odd_places_are_not_followed(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "run")
+    for name, path in {"a": (7,) * 100_000, "b": (2**61, "b"), "c": (-1, "c"), "d": ("m", "d")}.items():
+        folder.add(name, 5)
+        folder.metadata.planner_data[name] = path
+    assert zcrecord.load_record(folder.save()).tree() == {"a": 5, "b": 5, "c": 5, "m": {"d": 5}}
+
+
+def test_chunks_that_repeat_an_element_are_put_together(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "run")
+    folder.add("w", torch.ones(4, 1).expand(4, 50), [((0, 0), (2, 50)), ((2, 0), (2, 50))])
+    for info in folder.metadata.storage_data.values():
+        file = io.BytesIO()
+        torch.save(torch.ones(1).expand(2, 50), file)
+        (folder.path / info.relative_path).write_bytes(bytes(6) + file.getvalue())
+        info.length = len(file.getvalue())
+    assert (zcrecord.load_record(folder.save())["w"] == 1).all()
 
 
 def test_metadata_cut_or_changed_anywhere_are_typed_errors_or_other_values(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def _load(reader: MemoryReader) -> Found:
         raise FormatError("no torch checkpoint, which begins as a zip file or a pickle", advice=advice)
     try:
         if os.path.basename(reader.path or "") == METADATA:
-            return read_folder(reader, lambda part: _load_zipped(MemoryReader(Memory(part)), part)[0])
+            return read_folder(reader, lambda part, whole: _load_zipped(MemoryReader(Memory(part)), part, whole)[0])
         if head.startswith(_ZIP):
             value, reader.described, members = _load_zipped(reader, octets)
             # A CRC-32 of 0 stands for none: torch can be told to compute none.
@@ -156,8 +156,10 @@ def stored_members(reader: MemoryReader) -> tuple[_Members, int]:
     return members, directory
 
 
-def _load_zipped(reader: MemoryReader, octets: memoryview) -> tuple[Any, tuple[int, int], _Members]:
-    """Return the value in a zip file, the range of its directory, and its members."""
+def _load_zipped(
+    reader: MemoryReader, octets: memoryview, whole: TorchNames | None = None
+) -> tuple[Any, tuple[int, int], _Members]:
+    """Return the value in a zip file, the range of its directory, and its members; it may be a part of a `whole`."""
     members, directory = stored_members(reader)
     root = next(iter(members), b"").partition(b"/")[0]
 
@@ -180,7 +182,7 @@ def _load_zipped(reader: MemoryReader, octets: memoryview) -> tuple[Any, tuple[i
         raise ValueError("its version is " + ("missing" if version is None else printable(repr(version))))
     if order not in (None, b"little", b"big"):
         raise ValueError(f"its byte order is {printable(repr(order))}")
-    names = TorchNames(len(octets), place)
+    names = TorchNames(len(octets), place, whole)
     value, _ = unpickle(pickle, 0, names.named, names.persistent)
     return value, (directory, len(octets)), members
 

@@ -8,6 +8,7 @@ Source: torch/distributed/checkpoint/metadata.py and filesystem.py of torch 2.13
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import prod
@@ -18,7 +19,8 @@ import numpy as np
 
 from zcrecord.archive.boxes import blocks_of, box_of
 from zcrecord.archive.tilings import tiles
-from zcrecord.errors import FormatError, UnsupportedError, located, printable
+from zcrecord.codec.layout import MAX_DEPTH, MAX_RANK
+from zcrecord.errors import FormatError, LimitError, UnsupportedError, located, printable
 from zcrecord.storage.folders import is_plain_name
 from zcrecord.tensors.strides import c_strides
 
@@ -28,6 +30,7 @@ from .receiver import Receiver
 from .torch_types import Fields, TorchNames, TorchStorage, TorchTensor, TorchValue, itemsize
 
 METADATA = ".metadata"
+_ALIKE = 100  # limit of chunks with one hash
 
 
 Chunk = tuple[tuple[int, ...], TorchTensor, MemoryReader, int]  # first index, elements, and the file, from where on
@@ -44,13 +47,16 @@ class _Node(dict[Any, Any]):
         return [items[i] for i in range(len(items))] if places and items else items
 
 
-def read_folder(reader: MemoryReader, load: Callable[[memoryview], Any]) -> Found:
+def read_folder(reader: MemoryReader, load: Callable[[memoryview, TorchNames], Any]) -> Found:
     """Return a folder's state dict, whose tensors are in chunks; `load` reads a file of torch.save.
+
+    What the pickle shares, by its memo, is not gone through again and again: parts of files and boxes are counted.
 
     Raises:
         FormatError: chunks do not make up a tensor. SourceError: a file is missing. Any other: the pickle is damaged.
     """
     names, files, state = TorchNames(reader.nbytes, lambda *_: None), dict[str, MemoryReader](), _Node()
+    left, alike, boxes = dict[str, int](), Counter[int](), reader.nbytes  # bytes of each file, boxes
 
     def named(module: str, name: str) -> Any:
         own = module.startswith("torch.distributed.")
@@ -63,20 +69,32 @@ def read_folder(reader: MemoryReader, load: Callable[[memoryview], Any]) -> Foun
             if not is_plain_name(path, ".distcp"):
                 raise FormatError(f"its file {printable(repr(path))} is not the plain name of a .distcp file")
             files[path] = reader.beside(path)
+            left[path] = files[path].nbytes
         if min(start, nbytes) < 0 or start + nbytes > files[path].nbytes:
             raise FormatError("ends past the end of its file; it is truncated, copy it again", path=files[path].path)
-        return load(files[path].memory.octets[start : start + nbytes].toreadonly()), files[path], start
+        left[path] -= nbytes
+        if left[path] < 0:
+            raise LimitError("parts of its file overlap; the folder is malicious", path=files[path].path)
+        return load(files[path].memory.octets[start : start + nbytes].toreadonly(), names), files[path], start
 
     metadata = _fields(unpickle(bytes(reader.memory.octets), 0, named, names.persistent, modern=True)[0], "Metadata")
     places, chunks, paths = dict[Any, dict[str, Any]](), dict[int, list[Chunk]](), metadata.get("planner_data")
     for index, place in exactly(dict, metadata["storage_data"]).items():
-        places[(at := _fields(index, "MetadataIndex"))["fqn"], at.get("offset")] = _fields(place, "_StorageInfo")
+        at = _fields(index, "MetadataIndex")
+        key = exactly(str, at["fqn"]), None if at.get("offset") is None else _sizes(at["offset"])
+        alike[hash(key)] += 1
+        if alike[hash(key)] > _ALIKE:
+            raise LimitError("a hundred chunks have the same hash; the folder is malicious")
+        places[key] = _fields(place, "_StorageInfo")
     for name, described in exactly(dict, metadata["state_dict_metadata"]).items():
         with located(tensor=exactly(str, name)):
             if exactly(Fields, described).type_name == "BytesStorageMetadata":
                 value = loaded(name, None)[0]
             else:
-                value, found = _tensor(_fields(described, "TensorStorageMetadata"), partial(loaded, name))
+                fields = _fields(described, "TensorStorageMetadata")
+                if (boxes := boxes - len(fields["chunks"])) < 0:
+                    raise LimitError("its chunks are there millions of times; the folder is malicious")
+                value, found = _tensor(fields, partial(loaded, name))
                 chunks[id(value)] = found
         _put(state, paths.get(name) if isinstance(paths, dict) else None, name, value)
     return state.made(), chunks, list(files.values())
@@ -89,11 +107,18 @@ def _fields(entry: Any, kind: str) -> dict[str, Any]:
     return exactly(dict, entry.state)  # type: ignore[no-any-return]
 
 
+def _sizes(value: Any) -> tuple[int, ...]:
+    """Return the sizes or the first index of a box; ValueError unless they are as many numbers as a tensor may have."""
+    if len(exactly(tuple, value)) > MAX_RANK or not {int}.issuperset(map(type, value)):
+        raise ValueError("sizes of a tensor that are no numbers, or too many")
+    return value  # type: ignore[no-any-return]
+
+
 def _tensor(described: dict[str, Any], loaded: Callable[[Any], Any]) -> tuple[TorchTensor, list[Chunk]]:
     """Return a tensor of no storage, and its chunks."""
-    dtype, shape, chunks = described["properties"].state[0].text, exactly(tuple, described["size"]), list[Chunk]()
+    dtype, shape, chunks = described["properties"].state[0].text, _sizes(described["size"]), list[Chunk]()
     for box in described["chunks"]:
-        origin, extent = (exactly(tuple, _fields(box, "ChunkStorageMetadata")[key]) for key in ("offsets", "sizes"))
+        origin, extent = (_sizes(_fields(box, "ChunkStorageMetadata")[key]) for key in ("offsets", "sizes"))
         if prod(extent):
             chunk, file, start = loaded(origin)
             if type(chunk) is TorchValue:
@@ -114,7 +139,8 @@ def _tensor(described: dict[str, Any], loaded: Callable[[Any], Any]) -> tuple[To
 
 def _put(state: _Node, path: Any, name: str, value: Any) -> None:
     """Put a value at its path, or at its name."""
-    if type(path) is not tuple or not path or not {str, int}.issuperset(map(type, path)):
+    listed = type(path) is tuple and {str, int}.issuperset(map(type, path[: MAX_DEPTH + 1]))
+    if not listed or not 0 < len(path) <= MAX_DEPTH or any(type(key) is int and key >> 31 for key in path):
         path = (name,)
     for key in path[:-1]:
         state = exactly(_Node, state.setdefault(key, _Node()))
@@ -141,5 +167,5 @@ def _pieces(tensor: TorchTensor, chunks: list[Chunk]) -> Iterator[memoryview]:
         mapped: Any = SimpleNamespace(mode="r", mapping=mapping, path=file.path)
         boxes.append(box_of(origin or (0,), part.array().reshape(part.shape or (1,)), mapped))
     for block in blocks_of(tensor.shape or (1,), boxes):
-        octets = block.reshape(-1).view(np.uint8)
+        octets = np.ascontiguousarray(block).reshape(-1).view(np.uint8)
         yield ((octets != 0).view(np.uint8) if tensor.dtype == "bool" else octets).data

@@ -150,10 +150,15 @@ class Fields(Stated):
 class TorchNames:
     """Values of the names and persistent identifiers in one checkpoint's pickle; `storages` are by their keys."""
 
-    def __init__(self, size: int, place: Callable[[str, TorchStorage], None]) -> None:
-        """Serve a file of `size` bytes; `place` is called with the key of each new storage."""
+    def __init__(self, size: int, place: Callable[[str, TorchStorage], None], whole: TorchNames | None = None) -> None:
+        """Serve a file of `size` bytes; `place` is called with the key of each new storage.
+
+        Of a file that is a part of others, with their limit, they are the `whole`.
+        """
         self.storages: dict[str, TorchStorage] = {}
-        self._place, self._asked, self._size = place, 0, size
+        self._place, self._asked, self._size, self._whole = place, 0, size, whole or self
+        if whole is not None:
+            whole._size += size
         self._hashes: Counter[int] = Counter()
         tensors: dict[str, Callable[..., Any]] = {
             **dict.fromkeys(("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3"), self._tensor),
@@ -255,9 +260,10 @@ class TorchNames:
 
     def _reserve(self, nbytes: int) -> None:
         """Raise LimitError before the calls in a pickle have made far more bytes than the file has."""
-        self._asked += nbytes
-        if self._asked > _TIMES * self._size + _ASKED:
-            what = f"its pickle asks for {self._asked} bytes, the file has {self._size}; the file is malicious"
+        whole = self._whole
+        whole._asked += nbytes
+        if whole._asked > _TIMES * whole._size + _ASKED:
+            what = f"its pickle asks for {whole._asked} bytes, the file has {whole._size}; the file is malicious"
             raise LimitError(what)
 
     def _octets(self, value: Any = b"", encoding: Any = "latin1") -> bytes:
