@@ -126,10 +126,10 @@ def test_attributes_are_set_added_and_removed(path: Path) -> None:
 
 
 def test_views_with_rows_and_no_bytes_are_set_as_no_bytes(path: Path) -> None:
-    empty = memoryview(np.zeros((3, 0), np.uint8)).toreadonly()
+    empty = np.zeros((3, 0), np.uint8).data.toreadonly()
     with zcrecord.edit(path) as model:
         model.attributes["nothing"] = model.metadata["nothing"] = empty
-        model.attributes["one"] = memoryview(np.array(7, np.uint8)).toreadonly()
+        model.attributes["one"] = np.array(7, np.uint8).data.toreadonly()
     record = edited(path)
     assert (record.attributes["nothing"], record.attributes["one"], record.metadata["nothing"]) == (b"", b"\7", b"")
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zcrecord.archive.archive import takes_archive
+from zcrecord.archive.damage import Progress
 from zcrecord.codec.conventions import SIGNATURE_PREFIX
 from zcrecord.errors import UnsupportedError, printable
 from zcrecord.record.edit import add_metadata, add_metadata_to_catalogue, reformed_attribute
@@ -21,7 +22,6 @@ from zcrecord.record.own_shards import check_no_shard
 from zcrecord.record.record import Record
 from zcrecord.record.save import save_record
 from zcrecord.record.signatures import (
-    Progress,
     key_bytes,
     key_id,
     load_private_key,
