@@ -246,10 +246,10 @@ def bare(folder: Path, kind: Any = "np.ndarray", shape: Any = (3,), path: Any = 
     keys = [{"key": key, "key_type": 1} for key in path]
     leaf = {"key_metadata": keys, "value_metadata": {"value_type": kind}}
     (folder / "w").mkdir(parents=True)
-    (folder / "_METADATA").write_text(json.dumps({"tree_metadata": {"w": leaf}}))
+    (folder / "_METADATA").write_text(json.dumps({"tree_metadata": {"w": leaf}}), encoding="utf-8")
     array = {"zarr_format": 2, "shape": shape, "chunks": [3, 1][: len(shape)], "dtype": "|u1", "compressor": None}
     array |= {"fill_value": 0, "order": "C", "filters": None}
-    (folder / "w" / ".zarray").write_text(json.dumps(array))
+    (folder / "w" / ".zarray").write_text(json.dumps(array), encoding="utf-8")
     (folder / "w" / "0").write_bytes(b"abc")
     return folder
 
@@ -277,7 +277,7 @@ def pipe(folder: Path, name: str) -> None:
         (lambda f: pipe(bare(f), "w/0"), "0: not a regular file"),
         (lambda f: bare(f, "scalar"), "'w': is no scalar: ValueError"),
         (lambda f: bare(f, ["np.ndarray"]), "a list where a str is due"),
-        (lambda f: (bare(f, "string") / "_strings.json").write_text("[]"), "a list where a dict is due"),
+        (lambda f: (bare(f, "string") / "_strings.json").write_bytes(b"[]"), "a list where a dict is due"),
         (lambda f: bare(f, path=["w"] * 10_000), "nested more than 100 deep"),
         (lambda f: bare(f, shape=(60_000_000,)), "claim 20000000 chunks of arrays"),
     ],
