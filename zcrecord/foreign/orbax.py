@@ -11,15 +11,29 @@ import contextlib
 import functools
 import json
 import os
+import stat
 from collections.abc import Iterator
+from math import prod
 from typing import Any
 
 from zcrecord import dtypes
-from zcrecord.errors import FormatError, LimitError, UnsupportedError, located, missing_package, printable
-from zcrecord.storage.folders import is_plain_name
+from zcrecord.codec.layout import MAX_DEPTH
+from zcrecord.errors import (
+    FormatError,
+    LimitError,
+    RecordError,
+    SourceError,
+    UnsupportedError,
+    located,
+    missing_package,
+    printable,
+)
+from zcrecord.storage.files import real_path
+from zcrecord.storage.folders import in_hub_cache, is_plain_name
 from zcrecord.tensors.packed import PackedTensor
 from zcrecord.tensors.strides import as_bytes
 
+from .pickled import exactly
 from .readers import Reader
 from .receiver import Receiver
 
@@ -27,6 +41,7 @@ _ARRAYS = ("jax.Array", "np.ndarray", "scalar")
 _EMPTY = {"Dict": "mapping", "List": "list", "Tuple": "tuple", "NamedTuple": "tuple"}
 _LARGEST = 256 << 20  # bytes of metadata
 _SEQUENCE = 1  # type of a key that is the number of an item
+_CHUNKS = 1 << 16  # limit of the chunks of all arrays, besides one for each byte of the folder
 _EXPANDED, _TIMES = 64 << 20, 1 << 16  # limit of the bytes of all arrays: so many, plus so many times the folder
 
 
@@ -37,24 +52,30 @@ def read(reader: Reader, out: Receiver) -> int:
     In memory are rows of chunks at a time: of an array that was sharded by columns all of it.
 
     Raises:
-        FormatError: a file is damaged. UnsupportedError: a value of another type. LimitError: a small folder claims
-        huge arrays. DependencyError: tensorstore is not installed.
+        FormatError: a file is damaged. SourceError: a link leads out of the folder, or a pipe is in it.
+        UnsupportedError: a value of another type. LimitError: a small folder claims huge arrays, or many chunks, or is
+        nested too deep. DependencyError: tensorstore is not installed.
     """
     folder, leaves, lists = os.path.dirname(os.path.abspath(reader.path or "")), {}, set[tuple[str, ...]]()
+    nbytes = _nbytes(folder)
     with _faults("its metadata is not that of a tree of orbax"):
         tree = json.loads(reader.read(_LARGEST))
         for leaf in tree["tree_metadata"].values():
             path = tuple(str(key["key"]) for key in leaf["key_metadata"])
+            if len(path) > MAX_DEPTH:
+                raise LimitError(f"its metadata are nested more than {MAX_DEPTH} deep")
             lists |= {path[:i] for i, key in enumerate(leaf["key_metadata"]) if key["key_type"] == _SEQUENCE}
-            leaves[path] = leaf["value_metadata"]["value_type"]
-        texts, described = _json(folder, "_strings.json"), _json(folder, "array_metadatas", "process_0")
+            leaves[path] = exactly(str, leaf["value_metadata"]["value_type"])
+        texts, described = exactly(dict, _json(folder, "_strings.json")), _json(folder, "array_metadatas", "process_0")
         about = [array["array_metadata"] for array in described.get("array_metadatas", ())]
         impls = {one["param_name"]: one["ext_metadata"]["random_key_impl"] for one in about if one["ext_metadata"]}
     arrays = _opened(folder, "zarr3" if tree.get("use_zarr3") else "zarr", [p for p in leaves if leaves[p] in _ARRAYS])
-    nbytes = sum(os.path.getsize(os.path.join(place, name)) for place, _, names in os.walk(folder) for name in names)
     claimed = sum(array.size * array.dtype.numpy_dtype.itemsize for array in arrays.values())
     if claimed > _EXPANDED + _TIMES * nbytes:
         raise LimitError(f"{nbytes} bytes of files claim {claimed} bytes of arrays; the checkpoint is damaged")
+    chunks = sum(prod(map(_over, a.shape, a.chunk_layout.read_chunk.shape or ())) for a in arrays.values())
+    if chunks > _CHUNKS + nbytes:
+        raise LimitError(f"{nbytes} bytes of files claim {chunks} chunks of arrays; the checkpoint is damaged")
     for path, kind in leaves.items():
         for above in (path[:i] for i in range(len(path)) if path[:i] in lists):
             out.module(above, "list")
@@ -65,7 +86,9 @@ def read(reader: Reader, out: Receiver) -> int:
             elif kind in ("None", "string"):
                 out.attribute(path, texts.get(name) if kind == "string" else None)
             elif kind == "scalar":
-                out.attribute(path, _values(arrays[path]).item())
+                with _faults("is no scalar"):
+                    number = _values(arrays[path]).item()
+                out.attribute(path, number)
             elif kind not in _ARRAYS:
                 raise UnsupportedError(f"a value of orbax's type {printable(kind)}; save it as an array or a number")
             else:
@@ -75,6 +98,32 @@ def read(reader: Reader, out: Receiver) -> int:
                 where, array = (*path, "value") if name in impls else path, arrays[path]
                 element, pieces = dtypes.from_numpy(array.dtype.numpy_dtype), functools.partial(_pieces, array)
                 out.put_decoded(where, element, array.shape, pieces, "decoded by tensorstore")
+    return nbytes
+
+
+def _over(n: int, size: int) -> int:
+    return -(-n // size)
+
+
+def _nbytes(folder: str) -> int:
+    """Return the bytes of all files in a folder; SourceError for a link out of it, or what is no file.
+
+    Else a stranger's folder could have any file read: tensorstore follows links.
+    """
+    nbytes, root = 0, real_path(folder)
+    for place, folders, names in os.walk(root):
+        for path in (os.path.join(place, name) for name in (*folders, *names)):
+            real = real_path(path)
+            if os.path.islink(path) and not (real.startswith(os.path.join(root, "")) or in_hub_cache(root, real)):
+                what = f"is a link to {printable(real)}, out of its folder"
+                raise SourceError(f"{what}; put the file itself there", path=path)
+            try:
+                status = os.stat(path)
+            except OSError as error:
+                raise SourceError(f"cannot be read: {error.strerror}", path=path, errno=error.errno) from error
+            if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+                raise SourceError("not a regular file", path=path)
+            nbytes += status.st_size if stat.S_ISREG(status.st_mode) else 0
     return nbytes
 
 
@@ -99,7 +148,7 @@ def _opened(folder: str, driver: str, paths: list[tuple[str, ...]]) -> dict[tupl
 def _pieces(array: Any) -> Iterator[Any]:
     """Yield an array's bytes, rows of chunks at a time; all of packed elements, which may end within a byte."""
     packed = dtypes.from_numpy(array.dtype.numpy_dtype).packed
-    count = array.shape[0] if array.rank and not packed else 0
+    count = array.shape[0] if array.size and array.rank and not packed else 0
     rows = array.chunk_layout.read_chunk.shape[0] if count else 0
     for part in [array[i : min(i + rows, count)] for i in range(0, count, rows)] if rows else [array]:
         yield (PackedTensor.pack(_values(part)).packed if packed else as_bytes(_values(part))).data
@@ -115,6 +164,8 @@ def _faults(what: str) -> Iterator[None]:
     """Raise FormatError for exceptions of tensorstore, or of metadata of another form."""
     try:
         yield
+    except RecordError:
+        raise
     except (ValueError, OSError, RuntimeError, LookupError, TypeError, AttributeError) as error:
         raise FormatError(f"{what}: {printable(repr(error), 200)}") from error
 

@@ -1,6 +1,7 @@
 """orbax saves, keeps and restores steps by archives; what its own handlers saved is converted."""
 
 import datetime
+import json
 import os
 import random
 import subprocess
@@ -238,3 +239,56 @@ def test_damage_of_what_orbax_saved_is_an_error_that_names_the_array(tmp_path: P
     with pytest.raises(zcrecord.FormatError, match="its name is not that of a folder beside the metadata"):
         formats.convert(tmp_path / "m", tmp_path / "m.zcr")
     assert not (tmp_path / "m.zcr").exists()
+
+
+def bare(folder: Path, kind: Any = "np.ndarray", shape: Any = (3,), path: Any = ("w",)) -> Path:
+    """Return a folder with one array, without orbax; its one chunk has three bytes."""
+    keys = [{"key": key, "key_type": 1} for key in path]
+    leaf = {"key_metadata": keys, "value_metadata": {"value_type": kind}}
+    (folder / "w").mkdir(parents=True)
+    (folder / "_METADATA").write_text(json.dumps({"tree_metadata": {"w": leaf}}), encoding="utf-8")
+    array = {"zarr_format": 2, "shape": shape, "chunks": [3, 1][: len(shape)], "dtype": "|u1", "compressor": None}
+    array |= {"fill_value": 0, "order": "C", "filters": None}
+    (folder / "w" / ".zarray").write_text(json.dumps(array), encoding="utf-8")
+    (folder / "w" / "0").write_bytes(b"abc")
+    return folder
+
+
+def link(folder: Path, name: str, content: bytes | None) -> None:
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(folder.parent / "elsewhere")
+    if content is not None:
+        (folder.parent / "elsewhere").write_bytes(content)
+
+
+def pipe(folder: Path, name: str) -> None:
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (lambda f: link(bare(f), "w/0", b"key"), "is a link to .*elsewhere, out of its folder"),
+        (lambda f: link(bare(f, "string"), "_strings.json", b'{"w": "key"}'), "is a link to .*elsewhere, out of its"),
+        (lambda f: link(bare(f), "x", None), "is a link to .*elsewhere, out of its folder"),
+        (lambda f: (bare(f) / "x").symlink_to("none"), "x: cannot be read: No such file"),
+        (lambda f: pipe(bare(f), "_strings.json"), "_strings.json: not a regular file"),
+        (lambda f: pipe(bare(f), "w/0"), "0: not a regular file"),
+        (lambda f: bare(f, "scalar"), "'w': is no scalar: ValueError"),
+        (lambda f: bare(f, ["np.ndarray"]), "a list where a str is due"),
+        (lambda f: (bare(f, "string") / "_strings.json").write_bytes(b"[]"), "a list where a dict is due"),
+        (lambda f: bare(f, path=["w"] * 10_000), "nested more than 100 deep"),
+        (lambda f: bare(f, shape=(60_000_000,)), "claim 20000000 chunks of arrays"),
+    ],
+)
+def test_a_hostile_folder_is_one_typed_error(harm: Any, message: str, tmp_path: Path) -> None:
+    harm(tmp_path / "step")
+    for act in (zcrecord.load_record, partial(formats.convert, dest=tmp_path / "m.zcr")):
+        with pytest.raises(zcrecord.RecordError, match=message):
+            act(tmp_path / "step")
+
+
+def test_an_array_of_many_empty_rows_takes_no_time(tmp_path: Path) -> None:
+    formats.convert(bare(tmp_path / "step", shape=(10**12, 0)), tmp_path / "m.zcr")
+    assert zcrecord.load_record(tmp_path / "m.zcr")["w"].shape == (10**12, 0)
