@@ -108,9 +108,8 @@ def payload_bytes(archive: Archive) -> tuple[int, int]:
 def info(archive: Archive, i: int) -> TensorInfo:
     """Return the description of tensor i."""
     row = archive.row(i)
-    return _info(
-        archive, archive.index.name(i), row, _module_name(archive, row.parent), _tied_names(archive, row.payload)
-    )
+    module, tied = _module_name(archive, row.parent), _tied_names(archive, row.payload)
+    return _info(archive, archive.index.name(i), row, module, tied)
 
 
 def _tied_names(archive: Archive, payload: int) -> tuple[str, ...]:

@@ -210,9 +210,8 @@ def _size(package: Any, memory: Memory, first: bytes) -> int:
 
 
 def _too_few(size: int) -> FormatError:
-    return FormatError(
-        f"{size} bytes come out of this zstd file, too few for an archive; it is truncated, copy it again"
-    )
+    what = f"{size} bytes come out of this zstd file, too few for an archive"
+    return FormatError(f"{what}; it is truncated, copy it again")
 
 
 def _allocate(size: int, *, packed: int | None = None, sparse: bool = False) -> tuple[Any, memoryview]:
