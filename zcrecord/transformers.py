@@ -256,9 +256,7 @@ def _repeated_names(transformers: Any, state: dict[str, Any], config: Any) -> se
     declared = getattr(saved, "_tied_weights_keys", None)
     if not isinstance(declared, dict) or not getattr(config, "tie_word_embeddings", False):
         return set()
-    pairs = {
-        name: first for name, first in declared.items() if name in state and first in state and first not in declared
-    }
+    pairs = {n: first for n, first in declared.items() if n in state and first in state and first not in declared}
     return {
         name
         for name, first in pairs.items()

@@ -18,7 +18,6 @@ from zcrecord.codec.digests import RunningDigest, digest_of
 from zcrecord.codec.entries import PayloadId
 from zcrecord.codec.layout import NONE
 from zcrecord.errors import FormatError, IntegrityError
-from zcrecord.storage.memory import aligned_empty
 from zcrecord.storage.threads import MOST_THREADS, WORTH_A_THREAD, Going, cores, run_threads
 from zcrecord.tensors.strides import address
 
@@ -133,11 +132,8 @@ class BlockCheck:
 
     def _read(self, lo: int, hi: int) -> memoryview:
         source, number = self._piece.source, self._piece.number
-        if (read_by := source.read_by(number)) is None:
-            return source.payload(number)[lo:hi]
-        out = aligned_empty(hi - lo).data
-        read_by[0].readinto_at(read_by[1] + lo, out)
-        return out
+        octets, offset = source.read_by(number) or (source.payload(number), 0)
+        return octets[offset + lo : offset + hi]
 
 
 def error_of(damage: list[Damage]) -> FormatError:

@@ -63,9 +63,8 @@ def _check_split(index: Index, table: PieceTable) -> None:
     rows = index.tensors
     split = np.flatnonzero(~alone[np.minimum(rows["payload"], len(index.payloads))])
     shapes: dict[int, tuple[int, ...]] = {}
-    for i, payload, strides, at, rank in zip(
-        split.tolist(), *(rows[field][split].tolist() for field in ("payload", "strides", "dims", "rank")), strict=True
-    ):
+    columns = (rows[field][split].tolist() for field in ("payload", "strides", "dims", "rank"))
+    for i, payload, strides, at, rank in zip(split.tolist(), *columns, strict=True):
         shape = tuple(index.dims[at : at + rank].tolist())
         if strides != NONE or shapes.setdefault(payload, shape) != shape:
             what = "has strides" if strides != NONE else "has another shape than a tensor it is tied to"

@@ -159,9 +159,8 @@ class Shards:
         """Return the payload of the catalogue that its list of blobs has at a place; FormatError if there is none."""
         if self._blobs is None:
             ix = self.catalogue.index
-            values = [
-                a.value for a in attribute_entries(ix, ix.attributes, PayloadId) if a.key == BLOBS and not a.parent
-            ]
+            attributes = attribute_entries(ix, ix.attributes, PayloadId)
+            values = [a.value for a in attributes if a.key == BLOBS and not a.parent]
             self._blobs = values[0] if values and isinstance(values[0], list | tuple) else ()
         if number >= len(self._blobs) or not isinstance(self._blobs[number], PayloadId) or self._blobs[number] == NONE:
             raise FormatError(f"the catalogue has no blob {number}", path=self.catalogue.path)

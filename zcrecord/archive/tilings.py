@@ -34,9 +34,8 @@ def _tile_one_axis(origin: list[list[int]], extent: list[list[int]], shape: tupl
 
 def _are_apart(origin: Array, extent: Array) -> bool:
     ends = origin + extent
-    return not any(
-        ((origin[i] < ends[i + 1 :]) & (origin[i + 1 :] < ends[i])).all(axis=1).any() for i in range(len(origin))
-    )
+    overlaps = (((origin[i] < ends[i + 1 :]) & (origin[i + 1 :] < ends[i])).all(axis=1) for i in range(len(origin)))
+    return not any(map(np.any, overlaps))
 
 
 def tiles(origin: Array, extent: Array, shape: tuple[int, ...]) -> bool:

@@ -111,9 +111,8 @@ def _other_files(record: Record) -> dict[str, Any]:
     if not source.file_names:
         return kinds
     sizes = [size for size, _ in sized_openers(record.archive)]
-    others: list[dict[str, Any]] = [
-        {"name": name, "nbytes": size} for name, size in zip(source.file_names, sizes[1:], strict=True)
-    ]
+    named = zip(source.file_names, sizes[1:], strict=True)
+    others: list[dict[str, Any]] = [{"name": name, "nbytes": size} for name, size in named]
     table, payloads = source.piece_table(), record.archive.index.payloads
     if table is None or not has_type_name(source.file_archive(NONE), REFERENCES_TYPE):
         return {**kinds, "catalogue": {"nbytes": sum(sizes), "shards": others}}

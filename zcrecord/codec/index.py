@@ -194,9 +194,8 @@ def _vector(words: memoryview, size: int, at: int, item: int, alignment: int, na
     count = words[start >> 2]
     start += 4
     if start % alignment or start + count * item > size:
-        raise FormatError(
-            f"index: vector '{name}' [{start:#x}, {start + count * item:#x}) is unaligned or past the end ({size:#x})"
-        )
+        place = f"[{start:#x}, {start + count * item:#x})"
+        raise FormatError(f"index: vector '{name}' {place} is unaligned or past the end ({size:#x})")
     return start, count
 
 

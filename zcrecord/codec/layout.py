@@ -321,9 +321,8 @@ def _agreed_header(archive: memoryview) -> Header:
         truncated = header.archive_size > size
         what = "truncated, copy it again" if truncated else "followed by other bytes"
         advice = None if truncated else Advice("{} ignores them", "embedded", "prefix")
-        raise FormatError(
-            f"the archive has {header.archive_size} bytes, the source {size}; it is {what}", advice=advice
-        )
+        fault = f"the archive has {header.archive_size} bytes, the source {size}; it is {what}"
+        raise FormatError(fault, advice=advice)
     trailer = header if first == last else decode_header(last, "trailer")
     if trailer is None:
         raise FormatError("trailer: not sealed")

@@ -97,9 +97,8 @@ class _Views:
 
     def _is_node(self, value: Any) -> bool:
         """Return True for values for which DCP looks into a list."""
-        return isinstance(value, self._torch.Tensor | Mapping) or (
-            isinstance(value, list) and any(map(self._is_node, value))
-        )
+        inside = isinstance(value, list) and any(map(self._is_node, value))
+        return inside or isinstance(value, self._torch.Tensor | Mapping)
 
     def _tensor(self, like: Any, name: str) -> Any:
         """Return a saved tensor as a view like a template: plain, or a DTensor with this rank's part."""

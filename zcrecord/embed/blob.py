@@ -15,17 +15,7 @@ from zcrecord.errors import IntegrityError, UnsupportedError, printable
 from zcrecord.storage.stream_reader import StreamReader
 
 from .asm import NOTES, equates, macros, placed, sections
-from .c import (
-    NO_DIGESTS,
-    OCTETS,
-    PROGMEM,
-    Language,
-    alignment_macro,
-    assertions,
-    declarator,
-    dimensions,
-    in_flash,
-)
+from .c import NO_DIGESTS, OCTETS, PROGMEM, Language, alignment_macro, assertions, declarator, dimensions, in_flash
 from .comments import description, forms, head, path_between
 from .plan import Constant, Plan, check_places
 

@@ -17,9 +17,7 @@ from .plan import Constant, Plan
 
 _PLAIN = frozenset(" !#$%&'()+,-./0123456789:;<=>@[]^_`{|}~ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 _MOST = 100  # characters of a name in a comment
-_WRAP = textwrap.TextWrapper(
-    116, initial_indent=" * ", subsequent_indent=" * ", break_long_words=False, break_on_hyphens=False
-)
+_WRAP = textwrap.TextWrapper(116, " * ", " * ", break_long_words=False, break_on_hyphens=False)
 
 _FORMS = {
     "bool": "bool is {byte}, 0 or 1.",

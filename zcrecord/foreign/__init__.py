@@ -43,10 +43,8 @@ def foreign_format(memory: Memory) -> str | None:
     known = sniff_file_type(head)
     name = None if known is None else known.format
     if name == "onnx" and known is not None and (memory.path or "").endswith(".onnx"):
-        what = (
-            "is an ONNX model; zcrecord.onnx.scan(path) gives its weights as they lie, onnx2zc makes an archive of it"
-        )
-        raise UnsupportedError(what, path=memory.path)
+        advice = "zcrecord.onnx.scan(path) gives its weights as they lie, onnx2zc makes an archive of it"
+        raise UnsupportedError(f"is an ONNX model; {advice}", path=memory.path)
     if known is None or name not in FORMATS or name in ("zcr", "onnx"):
         return None
     suffixes = *FORMATS[name].suffixes, ".metadata"  # which tell where the first bytes may be anything's

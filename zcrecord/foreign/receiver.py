@@ -302,9 +302,8 @@ def _put_around(entries: Entries, around: Sequence[Around | None], form_ids: Any
     """Type the modules around tensors of forms that have it so; return False if something else is in one of them."""
     modules, parents, typed = entries.module_columns, entries.parents, []
     assert modules is not None, "they were made by columns"
-    alone = (np.bincount(parents, minlength=len(modules.ends)) == 1) & (
-        modules.ends == np.arange(1, len(modules.ends) + 1)
-    )
+    count = len(modules.ends)
+    alone = (np.bincount(parents, minlength=count) == 1) & (modules.ends == np.arange(1, count + 1))
     order = np.argsort(form_ids, kind="stable")
     groups = np.split(order, np.searchsorted(form_ids[order], np.arange(1, len(around))))
     for inside, module in zip(groups, around, strict=True):

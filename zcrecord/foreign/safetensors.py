@@ -226,9 +226,8 @@ def _scan_file(reader: Any) -> _File:
     if len(header) < length:
         raise FormatError(f"ends inside its header of {length} bytes; it is truncated", offset=8 + len(header))
     reader.described = 0, 8 + length
-    return _File(
-        decode_header(header, None if reader.nbytes is None else reader.nbytes - 8 - length), reader, 8 + length
-    )
+    rest = None if reader.nbytes is None else reader.nbytes - 8 - length
+    return _File(decode_header(header, rest), reader, 8 + length)
 
 
 def _put_state(out: Receiver, files: Sequence[_File]) -> bool:

@@ -116,9 +116,8 @@ def _decode_any(text: str, header_nbytes: int, data_nbytes: int | None) -> Safet
         raise FormatError(f"{data_nbytes - end} bytes behind the last tensor belong to none", offset=offset)
     numbers = {form: i for i, form in enumerate(dict.fromkeys(entry[1:3] for entry in entries))}
     bounds = [0, *(entry.end for entry in entries)]
-    return SafetensorsHeader(
-        [e.name for e in entries], [numbers[e[1:3]] for e in entries], list(numbers), bounds, metadata
-    )
+    names, form_ids = [entry.name for entry in entries], [numbers[entry[1:3]] for entry in entries]
+    return SafetensorsHeader(names, form_ids, list(numbers), bounds, metadata)
 
 
 def _decode_usual(text: str, data_nbytes: int | None) -> SafetensorsHeader | None:
@@ -349,8 +348,6 @@ def encode_header(entries: Iterable[HeaderEntry], metadata: Mapping[str, str]) -
     header = f"{{{','.join(parts)}}}".encode()
     header = header.ljust(align_up(len(header), _ALIGNMENT))
     if len(header) > MAX_HEADER:
-        what = "names, attributes and metadata come to"
-        raise LimitError(
-            f"{what} {len(header)} bytes, a safetensors header has at most {MAX_HEADER}; leave some out by select()"
-        )
+        most = f"a safetensors header has at most {MAX_HEADER}; leave some out by select()"
+        raise LimitError(f"names, attributes and metadata come to {len(header)} bytes, {most}")
     return len(header).to_bytes(8, "little") + header

@@ -202,10 +202,8 @@ def _entries(directory: bytes, start: int) -> Iterator[Member]:
         _, flags, method, crc, packed, nbytes, name_size, extra_size, comment, attributes, offset = entry
         extra_start = position + _ENTRY.size + name_size
         following = extra_start + extra_size + comment
-        name, extra = (
-            directory[extra_start - name_size : extra_start],
-            directory[extra_start : extra_start + extra_size],
-        )
+        name = directory[extra_start - name_size : extra_start]
+        extra = directory[extra_start : extra_start + extra_size]
         sizes: tuple[int, ...] = nbytes, packed, offset
         field = next((data for kind, data in _fields(extra) if kind == _ZIP64), None) if _WIDE in sizes else None
         if field is not None:

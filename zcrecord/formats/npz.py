@@ -99,9 +99,8 @@ def _check(info: TensorInfo) -> None:
     if kind.code not in dtypes.by_code:
         raise UnsupportedError(f"its element type ({kind.name}) is not known here; upgrade zcrecord")
     if kind is not dtypes.STRING and (kind.packed or kind.numpy is None or kind.numpy.type.__module__ != "numpy"):
-        raise UnsupportedError(
-            f"numpy's files cannot name {kind.name}; save it as float32, or viewed as uint8 or uint16"
-        )
+        advice = "save it as float32, or viewed as uint8 or uint16"
+        raise UnsupportedError(f"numpy's files cannot name {kind.name}; {advice}")
 
 
 def _member(

@@ -79,9 +79,8 @@ def import_jax() -> Any:
 
 def _arrays(jax: Any, archive: Archive) -> Iterator[Any]:
     """Yield every array, in saved order."""
-    put: Callable[[Array], Any] = (
-        jax.device_put if archive.mode == "r" else functools.partial(jax.numpy.array, copy=True)
-    )
+    copy = functools.partial(jax.numpy.array, copy=True)
+    put: Callable[[Array], Any] = jax.device_put if archive.mode == "r" else copy
     checked_dtypes(jax, archive)
     shared = shared_payloads(archive)
     tied: dict[Any, Any] = {}

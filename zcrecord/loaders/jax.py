@@ -69,9 +69,7 @@ def _load_sharded(jax: Any, archive: Archive, chosen: Callable[[str], Any]) -> d
     names = archive.names()
     kinds = checked_dtypes(jax, archive)
     placed = [_local_boxes(archive, i, name, chosen(name)) for i, name in enumerate(names)]
-    boxes = {
-        name: [tuple(starmap(slice, box)) for box in local] for name, (_, local) in zip(names, placed, strict=True)
-    }
+    boxes = {n: [tuple(starmap(slice, box)) for box in local] for n, (_, local) in zip(names, placed, strict=True)}
     targets = views_of(archive, boxes)
     view_of = _target_views()
     arrays: dict[Any, Any] = {}

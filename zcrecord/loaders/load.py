@@ -34,12 +34,8 @@ _SAMPLES, _NEAR = 64, 1 << 16
 
 Cancel = threading.Event | Callable[[], bool]
 
-_OWN: dict[str, Callable[[], Loader]] = {
-    "cpu": MappedLoader,
-    "mapped": MappedLoader,
-    "read": ReadingLoader,
-    "host": HostLoader,
-}
+_OWN: dict[str, Callable[[], Loader]]
+_OWN = {"cpu": MappedLoader, "mapped": MappedLoader, "read": ReadingLoader, "host": HostLoader}
 
 
 def loader_for(device: str) -> Loader:

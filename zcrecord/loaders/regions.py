@@ -72,9 +72,8 @@ class Regions:
         if strides == NONE:
             whole = Region(payload, 0, nbytes, kind, bits, shape, None, 0)
         else:
-            whole = _strided_region(
-                payload, kind, bits, shape, tuple(self._strides[strides : strides + rank]), byte_offset
-            )
+            stored = tuple(self._strides[strides : strides + rank])
+            whole = _strided_region(payload, kind, bits, shape, stored, byte_offset)
         return whole if box is None else _box_region(whole, bounds_of(box, shape))
 
 

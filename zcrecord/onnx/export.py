@@ -267,8 +267,7 @@ class _ModelWriter:
     def _repeated_bytes(self, inside: list[TensorInfo]) -> int:
         if self._link is not None:
             return sum(info.nbytes for info in inside if info.strides is not None)
-        stored = [
-            (self._record.archive.place(info.payload), info.nbytes) for info in inside if info.payload is not None
-        ]
+        place = self._record.archive.place
+        stored = [(place(info.payload), info.nbytes) for info in inside if info.payload is not None]
         first = dict(reversed(stored))
         return sum(nbytes for _, nbytes in stored) - sum(first.values())

@@ -34,10 +34,7 @@ COPYING = ("ConstantFolding", "NchwcTransformer")  # optimizers that make privat
 # Session configuration with which ONNX Runtime, from 1.18 on and in every language, copies no weights in an archive.
 # Source: onnxruntime_session_options_config_keys.h, whose comment has a comma between optimizers;
 # `graph_transformer_utils.cc` splits at semicolons, and ignores unknown names.
-ONE_COPY = {
-    NO_PREPACKING: "1",
-    "optimization.disable_specified_optimizers": ";".join(COPYING),
-}
+ONE_COPY = {NO_PREPACKING: "1", "optimization.disable_specified_optimizers": ";".join(COPYING)}
 
 _KEYS = ("location", "offset", "length", "checksum", "basepath")
 _PACKED = re.compile(r"prepacked_[0-9]{1,9}")

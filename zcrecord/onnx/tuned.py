@@ -206,11 +206,8 @@ class Interfaces:
         if self._left < 0:
             what = f"its tuned targets share graphs of more than {DIGEST_ALLOWANCE} times the archive's bytes in all"
             raise LimitError(f"{what}; {_AGAIN}")
-        graph, initializers = (
-            self._interface(target.graph, interface_of),
-            self._interface(target.initializers, graph_interface_of),
-        )
-        joined = graph.joined(initializers)
+        initializers = self._interface(target.initializers, graph_interface_of)
+        joined = self._interface(target.graph, interface_of).joined(initializers)
         for skeleton in models:
             differs = difference(self._interface(skeleton, interface_of), joined)
             if differs is not None:
@@ -241,10 +238,8 @@ def read_tuned(archive: Archive) -> TunedPart | None:
     for m in numbers:
         attributes = values.get(m, {})
         graph, initializers = (_checked_value(attributes, k, PayloadId) for k in (GRAPH, INITIALIZERS))
-        target, seal = (
-            TuningTarget.decode(_checked_value(attributes, TARGET, str)),
-            _checked_value(attributes, SEAL, str),
-        )
+        target = TuningTarget.decode(_checked_value(attributes, TARGET, str))
+        seal = _checked_value(attributes, SEAL, str)
         module = _checked_value(attributes, MODULE, str) if MODULE in attributes else ""
         targets.append(TunedTarget(target, module, graph, initializers, _payloads(attributes), seal))
     above = values.get(top, {})

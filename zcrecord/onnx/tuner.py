@@ -426,9 +426,8 @@ def _add_part(entries: Entries, before: PayloadId, originals: list[PayloadId], t
     names = itertools.chain([_KEY], (f"{_KEY}~{i}" for i in itertools.count(2)))
     name = next(n for n in names if n not in used)
     top = len(modules)
-    place = sum(
-        p == 0 for p in (*entries.parents, *(m.parent for m in modules), *(a.parent for a in entries.attributes))
-    )
+    parents = *entries.parents, *(m.parent for m in modules), *(a.parent for a in entries.attributes)
+    place = sum(parent == 0 for parent in parents)
     kind = int(ModuleKind.MAPPING)
     modules.append(ModuleEntry(name, len(name), 0, place, kind, TUNED_TYPE))
     own = {tuned.BEFORE: before, tuned.PAYLOADS: originals}

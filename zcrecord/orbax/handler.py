@@ -32,18 +32,19 @@ from zcrecord.writing.catalogue import PieceColumns, WholeRecord, WrittenShard, 
 from zcrecord.writing.flatten import flatten
 
 STATE = "state.zcr"
-_Base: Any = object  # a base that type checkers take for any; the package adds orbax's
+AsyncCheckpointHandler: Any = object  # orbax's come after them, in the package
+CheckpointArgs: Any = object
 
 
 @dataclass
-class ZcrSave(_Base):  # type: ignore[misc]
+class ZcrSave(CheckpointArgs):  # type: ignore[misc]
     """Arguments of a save: a pytree of jax's arrays, sharded or not, numpy's, and values that `save_record` takes."""
 
     item: Any
 
 
 @dataclass
-class ZcrRestore(_Base):  # type: ignore[misc]
+class ZcrRestore(CheckpointArgs):  # type: ignore[misc]
     """Arguments of a restore: a pytree whose structure and shardings the result has, as `like=` of `Record.tree`.
 
     Where it has numpy's arrays, so has the result. None: nested as saved, with numpy's views of the file.
@@ -52,7 +53,7 @@ class ZcrRestore(_Base):  # type: ignore[misc]
     item: Any = None
 
 
-class ZcrCheckpointHandler(_Base):  # type: ignore[misc]
+class ZcrCheckpointHandler(AsyncCheckpointHandler):  # type: ignore[misc]
     """Saves and restores an item of a step; orbax makes one itself for `ZcrSave` and `ZcrRestore`.
 
     When a save returns the state may change: a thread writes and syncs copies, or arrays of the CPU that jax keeps.

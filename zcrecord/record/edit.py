@@ -410,9 +410,8 @@ class RecordEditor(MutableMapping[str, Any]):
         path, identity = stored.source.file or (self._source, None)
         with open_source(path)[0] as file:
             self._check_unreplaced(file.fileno(), identity)
-            old = StoredArchive(
-                stored.header, stored.index.payloads, stored.buffer, file.fileno(), BlockTable(stored.index)
-            )
+            rows, blocks = stored.index.payloads, BlockTable(stored.index)
+            old = StoredArchive(stored.header, rows, stored.buffer, file.fileno(), blocks)
             edited = plan_edited(old, stored_numbers, entries, sources)
             same = edited.unchanged and self._dest is None
             cloned = 0 if same else self._write(edited, path, identity)

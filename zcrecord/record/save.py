@@ -14,13 +14,7 @@ from zcrecord.archive.archive import Archive
 from zcrecord.archive.damage import check_digest
 from zcrecord.archive.payloads import check_blobs
 from zcrecord.archive.private_copy import check_apart
-from zcrecord.codec.entries import (
-    Entries,
-    ModuleEntry,
-    PayloadId,
-    TensorLayout,
-    digest_kind,
-)
+from zcrecord.codec.entries import Entries, ModuleEntry, PayloadId, TensorLayout, digest_kind
 from zcrecord.codec.layout import ALIGNMENT, NONE, check_alignment
 from zcrecord.errors import ProducerError, UnsupportedError
 from zcrecord.storage.files import Progress, open_sink, path_or_none

@@ -166,11 +166,8 @@ class OnDemandMemory:
         """Read a payload from the cache; False if it is missing or damaged there, or present in part."""
         whole = payload.start, payload.end
         with self._lock:
-            if (
-                payload.digest is None
-                or not self._present.missing(*whole)
-                or self._not_being_filled([whole]) != [whole]
-            ):
+            present = not self._present.missing(*whole)
+            if payload.digest is None or present or self._not_being_filled([whole]) != [whole]:
                 return False
             self._writing.append(whole)
         try:

@@ -6,6 +6,8 @@ file without a seek table is not read here, but fetched whole.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from zcrecord.errors import FormatError, IntegrityError
@@ -27,9 +29,7 @@ def read_table(packed: RemoteFile, first: memoryview) -> tuple[frames.SeekTable 
     fetched = [(0, first[: packed.size]), (start, tail)]
     if len(tail):
         packed.fill([(start, tail)])
-    return frames.read_table(
-        packed.size, lambda offset, nbytes: _read_or_fetch(packed, fetched, offset, nbytes)
-    ), fetched
+    return frames.read_table(packed.size, partial(_read_or_fetch, packed, fetched)), fetched
 
 
 def _read_or_fetch(packed: RemoteFile, fetched: list[Request], offset: int, nbytes: int) -> memoryview:

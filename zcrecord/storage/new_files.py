@@ -249,9 +249,8 @@ class FileGroup:
         """Return a sink into one more file."""
         clear = self._clear and not self._files
         with refusals(self._path):
-            file, scratch = self._stack.enter_context(
-                scratch_file(self._path, _NEW if self._mode is None else self._mode, clear=clear)
-            )
+            mode = _NEW if self._mode is None else self._mode
+            file, scratch = self._stack.enter_context(scratch_file(self._path, mode, clear=clear))
             sink = FileSink(file.fileno(), self._path, durable=self._durable)
             self._files.append((file, scratch, sink))
             if self._mode is not None:
@@ -324,9 +323,8 @@ def put_in_place(files: Sequence[Placement], *, durable: bool, shards_of: Shards
         with _note(files, replaced, durable=durable) if listed else contextlib.nullcontext() as note:
             _move(files, note, durable=durable)
             if note is not None:
-                note.stays = not (
-                    _sync_folders(folders if durable else (), last.path) and remove_orphans(last.path, replaced)
-                )
+                synced = _sync_folders(folders if durable else (), last.path)
+                note.stays = not (synced and remove_orphans(last.path, replaced))
     _sync_folders(folders if durable and not listed else (), last.path)
 
 
@@ -339,9 +337,8 @@ def _sync_folders(folders: Iterable[str], path: str) -> bool:
         import logging  # here, because few disks fail
 
         what = f"is written, but the system refused to flush its folder to the disk ({error.strerror or error})"
-        logging.getLogger("zcrecord").warning(
-            f"{path}: {what}; power loss may undo the save: check the disk, save again"
-        )
+        advice = "power loss may undo the save: check the disk, save again"
+        logging.getLogger("zcrecord").warning(f"{path}: {what}; {advice}")
         return False
     return True
 

@@ -86,10 +86,8 @@ def connected(url: str, options: Mapping[str, Any] | None) -> tuple[Any, str]:
         raise UnsupportedError(what, path=redacted(url))
     fs, path = connect(url, options)
     if not {"http", "https"}.isdisjoint(protocols_of(fs)):  # of fsspec before 2026, the URL's own alone
-        what = (
-            "HTTP servers are for reading; write to the bucket behind it (s3://, gs://), or to a file and upload that"
-        )
-        raise UnsupportedError(what, path=redacted(url))
+        advice = "write to the bucket behind it (s3://, gs://), or to a file and upload that"
+        raise UnsupportedError(f"HTTP servers are for reading; {advice}", path=redacted(url))
     if "?" in path and getattr(fs, "version_aware", False):
         raise UnsupportedError("names one version of an object; leave out what follows '?'", path=redacted(url))
     return fs, path

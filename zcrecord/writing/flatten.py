@@ -149,9 +149,8 @@ def children_of(value: Any, name: str) -> tuple[int | None, str, Iterable[tuple[
 
 
 def _fields(value: Any) -> dict[str, Any] | None:
-    fields = (
-        dataclasses.fields(value) if dataclasses.is_dataclass(value) else getattr(type(value), "__attrs_attrs__", None)
-    )
+    of_attrs = getattr(type(value), "__attrs_attrs__", None)
+    fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else of_attrs
     if fields is None:
         return None
     try:

@@ -141,9 +141,8 @@ def _external(reader: ProtobufReader, end: int, inline: int | None = None) -> Ex
 def read_properties(stream: io.RawIOBase | io.BufferedIOBase) -> dict[str, str]:
     """Return a model's metadata_props of less than 64 KiB; reads it once, forward, and holds none of it."""
     reader = ProtobufReader(stream)
-    return dict(
-        read_pair(reader, reader.offset + nbytes) for _, tag, nbytes in reader.fields() if _is_pair(tag, nbytes)
-    )
+    sizes = (nbytes for _, tag, nbytes in reader.fields() if _is_pair(tag, nbytes))
+    return dict(read_pair(reader, reader.offset + nbytes) for nbytes in sizes)
 
 
 def without_properties(data: Any, keys: Collection[str]) -> tuple[bytes, list[tuple[str, str]]]:
