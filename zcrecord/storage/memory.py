@@ -138,7 +138,12 @@ def _network_of(fd: int) -> str | None:
 
 def new_memory(nbytes: int) -> Octets:
     """Return new memory without huge pages, which numpy would use: several threads that clear one page are slow."""
-    return aligned_empty(nbytes) if nbytes < _HUGE else np.frombuffer(aligned(nbytes)[1], np.uint8)
+    if nbytes < _HUGE:
+        return aligned_empty(nbytes)
+    try:
+        return np.frombuffer(aligned(nbytes)[1], np.uint8)
+    except OSError as error:
+        raise MemoryError(f"no {nbytes} bytes of memory are left") from error
 
 
 def read_on_demand(path: str, *, unless_local: bool = False, **options: Any) -> Memory:
@@ -155,7 +160,8 @@ def read_file(path: str, **options: Any) -> Memory:
     """Read a whole file, opened by `map_file`, into memory at an address that is a multiple of 65536."""
     memory = read_on_demand(path, **options)
     file: Any = memory.octets
-    block, octets = aligned(len(file))
+    with _refusals(path):
+        block, octets = aligned(len(file))
     if octets:
         with contextlib.closing(file):
             file.fill([(0, octets)])
