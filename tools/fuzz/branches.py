@@ -27,7 +27,7 @@ VERIFIER: dict[str, set[str] | None] = {
     },
 }  # fmt: skip
 
-AT_IMPORT = {"verify.py:_types"}  # a table, made before any input
+AT_IMPORT = {"verify.py:_wrong_types"}  # a table, made before any input
 
 
 class Reached(NamedTuple):
