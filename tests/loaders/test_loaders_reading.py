@@ -110,7 +110,7 @@ def test_whatever_the_pieces_every_byte_arrives(
         return real(fd, [buffers[0][:step]], offset)
 
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"_READ": most, "_GAP": gap}.items():
+        for name, value in {"READ_PIECE": most, "_GAP": gap}.items():
             patch.setattr(loader, name, value)
         if real is not None:
             patch.setattr(os, "preadv", short)

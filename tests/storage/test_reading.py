@@ -71,7 +71,7 @@ def test_plain_read_of_any_size_is_put_together_from_pieces_of_any_size(nbytes: 
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "m.zcr"
         data = sized(path, nbytes)
-        patch.setattr(reading, "_PIECE", piece)
+        patch.setattr(reading, "READ_PIECE", piece)
         patch.setattr(os, "preadv", short)
         assert bytes(load_record(path, mmap=False, verify="full").archive.buffer) == data
         patch.delattr(os, "preadv")  # as on Windows
@@ -81,7 +81,7 @@ def test_plain_read_of_any_size_is_put_together_from_pieces_of_any_size(nbytes: 
 @pytest.fixture
 def pieces(monkeypatch: pytest.MonkeyPatch, path: Path) -> list[int]:
     """Have files read in pieces of 64 KiB; returns the offsets at which reads were asked for."""
-    monkeypatch.setattr(reading, "_PIECE", 65536)
+    monkeypatch.setattr(reading, "READ_PIECE", 65536)
     read, offsets = os.preadv, []
 
     def noted(fd: int, buffers: Any, offset: int) -> int:
@@ -94,7 +94,7 @@ def pieces(monkeypatch: pytest.MonkeyPatch, path: Path) -> list[int]:
 
 @pytest.mark.parametrize("preadv", [True, False])
 def test_file_that_shrinks_is_an_error(preadv: bool, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_PIECE", 65536)
+    monkeypatch.setattr(reading, "READ_PIECE", 65536)
     opened = reading._open
 
     def shrinking(path: str, *more: Any) -> Any:
@@ -132,7 +132,7 @@ def test_error_of_any_reader_ends_the_read(
     after: int, error: BaseException, raised: type[BaseException], message: str, path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(reading, "_PIECE", 65536)
+    monkeypatch.setattr(reading, "READ_PIECE", 65536)
     read, left, lock = os.preadv, [after], threading.Lock()
 
     def failing(fd: int, buffers: Any, offset: int) -> int:

@@ -98,8 +98,8 @@ class BlockCheck:
         octets, size = np.frombuffer(self._piece.source.payload(self._piece.number), np.uint8), self.blocks.size
         lo, hi = max(start - address(octets), 0), min(start + nbytes - address(octets), len(octets))
         if self._pending[lo // size : -(-hi // size)].any():
-            first = lo // size * size
-            request([(address(octets) + first, min(-(-hi // size) * size, len(octets)) - first)])
+            first, end = self.whole(lo, hi)
+            request([(address(octets) + first, end - first)])
             self(lo, hi)
 
     def __call__(self, lo: int, hi: int, read: memoryview | None = None) -> None:
@@ -121,8 +121,7 @@ class BlockCheck:
 
     def whole(self, lo: int, hi: int) -> tuple[int, int]:
         """Return the range of the payload that the blocks of bytes [lo, hi) fill."""
-        size = self.blocks.size
-        return lo // size * size, min(-(-hi // size) * size, self._piece.nbytes)
+        return self.blocks.around(lo, hi, self._piece.nbytes)
 
     def _digest(self, lo: int, hi: int) -> int:
         running = RunningDigest()  # of one that a stranger made as large as 1 GiB, a piece is in memory at a time

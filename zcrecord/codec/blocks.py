@@ -74,6 +74,10 @@ class Blocks(NamedTuple):
         """Return start and end of a block in a payload of `nbytes`."""
         return number * self.size, min((number + 1) * self.size, nbytes)
 
+    def around(self, lo: int, hi: int, nbytes: int) -> tuple[int, int]:
+        """Return the range that the blocks of bytes [lo, hi) fill, in a payload of `nbytes`."""
+        return lo // self.size * self.size, min(-(-hi // self.size) * self.size, nbytes)
+
 
 class BlockTable:
     """The checksums that an archive has; `block` is 0 if it has none that are as CONVENTIONS.md says.

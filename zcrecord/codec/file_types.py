@@ -64,7 +64,7 @@ _BY_MAGIC = {
         for start in row.starts
     },
     **dict.fromkeys((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"), _PICKLE),
-    b"PK\x05\x06": _NPZ,  # of no arrays: a zip file without members
+    b"PK\x05\x06": _NPZ,  # an empty zip file: a record without arrays
     b"\x28\xb5\x2f\xfd": FileType("this is a zstd stream", _DECOMPRESS),
     b"\x1f\x8b": FileType("this is a gzip stream", _DECOMPRESS),
     b"\x93NUMPY": FileType("this is a single array of numpy (.npy)", "load it and save it under a name"),

@@ -115,7 +115,7 @@ def _sizes(value: Any) -> tuple[int, ...]:
 
 
 def _tensor(described: dict[str, Any], loaded: Callable[[Any], Any]) -> tuple[TorchTensor, list[Chunk]]:
-    """Return a tensor of no storage, and its chunks."""
+    """Return a tensor that stands for the whole, without bytes, and its chunks."""
     dtype, shape, chunks = described["properties"].state[0].text, _sizes(described["size"]), list[Chunk]()
     for box in described["chunks"]:
         origin, extent = (_sizes(_fields(box, "ChunkStorageMetadata")[key]) for key in ("offsets", "sizes"))

@@ -229,8 +229,7 @@ def _ranges(piece: Piece, grid: ByteGrid) -> list[Range]:
     if len(ranges) == 1 < len(grid.shape) and ranges[0][0] <= NEAR and piece.nbytes - ranges[0][1] <= NEAR:
         return [(0, piece.nbytes)]
     if (blocks := piece.source.sums(piece.number)) is not None:
-        size = blocks.size
-        return merged(((lo // size * size, min(-(-hi // size) * size, piece.nbytes)) for lo, hi in ranges), 0)
+        return merged((blocks.around(lo, hi, piece.nbytes) for lo, hi in ranges), 0)
     return ranges
 
 

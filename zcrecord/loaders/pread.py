@@ -15,14 +15,13 @@ import numpy as np
 
 from zcrecord.dtypes import Octets
 from zcrecord.errors import SourceError, UnsupportedError
-from zcrecord.storage.memory import new_memory, read_on_demand
+from zcrecord.storage.memory import READ_PIECE, READERS, new_memory, read_on_demand
 from zcrecord.storage.threads import each_piece
 
 from .boxes import BoxSource, File
 from .host import HostLoader, as_tensor, dst_bytes
 from .protocol import LoadPlan, PayloadRef, RangeSource
 
-_READ, _READERS = 1 << 20, 4  # bytes of one read, which takes many round trips of a network, and reads at a time
 _FETCH = 8 << 20  # bytes of one request to a remote archive
 _GAP = 1 << 16  # bytes between two payloads that are read, too, which is faster than a second read
 
@@ -82,7 +81,7 @@ class ReadingLoader(HostLoader):
                 files.append(memory.octets)
                 return memory.octets
 
-            each_piece(_Read.run, _planned_reads(plan, wanted, opened), advance=advance, threads=_READERS)
+            each_piece(_Read.run, _planned_reads(plan, wanted, opened), advance=advance, threads=READERS)
             for octets in files:
                 octets.fill([])  # looks at the file once more
         for ref, out in wanted:
@@ -129,12 +128,12 @@ def _planned_reads(plan: LoadPlan, wanted: Iterable[_Wanted], opened: Callable[[
         ref = items[0][0]
         if ref.path is not None:
             assert plan.path is not None and plan.identity is not None
-            reads += _reads(opened((plan.path, plan.identity)), items, min(_READ, plan.max_in_flight), _GAP)
+            reads += _reads(opened((plan.path, plan.identity)), items, min(READ_PIECE, plan.max_in_flight), _GAP)
             continue
         assert ref.source is not None
         # All refs of a remote archive have the same source, which merges near ones; a box has one of its own.
         source = ref.source.read_by(opened) if isinstance(ref.source, BoxSource) else ref.source
-        most = max(1, min(_FETCH, plan.max_in_flight // _READERS))  # each may take as much again
+        most = max(1, min(_FETCH, plan.max_in_flight // READERS))  # each may take as much again
         reads += _reads(source, items, most, 0)
     return reads
 

@@ -144,7 +144,7 @@ class WeightPacker:
         trim_memory()
 
     def _groups(self, nodes: Iterable[_Node]) -> Iterator[list[_Node]]:
-        """Yield nodes to pack in one session: one alone, or some of no common weight and of few bytes."""
+        """Yield nodes to pack in one session: a large one alone, or several small ones that share no weight."""
         group: list[_Node] = []
         weights: set[int] = set()
         nbytes = 0

@@ -36,8 +36,8 @@ Mode = Literal["r", "c"]
 
 _ROOM = "raise its limit (ulimit -v), or make shards of it (zcrecord convert --max-shard-size), each mapped when needed"
 _PACKED = (b"\xb5\x2f\xfd", b"\x2a\x4d\x18")  # zstd's magic from the second byte on: a frame, one to be skipped
-_PIECE = 1 << 20  # bytes of one read; many times a network's round trip is worth
-_READERS = 4  # reads under way at a time; a network file system answers each by itself
+READ_PIECE = 1 << 20  # bytes of one read; many times a network's round trip is worth
+READERS = 4  # reads under way at a time; a network file system answers each by itself
 _HUGE = 4 << 20  # bytes from which numpy asks for huge pages
 # Source: statfs(2), and linux/magic.h.
 _NETWORK = {0x6969: "NFS", 0x0BD00BD0: "Lustre", 0x65735546: "FUSE", 0x01021997: "9p", 0x517B: "SMB", 0xFE534D42: "SMB",
@@ -214,9 +214,9 @@ class FileBytes:
             SourceError: the system failed to read, or the file became shorter, or was changed.
         """
         pieces = [
-            (self._start + start + at, target[at : at + _PIECE])
+            (self._start + start + at, target[at : at + READ_PIECE])
             for start, target in requests
-            for at in range(0, len(target), _PIECE)
+            for at in range(0, len(target), READ_PIECE)
         ]
         with located(path=self._path):
             if len(pieces) == 1:
@@ -224,7 +224,7 @@ class FileBytes:
             elif pieces:
                 from .threads import each_piece  # here, because threading takes a millisecond to import
 
-                each_piece(lambda piece: read_at(self._fd, piece[1], piece[0]), pieces, threads=_READERS)
+                each_piece(lambda piece: read_at(self._fd, piece[1], piece[0]), pieces, threads=READERS)
             if identity_of(self._fd) != self._identity:
                 raise SourceError("was changed while it was read; load it again")
 
@@ -251,7 +251,7 @@ def read_stream(file: Any) -> Memory:
         return Memory(memoryview(file.getvalue())[file.tell() :])  # shared until it is written to next
     pieces: list[memoryview] = []
     try:
-        while len(piece := _piece(file.read(_PIECE))):
+        while len(piece := _piece(file.read(READ_PIECE))):
             pieces.append(piece)
     except (RecordError, MemoryError):
         raise

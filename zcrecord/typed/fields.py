@@ -66,7 +66,7 @@ def fields_of(hint: Any) -> ClassFields:
 
 
 def field_reader(kind: type) -> Callable[[Any, Hints], ClassFields] | None:
-    """Return the function that reads the fields of a class; None if the class is of none of the four kinds."""
+    """Return the function that reads the fields of a class; None if it is of another kind."""
     if dataclasses.is_dataclass(kind):
         return _of_dataclass
     if hasattr(kind, "__attrs_attrs__"):
