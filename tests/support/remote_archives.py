@@ -66,7 +66,8 @@ def write_sparse(path: Path, nbytes: int) -> np.ndarray[Any, np.dtype[np.float32
     """
     each = (nbytes // 9 >> 20) + 1 << 20
     small = np.random.default_rng(0).standard_normal(4096).astype(np.float32)
-    with mmap.mmap(-1, each) as space, path.open("wb") as file:
+    space = mmap.mmap(-1, each)  # closed with its last view: old releases of numpy have some left here
+    with path.open("wb") as file:
         # Lazy ones are written as they come, the index last: the hardest for a reader.
         record: dict[str, Any] = {
             f"large.{i}": zcrecord.LazyTensor("float32", (each // 4,), lambda: [space]) for i in range(9)
