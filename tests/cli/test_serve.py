@@ -268,7 +268,6 @@ def test_what_cannot_be_served_is_told_at_once(path: Path, tmp_path: Path, run: 
 
 GET, HOST, END = b"GET /archive.zcr HTTP/1.1\r\n", b"Host: localhost\r\n", b"Connection: close\r\n\r\n"
 REQUESTS = {
-    "no Host": (GET + END, 400),
     "no Host, as HTTP/1.0 has it": (b"GET /archive.zcr HTTP/1.0\r\n\r\n", 421),
     "an empty Host": (GET + b"Host:\r\n" + END, 421),
     "two Hosts": (GET + HOST + HOST + END, 400),
