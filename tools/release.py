@@ -1,7 +1,7 @@
 """Builds every package that a release publishes, into a folder for each registry.
 
     python -m tools.release                      # all of them, below dist
-    python -m tools.release --tag v1.0.0rc1      # only if that is the tag of this version, and every manifest agrees
+    python -m tools.release --tag v1.0.0      # only if that is the tag of this version, and every manifest agrees
 
 | folder | files | needs |
 |---|---|---|

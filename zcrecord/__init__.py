@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from zcrecord.tensors.lazy import LazyTensor
     from zcrecord.writing.writers import SaveReport
 
-__version__ = "1.0.0rc1"
+__version__ = "1.0.0"
 
 __all__ = [
     "ArchiveLayout",
