@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from zcrecord.archive.name_patterns import Patterns
 from zcrecord.errors import UnsupportedError
@@ -227,6 +227,8 @@ def out_of_place(lang: str, options: dict[str, Any]) -> str | None:
         if value not in (None, False) and name not in LANGUAGES[lang]:
             languages = ", ".join(known for known, names in LANGUAGES.items() if name in names)
             return f"{name} means nothing to {lang}; it is for {languages}"
+    if (blob := options.get("blob")) not in (None, *get_args(BlobForm)):
+        return f"blob {blob!r} is not known; {', '.join(get_args(BlobForm))}"
     return None
 
 

@@ -42,6 +42,7 @@ class Constant:
         alignment: of its address: the payload's alignment in the archive, or the larger one that was asked for; for a
             view, the alignment at its offset.
         base: the identifier of the constant that contains its bytes, at `base_offset`; None if it has its own bytes.
+        base_name: the name of that tensor.
         shared: the relation to `base`: "tied" (the same bytes), "equal" (bytes stored once), "view" (a part of them).
     """
 
@@ -58,6 +59,7 @@ class Constant:
     offset: int
     alignment: int
     base: str | None = None
+    base_name: str = ""
     base_offset: int = 0
     shared: str | None = None
 
@@ -261,7 +263,8 @@ def _constant_in(c: Constant, base: Constant, one_payload: bool) -> Constant:
     whole = offset == 0 and c.nbytes == base.nbytes
     shared = ("tied" if one_payload else "equal") if whole else "view"
     alignment = min(base.alignment, offset & -offset) if offset else base.alignment
-    return replace(c, base=base.identifier, base_offset=offset, shared=shared, alignment=alignment)
+    c = replace(c, base=base.identifier, base_name=base.name, base_offset=offset)
+    return replace(c, shared=shared, alignment=alignment)
 
 
 def _with_packed_offsets(constants: Iterable[Constant]) -> tuple[list[Constant], int]:
