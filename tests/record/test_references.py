@@ -98,7 +98,9 @@ def test_a_file_that_was_changed_is_refused_by_name(hub: Path) -> None:
     zcrecord.index(hub, hub / "index.zcr")
     shard = hub / "model-00002-of-00004.safetensors"
     changed(shard, -1)
-    with pytest.raises(IntegrityError, match=r"00002-of-00004\.safetensors: tensor 'layer\d\.w': .*digest does not match"):
+    with pytest.raises(
+        IntegrityError, match=r"00002-of-00004\.safetensors: tensor 'layer\d\.w': .*digest does not match"
+    ):
         zcrecord.load_record(hub / "index.zcr", verify="full")
     changed(shard, 20)
     record = zcrecord.load_record(hub / "index.zcr")

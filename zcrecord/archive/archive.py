@@ -97,7 +97,8 @@ def takes_archive(archive: Archive, what: str) -> None:
     """Raise UnsupportedError for another format's file, for `what`, which takes an archive."""
     if not archive.whole and archive.part_of is None and not archive.source.file_names:
         name = printable(os.path.basename(archive.path or "model"))
-        advice = f"make one by zcrecord convert {name} model.zcr, and use model.zcr"
+        index = f"zcrecord index {name} model.zcr, which keeps the file, or " if what == "sign" else ""
+        advice = f"make one by {index}zcrecord convert {name} model.zcr, and use model.zcr"
         raise UnsupportedError(f"is a file of another format, and {what} takes an archive; {advice}", path=archive.path)
 
 
