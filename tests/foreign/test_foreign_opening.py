@@ -258,6 +258,11 @@ def test_a_url_is_read_in_two_requests(name: str, tmp_path: Path) -> None:
             UnsupportedError, match=r"is a \.npz file, which is not read by URL; download it, or convert"
         ):
             zcrecord.load_record(f"{server.url}/a.npz")
+        (tmp_path / "m.safetensors.index.json").write_text(
+            '{"weight_map": {"a": "b.safetensors"}}' + " " * 128, encoding="utf-8"
+        )
+        with pytest.raises(UnsupportedError, match=r"is an index of shards, .* that zcrecord index made"):
+            zcrecord.load_record(f"{server.url}/m.safetensors.index.json")
 
 
 def test_by_url_no_tensor_is_read_from_memory_that_was_not_fetched(tmp_path: Path) -> None:

@@ -98,7 +98,9 @@ def test_a_file_that_was_changed_is_refused_by_name(hub: Path) -> None:
     zcrecord.index(hub, hub / "index.zcr")
     shard = hub / "model-00002-of-00004.safetensors"
     changed(shard, -1)
-    with pytest.raises(IntegrityError, match=r"00002-of-00004\.safetensors: .*digest does not match"):
+    with pytest.raises(
+        IntegrityError, match=r"00002-of-00004\.safetensors: tensor 'layer\d\.w': .*digest does not match"
+    ):
         zcrecord.load_record(hub / "index.zcr", verify="full")
     changed(shard, 20)
     record = zcrecord.load_record(hub / "index.zcr")
@@ -142,6 +144,29 @@ def test_an_index_by_url_fetches_what_is_asked_for(hub: Path) -> None:
         record = zcrecord.load_record(f"{server.url}/index.zcr")
         assert record["layer4.w"].tolist() == LAYERS["layer4"]["w"].tolist()
         assert record.content_digest() == zcrecord.load_record(hub.parent / "own.zcr").content_digest()
+
+
+def test_torch_tensors_of_a_part_by_url_fetch_no_more_than_the_part(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    layers = {f"layer{i}": {"w": np.random.default_rng(i).random((500, 300), np.float32)} for i in range(4)}
+    zcrecord.save_record(layers, tmp_path / "m.zcr")
+    convert(tmp_path / "m.zcr", tmp_path / "m.safetensors", max_shard_size=1_300_000)  # two in each
+    zcrecord.index(tmp_path / "m.safetensors.index.json", tmp_path / "index.zcr")
+    with serving(tmp_path) as server:
+        record = zcrecord.load_record(f"{server.url}/index.zcr")
+        assert record.module("layer3").torch()["w"].tolist() == layers["layer3"]["w"].tolist()
+        assert 600_000 < server.sent < 800_000
+
+
+def test_a_cache_keeps_what_an_index_refers_to(hub: Path, tmp_path: Path) -> None:
+    zcrecord.index(hub, hub / "index.zcr")
+    with serving(hub) as server:
+        for _ in range(2):
+            server.forget()
+            record = zcrecord.load_record(f"{server.url}/index.zcr", cache=tmp_path / "cache")
+            assert record["layer4.w"].tolist() == LAYERS["layer4"]["w"].tolist()
+            kept = [path.name for path in (tmp_path / "cache").rglob("*-2400")]
+            assert len(kept) == 1
 
 
 def test_info_says_what_lies_where(base: Path, hub: Path, run: Commands) -> None:

@@ -28,7 +28,7 @@ from zcrecord.tensors.packed import PackedTensor, StringTensor
 
 from .memory_source import source_in
 from .part_source import PartSource
-from .payload_source import Closed, FileSource, PayloadSource, PayloadTable, Piece, Place
+from .payload_source import Array, Closed, FileSource, PayloadSource, PayloadTable, Piece, Place
 from .private_copy import PrivateSource
 
 Embedded = Literal["prefix", "suffix"]
@@ -97,7 +97,8 @@ def takes_archive(archive: Archive, what: str) -> None:
     """Raise UnsupportedError for another format's file, for `what`, which takes an archive."""
     if not archive.whole and archive.part_of is None and not archive.source.file_names:
         name = printable(os.path.basename(archive.path or "model"))
-        advice = f"make one by zcrecord convert {name} model.zcr, and use model.zcr"
+        index = f"zcrecord index {name} model.zcr, which keeps the file, or " if what == "sign" else ""
+        advice = f"make one by {index}zcrecord convert {name} model.zcr, and use model.zcr"
         raise UnsupportedError(f"is a file of another format, and {what} takes an archive; {advice}", path=archive.path)
 
 
@@ -181,12 +182,12 @@ class Archive:
         """Return this archive once more, to be closed by itself: parts outlive their record."""
         return self._with_source(self.source)
 
-    def private(self) -> Archive:
+    def private(self, numbers: Array | None = None) -> Archive:
         """Return the same archive over a private copy of its bytes, as `PayloadSource.private` makes it."""
         if self.source.is_remote:
             self.ensure_all()  # all payloads are fetched
         try:
-            return self._with_source(self.source.private())
+            return self._with_source(self.source.private(numbers))
         except RecordError as error:
             raise self.located(error) from error.__cause__
 

@@ -40,10 +40,15 @@ def sized_openers(archive: Archive) -> list[tuple[int, Callable[[], Archive]]]:
     if table is None:
         return [(archive.header.archive_size, lambda: archive)]
     archive.ensure_all()
-    if archive.part_of is None:
-        every = [NONE, *range(len(source.file_names))]
-        return [(source.file_size(file), partial(source.file_archive, file)) for file in every]
     of_tensors = _files_of_tensors(archive.index, table)
+    if archive.part_of is None:
+
+        def opened(file: int) -> Archive:
+            shard: Archive = source.file_archive(file)
+            return shard if shard.whole else _part_in(archive, table, file, of_tensors == file)  # it has names
+
+        every = [NONE, *range(len(source.file_names))]
+        return [(source.file_size(file), partial(opened, file)) for file in every]
     masks = ((file, (of_tensors == file) & (of_tensors != NONE)) for file in table.files())
     return [(source.file_size(file), partial(_part_in, archive, table, file, mine)) for file, mine in masks]
 

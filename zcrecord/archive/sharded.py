@@ -106,8 +106,13 @@ class ShardedSource(PayloadSource):
         self._assembled: MutableMapping[int, Array] = weakref.WeakValueDictionary()
         self._users: Array | None = None  # by payload, the first tensor that uses it
 
-    def private(self, numbers: Array | None = None) -> PayloadSource:  # noqa: ARG002  # each is checked when it is opened
-        out = ShardedSource(self.buffer, self.shards.private(), self._checks)
+    def private(self, numbers: Array | None = None) -> PayloadSource:
+        table = None if numbers is None else self._table.chosen(numbers)
+
+        def used(file: int) -> Array | None:
+            return None if table is None else np.unique(table.payload[table.in_file(file)])
+
+        out = ShardedSource(self.buffer, self.shards.private(used), self._checks)
         out.mode, out._original, out._assembled = "c", self, {}  # edits of split tensors stay
         return out
 

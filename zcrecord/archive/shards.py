@@ -92,8 +92,8 @@ class Shards:
         self._blobs: Sequence[Any] | None = None  # decoded once: each may be looked up
         self._open_private: Callable[[int], Archive] | None = None  # of private copies
 
-    def private(self) -> Shards:
-        """Return private copies of them, each made when it is first needed."""
+    def private(self, used: Callable[[int], Array | None]) -> Shards:
+        """Return private copies of them, each made when it is first needed; `used` are the payloads for that."""
         twins = stored = 0
 
         def open_private(file: int) -> Archive:
@@ -102,7 +102,7 @@ class Shards:
             nbytes = shard.stored_nbytes()
             twins, stored = twins + twins_nbytes(shard.index.payloads, nbytes), stored + nbytes
             check_apart(twins, stored, self.catalogue.path)
-            return shard.private()
+            return shard.private(used(file))
 
         out = copy.copy(self)
         out.catalogue, out.opened, out._lock = self.catalogue.private(), {}, threading.Lock()

@@ -177,7 +177,8 @@ def _fact_lines(facts: dict[str, Any], out: Printer) -> Iterator[tuple[str, str]
             yield f"in {printable(other['name'])}", f"{size(other['payload_nbytes'])} of payloads"
         yield "in this archive", f"{size(references['own_payload_nbytes'])} of payloads"
     elif facts["foreign"] is not None:
-        yield "another format", f"{size(facts['archive_nbytes'])}; tensors are used as they lie in it, or as said here"
+        but = ", but those named in the next lines" if facts["foreign"] else ""
+        yield "another format", f"{size(facts['archive_nbytes'])}; tensors are used as they lie in it{but}"
         for reason, count in facts["foreign"].items():
             yield reason, f"{count_text(count, 'tensor')}, decoded or copied when used"
     else:

@@ -65,4 +65,7 @@ def model_in(folder: str, named: str | None = None, *, archive_first: bool = Fal
         if candidates
         else "is a folder without a model"
     )
-    raise SourceError(f"{what}; name a file", path=folder, errno=errno.EISDIR)
+    advice = (
+        f"name a file, or copy their index, *{INDEX}, too" if any(map(_SHARD.search, candidates)) else "name a file"
+    )
+    raise SourceError(f"{what}; {advice}", path=folder, errno=errno.EISDIR)

@@ -37,8 +37,9 @@ def index(
     """Write an archive of a few KB that names the payloads of other formats' files, which stay as they are.
 
     The archive opens as a record: names as a tree, checksums, signatures, `verify`, `expect=`. Files are named by their
-    plain names, so the archive lies beside them. Each is known by its size and the SHA-256 of its header: a file that
-    was changed is refused. `convert` makes an archive with its own payloads of it.
+    plain names, so the archive lies beside them. Each is known by its size and the SHA-256 of its header: a file
+    of another size or header is refused. Other changes are found by the checksums. `convert` makes an archive of it
+    with its own payloads.
 
     Args:
         source: a file of safetensors, GGUF, torch or npz, an index of shards, or a folder with one of these.

@@ -285,7 +285,7 @@ def _open_remote(url: str, archive: Archive, options: LoadOptions) -> Archive:
         return opened
 
     def open_file(name: str, open_memory: Any) -> Archive:
-        return open_ranges(file_beside(url, name), open_memory, options.storage_options)
+        return open_ranges(file_beside(url, name), open_memory, options.cache, options.storage_options)
 
     return _open_described(archive, open_shard, open_file, recipe)
 

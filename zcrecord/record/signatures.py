@@ -76,7 +76,7 @@ def check_signed(record: Record, keys: Mapping[str, Any], *, progress: Progress 
         with contextlib.suppress(InvalidSignature):
             keys[name].verify(octets, signed_message(name, digest))
             return name, digest
-    fault = f"its content is {digest}, or the signature is forged"
+    fault = f"its content is {digest}, or the signature is forged; zcrecord verify names damaged tensors"
     raise IntegrityError(f"is not what was signed by the key {', '.join(signed)}: {fault}", path=path)
 
 
