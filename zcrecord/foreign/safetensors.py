@@ -39,8 +39,8 @@ FORMAT = "format"  # metadata without it is refused by transformers
 
 
 @contextlib.contextmanager
-def _missing_told() -> Iterator[None]:
-    """Say of a shard that is missing what names it."""
+def _naming_their_index() -> Iterator[None]:
+    """Add to the error of a missing shard that an index names it."""
     try:
         yield
     except SourceNotFoundError as error:
@@ -106,7 +106,7 @@ class _Files:
         return self._files[name]
 
     def _open(self, name: str) -> Any:
-        with _missing_told():
+        with _naming_their_index():
             return self._reader.beside(name)
 
 
@@ -131,7 +131,7 @@ class DeferredArchive(_Files):
         self._mappings: list[weakref.ref[Any]] | None = None
         with located(path=self.path):
             super().__init__(MemoryReader(memory, read=_map_local))
-            with _missing_told():
+            with _naming_their_index():
                 self._known = {name: self._reader.identity_beside(name) for name in self.names if name}
         if self.index is not None:
             return
