@@ -150,7 +150,7 @@ class ReferencedFiles(Shards):
             archive_size=len(octets), index_crc=0,
         )  # fmt: skip
         table = PayloadTable(index.payloads, bool(self._hashed), header.payload_offset, self._blocks)
-        return Archive(header, index, source_in(memory._replace(octets=octets), octets, table, 0))
+        return Archive(header, index, source_in(memory, octets, table, 0))  # bytes that were read stay writable there
 
 
 @cache
