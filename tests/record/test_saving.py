@@ -191,6 +191,14 @@ def test_the_scratch_file_is_as_private_as_the_old_one(tmp_path: Path, monkeypat
 
 
 @POSIX
+def test_a_new_file_does_not_run_as_its_saver_though_the_old_one_did_as_its_owner(tmp_path: Path) -> None:
+    (tmp_path / "m.zcr").write_bytes(b"somebody's")
+    (tmp_path / "m.zcr").chmod(0o6755)
+    zcrecord.save_record(TREE, tmp_path / "m.zcr", durable=False)
+    assert stat.S_IMODE((tmp_path / "m.zcr").stat().st_mode) == 0o755
+
+
+@POSIX
 def test_the_old_mode_is_given_to_no_file_by_a_link_in_place_of_the_scratch_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

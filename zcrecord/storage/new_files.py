@@ -236,7 +236,7 @@ class FileGroup:
         self._mode: int | None = None  # of the file there
         if os.name == "posix":  # Windows has no more than read-only, and replaces no such file
             with refusals(path), contextlib.suppress(FileNotFoundError):
-                self._mode = stat.S_IMODE(os.stat(path).st_mode)
+                self._mode = stat.S_IMODE(os.stat(path).st_mode) & 0o777  # setuid would be that of this user
         self._stack = contextlib.ExitStack()
         self._files: list[tuple[ScratchFile, str, FileSink]] = []
 
