@@ -240,11 +240,17 @@ def _concrete_class(model_class: Any, config: Any, path: str, trusted: Any) -> t
     concrete = mapping[type(config)]
     if isinstance(concrete, list | tuple):
         by_name = {each.__name__: each for each in concrete}
-        named = [by_name[name] for name in getattr(config, "architectures", None) or () if name in by_name]
+        named = [by_name[name] for name in _architectures(config) if name in by_name]
         concrete = [*named, concrete[0]][0]
     text = (getattr(config, "sub_configs", None) or {}).get("text_config")
     part = text is not None and getattr(concrete, "config_class", None) is text  # the language model of a larger one
     return concrete, config.get_text_config() if part else config
+
+
+def _architectures(config: Any) -> list[str]:
+    """Return the class names in a config, which may be a stranger's and have anything there."""
+    names = getattr(config, "architectures", None)
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list | tuple) else []
 
 
 def _repeated_names(transformers: Any, state: dict[str, Any], config: Any) -> set[str]:
@@ -252,7 +258,7 @@ def _repeated_names(transformers: Any, state: dict[str, Any], config: Any) -> se
 
     transformers ties names that are missing, as in its own files. Of all others it compares all bytes.
     """
-    saved = getattr(transformers, (getattr(config, "architectures", None) or [""])[0], None)
+    saved = getattr(transformers, [*_architectures(config), ""][0], None)
     declared = getattr(saved, "_tied_weights_keys", None)
     if not isinstance(declared, dict) or not getattr(config, "tie_word_embeddings", False):
         return set()

@@ -133,6 +133,29 @@ def test_files_that_were_checked_stay_in_use_when_others_take_their_places(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("make", [plain, catalogue, safetensors, shards, indexed, based, packed, attached])
+@pytest.mark.parametrize("names", [None, "b"])
+def test_files_that_were_read_into_memory_are_not_read_again(make: Make, names: str | None, tmp_path: Path) -> None:
+    (there := tmp_path / "there").mkdir()
+    (evil := tmp_path / "evil").mkdir()
+    path = make(there, TREE, signature())
+    make(evil, EVIL, signature())
+    record = zcrecord.load_record(path, trusted_keys=[PUBLIC], mmap=False, names=names)
+    for file in there.iterdir():
+        before = file.stat()
+        file.write_bytes((evil / file.name).read_bytes())
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    for look in (
+        record.__getitem__,
+        lambda name: record.torch()[name],
+        lambda name: record.load_into("read")[name],
+        lambda name: record.select("b").load_into("host")[name],
+        zcrecord.Record(record.archive.private()).get,
+    ):
+        assert np.asarray(look("b.0")).all()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [catalogue, shards, indexed, based])
 def test_no_file_of_others_is_joined_with_signed_ones(make: Make, tmp_path: Path) -> None:
     (there := tmp_path / "there").mkdir()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 import shutil
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +26,7 @@ from zcrecord import (
     SourceNotFoundError,
     UnsupportedError,
 )
+from zcrecord.archive import references
 from zcrecord.archive.archive import open_archive
 from zcrecord.codec.conventions import REFERENCES_TYPE
 from zcrecord.codec.layout import NONE
@@ -432,3 +435,30 @@ def test_an_archive_that_refers_to_itself_or_by_a_link_to_elsewhere_is_refused(h
     (hub / names[0]).symlink_to(hub.parent / "secret")
     with pytest.raises(SourceError, match="out of its folder"):
         zcrecord.load_record(hub / "index.zcr").verify()
+
+
+def test_a_file_that_links_give_many_names_is_hashed_once_and_described_in_one_way(
+    hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zcrecord.index(hub, hub / "index.zcr")
+    plain = tables(hub / "index.zcr")
+    names, described = plain["files.name"].unpack().tolist(), plain["files.described"].copy()
+    of, sha256, hashed = hashlib.sha256, plain["files.described_sha256"].copy(), list[int]()
+    (hub / "again.safetensors").symlink_to(names[0])
+    again = {"files__name": np.array([names[0], "again.safetensors", *names[2:]]), "files__described_sha256": sha256}
+    sha256[1] = sha256[0]
+    record = forged(hub, **again)
+
+    def counted(data: Any) -> Any:
+        hashed.append(len(data))
+        return of(data)
+
+    monkeypatch.setattr(references, "hashlib", SimpleNamespace(sha256=counted))
+    assert [np.array_equal(record[f"layer{i}.w"], LAYERS[f"layer{i % 2}"]["w"]) for i in range(4)] == [True] * 4
+    assert hashed == [described[0, 1]]
+    described[1, 0] += 8
+    sha256[1] = np.frombuffer(of((hub / names[0]).read_bytes()[slice(*described[1].tolist())]).digest(), np.uint8)
+    record = forged(hub, **again, files__described=described)
+    assert np.array_equal(record["layer0.w"], LAYERS["layer0"]["w"])
+    with pytest.raises(FormatError, match="refers to one file by two names, and by two headers"):
+        record["layer2.w"]

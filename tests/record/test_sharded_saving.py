@@ -18,12 +18,18 @@ from typing import Any
 import numpy as np
 import pytest
 import records as r
+import zstandard
 from costly_archives import write_twins
 
 import zcrecord
 from zcrecord import formats, onnx, transport
+from zcrecord.codec.layout import NONE
 from zcrecord.errors import DestinationExistsError, LimitError, ProducerError, SourceError, UnsupportedError
+from zcrecord.record import own_shards
+from zcrecord.storage import scratch
 from zcrecord.storage.scratch import ListedFile, note_of
+from zcrecord.storage.sink import ObjectSink
+from zcrecord.writing.catalogue import write_catalogue
 
 MODEL = {f"layer{i}": {"w": np.full(100, i, np.float32)} for i in range(5)}
 OTHER = {name: {"w": value["w"] + 1} for name, value in MODEL.items()}
@@ -204,7 +210,7 @@ def refused(*_: Any, **__: Any) -> Any:
     raise PermissionError(13, "Permission denied")
 
 
-@pytest.mark.parametrize("kind", ["unreadable", "link", "folder", "shard's name"])
+@pytest.mark.parametrize("kind", ["unreadable", "link", "folder", "shard's name", "packed"])
 def test_shards_that_another_may_name_stay(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that cannot be read now may name any; one may itself have a name as shards have."""
     path, opened = tmp_path / "model.zcr", builtins.open
@@ -213,6 +219,8 @@ def test_shards_that_another_may_name_stay(kind: str, tmp_path: Path, monkeypatc
     shutil.copy(path, tmp_path / "kept")
     if kind == "link":
         other.symlink_to(tmp_path / "kept.gone")
+    elif kind == "packed":
+        other.write_bytes(zstandard.compress(path.read_bytes()))
     else:
         shutil.copy(path, other)
     with monkeypatch.context() as patch:
@@ -229,6 +237,31 @@ def test_shards_that_another_may_name_stay(kind: str, tmp_path: Path, monkeypatc
     other.unlink()
     zcrecord.save_record(OTHER, path)
     assert (kind == "shard's name") or not {*numbered(3)} & {*files(tmp_path)}, "the next save removes them"
+
+
+@pytest.mark.parametrize("order", ["as saved", "names last"])
+def test_shards_that_a_catalogue_names_behind_a_long_index_stay(
+    order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scratch, "MOST_OF_CATALOGUE", 4096)  # of millions of bytes
+    path, other, model = tmp_path / "model.zcr", tmp_path / "best.zcr", {**MODEL, "b": [b"%d" % i for i in range(300)]}
+    zcrecord.save_record(model, path, max_shard_size=800)
+    with zcrecord.Record(zcrecord.load_record(path).archive.source.file_archive(NONE)) as catalogue:
+        tree = catalogue.tree()
+        tree = dict(reversed(tree.items())) if order == "names last" else tree
+        with other.open("wb") as file:
+            write_catalogue(tree, ObjectSink(file), kind=1)
+    r.assert_same(zcrecord.load_record(other, verify="full").tree(), model)
+    zcrecord.save_record(OTHER, path)
+    r.assert_same(zcrecord.load_record(other, verify="full").tree(), model)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="platform: named pipes")
+def test_a_pipe_that_takes_a_file_s_place_between_two_looks_makes_no_save_wait(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "best.zcr")
+    with pytest.raises(SourceError, match="not a regular file"):
+        own_shards._may_be_catalogue(str(tmp_path / "best.zcr"))
+    assert scratch._first_bytes(str(tmp_path), "best.zcr", "model.zcr") == b""
 
 
 @every_save

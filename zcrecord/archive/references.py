@@ -54,6 +54,7 @@ class ReferencedFiles(Shards):
         self._described = table_of(archive, "files.described", np.uint64, (count, 2))
         self._digests = table_of(archive, "files.described_sha256", np.uint8, (count, 32))
         self._open_file = open_file
+        self._headers: dict[Any, tuple[int, int, bytes]] = {}  # by file: the described range, and its SHA-256
         file = table_of(archive, "file", np.uint32, (len(index.payloads),))
         offset = table_of(archive, "offset", np.uint64, file.shape)
         if np.count_nonzero(bad := (file >= count) & (file != NONE)):
@@ -140,7 +141,14 @@ class ReferencedFiles(Shards):
             what = f"has {len(memory.octets)} bytes, {self._sizes[file]} when it was indexed"
             raise IntegrityError(f"{what}: {self._whose(file)}", path=memory.path)
         bring(start, end)
-        if hashlib.sha256(memory.octets[start:end]).digest() != self._digests[file].tobytes():
+        known = self._headers.get(memory.identity)  # links may give one file thousands of names
+        if known is None:
+            known = start, end, hashlib.sha256(memory.octets[start:end]).digest()
+            if memory.identity is not None:
+                self._headers[memory.identity] = known
+        if known[:2] != (start, end):
+            raise FormatError("refers to one file by two names, and by two headers", path=self.catalogue.path)
+        if known[2] != self._digests[file].tobytes():
             what = "is another file than the one that was indexed, or was changed"
             raise IntegrityError(f"{what}: {self._whose(file)}", path=memory.path)
         index = _empty_index()._replace(payloads=self._rows(file), digest_kind=self._hashed)
@@ -150,7 +158,7 @@ class ReferencedFiles(Shards):
             archive_size=len(octets), index_crc=0,
         )  # fmt: skip
         table = PayloadTable(index.payloads, bool(self._hashed), header.payload_offset, self._blocks)
-        return Archive(header, index, source_in(memory._replace(octets=octets), octets, table, 0))
+        return Archive(header, index, source_in(memory, octets, table, 0))  # bytes that were read stay writable there
 
 
 @cache

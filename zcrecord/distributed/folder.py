@@ -178,7 +178,8 @@ class CheckpointPrefix(CheckpointFolder):
             present = {name.rstrip("/").rpartition("/")[2] for name in fs.ls(path, detail=False)}
             for catalogue in {CATALOGUE, *(n for n in present if n.endswith(".zcr") and not _SHARD.fullmatch(n))}:
                 with contextlib.suppress(FileNotFoundError):
-                    names = orphans(names, fs.cat_file(f"{path}/{catalogue}", start=0, end=MOST_OF_CATALOGUE))
+                    start = fs.cat_file(f"{path}/{catalogue}", start=0, end=MOST_OF_CATALOGUE)
+                    names = orphans(names, start) if b".zcr" in start or len(start) < MOST_OF_CATALOGUE else []
             for name in filter(_SHARD.fullmatch, names):
                 with contextlib.suppress(Exception):
                     fs.rm_file(f"{path}/{name}")

@@ -144,8 +144,9 @@ def attach(
         _check_attachable(octets[: parts.program], path, force)
         offset = align_up(parts.program + ATTACHED_SIZE, ATTACHED_ALIGNMENT)
         note = bytes(offset - ATTACHED_SIZE - parts.program) + encode_attached(parts.program)
-        replaces = memory.identity if in_place else new
-        with open_sink(out, durable=durable, like=path, replaces=replaces) as sink:
+        identity = memory.identity or ()
+        replaces = identity if in_place else new
+        with open_sink(out, durable=durable, like=(path, identity), replaces=replaces) as sink:
             _copy((octets[: parts.program], memoryview(note), weights), sink, progress)
         replaced = None if parts.archive is None else parts.end - parts.archive
         return AttachReport(path, out, parts.program, len(weights), offset, replaced)
@@ -206,7 +207,7 @@ def detach(
         with open_sink(out, durable=durable, replaces=new) as sink:
             _copy([octets[parts.archive : parts.end]], sink)
     if not keep:
-        with open_sink(path, durable=durable, like=path, replaces=memory.identity) as sink:
+        with open_sink(path, durable=durable, like=(path, memory.identity or ()), replaces=memory.identity) as sink:
             _copy([octets[: parts.program]], sink)
     return DetachReport(path, out, parts.program, parts.end - parts.archive, parts.noted)
 

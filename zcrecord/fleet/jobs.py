@@ -153,8 +153,9 @@ def _targets(models: Mapping[str, str], source: str, dest: str) -> dict[str, str
     out: dict[str, str] = {}
     for path in models:
         target = _split(path)[0] + ".zcr"
-        if "" in path.split("/"):  # an object's key, such as a//b: a folder would have one name for a//b and a/b
-            fault = f"the name {printable(repr(path))} has an empty part; rename it"
+        # An object's key, such as a//b: a folder would have one name for a//b and a/b.
+        if "" in path.split("/") or "\0" in path:
+            fault = f"the name {printable(repr(path))} has an empty part, or NUL; rename it"
             raise NameCollisionError(fault, path=label(source))
         if (is_url(source) or is_url(dest)) and (cut := cut_in_url(path)):  # such a URL would name another file
             fault = f"the name {printable(repr(path))} has '{cut}' in it, which means something else in a URL"

@@ -9,8 +9,8 @@ import re
 
 from zcrecord.codec.file_types import FORMATS
 from zcrecord.errors import SourceError, printable
-from zcrecord.storage.files import refusals
-from zcrecord.storage.folders import archive_in
+from zcrecord.storage.files import real_path, refusals
+from zcrecord.storage.folders import archive_in, in_hub_cache
 
 from .safetensors_index import INDEX
 from .torch_folders import METADATA
@@ -55,6 +55,9 @@ def model_in(folder: str, named: str | None = None, *, archive_first: bool = Fal
     if kind == "zcr":
         return archive_in(folder)
     trees = glob.glob("_METADATA", root_dir=folder) + sorted(glob.glob("*/_METADATA", root_dir=folder))
+    root = real_path(folder)
+    real = {tree: real_path(os.path.join(root, tree)) for tree in trees if os.path.isfile(os.path.join(root, tree))}
+    trees = [tree for tree in real if real[tree].startswith(os.path.join(root, "")) or in_hub_cache(root, real[tree])]
     candidates = by_kind[kind] if kind is not None else trees if named in (None, "orbax") else []
     if len(candidates) == 1:
         return os.path.join(folder, candidates[0])

@@ -27,6 +27,7 @@ from zcrecord.codec.file_types import FORMATS, FileType, Format, sniff_file_type
 from zcrecord.codec.layout import ALIGNMENT, DRAFT, check_alignment, reading_drafts
 from zcrecord.errors import Advice, FormatError, UnsupportedError, located, printable
 from zcrecord.foreign.folders import format_by_suffix, model_in
+from zcrecord.foreign.readers import path_beside
 from zcrecord.onnx.tuned import untuned_record
 from zcrecord.record.load import load_record
 from zcrecord.record.own_shards import check_no_own_shard
@@ -113,6 +114,8 @@ def convert(
     folder = path_or_none(source)
     if folder is not None and os.path.isdir(folder):
         source = model_in(folder, source_format)
+        if source != folder:
+            path_beside(source, os.path.basename(source))  # raises for a link out of the folder
     source_path, dest_path = path_or_none(source), path_or_none(dest)
     into = dest_path is not None and _goes_into_folder(folder, dest_path, dest_format)
     target = _check_dest_format(None if into else dest_path, dest_format)

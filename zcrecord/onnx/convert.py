@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from zcrecord.archive.name_patterns import NameFilter, Patterns
@@ -33,6 +34,7 @@ from zcrecord.errors import (
     located,
     printable,
 )
+from zcrecord.foreign.readers import open_beside
 from zcrecord.onnx.protobuf.reader import ProtobufReader, Skeleton
 from zcrecord.onnx.protobuf.scanner import Scanner, TensorSink, check_start, stub
 from zcrecord.onnx.protobuf.tensors import TensorMessage, TensorReader
@@ -136,6 +138,7 @@ class _ModelSource(NamedTuple):
     given: Any
     path: str | None
     module: str
+    in_folder: bool = False  # it was found in one, whose links may lead anywhere
 
 
 def _models(source: Any, path: str | None, test: NameFilter | None) -> list[_ModelSource]:
@@ -156,7 +159,7 @@ def _models(source: Any, path: str | None, test: NameFilter | None) -> list[_Mod
     if len(modules) > 1 and test is not None:
         raise UnsupportedError(f"select and exclude are for one model, and the folder has {len(modules)}", path=path)
     paths = {module: os.path.join(path, name) for module, name in modules.items()}
-    return [_ModelSource(file, file, module if len(paths) > 1 else "") for module, file in paths.items()]
+    return [_ModelSource(file, file, module if len(paths) > 1 else "", True) for module, file in paths.items()]
 
 
 @contextlib.contextmanager
@@ -280,7 +283,9 @@ class _ModelConversion(NamedTuple):
             yield _OpenModel(decompressed(peeked), peeked, None, None)
             return
         folder = external_data.ModelFolder(os.path.dirname(absolute_path(model.path)), allow_links=self.allow_links)
-        with StreamReader(model.path) as file:
+        opened = partial(StreamReader, regular=model.in_folder)
+        beside = model.in_folder and not self.allow_links
+        with open_beside(model.path, os.path.basename(model.path), opened) if beside else opened(model.path) as file:
             peeked = PeekableStream(file)
             stream = decompressed(peeked)
             if stream is not peeked:

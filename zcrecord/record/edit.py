@@ -408,7 +408,7 @@ class RecordEditor(MutableMapping[str, Any]):
         entries.metadata = metadata_entries(self.metadata)
         stored_numbers, sources = self._number_payloads(entries)
         path, identity = stored.source.file or (self._source, None)
-        with open_source(path)[0] as file:
+        with open_source(path, regular=True)[0] as file:
             self._check_unreplaced(file.fileno(), identity)
             rows, blocks = stored.index.payloads, BlockTable(stored.index)
             old = StoredArchive(stored.header, rows, stored.buffer, file.fileno(), blocks)

@@ -39,7 +39,7 @@ def own_shards(path: str) -> list[ListedFile]:
 def _may_be_catalogue(path: str) -> bool:
     """Return True for an archive, not a packed one, that has a catalogue's type name in its first bytes."""
     kind, end = CATALOGUE_TYPE.encode(), b""
-    with open_source(path)[0] as file:
+    with open_source(path, regular=True)[0] as file:
         for start in range(0, MOST_OF_CATALOGUE, _PIECE):
             piece = file.read(_PIECE)
             if not (start or piece.startswith(MAGIC)) or not piece:

@@ -247,7 +247,7 @@ def open_sink(
     dest: Any,
     *,
     durable: bool = True,
-    like: str | None = None,
+    like: tuple[str, Identity] | None = None,
     options: Mapping[str, Any] | None = None,
     replaces: Identity | str | None = None,
     check: Callable[[], None] = lambda: None,
@@ -257,6 +257,7 @@ def open_sink(
     A path gets a scratch file beside it, which replaces the file there only when the block ends without an exception:
     the path holds the old file or the new one, whole. `durable` adds an fsync of the file and of its folder. A symbolic
     link keeps its target; a device or a pipe is written to directly. A URL, with `options` for fsspec, gets an upload.
+    The file gets mode, owner and attributes of the file `like`, a path, if its identity is still the same.
 
     `replaces` is the only version that may be replaced, as `version_of` or `uploads.version_at` returns it; None for
     any. A replaced catalogue's shards are removed, unless `replaces` names its version: then it is edited. `check` is

@@ -30,12 +30,12 @@ from zcrecord.errors import RecordError, SourceError, SourceNotFoundError, Unsup
 from zcrecord.tensors.strides import address
 
 from .files import Identity, absolute_path, identity_of, open_regular
+from .scratch import PACKED
 from .sink import flat_view
 
 Mode = Literal["r", "c"]
 
 _ROOM = "raise its limit (ulimit -v), or make shards of it (zcrecord convert --max-shard-size), each mapped when needed"
-_PACKED = (b"\xb5\x2f\xfd", b"\x2a\x4d\x18")  # zstd's magic from the second byte on: a frame, one to be skipped
 READ_PIECE = 1 << 20  # bytes of one read; many times a network's round trip is worth
 READERS = 4  # reads under way at a time; a network file system answers each by itself
 _HUGE = 4 << 20  # bytes from which numpy asks for huge pages
@@ -321,7 +321,7 @@ def read_at(fd: int, target: memoryview, offset: int) -> int:
 
 def is_packed(octets: Any) -> bool:
     """Return True if bytes begin as zstd frames do; those of pzstd begin with one to be skipped."""
-    return octets[1:4] in _PACKED
+    return octets[1:4] in PACKED
 
 
 def buffer_of(source: Any) -> memoryview:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 from zcrecord.errors import DestinationExistsError, SourceError
 
 from .scratch import (
+    Descriptor,
     ListedFile,
     ScratchFile,
     folder_locks,
@@ -235,7 +236,7 @@ class FileGroup:
         self._mode: int | None = None  # of the file there
         if os.name == "posix":  # Windows has no more than read-only, and replaces no such file
             with refusals(path), contextlib.suppress(FileNotFoundError):
-                self._mode = stat.S_IMODE(os.stat(path).st_mode)
+                self._mode = stat.S_IMODE(os.stat(path).st_mode) & 0o777  # setuid would be that of this user
         self._stack = contextlib.ExitStack()
         self._files: list[tuple[ScratchFile, str, FileSink]] = []
 
@@ -254,43 +255,53 @@ class FileGroup:
             sink = FileSink(file.fileno(), self._path, durable=self._durable)
             self._files.append((file, scratch, sink))
             if self._mode is not None:
-                os.chmod(scratch, self._mode)  # some of which the process's mask removed
+                os.fchmod(file.fileno(), self._mode)  # some of which the process's mask removed
         return sink
 
     def drop_last(self) -> None:
         """Leave out the file that was added last; it is gone at the end."""
         self._files.pop()
 
-    def finish(self, like: str | None = None) -> list[str]:
-        """Finish the files, with the mode, owner and attributes of the file `like`; return their paths in order."""
+    def finish(self, like: tuple[str, Identity] | None = None) -> list[str]:
+        """Finish the files, with the mode, owner and attributes of the file `like`; return their paths in order.
+
+        Raises:
+            SourceError: another file is at the path of `like`.
+        """
         for _, _, sink in self._files:
             sink.flush()
         with refusals(self._path):
             for file, scratch, _ in self._files:
                 if like is not None:  # last: writing takes setuid and capabilities away
-                    _make_like(scratch, like)
+                    _make_like(file.fileno() if os.chmod in os.supports_fd else scratch, *like)
                 if self._durable:
                     sync_file(file.fileno())
                 file.close()
         return [scratch for _, scratch, _ in self._files]
 
 
-def _make_like(path: str, like: str) -> None:
-    """Give a file another's mode, and its owner and extended attributes as far as permissions allow."""
-    status = os.stat(like)
-    mode = stat.S_IMODE(status.st_mode)
-    if hasattr(os, "chown"):
-        try:
-            os.chown(path, status.st_uid, status.st_gid)
-        except OSError:
-            mode &= 0o777  # setuid would make it run as another user than before
-    if hasattr(os, "listxattr"):
-        with contextlib.suppress(OSError):  # not every file system has any
-            for name in os.listxattr(like):
-                if name not in _OF_CONTENT:
-                    with contextlib.suppress(OSError):
-                        os.setxattr(path, name, os.getxattr(like, name))
-    os.chmod(path, mode)
+def _make_like(file: int | str, like: str, identity: Identity) -> None:
+    """Give a file another's mode, and its owner and extended attributes as far as permissions allow.
+
+    Both by descriptors: who may write to a folder could put a link to any file at a path.
+    """
+    with Descriptor(os.open, like, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)) as opened:
+        status = os.fstat(opened.fileno())
+        if identity_from(status) != identity:
+            raise SourceError("was replaced meanwhile; start again with the file that is there now", path=like)
+        mode = stat.S_IMODE(status.st_mode)
+        if hasattr(os, "chown"):
+            try:
+                os.chown(file, status.st_uid, status.st_gid)
+            except OSError:
+                mode &= 0o777  # setuid would make it run as another user than before
+        if hasattr(os, "listxattr"):
+            with contextlib.suppress(OSError):  # not every file system has any
+                for name in os.listxattr(opened.fileno()):
+                    if name not in _OF_CONTENT:
+                        with contextlib.suppress(OSError):
+                            os.setxattr(file, name, os.getxattr(opened.fileno(), name))
+    os.chmod(file, mode)
 
 
 class Placement(NamedTuple):

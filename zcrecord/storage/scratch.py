@@ -19,7 +19,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Self
 
-from zcrecord.errors import SourceError
+from zcrecord.codec.conventions import CATALOGUE_TYPE
+from zcrecord.codec.layout import HEADER_SIZE, decode_header
+from zcrecord.errors import RecordError, SourceError
 
 _SUFFIX = ".zcr-scratch"
 _LONGEST = 200  # bytes of a name that its scratch file's begins with
@@ -28,6 +30,8 @@ _NOTE = b"zcrecord shards\n"  # the start of a note; a line for each file follow
 _LINE = re.compile(r"([0-9]{1,20}) ([0-9]{1,20}) (-?[0-9]{1,20}) (.+)")
 SHARD_END = r"(~\d+|~[0-9a-f]{16})?-\d{5}-of-\d{5}\.zcr"  # of a shard's name; a number or 16 random digits tell sets
 MOST_OF_CATALOGUE = 1 << 22  # bytes read of a catalogue, whose first payload names its shards; or of a note
+PACKED = (b"\xb5\x2f\xfd", b"\x2a\x4d\x18")  # zstd's magic from the second byte on: a frame, one to be skipped
+_AT_ONCE = getattr(os, "O_NONBLOCK", 0)  # a pipe would wait for its writer
 _EXACT = sum(getattr(os, name, 0) for name in ("O_BINARY", "O_CLOEXEC"))  # bytes as they are, and not for children
 _NO_LOCKS = {  # errors of file systems without locks, or of a missing file
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOLCK, errno.ENOSYS, errno.EBADF, errno.EINVAL),
@@ -373,11 +377,23 @@ def _catalogues(folder: str, name: str) -> list[str]:
 
 
 def _first_bytes(folder: str, catalogue: str, name: str) -> bytes:
-    """Return a catalogue's first bytes, without its shards' names that end as those of `name`; none without it."""
+    """Return a catalogue's first bytes, without its shards' names that end as those of `name`; none without it.
+
+    Of a long index those behind it, too. An OSError if its shards' names are not among them, or it is packed.
+    """
     path = os.path.join(folder, catalogue)
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=lambda path, flags: os.open(path, flags | _AT_ONCE)) as file:
             start = file.read(MOST_OF_CATALOGUE)
+            if len(start) == MOST_OF_CATALOGUE and CATALOGUE_TYPE.encode() in start:
+                with contextlib.suppress(RecordError):  # of a header that is not valid
+                    header = decode_header(start[:HEADER_SIZE])
+                    file.seek(0 if header is None else header.payload_offset)
+                    start += file.read(MOST_OF_CATALOGUE)
+                if b".zcr" not in start:
+                    raise OSError("the names of its shards lie elsewhere")
+        if start[1:4] in PACKED and catalogue != name:  # no saver packs one
+            raise OSError("it may be a packed catalogue")
     except FileNotFoundError:
         if catalogue != name and os.path.islink(path):
             raise
