@@ -199,6 +199,11 @@ def boxes_for_all(f: Folder) -> None:
     sized(f, torch.Size([0]), 10_000, 1000)
 
 
+def paths_of_one_key(f: Folder) -> None:
+    sized(f, torch.Size([0]), names=2000)
+    f.metadata.planner_data = {f"t{i}": (f"t{i}", *["k"] * 98) for i in range(2000)}
+
+
 def zeros_in_each(f: Folder) -> None:
     f.metadata.state_dict_metadata = {}
     for i in range(2):
@@ -233,6 +238,7 @@ def chunks_alike(f: Folder) -> None:
         (one_chunk_for_all, LimitError, r"tensor 'w0': parts of its file overlap"),
         (one_value_for_all, LimitError, r"tensor 'n1': parts of its file overlap"),
         (boxes_for_all, LimitError, r"'t\d+': its chunks are there millions of times"),
+        (paths_of_one_key, LimitError, "its paths make far more modules than it has tensors"),
         (zeros_in_each, LimitError, r"tensor 'z1': its pickle asks for \d+ bytes"),
         (chunks_alike, LimitError, "a hundred chunks have the same hash"),
         (lambda f: sized(f, (2**2000,) * 30_000), FormatError, "sizes of a tensor that are no numbers, or too many"),

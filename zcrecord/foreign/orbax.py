@@ -70,7 +70,9 @@ def read(reader: Reader, out: Receiver) -> int:
         about = [array["array_metadata"] for array in described.get("array_metadatas", ())]
         impls = {one["param_name"]: one["ext_metadata"]["random_key_impl"] for one in about if one["ext_metadata"]}
     arrays = _opened(folder, "zarr3" if tree.get("use_zarr3") else "zarr", [p for p in leaves if leaves[p] in _ARRAYS])
-    claimed = sum(array.size * array.dtype.numpy_dtype.itemsize for array in arrays.values())
+    # A chunk of which little is in an array is decoded whole, and what does not fit into memory ends the process.
+    sizes = [(max(a.size, prod(a.chunk_layout.read_chunk.shape or ())), a.dtype.numpy_dtype) for a in arrays.values()]
+    claimed = sum(size * max(dtype.itemsize, 1) for size, dtype in sizes)  # characters have an itemsize of 0
     if claimed > _EXPANDED + _TIMES * nbytes:
         raise LimitError(f"{nbytes} bytes of files claim {claimed} bytes of arrays; the checkpoint is damaged")
     chunks = sum(prod(map(_over, a.shape, a.chunk_layout.read_chunk.shape or ())) for a in arrays.values())
