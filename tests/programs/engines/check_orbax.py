@@ -291,6 +291,17 @@ def test_a_hostile_folder_is_one_typed_error(harm: Any, message: str, tmp_path: 
             act(tmp_path / "step")
 
 
+@pytest.mark.parametrize("mmap", [True, False, None])
+@pytest.mark.parametrize("harm", [lambda f: (f / "w" / "0").write_bytes(b"xyz"), lambda f: link(f, "w/0", b"key")])
+def test_only_the_content_that_was_expected_is_given(harm: Any, mmap: Any, tmp_path: Path) -> None:
+    expect = zcrecord.load_record(bare(tmp_path / "step")).content_digest()
+    record = zcrecord.load_record(tmp_path / "step", expect=expect, mmap=mmap)
+    assert bytes(record["w"]) == b"abc"
+    harm(tmp_path / "step")
+    with pytest.raises(zcrecord.SourceError, match=r"was changed since it was opened|out of its folder"):
+        record["w"]
+
+
 def test_an_array_of_many_empty_rows_takes_no_time(tmp_path: Path) -> None:
     formats.convert(bare(tmp_path / "step", shape=(10**12, 0)), tmp_path / "m.zcr")
     assert zcrecord.load_record(tmp_path / "m.zcr")["w"].shape == (10**12, 0)
