@@ -150,7 +150,7 @@ class Checkpoint:
         modules = dict(zip(names, range(len(names)), strict=True))
         inside = np.zeros(len(names), bool)
         values: dict[str, tuple[int, int]] = {}
-        for name in objects if isinstance(objects, list) else ():
+        for name in dict.fromkeys(objects) if isinstance(objects, list) else ():  # once: a module may hold millions
             if m := modules.get(name):  # 0 is the record itself
                 inside[m : int(ix.modules["end"][m])] = True
                 values[name] = -1, m
