@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 import zcrecord
+from zcrecord.archive import private_copy
 from zcrecord.errors import FormatError, LimitError, RecordError, SourceNotFoundError, UnsupportedError
 from zcrecord.formats import convert
 
@@ -280,6 +281,17 @@ def test_paths_too_deep_or_with_odd_places_are_not_followed(tmp_path: Path) -> N
         folder.add(name, 5)
         folder.metadata.planner_data[name] = path
     assert zcrecord.load_record(folder.save()).tree() == {"a": 5, "b": 5, "c": 5, "m": {"d": 5}}
+
+
+def test_chunks_of_any_size_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What may be put together is limited by the size of all files, not by that of `.metadata` alone, and 1 GiB."""
+    folder, value = Folder(tmp_path / "run"), torch.arange(1 << 18).reshape(512, 512)
+    folder.add("w", value, [((0, 0), (256, 512)), ((256, 0), (256, 512))])
+    record, whole = zcrecord.load_record(folder.save()), tmp_path / "whole.zcr"
+    zcrecord.save_record({"w": value}, whole)
+    monkeypatch.setattr(private_copy, "_APART_FREE", 0)
+    assert torch.equal(record.torch()["w"], value)
+    assert record.content_digest() == zcrecord.load_record(whole).content_digest()
 
 
 def test_chunks_that_repeat_an_element_are_put_together(tmp_path: Path) -> None:
