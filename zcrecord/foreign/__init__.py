@@ -83,7 +83,7 @@ def outline_of(kind: str, reader: MemoryReader) -> Outline:
     from .receiver import Outline  # here: it brings the writers' planning along
 
     outline = Outline()
-    format_reader(kind)(reader, outline)
+    outline.nbytes = format_reader(kind)(reader, outline)
     return outline
 
 

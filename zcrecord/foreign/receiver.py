@@ -111,6 +111,9 @@ class _Part(tuple[TensorLayout, int]):
 class Outline(Receiver):
     """Makes the archive of a file while its reader runs. Payload bytes stay where they are.
 
+    Attributes:
+        nbytes: of all files that were read, by which the memory of decoded payloads is limited; 0 if not known.
+
     Example:
         >>> from zcrecord import dtypes
         >>> outline, reader = Outline(), MemoryReader(Memory(memoryview(b"abcdefgh")))
@@ -123,6 +126,7 @@ class Outline(Receiver):
 
     def __init__(self) -> None:
         self.metadata: dict[str, Any] = {}
+        self.nbytes = 0
         self._tree = ModuleTreeBuilder()
         self._files: list[Memory | Decoded] = []
         self._bases: list[int] = []
@@ -286,7 +290,8 @@ class Outline(Receiver):
             if source_in is not None and any(isinstance(file, Decoded) for file in self._files):
                 what = "has a tensor that is not aligned in it, and is not read by URL; download it, or convert it"
                 raise UnsupportedError(f"{what}: zcrecord convert {first.path} model.zcr")
-            source = ForeignSource(first, self._files, np.array(self._bases, np.uint64), table, fetched=fetched)
+            read = self.nbytes if source_in is None else 0  # what a server says is not known
+            source = ForeignSource(first, self._files, np.array(self._bases, np.uint64), table, None, fetched, read)
         readers = [reader for _, reader in self._readers.values()]
         source.member_sums = lambda: (member for reader in readers for member in reader.sums())
         return Archive(Header(1, 1, 0, 0, 0, source.opened_nbytes(), crc), index, source)

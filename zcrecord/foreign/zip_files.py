@@ -154,7 +154,9 @@ def _place(member: Member, reader: Reader) -> str:
         return f"stored in {member.packed} bytes, of which {member.nbytes} should come"
     if member.nbytes and (member.attributes & _FOLDER or member.name.endswith(b"/")):
         return f"a folder, and {member.nbytes} bytes in it"
-    return "two sizes or two names for this member" if kinds.count(_ZIP64) > 1 or _OTHER_NAME in kinds else ""
+    # Of a name with NUL zipfile and miniz take what comes before, this reader all.
+    twice = kinds.count(_ZIP64) > 1 or _OTHER_NAME in kinds or b"\0" in member.name
+    return "two sizes or two names for this member" if twice else ""
 
 
 def _read(reader: Reader, offset: int, nbytes: int) -> Any:

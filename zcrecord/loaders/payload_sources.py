@@ -62,7 +62,7 @@ class PayloadSources:
     def prepare(self, regions: Sequence[Region]) -> None:
         """Open the shards of split tensors, and fetch what must be in memory: their pieces, for `views` all bytes."""
         wanted: dict[int, list[_Wanted]] = {}
-        for region in regions:
+        for region in dict.fromkeys(regions):  # tied tensors have one
             if region.bounds is not None:
                 self._pieces[region] = _pieces_in(self._archive, region)
                 boxes = [(part.piece, part.grid) for part in self._pieces[region]]
