@@ -202,13 +202,14 @@ Usage = namedtuple("Usage", "total used free")
 
 
 @pytest.mark.parametrize("spare", [-1, 4096])
-def test_a_disk_without_room_is_told_before_the_first_byte(
+def test_a_disk_without_room_is_told_before_the_copy_or_before_the_tuned_part(
     spare: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = converted_in(tmp_path, mlp())
     before, free = path.read_bytes(), path.stat().st_size + spare
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(1 << 40, 1 << 40, free))
-    monkeypatch.setattr(files, "open_sink", lambda *_, **__: pytest.fail("a byte could be written"))
+    write = (files, "open_sink") if spare < 0 else (tuned_graph.PayloadPool, "put")
+    monkeypatch.setattr(*write, lambda *_, **__: pytest.fail("a byte could be written"))
     what = rf"out\.zcr: needs up to \d+ bytes on the disk, {free} are free in '.*{tmp_path.name}'; make room there"
     with pytest.raises(SourceError, match=what) as caught:
         tune(path, tmp_path / "out.zcr")

@@ -199,27 +199,27 @@ class PayloadPool:
     Attributes:
         originals: the numbers of those from before.
         sha256: of new ones, by their places, as futures.
+        tell: called with the bytes written, and `total`, before each new one.
     """
 
-    def __init__(self, sink: Sink, base: Archive, hashing: Executor, total: int, tell: Progress) -> None:
-        self.base, self._sink, self._hashing, self._total, self._tell = base, sink, hashing, total, tell
+    def __init__(self, sink: Sink, base: Archive, hashing: Executor) -> None:
+        self.base, self.sink, self._hashing = base, sink, hashing
+        self.tell: Progress = lambda *_: None
+        self.total = 0
         self.out = StreamWriter(sink, alignment=base.header.alignment)
         self.originals = list(map(PayloadId, range(len(base.index.payloads))))
         self.sha256: dict[Place, Future[bytes]] = {}
         self._first: dict[Place, PayloadId] = {}
         for number in self.originals:
-            self._store(np.frombuffer(base.payload(number), np.uint8), 0)
+            self.out.store(np.frombuffer(base.payload(number), np.uint8))
             self._first.setdefault(self.place(number), number)
-
-    def _store(self, source: Any, alignment: int) -> PayloadId:
-        self._tell(self._sink.position, self._total)
-        return PayloadId(self.out.store(source, alignment=alignment))
 
     def put(self, source: Any, *, page: bool = False) -> PayloadId:
         """Write an array of bytes, on a page if asked for; return its number, NONE for no bytes."""
         if not source.nbytes:
             return PayloadId(NONE)
-        number = self._store(source, PAGE if page else 0)
+        self.tell(self.sink.position, self.total)
+        number = PayloadId(self.out.store(source, alignment=PAGE if page else 0))
         place = self.place(number)
         first = self._first.setdefault(place, number)
         if first != number:
