@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,8 @@ class TunedGraph:
     graph: Any
     initializers: Any  # None for a new one
     sources: list[tuple[Any, bool]]  # arrays, or numbers of original payloads; each with whether it is packed
+    numbers: list[PayloadId] = field(default_factory=list)  # of sources that are written
+    packer: Callable[[], WeightPacker] | None = None
     forms: Any = ()  # a generator of PackedForms
     form_sizes: list[int] = field(default_factory=list)  # bytes of their buffers, at most
     in_work: int = 0  # bytes in the scratch folder while they are made, at most
@@ -80,7 +84,7 @@ class TunedGraph:
     ) -> TunedGraph:
         """Have ONNX Runtime optimise the graph of a module's model in a scratch folder; its new weights stay mapped.
 
-        Weights are packed when it is written, and a few now; all of them now, in private memory, if `whole`.
+        Weights are packed by `pack` and when it is written; all of them now, in private memory, if `whole`.
         """
         folder, part = tempfile.mkdtemp(dir=folder), base.module(module)
         path, weights = Path(folder, _MODEL), Path(folder, _WEIGHTS)
@@ -127,9 +131,14 @@ class TunedGraph:
         out.form_sizes = [data.nbytes for form in forms for data, _ in form.buffers]
         out.forms = (form for form in forms)
         if compares and not whole:
-            packer = WeightPacker(part, out.graph, arrays, folder, threads)
-            out.forms, out.form_sizes, out.in_work = packer.forms(), packer.sizes, packer.in_work
+            out.packer = partial(WeightPacker, part, out.graph, arrays, folder, threads)
         return out
+
+    def pack(self) -> None:
+        """Pack a weight of each kind, so that the size of all forms is known."""
+        if self.packer is not None:
+            packer = self.packer()
+            self.forms, self.form_sizes, self.in_work = packer.forms(), packer.sizes, packer.in_work
 
     def room(self, alignment: int) -> int:
         """Return the bytes that it adds to an archive of this alignment, at most."""
@@ -139,10 +148,13 @@ class TunedGraph:
         nbytes = sum(n + payload_alignment(n, alignment) + PAYLOAD.itemsize + PER_ITEM for n in sizes)
         return nbytes + len(self.target) + PER_ITEM * len(self.sources) + (PAGE + _KEY_SIZE) * pages + PAGE // 4
 
+    def write_sources(self, pool: PayloadPool) -> None:
+        """Write all but packed forms and the graph, which may be packed meanwhile."""
+        self.numbers = [s if isinstance(s, PayloadId) else pool.put(s, page=page) for s, page in self.sources]
+
     def write(self, pool: PayloadPool) -> dict[str, Any]:
-        """Write its payloads; return the attributes of its target."""
-        numbers = [s if isinstance(s, PayloadId) else pool.put(s, page=page) for s, page in self.sources]
-        model, initializers = self.graph, self.initializers
+        """Write the rest; return the attributes of its target."""
+        numbers, model, initializers = self.numbers, self.graph, self.initializers
         if initializers is None:
             model, initializers = self._with_forms(pool, numbers)
         own = [pool.put(np.frombuffer(data, np.uint8)) for data in (model, initializers)]
@@ -219,13 +231,14 @@ class PayloadPool:
         if not source.nbytes:
             return PayloadId(NONE)
         self.tell(self.sink.position, self.total)
+        sha256 = self._hashing.submit(lambda: hashlib.sha256(source).digest())
         number = PayloadId(self.out.store(source, alignment=PAGE if page else 0))
         place = self.place(number)
         first = self._first.setdefault(place, number)
         if first != number:
             self.out.forget(number)
         else:
-            self.sha256[place] = self._hashing.submit(lambda: hashlib.sha256(source).digest())
+            self.sha256[place] = sha256
         return first
 
     def place(self, number: PayloadId) -> Place:

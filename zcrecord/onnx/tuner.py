@@ -102,7 +102,7 @@ def tune(
     archive may be tuned for several machines, one after the other; tuning again for the same one replaces. The result
     is whole, or the archive is as it was. Weights are packed a few at a time, by two threads: that takes private memory
     of twice the largest weight and some 100 MiB, and up to twice what ONNX Runtime's optimizers make anew. Room on the
-    disk is checked before the tuned part is written.
+    disk is checked before each part is written.
 
     The tuned graph has the model's inputs and outputs. An initializer that is an input, too, is a constant in models of
     IR version 3; from version 4 on it is a default, which a caller may override as before, and is not packed.
@@ -119,8 +119,8 @@ def tune(
             If the model runs on no such inputs, the logger "zcrecord" is told.
         force, durable, storage_options: replace what is at `dest`; those of `save_record`.
         progress: called with the bytes written and read back, and all of them; with 0 first. Until that, the archive is
-            checked, hashed and copied, and one weight of each size is packed.
-        planned: called once with the size of the tuned archive, at most, before its tuned part is written.
+            checked, hashed and copied, weights that ONNX Runtime made anew are added, and one of each size is packed.
+        planned: called once with the size of the tuned archive, at most, just before that.
 
     Example:
         >>> from zcrecord.onnx import convert, session
@@ -155,11 +155,16 @@ def tune(
             return [TunedGraph.made(base, m, target, folder, threads, whole) for m in modules]
 
         def write(made: Callable[[], list[TunedGraph]]) -> TuneReport:
-            with work.sink() as sink:
-                pool = PayloadPool(sink, work.base, worker)  # while the worker makes the graphs
+            with work.sink() as sink, ThreadPoolExecutor(1) as hashing:
+                pool = PayloadPool(sink, work.base, hashing)  # while the worker makes the graphs
                 graphs = [*(TunedGraph.stored(record.archive, t) for t in others), *made()]
+                work.check_room(work.room(graphs) - sink.position)
+                packing = [worker.submit(g.pack) for g in graphs]
+                for g, packed in zip(graphs, packing, strict=True):
+                    g.write_sources(pool)
+                    packed.result()
                 total = work.room(graphs)
-                work.check_room((1 + verify) * total - sink.position + max(graph.in_work for graph in graphs))
+                work.check_room((1 + verify) * total - sink.position + max(g.in_work for g in graphs))
                 if planned is not None:
                     planned(total)
                 shares = _shares(progress, total, 2 + verify)
@@ -356,7 +361,7 @@ class _Work(NamedTuple):
         signatures = [a for a in entries.metadata if a.key.startswith(SIGNATURE_PREFIX)]
         entries.metadata = [a for a in entries.metadata if not a.key.startswith(SIGNATURE_PREFIX)]
         old = pool.originals if self.part is None else self.part.originals
-        check_places(models, self.path, self.places(old), pool.out.places())
+        check_places(models, self.path, self.places(old), pool.out.places()[: len(pool.originals)])
         targets = [graph.write(pool) for graph in graphs]
         _add_part(entries, pool.put(np.frombuffer(head, np.uint8)), pool.originals, targets)
         pool.out.finish(entries)
