@@ -86,7 +86,7 @@ class TunedGraph:
 
         Weights are packed by `pack` and when it is written; all of them now, in private memory, if `whole`.
         """
-        folder, part = tempfile.mkdtemp(dir=folder), base.module(module)
+        folder, part = tempfile.mkdtemp(dir=folder), base.module(module) if module else base
         path, weights = Path(folder, _MODEL), Path(folder, _WEIGHTS)
         compares = compares_packed(onnxruntime_module())
         here = compares and not whole and not _is_made_anew(part)  # weights of the archive stay where they are
