@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -158,12 +158,7 @@ def tune(
             with work.sink() as sink, ThreadPoolExecutor(1) as hashing:
                 pool = PayloadPool(sink, work.base, hashing)  # while the worker makes the graphs
                 graphs = [*(TunedGraph.stored(record.archive, t) for t in others), *made()]
-                work.check_room(work.room(graphs) - sink.position)
-                packing = [worker.submit(g.pack) for g in graphs]
-                for g, packed in zip(graphs, packing, strict=True):
-                    g.write_sources(pool)
-                    packed.result()
-                total = work.room(graphs)
+                total = work.write_sources(pool, graphs, worker)
                 work.check_room((1 + verify) * total - sink.position + max(g.in_work for g in graphs))
                 if planned is not None:
                     planned(total)
@@ -341,6 +336,15 @@ class _Work(NamedTuple):
         own = sum(g.room(header.alignment) for g in graphs) + head + payload_alignment(head, header.alignment)
         return tuned.size_before(self.record.archive) + own + PAGE + PER_ITEM * originals
 
+    def write_sources(self, pool: PayloadPool, graphs: list[TunedGraph], worker: Executor) -> int:
+        """Write new weights while the worker packs one of each kind; return the archive's size, at most."""
+        self.check_room(self.room(graphs) - pool.sink.position)
+        for g in graphs:
+            packing = worker.submit(g.pack)
+            g.write_sources(pool)
+            packing.result()
+        return self.room(graphs)
+
     def write(
         self,
         pool: PayloadPool,
@@ -349,7 +353,7 @@ class _Work(NamedTuple):
         shares: Iterator[Progress],
         verify: tuple[list[str], str] | None,
     ) -> tuple[tuple[str, ...], bool]:
-        """Write what follows the payloads from before, and read the archive back.
+        """Write what is left to write, and read the archive back.
 
         Returns the ids of the keys whose signatures were left out, and True if the answers of all modules in `verify`
         were compared; it names a scratch folder, too.
