@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -154,11 +154,11 @@ def tune(
         def make(whole: bool) -> list[TunedGraph]:
             return [TunedGraph.made(base, m, target, folder, threads, whole) for m in modules]
 
-        def write(made: Callable[[], list[TunedGraph]]) -> TuneReport:
+        def write(made: Callable[[], list[TunedGraph]], pack: Callable[[], object]) -> TuneReport:
             with work.sink() as sink, ThreadPoolExecutor(1) as hashing:
                 pool = PayloadPool(sink, work.base, hashing)  # while the worker makes the graphs
                 graphs = [*(TunedGraph.stored(record.archive, t) for t in others), *made()]
-                total = work.write_sources(pool, graphs, worker)
+                total = work.write_sources(pool, graphs, pack)
                 work.check_room((1 + verify) * total - sink.position + max(g.in_work for g in graphs))
                 if planned is not None:
                     planned(total)
@@ -172,12 +172,13 @@ def tune(
 
         with files.scratch_folder(work.dest) as folder, ThreadPoolExecutor(1) as worker:
             making = worker.submit(make, whole=False)
+            packing = worker.submit(lambda: list(map(TunedGraph.pack, making.result())))  # which waits for nothing
             record.verify()  # of a damaged archive that error counts
             before = content_digest(base.archive, known=work.known)
             try:
-                return write(making.result)
+                return write(making.result, packing.result)
             except OnnxError:  # of the model, or of one of some nodes alone
-                return write(lambda: make(whole=True))
+                return write(lambda: make(whole=True), lambda: None)
 
 
 def untune(
@@ -336,13 +337,12 @@ class _Work(NamedTuple):
         own = sum(g.room(header.alignment) for g in graphs) + head + payload_alignment(head, header.alignment)
         return tuned.size_before(self.record.archive) + own + PAGE + PER_ITEM * originals
 
-    def write_sources(self, pool: PayloadPool, graphs: list[TunedGraph], worker: Executor) -> int:
-        """Write new weights while the worker packs one of each kind; return the archive's size, at most."""
+    def write_sources(self, pool: PayloadPool, graphs: list[TunedGraph], pack: Callable[[], object]) -> int:
+        """Write new weights, and pack one of each kind; return the archive's size, at most."""
         self.check_room(self.room(graphs) - pool.sink.position)
         for g in graphs:
-            packing = worker.submit(g.pack)
             g.write_sources(pool)
-            packing.result()
+        pack()
         return self.room(graphs)
 
     def write(
