@@ -294,6 +294,7 @@ def optimise(record: Record, dest: str, weights: str | None, threads: int | None
     options = _saving_options(ort, dest, weights, packed and compares_packed(ort))
     options.log_severity_level = 3  # or it warns that the graph is for this CPU alone
     options.intra_op_num_threads = threads or 0
+    configure(options, "session.intra_op.allow_spinning", "0")  # the archive is read and hashed meanwhile
     skeleton = without_constant_inputs(graph.skeleton_of(record))
     try:
         make_session(record, options, [_CPU], None, shared=False, skeleton=skeleton, from_files=weights is None)

@@ -102,7 +102,7 @@ def tune(
     archive may be tuned for several machines, one after the other; tuning again for the same one replaces. The result
     is whole, or the archive is as it was. Weights are packed a few at a time, by two threads: that takes private memory
     of twice the largest weight and some 100 MiB, and up to twice what ONNX Runtime's optimizers make anew. Room on the
-    disk is checked before the archive is written.
+    disk is checked before each part is written.
 
     The tuned graph has the model's inputs and outputs. An initializer that is an input, too, is a constant in models of
     IR version 3; from version 4 on it is a default, which a caller may override as before, and is not packed.
@@ -119,8 +119,8 @@ def tune(
             If the model runs on no such inputs, the logger "zcrecord" is told.
         force, durable, storage_options: replace what is at `dest`; those of `save_record`.
         progress: called with the bytes written and read back, and all of them; with 0 first. Until that, the archive is
-            checked and hashed, and one weight of each size is packed.
-        planned: called once with the size of the tuned archive, at most, before its first byte is written.
+            checked, hashed and copied, weights that ONNX Runtime made anew are added, and one of each size is packed.
+        planned: called once with the size of the tuned archive, at most, just before that.
 
     Example:
         >>> from zcrecord.onnx import convert, session
@@ -154,27 +154,31 @@ def tune(
         def make(whole: bool) -> list[TunedGraph]:
             return [TunedGraph.made(base, m, target, folder, threads, whole) for m in modules]
 
-        def write(graphs: list[TunedGraph]) -> TuneReport:
-            total = work.room(graphs)
-            work.check_room((1 + verify) * total + max(graph.in_work for graph in graphs))
-            if planned is not None:
-                planned(total)
-            shares = _shares(progress, total, 2 + verify)
-            lapsed, verified = work.write(graphs, models, shares, (modules, folder) if verify else None)
+        def write(made: Callable[[], list[TunedGraph]], pack: Callable[[], object]) -> TuneReport:
+            with work.sink() as sink, ThreadPoolExecutor(1) as hashing:
+                pool = PayloadPool(sink, work.base, hashing)  # while the worker makes the graphs
+                graphs = [*(TunedGraph.stored(record.archive, t) for t in others), *made()]
+                total = work.write_sources(pool, graphs, pack)
+                work.check_room((1 + verify) * total - sink.position + max(g.in_work for g in graphs))
+                if planned is not None:
+                    planned(total)
+                shares = _shares(progress, total, 2 + verify)
+                pool.tell, pool.total = next(shares), total
+                lapsed, verified = work.write(pool, graphs, models, shares, (modules, folder) if verify else None)
             written = rewrite_models(models, work.dest, target.encode())
             report = work.report(started, before, written, graphs[len(others) :])
             next(shares, None)
             return replace(report, lapsed=lapsed, verified=verified)
 
-        with files.scratch_folder(work.dest) as folder, ThreadPoolExecutor(1) as pool:
-            making = pool.submit(make, whole=False)
+        with files.scratch_folder(work.dest) as folder, ThreadPoolExecutor(1) as worker:
+            making = worker.submit(make, whole=False)
+            packing = worker.submit(lambda: list(map(TunedGraph.pack, making.result())))  # which waits for nothing
             record.verify()  # of a damaged archive that error counts
             before = content_digest(base.archive, known=work.known)
-            stored = [TunedGraph.stored(record.archive, t) for t in others]
             try:
-                return write(stored + making.result())
+                return write(making.result, packing.result)
             except OnnxError:  # of the model, or of one of some nodes alone
-                return write(stored + make(whole=True))
+                return write(lambda: make(whole=True), lambda: None)
 
 
 def untune(
@@ -333,14 +337,23 @@ class _Work(NamedTuple):
         own = sum(g.room(header.alignment) for g in graphs) + head + payload_alignment(head, header.alignment)
         return tuned.size_before(self.record.archive) + own + PAGE + PER_ITEM * originals
 
+    def write_sources(self, pool: PayloadPool, graphs: list[TunedGraph], pack: Callable[[], object]) -> int:
+        """Write new weights, and pack one of each kind; return the archive's size, at most."""
+        self.check_room(self.room(graphs) - pool.sink.position)
+        for g in graphs:
+            g.write_sources(pool)
+        pack()
+        return self.room(graphs)
+
     def write(
         self,
+        pool: PayloadPool,
         graphs: list[TunedGraph],
         models: list[LinkedModel],
         shares: Iterator[Progress],
         verify: tuple[list[str], str] | None,
     ) -> tuple[tuple[str, ...], bool]:
-        """Write the archive with a tuned part, and read it back.
+        """Write what is left to write, and read the archive back.
 
         Returns the ids of the keys whose signatures were left out, and True if the answers of all modules in `verify`
         were compared; it names a scratch folder, too.
@@ -351,15 +364,13 @@ class _Work(NamedTuple):
         entries = stored_entries(self.base)
         signatures = [a for a in entries.metadata if a.key.startswith(SIGNATURE_PREFIX)]
         entries.metadata = [a for a in entries.metadata if not a.key.startswith(SIGNATURE_PREFIX)]
-        with self.sink() as sink, ThreadPoolExecutor(1) as hashing:
-            pool = PayloadPool(sink, self.base, hashing, self.room(graphs), next(shares))
-            old = pool.originals if self.part is None else self.part.originals
-            check_places(models, self.path, self.places(old), pool.out.places())
-            targets = [graph.write(pool) for graph in graphs]
-            _add_part(entries, pool.put(np.frombuffer(head, np.uint8)), pool.originals, targets)
-            pool.out.finish(entries)
-            pool.out.verify_written(next(shares))
-            verified = verify is not None and self._same_answers(sink, *verify, next(shares))
+        old = pool.originals if self.part is None else self.part.originals
+        check_places(models, self.path, self.places(old), pool.out.places()[: len(pool.originals)])
+        targets = [graph.write(pool) for graph in graphs]
+        _add_part(entries, pool.put(np.frombuffer(head, np.uint8)), pool.originals, targets)
+        pool.out.finish(entries)
+        pool.out.verify_written(next(shares))
+        verified = verify is not None and self._same_answers(pool.sink, *verify, next(shares))
         places = {self.base.place(p): pool.place(p) for p in pool.originals}
         kept = {places[at]: sha256 for at, sha256 in self.known.items() if at in places}
         self.known.clear()

@@ -37,9 +37,8 @@ ShardsOf = Callable[[str], Sequence[ListedFile]]  # lists the files that are pro
 
 _RESERVED = 64 << 20  # bytes of a file that is allocated before it is written; larger ones gain little
 _SMALL, _BUFFER = 1 << 15, 1 << 18  # bytes of a write that is buffered, and of all that are
-_AHEAD = 16 << 20  # bytes of a file that is to be durable, after which the disk begins to write them
+_AHEAD = 16 << 20  # bytes of one write, at most; if they are to be durable, the disk begins with them before the next
 _NEVER = 1 << 62
-_MOST = 1 << 30  # bytes of one write; Linux takes no more than 2 GiB - 4 KiB
 _MAPPED = (5, 32, 1224)  # Windows' codes for replacing an open file: denied, shared, a user-mapped section
 _NEW = 0o666  # mode of a new file, before the mask
 _OF_CONTENT = ("security.ima", "security.evm")  # extended attributes that sign a file's bytes
@@ -102,10 +101,11 @@ class FileSink(Sink):
                 self.flush()
             return
         self.flush()
-        if nbytes:
-            self._write(view.cast("B"))
-        self.position += nbytes
-        self._write_out()
+        octets = view.cast("B") if nbytes else view
+        for start in range(0, nbytes, _AHEAD):
+            self._write(octets[start : start + _AHEAD])
+            self.position += min(_AHEAD, nbytes - start)
+            self._write_out()
 
     def _write_out(self) -> None:
         """Have the disk begin with the bytes written so far, so that little is left to wait for at the end."""
@@ -118,7 +118,7 @@ class FileSink(Sink):
     def _write(self, view: memoryview) -> None:
         try:
             while len(view):
-                view = view[os.write(self._fd, view[:_MOST]) :]
+                view = view[os.write(self._fd, view) :]
         except OSError as error:
             refuse(error, self._path)
 

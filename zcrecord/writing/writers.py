@@ -460,7 +460,7 @@ class StreamWriter:
             progress(done, self._sink.position)
             done += nbytes
 
-        rows = np.unique(np.array(self._rows, np.uint64).reshape(-1, 3), axis=0).tolist()
+        rows = sorted(set(map(self.row, range(self.payloads))))
         threads = min(cores(), MOST_THREADS) if PREAD and isinstance(self._sink, FileSink) else 1
         each_piece(check, rows, threads=threads, advance=advance)
         offset = self._sink.position - layout.HEADER_SIZE - len(self.index)
