@@ -131,6 +131,10 @@ class Entries:
     digest_kind: int = 0
     module_columns: ModuleColumns | None = None
 
+    def count_modules(self) -> int:
+        """Return the number of modules, the record itself included."""
+        return len(self.modules if self.module_columns is None else self.module_columns.names)
+
     def change_values(self, change: Callable[[Any], Any]) -> None:
         """Replace every value of attributes and metadata by its `changed_value`."""
         change_values(self.attributes, change)
@@ -232,8 +236,7 @@ class _TextPoolBuilder:
     def __init__(self, entries: Entries) -> None:
         self.data = bytearray()
         self.starts: dict[str, int] = {}
-        modules = entries.modules if entries.module_columns is None else entries.module_columns.names
-        rows = TENSOR.itemsize * len(entries.names) + MODULE.itemsize * len(modules)
+        rows = TENSOR.itemsize * len(entries.names) + MODULE.itemsize * entries.count_modules()
         rows += ATTRIBUTE.itemsize * (len(entries.attributes) + len(entries.metadata))
         self.room = INDEX_ALLOWANCE * rows
 
@@ -300,6 +303,8 @@ def _vectors(entries: Entries, *, use_up: bool = False) -> dict[str, Array]:
     typed = () if entries.module_columns is None else entries.module_columns.typed
     if use_up:  # names take as much as the index, and a vocabulary comes next
         entries.names, entries.module_columns = [], None
+    elif entries.module_columns is not None:
+        pool.starts.update(zip(entries.module_columns.names, vectors["modules"]["name"].tolist(), strict=True))
     words = _NumberPool()
     by_place = sorted(entries.attributes, key=lambda a: (a.parent, a.place))
     vectors["attributes"] = _encode_attributes(by_place, pool, words)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from zcrecord.archive.name_patterns import NameFilter, Patterns
-from zcrecord.codec.entries import PayloadId
+from zcrecord.codec.entries import Entries, PayloadId
 from zcrecord.codec.layout import ALIGNMENT, NONE
 from zcrecord.dtypes import by_onnx
 from zcrecord.errors import (
@@ -46,7 +46,7 @@ from zcrecord.writing.module_tree import ModuleTreeBuilder
 from zcrecord.writing.writers import ConvertReport, SaveReport, StreamWriter, conversion_report
 
 from . import external_data
-from .names import GRAPH_ATTRIBUTE, LEFT_OUT, NamedTensor, Scope, name_tensors, plain_name
+from .names import GRAPH_ATTRIBUTE, LEFT_OUT, NamedTensor, Scope, entries_by_columns, name_tensors, plain_name
 
 _SUFFIX = ".onnx"  # of the models in a folder
 _new = tuple.__new__  # called by a NamedTuple's own constructor, which takes twice the time
@@ -207,6 +207,7 @@ class _Pass:
 
     out: StreamWriter
     outline: ModuleTreeBuilder = field(default_factory=ModuleTreeBuilder)
+    entries: Entries | None = None  # of the tensors, in place of the outline
     input_bytes: int = 0
     passed: int = 0  # bytes read, of the compressed form if there is one
     renamed: int = 0
@@ -226,7 +227,10 @@ class _Pass:
         sink = _ArchiveSink(reader, self.out, selection, source.folder, report)
         Scanner(reader, sink).scan()
         input_bytes = reader.base + reader.limit + source.outside
-        self.renamed += name_tensors(sink.named, input_bytes, self.outline, module)
+        if not module and selection is None:
+            self.entries = entries_by_columns(sink.named, input_bytes)
+        if self.entries is None:
+            self.renamed += name_tensors(sink.named, input_bytes, self.outline, module)
         self.left_out += sum(f.payload == LEFT_OUT for f in sink.named)
         self.input_bytes += input_bytes
         self.passed += input_bytes if source.packed is None else source.packed.position
@@ -237,15 +241,19 @@ class _Pass:
         self.out.begin(len(skeleton))
         for part in skeleton.finish():
             self.out.write(part)
+        payload = PayloadId(self.out.end())
+        if self.entries is not None:
+            self.entries.attributes[0] = self.entries.attributes[0]._replace(value=payload)
+            return
         above = (module,) if module else ()
-        self.outline.attribute((*above, GRAPH_ATTRIBUTE), PayloadId(self.out.end()))
+        self.outline.attribute((*above, GRAPH_ATTRIBUTE), payload)
 
     def finish(self, metadata: Metadata | None) -> None:
         """Write the index."""
-        entries = self.outline.entries()
+        entries = self.outline.entries() if self.entries is None else self.entries
         if metadata is not None:
             entries.metadata = metadata_entries(metadata_now(metadata))
-        self.modules = len(entries.modules)
+        self.modules = entries.count_modules()
         self.saved = self.out.finish(entries)
 
 

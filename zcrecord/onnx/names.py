@@ -19,12 +19,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from zcrecord.codec.entries import TensorLayout
+import numpy as np
+
+from zcrecord.codec.entries import AttributeEntry, Entries, TensorLayout
 from zcrecord.codec.layout import MAX_DEPTH
 from zcrecord.dtypes import DType
 from zcrecord.errors import LimitError, OnnxError, printable
 from zcrecord.onnx.protobuf.reader import LEN
-from zcrecord.writing.module_tree import ModuleTreeBuilder
+from zcrecord.writing.module_tree import ModuleTreeBuilder, state_entries
 
 MODEL, GRAPH, NODE, ATTRIBUTE = "ModelProto", "GraphProto", "NodeProto", "AttributeProto"
 TENSOR, SPARSE, FUNCTION, TRAINING = "TensorProto", "SparseTensorProto", "FunctionProto", "TrainingInfoProto"
@@ -102,6 +104,30 @@ def name_tensors(tensors: Sequence[NamedTensor], input_bytes: int, outline: Modu
                 form = forms[dtype, shape] = TensorLayout(dtype.code, dtype.bits, shape)
             outline.put(within + above, prefix + name, form, payload)
     return renamed
+
+
+def entries_by_columns(tensors: Sequence[NamedTensor], input_bytes: int) -> Entries | None:
+    """Return the entries of a tree after `name_tensors` and the graph's attribute, whose value the caller sets.
+
+    They are made by columns, with the same errors. None if a tensor is no initializer of the main graph, or a name is
+    not split at each dot: then add them one by one.
+    """
+    main = _main(tensors)
+    if main is None or any(f.scope is not main for f in tensors):
+        return None
+    entries = state_entries(_exact(tensors))
+    if entries is None or entries.module_columns is None:
+        return None
+    modules = entries.module_columns
+    if GRAPH_ATTRIBUTE in modules.names or sum(map(len, modules.names)) > 2 * input_bytes + _SPARE:
+        return None
+    forms: dict[tuple[DType, tuple[int, ...]], int] = {}
+    entries.layout_ids = [forms.setdefault((f.dtype, f.shape), len(forms)) for f in tensors]
+    entries.layouts = [TensorLayout(dtype.code, dtype.bits, shape) for dtype, shape in forms]
+    entries.payloads = [f.payload for f in tensors]
+    children = np.count_nonzero(entries.parents == 0) + np.count_nonzero(modules.parents == 0)
+    entries.attributes = [AttributeEntry(GRAPH_ATTRIBUTE, 0, int(children), None)]
+    return entries
 
 
 def full_names(tensors: Sequence[NamedTensor], input_bytes: int) -> list[str]:
