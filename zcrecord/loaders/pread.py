@@ -33,7 +33,7 @@ class ReadingLoader(HostLoader):
 
     `load` notes the memory of each tensor, or copies bytes in memory; `finish` reads all others. A file that was
     replaced, changed or became shorter since it was opened is a SourceError. Cancelling, by `cancel` or Ctrl-C, waits
-    for the reads under way, since they fill memory that may be the caller's: four of 1 MiB each, or one remote batch.
+    for the reads under way, since they fill memory that may be the caller's: four of 2 MiB each, or one remote batch.
     """
 
     device = "read"
@@ -51,7 +51,8 @@ class ReadingLoader(HostLoader):
         """Return the tensor; `finish` reads its bytes, unless they are in memory."""
         if ref.path is None and ref.source is None:
             return super().load(ref, dst)
-        out = new_memory(ref.nbytes) if dst is None else dst_bytes(dst, ref)
+        first = 0 if ref.check is None else -ref.inside % READ_PIECE  # bytes of the first read, which ends with a block
+        out = new_memory(ref.nbytes, first) if dst is None else dst_bytes(dst, ref)
         self._wanted.append((ref, out))
         return as_tensor(out, ref)
 
@@ -147,7 +148,8 @@ def _reads(source: RangeSource, wanted: Sequence[_Wanted], most: int, gap: int) 
         distance = ref.offset - end
         start = 0
         blocks = 0 if ref.check is None else ref.check.blocks.size
-        if reads and not blocks and 0 <= distance <= len(unused) and size + distance < most:
+        small = ref.nbytes < 2 * most  # a large one has pages of the size of a read
+        if reads and not blocks and small and 0 <= distance <= len(unused) and size + distance < most:
             start = min(ref.nbytes, most - size - distance)
             reads[-1].buffers.extend([unused[:distance], out[:start].data])
             end, size = ref.offset + start, size + distance + start
