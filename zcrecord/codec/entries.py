@@ -131,10 +131,6 @@ class Entries:
     digest_kind: int = 0
     module_columns: ModuleColumns | None = None
 
-    def count_modules(self) -> int:
-        """Return the number of modules, the record itself included."""
-        return len(self.modules if self.module_columns is None else self.module_columns.names)
-
     def change_values(self, change: Callable[[Any], Any]) -> None:
         """Replace every value of attributes and metadata by its `changed_value`."""
         change_values(self.attributes, change)
@@ -236,7 +232,8 @@ class _TextPoolBuilder:
     def __init__(self, entries: Entries) -> None:
         self.data = bytearray()
         self.starts: dict[str, int] = {}
-        rows = TENSOR.itemsize * len(entries.names) + MODULE.itemsize * entries.count_modules()
+        modules = entries.modules if entries.module_columns is None else entries.module_columns.names
+        rows = TENSOR.itemsize * len(entries.names) + MODULE.itemsize * len(modules)
         rows += ATTRIBUTE.itemsize * (len(entries.attributes) + len(entries.metadata))
         self.room = INDEX_ALLOWANCE * rows
 

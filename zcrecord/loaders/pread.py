@@ -140,7 +140,7 @@ def _planned_reads(plan: LoadPlan, wanted: Iterable[_Wanted], opened: Callable[[
 
 
 def _reads(source: RangeSource, wanted: Sequence[_Wanted], most: int, gap: int) -> list[_Read]:
-    """Return reads of up to `most` bytes: neighbours with at most `gap` bytes between in one, large refs in several."""
+    """Return reads of up to `most` bytes: small neighbours, up to `gap` bytes apart, in one; large refs in several."""
     reads: list[_Read] = []
     unused = np.empty(min(gap, most), np.uint8).data  # receives the bytes of gaps
     end = size = -1  # of the last read: its end in the file, its number of bytes
@@ -148,8 +148,7 @@ def _reads(source: RangeSource, wanted: Sequence[_Wanted], most: int, gap: int) 
         distance = ref.offset - end
         start = 0
         blocks = 0 if ref.check is None else ref.check.blocks.size
-        small = ref.nbytes < 2 * most  # a large one has pages of the size of a read
-        if reads and not blocks and small and 0 <= distance <= len(unused) and size + distance < most:
+        if reads and not blocks and ref.nbytes < 2 * most and 0 <= distance <= len(unused) and size + distance < most:
             start = min(ref.nbytes, most - size - distance)
             reads[-1].buffers.extend([unused[:distance], out[:start].data])
             end, size = ref.offset + start, size + distance + start

@@ -227,8 +227,8 @@ class _Pass:
         sink = _ArchiveSink(reader, self.out, selection, source.folder, report)
         Scanner(reader, sink).scan()
         input_bytes = reader.base + reader.limit + source.outside
-        if not module and selection is None:
-            self.entries = entries_by_columns(sink.named, input_bytes)
+        if not module and selection is None:  # then the graph is the payload that comes next
+            self.entries = entries_by_columns(sink.named, input_bytes, PayloadId(self.out.payloads))
         if self.entries is None:
             self.renamed += name_tensors(sink.named, input_bytes, self.outline, module)
         self.left_out += sum(f.payload == LEFT_OUT for f in sink.named)
@@ -241,19 +241,16 @@ class _Pass:
         self.out.begin(len(skeleton))
         for part in skeleton.finish():
             self.out.write(part)
-        payload = PayloadId(self.out.end())
-        if self.entries is not None:
-            self.entries.attributes[0] = self.entries.attributes[0]._replace(value=payload)
-            return
-        above = (module,) if module else ()
-        self.outline.attribute((*above, GRAPH_ATTRIBUTE), payload)
+        graph = PayloadId(self.out.end())
+        if self.entries is None:
+            self.outline.attribute((module, GRAPH_ATTRIBUTE) if module else (GRAPH_ATTRIBUTE,), graph)
 
     def finish(self, metadata: Metadata | None) -> None:
         """Write the index."""
         entries = self.outline.entries() if self.entries is None else self.entries
         if metadata is not None:
             entries.metadata = metadata_entries(metadata_now(metadata))
-        self.modules = entries.count_modules()
+        self.modules = len(entries.modules if entries.module_columns is None else entries.module_columns.names)
         self.saved = self.out.finish(entries)
 
 

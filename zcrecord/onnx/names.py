@@ -19,9 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from zcrecord.codec.entries import AttributeEntry, Entries, TensorLayout
+from zcrecord.codec.entries import AttributeEntry, Entries, PayloadId, TensorLayout
 from zcrecord.codec.layout import MAX_DEPTH
 from zcrecord.dtypes import DType
 from zcrecord.errors import LimitError, OnnxError, printable
@@ -106,27 +104,23 @@ def name_tensors(tensors: Sequence[NamedTensor], input_bytes: int, outline: Modu
     return renamed
 
 
-def entries_by_columns(tensors: Sequence[NamedTensor], input_bytes: int) -> Entries | None:
-    """Return the entries of a tree after `name_tensors` and the graph's attribute, whose value the caller sets.
+def entries_by_columns(tensors: Sequence[NamedTensor], input_bytes: int, graph: PayloadId) -> Entries | None:
+    """Return the entries of a tree after `name_tensors` and the graph's attribute; with the same errors, by columns.
 
-    They are made by columns, with the same errors. None if a tensor is no initializer of the main graph, or a name is
-    not split at each dot: then add them one by one.
+    None if a tensor is no initializer of the main graph, or a name is not split at each dot: add them one by one.
     """
     main = _main(tensors)
-    if main is None or any(f.scope is not main for f in tensors):
-        return None
-    entries = state_entries(_exact(tensors))
-    if entries is None or entries.module_columns is None:
-        return None
-    modules = entries.module_columns
-    if GRAPH_ATTRIBUTE in modules.names or sum(map(len, modules.names)) > 2 * input_bytes + _SPARE:
+    entries = state_entries(_exact(tensors)) if main and all(f.scope is main for f in tensors) else None
+    modules = None if entries is None else entries.module_columns
+    room = 2 * input_bytes + _SPARE
+    if entries is None or modules is None or GRAPH_ATTRIBUTE in modules.names or sum(map(len, modules.names)) > room:
         return None
     forms: dict[tuple[DType, tuple[int, ...]], int] = {}
     entries.layout_ids = [forms.setdefault((f.dtype, f.shape), len(forms)) for f in tensors]
     entries.layouts = [TensorLayout(dtype.code, dtype.bits, shape) for dtype, shape in forms]
     entries.payloads = [f.payload for f in tensors]
-    children = np.count_nonzero(entries.parents == 0) + np.count_nonzero(modules.parents == 0)
-    entries.attributes = [AttributeEntry(GRAPH_ATTRIBUTE, 0, int(children), None)]
+    children = int((entries.parents == 0).sum() + (modules.parents == 0).sum())
+    entries.attributes = [AttributeEntry(GRAPH_ATTRIBUTE, 0, children, graph)]
     return entries
 
 

@@ -36,8 +36,7 @@ Mode = Literal["r", "c"]
 
 _ROOM = "raise its limit (ulimit -v), or make shards of it (zcrecord convert --max-shard-size), each mapped when needed"
 _PACKED = (b"\xb5\x2f\xfd", b"\x2a\x4d\x18")  # zstd's magic from the second byte on: a frame, one to be skipped
-_HUGE_PAGE = 2 << 20
-READ_PIECE = _HUGE_PAGE  # bytes of one read; many times a network's round trip is worth
+READ_PIECE = 2 << 20  # bytes of one read, and of a huge page; many times a network's round trip is worth
 READERS = 4  # reads under way at a time; a network file system answers each by itself
 _HUGE = 4 << 20  # bytes from which huge pages are asked for, as by numpy
 # Source: statfs(2), and linux/magic.h.
@@ -352,20 +351,18 @@ def map_descriptor(fd: int, *, private: bool = False) -> mmap.mmap:
 def aligned(size: int, *, sparse: bool = False, huge: bool = False) -> tuple[mmap.mmap, memoryview]:
     """Return zeroed memory, as a mapping to be closed and as its aligned part of `size` bytes; sparse reserves none.
 
-    With `huge` it begins with a huge page, and has as many as fit: a third of the cost of filling it, if one thread
-    fills each. Several that first touch one each clear it, at six times the cost.
+    With `huge` it is made of huge pages: filled at a third of the cost if one thread fills each, else at the double.
     """
-    alignment = _HUGE_PAGE if huge else MAX_ALIGNMENT
+    alignment = READ_PIECE if huge else MAX_ALIGNMENT
+    private = {}
     if os.name == "posix":  # not shared with the children of a fork, as Python's own default would be
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (_NORESERVE if sparse else 0)
-        block = mmap.mmap(-1, size + alignment, flags=flags)
-    else:
-        block = mmap.mmap(-1, size + alignment)
+        private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (_NORESERVE if sparse else 0)}
+    block = mmap.mmap(-1, size + alignment, **private)
     whole = memoryview(block)
     start = -address(whole) % alignment
     if huge and mmap.PAGESIZE == 4096 and hasattr(mmap, "MADV_HUGEPAGE"):  # of larger pages a huge one may have 512 MiB
         with contextlib.suppress(OSError):  # of a system without any
-            block.madvise(mmap.MADV_HUGEPAGE, start, size & -_HUGE_PAGE)
+            block.madvise(mmap.MADV_HUGEPAGE, start, size // READ_PIECE * READ_PIECE)
     return block, whole[start : start + size]
 
 

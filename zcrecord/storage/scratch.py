@@ -408,8 +408,7 @@ def _remove_leftovers(folder: str, stem: str, path: str) -> None:
     ours = f"{re.escape(stem)}[0-9a-f]{{12}}{re.escape(_SUFFIX)}"  # to compile it takes longer than all else here
     with contextlib.suppress(OSError):  # a folder may be writable and not listable
         with os.scandir(folder or ".") as entries:
-            alike = [entry for entry in entries if entry.name.startswith(stem) and entry.name.endswith(_SUFFIX)]
-        scratches = [entry.path for entry in alike if re.fullmatch(ours, entry.name)]
+            scratches = [e.path for e in entries if e.name.startswith(stem) and re.fullmatch(ours, e.name)]
         for scratch in scratches:
             with contextlib.suppress(OSError):  # of another process, or removed by it meanwhile
                 _remove_dead(scratch, path)
