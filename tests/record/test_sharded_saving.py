@@ -26,6 +26,7 @@ from zcrecord import formats, onnx, transport
 from zcrecord.codec.layout import NONE
 from zcrecord.errors import DestinationExistsError, LimitError, ProducerError, SourceError, UnsupportedError
 from zcrecord.record import own_shards
+from zcrecord.record.sharded_writer import ShardedWriter
 from zcrecord.storage import scratch
 from zcrecord.storage.scratch import ListedFile, note_of
 from zcrecord.storage.sink import ObjectSink
@@ -100,6 +101,23 @@ def test_equal_bytes_are_stored_once_whatever_shard_they_would_come_to(tmp_path:
         r.assert_same(dict(record), dict(source))
         assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 40_000 and record.info("w1").tied == ()
         assert len(record.archive.source.file_names) in ((0, 2) if "other" in record else (0,))
+
+
+@pytest.mark.parametrize("most", [1, 700, 5000, 3 << 20])
+def test_payloads_written_together_make_the_files_of_those_written_alone(
+    tmp_path: Path, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some equal one in this shard, in another or in neither; some are large, big-endian, or have gaps."""
+    rng = np.random.default_rng(0)
+    tree: dict[str, Any] = {f"t{i:03}": np.full(int(n), i % 70, ["<c8", ">i4", "?"][i % 3])
+                            for i, n in enumerate(rng.integers(1, 90, 200))}  # fmt: skip
+    tree |= {"large": np.arange(1 << 18), "gaps": np.arange(300)[::3], "again": tree["t000"].copy(), "x": np.ones(1)}
+    folders = [tmp_path / way for way in ("together", "alone")]
+    for folder in folders:
+        folder.mkdir()
+        zcrecord.save_record(tree, folder / "model.zcr", max_shard_size=most)
+        monkeypatch.delattr(ShardedWriter, "store_next", raising=False)
+    assert contents(folders[0]) == contents(folders[1])
 
 
 def test_equal_bytes_are_not_multiplied_where_there_are_no_digests_to_find_them(tmp_path: Path) -> None:

@@ -300,6 +300,8 @@ def _vectors(entries: Entries, *, use_up: bool = False) -> dict[str, Array]:
     typed = () if entries.module_columns is None else entries.module_columns.typed
     if use_up:  # names take as much as the index, and a vocabulary comes next
         entries.names, entries.module_columns = [], None
+    elif entries.module_columns is not None:
+        pool.starts.update(zip(entries.module_columns.names, vectors["modules"]["name"].tolist(), strict=True))
     words = _NumberPool()
     by_place = sorted(entries.attributes, key=lambda a: (a.parent, a.place))
     vectors["attributes"] = _encode_attributes(by_place, pool, words)

@@ -33,7 +33,7 @@ class ReadingLoader(HostLoader):
 
     `load` notes the memory of each tensor, or copies bytes in memory; `finish` reads all others. A file that was
     replaced, changed or became shorter since it was opened is a SourceError. Cancelling, by `cancel` or Ctrl-C, waits
-    for the reads under way, since they fill memory that may be the caller's: four of 1 MiB each, or one remote batch.
+    for the reads under way, since they fill memory that may be the caller's: four of 2 MiB each, or one remote batch.
     """
 
     device = "read"
@@ -51,7 +51,8 @@ class ReadingLoader(HostLoader):
         """Return the tensor; `finish` reads its bytes, unless they are in memory."""
         if ref.path is None and ref.source is None:
             return super().load(ref, dst)
-        out = new_memory(ref.nbytes) if dst is None else dst_bytes(dst, ref)
+        first = 0 if ref.check is None else -ref.inside % READ_PIECE  # bytes of the first read, which ends with a block
+        out = new_memory(ref.nbytes, first) if dst is None else dst_bytes(dst, ref)
         self._wanted.append((ref, out))
         return as_tensor(out, ref)
 
@@ -139,7 +140,7 @@ def _planned_reads(plan: LoadPlan, wanted: Iterable[_Wanted], opened: Callable[[
 
 
 def _reads(source: RangeSource, wanted: Sequence[_Wanted], most: int, gap: int) -> list[_Read]:
-    """Return reads of up to `most` bytes: neighbours with at most `gap` bytes between in one, large refs in several."""
+    """Return reads of up to `most` bytes: small neighbours, up to `gap` bytes apart, in one; large refs in several."""
     reads: list[_Read] = []
     unused = np.empty(min(gap, most), np.uint8).data  # receives the bytes of gaps
     end = size = -1  # of the last read: its end in the file, its number of bytes
@@ -147,7 +148,7 @@ def _reads(source: RangeSource, wanted: Sequence[_Wanted], most: int, gap: int) 
         distance = ref.offset - end
         start = 0
         blocks = 0 if ref.check is None else ref.check.blocks.size
-        if reads and not blocks and 0 <= distance <= len(unused) and size + distance < most:
+        if reads and not blocks and ref.nbytes < 2 * most and 0 <= distance <= len(unused) and size + distance < most:
             start = min(ref.nbytes, most - size - distance)
             reads[-1].buffers.extend([unused[:distance], out[:start].data])
             end, size = ref.offset + start, size + distance + start

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from zcrecord.archive.name_patterns import NameFilter, Patterns
-from zcrecord.codec.entries import PayloadId
+from zcrecord.codec.entries import Entries, PayloadId
 from zcrecord.codec.layout import ALIGNMENT, NONE
 from zcrecord.dtypes import by_onnx
 from zcrecord.errors import (
@@ -48,7 +48,7 @@ from zcrecord.writing.module_tree import ModuleTreeBuilder
 from zcrecord.writing.writers import ConvertReport, SaveReport, StreamWriter, conversion_report
 
 from . import external_data
-from .names import GRAPH_ATTRIBUTE, LEFT_OUT, NamedTensor, Scope, name_tensors, plain_name
+from .names import GRAPH_ATTRIBUTE, LEFT_OUT, NamedTensor, Scope, entries_by_columns, name_tensors, plain_name
 
 _SUFFIX = ".onnx"  # of the models in a folder
 _new = tuple.__new__  # called by a NamedTuple's own constructor, which takes twice the time
@@ -210,6 +210,7 @@ class _Pass:
 
     out: StreamWriter
     outline: ModuleTreeBuilder = field(default_factory=ModuleTreeBuilder)
+    entries: Entries | None = None  # of the tensors, in place of the outline
     input_bytes: int = 0
     passed: int = 0  # bytes read, of the compressed form if there is one
     renamed: int = 0
@@ -229,7 +230,10 @@ class _Pass:
         sink = _ArchiveSink(reader, self.out, selection, source.folder, report)
         Scanner(reader, sink).scan()
         input_bytes = reader.base + reader.limit + source.outside
-        self.renamed += name_tensors(sink.named, input_bytes, self.outline, module)
+        if not module and selection is None:  # then the graph is the payload that comes next
+            self.entries = entries_by_columns(sink.named, input_bytes, PayloadId(self.out.payloads))
+        if self.entries is None:
+            self.renamed += name_tensors(sink.named, input_bytes, self.outline, module)
         self.left_out += sum(f.payload == LEFT_OUT for f in sink.named)
         self.input_bytes += input_bytes
         self.passed += input_bytes if source.packed is None else source.packed.position
@@ -240,15 +244,16 @@ class _Pass:
         self.out.begin(len(skeleton))
         for part in skeleton.finish():
             self.out.write(part)
-        above = (module,) if module else ()
-        self.outline.attribute((*above, GRAPH_ATTRIBUTE), PayloadId(self.out.end()))
+        graph = PayloadId(self.out.end())
+        if self.entries is None:
+            self.outline.attribute((module, GRAPH_ATTRIBUTE) if module else (GRAPH_ATTRIBUTE,), graph)
 
     def finish(self, metadata: Metadata | None) -> None:
         """Write the index."""
-        entries = self.outline.entries()
+        entries = self.outline.entries() if self.entries is None else self.entries
         if metadata is not None:
             entries.metadata = metadata_entries(metadata_now(metadata))
-        self.modules = len(entries.modules)
+        self.modules = len(entries.modules if entries.module_columns is None else entries.module_columns.names)
         self.saved = self.out.finish(entries)
 
 

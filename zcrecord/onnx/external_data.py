@@ -243,11 +243,12 @@ class ModelFolder:
         self.nbytes = 0  # read so far
         self._allow_links = allow_links
         self._files: dict[str, OpenFile] = {}
-        self._buffer = memoryview(bytearray(_CHUNK))
+        self._buffer = memoryview(b"")
 
     def read(self, reference: ExternalReference) -> Iterator[memoryview]:
         """Yield the bytes of a reference in pieces, each valid until the next."""
         file, done = self.file_of(reference), 0
+        self._buffer = self._buffer or memoryview(bytearray(_CHUNK))  # most models need none
         while done < reference.length:
             count = file.read_more(self._buffer[: reference.length - done], reference.offset + done)
             self.nbytes += count

@@ -19,12 +19,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from zcrecord.codec.entries import TensorLayout
+from zcrecord.codec.entries import AttributeEntry, Entries, PayloadId, TensorLayout
 from zcrecord.codec.layout import MAX_DEPTH
 from zcrecord.dtypes import DType
 from zcrecord.errors import LimitError, OnnxError, printable
 from zcrecord.onnx.protobuf.reader import LEN
-from zcrecord.writing.module_tree import ModuleTreeBuilder
+from zcrecord.writing.module_tree import ModuleTreeBuilder, state_entries
 
 MODEL, GRAPH, NODE, ATTRIBUTE = "ModelProto", "GraphProto", "NodeProto", "AttributeProto"
 TENSOR, SPARSE, FUNCTION, TRAINING = "TensorProto", "SparseTensorProto", "FunctionProto", "TrainingInfoProto"
@@ -102,6 +102,26 @@ def name_tensors(tensors: Sequence[NamedTensor], input_bytes: int, outline: Modu
                 form = forms[dtype, shape] = TensorLayout(dtype.code, dtype.bits, shape)
             outline.put(within + above, prefix + name, form, payload)
     return renamed
+
+
+def entries_by_columns(tensors: Sequence[NamedTensor], input_bytes: int, graph: PayloadId) -> Entries | None:
+    """Return the entries of a tree after `name_tensors` and the graph's attribute; with the same errors, by columns.
+
+    None if a tensor is no initializer of the main graph, or a name is not split at each dot: add them one by one.
+    """
+    main = _main(tensors)
+    entries = state_entries(_exact(tensors)) if main and all(f.scope is main for f in tensors) else None
+    modules = None if entries is None else entries.module_columns
+    room = 2 * input_bytes + _SPARE
+    if entries is None or modules is None or GRAPH_ATTRIBUTE in modules.names or sum(map(len, modules.names)) > room:
+        return None
+    forms: dict[tuple[DType, tuple[int, ...]], int] = {}
+    entries.layout_ids = [forms.setdefault((f.dtype, f.shape), len(forms)) for f in tensors]
+    entries.layouts = [TensorLayout(dtype.code, dtype.bits, shape) for dtype, shape in forms]
+    entries.payloads = [f.payload for f in tensors]
+    children = int((entries.parents == 0).sum() + (modules.parents == 0).sum())
+    entries.attributes = [AttributeEntry(GRAPH_ATTRIBUTE, 0, children, graph)]
+    return entries
 
 
 def full_names(tensors: Sequence[NamedTensor], input_bytes: int) -> list[str]:

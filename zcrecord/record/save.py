@@ -137,15 +137,16 @@ def _stream(flat: flatten.FlatRecord, plan: PayloadPlan, out: PayloadWriter, pro
     """Write a record forward, payloads in the order of first use, the index last."""
     flat.layout_ids, flat.layouts = plan.layout_ids, plan.layouts
     users = dict(zip(reversed(plan.source_ids), reversed(flat.names), strict=True))  # the first of each source
-    payloads = []
+    payloads: list[int] = []
     done, total = 0, sum(source.nbytes for source in plan.sources)
-    for s, source in enumerate(plan.sources):
+    several = getattr(out, "store_next", lambda sources, start: [out.store(sources[start])])
+    while (s := len(payloads)) < len(plan.sources):
         progress(done, total)
         try:
-            payloads.append(out.store(source))
+            payloads += several(plan.sources, s)
         except ProducerError as error:
             raise error.located(tensor=users[s]) from error.__cause__
-        done += source.nbytes
+        done += sum(source.nbytes for source in plan.sources[s : len(payloads)])
     progress(total, total)
     flat.payloads = [payloads[s] if s >= 0 else NONE for s in plan.source_ids]
     return out.finish(flat)

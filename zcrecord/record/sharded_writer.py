@@ -10,9 +10,13 @@ import hashlib
 import itertools
 import operator
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, SupportsIndex
 
+import numpy as np
+
+from zcrecord.codec.digests import digest_of
 from zcrecord.codec.entries import Entries, digest_kind
 from zcrecord.codec.layout import NONE
 from zcrecord.errors import UnsupportedError
@@ -20,6 +24,7 @@ from zcrecord.storage.files import Place, is_url, place_beside_shards
 from zcrecord.storage.folders import is_plain_name
 from zcrecord.storage.new_files import FileGroup, FileSink, Placement, put_in_place, refusals
 from zcrecord.storage.scratch import folder_lock
+from zcrecord.tensors.strides import as_bytes
 from zcrecord.writing.catalogue import WholeRecord, WrittenShard, catalogue_tree, some_of, write_catalogue
 from zcrecord.writing.equal import EqualPayloads
 from zcrecord.writing.writers import SaveReport, StreamWriter
@@ -60,6 +65,26 @@ class ShardedWriter:
     def store(self, source: Any) -> int:
         """Write one payload, the values of a LazyTensor or the bytes of an array or SplitSource; return its id."""
         return self._place_payload(self._shard_for(source.nbytes).store(source), source.nbytes)
+
+    def store_next(self, sources: Sequence[Any], start: int) -> list[int]:
+        """Write the next source of a plan, or several: small arrays of new bytes that fit into the shard."""
+        writer, new = self._shard_for(sources[start].nbytes), list[memoryview]()
+        room = min(1 << 19, self._most - self._filled) if digest_kind(self._digest) else 0  # bytes, which a cache holds
+        for source in map(sources.__getitem__, range(start, len(sources))):
+            if not isinstance(source, np.ndarray) or source.nbytes > room:
+                break
+            octets = as_bytes(source).data
+            place = len(self._shards) - 1, writer.payloads + len(new)
+            if self._equal.first((len(octets), digest_of(octets)), place, lambda _: True) != place:
+                break
+            self._places.append(place)
+            new.append(octets)
+            room -= len(octets)
+        if not new:
+            return [self.store(sources[start])]
+        writer.add_all(new)
+        self._filled += sum(map(len, new))
+        return list(range(len(self._places) - len(new), len(self._places)))
 
     def begin(self, nbytes: int) -> None:
         """Start a payload of `nbytes` bytes."""

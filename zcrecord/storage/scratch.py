@@ -421,10 +421,10 @@ def shard_pattern(name: str) -> str:
 
 def _remove_leftovers(folder: str, stem: str, path: str) -> None:
     """Remove the scratch files of this stem that dead writers left, and shards that their notes list."""
-    ours = re.compile(f"{re.escape(stem)}[0-9a-f]{{12}}{re.escape(_SUFFIX)}")
+    ours = f"{re.escape(stem)}[0-9a-f]{{12}}{re.escape(_SUFFIX)}"  # to compile it takes longer than all else here
     with contextlib.suppress(OSError):  # a folder may be writable and not listable
         with os.scandir(folder or ".") as entries:
-            scratches = [entry.path for entry in entries if ours.fullmatch(entry.name)]
+            scratches = [e.path for e in entries if e.name.startswith(stem) and re.fullmatch(ours, e.name)]
         for scratch in scratches:
             with contextlib.suppress(OSError):  # of another process, or removed by it meanwhile
                 _remove_dead(scratch, path)

@@ -90,8 +90,8 @@ def conversion_report(started: float, **facts: Any) -> ConvertReport:
 def peak_rss() -> int | None:
     """Return the most memory this process has held, in bytes."""
     with contextlib.suppress(OSError, ValueError, StopIteration):
-        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
-            line = next(line for line in status if line.startswith("VmHWM:"))
+        with open("/proc/self/status", "rb") as status:  # a codec is imported when it is first used
+            line = next(line for line in status if line.startswith(b"VmHWM:"))
         return int(line.split()[1]) << 10
     try:
         import resource
