@@ -93,8 +93,8 @@ def from_pretrained(
     if any(_same_place(key, name) for key in info["missing_keys"] for name in repeated):
         model, info = load(state_dict=state)  # the class does not tie what the archive does
     if state and len(info["unexpected_keys"]) >= len(state) - len(repeated):
-        what = f"none of its {len(state)} tensors belongs to a {type(model).__name__}"
-        raise MismatchError(f"{what}; of a part of a record give archive=record.module('name')", path=record.path)
+        fault = f"none of its {len(state)} tensors belongs to a {type(model).__name__}"
+        raise MismatchError(f"{fault}; of a part of a record give archive=record.module('name')", path=record.path)
     _settle_ties(model, state)
     model.config.name_or_path = model.name_or_path = path
     _set_generation(transformers, model, path, overrides, options)
@@ -144,16 +144,16 @@ def save_pretrained(
 
     model = unwrap_model(model)
     if not isinstance(model, transformers.PreTrainedModel):
-        what = f"a {type(model).__name__} is no model of transformers; save_record saves any module"
-        raise UnsupportedError(f"{what}, and a PeftModel's merge_and_unload() gives one")
+        fault = f"a {type(model).__name__} is no model of transformers; save_record saves any module"
+        raise UnsupportedError(f"{fault}, and a PeftModel's merge_and_unload() gives one")
     if getattr(model, "hf_quantizer", None) is not None:
         raise UnsupportedError("a quantised model; save it with model.save_pretrained, or dequantise it")
     if getattr(model, "_hf_peft_config_loaded", False):
         raise UnsupportedError("the model has adapters, which model.save_pretrained saves; delete_adapter removes them")
     most = parse_size(max_shard_size) if isinstance(max_shard_size, str) else max_shard_size
     if most is None and max_shard_size is not None:
-        what = f"max_shard_size={printable(repr(max_shard_size))} is not a size, such as '5GB', nor a number of bytes"
-        raise UnsupportedError(what)
+        fault = f"max_shard_size={printable(repr(max_shard_size))} is not a size, such as '5GB', nor a number of bytes"
+        raise UnsupportedError(fault)
     state = _saved_state(model, save_original_format)
     path = Path(local_folder(folder))
     with refusals(os.fspath(path)):
@@ -185,14 +185,14 @@ def _check_arguments(path: str, kwargs: dict[str, Any]) -> None:
         if kwargs.get(name):
             raise UnsupportedError(f"{name}= is not for archives; {advice}")
     if not os.path.isdir(path):
-        what = "is no folder here; huggingface_hub.snapshot_download gives the folder of a model of the Hub"
-        raise SourceNotFoundError(what, path=path)
+        fault = "is no folder here; huggingface_hub.snapshot_download gives the folder of a model of the Hub"
+        raise SourceNotFoundError(fault, path=path)
     if os.path.exists(os.path.join(path, _ADAPTER)):
-        what = f"has an adapter ({_ADAPTER}); move it to a folder of its own and give that to model.load_adapter"
-        raise UnsupportedError(what, path=path)
+        fault = f"has an adapter ({_ADAPTER}); move it to a folder of its own and give that to model.load_adapter"
+        raise UnsupportedError(fault, path=path)
     if kwargs.get("config") is None and not os.path.exists(os.path.join(path, _CONFIG)):
-        what = f"is a folder without {_CONFIG}; save_pretrained writes one, or give config="
-        raise SourceNotFoundError(what, path=path)
+        fault = f"is a folder without {_CONFIG}; save_pretrained writes one, or give config="
+        raise SourceNotFoundError(fault, path=path)
 
 
 def _read_config(
@@ -215,9 +215,9 @@ def _read_config(
         options |= unused
     if (quantised := getattr(config, "quantization_config", None)) is not None:
         method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised.quant_method
-        what = f"{_CONFIG} names a quantised model ({getattr(method, 'value', method)})"
+        fault = f"{_CONFIG} names a quantised model ({getattr(method, 'value', method)})"
         advice = "which transformers loads from its own files alone; zcrecord convert makes its model.safetensors again"
-        raise UnsupportedError(f"{what}, {advice}", path=path)
+        raise UnsupportedError(f"{fault}, {advice}", path=path)
     return config, overrides, options
 
 
@@ -234,9 +234,9 @@ def _concrete_class(model_class: Any, config: Any, path: str, trusted: Any) -> t
 
         return get_class_from_dynamic_module(code[model_class.__name__], path), config
     if type(config) not in mapping:
-        what = f"{model_class.__name__} has no model for a {type(config).__name__}; name another class"
+        fault = f"{model_class.__name__} has no model for a {type(config).__name__}; name another class"
         own = "; trust_remote_code=True takes the folder's own code" if code else ""
-        raise UnsupportedError(what + own, path=path)
+        raise UnsupportedError(fault + own, path=path)
     concrete = mapping[type(config)]
     if isinstance(concrete, list | tuple):
         by_name = {each.__name__: each for each in concrete}
@@ -269,9 +269,9 @@ def _model_tensors(record: Record) -> dict[str, Any]:
     state = {name: tensor for name, tensor in record.torch().items() if not isinstance(tensor, StringTensor)}
     for name, tensor in state.items():
         if not hasattr(tensor, "untyped_storage"):
-            what = f"torch has no such tensors of {record.info(name).dtype.name}; to load the others:"
+            fault = f"torch has no such tensors of {record.info(name).dtype.name}; to load the others:"
             advice = f"archive=record.select(lambda tensor: tensor.name != {name!r})"
-            raise UnsupportedError(f"{what} {advice}", path=record.path, tensor=name)
+            raise UnsupportedError(f"{fault} {advice}", path=record.path, tensor=name)
     return state
 
 

@@ -93,22 +93,22 @@ def has_type_name(archive: Archive, type_name: str) -> bool:
     return any(size + 1 == len(name) and archive.index.text[at : at + size + 1] == name for at, size in spans)
 
 
-def takes_archive(archive: Archive, what: str) -> None:
-    """Raise UnsupportedError for another format's file, for `what`, which takes an archive."""
+def takes_archive(archive: Archive, user: str) -> None:
+    """Raise UnsupportedError for a file of another format, which `user`, a phrase, does not take."""
     if not archive.whole and archive.part_of is None and not archive.source.file_names:
         name = printable(os.path.basename(archive.path or "model"))
         advice = f"make one by zcrecord convert {name} model.zcr, and use model.zcr"
-        raise UnsupportedError(f"is a file of another format, and {what} takes an archive; {advice}", path=archive.path)
+        raise UnsupportedError(f"is a file of another format, and {user} takes an archive; {advice}", path=archive.path)
 
 
-def takes_one_file(archive: Archive, what: str) -> None:
-    """Raise UnsupportedError for a catalogue or another format's file, for `what`: it takes one archive file."""
-    takes_archive(archive, what)
+def takes_one_file(archive: Archive, user: str) -> None:
+    """Raise UnsupportedError for a catalogue, or a file of another format; `user`, a phrase, takes one archive file."""
+    takes_archive(archive, user)
     if not archive.source.file_names and not names_files(archive):
         return
     name = printable(os.path.basename(archive.path or "model.zcr"))
     advice = f"zcrecord convert {name} one.zcr makes one archive of it"
-    raise UnsupportedError(f"is a catalogue of shards, and {what} takes one archive; {advice}", path=archive.path)
+    raise UnsupportedError(f"is a catalogue of shards, and {user} takes one archive; {advice}", path=archive.path)
 
 
 class TouchChecks:
@@ -195,8 +195,8 @@ class Archive:
         if self.mode == "r":
             return self
         if (source := self.source.original) is None:
-            what = "may have been edited, and nothing is left of what was read; load it with verify='full'"
-            raise UnsupportedError(what, path=self.path)
+            fault = "may have been edited, and nothing is left of what was read; load it with verify='full'"
+            raise UnsupportedError(fault, path=self.path)
         return self._with_source(source)
 
     def part(self, index: Index, numbers: Sequence[int]) -> Archive:
@@ -340,8 +340,8 @@ class Archive:
         pieces = self.source.pieces(row.payload, chosen)
         for piece, size in zip(pieces, sizes, strict=True):
             if piece.nbytes != prod(size) * (row.bits >> 3):
-                what = "a piece of it has another size than its box"
-                raise FormatError(what, path=piece.source.path, tensor=self.index.name(i))
+                fault = "a piece of it has another size than its box"
+                raise FormatError(fault, path=piece.source.path, tensor=self.index.name(i))
         return pieces
 
     def stored_nbytes(self) -> int:
@@ -452,8 +452,8 @@ class Archive:
         """Return a tensor of packed elements or of strings."""
         kind, name, shape, number = dtypes.by_code.get(row.dtype), self.index.name(i), self.shape(row), row.payload
         if kind is None:
-            what = f"dtype code {row.dtype} is not known; .raw(name) gives its bytes"
-            raise UnsupportedError(what, path=self.path, tensor=name)
+            fault = f"dtype code {row.dtype} is not known; .raw(name) gives its bytes"
+            raise UnsupportedError(fault, path=self.path, tensor=name)
         memory, at = (memoryview(b""), 0) if number == NONE else self._locate(i, number)
         octets = memory[at : at + self.nbytes(row)]
         if kind is not dtypes.STRING:
@@ -484,8 +484,8 @@ class Archive:
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.mode == "c":
-            what = "a record of mode 'c' may hold edits that its file does not; save it, or pickle single tensors"
-            raise UnsupportedError(what, path=self.path)
+            fault = "a record of mode 'c' may hold edits that its file does not; save it, or pickle single tensors"
+            raise UnsupportedError(fault, path=self.path)
         if self.source.recipe is None:
             raise UnsupportedError("only records of archives can be pickled", path=self.path)
         return self.source.recipe(self)

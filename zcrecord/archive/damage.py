@@ -76,8 +76,8 @@ def check_digest(pieces: Iterable[Piece], tensor: str | None) -> None:
     for source, there in pieces:
         digest = source.digest(there)
         if digest is not None and digest_of(source.payload(there)) != digest:
-            what = "its payload's digest does not match; the file is damaged, copy it again"
-            raise IntegrityError(what, path=source.path, tensor=tensor)
+            fault = "its payload's digest does not match; the file is damaged, copy it again"
+            raise IntegrityError(fault, path=source.path, tensor=tensor)
 
 
 class BlockCheck:
@@ -115,8 +115,9 @@ class BlockCheck:
             digest = digest_of(read[start - lo : end - lo]) if here and read is not None else self._digest(start, end)
             if digest != int(self.blocks.sums[k]):
                 source, at = self._piece.source, self._piece.source.offset + self._piece.start
-                what = f"bytes [{at + start:#x}, {at + end:#x}): their checksum does not match; the file is damaged"
-                raise IntegrityError(f"{what}, copy it again", path=source.path, tensor=self._tensor, offset=at + start)
+                fault = f"bytes [{at + start:#x}, {at + end:#x}): their checksum does not match"
+                fault += "; the file is damaged, copy it again"
+                raise IntegrityError(fault, path=source.path, tensor=self._tensor, offset=at + start)
             self._pending[k] = False
 
     def whole(self, lo: int, hi: int) -> tuple[int, int]:

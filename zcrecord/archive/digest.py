@@ -61,8 +61,8 @@ def check_members(archive: Archive) -> None:
     """Compare the CRC-32 that another format's file has of each member; raises IntegrityError."""
     for octets, crc, name in archive.source.member_sums():
         if zlib.crc32(octets) != crc:
-            what = f"the CRC-32 of its member '{printable(name)}' does not match; the file is damaged: copy it again"
-            raise IntegrityError(what, path=archive.path)
+            fault = f"the CRC-32 of its member '{printable(name)}' does not match; the file is damaged: copy it again"
+            raise IntegrityError(fault, path=archive.path)
 
 
 def check_indexes(archive: Archive) -> None:

@@ -207,8 +207,8 @@ def attributes(archive: Archive, payload: Callable[[int], Any] | None = None) ->
         module = _module_name(archive, a.parent)
         name = f"{module}.{a.key}" if module else a.key
         if name in out:
-            what = "two attributes have this full name; a module's `attributes` have them by key"
-            raise UnsupportedError(what, path=archive.path, tensor=name)
+            fault = "two attributes have this full name; a module's `attributes` have them by key"
+            raise UnsupportedError(fault, path=archive.path, tensor=name)
         out[name] = a.value
     return out
 

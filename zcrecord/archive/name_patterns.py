@@ -97,8 +97,8 @@ def renamer(rename: Any) -> Callable[[str], str]:
     for key, value in rename.items():
         pattern = isinstance(key, re.Pattern) and isinstance(key.pattern, str)
         if not (isinstance(value, str) and (pattern or isinstance(key, str))) and not (pattern and callable(value)):
-            what = f"rename= maps names, or compiled patterns of text, to names, and not {key!r} to {value!r}"
-            raise UnsupportedError(what)
+            fault = f"rename= maps names, or compiled patterns of text, to names, and not {key!r} to {value!r}"
+            raise UnsupportedError(fault)
     exact = {k: v for k, v in rename.items() if isinstance(k, str)}
     patterns = [(k, v) for k, v in rename.items() if not isinstance(k, str)]
 
@@ -126,8 +126,8 @@ def starred(old: str, new: str) -> Callable[[str], str]:
     """Return a function from names to new ones: each `*` of `new` is the text that one of `old` stands for."""
     parts = new.split("*")
     if old.count("*") != len(parts) - 1:
-        what = f"'{printable(old)}' has {old.count('*')} *, the new name '{printable(new)}' {len(parts) - 1}"
-        raise UnsupportedError(f"{what}; give it as many, each for the text of one")
+        fault = f"'{printable(old)}' has {old.count('*')} *, the new name '{printable(new)}' {len(parts) - 1}"
+        raise UnsupportedError(f"{fault}; give it as many, each for the text of one")
     match = star_match(old)
 
     def renamed(name: str) -> str:

@@ -104,8 +104,8 @@ class Payloads:
 
         yield from _prepared_ahead(prepare, range(0, len(raw), _SPAN))
         if digest is not None and running.intdigest() != digest:
-            what = "its payload's digest does not match; the file is damaged, copy it again"
-            raise IntegrityError(what, path=self._archive.path, tensor=info.name, offset=info.offset)
+            fault = "its payload's digest does not match; the file is damaged, copy it again"
+            raise IntegrityError(fault, path=self._archive.path, tensor=info.name, offset=info.offset)
         self._sound.add(info.payload)
 
     def release(self) -> None:

@@ -30,8 +30,8 @@ def twins_nbytes(payloads: Array, stored: int) -> int:
 def check_apart(nbytes: int, stored: int, path: str | None) -> None:
     """Raise LimitError if payloads that share bytes would take more than 64 times the bytes stored, and 1 GiB."""
     if nbytes > _APART * stored + _APART_FREE:
-        what = f"tensors that share their bytes would take {nbytes:.3g} bytes, each by itself"
-        raise LimitError(f"{what}; load those that you need, or save what you need as a record of its own", path=path)
+        fault = f"tensors that share their bytes would take {nbytes:.3g} bytes, each by itself"
+        raise LimitError(f"{fault}; load those that you need, or save what you need as a record of its own", path=path)
 
 
 class PrivateSource(FileSource):

@@ -60,8 +60,8 @@ class ReferencedFiles(Shards):
             raise FormatError(f"payload {int(bad.argmax())} is in file {file[bad.argmax()]}, of {count}", tensor="file")
         for start, end, nbytes in zip(*self._described.T.tolist(), self._sizes.tolist(), strict=True):
             if not start <= end <= min(nbytes, start + MOST_DESCRIBED):
-                what = f"[{start}, {end}) is no range of a file of {nbytes} bytes, or has over {MOST_DESCRIBED} bytes"
-                raise FormatError(what, tensor="files.described")
+                fault = f"[{start}, {end}) is no range of a file of {nbytes} bytes, or has over {MOST_DESCRIBED} bytes"
+                raise FormatError(fault, tensor="files.described")
         _check_aligned(file, offset, index)
         numbers = self._numbers(file, offset, index)
         self._payloads, self._offset, self._hashed = index.payloads, offset, index.digest_kind
@@ -137,12 +137,12 @@ class ReferencedFiles(Shards):
         if memory.identity is not None and self.catalogue.source.file == (memory.absolute, memory.identity):
             raise FormatError("refers to itself", path=self.catalogue.path)
         if len(memory.octets) != self._sizes[file]:
-            what = f"has {len(memory.octets)} bytes, {self._sizes[file]} when it was indexed"
-            raise IntegrityError(f"{what}: {self._whose(file)}", path=memory.path)
+            fault = f"has {len(memory.octets)} bytes, {self._sizes[file]} when it was indexed"
+            raise IntegrityError(f"{fault}: {self._whose(file)}", path=memory.path)
         bring(start, end)
         if hashlib.sha256(memory.octets[start:end]).digest() != self._digests[file].tobytes():
-            what = "is another file than the one that was indexed, or was changed"
-            raise IntegrityError(f"{what}: {self._whose(file)}", path=memory.path)
+            fault = "is another file than the one that was indexed, or was changed"
+            raise IntegrityError(f"{fault}: {self._whose(file)}", path=memory.path)
         index = _empty_index()._replace(payloads=self._rows(file), digest_kind=self._hashed)
         octets = memory.octets.toreadonly()
         header = Header(
@@ -172,5 +172,5 @@ def _check_aligned(file: Array, offset: Array, index: Index) -> None:
         used = rows["payload"][rows["dtype"] == code]
         if np.count_nonzero(bad := offset[used] % np.uint64(kind.alignment) != 0):
             number = int(used[bad.argmax()])
-            what = f"payload {number} starts at {offset[number]} of its file, which is not aligned for {kind}"
-            raise FormatError(what, tensor="offset")
+            fault = f"payload {number} starts at {offset[number]} of its file, which is not aligned for {kind}"
+            raise FormatError(fault, tensor="offset")

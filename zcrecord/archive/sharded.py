@@ -67,9 +67,9 @@ def _check_split(index: Index, table: PieceTable) -> None:
     for i, payload, strides, at, rank in zip(split.tolist(), *columns, strict=True):
         shape = tuple(index.dims[at : at + rank].tolist())
         if strides != NONE or shapes.setdefault(payload, shape) != shape:
-            what = "has strides" if strides != NONE else "has another shape than a tensor it is tied to"
-            what += ", and its payload is in pieces; the catalogue is damaged, or of another writer"
-            raise FormatError(what, tensor=index.name(i))
+            fault = "has strides" if strides != NONE else "has another shape than a tensor it is tied to"
+            fault += ", and its payload is in pieces; the catalogue is damaged, or of another writer"
+            raise FormatError(fault, tensor=index.name(i))
 
 
 def _outline(archive: Archive) -> tuple[Header, memoryview]:
@@ -185,8 +185,8 @@ class ShardedSource(PayloadSource):
             origin, extent = self.boxes(number, shape, row.bits)
             for piece, start, size in zip(self.pieces(number), origin.tolist(), extent.tolist(), strict=True):
                 if piece.nbytes != prod(size) * item:
-                    what = f"a piece of it has {piece.nbytes} bytes, its box {prod(size) * item}; {COPY_AGAIN}"
-                    raise FormatError(what, path=piece.source.path)
+                    fault = f"a piece of it has {piece.nbytes} bytes, its box {prod(size) * item}; {COPY_AGAIN}"
+                    raise FormatError(fault, path=piece.source.path)
                 octets, at = piece.source.locate(piece.number)
                 values = np.frombuffer(octets[at : at + piece.nbytes], dtype).reshape(size)
                 boxes.append(box_of(start, values, piece.source))
@@ -314,8 +314,8 @@ class ShardedSource(PayloadSource):
                 wrong |= whole & ((rows["digest"] != mine["digest"]) | (shard.index.digest_kind == 0))
             if not np.count_nonzero(wrong):
                 return
-        what = f"the catalogue {self.path} names payloads that this shard does not have, or one twice; {COPY_AGAIN}"
-        raise FormatError(what, path=shard.path)
+        fault = f"the catalogue {self.path} names payloads that this shard does not have, or one twice; {COPY_AGAIN}"
+        raise FormatError(fault, path=shard.path)
 
     def mappings(self) -> list[weakref.ref[Any]]:
         archives = [self.shards.catalogue, *list(self.shards.opened.values())]

@@ -129,8 +129,8 @@ class Shards:
         try:
             return open_file(self.names[file])
         except SourceError as error:
-            what = f"{error.message}; {self._whose(file)}"
-            raise type(error)(what, path=error.path, errno=error.errno) from error
+            fault = f"{error.message}; {self._whose(file)}"
+            raise type(error)(fault, path=error.path, errno=error.errno) from error
 
     def _open_checked(self, file: int) -> Archive:
         """Open a shard, and compare it with its trailer and digest in the catalogue."""

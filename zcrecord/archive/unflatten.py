@@ -49,8 +49,8 @@ def check_full_names(ix: Index, index_size: int) -> None:
     total = int(ix.modules["name_size"][ix.attributes["parent"]].sum(dtype=np.uint64))
     index_size = index_size or len(ix.text) + ix.attributes.nbytes  # an index that was made here is in no file
     if total > _NAME_ALLOWANCE * index_size:
-        what = f"full names of attributes add up to {total} bytes, more than {_NAME_ALLOWANCE} times the index"
-        raise LimitError(f"{what}; a module's `attributes` have them by key")
+        fault = f"full names of attributes add up to {total} bytes, more than {_NAME_ALLOWANCE} times the index"
+        raise LimitError(f"{fault}; a module's `attributes` have them by key")
 
 
 def _decode_word(ix: Index, kind: int, word: int, payload: Callable[[int], Any], texts: dict[int, str]) -> Any:

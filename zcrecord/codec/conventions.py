@@ -63,8 +63,8 @@ def _attribute_of(value: Any, name: str) -> tuple[str, Any] | None:
     kind = type(value)
     if isinstance(value, int):  # one of more than 64 bits: all others are attributes
         if value.bit_length() > _MOST_BITS:
-            what = f"an integer of {value.bit_length()} bits, {_MOST_BITS} are the most; save it as bytes"
-            raise UnsupportedError(what, tensor=name)
+            fault = f"an integer of {value.bit_length()} bits, {_MOST_BITS} are the most; save it as bytes"
+            raise UnsupportedError(fault, tensor=name)
         return "zcr:int", hex(value)
     if isinstance(value, complex):
         return "zcr:complex", (value.real, value.imag)
@@ -76,8 +76,8 @@ def _attribute_of(value: Any, name: str) -> tuple[str, Any] | None:
         return "zcr:timedelta", (value.days, value.seconds, value.microseconds)
     if kind in _TIMES.values():
         if repr(kind.fromisoformat(value.isoformat())) != repr(value):
-            what = f"a {kind.__name__} with a named time zone, or a fold; save a text, and the zone's name"
-            raise UnsupportedError(what, tensor=name)
+            fault = f"a {kind.__name__} with a named time zone, or a fold; save a text, and the zone's name"
+            raise UnsupportedError(fault, tensor=name)
         return f"zcr:{kind.__name__}", value.isoformat()
     if _is_of(kind, "torch", "dtype"):
         return "zcr:torch_dtype", str(value).removeprefix("torch.")
@@ -123,8 +123,8 @@ def _order(value: Any, name: str, depth: int = 0, *, made: bool = False) -> tupl
         return (5, *sorted(_order(item, name, depth + 1) for item in value))
     single = None if isinstance(value, np.generic) else _attribute_of(value, name)
     if single is None or single[0].startswith("zcr:torch"):
-        what = f"a {kind.__name__} as a key, or in a set, has no equal when it is loaded"
-        raise UnsupportedError(f"{what}; make it a text, number, tuple or date", tensor=name or None)
+        fault = f"a {kind.__name__} as a key, or in a set, has no equal when it is loaded"
+        raise UnsupportedError(f"{fault}; make it a text, number, tuple or date", tensor=name or None)
     return (6, *single)
 
 

@@ -347,12 +347,12 @@ def _encode_tensors(entries: Entries, pool: _TextPoolBuilder, vectors: dict[str,
 def _check_layout(layout: TensorLayout, entries: Entries, number: int) -> None:
     """Raise LimitError, naming a tensor, for a rank or an empty shape that no reader takes (R47, R49)."""
     if len(layout.shape) > MAX_RANK:
-        what = f"rank {len(layout.shape)} is more than {MAX_RANK}"
+        fault = f"rank {len(layout.shape)} is more than {MAX_RANK}"
     elif prod(d or 1 for d in layout.shape) * (layout.bits or 64) > 8 * MAX_ARCHIVE_SIZE:
-        what = f"shape {layout.shape} claims more than 2^56 bytes"
+        fault = f"shape {layout.shape} claims more than 2^56 bytes"
     else:
         return
-    raise LimitError(what, tensor=entries.names[list(entries.layout_ids).index(number)])
+    raise LimitError(fault, tensor=entries.names[list(entries.layout_ids).index(number)])
 
 
 def _subtree_ends(parents: Sequence[int]) -> list[int]:

@@ -46,9 +46,9 @@ FORMATS = {
 
 
 class FileType(NamedTuple):
-    """A type of file: words for errors, advice, its name in FORMATS; `sure` unless other files may begin alike."""
+    """A type of file: a sentence for errors, advice, its name in FORMATS; `sure` unless other files may begin alike."""
 
-    what: str
+    text: str
     advice: str = ""
     format: str | None = None
     sure: bool = True
@@ -125,7 +125,7 @@ def describe_data(octets: memoryview) -> str | None:
     A file that is protobuf from end to end is taken for an ONNX model, even if it is a short text.
     """
     if (kind := _known_format(bytes(octets[:HEAD]))) is not None:
-        return kind.what
+        return kind.text
     return "this looks like an ONNX model" if _is_protobuf(octets) else None
 
 
@@ -156,6 +156,6 @@ def _varint(octets: memoryview, at: int) -> tuple[int, int]:
 def wrong_type(head: bytes, wanted: str, *, sure: bool = False) -> str | None:
     """Return the error message for a file of another known type than `wanted`, such as 'an ONNX model', else None."""
     kind = sniff_file_type(head)
-    if kind is None or (sure and not kind.sure) or kind.what == f"this is {wanted}":
+    if kind is None or (sure and not kind.sure) or kind.text == f"this is {wanted}":
         return None
-    return f"{kind.what}, not {wanted}" + (f"; {kind.advice}" if kind.advice else "")
+    return f"{kind.text}, not {wanted}" + (f"; {kind.advice}" if kind.advice else "")

@@ -129,8 +129,8 @@ class Checkpoint:
         if len(self.pieces(box.tensor)) > 1:
             [piece] = archive.source.pieces(row.payload, [box.piece])
             if piece.nbytes != prod(box.extent) * (row.bits >> 3):
-                what = "a piece of it has another size than its box"
-                raise FormatError(what, path=piece.source.path, tensor=archive.index.name(box.tensor))
+                fault = "a piece of it has another size than its box"
+                raise FormatError(fault, path=piece.source.path, tensor=archive.index.name(box.tensor))
             return piece.source.locate(piece.number)
         if row.strides != NONE:
             return np.ascontiguousarray(archive.elements(box.tensor)).view(np.uint8).reshape(-1).data, 0

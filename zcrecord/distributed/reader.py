@@ -164,8 +164,9 @@ class ZcrStorageReader(StorageReader):  # type: ignore[misc]  # mypy takes torch
     def _copy(self, planner: Any, item: Any, source: Any) -> None:
         target = planner.resolve_tensor(item).detach()
         if target.shape != source.shape:
-            what = f"planned to load a box of shape {tuple(source.shape)}, got a tensor of {tuple(target.shape)}"
-            raise MismatchError(f"{what} from the planner", path=self._checkpoint().path, tensor=item.storage_index.fqn)
+            shapes = f"a box of shape {tuple(source.shape)}, got a tensor of {tuple(target.shape)}"
+            fault = f"planned to load {shapes} from the planner"
+            raise MismatchError(fault, path=self._checkpoint().path, tensor=item.storage_index.fqn)
         target.copy_(source)
         planner.commit_tensor(item, target)
 

@@ -189,8 +189,8 @@ def sections(section: str | None) -> dict[str, str]:
     """
     given = ".rodata." if section is None else section
     if not _NAME.fullmatch(given):
-        what = "a section's name is letters, digits, '.', '_', '$' and '-', and does not start with a digit"
-        raise UnsupportedError(f"section '{printable(given)}': {what}")
+        fault = "a section's name is letters, digits, '.', '_', '$' and '-', and does not start with a digit"
+        raise UnsupportedError(f"section '{printable(given)}': {fault}")
     elf, coff = f'{given}, "aG", %progbits, \\name', given
     if given.endswith("."):
         elf, coff = f'{given}\\name, "a", %progbits', f"{given}\\name"

@@ -238,8 +238,8 @@ def _source(plan: Plan, directory: str, form: Form, section: str | None) -> Iter
     if form == "embed":
         path = path_between(directory, plan.archive)
         if any(c in path for c in '"\\\n\r'):
-            what = f"#embed cannot name '{printable(path)}'; rename it, or generate the blob by .incbin"
-            raise UnsupportedError(what, path=plan.archive)
+            fault = f"#embed cannot name '{printable(path)}'; rename it, or generate the blob by .incbin"
+            raise UnsupportedError(fault, path=plan.archive)
         before = _EMBED.format(upper=upper, path=path)
     own = "" if section is None else f' __attribute__((section("{section}")))'
     yield head(plan, [f"The archive as one constant; {plan.stem}_blob.h says more."]).encode()

@@ -163,8 +163,9 @@ def check_places(planned: Plan) -> None:
     for c in planned.constants:
         own = max(payload_alignment(c.nbytes, given), item_alignment(c.dtype))
         if c.base is None and c.place == "archive" and c.alignment > own and c.offset % c.alignment:
-            what = f"its offset is not a multiple of {c.alignment}; save the archive with that alignment"
-            raise UnsupportedError(f"{what}, or have each tensor placed by itself", path=planned.archive, tensor=c.name)
+            advice = "save the archive with that alignment, or have each tensor placed by itself"
+            fault = f"its offset is not a multiple of {c.alignment}; {advice}"
+            raise UnsupportedError(fault, path=planned.archive, tensor=c.name)
 
 
 def item_alignment(dtype: DType) -> int:
@@ -183,17 +184,17 @@ def record_of(source: Any) -> Record:
     else:
         path = path_of(source)
         if is_packed(map_file(path, least=0).octets):
-            what = "is packed for transport; unpack it first: zcrecord unpack, or zcrecord.transport.unpack"
-            raise UnsupportedError(what, path=path)
+            fault = "is packed for transport; unpack it first: zcrecord unpack, or zcrecord.transport.unpack"
+            raise UnsupportedError(fault, path=path)
         record = zcrecord.load_record(path)
     takes_one_file(record.archive, "embed")
     root = record.archive.root
     if record.path is not None and root.offset:
-        what = "the archive is part of another file; take it out first: zcrecord detach"
-        raise UnsupportedError(what, path=record.path)
+        fault = "the archive is part of another file; take it out first: zcrecord detach"
+        raise UnsupportedError(fault, path=record.path)
     if record.path is None or not root.whole or root.embedded is not None or root.mode != "r":
-        what = "constants are made of an archive's own file; give its path, or save the record to one first"
-        raise UnsupportedError(what, path=record.path)
+        fault = "constants are made of an archive's own file; give its path, or save the record to one first"
+        raise UnsupportedError(fault, path=record.path)
     return record
 
 
@@ -214,8 +215,8 @@ def _constant(info: TensorInfo, named: Identifier, local: Identifier, alignment:
     """Return a constant with bytes of its own; a strided tensor gets its offset in the packed file later."""
     strided = info.nbytes > 0 and info.strides is not None and not is_c_order(info.shape, info.strides)
     if strided and info.dtype.c is None and info.dtype.bits:
-        what = f"it is strided, and of an element type ({info.dtype.name}) not known here"
-        raise UnsupportedError(f"{what}; upgrade zcrecord, or exclude it", path=path, tensor=info.name)
+        fault = f"it is strided, and of an element type ({info.dtype.name}) not known here"
+        raise UnsupportedError(f"{fault}; upgrade zcrecord, or exclude it", path=path, tensor=info.name)
     least = item_alignment(info.dtype)
     return Constant(
         name=info.name,

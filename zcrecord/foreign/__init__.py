@@ -97,6 +97,6 @@ def open_remote(memory: Memory, bring: Callable[[int, int], None], source_in: An
     if kind is None:
         return None
     if kind not in ("safetensors", "gguf") or (memory.path or "").endswith(".json"):
-        what = f"is {FORMATS[kind].title}, which is not read by URL; download it, or convert it: zcrecord convert"
-        raise UnsupportedError(f"{what} {memory.path} model.zcr", path=memory.path)
+        fault = f"is {FORMATS[kind].title}, which is not read by URL; download it, or convert it: zcrecord convert"
+        raise UnsupportedError(f"{fault} {memory.path} model.zcr", path=memory.path)
     return open_foreign(kind, memory, bring=bring, source_in=source_in)

@@ -60,9 +60,9 @@ def model_in(folder: str, named: str | None = None, *, archive_first: bool = Fal
         return os.path.join(folder, candidates[0])
     if candidates and kind == "onnx":
         return folder
-    what = (
+    fault = (
         f"is a folder with several models: {', '.join(map(printable, candidates))}"
         if candidates
         else "is a folder without a model"
     )
-    raise SourceError(f"{what}; name a file", path=folder, errno=errno.EISDIR)
+    raise SourceError(f"{fault}; name a file", path=folder, errno=errno.EISDIR)

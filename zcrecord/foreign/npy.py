@@ -93,8 +93,8 @@ def map_npy(path: str) -> np.ndarray[Any, np.dtype[Any]]:
     try:
         header = read_npy_header(read)
         if len(octets) - position != header.data_nbytes:
-            what = f"its array has {header.data_nbytes} bytes, {len(octets) - position} follow the header"
-            raise FormatError(f"{what}; copy it again")
+            fault = f"its array has {header.data_nbytes} bytes, {len(octets) - position} follow the header"
+            raise FormatError(f"{fault}; copy it again")
     except RecordError as error:
         raise error.located(path=path) from error.__cause__
     data = np.frombuffer(octets, np.uint8)[position:]
@@ -134,8 +134,8 @@ def _dtype(descr: str) -> np.dtype[Any]:
     if match["kind"] == "O":
         raise UnsupportedError("an array of objects is a pickle, which may run anything; save it with a plain dtype")
     if match["kind"] == "V" or (match["kind"], match["size"]) == ("f", "1"):
-        what = "raw bytes of unknown meaning (numpy names bfloat16, float8 and their like so)"
-        raise UnsupportedError(f"{what}; save them viewed as uint8 or uint16")
+        fault = "raw bytes of unknown meaning (numpy names bfloat16, float8 and their like so)"
+        raise UnsupportedError(f"{fault}; save them viewed as uint8 or uint16")
     if match["kind"] not in "?biufcSU":
         raise UnsupportedError(f"dtype {printable(descr)} has no place in an archive; save it as numbers")
     try:

@@ -51,8 +51,8 @@ def _beside(path: str, name: str) -> tuple[str, str]:
         return place, place
     root, real = real_path(folder), real_path(place)
     if os.path.dirname(real) != root and not in_hub_cache(root, real):
-        what = f"is a link to {printable(real)}, out of its folder; a stranger's index could read any file by it"
-        raise SourceError(f"{what}; put the file itself there", path=place)
+        fault = f"is a link to {printable(real)}, out of its folder; a stranger's index could read any file by it"
+        raise SourceError(f"{fault}; put the file itself there", path=place)
     return place, real
 
 

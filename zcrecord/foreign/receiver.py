@@ -284,8 +284,8 @@ class Outline(Receiver):
             remote = source_in is not None and self._files[0] is first
             fetched = source_in(first._replace(octets=octets), octets, table) if remote else None
             if source_in is not None and any(isinstance(file, Decoded) for file in self._files):
-                what = "has a tensor that is not aligned in it, and is not read by URL; download it, or convert it"
-                raise UnsupportedError(f"{what}: zcrecord convert {first.path} model.zcr")
+                fault = "has a tensor that is not aligned in it, and is not read by URL; download it, or convert it"
+                raise UnsupportedError(f"{fault}: zcrecord convert {first.path} model.zcr")
             source = ForeignSource(first, self._files, np.array(self._bases, np.uint64), table, fetched=fetched)
         readers = [reader for _, reader in self._readers.values()]
         source.member_sums = lambda: (member for reader in readers for member in reader.sums())

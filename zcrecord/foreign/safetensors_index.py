@@ -85,8 +85,8 @@ def decode_index(octets: bytes | memoryview) -> ShardIndex:
         raise FormatError("not an index of safetensors shards: it has no 'weight_map'")
     for name, file in weight_map.items():
         if not isinstance(file, str) or not is_plain_name(file, _SUFFIX):
-            what = f"its shard {printable(repr(file))} is not the plain name of a {_SUFFIX} file"
-            raise FormatError(f"{what}; shards lie beside their index", tensor=_encodable(name))
+            fault = f"its shard {printable(repr(file))} is not the plain name of a {_SUFFIX} file"
+            raise FormatError(f"{fault}; shards lie beside their index", tensor=_encodable(name))
     names = [f'"{name}"'.encode(errors="surrogatepass") for name in weight_map]
     ends = np.array(list(accumulate(map(len, names))), np.int64)
     starts = np.append(0, ends)[:-1]

@@ -116,8 +116,8 @@ def _load(reader: MemoryReader) -> Found:
     if not head:
         raise FormatError("the file is empty, no torch checkpoint")
     if not head.startswith((_ZIP, _PICKLE)):
-        if what := wrong_type(head, "a torch checkpoint", sure=True):
-            raise FormatError(what)
+        if fault := wrong_type(head, "a torch checkpoint", sure=True):
+            raise FormatError(fault)
         advice = Advice("name its format by {}", "source_format")
         raise FormatError("no torch checkpoint, which begins as a zip file or a pickle", advice=advice)
     try:
@@ -148,8 +148,8 @@ def stored_members(reader: MemoryReader) -> tuple[_Members, int]:
         if member.method != STORED or member.encrypted:
             done = "encrypted" if member.method == STORED else "compressed"
             name = printable(member.name.decode(errors="replace"))
-            what = f"{_WRONG}, or one that was packed again: '{name}' is {done}"
-            raise UnsupportedError(f"{what}; unpack it and pack it without compression, or save it anew")
+            fault = f"{_WRONG}, or one that was packed again: '{name}' is {done}"
+            raise UnsupportedError(f"{fault}; unpack it and pack it without compression, or save it anew")
     members = {member.name.lower(): member for member in found}
     if len(members) < len(found):
         raise FormatError("two of its members have one name, or differ by case alone; save it anew")
@@ -254,8 +254,8 @@ class _StateDictWalk:
             self._room -= len(parts) * _ITEM_COST + len(name) + len(key)
             if self._room < 0:
                 limit = f"{_EXPANDED >> 20} MiB and {_ITEM_TIMES} times the file"
-                what = f"its items would take more than {limit} in memory; save many values as tensors"
-                raise LimitError(what, tensor=name or None)
+                fault = f"its items would take more than {limit} in memory; save many values as tensors"
+                raise LimitError(fault, tensor=name or None)
             self._add((*path, *parts), child)
 
     def _module(self, path: tuple[str, ...], name: str, value: Any) -> tuple[str, str, Iterable[tuple[str, Any]]]:
@@ -269,8 +269,8 @@ class _StateDictWalk:
                 raise FormatError("a namespace without names; copy the file again", tensor=name)
             return "object", value.type_name, value.state.items()
         if not isinstance(value, _MODULES):
-            what = f"a {type(value).__name__} is neither a tensor nor a plain value; take it out of the checkpoint"
-            raise UnsupportedError(value.text if isinstance(value, TorchValue) else what, tensor=name)
+            fault = f"a {type(value).__name__} is neither a tensor nor a plain value; take it out of the checkpoint"
+            raise UnsupportedError(value.text if isinstance(value, TorchValue) else fault, tensor=name)
         if isinstance(value, set | frozenset):  # sorted below: long texts, in many tuples, would be compared often
             for part in itertools.chain.from_iterable(map(parts_of, value)):
                 self._meet(part, name)

@@ -64,8 +64,8 @@ def write(
     octets = set(octets) if isinstance(octets, list | tuple) else set()
     data = (structure.encode() or "").encode()
     if len(data) > MAX_TEXT:
-        what = f"attributes and metadata take {len(data)} bytes as JSON, {STRUCTURE} has at most {MAX_TEXT}"
-        raise LimitError(what, path=record.archive.path)
+        fault = f"attributes and metadata take {len(data)} bytes as JSON, {STRUCTURE} has at most {MAX_TEXT}"
+        raise LimitError(fault, path=record.archive.path)
     done = 0
     with open_sink(dest, durable=durable, options=storage_options) as sink:
         file: Any = _ZipSink(sink)

@@ -175,8 +175,8 @@ def _tensor_description(archive: Archive, i: int) -> str:
 def _moved_items(a: Archive, b: Archive) -> Iterator[Change]:
     """Yield tensors and modules that the second archive has in another module, if both have both modules."""
     modules = [set(map(archive.index.text_of, archive.index.modules)) for archive in (a, b)]
-    whats: tuple[Literal["tensor", "module"], ...] = ("tensor", "module")
-    for what in whats:
+    kinds: tuple[Literal["tensor", "module"], ...] = ("tensor", "module")
+    for what in kinds:
         parents, other_parents = _parents(a, what), _parents(b, what)
         for name, before in parents.items():
             after = other_parents.get(name, before)

@@ -34,15 +34,15 @@ def same_answers(model: Any, tuned: Any, path: str, *, exact: bool) -> bool:
         try:
             answers = tuned.run(None, feed)
         except Exception as error:
-            what = f"cannot be tuned: the tuned graph does not run: {printable(str(error))}"
-            raise UnsupportedError(what, path=path) from error
+            fault = f"cannot be tuned: the tuned graph does not run: {printable(str(error))}"
+            raise UnsupportedError(fault, path=path) from error
         alike = [_alike(a, b, exact) for a, b in zip(expected, answers, strict=True)]
         if not all(alike):
             again = model.run(None, feed)
             for output, same, a, b in zip(model.get_outputs(), alike, expected, again, strict=True):
                 if not same and _alike(a, b, exact):
-                    what = f"the tuned graph gives other values of the output '{printable(output.name, 60)}'"
-                    raise UnsupportedError(f"cannot be tuned: {what} than the model", path=path)
+                    fault = f"the tuned graph gives other values of the output '{printable(output.name, 60)}'"
+                    raise UnsupportedError(f"cannot be tuned: {fault} than the model", path=path)
         return True
     message = "%s: the tuned graph's answers are not compared: the model runs on no inputs made up for it: %s"
     logging.getLogger("zcrecord").warning(message, path, reason)

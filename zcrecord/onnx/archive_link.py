@@ -110,23 +110,23 @@ def link(model: OpenedModel, dest: str | None) -> ArchiveLink:
             model at `dest` may not refer to the file. IntegrityError: the file was replaced since.
     """
     if dest is None or is_url(dest):
-        what = "refers to its archive from the folder it lies in, and a stream or a URL has none; name a path"
-        raise UnsupportedError(f"{_WITH_EXTERNAL} {what}")
+        fault = "refers to its archive from the folder it lies in, and a stream or a URL has none; name a path"
+        raise UnsupportedError(f"{_WITH_EXTERNAL} {fault}")
     record, path = model.record, model.record.path
     if path is None:
-        what = "needs an archive in a file, and this one is in memory; save it to one"
-        raise UnsupportedError(f"{_WITH_EXTERNAL} {what}")
+        fault = "needs an archive in a file, and this one is in memory; save it to one"
+        raise UnsupportedError(f"{_WITH_EXTERNAL} {fault}")
     archive = record.archive
     takes_one_file(archive, _WITH_EXTERNAL)
     if record.mode != "r" or not archive.whole:
-        what = "it may hold edits that its file does not" if record.mode != "r" else "it is a part of its archive"
-        raise UnsupportedError(f"{_WITH_EXTERNAL} refers to the file, but {what}; save the record first", path=path)
+        fault = "it may hold edits that its file does not" if record.mode != "r" else "it is a part of its archive"
+        raise UnsupportedError(f"{_WITH_EXTERNAL} refers to the file, but {fault}; save the record first", path=path)
     if os.path.exists(dest) and not os.path.isfile(dest):
         raise UnsupportedError(f"{_WITH_EXTERNAL} is a regular file in a folder; name one", path=dest)
     on_disk: Record = load_record(os.path.realpath(path), embedded=archive.embedded)
     if on_disk.archive.source.file is None:
-        what = "refers to bytes as they lie in a file, and these lie there compressed; unpack it first"
-        raise UnsupportedError(f"{_WITH_EXTERNAL} {what}", path=path)
+        fault = "refers to bytes as they lie in a file, and these lie there compressed; unpack it first"
+        raise UnsupportedError(f"{_WITH_EXTERNAL} {fault}", path=path)
     if on_disk.archive.header.encode() != archive.header.encode():
         raise IntegrityError("was replaced since it was opened; load it again", path=path)
     return ArchiveLink(opened_model(on_disk, model.module), external_data.location_from(dest, path))
@@ -223,8 +223,8 @@ def _link_properties(file: io.FileIO) -> dict[str, str]:
     props = read_properties(file)
     for key in PROPERTIES[:4]:
         if key not in props:
-            what = f"no '{key}' in its metadata_props: it was not exported with external weights"
-            raise UnsupportedError(f"{what}, and nothing tells which archive it is for")
+            fault = f"no '{key}' in its metadata_props: it was not exported with external weights"
+            raise UnsupportedError(f"{fault}, and nothing tells which archive it is for")
     return props
 
 
@@ -245,9 +245,9 @@ def _archive(model: str, props: dict[str, str], allow_links: bool) -> tuple[Reco
 
 def _compare(record: Record, model: str, props: dict[str, str], full: bool, progress: Progress | None) -> None:
 
-    def differ(what: str, expected: str, actual: str) -> None:
+    def differ(field: str, expected: str, actual: str) -> None:
         if actual != expected:
-            wanted = f"{what} {printable(expected)} was expected by '{printable(model)}', it has {actual}"
+            wanted = f"{field} {printable(expected)} was expected by '{printable(model)}', it has {actual}"
             advice = _AGAIN._replace(text=f"put that archive back, or {_AGAIN.text}")
             raise IntegrityError(wanted, path=record.archive.path, advice=advice)
 

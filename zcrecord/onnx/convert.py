@@ -149,8 +149,8 @@ def _models(source: Any, path: str | None, test: NameFilter | None) -> list[_Mod
     for name in names:
         module = name[: -len(_SUFFIX)]
         if (other := modules.setdefault(module, name)) != name:
-            what = f"{printable(other)} and {printable(name)} would both be module '{printable(module)}'"
-            raise NameCollisionError(f"{what}; rename one", path=path)
+            fault = f"{printable(other)} and {printable(name)} would both be module '{printable(module)}'"
+            raise NameCollisionError(f"{fault}; rename one", path=path)
     if not modules:
         raise SourceError(f"is a folder without a model (*{_SUFFIX})", path=path, errno=errno.EISDIR)
     if len(modules) > 1 and test is not None:
@@ -308,8 +308,8 @@ class _ModelConversion(NamedTuple):
         """Read the source again and the archive back, and compare them."""
         again = self.write(NullSink(), done.passed)
         if again.out.index != done.out.index:
-            what = "read again, it is another model than the one converted; it was changed meanwhile, convert it again"
-            raise IntegrityError(what, path=self.path)
+            fault = "read again, it is another model than the one converted; it was changed meanwhile, convert it again"
+            raise IntegrityError(fault, path=self.path)
         with located(path=dest_path):
             done.out.verify_written()
 
@@ -321,9 +321,9 @@ def _graph_limit(
 
     def bounded(passed: int) -> None:
         if len(skeleton) > _GRAPH + _EXPANDED * packed.position:
-            what = f"{packed.position} compressed bytes expand to a graph of more than {len(skeleton)} bytes"
+            fault = f"{packed.position} compressed bytes expand to a graph of more than {len(skeleton)} bytes"
             do = "without its values; if it is to be trusted, decompress it first"
-            raise LimitError(f"{what}, {do}", offset=packed.position)
+            raise LimitError(f"{fault}, {do}", offset=packed.position)
         if report is not None:
             report(passed)
 
@@ -399,8 +399,8 @@ class _ArchiveSink(TensorSink):
             tensors.count(t, reference.length)
             return
         if self._folder is None:
-            what = "lies beside the model, and a stream has no folder; convert the file itself"
-            raise ExternalDataError(f"external data '{reference.location}' {what}")
+            fault = "lies beside the model, and a stream has no folder; convert the file itself"
+            raise ExternalDataError(f"external data '{reference.location}' {fault}")
         for chunk in self._folder.read(reference):
             tensors.write(t, chunk, reference.length)
             if self._report is not None:
@@ -450,5 +450,5 @@ class _Selection:
 
 
 def _named_too_late(name: str, offset: int) -> OnnxError:
-    what = "it is named after its values, too late for a choice by name"
-    return OnnxError(f"byte {offset:#x}: {what}; convert everything, and choose when loading", tensor=name)
+    fault = "it is named after its values, too late for a choice by name"
+    return OnnxError(f"byte {offset:#x}: {fault}; convert everything, and choose when loading", tensor=name)

@@ -168,8 +168,8 @@ def _tuned_model(linked: ArchiveLink, *, anywhere: bool) -> _TunedModel:
     except RecordError as error:
         raise NoTuning(error.message) from error
     if anywhere and added:
-        what = f"its operators of {', '.join(sorted(added))} are for this CPU, another may compute wrong answers"
-        raise NoTuning(f"{what} with them; --tuned or tuned=True writes it for this one")
+        fault = f"its operators of {', '.join(sorted(added))} are for this CPU, another may compute wrong answers"
+        raise NoTuning(f"{fault} with them; --tuned or tuned=True writes it for this one")
     options = {} if packed else {NO_PREPACKING: "1"}
     return _TunedModel(model.data, len(model.weights), target.target.encode(), options)
 
@@ -220,8 +220,8 @@ class _ModelWriter:
         if not removed or is_link(removed):
             return rest
         if self._link is not None:
-            what = f"the model's own metadata_props have '{printable(removed[0][0])}', which external weights need"
-            raise UnsupportedError(f"{what} to say which archive the model is for; rename it there and convert again")
+            fault = f"the model's own metadata_props have '{printable(removed[0][0])}', which external weights need"
+            raise UnsupportedError(f"{fault} to say which archive the model is for; rename it there and convert again")
         return skeleton
 
     def _tell_read(self, done: int, total: int) -> None:

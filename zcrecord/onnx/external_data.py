@@ -83,9 +83,9 @@ class OpenFile:
             except ValueError:
                 raise self._shrunk() from None
             except OSError as error:
-                what = f"cannot be mapped: {error.strerror or error}; copy it to another disk"
+                fault = f"cannot be mapped: {error.strerror or error}; copy it to another disk"
                 advice = Advice("{} reads it where it is", "mmap", False)
-                raise SourceError(what, path=self.path, errno=error.errno, advice=advice) from error
+                raise SourceError(fault, path=self.path, errno=error.errno, advice=advice) from error
             mappings.add(mapping)
             self._octets = octets = np.frombuffer(mapping, np.uint8)
         return octets
@@ -121,16 +121,16 @@ class OpenFile:
         raise SourceError("was changed or replaced since it was scanned; scan it again", path=self.path)
 
     def _shrunk(self) -> SourceError:
-        what = f"became shorter than the {self.nbytes} bytes it had; is it still being written?"
-        return SourceError(what, path=self.path)
+        fault = f"became shorter than the {self.nbytes} bytes it had; is it still being written?"
+        return SourceError(fault, path=self.path)
 
     def forget(self) -> None:
         """Release the mapping: views alone keep it."""
         self._octets = None
 
 
-def _broken(location: str, what: str, advice: Advice | None = None) -> ExternalDataError:
-    return ExternalDataError(f"external data '{printable(location)}': {what}", advice=advice)
+def _broken(location: str, fault: str, advice: Advice | None = None) -> ExternalDataError:
+    return ExternalDataError(f"external data '{printable(location)}': {fault}", advice=advice)
 
 
 def parse(entries: dict[str, str], nbytes: int) -> ExternalReference:
@@ -173,12 +173,12 @@ def location_from(model: str, path: str) -> str:
     if not Path(real).is_relative_to(folder):
         linked = f", by a link in '{printable(path)}'," if os.path.islink(path) else ""
         must = f"external data must lie in the model's folder ('{printable(folder)}') or below it"
-        what = f"{must}; this file lies{linked} in '{printable(os.path.dirname(real))}'"
-        raise ExternalDataError(f"{what}: write the model there, or copy the file", path=path)
+        fault = f"{must}; this file lies{linked} in '{printable(os.path.dirname(real))}'"
+        raise ExternalDataError(f"{fault}: write the model there, or copy the file", path=path)
     names = os.stat(real).st_nlink
     if names != 1:
-        what = f"the file has {names} names (hard links), and onnx takes no external data from such a file; copy it"
-        raise ExternalDataError(what, path=path)
+        fault = f"the file has {names} names (hard links), and onnx takes no external data from such a file; copy it"
+        raise ExternalDataError(fault, path=path)
     location = Path(real).relative_to(folder).as_posix()
     try:
         location.encode()
@@ -194,8 +194,8 @@ def check_inside(reference: ExternalReference, nbytes: int) -> None:
     """Raise ExternalDataError unless a reference lies inside its file of so many bytes."""
     end = reference.offset + reference.length
     if end > nbytes:
-        what = f"bytes {reference.offset} to {end} are past its end ({nbytes})"
-        raise _broken(reference.location, f"{what}; the file is truncated or belongs to another model")
+        fault = f"bytes {reference.offset} to {end} are past its end ({nbytes})"
+        raise _broken(reference.location, f"{fault}; the file is truncated or belongs to another model")
 
 
 def _checked_location(location: str) -> str:
@@ -286,8 +286,8 @@ class ModelFolder:
         except OSError as error:
             if isinstance(error, RecordError):
                 raise
-            what = f"cannot be opened: {error.strerror or error}; it belongs beside the model"
-            raise _broken(location, what) from error
+            fault = f"cannot be opened: {error.strerror or error}; it belongs beside the model"
+            raise _broken(location, fault) from error
 
     def _open_checked(self, location: str) -> int:
         """Open a file so that a swap between the checks and the opening is noticed."""

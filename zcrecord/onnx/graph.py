@@ -80,8 +80,8 @@ def opened_model(source: Any, module: str | None, trusted_keys: Sequence[Any] | 
     record = record_of(source, trusted_keys)
     modules = models_of(record.archive)
     if not module and modules and "" not in modules:
-        what = f"its models are in modules: {', '.join(map(printable, modules))}"
-        raise UnsupportedError(what, path=record.archive.path, advice=Advice("name one by {}", "module"))
+        fault = f"its models are in modules: {', '.join(map(printable, modules))}"
+        raise UnsupportedError(fault, path=record.archive.path, advice=Advice("name one by {}", "module"))
     model = OpenedModel(record, module or "", record.module(module) if module else record)
     skeleton_of(model.part)
     return model
@@ -141,8 +141,8 @@ def skeleton_of(record: Record) -> memoryview:
     """
     skeleton = record.attributes.get(GRAPH_ATTRIBUTE)
     if not isinstance(skeleton, bytes | memoryview):
-        what = f"no attribute '{GRAPH_ATTRIBUTE}': the archive holds tensors but no ONNX model; make one with onnx2zc"
-        raise UnsupportedError(what, path=record.archive.path)
+        fault = f"no attribute '{GRAPH_ATTRIBUTE}': the archive holds tensors but no ONNX model; make one with onnx2zc"
+        raise UnsupportedError(fault, path=record.archive.path)
     return memoryview(skeleton)
 
 
@@ -187,8 +187,8 @@ def size_of(parts: Sequence[Any], advice: Advice, path: str | None = None) -> in
     """Return the bytes of a model; LimitError, with this advice, if it is larger than protobuf allows."""
     nbytes = sum(map(len, parts))
     if nbytes > MAX_LENGTH:
-        what = f"{nbytes} bytes in one model, and protobuf holds at most {MAX_LENGTH}"
-        raise LimitError(what, path=path, advice=advice)
+        fault = f"{nbytes} bytes in one model, and protobuf holds at most {MAX_LENGTH}"
+        raise LimitError(fault, path=path, advice=advice)
     return nbytes
 
 
@@ -196,8 +196,8 @@ def _numbers(names: list[str], there: Sequence[str], path: str | None) -> list[i
     known = {name: number for number, name in enumerate(there)}
     for name in names:
         if name not in known:
-            what = "the model has a tensor of this name, the archive does not; save the record with all it had"
-            raise FormatError(f"attribute '{GRAPH_ATTRIBUTE}': {what}", path=path, tensor=name)
+            fault = "the model has a tensor of this name, the archive does not; save the record with all it had"
+            raise FormatError(f"attribute '{GRAPH_ATTRIBUTE}': {fault}", path=path, tensor=name)
     return [known[name] for name in names]
 
 
@@ -297,8 +297,8 @@ class _RestoringSink(TensorSink):
         text = (t.entries or {}).get(_KEY, "")
         number = int(text) if text.isascii() and text.isdigit() and len(text) < 12 else -1
         if not 0 <= number < len(self._values) or self._seen[number]:
-            what = f"its stub says '{text}', not the number of one of {len(self._values)} tensors"
-            raise self._disagree(t.label, what)
+            fault = f"its stub says '{text}', not the number of one of {len(self._values)} tensors"
+            raise self._disagree(t.label, fault)
         self._seen[number] = 1
         return number
 
@@ -313,11 +313,11 @@ class _RestoringSink(TensorSink):
         for (_, name, _, _, kind, value), tensor in zip(self.tensors, self.named, strict=True):
             if tensor.dtype is not kind or tensor.shape != value.shape:
                 ours = f"data_type {tensor.dtype.onnx} and shape {list(tensor.shape)}"
-                what = f"the skeleton has {ours}, the archive {kind.name} and {list(value.shape)}"
-                raise self._disagree(name, what)
+                fault = f"the skeleton has {ours}, the archive {kind.name} and {list(value.shape)}"
+                raise self._disagree(name, fault)
 
-    def _disagree(self, label: str | None, what: str) -> FormatError:
-        return FormatError(f"attribute '{GRAPH_ATTRIBUTE}': {what}", path=self._path, tensor=label)
+    def _disagree(self, label: str | None, fault: str) -> FormatError:
+        return FormatError(f"attribute '{GRAPH_ATTRIBUTE}': {fault}", path=self._path, tensor=label)
 
 
 def _graph(t: TensorMessage) -> str:

@@ -85,9 +85,9 @@ def check_places(models: Iterable[LinkedModel], archive: str, before: Any, after
     """
     model = next(iter(models), None)
     if model is not None and not np.array_equal(before, after):
-        what = f"'{printable(model.path)}' takes weights from this archive, at places that would change"
+        fault = f"'{printable(model.path)}' takes weights from this archive, at places that would change"
         do = "write the result to another path, or remove that model, and export it again with {}"
-        raise UnsupportedError(what, path=archive, advice=Advice(do, "external", True))
+        raise UnsupportedError(fault, path=archive, advice=Advice(do, "external", True))
 
 
 def rewrite_models(models: Iterable[LinkedModel], archive: str, target: str | None) -> tuple[str, ...]:
@@ -102,7 +102,7 @@ def rewrite_models(models: Iterable[LinkedModel], archive: str, target: str | No
         try:
             to_onnx(archive, place, module=model.module, external=True, tuned=tuned, force=True)
         except RecordError as error:
-            what, again = f"{error.message}; the archive is replaced", "export this model again with {}"
-            raise SourceError(what, path=model.path, advice=Advice(again, "external", True)) from error
+            fault, again = f"{error.message}; the archive is replaced", "export this model again with {}"
+            raise SourceError(fault, path=model.path, advice=Advice(again, "external", True)) from error
         out.append(model.path)
     return tuple(out)

@@ -264,9 +264,9 @@ def model_errors(record: Record) -> Iterator[None]:
     except MemoryError:
         raise
     except Exception as error:
-        what = f"ONNX Runtime {onnxruntime_module().__version__} makes no session of the model"
+        fault = f"ONNX Runtime {onnxruntime_module().__version__} makes no session of the model"
         do = "the .onnx itself has to run there: mend the model, or install an onnxruntime that runs it"
-        raise OnnxError(f"{what}: {printable(str(error), 1000)}; {do}", path=record.archive.path) from error
+        raise OnnxError(f"{fault}: {printable(str(error), 1000)}; {do}", path=record.archive.path) from error
 
 
 def compares_packed(ort: Any) -> bool:
@@ -308,8 +308,8 @@ def _check_readable(ort: Any, record: Record, path: str) -> None:
         session_of_nodes(record, path)
     except OnnxError as error:
         later = "; tune with a later one" if _version(ort) < _READS_INNER_SINCE else ""
-        what = f"onnxruntime {ort.__version__} does not read the graph that it optimised{later}"
-        raise UnsupportedError(f"{what}: {printable(str(error.__cause__), 1000)}", path=error.path) from error
+        fault = f"onnxruntime {ort.__version__} does not read the graph that it optimised{later}"
+        raise UnsupportedError(f"{fault}: {printable(str(error.__cause__), 1000)}", path=error.path) from error
 
 
 def _saving_options(ort: Any, dest: str, weights: str | None, packed: bool) -> Any:

@@ -48,7 +48,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 _LONGEST = 8192  # characters of an encoded target
 _MOST_FEATURES = 256
 _WORD = re.compile(r"[ -~]{1,100}")  # printable ASCII
-_DAMAGED = "the target of a tuning {what}; the archive is damaged, copy it again or tune it again"
+_DAMAGED = "the target of a tuning {fault}; the archive is damaged, copy it again or tune it again"
 
 # The model of one node, "ReorderInput", of 1 x 4 x 1 x 1 floats "x" to "y": NCHW to blocks of channels.
 _REORDER = (
@@ -106,18 +106,18 @@ class TuningTarget:
     def decode(cls, text: str) -> TuningTarget:
         """Decode the text of `encode`; FormatError for any other text."""
         if len(text) > _LONGEST:
-            raise FormatError(_DAMAGED.format(what=f"has {len(text)} characters, at most {_LONGEST} are allowed"))
+            raise FormatError(_DAMAGED.format(fault=f"has {len(text)} characters, at most {_LONGEST} are allowed"))
         try:
             values = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise FormatError(_DAMAGED.format(what=f"is not JSON ({printable(str(error), 80)})")) from error
-        what = _fault(values)
-        if what is None:
+            raise FormatError(_DAMAGED.format(fault=f"is not JSON ({printable(str(error), 80)})")) from error
+        fault = _fault(values)
+        if fault is None:
             target = cls(**{**values, "cpu": tuple(values["cpu"])})
             if target.encode() == text:
                 return target
-            what = "is not written as `TuningTarget.encode` does"
-        raise FormatError(_DAMAGED.format(what=what))
+            fault = "is not written as `TuningTarget.encode` does"
+        raise FormatError(_DAMAGED.format(fault=fault))
 
     def words(self) -> str:
         """Return it as a line for people."""

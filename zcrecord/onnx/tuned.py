@@ -142,8 +142,8 @@ class TunedTarget(NamedTuple):
 
     def _payload(self, number: str) -> PayloadId:
         if not _NUMBER.fullmatch(number) or int(number) >= len(self.payloads):
-            what = f"a tensor of the tuned graph names payload '{printable(number, 40)}' of {len(self.payloads)}"
-            raise FormatError(f"{what}; {_AGAIN}")
+            fault = f"a tensor of the tuned graph names payload '{printable(number, 40)}' of {len(self.payloads)}"
+            raise FormatError(f"{fault}; {_AGAIN}")
         return self.payloads[int(number)]
 
     def _packed_value(self, value: str, rows: Any, base: int, forms: list[PayloadId]) -> str:
@@ -204,8 +204,8 @@ class Interfaces:
         self._checked.add(key)
         self._left -= sum(len(archive.payload(n)) for n in (*own, *models))
         if self._left < 0:
-            what = f"its tuned targets share graphs of more than {DIGEST_ALLOWANCE} times the archive's bytes in all"
-            raise LimitError(f"{what}; {_AGAIN}")
+            fault = f"its tuned targets share graphs of more than {DIGEST_ALLOWANCE} times the archive's bytes in all"
+            raise LimitError(f"{fault}; {_AGAIN}")
         initializers = self._interface(target.initializers, graph_interface_of)
         joined = self._interface(target.graph, interface_of).joined(initializers)
         for skeleton in models:
@@ -371,8 +371,8 @@ def untuned(archive: Archive, part: TunedPart) -> Archive:
     out = archive.part(index._replace(payloads=rows), list(map(int, part.originals)))
     hidden = range(part.module, int(archive.index.modules["end"][part.module]))
     if _content(stored_entries(out), part.originals) != _content(stored_entries(archive), None, hidden):
-        what = f"'{BEFORE}' of its tuned part is of another model: it was edited after it was tuned"
-        raise FormatError(f"{what}; {_AGAIN}")
+        fault = f"'{BEFORE}' of its tuned part is of another model: it was edited after it was tuned"
+        raise FormatError(f"{fault}; {_AGAIN}")
     return out
 
 

@@ -145,8 +145,8 @@ def tune(
         record, base = work.record, Record(work.base)
         modules = graph.models_of(base.archive) or [graph.opened_model(base, None).module]
         if not base.archive.index.digest_kind:
-            what = "has no digests, which packed weights need; save it again with digests"
-            raise UnsupportedError(what, path=work.path)
+            fault = "has no digests, which packed weights need; save it again with digests"
+            raise UnsupportedError(fault, path=work.path)
         work.check_room(record.archive_nbytes)
         target, models = this_target(ort), work.models()
         others = [t for t in work.part.targets if t.target != target] if work.part is not None else []
@@ -323,8 +323,8 @@ class _Work(NamedTuple):
         with files.refusals(self.dest):
             size, _, free = shutil.disk_usage(folder)
         if size and nbytes > free:  # some file systems tell nothing
-            what = f"needs up to {nbytes} bytes on the disk, {free} are free in '{folder}'; make room there"
-            raise SourceError(f"{what}, or name an output on another disk", path=self.dest, errno=errno.ENOSPC)
+            fault = f"needs up to {nbytes} bytes on the disk, {free} are free in '{folder}'; make room there"
+            raise SourceError(f"{fault}, or name an output on another disk", path=self.dest, errno=errno.ENOSPC)
 
     def room(self, graphs: list[TunedGraph]) -> int:
         """Return the size of the archive with a tuned part, at most."""
@@ -390,13 +390,13 @@ class _Work(NamedTuple):
         """Check that the untuned part is unchanged, and return the report; `made` are the new graphs."""
         with load_record(self.dest) as written:
             if written.archive.source.file is None or written.archive.source.file[1][:3] != self.written[-1][:3]:
-                what = "was replaced by another saver as soon as it was written"
-                raise SourceError(f"{what}; look at the file there, and tune it again", path=self.dest)
+                fault = "was replaced by another saver as soon as it was written"
+                raise SourceError(f"{fault}; look at the file there, and tune it again", path=self.dest)
             part = tuned.read_tuned(written.archive)
             base = written if part is None else Record(tuned.untuned(written.archive, part))
             if (now := content_digest(base.archive, known=self.known)) != digest:
-                what = f"its content digest was {digest}, that of its untuned part is {now}"
-                raise IntegrityError(f"{what}; the disk or the memory is failing", path=self.dest)
+                fault = f"its content digest was {digest}, that of its untuned part is {now}"
+                raise IntegrityError(f"{fault}; the disk or the memory is failing", path=self.dest)
             after = digest if part is None else content_digest(written.archive, known=self.known)
             targets = tuned.targets_of(written.archive)
         return TuneReport(

@@ -85,16 +85,16 @@ class Files:
             raise DestinationExistsError("its payloads are what the new archive would refer to", path=self._dest)
         behind = os.path.basename(real_path(path))  # of a link, which would lead nowhere
         if catalogue_of_shard(name) is not None or catalogue_of_shard(behind) is not None:
-            what = "has the name of a catalogue's shard, which goes when the catalogue is replaced"
-            raise UnsupportedError(f"{what}; give it another name, and refer to that", path=path)
+            fault = "has the name of a catalogue's shard, which goes when the catalogue is replaced"
+            raise UnsupportedError(f"{fault}; give it another name, and refer to that", path=path)
         path_beside(self._dest, name)  # a link to elsewhere would be refused when the new archive is opened
         if real_path(folder or ".") != os.path.dirname(self._dest) or not is_plain_name(name, ""):
-            what = "lies in another folder than the archive that would refer to it, or has no plain name"
-            raise UnsupportedError(f"{what}; references name files beside it: write it to {folder or '.'}", path=path)
+            fault = "lies in another folder than the archive that would refer to it, or has no plain name"
+            raise UnsupportedError(f"{fault}; references name files beside it: write it to {folder or '.'}", path=path)
         start, end = described
         if end - start > MOST_DESCRIBED:
-            what = f"has an index of {end - start} bytes, references know a file by at most {MOST_DESCRIBED}"
-            raise UnsupportedError(f"{what}; convert it in shards, and save without a base", path=path)
+            fault = f"has an index of {end - start} bytes, references know a file by at most {MOST_DESCRIBED}"
+            raise UnsupportedError(f"{fault}; convert it in shards, and save without a base", path=path)
         sha256 = hashlib.sha256(octets[start:end]).digest()
         self.files.append(ReferencedFile(name, len(octets), described, sha256))
         self._opened.append((path, memory))
@@ -104,8 +104,8 @@ class Files:
         """Raise SourceError if one of the files was replaced since it was opened: the new archive would not find it."""
         for path, memory in self._opened:
             if was_replaced(memory):
-                what = "was replaced meanwhile, and the new archive would refer to it; save again"
-                raise SourceError(what, path=path)
+                fault = "was replaced meanwhile, and the new archive would refer to it; save again"
+                raise SourceError(fault, path=path)
 
 
 class Base:
@@ -123,11 +123,11 @@ class Base:
         check_no_own_shard(self._record, dest)
         archive = self._record.archive
         if archive.source.file_names and not has_type_name(archive.source.file_archive(NONE), REFERENCES_TYPE):
-            what = "is a catalogue, whose shards are removed when it is replaced; convert it to one archive"
-            raise UnsupportedError(f"{what}, and refer to that", path=archive.path)
+            fault = "is a catalogue, whose shards are removed when it is replaced; convert it to one archive"
+            raise UnsupportedError(f"{fault}, and refer to that", path=archive.path)
         if not archive.index.digest_kind or not archive.source.is_mapped:
-            what = "has no digests, or is packed, attached or of another format; convert it, or index it"
-            raise UnsupportedError(f"{what}, and refer to that", path=archive.path)
+            fault = "has no digests, or is packed, attached or of another format; convert it, or index it"
+            raise UnsupportedError(f"{fault}, and refer to that", path=archive.path)
         archive.ensure_all()
         rows = archive.index.payloads
         keys = zip(rows["nbytes"].tolist(), rows["digest"].tolist(), strict=True)

@@ -48,8 +48,8 @@ def cache_at(folder: Any, url: str, options: Mapping[str, Any]) -> Path | None:
         except SourceError:
             raise
         except (OSError, ValueError) as error:
-            what = f"the cache's folder cannot be made: {getattr(error, 'strerror', None) or error}"
-            raise SourceError(what, path=str(folder), errno=getattr(error, "errno", None)) from error
+            fault = f"the cache's folder cannot be made: {getattr(error, 'strerror', None) or error}"
+            raise SourceError(fault, path=str(folder), errno=getattr(error, "errno", None)) from error
     with contextlib.suppress(FileNotFoundError):  # the first entry makes it
         _check_ours(archive)
     return archive
@@ -115,8 +115,8 @@ def _folder_of(folder: Any) -> Path | None:
     if folder is False:
         return None
     if not isinstance(folder, str | os.PathLike) or not isinstance(os.fspath(folder), str):
-        what = f"cache= takes a folder's path, False for none, or None for ${CACHE_VARIABLE}'s"
-        raise UnsupportedError(f"{what}, not {folder!r}")
+        fault = f"cache= takes a folder's path, False for none, or None for ${CACHE_VARIABLE}'s"
+        raise UnsupportedError(f"{fault}, not {folder!r}")
     return Path(folder) / _FOLDER
 
 
@@ -255,18 +255,18 @@ def _check_ours(folder: Path, *, named: bool = False) -> None:
     """
     status = folder.stat() if named else folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
-        what = f"the cache's folder is {'a file' if named else 'a link or a file'}"
+        fault = f"the cache's folder is {'a file' if named else 'a link or a file'}"
         advice = "name another one in {}"
     elif not _is_owners(status):
-        what = f"the cache's folder is another user's (number {status.st_uid}), who could change what is loaded"
+        fault = f"the cache's folder is another user's (number {status.st_uid}), who could change what is loaded"
         advice = "name one of your own in {}"
     elif hasattr(os, "geteuid") and status.st_mode & _OTHERS and not (named and status.st_mode & stat.S_ISVTX):
         others = "everybody" if status.st_mode & stat.S_IWOTH else "its group"
-        what = f"{others} may write to the cache's folder, and could change what is loaded"
+        fault = f"{others} may write to the cache's folder, and could change what is loaded"
         advice = "take that right away (chmod go-w), or name another in {}"
     else:
         return
-    raise SourceError(what, path=str(folder), advice=Advice(advice, "cache"))
+    raise SourceError(fault, path=str(folder), advice=Advice(advice, "cache"))
 
 
 def _is_owners(status: os.stat_result) -> bool:

@@ -153,8 +153,8 @@ class OnDemandMemory:
         for payload in bad:
             if not self._matches(payload):
                 name = f"payload [{payload.start:#x}, {payload.end:#x})"
-                what = f"{name}: its digest does not match, fetched twice; the file is damaged, copy it again"
-                raise IntegrityError(what, offset=payload.start)
+                fault = f"{name}: its digest does not match, fetched twice; the file is damaged, copy it again"
+                raise IntegrityError(fault, offset=payload.start)
         if any(payload.digest is None for payload in fetched):
             self._file.check_same()
         if cache is not None:

@@ -252,9 +252,9 @@ class ReadAhead:
             raise self._digest_error(row, "load it again; if that does not help the file is damaged, copy it again")
         running.done = True
 
-    def _digest_error(self, row: PayloadRange, what: str) -> IntegrityError:
-        what = f"payload [{row.start:#x}, {row.end:#x}): its digest does not match, {what}"
-        return IntegrityError(what, path=self._memory.shown, offset=row.start, tensor=row.name)
+    def _digest_error(self, row: PayloadRange, fault: str) -> IntegrityError:
+        fault = f"payload [{row.start:#x}, {row.end:#x}): its digest does not match, {fault}"
+        return IntegrityError(fault, path=self._memory.shown, offset=row.start, tensor=row.name)
 
 
 def batches(wanted: Iterable[Range], most: int) -> list[list[Range]]:
@@ -294,8 +294,8 @@ class RemoteMemory(OnDemandMemory):
         gaps = set(_gaps(archive))
         for row, offset, piece in self._pieces([*_payloads(archive), *gaps], progress):
             if row in gaps and piece.any():
-                what = f"the gap [{row.start:#x}, {row.end:#x}) holds bytes that are not zero"
-                raise FormatError(what, path=self.shown, offset=row.start)
+                fault = f"the gap [{row.start:#x}, {row.end:#x}) holds bytes that are not zero"
+                raise FormatError(fault, path=self.shown, offset=row.start)
             if row not in gaps:
                 place = 0, row.start - base, row.nbytes  # as `Archive.place` returns it, for the one file
                 rules.check(place, piece, last=offset + len(piece) == row.end)

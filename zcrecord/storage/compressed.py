@@ -113,8 +113,8 @@ class _Decompressed(io.RawIOBase):
         return nbytes
 
     def _damage_error(self, reason: str) -> FormatError:
-        what = f"the {self._kind} stream is truncated or damaged ({reason}); copy or download it again"
-        return FormatError(what, offset=self._stream.position)
+        fault = f"the {self._kind} stream is truncated or damaged ({reason}); copy or download it again"
+        return FormatError(fault, offset=self._stream.position)
 
 
 class ZstdFrames:
@@ -167,8 +167,8 @@ class ZstdFrames:
         """True if the pieces so far end with a frame."""
         return not (self._skip or self._header) and self._next == self._magic
 
-    def _expect(self, what: Any, nbytes: int, skip: int = 0) -> None:
-        self._next, self._need, self._skip = what, nbytes, skip
+    def _expect(self, part: Any, nbytes: int, skip: int = 0) -> None:
+        self._next, self._need, self._skip = part, nbytes, skip
 
     def _magic(self, header: bytes) -> None:
         self.begun += 1

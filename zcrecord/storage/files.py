@@ -39,8 +39,8 @@ _FORCE = Advice("{} replaces it", "force", True)
 def path_of(value: Any) -> str:
     """Return a path as text; UnsupportedError if it is not a path, SourceError if no file can have that name."""
     if isinstance(value, bytes):
-        what = "a path as bytes, which load_record would take for an archive's own; pass it as text, by os.fsdecode"
-        raise UnsupportedError(what)
+        fault = "a path as bytes, which load_record would take for an archive's own; pass it as text, by os.fsdecode"
+        raise UnsupportedError(fault)
     try:
         path = os.fsdecode(value)
         os.fsencode(path)
@@ -104,16 +104,15 @@ def real_path(path: str) -> str:
     try:
         return os.path.realpath(path)
     except FileNotFoundError as error:
-        what = "the working folder was removed; go to another one, or give an absolute path"
-        raise SourceNotFoundError(what, path=path, errno=error.errno) from error
+        fault = "the working folder was removed; go to another one, or give an absolute path"
+        raise SourceNotFoundError(fault, path=path, errno=error.errno) from error
 
 
 def _check_no_url(path: str) -> None:
     if is_url(path):
         from .urls import redacted  # here, because few paths are
 
-        what = "is a URL, and this reads files; download it, and name the file"
-        raise UnsupportedError(what, path=redacted(path))
+        raise UnsupportedError("is a URL, and this reads files; download it, and name the file", path=redacted(path))
 
 
 class _ReadOnlyFile(io.FileIO):

@@ -32,8 +32,8 @@ def local_folder(folder: Any) -> str:
     if is_url(folder):
         from .urls import redacted  # here, because few folders are
 
-        what = "is a URL, expected a local folder, since several files are written; name one, and upload its files"
-        raise UnsupportedError(what, path=redacted(folder))
+        fault = "is a URL, expected a local folder, since several files are written; name one, and upload its files"
+        raise UnsupportedError(fault, path=redacted(folder))
     return path_of(folder)
 
 
@@ -49,10 +49,10 @@ def archive_in(folder: str | os.PathLike[str]) -> str:
         return os.path.join(path, archives[0])
     if archives:
         listed = ", ".join(map(printable, archives))
-        what = f"is a folder with several archives: {listed}; name one, or call one {MODEL}"
+        fault = f"is a folder with several archives: {listed}; name one, or call one {MODEL}"
     else:
-        what = f"is a folder without an archive ({MODEL}); zcrecord convert makes one"
-    raise SourceError(what, path=path, errno=errno.ENOENT)
+        fault = f"is a folder without an archive ({MODEL}); zcrecord convert makes one"
+    raise SourceError(fault, path=path, errno=errno.ENOENT)
 
 
 def catalogue_of_shard(name: str) -> str | None:

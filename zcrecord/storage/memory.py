@@ -313,8 +313,8 @@ def read_at(fd: int, target: memoryview, offset: int) -> int:
             raise SourceError(f"cannot be read: {reason}", offset=offset, errno=error.errno) from error
         if not nbytes:
             end = min(offset + total, os.fstat(fd).st_size)  # where another thread reads, the file may have lost more
-            what = f"became shorter while it was read: it ends at byte {end}; is it still being written?"
-            raise SourceError(what, offset=end)
+            fault = f"became shorter while it was read: it ends at byte {end}; is it still being written?"
+            raise SourceError(fault, offset=end)
         total += nbytes
     return total
 

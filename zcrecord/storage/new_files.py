@@ -65,8 +65,8 @@ def version_of(path: str) -> Identity:
 def check_writer(process: int, path: str | None) -> None:
     """Raise SourceError unless this is the process that began to write."""
     if os.getpid() != process:
-        what = "is being written by the process that forked this one, which alone may finish it"
-        raise SourceError(f"{what}; leave the block there, and end this process by os._exit", path=path)
+        fault = "is being written by the process that forked this one, which alone may finish it"
+        raise SourceError(f"{fault}; leave the block there, and end this process by os._exit", path=path)
 
 
 class FileSink(Sink):
@@ -336,9 +336,9 @@ def _sync_folders(folders: Iterable[str], path: str) -> bool:
     except OSError as error:
         import logging  # here, because few disks fail
 
-        what = f"is written, but the system refused to flush its folder to the disk ({error.strerror or error})"
+        fault = f"is written, but the system refused to flush its folder to the disk ({error.strerror or error})"
         advice = "power loss may undo the save: check the disk, save again"
-        logging.getLogger("zcrecord").warning(f"{path}: {what}; {advice}")
+        logging.getLogger("zcrecord").warning(f"{path}: {fault}; {advice}")
         return False
     return True
 
@@ -350,10 +350,10 @@ def _check_replaced(file: Placement) -> None:
     if file.replaces is None or version_of(file.path) == file.replaces:
         return
     if not file.replaces:
-        what = "was made by another saver meanwhile, and stays; look at it, and start again"
-        raise DestinationExistsError(what, path=file.path, errno=errno.EEXIST)
-    what = "was replaced meanwhile, and that stays; start again with the file that is there now"
-    raise SourceError(what, path=file.path)
+        fault = "was made by another saver meanwhile, and stays; look at it, and start again"
+        raise DestinationExistsError(fault, path=file.path, errno=errno.EEXIST)
+    fault = "was replaced meanwhile, and that stays; start again with the file that is there now"
+    raise SourceError(fault, path=file.path)
 
 
 @contextlib.contextmanager
@@ -390,6 +390,6 @@ def _move(files: Sequence[Placement], note: ScratchFile | None, *, durable: bool
                 if note is not None:
                     note.stays = False
         elif isinstance(error, OSError) and os.path.lexists(last.path) and os.path.samestat(new, os.lstat(last.path)):
-            what = f"is written, but the system reported an error ({error.strerror or error}); verify it, or save again"
-            raise SourceError(what, path=last.path, errno=error.errno) from error
+            fault = f"is written, but the system reported an error ({error.strerror or error})"
+            raise SourceError(f"{fault}; verify it, or save again", path=last.path, errno=error.errno) from error
         raise

@@ -157,8 +157,7 @@ def _device_and_inode(folder: str) -> tuple[int, ...]:
 
 
 def _cannot_lock(error: OSError, folder: str) -> SourceError:
-    what = f"cannot write: the folder cannot be locked: {error.strerror}"
-    return SourceError(what, path=folder, errno=error.errno)
+    return SourceError(f"cannot write: the folder cannot be locked: {error.strerror}", path=folder, errno=error.errno)
 
 
 def _wait(opened: Descriptor, folder: str) -> None:
@@ -167,8 +166,8 @@ def _wait(opened: Descriptor, folder: str) -> None:
     try:
         while _try_lock(opened) is False:
             if time.monotonic() > end:
-                what = f"another program has kept this folder locked for {_PATIENCE:.0f} seconds (lslocks names it)"
-                raise SourceError(f"cannot write: {what}; end it, and save again", path=folder)
+                fault = f"another program has kept this folder locked for {_PATIENCE:.0f} seconds (lslocks names it)"
+                raise SourceError(f"cannot write: {fault}; end it, and save again", path=folder)
             time.sleep(pause)
             pause = min(2 * pause, _PAUSES[1])
     except OSError as error:

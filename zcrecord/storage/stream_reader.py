@@ -54,8 +54,8 @@ class SequentialMapping:
             try:
                 self._mapping.madvise(_POPULATE, page, end - page)
             except OSError as error:
-                what = "cannot be read any more; did it become shorter meanwhile?"
-                raise SourceError(what, offset=start, errno=error.errno) from error
+                fault = "cannot be read any more; did it become shorter meanwhile?"
+                raise SourceError(fault, offset=start, errno=error.errno) from error
 
     def release(self) -> None:
         """Release the populated pages; the page cache keeps them, and views of them stay valid."""

@@ -82,8 +82,7 @@ def upload(url: str, options: Mapping[str, Any] | None = None, *, replaces: str 
 def connected(url: str, options: Mapping[str, Any] | None) -> tuple[Any, str]:
     """Return fsspec's file system for a URL to write to, and the path in it."""
     if "::" in url.partition("://")[0]:
-        what = "chained URLs are for reading; write to the last one of them"
-        raise UnsupportedError(what, path=redacted(url))
+        raise UnsupportedError("chained URLs are for reading; write to the last one of them", path=redacted(url))
     fs, path = connect(url, options)
     if not {"http", "https"}.isdisjoint(protocols_of(fs)):  # of fsspec before 2026, the URL's own alone
         advice = "write to the bucket behind it (s3://, gs://), or to a file and upload that"
@@ -105,19 +104,19 @@ def _version(fs: Any, path: str) -> str | None:
 
 
 @contextlib.contextmanager
-def store_refusals(shown: str, what: str) -> Iterator[None]:
+def store_refusals(shown: str, fault: str) -> Iterator[None]:
     """Raise exceptions of a store, which may be of any class, as one typed error."""
     try:
         yield
     except RecordError as error:
         raise error.located(path=shown) from error.__cause__
     except FileNotFoundError as error:
-        raise SourceNotFoundError(f"{what}: no such bucket or folder ({error_text(error)})", path=shown) from error
+        raise SourceNotFoundError(f"{fault}: no such bucket or folder ({error_text(error)})", path=shown) from error
     except (PermissionError, NotImplementedError, TypeError, ValueError) as error:
-        what = f"{what}, the store or fsspec refused it: {error_text(error)}; do the URL and its storage options fit?"
-        raise SourceError(what, path=shown) from error
+        fault = f"{fault}, the store or fsspec refused it: {error_text(error)}; do the URL and its storage options fit?"
+        raise SourceError(fault, path=shown) from error
     except Exception as error:
-        raise SourceError(f"{what}: {error_text(error)}", path=shown, errno=getattr(error, "errno", None)) from error
+        raise SourceError(f"{fault}: {error_text(error)}", path=shown, errno=getattr(error, "errno", None)) from error
 
 
 class _UploadSink(Sink):
@@ -147,8 +146,8 @@ class _UploadSink(Sink):
 
     def _send(self) -> None:
         if self._number == _MOST_PARTS:
-            what = f"takes more than {_MOST_PARTS} parts of an upload; write to a file, and upload that"
-            raise SourceError(what, path=self._shown)
+            fault = f"takes more than {_MOST_PARTS} parts of an upload; write to a file, and upload that"
+            raise SourceError(fault, path=self._shown)
         check_writer(self._process, self._shown)
         part, self._part = self._part, bytearray()
         with store_refusals(self._shown, "cannot write, and what was there is untouched"):
@@ -168,8 +167,8 @@ class _UploadSink(Sink):
         try:
             self._upload.discard()
         except Exception as error:
-            what = f"parts of the upload may be left there, removing them failed: {error_text(error)}"
-            reason.add_note(f"{self._shown}: {what}")
+            fault = f"parts of the upload may be left there, removing them failed: {error_text(error)}"
+            reason.add_note(f"{self._shown}: {fault}")
 
 
 def has_folders(fs: Any) -> bool:

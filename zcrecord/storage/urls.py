@@ -104,15 +104,15 @@ def connect(url: str, options: Mapping[str, Any] | None) -> tuple[Any, str]:
     except RecordError:
         raise
     except ImportError as error:
-        what = f"URLs of the kind {scheme}:// need another package ({error})"
+        fault = f"URLs of the kind {scheme}:// need another package ({error})"
         if scheme not in _PACKAGES:
-            raise DependencyError(f"{what}; install that with pip") from error
+            raise DependencyError(f"{fault}; install that with pip") from error
         package, extra = _PACKAGES[scheme]
-        raise missing_package(package, extra=extra, why=what) from error
+        raise missing_package(package, extra=extra, why=fault) from error
     except ValueError as error:
         if "not known" in str(error):
-            what = f"URLs of the kind {scheme}:// are not known to fsspec; a local path has no '://' in it"
-            raise UnsupportedError(what) from None
+            fault = f"URLs of the kind {scheme}:// are not known to fsspec; a local path has no '://' in it"
+            raise UnsupportedError(fault) from None
         raise UnsupportedError(f"this is not a URL: {error}") from error
     except TypeError as error:
         raise UnsupportedError(f"the storage options do not fit URLs of the kind {scheme}://: {error}") from error
@@ -151,8 +151,8 @@ async def _leave_headers(session: Any, _context: Any, hop: Any) -> None:
         same = False
     secrets = any(not cookie["domain"] for cookie in session.cookie_jar) or session.auth is not None
     if not same and (secrets or getattr(session, "_middlewares", None)):
-        what = "cannot be read: the server redirects to another, to which cookies or passwords would go"
-        raise SourceError(f"{what}; give the URL without what is before '::', or storage options without them")
+        fault = "cannot be read: the server redirects to another, to which cookies or passwords would go"
+        raise SourceError(f"{fault}; give the URL without what is before '::', or storage options without them")
     for name in () if same else {*map(str.title, hop.headers)} - {"Range", "Accept-Encoding"}:
         hop.headers.popall(name)
 
@@ -164,8 +164,8 @@ def _check_url(url: str) -> None:
         if parts.scheme in ("http", "https") and (parts.hostname is None or parts.port == 0):
             raise ValueError
     except ValueError:
-        what = "this URL has no valid host and port"
-        raise UnsupportedError(f"{what}; write special characters of user and password as %XX") from None
+        fault = "this URL has no valid host and port"
+        raise UnsupportedError(f"{fault}; write special characters of user and password as %XX") from None
     if any("::" in part.partition("://")[2] for part in _CHAINED.split(url)):
         raise _cut_error("::", url)
 

@@ -170,8 +170,8 @@ class ArchiveCheck:
             first, last = self._header.index_offset, self._header.index_offset + self._header.index_size
             self._index += piece[max(first - start, 0) : max(last - start, 0)]
             if self._packed is not None and len(self._index) > EXPANDED * self._packed() + _INDEX_FREE:
-                what = f"its index takes more than {EXPANDED} times the bytes it is packed into"
-                raise LimitError(f"{what}; `zstd -d` decompresses it")
+                fault = f"its index takes more than {EXPANDED} times the bytes it is packed into"
+                raise LimitError(f"{fault}; `zstd -d` decompresses it")
         self._last = (self._last + bytes(piece[-HEADER_SIZE:]))[-HEADER_SIZE:]
         self.size = end
 
@@ -256,8 +256,8 @@ def _frame_contents(reader: StreamReader, check: ArchiveCheck) -> Iterator[bytes
         start = start[size:]
         piece += reader.read(size - len(piece))
         if len(piece) < size and bounds is not None:
-            what = f"ends after {check.size + len(piece)} of {bounds[-1]} bytes"
-            raise FormatError(f"{what}; it is truncated, or still being written")
+            fault = f"ends after {check.size + len(piece)} of {bounds[-1]} bytes"
+            raise FormatError(f"{fault}; it is truncated, or still being written")
         if not len(piece):
             return
         check.update(piece)

@@ -147,9 +147,9 @@ def _read_hints(kind: type, **options: Any) -> dict[str, Any]:
             names: dict[str, Any] = {base.__name__: base for base in kind.__mro__}
             return typing.get_type_hints(kind, localns={**names, "typing": typing}, **options)
     except Exception as error:
-        what = f"the annotations of {kind.__qualname__} cannot be read: {printable(str(error))}"
+        fault = f"the annotations of {kind.__qualname__} cannot be read: {printable(str(error))}"
         todo = "define what they name at module level, and not for type checkers alone"
-        raise UnsupportedError(f"{what}; {todo}") from error
+        raise UnsupportedError(f"{fault}; {todo}") from error
 
 
 def _bind(kind: type, binding: dict[Any, Any], bound: dict[type, dict[Any, Any]]) -> None:

@@ -205,9 +205,9 @@ class TorchClass(Want):
         return NO
 
     def build(self, _value: Any, where: str, /) -> Any:
-        what = f"no record is loaded into a field of type torch.{self.hint.__name__}"
+        fault = f"no record is loaded into a field of type torch.{self.hint.__name__}"
         todo = "annotate it np.ndarray; record.torch() gives torch tensors, by name"
-        raise UnsupportedError(f"{what}; {todo}", tensor=where or None)
+        raise UnsupportedError(f"{fault}; {todo}", tensor=where or None)
 
 
 def mismatch(where: str, want: Want, value: Any, todo: str = "") -> MismatchError:
@@ -221,8 +221,8 @@ def in_words(value: Any) -> str:
     if isinstance(value, SavedModule) and not value.has_names:
         return f"a {'list' if value.kind == ModuleKind.LIST else 'tuple'} of {len(value.items)}"
     if isinstance(value, SavedModule):
-        what = f"a {printable(value.type_name)}" if value.type_name else "a mapping"
-        return f"{what} with {keys_of(value.items)}" if value.items else f"{what} that is empty"
+        kind = f"a {printable(value.type_name)}" if value.type_name else "a mapping"
+        return f"{kind} with {keys_of(value.items)}" if value.items else f"{kind} that is empty"
     if isinstance(value, np.ndarray):
         return f"an array of {value.dtype.name}, shape {value.shape}"
     if isinstance(value, PackedTensor):

@@ -238,8 +238,8 @@ def _remove_duplicate_names(
     for group in _find_shared_tensors(state_dict):
         complete = {name for name in group if _is_complete(state_dict[name])}
         if not complete:
-            what = "none of them is all of the memory that it is a view of; save clones of them"
-            raise RuntimeError(f"{', '.join(sorted(group))}: {what}")
+            fault = "none of them is all of the memory that it is a view of; save clones of them"
+            raise RuntimeError(f"{', '.join(sorted(group))}: {fault}")
         name = min(complete & preferred or complete - discarded or complete)
         if rest := sorted(group - {name}):
             out[name] = rest

@@ -51,8 +51,7 @@ def scan(path: str | os.PathLike[str], *, allow_links: bool = False, mmap: bool 
         'float32'
     """
     if hasattr(path, "read"):
-        what = "a stream cannot be gone back in for values; name a file to scan, or convert the stream"
-        raise UnsupportedError(what)
+        raise UnsupportedError("a stream cannot be gone back in for values; name a file to scan, or convert the stream")
     source = path_of(path)
     file = open_model(source)
     with located(path=source):
@@ -272,8 +271,8 @@ class OnnxTensors(Mapping[str, Any]):
         self.close()
 
     def __repr__(self) -> str:
-        what = "closed" if self._files is None else f"{len(self._entries)} tensors"
-        return f"<OnnxTensors {self._path}: {what}>"
+        state = "closed" if self._files is None else f"{len(self._entries)} tensors"
+        return f"<OnnxTensors {self._path}: {state}>"
 
     def __reduce__(self) -> NoReturn:
         raise UnsupportedError("open files cannot be pickled; scan the path again instead", path=self._path)

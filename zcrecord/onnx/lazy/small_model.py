@@ -42,8 +42,8 @@ def write_small_model(
     """Write a small model over a scanned one, whose tensors are `entries` by `names`; see `OnnxTensors.to_onnx`."""
     started = time.perf_counter()
     if hasattr(dest, "write") or is_url(dest):
-        what = "a small model refers to its files from the folder it lies in, and a stream or URL has none; name a path"
-        raise UnsupportedError(what)
+        fault = "a small model refers to its files from the folder it lies in, and a stream or URL has none"
+        raise UnsupportedError(f"{fault}; name a path")
     if not isinstance(alignment, int) or not 1 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
         raise LimitError(f"alignment {alignment!r} is not a power of two from 1 to {MAX_ALIGNMENT}")
     path = path_of(dest)

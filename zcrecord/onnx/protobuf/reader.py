@@ -141,10 +141,10 @@ class ProtobufReader:
         reader.limit = len(memory) - 2 * HEADER
         return reader
 
-    def fail(self, what: str, pos: int | None = None, *, do: str = DAMAGED) -> OnnxError:
+    def fail(self, fault: str, pos: int | None = None, *, do: str = DAMAGED) -> OnnxError:
         """Return the error for a fault at a position of the buffer; `do` is the advice."""
         offset = self.base + (self.pos if pos is None else pos)
-        return OnnxError(f"byte {offset:#x}: {what}; {do}", offset=offset)
+        return OnnxError(f"byte {offset:#x}: {fault}; {do}", offset=offset)
 
     def fill(self, need: int) -> int:
         """Refill the buffer until it has `need` bytes from `pos` on, or the stream ends; return their number."""
@@ -232,8 +232,8 @@ class ProtobufReader:
                 return value & 0xFFFFFFFFFFFFFFFF, pos
             shift += 7
             if pos - start == 10 or pos > self.limit:
-                what = "the stream ends inside a varint" if pos > self.limit else "a varint of more than 10 bytes"
-                raise self.fail(what, start)
+                fault = "the stream ends inside a varint" if pos > self.limit else "a varint of more than 10 bytes"
+                raise self.fail(fault, start)
 
     def length(self, pos: int) -> tuple[int, int]:
         """Return the length at a position, and the position behind it."""

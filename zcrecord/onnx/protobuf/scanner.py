@@ -152,8 +152,8 @@ def check_head(head: bytes) -> None:
     """
     if not head:
         raise OnnxError("empty, not an ONNX model")
-    if what := wrong_type(head, "an ONNX model", sure=head[0] > 127 or head[0] in _TAGS):
-        raise OnnxError(what, offset=0)
+    if fault := wrong_type(head, "an ONNX model", sure=head[0] > 127 or head[0] in _TAGS):
+        raise OnnxError(fault, offset=0)
 
 
 class Scanner:
