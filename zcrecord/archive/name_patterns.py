@@ -118,20 +118,20 @@ def renamer(rename: Any) -> Callable[[str], str]:
 
 
 def star_match(old: str) -> Callable[[str], re.Match[str] | None]:
-    """Return a match of names against a pattern in which `*` alone stands for any text, each a group."""
+    """Return a match of names against a pattern whose only wildcard is `*`, any text; each `*` is a group."""
     return re.compile("(.*)".join(map(re.escape, old.split("*"))), re.DOTALL).fullmatch
 
 
-def starred(old: str, new: str) -> Callable[[str], str]:
-    """Return a function from names to new ones: each `*` of `new` is the text that one of `old` stands for."""
+def star_renamer(old: str, new: str) -> Callable[[str], str]:
+    """Return a function that renames what matches `old`: the n-th `*` of `new` is the text that the n-th stands for."""
     parts = new.split("*")
     if old.count("*") != len(parts) - 1:
         fault = f"'{printable(old)}' has {old.count('*')} *, the new name '{printable(new)}' {len(parts) - 1}"
-        raise UnsupportedError(f"{fault}; give it as many, each for the text of one")
+        raise UnsupportedError(f"{fault}; give both the same number of *")
     match = star_match(old)
 
-    def renamed(name: str) -> str:
-        groups = match(name)
-        return name if groups is None else "".join(a + b for a, b in zip(parts, [*groups.groups(), ""], strict=True))
+    def rename(name: str) -> str:
+        texts = match(name)
+        return name if texts is None else "".join(a + b for a, b in zip(parts, [*texts.groups(), ""], strict=True))
 
-    return renamed
+    return rename

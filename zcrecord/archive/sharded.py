@@ -300,22 +300,20 @@ class ShardedSource(PayloadSource):
             self.file_archive(file)
 
     def _compare(self, file: int, shard: Archive) -> None:
-        """Raise FormatError unless an opened shard's payloads have the sizes and digests in the outline."""
-        theirs, table = shard.index.payloads, self._table
-        pieces = table.in_file(file)
-        named = table.payload[pieces]
-        # Each once: a payload that is a piece of many tensors would be as many times the memory.
-        if np.count_nonzero(named < len(theirs)) == len(named) == len(np.unique(named)):
-            numbers = table.payloads_of(pieces)
-            rows, mine = theirs[named], self._index.payloads[numbers]
-            whole = table.whole()[numbers] == file
-            wrong = whole & (rows["nbytes"] != mine["nbytes"])
+        """Raise FormatError unless an opened shard has the pieces in the table, of the outline's sizes and digests."""
+        pieces = self._table.in_file(file)
+        in_shard, in_outline = self._table.payload[pieces], self._table.payloads_of(pieces)
+        # Each once: a payload that is a piece of many tensors would take memory as many times.
+        matches = bool((in_shard < len(shard.index.payloads)).all()) and len(np.unique(in_shard)) == len(in_shard)
+        if matches:
+            actual, expected = shard.index.payloads[in_shard], self._index.payloads[in_outline]
+            differs = actual["nbytes"] != expected["nbytes"]
             if self._index.digest_kind:
-                wrong |= whole & ((rows["digest"] != mine["digest"]) | (shard.index.digest_kind == 0))
-            if not np.count_nonzero(wrong):
-                return
-        fault = f"the catalogue {self.path} names payloads that this shard does not have, or one twice; {COPY_AGAIN}"
-        raise FormatError(fault, path=shard.path)
+                differs |= (actual["digest"] != expected["digest"]) | (shard.index.digest_kind == 0)
+            matches = not (differs & (self._table.whole()[in_outline] == file)).any()  # split ones are not compared
+        if not matches:
+            fault = f"the catalogue {self.path} names payloads that this shard does not have, or one twice"
+            raise FormatError(f"{fault}; {COPY_AGAIN}", path=shard.path)
 
     def mappings(self) -> list[weakref.ref[Any]]:
         archives = [self.shards.catalogue, *list(self.shards.opened.values())]

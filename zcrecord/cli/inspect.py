@@ -306,10 +306,11 @@ def _node_cells(level: int, key: str, child: Any, out: Printer) -> tuple[str, ..
 
 
 def _node_json(level: int, key: str, child: Any) -> dict[str, Any]:
-    place = {"depth": level, "key": key}
+    """Return a node of the tree as `tree --json` prints it; `what` is its kind: module, tensor or attribute."""
+    position = {"depth": level, "key": key}
     if isinstance(child, ModuleInfo):
-        kind = {"name": child.name, "kind": child.kind, "type_name": child.type_name}
-        return {**place, "what": "module", **kind, "tensors": child.tensors, "nbytes": child.nbytes}
+        fields = ("name", "kind", "type_name", "tensors", "nbytes")
+        return {**position, "what": "module", **{field: getattr(child, field) for field in fields}}
     if isinstance(child, TensorInfo):
-        return {**place, "what": "tensor", **_tensor_json(child)}
-    return {**place, "what": "attribute", "value": jsonable(child)}
+        return {**position, "what": "tensor", **_tensor_json(child)}
+    return {**position, "what": "attribute", "value": jsonable(child)}

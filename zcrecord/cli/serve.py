@@ -139,24 +139,24 @@ async def _run(web: Any, app: Any, listening: socket.socket, started: Callable[[
 
 @contextlib.contextmanager
 def _reporting_faults(report: Callable[[str], object]) -> Iterator[None]:
-    """Report aiohttp's faults in a line each; aiohttp logs tracebacks, for malformed requests, too."""
+    """Report a fault in one line, instead of aiohttp's traceback; leave out those of clients, as malformed requests."""
     from aiohttp.http import HttpProcessingError  # here, as below
     from aiohttp.web import RequestPayloadError
 
     client_faults = (HttpProcessingError, RequestPayloadError, ConnectionError, TimeoutError)
 
-    def reported(record: logging.LogRecord) -> bool:
+    def report_instead(record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
         if record.levelno >= logging.WARNING and not isinstance(error, client_faults):
             report(record.getMessage() if error is None else f"{type(error).__name__}: {error}")
-        return False  # no handler gets it
+        return False  # so no handler prints it
 
     logger = logging.getLogger("aiohttp.server")
-    logger.addFilter(reported)
+    logger.addFilter(report_instead)
     try:
         yield
     finally:
-        logger.removeFilter(reported)
+        logger.removeFilter(report_instead)
 
 
 def _check_archive(path: Path, *, samples: bool) -> None:

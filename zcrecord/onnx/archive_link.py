@@ -161,15 +161,15 @@ def verify_external(
 ) -> ExternalReport:
     """Check that the archive beside a model is the one that `to_onnx(external=True)` wrote it for.
 
-    Reads the model, not its values, and of the archive the header and the index, which have every payload's offset and
-    digest. With `full`, or if the index is another, reads all of the archive and compares the content digest: one that
-    only has more metadata, and every tensor at its old offset, is accepted. `progress` is then called with the bytes
-    read, and how many there are. Needs no package besides zcrecord's own.
+    Reads the model without its values, and the archive's header and index, which have every payload's offset and
+    digest. With `full`, or if the index differs, reads the whole archive and compares the content digest: an archive
+    with more metadata, but every tensor at its old offset, is accepted. Needs no package besides zcrecord's own.
 
     Args:
         path: the model.
         full: read the payloads, too.
-        allow_links: that of `convert`.
+        allow_links: as in `convert`.
+        progress: called with bytes read and bytes in all, if the whole archive is read.
 
     Example:
         >>> from zcrecord.onnx import convert, to_onnx
@@ -179,13 +179,13 @@ def verify_external(
         5
 
     Raises:
-        IntegrityError: it is another archive; with the expected value and its own. UnsupportedError: the model does not
-        name an archive. ExternalDataError: the archive is missing, or at a path that no model may refer to. OnnxError:
-        the model is malformed. FormatError: the archive is. SourceError: a file cannot be read.
+        IntegrityError: it is another archive; the text has the expected value and the actual one. UnsupportedError: the
+        model does not name an archive. ExternalDataError: the archive is missing, or at a path that no model may refer
+        to. OnnxError: the model is malformed. FormatError: the archive is. SourceError: a file cannot be read.
     """
     model = path_of(path)
     with located(path=model):
-        with open_source(model)[0] as file:  # once, so that all comes from one file
+        with open_source(model)[0] as file:  # opened once: all that is compared comes from one file
             props = _link_properties(file)
             opened = external_data.OpenFile(os.dup(file.fileno()), model)
             named, places = find_tensors(opened)
@@ -193,19 +193,19 @@ def verify_external(
             file.seek(0)
             interface = interface_of(file)
         record, location = _archive(model, props, allow_links)
-    pairs = zip(names, places, strict=True)
-    expected = {n: place for n, place in pairs if place.reference is not None and place.reference.location == location}
+    references = ((name, place) for name, place in zip(names, places, strict=True) if place.reference is not None)
+    expected = {name: place for name, place in references if place.reference.location == location}
     with record:
         _compare(record, model, props, full, progress)
         part = opened_model(record, props.get(MODULE)).part
         fault_of = _payload_check(record) if TUNED_FOR in props else _tensor_check(part)
         for name, place in expected.items():
             if (fault := fault_of(name, place)) is not None:
-                what = f"'{printable(model)}' expects {_describe(place)}, {fault}"
-                raise IntegrityError(what, path=record.archive.path, tensor=name, advice=_AGAIN)
+                message = f"'{printable(model)}' expects {_describe(place)}, {fault}"
+                raise IntegrityError(message, path=record.archive.path, tensor=name, advice=_AGAIN)
         if TUNED_FOR in props and (other := difference(interface_of(skeleton_of(part)), interface)) is not None:
-            what = f"it {other}, unlike the model in '{printable(record.path or '')}'"
-            raise IntegrityError(what, path=model, advice=_AGAIN)
+            message = f"it {other}, unlike the model in '{printable(record.path or '')}'"
+            raise IntegrityError(message, path=model, advice=_AGAIN)
     return ExternalReport(
         archive=record.path or "",
         content_digest=props[CONTENT_DIGEST],
@@ -244,22 +244,23 @@ def _archive(model: str, props: dict[str, str], allow_links: bool) -> tuple[Reco
 
 
 def _compare(record: Record, model: str, props: dict[str, str], full: bool, progress: Progress | None) -> None:
+    """Raise IntegrityError unless an archive has the offset, checksum and digest in the metadata_props of a model."""
 
-    def differ(field: str, expected: str, actual: str) -> None:
+    def compare(field: str, expected: str, actual: str) -> None:
         if actual != expected:
-            wanted = f"{field} {printable(expected)} was expected by '{printable(model)}', it has {actual}"
+            fault = f"{field} {printable(expected)} was expected by '{printable(model)}', it has {actual}"
             advice = _AGAIN._replace(text=f"put that archive back, or {_AGAIN.text}")
-            raise IntegrityError(wanted, path=record.archive.path, advice=advice)
+            raise IntegrityError(fault, path=record.archive.path, advice=advice)
 
-    differ("payload offset", props[PAYLOAD_OFFSET], str(_payload_offset(record)))
+    compare("payload offset", props[PAYLOAD_OFFSET], str(_payload_offset(record)))
     if TUNED_FOR in props:  # packed weights are no tensors, whose offsets could be compared
-        differ("index checksum", props[INDEX_CRC], _index_crc(record))
+        compare("index checksum", props[INDEX_CRC], _index_crc(record))
     if full or props[INDEX_CRC] != _index_crc(record):
-        differ("content digest", props[CONTENT_DIGEST], digest_of(Payloads(record.archive), record, progress))
+        compare("content digest", props[CONTENT_DIGEST], digest_of(Payloads(record.archive), record, progress))
 
 
 def _tensor_check(part: Record) -> Callable[[str, LocatedTensor], str | None]:
-    """Return a function that names the fault of a reference which is not to the tensor of that name; else None."""
+    """Return a function that returns a reference's fault, or None: it must be to the tensor of its name."""
     infos = {info.name: info for info in part.infos()}
 
     def fault_of(name: str, expected: LocatedTensor) -> str | None:
@@ -273,7 +274,7 @@ def _tensor_check(part: Record) -> Callable[[str, LocatedTensor], str | None]:
 
 
 def _payload_check(record: Record) -> Callable[[str, LocatedTensor], str | None]:
-    """Return the same function for a tuned graph, whose references are to payloads."""
+    """Return that function for a tuned graph, whose references are to payloads."""
     rows = record.archive.index.payloads
     offsets = (rows["offset"] + _payload_offset(record)).tolist()
     payloads = set(zip(offsets, rows["nbytes"].tolist(), strict=True))

@@ -163,21 +163,21 @@ def reference_of(t: TensorMessage) -> ExternalReference | None:
 
 
 def location_from(model: str, path: str) -> str:
-    """Return the location by which a model at a path refers to a file: its path from the model's folder on.
+    """Return the location by which a model at a path refers to a file: the file's path relative to the model's folder.
 
-    Both paths are resolved: `onnx` refuses links and files of several names, ONNX Runtime paths that leave the folder.
+    Links are followed in both paths: `onnx` refuses links and hard links, ONNX Runtime paths that leave the folder.
 
     Source: onnx 1.23, ONNX Runtime 1.31.
     """
     real, folder = os.path.realpath(path), os.path.dirname(os.path.realpath(model))
     if not Path(real).is_relative_to(folder):
-        linked = f", by a link in '{printable(path)}'," if os.path.islink(path) else ""
-        must = f"external data must lie in the model's folder ('{printable(folder)}') or below it"
-        fault = f"{must}; this file lies{linked} in '{printable(os.path.dirname(real))}'"
+        by_link = f", by a link in '{printable(path)}'," if os.path.islink(path) else ""
+        rule = f"external data must lie in the model's folder ('{printable(folder)}') or below it"
+        fault = f"{rule}; this file lies{by_link} in '{printable(os.path.dirname(real))}'"
         raise ExternalDataError(f"{fault}: write the model there, or copy the file", path=path)
-    names = os.stat(real).st_nlink
-    if names != 1:
-        fault = f"the file has {names} names (hard links), and onnx takes no external data from such a file; copy it"
+    links = os.stat(real).st_nlink
+    if links != 1:
+        fault = f"the file has {links} names (hard links), and onnx takes no external data from such a file; copy it"
         raise ExternalDataError(fault, path=path)
     location = Path(real).relative_to(folder).as_posix()
     try:
@@ -290,7 +290,7 @@ class ModelFolder:
             raise _broken(location, fault) from error
 
     def _open_checked(self, location: str) -> int:
-        """Open a file so that a swap between the checks and the opening is noticed."""
+        """Return a descriptor of a file; it is checked before and after, so that a swap in between is noticed."""
         path = Path(self.path, *location.split("/"))
         real = os.path.realpath(path)
         if real != str(path) and not self._allow_links:
@@ -303,7 +303,7 @@ class ModelFolder:
                     raise _broken(location, "it is a symbolic link", _LINKS)
         before = Path(real).lstat()
         if not stat.S_ISREG(before.st_mode):
-            raise _broken(location, "it is not a regular file")
+            raise _broken(location, "it is not a regular file; copy its bytes to one")
         if before.st_nlink != 1 and not self._allow_links:
             raise _broken(location, f"the file has {before.st_nlink} names (hard links)", _LINKS)
         root = self.path if Path(real).is_relative_to(self.path) else os.path.dirname(real)

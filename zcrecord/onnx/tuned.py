@@ -189,7 +189,7 @@ class Interfaces:
 
     def __init__(self, archive: Archive) -> None:
         self._archive = archive
-        self._models = _all_skeletons(archive.index)
+        self._models = _skeleton_payloads(archive.index)
         self._known: dict[Any, ModelInterface] = {}
         self._checked: set[Any] = set()
         self._left = DIGEST_ALLOWANCE * archive.stored_nbytes()
@@ -428,16 +428,16 @@ def _header_before(part: TunedPart) -> Header:
 
 
 def bytes_before(archive: Archive, part: TunedPart) -> Iterator[tuple[int, Any]]:
-    """Yield the archive's bytes before tuning, as offsets and pieces in order; between them are zeros."""
+    """Yield the bytes that the archive had before tuning: ascending offsets and pieces, with zeros between them."""
     header = _header_before(part)
-    before = decode(part.before[HEADER_SIZE:], header.index_size).payloads
+    payloads = decode(part.before[HEADER_SIZE:], header.index_size).payloads
     index = (header.index_offset, part.before[HEADER_SIZE:-HEADER_SIZE])
     yield 0, part.before[:HEADER_SIZE]
     if header.front:
         yield index
     end = 0
-    for number, offset in zip(part.originals, before["offset"].tolist(), strict=True):
-        if offset >= end:  # equal payloads are there once
+    for number, offset in zip(part.originals, payloads["offset"].tolist(), strict=True):
+        if offset >= end:  # not equal to a payload before it
             data = archive.payload(number)
             yield header.payload_offset + offset, data
             end = offset + len(data)
@@ -459,7 +459,7 @@ def seal_of(ix: Index, target: str, module: str, own: Any) -> str:
     strided = tensors[tensors["strides"] != NONE]
     parts = [
         np.frombuffer(target.encode(), np.uint8), own["digest"], own["nbytes"],
-        _rows(ix, np.array(_all_skeletons(ix).get(module, []), np.int64))["digest"],
+        _rows(ix, np.array(_skeleton_payloads(ix).get(module, []), np.int64))["digest"],
         used["digest"], used["nbytes"],
         tensors["dtype"], tensors["bits"], tensors["rank"], tensors["byte_offset"], tensors["name_size"],
         _gather(np.frombuffer(ix.text, np.uint8), tensors["name"], tensors["name_size"]),
@@ -474,7 +474,8 @@ def seal_of(ix: Index, target: str, module: str, own: Any) -> str:
     return seal.hexdigest()
 
 
-def _all_skeletons(ix: Index) -> dict[str, list[PayloadId]]:
+def _skeleton_payloads(ix: Index) -> dict[str, list[PayloadId]]:
+    """Return the payloads of skeletons by their module's full name; a valid archive has one in a module."""
     skeletons: dict[str, list[PayloadId]] = {}
     for a in unflatten.attribute_entries(ix, ix.attributes, PayloadId):
         if a.key == GRAPH_ATTRIBUTE and isinstance(a.value, PayloadId):

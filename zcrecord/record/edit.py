@@ -18,7 +18,7 @@ import numpy as np
 
 from zcrecord.archive import info, subset, unflatten
 from zcrecord.archive.archive import Archive, Progress, has_type_name, takes_archive
-from zcrecord.archive.name_patterns import star_match, starred
+from zcrecord.archive.name_patterns import star_match, star_renamer
 from zcrecord.archive.part_source import PartSource
 from zcrecord.archive.subset import GONE, Names, Rename
 from zcrecord.codec.blocks import BlockTable, add_blocks
@@ -269,8 +269,8 @@ class RecordEditor(MutableMapping[str, Any]):
         """Remove all tensors, modules and attributes that match, and modules that become empty.
 
         Args:
-            names: as in `Record.select`: patterns, in which `*` matches dots too, or exact names, of modules with all
-                below them; or a function from TensorInfo to bool.
+            names: as in `Record.select`: exact names, each with all below it, or patterns, in which `*` matches dots,
+                too; or a function from TensorInfo to bool.
 
         Raises:
             TensorNotFoundError: a name is not there, or a pattern matches nothing.
@@ -295,7 +295,7 @@ class RecordEditor(MutableMapping[str, Any]):
             if not isinstance(new, str):
                 raise UnsupportedError(f"rename takes a new name for '{old}', not a {type(new).__name__}")
             if "*" in old and old not in self._tensor_numbers():
-                rename = starred(old, new)
+                rename = star_renamer(old, new)
                 self._check_known([old], star_match(old))
             else:
                 rename = {old: new}

@@ -44,7 +44,7 @@ def cache_at(folder: Any, url: str, options: Mapping[str, Any]) -> Path | None:
     for folder in (root.parent, root):
         try:
             _make(folder)
-            _check_ours(folder, named=folder != root)
+            _check_ours(folder, chosen=folder != root)
         except SourceError:
             raise
         except (OSError, ValueError) as error:
@@ -85,7 +85,7 @@ def trim_cache(folder: Any = None, *, limit: int = 0) -> int:
     root = _folder_of(folder)
     if root is None or root.is_symlink() or not root.is_dir():  # there is no cache
         return 0
-    _check_ours(root.parent, named=True)
+    _check_ours(root.parent, chosen=True)
     _check_ours(root)
     files, folders = [], []
     for path in root.rglob("*"):
@@ -248,21 +248,21 @@ def _make(folder: Path) -> None:
         missing.mkdir(mode=0o700, exist_ok=True)
 
 
-def _check_ours(folder: Path, *, named: bool = False) -> None:
+def _check_ours(folder: Path, *, chosen: bool = False) -> None:
     """Raise SourceError unless this user or root owns the folder, and nobody else may write to it.
 
-    The folder that the user `named` may be a link, or sticky as /tmp is: others cannot rename files in it.
+    A folder `chosen` by the user may be a link, or sticky as /tmp is: in it others cannot rename this user's files.
     """
-    status = folder.stat() if named else folder.lstat()
+    status = folder.stat() if chosen else folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
-        fault = f"the cache's folder is {'a file' if named else 'a link or a file'}"
+        fault = f"the cache's folder is {'a file' if chosen else 'a link or a file'}"
         advice = "name another one in {}"
     elif not _is_owners(status):
         fault = f"the cache's folder is another user's (number {status.st_uid}), who could change what is loaded"
         advice = "name one of your own in {}"
-    elif hasattr(os, "geteuid") and status.st_mode & _OTHERS and not (named and status.st_mode & stat.S_ISVTX):
-        others = "everybody" if status.st_mode & stat.S_IWOTH else "its group"
-        fault = f"{others} may write to the cache's folder, and could change what is loaded"
+    elif hasattr(os, "geteuid") and status.st_mode & _OTHERS and not (chosen and status.st_mode & stat.S_ISVTX):
+        writers = "everybody" if status.st_mode & stat.S_IWOTH else "its group"
+        fault = f"{writers} may write to the cache's folder, and could change what is loaded"
         advice = "take that right away (chmod go-w), or name another in {}"
     else:
         return

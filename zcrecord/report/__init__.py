@@ -237,17 +237,17 @@ class _BlobSize(NamedTuple):
 
 
 def _jsonable(value: Any, most: int = _MOST_TEXT) -> Any:
-    """Return a value as JSON can represent it, shortened if it is long."""
+    """Return a value as JSON that the page reads: an object for sizes, lists, long texts and numbers beyond doubles."""
     if isinstance(value, _BlobSize):
         return {"nbytes": value.nbytes}
     if isinstance(value, list | tuple):
         return {"items": [_jsonable(v, _MOST_ITEM) for v in value[:_MOST_ITEMS]], "count": len(value)}
     if isinstance(value, str) and len(value) > most:
         return {"text": value[:most], "count": len(value)}
-    if isinstance(value, bool):
-        return value
-    beyond = isinstance(value, int) and abs(value) > _SAFE
-    return {"number": str(value)} if beyond or (isinstance(value, float) and not math.isfinite(value)) else value
+    is_large = isinstance(value, int) and abs(value) > _SAFE
+    if is_large or (isinstance(value, float) and not math.isfinite(value)):
+        return {"number": str(value)}
+    return value
 
 
 def report_page(description: dict[str, Any]) -> bytes:

@@ -110,7 +110,7 @@ def real_path(path: str) -> str:
 
 def _check_no_url(path: str) -> None:
     if is_url(path):
-        from .urls import redacted  # here, because few paths are
+        from .urls import redacted  # here, because few paths are URLs
 
         raise UnsupportedError("is a URL, and this reads files; download it, and name the file", path=redacted(path))
 

@@ -81,10 +81,10 @@ class PackedTensor:
 
     @classmethod
     def pack(cls, array: Array) -> PackedTensor:
-        """Return `array`, of an ml_dtypes type with one element to a byte, packed into new bytes."""
+        """Return the elements of an array of ml_dtypes, which has one to a byte, packed into new bytes."""
         kind = dtypes.from_numpy(array.dtype)
         if not kind.packed:
-            raise UnsupportedError(f"{kind.name} is not narrower than a byte")
+            raise UnsupportedError(f"{kind.name} is not narrower than a byte; use the array as it is")
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8) & np.uint8((1 << kind.bits) - 1)
         return cls(pack_bits(raw, kind.bits), kind, array.shape)
 

@@ -276,15 +276,15 @@ def state_entries(names: Sequence[str]) -> Entries | None:
     Payloads and layouts are left out. None if a name stays whole, or names of modules take much: add them one by one.
     Names must be distinct, and such as can be stored.
     """
-    text, heads = "\0".join(["", *names, ""]), [name.rpartition(".")[0] for name in names]
-    if any(odd in text for odd in ("..", "\0.", ".\0")):
-        return None  # an empty key
-    table = _modules_above(heads)
-    if table is None or not table[0].keys().isdisjoint(names):
+    text, module_names = "\0".join(["", *names, ""]), [name.rpartition(".")[0] for name in names]
+    if any(empty_key in text for empty_key in ("..", "\0.", ".\0")):
         return None
-    modules, above = table
-    over, parents = (np.fromiter(map(modules.__getitem__, texts), np.intp) for texts in (above, heads))
-    del above, heads, table
+    tree = _with_ancestors(module_names)
+    if tree is None or not tree[0].keys().isdisjoint(names):
+        return None
+    modules, above = tree
+    over, parents = (np.fromiter(map(modules.__getitem__, texts), np.intp) for texts in (above, module_names))
+    del above, module_names, tree
     depths = _depths(over)
     if depths.max() >= MAX_DEPTH:
         return None
@@ -305,18 +305,18 @@ def state_entries(names: Sequence[str]) -> Entries | None:
     return Entries(list(names), key_sizes, numbers[parents], places[:count], module_columns=columns)
 
 
-def _modules_above(heads: list[str]) -> tuple[dict[str, int], list[str]] | None:
-    """Return modules of these names and all around them, numbered, and the one around each; None for long names."""
-    modules, above, new, room = {"": 0}, [""], heads, _ROOM
-    while new:
-        new = [head for head in dict.fromkeys(new) if head not in modules]
-        modules.update(zip(new, itertools.count(len(modules))))
+def _with_ancestors(names: list[str]) -> tuple[dict[str, int], list[str]] | None:
+    """Number modules and their ancestors; return numbers by name, and each one's parent; None beyond _ROOM of text."""
+    numbers, parents, level, room = {"": 0}, [""], names, _ROOM
+    while level:
+        new = [name for name in dict.fromkeys(level) if name not in numbers]
+        numbers.update(zip(new, itertools.count(len(numbers))))
         room -= sum(map(len, new))
         if room < 0:
             return None
-        new = [head.rpartition(".")[0] for head in new]
-        above += new
-    return modules, above
+        level = [name.rpartition(".")[0] for name in new]
+        parents += level
+    return numbers, parents
 
 
 def _depths(over: Any) -> Any:

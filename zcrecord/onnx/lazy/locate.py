@@ -205,7 +205,7 @@ class _RandomAccessReader(ProtobufReader):
         return self._read_at(buffer[: min(step, self._nbytes - offset)], offset) if offset < self._nbytes else 0
 
     def advance(self, nbytes: int) -> None:
-        """Pass bytes; those further than a step behind the buffer are not read, unless the skeleton keeps them."""
+        """Pass bytes; reads none of them if they end more than STEP after the buffer, and no skeleton keeps them."""
         if nbytes - (self.limit - self.pos) <= STEP or self.mark >= 0:
             super().advance(nbytes)
             return

@@ -41,7 +41,7 @@ _MASKS = {
 _TAIL_MASKS = np.array([0x7F, 0x17F], np.uint64)  # of a ninth byte, of a ninth and the one bit of a tenth
 
 Array = npt.NDArray[Any]
-Mark = tuple[int, int, int, int]  # of an open message: its tag and size as read; its header's place in the skeleton
+Mark = tuple[int, int, int, int]  # of an open message: tag and size as read; offset and size of its header as kept
 
 DAMAGED = "the model is truncated or damaged, copy or export it again"
 
@@ -349,15 +349,15 @@ class ProtobufReader:
         return mark
 
     def close(self, mark: Mark | None) -> None:
-        """End the message opened last: it gets another header if its size has changed."""
+        """End the message opened last; gives it another header if its size has changed in the skeleton."""
         skeleton = self.skeleton
         if mark is not None and skeleton is not None:
-            tag, before, offset, size = mark
-            nbytes = len(skeleton) + self.pos - self.mark - offset - size
-            if nbytes != before:
+            tag, nbytes_read, offset, header_size = mark
+            nbytes = len(skeleton) + self.pos - self.mark - offset - header_size
+            if nbytes != nbytes_read:
                 self.finish()
                 self.keep()
-                skeleton.replace(offset, size, encode_varint(tag) + encode_varint(nbytes))
+                skeleton.replace(offset, header_size, encode_varint(tag) + encode_varint(nbytes))
 
     def finish(self) -> None:
         """Keep the bytes that were passed last."""
