@@ -34,7 +34,7 @@ def check_views(archive: Archive) -> None:
     """Raise LimitError if copies of an archive's tensors, tied ones once, would come to far more than it has."""
     rows = archive.index.tensors
     numbers = rows["payload"][rows["payload"] != NONE]
-    if archive.index.payloads["nbytes"][numbers].sum(dtype=np.float64) > archive.stored_nbytes():  # not all are apart
+    if archive.index.payloads["nbytes"][numbers].sum(dtype=np.float64) > archive.stored_nbytes():  # some are shared
         views = {(t.payload, t.offset, t.dtype, t.bits, t.shape, t.strides): t for t in infos(archive)}
         check_copies(archive, views.values())
 
@@ -144,7 +144,7 @@ class Payloads:
 
 
 def _prepared_ahead(prepare: Callable[[int], memoryview], places: range) -> Iterator[memoryview]:
-    """Yield the prepared piece of each place; the next is prepared while this one is used: hashing beside writing."""
+    """Yield the prepared piece of each place; a thread prepares the next one meanwhile: hashing beside writing."""
     if len(places) < 2:
         yield from map(prepare, places)
         return

@@ -1,7 +1,7 @@
-"""An archive of references: its payloads are ranges of other files, as CONVENTIONS.md has the tables.
+"""An archive of references: its payloads are ranges of other files; CONVENTIONS.md has the tables.
 
-The files are archives, or of other formats. Each is known by its size and the SHA-256 of the range from which its own
-index is made. `sharded.ShardedSource` is the payload source; a file counts as a shard.
+The files are archives, or of other formats. Each is identified by its size and the SHA-256 of the range from which its
+own index is made. `sharded.ShardedSource` is the payload source; a file counts as a shard.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ __all__ = ["MOST_DESCRIBED", "OpenFile", "ReferencedFiles"]
 
 MOST_DESCRIBED = 1 << 28  # bytes of a file that are hashed when it is opened; a GGUF file's header may have as many
 
-# Given a file's name and a function: calls it with the file's memory, a function that fetches a range of it, and one
-# that makes a payload source; returns what it returned.
+# Opens a file by name for a function, and returns the function's result; its arguments are the file's memory, a
+# function that fetches a range of it, and one that makes a payload source.
 OpenFile = Callable[[str, Callable[..., Archive]], Archive]
 
 
@@ -45,8 +45,8 @@ class ReferencedFiles(Shards):
         """Read the tables; `index` is that of the outline.
 
         Raises:
-            FormatError: a table is missing or not of its form; a name leads to another folder, or is the archive's own;
-            ranges of a file overlap, or end past its end, or are not aligned for a tensor's elements.
+            FormatError: a table is missing, or has another type or shape; a name leads to another folder, or is the
+            archive's own; ranges of a file overlap, end past its end, or are not aligned for a tensor's elements.
         """
         self.set_files(archive, file_names(archive, "", "a file, which lies beside the archive that names it"))
         count = len(self.names)
@@ -93,7 +93,7 @@ class ReferencedFiles(Shards):
             if inside.any():
                 name = printable(self.names[files[1:][inside.argmax()]])
                 raise FormatError(f"payloads in {name} overlap", tensor="offset")
-        # Of what lies in the archive itself, its place among the blobs, of which there are never as many as NONE.
+        # For payloads in the archive itself the offset is the number of a blob; there are never as many as NONE.
         numbers[last:] = np.minimum(starts[last:], np.uint64(NONE))
         if self._order is None:
             return numbers
@@ -103,17 +103,17 @@ class ReferencedFiles(Shards):
 
     def _rows(self, file: int) -> Array:
         """Return the payloads of a file, as entries of an index."""
-        mine: Any = slice(self._ends[file], self._ends[file + 1])
-        mine = mine if self._order is None else self._order[mine]
-        rows: Array = self._payloads[mine].copy()
-        rows["offset"] = self._offset[mine]
+        chosen: Any = slice(self._ends[file], self._ends[file + 1])
+        chosen = chosen if self._order is None else self._order[chosen]
+        rows: Array = self._payloads[chosen].copy()
+        rows["offset"] = self._offset[chosen]
         return rows
 
     def size(self, file: int) -> int:
-        """Return the bytes of a file, as the table has them."""
+        """Return the size of a file in bytes, as the table has it."""
         return int(self._sizes[file])
 
-    def _whose(self, file: int) -> str:
+    def _context(self, file: int) -> str:
         return f"{self.catalogue.path} refers to {printable(self.names[file])}; put the very file beside it"
 
     def _open_checked(self, file: int) -> Archive:
@@ -138,11 +138,11 @@ class ReferencedFiles(Shards):
             raise FormatError("refers to itself", path=self.catalogue.path)
         if len(memory.octets) != self._sizes[file]:
             fault = f"has {len(memory.octets)} bytes, {self._sizes[file]} when it was indexed"
-            raise IntegrityError(f"{fault}: {self._whose(file)}", path=memory.path)
+            raise IntegrityError(f"{fault}: {self._context(file)}", path=memory.path)
         bring(start, end)
         if hashlib.sha256(memory.octets[start:end]).digest() != self._digests[file].tobytes():
             fault = "is another file than the one that was indexed, or was changed"
-            raise IntegrityError(f"{fault}: {self._whose(file)}", path=memory.path)
+            raise IntegrityError(f"{fault}: {self._context(file)}", path=memory.path)
         index = _empty_index()._replace(payloads=self._rows(file), digest_kind=self._hashed)
         octets = memory.octets.toreadonly()
         header = Header(
@@ -161,11 +161,11 @@ def _empty_index() -> Index:
 
 def _check_aligned(file: Array, offset: Array, index: Index) -> None:
     """Raise FormatError if a payload in a file starts where a tensor's elements cannot: views would be misaligned."""
-    odd = (offset.astype(np.uint8) & 7 != 0) & (file != NONE)  # no element needs more than 8 bytes
-    if not np.count_nonzero(odd):
+    unaligned = (offset.astype(np.uint8) & 7 != 0) & (file != NONE)  # no element needs more than 8 bytes
+    if not np.count_nonzero(unaligned):
         return
     # At level "touch" any number may be there.
-    rows = index.tensors[np.append(odd, False)[np.minimum(index.tensors["payload"], len(file))]]
+    rows = index.tensors[np.append(unaligned, False)[np.minimum(index.tensors["payload"], len(file))]]
     for code in np.unique(rows["dtype"]).tolist():
         if (kind := numpy_type(code)) is None:
             continue

@@ -1,7 +1,7 @@
 """Parts of an opened archive as archives of their own: one module, chosen tensors, other names. Copies no payload.
 
-A part has an index made for it, over the same bytes, so that everything that works on an archive works on a part. With
-tensors that are put into it, it is an index alone, for `record.edit` to write.
+A part has an index of its own over the same bytes, so that everything that works on an archive works on a part. If
+tensors are put into it, it is an index alone, for `record.edit` to write.
 """
 
 from __future__ import annotations
@@ -177,10 +177,11 @@ class PartBuilder:
         self._rows = rows
         self._tensors_put = {name: put for name, put in tensors.items() if put is not None}
         self._attributes_put = {name: value for name, value in attributes.items() if value is not GONE}
-        gone, gone_values = tensors.keys() - self._tensors_put.keys(), attributes.keys() - self._attributes_put.keys()
-        members = {m for m, name in self._attribute_names().items() if name in gone_values} if gone_values else set()
-        if gone:
-            members |= {member for member in self._members if member[0] == TENSOR and self._full_name(member) in gone}
+        no_tensors = tensors.keys() - self._tensors_put.keys()
+        no_values = attributes.keys() - self._attributes_put.keys()
+        members = {m for m, name in self._attribute_names().items() if name in no_values} if no_values else set()
+        if no_tensors:
+            members |= {m for m in self._members if m[0] == TENSOR and self._full_name(m) in no_tensors}
         return self._leave_out(members)
 
     def _leave_out(self, members: set[Member]) -> Self:
@@ -241,7 +242,7 @@ class PartBuilder:
         return self._part_index(outline.entries(order))
 
     def _part_index(self, entries: Entries) -> PartIndex:
-        """Return an index of entries, with the numbers of those payloads alone that these name."""
+        """Return an index of entries, with the payloads that these use, renumbered."""
         ix = self._archive.index
         entries.metadata = unflatten.metadata_entries(ix, PayloadId)
         used = {int(p) for p in entries.payloads} | {*_blobs(entries.attributes), *_blobs(entries.metadata)}
@@ -289,10 +290,11 @@ class PartBuilder:
         for (kind, number), path in members:
             if kind != MODULE:
                 continue
-            mine = parents_at.get(path, [])
+            parents = parents_at.get(path, [])
             saved = int(rows[number]["kind"]), self._archive.index.text_of(rows[number], "type_name")
-            lacks = len(children[number]) < self._sizes[number] or len(mine) < len(children[number])
-            changed = (lacks and saved[1] and saved[0] == ModuleKind.TUPLE) or any(parent != number for parent in mine)
+            lacks = len(children[number]) < self._sizes[number] or len(parents) < len(children[number])
+            joined = any(parent != number for parent in parents)
+            changed = joined or (lacks and saved[1] and saved[0] == ModuleKind.TUPLE)
             if changed and saved[0] != ModuleKind.NUMBERED:
                 out.setdefault(path, (int(ModuleKind.MAPPING), ""))
             else:
@@ -300,7 +302,7 @@ class PartBuilder:
         return out
 
     def _in_pre_order(self, children: Children) -> list[tuple[Member, Path]]:
-        """Return all that is kept with its path, in pre-order; no module whose children all have names elsewhere."""
+        """Return the kept members with their paths, in pre-order; not modules whose children all moved elsewhere."""
         members: list[tuple[Member, Path]] = []
         stack = [(0, MODULE, self._top)]
         while stack:

@@ -16,8 +16,8 @@ from zcrecord.codec.index import Array, Index
 from zcrecord.codec.layout import NONE
 from zcrecord.errors import LimitError
 
-_NAME_ALLOWANCE = 64  # times an index's size that full names of attributes made from it may take
-_PATHS = 1 << 20  # bytes of texts that paths may take, besides those of the text pool
+_NAME_ALLOWANCE = 64  # full names of attributes may take this many times the index's size
+_PATHS = 1 << 20  # bytes that texts of paths may take beyond the size of the text pool
 
 MODULE, TENSOR, ATTRIBUTE = range(3)
 Child = tuple[int, int, int, int, str]  # one of these kinds, the number in its column, its parent, its place, its key
@@ -45,7 +45,7 @@ def metadata_entries(ix: Index, payload: Callable[[int], Any]) -> list[Attribute
 
 
 def check_full_names(ix: Index, index_size: int) -> None:
-    """Raise LimitError if full names of attributes are out of proportion: 100,000 could each repeat a module's MiB."""
+    """Raise LimitError if full names of attributes take too much: 100,000 could repeat a module's name of 1 MiB."""
     total = int(ix.modules["name_size"][ix.attributes["parent"]].sum(dtype=np.uint64))
     index_size = index_size or len(ix.text) + ix.attributes.nbytes  # an index that was made here is in no file
     if total > _NAME_ALLOWANCE * index_size:

@@ -36,9 +36,9 @@ def index(
 ) -> ConvertReport:
     """Write an archive of a few KB that names the payloads of other formats' files, which stay as they are.
 
-    The archive opens as a record: names as a tree, checksums, signatures, `verify`, `expect=`. Files are named by their
-    plain names, so the archive lies beside them. Each is known by its size and the SHA-256 of its header: a file that
-    was changed is refused. `convert` makes an archive with its own payloads of it.
+    The archive opens as a record: names as a tree, checksums, signatures, `verify`, `expect=`. It has the files' plain
+    names, so it must lie beside them, and of each the size and the SHA-256 of the header: a file with other ones is
+    refused. `convert` makes an archive with its own payloads of it.
 
     Args:
         source: a file of safetensors, GGUF, torch or npz, an index of shards, or a folder with one of these.
@@ -77,7 +77,7 @@ def index(
         if kind:
             check_members(archive)
     files = Files(out)
-    with open_sink(place_for(out, version), durable=durable, check=files.check_still) as sink:
+    with open_sink(place_for(out, version), durable=durable, check=files.check_unreplaced) as sink:
         writer = ReferencingWriter(sink, files, None, alignment=ALIGNMENT, digest=digest)
         with located(path=path):
             ids = _refer_to_payloads(archive, outline, files, writer, kind, progress or (lambda *_: None))

@@ -82,19 +82,19 @@ class ShardedWriter:
         return self._shards[-1][0]
 
     def _place_payload(self, number: int, nbytes: int) -> int:
-        """Note the place of the last shard's payload; take it back if one in another shard is equal. Return its id."""
+        """Note the place of a payload in the last shard; remove it if another shard has an equal one. Return its id."""
         if number == NONE:
             return NONE
-        here, writer = len(self._shards) - 1, self._shards[-1][0]
+        last, writer = len(self._shards) - 1, self._shards[-1][0]
 
-        def same(place: tuple[int, int]) -> bool:
+        def is_equal(place: tuple[int, int]) -> bool:
             shard, first = place
             pieces = self._shards[shard][0].pieces_of(first), writer.pieces_of(number)
-            return shard != here and all(map(operator.eq, *pieces))
+            return shard != last and all(map(operator.eq, *pieces))
 
-        key, place = writer.key_of(number), (here, number)
-        shard, first = place if key is None else self._equal.first(key, place, same)
-        if shard == here:
+        key, place = writer.key_of(number), (last, number)
+        shard, first = place if key is None else self._equal.first(key, place, is_equal)
+        if shard == last:
             self._filled += nbytes
         else:
             writer.forget(number)
@@ -104,7 +104,7 @@ class ShardedWriter:
 
     def finish(self, entries: Entries) -> SaveReport:
         """Write indexes and the catalogue, and make them appear; the report counts the bytes of all files."""
-        if len(self._shards) > 1 and not self._shards[-1][0].payloads:  # the last payloads were in others already
+        if len(self._shards) > 1 and not self._shards[-1][0].payloads:  # other shards have the equals of all in it
             self._shards.pop()
             self.files.drop_last()
         if len(self._shards) < 2:
