@@ -62,7 +62,7 @@ class ModuleEntry(NamedTuple):
 
 
 class TypedModules(NamedTuple):
-    """Modules with one class name and the same attributes, which come before what else is in them."""
+    """Modules with one class name and the same attributes, which come before their other children."""
 
     numbers: Array
     type_name: str
@@ -225,8 +225,8 @@ def is_attribute(value: Any, path: str) -> bool:
 class _TextPoolBuilder:
     """The text pool under construction: equal strings share a span while the budget lasts (R30).
 
-    `room` is what is left of the budget, never less than 0: a text or list for which there is no room is written once
-    more, and so adds 16 times the room that it takes. So no reader refuses the index of a repetitive record.
+    `room` is the rest of the budget, never less than 0: a text or list that is larger is written once more, which adds
+    16 times its size to the budget. So no reader refuses the index of a repetitive record.
     """
 
     def __init__(self, entries: Entries) -> None:

@@ -36,8 +36,8 @@ MAX_INDEX_SIZE = (1 << 31) - 1  # FlatBuffers' own limit
 MAX_RANK = 64  # numpy's
 MAX_DEPTH = 100  # of nested modules
 NONE = 0xFFFFFFFF
-INDEX_ALLOWANCE = 16  # times the index's size that spans and lists may take of their pools, 16 bytes for an item
-DIGEST_ALLOWANCE = 64  # times index and payloads that distinct strided views may add up to, for a content digest
+INDEX_ALLOWANCE = 16  # spans and lists may take this many times the index's size of their pools, an item as 16 bytes
+DIGEST_ALLOWANCE = 64  # for a content digest distinct strided views may add up to this many times index and payloads
 
 
 ATTACHED_MAGIC = b"\x89ZCA\r\n\x1a\n"
@@ -86,7 +86,7 @@ class Header(NamedTuple):
 
     @property
     def payload_region(self) -> tuple[int, int]:
-        """Start and end of what lies between header, index and trailer: the payloads, and the gaps around them."""
+        """Start and end of the payloads and the gaps around them, between header, index and trailer."""
         if self.front:
             return HEADER_SIZE + self.index_size, self.archive_size - HEADER_SIZE
         return HEADER_SIZE, self.index_offset
@@ -179,11 +179,11 @@ def _foreign(data: bytes, part: str) -> str:
 
 
 def too_short(size: int, start: bytes) -> RecordError:
-    """Return the error for a file of so few bytes, going by the first of them."""
+    """Return the error for a file of fewer bytes than an archive has; `start` are its first ones."""
     if not size:
         return FormatError("the file is empty")
     try:
-        if start != MAGIC:  # of which the version is missing
+        if start != MAGIC:  # it has no byte of the version
             decode_header(start.ljust(HEADER_SIZE, b"\0"))
     except IntegrityError:
         pass
@@ -265,7 +265,7 @@ def ends_in_archive(source: memoryview) -> bool:
     try:
         trailer = decode_header(bytes(source[end - HEADER_SIZE : end]), "trailer") if end >= HEADER_SIZE else None
     except VersionError:
-        return True  # which is then said
+        return True  # opening it raises this error
     except RecordError:
         trailer = None
     start = 0 if trailer is None else end - trailer.archive_size
@@ -287,8 +287,8 @@ def _nothing_attached(kind: str, *, signed: bool) -> FormatError:
     if signed:
         fault = "signed, with no archive before its signature; attach it, then sign"
         return FormatError(f"this is {kind} program, {fault}")
-    gone = "`strip` takes an attached one off, and bytes behind one hide it; attach it with `zcrecord attach`"
-    return FormatError(f"this is {kind} program with no archive at its end; {gone}")
+    advice = "`strip` takes an attached one off, and bytes behind one hide it; attach it with `zcrecord attach`"
+    return FormatError(f"this is {kind} program with no archive at its end; {advice}")
 
 
 def encode_attached(program_size: int) -> bytes:
@@ -318,11 +318,10 @@ def _agreed_header(archive: memoryview) -> Header:
     size = len(archive)
     header = decode_header(first)
     if header is not None and header.archive_size != size:
-        truncated = header.archive_size > size
-        what = "truncated, copy it again" if truncated else "followed by other bytes"
-        advice = None if truncated else Advice("{} ignores them", "embedded", "prefix")
-        fault = f"the archive has {header.archive_size} bytes, the source {size}; it is {what}"
-        raise FormatError(fault, advice=advice)
+        fault = f"the archive has {header.archive_size} bytes, the source {size}; it is"
+        if header.archive_size > size:
+            raise FormatError(f"{fault} truncated, copy it again")
+        raise FormatError(f"{fault} followed by other bytes", advice=Advice("{} ignores them", "embedded", "prefix"))
     trailer = header if first == last else decode_header(last, "trailer")
     if trailer is None:
         raise FormatError("trailer: not sealed")
