@@ -39,7 +39,7 @@ _FORCE = Advice("{} replaces it", "force", True)
 def path_of(value: Any) -> str:
     """Return a path as text; UnsupportedError if it is not a path, SourceError if no file can have that name."""
     if isinstance(value, bytes):
-        fault = "a path as bytes, which load_record would take for an archive's own; pass it as text, by os.fsdecode"
+        fault = "a path as bytes, which load_record would take for an archive's bytes; pass it as text, by os.fsdecode"
         raise UnsupportedError(fault)
     try:
         path = os.fsdecode(value)
@@ -189,7 +189,7 @@ def identity_of(file: int | str) -> Identity:
 
 @dataclass(frozen=True)
 class Place(os.PathLike[str]):
-    """A path or a URL to write to only while it has one version: another saver may come after `check_destination`."""
+    """A path or URL, and the one version of it to replace: another saver may write after `check_destination`."""
 
     path: str
     replaces: Identity | str  # the version, as `version_of` returns it, for a URL `uploads.version_at`
@@ -214,8 +214,8 @@ def check_destination(
 ) -> Identity | str | None:
     """Raise unless `dest` may be written: it does not exist, or may be replaced, and is not the source.
 
-    Both may be URLs; `options` are for fsspec to reach `dest`. Returns the version that `open_sink` may replace: none,
-    where there is no file and `force` is not given, since another saver may come first.
+    Both may be URLs; `options` are for fsspec to reach `dest`. Returns the version that `open_sink` may replace: no
+    file, if there is none and `force` is not given, since another saver may write one first.
     """
     if dest is None:
         return None
@@ -315,12 +315,12 @@ def target_of(given: str) -> tuple[str, int | None]:
     """
     with refusals(given):
         before, path = _status_of(given), real_path(given)
-        real, after = _status_of(path), _status_of(given)  # `after` is another if a saver came in between
+        real, after = _status_of(path), _status_of(given)  # `after` differs if a saver replaced the file in between
     mode = before and before.st_mode
     if not os.path.basename(given) or (mode is not None and stat.S_ISDIR(mode)):
         raise SourceError("is a directory; name a file in it", path=path, errno=errno.EISDIR)
-    moved = before is None or after is None or not os.path.samestat(before, after)
-    if before and not moved and stat.S_ISREG(before.st_mode) and not (real and os.path.samestat(before, real)):
+    replaced = before is None or after is None or not os.path.samestat(before, after)
+    if before and not replaced and stat.S_ISREG(before.st_mode) and not (real and os.path.samestat(before, real)):
         raise SourceError("is an open file that was removed; name a path, or pass the file object", path=given)
     return path, mode
 
@@ -334,7 +334,7 @@ def _status_of(path: str) -> os.stat_result | None:
 
 @contextlib.contextmanager
 def scratch_folder(beside: str) -> Iterator[str]:
-    """Yield a new folder beside a path, or for a URL among temporary files; at the end it is removed."""
+    """Yield a new folder, removed at the end: beside a path, or, for a URL, among temporary files."""
     import shutil  # here, because few files are written twice
     import tempfile
 

@@ -87,7 +87,7 @@ class ObjectSink(Sink):
 
     @contextlib.contextmanager
     def _refusals(self) -> Iterator[None]:
-        """Raise the file object's exceptions as typed errors; after the first, that one again."""
+        """Raise the file object's exceptions as typed errors; after the first one always that one."""
         try:
             yield
         except (OSError, ValueError, TypeError) as error:

@@ -29,8 +29,8 @@ class SequentialMapping:
     def __init__(self, mapping: mmap.mmap) -> None:
         self.view = memoryview(mapping)
         self._mapping = mapping
-        self._lo = self._hi = 0  # populated and not yet released
-        self._rest = (0, 0)  # in use when its surroundings were released
+        self._lo = self._hi = 0  # the range that is populated and not yet released
+        self._rest = (0, 0)  # a range before it, still in use when all before it was released
         self.populates = True
         try:
             mapping.madvise(_POPULATE, 0, 1)
@@ -38,7 +38,7 @@ class SequentialMapping:
             self.populates = False
 
     def populate(self, start: int, end: int, behind: int = 0) -> None:
-        """Populate pages before they are touched; SourceError if they cannot be read, which would be a signal later.
+        """Populate pages before they are touched; SourceError if they cannot be read: a touch would raise SIGBUS.
 
         The last `behind` bytes that were populated are still in use, and are released later.
         """

@@ -32,8 +32,8 @@ _PART = 16 << 20  # bytes of a part, while few are needed
 _GROWTH = 112 << 10  # bytes by which each part exceeds the one before, so that 10,000 hold 5 TiB
 _FIXED = 64 << 20  # bytes of each part where all have to have one size, and the whole is not known
 _MOST_PARTS = 10_000  # of an upload, as S3 has it
-_PLANNED = 9_000  # of them, if the size is known beforehand
-_UNDER_WAY = 64 << 20  # bytes of parts that are sent at a time, at least one part
+_PLANNED = 9_000  # parts, if the size is known beforehand
+_UNDER_WAY = 64 << 20  # bytes of all parts that are sent at a time; at least one part is
 _CONFLICTS = ("PreconditionFailed", "ConditionalRequestConflict", "412")  # codes of S3
 
 
@@ -61,9 +61,9 @@ def version_at(url: str, options: Mapping[str, Any] | None) -> str | None:
 def upload(url: str, options: Mapping[str, Any] | None = None, *, replaces: str | None = None) -> Iterator[Sink]:
     """Yield a sink that is published at a URL, whole, when the block ends without an exception.
 
-    Otherwise what was sent is removed, and the URL keeps its file. Memory: five parts of 16 MiB at the most, and two of
-    `part_size` where they are larger. `replaces` is the one version to be replaced, as `version_at` returns it, "" for
-    no file, None for any; it is compared just before, by S3 also as it publishes.
+    Otherwise the parts sent are removed, and the URL keeps its file. Takes the memory of five parts of 16 MiB, or of
+    two of `part_size` if they are larger. `replaces` is the one version that may be replaced, as `version_at` returns
+    it: "" for no file, None for any. It is compared right before the publishing, by S3 also as it publishes.
     """
     fs, path = connected(url, options)
     shown = redacted(url)
@@ -161,7 +161,7 @@ class _UploadSink(Sink):
             self._upload.commit(self._part)
 
     def discard(self, reason: BaseException) -> None:
-        """Remove what was sent, but not in a child that was forked; if that fails, the reason gets a note."""
+        """Remove the parts sent, but not in a forked child; if that fails, `reason` gets a note."""
         if os.getpid() != self._process:
             return
         try:
@@ -172,7 +172,7 @@ class _UploadSink(Sink):
 
 
 def has_folders(fs: Any) -> bool:
-    """Return True for a file system that renames, and so has folders that have to be made."""
+    """Return True for a file system that renames: it has folders, which must be made."""
     return _kind(fs) is _RenamedUpload
 
 
@@ -209,7 +209,7 @@ class _Upload:
         raise NotImplementedError
 
     def discard(self) -> None:
-        """Remove what was sent."""
+        """Remove the parts sent."""
         raise NotImplementedError
 
     def _check(self) -> None:
@@ -283,12 +283,12 @@ class _MultipartUpload(_Upload):
     def _is_published(self, parts: list[dict[str, Any]], last: bytearray) -> bool:
         """Return True if the object there is the one that was uploaded: only the answer may have been lost."""
         with contextlib.suppress(Exception):  # the first error is reported; ETags of other stores may be no digests
-            ours = _md5(last)
+            expected = _md5(last)
             if parts:
                 digests = [bytes.fromhex(part["ETag"].strip('"').partition("-")[0]) for part in parts]
-                ours = f"{_md5(b''.join(digests))}-{len(parts)}"
+                expected = f"{_md5(b''.join(digests))}-{len(parts)}"
             tag: str = self._fs.call_s3("head_object", **self._place, **first_answer(self._fs))["ETag"]
-            return tag.strip('"') == ours
+            return tag.strip('"') == expected
         return False
 
     def discard(self) -> None:

@@ -124,12 +124,12 @@ def connect(url: str, options: Mapping[str, Any] | None) -> tuple[Any, str]:
 
 
 def _safe_options(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options by which chained URLs decompress no answer, and send no header to another server."""
+    """Return options with which chained URLs decompress no answer, and send no header to another server."""
     out = dict(options)
     for scheme in {part.partition("://")[0].lower() for part in _CHAINED.split(url)[1:]} & {"http", "https"}:
-        own = dict(out.get(scheme) or {})
-        ours = {"auto_decompress": False, "trace_configs": [_redirects()]}
-        out[scheme] = {**own, "client_kwargs": {**(own.get("client_kwargs") or {}), **ours}}
+        given = dict(out.get(scheme) or {})
+        safe = {"auto_decompress": False, "trace_configs": [_redirects()]}
+        out[scheme] = {**given, "client_kwargs": {**(given.get("client_kwargs") or {}), **safe}}
     return out
 
 

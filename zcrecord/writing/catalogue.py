@@ -140,7 +140,7 @@ class WholeRecord:
         return PieceColumns(file, payload, first, origin, extent)
 
     def _rows(self, pieces: PieceColumns, shards: Sequence[WrittenShard], kind: int) -> tuple[Array, Array]:
-        """Return the rows of all payloads, without offsets, and True for each whose range is not that of the one before."""
+        """Return the rows of all payloads, without offsets, and False for each that repeats the range before it."""
         starts = np.cumsum([0, *(len(shard.payloads) for shard in shards)])
         known = np.concatenate([np.zeros(0, PAYLOAD), *(shard.payloads for shard in shards)])
         located = known[starts[pieces.file.astype(np.int64)] + pieces.payload.astype(np.int64)]
