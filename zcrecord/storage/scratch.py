@@ -390,7 +390,7 @@ def _first_bytes(folder: str, catalogue: str, name: str) -> bytes:
 
 
 def orphans(names: Iterable[str], start: bytes) -> list[str]:
-    """Return the shards that a catalogue does not name in its first MOST_OF_CATALOGUE bytes; [] if they are too many."""
+    """Return the shards that a catalogue does not name in its first MOST_OF_CATALOGUE bytes; [] if these are many."""
     names = list(names)
     if sum(map(len, names)) > MOST_OF_CATALOGUE // 4:
         return []
