@@ -293,8 +293,7 @@ class PartBuilder:
             parents = parents_at.get(path, [])
             saved = int(rows[number]["kind"]), self._archive.index.text_of(rows[number], "type_name")
             lacks = len(children[number]) < self._sizes[number] or len(parents) < len(children[number])
-            joined = any(parent != number for parent in parents)
-            changed = joined or (lacks and saved[1] and saved[0] == ModuleKind.TUPLE)
+            changed = (lacks and saved[1] and saved[0] == ModuleKind.TUPLE) or any(p != number for p in parents)
             if changed and saved[0] != ModuleKind.NUMBERED:
                 out.setdefault(path, (int(ModuleKind.MAPPING), ""))
             else:

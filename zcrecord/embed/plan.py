@@ -163,9 +163,8 @@ def check_places(planned: Plan) -> None:
     for c in planned.constants:
         own = max(payload_alignment(c.nbytes, given), item_alignment(c.dtype))
         if c.base is None and c.place == "archive" and c.alignment > own and c.offset % c.alignment:
-            advice = "save the archive with that alignment, or have each tensor placed by itself"
-            fault = f"its offset is not a multiple of {c.alignment}; {advice}"
-            raise UnsupportedError(fault, path=planned.archive, tensor=c.name)
+            text = f"its offset is not a multiple of {c.alignment}; save the archive with that alignment"
+            raise UnsupportedError(f"{text}, or have each tensor placed by itself", path=planned.archive, tensor=c.name)
 
 
 def item_alignment(dtype: DType) -> int:

@@ -368,9 +368,8 @@ def _guess_format(file_type: FileType | None, path: str | None) -> str:
     if file_type is not None and not file_type.text.startswith("this is a zip"):
         advice = f"; {file_type.advice}" if file_type.advice else ""
         raise FormatError(f"{file_type.text}, which is not converted{advice}", path=path)
-    fault = "it has no format's first bytes, nor a suffix that is known" if file_type is None else file_type.text
-    by_name = Advice(f"name its format by {{}}: {', '.join(FORMATS)}", "source_format")
-    raise FormatError(fault, path=path, advice=by_name)
+    text = "it has no format's first bytes, nor a suffix that is known" if file_type is None else file_type.text
+    raise FormatError(text, path=path, advice=Advice(f"name its format by {{}}: {', '.join(FORMATS)}", "source_format"))
 
 
 def _goes_into_folder(source: str | None, dest: str, dest_format: str | None) -> bool:

@@ -75,8 +75,7 @@ def to_onnx(
         module: of an archive of several models, the module of the one to write.
         tuned: with `external`, None writes the graph that `tune` made for this machine if it is right on all others;
             True also one with convolutions for this kind of CPU, which others may compute wrong; False none.
-        force: replace a file at `dest`.
-        durable, storage_options: as in `save_record`.
+        force, durable, storage_options: as in `convert`.
         progress: called with bytes done and bytes in all: of the model, and before, with `external`, of the archive.
 
     Returns:

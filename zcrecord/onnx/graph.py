@@ -99,9 +99,9 @@ def models_of(archive: Archive) -> list[str]:
 class Initializer(NamedTuple):
     """A tensor of the skeleton: its number in the archive, its name in its graph.
 
-    `graph` is "main" or "inner" for the initializer of the model's graph or of a graph in a node of it, "apart" for
-    that of a graph in a function or in training_info, or of a function; so for the value of a Constant node, of which
-    ONNX Runtime makes an initializer. It is "" for a tensor in another attribute or a sparse one.
+    `graph` is "main" for an initializer of the model's graph, "inner" for one of a graph in a node of that, "apart" for
+    one in a function or in training_info; likewise for the value of a Constant node, of which ONNX Runtime makes an
+    initializer. It is "" for a tensor in another attribute or a sparse one.
     """
 
     number: int
@@ -159,17 +159,17 @@ def restore(
 
     Raises:
         UnsupportedError: the record holds no model. OnnxError: its skeleton is malformed. FormatError: skeleton and
-            archive disagree about a tensor. LimitError: copies of strided tensors and strings would take out of all
-            proportion to the bytes that they share.
+            archive disagree about a tensor. LimitError: copies of strided tensors and strings would take far more than
+            the bytes that they share.
     """
     data: Any = skeleton_of(record) if skeleton is None else skeleton
     values, path = [(_kind(value), value) for value in record.values()], record.archive.path
     if copied := sum(value.nbytes for _, value in values if not in_c_order(value)):
         check_apart(copied, record.archive.stored_nbytes(), path)
     model = _restore(data, _RestoringSink(values, path, place))
-    names, there = full_names(model.named, sum(map(len, record.names))), record.names
-    if names != [there[tensor.number] for tensor in model.tensors]:
-        model = _restore(data, _RestoringSink(values, path, place, _numbers(names, there, path)))
+    names, in_record = full_names(model.named, sum(map(len, record.names))), record.names
+    if names != [in_record[tensor.number] for tensor in model.tensors]:
+        model = _restore(data, _RestoringSink(values, path, place, _numbers(names, in_record, path)))
     model.check()
     return model
 
@@ -192,13 +192,13 @@ def size_of(parts: Sequence[Any], advice: Advice, path: str | None = None) -> in
     return nbytes
 
 
-def _numbers(names: list[str], there: Sequence[str], path: str | None) -> list[int]:
-    known = {name: number for number, name in enumerate(there)}
+def _numbers(names: list[str], in_record: Sequence[str], path: str | None) -> list[int]:
+    numbers = {name: number for number, name in enumerate(in_record)}
     for name in names:
-        if name not in known:
+        if name not in numbers:
             fault = "the model has a tensor of this name, the archive does not; save the record with all it had"
             raise FormatError(f"attribute '{GRAPH_ATTRIBUTE}': {fault}", path=path, tensor=name)
-    return [known[name] for name in names]
+    return [numbers[name] for name in names]
 
 
 def _restore(data: Any, tensors: _RestoringSink) -> _RestoringSink:

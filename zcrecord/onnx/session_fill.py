@@ -92,7 +92,7 @@ def fill_session(
     loaded = _load_weights(record, loader, names)
     options = ort.SessionOptions() if sess_options is None else sess_options
     if sess_options is None:
-        options.log_severity_level = 3  # or it warns for each weight that it is no constant, as is meant here
+        options.log_severity_level = 3  # or it warns for each weight that it is no constant, which is intended here
     if options in _WEIGHTS:
         raise UnsupportedError("these sess_options have weights of another session; make new ones for each")
     pairs = [(_ort_value(ort, loaded[name], w, name), loaded[name]) for w, name in zip(weights, names, strict=True)]
@@ -115,8 +115,8 @@ def _load_weights(
         chosen = set(names)
         return load_into(record, loader, lambda info: info.name in chosen)  # names are no patterns
     if missing := [name for name in names if name not in loader]:
-        given = [key for key in loader if isinstance(key, str)]
-        error = TensorNotFoundError(missing[0], lambda: given, path=record.archive.path)
+        names_given = [key for key in loader if isinstance(key, str)]
+        error = TensorNotFoundError(missing[0], lambda: names_given, path=record.archive.path)
         close = error.message.partition("close names: ")[2]
         fault = f"is a weight of the model, and not among the {len(loader)} tensors given as loader="
         error.message = f"{fault}; close names there: {close}" if close else fault

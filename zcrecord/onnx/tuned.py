@@ -97,8 +97,8 @@ class TunedTarget(NamedTuple):
         """Raise IntegrityError unless the graph is intact, and is for the archive's very weights; reads no weight."""
         self.check_payloads(archive, {self.graph, self.initializers} - {NONE})
         ix = archive.index
-        own = _rows(ix, np.array([self.graph, self.initializers, *self.payloads]))
-        if seal_of(ix, self.target.encode(), self.module, own) != self.seal:
+        rows = _rows(ix, np.array([self.graph, self.initializers, *self.payloads]))
+        if seal_of(ix, self.target.encode(), self.module, rows) != self.seal:
             raise IntegrityError("its tuned part is for other weights or another graph; tune it again")
 
     def model(self, archive: Archive, location: str, start: int, *, packed: bool) -> TunedModel:
@@ -196,23 +196,23 @@ class Interfaces:
 
     def check(self, target: TunedTarget) -> None:
         """Check that a target's graph has the model's inputs and outputs; earlier releases wrote others."""
-        archive, own = self._archive, (target.graph, target.initializers)
+        archive, graphs = self._archive, (target.graph, target.initializers)
         models = self._models.get(target.module, [])
-        key = *map(archive.place, own), target.module
+        key = *map(archive.place, graphs), target.module
         if key in self._checked:
             return
         self._checked.add(key)
-        self._left -= sum(len(archive.payload(n)) for n in (*own, *models))
+        self._left -= sum(len(archive.payload(n)) for n in (*graphs, *models))
         if self._left < 0:
             fault = f"its tuned targets share graphs of more than {DIGEST_ALLOWANCE} times the archive's bytes in all"
             raise LimitError(f"{fault}; {_AGAIN}")
         initializers = self._interface(target.initializers, graph_interface_of)
         joined = self._interface(target.graph, interface_of).joined(initializers)
         for skeleton in models:
-            differs = difference(self._interface(skeleton, interface_of), joined)
-            if differs is not None:
+            fault = difference(self._interface(skeleton, interface_of), joined)
+            if fault is not None:
                 where = f" of module '{printable(target.module)}'" if target.module else ""
-                raise FormatError(f"its tuned graph{where} {differs}, unlike the model; tune it again")
+                raise FormatError(f"its tuned graph{where} {fault}, unlike the model; tune it again")
 
     def _interface(self, number: int, read: Callable[[Any], ModelInterface]) -> ModelInterface:
         key = self._archive.place(number), read
@@ -252,8 +252,8 @@ def check_interfaces(archive: Archive) -> None:
     Graphs of other conventions are skipped.
 
     Raises:
-        FormatError: a graph has others, or the tuned part is not as CONVENTIONS.md says. LimitError: targets share
-        graphs, so that the comparison would be out of all proportion to the archive.
+        FormatError: a graph has others, or the tuned part breaks a rule of CONVENTIONS.md. LimitError: targets share
+        graphs, so that a comparison of all would read far more than the archive.
     """
     part = read_tuned(archive)
     interfaces = Interfaces(archive)

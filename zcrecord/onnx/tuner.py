@@ -94,32 +94,32 @@ def tune(
     planned: Callable[[int], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> TuneReport:
-    """Add to an archive what lets `session` answer as fast as from the .onnx, on this machine, from one shared copy.
+    """Add a tuned part to an archive: `session` then answers as fast here as from the .onnx, from one shared copy.
 
-    ONNX Runtime optimises the graph and packs the weights once; both are stored beside the graph and the weights as
-    they are, which stay untouched. `session` uses them where CPU, ONNX Runtime and provider are those that they were
-    made for, and the original graph elsewhere. Of several models all are tuned, and what is equal is stored once. An
-    archive may be tuned for several machines, one after the other; tuning again for the same one replaces. The result
-    is whole, or the archive is as it was. Weights are packed a few at a time, by two threads: that takes private memory
-    of twice the largest weight and some 100 MiB, and up to twice what ONNX Runtime's optimizers make anew. Room on the
-    disk is checked before the archive is written.
+    ONNX Runtime optimises the graph and packs the weights once; both are stored beside the original graph and weights,
+    which stay as they are. `session` uses the tuned part if CPU, ONNX Runtime and provider are those that it was made
+    for, else the original graph. All models of an archive are tuned, and equal payloads are stored once. An archive may
+    be tuned for several machines, one after the other; tuning for the same one again replaces its part. The archive is
+    replaced whole, or stays as it was. Weights are packed a few at a time, by two threads, which takes private memory
+    of twice the largest weight and some 100 MiB, and up to twice the weights that ONNX Runtime's optimizers make. Space
+    on the disk is checked before the archive is written.
 
     The tuned graph has the model's inputs and outputs. An initializer that is an input, too, is a constant in models of
     IR version 3; from version 4 on it is a default, which a caller may override as before, and is not packed.
 
-    The content digest covers the tuned part, so signatures lapse: they are left out, and `untune` brings them back.
-    Models in the archive's folder that `to_onnx(external=True)` wrote for it are written again, if it is replaced.
+    The content digest covers the tuned part, so signatures lapse: they are left out, and `untune` restores them. If the
+    archive is replaced, models in its folder that `to_onnx(external=True)` wrote for it are written again.
 
     Args:
         archive: the path of an archive that `convert` made, or of a folder with one.
         dest: a path for the tuned archive, or a URL, to which it is sent once it is whole; None replaces the archive.
         threads: those that ONNX Runtime may use meanwhile; None for one for each core.
-        verify: run the model and the tuned graph once, on inputs made up for the model's shapes, and compare their
+        verify: run the model and the tuned graph once, on inputs generated for the model's shapes, and compare their
             answers, before anything is at `dest`. Takes the memory of both, and disk space for the archive once more.
-            If the model runs on no such inputs, the logger "zcrecord" is told.
-        force, durable, storage_options: replace what is at `dest`; those of `save_record`.
-        progress: called with the bytes written and read back, and all of them; with 0 first. Until that, the archive is
-            checked and hashed, and one weight of each size is packed.
+            If the model runs on no such inputs, a warning goes to the logger "zcrecord".
+        force, durable, storage_options: as in `convert`.
+        progress: called with the bytes written and read back, and all of them; with 0 after the archive was checked and
+            hashed, and one weight of each size was packed.
         planned: called once with the size of the tuned archive, at most, before its first byte is written.
 
     Example:
@@ -131,10 +131,10 @@ def tune(
 
     Raises:
         DependencyError: onnxruntime is not installed. UnsupportedError: it holds no ONNX model, has no digests, is
-            packed, remote or attached to a program, a model beside it needs its tensors at places that would change,
-            ONNX Runtime is older than 1.21, or its graph has other inputs, outputs or answers. IntegrityError: it is
-            damaged. DestinationExistsError: something is at `dest`. SourceError: the disk has no room, the file system
-            refused, or the archive was replaced meanwhile. OnnxError: ONNX Runtime refuses the model.
+            packed, remote or attached to a program; a model beside it refers to offsets that would change; ONNX Runtime
+            is older than 1.21, or its graph has other inputs, outputs or answers. IntegrityError: it is damaged.
+            DestinationExistsError: something is at `dest`. SourceError: the disk has no room, the file system refused,
+            or the archive was replaced meanwhile. OnnxError: ONNX Runtime refuses the model.
     """
     if files.is_url(dest):
         arguments = {"threads": threads, "verify": verify, "progress": progress, "planned": planned}
@@ -187,7 +187,7 @@ def untune(
     planned: Callable[[int], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> TuneReport:
-    """Take the tuned part out of an archive; gives back the very bytes from before, whole or not at all.
+    """Remove the tuned part of an archive, which becomes byte for byte the one before `tune`, or stays as it was.
 
     `dest`, `force`, `durable`, `planned` and `storage_options` are those of `tune`; `progress` counts bytes written.
 
@@ -281,7 +281,7 @@ def _open_work(archive: Any, dest: Any, *, force: bool, durable: bool) -> Iterat
 
 
 class _Work(NamedTuple):
-    """One archive that is tuned: opened, with its tuned part, and as it was before."""
+    """The work on one archive: the record, its tuned part, and `base`, the archive before that was added."""
 
     path: str
     dest: str
@@ -322,7 +322,7 @@ class _Work(NamedTuple):
         folder = os.path.dirname(self.dest)
         with files.refusals(self.dest):
             size, _, free = shutil.disk_usage(folder)
-        if size and nbytes > free:  # some file systems tell nothing
+        if size and nbytes > free:  # some file systems report 0 for both
             fault = f"needs up to {nbytes} bytes on the disk, {free} are free in '{folder}'; make room there"
             raise SourceError(f"{fault}, or name an output on another disk", path=self.dest, errno=errno.ENOSPC)
 

@@ -48,9 +48,8 @@ class FsspecFile(RemoteFile):
         if info.get("type") == "directory" or info.get("size") is None:
             raise SourceError("is not a file, or the server does not tell its size", path=self.shown)
         if (coding := _coding(info)) not in ("", "identity"):
-            fault = f"the server keeps it encoded ({coding}), and may send it decompressed, without a limit"
-            advice = "download the file, or have it stored without Content-Encoding"
-            raise SourceError(f"{fault}; {advice}", path=self.shown)
+            text = f"the server keeps it encoded ({coding}), and may send it decompressed, without a limit"
+            raise SourceError(f"{text}; download the file, or have it stored without Content-Encoding", path=self.shown)
         self.check_version(int(info["size"]), version_tag(info))
 
     def fill(self, requests: list[Request]) -> None:
