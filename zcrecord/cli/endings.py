@@ -14,7 +14,7 @@ from typing import Any
 
 from zcrecord.errors import Advice, DependencyError, RecordError, SourceError, printable
 
-_INTERRUPTED, _PIPE_CLOSED = 130, 141  # 128 + SIGINT, 128 + SIGPIPE, as shells have it
+_INTERRUPTED, _PIPE_CLOSED = 130, 141  # exit statuses of shells: 128 + SIGINT, 128 + SIGPIPE
 _ECHO = 1.0  # seconds: the terminal sends SIGINT to the whole group, and a parent (make, npm, uv) may send it on
 _LONGEST = 2000  # characters of an error
 _OPTIONS = {  # for arguments whose option does not have their name; "" if there is none
@@ -107,7 +107,7 @@ def interrupted_once(*, last: bool) -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, (lambda *_: os._exit(_INTERRUPTED)) if last else before)
         if last:
-            atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # else it kills an interpreter that ends
+            atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # else Ctrl-C kills the ending interpreter
 
 
 def guarded(prog: str, work: Callable[[], int]) -> int:

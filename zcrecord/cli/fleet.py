@@ -95,7 +95,7 @@ def _fault_json(ended: _Ended) -> dict[str, str]:
 def _run(jobs: list[Job], count: int, end: Callable[[_Ended], None]) -> None:
     """Run all jobs, `count` at a time, and call `end` for each; one with a temporary fault is tried again at the end.
 
-    Each worker process is a pool of its own, so that the end of one is no fault of another's job.
+    Each worker process is a pool of its own, so that a job does not fail if another job's process is killed.
     """
     waiting = deque((job, 1) for job in jobs)
     running: dict[Future[Outcome], tuple[Job, int, ProcessPoolExecutor]] = {}

@@ -25,7 +25,7 @@ from .parsers import Arguments, Parser, natural
 from .render import NO_TENSORS, Column, Printer, count_text, jsonable, name_text, printers, showing_progress, value_text
 from .stdio import name_of, open_archive
 
-_HASHED_UNASKED = 64 << 20  # bytes of payload whose content digest takes no noticeable time
+_HASHED_ANYWAY = 64 << 20  # bytes of payload whose content digest is printed without --digest, as it takes no time
 _GLANCE = 50  # attributes that `info` shows on a terminal
 _COLUMNS = (
     Column("tensor", least=40),
@@ -111,8 +111,8 @@ def _other_files(record: Record) -> dict[str, Any]:
     if not source.file_names:
         return kinds
     sizes = [size for size, _ in sized_openers(record.archive)]
-    named = zip(source.file_names, sizes[1:], strict=True)
-    others: list[dict[str, Any]] = [{"name": name, "nbytes": size} for name, size in named]
+    files = zip(source.file_names, sizes[1:], strict=True)
+    others: list[dict[str, Any]] = [{"name": name, "nbytes": size} for name, size in files]
     table, payloads = source.piece_table(), record.archive.index.payloads
     if table is None or not has_type_name(source.file_archive(NONE), REFERENCES_TYPE):
         return {**kinds, "catalogue": {"nbytes": sum(sizes), "shards": others}}
@@ -153,8 +153,8 @@ def _tuned_lines(part: dict[str, Any], out: Printer) -> Iterator[tuple[str, str]
 
 def _content_digest(record: Record, progress_on: Printer, digest: bool | None) -> str | None:
     if digest is None:
-        small = not record.archive.source.is_remote and record.nbytes <= _HASHED_UNASKED
-        with contextlib.suppress(LimitError):  # views that add up to far more
+        small = not record.archive.source.is_remote and record.nbytes <= _HASHED_ANYWAY
+        with contextlib.suppress(LimitError):  # its views add up to too many bytes
             return record.content_digest() if small else None
     if not digest:
         return None
@@ -163,7 +163,7 @@ def _content_digest(record: Record, progress_on: Printer, digest: bool | None) -
 
 
 def _fact_lines(facts: dict[str, Any], out: Printer) -> Iterator[tuple[str, str]]:
-    """Yield the facts as labels and values for people."""
+    """Yield the facts as labels and values in words."""
     size, index = out.size, facts["index"]
     tensors, modules = facts["tensors"], facts["modules"]
     if (catalogue := facts["catalogue"]) is not None:

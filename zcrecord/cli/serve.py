@@ -105,7 +105,7 @@ def _announce(args: Arguments, url: str) -> None:
         if sys.stdout.isatty():
             tell("zcrecord", "Ctrl-C ends the server")
     if args.open:
-        import webbrowser  # here, because few ask for it
+        import webbrowser  # here, because few use --open
 
         threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()  # some return when they end
 
@@ -251,7 +251,7 @@ def _has_valid_headers(request: Any) -> bool:
         for value in request.headers.values():
             value.encode()  # not text: as lone surrogates
         _ = request.if_modified_since, request.if_unmodified_since, request.if_range
-    except (ValueError, OverflowError):  # a year beyond all
+    except (ValueError, OverflowError):  # such as a year that no date has
         return False
     return True
 
@@ -271,8 +271,8 @@ def _responding(web: Any, path: Path, kind: str) -> Callable[[Any], Awaitable[An
         async def prepare(self, request: Any) -> Any:
             headers = request.headers.copy()
             headers.popall("Accept-Encoding", None)  # aiohttp would send the bytes of PATH.gz
-            wanted = headers.get("If-Range", "").strip()
-            if wanted.startswith(('"', "W/")) and wanted != _tag(path):  # aiohttp compares dates only
+            version = headers.get("If-Range", "").strip()
+            if version.startswith(('"', "W/")) and version != _tag(path):  # aiohttp compares dates only
                 headers.popall("Range", None)
             return await super().prepare(request.clone(headers=headers))
 

@@ -35,7 +35,7 @@ def binary(stream: Any, name: str) -> Any:
 def name_of(given: str) -> str:
     """Return the name of an input for messages: "-" is standard input; a URL is without its secrets."""
     if is_url(given):
-        from zcrecord.storage.urls import redacted  # here, because few inputs are
+        from zcrecord.storage.urls import redacted  # here, because few inputs are URLs
 
         return redacted(given)
     return "standard input" if given == "-" else given

@@ -28,7 +28,7 @@ def path_beside(path: str, name: str) -> str:
 
 
 def open_beside(path: str, name: str, open_file: Callable[[str], Any]) -> Any:
-    """Open the file at `path_beside`, and no other; what was opened has its device and inode as `inode`.
+    """Open the file at `path_beside`, and no other; `open_file` returns an object with device and inode as `inode`.
 
     Raises:
         SourceError: as `path_beside`; or the file was replaced meanwhile, as by a link to elsewhere.
@@ -44,7 +44,7 @@ def open_beside(path: str, name: str, open_file: Callable[[str], Any]) -> Any:
 
 
 def _beside(path: str, name: str) -> tuple[str, str]:
-    """Return the path of a file beside another, and the path of the file itself, where that may be a link."""
+    """Return the path of a file beside another, and the path that it leads to if it is a link."""
     folder = os.path.dirname(path)
     place = os.path.join(folder, name)
     if not os.path.islink(place):

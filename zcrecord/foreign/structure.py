@@ -62,13 +62,13 @@ class Structure:
         if self._twins is None:
             self._twins = {}
             for names in self.ties:
-                together: list[str] = []
-                self._twins |= dict.fromkeys(names, together)
-        asked = self._twins.get(name)
-        if asked is None:
+                group: list[str] = []  # one for all names, which are added in the order of the calls
+                self._twins |= dict.fromkeys(names, group)
+        group = self._twins.get(name)
+        if group is None:
             return None
-        asked.append(name)
-        return asked[0] if asked[0] != name else None
+        group.append(name)
+        return group[0] if group[0] != name else None
 
     def write_items(self, out: Receiver, count: int | None = None) -> None:
         """Write modules and attributes that come before tensor number `count`; by default all remaining ones."""
@@ -232,5 +232,5 @@ def _decode_value(value: Any, *, inside: bool = False) -> Any:
 
 
 def _items_of(values: list[Any], inside: bool) -> list[Any]:
-    """Decode the items of a list; none of one inside another, which no attribute has, however deep it is."""
+    """Decode the items of a list; a list inside another, which no attribute has, is read as empty, however deep."""
     return [] if inside else [_decode_value(v, inside=True) for v in values]

@@ -96,9 +96,9 @@ def _of_dataclass(kind: Any, hints: Hints) -> ClassFields:
 
 def _of_attrs(kind: Any, hints: Hints) -> ClassFields:
     def construct(**arguments: Any) -> Any:  # the class has an __init__ of its own
-        made = kind.__new__(kind)
-        made.__attrs_init__(**arguments)
-        return made
+        instance = kind.__new__(kind)
+        instance.__attrs_init__(**arguments)
+        return instance
 
     nothing = sys.modules["attr"].NOTHING
     fields = []
