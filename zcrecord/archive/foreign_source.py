@@ -137,10 +137,10 @@ class ForeignSource(FileSource):
     def fetch(self, numbers: Sequence[int] | None = None) -> None:
         if self._fetched is None:
             return
-        wanted = range(len(self.table.rows)) if numbers is None else numbers
-        there = [number for number in wanted if not self._file_of[number]]
-        self._fetched.fetch(there)
-        self._used.update(there)
+        numbers = range(len(self.table.rows)) if numbers is None else numbers
+        remote = [number for number in numbers if not self._file_of[number]]  # in the first file
+        self._fetched.fetch(remote)
+        self._used.update(remote)
 
     def pins(self) -> dict[Any, Any]:
         return {self.start(n): hashlib.sha256(self.payload(n)).digest() for n in sorted(self._used)}

@@ -235,8 +235,8 @@ class ShardedSource(PayloadSource):
     def stored_nbytes(self, numbers: Array | None = None) -> int:
         table, total = self._table if numbers is None else self._table.chosen(numbers), 0
         for file in table.files():
-            there = self.numbers_in_file(file, np.unique(table.payload[table.in_file(file)]))
-            total += distinct_nbytes(self.file_archive(file).index.payloads[there])
+            in_file = self.numbers_in_file(file, np.unique(table.payload[table.in_file(file)]))
+            total += distinct_nbytes(self.file_archive(file).index.payloads[in_file])
         return total
 
     def opened_nbytes(self) -> int:

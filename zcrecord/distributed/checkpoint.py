@@ -183,9 +183,9 @@ class Checkpoint:
         return None if data is None else bytes(data)
 
     def other_paths(self) -> dict[str, Path]:
-        """Return by name the paths that the module tree does not tell."""
-        given = self.metadata.get(PATHS, [])
-        paths = map(path_from_text, given if isinstance(given, list) else [])
+        """Return the paths, by name, that do not follow from the module tree."""
+        texts = self.metadata.get(PATHS, [])
+        paths = map(path_from_text, texts if isinstance(texts, list) else [])
         return {".".join(map(str, path)): path for path in self._bounded_paths(path for path in paths if path)}
 
     def check_planner_data(self, data: Any) -> None:

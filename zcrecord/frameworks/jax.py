@@ -151,13 +151,13 @@ def like_template(record: Any, like: Any, *, keep_numpy: bool = False) -> Any:
 
 
 def _shardings(record: Any, leaves: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
-    """Return the shardings of a template's leaves by the names of their tensors, but those on the default device."""
+    """Return the shardings of a template's leaves by names of tensors, except those on the default device."""
     jax = import_jax()
     default, out = jax.sharding.SingleDeviceSharding(jax.devices()[0]), {}
     for path, leaf in leaves:
         name, sharding = _name(path), getattr(leaf, "sharding", None)
-        wanted = isinstance(sharding, jax.sharding.Sharding) and sharding != default
-        if wanted and name in record and record.info(name).shape == tuple(leaf.shape):
+        is_sharded = isinstance(sharding, jax.sharding.Sharding) and sharding != default
+        if is_sharded and name in record and record.info(name).shape == tuple(leaf.shape):
             out[name] = sharding
     return out
 

@@ -77,16 +77,16 @@ class RecordSkeleton:
         return archive.seal() != self.seal or not (moved or file == self.file)
 
     def find_in(self, archive: Archive) -> Archive | None:
-        """Return an archive, or the part of it, that this is the skeleton of; None if it is of another one."""
-        ix, mine = archive.index, self.index
+        """Return the archive, or the part of it, that this is the skeleton of; None if it is another archive's."""
+        ix, own = archive.index, self.index
         columns = ("payloads", "tensors", "dims", "strides")
-        if ix.text == mine.text and all(getattr(ix, c).tobytes() == getattr(mine, c).tobytes() for c in columns):
+        if ix.text == own.text and all(getattr(ix, c).tobytes() == getattr(own, c).tobytes() for c in columns):
             return archive
         if not self.header or archive.mode != "r" or archive.header.encode() != self.header:
             return None
         known = {row: number for number, row in enumerate(ix.payloads.tolist())}
-        numbers = [known.get(row, NONE) for row in mine.payloads.tolist()]
-        return None if NONE in numbers else archive.part(mine, numbers)
+        numbers = [known.get(row, NONE) for row in own.payloads.tolist()]
+        return None if NONE in numbers else archive.part(own, numbers)
 
     def nbytes(self, number: int) -> int:
         """Return a payload's size in bytes."""
@@ -227,9 +227,9 @@ def _chunks(reader: StreamReader, file: Any, offset: int, nbytes: int) -> Iterat
     if offset > reader.position and callable(getattr(file, "seekable", None)) and file.seekable():
         file.seek(offset - reader.position, os.SEEK_CUR)
         reader.position = offset
-    for end, wanted in ((offset, False), (offset + nbytes, True)):
+    for end, inside in ((offset, False), (offset + nbytes, True)):
         while reader.position < end:
             if not len(chunk := reader.piece(end - reader.position)):
                 raise SourceError(f"the file ends at {reader.position:#x}, {end:#x} bytes are needed")
-            if wanted:
+            if inside:
                 yield chunk.toreadonly()

@@ -232,9 +232,9 @@ def _check_storage(tensor: Any) -> None:
     if not tensor.numel():
         return
     last = tensor.storage_offset() + reach(tensor.shape, tensor.stride())[1]
-    needed, there = (last + 1) * tensor.itemsize, tensor.untyped_storage().nbytes()
-    if there < needed:
-        fault = f"its storage holds {there} of the {needed} bytes it reaches; it was freed or resized"
+    needed, stored = (last + 1) * tensor.itemsize, tensor.untyped_storage().nbytes()
+    if stored < needed:
+        fault = f"its storage holds {stored} of the {needed} bytes it reaches; it was freed or resized"
         raise UnsupportedError(f"{fault}, load or gather it before it is saved")
 
 

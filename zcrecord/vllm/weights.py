@@ -76,27 +76,27 @@ def has_own_head(record: Record) -> bool:
 def torch_weights(
     record: Record, unused: Callable[[str], bool] | None = None, *, verify: bool = True
 ) -> Iterator[tuple[str, Any]]:
-    """Yield (name, torch tensor), in saved order, but those whose name `unused` accepts.
+    """Yield (name, torch tensor), in saved order, except names for which `unused` returns True.
 
-    Tensors of a local archive lie on its mapping, read-only: of each the program reads the parts that it copies, see
+    Tensors of a local archive lie on its mapping, read-only: the program reads only the parts that it copies, see
     `frameworks.torch_pages`. If the archive has checksums of blocks, the blocks that it reads are checked, else the
     payload's digest if it reads all of a tensor at once; with `verify` False neither.
 
-    Those of a URL, or of a file on a network file system, are fetched whole, 256 MiB at a time or one that is larger,
-    each payload checked by its digest; their memory is their own, and goes with them.
+    Tensors of a URL, or of a file on a network file system, are fetched whole, up to 256 MiB at a time or one larger
+    tensor, and each payload is checked by its digest. Each has memory of its own, which is freed with it.
 
     Raises:
         UnsupportedError: torch has no type for a tensor; before anything is yielded. IntegrityError: a payload is
         damaged, when the tensor is read. And errors of reading.
     """
-    wanted = [info for info in record.infos() if unused is None or not unused(info.name)]
-    _check_types(wanted, record.path)
+    chosen = [info for info in record.infos() if unused is None or not unused(info.name)]
+    _check_types(chosen, record.path)
     if is_url(record.path):  # of a catalogue, too, whose shards are remote
-        yield from _fetch_weights(record, wanted)
+        yield from _fetch_weights(record, chosen)
         return
-    infos = {info.name: info for info in wanted}
+    infos = {info.name: info for info in chosen}
     on_demand = record.archive.source.on_demand  # then pages cannot be asked for, and a batch of tensors is read
-    for batch in _batches(wanted) if on_demand else [set(infos)]:
+    for batch in _batches(chosen) if on_demand else [set(infos)]:
         tensors = record.torch(names=lambda info, batch=batch: info.name in batch, writable=False)
         for name in list(tensors):
             if on_demand and verify:
@@ -106,7 +106,7 @@ def torch_weights(
 
 
 def _check_whole(record: Record, info: TensorInfo) -> None:
-    """Check the digest of the payload that a tensor is all of; a larger one is shared, and would be hashed often."""
+    """Check a payload's digest if the tensor is all of it; a shared one would be hashed again for each tensor."""
     if info.payload is not None and info.nbytes == record.archive.index.payloads["nbytes"][info.payload]:
         check_digest(record.archive.source.pieces(info.payload), info.name)
 
@@ -140,12 +140,12 @@ def _check_types(infos: list[TensorInfo], path: str | None) -> None:
             raise UnsupportedError(f"{reason}; {advice}", path=path, tensor=info.name) from None
 
 
-def _fetch_weights(record: Record, wanted: list[TensorInfo]) -> Iterator[tuple[str, Any]]:
+def _fetch_weights(record: Record, infos: list[TensorInfo]) -> Iterator[tuple[str, Any]]:
     from zcrecord.loaders.torch import TorchLoader
 
-    check_copies(record.archive, wanted)
+    check_copies(record.archive, infos)
     loader = TorchLoader("cpu")
-    for batch in _batches(wanted):
+    for batch in _batches(infos):
         tensors = record.load_into(loader, lambda info, batch=batch: info.name in batch)
         for name in list(tensors):
             yield name, tensors.pop(name)

@@ -59,8 +59,8 @@ class TensorSpec:
             shape = list(map(operator.index, self.shape))
             place = operator.index(self.data_ptr), operator.index(self.data_len)
         except TypeError:
-            given = self.shape, self.data_ptr, self.data_len
-            raise UnsupportedError(f"shape, data_ptr and data_len are integers, not {given!r}") from None
+            values = self.shape, self.data_ptr, self.data_len
+            raise UnsupportedError(f"shape, data_ptr and data_len are integers, not {values!r}") from None
         if min(*shape, *place, 0) < 0 or len(shape) > MAX_RANK or max(*shape, place[1], 0) > MAX_ARCHIVE_SIZE:
             raise UnsupportedError(f"no tensor has shape {shape}, data_ptr {place[0]} and data_len {place[1]}")
         if self.dtype == FLOAT4_PAIRS and shape:

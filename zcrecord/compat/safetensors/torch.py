@@ -249,8 +249,8 @@ def _remove_duplicate_names(
 def _types() -> dict[str, Any]:
     """Return torch's dtypes by safetensors' names, without the dtypes of pairs."""
     torch = import_torch()
-    named = ((name, kind.torch and getattr(torch, kind.torch, None)) for name, kind in by_safetensors.items())
-    return {name: dtype for name, dtype in named if dtype is not None}
+    pairs = ((name, kind.torch and getattr(torch, kind.torch, None)) for name, kind in by_safetensors.items())
+    return {name: dtype for name, dtype in pairs if dtype is not None}
 
 
 def _getdtype(dtype_str: str) -> Any:
