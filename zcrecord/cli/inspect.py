@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -164,25 +164,9 @@ def _content_digest(record: Record, progress_on: Printer, digest: bool | None) -
 
 def _fact_lines(facts: dict[str, Any], out: Printer) -> Iterator[tuple[str, str]]:
     """Yield the facts as labels and values in words."""
-    size, index = out.size, facts["index"]
-    tensors, modules = facts["tensors"], facts["modules"]
-    if (catalogue := facts["catalogue"]) is not None:
-        count = count_text(len(catalogue["shards"]), "shard")
-        yield "catalogue", f"of {count}, {size(catalogue['nbytes'])} in all files"
-        yield "as one", f"{size(facts['archive_nbytes'])} of archive, format version {facts['version']}"
-    elif (references := facts["references"]) is not None:
-        count = count_text(len(references["files"]), "file")
-        yield "references", f"to payloads in {count}, {size(references['nbytes'])} in all files"
-        for other in references["files"]:
-            yield f"in {printable(other['name'])}", f"{size(other['payload_nbytes'])} of payloads"
-        yield "in this archive", f"{size(references['own_payload_nbytes'])} of payloads"
-    elif facts["foreign"] is not None:
-        yield "another format", f"{size(facts['archive_nbytes'])}; tensors are used as they lie in it, or as said here"
-        for reason, count in facts["foreign"].items():
-            yield reason, f"{count_text(count, 'tensor')}, decoded or copied when used"
-    else:
-        yield "archive", f"{size(facts['archive_nbytes'])}, format version {facts['version']}"
-    yield "tensors", f"{tensors} in {count_text(modules, 'module')}"
+    size, index, tensors = out.size, facts["index"], facts["tensors"]
+    yield from _file_lines(facts, size)
+    yield "tensors", f"{tensors} in {count_text(facts['modules'], 'module')}"
     yield "payload", size(facts["payload_nbytes"])
     for kind, sums in facts["dtypes"].items():
         yield f"dtype {kind}", f"{count_text(sums['tensors'], 'tensor')}, {size(sums['nbytes'])}"
@@ -209,6 +193,26 @@ def _fact_lines(facts: dict[str, Any], out: Printer) -> Iterator[tuple[str, str]
             yield f"{label} {name_text(key)}", value_text(value)
         if most is not None and len(facts[section]) > most:
             yield label, f"... {len(facts[section])} in all; --json has them"
+
+
+def _file_lines(facts: dict[str, Any], size: Callable[[int], str]) -> Iterator[tuple[str, str]]:
+    """Yield the facts of the file itself: a catalogue, an archive of references, another format's file, an archive."""
+    if (catalogue := facts["catalogue"]) is not None:
+        count = count_text(len(catalogue["shards"]), "shard")
+        yield "catalogue", f"of {count}, {size(catalogue['nbytes'])} in all files"
+        yield "as one", f"{size(facts['archive_nbytes'])} of archive, format version {facts['version']}"
+    elif (references := facts["references"]) is not None:
+        count = count_text(len(references["files"]), "file")
+        yield "references", f"to payloads in {count}, {size(references['nbytes'])} in all files"
+        for other in references["files"]:
+            yield f"in {printable(other['name'])}", f"{size(other['payload_nbytes'])} of payloads"
+        yield "in this archive", f"{size(references['own_payload_nbytes'])} of payloads"
+    elif facts["foreign"] is not None:
+        yield "another format", f"{size(facts['archive_nbytes'])}; tensors are used as they lie in it, or as said here"
+        for reason, count in facts["foreign"].items():
+            yield reason, f"{count_text(count, 'tensor')}, decoded or copied when used"
+    else:
+        yield "archive", f"{size(facts['archive_nbytes'])}, format version {facts['version']}"
 
 
 def ls_arguments(parser: Parser) -> None:

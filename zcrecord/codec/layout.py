@@ -39,7 +39,6 @@ NONE = 0xFFFFFFFF
 INDEX_ALLOWANCE = 16  # spans and lists may take this many times the index's size of their pools, an item as 16 bytes
 DIGEST_ALLOWANCE = 64  # for a content digest distinct strided views may add up to this many times index and payloads
 
-
 ATTACHED_MAGIC = b"\x89ZCA\r\n\x1a\n"
 ATTACHED_SIZE = 32  # of the note before an attached archive
 ATTACHED_ALIGNMENT = MAX_ALIGNMENT  # no system's pages or units of mapping are larger: it can be mapped by itself

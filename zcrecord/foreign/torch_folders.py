@@ -32,7 +32,6 @@ from .torch_types import Fields, TorchNames, TorchStorage, TorchTensor, TorchVal
 METADATA = ".metadata"
 _ALIKE = 100  # limit of chunks with one hash
 
-
 Chunk = tuple[tuple[int, ...], TorchTensor, MemoryReader, int]  # first index, elements, and the file, from where on
 Found = tuple[Any, dict[int, list[Chunk]], list[MemoryReader]]  # the value, each tensor's chunks by its `id`, the files
 

@@ -32,7 +32,6 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::[A-Za-z][A-Za-z0-9+.-]+)*://")
 _SIZE = re.compile(r"(\d{1,20}(?:\.\d*)?|\.\d+) *(?:([KMGT])(i(?=B))?)?B?", re.IGNORECASE | re.ASCII)
 _REGULAR = sum(getattr(os, name, 0) for name in ("O_BINARY", "O_CLOEXEC", "O_NONBLOCK"))  # a pipe would wait otherwise
 
-
 _FORCE = Advice("{} replaces it", "force", True)
 
 

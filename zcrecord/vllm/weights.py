@@ -26,7 +26,6 @@ _HEAD = "lm_head.weight"  # the name's end, by which vLLM itself knows an output
 _ABOUT_WEIGHTS = (AssertionError, AttributeError, IndexError, KeyError, ValueError)
 _EXTRA = "--model-loader-extra-config"
 
-
 # Options in --model-loader-extra-config: what each takes. All but `trusted_keys` and `verify` are of a URL.
 _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "url": ("a text", lambda value: isinstance(value, str)),  # of the archive, if it is not in the model's folder
