@@ -46,11 +46,11 @@ class NameFilter:
 
 def _checked_patterns(patterns: Any, options: str = "select= and exclude= take") -> tuple[str, ...]:
     """Return patterns as a tuple; UnsupportedError, which names the options, if one is not text."""
-    each = (patterns,) if isinstance(patterns, str) else tuple(patterns)
-    for pattern in each:
+    listed = (patterns,) if isinstance(patterns, str) else tuple(patterns)
+    for pattern in listed:
         if not isinstance(pattern, str):
             raise UnsupportedError(f"{options} patterns, and one is a {type(pattern).__name__}")
-    return each
+    return listed
 
 
 def name_test(
@@ -62,14 +62,14 @@ def name_test(
     """
     if not isinstance(names, Iterable):
         raise UnsupportedError(f"names= takes a pattern, several, or a function, not a {type(names).__name__}")
-    wanted = _checked_patterns(names, "names= takes")
-    known = {*tensors(), *modules} if wanted else set()
-    missing = [n for n in wanted if n not in known]
+    patterns = _checked_patterns(names, "names= takes")
+    known = {*tensors(), *modules} if patterns else set()
+    missing = [n for n in patterns if n not in known]
     missing = [n for n in missing if not is_pattern(n) or (each and not any(map(matcher([n]), known)))]
     if missing:
         why = prefix_advice(missing[0], tensors())
         raise TensorNotFoundError(missing[0], lambda: _to_suggest(missing[0], tensors(), modules), path=path, why=why)
-    return matcher(wanted)
+    return matcher(patterns)
 
 
 def prefix_advice(name: str, tensors: list[str]) -> str | None:

@@ -389,9 +389,9 @@ def _encode_typed(
     """Give modules in `vectors` their class names, and attributes besides those that are there."""
     parts, modules = [vectors["attributes"]], vectors["modules"]
     for numbers, type_name, attributes in typed:
-        each = [AttributeEntry(key, 0, i, value) for i, (key, value) in enumerate(attributes.items())]
-        parts.append(np.tile(_encode_attributes(each, pool, words), len(numbers)))
-        parts[-1]["parent"] = np.repeat(numbers, len(each))
+        entries = [AttributeEntry(key, 0, i, value) for i, (key, value) in enumerate(attributes.items())]
+        parts.append(np.tile(_encode_attributes(entries, pool, words), len(numbers)))
+        parts[-1]["parent"] = np.repeat(numbers, len(entries))
         modules["type_name"][numbers], modules["type_name_size"][numbers] = pool.add(type_name)
     rows = np.concatenate(parts)
     vectors["attributes"] = rows[np.argsort(rows["parent"], kind="stable")]

@@ -48,9 +48,9 @@ def read(reader: Reader, out: Receiver) -> int:
     head = bytes(reader.read_at(0, HEAD))
     if not head.startswith(b"PK") and (fault := wrong_type(head, "a .npz file")):
         raise FormatError(fault, offset=0)
-    found, directory = zip_members(reader, "not a .npz file")
+    listed, directory = zip_members(reader, "not a .npz file")
     reader.described = directory, reader.nbytes
-    members, structure = _arrays_in(found, reader)
+    members, structure = _arrays_in(listed, reader)
     if isinstance(reader, MemoryReader):
         octets = reader.memory.octets
         # The checksums of other members are compared when they are decoded.

@@ -51,8 +51,8 @@ class ShardIndex(NamedTuple):
     def names_in(self, file: str) -> list[str]:
         """Return the names of the tensors in a file."""
         number = bisect_left(self.files, file)
-        mine = self.order[slice(*np.searchsorted(self.file_ids, (number, number + 1), sorter=self.order))]
-        spans = zip(self.starts[mine].tolist(), self.ends[mine].tolist(), strict=True)
+        numbers = self.order[slice(*np.searchsorted(self.file_ids, (number, number + 1), sorter=self.order))]
+        spans = zip(self.starts[numbers].tolist(), self.ends[numbers].tolist(), strict=True)
         return [self.text[start:end].decode(errors="surrogatepass") for start, end in spans]
 
     def find(self, name: str) -> str | None:

@@ -107,14 +107,14 @@ class RecordSkeleton:
         index = self.index._replace(payloads=payloads, digest_kind=0)
         return octets, Archive.foreign(Memory(octets, None, block), index)
 
-    def read(self, file: Any, wanted: Collection[int]) -> Iterator[tuple[list[int], Iterator[memoryview]]]:
-        """Yield the wanted payloads with their bytes in chunks, read forward from the archive's first byte on.
+    def read(self, file: Any, payloads: Collection[int]) -> Iterator[tuple[list[int], Iterator[memoryview]]]:
+        """Yield payloads, given by number, with their bytes in chunks, read forward from the archive's first byte on.
 
         Payloads that lie in the same place come together. Read all chunks before the next payload; each is valid until
         the next is read. A file that can seek skips the rest.
         """
         groups: dict[tuple[int, int, int], list[int]] = {}
-        for number in sorted(wanted):
+        for number in sorted(payloads):
             groups.setdefault(self.places[number].item(), []).append(number)
         with located(path=self.path):
             reader = StreamReader(file)

@@ -377,17 +377,17 @@ class _Work(NamedTuple):
                 copy.write(sink.read_back(start, _PIECE))
         same = []
         for module in modules:
-            made = session(path, module=module, providers=cpu)
-            if (reason := tuning(made).reason) is not None:
+            tuned_session = session(path, module=module, providers=cpu)
+            if (reason := tuning(tuned_session).reason) is not None:
                 raise UnsupportedError(f"cannot be tuned: {reason}", path=self.path)
             model = session(Record(self.base), module=module, memory="speed", providers=cpu)
-            same.append(same_answers(model, made, self.path, exact=compares_packed(onnxruntime_module())))
+            same.append(same_answers(model, tuned_session, self.path, exact=compares_packed(onnxruntime_module())))
         return all(same)
 
     def report(
-        self, started: float, digest: str, models: tuple[str, ...], made: Sequence[TunedGraph] = ()
+        self, started: float, digest: str, models: tuple[str, ...], graphs: Sequence[TunedGraph] = ()
     ) -> TuneReport:
-        """Check that the untuned part is unchanged, and return the report; `made` are the new graphs."""
+        """Check that the untuned part is unchanged, and return the report; `graphs` are the new graphs."""
         with load_record(self.dest) as written:
             if written.archive.source.file is None or written.archive.source.file[1][:3] != self.written[-1][:3]:
                 fault = "was replaced by another saver as soon as it was written"
@@ -403,10 +403,10 @@ class _Work(NamedTuple):
             source=self.path,
             dest=self.dest,
             targets=targets,
-            modules=tuple(g.module for g in made),
-            weights=sum(g.weights for g in made),
-            packed=sum(g.packed for g in made),
-            packed_bytes=sum(g.packed_bytes for g in made),
+            modules=tuple(g.module for g in graphs),
+            weights=sum(g.weights for g in graphs),
+            packed=sum(g.packed for g in graphs),
+            packed_bytes=sum(g.packed_bytes for g in graphs),
             input_bytes=self.record.archive_nbytes,
             archive_bytes=self.written[-1][2],
             content_digest_before=digest,

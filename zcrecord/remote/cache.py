@@ -279,8 +279,8 @@ def _open_entry(path: Path, nbytes: int | None = None) -> Any:
     try:
         status = os.fstat(fd)
         fits = status.st_size <= 2 * MAX_INDEX_SIZE if nbytes is None else status.st_size == nbytes
-        ours = _is_owners(status) and (os.name != "posix" or not status.st_mode & _OTHERS)
-        if not stat.S_ISREG(status.st_mode) or not fits or not ours:
+        is_private = _is_owners(status) and (os.name != "posix" or not status.st_mode & _OTHERS)
+        if not stat.S_ISREG(status.st_mode) or not fits or not is_private:
             raise OSError("not an entry of a cache")
         with contextlib.suppress(OSError):  # a read-only file of root's
             os.utime(fd if os.utime in os.supports_fd else path)

@@ -114,15 +114,15 @@ def report(
         1
     """
     started = time.perf_counter()
-    given, to = (path_or_none(x) if isinstance(x, str | os.PathLike) else None for x in (source, dest))
-    new = check_destination(given, to, force, storage_options)
+    path, dest_path = (path_or_none(x) if isinstance(x, str | os.PathLike) else None for x in (source, dest))
+    new = check_destination(path, dest_path, force, storage_options)
     with load_record(source.read() if hasattr(source, "read") else source, storage_options=storage_options) as record:
         content_digest = record.content_digest(progress=progress) if digest else None
         page = report_page(describe_archive(record, content_digest=content_digest))
         counts = len(record), len(record.archive.index.modules), record.archive_nbytes
     with open_sink(dest, durable=durable, options=storage_options, replaces=new) as sink:
         sink.write(page)
-    return PageReport(given, to, *counts, len(page), content_digest, time.perf_counter() - started, peak_rss())
+    return PageReport(path, dest_path, *counts, len(page), content_digest, time.perf_counter() - started, peak_rss())
 
 
 def describe_archive(record: Record, *, content_digest: str | None = None) -> dict[str, Any]:

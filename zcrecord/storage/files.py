@@ -275,11 +275,11 @@ def open_sink(
                 yield uploaded
             return
         dest = local
-    given = path_of(dest)
-    path, mode = target_of(given)
+    dest_path = path_of(dest)
+    path, mode = target_of(dest_path)
     if mode is not None and not stat.S_ISREG(mode):
-        with refusals(given):
-            file = open(given, "wb", buffering=0)  # noqa: SIM115  # an exception of the block is no refusal
+        with refusals(dest_path):
+            file = open(dest_path, "wb", buffering=0)  # noqa: SIM115  # an exception of the block is no refusal
         with file:
             yield ObjectSink(file)
         return
@@ -306,21 +306,21 @@ def place_beside_shards(dest: Any) -> str:
     return path
 
 
-def target_of(given: str) -> tuple[str, int | None]:
+def target_of(dest: str) -> tuple[str, int | None]:
     """Return a destination's real path, and the type and mode of the file there.
 
     Raises:
         SourceError: it is a directory, or an open file that was removed, such as /dev/fd/3, or the system refuses.
     """
-    with refusals(given):
-        before, path = _status_of(given), real_path(given)
-        real, after = _status_of(path), _status_of(given)  # `after` differs if a saver replaced the file in between
+    with refusals(dest):
+        before, path = _status_of(dest), real_path(dest)
+        real, after = _status_of(path), _status_of(dest)  # `after` differs if a saver replaced the file in between
     mode = before and before.st_mode
-    if not os.path.basename(given) or (mode is not None and stat.S_ISDIR(mode)):
+    if not os.path.basename(dest) or (mode is not None and stat.S_ISDIR(mode)):
         raise SourceError("is a directory; name a file in it", path=path, errno=errno.EISDIR)
     replaced = before is None or after is None or not os.path.samestat(before, after)
     if before and not replaced and stat.S_ISREG(before.st_mode) and not (real and os.path.samestat(before, real)):
-        raise SourceError("is an open file that was removed; name a path, or pass the file object", path=given)
+        raise SourceError("is an open file that was removed; name a path, or pass the file object", path=dest)
     return path, mode
 
 

@@ -36,24 +36,24 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 }
 
 
-def loader_options(given: Any) -> dict[str, Any]:
+def loader_options(config: Any) -> dict[str, Any]:
     """Return the options in vLLM's `model_loader_extra_config`: `verify`, and those of the archive's URL, and the URL.
 
     Raises:
         UnsupportedError: it has a key that is not known, a value of another type, or options of a URL without one.
     """
     known = ", ".join(_KINDS)
-    if not isinstance(given, Mapping):
-        raise UnsupportedError(f"{_EXTRA} takes a JSON object with {known}, not a {type(given).__name__}")
-    for key, value in given.items():
+    if not isinstance(config, Mapping):
+        raise UnsupportedError(f"{_EXTRA} takes a JSON object with {known}, not a {type(config).__name__}")
+    for key, value in config.items():
         if key not in _KINDS:
             raise UnsupportedError(f"{_EXTRA} has {printable(repr(key))}, which is not known; it takes {known}")
         kind, fits = _KINDS[key]
         if not fits(value):
             raise UnsupportedError(f"{_EXTRA}: {key} is {kind}, not a {type(value).__name__}")
-    if "url" not in given and (of_url := [key for key in given if key not in ("trusted_keys", "verify")]):
+    if "url" not in config and (of_url := [key for key in config if key not in ("trusted_keys", "verify")]):
         raise UnsupportedError(f"{_EXTRA}: {', '.join(of_url)} without url; leave it out for an archive in the folder")
-    return dict(given)
+    return dict(config)
 
 
 def open_weights(folder: str, url: str | None = None, **options: Any) -> Record:

@@ -305,11 +305,11 @@ class ProtobufReader:
     def chunks(self, nbytes: int) -> Iterator[memoryview]:
         """Pass `nbytes` bytes, each chunk valid until the next is asked for."""
         while nbytes:
-            here = min(nbytes, self.limit - self.pos)
-            if here:
-                self.pos += here
-                nbytes -= here
-                yield self.view[self.pos - here : self.pos]
+            count = min(nbytes, self.limit - self.pos)
+            if count:
+                self.pos += count
+                nbytes -= count
+                yield self.view[self.pos - count : self.pos]
             elif self._piece is not None and nbytes > WINDOW:
                 piece = self._piece(min(nbytes, PIECE))
                 if not len(piece):

@@ -272,8 +272,8 @@ class TensorReader:
     def _mismatch(self, t: TensorMessage) -> OnnxError:
         if t.dtype is None:
             return self._unknown(t)
-        wanted = " or ".join(FIELDS[n] for n, types in _TYPES.items() if t.data_type in types)
-        return self.fail(f"{t.dtype.name} keeps its values in {wanted}, got {FIELDS[t.values.field]}")
+        field = " or ".join(FIELDS[n] for n, types in _TYPES.items() if t.data_type in types)
+        return self.fail(f"{t.dtype.name} keeps its values in {field}, got {FIELDS[t.values.field]}")
 
     def _unknown(self, t: TensorMessage) -> OnnxError:
         fault = f"data_type {t.data_type} is not known here" if t.data_type else "no data_type"
