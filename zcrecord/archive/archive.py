@@ -487,7 +487,7 @@ class Archive:
             fault = "a record of mode 'c' may hold edits that its file does not; save it, or pickle single tensors"
             raise UnsupportedError(fault, path=self.path)
         if self.source.recipe is None:
-            raise UnsupportedError("only records of archives can be pickled", path=self.path)
+            raise UnsupportedError("only records of archives can be pickled; convert the file", path=self.path)
         return self.source.recipe(self)
 
     def close(self) -> bool:

@@ -214,7 +214,7 @@ class PartBuilder:
         if self._new_name is None or (changed := self._new_name(name := self._full_name(member))) == ".".join(plain):
             return plain
         if not isinstance(changed, str):
-            raise UnsupportedError(f"rename= gave a {type(changed).__name__} for this name", tensor=name)
+            raise UnsupportedError(f"rename= gave a {type(changed).__name__} for this name; return a str", tensor=name)
         return split_dotted(changed) if changed else ()
 
     def part(self) -> PartIndex:

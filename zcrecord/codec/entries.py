@@ -218,7 +218,7 @@ def is_attribute(value: Any, path: str) -> bool:
     else:
         texts = [value] if isinstance(value, str) else []
     if not all(map(encodable, texts)):
-        raise UnsupportedError("a text with lone surrogates, which are not UTF-8", tensor=path)
+        raise UnsupportedError("a text with lone surrogates, which are not UTF-8; save its bytes", tensor=path)
     return True
 
 

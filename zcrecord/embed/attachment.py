@@ -134,7 +134,7 @@ def attach(
     with load_record(archive, verify=verify) as record:
         takes_one_file(record.archive, "attach")
         if not record.archive.whole:
-            raise UnsupportedError("only whole archives can be attached", path=record.archive.path)
+            raise UnsupportedError("only whole archives can be attached; save the part", path=record.archive.path)
         record.archive.fetch()
         weights = record.archive.buffer
         memory = map_file(path, least=0)

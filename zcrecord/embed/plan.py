@@ -206,7 +206,7 @@ def _chosen_names(names: Sequence[str], select: Patterns | None, exclude: Patter
             raise TensorNotFoundError(pattern, lambda: names)
     chosen = set(filter(name_filter, names))
     if names and not chosen:
-        raise UnsupportedError(f"select and exclude ({name_filter.text}) leave no tensor")
+        raise UnsupportedError(f"select and exclude ({name_filter.text}) leave no tensor; widen them")
     return chosen
 
 

@@ -67,7 +67,7 @@ def _arrays_in(members: list[Member], reader: Reader) -> tuple[dict[str, Member]
     for member in members:
         name = member.text.removesuffix(NPY)
         if member.encrypted:
-            raise UnsupportedError("this member is encrypted", tensor=name)
+            raise UnsupportedError("this member is encrypted; save it without", tensor=name)
         if member.method not in (STORED, DEFLATED):
             raise UnsupportedError(f"compression {member.method}; numpy stores or deflates", tensor=name)
         if not name or not encodable(name):

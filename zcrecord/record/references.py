@@ -82,7 +82,7 @@ class Files:
             return self.known[path]
         folder, name = os.path.split(path)
         if real_path(path) == self._dest:
-            raise DestinationExistsError("its payloads are what the new archive would refer to", path=self._dest)
+            raise DestinationExistsError("the new archive would refer to it; name another one", path=self._dest)
         target = os.path.basename(real_path(path))  # a link to a removed shard would lead nowhere
         if catalogue_of_shard(name) is not None or catalogue_of_shard(target) is not None:
             fault = "has the name of a catalogue's shard, which is removed when the catalogue is replaced"
@@ -119,7 +119,7 @@ class Base:
     def __init__(self, path: Any, files: Files, dest: str) -> None:
         self._record, self._files = load_record(path_of(path)), files
         if real_path(self._record.path or "") == real_path(dest):  # `path` may be a folder, or a file:// URL
-            raise DestinationExistsError("is the base, to which the new archive would refer", path=dest)
+            raise DestinationExistsError("is the base, to which the new archive would refer; name another", path=dest)
         check_no_own_shard(self._record, dest)
         archive = self._record.archive
         if archive.source.file_names and not has_type_name(archive.source.file_archive(NONE), REFERENCES_TYPE):

@@ -166,7 +166,7 @@ def _load_key(key: Any, kind: type, load: Callable[[bytes], Any], which: str) ->
         if "bcrypt" in str(error):
             why = "is an encrypted OpenSSH key, which takes bcrypt"
             raise missing_package("bcrypt", why=why).located(path=path) from error
-        raise UnsupportedError("is a key of a kind that cryptography does not know", path=path) from error
+        raise UnsupportedError("is a key of a kind that cryptography does not know; use Ed25519", path=path) from error
     except (ValueError, TypeError) as error:
         fault = f"is no {which} key in PEM or OpenSSH's form"
         if which == "private" and (b"PUBLIC KEY" in data or data.startswith(b"ssh-")):
@@ -175,7 +175,7 @@ def _load_key(key: Any, kind: type, load: Callable[[bytes], Any], which: str) ->
             fault = "is a private key that needs another passphrase, or is damaged"
         raise UnsupportedError(fault, path=path) from error
     if not isinstance(loaded, kind):
-        raise UnsupportedError("the key is not an Ed25519 one", path=path)
+        raise UnsupportedError("the key is not an Ed25519 one; openssl genpkey -algorithm ed25519 makes one", path=path)
     return loaded
 
 

@@ -168,8 +168,8 @@ class HttpFile(RemoteFile):
         hop = await self._first_hop(f"bytes={part.offset}-{part.offset + part.missing - 1}")
         follow = hop.options.pop("allow_redirects", True)
         for _ in range(hop.options.pop("max_redirects", _MOST_MOVES) + 1):
-            ours: dict[str, Any] = {"allow_redirects": False, "auto_decompress": False}
-            async with hop.session.get(hop.url, headers=hop.headers, **{**hop.options, **ours}) as answer:
+            required: dict[str, Any] = {"allow_redirects": False, "auto_decompress": False}
+            async with hop.session.get(hop.url, headers=hop.headers, **{**hop.options, **required}) as answer:
                 if len(hop.session.cookie_jar) > _MOST_COOKIES:
                     hop.session.cookie_jar.clear()  # those of the session's other servers, too
                     raise SourceError(f"the server sets more than {_MOST_COOKIES} cookies", path=self.shown)
@@ -177,7 +177,7 @@ class HttpFile(RemoteFile):
                     return await self._receive(answer, part, first=first)
                 location = self._header(answer.headers, "Location")
             hop = await self._next_hop(hop, location)
-        raise SourceError("cannot be read: too many redirects", path=self.shown)
+        raise SourceError(f"cannot be read: too many redirects; {_DOWNLOAD}", path=self.shown)
 
     async def _first_hop(self, byte_range: str) -> _Hop:
         """Return the first step of a range request; it forbids encodings, whose bytes are not those of the file."""
@@ -185,11 +185,11 @@ class HttpFile(RemoteFile):
 
         fs, url = self.connection()
         options = dict(fs.kwargs)
-        ours = {"Range": byte_range, "Accept-Encoding": "identity"}
-        theirs = {k: v for k, v in dict(options.pop("headers", {})).items() if str(k).title() not in ours}
+        required = {"Range": byte_range, "Accept-Encoding": "identity"}
+        users = {k: v for k, v in dict(options.pop("headers", {})).items() if str(k).title() not in required}
         if "timeout" not in fs.client_kwargs:
             options.setdefault("timeout", aiohttp.ClientTimeout(sock_connect=_CONNECT, sock_read=_SILENCE))
-        return _Hop(fs.encode_url(url), await fs.set_session(), {**theirs, **ours}, options)
+        return _Hop(fs.encode_url(url), await fs.set_session(), {**users, **required}, options)
 
     async def _next_hop(self, hop: _Hop, location: str) -> _Hop:
         """Return the next step of a request; to another server without the user's headers, cookies and passwords."""
@@ -199,15 +199,15 @@ class HttpFile(RemoteFile):
                 raise ValueError
             same = url.origin() == hop.url.origin()
         except (TypeError, ValueError):
-            raise SourceError("cannot be read: the redirect is no http URL", path=self.shown) from None
+            raise SourceError(f"cannot be read: the redirect is no http URL; {_DOWNLOAD}", path=self.shown) from None
         options = {name: value for name, value in hop.options.items() if name != "params"}
         if same:
             if url.user is None and hop.url.user is not None:  # an absolute URL does not repeat them
                 url = url.with_user(hop.url.user).with_password(hop.url.password)
             return _Hop(url, hop.session, hop.headers, options)
-        ours = {name: hop.headers[name] for name in ("Range", "Accept-Encoding")}
+        required = {name: hop.headers[name] for name in ("Range", "Accept-Encoding")}
         options = {name: value for name, value in options.items() if name in _SHARED}
-        return _Hop(url, await self._bare_session(hop.session), ours, options)
+        return _Hop(url, await self._bare_session(hop.session), required, options)
 
     async def _bare_session(self, session: Any) -> Any:
         """Return a session without the user's headers, cookies and passwords: fsspec's own, or a new one."""

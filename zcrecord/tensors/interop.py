@@ -260,7 +260,7 @@ def _check_jax(value: Any, jax: Any) -> None:
     if isinstance(value, jax.core.Tracer):
         raise UnsupportedError("a traced array has no values; save outside of jit, grad and vmap")
     if value.is_deleted():
-        raise UnsupportedError("an array that was deleted or donated has no values")
+        raise UnsupportedError("an array that was deleted or donated has no values; save it before that")
     if not value.is_fully_addressable and not value.is_fully_replicated:
         fault = "an array that is spread over processes"
         raise UnsupportedError(f"{fault}; gather it with jax.experimental.multihost_utils.process_allgather(...)")
@@ -296,7 +296,7 @@ def pytree_children(value: Any) -> Iterable[tuple[str, Any]] | None:
     keys = [key for key, _ in children]
     if len(set(keys)) < len(keys):
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise UnsupportedError(f"the pytree {type(value).__name__} has two children with the key {twice!r}")
+        raise UnsupportedError(f"the pytree {type(value).__name__} has two children with the key {twice!r}; rename one")
     return children
 
 

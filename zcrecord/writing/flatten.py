@@ -63,10 +63,10 @@ class FlatRecord(Entries):
         for names in (self.names, [m.name for m in self.modules], attributes):
             joined = "".join(names)
             if "\0" in joined:
-                raise UnsupportedError("its name contains NUL", tensor=next(n for n in names if "\0" in n))
+                raise UnsupportedError("its name contains NUL; rename it", tensor=next(n for n in names if "\0" in n))
             if not encodable(joined):
                 bad = next(n for n in names if not encodable(n))
-                raise UnsupportedError("its name has lone surrogates, which are not UTF-8", tensor=bad)
+                raise UnsupportedError("its name has lone surrogates, which are not UTF-8; rename it", tensor=bad)
             if len(set(names)) != len(names):
                 seen: set[str] = set()
                 twice = next(n for n in names if n in seen or seen.add(n))  # type: ignore[func-returns-value]
@@ -254,7 +254,7 @@ def as_tensor(value: Any, path: str) -> Any:
         if native and array.dtype.kind in "UT":
             texts = array.reshape(-1).tolist()
             if not all(map(encodable, texts)):
-                raise UnsupportedError("a text with lone surrogates, which are not UTF-8")
+                raise UnsupportedError("a text with lone surrogates, which are not UTF-8; save its bytes")
             return StringTensor.from_strings(texts, array.shape)
         if isinstance(array, np.ndarray):
             from_numpy(array.dtype)  # raises if the format has no such type

@@ -251,11 +251,11 @@ def _check_keys(path: Sequence[str], name: str) -> None:
     if not path or not all(path):
         raise UnsupportedError(f"{path!r}: keys are non-empty strings")
     if "\0" in name:
-        raise UnsupportedError("its name contains NUL", tensor=name)
+        raise UnsupportedError("its name contains NUL; rename it", tensor=name)
     if not encodable(name):
-        raise UnsupportedError("its name has lone surrogates, which are not UTF-8", tensor=name)
+        raise UnsupportedError("its name has lone surrogates, which are not UTF-8; rename it", tensor=name)
     if len(path) > MAX_DEPTH:
-        raise LimitError(f"nested more than {MAX_DEPTH} deep", tensor=name)
+        raise LimitError(f"nested more than {MAX_DEPTH} deep; join some of its keys", tensor=name)
 
 
 def split_dotted(name: str) -> tuple[str, ...]:
