@@ -154,9 +154,7 @@ def _models(source: Any, path: str | None, test: NameFilter | None) -> list[_Mod
     if not modules:
         raise SourceError(f"is a folder without a model (*{_SUFFIX}); name one", path=path, errno=errno.EISDIR)
     if len(modules) > 1 and test is not None:
-        raise UnsupportedError(
-            f"select and exclude are for one model, the folder has {len(modules)}; name it", path=path
-        )
+        raise UnsupportedError(f"select and exclude are for one model, and the folder has {len(modules)}", path=path)
     paths = {module: os.path.join(path, name) for module, name in modules.items()}
     return [_ModelSource(file, file, module if len(paths) > 1 else "") for module, file in paths.items()]
 

@@ -175,7 +175,7 @@ def _load_key(key: Any, kind: type, load: Callable[[bytes], Any], which: str) ->
             fault = "is a private key that needs another passphrase, or is damaged"
         raise UnsupportedError(fault, path=path) from error
     if not isinstance(loaded, kind):
-        raise UnsupportedError("the key is not an Ed25519 one; openssl genpkey -algorithm ed25519 makes one", path=path)
+        raise UnsupportedError("the key is not an Ed25519 one; give one of that kind", path=path)
     return loaded
 
 
