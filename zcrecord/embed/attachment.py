@@ -228,8 +228,8 @@ def _check_unsigned(octets: memoryview, parts: _Parts, path: str) -> None:
     """Raise UnsupportedError if a program was signed with its archive: its headers refer to the signature."""
     if parts.archive is not None and parts.end < len(octets):
         tools = "`signtool remove /s`, `osslsigncode remove-signature`"
-        todo = f"take the signature off first ({tools}), and sign again after"
-        fault = f"it was signed with its archive attached, and the signature would no longer hold; {todo}"
+        advice = f"take the signature off first ({tools}), and sign again after"
+        fault = f"it was signed with its archive attached, and the signature would no longer hold; {advice}"
         raise UnsupportedError(fault, path=path, advice=Advice("detach with {} copies the archive alone", "keep", True))
 
 

@@ -148,8 +148,8 @@ def _read_hints(kind: type, **options: Any) -> dict[str, Any]:
             return typing.get_type_hints(kind, localns={**names, "typing": typing}, **options)
     except Exception as error:
         fault = f"the annotations of {kind.__qualname__} cannot be read: {printable(str(error))}"
-        todo = "define what they name at module level, and not for type checkers alone"
-        raise UnsupportedError(f"{fault}; {todo}") from error
+        advice = "define what they name at module level, and not for type checkers alone"
+        raise UnsupportedError(f"{fault}; {advice}") from error
 
 
 def _bind(kind: type, binding: dict[Any, Any], bound: dict[type, dict[Any, Any]]) -> None:

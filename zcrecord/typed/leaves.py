@@ -206,14 +206,14 @@ class TorchClass(Want):
 
     def build(self, _value: Any, where: str, /) -> Any:
         fault = f"no record is loaded into a field of type torch.{self.hint.__name__}"
-        todo = "annotate it np.ndarray; record.torch() gives torch tensors, by name"
-        raise UnsupportedError(f"{fault}; {todo}", tensor=where or None)
+        advice = "annotate it np.ndarray; record.torch() gives torch tensors, by name"
+        raise UnsupportedError(f"{fault}; {advice}", tensor=where or None)
 
 
-def mismatch(where: str, want: Want, value: Any, todo: str = "") -> MismatchError:
+def mismatch(where: str, want: Want, value: Any, advice: str = "") -> MismatchError:
     """Return the error for a value that does not fit, with advice what to do."""
-    todo = todo or "annotate what is there, or save what is annotated"
-    return MismatchError(f"expected {want}, found {in_words(value)}; {todo}", tensor=where or None)
+    advice = advice or "annotate what is there, or save what is annotated"
+    return MismatchError(f"expected {want}, found {in_words(value)}; {advice}", tensor=where or None)
 
 
 def in_words(value: Any) -> str:

@@ -200,8 +200,8 @@ class TensorReader:
             elif tag == _DIMS_PACKED:
                 self._packed_dims(t, value)
             elif tag == _SEGMENT:
-                do = "join the segments and export the model again"
-                raise reader.fail("it is one segment of a tensor, which is not supported", start, do=do)
+                advice = "join the segments and export the model again"
+                raise reader.fail("it is one segment of a tensor, which is not supported", start, do=advice)
             elif tag & 7 != VARINT:
                 reader.skip(tag, value, end, depth)
         if t.values.early:
