@@ -46,20 +46,20 @@ def from_pretrained(
 ) -> Any:
     """Return the model of a folder, as `model_class.from_pretrained(folder)` of transformers, from its archive.
 
-    transformers reads `config.json` and the generation config, makes the model, gives each tensor its place, renames
-    keys, ties weights, and logs missing and unexpected keys, as ever. The weights lie on a private mapping of the
-    archive: nothing is copied or read before it is used, processes share the pages, and the first write to a page, as
-    by an optimizer, copies that page and never reaches the file. A tensor is copied if it is converted to another
-    dtype; if transformers joins it with others, as with experts that are stored each by itself (see `save_pretrained`);
-    and if the archive ties it to another and the model does not. Tensors of strings are left out.
+    transformers reads `config.json` and the generation config, makes the model, assigns each tensor, renames keys, ties
+    weights, and logs missing and unexpected keys, as usual. The weights lie on a private mapping of the archive:
+    nothing is copied or read before it is used, processes share the pages, and the first write to a page, as by an
+    optimizer, copies that page and never reaches the file. A tensor is copied if it is converted to another dtype; if
+    transformers joins it with others, as with experts that are stored one by one (see `save_pretrained`); and if the
+    archive ties it to another one and the model does not. Tensors of strings are left out.
 
     Args:
         folder: with `config.json` and `model.zcr`, or the only archive or catalogue there.
         model_class: a class of transformers, such as `AutoModelForCausalLM`; `args` go to the model's own class.
         archive: the weights, where they are not in the folder: a path, a URL or a Record, maybe of a part or with
             other names (`Record.module`, `Record.select`). A remote one is fetched into memory.
-        trusted_keys: those of `load_record`, for a Record, too. They vouch for the archive: not for configs, code and
-            tokenizer in the folder.
+        trusted_keys: as in `load_record`, for a Record, too. They vouch only for the archive, not for configs, code
+            and tokenizer in the folder.
         kwargs: of transformers' from_pretrained, such as `dtype`, `device_map`, `output_loading_info`, `key_mapping`,
             and values for the config.
 
@@ -112,18 +112,18 @@ def save_pretrained(
     """Save a model of transformers as a folder: its config and generation config, its own code, and `model.zcr`.
 
     transformers writes all but the archive. A failed save leaves the folder as it was: everything is written before
-    anything is replaced, first the archive, and at once the others. (Killed just between them, a save leaves the new
-    archive with the old config.) Tied weights are stored once, under all their names. Tensors are written from the
-    model's memory. Other files stay: a `model.safetensors` from before is what transformers' own from_pretrained goes
-    on loading. The tokenizer writes its files itself: `tokenizer.save_pretrained(folder)`.
+    anything is replaced, first the archive, then at once the others. (A save that is killed just between them leaves
+    the new archive with the old config.) Tied weights are stored once, under all their names. Tensors are written from
+    the model's memory. Other files stay: transformers' own from_pretrained goes on loading an old `model.safetensors`.
+    The tokenizer writes its files itself: `tokenizer.save_pretrained(folder)`.
 
     Args:
         model: a PreTrainedModel, or such a one wrapped for training.
         folder: made if it does not exist.
         max_shard_size: bytes, or "5GB" as transformers has it; larger models are written as shards and a catalogue.
         save_original_format: False stores tensors as the model has them, not under the names and in the pieces of older
-            checkpoints. Then experts need not be joined when they are loaded, and lie on the mapping, too; but programs
-            that know only the older names do not find them.
+            checkpoints. Then experts need not be joined when they are loaded, and lie on the mapping, too; but a
+            program that knows only the older names does not find them.
         durable: fsync files and folder, so that they survive power loss.
 
     Raises:
@@ -180,7 +180,7 @@ def _import_transformers() -> Any:
 
 
 def _check_arguments(path: str, kwargs: dict[str, Any]) -> None:
-    """Refuse arguments that name other weights, and folders that are missing or whose adapter would be left out."""
+    """Refuse arguments that name other weights, and a folder that is missing or has an adapter."""
     for name, advice in _ELSEWHERE.items():
         if kwargs.get(name):
             raise UnsupportedError(f"{name}= is not for archives; {advice}")
@@ -208,7 +208,7 @@ def _read_config(
         overrides, options = {}, options | overrides
     else:
         trusted = {"trust_remote_code": True} if kwargs.get("trust_remote_code") else {}
-        own = getattr(model_class, "config_class", None)  # which an Auto class has not
+        own = getattr(model_class, "config_class", None)  # None for an Auto class
         reader = own or transformers.AutoConfig
         config, unused = reader.from_pretrained(config or path, return_unused_kwargs=True, **trusted, **overrides)
         overrides = {k: v for k, v in overrides.items() if own and k not in unused}
@@ -281,7 +281,7 @@ def _same_place(key: str, name: str) -> bool:
 
 
 def _settle_ties(model: Any, state: dict[str, Any]) -> None:
-    """Tie parameters on one memory as the model declares it; copy others on it, but for the first.
+    """Tie parameters on one memory as the model declares; copy all others on that memory except the first.
 
     Some versions of transformers do not tie two names that both have a value.
     """

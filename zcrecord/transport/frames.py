@@ -139,7 +139,7 @@ def decompress_frames(data: memoryview, table: SeekTable, target: memoryview, ch
         return work
 
     with closing(map_ordered(start, batches, min(threads, max(len(batches), 1)))) as results:
-        for _ in results:  # closed, because an error's traceback would keep it, and its threads
+        for _ in results:  # closed, because an error's traceback would keep the generator and its threads
             pass
 
 

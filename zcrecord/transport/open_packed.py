@@ -102,7 +102,7 @@ class PackedSource(FetchedSource):
         with located(path=self.path), self._lock:
             ends = zip(starts, rows["nbytes"].tolist(), strict=True)
             self._frames.decompress((start, start + nbytes) for start, nbytes in ends)
-            self._frames.close_file()  # nearly always all that was asked for is here
+            self._frames.close_file()  # nearly always nothing else is decompressed later
             self._ready[chosen] = True
 
 

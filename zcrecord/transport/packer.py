@@ -73,7 +73,7 @@ def pack(
 
     Frames begin where payloads begin, except for a stream whose index follows its payloads: there a frame begins every
     4 MiB, and the index is checked only if the header gives its offset. A path is read as a stream where the system has
-    no `preadv`. For the same kind of source the bytes depend on archive, level and zstd library alone.
+    no `preadv`. For the same kind of source the bytes depend only on archive, level and zstd library.
 
     Args:
         source: a path or a binary file object, read forward once.
@@ -132,8 +132,8 @@ def checked_paths(
 class ArchiveCheck:
     """Check of an archive's bytes as they pass: size, header and trailer, and the index if the header locates it.
 
-    Unpacking, `packed` returns the number of packed bytes, to which the index must be in proportion. Attributes:
-    `size`, bytes that passed; `done`, bytes reported by `advance`; `expected`, their total if known.
+    When unpacking, `packed` returns the number of packed bytes, which limits the index. Attributes: `size`, bytes that
+    passed; `done`, bytes reported by `advance`; `expected`, their total if known.
     """
 
     def __init__(self, progress: Progress | None, packed: Callable[[], int] | None = None) -> None:
@@ -156,7 +156,7 @@ class ArchiveCheck:
 
         Raises:
             FormatError: the header is damaged, or there are more bytes than it says. LimitError: when unpacking, the
-                index is out of proportion to the packed bytes.
+                index is far larger than the packed bytes.
         """
         start, end = self.size, self.size + len(piece)
         if start < HEADER_SIZE:
