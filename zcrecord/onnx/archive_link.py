@@ -193,8 +193,8 @@ def verify_external(
             file.seek(0)
             interface = interface_of(file)
         record, location = _archive(model, props, allow_links)
-    references = ((name, place) for name, place in zip(names, places, strict=True) if place.reference is not None)
-    expected = {name: place for name, place in references if place.reference.location == location}
+    pairs = zip(names, places, strict=True)
+    expected = {name: place for name, place in pairs if (ref := place.reference) and ref.location == location}
     with record:
         _compare(record, model, props, full, progress)
         part = opened_model(record, props.get(MODULE)).part

@@ -209,10 +209,10 @@ class Interfaces:
         initializers = self._interface(target.initializers, graph_interface_of)
         joined = self._interface(target.graph, interface_of).joined(initializers)
         for skeleton in models:
-            fault = difference(self._interface(skeleton, interface_of), joined)
-            if fault is not None:
+            change = difference(self._interface(skeleton, interface_of), joined)
+            if change is not None:
                 where = f" of module '{printable(target.module)}'" if target.module else ""
-                raise FormatError(f"its tuned graph{where} {fault}, unlike the model; tune it again")
+                raise FormatError(f"its tuned graph{where} {change}, unlike the model; tune it again")
 
     def _interface(self, number: int, read: Callable[[Any], ModelInterface]) -> ModelInterface:
         key = self._archive.place(number), read
