@@ -239,9 +239,9 @@ def _concrete_class(model_class: Any, config: Any, path: str, trusted: Any) -> t
         raise UnsupportedError(fault + own, path=path)
     concrete = mapping[type(config)]
     if isinstance(concrete, list | tuple):
-        by_name = {kind.__name__: kind for kind in concrete}
-        saved = [by_name[name] for name in getattr(config, "architectures", None) or () if name in by_name]
-        concrete = [*saved, concrete[0]][0]
+        by_name = {each.__name__: each for each in concrete}
+        named = [by_name[name] for name in getattr(config, "architectures", None) or () if name in by_name]
+        concrete = [*named, concrete[0]][0]
     text = (getattr(config, "sub_configs", None) or {}).get("text_config")
     part = text is not None and getattr(concrete, "config_class", None) is text  # the language model of a larger one
     return concrete, config.get_text_config() if part else config

@@ -41,8 +41,8 @@ def sized_openers(archive: Archive) -> list[tuple[int, Callable[[], Archive]]]:
         return [(archive.header.archive_size, lambda: archive)]
     archive.ensure_all()
     if archive.part_of is None:
-        files = [NONE, *range(len(source.file_names))]
-        return [(source.file_size(file), partial(source.file_archive, file)) for file in files]
+        every = [NONE, *range(len(source.file_names))]
+        return [(source.file_size(file), partial(source.file_archive, file)) for file in every]
     of_tensors = _files_of_tensors(archive.index, table)
     masks = ((file, (of_tensors == file) & (of_tensors != NONE)) for file in table.files())
     return [(source.file_size(file), partial(_part_in, archive, table, file, chosen)) for file, chosen in masks]

@@ -115,8 +115,8 @@ class BlockCheck:
             digest = digest_of(read[start - lo : end - lo]) if here and read is not None else self._digest(start, end)
             if digest != int(self.blocks.sums[k]):
                 source, at = self._piece.source, self._piece.source.offset + self._piece.start
-                text = f"bytes [{at + start:#x}, {at + end:#x}): their checksum does not match; the file is damaged"
-                raise IntegrityError(f"{text}, copy it again", path=source.path, tensor=self._tensor, offset=at + start)
+                what = f"bytes [{at + start:#x}, {at + end:#x}): their checksum does not match; the file is damaged"
+                raise IntegrityError(f"{what}, copy it again", path=source.path, tensor=self._tensor, offset=at + start)
             self._pending[k] = False
 
     def whole(self, lo: int, hi: int) -> tuple[int, int]:

@@ -122,7 +122,7 @@ def _nbytes(folder: str) -> int:
             except OSError as error:
                 raise SourceError(f"cannot be read: {error.strerror}", path=path, errno=error.errno) from error
             if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
-                raise SourceError("not a regular file; put the file itself there", path=path)
+                raise SourceError("not a regular file", path=path)
             nbytes += status.st_size if stat.S_ISREG(status.st_mode) else 0
     return nbytes
 

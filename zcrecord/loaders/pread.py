@@ -40,11 +40,11 @@ class ReadingLoader(HostLoader):
 
     def __init__(self) -> None:
         super().__init__()
-        self._requests: list[_Request] = []
+        self._wanted: list[_Request] = []
 
     def begin(self, plan: LoadPlan) -> None:
         """Keep the plan; nothing is opened yet."""
-        self._plan, self._requests = plan, []
+        self._plan, self._wanted = plan, []
         plan.advance(0)  # bytes arrive in `finish`
 
     def load(self, ref: PayloadRef, dst: Any | None = None) -> Any:
@@ -52,12 +52,12 @@ class ReadingLoader(HostLoader):
         if ref.path is None and ref.source is None:
             return super().load(ref, dst)
         out = new_memory(ref.nbytes) if dst is None else dst_bytes(dst, ref)
-        self._requests.append((ref, out))
+        self._wanted.append((ref, out))
         return as_tensor(out, ref)
 
     def finish(self) -> None:
         """Read everything, in the order of the file."""
-        plan, requests = self._plan, self._requests
+        plan, requests = self._plan, self._wanted
         if plan is None:
             raise UnsupportedError("begin(plan) comes first")
         self.abort()
@@ -89,7 +89,7 @@ class ReadingLoader(HostLoader):
 
     def abort(self) -> None:
         """Drop the buffers. Nothing else is kept between two calls."""
-        self._plan, self._requests = None, []
+        self._plan, self._wanted = None, []
 
 
 class _Read(NamedTuple):

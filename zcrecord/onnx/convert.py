@@ -237,8 +237,8 @@ class _Pass:
         self.out.begin(len(skeleton))
         for part in skeleton.finish():
             self.out.write(part)
-        parents = (module,) if module else ()
-        self.outline.attribute((*parents, GRAPH_ATTRIBUTE), PayloadId(self.out.end()))
+        above = (module,) if module else ()
+        self.outline.attribute((*above, GRAPH_ATTRIBUTE), PayloadId(self.out.end()))
 
     def finish(self, metadata: Metadata | None) -> None:
         """Write the index."""

@@ -36,7 +36,7 @@ Mode = Literal["r", "c"]
 
 _ROOM = "raise its limit (ulimit -v), or make shards of it (zcrecord convert --max-shard-size), each mapped when needed"
 _PACKED = (b"\xb5\x2f\xfd", b"\x2a\x4d\x18")  # zstd's magic from the second byte on: a frame, one to be skipped
-READ_PIECE = 1 << 20  # bytes of one read, which takes much longer than a network's round trip
+READ_PIECE = 1 << 20  # bytes of one read; many times a network's round trip is worth
 READERS = 4  # reads under way at a time; a network file system answers each by itself
 _HUGE = 4 << 20  # bytes from which numpy asks for huge pages
 # Source: statfs(2), and linux/magic.h.

@@ -254,7 +254,7 @@ class FileGroup:
             sink = FileSink(file.fileno(), self._path, durable=self._durable)
             self._files.append((file, scratch, sink))
             if self._mode is not None:
-                os.chmod(scratch, self._mode)  # with the bits that the process's mask removed
+                os.chmod(scratch, self._mode)  # some of which the process's mask removed
         return sink
 
     def drop_last(self) -> None:
@@ -267,7 +267,7 @@ class FileGroup:
             sink.flush()
         with refusals(self._path):
             for file, scratch, _ in self._files:
-                if like is not None:  # after the last write, which would remove setuid and capabilities
+                if like is not None:  # last: writing takes setuid and capabilities away
                     _make_like(scratch, like)
                 if self._durable:
                     sync_file(file.fileno())

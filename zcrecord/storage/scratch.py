@@ -28,7 +28,7 @@ _NOTE = b"zcrecord shards\n"  # the start of a note; a line for each file follow
 _LINE = re.compile(r"([0-9]{1,20}) ([0-9]{1,20}) (-?[0-9]{1,20}) (.+)")
 SHARD_END = r"(~\d+|~[0-9a-f]{16})?-\d{5}-of-\d{5}\.zcr"  # of a shard's name; a number or 16 random digits tell sets
 MOST_OF_CATALOGUE = 1 << 22  # bytes read of a catalogue, whose first payload names its shards; or of a note
-_EXACT = sum(getattr(os, name, 0) for name in ("O_BINARY", "O_CLOEXEC"))  # no line ends changed, not inherited
+_EXACT = sum(getattr(os, name, 0) for name in ("O_BINARY", "O_CLOEXEC"))  # bytes as they are, and not for children
 _NO_LOCKS = {  # errors of file systems without locks, or of a missing file
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOLCK, errno.ENOSYS, errno.EBADF, errno.EINVAL),
     *(getattr(errno, "ENOTSUP", None), errno.EOPNOTSUPP, errno.ENOENT, errno.ENOTDIR),
@@ -372,7 +372,7 @@ def _catalogues(folder: str, name: str) -> list[str]:
 
 
 def _first_bytes(folder: str, catalogue: str, name: str) -> bytes:
-    """Return a catalogue's first bytes, without its shards' names that end as those of `name`; b"" if it is missing."""
+    """Return a catalogue's first bytes, without its shards' names that end as those of `name`; none without it."""
     path = os.path.join(folder, catalogue)
     try:
         with open(path, "rb") as file:
@@ -404,10 +404,10 @@ def shard_pattern(name: str) -> str:
 
 def _remove_leftovers(folder: str, stem: str, path: str) -> None:
     """Remove the scratch files of this stem that dead writers left, and shards that their notes list."""
-    pattern = re.compile(f"{re.escape(stem)}[0-9a-f]{{12}}{re.escape(_SUFFIX)}")
+    ours = re.compile(f"{re.escape(stem)}[0-9a-f]{{12}}{re.escape(_SUFFIX)}")
     with contextlib.suppress(OSError):  # a folder may be writable and not listable
         with os.scandir(folder or ".") as entries:
-            scratches = [entry.path for entry in entries if pattern.fullmatch(entry.name)]
+            scratches = [entry.path for entry in entries if ours.fullmatch(entry.name)]
         for scratch in scratches:
             with contextlib.suppress(OSError):  # of another process, or removed by it meanwhile
                 _remove_dead(scratch, path)
