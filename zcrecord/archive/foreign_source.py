@@ -109,10 +109,10 @@ class ForeignSource(FileSource):
 
     def _read(self, number: int, octets: Any) -> Array:
         """Return a payload of a file that is read on demand; in a loop read those that follow, too."""
-        numbers, left, offsets = [number], _AHEAD - self.nbytes(number), self.table.rows["offset"]
+        numbers, budget, offsets = [number], _AHEAD - self.nbytes(number), self.table.rows["offset"]
         while self._last + 1 == number and (n := numbers[-1] + 1) < len(offsets) and offsets[n] != offsets[n - 1]:
-            left -= self.nbytes(n)
-            if left < 0 or self._file_of[n] != self._file_of[number]:
+            budget -= self.nbytes(n)
+            if budget < 0 or self._file_of[n] != self._file_of[number]:
                 break
             numbers.append(n)
         read = {n: new_memory(self.nbytes(n)) for n in numbers}

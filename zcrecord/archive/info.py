@@ -82,7 +82,7 @@ class ArchiveLayout:
 def layout(archive: Archive) -> ArchiveLayout:
     """Return the places and sizes of an archive's parts."""
     h = archive.header
-    stored, named = payload_bytes(archive)
+    stored, nominal = payload_bytes(archive)
     return ArchiveLayout(
         version=h.version,
         alignment=h.alignment,
@@ -94,7 +94,7 @@ def layout(archive: Archive) -> ArchiveLayout:
         front=h.front,
         sealed=any(archive.buffer[10:60]),
         digest=DIGEST_NAMES[archive.index.digest_kind],
-        deduplicated=named - stored,
+        deduplicated=nominal - stored,
     )
 
 

@@ -72,11 +72,11 @@ class ReferencedFiles(Shards):
         """Return the number of each payload among those of its file, ordered by offset; check their ranges."""
         files, starts, stops = file, offset, offset + index.payloads["nbytes"]
         self._order: Array | None = None  # None if payloads are ordered already, as in an index of another format
-        same = files[1:] == files[:-1]
-        if (files[1:] < files[:-1]).any() or ((starts[1:] < starts[:-1]) & same).any():
+        same_file = files[1:] == files[:-1]
+        if (files[1:] < files[:-1]).any() or ((starts[1:] < starts[:-1]) & same_file).any():
             self._order = np.lexsort((stops, starts, files))
             files, starts, stops = (column[self._order] for column in (files, starts, stops))
-            same = files[1:] == files[:-1]
+            same_file = files[1:] == files[:-1]
         self._ends = np.searchsorted(files, np.arange(len(self.names) + 1, dtype=np.uint32))
         ends, numbers = self._ends.tolist(), np.arange(len(files), dtype=np.uint32)
         for start, end in pairwise(ends):
@@ -86,12 +86,12 @@ class ReferencedFiles(Shards):
         wrapped = files[:last][stops[:last] < starts[:last]]
         if len(past := np.append(wrapped, used[furthest > self._sizes[used]])):
             raise FormatError(f"a payload ends past the end of {printable(self.names[past[0]])}", tensor="offset")
-        inside = (starts[1:] < stops[:-1]) & same
-        inside[last:] = False  # those in the archive itself
-        if inside.any():
-            inside &= (starts[1:] != starts[:-1]) | (stops[1:] != stops[:-1])
-            if inside.any():
-                name = printable(self.names[files[1:][inside.argmax()]])
+        overlapping = (starts[1:] < stops[:-1]) & same_file
+        overlapping[last:] = False  # those in the archive itself
+        if overlapping.any():
+            overlapping &= (starts[1:] != starts[:-1]) | (stops[1:] != stops[:-1])
+            if overlapping.any():
+                name = printable(self.names[files[1:][overlapping.argmax()]])
                 raise FormatError(f"payloads in {name} overlap", tensor="offset")
         # For payloads in the archive itself the offset is the number of a blob; there are never as many as NONE.
         numbers[last:] = np.minimum(starts[last:], np.uint64(NONE))

@@ -149,9 +149,9 @@ class ShardedSource(PayloadSource):
         near = self.file_archive(file).source.neighbours(int(numbers[number]))
         if near is None:
             return None
-        here = whole == file
+        in_file = whole == file
         offsets = np.full(len(whole), -1, np.int64)
-        offsets[here] = near[1][numbers[here]]
+        offsets[in_file] = near[1][numbers[in_file]]
         return near[0], offsets
 
     def fetch(self, numbers: Sequence[int] | None = None) -> None:

@@ -185,13 +185,13 @@ class PartBuilder:
         return self._leave_out(members)
 
     def _leave_out(self, members: set[Member]) -> Self:
-        """Leave out members, and the modules that lose all of theirs by that."""
+        """Leave out members, and the modules that have none left."""
         self._kept -= members
-        left = Counter(self._members[member][0] for member in self._kept)
+        remaining = Counter(self._members[member][0] for member in self._kept)
         for m in reversed(self._below):
-            if (MODULE, m) in self._kept and self._sizes[m] and not left[m]:
+            if (MODULE, m) in self._kept and self._sizes[m] and not remaining[m]:
                 self._kept.discard((MODULE, m))
-                left[self._members[MODULE, m][0]] -= 1
+                remaining[self._members[MODULE, m][0]] -= 1
         return self
 
     def rename(self, rename: Rename) -> Self:

@@ -103,14 +103,14 @@ def unflatten(
             items[parent - module].append((place, key, value))
 
     paths: dict[Any, Any] = {}  # each is made once: its parts take several times the text, which many may share
-    left = _PATHS + len(ix.text)
+    budget = _PATHS + len(ix.text)
     for number, parent, place, key in [*reversed(inner), (module, 0, 0, "")]:
         m = number - module
         saved = [(key, value) for _, key, value in sorted(items[m], key=lambda child: child[0])]
         text = saved[0][1] if types[m] == "zcr:path" and saved and isinstance(saved[0][1], str) else ""
         value = paths.get(text)
         if value is None:
-            if (left := left - len(text)) < 0:
+            if (budget := budget - len(text)) < 0:
                 raise LimitError("texts of paths overlap; the archive is malicious")
             value = make(kinds[m], types[m], saved)
             if isinstance(value, PurePath):

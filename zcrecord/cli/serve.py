@@ -73,8 +73,8 @@ def serve(args: Arguments) -> int:
     unless --host names another address."""
     if args.file == "-" or is_url(args.file):
         args.refuse("serve needs a file, not standard input or a URL")
-    for given in (args.file, args.samples) if args.samples is not None else (args.file,):
-        check_file(given)
+    for name in (args.file, args.samples) if args.samples is not None else (args.file,):
+        check_file(name)
 
     try:
         from aiohttp import web  # here, because it is an extra

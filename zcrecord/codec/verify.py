@@ -92,9 +92,9 @@ def check_payload(p: PayloadRow | PayloadColumns) -> None:
     offset, nbytes, digest = p.before
     end = offset + nbytes
     same = (p.offset == offset) & (p.nbytes == nbytes)
-    other = same ^ True  # `not` does not work on columns
-    _refuse_payload(p, other & (p.offset < end), "overlaps the one before it, or is out of order")  # R58
-    behind_hole = other & (p.offset > end + (h.base_alignment - 1))
+    apart = same ^ True  # `not` does not work on columns
+    _refuse_payload(p, apart & (p.offset < end), "overlaps the one before it, or is out of order")  # R58
+    behind_hole = apart & (p.offset > end + (h.base_alignment - 1))
     _refuse_payload(p, behind_hole, "comes after a hole of {base_alignment} bytes or more")  # R59
     _refuse_payload(p, same & (p.digest != digest), "shares its range with one of another digest")  # R60
     if not p.ix.digest_kind:

@@ -258,16 +258,16 @@ def _pieces(plan: Plan) -> Iterator[bytes]:
 
     A literal ends in a zero, which C++ always stores: so that should be a zero of the archive.
     """
-    left, nbytes_read = b"", 0
+    pending, nbytes_read = b"", 0
     with StreamReader(plan.archive) as reader:
         for read in reader.pieces(plan.archive_size):
-            left += bytes(read)
+            pending += bytes(read)
             nbytes_read += len(read)
-            while len(left) >= _PIECE or (left and nbytes_read == plan.archive_size):
-                piece = left[:_PIECE]
+            while len(pending) >= _PIECE or (pending and nbytes_read == plan.archive_size):
+                piece = pending[:_PIECE]
                 piece = piece[: piece.rfind(b"\0") + 1] or piece
                 yield piece
-                left = left[len(piece) :]
+                pending = pending[len(piece) :]
             last = bytes(read)[-8:]
     if last != plan.last_word.to_bytes(8, "little"):
         raise IntegrityError("was changed while constants were made of it; start again", path=plan.archive)

@@ -227,9 +227,9 @@ class HollowRecord:
                 if name in source and not self._state.is_tied(name):
                     self.set(name, source[name])
         elif hasattr(source, "read"):
-            left = self._missing_by_payload()
-            for numbers, chunks in self._skeleton.read(source, left):
-                self._fill_payloads(numbers, left, chunks)
+            missing = self._missing_by_payload()
+            for numbers, chunks in self._skeleton.read(source, missing):
+                self._fill_payloads(numbers, missing, chunks)
         else:
             for item in source if isinstance(source, Iterable) else [source]:
                 name, data = _name_and_data(item)
@@ -250,17 +250,17 @@ class HollowRecord:
 
     def _missing_by_payload(self) -> dict[int, list[HollowConstant]]:
         state = self._state
-        left = {n: [c for c in cs if not state.is_filled(c)] for n, cs in state.by_payload.items()}
-        return {number: constants for number, constants in left.items() if constants}
+        missing = {n: [c for c in cs if not state.is_filled(c)] for n, cs in state.by_payload.items()}
+        return {number: constants for number, constants in missing.items() if constants}
 
     def _fill_payloads(
-        self, numbers: list[int], left: dict[int, list[HollowConstant]], chunks: Iterable[memoryview]
+        self, numbers: list[int], missing: dict[int, list[HollowConstant]], chunks: Iterable[memoryview]
     ) -> None:
         """Fill the missing constants of payloads of equal bytes; `chunks` raises after the last if they are wrong."""
         with contextlib.ExitStack() as stack:
-            constants = [c for number in numbers for c in left[number]]
+            constants = [c for number in numbers for c in missing[number]]
             writers = [stack.enter_context(self._open(c.name, constants)) for c in constants]
-            all_missing = all(len(left[number]) == len(self._state.by_payload[number]) for number in numbers)
+            all_missing = all(len(missing[number]) == len(self._state.by_payload[number]) for number in numbers)
             if self._sink is None and all_missing:
                 _copy([self._payload_memory(number) for number in numbers], chunks)
             else:
@@ -344,9 +344,9 @@ class HollowRecord:
 
         In memory the constant that covers a payload fills the others.
         """
-        left = self._missing_by_payload() if self._skeleton.has_digests else {}
-        each = all if self._sink is not None else any
-        return {number: constants for number, constants in left.items() if not each(c.whole for c in constants)}
+        missing = self._missing_by_payload() if self._skeleton.has_digests else {}
+        enough = all if self._sink is not None else any
+        return {number: constants for number, constants in missing.items() if not enough(c.whole for c in constants)}
 
     def _batches(self, but: Collection[int]) -> Iterator[list[HollowConstant]]:
         """Yield the missing constants to load together, but those of some payloads: with a sink 64 MiB of them.

@@ -104,7 +104,7 @@ class _TensorComparison:
     def __init__(self, a: Archive, b: Archive, fast: bool, progress: Progress | None) -> None:
         self._a, self._b, self._fast, self._progress = a, b, fast, progress
         self._known: dict[tuple[Key, Key], Difference | None] = {}
-        self._left = DIGEST_ALLOWANCE * (a.stored_nbytes() + b.stored_nbytes())
+        self._allowance = DIGEST_ALLOWANCE * (a.stored_nbytes() + b.stored_nbytes())
         self._done = 0
 
     def changes(self) -> Iterator[Change]:
@@ -134,8 +134,8 @@ class _TensorComparison:
     def _compare_bytes(self, name: str, i: int, j: int) -> Difference | None:
         _, bits, shape = _type_and_shape(self._a, i)
         nbytes = dtypes.nbytes(prod(shape), bits) or len(self._a.payload(self._a.row(i).payload))
-        self._left -= nbytes
-        if self._left < 0:
+        self._allowance -= nbytes
+        if self._allowance < 0:
             fault = f"views of the same bytes add up to more than {DIGEST_ALLOWANCE} times both archives"
             raise LimitError(f"{fault}, too much to read", path=self._a.path, tensor=name)
         difference = _difference(self._a, i, self._b, j)
@@ -267,10 +267,10 @@ def _difference(a: Archive, i: int, b: Archive, j: int) -> Difference | None:
     if kind is None or kind.numpy is None:
         return (None, None) if any(not _equal_bytes(x, y) for x, y in _pieces(a, i, b, j)) else None
     count, largest = 0, None
-    left = prod(a.shape(row))
+    remaining = prod(a.shape(row))
     for x, y in _pieces(a, i, b, j):
-        elements = min(left, 8 * len(x) // row.bits)
-        left -= elements
+        elements = min(remaining, 8 * len(x) // row.bits)
+        remaining -= elements
         if not _equal_bytes(x, y):
             u, v = (_values(piece, kind, row.bits, elements) for piece in (x, y))
             differing = _as_integers(u) != _as_integers(v)
@@ -290,9 +290,9 @@ def _pieces(a: Archive, i: int, b: Archive, j: int) -> Iterator[tuple[Array, Arr
         return
     item = row.bits >> 3
     flags: Any = ["external_loop", "buffered", "zerosize_ok"]
-    both: Any = [_elements(a, i, row), _elements(b, j, other)]
-    each = np.nditer(both, flags=flags, order="C", buffersize=_PIECE // item // 8 * 8)
-    for u, v in each:
+    arrays: Any = [_elements(a, i, row), _elements(b, j, other)]
+    pairs = np.nditer(arrays, flags=flags, order="C", buffersize=_PIECE // item // 8 * 8)
+    for u, v in pairs:
         yield np.ascontiguousarray(u).view(np.uint8), np.ascontiguousarray(v).view(np.uint8)
 
 

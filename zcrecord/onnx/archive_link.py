@@ -188,8 +188,8 @@ def verify_external(
         with open_source(model)[0] as file:  # opened once: all that is compared comes from one file
             props = _link_properties(file)
             opened = external_data.OpenFile(os.dup(file.fileno()), model)
-            named, places = find_tensors(opened)
-            names = full_names(named, opened.nbytes)
+            tensors, places = find_tensors(opened)
+            names = full_names(tensors, opened.nbytes)
             file.seek(0)
             interface = interface_of(file)
         record, location = _archive(model, props, allow_links)

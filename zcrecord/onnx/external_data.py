@@ -327,14 +327,14 @@ def _open_below(root: str, parts: list[str]) -> int:
     """
     if not _WALKS:
         return os.open(os.path.join(root, *parts), _FLAGS)
-    here = os.open(root, _FOLDER & ~getattr(os, "O_NOFOLLOW", 0))
+    folder = os.open(root, _FOLDER & ~getattr(os, "O_NOFOLLOW", 0))
     try:
         for part in parts[:-1]:
-            above, here = here, os.open(part, _FOLDER, dir_fd=here)
-            os.close(above)
-        return os.open(parts[-1], _FLAGS, dir_fd=here)
+            parent, folder = folder, os.open(part, _FOLDER, dir_fd=folder)
+            os.close(parent)
+        return os.open(parts[-1], _FLAGS, dir_fd=folder)
     finally:
-        os.close(here)
+        os.close(folder)
 
 
 _LINKS = Advice("{} allows that", "allow_links", True)

@@ -312,8 +312,8 @@ class _RestoringSink(TensorSink):
         """Raise FormatError unless skeleton and archive agree on every tensor's type and shape."""
         for (_, name, _, _, kind, value), tensor in zip(self.tensors, self.named, strict=True):
             if tensor.dtype is not kind or tensor.shape != value.shape:
-                ours = f"data_type {tensor.dtype.onnx} and shape {list(tensor.shape)}"
-                fault = f"the skeleton has {ours}, the archive {kind.name} and {list(value.shape)}"
+                stored = f"data_type {tensor.dtype.onnx} and shape {list(tensor.shape)}"
+                fault = f"the skeleton has {stored}, the archive {kind.name} and {list(value.shape)}"
                 raise self._disagree(name, fault)
 
     def _disagree(self, label: str | None, fault: str) -> FormatError:

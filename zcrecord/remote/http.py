@@ -197,11 +197,11 @@ class HttpFile(RemoteFile):
             url = hop.url.join(type(hop.url)(location, encoded=True))
             if url.scheme not in ("http", "https") or not location:
                 raise ValueError
-            same = url.origin() == hop.url.origin()
+            same_origin = url.origin() == hop.url.origin()
         except (TypeError, ValueError):
             raise SourceError(f"cannot be read: the redirect is no http URL; {_DOWNLOAD}", path=self.shown) from None
         options = {name: value for name, value in hop.options.items() if name != "params"}
-        if same:
+        if same_origin:
             if url.user is None and hop.url.user is not None:  # an absolute URL does not repeat them
                 url = url.with_user(hop.url.user).with_password(hop.url.password)
             return _Hop(url, hop.session, hop.headers, options)

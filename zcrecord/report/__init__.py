@@ -206,8 +206,8 @@ def _tensors(archive: Archive) -> dict[str, Any]:
         "shape": shape,
         "payload": np.where(payloads == NONE, -1, payloads.astype(np.int64)).tolist(),
     }
-    named = {"dtypes": list(types), "shapes": list(shapes), "strides": list(steps)}
-    return {**named, "tensors": columns, "strided": strided}
+    tables = {"dtypes": list(types), "shapes": list(shapes), "strides": list(steps)}
+    return {**tables, "tensors": columns, "strided": strided}
 
 
 def _modules(ix: Index) -> dict[str, Any]:

@@ -127,9 +127,9 @@ def _safe_options(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options with which chained URLs decompress no answer, and send no header to another server."""
     out = dict(options)
     for scheme in {part.partition("://")[0].lower() for part in _CHAINED.split(url)[1:]} & {"http", "https"}:
-        given = dict(out.get(scheme) or {})
+        chosen = dict(out.get(scheme) or {})
         safe = {"auto_decompress": False, "trace_configs": [_redirects()]}
-        out[scheme] = {**given, "client_kwargs": {**(given.get("client_kwargs") or {}), **safe}}
+        out[scheme] = {**chosen, "client_kwargs": {**(chosen.get("client_kwargs") or {}), **safe}}
     return out
 
 
@@ -146,14 +146,14 @@ def _redirects() -> Any:
 async def _leave_headers(session: Any, _context: Any, hop: Any) -> None:
     """Remove all headers from a redirect to another server, except the range; a SourceError if cookies would follow."""
     try:
-        same = hop.url.join(type(hop.url)(hop.response.headers["Location"])).origin() == hop.url.origin()
+        same_origin = hop.url.join(type(hop.url)(hop.response.headers["Location"])).origin() == hop.url.origin()
     except (KeyError, ValueError):  # aiohttp refuses it
-        same = False
+        same_origin = False
     secrets = any(not cookie["domain"] for cookie in session.cookie_jar) or session.auth is not None
-    if not same and (secrets or getattr(session, "_middlewares", None)):
+    if not same_origin and (secrets or getattr(session, "_middlewares", None)):
         fault = "cannot be read: the server redirects to another, to which cookies or passwords would go"
         raise SourceError(f"{fault}; give the URL without what is before '::', or storage options without them")
-    for name in () if same else {*map(str.title, hop.headers)} - {"Range", "Accept-Encoding"}:
+    for name in () if same_origin else {*map(str.title, hop.headers)} - {"Range", "Accept-Encoding"}:
         hop.headers.popall(name)
 
 

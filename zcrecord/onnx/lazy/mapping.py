@@ -55,8 +55,8 @@ def scan(path: str | os.PathLike[str], *, allow_links: bool = False, mmap: bool 
     source = path_of(path)
     file = open_model(source)
     with located(path=source):
-        named, entries = find_tensors(file)
-        names = full_names(named, file.nbytes)
+        tensors, entries = find_tensors(file)
+        names = full_names(tensors, file.nbytes)
     folder = ModelFolder(os.path.dirname(absolute_path(source)), allow_links=allow_links)
     return OnnxTensors(source, ModelFiles(file, folder), names, entries, mmap=mmap)
 

@@ -86,13 +86,13 @@ class _SmallModel:
         """Return the model as parts in order, each bytes-like or `DeferredValues`."""
         original, skeleton = self.files.file_of(None), Skeleton()
         original.check_current()
-        named, entries = find_tensors(original, skeleton)
+        tensors, entries = find_tensors(original, skeleton)
         if entries != self.entries:
             raise SourceError("was changed since it was scanned; scan it again", path=original.path)
         for path in {self.files.locate(e.reference) for e in entries}:
             check_destination(path, self.dest, force=True)  # never replaces weights
         outline = ModuleTreeBuilder()
-        name_tensors(named, original.nbytes, outline)
+        name_tensors(tensors, original.nbytes, outline)
         self.modules = len(outline.entries().modules)
         self.input_bytes = original.nbytes + sum(e.nbytes for e in entries if e.reference is not None)
         parts = filled(b"".join(skeleton.finish()), [(e.dtype, e) for e in entries], self._values)

@@ -364,14 +364,14 @@ class TensorReader:
             return
         reader, left = self._reader, nbytes
         while left:
-            here = min(left, _PIECE, reader.limit - reader.pos)
-            end = reader.pos + here
+            size = min(left, _PIECE, reader.limit - reader.pos)
+            end = reader.pos + size
             while end > reader.pos and reader.buffer[end - 1] > 127:
                 end -= 1
             if end == reader.pos:
-                if here == left or here > 10:
+                if size == left or size > 10:
                     raise reader.fail(f"{FIELDS[number]} ends inside a varint")
-                if reader.fill(min(left, 16)) <= here:
+                if reader.fill(min(left, 16)) <= size:
                     raise reader.fail(f"the stream ends inside {FIELDS[number]}")
                 continue
             data = np.frombuffer(reader.view[reader.pos : end + SLACK], np.uint8)
