@@ -103,8 +103,8 @@ class PartBuilder:
         self._names = {m: ix.text_of(ix.modules[m]) for m in (top, *self._below)}
         self._new_name: Callable[[str], str] | None = None
         self._set_paths(())
-        self._tensors_put: dict[str, tuple[TensorLayout, int]] = {}  # by full name, as `_attributes_put`
-        self._attributes_put: dict[str, Any] = {}
+        self._new_tensors: dict[str, tuple[TensorLayout, int]] = {}  # by full name, as `_new_attributes`
+        self._new_attributes: dict[str, Any] = {}
         self._rows = ix.payloads
 
     @property
@@ -175,10 +175,10 @@ class PartBuilder:
             rows: those of the archive's payloads, in their order, then of others.
         """
         self._rows = rows
-        self._tensors_put = {name: put for name, put in tensors.items() if put is not None}
-        self._attributes_put = {name: value for name, value in attributes.items() if value is not GONE}
-        no_tensors = tensors.keys() - self._tensors_put.keys()
-        no_values = attributes.keys() - self._attributes_put.keys()
+        self._new_tensors = {name: put for name, put in tensors.items() if put is not None}
+        self._new_attributes = {name: value for name, value in attributes.items() if value is not GONE}
+        no_tensors = tensors.keys() - self._new_tensors.keys()
+        no_values = attributes.keys() - self._new_attributes.keys()
         members = {m for m, name in self._attribute_names().items() if name in no_values} if no_values else set()
         if no_tensors:
             members |= {m for m in self._members if m[0] == TENSOR and self._full_name(m) in no_tensors}
@@ -232,12 +232,12 @@ class PartBuilder:
                 outline.module(path, *kinds[path], keys.get(self._names[number]))
             elif kind == TENSOR:
                 row = archive.row(number)
-                put = self._tensors_put.pop(ix.name(number), None) if self._tensors_put else None
+                put = self._new_tensors.pop(ix.name(number), None) if self._new_tensors else None
                 outline.tensor(path, *(put or (archive.tensor_layout(row), row.payload)))
                 order.append(number)
             else:
-                name = self._full_name((kind, number)) if self._attributes_put else ""
-                outline.attribute(path, self._attributes_put.pop(name, self._attributes[number].value))
+                name = self._full_name((kind, number)) if self._new_attributes else ""
+                outline.attribute(path, self._new_attributes.pop(name, self._attributes[number].value))
         order += self._add(outline)
         return self._part_index(outline.entries(order))
 
@@ -256,7 +256,7 @@ class PartBuilder:
     def _add(self, outline: ModuleTreeBuilder) -> range:
         """Add new tensors and attributes, whose names are not in the archive; return the tensors' numbers."""
         ix = self._archive.index
-        if not self._tensors_put and not self._attributes_put:
+        if not self._new_tensors and not self._new_attributes:
             return range(0)
         names = set(self._archive.names())
         modules = {self._names[m]: m for kind, m in (*self._kept, (MODULE, self._top)) if kind == MODULE}
@@ -270,11 +270,11 @@ class PartBuilder:
             whole = modules[above] in flat or any(start in names for start in starts if len(start) > len(above))
             return (*self._paths[modules[above]], *([rest] if whole else split_dotted(rest)))
 
-        for name, (form, payload) in self._tensors_put.items():
+        for name, (form, payload) in self._new_tensors.items():
             outline.tensor(path_of(name), form, payload)
-        for name, value in self._attributes_put.items():
+        for name, value in self._new_attributes.items():
             outline.attribute(path_of(name), value)
-        return range(len(ix.tensors), len(ix.tensors) + len(self._tensors_put))
+        return range(len(ix.tensors), len(ix.tensors) + len(self._new_tensors))
 
     def _kinds(self, members: list[tuple[Member, Path]], children: Children) -> dict[Path, tuple[int, str]]:
         """Return kind and class name by path: those of the saved module, unless members joined or left it.

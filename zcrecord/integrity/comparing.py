@@ -176,18 +176,18 @@ def _moved_items(a: Archive, b: Archive) -> Iterator[Change]:
     """Yield tensors and modules that the second archive has in another module, if both have both modules."""
     modules = [set(map(archive.index.text_of, archive.index.modules)) for archive in (a, b)]
     kinds: tuple[Literal["tensor", "module"], ...] = ("tensor", "module")
-    for what in kinds:
-        parents, other_parents = _parents(a, what), _parents(b, what)
+    for kind in kinds:
+        parents, other_parents = _parents(a, kind), _parents(b, kind)
         for name, before in parents.items():
             after = other_parents.get(name, before)
             if before != after and after in modules[0] and before in modules[1]:
-                yield Change(what, name, "moved", before, after)
+                yield Change(kind, name, "moved", before, after)
 
 
-def _parents(archive: Archive, what: str) -> dict[str, str]:
+def _parents(archive: Archive, kind: str) -> dict[str, str]:
     """Return the full name of the module of each tensor, or of each module, by full name."""
     ix = archive.index
-    rows = ix.tensors if what == "tensor" else ix.modules[1:]
+    rows = ix.tensors if kind == "tensor" else ix.modules[1:]
     modules = list(map(ix.text_of, ix.modules))
     return dict(zip(map(ix.text_of, rows), map(modules.__getitem__, rows["parent"].tolist()), strict=True))
 
@@ -195,8 +195,8 @@ def _parents(archive: Archive, what: str) -> dict[str, str]:
 def _module_descriptions(archives: tuple[Archive, Archive]) -> list[dict[str, str]]:
     """Return the kind and class of each module by name, for both archives; of reordered lists also the keys."""
     orders = [unflatten.keys_of_lists(archive.index) for archive in archives]
-    both = orders[0].keys() & orders[1].keys()
-    reordered = {name for name in both if _is_reordered(orders[0][name], orders[1][name])}
+    shared = orders[0].keys() & orders[1].keys()
+    reordered = {name for name in shared if _is_reordered(orders[0][name], orders[1][name])}
     out = []
     for archive, order in zip(archives, orders, strict=True):
         descriptions = {}
@@ -210,21 +210,21 @@ def _module_descriptions(archives: tuple[Archive, Archive]) -> list[dict[str, st
 
 
 def _is_reordered(a: list[str], b: list[str]) -> bool:
-    both = set(a) & set(b)
-    return [key for key in a if key in both] != [key for key in b if key in both]
+    shared = set(a) & set(b)
+    return [key for key in a if key in shared] != [key for key in b if key in shared]
 
 
 def _mapping_changes(
-    what: Any, before: Mapping[str, Any], after: Mapping[str, Any], equal: _ValueEquality, *, prefix: str = ""
+    kind: Any, before: Mapping[str, Any], after: Mapping[str, Any], equal: _ValueEquality, *, prefix: str = ""
 ) -> Iterator[Change]:
     for key, value in before.items():
         if key not in after:
-            yield Change(what, prefix + key, "removed", before=value)
+            yield Change(kind, prefix + key, "removed", before=value)
         elif not equal(value, after[key]):
-            yield Change(what, prefix + key, "changed", value, after[key])
+            yield Change(kind, prefix + key, "changed", value, after[key])
     for key, value in after.items():
         if key not in before:
-            yield Change(what, prefix + key, "added", after=value)
+            yield Change(kind, prefix + key, "added", after=value)
 
 
 class _ValueEquality:

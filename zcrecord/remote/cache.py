@@ -163,26 +163,26 @@ class VersionCache:
         """Return the pieces given to `put_index`; None without valid ones."""
         try:
             with _open_entry(self._folder / _INDEX) as file:
-                line, _, rest = file.readall().partition(b"\n")
+                line, _, octets = file.readall().partition(b"\n")
             data = json.loads(line)
-            if data["digest"] != f"{digest_of(rest):016x}":
+            if data["digest"] != f"{digest_of(octets):016x}":
                 return None
             out = []
             for offset, nbytes in data["pieces"]:
-                if not (type(offset) is type(nbytes) is int and 0 <= nbytes <= len(rest)):
+                if not (type(offset) is type(nbytes) is int and 0 <= nbytes <= len(octets)):
                     return None
-                out.append((offset, rest[:nbytes]))
-                rest = rest[nbytes:]
+                out.append((offset, octets[:nbytes]))
+                octets = octets[nbytes:]
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
         return out
 
     def put_index(self, pieces: list[tuple[int, memoryview]]) -> None:
         """Write the pieces needed to open the archive, with their offsets."""
-        rest = b"".join(piece for _, piece in pieces)
+        octets = b"".join(piece for _, piece in pieces)
         places = [(offset, len(piece)) for offset, piece in pieces]
-        data = {"digest": f"{digest_of(rest):016x}", "pieces": places}
-        CacheEntry(self._folder / _INDEX).write_all(memoryview(json.dumps(data).encode() + b"\n" + rest))
+        data = {"digest": f"{digest_of(octets):016x}", "pieces": places}
+        CacheEntry(self._folder / _INDEX).write_all(memoryview(json.dumps(data).encode() + b"\n" + octets))
 
     def _payload(self, start: int, nbytes: int) -> Path:
         return self._folder / f"{start}-{nbytes}"

@@ -168,11 +168,11 @@ def read_error(error: OSError, path: str | None = None, offset: int | None = Non
     return kind(f"cannot read: {error.strerror or error}", path=path, offset=offset, errno=error.errno)
 
 
-def read_start(path: str, most: int) -> bytes:
-    """Return the first bytes of a file, at most `most`; raises as `open_source`."""
+def read_start(path: str, limit: int) -> bytes:
+    """Return the first bytes of a file, at most `limit`; raises as `open_source`."""
     with open_source(path)[0] as file:
         try:
-            return file.read(most)
+            return file.read(limit)
         except OSError as error:
             raise read_error(error, path) from error
 

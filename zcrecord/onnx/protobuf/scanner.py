@@ -187,11 +187,11 @@ class Scanner:
                 return
             ahead = buffer[reader.pos]
             if ahead == node_tag and depth < MAX_NESTING - 1:  # a node's attributes are one deeper
-                here = reader.base + reader.pos
-                if here >= judged:
+                position = reader.base + reader.pos
+                if position >= judged:
                     runs, judged = _plain_runs(reader, node_tag, end)
                     self._runs |= runs
-                past = self._runs.pop(here, 0)
+                past = self._runs.pop(position, 0)
                 if past:
                     reader.pos = past - reader.base
                     continue
