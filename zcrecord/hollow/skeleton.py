@@ -230,6 +230,6 @@ def _chunks(reader: StreamReader, file: Any, offset: int, nbytes: int) -> Iterat
     for end, inside in ((offset, False), (offset + nbytes, True)):
         while reader.position < end:
             if not len(chunk := reader.piece(end - reader.position)):
-                raise SourceError(f"the file ends at {reader.position:#x}, {end:#x} bytes are needed")
+                raise SourceError(f"the file ends at {reader.position:#x}, {end:#x} bytes are needed; copy it again")
             if inside:
                 yield chunk.toreadonly()

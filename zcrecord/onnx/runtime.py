@@ -152,7 +152,7 @@ def tuning(source: Any, *, module: str | None = None) -> Tuning:
 
     if hasattr(source, "get_session_options"):
         if not hasattr(source, "_zcrecord_tuning"):
-            raise UnsupportedError("a session that zcrecord.onnx.session did not make has no archive")
+            raise UnsupportedError("this session has no archive; make it by zcrecord.onnx.session")
         record, reason = source._zcrecord_tuning
     else:
         model, reason = graph.opened_model(source, module), None

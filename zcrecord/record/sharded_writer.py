@@ -41,7 +41,7 @@ class ShardedWriter:
 
     def __init__(self, dest: Any, most: Any, *, alignment: int, digest: str | None, durable: bool) -> None:
         if not isinstance(most, SupportsIndex) or isinstance(most, bool) or operator.index(most) < 1:
-            raise UnsupportedError(f"max_shard_size={most!r} is not a number of bytes from 1 on")
+            raise UnsupportedError(f"max_shard_size={most!r} is not a number of bytes from 1 on, such as 5 << 30")
         if hasattr(dest, "write") or is_url(os.fspath(dest) if isinstance(dest, Place) else dest):
             raise UnsupportedError("max_shard_size= is for paths: shards lie beside their catalogue")
         self._path, self._most = place_beside_shards(dest), operator.index(most)

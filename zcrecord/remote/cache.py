@@ -81,7 +81,7 @@ def trim_cache(folder: Any = None, *, limit: int = 0) -> int:
         0
     """
     if not isinstance(limit, int):
-        raise UnsupportedError(f"limit={limit!r} is not a number of bytes")
+        raise UnsupportedError(f"limit={limit!r} is not a number of bytes, such as 10 << 30")
     root = _folder_of(folder)
     if root is None or root.is_symlink() or not root.is_dir():  # there is no cache
         return 0

@@ -46,7 +46,7 @@ class FsspecFile(RemoteFile):
 
     def _check(self, info: Mapping[str, Any]) -> None:
         if info.get("type") == "directory" or info.get("size") is None:
-            raise SourceError("is not a file, or the server does not tell its size", path=self.shown)
+            raise SourceError("is not a file, or hides its size; name a file, or download it", path=self.shown)
         if (coding := _coding(info)) not in ("", "identity"):
             text = f"the server keeps it encoded ({coding}), and may send it decompressed, without a limit"
             raise SourceError(f"{text}; download the file, or have it stored without Content-Encoding", path=self.shown)

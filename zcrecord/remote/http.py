@@ -172,7 +172,7 @@ class HttpFile(RemoteFile):
             async with hop.session.get(hop.url, headers=hop.headers, **{**hop.options, **required}) as answer:
                 if len(hop.session.cookie_jar) > _MOST_COOKIES:
                     hop.session.cookie_jar.clear()  # those of the session's other servers, too
-                    raise SourceError(f"the server sets more than {_MOST_COOKIES} cookies", path=self.shown)
+                    raise SourceError(f"it sent more than {_MOST_COOKIES} cookies; {_DOWNLOAD}", path=self.shown)
                 if answer.status not in _MOVED or not follow:
                     return await self._receive(answer, part, first=first)
                 location = self._header(answer.headers, "Location")
@@ -256,7 +256,7 @@ class HttpFile(RemoteFile):
             seconds = headers.get("Retry-After", "")
             raise _AgainError(f"HTTP {status}", float(seconds) if seconds.isdecimal() else 0.0)
         if status not in (200, 206, 416):
-            raise SourceError(f"the server answered HTTP {status} and not 206", path=self.shown)
+            raise SourceError(f"the server answered HTTP {status} and not 206; {_DOWNLOAD}", path=self.shown)
 
     async def _receive_file(self, answer: Any, first: bool) -> memoryview:
         """Return a small file that was sent whole instead of a range."""
