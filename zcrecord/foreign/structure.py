@@ -64,11 +64,11 @@ class Structure:
             for names in self.ties:
                 group: list[str] = []  # one for all names, which are added in the order of the calls
                 self._twins |= dict.fromkeys(names, group)
-        group = self._twins.get(name)
-        if group is None:
+        tied = self._twins.get(name)
+        if tied is None:
             return None
-        group.append(name)
-        return group[0] if group[0] != name else None
+        tied.append(name)
+        return tied[0] if tied[0] != name else None
 
     def write_items(self, out: Receiver, count: int | None = None) -> None:
         """Write modules and attributes that come before tensor number `count`; by default all remaining ones."""
