@@ -96,7 +96,7 @@ def test_what_cannot_be_read_is_told_in_one_line_and_leaves_nothing(name: str, r
 @pytest.mark.parametrize(
     ("dest", "pattern"),
     [
-        ("out.pt", "out.pt: torch is not written; what is: zcr, safetensors, npz"),
+        ("out.pt", "out.pt: torch is not written; choose one of zcr, safetensors, npz"),
         ("out.onnx", r"out.onnx: zcrecord to-onnx \(zcrecord.onnx.to_onnx\) writes a model from its archive"),
         ("out", "out: no format has its suffix; name one by --to: zcr, safetensors, npz"),
         ("out.npz --alignment 128", "alignment is for archives; npz has none to choose"),

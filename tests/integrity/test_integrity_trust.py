@@ -260,7 +260,7 @@ def test_keys_may_be_of_different_forms(tmp_path: Path) -> None:
     ([[PUBLIC]], "a key is a path, bytes or an Ed25519 key of cryptography's, not a list"),
     ([None], "not a NoneType"),
     ([PUBLIC, b""], "^is no public key in PEM or OpenSSH's form$"),
-    ([PUBLIC, b"-----BEGIN PRIVATE KEY-----"], "^is a private key; to check takes the public one$"),
+    ([PUBLIC, b"-----BEGIN PRIVATE KEY-----"], "^is a private key; to check a signature give the public one$"),
 ])  # fmt: skip
 def test_what_is_no_list_of_public_keys_is_refused_before_anything_is_opened(keys: Any, message: str) -> None:
     with pytest.raises(UnsupportedError, match=message):

@@ -244,7 +244,7 @@ def test_no_saver_replaces_a_base_between_the_last_look_at_it_and_the_rename(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Savers of one folder take turns: another one waits until the new archive is in its place."""
-    check, waited = Files.check_still, []
+    check, waited = Files.check_unreplaced, []
 
     def look(files: Files) -> None:
         check(files)
@@ -254,7 +254,7 @@ def test_no_saver_replaces_a_base_between_the_last_look_at_it_and_the_rename(
         waited.append(other)
         assert other.is_alive()
 
-    monkeypatch.setattr(Files, "check_still", look)
+    monkeypatch.setattr(Files, "check_unreplaced", look)
     zcrecord.save_record(TUNED, base.parent / "tuned.zcr", base=base)
     waited[0].join()
     assert list(zcrecord.load_record(base)) == ["x"]
@@ -266,7 +266,7 @@ def test_a_file_with_a_huge_index_is_not_referred_to(base: Path, hub: Path, monk
         lambda: zcrecord.save_record(TUNED, base.parent / "tuned.zcr", base=base),
         lambda: zcrecord.index(hub, hub / "index.zcr"),
     ):
-        with pytest.raises(UnsupportedError, match=r"has an index of .* bytes, references know a file by at most 100"):
+        with pytest.raises(UnsupportedError, match=r"has an index of .* bytes, at most 100 can identify"):
             save()
 
 

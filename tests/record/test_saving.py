@@ -69,7 +69,7 @@ def test_saves_to_a_path_of_any_class(kind: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("save", [zcrecord.save_record, lambda tree, path: zcrecord.RecordWriter(path).__enter__()])
 def test_a_path_as_bytes_is_refused(save: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    message = "a path as bytes, which load_record would take for an archive's own; pass it as text, by os.fsdecode"
+    message = "a path as bytes, which load_record would take for an archive's bytes; pass it as text, by os.fsdecode"
     with pytest.raises(zcrecord.UnsupportedError, match=message):
         save(TREE, b"m.zcr")
     assert os.listdir(tmp_path) == []

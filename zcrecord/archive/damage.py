@@ -76,8 +76,8 @@ def check_digest(pieces: Iterable[Piece], tensor: str | None) -> None:
     for source, there in pieces:
         digest = source.digest(there)
         if digest is not None and digest_of(source.payload(there)) != digest:
-            what = "its payload's digest does not match; the file is damaged, copy it again"
-            raise IntegrityError(what, path=source.path, tensor=tensor)
+            fault = "its payload's digest does not match; the file is damaged, copy it again"
+            raise IntegrityError(fault, path=source.path, tensor=tensor)
 
 
 class BlockCheck:
@@ -251,14 +251,14 @@ class _DamageSearch:
             self.damaged.append((lo + self._shift, hi + self._shift, -1))
 
 
-def _users(archive: Archive, numbers: Array, wanted: set[int]) -> Iterator[dict[int, list[str]]]:
-    """Yield the names of tensors, attributes and metadata that use each wanted range."""
+def _users(archive: Archive, numbers: Array, damaged: set[int]) -> Iterator[dict[int, list[str]]]:
+    """Yield the names of tensors, attributes and metadata that use each damaged range."""
     ix = archive.index
     unflatten.check_full_names(ix, archive.header.index_size)
     tensors: dict[int, list[str]] = {}
     at = np.searchsorted(numbers, ix.tensors["payload"], "right") - 1
     at[ix.tensors["payload"] == NONE] = -1
-    for i in np.flatnonzero(np.isin(at, list(wanted - {-1}))).tolist():
+    for i in np.flatnonzero(np.isin(at, list(damaged - {-1}))).tolist():
         tensors.setdefault(int(at[i]), []).append(ix.name(i))
     yield tensors
     for rows in (ix.attributes, ix.metadata):
@@ -267,6 +267,6 @@ def _users(archive: Archive, numbers: Array, wanted: set[int]) -> Iterator[dict[
             values = a.value if isinstance(a.value, list | tuple) else [a.value]
             module = ix.text_of(ix.modules[a.parent]) if a.parent != NONE else ""
             used = {int(np.searchsorted(numbers, int(v), "right")) - 1 for v in values if isinstance(v, PayloadId)}
-            for number in used & wanted:
+            for number in used & damaged:
                 out.setdefault(number, []).append(f"{module}.{a.key}" if module else a.key)
         yield out

@@ -110,10 +110,10 @@ class ForeignSource(FileSource):
 
     def _read(self, number: int, octets: Any) -> Array:
         """Return a payload of a file that is read on demand; in a loop read those that follow, too."""
-        numbers, left, offsets = [number], _AHEAD - self.nbytes(number), self.table.rows["offset"]
+        numbers, budget, offsets = [number], _AHEAD - self.nbytes(number), self.table.rows["offset"]
         while self._last + 1 == number and (n := numbers[-1] + 1) < len(offsets) and offsets[n] != offsets[n - 1]:
-            left -= self.nbytes(n)
-            if left < 0 or self._file_of[n] != self._file_of[number]:
+            budget -= self.nbytes(n)
+            if budget < 0 or self._file_of[n] != self._file_of[number]:
                 break
             numbers.append(n)
         read = {n: new_memory(self.nbytes(n)) for n in numbers}
@@ -138,10 +138,10 @@ class ForeignSource(FileSource):
     def fetch(self, numbers: Sequence[int] | None = None) -> None:
         if self._fetched is None:
             return
-        wanted = range(len(self.table.rows)) if numbers is None else numbers
-        there = [number for number in wanted if not self._file_of[number]]
-        self._fetched.fetch(there)
-        self._used.update(there)
+        numbers = range(len(self.table.rows)) if numbers is None else numbers
+        remote = [number for number in numbers if not self._file_of[number]]  # in the first file
+        self._fetched.fetch(remote)
+        self._used.update(remote)
 
     def pins(self) -> dict[Any, Any]:
         return {self.start(n): hashlib.sha256(self.payload(n)).digest() for n in sorted(self._used)}

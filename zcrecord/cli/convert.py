@@ -56,9 +56,9 @@ def convert(args: Arguments) -> int:
     """Convert a file from one format to another."""
     from zcrecord import formats
 
-    for given in (args.source_format, args.dest_format):
-        if given is not None and given not in formats.FORMATS:
-            args.refuse(f"format '{printable(given)}' is not known; {', '.join(formats.FORMATS)}")
+    for name in (args.source_format, args.dest_format):
+        if name is not None and name not in formats.FORMATS:
+            args.refuse(f"format '{printable(name)}' is not known; {', '.join(formats.FORMATS)}")
     if args.jobs is not None:
         from .fleet import run_fleet  # here, because most conversions are single
 

@@ -91,8 +91,8 @@ def attach(args: Arguments) -> int:
     from zcrecord.embed import attach
 
     _, errors = printers(args.quiet)
-    for given in (args.program, args.archive):
-        check_file(given)
+    for path in (args.program, args.archive):
+        check_file(path)
     with writing(args.program), showing_progress("attaching", errors) as progress:
         options = args.values("force", "durable")
         report = attach(args.program, args.archive, args.output, progress=progress, **options)

@@ -139,8 +139,8 @@ class Checkpoint:
         if len(self.pieces(box.tensor)) > 1:
             [piece] = archive.source.pieces(row.payload, [box.piece])
             if piece.nbytes != prod(box.extent) * (row.bits >> 3):
-                what = "a piece of it has another size than its box"
-                raise FormatError(what, path=piece.source.path, tensor=archive.index.name(box.tensor))
+                fault = "a piece of it has another size than its box"
+                raise FormatError(fault, path=piece.source.path, tensor=archive.index.name(box.tensor))
             return piece.source.locate(piece.number)
         if row.strides != NONE:
             return np.ascontiguousarray(archive.elements(box.tensor)).view(np.uint8).reshape(-1).data, 0
@@ -193,9 +193,9 @@ class Checkpoint:
         return None if data is None else bytes(data)
 
     def other_paths(self) -> dict[str, Path]:
-        """Return by name the paths that the module tree does not tell."""
-        given = self.metadata.get(PATHS, [])
-        paths = map(path_from_text, given if isinstance(given, list) else [])
+        """Return the paths, by name, that do not follow from the module tree."""
+        texts = self.metadata.get(PATHS, [])
+        paths = map(path_from_text, texts if isinstance(texts, list) else [])
         return {".".join(map(str, path)): path for path in self._bounded_paths(path for path in paths if path)}
 
     def check_planner_data(self, data: Any) -> None:

@@ -134,7 +134,7 @@ def attach(
     with load_record(archive, verify=verify) as record:
         takes_one_file(record.archive, "attach")
         if not record.archive.whole:
-            raise UnsupportedError("only whole archives can be attached", path=record.archive.path)
+            raise UnsupportedError("only whole archives can be attached; save the part", path=record.archive.path)
         record.archive.fetch()
         weights = record.archive.buffer
         memory = map_file(path, least=0)
@@ -229,9 +229,9 @@ def _check_unsigned(octets: memoryview, parts: _Parts, path: str) -> None:
     """Raise UnsupportedError if a program was signed with its archive: its headers refer to the signature."""
     if parts.archive is not None and parts.end < len(octets):
         tools = "`signtool remove /s`, `osslsigncode remove-signature`"
-        what = "it was signed with its archive attached, and the signature would no longer hold"
-        what = f"{what}; take the signature off first ({tools}), and sign again after"
-        raise UnsupportedError(what, path=path, advice=Advice("detach with {} copies the archive alone", "keep", True))
+        advice = f"take the signature off first ({tools}), and sign again after"
+        fault = f"it was signed with its archive attached, and the signature would no longer hold; {advice}"
+        raise UnsupportedError(fault, path=path, advice=Advice("detach with {} copies the archive alone", "keep", True))
 
 
 def _check_attachable(program: memoryview, path: str, force: bool) -> None:
@@ -241,8 +241,8 @@ def _check_attachable(program: memoryview, path: str, force: bool) -> None:
     if program[: len(MAGIC)] == MAGIC:
         raise UnsupportedError("this is a zcrecord archive, not a program", path=path)
     if not force and (reason := _objection(program)) is not None:
-        what, advice = f"nothing can be attached to this program: {reason}", Advice("{} attaches it", "force", True)
-        raise UnsupportedError(what, path=path, advice=advice)
+        fault, advice = f"nothing can be attached to this program: {reason}", Advice("{} attaches it", "force", True)
+        raise UnsupportedError(fault, path=path, advice=advice)
 
 
 def _copy(parts: Sequence[memoryview], sink: Sink, progress: Progress | None = None) -> None:

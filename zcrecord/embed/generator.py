@@ -122,7 +122,7 @@ def generate(
     path = str(record.archive.path)
     stem = stem_of(path) if name is None else check_name(name)
     form = _Form(lang, blob, assembly, section, reader)
-    with _without_tuned_part(record, folder, form) as untuned:
+    with _untuned_copy(record, folder, form) as untuned:
         selection: dict[str, Any] = {"select": select, "exclude": exclude, "prefix": prefix, "alignment": alignment}
         planned = plan(untuned or record, name=stem, **selection)
         more: dict[str, Iterable[bytes]] = {}
@@ -170,7 +170,7 @@ class _Form(NamedTuple):
 
 
 @contextlib.contextmanager
-def _without_tuned_part(record: Record, folder: str, form: _Form) -> Iterator[str | None]:
+def _untuned_copy(record: Record, folder: str, form: _Form) -> Iterator[str | None]:
     """Yield the path of a scratch file with the archive's bytes from before it was tuned.
 
     Yields None if the archive is not tuned, or the program does not contain the whole archive.

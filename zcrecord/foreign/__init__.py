@@ -100,6 +100,6 @@ def open_remote(memory: Memory, bring: Callable[[int, int], None], source_in: An
         advice = "download it with its shards, or have an archive beside them that zcrecord index made, and open that"
         raise UnsupportedError(f"is an index of shards, which is not read by URL; {advice}", path=memory.path)
     if kind not in ("safetensors", "gguf"):
-        what = f"is {FORMATS[kind].title}, which is not read by URL; download it, or convert it: zcrecord convert"
-        raise UnsupportedError(f"{what} {memory.path} model.zcr", path=memory.path)
+        fault = f"is {FORMATS[kind].title}, which is not read by URL; download it, or convert it: zcrecord convert"
+        raise UnsupportedError(f"{fault} {memory.path} model.zcr", path=memory.path)
     return open_foreign(kind, memory, bring=bring, source_in=source_in)

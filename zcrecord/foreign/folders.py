@@ -63,7 +63,7 @@ def model_in(folder: str, named: str | None = None, *, archive_first: bool = Fal
         return os.path.join(folder, candidates[0])
     if candidates and kind == "onnx":
         return folder
-    what = (
+    fault = (
         f"is a folder with several models: {', '.join(map(printable, candidates))}"
         if candidates
         else "is a folder without a model"
@@ -71,4 +71,4 @@ def model_in(folder: str, named: str | None = None, *, archive_first: bool = Fal
     advice = (
         f"name a file, or copy their index, *{INDEX}, too" if any(map(_SHARD.search, candidates)) else "name a file"
     )
-    raise SourceError(f"{what}; {advice}", path=folder, errno=errno.EISDIR)
+    raise SourceError(f"{fault}; {advice}", path=folder, errno=errno.EISDIR)

@@ -122,8 +122,8 @@ def _files(root: str, part: str) -> dict[str, Identity]:
         for path in (os.path.join(place, name) for name in (*folders, *names)):
             real = real_path(path)
             if os.path.islink(path) and not (real.startswith(os.path.join(root, "")) or in_hub_cache(root, real)):
-                what = f"is a link to {printable(real)}, out of its folder"
-                raise SourceError(f"{what}; put the file itself there", path=path)
+                fault = f"is a link to {printable(real)}, out of its folder"
+                raise SourceError(f"{fault}; put the file itself there", path=path)
             try:
                 status = os.stat(path)
             except OSError as error:
@@ -184,14 +184,14 @@ def _values(array: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _faults(what: str) -> Iterator[None]:
+def _faults(fault: str) -> Iterator[None]:
     """Raise FormatError for exceptions of tensorstore, or of metadata of another form."""
     try:
         yield
     except RecordError:
         raise
     except (ValueError, OSError, RuntimeError, LookupError, TypeError, AttributeError) as error:
-        raise FormatError(f"{what}: {printable(repr(error), 200)}") from error
+        raise FormatError(f"{fault}: {printable(repr(error), 200)}") from error
 
 
 def _json(*path: str) -> Any:

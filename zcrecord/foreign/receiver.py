@@ -55,7 +55,7 @@ _PAGE = 1 << 16  # files and decoded payloads begin at multiples of it in the ro
 
 
 class Receiver(Protocol):
-    """Takes the tensors and values of a file, in the order in which the record is to have them.
+    """Takes the tensors and values of a file, in the record's saved order.
 
     Attributes:
         metadata: the archive's; may be changed at any time. If not `reads`, values may be WordLists.
@@ -288,8 +288,8 @@ class Outline(Receiver):
             remote = source_in is not None and self._files[0] is first
             fetched = source_in(first._replace(octets=octets), octets, table) if remote else None
             if source_in is not None and any(isinstance(file, Decoded) for file in self._files):
-                what = "has a tensor that is not aligned in it, and is not read by URL; download it, or convert it"
-                raise UnsupportedError(f"{what}: zcrecord convert {first.path} model.zcr")
+                fault = "has a tensor that is not aligned in it, and is not read by URL; download it, or convert it"
+                raise UnsupportedError(f"{fault}: zcrecord convert {first.path} model.zcr")
             read = self.nbytes if source_in is None else 0  # what a server says is not known
             source = ForeignSource(first, self._files, np.array(self._bases, np.uint64), table, None, fetched, read)
         readers = [reader for _, reader in self._readers.values()]
@@ -304,7 +304,7 @@ class Outline(Receiver):
 
 
 def _put_around(entries: Entries, around: Sequence[Around | None], form_ids: Any) -> bool:
-    """Type the modules around tensors of forms that have it so; return False if something else is in one of them."""
+    """Set the types of modules around tensors whose form has one; return False if such a module has another child."""
     modules, parents, typed = entries.module_columns, entries.parents, []
     assert modules is not None, "they were made by columns"
     count = len(modules.ends)
@@ -322,7 +322,7 @@ def _put_around(entries: Entries, around: Sequence[Around | None], form_ids: Any
 
 
 def aligned(forms: Sequence[Form], form_ids: Any, starts: Array, sizes: Array) -> bool:
-    """Return True if tensors of these forms start in their files where an array of their elements may."""
+    """Return True if tensors of these forms start at multiples of the alignment that their elements need."""
     units = np.array([_unit(kind) for kind, _ in forms], np.uint64)[form_ids]
     return not np.count_nonzero((starts % units)[sizes > 0])
 

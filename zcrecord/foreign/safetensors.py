@@ -244,15 +244,15 @@ def _scan_file(reader: Any) -> _File:
 
 
 def _put_state(out: Receiver, files: Sequence[_File]) -> bool:
-    """Give the tensors of all files at once, if `out` takes them so; returns whether it did."""
-    numbers: dict[Form, int] = {}
+    """Give `out` the columns of all files' tensors at once; return False if it takes tensors one by one."""
+    forms: dict[Form, int] = {}
     form_ids = [np.zeros(0, np.intp)]
     for header, _, _ in files:
-        ids = [numbers.setdefault(form, len(numbers)) for form in header.forms]
+        ids = [forms.setdefault(form, len(forms)) for form in header.forms]
         form_ids.append(np.array(ids, np.intp)[header.form_ids])
     ranges = [file.ranges() for file in files]
     names = [name for file in files for name in file.header.names]
-    return out.put_state(names, list(numbers), np.concatenate(form_ids), ranges)
+    return out.put_state(names, list(forms), np.concatenate(form_ids), ranges)
 
 
 def _give(out: Receiver, places: Sequence[_TensorPlace], structure: Structure) -> None:

@@ -33,7 +33,6 @@ METADATA = ".metadata"
 _ALIKE = 100  # limit of chunks with one hash
 _EXPANDED, _TIMES, _NODE_COST = 64 << 20, 64, 900  # limit of all modules: so many bytes, and so many times `.metadata`
 
-
 Chunk = tuple[tuple[int, ...], TorchTensor, MemoryReader, int]  # first index, elements, and the file, from where on
 Found = tuple[Any, dict[int, list[Chunk]], list[MemoryReader]]  # the value, each tensor's chunks by its `id`, the files
 

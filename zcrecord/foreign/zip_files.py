@@ -189,8 +189,8 @@ def _directory(reader: Reader, total: int) -> tuple[int, int, int]:
     if disk or first_disk or entries != count:
         raise FormatError("one part of a zip file that was split; join the parts", offset=end)
     if start + nbytes != end:
-        what = f"its directory is at [{start}, {start + nbytes}) as its end says, and should end at {end}"
-        raise FormatError(f"{what}; {_ALIKE}", offset=end)
+        fault = f"its directory is at [{start}, {start + nbytes}) as its end says, and should end at {end}"
+        raise FormatError(f"{fault}; {_ALIKE}", offset=end)
     return start, end, count
 
 

@@ -25,7 +25,7 @@ from .protocol import LoadPlan, PayloadRef, RangeSource
 _FETCH = 8 << 20  # bytes of one request to a remote archive
 _GAP = 1 << 16  # bytes between two payloads that are read, too, which is faster than a second read
 
-_Wanted = tuple[PayloadRef, Octets]  # a ref, and the memory for its bytes
+_Request = tuple[PayloadRef, Octets]  # a ref, and the memory for its bytes
 
 
 class ReadingLoader(HostLoader):
@@ -40,7 +40,7 @@ class ReadingLoader(HostLoader):
 
     def __init__(self) -> None:
         super().__init__()
-        self._wanted: list[_Wanted] = []
+        self._wanted: list[_Request] = []
 
     def begin(self, plan: LoadPlan) -> None:
         """Keep the plan; nothing is opened yet."""
@@ -58,7 +58,7 @@ class ReadingLoader(HostLoader):
 
     def finish(self) -> None:
         """Read everything, in the order of the file."""
-        plan, wanted = self._plan, self._wanted
+        plan, requests = self._plan, self._wanted
         if plan is None:
             raise UnsupportedError("begin(plan) comes first")
         self.abort()
@@ -82,10 +82,10 @@ class ReadingLoader(HostLoader):
                 files.append(memory.octets)
                 return memory.octets
 
-            each_piece(_Read.run, _planned_reads(plan, wanted, opened), advance=advance, threads=READERS)
+            each_piece(_Read.run, _planned_reads(plan, requests, opened), advance=advance, threads=READERS)
             for octets in files:
                 octets.fill([])  # looks at the file once more
-        for ref, out in wanted:
+        for ref, out in requests:
             _check(ref, 0, out.data)  # blocks that no read had whole
 
     def abort(self) -> None:
@@ -119,10 +119,10 @@ def _check(ref: PayloadRef, start: int, octets: memoryview) -> None:
         ref.check(ref.inside + start, ref.inside + start + len(octets), octets)
 
 
-def _planned_reads(plan: LoadPlan, wanted: Iterable[_Wanted], opened: Callable[[File], Any]) -> list[_Read]:
+def _planned_reads(plan: LoadPlan, requests: Iterable[_Request], opened: Callable[[File], Any]) -> list[_Read]:
     """Return the reads for all refs, source by source; `opened` opens the plan's file, and those of boxes."""
-    grouped: dict[int, list[_Wanted]] = {}
-    for ref, out in wanted:
+    grouped: dict[int, list[_Request]] = {}
+    for ref, out in requests:
         grouped.setdefault(0 if ref.path is not None else id(ref.source), []).append((ref, out))
     reads: list[_Read] = []
     for items in grouped.values():
@@ -139,12 +139,12 @@ def _planned_reads(plan: LoadPlan, wanted: Iterable[_Wanted], opened: Callable[[
     return reads
 
 
-def _reads(source: RangeSource, wanted: Sequence[_Wanted], most: int, gap: int) -> list[_Read]:
-    """Return reads of up to `most` bytes: small neighbours, up to `gap` bytes apart, in one; large refs in several."""
+def _reads(source: RangeSource, items: Sequence[_Request], most: int, gap: int) -> list[_Read]:
+    """Return reads of up to `most` bytes: neighbours with at most `gap` bytes between in one, large refs in several."""
     reads: list[_Read] = []
     unused = np.empty(min(gap, most), np.uint8).data  # receives the bytes of gaps
     end = size = -1  # of the last read: its end in the file, its number of bytes
-    for ref, out in sorted(wanted, key=lambda item: item[0].offset):
+    for ref, out in sorted(items, key=lambda item: item[0].offset):
         distance = ref.offset - end
         start = 0
         blocks = 0 if ref.check is None else ref.check.blocks.size

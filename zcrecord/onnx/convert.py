@@ -135,7 +135,7 @@ def convert(
 class _ModelSource(NamedTuple):
     """A model to convert: a stream or a path; the path if it is one; the key of its module, "" for the record."""
 
-    given: Any
+    source: Any
     path: str | None
     module: str
     in_folder: bool = False  # it was found in one, whose links may lead anywhere
@@ -152,10 +152,10 @@ def _models(source: Any, path: str | None, test: NameFilter | None) -> list[_Mod
     for name in names:
         module = name[: -len(_SUFFIX)]
         if (other := modules.setdefault(module, name)) != name:
-            what = f"{printable(other)} and {printable(name)} would both be module '{printable(module)}'"
-            raise NameCollisionError(f"{what}; rename one", path=path)
+            fault = f"{printable(other)} and {printable(name)} would both be module '{printable(module)}'"
+            raise NameCollisionError(f"{fault}; rename one", path=path)
     if not modules:
-        raise SourceError(f"is a folder without a model (*{_SUFFIX})", path=path, errno=errno.EISDIR)
+        raise SourceError(f"is a folder without a model (*{_SUFFIX}); name one", path=path, errno=errno.EISDIR)
     if len(modules) > 1 and test is not None:
         raise UnsupportedError(f"select and exclude are for one model, and the folder has {len(modules)}", path=path)
     paths = {module: os.path.join(path, name) for module, name in modules.items()}
@@ -206,7 +206,7 @@ class _OpenModel(NamedTuple):
 
 @dataclass(slots=True)
 class _Pass:
-    """One pass over the models: the archive that is written, and what is counted."""
+    """One pass over the models: the archive that is written, and the counts for the report."""
 
     out: StreamWriter
     outline: ModuleTreeBuilder = field(default_factory=ModuleTreeBuilder)
@@ -284,7 +284,7 @@ class _ModelConversion(NamedTuple):
     @contextlib.contextmanager
     def _open_model(self, model: _ModelSource) -> Iterator[_OpenModel]:
         if model.path is None:
-            peeked = PeekableStream(model.given)
+            peeked = PeekableStream(model.source)
             yield _OpenModel(decompressed(peeked), peeked, None, None)
             return
         folder = external_data.ModelFolder(os.path.dirname(absolute_path(model.path)), allow_links=self.allow_links)
@@ -305,7 +305,7 @@ class _ModelConversion(NamedTuple):
         if progress is None:
             return None
         if len(self.models) > 1:
-            total = sum(os.path.getsize(model.given) for model in self.models)
+            total = sum(os.path.getsize(model.source) for model in self.models)
         all_passes = None if total is None else self.passes * total
 
         def report(passed: int) -> None:
@@ -318,8 +318,8 @@ class _ModelConversion(NamedTuple):
         """Read the source again and the archive back, and compare them."""
         again = self.write(NullSink(), done.passed)
         if again.out.index != done.out.index:
-            what = "read again, it is another model than the one converted; it was changed meanwhile, convert it again"
-            raise IntegrityError(what, path=self.path)
+            fault = "read again, it is another model than the one converted; it was changed meanwhile, convert it again"
+            raise IntegrityError(fault, path=self.path)
         with located(path=dest_path):
             done.out.verify_written()
 
@@ -331,9 +331,9 @@ def _graph_limit(
 
     def bounded(passed: int) -> None:
         if len(skeleton) > _GRAPH + _EXPANDED * packed.position:
-            what = f"{packed.position} compressed bytes expand to a graph of more than {len(skeleton)} bytes"
-            do = "without its values; if it is to be trusted, decompress it first"
-            raise LimitError(f"{what}, {do}", offset=packed.position)
+            fault = f"{packed.position} compressed bytes expand to a graph of more than {len(skeleton)} bytes"
+            advice = "if you trust the file, decompress it first"
+            raise LimitError(f"{fault}, without its values; {advice}", offset=packed.position)
         if report is not None:
             report(passed)
 
@@ -372,7 +372,7 @@ class _ArchiveSink(TensorSink):
             payload = self._next + len(self._data)
             self._data.append(data)
         named, shape = self.named, tuple(dims)
-        shape = self._shapes.setdefault(shape, shape)  # most have the shape of others
+        shape = self._shapes.setdefault(shape, shape)  # one tuple for all tensors of a shape
         named.append(_new(NamedTensor, (scope, field, place, name, offset, by_onnx[code], shape, payload)))
         return stub(len(named) - 1)
 
@@ -404,13 +404,13 @@ class _ArchiveSink(TensorSink):
     def _load(self, t: TensorMessage, tensors: TensorReader) -> None:
         reference = external_data.reference_of(t)
         if reference is None:
-            return  # empty, or of a fault that `TensorReader.finish` names
+            return  # empty, or `TensorReader.finish` names its fault
         if self._selection is not None and not self._selection.takes(t.scope, t.field, t.place, t.name):
             tensors.count(t, reference.length)
             return
         if self._folder is None:
-            what = "lies beside the model, and a stream has no folder; convert the file itself"
-            raise ExternalDataError(f"external data '{reference.location}' {what}")
+            fault = "lies beside the model, and a stream has no folder; convert the file itself"
+            raise ExternalDataError(f"external data '{reference.location}' {fault}")
         for chunk in self._folder.read(reference):
             tensors.write(t, chunk, reference.length)
             if self._report is not None:
@@ -420,27 +420,28 @@ class _ArchiveSink(TensorSink):
 class _Selection:
     """Decides for each tensor of a model, by its name as in `names`, if it is converted; duplicates have no "~2" yet.
 
-    A tensor's name mostly comes before its values; then values that are not wanted are passed unwritten. An initializer
-    whose values come first, as typed ones do, is written and taken back.
+    A tensor's name mostly comes before its values; then the values of a tensor that is left out are not written. An
+    initializer whose values come first, as typed ones do, is written and, if it is left out, removed again.
     """
 
     def __init__(self, test: NameFilter) -> None:
         self._test = test
 
     def takes(self, scope: Scope, field: int, place: int, name: bytes) -> bool:
-        """Return True if a tensor is wanted, by its name as far as it is known."""
+        """Return True if a tensor is selected, by its name as far as it is known."""
         return self._test(plain_name(scope, field, place, name) or "")
 
     def decide(self, t: TensorMessage) -> bool:
-        """Return True if a tensor's values, which come now, are to be written: before its name they are."""
+        """Return True if a tensor's values, which come next, are to be written: always if its name is not known yet."""
         name = plain_name(t.scope, t.field, t.place, t.name)
         return name is None or self._test(name)
 
     def settle(self, t: TensorMessage, out: StreamWriter) -> int:
-        """Return the payload of a finished tensor; if it is not wanted, LEFT_OUT, and take the payload back.
+        """Return the payload of a finished tensor; if it is not selected, remove the payload, and return LEFT_OUT.
 
         Raises:
-            OnnxError: a name that came after its values wants it. UnsupportedError: the payload went into a pipe.
+            OnnxError: its values were left out, and a name that came later selects it. UnsupportedError: the payload
+            went into a pipe.
         """
         keeps, payload = self.takes(t.scope, t.field, t.place, t.name), t.values.payload
         if keeps and payload == NONE and t.expected():
@@ -450,7 +451,7 @@ class _Selection:
         return payload if keeps else LEFT_OUT
 
     def check(self, tensors: Sequence[NamedTensor]) -> None:
-        """Check, with all names known, that each decision was right, and that a tensor is wanted."""
+        """Check, with all names known, that each decision was right, and that some tensor is selected."""
         names = [plain_name(f.scope, f.field, f.place, f.name) or "" for f in tensors]
         for name, f in zip(names, tensors, strict=True):
             if self._test(name) != (f.payload != LEFT_OUT):
@@ -460,5 +461,5 @@ class _Selection:
 
 
 def _named_too_late(name: str, offset: int) -> OnnxError:
-    what = "it is named after its values, too late for a choice by name"
-    return OnnxError(f"byte {offset:#x}: {what}; convert everything, and choose when loading", tensor=name)
+    fault = "it is named after its values, too late for a choice by name"
+    return OnnxError(f"byte {offset:#x}: {fault}; convert everything, and choose when loading", tensor=name)

@@ -196,20 +196,20 @@ def _check_defined(tensors: Sequence[NamedTensor]) -> None:
         key = id(graph), f.name
         if key in defined:
             name = f.name.decode("utf-8", "replace")
-            what = f"two initializers of one graph are called '{printable(name)}'; rename one"
-            raise OnnxError(f"byte {f.offset:#x}: {what}", offset=f.offset)
+            fault = f"two initializers of one graph are called '{printable(name)}'; rename one"
+            raise OnnxError(f"byte {f.offset:#x}: {fault}", offset=f.offset)
         defined.add(key)
 
 
 def _strict(f: NamedTensor) -> str:
     """Return an initializer's name; OnnxError if an archive cannot hold it."""
-    what = "no name" if not f.name else "a name with NUL in it" if b"\0" in f.name else ""
-    if not what:
+    fault = "no name" if not f.name else "a name with NUL in it" if b"\0" in f.name else ""
+    if not fault:
         try:
             return f.name.decode()
         except UnicodeDecodeError:
-            what = "a name that is not UTF-8"
-    raise OnnxError(f"byte {f.offset:#x}: an initializer has {what} ({f.name[:40]!r}); name it", offset=f.offset)
+            fault = "a name that is not UTF-8"
+    raise OnnxError(f"byte {f.offset:#x}: an initializer has {fault} ({f.name[:40]!r}); name it", offset=f.offset)
 
 
 def _loose(text: bytes) -> str:

@@ -124,10 +124,10 @@ class TunedGraph:
             return t.encode({_STUB: str(out.weights - 1)})
 
         out.graph = rewrite(ProtobufReader.over(model.data), number, graph.INLINE)
-        what = difference(interface_of(graph.skeleton_of(part)), interface_of(out.graph))
-        if what is not None:
-            what = f"cannot be tuned: ONNX Runtime's optimised graph {what}, unlike the model"
-            raise UnsupportedError(what, path=part.archive.path)
+        fault = difference(interface_of(graph.skeleton_of(part)), interface_of(out.graph))
+        if fault is not None:
+            fault = f"cannot be tuned: ONNX Runtime's optimised graph {fault}, unlike the model"
+            raise UnsupportedError(fault, path=part.archive.path)
         out.form_sizes = [data.nbytes for form in forms for data, _ in form.buffers]
         out.forms = (form for form in forms)
         if compares and not whole:

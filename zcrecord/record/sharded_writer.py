@@ -46,7 +46,7 @@ class ShardedWriter:
 
     def __init__(self, dest: Any, most: Any, *, alignment: int, digest: str | None, durable: bool) -> None:
         if not isinstance(most, SupportsIndex) or isinstance(most, bool) or operator.index(most) < 1:
-            raise UnsupportedError(f"max_shard_size={most!r} is not a number of bytes from 1 on")
+            raise UnsupportedError(f"max_shard_size={most!r} is not a number of bytes from 1 on, such as 5 << 30")
         if hasattr(dest, "write") or is_url(os.fspath(dest) if isinstance(dest, Place) else dest):
             raise UnsupportedError("max_shard_size= is for paths: shards lie beside their catalogue")
         self._path, self._most = place_beside_shards(dest), operator.index(most)
@@ -107,19 +107,19 @@ class ShardedWriter:
         return self._shards[-1][0]
 
     def _place_payload(self, number: int, nbytes: int) -> int:
-        """Note the place of the last shard's payload; take it back if one in another shard is equal. Return its id."""
+        """Note the place of a payload in the last shard; remove it if another shard has an equal one. Return its id."""
         if number == NONE:
             return NONE
-        here, writer = len(self._shards) - 1, self._shards[-1][0]
+        last, writer = len(self._shards) - 1, self._shards[-1][0]
 
-        def same(place: tuple[int, int]) -> bool:
+        def is_equal(place: tuple[int, int]) -> bool:
             shard, first = place
             pieces = self._shards[shard][0].pieces_of(first), writer.pieces_of(number)
-            return shard != here and all(map(operator.eq, *pieces))
+            return shard != last and all(map(operator.eq, *pieces))
 
-        key, place = writer.key_of(number), (here, number)
-        shard, first = place if key is None else self._equal.first(key, place, same)
-        if shard == here:
+        key, place = writer.key_of(number), (last, number)
+        shard, first = place if key is None else self._equal.first(key, place, is_equal)
+        if shard == last:
             self._filled += nbytes
         else:
             writer.forget(number)
@@ -129,7 +129,7 @@ class ShardedWriter:
 
     def finish(self, entries: Entries) -> SaveReport:
         """Write indexes and the catalogue, and make them appear; the report counts the bytes of all files."""
-        if len(self._shards) > 1 and not self._shards[-1][0].payloads:  # the last payloads were in others already
+        if len(self._shards) > 1 and not self._shards[-1][0].payloads:  # other shards have the equals of all in it
             self._shards.pop()
             self.files.drop_last()
         if len(self._shards) < 2:

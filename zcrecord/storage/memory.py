@@ -1,4 +1,4 @@
-"""The bytes of an archive in memory: a mapped file, one read into memory, a private copy, or a buffer that was given.
+"""The bytes of an archive: a mapped file, a file read into memory or on demand, a private copy, a caller's buffer.
 
 Knows mappings, aligned memory and reads by position; nothing of the bytes' meaning. Opening is left to `files`.
 
@@ -47,7 +47,7 @@ _POSITION = allocate_lock()  # a descriptor has one for all threads: seeking and
 _GENERIC = sys.platform == "linux" and os.uname().machine in ("x86_64", "aarch64", "riscv64", "i686", "armv7l")
 _NORESERVE = 0x4000 if _GENERIC else 0  # MAP_NORESERVE, which Python does not name; some machines number it otherwise
 _FIXED = 0x10  # MAP_FIXED, likewise
-_lost: list[mmap.mmap] = []  # memory that may not be ours any more: never unmapped
+_lost: list[mmap.mmap] = []  # memory that others may own by now: it is never unmapped
 
 
 class Memory(NamedTuple):
@@ -56,7 +56,7 @@ class Memory(NamedTuple):
     octets: memoryview  # all of them, flat; writable only if nothing else uses them
     path: str | None = None  # of their file, as it was named
     mapping: mmap.mmap | None = None  # closed to release them; None for a buffer that was given
-    identity: Identity | None = None  # of the mapped file, to know it again
+    identity: Identity | None = None  # of the mapped file, to tell whether it was replaced
     filled: list[tuple[int, int]] | None = None  # ranges that hold data in sparse memory; None if all of it does
     absolute: str | None = None  # the file's absolute path, by which it is opened again from any working folder
 
@@ -103,7 +103,7 @@ def map_file(
 
     A private one reserves no memory for pages that may be written, so that files larger than memory can be mapped, too.
     `opened` is a descriptor of the file, if it is open: then that file is mapped, whatever is at the path now.
-    `instead`, called with a descriptor and the identity, may return what stands for the bytes: then nothing is mapped.
+    `instead`, called with a descriptor and the identity, may return the octets, such as FileBytes: nothing is mapped.
     """
     with _refusals(path):
         absolute = absolute_path(path)
@@ -128,7 +128,7 @@ def _mapping(fd: int, nbytes: int, private: bool) -> mmap.mmap:
 
 
 def _network_of(fd: int) -> str | None:
-    """Return the name of an open file's file system, if its files are to be read and not mapped."""
+    """Return the name of an open file's file system if files there are read, not mapped; None for others."""
     call = c_function("fstatfs", "c_int", "c_int", "c_void_p") if sys.platform == "linux" else None
     status = np.zeros(64, np.uint64)  # struct statfs takes less than half of it
     if call is not None and call(fd, status.ctypes.data):  # as some of FUSE do
@@ -148,7 +148,7 @@ def new_memory(nbytes: int, first: int = 0) -> Octets:
 
 
 def read_on_demand(path: str, *, unless_local: bool = False, **options: Any) -> Memory:
-    """Open a file by `map_file`, its bytes as `FileBytes`; with `unless_local` map it, if no network is between."""
+    """Open a file by `map_file`, its bytes as `FileBytes`; with `unless_local` map it if it is not on a network."""
 
     def bytes_of(fd: int, identity: Identity) -> FileBytes | None:
         network = _network_of(fd) if unless_local else ""
@@ -170,7 +170,7 @@ def read_file(path: str, **options: Any) -> Memory:
 
 
 def _close(fd: int) -> None:
-    with contextlib.suppress(OSError):  # of a file that was only read: it means nothing
+    with contextlib.suppress(OSError):  # for a file that was only read it means nothing
         os.close(fd)
 
 
@@ -201,7 +201,7 @@ class FileBytes:
         return bytes(self[: len(self)])
 
     def toreadonly(self) -> FileBytes:
-        """Return the same."""
+        """Return this object: it is read-only."""
         return self
 
     def readinto_at(self, offset: int, target: memoryview) -> None:
@@ -313,9 +313,9 @@ def read_at(fd: int, target: memoryview, offset: int) -> int:
             reason = os.strerror(error.errno or errno.EIO)
             raise SourceError(f"cannot be read: {reason}", offset=offset, errno=error.errno) from error
         if not nbytes:
-            end = min(offset + total, os.fstat(fd).st_size)  # where another thread reads, the file may have lost more
-            what = f"became shorter while it was read: it ends at byte {end}; is it still being written?"
-            raise SourceError(what, offset=end)
+            end = min(offset + total, os.fstat(fd).st_size)  # it may have become shorter still
+            fault = f"became shorter while it was read: it ends at byte {end}; is it still being written?"
+            raise SourceError(fault, offset=end)
         total += nbytes
     return total
 
