@@ -325,12 +325,12 @@ OPENSSH = private(PrivateFormat.OpenSSH)
     (private().replace(b"MC4C", b"MC4D"), True, NO_PRIVATE),
     (OPENSSH[:90] + OPENSSH[94:], True, NO_PRIVATE),
     (private(how=BestAvailableEncryption(b"pass")), True, "is encrypted; give its passphrase$"),
-    (ELLIPTIC.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, PLAIN), True, "not an Ed25519 one$"),
+    (ELLIPTIC.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, PLAIN), True, "not an Ed25519 one; give one"),
     (5, True, "a key is a path, bytes or an Ed25519 key of cryptography's, not a int$"),
     (private(), False, "is a private key; to check a signature give the public one$"),
     (b"", False, NO_PUBLIC),
     (b"ssh-ed25519 AAAA", False, NO_PUBLIC),
-    (pem(ELLIPTIC.public_key()), False, "not an Ed25519 one$"),
+    (pem(ELLIPTIC.public_key()), False, "not an Ed25519 one; give one"),
 ])  # fmt: skip
 def test_what_is_no_such_key_is_refused(key: Any, to_sign: bool, message: str, path: Path) -> None:
     with pytest.raises(UnsupportedError, match=message), zcrecord.load_record(path) as record:

@@ -209,6 +209,18 @@ def test_urls_are_checked_before_anything_is_given_and_what_comes_later_too(make
         assert honest_or_refused(lambda: pickle.loads(pickled)["b.0"])
 
 
+@pytest.mark.parametrize("change", [{"n": 6}, {"b": [TREE["b"][0], b"blot"]}])
+def test_values_in_the_header_of_another_format_are_those_that_were_checked(change: Any, tmp_path: Path) -> None:
+    path = safetensors(tmp_path, TREE, signature())
+    with serving(tmp_path) as server:
+        record = zcrecord.load_record(f"{server.url}/{path.name}", trusted_keys=[PUBLIC], cache=False)
+        pickled, local = pickle.dumps(record), pickle.dumps(zcrecord.load_record(path))
+        safetensors(tmp_path, {**TREE, **change}, signature())
+        for each in (pickled, local):
+            with pytest.raises(IntegrityError, match="it was replaced since"):
+                pickle.loads(each)
+
+
 def test_bytes_and_file_objects_are_checked(tmp_path: Path) -> None:
     path = plain(tmp_path, TREE, signature())
     with path.open("rb") as file:

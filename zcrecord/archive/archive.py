@@ -350,7 +350,7 @@ class Archive:
         return (self.header.index_size or self.header.archive_size) + self.source.stored_nbytes()
 
     def seal(self) -> bytes:
-        """Return bytes that identify this archive: its header; of a catalogue the SHA-256 of the whole."""
+        """Return the bytes that tell this archive from others: its header, or the SHA-256 that its source has."""
         return self.source.seal() or self.header.encode()
 
     def fetch(self, numbers: Sequence[int] | None = None) -> None:
