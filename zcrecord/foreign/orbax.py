@@ -120,8 +120,8 @@ def _files(root: str, part: str) -> dict[str, Identity]:
     files = {}
     for place, folders, names in os.walk(part):
         for path in (os.path.join(place, name) for name in (*folders, *names)):
-            real = real_path(path)
-            if os.path.islink(path) and not (real.startswith(os.path.join(root, "")) or in_hub_cache(root, real)):
+            real = real_path(path) if os.path.islink(path) else os.path.join(root, "")
+            if not (real.startswith(os.path.join(root, "")) or in_hub_cache(root, real)):
                 what = f"is a link to {printable(real)}, out of its folder"
                 raise SourceError(f"{what}; put the file itself there", path=path)
             try:
@@ -168,8 +168,10 @@ def _opened(folder: str, driver: str, paths: list[tuple[str, ...]]) -> dict[tupl
 def _pieces(array: Any, check: Callable[[], None]) -> Iterator[Any]:
     """Yield an array's bytes, rows of chunks at a time; all of packed elements, which may end within a byte.
 
-    `check` is called at the end: it raises if the files are not those that were opened.
+    `check` is called before and after: it raises if the files are not those that were opened. One that became a pipe
+    would be waited for.
     """
+    check()
     packed = dtypes.from_numpy(array.dtype.numpy_dtype).packed
     count = array.shape[0] if array.size and array.rank and not packed else 0
     rows = array.chunk_layout.read_chunk.shape[0] if count else 0
