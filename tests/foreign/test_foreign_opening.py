@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -29,6 +30,7 @@ from zcrecord import FormatError, IntegrityError, LimitError, SourceError, Unsup
 from zcrecord.foreign import open_foreign, safetensors_header
 from zcrecord.foreign.npy import encode_npy_header
 from zcrecord.foreign.pickled import unpickle
+from zcrecord.foreign.readers import path_beside
 from zcrecord.foreign.receiver import Outline
 from zcrecord.foreign.torch_types import TorchNames
 from zcrecord.formats import convert
@@ -405,6 +407,19 @@ def test_a_shard_swapped_for_a_link_while_it_is_opened_is_noticed(
         monkeypatch.undo()
         (hub / "a.safetensors").unlink()
         safetensors.numpy.save_file({"w": W}, hub / "a.safetensors")
+
+
+def test_a_link_that_becomes_a_file_while_it_is_followed_is_one_typed_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "link").symlink_to("elsewhere")
+
+    def replaced(path: str) -> str:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
+
+    monkeypatch.setattr(os, "readlink", replaced)
+    with pytest.raises(SourceError, match="link: cannot be read: Invalid argument"):
+        path_beside(str(tmp_path / "model.json"), "link")
 
 
 def test_items_of_a_set_of_one_hash_are_few() -> None:

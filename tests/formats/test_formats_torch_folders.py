@@ -284,7 +284,7 @@ def test_paths_too_deep_or_with_odd_places_are_not_followed(tmp_path: Path) -> N
 
 
 def test_chunks_of_any_size_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bytes that are put together are limited by the size of all files, not by that of `.metadata` alone, and 1 GiB."""
+    """Their limit is 1 GiB and 64 times the size of all files, not that of `.metadata` alone."""
     folder, value = Folder(tmp_path / "run"), torch.arange(1 << 18).reshape(512, 512)
     folder.add("w", value, [((0, 0), (256, 512)), ((256, 0), (256, 512))])
     record, whole = zcrecord.load_record(folder.save()), tmp_path / "whole.zcr"

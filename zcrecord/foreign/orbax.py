@@ -42,6 +42,7 @@ _ARRAYS = ("jax.Array", "np.ndarray", "scalar")
 _EMPTY = {"Dict": "mapping", "List": "list", "Tuple": "tuple", "NamedTuple": "tuple"}
 _LARGEST = 256 << 20  # bytes of metadata
 _SEQUENCE = 1  # type of a key that is the number of an item
+_LOOKS = 1 << 24  # limit of looks at files, besides one for each byte of the folder
 _CHUNKS = 1 << 16  # limit of the chunks of all arrays, besides one for each byte of the folder
 _EXPANDED, _TIMES = 64 << 20, 1 << 16  # limit of the bytes of all arrays: so many, plus so many times the folder
 
@@ -58,8 +59,11 @@ def read(reader: Reader, out: Receiver) -> int:
         nested too deep. DependencyError: tensorstore is not installed.
     """
     folder, leaves, lists = os.path.dirname(os.path.abspath(reader.path or "")), {}, set[tuple[str, ...]]()
-    root = real_path(folder)
-    files = _files(root, root)
+    root, together = real_path(folder), _together(folder)
+    files, parts = _files(root, root), dict[str, dict[str, Identity]]()  # all, and those in the folder of each array
+    for file, identity in files.items():
+        part = root if together else os.path.join(root, os.path.relpath(file, root).partition(os.sep)[0])
+        parts.setdefault(part, {})[file] = identity
     nbytes = sum(identity[2] for identity in files.values())
     with _faults("its metadata is not that of a tree of orbax"):
         tree = json.loads(reader.read(_LARGEST))
@@ -81,6 +85,8 @@ def read(reader: Reader, out: Receiver) -> int:
     chunks = sum(prod(map(_over, a.shape, a.chunk_layout.read_chunk.shape or ())) for a in arrays.values())
     if chunks > _CHUNKS + nbytes:
         raise LimitError(f"{nbytes} bytes of files claim {chunks} chunks of arrays; the checkpoint is damaged")
+    if together and len(arrays) * len(files) > _LOOKS + nbytes:  # each array looks at all files when it is used
+        raise LimitError(f"has {len(files)} files for {len(arrays)} arrays of {nbytes} bytes; it is damaged")
     for path, kind in leaves.items():
         for above in (path[:i] for i in range(len(path)) if path[:i] in lists):
             out.module(above, "list")
@@ -101,8 +107,8 @@ def read(reader: Reader, out: Receiver) -> int:
                     out.module(path, "object", "zcr:jax_key")
                     out.attribute((*path, "impl"), impls[name])
                 where, array = (*path, "value") if name in impls else path, arrays[path]
-                part = root if _together(folder) else os.path.join(root, name)
-                check = functools.partial(_check_unchanged, files, root, part)
+                part = root if together else os.path.join(root, name)
+                check = functools.partial(_check_unchanged, parts.get(part, {}), root, part)
                 element, pieces = dtypes.from_numpy(array.dtype.numpy_dtype), functools.partial(_pieces, array, check)
                 out.put_decoded(where, element, array.shape, pieces, "decoded by tensorstore")
     return nbytes
@@ -120,8 +126,8 @@ def _files(root: str, part: str) -> dict[str, Identity]:
     files = {}
     for place, folders, names in os.walk(part):
         for path in (os.path.join(place, name) for name in (*folders, *names)):
-            real = real_path(path)
-            if os.path.islink(path) and not (real.startswith(os.path.join(root, "")) or in_hub_cache(root, real)):
+            real = real_path(path) if os.path.islink(path) else os.path.join(root, "")
+            if not (real.startswith(os.path.join(root, "")) or in_hub_cache(root, real)):
                 fault = f"is a link to {printable(real)}, out of its folder"
                 raise SourceError(f"{fault}; put the file itself there", path=path)
             try:
@@ -137,8 +143,7 @@ def _files(root: str, part: str) -> dict[str, Identity]:
 
 def _check_unchanged(files: dict[str, Identity], root: str, part: str) -> None:
     """Raise SourceError if a file was changed since the folder was opened: its content may have been compared then."""
-    inside = os.path.join(part, "")
-    if _files(root, part) != {path: known for path, known in files.items() if path.startswith(inside)}:
+    if _files(root, part) != files:
         raise SourceError("was changed since it was opened; load it again", path=part)
 
 
@@ -168,8 +173,10 @@ def _opened(folder: str, driver: str, paths: list[tuple[str, ...]]) -> dict[tupl
 def _pieces(array: Any, check: Callable[[], None]) -> Iterator[Any]:
     """Yield an array's bytes, rows of chunks at a time; all of packed elements, which may end within a byte.
 
-    `check` is called at the end: it raises if the files are not those that were opened.
+    `check` is called before and after: it raises if the files are not those that were opened. One that became a pipe
+    would be waited for.
     """
+    check()
     packed = dtypes.from_numpy(array.dtype.numpy_dtype).packed
     count = array.shape[0] if array.size and array.rank and not packed else 0
     rows = array.chunk_layout.read_chunk.shape[0] if count else 0

@@ -102,9 +102,11 @@ def real_path(path: str) -> str:
     """Return the absolute path of a file, without links."""
     try:
         return os.path.realpath(path)
-    except FileNotFoundError as error:
-        fault = "the working folder was removed; go to another one, or give an absolute path"
-        raise SourceNotFoundError(fault, path=path, errno=error.errno) from error
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and error.filename is None:
+            fault = "the working folder was removed; go to another one, or give an absolute path"
+            raise SourceNotFoundError(fault, path=path, errno=error.errno) from error
+        raise SourceError(f"cannot be read: {error.strerror}", path=path, errno=error.errno) from error
 
 
 def _check_no_url(path: str) -> None:
