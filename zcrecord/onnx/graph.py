@@ -79,14 +79,16 @@ def opened_model(source: Any, module: str | None, trusted_keys: Sequence[Any] | 
         source = archive_in(source)
     record = record_of(source, trusted_keys)
     modules = models_of(record.archive)
-    what, path = f"its models are in modules: {', '.join(map(printable, modules))}", record.archive.path
+    what, path = "its models are in modules: ", record.archive.path
     if not module and modules and "" not in modules:
+        what += ", ".join(map(printable, modules))
         raise UnsupportedError(what, path=path, advice=Advice("name one by {}", "module"))
     try:
         model = OpenedModel(record, module or "", record.module(module) if module else record)
     except TensorNotFoundError as error:
         if not any(modules):
             raise
+        what += ", ".join(map(printable, modules))
         raise TensorNotFoundError(module or "", path=path, why=f"no module has this name; {what}") from error
     skeleton_of(model.part)
     return model
