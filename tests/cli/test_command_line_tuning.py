@@ -16,6 +16,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import zcrecord
+from zcrecord.errors import SourceError
 from zcrecord.integrity.signing import sign
 from zcrecord.onnx import convert, tune, tuning
 from zcrecord.record.save import stored_entries
@@ -150,6 +151,16 @@ def test_onnx2zc_tunes_what_it_converts(run: c.Commands) -> None:
     report = run.json("onnx2zc model.onnx --tune --force")
     assert (report["dest"], report["tensors"], report["tuning"]["source"]) == ("model.zcr", 7, "model.onnx")
     assert sorted(os.listdir()) == ["model.onnx", "model.zcr", "out.zcr"]
+
+
+def test_a_full_disk_while_onnx2zc_converts_is_an_error_of_out(
+    run: c.Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(source: str, dest: str, **_: object) -> None:
+        raise SourceError("cannot write: No space left on device", path=dest)
+
+    monkeypatch.setattr("zcrecord.onnx.convert", full)
+    run.fails("onnx2zc model.onnx out.zcr --tune", "onnx2zc: error: out.zcr: cannot write: No space left")
 
 
 @pytest.mark.slow

@@ -251,7 +251,7 @@ def test_a_model_is_named_among_several(served: Path, capsys: pytest.CaptureFixt
     for act in (session, tuning, fill_session, lambda source: to_onnx(source, io.BytesIO())):
         with pytest.raises(errors.UnsupportedError, match=what):
             act(served)
-    with pytest.raises(errors.TensorNotFoundError, match="decoder"):
+    with pytest.raises(errors.TensorNotFoundError, match="no module has this name; its models are in modules: de"):
         session(served, module="decoder")
     with pytest.raises(errors.UnsupportedError, match=r"no attribute 'onnx\.graph'"):
         session(served, module="decoder_model.inner")

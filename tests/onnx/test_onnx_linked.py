@@ -24,9 +24,11 @@ from zcrecord.onnx import convert, graph, to_onnx, verify_external
 def test_a_stream_cannot_point_to_an_archive_nor_can_a_model_to_memory(tmp_path: Path) -> None:
     made = archive(mlp(), tmp_path / "m.zcr")
     packed, dest = tmp_path / "m.zcr.zst", tmp_path / "m.onnx"
+    zcrecord.save_record(zcrecord.load_record(made), "memory://linked/m.zcr")
     packed.write_bytes(zstandard.ZstdCompressor().compress(made.read_bytes()))
     assert whole(packed) == mlp()
     cases: list[tuple[Any, Any, str]] = [
+        ("memory://linked/m.zcr", dest, "^memory://linked/m.zcr: .* a local file, and this is a URL; download it"),
         (made, io.BytesIO(), "from the folder it lies in, and a stream or a URL has none; name a path"),
         (made.read_bytes(), dest, "needs an archive in a file, and this one is in memory; save it to one"),
         (

@@ -258,6 +258,15 @@ def test_a_model_that_onnx_runtime_refuses_is_one_typed_error(call: Any, nodes: 
     assert path.read_bytes() == before
 
 
+def test_an_onnx_runtime_that_is_too_old_is_named_where_it_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = converted_in(tmp_path, graph_model([helper.make_node("Nothing", [], [])], [], [], {}))
+    monkeypatch.setattr(ort, "__version__", "1.20.1")
+    with pytest.raises(OnnxError, match=r"Runtime 1\.20\.1 makes no .*; zcrecord needs onnxruntime 1\.21 or later"):
+        session(path)
+
+
 # Architectures of torch and others.
 
 

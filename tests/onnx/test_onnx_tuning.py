@@ -178,7 +178,7 @@ def test_the_first_untuned_session_of_a_process_warns_once(
             assert tuning(session(path)).reason == "it is not tuned"
         session(path, memory="speed")
     (record,) = caplog.records
-    assert re.search(r"model\.zcr: not tuned for this machine \(it is not tuned\).*`zcrecord tune`", record.message)
+    assert re.search(r"model\.zcr: the original graph answers \(it is not tuned\).*`zcrecord tune`", record.message)
     with pytest.raises(UnsupportedError, match="is not tuned; there is nothing to remove"):
         untune(path)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
-from zcrecord.errors import printable
+from zcrecord.errors import RecordError, printable
 from zcrecord.record.load import record_of
 from zcrecord.storage.compressed import SUFFIXES
 from zcrecord.storage.files import check_destination, is_url, scratch_folder
@@ -268,7 +268,11 @@ def _onnx2zc_tuned(args: Arguments) -> int:
         check_destination(args.source, args.dest, args.force)
 
     def work(source: str, _: str, **options: Any) -> Any:
-        return replace(onnx.convert(source, scratch, **options), dest=target)
+        try:
+            return replace(onnx.convert(source, scratch, **options), dest=target)
+        except RecordError as error:
+            error.path = target if error.path == scratch else error.path  # the scratch file is gone by then
+            raise
 
     def tuning(errors: Printer) -> Any:
         report = run_tuning(scratch, args, errors, dest=dest, verify=args.verify)

@@ -116,6 +116,8 @@ def link(model: OpenedModel, dest: str | None) -> ArchiveLink:
     if path is None:
         fault = "needs an archive in a file, and this one is in memory; save it to one"
         raise UnsupportedError(f"{_WITH_EXTERNAL} {fault}")
+    if is_url(path):
+        raise UnsupportedError(f"{_WITH_EXTERNAL} refers to a local file, and this is a URL; download it", path=path)
     archive = record.archive
     takes_one_file(archive, _WITH_EXTERNAL)
     if record.mode != "r" or not archive.whole:

@@ -21,7 +21,7 @@ from zcrecord.archive.archive import Archive
 from zcrecord.archive.private_copy import check_apart
 from zcrecord.codec.entries import PayloadId
 from zcrecord.dtypes import DType
-from zcrecord.errors import Advice, FormatError, LimitError, UnsupportedError, printable
+from zcrecord.errors import Advice, FormatError, LimitError, TensorNotFoundError, UnsupportedError, printable
 from zcrecord.onnx.protobuf.reader import LEN, MAX_LENGTH, ProtobufReader, Skeleton, encode_field, encode_varint
 from zcrecord.onnx.protobuf.rewriting import encode_entries
 from zcrecord.onnx.protobuf.scanner import STUB_KEY, Scanner, TensorSink
@@ -79,10 +79,17 @@ def opened_model(source: Any, module: str | None, trusted_keys: Sequence[Any] | 
         source = archive_in(source)
     record = record_of(source, trusted_keys)
     modules = models_of(record.archive)
+    fault, path = "its models are in modules: ", record.archive.path
     if not module and modules and "" not in modules:
-        fault = f"its models are in modules: {', '.join(map(printable, modules))}"
-        raise UnsupportedError(fault, path=record.archive.path, advice=Advice("name one by {}", "module"))
-    model = OpenedModel(record, module or "", record.module(module) if module else record)
+        fault += ", ".join(map(printable, modules))
+        raise UnsupportedError(fault, path=path, advice=Advice("name one by {}", "module"))
+    try:
+        model = OpenedModel(record, module or "", record.module(module) if module else record)
+    except TensorNotFoundError as error:
+        if not any(modules):
+            raise
+        fault += ", ".join(map(printable, modules))
+        raise TensorNotFoundError(module or "", path=path, why=f"no module has this name; {fault}") from error
     skeleton_of(model.part)
     return model
 

@@ -54,6 +54,7 @@ _CPU = "CPUExecutionProvider"
 _FOLDER = "session.model_external_initializers_file_folder_path"
 _FORMAT = "session.load_model_format"
 _READS_INNER_SINCE = (1, 31)  # the weights of subgraphs that it wrote
+_OLDEST = (1, 24)  # as in pyproject.toml; earlier versions run some archives, and refuse others
 _COMPARES_SINCE = (1, 32)  # compares packed weights of a file with those that its kernel makes; else trusts them
 _DIRECT = "session.use_external_initializer_file_buffers_directly"
 _LAST = 1 << 64  # more than any size
@@ -82,7 +83,8 @@ def session(
 
     `sess_options` gets entries: the archive as a file in memory, and for "shared" no prepacking. Do not use it again
     for a model with external data of its own. A failing provider is an error; there is no silent retry on the CPU.
-    `trusted_keys` are as in `load_record`, for a Record, too.
+    One that this onnxruntime was built without is left out, with a warning. `trusted_keys` are as in `load_record`,
+    for a Record, too.
 
     Example:
         >>> from zcrecord.onnx import convert
@@ -242,8 +244,8 @@ def _warn_untuned(record: Record, reason: str) -> None:
         _warned = True
         where = "the archive in memory" if record.path is None else record.path
         logging.getLogger("zcrecord").warning(
-            "%s: not tuned for this machine (%s): answers take 1.1 to 2.9 times as long as from the .onnx; "
-            "`zcrecord tune` gives full speed from one shared copy, memory='speed' from a private one", where, reason
+            "%s: the original graph answers (%s), in 1.1 to 2.9 times the time of the .onnx; full speed comes from a "
+            "tuned archive in a local file (`zcrecord tune`), or from a private copy (memory='speed')", where, reason
         )  # fmt: skip
 
 
@@ -266,6 +268,8 @@ def model_errors(record: Record) -> Iterator[None]:
     except Exception as error:
         fault = f"ONNX Runtime {onnxruntime_module().__version__} makes no session of the model"
         advice = "the .onnx itself has to run there: mend the model, or install an onnxruntime that runs it"
+        if _version(onnxruntime_module()) < _OLDEST:
+            advice = "zcrecord needs onnxruntime 1.24 or later; upgrade it"
         raise OnnxError(f"{fault}: {printable(str(error), 1000)}; {advice}", path=record.archive.path) from error
 
 

@@ -132,7 +132,7 @@ def tune(
     Raises:
         DependencyError: onnxruntime is not installed. UnsupportedError: it holds no ONNX model, has no digests, is
             packed, remote or attached to a program; a model beside it refers to offsets that would change; ONNX Runtime
-            is older than 1.21, or its graph has other inputs, outputs or answers. IntegrityError: it is damaged.
+            is older than 1.24, or its graph has other inputs, outputs or answers. IntegrityError: it is damaged.
             DestinationExistsError: something is at `dest`. SourceError: the disk has no room, the file system refused,
             or the archive was replaced meanwhile. OnnxError: ONNX Runtime refuses the model.
     """
