@@ -48,7 +48,6 @@ AT_WORK = {
     "ls FILE": "zcrecord.cli.inspect",
     "tree FILE": "zcrecord.cli.inspect",
     "verify FILE": "zcrecord.cli.verify",
-    "count FILE": "zcrecord.cli.count",
     "check FILE --key KEY": "cryptography",
     "sign FILE --key KEY": "cryptography",
     "edit FILE --metadata a=b": "zcrecord.record.edit",

@@ -38,7 +38,6 @@ COMMANDS = {
         Command("ls", "list tensors", "inspect"),
         Command("tree", "show modules, tensors and attributes as a tree", "inspect"),
         Command("verify", "check an archive for damage", "verify"),
-        Command("count", "count tensors and elements", "count"),
         Command("sign", "sign an archive", "signatures"),
         Command("check", "check the signatures of an archive", "signatures"),
         Command("diff", "compare two archives", "diff"),
