@@ -88,7 +88,6 @@ FILES: dict[str, Callable[[Path], Any]] = {
     "swapped.npz": lambda path: np.savez(path, big=W.astype(">f4"), b=np.ones(5, np.int8)),
     "m.gguf": gguf_file,
     "m.pt": torch_file,
-    "m.weights.bin": converted(".weights.bin"),
 }  # fmt: skip
 
 
@@ -128,7 +127,7 @@ def test_parts_pickles_private_copies_and_frameworks_take_it(path: Path) -> None
     assert set(record.select(numeric).torch()) == set(numeric)
 
 
-@pytest.mark.parametrize("name", ["m.safetensors", "m.gguf", "m.weights.bin"])
+@pytest.mark.parametrize("name", ["m.safetensors", "m.gguf"])
 def test_views_lie_in_the_mapping_and_info_says_so(name: str, tmp_path: Path) -> None:
     FILES[name](tmp_path / name)
     record = zcrecord.load_record(tmp_path / name)

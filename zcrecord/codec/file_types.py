@@ -41,7 +41,6 @@ FORMATS = {
         Format("torch", "a torch checkpoint", (".pt", ".pth", ".bin", ".ckpt")),
         Format("npz", "a .npz file", (".npz",), writes=True),
         Format("orbax", "the metadata of an Orbax checkpoint", (), (b'{"tree_metadata"',), extra="orbax"),
-        Format("tiny", "a TINY file", (".weights.bin",), (b"TINYWTS\0",), writes=True, streams=True),
     )
 }  # fmt: skip
 
