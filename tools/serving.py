@@ -27,7 +27,7 @@ def prepare() -> None:
     import onnxruntime  # noqa: F401
 
     from zcrecord.archive import info  # noqa: F401
-    from zcrecord.onnx import session, tuned, tuner  # noqa: F401
+    from zcrecord.onnx import fill_session, session, tuned, tuner  # noqa: F401
 
 
 def make_session(

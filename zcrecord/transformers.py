@@ -46,20 +46,20 @@ def from_pretrained(
 ) -> Any:
     """Return the model of a folder, as `model_class.from_pretrained(folder)` of transformers, from its archive.
 
-    transformers reads `config.json` and the generation config, makes the model, gives each tensor its place, renames
-    keys, ties weights, and logs missing and unexpected keys, as ever. The weights lie on a private mapping of the
-    archive: nothing is copied or read before it is used, processes share the pages, and the first write to a page, as
-    by an optimizer, copies that page and never reaches the file. A tensor is copied if it is converted to another
-    dtype; if transformers joins it with others, as with experts that are stored each by itself (see `save_pretrained`);
-    and if the archive ties it to another and the model does not. Tensors of strings are left out.
+    transformers reads `config.json` and the generation config, makes the model, assigns each tensor, renames keys, ties
+    weights, and logs missing and unexpected keys, as usual. The weights lie on a private mapping of the archive:
+    nothing is copied or read before it is used, processes share the pages, and the first write to a page, as by an
+    optimizer, copies that page and never reaches the file. A tensor is copied if it is converted to another dtype; if
+    transformers joins it with others, as with experts that are stored one by one (see `save_pretrained`); and if the
+    archive ties it to another one and the model does not. Tensors of strings are left out.
 
     Args:
         folder: with `config.json` and `model.zcr`, or the only archive or catalogue there.
         model_class: a class of transformers, such as `AutoModelForCausalLM`; `args` go to the model's own class.
         archive: the weights, where they are not in the folder: a path, a URL or a Record, maybe of a part or with
             other names (`Record.module`, `Record.select`). A remote one is fetched into memory.
-        trusted_keys: those of `load_record`, for a Record, too. They vouch for the archive: not for configs, code and
-            tokenizer in the folder.
+        trusted_keys: as in `load_record`, for a Record, too. They vouch only for the archive, not for configs, code
+            and tokenizer in the folder.
         kwargs: of transformers' from_pretrained, such as `dtype`, `device_map`, `output_loading_info`, `key_mapping`,
             and values for the config.
 
@@ -93,8 +93,8 @@ def from_pretrained(
     if any(_same_place(key, name) for key in info["missing_keys"] for name in repeated):
         model, info = load(state_dict=state)  # the class does not tie what the archive does
     if state and len(info["unexpected_keys"]) >= len(state) - len(repeated):
-        what = f"none of its {len(state)} tensors belongs to a {type(model).__name__}"
-        raise MismatchError(f"{what}; of a part of a record give archive=record.module('name')", path=record.path)
+        fault = f"none of its {len(state)} tensors belongs to a {type(model).__name__}"
+        raise MismatchError(f"{fault}; of a part of a record give archive=record.module('name')", path=record.path)
     _settle_ties(model, state)
     model.config.name_or_path = model.name_or_path = path
     _set_generation(transformers, model, path, overrides, options)
@@ -112,18 +112,18 @@ def save_pretrained(
     """Save a model of transformers as a folder: its config and generation config, its own code, and `model.zcr`.
 
     transformers writes all but the archive. A failed save leaves the folder as it was: everything is written before
-    anything is replaced, first the archive, and at once the others. (Killed just between them, a save leaves the new
-    archive with the old config.) Tied weights are stored once, under all their names. Tensors are written from the
-    model's memory. Other files stay: a `model.safetensors` from before is what transformers' own from_pretrained goes
-    on loading. The tokenizer writes its files itself: `tokenizer.save_pretrained(folder)`.
+    anything is replaced, first the archive, then at once the others. (A save that is killed just between them leaves
+    the new archive with the old config.) Tied weights are stored once, under all their names. Tensors are written from
+    the model's memory. Other files stay: transformers' own from_pretrained goes on loading an old `model.safetensors`.
+    The tokenizer writes its files itself: `tokenizer.save_pretrained(folder)`.
 
     Args:
         model: a PreTrainedModel, or such a one wrapped for training.
         folder: made if it does not exist.
         max_shard_size: bytes, or "5GB" as transformers has it; larger models are written as shards and a catalogue.
         save_original_format: False stores tensors as the model has them, not under the names and in the pieces of older
-            checkpoints. Then experts need not be joined when they are loaded, and lie on the mapping, too; but programs
-            that know only the older names do not find them.
+            checkpoints. Then experts need not be joined when they are loaded, and lie on the mapping, too; but a
+            program that knows only the older names does not find them.
         durable: fsync files and folder, so that they survive power loss.
 
     Raises:
@@ -144,16 +144,16 @@ def save_pretrained(
 
     model = unwrap_model(model)
     if not isinstance(model, transformers.PreTrainedModel):
-        what = f"a {type(model).__name__} is no model of transformers; save_record saves any module"
-        raise UnsupportedError(f"{what}, and a PeftModel's merge_and_unload() gives one")
+        fault = f"a {type(model).__name__} is no model of transformers; save_record saves any module"
+        raise UnsupportedError(f"{fault}, and a PeftModel's merge_and_unload() gives one")
     if getattr(model, "hf_quantizer", None) is not None:
         raise UnsupportedError("a quantised model; save it with model.save_pretrained, or dequantise it")
     if getattr(model, "_hf_peft_config_loaded", False):
         raise UnsupportedError("the model has adapters, which model.save_pretrained saves; delete_adapter removes them")
     most = parse_size(max_shard_size) if isinstance(max_shard_size, str) else max_shard_size
     if most is None and max_shard_size is not None:
-        what = f"max_shard_size={printable(repr(max_shard_size))} is not a size, such as '5GB', nor a number of bytes"
-        raise UnsupportedError(what)
+        fault = f"max_shard_size={printable(repr(max_shard_size))} is not a size, such as '5GB', nor a number of bytes"
+        raise UnsupportedError(fault)
     state = _saved_state(model, save_original_format)
     path = Path(local_folder(folder))
     with refusals(os.fspath(path)):
@@ -180,19 +180,19 @@ def _import_transformers() -> Any:
 
 
 def _check_arguments(path: str, kwargs: dict[str, Any]) -> None:
-    """Refuse arguments that name other weights, and folders that are missing or whose adapter would be left out."""
+    """Refuse arguments that name other weights, and a folder that is missing or has an adapter."""
     for name, advice in _ELSEWHERE.items():
         if kwargs.get(name):
             raise UnsupportedError(f"{name}= is not for archives; {advice}")
     if not os.path.isdir(path):
-        what = "is no folder here; huggingface_hub.snapshot_download gives the folder of a model of the Hub"
-        raise SourceNotFoundError(what, path=path)
+        fault = "is no folder here; huggingface_hub.snapshot_download gives the folder of a model of the Hub"
+        raise SourceNotFoundError(fault, path=path)
     if os.path.exists(os.path.join(path, _ADAPTER)):
-        what = f"has an adapter ({_ADAPTER}); move it to a folder of its own and give that to model.load_adapter"
-        raise UnsupportedError(what, path=path)
+        fault = f"has an adapter ({_ADAPTER}); move it to a folder of its own and give that to model.load_adapter"
+        raise UnsupportedError(fault, path=path)
     if kwargs.get("config") is None and not os.path.exists(os.path.join(path, _CONFIG)):
-        what = f"is a folder without {_CONFIG}; save_pretrained writes one, or give config="
-        raise SourceNotFoundError(what, path=path)
+        fault = f"is a folder without {_CONFIG}; save_pretrained writes one, or give config="
+        raise SourceNotFoundError(fault, path=path)
 
 
 def _read_config(
@@ -208,16 +208,16 @@ def _read_config(
         overrides, options = {}, options | overrides
     else:
         trusted = {"trust_remote_code": True} if kwargs.get("trust_remote_code") else {}
-        own = getattr(model_class, "config_class", None)  # which an Auto class has not
+        own = getattr(model_class, "config_class", None)  # None for an Auto class
         reader = own or transformers.AutoConfig
         config, unused = reader.from_pretrained(config or path, return_unused_kwargs=True, **trusted, **overrides)
         overrides = {k: v for k, v in overrides.items() if own and k not in unused}
         options |= unused
     if (quantised := getattr(config, "quantization_config", None)) is not None:
         method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised.quant_method
-        what = f"{_CONFIG} names a quantised model ({getattr(method, 'value', method)})"
+        fault = f"{_CONFIG} names a quantised model ({getattr(method, 'value', method)})"
         advice = "which transformers loads from its own files alone; zcrecord convert makes its model.safetensors again"
-        raise UnsupportedError(f"{what}, {advice}", path=path)
+        raise UnsupportedError(f"{fault}, {advice}", path=path)
     return config, overrides, options
 
 
@@ -234,17 +234,23 @@ def _concrete_class(model_class: Any, config: Any, path: str, trusted: Any) -> t
 
         return get_class_from_dynamic_module(code[model_class.__name__], path), config
     if type(config) not in mapping:
-        what = f"{model_class.__name__} has no model for a {type(config).__name__}; name another class"
+        fault = f"{model_class.__name__} has no model for a {type(config).__name__}; name another class"
         own = "; trust_remote_code=True takes the folder's own code" if code else ""
-        raise UnsupportedError(what + own, path=path)
+        raise UnsupportedError(fault + own, path=path)
     concrete = mapping[type(config)]
     if isinstance(concrete, list | tuple):
         by_name = {each.__name__: each for each in concrete}
-        named = [by_name[name] for name in getattr(config, "architectures", None) or () if name in by_name]
+        named = [by_name[name] for name in _architectures(config) if name in by_name]
         concrete = [*named, concrete[0]][0]
     text = (getattr(config, "sub_configs", None) or {}).get("text_config")
     part = text is not None and getattr(concrete, "config_class", None) is text  # the language model of a larger one
     return concrete, config.get_text_config() if part else config
+
+
+def _architectures(config: Any) -> list[str]:
+    """Return the class names in a config, which may be a stranger's and have anything there."""
+    names = getattr(config, "architectures", None)
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list | tuple) else []
 
 
 def _repeated_names(transformers: Any, state: dict[str, Any], config: Any) -> set[str]:
@@ -252,7 +258,7 @@ def _repeated_names(transformers: Any, state: dict[str, Any], config: Any) -> se
 
     transformers ties names that are missing, as in its own files. Of all others it compares all bytes.
     """
-    saved = getattr(transformers, (getattr(config, "architectures", None) or [""])[0], None)
+    saved = getattr(transformers, [*_architectures(config), ""][0], None)
     declared = getattr(saved, "_tied_weights_keys", None)
     if not isinstance(declared, dict) or not getattr(config, "tie_word_embeddings", False):
         return set()
@@ -269,9 +275,9 @@ def _model_tensors(record: Record) -> dict[str, Any]:
     state = {name: tensor for name, tensor in record.torch().items() if not isinstance(tensor, StringTensor)}
     for name, tensor in state.items():
         if not hasattr(tensor, "untyped_storage"):
-            what = f"torch has no such tensors of {record.info(name).dtype.name}; to load the others:"
+            fault = f"torch has no such tensors of {record.info(name).dtype.name}; to load the others:"
             advice = f"archive=record.select(lambda tensor: tensor.name != {name!r})"
-            raise UnsupportedError(f"{what} {advice}", path=record.path, tensor=name)
+            raise UnsupportedError(f"{fault} {advice}", path=record.path, tensor=name)
     return state
 
 
@@ -281,7 +287,7 @@ def _same_place(key: str, name: str) -> bool:
 
 
 def _settle_ties(model: Any, state: dict[str, Any]) -> None:
-    """Tie parameters on one memory as the model declares it; copy others on it, but for the first.
+    """Tie parameters on one memory as the model declares; copy all others on that memory except the first.
 
     Some versions of transformers do not tie two names that both have a value.
     """

@@ -19,17 +19,19 @@ import pytest
 import zstandard
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from forge import Forge
-from split_catalogues import changed_index, forge_catalogue, outline_of, save_split
+from split_catalogues import boxes_along, changed_index, forge_catalogue, outline_of, save_split
 
 import zcrecord
 from attacks import tricks
 from tools.range_server import serving
 from zcrecord import FillError, FormatError, IntegrityError, LimitError, Record, UnsupportedError, formats, integrity
 from zcrecord.archive import digest, shards, tilings, unflatten
-from zcrecord.archive.archive import Verify
+from zcrecord.archive.archive import Archive, Verify
 from zcrecord.codec.layout import NONE
+from zcrecord.distributed import ZcrStorageReader
 from zcrecord.distributed.checkpoint import Checkpoint
 from zcrecord.hollow import hollow_of
+from zcrecord.loaders import load_into
 
 HONEST = {"a": np.zeros(16, np.float32), "b": np.zeros(16, np.float32)}
 OTHER = np.arange(16, dtype=np.float32)
@@ -228,6 +230,31 @@ def test_names_of_values_of_a_checkpoint_are_bounded(tmp_path: Path) -> None:
     (tmp_path / "c.zcr").write_bytes(tricks.below_a_long_name())
     with pytest.raises(LimitError, match="full names of attributes add up to"):
         len(Checkpoint(tmp_path / "c.zcr").values)
+
+
+def test_pieces_that_a_thousand_names_share_are_gone_through_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a small catalogue of tied tensors would take hours; and planners of DCP would make lists for each name."""
+    names = [f"t{i}" for i in range(1000)]
+    values = dict.fromkeys(names, np.arange(100.0))
+    save_split(tmp_path / "checkpoint.zcr", values, {"t0": boxes_along(0, 100, (100,))})
+    record, calls, boxed_pieces = zcrecord.load_record(tmp_path), [], Archive.boxed_pieces
+
+    def counted(*given: Any) -> Any:
+        calls.append(given)
+        return boxed_pieces(*given)
+
+    monkeypatch.setattr(Archive, "boxed_pieces", counted)
+    record.verify()
+    assert len(calls) == 1
+    assert load_into(record, "host")["t999"].tolist() == [*range(100)]
+    assert len(calls) == 2
+    metadata = ZcrStorageReader(tmp_path).read_metadata().state_dict_metadata
+    with pytest.raises(
+        LimitError, match="its tensors, most of them tied, have over 64 times the pieces that there are"
+    ):
+        [metadata[name] for name in names]
 
 
 def test_few_boxes_of_many_axes_are_compared_in_pairs(monkeypatch: pytest.MonkeyPatch) -> None:

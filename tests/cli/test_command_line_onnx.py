@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from onnx_models import model_of
 
 import zcrecord.onnx
+from zcrecord import integrity
 from zcrecord.cli.dispatch import onnx2zc_main
 
 pytestmark = pytest.mark.usefixtures("model_folder")
@@ -141,7 +142,7 @@ def test_to_onnx_takes_what_a_trusted_key_signed_alone(converted: Path, run: c.C
     Path("pub.pem").write_bytes(public)
     run.fails("to-onnx m.zcr --key pub.pem", r"m\.zcr: is not signed$")
     assert not Path("m.onnx").exists()
-    zcrecord.integrity.sign("m.zcr", key)
+    integrity.sign("m.zcr", key)
     run.quietly("to-onnx m.zcr --key pub.pem")
     assert Path("m.onnx").read_bytes() == c.DIGITS.read_bytes()
 

@@ -162,6 +162,14 @@ def test_verify_says_what_it_checked(level: str, archive: Path, run: c.Commands)
     assert (run(f"verify model.zcr --level {level}"), run.err) == (told, "")
 
 
+def test_verify_says_where_there_are_no_checksums(archive: Path, run: c.Commands) -> None:
+    zcrecord.save_record({"w": np.ones(3)}, "w.zcr")
+    run.quietly("convert w.zcr m.safetensors")
+    assert run("verify m.safetensors").endswith("checked: full, but there are no checksums of payloads\n")
+    assert run.json("verify m.safetensors")["checksums"] is False
+    assert run.json(f"verify {archive}")["checksums"] is True
+
+
 def test_verify_tells_the_content_digest_on_request(archive: Path, run: c.Commands) -> None:
     digest = zcrecord.load_record(archive).content_digest()
     assert run("verify model.zcr --digest").splitlines()[1] == f"model.zcr: {digest}"

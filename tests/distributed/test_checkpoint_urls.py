@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import fsspec
 import pytest
 import ranks
 import torch
@@ -16,7 +17,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 import zcrecord
-from zcrecord.distributed import ZcrStorageReader, ZcrStorageWriter
+from zcrecord.distributed import ZcrStorageReader, ZcrStorageWriter, folder
 from zcrecord.distributed.folder import CheckpointPrefix
 from zcrecord.errors import SourceError
 
@@ -171,3 +172,15 @@ def test_a_checkpoint_is_saved_by_its_id_to_any_url(memory: str) -> None:
     with pytest.raises(SourceError, match="was written by another"):
         CheckpointPrefix(memory, None).commit({}, 1, {}, '"of another"')
     assert loaded(None, memory) == 2
+
+
+def test_archives_of_ranks_that_a_catalogue_may_name_behind_a_long_index_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    fs, shard = fsspec.filesystem("memory"), "checkpoint~0123456789abcdef-00001-of-00001.zcr"
+    fs.pipe({f"/run/{shard}": b"", "/run/checkpoint.zcr": bytes(999) + shard.encode()})
+    prefix = CheckpointPrefix("memory://run", None)
+    monkeypatch.setattr(folder, "MOST_OF_CATALOGUE", 500)
+    prefix.take_back({shard: shard})
+    assert fs.exists(f"/run/{shard}")
+    fs.pipe("/run/checkpoint.zcr", b"another.zcr")
+    prefix.take_back({shard: shard})
+    assert not fs.exists(f"/run/{shard}")

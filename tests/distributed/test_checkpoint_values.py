@@ -271,6 +271,22 @@ def test_the_record_itself_is_no_value_of_a_checkpoint(tmp_path: Path) -> None:
     assert list(Checkpoint(tmp_path).values) == ["n"]
 
 
+def test_a_value_that_is_named_often_is_marked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else names and modules of a large index would take time in proportion to their product."""
+    forge(tmp_path, {"a": {"b": {}, "n": 3}}, objects=["a"] * 1000)
+    checkpoint, zeros, marked = Checkpoint(tmp_path), np.zeros, []
+
+    class Marks(np.ndarray):
+        def __setitem__(self, at: Any, value: Any) -> None:
+            marked.append(at)
+            super().__setitem__(at, value)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(np, "zeros", lambda *given: zeros(*given).view(Marks))
+        assert list(checkpoint.values) == ["a"]
+    assert len(marked) == 1
+
+
 @pytest.mark.slow
 def test_lists_of_many_named_items_are_not_forged_ones(tmp_path: Path) -> None:
     items = [["l", i, "x"] for i in range(40_000)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import stat
@@ -19,7 +20,7 @@ import windows
 
 import zcrecord
 from tools.measure import most_allocated
-from zcrecord import DestinationExistsError, FormatError, IntegrityError, RecordError, UnsupportedError
+from zcrecord import DestinationExistsError, FormatError, IntegrityError, RecordError, SourceError, UnsupportedError
 from zcrecord.embed import attach, detach
 from zcrecord.transport import pack
 
@@ -173,6 +174,27 @@ def test_owner_stays(program: Path, archive: Path) -> None:
     attach(program, archive)
     status = program.stat()
     assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (1234, 4321, 0o4755)
+
+
+@POSIX
+@pytest.mark.parametrize("swapped", ["scratch file", "program"])
+def test_mode_and_owner_go_to_no_file_by_a_link_and_come_from_no_other_program(
+    swapped: str, program: Path, archive: Path, tmp_path: Path
+) -> None:
+    other = put(tmp_path / "other", b"private")
+    other.chmod(0o4600)
+
+    def swap(*_: Any) -> None:
+        [scratch] = tmp_path.glob(".bundle.*")
+        victim = scratch if swapped == "scratch file" else program
+        if not victim.is_symlink():
+            (tmp_path / "link").symlink_to(other)
+            os.replace(tmp_path / "link", victim)
+
+    with contextlib.nullcontext() if swapped == "scratch file" else pytest.raises(SourceError, match="was replaced"):
+        attach(program, archive, tmp_path / "bundle", progress=swap)
+    assert stat.S_IMODE(other.stat().st_mode) == 0o4600
+    assert swapped == "scratch file" or not (tmp_path / "bundle").exists()
 
 
 def macho(signed: bool, wide: bool = True) -> bytes:

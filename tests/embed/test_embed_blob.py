@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import zcrecord
-from zcrecord.embed import blob
+from zcrecord.embed import blob, generate
 from zcrecord.embed.plan import plan
 from zcrecord.embed.write_files import write
 
@@ -120,6 +120,12 @@ def test_assembler_has_incbin_alone(tmp_path: Path, form: Any) -> None:
     source = e.put(tmp_path / "p.S", '.include "m_blob.inc"\n.long M_A_OFFSET\n')
     e.quiet("gcc", f"-I{tmp_path}", "-c", source, "-o", tmp_path / "p.o")
     assert each.constants[0].offset.to_bytes(4, "little") in (tmp_path / "p.o").read_bytes()
+
+
+def test_form_of_another_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(zcrecord.UnsupportedError, match="blob 'literals' is not known; incbin, embed, string"):
+        generate(e.small(tmp_path), tmp_path / "out", lang="c", blob="literals")  # type: ignore[arg-type]
+    assert not (tmp_path / "out").exists()
 
 
 def test_path_that_embed_cannot_name_is_refused(tmp_path: Path) -> None:

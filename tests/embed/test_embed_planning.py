@@ -158,6 +158,15 @@ def test_unknown_elements_are_bytes_unless_strided(tmp_path: Path, monkeypatch: 
         plan(tmp_path / "m.zcr")
 
 
+@pytest.mark.parametrize("lang", ["c", "cpp", "asm", "rust"])
+def test_comments_name_the_tensor_whose_bytes_are_shared_as_the_archive_does(tmp_path: Path, lang: Any) -> None:
+    shared = np.arange(4, dtype=np.float32)
+    zcrecord.save_record({"a": {"w": shared}, "b": shared, "part": shared[1:]}, tmp_path / "m.zcr")
+    files = embed.generate(tmp_path / "m.zcr", tmp_path, lang=lang).files
+    text = "".join(Path(path).read_text(encoding="utf-8") for path in files)
+    assert "b: float32 [4], tied to a.w" in text and "part: float32 [3], a part of a.w" in text
+
+
 def test_empty_tensors_have_no_place(tmp_path: Path) -> None:
     found = planned(tmp_path, {"e": np.ones((0, 3), np.float32)})["e"]
     assert (found.place, found.nbytes, found.base, found.alignment) == (None, 0, None, 4)

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
 import pytest
 import rust_programs
 from costly_archives import ARCHIVES, strings
@@ -16,6 +17,8 @@ from other_processors import X86_64
 from reader_archives import bools, golden, mixed, wide
 from readers import Level, Mode, Question, agreed, ask
 from rust_programs import CHECKED, READER, SOURCES, build, compilers, editions
+
+import zcrecord
 
 pytestmark = pytest.mark.needs("rustc", "cc")
 
@@ -80,6 +83,28 @@ fn main() {{
     program = build(rustc, host, tmp_path / "host", edition=edition)
     done = subprocess.run([program], capture_output=True, text=True, check=True)
     assert done.stdout == "R1: too few bytes for an archive; the source is truncated\n"
+
+
+def test_prints_what_it_found_in_a_line(tmp_path: Path) -> None:
+    zcrecord.save_record({"w": np.ones((2, 3), np.int8), "steps": 5, "words": ["up", "a"]}, tmp_path / "m.zcr")
+    main = f"""#[path = "{READER}"]
+mod zcrecord;
+fn main() {{
+    let archive = zcrecord::Archive::open(include_bytes!("m.zcr")).unwrap();
+    let root = archive.module(0).unwrap();
+    println!("{{:?}}", archive);
+    for child in archive.children(&root, &mut [0; 9]).unwrap() {{
+        println!("{{:?}}", child.unwrap());
+    }}
+}}
+"""
+    source = tmp_path / "main.rs"
+    source.write_text(main, encoding="utf-8")
+    lines = subprocess.run([build("rustc", source, tmp_path / "main")], capture_output=True, text=True).stdout
+    archive, w, steps, words = lines.splitlines()
+    assert archive == f"Archive({(tmp_path / 'm.zcr').stat().st_size} bytes, 1 tensors)"
+    assert w == 'Tensor(Tensor("w", int8, [2, 3]))' and "value: Int(5)" in steps
+    assert 'value: List([Ok(Text("up")), Ok(Text("a"))])' in words
 
 
 def test_has_no_unsafe_code_and_lets_none_in() -> None:

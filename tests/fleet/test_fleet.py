@@ -297,6 +297,17 @@ def test_faults_of_the_system_are_raised(folder: Path) -> None:
         convert_one(job)
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="platform: named pipes")
+def test_a_pipe_among_the_models_is_none_and_one_in_the_place_of_a_model_is_an_error_at_once(folder: Path) -> None:
+    [first, second] = plan("models", "out", durable=False)
+    os.mkfifo(folder / "models" / "m.safetensors")
+    (folder / "models" / "m.pt").symlink_to("m.safetensors")
+    assert plan("models", "out", durable=False) == [first, second]
+    pipe = Job(str(folder / "models" / "m.safetensors"), str(folder / "out" / "m.zcr"), "safetensors")
+    with pytest.raises(SourceError, match=r"m\.safetensors: not a regular file"):
+        convert_one(pipe)
+
+
 # -- archives of strangers -------------------------------------------------------------------------------------------
 
 

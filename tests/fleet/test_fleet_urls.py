@@ -51,14 +51,15 @@ def run(tmp_path: Path, **options: Any) -> list[str]:
     return [convert_one(job).state for job in plan(ALL, tmp_path / "out", durable=False, **options)]
 
 
-def test_a_key_with_an_empty_part_is_refused_since_a_folder_has_no_such_name(
-    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["a//b.onnx", "a\0b.onnx"])
+def test_a_key_that_no_folder_has_a_name_for_is_refused(
+    name: str, memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(SourceError, match="memory://models: has no model below it"):
         plan(ALL, tmp_path)
     # As S3 lists it; not all of fsspec's releases list it in memory.
-    monkeypatch.setattr(type(memory), "find", lambda *_, **__: {"/models/a//b.onnx": {"size": 1}})
-    with pytest.raises(NameCollisionError, match=r"the name 'a//b\.onnx' has an empty part; rename it"):
+    monkeypatch.setattr(type(memory), "find", lambda *_, **__: {f"/models/{name}": {"size": 1}})
+    with pytest.raises(NameCollisionError, match=r"the name 'a(//|\\x00)b\.onnx' has an empty part, or NUL; rename it"):
         plan(ALL, tmp_path / "out")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -29,6 +30,7 @@ from zcrecord import FormatError, IntegrityError, LimitError, SourceError, Unsup
 from zcrecord.foreign import open_foreign, safetensors_header
 from zcrecord.foreign.npy import encode_npy_header
 from zcrecord.foreign.pickled import unpickle
+from zcrecord.foreign.readers import path_beside
 from zcrecord.foreign.receiver import Outline
 from zcrecord.foreign.torch_types import TorchNames
 from zcrecord.formats import convert
@@ -258,6 +260,11 @@ def test_a_url_is_read_in_two_requests(name: str, tmp_path: Path) -> None:
             UnsupportedError, match=r"is a \.npz file, which is not read by URL; download it, or convert"
         ):
             zcrecord.load_record(f"{server.url}/a.npz")
+        (tmp_path / "m.safetensors.index.json").write_text(
+            '{"weight_map": {"a": "b.safetensors"}}' + " " * 128, encoding="utf-8"
+        )
+        with pytest.raises(UnsupportedError, match=r"is an index of shards, .* that zcrecord index made"):
+            zcrecord.load_record(f"{server.url}/m.safetensors.index.json")
 
 
 def test_by_url_no_tensor_is_read_from_memory_that_was_not_fetched(tmp_path: Path) -> None:
@@ -400,6 +407,19 @@ def test_a_shard_swapped_for_a_link_while_it_is_opened_is_noticed(
         monkeypatch.undo()
         (hub / "a.safetensors").unlink()
         safetensors.numpy.save_file({"w": W}, hub / "a.safetensors")
+
+
+def test_a_link_that_becomes_a_file_while_it_is_followed_is_one_typed_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "link").symlink_to("elsewhere")
+
+    def replaced(path: str) -> str:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
+
+    monkeypatch.setattr(os, "readlink", replaced)
+    with pytest.raises(SourceError, match="link: cannot be read: Invalid argument"):
+        path_beside(str(tmp_path / "model.json"), "link")
 
 
 def test_items_of_a_set_of_one_hash_are_few() -> None:

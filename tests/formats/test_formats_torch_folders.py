@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 import zcrecord
+from zcrecord.archive import private_copy
 from zcrecord.errors import FormatError, LimitError, RecordError, SourceNotFoundError, UnsupportedError
 from zcrecord.formats import convert
 
@@ -199,6 +200,11 @@ def boxes_for_all(f: Folder) -> None:
     sized(f, torch.Size([0]), 10_000, 1000)
 
 
+def paths_of_one_key(f: Folder) -> None:
+    sized(f, torch.Size([0]), names=2000)
+    f.metadata.planner_data = {f"t{i}": (f"t{i}", *["k"] * 98) for i in range(2000)}
+
+
 def zeros_in_each(f: Folder) -> None:
     f.metadata.state_dict_metadata = {}
     for i in range(2):
@@ -233,6 +239,7 @@ def chunks_alike(f: Folder) -> None:
         (one_chunk_for_all, LimitError, r"tensor 'w0': parts of its file overlap"),
         (one_value_for_all, LimitError, r"tensor 'n1': parts of its file overlap"),
         (boxes_for_all, LimitError, r"'t\d+': its chunks are there millions of times"),
+        (paths_of_one_key, LimitError, "its paths make far more modules than it has tensors"),
         (zeros_in_each, LimitError, r"tensor 'z1': its pickle asks for \d+ bytes"),
         (chunks_alike, LimitError, "a hundred chunks have the same hash"),
         (lambda f: sized(f, (2**2000,) * 30_000), FormatError, "sizes of a tensor that are no numbers, or too many"),
@@ -274,6 +281,17 @@ def test_paths_too_deep_or_with_odd_places_are_not_followed(tmp_path: Path) -> N
         folder.add(name, 5)
         folder.metadata.planner_data[name] = path
     assert zcrecord.load_record(folder.save()).tree() == {"a": 5, "b": 5, "c": 5, "m": {"d": 5}}
+
+
+def test_chunks_of_any_size_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their limit is 1 GiB and 64 times the size of all files, not that of `.metadata` alone."""
+    folder, value = Folder(tmp_path / "run"), torch.arange(1 << 18).reshape(512, 512)
+    folder.add("w", value, [((0, 0), (256, 512)), ((256, 0), (256, 512))])
+    record, whole = zcrecord.load_record(folder.save()), tmp_path / "whole.zcr"
+    zcrecord.save_record({"w": value}, whole)
+    monkeypatch.setattr(private_copy, "_APART_FREE", 0)
+    assert torch.equal(record.torch()["w"], value)
+    assert record.content_digest() == zcrecord.load_record(whole).content_digest()
 
 
 def test_chunks_that_repeat_an_element_are_put_together(tmp_path: Path) -> None:

@@ -246,6 +246,6 @@ def test_child_that_is_forked_in_the_middle_does_not_take_it_for_done() -> None:
     except SourceError as error:
         told = error.message
     if children[0] == 0:
-        os._exit(7 if "was forked during this" in told else 1)
+        os._exit(7 if "was forked meanwhile" in told else 1)
     assert told == "done"
     assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 7

@@ -117,7 +117,7 @@ def test_a_shard_is_not_signed_in_place_but_its_catalogue_is(tmp_path: Path, sav
     for _ in range(saves):  # over the first, shards get other names
         zcrecord.save_record({"a": np.ones(99), "b": np.zeros(99)}, catalogue, max_shard_size=99)
     shard = next(tmp_path.glob("model*-00001-of-00002.zcr"))
-    with pytest.raises(UnsupportedError, match=r"is a shard of model\.zcr, which knows it by its index"):
+    with pytest.raises(UnsupportedError, match=r"is a shard of model\.zcr, which has the digest of its index"):
         integrity.sign(shard, key)
     integrity.sign(shard, key, tmp_path / "signed.zcr")
     integrity.sign(catalogue, key)
@@ -319,18 +319,18 @@ OPENSSH = private(PrivateFormat.OpenSSH)
 
 
 @pytest.mark.parametrize(("key", "to_sign", "message"), [
-    (pem(), True, "is a public key; to sign takes the private one$"),
-    (b"ssh-ed25519 AAAA", True, "is a public key; to sign takes the private one$"),
+    (pem(), True, "is a public key; to sign give the private one$"),
+    (b"ssh-ed25519 AAAA", True, "is a public key; to sign give the private one$"),
     (b"", True, NO_PRIVATE),
     (private().replace(b"MC4C", b"MC4D"), True, NO_PRIVATE),
     (OPENSSH[:90] + OPENSSH[94:], True, NO_PRIVATE),
-    (private(how=BestAvailableEncryption(b"pass")), True, "is encrypted; it takes its passphrase$"),
-    (ELLIPTIC.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, PLAIN), True, "not an Ed25519 one$"),
+    (private(how=BestAvailableEncryption(b"pass")), True, "is encrypted; give its passphrase$"),
+    (ELLIPTIC.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, PLAIN), True, "not an Ed25519 one; give one"),
     (5, True, "a key is a path, bytes or an Ed25519 key of cryptography's, not a int$"),
-    (private(), False, "is a private key; to check takes the public one$"),
+    (private(), False, "is a private key; to check a signature give the public one$"),
     (b"", False, NO_PUBLIC),
     (b"ssh-ed25519 AAAA", False, NO_PUBLIC),
-    (pem(ELLIPTIC.public_key()), False, "not an Ed25519 one$"),
+    (pem(ELLIPTIC.public_key()), False, "not an Ed25519 one; give one"),
 ])  # fmt: skip
 def test_what_is_no_such_key_is_refused(key: Any, to_sign: bool, message: str, path: Path) -> None:
     with pytest.raises(UnsupportedError, match=message), zcrecord.load_record(path) as record:

@@ -133,6 +133,29 @@ def test_files_that_were_checked_stay_in_use_when_others_take_their_places(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("make", [plain, catalogue, safetensors, shards, indexed, based, packed, attached])
+@pytest.mark.parametrize("names", [None, "b"])
+def test_files_that_were_read_into_memory_are_not_read_again(make: Make, names: str | None, tmp_path: Path) -> None:
+    (there := tmp_path / "there").mkdir()
+    (evil := tmp_path / "evil").mkdir()
+    path = make(there, TREE, signature())
+    make(evil, EVIL, signature())
+    record = zcrecord.load_record(path, trusted_keys=[PUBLIC], mmap=False, names=names)
+    for file in there.iterdir():
+        before = file.stat()
+        file.write_bytes((evil / file.name).read_bytes())
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    for look in (
+        record.__getitem__,
+        lambda name: record.torch()[name],
+        lambda name: record.load_into("read")[name],
+        lambda name: record.select("b").load_into("host")[name],
+        zcrecord.Record(record.archive.private()).get,
+    ):
+        assert np.asarray(look("b.0")).all()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [catalogue, shards, indexed, based])
 def test_no_file_of_others_is_joined_with_signed_ones(make: Make, tmp_path: Path) -> None:
     (there := tmp_path / "there").mkdir()
@@ -186,6 +209,18 @@ def test_urls_are_checked_before_anything_is_given_and_what_comes_later_too(make
         assert honest_or_refused(lambda: pickle.loads(pickled)["b.0"])
 
 
+@pytest.mark.parametrize("change", [{"n": 6}, {"b": [TREE["b"][0], b"blot"]}])
+def test_values_in_the_header_of_another_format_are_those_that_were_checked(change: Any, tmp_path: Path) -> None:
+    path = safetensors(tmp_path, TREE, signature())
+    with serving(tmp_path) as server:
+        record = zcrecord.load_record(f"{server.url}/{path.name}", trusted_keys=[PUBLIC], cache=False)
+        pickled, local = pickle.dumps(record), pickle.dumps(zcrecord.load_record(path))
+        safetensors(tmp_path, {**TREE, **change}, signature())
+        for each in (pickled, local):
+            with pytest.raises(IntegrityError, match="it was replaced since"):
+                pickle.loads(each)
+
+
 def test_bytes_and_file_objects_are_checked(tmp_path: Path) -> None:
     path = plain(tmp_path, TREE, signature())
     with path.open("rb") as file:
@@ -237,7 +272,7 @@ def test_keys_may_be_of_different_forms(tmp_path: Path) -> None:
     ([[PUBLIC]], "a key is a path, bytes or an Ed25519 key of cryptography's, not a list"),
     ([None], "not a NoneType"),
     ([PUBLIC, b""], "^is no public key in PEM or OpenSSH's form$"),
-    ([PUBLIC, b"-----BEGIN PRIVATE KEY-----"], "^is a private key; to check takes the public one$"),
+    ([PUBLIC, b"-----BEGIN PRIVATE KEY-----"], "^is a private key; to check a signature give the public one$"),
 ])  # fmt: skip
 def test_what_is_no_list_of_public_keys_is_refused_before_anything_is_opened(keys: Any, message: str) -> None:
     with pytest.raises(UnsupportedError, match=message):

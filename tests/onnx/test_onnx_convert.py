@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +150,29 @@ def test_names_are_split_into_modules_where_no_tensor_is_in_the_way() -> None:
     modules = {name: record.info(name).module for name in record}
     assert modules == {"m.l.w": "m.l", "m.l.b": "m.l", "m.s": "m", "m.s.t": "m", "m.s.t.u": "m", "a..b": ""}
     assert list(record.modules) == ["", "m", "m.l"]
+
+
+@pytest.mark.parametrize("inits, at_once", [
+    ("m.l.w b m.l.b \u00e9.s onnx.graph", True), ("m.l.w onnx.graph.w", False), ("m.s m.s.t", False), ("m a..b", False),
+])  # fmt: skip
+def test_names_put_at_once_give_the_bytes_of_names_put_one_by_one(
+    inits: str, at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = m.model_of(*(numpy_helper.from_array(np.arange(i % 2 + 2), n) for i, n in enumerate(inits.split())))
+    module, made, ways = sys.modules[convert.__module__], [], []
+
+    def put(way: Any, *given: Any) -> Any:
+        entries = way(*given)
+        ways.append(entries is not None)
+        return entries
+
+    for way in (module.entries_by_columns, lambda *_: None):
+        monkeypatch.setattr(module, "entries_by_columns", partial(put, way))
+        made.append(io.BytesIO())
+        report = convert(io.BytesIO(model.SerializeToString()), made[-1], metadata={"m.l": "\u00e9", "\u00e9": ["m"]})
+        assert report.modules == len(zcrecord.load_record(made[-1].getvalue()).modules)
+    assert ways == [at_once, False]
+    assert made[0].getvalue() == made[1].getvalue()
 
 
 def test_other_names_give_way_and_are_counted() -> None:

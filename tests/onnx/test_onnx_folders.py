@@ -150,6 +150,34 @@ def test_a_link_that_takes_a_file_s_place_meanwhile_is_not_followed(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("name", ["encoder_model.onnx", "m.onnx", "m.safetensors", "m.zcr", "step/_METADATA"])
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_no_model_of_a_folder_is_a_pipe_or_a_link_out_of_it(kind: str, name: str, folder: Path, tmp_path: Path) -> None:
+    path = folder / name
+    if name.startswith("encoder"):
+        path.rename(tmp_path / "other")
+    else:
+        folder = tmp_path / "m"
+        folder.mkdir()
+        path = folder / name
+        (tmp_path / "other").write_bytes(b"{}")
+    if kind == "pipe":
+        path.parent.mkdir(exist_ok=True)
+        os.mkfifo(path)
+    elif "/" in name:  # orbax's tree is a folder
+        (tmp_path / "other").unlink()
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other" / "_METADATA").write_text("{}", encoding="utf-8")
+        path.parent.symlink_to(tmp_path / "other")
+    else:
+        path.symlink_to(tmp_path / "other")
+    message = "out of its folder|not a regular file|without a model"
+    for convert_folder in (formats.convert, convert):
+        with pytest.raises(errors.SourceError, match=message):
+            convert_folder(folder, tmp_path / "new.zcr")
+    assert not (tmp_path / "new.zcr").exists()
+
+
 # Bad folders.
 
 

@@ -190,12 +190,12 @@ def test_a_model_that_runs_on_no_generated_inputs_is_logged(
     if what == "shape":
         node, initial = helper.make_node("Reshape", ["x", "s"], ["y"]), numpy_helper.from_array(np.array([7, 11]), "s")
         made = model([node], [value("x", "n")], [value("y", 7, 11)], [initial])
-        told = "the model runs on no inputs made up for it: .*Reshape"
+        told = "the model runs on no inputs generated for it: .*Reshape"
     else:
         listed = helper.make_tensor_sequence_value_info("x", FLOAT, None)
         node = helper.make_node("SequenceLength", ["x"], ["y"])
         made = model([node], [listed], [value("y", kind=TensorProto.INT64)])
-        told = r"none is made up of type seq\(tensor\(float\)\)"
+        told = r"no input of type seq\(tensor\(float\)\)"
     archive = converted_in(tmp_path, made)
     with caplog.at_level(logging.WARNING, "zcrecord"):
         assert not tune(archive, verify=True).verified

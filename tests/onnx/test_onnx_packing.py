@@ -38,7 +38,6 @@ from zcrecord.errors import OnnxError, SourceError
 from zcrecord.onnx import packing, runtime, session, tune, tuned_graph, tuning
 from zcrecord.onnx.protobuf.rewriting import rewrite, tensors_of
 from zcrecord.onnx.tuned import read_tuned
-from zcrecord.storage import files
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="platform: only Linux tells private from shared memory")
 PACKING = pytest.mark.skipif(not PACKS, reason="earlier versions get no packed weights")
@@ -202,13 +201,14 @@ Usage = namedtuple("Usage", "total used free")
 
 
 @pytest.mark.parametrize("spare", [-1, 4096])
-def test_a_disk_without_room_is_told_before_the_first_byte(
+def test_a_disk_without_room_is_told_before_the_copy_or_before_the_tuned_part(
     spare: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = converted_in(tmp_path, mlp())
     before, free = path.read_bytes(), path.stat().st_size + spare
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(1 << 40, 1 << 40, free))
-    monkeypatch.setattr(files, "open_sink", lambda *_, **__: pytest.fail("a byte could be written"))
+    write = "storage.files.open_sink" if spare < 0 else "onnx.tuned_graph.PayloadPool.put"
+    monkeypatch.setattr(f"zcrecord.{write}", lambda *_, **__: pytest.fail("a byte could be written"))
     what = rf"out\.zcr: needs up to \d+ bytes on the disk, {free} are free in '.*{tmp_path.name}'; make room there"
     with pytest.raises(SourceError, match=what) as caught:
         tune(path, tmp_path / "out.zcr")

@@ -386,7 +386,7 @@ def test_only_a_regular_file_can_be_scanned(tmp_path: Path) -> None:
         scan(tmp_path)
     with pytest.raises(errors.SourceNotFoundError, match=r"no\.onnx: cannot read: No such file or directory"):
         scan(tmp_path / "no.onnx")
-    with pytest.raises(errors.UnsupportedError, match="a stream cannot be gone back in for values; name a file to sca"):
+    with pytest.raises(errors.UnsupportedError, match="a stream cannot be read in any order; name a file to scan"):
         scan(io.BytesIO())  # type: ignore[arg-type]
     with pytest.raises(errors.UnsupportedError, match="a NoneType is neither a path"):
         scan(None)  # type: ignore[arg-type]

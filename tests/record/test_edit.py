@@ -476,7 +476,7 @@ REFUSED: list[tuple[Callable[[Any], Any], type[zcrecord.RecordError], str]] = [
     (lambda m: m.__setitem__("x", object()), UnsupportedError, "tensor 'x': "),
     (lambda m: m.__setitem__("", np.ones(1)), UnsupportedError, "'': a name is a non-empty str"),
     (lambda m: m.attributes.__setitem__("x", np.ones(1)), UnsupportedError, "a ndarray; an attribute is None, bool"),
-    (lambda m: m.rename("a.*", "b"), UnsupportedError, r"'a.\*' has 1 \*, the new name 'b' 0; give it as many"),
+    (lambda m: m.rename("a.*", "b"), UnsupportedError, r"'a.\*' has 1 \*, the new name 'b' 0; give both the same"),
     (lambda m: m.rename("last"), UnsupportedError, "rename takes a new name for 'last'"),
     (lambda m: m.rename({"last": "x"}, "y"), UnsupportedError, "takes a new name with an old one alone"),
     (lambda m: m.drop(5), UnsupportedError, "takes a pattern, several, or a function"),

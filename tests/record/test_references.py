@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 import shutil
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +26,7 @@ from zcrecord import (
     SourceNotFoundError,
     UnsupportedError,
 )
+from zcrecord.archive import references
 from zcrecord.archive.archive import open_archive
 from zcrecord.codec.conventions import REFERENCES_TYPE
 from zcrecord.codec.layout import NONE
@@ -98,7 +101,9 @@ def test_a_file_that_was_changed_is_refused_by_name(hub: Path) -> None:
     zcrecord.index(hub, hub / "index.zcr")
     shard = hub / "model-00002-of-00004.safetensors"
     changed(shard, -1)
-    with pytest.raises(IntegrityError, match=r"00002-of-00004\.safetensors: .*digest does not match"):
+    with pytest.raises(
+        IntegrityError, match=r"00002-of-00004\.safetensors: tensor 'layer\d\.w': .*digest does not match"
+    ):
         zcrecord.load_record(hub / "index.zcr", verify="full")
     changed(shard, 20)
     record = zcrecord.load_record(hub / "index.zcr")
@@ -142,6 +147,29 @@ def test_an_index_by_url_fetches_what_is_asked_for(hub: Path) -> None:
         record = zcrecord.load_record(f"{server.url}/index.zcr")
         assert record["layer4.w"].tolist() == LAYERS["layer4"]["w"].tolist()
         assert record.content_digest() == zcrecord.load_record(hub.parent / "own.zcr").content_digest()
+
+
+def test_torch_tensors_of_a_part_by_url_fetch_no_more_than_the_part(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    layers = {f"layer{i}": {"w": np.random.default_rng(i).random((500, 300), np.float32)} for i in range(4)}
+    zcrecord.save_record(layers, tmp_path / "m.zcr")
+    convert(tmp_path / "m.zcr", tmp_path / "m.safetensors", max_shard_size=1_300_000)  # two in each
+    zcrecord.index(tmp_path / "m.safetensors.index.json", tmp_path / "index.zcr")
+    with serving(tmp_path) as server:
+        record = zcrecord.load_record(f"{server.url}/index.zcr")
+        assert record.module("layer3").torch()["w"].tolist() == layers["layer3"]["w"].tolist()
+        assert 600_000 < server.sent < 800_000
+
+
+def test_a_cache_keeps_what_an_index_refers_to(hub: Path, tmp_path: Path) -> None:
+    zcrecord.index(hub, hub / "index.zcr")
+    with serving(hub) as server:
+        for _ in range(2):
+            server.forget()
+            record = zcrecord.load_record(f"{server.url}/index.zcr", cache=tmp_path / "cache")
+            assert record["layer4.w"].tolist() == LAYERS["layer4"]["w"].tolist()
+            kept = [path.name for path in (tmp_path / "cache").rglob("*-2400")]
+            assert len(kept) == 1
 
 
 def test_info_says_what_lies_where(base: Path, hub: Path, run: Commands) -> None:
@@ -216,7 +244,7 @@ def test_no_saver_replaces_a_base_between_the_last_look_at_it_and_the_rename(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Savers of one folder take turns: another one waits until the new archive is in its place."""
-    check, waited = Files.check_still, []
+    check, waited = Files.check_unreplaced, []
 
     def look(files: Files) -> None:
         check(files)
@@ -226,7 +254,7 @@ def test_no_saver_replaces_a_base_between_the_last_look_at_it_and_the_rename(
         waited.append(other)
         assert other.is_alive()
 
-    monkeypatch.setattr(Files, "check_still", look)
+    monkeypatch.setattr(Files, "check_unreplaced", look)
     zcrecord.save_record(TUNED, base.parent / "tuned.zcr", base=base)
     waited[0].join()
     assert list(zcrecord.load_record(base)) == ["x"]
@@ -238,7 +266,7 @@ def test_a_file_with_a_huge_index_is_not_referred_to(base: Path, hub: Path, monk
         lambda: zcrecord.save_record(TUNED, base.parent / "tuned.zcr", base=base),
         lambda: zcrecord.index(hub, hub / "index.zcr"),
     ):
-        with pytest.raises(UnsupportedError, match=r"has an index of .* bytes, references know a file by at most 100"):
+        with pytest.raises(UnsupportedError, match=r"has an index of .* bytes, at most 100 can identify"):
             save()
 
 
@@ -407,3 +435,30 @@ def test_an_archive_that_refers_to_itself_or_by_a_link_to_elsewhere_is_refused(h
     (hub / names[0]).symlink_to(hub.parent / "secret")
     with pytest.raises(SourceError, match="out of its folder"):
         zcrecord.load_record(hub / "index.zcr").verify()
+
+
+def test_a_file_that_links_give_many_names_is_hashed_once_and_described_in_one_way(
+    hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zcrecord.index(hub, hub / "index.zcr")
+    plain = tables(hub / "index.zcr")
+    names, described = plain["files.name"].unpack().tolist(), plain["files.described"].copy()
+    of, sha256, hashed = hashlib.sha256, plain["files.described_sha256"].copy(), list[int]()
+    (hub / "again.safetensors").symlink_to(names[0])
+    again = {"files__name": np.array([names[0], "again.safetensors", *names[2:]]), "files__described_sha256": sha256}
+    sha256[1] = sha256[0]
+    record = forged(hub, **again)
+
+    def counted(data: Any) -> Any:
+        hashed.append(len(data))
+        return of(data)
+
+    monkeypatch.setattr(references, "hashlib", SimpleNamespace(sha256=counted))
+    assert [np.array_equal(record[f"layer{i}.w"], LAYERS[f"layer{i % 2}"]["w"]) for i in range(4)] == [True] * 4
+    assert hashed == [described[0, 1]]
+    described[1, 0] += 8
+    sha256[1] = np.frombuffer(of((hub / names[0]).read_bytes()[slice(*described[1].tolist())]).digest(), np.uint8)
+    record = forged(hub, **again, files__described=described)
+    assert np.array_equal(record["layer0.w"], LAYERS["layer0"]["w"])
+    with pytest.raises(FormatError, match="refers to one file by two names, and by two headers"):
+        record["layer2.w"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import errno
 import io
@@ -68,7 +69,7 @@ def test_saves_to_a_path_of_any_class(kind: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("save", [zcrecord.save_record, lambda tree, path: zcrecord.RecordWriter(path).__enter__()])
 def test_a_path_as_bytes_is_refused(save: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    message = "a path as bytes, which load_record would take for an archive's own; pass it as text, by os.fsdecode"
+    message = "a path as bytes, which load_record would take for an archive's bytes; pass it as text, by os.fsdecode"
     with pytest.raises(zcrecord.UnsupportedError, match=message):
         save(TREE, b"m.zcr")
     assert os.listdir(tmp_path) == []
@@ -187,6 +188,37 @@ def test_the_scratch_file_is_as_private_as_the_old_one(tmp_path: Path, monkeypat
     monkeypatch.setattr(os, "open", noted)
     zcrecord.save_record(TREE, path, durable=False)
     assert modes == {0o600}
+
+
+@POSIX
+def test_a_new_file_does_not_run_as_its_saver_though_the_old_one_did_as_its_owner(tmp_path: Path) -> None:
+    (tmp_path / "m.zcr").write_bytes(b"somebody's")
+    (tmp_path / "m.zcr").chmod(0o6755)
+    zcrecord.save_record(TREE, tmp_path / "m.zcr", durable=False)
+    assert stat.S_IMODE((tmp_path / "m.zcr").stat().st_mode) == 0o755
+
+
+@POSIX
+def test_the_old_mode_is_given_to_no_file_by_a_link_in_place_of_the_scratch_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, private, opened = tmp_path / "m.zcr", tmp_path / "private", os.open
+    path.write_bytes(b"old")
+    path.chmod(0o666)
+    private.write_bytes(b"key")
+    private.chmod(0o600)
+
+    def swapped(name: Any, flags: int, *args: Any) -> int:
+        fd = opened(name, flags, *args)
+        if flags & os.O_CREAT:
+            (tmp_path / "link").symlink_to(private)
+            os.replace(tmp_path / "link", name)
+        return fd
+
+    monkeypatch.setattr(os, "open", swapped)
+    with contextlib.suppress(SourceError):  # no file of ours is left
+        zcrecord.save_record(TREE, path, durable=False)
+    assert stat.S_IMODE(private.stat().st_mode) == 0o600
 
 
 @POSIX

@@ -18,12 +18,19 @@ from typing import Any
 import numpy as np
 import pytest
 import records as r
+import zstandard
 from costly_archives import write_twins
 
 import zcrecord
 from zcrecord import formats, onnx, transport
+from zcrecord.codec.layout import NONE
 from zcrecord.errors import DestinationExistsError, LimitError, ProducerError, SourceError, UnsupportedError
+from zcrecord.record import own_shards
+from zcrecord.record.sharded_writer import ShardedWriter
+from zcrecord.storage import scratch
 from zcrecord.storage.scratch import ListedFile, note_of
+from zcrecord.storage.sink import ObjectSink
+from zcrecord.writing.catalogue import write_catalogue
 
 MODEL = {f"layer{i}": {"w": np.full(100, i, np.float32)} for i in range(5)}
 OTHER = {name: {"w": value["w"] + 1} for name, value in MODEL.items()}
@@ -94,6 +101,23 @@ def test_equal_bytes_are_stored_once_whatever_shard_they_would_come_to(tmp_path:
         r.assert_same(dict(record), dict(source))
         assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 40_000 and record.info("w1").tied == ()
         assert len(record.archive.source.file_names) in ((0, 2) if "other" in record else (0,))
+
+
+@pytest.mark.parametrize("most", [1, 700, 5000, 3 << 20])
+def test_payloads_written_together_make_the_files_of_those_written_alone(
+    tmp_path: Path, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some equal one in this shard, in another or in neither; some are large, big-endian, or have gaps."""
+    rng = np.random.default_rng(0)
+    tree: dict[str, Any] = {f"t{i:03}": np.full(int(n), i % 70, ["<c8", ">i4", "?"][i % 3])
+                            for i, n in enumerate(rng.integers(1, 90, 200))}  # fmt: skip
+    tree |= {"large": np.arange(1 << 18), "gaps": np.arange(300)[::3], "again": tree["t000"].copy(), "x": np.ones(1)}
+    folders = [tmp_path / way for way in ("together", "alone")]
+    for folder in folders:
+        folder.mkdir()
+        zcrecord.save_record(tree, folder / "model.zcr", max_shard_size=most)
+        monkeypatch.delattr(ShardedWriter, "store_next", raising=False)
+    assert contents(folders[0]) == contents(folders[1])
 
 
 def test_equal_bytes_are_not_multiplied_where_there_are_no_digests_to_find_them(tmp_path: Path) -> None:
@@ -204,7 +228,7 @@ def refused(*_: Any, **__: Any) -> Any:
     raise PermissionError(13, "Permission denied")
 
 
-@pytest.mark.parametrize("kind", ["unreadable", "link", "folder", "shard's name"])
+@pytest.mark.parametrize("kind", ["unreadable", "link", "folder", "shard's name", "packed"])
 def test_shards_that_another_may_name_stay(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that cannot be read now may name any; one may itself have a name as shards have."""
     path, opened = tmp_path / "model.zcr", builtins.open
@@ -213,6 +237,8 @@ def test_shards_that_another_may_name_stay(kind: str, tmp_path: Path, monkeypatc
     shutil.copy(path, tmp_path / "kept")
     if kind == "link":
         other.symlink_to(tmp_path / "kept.gone")
+    elif kind == "packed":
+        other.write_bytes(zstandard.compress(path.read_bytes()))
     else:
         shutil.copy(path, other)
     with monkeypatch.context() as patch:
@@ -229,6 +255,31 @@ def test_shards_that_another_may_name_stay(kind: str, tmp_path: Path, monkeypatc
     other.unlink()
     zcrecord.save_record(OTHER, path)
     assert (kind == "shard's name") or not {*numbered(3)} & {*files(tmp_path)}, "the next save removes them"
+
+
+@pytest.mark.parametrize("order", ["as saved", "names last"])
+def test_shards_that_a_catalogue_names_behind_a_long_index_stay(
+    order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scratch, "MOST_OF_CATALOGUE", 4096)  # of millions of bytes
+    path, other, model = tmp_path / "model.zcr", tmp_path / "best.zcr", {**MODEL, "b": [b"%d" % i for i in range(300)]}
+    zcrecord.save_record(model, path, max_shard_size=800)
+    with zcrecord.Record(zcrecord.load_record(path).archive.source.file_archive(NONE)) as catalogue:
+        tree = catalogue.tree()
+        tree = dict(reversed(tree.items())) if order == "names last" else tree
+        with other.open("wb") as file:
+            write_catalogue(tree, ObjectSink(file), kind=1)
+    r.assert_same(zcrecord.load_record(other, verify="full").tree(), model)
+    zcrecord.save_record(OTHER, path)
+    r.assert_same(zcrecord.load_record(other, verify="full").tree(), model)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="platform: named pipes")
+def test_a_pipe_that_takes_a_file_s_place_between_two_looks_makes_no_save_wait(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "best.zcr")
+    with pytest.raises(SourceError, match="not a regular file"):
+        own_shards._may_be_catalogue(str(tmp_path / "best.zcr"))
+    assert scratch._first_bytes(str(tmp_path), "best.zcr", "model.zcr") == b""
 
 
 @every_save

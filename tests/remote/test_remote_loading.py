@@ -195,7 +195,7 @@ def test_a_server_that_fails_is_given_up_once_by_all_who_wait_for_it() -> None:
         time.sleep(0.001)
     for reader in readers[1:]:
         reader.start()
-    while len(ahead._wanted) < 3 and readers[0].is_alive():  # until all others wait for the first
+    while len(ahead._awaited) < 3 and readers[0].is_alive():  # until all others wait for the first
         time.sleep(0.001)
     waiting.set()
     for reader in readers:

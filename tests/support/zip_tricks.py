@@ -146,4 +146,7 @@ TRICKS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "another name beside": (
         lambda data: with_extra(data, struct.pack("<2HBI", 0x7075, 9, 1, 0) + b"evil"), "two sizes or two names",
     ),
+    "a name that NUL ends before its length": (
+        lambda data: put(put(data, member(data) + 32, b"\0"), entries(data)[0] + 48, b"\0"), "two sizes or two names",
+    ),
 }  # fmt: skip

@@ -286,6 +286,15 @@ def test_weights_may_be_another_archive_s_or_a_part_of_a_record_or_lie_behind_a_
             assert models.same_tensors(model, expected)
 
 
+@pytest.mark.parametrize("names", [5, [5], {"a": 1}, [["GPT2LMHeadModel"]], "GPT2LMHeadModel"])
+def test_architectures_in_a_strangers_config_may_be_anything(names: Any, folders: Folders, tmp_path: Path) -> None:
+    shutil.copytree(folders.ours(models.gpt2), tmp_path / "m")
+    config = json.loads((tmp_path / "m" / "config.json").read_text(encoding="utf-8")) | {"architectures": names}
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    model = from_pretrained(tmp_path / "m", hf.AutoModelForCausalLM)
+    assert models.same_tensors(model, models.made(models.gpt2))
+
+
 @pytest.mark.slow
 def test_weights_that_no_trusted_key_signed_are_refused(folders: Folders, tmp_path: Path) -> None:
     folder = shutil.copytree(folders.ours(models.llama), tmp_path / "signed")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any
 
 from tools.bench.harness import OURS, Promise, Row, Settings, figures_of, require_disk
@@ -81,10 +82,7 @@ def run(settings: Settings) -> Iterator[Row]:
             sink.flush()
             os.fsync(sink.fileno())  # what is not written back stays in the page cache
         call_alone("tools.serving:convert", source=str(source), dest=str(archive))
-        with Worker() as worker:
-            worker.call("tools.serving:prepare")
-            with private_peak(worker.pid) as peak:
-                tuning = worker.call("tools.serving:tune", source=str(archive), dest=str(tuned))
+        tunings = [_tune(archive, tuned) for _ in range(settings.pick(3, 1))]
         repeats = settings.pick(5, 1)
         ways: dict[str, dict[str, Any]] = {
             OURS: {"path": str(tuned)},
@@ -95,10 +93,11 @@ def run(settings: Settings) -> Iterator[Row]:
         work = f"ONNX Runtime, {subject.name}, {size_text(mib)}"
         samples, differing = _samples(settings, subject, ways, repeats)
         yield from _rows(work, subject, samples, repeats)
-        seconds = {OURS: tuning["seconds"], PEER: figures_of(samples[PEER], "created")}
+        seconds = {OURS: figures_of(tunings, "seconds"), PEER: figures_of(samples[PEER], "created")}
         yield Row(AREA, f"{work}: tune, beside the session's creation", "s", seconds, Promise("within", 2, PEER))
-        limit = Promise("under", max(512 * MIB, 2 * tuning["largest"] + 256 * MIB))
-        yield Row(AREA, f"{work}: private memory of tuning", "B", {OURS: float(peak())}, limit)
+        limit = Promise("under", max(512 * MIB, 2 * tunings[0]["largest"] + 256 * MIB))
+        private = {OURS: max(figures["private"] for figures in tunings)}
+        yield Row(AREA, f"{work}: private memory of tuning", "B", private, limit)
         if subject.each:
             what = f"{work}: answers that are not the .onnx's, bit for bit"
             yield Row(AREA, what, "", differing, Promise("under", 1))
@@ -106,6 +105,16 @@ def run(settings: Settings) -> Iterator[Row]:
             yield Row(AREA, f"{work}: size of the file", "B", sizes, Promise("within", 2.1, PEER))
         for path in (source, archive, tuned):
             path.unlink()
+
+
+def _tune(archive: Path, tuned: Path) -> Figures:
+    """Return seconds and private memory of tuning in a process of its own, and the bytes of the largest weight."""
+    tuned.unlink(missing_ok=True)
+    with Worker() as worker:
+        worker.call("tools.serving:prepare")
+        with private_peak(worker.pid) as peak:
+            figures: Figures = worker.call("tools.serving:tune", source=str(archive), dest=str(tuned))
+    return {**figures, "private": float(peak())}
 
 
 def _samples(

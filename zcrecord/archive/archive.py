@@ -28,7 +28,7 @@ from zcrecord.tensors.packed import PackedTensor, StringTensor
 
 from .memory_source import source_in
 from .part_source import PartSource
-from .payload_source import Closed, FileSource, PayloadSource, PayloadTable, Piece, Place
+from .payload_source import Array, Closed, FileSource, PayloadSource, PayloadTable, Piece, Place
 from .private_copy import PrivateSource
 
 Embedded = Literal["prefix", "suffix"]
@@ -54,7 +54,7 @@ def open_archive(
     Payloads are not read, whatever `verify` says. In mode "c" the memory must be writable and nobody else's, and the
     index is checked in any case. `source_in` makes the payload source.
     """
-    touch = verify == "touch" and mode == "r"  # in mode "c" all of it was read anyway, and twins are told apart now
+    touch = verify == "touch" and mode == "r"  # in mode "c" all was read anyway, and a copy of each twin is planned now
     try:
         octets, header, offset = locate(memory.octets, embedded)
         if not touch:
@@ -87,28 +87,29 @@ def names_files(archive: Archive) -> bool:
 
 
 def has_type_name(archive: Archive, type_name: str) -> bool:
-    """Return True if module 0 of an archive has a type name, which keeps R27; checks nothing else of it."""
+    """Return True if module 0 of an archive has a type name that ends in NUL (R27); checks nothing else of it."""
     rows, name = archive.index.modules[:1], f"{type_name}\0".encode()
     spans = zip(rows["type_name"].tolist(), rows["type_name_size"].tolist(), strict=True)
     return any(size + 1 == len(name) and archive.index.text[at : at + size + 1] == name for at, size in spans)
 
 
-def takes_archive(archive: Archive, what: str) -> None:
-    """Raise UnsupportedError for another format's file, for `what`, which takes an archive."""
+def takes_archive(archive: Archive, user: str) -> None:
+    """Raise UnsupportedError for a file of another format, which `user`, a phrase, does not take."""
     if not archive.whole and archive.part_of is None and not archive.source.file_names:
         name = printable(os.path.basename(archive.path or "model"))
-        advice = f"make one by zcrecord convert {name} model.zcr, and use model.zcr"
-        raise UnsupportedError(f"is a file of another format, and {what} takes an archive; {advice}", path=archive.path)
+        index = f"zcrecord index {name} model.zcr, which keeps the file, or " if user == "sign" else ""
+        advice = f"make one by {index}zcrecord convert {name} model.zcr, and use model.zcr"
+        raise UnsupportedError(f"is a file of another format, and {user} takes an archive; {advice}", path=archive.path)
 
 
-def takes_one_file(archive: Archive, what: str) -> None:
-    """Raise UnsupportedError for a catalogue or another format's file, for `what`: it takes one archive file."""
-    takes_archive(archive, what)
+def takes_one_file(archive: Archive, user: str) -> None:
+    """Raise UnsupportedError for a catalogue, or a file of another format; `user`, a phrase, takes one archive file."""
+    takes_archive(archive, user)
     if not archive.source.file_names and not names_files(archive):
         return
     name = printable(os.path.basename(archive.path or "model.zcr"))
     advice = f"zcrecord convert {name} one.zcr makes one archive of it"
-    raise UnsupportedError(f"is a catalogue of shards, and {what} takes one archive; {advice}", path=archive.path)
+    raise UnsupportedError(f"is a catalogue of shards, and {user} takes one archive; {advice}", path=archive.path)
 
 
 class TouchChecks:
@@ -181,12 +182,12 @@ class Archive:
         """Return this archive once more, to be closed by itself: parts outlive their record."""
         return self._with_source(self.source)
 
-    def private(self) -> Archive:
+    def private(self, numbers: Array | None = None) -> Archive:
         """Return the same archive over a private copy of its bytes, as `PayloadSource.private` makes it."""
         if self.source.is_remote:
             self.ensure_all()  # all payloads are fetched
         try:
-            return self._with_source(self.source.private())
+            return self._with_source(self.source.private(numbers))
         except RecordError as error:
             raise self.located(error) from error.__cause__
 
@@ -195,8 +196,8 @@ class Archive:
         if self.mode == "r":
             return self
         if (source := self.source.original) is None:
-            what = "may have been edited, and nothing is left of what was read; load it with verify='full'"
-            raise UnsupportedError(what, path=self.path)
+            fault = "may have been edited, and the bytes as they were read are gone; load it with verify='full'"
+            raise UnsupportedError(fault, path=self.path)
         return self._with_source(source)
 
     def part(self, index: Index, numbers: Sequence[int]) -> Archive:
@@ -220,13 +221,13 @@ class Archive:
 
     @property
     def described(self) -> tuple[int, int]:
-        """The range of the file that tells it from others: of an archive its index, of a referenced file its header."""
+        """The range of the file that identifies it: of an archive its index, of a referenced file its header."""
         h = self.header
         start = self.source.offset + h.index_offset
         return start, start + h.index_size
 
     def ensure(self, i: int) -> None:
-        """Check tensor i unless that was done, at open or when it was touched before."""
+        """Check tensor i, unless it was checked at open or on an earlier use."""
         if self.verified == "touch" and (checks := self._checks) is not None:
             try:
                 checks.ensure(i)
@@ -244,7 +245,7 @@ class Archive:
     def find(self, name: str) -> int:
         """Return the tensor with that full name, -1 if there is none, by FORMAT.md's search at level `touch`."""
         try:
-            wanted = name.encode()
+            target = name.encode()
         except UnicodeEncodeError:
             return -1
         ix = self.index
@@ -263,20 +264,20 @@ class Archive:
             if end >= size or text[end]:
                 self.ensure(i)  # raises: the name breaks R27
             candidate = text[start:end].tobytes()
-            if candidate == wanted:
+            if candidate == target:
                 self.ensure(i)
                 return i
-            if candidate < wanted:
+            if candidate < target:
                 lo = mid + 1
             else:
                 hi = mid
         return -1
 
     def early(self, _name: str) -> Any:
-        """Return None; of a deferred archive, which may not be made yet, a tensor by its name."""
+        """Return None; a deferred archive returns a view of a tensor while it has no index yet."""
 
     def made(self) -> Archive:
-        """Return this archive; of a deferred one the archive that it stands for."""
+        """Return this archive; a deferred one makes its index, and returns the archive."""
         return self
 
     def row(self, i: int) -> TensorEntry:
@@ -324,7 +325,7 @@ class Archive:
         return _NOWHERE if number == NONE else self.source.place(number)
 
     def boxes(self, i: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Return first index and size of each piece of tensor i, a row each, which tile it; none if it is empty."""
+        """Return first indices and sizes of the pieces that tile tensor i, a row for each; none if it is empty."""
         row = self.row(i)
         if row.payload == NONE:
             return np.zeros((0, row.rank), np.int64), np.zeros((0, row.rank), np.int64)
@@ -340,16 +341,16 @@ class Archive:
         pieces = self.source.pieces(row.payload, chosen)
         for piece, size in zip(pieces, sizes, strict=True):
             if piece.nbytes != prod(size) * (row.bits >> 3):
-                what = "a piece of it has another size than its box"
-                raise FormatError(what, path=piece.source.path, tensor=self.index.name(i))
+                fault = "a piece of it has another size than its box"
+                raise FormatError(fault, path=piece.source.path, tensor=self.index.name(i))
         return pieces
 
     def stored_nbytes(self) -> int:
-        """Return the bytes of the index and of the payloads, each range once: the measure of what may be asked for."""
+        """Return the bytes of the index and of the payloads, each range once: limits of memory are multiples of it."""
         return (self.header.index_size or self.header.archive_size) + self.source.stored_nbytes()
 
     def seal(self) -> bytes:
-        """Return the bytes that tell this archive from others: its header; of a catalogue the SHA-256 of all of it."""
+        """Return the bytes that tell this archive from others: its header, or the SHA-256 that its source has."""
         return self.source.seal() or self.header.encode()
 
     def fetch(self, numbers: Sequence[int] | None = None) -> None:
@@ -366,8 +367,8 @@ class Archive:
         if error.offset is not None and error.tensor is None and not self.source.file_names:
             ix, at = self.index, error.offset - self.header.payload_offset
             starts, sizes = ix.payloads["offset"], ix.payloads["nbytes"]
-            there: Any = np.flatnonzero((starts <= at) & (at - starts < sizes)) if at >= 0 else ()
-            users = np.flatnonzero(np.isin(ix.tensors["payload"], there)).tolist()
+            payloads: Any = np.flatnonzero((starts <= at) & (at - starts < sizes)) if at >= 0 else ()
+            users = np.flatnonzero(np.isin(ix.tensors["payload"], payloads)).tolist()
             error.located(tensor=ix.name(users[0]) if users else None)
         return error.located(path=self.path)
 
@@ -416,25 +417,25 @@ class Archive:
                 self._prepared = None  # another thread closed the archive meanwhile
 
     def _fill(self, number: int, prepared: tuple[list[Layout | None], list[Any], list[int]]) -> None:
-        """Fill in the places of all tensors whose payloads lie in the memory that a payload lies in."""
+        """Fill in the places of all tensors whose payloads lie in the same memory as a payload."""
         layouts, memories, starts = prepared
-        near = self.source.neighbours(number)
-        if near is None:
+        neighbours = self.source.neighbours(number)
+        if neighbours is None:
             return
-        octets, offsets = near
+        octets, offsets = neighbours
         rows = self.index.tensors
         at = np.append(offsets, -1)[np.minimum(rows["payload"], len(offsets))]
         places = np.where(at < 0, _UNKNOWN, at + rows["byte_offset"].astype(np.int64))
         if (places >= 0).all() and None not in layouts:
             memories[:], starts[:] = [octets] * len(starts), places.tolist()
             return
-        for other in np.flatnonzero(places >= 0).tolist():
-            if layouts[other] is not None:
-                memories[other] = octets
-                starts[other] = int(places[other])  # last: another thread may read it now
+        for i in np.flatnonzero(places >= 0).tolist():
+            if layouts[i] is not None:
+                memories[i] = octets
+                starts[i] = int(places[i])  # last: another thread may read it now
 
     def elements(self, i: int) -> np.ndarray[Any, Any]:
-        """Return a strided tensor as opaque elements of its width; unlike a view, whatever its type."""
+        """Return a strided tensor of any type as opaque elements of its width."""
         row = self.row(i)
         item = row.bits >> 3
         strides = tuple(s * item for s in self.strides(row) or ())
@@ -452,8 +453,8 @@ class Archive:
         """Return a tensor of packed elements or of strings."""
         kind, name, shape, number = dtypes.by_code.get(row.dtype), self.index.name(i), self.shape(row), row.payload
         if kind is None:
-            what = f"dtype code {row.dtype} is not known; .raw(name) gives its bytes"
-            raise UnsupportedError(what, path=self.path, tensor=name)
+            fault = f"dtype code {row.dtype} is not known; .raw(name) gives its bytes"
+            raise UnsupportedError(fault, path=self.path, tensor=name)
         memory, at = (memoryview(b""), 0) if number == NONE else self._locate(i, number)
         octets = memory[at : at + self.nbytes(row)]
         if kind is not dtypes.STRING:
@@ -484,10 +485,10 @@ class Archive:
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.mode == "c":
-            what = "a record of mode 'c' may hold edits that its file does not; save it, or pickle single tensors"
-            raise UnsupportedError(what, path=self.path)
+            fault = "a record of mode 'c' may hold edits that its file does not; save it, or pickle single tensors"
+            raise UnsupportedError(fault, path=self.path)
         if self.source.recipe is None:
-            raise UnsupportedError("only records of archives can be pickled", path=self.path)
+            raise UnsupportedError("only records of archives can be pickled; convert the file", path=self.path)
         return self.source.recipe(self)
 
     def close(self) -> bool:

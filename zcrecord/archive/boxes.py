@@ -15,8 +15,8 @@ from zcrecord.tensors.strides import address
 
 from .payload_source import Array, PayloadSource
 
-BLOCK = 8 << 20  # bytes of a block: of hundreds of files each still gives enough of it to be worth a read
-_WORTH = 1 << 16  # bytes that are passed on by themselves; of fewer, to put several together costs less than a write
+BLOCK = 8 << 20  # bytes of a block: large enough that even hundreds of files each give a part worth a read
+_WORTH = 1 << 16  # bytes that are worth a write of their own; fewer are copied into a block with others
 
 
 class Box(NamedTuple):
@@ -74,25 +74,25 @@ def blocks_of(shape: tuple[int, ...], boxes: Sequence[Box], most: int = BLOCK) -
 
 
 def _blocks(shape: tuple[int, ...], boxes: Sequence[Box], room: Array) -> Iterator[Array]:
-    """Yield the blocks of `blocks_of`; `room` is memory for one block."""
+    """Yield the blocks of `blocks_of`; `room` is the memory of one block."""
     starts = np.array([box.origin[0] for box in boxes])
     stops = starts + [len(box.values) for box in boxes]
     row = prod(shape[1:])
     step, done = len(room) // row, 0
     while done < shape[0]:
         stop = min(done + max(step, 1), shape[0])
-        here = [boxes[i] for i in np.flatnonzero((starts < stop) & (stops > done)).tolist()]
-        whole = _whole_rows(here, done, row)
+        met = [boxes[i] for i in np.flatnonzero((starts < stop) & (stops > done)).tolist()]
+        whole = _whole_rows(met, done, row)
         if whole is not None and step:
             stop = min(stop, whole.origin[0] + len(whole.values))
             yield whole.part(done, stop)
             whole.release()
         elif step:
             block = room[: (stop - done) * row].reshape(stop - done, *shape[1:])
-            put_together(block, here, done)
+            put_together(block, met, done)
             yield block
         else:
-            yield from _blocks(shape[1:], [box.row(done) for box in here], room)
+            yield from _blocks(shape[1:], [box.row(done) for box in met], room)
         done = stop
 
 

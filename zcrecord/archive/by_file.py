@@ -1,4 +1,4 @@
-"""The files of an archive: parts of it that lie in one file each, read ahead, and the archives that are verified."""
+"""An archive by its files: parts that lie in one file each, read-ahead, and the archives that verification opens."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .archive import Archive
 from .payload_source import Array
 from .piece_table import PieceTable
 
-_NEAR = 1 << 16  # bytes between payloads for which one piece of advice does
+_NEAR = 1 << 16  # bytes between payloads up to which both get one piece of advice
 
 
 def parts_by_file(archive: Archive) -> list[Archive]:
-    """Return parts that lie in one file each: the archive itself, or of a catalogue one for each shard.
+    """Return parts that lie in one file each: the archive itself, or one part for each shard of a catalogue.
 
-    Those of shards have no tree. A last one has the tensors that are split, empty, or in the catalogue.
+    Parts of shards have no tree. The last part has the tensors that are split, empty, or in the catalogue.
     """
     table = archive.source.piece_table()
     if table is None:
@@ -35,17 +35,22 @@ def parts_by_file(archive: Archive) -> list[Archive]:
 
 
 def sized_openers(archive: Archive) -> list[tuple[int, Callable[[], Archive]]]:
-    """Return size and opener of each archive that verification reads; for a part of a catalogue, parts of these."""
+    """Return size and opener of each archive that verification reads; of a part of a catalogue, the shards' parts."""
     source, table = archive.source, archive.source.piece_table()
     if table is None:
         return [(archive.header.archive_size, lambda: archive)]
     archive.ensure_all()
-    if archive.part_of is None:
-        every = [NONE, *range(len(source.file_names))]
-        return [(source.file_size(file), partial(source.file_archive, file)) for file in every]
     of_tensors = _files_of_tensors(archive.index, table)
+    if archive.part_of is None:
+
+        def opened(file: int) -> Archive:
+            shard: Archive = source.file_archive(file)
+            return shard if shard.whole else _part_in(archive, table, file, of_tensors == file)  # it has names
+
+        every = [NONE, *range(len(source.file_names))]
+        return [(source.file_size(file), partial(opened, file)) for file in every]
     masks = ((file, (of_tensors == file) & (of_tensors != NONE)) for file in table.files())
-    return [(source.file_size(file), partial(_part_in, archive, table, file, mine)) for file, mine in masks]
+    return [(source.file_size(file), partial(_part_in, archive, table, file, chosen)) for file, chosen in masks]
 
 
 def _files_of_tensors(index: Index, table: PieceTable) -> Array:
@@ -54,7 +59,7 @@ def _files_of_tensors(index: Index, table: PieceTable) -> Array:
 
 
 def _part_in(archive: Archive, table: PieceTable, file: int, chosen: Array) -> Archive:
-    """Return the part of one file that has some tensors, all that lie in it whole, and every piece in it."""
+    """Return the part of a catalogue that lies in one file: the chosen tensors, and every piece there."""
     source = archive.source
     shard: Archive = source.file_archive(file)
     numbers = np.unique(source.numbers_in_file(file, np.unique(table.payload[table.in_file(file)])))
@@ -65,7 +70,7 @@ def _part_in(archive: Archive, table: PieceTable, file: int, chosen: Array) -> A
 
 
 def _index_of(index: Index, chosen: Array) -> Index:
-    """Return an index of some tensors, without attributes, and with the modules of the whole."""
+    """Return an index of chosen tensors, with all modules and no attributes."""
     by_name = (np.cumsum(chosen) - 1)[index.by_name[chosen[index.by_name]]].astype(np.uint32)
     empty = index.attributes[:0]
     return index._replace(tensors=index.tensors[chosen], by_name=by_name, attributes=empty, metadata=empty)

@@ -76,8 +76,8 @@ def check_digest(pieces: Iterable[Piece], tensor: str | None) -> None:
     for source, there in pieces:
         digest = source.digest(there)
         if digest is not None and digest_of(source.payload(there)) != digest:
-            what = "its payload's digest does not match; the file is damaged, copy it again"
-            raise IntegrityError(what, path=source.path, tensor=tensor)
+            fault = "its payload's digest does not match; the file is damaged, copy it again"
+            raise IntegrityError(fault, path=source.path, tensor=tensor)
 
 
 class BlockCheck:
@@ -85,7 +85,7 @@ class BlockCheck:
 
     def __init__(self, piece: Piece, blocks: Blocks, tensor: str) -> None:
         self._piece, self.blocks, self._tensor = piece, blocks, tensor
-        self._pending = np.ones(len(blocks.sums), bool)
+        self._pending = bytearray(b"\1") * len(blocks.sums)
 
     @classmethod
     def of(cls, piece: Piece, tensor: str) -> BlockCheck | None:
@@ -97,7 +97,7 @@ class BlockCheck:
         """Check the blocks on pages of the payload's mapping, from an address on; `request` gets their addresses."""
         octets, size = np.frombuffer(self._piece.source.payload(self._piece.number), np.uint8), self.blocks.size
         lo, hi = max(start - address(octets), 0), min(start + nbytes - address(octets), len(octets))
-        if self._pending[lo // size : -(-hi // size)].any():
+        if self._pending.find(1, lo // size, -(-hi // size)) >= 0:
             first, end = self.whole(lo, hi)
             request([(address(octets) + first, end - first)])
             self(lo, hi)
@@ -108,8 +108,8 @@ class BlockCheck:
         Raises:
             IntegrityError: one is damaged.
         """
-        first = lo // self.blocks.size
-        for k in (first + np.flatnonzero(self._pending[first : -(-hi // self.blocks.size)])).tolist():
+        k, last = lo // self.blocks.size, -(-hi // self.blocks.size)
+        while (k := self._pending.find(1, k, last)) >= 0:
             start, end = self.blocks.range(k, self._piece.nbytes)
             here = read is not None and lo <= start and end <= hi
             digest = digest_of(read[start - lo : end - lo]) if here and read is not None else self._digest(start, end)
@@ -117,7 +117,7 @@ class BlockCheck:
                 source, at = self._piece.source, self._piece.source.offset + self._piece.start
                 what = f"bytes [{at + start:#x}, {at + end:#x}): their checksum does not match; the file is damaged"
                 raise IntegrityError(f"{what}, copy it again", path=source.path, tensor=self._tensor, offset=at + start)
-            self._pending[k] = False
+            self._pending[k] = 0
 
     def whole(self, lo: int, hi: int) -> tuple[int, int]:
         """Return the range of the payload that the blocks of bytes [lo, hi) fill."""
@@ -251,14 +251,14 @@ class _DamageSearch:
             self.damaged.append((lo + self._shift, hi + self._shift, -1))
 
 
-def _users(archive: Archive, numbers: Array, wanted: set[int]) -> Iterator[dict[int, list[str]]]:
-    """Yield the names of tensors, attributes and metadata that use each wanted range."""
+def _users(archive: Archive, numbers: Array, damaged: set[int]) -> Iterator[dict[int, list[str]]]:
+    """Yield the names of tensors, attributes and metadata that use each damaged range."""
     ix = archive.index
     unflatten.check_full_names(ix, archive.header.index_size)
     tensors: dict[int, list[str]] = {}
     at = np.searchsorted(numbers, ix.tensors["payload"], "right") - 1
     at[ix.tensors["payload"] == NONE] = -1
-    for i in np.flatnonzero(np.isin(at, list(wanted - {-1}))).tolist():
+    for i in np.flatnonzero(np.isin(at, list(damaged - {-1}))).tolist():
         tensors.setdefault(int(at[i]), []).append(ix.name(i))
     yield tensors
     for rows in (ix.attributes, ix.metadata):
@@ -267,6 +267,6 @@ def _users(archive: Archive, numbers: Array, wanted: set[int]) -> Iterator[dict[
             values = a.value if isinstance(a.value, list | tuple) else [a.value]
             module = ix.text_of(ix.modules[a.parent]) if a.parent != NONE else ""
             used = {int(np.searchsorted(numbers, int(v), "right")) - 1 for v in values if isinstance(v, PayloadId)}
-            for number in used & wanted:
+            for number in used & damaged:
                 out.setdefault(number, []).append(f"{module}.{a.key}" if module else a.key)
         yield out

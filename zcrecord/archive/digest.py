@@ -1,4 +1,4 @@
-"""Payload verification and content digest. Holds no byte."""
+"""Payload verification and content digest. Keeps no bytes."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ _TOO_MANY_VIEWS = (
 def check(archive: Archive, progress: Progress | None = None) -> None:
     """Check every payload's digest, that all other bytes outside the index are zero, and elements (R70 to R74).
 
-    Of a part of an archive, and of another format's bytes, only what its index names; of the members of a zip file,
-    their CRC-32. Payloads of a remote archive are checked as they come, in little memory. Of a catalogue all shards are
-    checked, whatever is wrong with one. `progress` is called as by `damage.find`.
+    Of a part of an archive, and of another format's file, only what the index names is checked; of a zip file also the
+    members' CRC-32. Payloads of a remote archive are checked as they come, in little memory. All shards of a catalogue
+    are checked, even after an error. `progress` is called as by `damage.find`.
 
     Raises:
         IntegrityError: a digest does not match; its `damage` lists all that is damaged. FormatError: another rule is
@@ -54,15 +54,15 @@ def check(archive: Archive, progress: Progress | None = None) -> None:
     if archive.source.file_names:
         _check_pieces(archive)
         for part in parts_by_file(archive):
-            _check_elements(part)  # by the element types of the whole: the shards' own may be others
+            _check_elements(part)  # by the whole's element types: a shard's own may differ
 
 
 def check_members(archive: Archive) -> None:
     """Compare the CRC-32 that another format's file has of each member; raises IntegrityError."""
     for octets, crc, name in archive.source.member_sums():
         if zlib.crc32(octets) != crc:
-            what = f"the CRC-32 of its member '{printable(name)}' does not match; the file is damaged: copy it again"
-            raise IntegrityError(what, path=archive.path)
+            fault = f"the CRC-32 of its member '{printable(name)}' does not match; the file is damaged: copy it again"
+            raise IntegrityError(fault, path=archive.path)
 
 
 def check_indexes(archive: Archive) -> None:
@@ -76,32 +76,35 @@ def _check_pieces(archive: Archive) -> None:
     """Check that the pieces of each split tensor tile it, and that each has the size of its box."""
     table = archive.source.piece_table()
     split = frozenset() if table is None else table.split()
-    for i in np.flatnonzero(np.isin(archive.index.tensors["payload"], list(split))).tolist():
+    rows = archive.index.tensors
+    found = np.flatnonzero(np.isin(rows["payload"], list(split)))
+    # Once for all that are tied, which have one shape: a million pieces may have a million names.
+    for i in found[np.unique(rows[["payload", "bits"]][found], return_index=True)[1]].tolist():
         archive.boxed_pieces(i)
 
 
 def _check_files(
     archive: Archive, check_one: Callable[[Archive, Progress | None], None], progress: Progress | None
 ) -> None:
-    """Check each file of an archive, whatever is wrong with the others; raises the first error, with all damage."""
+    """Check all files of an archive, even after an error; raises the first error, with the damage of all."""
     if not archive.source.file_names:
         check_one(archive, progress)
         return
     openers = sized_openers(archive)
     nbytes_done, total = 0, sum(size for size, _ in openers)
-    first: RecordError | None = None
+    first_error: RecordError | None = None
     damaged: list[damage.Damage] = []
     for size, open_file in openers:
         try:
             check_one(open_file(), progress and _shift_progress(progress, nbytes_done, total))
         except (FormatError, SourceError) as error:
-            first = first or error
+            first_error = first_error or error
             whole = damage.Damage(error.message, 0, 0)
             damaged += [replace(d, path=error.path) for d in error.damage or (whole,)]
         nbytes_done += size
-    if first is not None:
-        first.damage = tuple(damaged)
-        raise first
+    if first_error is not None:
+        first_error.damage = tuple(damaged)
+        raise first_error
     if progress:
         progress(total, total)
 
@@ -123,12 +126,12 @@ def _check_file(archive: Archive, progress: Progress | None) -> None:
 
 
 def _check_elements(archive: Archive) -> None:
-    """Pad bits are zero, bools 0 or 1, string ends right (R70 to R72); each payload once, however many use it."""
+    """Check pad bits, bools and ends of strings (R70 to R72); each payload once, however many tensors use it."""
     rules = ElementRules(archive.index, archive.place)
     payloads = rules.payloads()
     archive.fetch([number for _, number in payloads])
     for i in rules.strings:
-        archive.view(i)  # it checks itself, and the archive remembers
+        archive.view(i)  # checks the ends, once
     with located(path=archive.path):
         for place, number in payloads:
             for octets in archive.blocks(number):
@@ -142,7 +145,7 @@ def content_digest(
     known: dict[Any, bytes] | None = None,
     progress: Progress | None = None,
 ) -> str:
-    """Return 'sha256:...' over what the archive holds, however it is laid out; FORMAT.md has the exact bytes (R76).
+    """Return 'sha256:...' over the archive's content, the same for every layout; FORMAT.md has the exact bytes (R76).
 
     `sha256` may give the SHA-256 of tensor i's logical bytes, for callers that release bytes as they read; else several
     threads read, and `progress` gets the bytes hashed and those to be. `known` has the SHA-256 of some by their places

@@ -53,11 +53,12 @@ class ForeignSource(FileSource):
         table: PayloadTable,
         original: ForeignSource | None = None,
         fetched: FileSource | None = None,
+        nbytes: int = 0,
     ) -> None:
         """Take over files, of which `first` is named in errors; each payload of the table lies in one of them.
 
         With an original this is a private copy of that, in mode "c". `fetched` fetches the payloads in the first of
-        the files, which is remote.
+        the files, which is remote. `nbytes` is the size of all files, those that are decoded included.
         """
         self.mode: Mode = "r" if original is None else "c"
         super().__init__(first, first.octets, table)
@@ -67,7 +68,7 @@ class ForeignSource(FileSource):
         self._copies: Any = weakref.WeakValueDictionary() if original is None else {}  # edits stay
         self._decoded, self._decoded_nbytes = set[int](), 0  # payloads that were decoded, and their bytes
         own = sum(len(file.octets) for file in files if isinstance(file, Memory))
-        self._opened_nbytes = max(len(self.buffer), own)  # of the first, too, if all payloads in it are decoded
+        self._opened_nbytes = max(len(self.buffer), own, nbytes)  # of the first, too, if all in it are decoded
         self._fetched, self._used = fetched, set[int]()  # numbers of payloads that were fetched
         self._kept = dict[int, memoryview]()  # payloads in memory for good, of files that are read on demand
         self._last, self._ahead = -2, list[Array]()  # the last payload that was read, and those read with another
@@ -109,10 +110,10 @@ class ForeignSource(FileSource):
 
     def _read(self, number: int, octets: Any) -> Array:
         """Return a payload of a file that is read on demand; in a loop read those that follow, too."""
-        numbers, left, offsets = [number], _AHEAD - self.nbytes(number), self.table.rows["offset"]
+        numbers, budget, offsets = [number], _AHEAD - self.nbytes(number), self.table.rows["offset"]
         while self._last + 1 == number and (n := numbers[-1] + 1) < len(offsets) and offsets[n] != offsets[n - 1]:
-            left -= self.nbytes(n)
-            if left < 0 or self._file_of[n] != self._file_of[number]:
+            budget -= self.nbytes(n)
+            if budget < 0 or self._file_of[n] != self._file_of[number]:
                 break
             numbers.append(n)
         read = {n: new_memory(self.nbytes(n)) for n in numbers}
@@ -137,10 +138,10 @@ class ForeignSource(FileSource):
     def fetch(self, numbers: Sequence[int] | None = None) -> None:
         if self._fetched is None:
             return
-        wanted = range(len(self.table.rows)) if numbers is None else numbers
-        there = [number for number in wanted if not self._file_of[number]]
-        self._fetched.fetch(there)
-        self._used.update(there)
+        numbers = range(len(self.table.rows)) if numbers is None else numbers
+        remote = [number for number in numbers if not self._file_of[number]]  # in the first file
+        self._fetched.fetch(remote)
+        self._used.update(remote)
 
     def pins(self) -> dict[Any, Any]:
         return {self.start(n): hashlib.sha256(self.payload(n)).digest() for n in sorted(self._used)}
@@ -210,7 +211,7 @@ class ForeignSource(FileSource):
         chosen = np.arange(len(self.table.rows)) if numbers is None else numbers
         nbytes = int(self.table.rows["nbytes"][chosen].sum(dtype=np.float64))
         check_apart(nbytes, self.opened_nbytes(), self.path)
-        return ForeignSource(self.memory, self.files, self.bases, self.table, self)
+        return ForeignSource(self.memory, self.files, self.bases, self.table, self, nbytes=self.opened_nbytes())
 
     @property
     def original(self) -> PayloadSource | None:

@@ -82,7 +82,7 @@ class ArchiveLayout:
 def layout(archive: Archive) -> ArchiveLayout:
     """Return the places and sizes of an archive's parts."""
     h = archive.header
-    stored, named = payload_bytes(archive)
+    stored, nominal = payload_bytes(archive)
     return ArchiveLayout(
         version=h.version,
         alignment=h.alignment,
@@ -94,7 +94,7 @@ def layout(archive: Archive) -> ArchiveLayout:
         front=h.front,
         sealed=any(archive.buffer[10:60]),
         digest=DIGEST_NAMES[archive.index.digest_kind],
-        deduplicated=named - stored,
+        deduplicated=nominal - stored,
     )
 
 
@@ -207,8 +207,8 @@ def attributes(archive: Archive, payload: Callable[[int], Any] | None = None) ->
         module = _module_name(archive, a.parent)
         name = f"{module}.{a.key}" if module else a.key
         if name in out:
-            what = "two attributes have this full name; a module's `attributes` have them by key"
-            raise UnsupportedError(what, path=archive.path, tensor=name)
+            fault = "two attributes have this full name; a module's `attributes` have them by key"
+            raise UnsupportedError(fault, path=archive.path, tensor=name)
         out[name] = a.value
     return out
 

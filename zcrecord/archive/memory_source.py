@@ -14,8 +14,8 @@ from .private_copy import PrivateSource
 
 
 def source_in(memory: Memory, octets: memoryview, table: PayloadTable, offset: int = 0) -> FileSource:
-    """Return a source over memory: that of a file read on demand, or mapped if nobody can have written to it."""
-    if memory.on_demand and not isinstance(octets, memoryview):  # of an embedded archive all was read
+    """Return a source over memory: read on demand, mapped if nobody can have written to it, or in memory."""
+    if memory.on_demand and not isinstance(octets, memoryview):  # an embedded archive was read whole
         from .foreign_source import ForeignSource  # here, because few files are read on demand
 
         return ForeignSource(memory, [memory], np.zeros(1, np.uint64), table)

@@ -46,11 +46,11 @@ class NameFilter:
 
 def _checked_patterns(patterns: Any, options: str = "select= and exclude= take") -> tuple[str, ...]:
     """Return patterns as a tuple; UnsupportedError, which names the options, if one is not text."""
-    each = (patterns,) if isinstance(patterns, str) else tuple(patterns)
-    for pattern in each:
+    listed = (patterns,) if isinstance(patterns, str) else tuple(patterns)
+    for pattern in listed:
         if not isinstance(pattern, str):
             raise UnsupportedError(f"{options} patterns, and one is a {type(pattern).__name__}")
-    return each
+    return listed
 
 
 def name_test(
@@ -62,14 +62,14 @@ def name_test(
     """
     if not isinstance(names, Iterable):
         raise UnsupportedError(f"names= takes a pattern, several, or a function, not a {type(names).__name__}")
-    wanted = _checked_patterns(names, "names= takes")
-    known = {*tensors(), *modules} if wanted else set()
-    missing = [n for n in wanted if n not in known]
+    patterns = _checked_patterns(names, "names= takes")
+    known = {*tensors(), *modules} if patterns else set()
+    missing = [n for n in patterns if n not in known]
     missing = [n for n in missing if not is_pattern(n) or (each and not any(map(matcher([n]), known)))]
     if missing:
         why = prefix_advice(missing[0], tensors())
         raise TensorNotFoundError(missing[0], lambda: _to_suggest(missing[0], tensors(), modules), path=path, why=why)
-    return matcher(wanted)
+    return matcher(patterns)
 
 
 def prefix_advice(name: str, tensors: list[str]) -> str | None:
@@ -97,8 +97,8 @@ def renamer(rename: Any) -> Callable[[str], str]:
     for key, value in rename.items():
         pattern = isinstance(key, re.Pattern) and isinstance(key.pattern, str)
         if not (isinstance(value, str) and (pattern or isinstance(key, str))) and not (pattern and callable(value)):
-            what = f"rename= maps names, or compiled patterns of text, to names, and not {key!r} to {value!r}"
-            raise UnsupportedError(what)
+            fault = f"rename= maps names, or compiled patterns of text, to names, and not {key!r} to {value!r}"
+            raise UnsupportedError(fault)
     exact = {k: v for k, v in rename.items() if isinstance(k, str)}
     patterns = [(k, v) for k, v in rename.items() if not isinstance(k, str)]
 
@@ -118,20 +118,20 @@ def renamer(rename: Any) -> Callable[[str], str]:
 
 
 def star_match(old: str) -> Callable[[str], re.Match[str] | None]:
-    """Return a match of names against a pattern in which `*` alone stands for any text, each a group."""
+    """Return a match of names against a pattern whose only wildcard is `*`, any text; each `*` is a group."""
     return re.compile("(.*)".join(map(re.escape, old.split("*"))), re.DOTALL).fullmatch
 
 
-def starred(old: str, new: str) -> Callable[[str], str]:
-    """Return a function from names to new ones: each `*` of `new` is the text that one of `old` stands for."""
+def star_renamer(old: str, new: str) -> Callable[[str], str]:
+    """Return a function that renames what matches `old`: the n-th `*` of `new` is the text that the n-th stands for."""
     parts = new.split("*")
     if old.count("*") != len(parts) - 1:
-        what = f"'{printable(old)}' has {old.count('*')} *, the new name '{printable(new)}' {len(parts) - 1}"
-        raise UnsupportedError(f"{what}; give it as many, each for the text of one")
+        fault = f"'{printable(old)}' has {old.count('*')} *, the new name '{printable(new)}' {len(parts) - 1}"
+        raise UnsupportedError(f"{fault}; give both the same number of *")
     match = star_match(old)
 
-    def renamed(name: str) -> str:
-        groups = match(name)
-        return name if groups is None else "".join(a + b for a, b in zip(parts, [*groups.groups(), ""], strict=True))
+    def rename(name: str) -> str:
+        texts = match(name)
+        return name if texts is None else "".join(a + b for a, b in zip(parts, [*texts.groups(), ""], strict=True))
 
-    return renamed
+    return rename

@@ -13,12 +13,12 @@ from .piece_table import PieceTable
 
 
 def _of_whole(name: str) -> Any:
-    """Return an attribute or method that is the other source's."""
+    """Return an attribute or method of the whole source."""
     return property(attrgetter(f"whole.{name}"))
 
 
 def _by_number(name: str) -> Any:
-    """Return a method that calls the other source's with the payload's number there."""
+    """Return a method that calls the whole source's, with the payload's number there."""
 
     def method(part: PartSource, number: int, *arguments: Any) -> Any:
         return getattr(part.whole, name)(int(part.numbers[number]), *arguments)
@@ -27,9 +27,9 @@ def _by_number(name: str) -> Any:
 
 
 class PartSource(PayloadSource):
-    """Some payloads, `numbers`, of the source `whole`, no part itself; it is asked for everything, and stays open."""
+    """The payloads `numbers` of the source `whole`, which is no part itself, and stays open."""
 
-    # The same for a part: they concern files, or files by their numbers.
+    # Of files, which a part has in common with the whole.
     opened_nbytes: Any = _of_whole("opened_nbytes")
     file: Any = _of_whole("file")
     mapping: Any = _of_whole("mapping")

@@ -288,6 +288,7 @@ class FileSource(PayloadSource):
     """The payloads of one archive, all in `memory`, that of a file or buffer; `octets` starts with the first."""
 
     mode: Mode = "r"
+    sealed: Callable[[], bytes] | None = None  # of another format: returns the SHA-256 of the index made of its file
 
     def __init__(self, memory: Memory, octets: memoryview, table: PayloadTable, offset: int = 0) -> None:
         """Take over `memory`, of which `octets`, at `offset`, are the archive's own bytes; checks nothing."""
@@ -297,6 +298,9 @@ class FileSource(PayloadSource):
         # ndarray(buffer=memoryview) keeps what the memoryview is of: here an array that holds the buffer's export.
         own = (self.buffer if self.mode == "r" else octets)[table.base :]
         self.octets: memoryview = own if memory.on_demand else np.frombuffer(own, np.uint8).data
+
+    def seal(self) -> bytes | None:
+        return None if self.sealed is None else self.sealed()
 
     def nbytes(self, number: int) -> int:
         return int(self.table.rows["nbytes"][number])

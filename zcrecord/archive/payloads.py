@@ -34,7 +34,7 @@ def check_views(archive: Archive) -> None:
     """Raise LimitError if copies of an archive's tensors, tied ones once, would come to far more than it has."""
     rows = archive.index.tensors
     numbers = rows["payload"][rows["payload"] != NONE]
-    if archive.index.payloads["nbytes"][numbers].sum(dtype=np.float64) > archive.stored_nbytes():  # not all are apart
+    if archive.index.payloads["nbytes"][numbers].sum(dtype=np.float64) > archive.stored_nbytes():  # some are shared
         views = {(t.payload, t.offset, t.dtype, t.bits, t.shape, t.strides): t for t in infos(archive)}
         check_copies(archive, views.values())
 
@@ -104,8 +104,8 @@ class Payloads:
 
         yield from _prepared_ahead(prepare, range(0, len(raw), _SPAN))
         if digest is not None and running.intdigest() != digest:
-            what = "its payload's digest does not match; the file is damaged, copy it again"
-            raise IntegrityError(what, path=self._archive.path, tensor=info.name, offset=info.offset)
+            fault = "its payload's digest does not match; the file is damaged, copy it again"
+            raise IntegrityError(fault, path=self._archive.path, tensor=info.name, offset=info.offset)
         self._sound.add(info.payload)
 
     def release(self) -> None:
@@ -144,7 +144,7 @@ class Payloads:
 
 
 def _prepared_ahead(prepare: Callable[[int], memoryview], places: range) -> Iterator[memoryview]:
-    """Yield the prepared piece of each place; the next is prepared while this one is used: hashing beside writing."""
+    """Yield the prepared piece of each place; a thread prepares the next one meanwhile: hashing beside writing."""
     if len(places) < 2:
         yield from map(prepare, places)
         return

@@ -17,21 +17,21 @@ from zcrecord.storage.memory import Memory, Mode, aligned_empty, private_copy
 
 from .payload_source import Array, FileSource, PayloadSource, PayloadTable, Place, is_twin
 
-_APART, _APART_FREE = 64, 1 << 30  # times what an archive holds, and bytes, that payloads may take apart
+_APART, _APART_FREE = 64, 1 << 30  # bytes that copies may take: times those stored, and besides
 _MAPPED = 1 << 20  # bytes from which a private mapping is cheaper than a copy
 _MAPPINGS = 32  # of one file at the most: each takes addresses for all of it, and on some systems a descriptor
 
 
 def twins_nbytes(payloads: Array, stored: int) -> int:
-    """Return the bytes that twins take apart; `stored` is the archive's size, which no payload in it exceeds."""
+    """Return the bytes that copies of twins take; `stored` is the archive's size, which no payload in it exceeds."""
     return int(np.minimum(payloads["nbytes"][is_twin(payloads)], np.uint64(stored)).sum(dtype=np.float64))
 
 
 def check_apart(nbytes: int, stored: int, path: str | None) -> None:
     """Raise LimitError if payloads that share bytes would take more than 64 times the bytes stored, and 1 GiB."""
     if nbytes > _APART * stored + _APART_FREE:
-        what = f"tensors that share their bytes would take {nbytes:.3g} bytes, each by itself"
-        raise LimitError(f"{what}; load those that you need, or save what you need as a record of its own", path=path)
+        fault = f"tensors that share their bytes would take {nbytes:.3g} bytes, each by itself"
+        raise LimitError(f"{fault}; load those that you need, or save what you need as a record of its own", path=path)
 
 
 class PrivateSource(FileSource):
@@ -47,7 +47,7 @@ class PrivateSource(FileSource):
         offset: int = 0,
         original: FileSource | None = None,
     ) -> None:
-        """Take over writable memory; raises LimitError, without an original, for twins out of all proportion."""
+        """Take over writable memory; without an original, LimitError if twins would take far more than it."""
         super().__init__(memory, octets, table, offset)
         self._original = original
         self._is_twin = is_twin(self.table.rows)
@@ -68,7 +68,7 @@ class PrivateSource(FileSource):
 
     @staticmethod
     def check_twins(source: FileSource, numbers: Array | None) -> None:
-        """Raise LimitError if twins take out of all proportion to the payloads used, holes of the file left out."""
+        """Raise LimitError if twins would take far more than the payloads that are used; holes do not count."""
         used = source.table.rows if numbers is None else source.table.rows[numbers]
         stored = source.stored_nbytes(numbers) + source.table.rows.nbytes
         check_apart(twins_nbytes(used, len(source.buffer)), min(stored, len(source.buffer)), source.path)
@@ -92,7 +92,7 @@ class PrivateSource(FileSource):
         return self.octets, np.where(self._is_twin, -1, self.table.rows["offset"].astype(np.int64))
 
     def place(self, number: int) -> Place:
-        """Return a file of its own for each payload, which is memory of its own."""
+        """Return a place for each payload that no other has: each is memory of its own."""
         return number, 0, 0
 
     def private(self, numbers: Array | None = None) -> PayloadSource:

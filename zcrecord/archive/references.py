@@ -1,7 +1,7 @@
-"""An archive of references: its payloads are ranges of other files, as CONVENTIONS.md has the tables.
+"""An archive of references: its payloads are ranges of other files; CONVENTIONS.md has the tables.
 
-The files are archives, or of other formats. Each is known by its size and the SHA-256 of the range from which its own
-index is made. `sharded.ShardedSource` is the payload source; a file counts as a shard.
+The files are archives, or of other formats. Each is identified by its size and the SHA-256 of the range from which its
+own index is made. `sharded.ShardedSource` is the payload source; a file counts as a shard.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ __all__ = ["MOST_DESCRIBED", "OpenFile", "ReferencedFiles"]
 
 MOST_DESCRIBED = 1 << 28  # bytes of a file that are hashed when it is opened; a GGUF file's header may have as many
 
-# Given a file's name and a function: calls it with the file's memory, a function that fetches a range of it, and one
-# that makes a payload source; returns what it returned.
+# Opens a file by name for a function, and returns the function's result; its arguments are the file's memory, a
+# function that fetches a range of it, and one that makes a payload source.
 OpenFile = Callable[[str, Callable[..., Archive]], Archive]
 
 
@@ -45,8 +45,8 @@ class ReferencedFiles(Shards):
         """Read the tables; `index` is that of the outline.
 
         Raises:
-            FormatError: a table is missing or not of its form; a name leads to another folder, or is the archive's own;
-            ranges of a file overlap, or end past its end, or are not aligned for a tensor's elements.
+            FormatError: a table is missing, or has another type or shape; a name leads to another folder, or is the
+            archive's own; ranges of a file overlap, end past its end, or are not aligned for a tensor's elements.
         """
         self.set_files(archive, file_names(archive, "", "a file, which lies beside the archive that names it"))
         count = len(self.names)
@@ -54,14 +54,15 @@ class ReferencedFiles(Shards):
         self._described = table_of(archive, "files.described", np.uint64, (count, 2))
         self._digests = table_of(archive, "files.described_sha256", np.uint8, (count, 32))
         self._open_file = open_file
+        self._headers: dict[Any, tuple[int, int, bytes]] = {}  # by file: the described range, and its SHA-256
         file = table_of(archive, "file", np.uint32, (len(index.payloads),))
         offset = table_of(archive, "offset", np.uint64, file.shape)
         if np.count_nonzero(bad := (file >= count) & (file != NONE)):
             raise FormatError(f"payload {int(bad.argmax())} is in file {file[bad.argmax()]}, of {count}", tensor="file")
         for start, end, nbytes in zip(*self._described.T.tolist(), self._sizes.tolist(), strict=True):
             if not start <= end <= min(nbytes, start + MOST_DESCRIBED):
-                what = f"[{start}, {end}) is no range of a file of {nbytes} bytes, or has over {MOST_DESCRIBED} bytes"
-                raise FormatError(what, tensor="files.described")
+                fault = f"[{start}, {end}) is no range of a file of {nbytes} bytes, or has over {MOST_DESCRIBED} bytes"
+                raise FormatError(fault, tensor="files.described")
         _check_aligned(file, offset, index)
         numbers = self._numbers(file, offset, index)
         self._payloads, self._offset, self._hashed = index.payloads, offset, index.digest_kind
@@ -72,11 +73,11 @@ class ReferencedFiles(Shards):
         """Return the number of each payload among those of its file, ordered by offset; check their ranges."""
         files, starts, stops = file, offset, offset + index.payloads["nbytes"]
         self._order: Array | None = None  # None if payloads are ordered already, as in an index of another format
-        same = files[1:] == files[:-1]
-        if (files[1:] < files[:-1]).any() or ((starts[1:] < starts[:-1]) & same).any():
+        same_file = files[1:] == files[:-1]
+        if (files[1:] < files[:-1]).any() or ((starts[1:] < starts[:-1]) & same_file).any():
             self._order = np.lexsort((stops, starts, files))
             files, starts, stops = (column[self._order] for column in (files, starts, stops))
-            same = files[1:] == files[:-1]
+            same_file = files[1:] == files[:-1]
         self._ends = np.searchsorted(files, np.arange(len(self.names) + 1, dtype=np.uint32))
         ends, numbers = self._ends.tolist(), np.arange(len(files), dtype=np.uint32)
         for start, end in pairwise(ends):
@@ -86,14 +87,14 @@ class ReferencedFiles(Shards):
         wrapped = files[:last][stops[:last] < starts[:last]]
         if len(past := np.append(wrapped, used[furthest > self._sizes[used]])):
             raise FormatError(f"a payload ends past the end of {printable(self.names[past[0]])}", tensor="offset")
-        inside = (starts[1:] < stops[:-1]) & same
-        inside[last:] = False  # those in the archive itself
-        if inside.any():
-            inside &= (starts[1:] != starts[:-1]) | (stops[1:] != stops[:-1])
-            if inside.any():
-                name = printable(self.names[files[1:][inside.argmax()]])
+        overlapping = (starts[1:] < stops[:-1]) & same_file
+        overlapping[last:] = False  # those in the archive itself
+        if overlapping.any():
+            overlapping &= (starts[1:] != starts[:-1]) | (stops[1:] != stops[:-1])
+            if overlapping.any():
+                name = printable(self.names[files[1:][overlapping.argmax()]])
                 raise FormatError(f"payloads in {name} overlap", tensor="offset")
-        # Of what lies in the archive itself, its place among the blobs, of which there are never as many as NONE.
+        # For payloads in the archive itself the offset is the number of a blob; there are never as many as NONE.
         numbers[last:] = np.minimum(starts[last:], np.uint64(NONE))
         if self._order is None:
             return numbers
@@ -103,17 +104,17 @@ class ReferencedFiles(Shards):
 
     def _rows(self, file: int) -> Array:
         """Return the payloads of a file, as entries of an index."""
-        mine: Any = slice(self._ends[file], self._ends[file + 1])
-        mine = mine if self._order is None else self._order[mine]
-        rows: Array = self._payloads[mine].copy()
-        rows["offset"] = self._offset[mine]
+        chosen: Any = slice(self._ends[file], self._ends[file + 1])
+        chosen = chosen if self._order is None else self._order[chosen]
+        rows: Array = self._payloads[chosen].copy()
+        rows["offset"] = self._offset[chosen]
         return rows
 
     def size(self, file: int) -> int:
-        """Return the bytes of a file, as the table has them."""
+        """Return the size of a file in bytes, as the table has it."""
         return int(self._sizes[file])
 
-    def _whose(self, file: int) -> str:
+    def _context(self, file: int) -> str:
         return f"{self.catalogue.path} refers to {printable(self.names[file])}; put the very file beside it"
 
     def _open_checked(self, file: int) -> Archive:
@@ -137,12 +138,19 @@ class ReferencedFiles(Shards):
         if memory.identity is not None and self.catalogue.source.file == (memory.absolute, memory.identity):
             raise FormatError("refers to itself", path=self.catalogue.path)
         if len(memory.octets) != self._sizes[file]:
-            what = f"has {len(memory.octets)} bytes, {self._sizes[file]} when it was indexed"
-            raise IntegrityError(f"{what}: {self._whose(file)}", path=memory.path)
+            fault = f"has {len(memory.octets)} bytes, {self._sizes[file]} when it was indexed"
+            raise IntegrityError(f"{fault}: {self._context(file)}", path=memory.path)
         bring(start, end)
-        if hashlib.sha256(memory.octets[start:end]).digest() != self._digests[file].tobytes():
-            what = "is another file than the one that was indexed, or was changed"
-            raise IntegrityError(f"{what}: {self._whose(file)}", path=memory.path)
+        known = self._headers.get(memory.identity)  # links may give one file thousands of names
+        if known is None:
+            known = start, end, hashlib.sha256(memory.octets[start:end]).digest()
+            if memory.identity is not None:
+                self._headers[memory.identity] = known
+        if known[:2] != (start, end):
+            raise FormatError("refers to one file by two names, and by two headers", path=self.catalogue.path)
+        if known[2] != self._digests[file].tobytes():
+            fault = "is another file than the one that was indexed, or was changed"
+            raise IntegrityError(f"{fault}: {self._context(file)}", path=memory.path)
         index = _empty_index()._replace(payloads=self._rows(file), digest_kind=self._hashed)
         octets = memory.octets.toreadonly()
         header = Header(
@@ -150,7 +158,7 @@ class ReferencedFiles(Shards):
             archive_size=len(octets), index_crc=0,
         )  # fmt: skip
         table = PayloadTable(index.payloads, bool(self._hashed), header.payload_offset, self._blocks)
-        return Archive(header, index, source_in(memory._replace(octets=octets), octets, table, 0))
+        return Archive(header, index, source_in(memory, octets, table, 0))  # bytes that were read stay writable there
 
 
 @cache
@@ -161,16 +169,16 @@ def _empty_index() -> Index:
 
 def _check_aligned(file: Array, offset: Array, index: Index) -> None:
     """Raise FormatError if a payload in a file starts where a tensor's elements cannot: views would be misaligned."""
-    odd = (offset.astype(np.uint8) & 7 != 0) & (file != NONE)  # no element needs more than 8 bytes
-    if not np.count_nonzero(odd):
+    unaligned = (offset.astype(np.uint8) & 7 != 0) & (file != NONE)  # no element needs more than 8 bytes
+    if not np.count_nonzero(unaligned):
         return
     # At level "touch" any number may be there.
-    rows = index.tensors[np.append(odd, False)[np.minimum(index.tensors["payload"], len(file))]]
+    rows = index.tensors[np.append(unaligned, False)[np.minimum(index.tensors["payload"], len(file))]]
     for code in np.unique(rows["dtype"]).tolist():
         if (kind := numpy_type(code)) is None:
             continue
         used = rows["payload"][rows["dtype"] == code]
         if np.count_nonzero(bad := offset[used] % np.uint64(kind.alignment) != 0):
             number = int(used[bad.argmax()])
-            what = f"payload {number} starts at {offset[number]} of its file, which is not aligned for {kind}"
-            raise FormatError(what, tensor="offset")
+            fault = f"payload {number} starts at {offset[number]} of its file, which is not aligned for {kind}"
+            raise FormatError(fault, tensor="offset")

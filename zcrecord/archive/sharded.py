@@ -67,9 +67,9 @@ def _check_split(index: Index, table: PieceTable) -> None:
     for i, payload, strides, at, rank in zip(split.tolist(), *columns, strict=True):
         shape = tuple(index.dims[at : at + rank].tolist())
         if strides != NONE or shapes.setdefault(payload, shape) != shape:
-            what = "has strides" if strides != NONE else "has another shape than a tensor it is tied to"
-            what += ", and its payload is in pieces; the catalogue is damaged, or of another writer"
-            raise FormatError(what, tensor=index.name(i))
+            fault = "has strides" if strides != NONE else "has another shape than a tensor it is tied to"
+            fault += ", and its payload is in pieces; the catalogue is damaged, or of another writer"
+            raise FormatError(fault, tensor=index.name(i))
 
 
 def _outline(archive: Archive) -> tuple[Header, memoryview]:
@@ -106,8 +106,13 @@ class ShardedSource(PayloadSource):
         self._assembled: MutableMapping[int, Array] = weakref.WeakValueDictionary()
         self._users: Array | None = None  # by payload, the first tensor that uses it
 
-    def private(self, numbers: Array | None = None) -> PayloadSource:  # noqa: ARG002  # each is checked when it is opened
-        out = ShardedSource(self.buffer, self.shards.private(), self._checks)
+    def private(self, numbers: Array | None = None) -> PayloadSource:
+        table = None if numbers is None else self._table.chosen(numbers)
+
+        def used(file: int) -> Array | None:
+            return None if table is None else np.unique(table.payload[table.in_file(file)])
+
+        out = ShardedSource(self.buffer, self.shards.private(used), self._checks)
         out.mode, out._original, out._assembled = "c", self, {}  # edits of split tensors stay
         return out
 
@@ -149,9 +154,9 @@ class ShardedSource(PayloadSource):
         near = self.file_archive(file).source.neighbours(int(numbers[number]))
         if near is None:
             return None
-        here = whole == file
+        in_file = whole == file
         offsets = np.full(len(whole), -1, np.int64)
-        offsets[here] = near[1][numbers[here]]
+        offsets[in_file] = near[1][numbers[in_file]]
         return near[0], offsets
 
     def fetch(self, numbers: Sequence[int] | None = None) -> None:
@@ -185,8 +190,8 @@ class ShardedSource(PayloadSource):
             origin, extent = self.boxes(number, shape, row.bits)
             for piece, start, size in zip(self.pieces(number), origin.tolist(), extent.tolist(), strict=True):
                 if piece.nbytes != prod(size) * item:
-                    what = f"a piece of it has {piece.nbytes} bytes, its box {prod(size) * item}; {COPY_AGAIN}"
-                    raise FormatError(what, path=piece.source.path)
+                    fault = f"a piece of it has {piece.nbytes} bytes, its box {prod(size) * item}; {COPY_AGAIN}"
+                    raise FormatError(fault, path=piece.source.path)
                 octets, at = piece.source.locate(piece.number)
                 values = np.frombuffer(octets[at : at + piece.nbytes], dtype).reshape(size)
                 boxes.append(box_of(start, values, piece.source))
@@ -235,8 +240,8 @@ class ShardedSource(PayloadSource):
     def stored_nbytes(self, numbers: Array | None = None) -> int:
         table, total = self._table if numbers is None else self._table.chosen(numbers), 0
         for file in table.files():
-            there = self.numbers_in_file(file, np.unique(table.payload[table.in_file(file)]))
-            total += distinct_nbytes(self.file_archive(file).index.payloads[there])
+            in_file = self.numbers_in_file(file, np.unique(table.payload[table.in_file(file)]))
+            total += distinct_nbytes(self.file_archive(file).index.payloads[in_file])
         return total
 
     def opened_nbytes(self) -> int:
@@ -300,22 +305,20 @@ class ShardedSource(PayloadSource):
             self.file_archive(file)
 
     def _compare(self, file: int, shard: Archive) -> None:
-        """Raise FormatError unless an opened shard's payloads have the sizes and digests in the outline."""
-        theirs, table = shard.index.payloads, self._table
-        pieces = table.in_file(file)
-        named = table.payload[pieces]
-        # Each once: a payload that is a piece of many tensors would be as many times the memory.
-        if np.count_nonzero(named < len(theirs)) == len(named) == len(np.unique(named)):
-            numbers = table.payloads_of(pieces)
-            rows, mine = theirs[named], self._index.payloads[numbers]
-            whole = table.whole()[numbers] == file
-            wrong = whole & (rows["nbytes"] != mine["nbytes"])
+        """Raise FormatError unless an opened shard has the pieces in the table, of the outline's sizes and digests."""
+        pieces = self._table.in_file(file)
+        in_shard, in_outline = self._table.payload[pieces], self._table.payloads_of(pieces)
+        # Each once: a payload that is a piece of many tensors would take memory as many times.
+        matches = bool((in_shard < len(shard.index.payloads)).all()) and len(np.unique(in_shard)) == len(in_shard)
+        if matches:
+            actual, expected = shard.index.payloads[in_shard], self._index.payloads[in_outline]
+            differs = actual["nbytes"] != expected["nbytes"]
             if self._index.digest_kind:
-                wrong |= whole & ((rows["digest"] != mine["digest"]) | (shard.index.digest_kind == 0))
-            if not np.count_nonzero(wrong):
-                return
-        what = f"the catalogue {self.path} names payloads that this shard does not have, or one twice; {COPY_AGAIN}"
-        raise FormatError(what, path=shard.path)
+                differs |= (actual["digest"] != expected["digest"]) | (shard.index.digest_kind == 0)
+            matches = not (differs & (self._table.whole()[in_outline] == file)).any()  # split ones are not compared
+        if not matches:
+            fault = f"the catalogue {self.path} names payloads that this shard does not have, or one twice"
+            raise FormatError(f"{fault}; {COPY_AGAIN}", path=shard.path)
 
     def mappings(self) -> list[weakref.ref[Any]]:
         archives = [self.shards.catalogue, *list(self.shards.opened.values())]

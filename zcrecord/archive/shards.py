@@ -28,7 +28,7 @@ COPY_AGAIN = "copy the catalogue and all its shards again, from one place"
 
 
 def table_of(archive: Archive, name: str, dtype: Any, shape: tuple[int, ...]) -> Array:
-    """Return a table of a catalogue, of any length where `shape` has -1; FormatError if it is missing or another."""
+    """Return a table of a catalogue, of any length where `shape` has -1; FormatError if it is missing or different."""
     number = archive.find(name)
     table = None if number < 0 else archive.view(number)
     if not isinstance(table, np.ndarray) or table.dtype != dtype or not table.flags.c_contiguous:
@@ -92,8 +92,8 @@ class Shards:
         self._blobs: Sequence[Any] | None = None  # decoded once: each may be looked up
         self._open_private: Callable[[int], Archive] | None = None  # of private copies
 
-    def private(self) -> Shards:
-        """Return private copies of them, each made when it is first needed."""
+    def private(self, used: Callable[[int], Array | None]) -> Shards:
+        """Return the shards as private copies, each made when it is first needed; `used` are the payloads for that."""
         twins = stored = 0
 
         def open_private(file: int) -> Archive:
@@ -102,7 +102,7 @@ class Shards:
             nbytes = shard.stored_nbytes()
             twins, stored = twins + twins_nbytes(shard.index.payloads, nbytes), stored + nbytes
             check_apart(twins, stored, self.catalogue.path)
-            return shard.private()
+            return shard.private(used(file))
 
         out = copy.copy(self)
         out.catalogue, out.opened, out._lock = self.catalogue.private(), {}, threading.Lock()
@@ -110,7 +110,7 @@ class Shards:
         return out
 
     def size(self, file: int) -> int:
-        """Return the bytes of a shard, as the catalogue's trailer of it says."""
+        """Return the size of a shard in bytes, from its trailer in the catalogue."""
         header = decode_header(self._trailers[file].tobytes(), "trailer")
         return 0 if header is None else header.archive_size
 
@@ -129,8 +129,8 @@ class Shards:
         try:
             return open_file(self.names[file])
         except SourceError as error:
-            what = f"{error.message}; {self._whose(file)}"
-            raise type(error)(what, path=error.path, errno=error.errno) from error
+            fault = f"{error.message}; {self._context(file)}"
+            raise type(error)(fault, path=error.path, errno=error.errno) from error
 
     def _open_checked(self, file: int) -> Archive:
         """Open a shard, and compare it with its trailer and digest in the catalogue."""
@@ -143,20 +143,20 @@ class Shards:
             fault = "its index is not the one that the catalogue names"
         else:
             with located(path=shard.path):
-                check_payload(PayloadColumns(shard.index, shard.header))  # all: a range is known by where it starts
+                check_payload(PayloadColumns(shard.index, shard.header))  # of all: places are compared by their starts
             shard.source.pin(self.pins.get(self.names[file], {}))
             return shard
         path = shard.path
         shard.close()
-        raise IntegrityError(f"{fault}: {self._whose(file)}", path=path)
+        raise IntegrityError(f"{fault}: {self._context(file)}", path=path)
 
-    def _whose(self, file: int) -> str:
-        gone = self.catalogue.source.gone
-        advice = ", which was replaced since it was opened; load it again" if gone else f"; {COPY_AGAIN}"
+    def _context(self, file: int) -> str:
+        replaced = self.catalogue.source.gone
+        advice = ", which was replaced since it was opened; load it again" if replaced else f"; {COPY_AGAIN}"
         return f"it is shard {file + 1} of {len(self.names)} of {self.catalogue.path}{advice}"
 
     def blob(self, number: int) -> int:
-        """Return the payload of the catalogue that its list of blobs has at a place; FormatError if there is none."""
+        """Return the number of the payload of a blob, by its place in the list; FormatError if there is none."""
         if self._blobs is None:
             ix = self.catalogue.index
             attributes = attribute_entries(ix, ix.attributes, PayloadId)

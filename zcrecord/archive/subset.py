@@ -1,7 +1,7 @@
 """Parts of an opened archive as archives of their own: one module, chosen tensors, other names. Copies no payload.
 
-A part has an index made for it, over the same bytes, so that everything that works on an archive works on a part. With
-tensors that are put into it, it is an index alone, for `record.edit` to write.
+A part has an index of its own over the same bytes, so that everything that works on an archive works on a part. If
+tensors are put into it, it is an index alone, for `record.edit` to write.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class PartBuilder:
         self._names = {m: ix.text_of(ix.modules[m]) for m in (top, *self._below)}
         self._new_name: Callable[[str], str] | None = None
         self._set_paths(())
-        self._tensors_put: dict[str, tuple[TensorLayout, int]] = {}  # by full name, as `_attributes_put`
-        self._attributes_put: dict[str, Any] = {}
+        self._new_tensors: dict[str, tuple[TensorLayout, int]] = {}  # by full name, as `_new_attributes`
+        self._new_attributes: dict[str, Any] = {}
         self._rows = ix.payloads
 
     @property
@@ -175,22 +175,23 @@ class PartBuilder:
             rows: those of the archive's payloads, in their order, then of others.
         """
         self._rows = rows
-        self._tensors_put = {name: put for name, put in tensors.items() if put is not None}
-        self._attributes_put = {name: value for name, value in attributes.items() if value is not GONE}
-        gone, gone_values = tensors.keys() - self._tensors_put.keys(), attributes.keys() - self._attributes_put.keys()
-        members = {m for m, name in self._attribute_names().items() if name in gone_values} if gone_values else set()
-        if gone:
-            members |= {member for member in self._members if member[0] == TENSOR and self._full_name(member) in gone}
+        self._new_tensors = {name: put for name, put in tensors.items() if put is not None}
+        self._new_attributes = {name: value for name, value in attributes.items() if value is not GONE}
+        no_tensors = tensors.keys() - self._new_tensors.keys()
+        no_values = attributes.keys() - self._new_attributes.keys()
+        members = {m for m, name in self._attribute_names().items() if name in no_values} if no_values else set()
+        if no_tensors:
+            members |= {m for m in self._members if m[0] == TENSOR and self._full_name(m) in no_tensors}
         return self._leave_out(members)
 
     def _leave_out(self, members: set[Member]) -> Self:
-        """Leave out members, and the modules that lose all of theirs by that."""
+        """Leave out members, and the modules that have none left."""
         self._kept -= members
-        left = Counter(self._members[member][0] for member in self._kept)
+        remaining = Counter(self._members[member][0] for member in self._kept)
         for m in reversed(self._below):
-            if (MODULE, m) in self._kept and self._sizes[m] and not left[m]:
+            if (MODULE, m) in self._kept and self._sizes[m] and not remaining[m]:
                 self._kept.discard((MODULE, m))
-                left[self._members[MODULE, m][0]] -= 1
+                remaining[self._members[MODULE, m][0]] -= 1
         return self
 
     def rename(self, rename: Rename) -> Self:
@@ -213,7 +214,7 @@ class PartBuilder:
         if self._new_name is None or (changed := self._new_name(name := self._full_name(member))) == ".".join(plain):
             return plain
         if not isinstance(changed, str):
-            raise UnsupportedError(f"rename= gave a {type(changed).__name__} for this name", tensor=name)
+            raise UnsupportedError(f"rename= gave a {type(changed).__name__} for this name; return a str", tensor=name)
         return split_dotted(changed) if changed else ()
 
     def part(self) -> PartIndex:
@@ -231,17 +232,17 @@ class PartBuilder:
                 outline.module(path, *kinds[path], keys.get(self._names[number]))
             elif kind == TENSOR:
                 row = archive.row(number)
-                put = self._tensors_put.pop(ix.name(number), None) if self._tensors_put else None
+                put = self._new_tensors.pop(ix.name(number), None) if self._new_tensors else None
                 outline.tensor(path, *(put or (archive.tensor_layout(row), row.payload)))
                 order.append(number)
             else:
-                name = self._full_name((kind, number)) if self._attributes_put else ""
-                outline.attribute(path, self._attributes_put.pop(name, self._attributes[number].value))
+                name = self._full_name((kind, number)) if self._new_attributes else ""
+                outline.attribute(path, self._new_attributes.pop(name, self._attributes[number].value))
         order += self._add(outline)
         return self._part_index(outline.entries(order))
 
     def _part_index(self, entries: Entries) -> PartIndex:
-        """Return an index of entries, with the numbers of those payloads alone that these name."""
+        """Return an index of entries, with the payloads that these use, renumbered."""
         ix = self._archive.index
         entries.metadata = unflatten.metadata_entries(ix, PayloadId)
         used = {int(p) for p in entries.payloads} | {*_blobs(entries.attributes), *_blobs(entries.metadata)}
@@ -255,7 +256,7 @@ class PartBuilder:
     def _add(self, outline: ModuleTreeBuilder) -> range:
         """Add new tensors and attributes, whose names are not in the archive; return the tensors' numbers."""
         ix = self._archive.index
-        if not self._tensors_put and not self._attributes_put:
+        if not self._new_tensors and not self._new_attributes:
             return range(0)
         names = set(self._archive.names())
         modules = {self._names[m]: m for kind, m in (*self._kept, (MODULE, self._top)) if kind == MODULE}
@@ -269,11 +270,11 @@ class PartBuilder:
             whole = modules[above] in flat or any(start in names for start in starts if len(start) > len(above))
             return (*self._paths[modules[above]], *([rest] if whole else split_dotted(rest)))
 
-        for name, (form, payload) in self._tensors_put.items():
+        for name, (form, payload) in self._new_tensors.items():
             outline.tensor(path_of(name), form, payload)
-        for name, value in self._attributes_put.items():
+        for name, value in self._new_attributes.items():
             outline.attribute(path_of(name), value)
-        return range(len(ix.tensors), len(ix.tensors) + len(self._tensors_put))
+        return range(len(ix.tensors), len(ix.tensors) + len(self._new_tensors))
 
     def _kinds(self, members: list[tuple[Member, Path]], children: Children) -> dict[Path, tuple[int, str]]:
         """Return kind and class name by path: those of the saved module, unless members joined or left it.
@@ -289,10 +290,10 @@ class PartBuilder:
         for (kind, number), path in members:
             if kind != MODULE:
                 continue
-            mine = parents_at.get(path, [])
+            parents = parents_at.get(path, [])
             saved = int(rows[number]["kind"]), self._archive.index.text_of(rows[number], "type_name")
-            lacks = len(children[number]) < self._sizes[number] or len(mine) < len(children[number])
-            changed = (lacks and saved[1] and saved[0] == ModuleKind.TUPLE) or any(parent != number for parent in mine)
+            lacks = len(children[number]) < self._sizes[number] or len(parents) < len(children[number])
+            changed = (lacks and saved[1] and saved[0] == ModuleKind.TUPLE) or any(p != number for p in parents)
             if changed and saved[0] != ModuleKind.NUMBERED:
                 out.setdefault(path, (int(ModuleKind.MAPPING), ""))
             else:
@@ -300,7 +301,7 @@ class PartBuilder:
         return out
 
     def _in_pre_order(self, children: Children) -> list[tuple[Member, Path]]:
-        """Return all that is kept with its path, in pre-order; no module whose children all have names elsewhere."""
+        """Return the kept members with their paths, in pre-order; not modules whose children all moved elsewhere."""
         members: list[tuple[Member, Path]] = []
         stack = [(0, MODULE, self._top)]
         while stack:

@@ -9,8 +9,8 @@ import numpy as np
 from zcrecord.codec.index import Array
 
 _FEW = 64  # boxes that are compared one by one, which takes less than a pass over columns
-_CORNERS, _CORNERS_FREE = 16, 1 << 16  # of a piece, and of all pieces of a tensor, that are compared
-_PAIRS = 1 << 12  # pieces that are compared in pairs, where they have more corners
+_CORNERS, _CORNERS_FREE = 16, 1 << 16  # corners that are compared: for each piece, and for each tensor besides
+_PAIRS = 1 << 12  # pieces that are compared in pairs, if they have more corners than that
 
 
 def _tile_one_axis(origin: list[list[int]], extent: list[list[int]], shape: tuple[int, ...]) -> bool | None:
@@ -39,7 +39,7 @@ def _are_apart(origin: Array, extent: Array) -> bool:
 
 
 def tiles(origin: Array, extent: Array, shape: tuple[int, ...]) -> bool:
-    """Return True if boxes tile a shape; False, too, for over 4,096 boxes that differ along over four axes."""
+    """Return True if boxes tile a shape; also False for over 4,096 boxes that differ along over four axes."""
     rank = len(shape)
     if origin.shape[1] < rank or (origin.shape[1] > rank and (origin[:, rank:].any() or extent[:, rank:].any())):
         return False

@@ -16,8 +16,8 @@ from zcrecord.codec.index import Array, Index
 from zcrecord.codec.layout import NONE
 from zcrecord.errors import LimitError
 
-_NAME_ALLOWANCE = 64  # times an index's size that full names of attributes made from it may take
-_PATHS = 1 << 20  # bytes of texts that paths may take, besides those of the text pool
+_NAME_ALLOWANCE = 64  # full names of attributes may take this many times the index's size
+_PATHS = 1 << 20  # bytes that texts of paths may take beyond the size of the text pool
 
 MODULE, TENSOR, ATTRIBUTE = range(3)
 Child = tuple[int, int, int, int, str]  # one of these kinds, the number in its column, its parent, its place, its key
@@ -45,12 +45,12 @@ def metadata_entries(ix: Index, payload: Callable[[int], Any]) -> list[Attribute
 
 
 def check_full_names(ix: Index, index_size: int) -> None:
-    """Raise LimitError if full names of attributes are out of proportion: 100,000 could each repeat a module's MiB."""
+    """Raise LimitError if full names of attributes take too much: 100,000 could repeat a module's name of 1 MiB."""
     total = int(ix.modules["name_size"][ix.attributes["parent"]].sum(dtype=np.uint64))
     index_size = index_size or len(ix.text) + ix.attributes.nbytes  # an index that was made here is in no file
     if total > _NAME_ALLOWANCE * index_size:
-        what = f"full names of attributes add up to {total} bytes, more than {_NAME_ALLOWANCE} times the index"
-        raise LimitError(f"{what}; a module's `attributes` have them by key")
+        fault = f"full names of attributes add up to {total} bytes, more than {_NAME_ALLOWANCE} times the index"
+        raise LimitError(f"{fault}; a module's `attributes` have them by key")
 
 
 def _decode_word(ix: Index, kind: int, word: int, payload: Callable[[int], Any], texts: dict[int, str]) -> Any:
@@ -103,14 +103,14 @@ def unflatten(
             items[parent - module].append((place, key, value))
 
     paths: dict[Any, Any] = {}  # each is made once: its parts take several times the text, which many may share
-    left = _PATHS + len(ix.text)
+    budget = _PATHS + len(ix.text)
     for number, parent, place, key in [*reversed(inner), (module, 0, 0, "")]:
         m = number - module
         saved = [(key, value) for _, key, value in sorted(items[m], key=lambda child: child[0])]
         text = saved[0][1] if types[m] == "zcr:path" and saved and isinstance(saved[0][1], str) else ""
         value = paths.get(text)
         if value is None:
-            if (left := left - len(text)) < 0:
+            if (budget := budget - len(text)) < 0:
                 raise LimitError("texts of paths overlap; the archive is malicious")
             value = make(kinds[m], types[m], saved)
             if isinstance(value, PurePath):

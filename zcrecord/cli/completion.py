@@ -39,9 +39,9 @@ def completion(args: Arguments) -> int:
 def _mark_files(parser: Any, shtab: Any) -> None:
     """Mark the arguments that are files or folders for shtab, those of subcommands included."""
     for action in vars(parser)["_actions"]:
-        named = str(action.metavar)
-        if named in _FILES or named in _FOLDERS:
-            action.complete = shtab.FILE if named in _FILES else shtab.DIRECTORY
+        metavar = str(action.metavar)
+        if metavar in _FILES or metavar in _FOLDERS:
+            action.complete = shtab.FILE if metavar in _FILES else shtab.DIRECTORY
         if isinstance(action.choices, dict):
             for command in action.choices.values():
                 _mark_files(command.declared(), shtab)

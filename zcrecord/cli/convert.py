@@ -56,9 +56,9 @@ def convert(args: Arguments) -> int:
     """Convert a file from one format to another."""
     from zcrecord import formats
 
-    for given in (args.source_format, args.dest_format):
-        if given is not None and given not in formats.FORMATS:
-            args.refuse(f"format '{printable(given)}' is not known; {', '.join(formats.FORMATS)}")
+    for name in (args.source_format, args.dest_format):
+        if name is not None and name not in formats.FORMATS:
+            args.refuse(f"format '{printable(name)}' is not known; {', '.join(formats.FORMATS)}")
     if args.jobs is not None:
         from .fleet import run_fleet  # here, because most conversions are single
 
@@ -87,7 +87,7 @@ def consolidate(args: Arguments) -> int:
 
 def index_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord index`."""
-    about = "a file of safetensors, GGUF or npz, an index of shards, or a folder with one of these"
+    about = "a file of safetensors, GGUF, torch or npz, an index of shards, or a folder with one of these"
     parser.add_argument("source", metavar="SOURCE", help=about)
     parser.add_argument("dest", metavar="OUT", help="the new archive, in the folder of the files")
     about = "read no weights, and store no checksums of them"
@@ -97,8 +97,9 @@ def index_arguments(parser: Parser) -> None:
 
 def index(args: Arguments) -> int:
     """Make an archive of a few KB that names the weights in files of another format, which stay as they are. It opens
-    as any archive does: names as a tree, checksums, signatures. It lies beside the files, and refuses one that was
-    changed. zcrecord convert makes an archive with its own weights of it."""
+    as any archive does: names as a tree, checksums, signatures. It lies beside the files, and refuses one of
+    another size or header; other changes are found by verify. zcrecord convert makes an archive with its own weights
+    of it."""
     import zcrecord
 
     return run_conversion(args, zcrecord.index, _facts, "digest")

@@ -33,7 +33,8 @@ def embed_arguments(parser: Parser) -> None:
     parser.add_argument("--prefix", metavar="TEXT", help=about)
     about = "name of the files, the namespace or module (default: the archive's name, as a lower-case identifier)"
     parser.add_argument("--name", metavar="NAME", help=about)
-    about = "section for the payloads, which the linker script must know (default: .rodata)"
+    about = """section for the payloads, which the linker script must know; a name with a dot at its end gets each
+        identifier added (default: .rodata.)"""
     parser.add_argument("--section", metavar="NAME", help=about)
     about = "alignment of every tensor, at least; a power of two from 16 to 65536"
     parser.add_argument("--alignment", type=alignment, metavar="BYTES", help=about)
@@ -90,8 +91,8 @@ def attach(args: Arguments) -> int:
     from zcrecord.embed import attach
 
     _, errors = printers(args.quiet)
-    for given in (args.program, args.archive):
-        check_file(given)
+    for path in (args.program, args.archive):
+        check_file(path)
     with writing(args.program), showing_progress("attaching", errors) as progress:
         options = args.values("force", "durable")
         report = attach(args.program, args.archive, args.output, progress=progress, **options)

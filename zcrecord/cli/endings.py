@@ -14,7 +14,7 @@ from typing import Any
 
 from zcrecord.errors import Advice, DependencyError, RecordError, SourceError, printable
 
-_INTERRUPTED, _PIPE_CLOSED = 130, 141  # 128 + SIGINT, 128 + SIGPIPE, as shells have it
+_INTERRUPTED, _PIPE_CLOSED = 130, 141  # exit statuses of shells: 128 + SIGINT, 128 + SIGPIPE
 _ECHO = 1.0  # seconds: the terminal sends SIGINT to the whole group, and a parent (make, npm, uv) may send it on
 _LONGEST = 2000  # characters of an error
 _OPTIONS = {  # for arguments whose option does not have their name; "" if there is none
@@ -70,15 +70,15 @@ def _ending_on_signals() -> Iterator[None]:
     def end(number: int, _frame: object) -> None:
         raise SystemExit(128 + number)
 
-    before: dict[int, Any] = {}
+    handlers: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
         for number in (getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP")):
             if number is not None and signal.getsignal(number) == signal.SIG_DFL:  # nohup has SIGHUP ignored
-                before[number] = signal.signal(number, end)
+                handlers[number] = signal.signal(number, end)
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
@@ -89,8 +89,8 @@ def interrupted_once(*, last: bool) -> Iterator[None]:
     If the block is the `last` of this process, Ctrl-C afterwards ends the process at once. Has no effect outside the
     main thread, or if the program has its own handler of SIGINT, such as a shell's background job, which ignores it.
     """
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
         yield
         return
     due = 0.0
@@ -105,9 +105,9 @@ def interrupted_once(*, last: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, (lambda *_: os._exit(_INTERRUPTED)) if last else before)
+        signal.signal(signal.SIGINT, (lambda *_: os._exit(_INTERRUPTED)) if last else handler)
         if last:
-            atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # else it kills an interpreter that ends
+            atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # else Ctrl-C kills the ending interpreter
 
 
 def guarded(prog: str, work: Callable[[], int]) -> int:

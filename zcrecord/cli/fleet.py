@@ -65,24 +65,22 @@ def run_fleet(args: Arguments) -> int:
                 progress(done, total)
 
             _run(jobs, min(cores(args.jobs or None), len(jobs)), end)
-    by_state = {state: [e for e in ended if e.state == state] for state in ("converted", "kept", "refused", "failed")}
+    by_state = {
+        state: [job for job in ended if job.state == state] for state in ("converted", "kept", "refused", "failed")
+    }
     faults = [*by_state["refused"], *by_state["failed"]]
-    for each in sorted(faults, key=lambda each: each.job.source):
-        tell("zcrecord", f"error: {each.error}")
-    _print(args, out, by_state, sum(each.nbytes for each in ended), time.perf_counter() - started)
+    for fault in sorted(faults, key=lambda fault: fault.job.source):
+        tell("zcrecord", f"error: {fault.error}")
+    _report(args, out, by_state, sum(job.nbytes for job in ended), time.perf_counter() - started)
     return 1 if faults else 0
 
 
-def _print(args: Arguments, out: Printer, by_state: dict[str, list[_Ended]], nbytes: int, seconds: float) -> None:
+def _report(args: Arguments, out: Printer, by_state: dict[str, list[_Ended]], nbytes: int, seconds: float) -> None:
+    """Print how many models were converted; with --json also the fault of each that was not."""
     counts = {state: len(group) for state, group in by_state.items()}
     models = sum(counts.values())
     if args.json:
-        faults = {
-            state: [
-                {"source": label(e.job.source), "dest": label(e.job.dest), "error": e.error} for e in by_state[state]
-            ]
-            for state in ("refused", "failed")
-        }
+        faults = {state: list(map(_fault_json, by_state[state])) for state in ("refused", "failed")}
         out.json({"models": models, **counts, **faults, "archive_bytes": nbytes, "seconds": seconds})
         return
     parts = [f"{counts['converted']} of {count_text(models, 'model')} converted", f"{counts['kept']} kept"]
@@ -90,10 +88,14 @@ def _print(args: Arguments, out: Printer, by_state: dict[str, list[_Ended]], nby
     out.line(f"{name_text(label(args.dest))}: {', '.join(parts)}, {out.size(nbytes)} out, {seconds:.2f} s")
 
 
+def _fault_json(ended: _Ended) -> dict[str, str]:
+    return {"source": label(ended.job.source), "dest": label(ended.job.dest), "error": ended.error}
+
+
 def _run(jobs: list[Job], count: int, end: Callable[[_Ended], None]) -> None:
     """Run all jobs, `count` at a time, and call `end` for each; one with a temporary fault is tried again at the end.
 
-    Each worker process is a pool of its own, so that the end of one is no fault of another's job.
+    Each worker process is a pool of its own, so that a job does not fail if another job's process is killed.
     """
     waiting = deque((job, 1) for job in jobs)
     running: dict[Future[Outcome], tuple[Job, int, ProcessPoolExecutor]] = {}

@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from .parsers import Arguments, Parser, natural
 from .render import NO_TENSORS, Column, Printer, count_text, jsonable, name_text, printers, showing_progress, value_text
 from .stdio import name_of, open_archive
 
-_HASHED_UNASKED = 64 << 20  # bytes of payload whose content digest takes no noticeable time
+_HASHED_ANYWAY = 64 << 20  # bytes of payload whose content digest is printed without --digest, as it takes no time
 _GLANCE = 50  # attributes that `info` shows on a terminal
 _COLUMNS = (
     Column("tensor", least=40),
@@ -111,8 +111,8 @@ def _other_files(record: Record) -> dict[str, Any]:
     if not source.file_names:
         return kinds
     sizes = [size for size, _ in sized_openers(record.archive)]
-    named = zip(source.file_names, sizes[1:], strict=True)
-    others: list[dict[str, Any]] = [{"name": name, "nbytes": size} for name, size in named]
+    files = zip(source.file_names, sizes[1:], strict=True)
+    others: list[dict[str, Any]] = [{"name": name, "nbytes": size} for name, size in files]
     table, payloads = source.piece_table(), record.archive.index.payloads
     if table is None or not has_type_name(source.file_archive(NONE), REFERENCES_TYPE):
         return {**kinds, "catalogue": {"nbytes": sum(sizes), "shards": others}}
@@ -153,8 +153,8 @@ def _tuned_lines(part: dict[str, Any], out: Printer) -> Iterator[tuple[str, str]
 
 def _content_digest(record: Record, progress_on: Printer, digest: bool | None) -> str | None:
     if digest is None:
-        small = not record.archive.source.is_remote and record.nbytes <= _HASHED_UNASKED
-        with contextlib.suppress(LimitError):  # views that add up to far more
+        small = not record.archive.source.is_remote and record.nbytes <= _HASHED_ANYWAY
+        with contextlib.suppress(LimitError):  # its views add up to too many bytes
             return record.content_digest() if small else None
     if not digest:
         return None
@@ -163,26 +163,10 @@ def _content_digest(record: Record, progress_on: Printer, digest: bool | None) -
 
 
 def _fact_lines(facts: dict[str, Any], out: Printer) -> Iterator[tuple[str, str]]:
-    """Yield the facts as labels and values for people."""
-    size, index = out.size, facts["index"]
-    tensors, modules = facts["tensors"], facts["modules"]
-    if (catalogue := facts["catalogue"]) is not None:
-        count = count_text(len(catalogue["shards"]), "shard")
-        yield "catalogue", f"of {count}, {size(catalogue['nbytes'])} in all files"
-        yield "as one", f"{size(facts['archive_nbytes'])} of archive, format version {facts['version']}"
-    elif (references := facts["references"]) is not None:
-        count = count_text(len(references["files"]), "file")
-        yield "references", f"to payloads in {count}, {size(references['nbytes'])} in all files"
-        for other in references["files"]:
-            yield f"in {printable(other['name'])}", f"{size(other['payload_nbytes'])} of payloads"
-        yield "in this archive", f"{size(references['own_payload_nbytes'])} of payloads"
-    elif facts["foreign"] is not None:
-        yield "another format", f"{size(facts['archive_nbytes'])}; tensors are used as they lie in it, or as said here"
-        for reason, count in facts["foreign"].items():
-            yield reason, f"{count_text(count, 'tensor')}, decoded or copied when used"
-    else:
-        yield "archive", f"{size(facts['archive_nbytes'])}, format version {facts['version']}"
-    yield "tensors", f"{tensors} in {count_text(modules, 'module')}"
+    """Yield the facts as labels and values in words."""
+    size, index, tensors = out.size, facts["index"], facts["tensors"]
+    yield from _file_lines(facts, size)
+    yield "tensors", f"{tensors} in {count_text(facts['modules'], 'module')}"
     yield "payload", size(facts["payload_nbytes"])
     for kind, sums in facts["dtypes"].items():
         yield f"dtype {kind}", f"{count_text(sums['tensors'], 'tensor')}, {size(sums['nbytes'])}"
@@ -209,6 +193,27 @@ def _fact_lines(facts: dict[str, Any], out: Printer) -> Iterator[tuple[str, str]
             yield f"{label} {name_text(key)}", value_text(value)
         if most is not None and len(facts[section]) > most:
             yield label, f"... {len(facts[section])} in all; --json has them"
+
+
+def _file_lines(facts: dict[str, Any], size: Callable[[int], str]) -> Iterator[tuple[str, str]]:
+    """Yield the facts of the file itself: a catalogue, an archive of references, another format's file, an archive."""
+    if (catalogue := facts["catalogue"]) is not None:
+        count = count_text(len(catalogue["shards"]), "shard")
+        yield "catalogue", f"of {count}, {size(catalogue['nbytes'])} in all files"
+        yield "as one", f"{size(facts['archive_nbytes'])} of archive, format version {facts['version']}"
+    elif (references := facts["references"]) is not None:
+        count = count_text(len(references["files"]), "file")
+        yield "references", f"to payloads in {count}, {size(references['nbytes'])} in all files"
+        for other in references["files"]:
+            yield f"in {printable(other['name'])}", f"{size(other['payload_nbytes'])} of payloads"
+        yield "in this archive", f"{size(references['own_payload_nbytes'])} of payloads"
+    elif facts["foreign"] is not None:
+        but = ", but those named in the next lines" if facts["foreign"] else ""
+        yield "another format", f"{size(facts['archive_nbytes'])}; tensors are used as they lie in it{but}"
+        for reason, count in facts["foreign"].items():
+            yield reason, f"{count_text(count, 'tensor')}, decoded or copied when used"
+    else:
+        yield "archive", f"{size(facts['archive_nbytes'])}, format version {facts['version']}"
 
 
 def ls_arguments(parser: Parser) -> None:
@@ -306,10 +311,11 @@ def _node_cells(level: int, key: str, child: Any, out: Printer) -> tuple[str, ..
 
 
 def _node_json(level: int, key: str, child: Any) -> dict[str, Any]:
-    place = {"depth": level, "key": key}
+    """Return a node of the tree as `tree --json` prints it; `what` is its kind: module, tensor or attribute."""
+    position = {"depth": level, "key": key}
     if isinstance(child, ModuleInfo):
-        kind = {"name": child.name, "kind": child.kind, "type_name": child.type_name}
-        return {**place, "what": "module", **kind, "tensors": child.tensors, "nbytes": child.nbytes}
+        fields = ("name", "kind", "type_name", "tensors", "nbytes")
+        return {**position, "what": "module", **{field: getattr(child, field) for field in fields}}
     if isinstance(child, TensorInfo):
-        return {**place, "what": "tensor", **_tensor_json(child)}
-    return {**place, "what": "attribute", "value": jsonable(child)}
+        return {**position, "what": "tensor", **_tensor_json(child)}
+    return {**position, "what": "attribute", "value": jsonable(child)}

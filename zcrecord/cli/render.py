@@ -23,11 +23,11 @@ Progress = Callable[[int, int | None], None]  # bytes done, bytes in all where t
 NO_TENSORS = "none as tensors; numbers in attributes of its nodes, such as those of trees, stay in the graph"
 
 _PAGE = 1000  # rows of one table: rich keeps and measures all rows of a table
-_WHOLE = 1 << 31  # no text of an archive is longer
+_WHOLE = 1 << 31  # characters; no text of an archive is longer
 _VALUE = 200  # characters of a value
 _ITEMS = 20  # items of a list, which may be a vocabulary
-_PLAIN_REFRESH = 10.0  # seconds between two lines where there is no terminal
-_GAP = 2  # columns between two of a table's
+_PLAIN_REFRESH = 10.0  # seconds between two lines of progress without a terminal
+_GAP = 2  # characters between two columns of a table
 
 
 def name_text(text: str) -> str:

@@ -73,8 +73,8 @@ def serve(args: Arguments) -> int:
     unless --host names another address."""
     if args.file == "-" or is_url(args.file):
         args.refuse("serve needs a file, not standard input or a URL")
-    for given in (args.file, args.samples) if args.samples is not None else (args.file,):
-        check_file(given)
+    for name in (args.file, args.samples) if args.samples is not None else (args.file,):
+        check_file(name)
 
     try:
         from aiohttp import web  # here, because it is an extra
@@ -105,7 +105,7 @@ def _announce(args: Arguments, url: str) -> None:
         if sys.stdout.isatty():
             tell("zcrecord", "Ctrl-C ends the server")
     if args.open:
-        import webbrowser  # here, because few ask for it
+        import webbrowser  # here, because few use --open
 
         threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()  # some return when they end
 
@@ -139,24 +139,24 @@ async def _run(web: Any, app: Any, listening: socket.socket, started: Callable[[
 
 @contextlib.contextmanager
 def _reporting_faults(report: Callable[[str], object]) -> Iterator[None]:
-    """Report aiohttp's faults in a line each; aiohttp logs tracebacks, for malformed requests, too."""
+    """Report a fault in one line, instead of aiohttp's traceback; leave out those of clients, as malformed requests."""
     from aiohttp.http import HttpProcessingError  # here, as below
     from aiohttp.web import RequestPayloadError
 
     client_faults = (HttpProcessingError, RequestPayloadError, ConnectionError, TimeoutError)
 
-    def reported(record: logging.LogRecord) -> bool:
+    def report_instead(record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
         if record.levelno >= logging.WARNING and not isinstance(error, client_faults):
             report(record.getMessage() if error is None else f"{type(error).__name__}: {error}")
-        return False  # no handler gets it
+        return False  # so no handler prints it
 
     logger = logging.getLogger("aiohttp.server")
-    logger.addFilter(reported)
+    logger.addFilter(report_instead)
     try:
         yield
     finally:
-        logger.removeFilter(reported)
+        logger.removeFilter(report_instead)
 
 
 def _check_archive(path: Path, *, samples: bool) -> None:
@@ -251,7 +251,7 @@ def _has_valid_headers(request: Any) -> bool:
         for value in request.headers.values():
             value.encode()  # not text: as lone surrogates
         _ = request.if_modified_since, request.if_unmodified_since, request.if_range
-    except (ValueError, OverflowError):  # a year beyond all
+    except (ValueError, OverflowError):  # such as a year that no date has
         return False
     return True
 
@@ -271,8 +271,8 @@ def _responding(web: Any, path: Path, kind: str) -> Callable[[Any], Awaitable[An
         async def prepare(self, request: Any) -> Any:
             headers = request.headers.copy()
             headers.popall("Accept-Encoding", None)  # aiohttp would send the bytes of PATH.gz
-            wanted = headers.get("If-Range", "").strip()
-            if wanted.startswith(('"', "W/")) and wanted != _tag(path):  # aiohttp compares dates only
+            version = headers.get("If-Range", "").strip()
+            if version.startswith(('"', "W/")) and version != _tag(path):  # aiohttp compares dates only
                 headers.popall("Range", None)
             return await super().prepare(request.clone(headers=headers))
 

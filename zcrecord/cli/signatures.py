@@ -42,12 +42,12 @@ def _passphrase(key: str) -> bytes | None:
     """Return the passphrase of an encrypted private key, asked for on a terminal; None if the key is not encrypted."""
     from zcrecord import integrity
 
-    given = os.environ.get("ZCRECORD_PASSPHRASE")
-    if given is not None or not integrity.is_encrypted_key(key):
-        return None if given is None else os.fsencode(given)
+    passphrase = os.environ.get("ZCRECORD_PASSPHRASE")
+    if passphrase is not None or not integrity.is_encrypted_key(key):
+        return None if passphrase is None else os.fsencode(passphrase)
     if sys.stdin is None or not sys.stdin.isatty():
         raise SourceError("is encrypted; set $ZCRECORD_PASSPHRASE to its passphrase", path=key)
-    import getpass  # here, because few keys are
+    import getpass  # here, because few keys are encrypted
 
     return getpass.getpass(f"Passphrase of {printable(key)}: ").encode()
 
@@ -82,6 +82,6 @@ def check(args: Arguments) -> int:
     if args.json:
         out.json(result)
         return 0
-    for each in checked:
-        out.line(f"{name_text(name)}: OK, signed by the key {each['key']} ({name_text(each['file'])})")
+    for signature in checked:
+        out.line(f"{name_text(name)}: OK, signed by the key {signature['key']} ({name_text(signature['file'])})")
     return 0

@@ -32,34 +32,34 @@ def binary(stream: Any, name: str) -> Any:
     return stream.buffer
 
 
-def name_of(given: str) -> str:
+def name_of(argument: str) -> str:
     """Return the name of an input for messages: "-" is standard input; a URL is without its secrets."""
-    if is_url(given):
-        from zcrecord.storage.urls import redacted  # here, because few inputs are
+    if is_url(argument):
+        from zcrecord.storage.urls import redacted  # here, because few inputs are URLs
 
-        return redacted(given)
-    return "standard input" if given == "-" else given
+        return redacted(argument)
+    return "standard input" if argument == "-" else argument
 
 
-def source_of(given: str) -> Any:
-    """Return the source of a record: all bytes of standard input for "-", the one model of a folder, or `given`."""
-    if given == "-":
+def source_of(argument: str) -> Any:
+    """Return the source of a record: all bytes of standard input for "-", the one model of a folder, or `argument`."""
+    if argument == "-":
         stream = binary(sys.stdin, "input")
         try:
             return stream.read()
         except OSError as error:
             raise SourceError(f"cannot be read: {error.strerror or error}", errno=error.errno) from error
-    check_file(given, "pipe it in, and give - in its place")
-    return model_in(given, archive_first=True) if os.path.isdir(given) else given
+    check_file(argument, "pipe it in, and give - in its place")
+    return model_in(argument, archive_first=True) if os.path.isdir(argument) else argument
 
 
 @contextlib.contextmanager
 def open_archive(
-    given: str, embedded: Embedded | None = None, keys: Sequence[str] | None = None, verify: Verify = "index"
+    argument: str, embedded: Embedded | None = None, keys: Sequence[str] | None = None, verify: Verify = "index"
 ) -> Iterator[Record]:
     """Open an archive, as `source_of` finds it, signed by the owner of one of the keys; errors in the block name it."""
     options: dict[str, Any] = {"embedded": embedded, "trusted_keys": keys, "verify": verify}
-    with located(name_of(given)), load_record(source_of(given), **options) as record:
+    with located(name_of(argument)), load_record(source_of(argument), **options) as record:
         yield record
 
 

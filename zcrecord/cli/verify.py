@@ -72,7 +72,10 @@ def _check_archive(args: Arguments, result: dict[str, Any], out: Printer, errors
         if args.digest:
             with showing_progress("hashing", errors) as progress:
                 result["content_digest"] = record.content_digest(progress=progress)
-    return f"{count_text(result['tensors'], 'tensor')}, {out.size(result['archive_nbytes'])}, checked: {level}"
+        source = record.archive.source
+        result["checksums"] = bool(record.archive.index.digest_kind) or any(True for _ in source.member_sums())
+    facts = f"{count_text(result['tensors'], 'tensor')}, {out.size(result['archive_nbytes'])}, checked: {level}"
+    return facts if level != "full" or result["checksums"] else f"{facts}, but there are no checksums of payloads"
 
 
 def _check_at(level: Verify, record: Record, errors: Printer) -> None:

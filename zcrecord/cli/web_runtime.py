@@ -70,8 +70,8 @@ def web_runtime(folder: str | os.PathLike[str] | None) -> WebRuntime:
     names = [file.name for files in BUILDS.values() for file in files]
     place = next((p for p in (Path(folder), Path(folder) / "dist") if (p / names[0]).is_file()), Path(folder))
     if missing := [name for name in names if not (place / name).is_file()]:
-        do = f"npm install onnxruntime-web@{VERSION} makes one, node_modules/onnxruntime-web"
-        fault = f"is no folder of onnxruntime-web: it has no {missing[0]}; {do}"
+        advice = f"npm install onnxruntime-web@{VERSION} makes one, node_modules/onnxruntime-web"
+        fault = f"is no folder of onnxruntime-web: it has no {missing[0]}; {advice}"
         raise SourceNotFoundError(fault, path=os.fspath(folder))
     local = {name: [{"name": file.name} for file in files] for name, files in BUILDS.items()}
     return WebRuntime({"url": _LOCAL, "builds": local}, {_LOCAL + name: place / name for name in names}, "")

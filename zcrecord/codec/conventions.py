@@ -31,18 +31,18 @@ CATALOGUE_TYPE = "zcr:catalogue"  # of module 0 in an archive that names others,
 
 ABSENT: Any = object()  # no value, where None is one
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,19}")
-_MOST_BITS = 4096  # Python refuses to print far wider ones: a file is not to bring them
+_MOST_BITS = 4096  # of an integer: Python refuses to print far wider ones, so no file may hold them
 _NAN = 2  # the rank of NaN and of complex numbers in `_order`
-_MOST_ALIKE = 100  # items of one hash: Python compares each with all before it, and a file may choose the hashes
+_MOST_ALIKE = 100  # items of one hash: a set compares each with all before it, and a file may choose the hashes
 FACTORIES = {kind.__name__: kind for kind in (bool, bytes, dict, float, frozenset, int, list, set, str, tuple)}
 _TIMES = {f"zcr:{kind.__name__}": kind for kind in (datetime.date, datetime.time, datetime.datetime)}
 
 
 def object_of(value: Any, name: str) -> tuple[str, dict[str, Any]] | None:
-    """Return the type name and the children of the OBJECT module that stands for a value; None if none does.
+    """Return type name and children of the OBJECT module that stands for a value; None for a value without one.
 
     Raises:
-        UnsupportedError: a value of one of these types that would not come back equal; `name` is its full name.
+        UnsupportedError: the value would not be loaded as an equal one; `name`, its full name, is for the text.
     """
     kind = type(value)
     if kind in (set, frozenset):
@@ -59,12 +59,12 @@ def object_of(value: Any, name: str) -> tuple[str, dict[str, Any]] | None:
 
 
 def _attribute_of(value: Any, name: str) -> tuple[str, Any] | None:
-    """Return the type name of a module for which one attribute is enough, and that attribute; None for others."""
+    """Return type name and attribute of a value for which one attribute is enough; None for other values."""
     kind = type(value)
-    if isinstance(value, int):  # one of more than 64 bits: all others are attributes
+    if isinstance(value, int):  # of more than 64 bits: narrower ones are plain attributes
         if value.bit_length() > _MOST_BITS:
-            what = f"an integer of {value.bit_length()} bits, {_MOST_BITS} are the most; save it as bytes"
-            raise UnsupportedError(what, tensor=name)
+            fault = f"an integer of {value.bit_length()} bits, {_MOST_BITS} are the most; save it as bytes"
+            raise UnsupportedError(fault, tensor=name)
         return "zcr:int", hex(value)
     if isinstance(value, complex):
         return "zcr:complex", (value.real, value.imag)
@@ -76,8 +76,8 @@ def _attribute_of(value: Any, name: str) -> tuple[str, Any] | None:
         return "zcr:timedelta", (value.days, value.seconds, value.microseconds)
     if kind in _TIMES.values():
         if repr(kind.fromisoformat(value.isoformat())) != repr(value):
-            what = f"a {kind.__name__} with a named time zone, or a fold; save a text, and the zone's name"
-            raise UnsupportedError(what, tensor=name)
+            fault = f"a {kind.__name__} with a named time zone, or a fold; save a text, and the zone's name"
+            raise UnsupportedError(fault, tensor=name)
         return f"zcr:{kind.__name__}", value.isoformat()
     if _is_of(kind, "torch", "dtype"):
         return "zcr:torch_dtype", str(value).removeprefix("torch.")
@@ -85,7 +85,7 @@ def _attribute_of(value: Any, name: str) -> tuple[str, Any] | None:
 
 
 def _is_of(kind: type, module: str, name: str) -> bool:
-    """Return True for one class of a module; before the module is imported, no value is of it."""
+    """Return True if a class is that of this name in a module, which may not be imported."""
     return kind is getattr(sys.modules.get(module), name, None)
 
 
@@ -96,13 +96,13 @@ def is_jax_key(value: Any) -> bool:
     return kind is not None and isinstance(value, kind) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
-def _order(value: Any, name: str, depth: int = 0, *, made: bool = False) -> tuple[Any, ...]:
+def _order(value: Any, name: str, depth: int = 0, *, loaded: bool = False) -> tuple[Any, ...]:
     """Return a sort key for items of sets and keys of dicts, the same on every machine.
 
-    Of sets that were `made` from a file, which checked them, it is the identity: else each level sorts those below it.
+    If `loaded` from a file, sets inside are distinct, and sort by identity: else each level would sort all below it.
 
     Raises:
-        UnsupportedError: the value would not come back as an equal key. LimitError: it is nested too deep.
+        UnsupportedError: the value would not be loaded as an equal key. LimitError: it is nested too deep.
     """
     kind = type(value)
     if depth > MAX_DEPTH:
@@ -116,22 +116,22 @@ def _order(value: Any, name: str, depth: int = 0, *, made: bool = False) -> tupl
     if kind is str:
         return (3, value)
     if isinstance(value, tuple):
-        return (4, *(_order(item, name, depth + 1, made=made) for item in value))
-    if kind is frozenset and made:
+        return (4, *(_order(item, name, depth + 1, loaded=loaded) for item in value))
+    if kind is frozenset and loaded:
         return (5, id(value))
     if kind is frozenset:
         return (5, *sorted(_order(item, name, depth + 1) for item in value))
     single = None if isinstance(value, np.generic) else _attribute_of(value, name)
     if single is None or single[0].startswith("zcr:torch"):
-        what = f"a {kind.__name__} as a key, or in a set, has no equal when it is loaded"
-        raise UnsupportedError(f"{what}; make it a text, number, tuple or date", tensor=name or None)
+        fault = f"a {kind.__name__} as a key, or in a set, has no equal when it is loaded"
+        raise UnsupportedError(f"{fault}; make it a text, number, tuple or date", tensor=name or None)
     return (6, *single)
 
 
 def value_of_object(type_name: str, items: list[tuple[str, Any]]) -> Any:
-    """Return the value that an OBJECT module stands for, or ABSENT if it stands for none.
+    """Return the value that an OBJECT module stands for; ABSENT for other modules.
 
-    Nothing is imported for a file: values of torch and jax are made only where these are imported.
+    A file never makes Python import a package: values of torch and jax are made only if these are imported already.
     """
     if type_name in _NAMESPACES:
         return _namespace(type_name, items)
@@ -163,7 +163,7 @@ _MAKERS: dict[str, Callable[[Any], Any]] = {  # of values for which one attribut
 
 
 def _single(type_name: str, attribute: Any) -> Any:
-    """Return the value that is saved as this very attribute."""
+    """Return the value that is saved as exactly this attribute; ABSENT without one."""
     try:
         value = _MAKERS[type_name](attribute) if isinstance(attribute, str | tuple) else ABSENT
         saved = _attribute_of(value, "")
@@ -199,19 +199,19 @@ def _hashed(kind: Callable[[Any], Any], items: Any) -> Any:
 
 
 def _are_distinct(items: Any) -> bool:
-    """Return True for a list of values that may be keys, no two of them equal, and few of one hash.
+    """Return True for a list of values that may be keys, all distinct, and few of one hash.
 
-    A file can choose numbers that a hash table finds slowly, so each is compared with its neighbours first.
+    A file can choose numbers that make a hash table slow, so equal ones and equal hashes are looked for by sorting.
     """
     if not isinstance(items, list):
         return False
     if not {str}.issuperset(map(type, items)):
         try:
-            places = sorted(_order(item, "", made=True) for item in items)
+            keys = sorted(_order(item, "", loaded=True) for item in items)
         except (LimitError, UnsupportedError):
             return False
         hashes = sorted(map(hash, items))
-        if any(a == b and a[0] != _NAN for a, b in itertools.pairwise(places)):
+        if any(a == b and a[0] != _NAN for a, b in itertools.pairwise(keys)):
             return False
         if any(a == b for a, b in zip(hashes, hashes[_MOST_ALIKE:], strict=False)):
             return False
@@ -240,7 +240,7 @@ _VALUES: dict[str, tuple[Callable[..., Any], *tuple[str, ...]]] = {  # by type n
 
 
 def mapping_type(value: Mapping[Any, Any]) -> str:
-    """Return the type name of a mapping's module; "" for a plain one, and for a default that a function makes."""
+    """Return the type name of a mapping's module; "" for a dict, and a defaultdict whose factory is not saved."""
     if type(value) is collections.OrderedDict:
         return "zcr:ordered_dict"
     factory = getattr(value, "default_factory", None) if type(value) is collections.defaultdict else None
@@ -249,7 +249,7 @@ def mapping_type(value: Mapping[Any, Any]) -> str:
 
 
 def mapping_of(type_name: str, items: dict[Any, Any]) -> Any:
-    """Return the value of a mapping's module: a dict, or what its type name says."""
+    """Return the value of a mapping's module: a dict, OrderedDict or defaultdict, by the type name."""
     if type_name == "zcr:ordered_dict":
         return collections.OrderedDict(items)
     factory = FACTORIES.get(type_name.removeprefix("zcr:defaultdict:")) if type_name.startswith("zcr:d") else None
@@ -257,10 +257,10 @@ def mapping_of(type_name: str, items: dict[Any, Any]) -> Any:
 
 
 def keyed_children(value: Mapping[Any, Any], name: str) -> tuple[int, str, dict[str, Any]]:
-    """Return kind, type name and children of a mapping: texts are keys, and so are integers; other keys are a list.
+    """Return kind, type name and children of a mapping; keys that are neither texts nor integers become a list.
 
     Raises:
-        UnsupportedError: a key would not come back equal.
+        UnsupportedError: a key would not be loaded as an equal one.
     """
     if all(isinstance(key, str) for key in value) and "" not in value:
         return ModuleKind.MAPPING, mapping_type(value), dict(value)
@@ -273,7 +273,7 @@ def keyed_children(value: Mapping[Any, Any], name: str) -> tuple[int, str, dict[
 
 
 def _is_numbered(key: Any) -> bool:
-    """Return True for a key of a NUMBERED module: an integer of 64 bits, or a text that reads as none."""
+    """Return True for a key of a NUMBERED module: an integer of 64 bits, or a text that does not read as one."""
     if isinstance(key, str):
         return key != "" and not isinstance(key_of_text(key), int)
     return isinstance(key, int | np.integer) and not isinstance(key, bool) and -(1 << 63) <= int(key) < 1 << 64

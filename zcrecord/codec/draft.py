@@ -16,14 +16,14 @@ def check_draft_budget(ix: Index) -> None:
     """Raise unless no column takes far more than its pool: so a draft costs what R30 allows, too."""
     names = [("names of tensors", ix.tensors), ("names of modules", ix.modules)]
     names += [("names of attributes", ix.attributes), ("names of metadata", ix.metadata)]
-    columns = [(what, rows["name_size"]) for what, rows in names] + [("type names", ix.modules["type_name_size"])]
-    for what, rows in (("attributes", ix.attributes), ("metadata", ix.metadata)):
+    columns = [(label, rows["name_size"]) for label, rows in names] + [("type names", ix.modules["type_name_size"])]
+    for table, rows in (("attributes", ix.attributes), ("metadata", ix.metadata)):
         starts, counts = list_bounds(rows[rows["form"] != ValueForm.SCALAR])
         if (starts + counts > len(ix.words)).any():
-            raise FormatError(f"{what}: a list leaves the pool of {len(ix.words)} words")
+            raise FormatError(f"{table}: a list leaves the pool of {len(ix.words)} words")
         if (total := int(counts.sum(dtype=np.uint64))) > len(ix.words) + _DRAFT_WORDS * len(rows):
-            raise LimitError(f"index: the lists of {what} take {total} items of a pool of {len(ix.words)} words")
-        columns.append((f"texts of {what}", ix.values(rows, ValueType.TEXT) >> np.uint64(32)))
-    for what, sizes in columns:
+            raise LimitError(f"index: the lists of {table} take {total} items of a pool of {len(ix.words)} words")
+        columns.append((f"texts of {table}", ix.values(rows, ValueType.TEXT) >> np.uint64(32)))
+    for label, sizes in columns:
         if (total := int(sizes.sum(dtype=np.uint64))) > len(ix.text) + _DRAFT_SPANS * len(sizes):
-            raise LimitError(f"index: the {what} take {total} bytes of a text pool of {len(ix.text)}")
+            raise LimitError(f"index: the {label} take {total} bytes of a text pool of {len(ix.text)}")

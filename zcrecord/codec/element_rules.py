@@ -32,14 +32,14 @@ class ElementRules:
         for i in np.flatnonzero(filled & (rows["dtype"] == _BOOL)).tolist():
             self._bools.setdefault(place_of(int(rows["payload"][i])), i)
         narrow = [kind.code for kind in dtypes.DTYPES if kind.packed]
-        self._pads: dict[Hashable, dict[int, int]] = {}  # bits of the last byte that are elements', and a tensor
+        self._pads: dict[Hashable, dict[int, int]] = {}  # by bits used of the last byte the first tensor
         for i in np.flatnonzero(filled & (rows["bits"] < 8) & np.isin(rows["dtype"], narrow)).tolist():
             at, rank = int(rows["dims"][i]), int(rows["rank"][i])
             if used_bits := prod(ix.dims[at : at + rank].tolist()) * int(rows["bits"][i]) % 8:
                 self._pads.setdefault(place_of(int(rows["payload"][i])), {}).setdefault(used_bits, i)
 
     def payloads(self) -> list[tuple[Hashable, int]]:
-        """Return place and number of each payload that has a rule to keep; pad bits come first."""
+        """Return place and number of each payload that has a rule; those with pad bits come first."""
         first = {place: next(iter(tensors.values())) for place, tensors in self._pads.items()}
         users = [*first.items(), *self._bools.items()]
         return [(place, int(self._ix.tensors["payload"][i])) for place, i in users]

@@ -62,7 +62,7 @@ class ModuleEntry(NamedTuple):
 
 
 class TypedModules(NamedTuple):
-    """Modules with one class name and the same attributes, which come before what else is in them."""
+    """Modules with one class name and the same attributes, which come before their other children."""
 
     numbers: Array
     type_name: str
@@ -218,15 +218,15 @@ def is_attribute(value: Any, path: str) -> bool:
     else:
         texts = [value] if isinstance(value, str) else []
     if not all(map(encodable, texts)):
-        raise UnsupportedError("a text with lone surrogates, which are not UTF-8", tensor=path)
+        raise UnsupportedError("a text with lone surrogates, which are not UTF-8; save its bytes", tensor=path)
     return True
 
 
 class _TextPoolBuilder:
     """The text pool under construction: equal strings share a span while the budget lasts (R30).
 
-    `room` is what is left of the budget, never less than 0: a text or list for which there is no room is written once
-    more, and so adds 16 times the room that it takes. So no reader refuses the index of a repetitive record.
+    `room` is the rest of the budget, never less than 0: a text or list that is larger is written once more, which adds
+    16 times its size to the budget. So no reader refuses the index of a repetitive record.
     """
 
     def __init__(self, entries: Entries) -> None:
@@ -300,6 +300,8 @@ def _vectors(entries: Entries, *, use_up: bool = False) -> dict[str, Array]:
     typed = () if entries.module_columns is None else entries.module_columns.typed
     if use_up:  # names take as much as the index, and a vocabulary comes next
         entries.names, entries.module_columns = [], None
+    elif entries.module_columns is not None:
+        pool.starts.update(zip(entries.module_columns.names, vectors["modules"]["name"].tolist(), strict=True))
     words = _NumberPool()
     by_place = sorted(entries.attributes, key=lambda a: (a.parent, a.place))
     vectors["attributes"] = _encode_attributes(by_place, pool, words)
@@ -347,12 +349,12 @@ def _encode_tensors(entries: Entries, pool: _TextPoolBuilder, vectors: dict[str,
 def _check_layout(layout: TensorLayout, entries: Entries, number: int) -> None:
     """Raise LimitError, naming a tensor, for a rank or an empty shape that no reader takes (R47, R49)."""
     if len(layout.shape) > MAX_RANK:
-        what = f"rank {len(layout.shape)} is more than {MAX_RANK}"
+        fault = f"rank {len(layout.shape)} is more than {MAX_RANK}"
     elif prod(d or 1 for d in layout.shape) * (layout.bits or 64) > 8 * MAX_ARCHIVE_SIZE:
-        what = f"shape {layout.shape} claims more than 2^56 bytes"
+        fault = f"shape {layout.shape} claims more than 2^56 bytes"
     else:
         return
-    raise LimitError(what, tensor=entries.names[list(entries.layout_ids).index(number)])
+    raise LimitError(fault, tensor=entries.names[list(entries.layout_ids).index(number)])
 
 
 def _subtree_ends(parents: Sequence[int]) -> list[int]:
@@ -389,9 +391,9 @@ def _encode_typed(
     """Give modules in `vectors` their class names, and attributes besides those that are there."""
     parts, modules = [vectors["attributes"]], vectors["modules"]
     for numbers, type_name, attributes in typed:
-        each = [AttributeEntry(key, 0, i, value) for i, (key, value) in enumerate(attributes.items())]
-        parts.append(np.tile(_encode_attributes(each, pool, words), len(numbers)))
-        parts[-1]["parent"] = np.repeat(numbers, len(each))
+        entries = [AttributeEntry(key, 0, i, value) for i, (key, value) in enumerate(attributes.items())]
+        parts.append(np.tile(_encode_attributes(entries, pool, words), len(numbers)))
+        parts[-1]["parent"] = np.repeat(numbers, len(entries))
         modules["type_name"][numbers], modules["type_name_size"][numbers] = pool.add(type_name)
     rows = np.concatenate(parts)
     vectors["attributes"] = rows[np.argsort(rows["parent"], kind="stable")]

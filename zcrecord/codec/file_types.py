@@ -1,6 +1,6 @@
-"""File formats: the table of those that are converted, and types of files told by their first bytes.
+"""File formats: the table of those that are converted, and types of files by their first bytes.
 
-Every error about a wrong file has its words here.
+The words of every error about a wrong file are here.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-HEAD = 256  # bytes that are enough for all types; fewer tell most of them
+HEAD = 256  # bytes that are enough for all types; fewer are enough for most
 _CONVERT = "zcrecord convert makes an archive of it"
 _DECOMPRESS = "decompress it first"
 _AGAIN = "the download failed: fetch the file itself"
@@ -19,7 +19,7 @@ class Format(NamedTuple):
 
     name: str
     title: str
-    suffixes: tuple[str, ...]  # none of a folder's file, which the first bytes tell
+    suffixes: tuple[str, ...]  # empty for a file of a folder, which is known by its first bytes
     starts: tuple[bytes, ...] = ()  # first bytes that no other file has
     reads: bool = True
     writes: bool = False
@@ -46,9 +46,9 @@ FORMATS = {
 
 
 class FileType(NamedTuple):
-    """A type of file: words for errors, advice, its name in FORMATS; `sure` unless other files may begin alike."""
+    """A type of file: a sentence for errors, advice, its name in FORMATS; `sure` unless other files may begin alike."""
 
-    what: str
+    text: str
     advice: str = ""
     format: str | None = None
     sure: bool = True
@@ -91,7 +91,7 @@ def sniff_file_type(head: bytes) -> FileType | None:
 
 
 def _known_format(head: bytes) -> FileType | None:
-    """Return the type that a file's first bytes tell; None for programs, plain text and unknown files."""
+    """Return the type of a file by its first bytes; None for programs, plain text and unknown files."""
     if len(head) > 8 and not any(head[4:8]) and head[8:].lstrip(b" \t\r\n")[:1] in (b"{", b""):  # a header, its length
         return FileType("this is a safetensors file", _CONVERT, "safetensors")
     if head.startswith(_ZIP):
@@ -125,7 +125,7 @@ def describe_data(octets: memoryview) -> str | None:
     A file that is protobuf from end to end is taken for an ONNX model, even if it is a short text.
     """
     if (kind := _known_format(bytes(octets[:HEAD]))) is not None:
-        return kind.what
+        return kind.text
     return "this looks like an ONNX model" if _is_protobuf(octets) else None
 
 
@@ -153,9 +153,9 @@ def _varint(octets: memoryview, at: int) -> tuple[int, int]:
     return sum((c & 127) << 7 * i for i, c in enumerate(match[0])), match.end()
 
 
-def wrong_type(head: bytes, wanted: str, *, sure: bool = False) -> str | None:
-    """Return the error message for a file of another known type than `wanted`, such as 'an ONNX model', else None."""
+def wrong_type(head: bytes, expected: str, *, sure: bool = False) -> str | None:
+    """Return the error message for a file of another known type than `expected`, as 'an ONNX model'; else None."""
     kind = sniff_file_type(head)
-    if kind is None or (sure and not kind.sure) or kind.what == f"this is {wanted}":
+    if kind is None or (sure and not kind.sure) or kind.text == f"this is {expected}":
         return None
-    return f"{kind.what}, not {wanted}" + (f"; {kind.advice}" if kind.advice else "")
+    return f"{kind.text}, not {expected}" + (f"; {kind.advice}" if kind.advice else "")

@@ -36,9 +36,8 @@ MAX_INDEX_SIZE = (1 << 31) - 1  # FlatBuffers' own limit
 MAX_RANK = 64  # numpy's
 MAX_DEPTH = 100  # of nested modules
 NONE = 0xFFFFFFFF
-INDEX_ALLOWANCE = 16  # times the index's size that spans and lists may take of their pools, 16 bytes for an item
-DIGEST_ALLOWANCE = 64  # times index and payloads that distinct strided views may add up to, for a content digest
-
+INDEX_ALLOWANCE = 16  # spans and lists may take this many times the index's size of their pools, an item as 16 bytes
+DIGEST_ALLOWANCE = 64  # for a content digest distinct strided views may add up to this many times index and payloads
 
 ATTACHED_MAGIC = b"\x89ZCA\r\n\x1a\n"
 ATTACHED_SIZE = 32  # of the note before an attached archive
@@ -86,7 +85,7 @@ class Header(NamedTuple):
 
     @property
     def payload_region(self) -> tuple[int, int]:
-        """Start and end of what lies between header, index and trailer: the payloads, and the gaps around them."""
+        """Start and end of the payloads and the gaps around them, between header, index and trailer."""
         if self.front:
             return HEADER_SIZE + self.index_size, self.archive_size - HEADER_SIZE
         return HEADER_SIZE, self.index_offset
@@ -113,63 +112,63 @@ def reading_drafts() -> Iterator[None]:
         _reads_drafts.reset(token)
 
 
-def _check_version(version: int, what: str) -> None:
+def _check_version(version: int, part: str) -> None:
     if version == DRAFT and not _reads_drafts.get():
-        raise VersionError(f"{what}: format version 0, a draft; `zcrecord convert OLD NEW` makes version 1 of it")
+        raise VersionError(f"{part}: format version 0, a draft; `zcrecord convert OLD NEW` makes version 1 of it")
     if version not in (VERSION, DRAFT):
-        raise VersionError(f"{what}: format version {version}, this reader knows {VERSION}; upgrade zcrecord")
+        raise VersionError(f"{part}: format version {version}, this reader knows {VERSION}; upgrade zcrecord")
 
 
-def decode_header(data: bytes, what: str = "header") -> Header | None:
+def decode_header(data: bytes, part: str = "header") -> Header | None:
     """Decode and check the 64 bytes of a header, None if it is unsealed; rules R1 to R12 of FORMAT.md."""
     if data[:8] != MAGIC:
-        raise FormatError(_foreign(data, what))
+        raise FormatError(_foreign(data, part))
     (_, version, log2, base_log2, zero8, zero32, features, index_offset, index_size, payload_offset, archive_size,
      index_crc, crc) = _HEADER.unpack(data)  # fmt: skip
-    _check_version(version, what)
+    _check_version(version, part)
     if zlib.crc32(data[:60]) != crc:
-        raise IntegrityError(f"{what}: its CRC does not match; the file is damaged, copy it again")
+        raise IntegrityError(f"{part}: its CRC does not match; the file is damaged, copy it again")
     if not 4 <= log2 <= 16:
-        raise FormatError(f"{what}: alignment 2^{log2} is outside 2^4 to 2^16")
+        raise FormatError(f"{part}: alignment 2^{log2} is outside 2^4 to 2^16")
     if not any(data[10:60]):
         return None
     if zero8 or zero32:
-        raise FormatError(f"{what}: reserved bytes 11 to 15 are not zero")
+        raise FormatError(f"{part}: reserved bytes 11 to 15 are not zero")
     if not log2 <= base_log2 <= 16:
-        raise FormatError(f"{what}: base alignment 2^{base_log2} is outside 2^{log2} to 2^16")
+        raise FormatError(f"{part}: base alignment 2^{base_log2} is outside 2^{log2} to 2^16")
     if features & ~KNOWN_FEATURES:
         bits = [i for i in range(64) if features >> i & 1 and not KNOWN_FEATURES >> i & 1]
-        raise VersionError(f"{what}: needs features (bits {bits}) this reader does not know; upgrade zcrecord")
+        raise VersionError(f"{part}: needs features (bits {bits}) this reader does not know; upgrade zcrecord")
     if archive_size > MAX_ARCHIVE_SIZE:
-        raise LimitError(f"{what}: archive_size {archive_size} is more than 2^56")
+        raise LimitError(f"{part}: archive_size {archive_size} is more than 2^56")
     sizes = index_offset, index_size, payload_offset, archive_size, index_crc
     header = Header(1 << log2, 1 << base_log2, *sizes, features, version)
-    _check_extents(header, what)
+    _check_extents(header, part)
     return header
 
 
-def _check_extents(h: Header, what: str) -> None:
+def _check_extents(h: Header, part: str) -> None:
     """Check that header, index, payloads and trailer tile the archive in one of its two orders (R10 to R12)."""
     end = h.archive_size - HEADER_SIZE
     if not 0 < h.index_size <= MAX_INDEX_SIZE or h.index_size % 8:
-        raise FormatError(f"{what}: index_size {h.index_size} is not a multiple of 8 from 8 to 2^31 - 8")
+        raise FormatError(f"{part}: index_size {h.index_size} is not a multiple of 8 from 8 to 2^31 - 8")
     if h.payload_offset % h.alignment or h.payload_offset > end:
-        raise FormatError(f"{what}: payload_offset {h.payload_offset} is unaligned or past the end")
+        raise FormatError(f"{part}: payload_offset {h.payload_offset} is unaligned or past the end")
     if h.front:
         gap = h.payload_offset - HEADER_SIZE - h.index_size
         if gap >= h.base_alignment:
-            raise FormatError(f"{what}: {gap} bytes between index and payloads, at most {h.base_alignment - 1}")
+            raise FormatError(f"{part}: {gap} bytes between index and payloads, at most {h.base_alignment - 1}")
     elif h.payload_offset != align_up(HEADER_SIZE, h.alignment):
-        raise FormatError(f"{what}: payload_offset {h.payload_offset} fits neither index order")
+        raise FormatError(f"{part}: payload_offset {h.payload_offset} fits neither index order")
     elif h.index_offset < h.payload_offset or h.index_offset % h.alignment:
-        raise FormatError(f"{what}: index_offset {h.index_offset} is unaligned or before the payloads")
+        raise FormatError(f"{part}: index_offset {h.index_offset} is unaligned or before the payloads")
     elif h.index_offset + h.index_size != end:
         index_end = h.index_offset + h.index_size
-        raise FormatError(f"{what}: the index ends at {index_end:#x}, the trailer starts at {end:#x}")
+        raise FormatError(f"{part}: the index ends at {index_end:#x}, the trailer starts at {end:#x}")
 
 
-def _foreign(data: bytes, what: str) -> str:
-    if what == "trailer":
+def _foreign(data: bytes, part: str) -> str:
+    if part == "trailer":
         return "trailer: its magic is missing; the file is truncated or has bytes appended, copy it again"
     if data[:4] == b"\x89ZCR" or data[1:4] == b"ZCR":
         return "the magic is damaged, as by a transfer in text mode; copy the file again in binary mode"
@@ -179,11 +178,11 @@ def _foreign(data: bytes, what: str) -> str:
 
 
 def too_short(size: int, start: bytes) -> RecordError:
-    """Return the error for a file of so few bytes, going by the first of them."""
+    """Return the error for a file of fewer bytes than an archive has; `start` are its first ones."""
     if not size:
         return FormatError("the file is empty")
     try:
-        if start != MAGIC:  # of which the version is missing
+        if start != MAGIC:  # it has no byte of the version
             decode_header(start.ljust(HEADER_SIZE, b"\0"))
     except IntegrityError:
         pass
@@ -265,7 +264,7 @@ def ends_in_archive(source: memoryview) -> bool:
     try:
         trailer = decode_header(bytes(source[end - HEADER_SIZE : end]), "trailer") if end >= HEADER_SIZE else None
     except VersionError:
-        return True  # which is then said
+        return True  # opening it raises this error
     except RecordError:
         trailer = None
     start = 0 if trailer is None else end - trailer.archive_size
@@ -274,21 +273,21 @@ def ends_in_archive(source: memoryview) -> bool:
             raise _nothing_attached(kind, signed=end < len(source))
         return False
     if (model := describe_data(source)) is not None:
-        what = f"{model}, with a zcrecord archive attached, whose tensors other readers of this file do not see"
-        raise FormatError(f"{what}; copy it with `zcrecord detach --keep`", advice=_OPEN_ATTACHED)
+        fault = f"{model}, with a zcrecord archive attached, whose tensors other readers of this file do not see"
+        raise FormatError(f"{fault}; copy it with `zcrecord detach --keep`", advice=_OPEN_ATTACHED)
     if start % trailer.base_alignment:
         where = f"from offset {start}, which is no multiple of its base alignment {trailer.base_alignment}"
-        what = f"not a zcrecord archive; one is at its end, but {where}"
-        raise FormatError(f"{what}; place it with `zcrecord attach`", advice=_OPEN_ATTACHED)
+        fault = f"not a zcrecord archive; one is at its end, but {where}"
+        raise FormatError(f"{fault}; place it with `zcrecord attach`", advice=_OPEN_ATTACHED)
     return True
 
 
 def _nothing_attached(kind: str, *, signed: bool) -> FormatError:
     if signed:
-        what = "signed, with no archive before its signature; attach it, then sign"
-        return FormatError(f"this is {kind} program, {what}")
-    gone = "`strip` takes an attached one off, and bytes behind one hide it; attach it with `zcrecord attach`"
-    return FormatError(f"this is {kind} program with no archive at its end; {gone}")
+        fault = "signed, with no archive before its signature; attach it, then sign"
+        return FormatError(f"this is {kind} program, {fault}")
+    advice = "`strip` takes an attached one off, and bytes behind one hide it; attach it with `zcrecord attach`"
+    return FormatError(f"this is {kind} program with no archive at its end; {advice}")
 
 
 def encode_attached(program_size: int) -> bytes:
@@ -318,11 +317,10 @@ def _agreed_header(archive: memoryview) -> Header:
     size = len(archive)
     header = decode_header(first)
     if header is not None and header.archive_size != size:
-        truncated = header.archive_size > size
-        what = "truncated, copy it again" if truncated else "followed by other bytes"
-        advice = None if truncated else Advice("{} ignores them", "embedded", "prefix")
-        fault = f"the archive has {header.archive_size} bytes, the source {size}; it is {what}"
-        raise FormatError(fault, advice=advice)
+        fault = f"the archive has {header.archive_size} bytes, the source {size}; it is"
+        if header.archive_size > size:
+            raise FormatError(f"{fault} truncated, copy it again")
+        raise FormatError(f"{fault} followed by other bytes", advice=Advice("{} ignores them", "embedded", "prefix"))
     trailer = header if first == last else decode_header(last, "trailer")
     if trailer is None:
         raise FormatError("trailer: not sealed")

@@ -92,9 +92,9 @@ def check_payload(p: PayloadRow | PayloadColumns) -> None:
     offset, nbytes, digest = p.before
     end = offset + nbytes
     same = (p.offset == offset) & (p.nbytes == nbytes)
-    other = same ^ True  # `not` does not work on columns
-    _refuse_payload(p, other & (p.offset < end), "overlaps the one before it, or is out of order")  # R58
-    behind_hole = other & (p.offset > end + (h.base_alignment - 1))
+    apart = same ^ True  # `not` does not work on columns
+    _refuse_payload(p, apart & (p.offset < end), "overlaps the one before it, or is out of order")  # R58
+    behind_hole = apart & (p.offset > end + (h.base_alignment - 1))
     _refuse_payload(p, behind_hole, "comes after a hole of {base_alignment} bytes or more")  # R59
     _refuse_payload(p, same & (p.digest != digest), "shares its range with one of another digest")  # R60
     if not p.ix.digest_kind:
@@ -271,9 +271,9 @@ def _reach_outside(t: TensorRow | TensorColumns, available: Number) -> Truth:
 def check_header(ix: Index, header: Header) -> None:
     """Check counts that must agree, and where the payloads end; looks at no entry (R13, R24, R25, R37)."""
     n = len(ix.tensors)
-    for what, column in (("by_name", ix.by_name), ("by_module", ix.by_module)):
+    for vector, column in (("by_name", ix.by_name), ("by_module", ix.by_module)):
         if column is not None and len(column) != n:
-            raise FormatError(f"index: vector '{what}' has {len(column)} items for {n} tensors")
+            raise FormatError(f"index: vector '{vector}' has {len(column)} items for {n} tensors")
     if not len(ix.modules):
         raise FormatError("index: it has no modules; module 0, the record itself, is always there")
     if ix.digest_kind not in (0, 1):
@@ -312,13 +312,13 @@ def check_index(ix: Index, header: Header) -> None:
 def _check_budget(ix: Index, most: int) -> None:
     """Check what spans and lists take of their pools, so that no later pass is long, or wraps (R30, R31, R67)."""
     total = _sum(ix.tensors["name_size"]) + _sum(ix.modules["name_size"]) + _sum(ix.modules["type_name_size"])
-    for what, rows in (("attributes", ix.attributes), ("metadata", ix.metadata)):
+    for table, rows in (("attributes", ix.attributes), ("metadata", ix.metadata)):
         if not len(rows):
             continue
         text, listed = rows["type"] == ValueType.TEXT, rows["form"] != ValueForm.SCALAR
         starts, counts = list_bounds(rows[listed])
         if (starts + counts > len(ix.words)).any():
-            raise FormatError(f"{what}: a list leaves the pool of {len(ix.words)} words")
+            raise FormatError(f"{table}: a list leaves the pool of {len(ix.words)} words")
         total += _sum(rows["name_size"]) + _sum(rows["value"][text & ~listed] >> np.uint64(32)) + 16 * _sum(counts)
         if total <= most and (text & listed).any():
             before = np.zeros(len(ix.words) + 1, np.uint64)
@@ -406,29 +406,29 @@ def _check_attributes(ix: Index, pool: TextPool) -> None:
     file = ix.metadata
     if (i := _first((file["parent"] != NONE) | (file["place"] != 0))) is not None:
         raise FormatError(f"metadata[{i}]: it has a parent or a place")
-    for what, part in (("attributes", rows), ("metadata", file)):
+    for table, part in (("attributes", rows), ("metadata", file)):
         if bad := pool.bad_names(part["name"], part["name_size"]):
-            raise FormatError(f"{what}[{bad[0]}]: its name {bad[1]}")
+            raise FormatError(f"{table}[{bad[0]}]: its name {bad[1]}")
         if (part["reserved0"] | part["reserved1"]).any():
-            raise FormatError(f"{what}: a reserved field is not zero")
-        _check_values(ix, part, what, pool)
+            raise FormatError(f"{table}: a reserved field is not zero")
+        _check_values(ix, part, table, pool)
     if (i := pool.first_not_ascending(file["name"], file["name_size"])) is not None:
         raise FormatError(f"metadata[{i + 1}]: names are not strictly ascending")
 
 
-def _check_values(ix: Index, rows: Array, what: str, pool: TextPool) -> None:
+def _check_values(ix: Index, rows: Array, table: str, pool: TextPool) -> None:
     if (i := _first((rows["type"] > ValueType.PAYLOAD) | (rows["form"] > ValueForm.TUPLE))) is not None:
-        raise FormatError(f"{what}[{i}]: type {int(rows['type'][i])} or form {int(rows['form'][i])} is not known")
+        raise FormatError(f"{table}[{i}]: type {int(rows['type'][i])} or form {int(rows['form'][i])} is not known")
     for kind, name, most in ((ValueType.NIL, "nil", 0), (ValueType.BOOL, "bool", 1)):
         if (ix.values(rows, kind) > most).any():
-            raise FormatError(f"{what}: a {name} is more than {most}")
+            raise FormatError(f"{table}: a {name} is more than {most}")
     refs = ix.values(rows, ValueType.PAYLOAD)
     if ((refs != NONE) & (refs >= len(ix.payloads))).any():
-        raise FormatError(f"{what}: a payload is not in the index")
+        raise FormatError(f"{table}: a payload is not in the index")
     texts = ix.values(rows, ValueType.TEXT)
     starts, sizes = (texts & np.uint64(NONE)).astype(np.uint32), (texts >> np.uint64(32)).astype(np.uint32)
     if bad := pool.bad_names(starts, sizes, empty=True, nul=True):
-        raise FormatError(f"{what}: a text {bad[1]}")
+        raise FormatError(f"{table}: a text {bad[1]}")
 
 
 def _check_children(ix: Index, t: TensorColumns) -> None:
@@ -463,10 +463,10 @@ def _check_full_names(ix: Index, t: TensorColumns, pool: TextPool) -> None:
     """Check that a full name is the module's name, a dot and the key, or in module 0 the key alone (R34)."""
     modules = ix.modules[1:]
     inner = [np.ascontiguousarray(modules[c]) for c in ("name", "name_size", "key_size", "parent")]
-    for what, columns in (("tensors", [t.name, t.name_size, t.key_size, t.parent]), ("modules", inner)):
+    for table, columns in (("tensors", [t.name, t.name_size, t.key_size, t.parent]), ("modules", inner)):
         nested = columns[3] != 0
         if np.count_nonzero(columns[2][~nested] != columns[1][~nested]):
-            raise FormatError(f"{what}: the name of one in module 0 is not its key")
+            raise FormatError(f"{table}: the name of one in module 0 is not its key")
         if not np.count_nonzero(nested):
             continue
         name, size, key, parent = (column[nested] for column in columns)
@@ -476,7 +476,7 @@ def _check_full_names(ix: Index, t: TensorColumns, pool: TextPool) -> None:
         split &= pool.equal(name, ix.modules["name"][parent], np.where(split, prefix, 0))
         if (i := _first(~split)) is not None:
             full = ix.string(int(name[i]), int(size[i]))
-            raise FormatError(f"{what}: '{printable(full)}' is not its module's name, a dot and its key")
+            raise FormatError(f"{table}: '{printable(full)}' is not its module's name, a dot and its key")
 
 
 def _check_collisions(ix: Index, t: TensorColumns, pool: TextPool) -> None:

@@ -22,7 +22,7 @@ from zcrecord.archive.unflatten import attribute_entries, check_full_names, key_
 from zcrecord.codec.entries import ModuleKind
 from zcrecord.codec.layout import NONE
 from zcrecord.dtypes import DType
-from zcrecord.errors import FormatError, UnsupportedError
+from zcrecord.errors import FormatError, LimitError, UnsupportedError
 from zcrecord.record.load import load_record
 
 from .folder import catalogue_of
@@ -30,6 +30,7 @@ from .join import OBJECTS, PATHS, PLANNER_DATA
 from .values import PICKLED, Path, PickledValue, path_from_text
 
 _UNNAMED = 1 << 16  # keys that lead to items of lists without a name, such as empty dicts
+_SHARED = 64  # names that each piece may have, on average
 _MOST_KEYS = 500  # of a path; planners go through the lists that they make of it by recursion
 
 
@@ -54,6 +55,8 @@ class Checkpoint:
         self.tensors: dict[str, int] = dict(zip(names, range(len(names)), strict=True))
         self.metadata: dict[str, Any] = record.metadata
         self._pieces: dict[int, list[StoredBox]] = {}
+        table = self.archive.source.piece_table()
+        self._room = _UNNAMED + len(names) + (0 if table is None else _SHARED * len(table.file))
         self._boxes: dict[Any, list[Any]] = {}
         self.row, self.place = cache(self.archive.row), cache(self._place)
         self._types: dict[int, tuple[DType, int, tuple[int, ...]]] = {}
@@ -84,7 +87,10 @@ class Checkpoint:
         return self._types[i]
 
     def pieces(self, i: int) -> list[StoredBox]:
-        """Return the pieces of a tensor; none if it has no elements. FormatError unless they tile it."""
+        """Return the pieces of a tensor; none if it has no elements. FormatError unless they tile it.
+
+        DCP makes lists of them for each name: a LimitError if tied tensors would have far more than there are pieces.
+        """
         if i not in self._pieces:
             key: Any = i
             row, table = self.row(i), self.archive.source.piece_table()
@@ -94,6 +100,10 @@ class Checkpoint:
                 key = (self.archive.shape(row), row.bits, *corners)
             if key not in self._boxes:  # a model has few layouts, and whether boxes tile a tensor takes long to check
                 self._boxes[key] = [tuple(map(tuple, corners.tolist())) for corners in self.archive.boxes(i)]
+            self._room -= len(self._boxes[key][0])
+            if self._room < 0:
+                what = f"its tensors, most of them tied, have over {_SHARED} times the pieces that there are"
+                raise LimitError(f"{what}; load fewer of them at a time", path=self.path)
             self._pieces[i] = [StoredBox(i, k, *box) for k, box in enumerate(zip(*self._boxes[key], strict=True))]
         return self._pieces[i]
 
@@ -129,8 +139,8 @@ class Checkpoint:
         if len(self.pieces(box.tensor)) > 1:
             [piece] = archive.source.pieces(row.payload, [box.piece])
             if piece.nbytes != prod(box.extent) * (row.bits >> 3):
-                what = "a piece of it has another size than its box"
-                raise FormatError(what, path=piece.source.path, tensor=archive.index.name(box.tensor))
+                fault = "a piece of it has another size than its box"
+                raise FormatError(fault, path=piece.source.path, tensor=archive.index.name(box.tensor))
             return piece.source.locate(piece.number)
         if row.strides != NONE:
             return np.ascontiguousarray(archive.elements(box.tensor)).view(np.uint8).reshape(-1).data, 0
@@ -150,7 +160,7 @@ class Checkpoint:
         modules = dict(zip(names, range(len(names)), strict=True))
         inside = np.zeros(len(names), bool)
         values: dict[str, tuple[int, int]] = {}
-        for name in objects if isinstance(objects, list) else ():
+        for name in dict.fromkeys(objects) if isinstance(objects, list) else ():  # once: a module may hold millions
             if m := modules.get(name):  # 0 is the record itself
                 inside[m : int(ix.modules["end"][m])] = True
                 values[name] = -1, m
@@ -183,9 +193,9 @@ class Checkpoint:
         return None if data is None else bytes(data)
 
     def other_paths(self) -> dict[str, Path]:
-        """Return by name the paths that the module tree does not tell."""
-        given = self.metadata.get(PATHS, [])
-        paths = map(path_from_text, given if isinstance(given, list) else [])
+        """Return the paths, by name, that do not follow from the module tree."""
+        texts = self.metadata.get(PATHS, [])
+        paths = map(path_from_text, texts if isinstance(texts, list) else [])
         return {".".join(map(str, path)): path for path in self._bounded_paths(path for path in paths if path)}
 
     def check_planner_data(self, data: Any) -> None:

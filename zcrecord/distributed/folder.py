@@ -63,19 +63,19 @@ class CheckpointFolder:
         self.scratch = ""
 
     def make(self) -> None:
-        """Make the folder, and those above it, unless it is there."""
-        new, above = [], real_path(self.path)
-        while not os.path.exists(above):
-            new.append(above)
-            above = os.path.dirname(above)
+        """Make the folder and its missing parents; synced, if `durable`, so that they survive power loss."""
+        missing, folder = [], real_path(self.path)
+        while not os.path.exists(folder):
+            missing.append(folder)
+            folder = os.path.dirname(folder)
         try:
             os.makedirs(self.path, exist_ok=True)
         except OSError as error:
             reason = f"cannot be made: {error.strerror}"
             if isinstance(error, FileExistsError):
-                reason = "is a file; a checkpoint is saved to a folder, name another"
+                reason = "is a file; a checkpoint is saved to a folder: name another path"
             raise SourceError(reason, path=self.path, errno=error.errno) from error
-        for folder in new if self._durable and os.name == "posix" else ():
+        for folder in missing if self._durable and os.name == "posix" else ():
             sync_folder(os.path.dirname(folder))
 
     def shard_name(self, rank: int, count: int) -> str:
@@ -178,7 +178,8 @@ class CheckpointPrefix(CheckpointFolder):
             present = {name.rstrip("/").rpartition("/")[2] for name in fs.ls(path, detail=False)}
             for catalogue in {CATALOGUE, *(n for n in present if n.endswith(".zcr") and not _SHARD.fullmatch(n))}:
                 with contextlib.suppress(FileNotFoundError):
-                    names = orphans(names, fs.cat_file(f"{path}/{catalogue}", start=0, end=MOST_OF_CATALOGUE))
+                    start = fs.cat_file(f"{path}/{catalogue}", start=0, end=MOST_OF_CATALOGUE)
+                    names = orphans(names, start) if b".zcr" in start or len(start) < MOST_OF_CATALOGUE else []
             for name in filter(_SHARD.fullmatch, names):
                 with contextlib.suppress(Exception):
                     fs.rm_file(f"{path}/{name}")

@@ -164,8 +164,9 @@ class ZcrStorageReader(StorageReader):  # type: ignore[misc]  # mypy takes torch
     def _copy(self, planner: Any, item: Any, source: Any) -> None:
         target = planner.resolve_tensor(item).detach()
         if target.shape != source.shape:
-            what = f"planned to load a box of shape {tuple(source.shape)}, got a tensor of {tuple(target.shape)}"
-            raise MismatchError(f"{what} from the planner", path=self._checkpoint().path, tensor=item.storage_index.fqn)
+            shapes = f"a box of shape {tuple(source.shape)}, got a tensor of {tuple(target.shape)}"
+            fault = f"planned to load {shapes} from the planner"
+            raise MismatchError(fault, path=self._checkpoint().path, tensor=item.storage_index.fqn)
         target.copy_(source)
         planner.commit_tensor(item, target)
 
@@ -294,15 +295,14 @@ class _MetadataByName(ByName):
 
 
 def load_object(value: Any, name: str, path: str | None, allow_pickle: bool) -> Any:
-    """Return a value, unpickled if it is a PickledValue: by torch's weights_only, or without limits if allowed."""
+    """Return a value; a PickledValue is unpickled, by torch's weights_only or, with `allow_pickle`, without limits."""
     if not isinstance(value, PickledValue):
         return value
     torch = import_torch()
     try:
         return torch.load(io.BytesIO(value.data), weights_only=not allow_pickle, map_location="cpu")
     except Exception as error:  # of many kinds
-        fault = "torch's weights_only=True does not load it; if you trust where the checkpoint comes from"
-        reason = f"{fault}, allow_pickle=True loads it by running its code"
+        reason = "torch's weights_only=True does not load it; if you trust its source, allow_pickle=True runs its code"
         if allow_pickle:
             reason = f"torch does not load it: {str(error).partition(chr(10))[0]}"
         raise UnsupportedError(f"is a pickled object, and {reason}", path=path, tensor=name or None) from error

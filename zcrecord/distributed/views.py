@@ -107,8 +107,8 @@ class _Views:
         element, bits, shape = opened.type_of(i)
         saved = torch_dtype(torch, element, bits), torch_shape(element, bits, shape)
         if saved != (like.dtype, tuple(like.shape)):
-            wanted = f"{like.dtype} of shape {tuple(like.shape)}"
-            message = f"is {saved[0]} of shape {saved[1]} in the checkpoint, and {wanted} in `like`"
+            expected = f"{like.dtype} of shape {tuple(like.shape)}"
+            message = f"is {saved[0]} of shape {saved[1]} in the checkpoint, and {expected} in `like`"
             raise MismatchError(f"{message}; make the model as it was saved", path=opened.path, tensor=name)
         if not hasattr(like, "device_mesh"):
             device = torch.device("cpu") if like.is_meta else like.device

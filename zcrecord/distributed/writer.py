@@ -145,7 +145,7 @@ class ZcrStorageWriter(StorageWriter):  # type: ignore[misc]  # mypy takes torch
         return plans
 
     def write_data(self, plan: Any, planner: Any) -> Any:
-        """Write this rank's archive, if it has anything to write, and return a future of the report of it."""
+        """Write this rank's archive, if it has any values; return a finished future of its RankReport, for `finish`."""
         from torch.distributed.checkpoint.metadata import MetadataIndex
         from torch.distributed.checkpoint.storage import WriteResult
         from torch.futures import Future
@@ -153,7 +153,7 @@ class ZcrStorageWriter(StorageWriter):  # type: ignore[misc]  # mypy takes torch
         report = self._write(plan, planner)
         nbytes = 0 if report.shard is None else report.shard.nbytes
         done: Any = Future()
-        done.set_result([WriteResult(MetadataIndex(""), nbytes, report)])  # one, not a million
+        done.set_result([WriteResult(MetadataIndex(""), nbytes, report)])  # one for all items: they may be a million
         return done
 
     def _write(self, plan: Any, planner: Any) -> RankReport:

@@ -187,13 +187,13 @@ def sections(section: str | None) -> dict[str, str]:
     Raises:
         UnsupportedError: a section cannot have that name.
     """
-    given = ".rodata." if section is None else section
-    if not _NAME.fullmatch(given):
-        what = "a section's name is letters, digits, '.', '_', '$' and '-', and does not start with a digit"
-        raise UnsupportedError(f"section '{printable(given)}': {what}")
-    elf, coff = f'{given}, "aG", %progbits, \\name', given
-    if given.endswith("."):
-        elf, coff = f'{given}\\name, "a", %progbits', f"{given}\\name"
+    name = ".rodata." if section is None else section
+    if not _NAME.fullmatch(name):
+        fault = "a section's name is letters, digits, '.', '_', '$' and '-', and does not start with a digit"
+        raise UnsupportedError(f"section '{printable(name)}': {fault}")
+    elf, coff = f'{name}, "aG", %progbits, \\name', name
+    if name.endswith("."):
+        elf, coff = f'{name}\\name, "a", %progbits', f"{name}\\name"
     coff = ".rdata$\\name" if section is None else coff
     return {"elf": elf, "macho": "__TEXT,__const", "wasm": '.rodata.\\name, "", @', "coff": f'{coff}, "dr"'}
 

@@ -134,7 +134,7 @@ def attach(
     with load_record(archive, verify=verify) as record:
         takes_one_file(record.archive, "attach")
         if not record.archive.whole:
-            raise UnsupportedError("only whole archives can be attached", path=record.archive.path)
+            raise UnsupportedError("only whole archives can be attached; save the part", path=record.archive.path)
         record.archive.fetch()
         weights = record.archive.buffer
         memory = map_file(path, least=0)
@@ -144,8 +144,9 @@ def attach(
         _check_attachable(octets[: parts.program], path, force)
         offset = align_up(parts.program + ATTACHED_SIZE, ATTACHED_ALIGNMENT)
         note = bytes(offset - ATTACHED_SIZE - parts.program) + encode_attached(parts.program)
-        replaces = memory.identity if in_place else new
-        with open_sink(out, durable=durable, like=path, replaces=replaces) as sink:
+        identity = memory.identity or ()
+        replaces = identity if in_place else new
+        with open_sink(out, durable=durable, like=(path, identity), replaces=replaces) as sink:
             _copy((octets[: parts.program], memoryview(note), weights), sink, progress)
         replaced = None if parts.archive is None else parts.end - parts.archive
         return AttachReport(path, out, parts.program, len(weights), offset, replaced)
@@ -206,7 +207,7 @@ def detach(
         with open_sink(out, durable=durable, replaces=new) as sink:
             _copy([octets[parts.archive : parts.end]], sink)
     if not keep:
-        with open_sink(path, durable=durable, like=path, replaces=memory.identity) as sink:
+        with open_sink(path, durable=durable, like=(path, memory.identity or ()), replaces=memory.identity) as sink:
             _copy([octets[: parts.program]], sink)
     return DetachReport(path, out, parts.program, parts.end - parts.archive, parts.noted)
 
@@ -228,9 +229,9 @@ def _check_unsigned(octets: memoryview, parts: _Parts, path: str) -> None:
     """Raise UnsupportedError if a program was signed with its archive: its headers refer to the signature."""
     if parts.archive is not None and parts.end < len(octets):
         tools = "`signtool remove /s`, `osslsigncode remove-signature`"
-        what = "it was signed with its archive attached, and the signature would no longer hold"
-        what = f"{what}; take the signature off first ({tools}), and sign again after"
-        raise UnsupportedError(what, path=path, advice=Advice("detach with {} copies the archive alone", "keep", True))
+        advice = f"take the signature off first ({tools}), and sign again after"
+        fault = f"it was signed with its archive attached, and the signature would no longer hold; {advice}"
+        raise UnsupportedError(fault, path=path, advice=Advice("detach with {} copies the archive alone", "keep", True))
 
 
 def _check_attachable(program: memoryview, path: str, force: bool) -> None:
@@ -240,8 +241,8 @@ def _check_attachable(program: memoryview, path: str, force: bool) -> None:
     if program[: len(MAGIC)] == MAGIC:
         raise UnsupportedError("this is a zcrecord archive, not a program", path=path)
     if not force and (reason := _objection(program)) is not None:
-        what, advice = f"nothing can be attached to this program: {reason}", Advice("{} attaches it", "force", True)
-        raise UnsupportedError(what, path=path, advice=advice)
+        fault, advice = f"nothing can be attached to this program: {reason}", Advice("{} attaches it", "force", True)
+        raise UnsupportedError(fault, path=path, advice=advice)
 
 
 def _copy(parts: Sequence[memoryview], sink: Sink, progress: Progress | None = None) -> None:

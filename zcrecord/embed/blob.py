@@ -238,8 +238,8 @@ def _source(plan: Plan, directory: str, form: Form, section: str | None) -> Iter
     if form == "embed":
         path = path_between(directory, plan.archive)
         if any(c in path for c in '"\\\n\r'):
-            what = f"#embed cannot name '{printable(path)}'; rename it, or generate the blob by .incbin"
-            raise UnsupportedError(what, path=plan.archive)
+            fault = f"#embed cannot name '{printable(path)}'; rename it, or generate the blob by .incbin"
+            raise UnsupportedError(fault, path=plan.archive)
         before = _EMBED.format(upper=upper, path=path)
     own = "" if section is None else f' __attribute__((section("{section}")))'
     yield head(plan, [f"The archive as one constant; {plan.stem}_blob.h says more."]).encode()
@@ -258,16 +258,16 @@ def _pieces(plan: Plan) -> Iterator[bytes]:
 
     A literal ends in a zero, which C++ always stores: so that should be a zero of the archive.
     """
-    left, nbytes_read = b"", 0
+    pending, nbytes_read = b"", 0
     with StreamReader(plan.archive) as reader:
         for read in reader.pieces(plan.archive_size):
-            left += bytes(read)
+            pending += bytes(read)
             nbytes_read += len(read)
-            while len(left) >= _PIECE or (left and nbytes_read == plan.archive_size):
-                piece = left[:_PIECE]
+            while len(pending) >= _PIECE or (pending and nbytes_read == plan.archive_size):
+                piece = pending[:_PIECE]
                 piece = piece[: piece.rfind(b"\0") + 1] or piece
                 yield piece
-                left = left[len(piece) :]
+                pending = pending[len(piece) :]
             last = bytes(read)[-8:]
     if last != plan.last_word.to_bytes(8, "little"):
         raise IntegrityError("was changed while constants were made of it; start again", path=plan.archive)

@@ -76,7 +76,7 @@ def description(c: Constant, *, placed: bool = True) -> str:
         out += ", put into C order"
     if c.shared is not None:
         relation = {"tied": "tied to", "equal": "the same bytes as", "view": "a part of"}[c.shared]
-        out += f", {relation} {c.base}"
+        out += f", {relation} {commented(c.base_name)}"
     return out if c.nbytes else f"{out}, empty"
 
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from zcrecord.archive.name_patterns import Patterns
 from zcrecord.errors import UnsupportedError
@@ -122,7 +122,7 @@ def generate(
     path = str(record.archive.path)
     stem = stem_of(path) if name is None else check_name(name)
     form = _Form(lang, blob, assembly, section, reader)
-    with _without_tuned_part(record, folder, form) as untuned:
+    with _untuned_copy(record, folder, form) as untuned:
         selection: dict[str, Any] = {"select": select, "exclude": exclude, "prefix": prefix, "alignment": alignment}
         planned = plan(untuned or record, name=stem, **selection)
         more: dict[str, Iterable[bytes]] = {}
@@ -170,7 +170,7 @@ class _Form(NamedTuple):
 
 
 @contextlib.contextmanager
-def _without_tuned_part(record: Record, folder: str, form: _Form) -> Iterator[str | None]:
+def _untuned_copy(record: Record, folder: str, form: _Form) -> Iterator[str | None]:
     """Yield the path of a scratch file with the archive's bytes from before it was tuned.
 
     Yields None if the archive is not tuned, or the program does not contain the whole archive.
@@ -227,6 +227,8 @@ def out_of_place(lang: str, options: dict[str, Any]) -> str | None:
         if value not in (None, False) and name not in LANGUAGES[lang]:
             languages = ", ".join(known for known, names in LANGUAGES.items() if name in names)
             return f"{name} means nothing to {lang}; it is for {languages}"
+    if (blob := options.get("blob")) not in (None, *get_args(BlobForm)):
+        return f"blob {blob!r} is not known; {', '.join(get_args(BlobForm))}"
     return None
 
 

@@ -121,8 +121,8 @@ def check_name(name: str) -> str:
     """Return `name` if it is a legal stem of generated files, as `stem_of` makes them; else raise UnsupportedError."""
     proposed = _stem(str(name))
     if name != proposed:
-        what = f"a name {_RULE} not a reserved word; '{proposed}' would do"
-        raise UnsupportedError(f"name '{printable(str(name))}': {what}")
+        fault = f"a name {_RULE} not a reserved word; '{proposed}' would do"
+        raise UnsupportedError(f"name '{printable(str(name))}': {fault}")
     return name
 
 
@@ -130,8 +130,8 @@ def check_prefix(prefix: str) -> str:
     """Return `prefix` if identifiers may start with it, or if it is empty; else raise UnsupportedError."""
     text = str(prefix)
     if prefix != text or (text and (not _LEGAL.fullmatch(text) or len(text) > _LONGEST)):
-        what = f"a prefix {_RULE} starts with a letter; '{_stem(text)}_' would do"
-        raise UnsupportedError(f"prefix '{printable(text)}': {what}")
+        fault = f"a prefix {_RULE} starts with a letter; '{_stem(text)}_' would do"
+        raise UnsupportedError(f"prefix '{printable(text)}': {fault}")
     return prefix
 
 

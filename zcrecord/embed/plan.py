@@ -42,6 +42,7 @@ class Constant:
         alignment: of its address: the payload's alignment in the archive, or the larger one that was asked for; for a
             view, the alignment at its offset.
         base: the identifier of the constant that contains its bytes, at `base_offset`; None if it has its own bytes.
+        base_name: the name of that tensor.
         shared: the relation to `base`: "tied" (the same bytes), "equal" (bytes stored once), "view" (a part of them).
     """
 
@@ -58,6 +59,7 @@ class Constant:
     offset: int
     alignment: int
     base: str | None = None
+    base_name: str = ""
     base_offset: int = 0
     shared: str | None = None
 
@@ -136,12 +138,12 @@ def plan(
     least = 1 if alignment is None else check_alignment(alignment)
     names = [info.name for info in infos]
     stem = stem_of(path) if name is None else check_name(name)
-    named = identifiers(names, prefix=check_prefix(f"{stem}_" if prefix is None else prefix), stem=stem)
-    local = named if prefix is not None else identifiers(names, prefix="", stem=stem)
+    full_ids = identifiers(names, prefix=check_prefix(f"{stem}_" if prefix is None else prefix), stem=stem)
+    local_ids = full_ids if prefix is not None else identifiers(names, prefix="", stem=stem)
     chosen = _chosen_names(names, select, exclude)
     selected = [i for i, full in enumerate(names) if full in chosen]
     alignment = max(header.alignment, least)
-    constants = [_constant(infos[i], named[i], local[i], alignment, path) for i in selected]
+    constants = [_constant(infos[i], full_ids[i], local_ids[i], alignment, path) for i in selected]
     constants, packed_size = _with_packed_offsets(_with_shared_bytes([infos[i] for i in selected], constants))
     return Plan(
         stem=stem,
@@ -158,13 +160,13 @@ def plan(
 
 
 def check_places(planned: Plan) -> None:
-    """Raise UnsupportedError unless each tensor that stays in the archive has the alignment that was asked for."""
-    given = planned.record.archive.header.alignment
+    """Raise UnsupportedError unless each tensor that stays in the archive has the plan's alignment there."""
+    alignment = planned.record.archive.header.alignment
     for c in planned.constants:
-        own = max(payload_alignment(c.nbytes, given), item_alignment(c.dtype))
-        if c.base is None and c.place == "archive" and c.alignment > own and c.offset % c.alignment:
-            what = f"its offset is not a multiple of {c.alignment}; save the archive with that alignment"
-            raise UnsupportedError(f"{what}, or have each tensor placed by itself", path=planned.archive, tensor=c.name)
+        stored = max(payload_alignment(c.nbytes, alignment), item_alignment(c.dtype))
+        if c.base is None and c.place == "archive" and c.alignment > stored and c.offset % c.alignment:
+            text = f"its offset is not a multiple of {c.alignment}; save the archive with that alignment"
+            raise UnsupportedError(f"{text}, or have each tensor placed by itself", path=planned.archive, tensor=c.name)
 
 
 def item_alignment(dtype: DType) -> int:
@@ -183,17 +185,17 @@ def record_of(source: Any) -> Record:
     else:
         path = path_of(source)
         if is_packed(map_file(path, least=0).octets):
-            what = "is packed for transport; unpack it first: zcrecord unpack, or zcrecord.transport.unpack"
-            raise UnsupportedError(what, path=path)
+            fault = "is packed for transport; unpack it first: zcrecord unpack, or zcrecord.transport.unpack"
+            raise UnsupportedError(fault, path=path)
         record = zcrecord.load_record(path)
     takes_one_file(record.archive, "embed")
     root = record.archive.root
     if record.path is not None and root.offset:
-        what = "the archive is part of another file; take it out first: zcrecord detach"
-        raise UnsupportedError(what, path=record.path)
+        fault = "the archive is part of another file; take it out first: zcrecord detach"
+        raise UnsupportedError(fault, path=record.path)
     if record.path is None or not root.whole or root.embedded is not None or root.mode != "r":
-        what = "constants are made of an archive's own file; give its path, or save the record to one first"
-        raise UnsupportedError(what, path=record.path)
+        fault = "constants are made of an archive's own file; give its path, or save the record to one first"
+        raise UnsupportedError(fault, path=record.path)
     return record
 
 
@@ -206,22 +208,22 @@ def _chosen_names(names: Sequence[str], select: Patterns | None, exclude: Patter
             raise TensorNotFoundError(pattern, lambda: names)
     chosen = set(filter(name_filter, names))
     if names and not chosen:
-        raise UnsupportedError(f"select and exclude ({name_filter.text}) leave no tensor")
+        raise UnsupportedError(f"select and exclude ({name_filter.text}) leave no tensor; widen them")
     return chosen
 
 
-def _constant(info: TensorInfo, named: Identifier, local: Identifier, alignment: int, path: str) -> Constant:
+def _constant(info: TensorInfo, full: Identifier, local: Identifier, alignment: int, path: str) -> Constant:
     """Return a constant with bytes of its own; a strided tensor gets its offset in the packed file later."""
     strided = info.nbytes > 0 and info.strides is not None and not is_c_order(info.shape, info.strides)
     if strided and info.dtype.c is None and info.dtype.bits:
-        what = f"it is strided, and of an element type ({info.dtype.name}) not known here"
-        raise UnsupportedError(f"{what}; upgrade zcrecord, or exclude it", path=path, tensor=info.name)
+        fault = f"it is strided, and of an element type ({info.dtype.name}) not known here"
+        raise UnsupportedError(f"{fault}; upgrade zcrecord, or exclude it", path=path, tensor=info.name)
     least = item_alignment(info.dtype)
     return Constant(
         name=info.name,
-        identifier=named.text,
+        identifier=full.text,
         local=local.text,
-        renamed=named.changed,
+        renamed=full.changed,
         renamed_locally=local.changed,
         dtype=info.dtype,
         bits=info.bits,
@@ -241,12 +243,12 @@ def _with_shared_bytes(infos: Sequence[TensorInfo], constants: Sequence[Constant
     out = list(constants)
     dense = [i for i, c in enumerate(out) if c.place == "archive"]
     dense.sort(key=lambda i: (out[i].offset, -out[i].nbytes, i))
-    above: int | None = None  # the last one with bytes of its own; no other can contain the next
+    base: int | None = None  # the last one with bytes of its own; no other can contain the next
     for i in dense:
-        if above is not None and out[i].offset + out[i].nbytes <= out[above].offset + out[above].nbytes:
-            out[i] = _constant_in(out[i], out[above], infos[i].payload == infos[above].payload)
+        if base is not None and out[i].offset + out[i].nbytes <= out[base].offset + out[base].nbytes:
+            out[i] = _constant_in(out[i], out[base], infos[i].payload == infos[base].payload)
         else:
-            above = i
+            base = i
     packed: dict[Any, int] = {}
     for i, info in enumerate(infos):
         if out[i].repacked:
@@ -261,7 +263,8 @@ def _constant_in(c: Constant, base: Constant, one_payload: bool) -> Constant:
     whole = offset == 0 and c.nbytes == base.nbytes
     shared = ("tied" if one_payload else "equal") if whole else "view"
     alignment = min(base.alignment, offset & -offset) if offset else base.alignment
-    return replace(c, base=base.identifier, base_offset=offset, shared=shared, alignment=alignment)
+    c = replace(c, base=base.identifier, base_name=base.name, base_offset=offset)
+    return replace(c, shared=shared, alignment=alignment)
 
 
 def _with_packed_offsets(constants: Iterable[Constant]) -> tuple[list[Constant], int]:

@@ -83,8 +83,8 @@ def files(plan: Plan) -> dict[str, Iterable[bytes]]:
     """
     size = plan.nbytes if plan.left_out else plan.archive_size
     if size > MAX_CONSTANT:
-        what = f"{size} bytes are too many for a Python constant, whose limit is {MAX_CONSTANT}"
-        raise LimitError(f"{what}; put the archive beside the module, as a package resource", path=plan.archive)
+        fault = f"{size} bytes are too many for a Python constant, whose limit is {MAX_CONSTANT}"
+        raise LimitError(f"{fault}; put the archive beside the module, as a package resource", path=plan.archive)
     return {f"{plan.stem}.py": _module(plan), f"{plan.stem}.pyi": [_STUB.encode()]}
 
 

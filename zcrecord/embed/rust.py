@@ -31,7 +31,7 @@ compile_error!("the archive is little-endian and used as it lies");
 """
 
 _FILE = """
-const {const}: &[u8; {nbytes}] = include_bytes!({path});
+const {const}: &[u8; {nbytes}] = include_bytes!({path}); // another size: generate this file again
 """
 
 _CHECK = """

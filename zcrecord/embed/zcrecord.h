@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: 0BSD
  *
  * zcrecord.h: reads zcrecord archives, format version 1, where they lie. Freestanding C99, or C++11: no libc, no
- * allocation, no copy of any weight. Numbers like R38 are rules of the format's specification, FORMAT.md.
+ * allocation, no copy of any weight. In a program without libc compile it with -ffreestanding, or GCC turns loops into
+ * calls of strlen and memcpy. Numbers like R38 are rules of the format's specification, FORMAT.md.
  *
  *     alignas(64) extern const unsigned char model[];      // flash; at least on a multiple of 8
  *     const uint64_t shape[] = {64, 128};                  // what the program was written for
@@ -2306,11 +2307,11 @@ static inline const char *zcr_explain(zcr_status status)
     case ZCR_KIND_UNSUPPORTED:
         return "it has another type than was asked for";
     case ZCR_KIND_MISALIGNED:
-        return "the archive's address is no multiple of 8; align it as zcr_alignment says";
+        return "the archive's address is not a multiple of 8; align the memory that holds it: alignas(64)";
     case ZCR_KIND_SCRATCH:
         return "the memory to verify with is smaller than zcr_verify_scratch, or not aligned to 4";
     default:
-        return "the archive is malformed: it breaks the rule of that number";
+        return "the archive is malformed: the status is the number of the rule of FORMAT.md that it breaks";
     }
 }
 

@@ -401,6 +401,12 @@ pub struct Archive<'a> {
     metadata: &'a [u8],
 }
 
+impl fmt::Debug for Archive<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Archive({} bytes, {} tensors)", self.data.len(), self.tensor_count())
+    }
+}
+
 /// The root table of the index: each known field's place in it.
 struct Root<'a> {
     index: &'a [u8],
@@ -1448,7 +1454,7 @@ impl<'a> Module<'a> {
 }
 
 /// A small value that belongs to a module or to the file.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct Attribute<'a> {
     name: &'a str,
     parent: Option<u32>,
@@ -1485,7 +1491,7 @@ impl<'a> Attribute<'a> {
 }
 
 /// A value of an attribute or of metadata.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub enum Value<'a> {
     /// Python's `None`.
     Nil,
@@ -1513,6 +1519,12 @@ pub struct Items<'a> {
     archive: Archive<'a>,
     kind: u8,
     words: &'a [u8],
+}
+
+impl fmt::Debug for Items<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(*self).finish()
+    }
 }
 
 impl<'a> Iterator for Items<'a> {
@@ -1618,7 +1630,7 @@ impl<'a> Iterator for Attributes<'_, 'a> {
 }
 
 /// A child of a module.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 #[allow(clippy::large_enum_variant)] // without an allocator there is no box
 pub enum Child<'a> {
     /// A tensor.

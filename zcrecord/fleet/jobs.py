@@ -116,24 +116,24 @@ def plan(
     ]
 
 
-def _prefix(given: str | os.PathLike[str], options: Mapping[str, Any], *, written: bool = False) -> str:
+def _prefix(folder: str | os.PathLike[str], options: Mapping[str, Any], *, written: bool = False) -> str:
     """Return a URL, or an absolute path, which is the same on every worker."""
-    if isinstance(given, str) and is_url(given):
-        if is_http(given) and not written:
+    if isinstance(folder, str) and is_url(folder):
+        if is_http(folder) and not written:
             fault = "HTTP servers list no files; name the bucket behind it (s3://, gs://), a copy on a disk"
-            raise UnsupportedError(f"{fault}, or make a zcrecord.fleet.Job of each model's URL", path=label(given))
+            raise UnsupportedError(f"{fault}, or make a zcrecord.fleet.Job of each model's URL", path=label(folder))
         from zcrecord.storage import uploads  # here, because many fleets stay on disks
 
-        file = uploads.local_path(given, options) if written else file_behind(given, options)
-        return file if isinstance(file, str) else given
-    return absolute_path(path_of(given))
+        file = uploads.local_path(folder, options) if written else file_behind(folder, options)
+        return file if isinstance(file, str) else folder
+    return absolute_path(path_of(folder))
 
 
 def _path_below(prefix: str, path: str) -> str:
     return f"{prefix.rstrip('/')}/{path}" if is_url(prefix) else os.path.join(prefix, *path.split("/"))
 
 
-def _models(listed: Mapping[str, int], named: str | None) -> dict[str, str]:
+def _models(listed: Mapping[str, int], source_format: str | None) -> dict[str, str]:
     """Return the models among files, with their formats; see `plan`."""
     kinds = {path: kind for path in listed if (kind := _split(path)[1]) and "/." not in f"/{path}"}  # none hidden
     with_index = {dirname(path) for path in kinds if path.endswith(INDEX)}
@@ -142,19 +142,20 @@ def _models(listed: Mapping[str, int], named: str | None) -> dict[str, str]:
     for path, kind in kinds.items():
         shard = catalogue_of_shard(path) in listed or (dirname(path) in with_index and _SHARD.search(path))
         external = kind == _TORCH and path.endswith(_EXTERNAL) and dirname(path) in with_onnx
-        wanted = kind == named if named is not None else kind != _ARCHIVE and not external
-        if wanted and not shard:
+        selected = kind == source_format if source_format is not None else kind != _ARCHIVE and not external
+        if selected and not shard:
             out[path] = kind
     return out
 
 
 def _targets(models: Mapping[str, str], source: str, dest: str) -> dict[str, str]:
-    """Return the paths of archives below `dest`, each with that of its model."""
+    """Return the paths of archives below `dest`, each with its model's path."""
     out: dict[str, str] = {}
     for path in models:
         target = _split(path)[0] + ".zcr"
-        if "" in path.split("/"):  # an object's key, such as a//b: a folder would have one name for a//b and a/b
-            fault = f"the name {printable(repr(path))} has an empty part; rename it"
+        # An object's key, such as a//b: a folder would have one name for a//b and a/b.
+        if "" in path.split("/") or "\0" in path:
+            fault = f"the name {printable(repr(path))} has an empty part, or NUL; rename it"
             raise NameCollisionError(fault, path=label(source))
         if (is_url(source) or is_url(dest)) and (cut := cut_in_url(path)):  # such a URL would name another file
             fault = f"the name {printable(repr(path))} has '{cut}' in it, which means something else in a URL"
@@ -175,6 +176,6 @@ def _split(path: str) -> tuple[str, str | None]:
     """Return a path without the suffixes of its format and its compression, and the format; None for other files."""
     packed = next((suffix for suffix in SUFFIXES if path.lower().endswith(suffix)), "")
     name = path.lower().removesuffix(packed)
-    found = [(suffix, row.name) for row in FORMATS.values() for suffix in row.suffixes if name.endswith(suffix)]
-    suffix, kind = max(found, key=lambda match: len(match[0]), default=("", None))
+    matches = [(suffix, row.name) for row in FORMATS.values() for suffix in row.suffixes if name.endswith(suffix)]
+    suffix, kind = max(matches, key=lambda match: len(match[0]), default=("", None))
     return path[: len(path) - len(packed) - len(suffix)], kind

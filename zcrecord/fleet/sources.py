@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
@@ -39,7 +40,7 @@ def label(place: str) -> str:
 
 
 def list_files(prefix: str, options: Mapping[str, Any]) -> dict[str, int]:
-    """Return the files below a folder or a URL, in any depth, sorted: relative paths, with "/", and sizes."""
+    """Return the regular files below a folder or a URL, in any depth, sorted: relative paths, with "/", and sizes."""
     if is_url(prefix):
         from zcrecord.remote.files import list_files  # here, as above
 
@@ -54,7 +55,9 @@ def list_files(prefix: str, options: Mapping[str, Any]) -> dict[str, int]:
         for name in names:
             path = os.path.join(folder, name)
             with contextlib.suppress(OSError):  # removed since, or a link to nothing
-                sizes[os.path.relpath(path, prefix).replace(os.sep, "/")] = os.path.getsize(path)
+                status = os.stat(path)
+                if stat.S_ISREG(status.st_mode):  # a pipe would wait for its writer
+                    sizes[os.path.relpath(path, prefix).replace(os.sep, "/")] = status.st_size
     return dict(sorted(sizes.items()))
 
 
@@ -88,6 +91,8 @@ class Model:
                 if error.errno in _NO_FILE:
                     return GONE
                 raise SourceError(f"cannot be read: {error.strerror}", path=path, errno=error.errno) from error
+            if name == self.name and not stat.S_ISREG(status.st_mode):
+                raise SourceError("not a regular file; put a copy of the model in its place", path=path)
             return f"{status.st_size}-{status.st_mtime_ns:x}"
         file = file_behind(self._place(name), self._options)
         try:

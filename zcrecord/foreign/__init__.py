@@ -83,7 +83,7 @@ def outline_of(kind: str, reader: MemoryReader) -> Outline:
     from .receiver import Outline  # here: it brings the writers' planning along
 
     outline = Outline()
-    format_reader(kind)(reader, outline)
+    outline.nbytes = format_reader(kind)(reader, outline)
     return outline
 
 
@@ -96,7 +96,10 @@ def open_remote(memory: Memory, bring: Callable[[int, int], None], source_in: An
     kind = foreign_format(memory)
     if kind is None:
         return None
-    if kind not in ("safetensors", "gguf") or (memory.path or "").endswith(".json"):
-        what = f"is {FORMATS[kind].title}, which is not read by URL; download it, or convert it: zcrecord convert"
-        raise UnsupportedError(f"{what} {memory.path} model.zcr", path=memory.path)
+    if (memory.path or "").lower().endswith(".json"):
+        advice = "download it with its shards, or have an archive beside them that zcrecord index made, and open that"
+        raise UnsupportedError(f"is an index of shards, which is not read by URL; {advice}", path=memory.path)
+    if kind not in ("safetensors", "gguf"):
+        fault = f"is {FORMATS[kind].title}, which is not read by URL; download it, or convert it: zcrecord convert"
+        raise UnsupportedError(f"{fault} {memory.path} model.zcr", path=memory.path)
     return open_foreign(kind, memory, bring=bring, source_in=source_in)

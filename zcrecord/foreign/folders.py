@@ -9,8 +9,8 @@ import re
 
 from zcrecord.codec.file_types import FORMATS
 from zcrecord.errors import SourceError, printable
-from zcrecord.storage.files import refusals
-from zcrecord.storage.folders import archive_in
+from zcrecord.storage.files import real_path, refusals
+from zcrecord.storage.folders import archive_in, in_hub_cache
 
 from .safetensors_index import INDEX
 from .torch_folders import METADATA
@@ -55,14 +55,20 @@ def model_in(folder: str, named: str | None = None, *, archive_first: bool = Fal
     if kind == "zcr":
         return archive_in(folder)
     trees = glob.glob("_METADATA", root_dir=folder) + sorted(glob.glob("*/_METADATA", root_dir=folder))
+    root = real_path(folder)
+    real = {tree: real_path(os.path.join(root, tree)) for tree in trees if os.path.isfile(os.path.join(root, tree))}
+    trees = [tree for tree in real if real[tree].startswith(os.path.join(root, "")) or in_hub_cache(root, real[tree])]
     candidates = by_kind[kind] if kind is not None else trees if named in (None, "orbax") else []
     if len(candidates) == 1:
         return os.path.join(folder, candidates[0])
     if candidates and kind == "onnx":
         return folder
-    what = (
+    fault = (
         f"is a folder with several models: {', '.join(map(printable, candidates))}"
         if candidates
         else "is a folder without a model"
     )
-    raise SourceError(f"{what}; name a file", path=folder, errno=errno.EISDIR)
+    advice = (
+        f"name a file, or copy their index, *{INDEX}, too" if any(map(_SHARD.search, candidates)) else "name a file"
+    )
+    raise SourceError(f"{fault}; {advice}", path=folder, errno=errno.EISDIR)

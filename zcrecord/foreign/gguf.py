@@ -143,24 +143,24 @@ class _GgufHeader:
         self._buffer = b""
         self._place(places, self.end + -self.end % self._alignment())
 
-    def _fail(self, what: str, kind: type[RecordError] = FormatError) -> RecordError:
-        return kind(f"byte {self._position:#x}: {what}", offset=self._position)
+    def _fail(self, fault: str, kind: type[RecordError] = FormatError) -> RecordError:
+        return kind(f"byte {self._position:#x}: {fault}", offset=self._position)
 
     @property
     def _position(self) -> int:
         return self._base + self._pos
 
-    def _take(self, count: int, what: str) -> bytes:
+    def _take(self, count: int, label: str) -> bytes:
         if count > len(self._buffer) - self._pos:
-            self._fill(count, what)
+            self._fill(count, label)
         start, self._pos = self._pos, self._pos + count
         return self._buffer[start : self._pos]
 
-    def _fill(self, count: int, what: str) -> None:
+    def _fill(self, count: int, label: str) -> None:
         """Read at least the next `count` bytes into the buffer."""
         left = self._size - self._position
         if count > left:
-            raise self._fail(f"{what} takes {count} bytes, {left} are left; the file is truncated or damaged")
+            raise self._fail(f"{label} takes {count} bytes, {left} are left; the file is truncated or damaged")
         if self._position + count > _MOST_HEADER:
             raise self._fail(f"more than {_MOST_HEADER >> 20} MiB of metadata", LimitError)
         rest, self._base, self._pos = self._buffer[self._pos :], self._position, 0
@@ -168,41 +168,41 @@ class _GgufHeader:
         if len(self._buffer) < count:
             raise self._fail("the file became shorter while it was read")
 
-    def _reserve(self, nbytes: int, what: str) -> None:
+    def _reserve(self, nbytes: int, label: str) -> None:
         """Subtract memory that will be allocated from the limit."""
         self._room -= nbytes
         if self._room < 0:
             limit = f"more than {_MEMORY >> 20} MiB and {_TIMES} times the file"
-            raise self._fail(f"{what} would take {limit} in memory", LimitError)
+            raise self._fail(f"{label} would take {limit} in memory", LimitError)
 
-    def _number(self, nbytes: int, what: str) -> int:
-        return int.from_bytes(self._take(nbytes, what), "little")
+    def _number(self, nbytes: int, label: str) -> int:
+        return int.from_bytes(self._take(nbytes, label), "little")
 
-    def _count(self, least: int, what: str) -> int:
+    def _count(self, least: int, label: str) -> int:
         """Read a number of items; FormatError if so many, of at least `least` bytes each, do not fit into the rest."""
-        count = self._number(8, f"the number of {what}")
+        count = self._number(8, f"the number of {label}")
         left = self._size - self._position
         if count * least > left:
-            raise self._fail(f"{count} {what} are claimed, {left} bytes are left; the file is truncated or damaged")
+            raise self._fail(f"{count} {label} are claimed, {left} bytes are left; the file is truncated or damaged")
         return count
 
-    def _name(self, what: str) -> str:
-        nbytes = self._number(8, f"the length of {what}")
+    def _name(self, label: str) -> str:
+        nbytes = self._number(8, f"the length of {label}")
         if not 0 < nbytes <= _LONGEST_NAME:
-            raise self._fail(f"{what} has {nbytes} bytes; 1 to {_LONGEST_NAME} are legal")
-        raw = self._take(nbytes, what)
+            raise self._fail(f"{label} has {nbytes} bytes; 1 to {_LONGEST_NAME} are legal")
+        raw = self._take(nbytes, label)
         with contextlib.suppress(UnicodeDecodeError):
             if b"\0" not in raw:
                 return raw.decode()
-        raise self._fail(f"{what} is not UTF-8 without NUL: {raw[:40]!r}")
+        raise self._fail(f"{label} is not UTF-8 without NUL: {raw[:40]!r}")
 
     def _read_counts(self) -> tuple[int, int]:
         """Return the claimed numbers of tensors and metadata entries."""
         head = self._take(min(HEAD, self._size), "the start")
         self._pos = len(MAGIC)
         if not head.startswith(MAGIC):
-            what = wrong_type(head, "a GGUF file") or "not a GGUF file: it does not start with 'GGUF'"
-            raise FormatError(what if head else "the file is empty", offset=0)
+            fault = wrong_type(head, "a GGUF file") or "not a GGUF file: it does not start with 'GGUF'"
+            raise FormatError(fault if head else "the file is empty", offset=0)
         version = self._number(4, "the version")
         if version and not version & 0xFFFF:
             raise UnsupportedError("a big-endian GGUF file; convert it with gguf's gguf_convert_endian.py first")
@@ -238,21 +238,21 @@ class _GgufHeader:
 
     def _values(self, kind: int, count: int, key: str) -> Any:
         """Return values of one type; all texts become bytes if one is not UTF-8."""
-        what = f"metadata '{printable(key)}'"
+        label = f"metadata '{printable(key)}'"
         if not count:
             return []
         if kind == _STRING:
-            return self._texts(count, what)
-        values = np.frombuffer(self._take(count * _NUMBERS[kind].itemsize, what), _NUMBERS[kind])
+            return self._texts(count, label)
+        values = np.frombuffer(self._take(count * _NUMBERS[kind].itemsize, label), _NUMBERS[kind])
         if kind == _BOOL and values.max() > 1:
-            raise self._fail(f"{what} is a bool that is neither 0 nor 1")
+            raise self._fail(f"{label} is a bool that is neither 0 nor 1")
         if values.dtype.kind == "f":
             return WordList(ValueType.FLOAT, values.astype(np.float64).view(np.uint64))
         large = values.dtype == np.uint64 and values.max() >> np.uint64(63)
         number = ValueType.BOOL if kind == _BOOL else ValueType.UINT if large else ValueType.INT
         return WordList(number, values.astype(np.uint64 if large else np.int64).view(np.uint64))
 
-    def _texts(self, count: int, what: str) -> Any:
+    def _texts(self, count: int, label: str) -> Any:
         """Return texts where they lie, with NUL in the place of their lengths; a list of bytes if one is not UTF-8."""
         parts: list[bytes] = []
         sizes: list[Any] = []
@@ -271,8 +271,8 @@ class _GgufHeader:
             self._pos = pos
             parts.append(buffer[start:pos])
             if pos == start:
-                single.append(self._number(8, what))
-                parts += bytes(8), self._take(single[0], what)
+                single.append(self._number(8, label))
+                parts += bytes(8), self._take(single[0], label)
             sizes += short, np.array(single, np.int64)
             left -= len(short) + len(single)
         lengths, text = np.concatenate(sizes), bytearray().join(parts)
@@ -368,14 +368,14 @@ class _GgufHeader:
         if np.count_nonzero(bad := some & (self.offsets + self.sizes > total)):
             i = int(bad.argmax())
             begin = start + int(offsets[i])
-            what = f"its bytes [{begin:#x}, {begin + int(self.sizes[i]):#x}) end past the end of the file ({total:#x})"
-            raise FormatError(f"{what}; the file is truncated, copy it again", tensor=names[i], offset=begin)
+            fault = f"its bytes [{begin:#x}, {begin + int(self.sizes[i]):#x}) end past the end of the file ({total:#x})"
+            raise FormatError(f"{fault}; the file is truncated, copy it again", tensor=names[i], offset=begin)
         order = np.flatnonzero(some)[np.argsort(self.offsets[some], kind="stable")]
         begins = self.offsets[order]
         if np.count_nonzero(bad := begins[1:] < (begins + self.sizes[order])[:-1]):
             last, i = (int(order[bad.argmax() + k]) for k in (0, 1))
-            what = f"its bytes overlap those of tensor '{printable(names[last])}'"
-            raise FormatError(what, tensor=names[i], offset=int(self.offsets[i]))
+            fault = f"its bytes overlap those of tensor '{printable(names[last])}'"
+            raise FormatError(fault, tensor=names[i], offset=int(self.offsets[i]))
 
 
 def _short_texts(octets: Any) -> Any:

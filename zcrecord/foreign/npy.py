@@ -93,8 +93,8 @@ def map_npy(path: str) -> np.ndarray[Any, np.dtype[Any]]:
     try:
         header = read_npy_header(read)
         if len(octets) - position != header.data_nbytes:
-            what = f"its array has {header.data_nbytes} bytes, {len(octets) - position} follow the header"
-            raise FormatError(f"{what}; copy it again")
+            fault = f"its array has {header.data_nbytes} bytes, {len(octets) - position} follow the header"
+            raise FormatError(f"{fault}; copy it again")
     except RecordError as error:
         raise error.located(path=path) from error.__cause__
     data = np.frombuffer(octets, np.uint8)[position:]
@@ -134,8 +134,8 @@ def _dtype(descr: str) -> np.dtype[Any]:
     if match["kind"] == "O":
         raise UnsupportedError("an array of objects is a pickle, which may run anything; save it with a plain dtype")
     if match["kind"] == "V" or (match["kind"], match["size"]) == ("f", "1"):
-        what = "raw bytes of unknown meaning (numpy names bfloat16, float8 and their like so)"
-        raise UnsupportedError(f"{what}; save them viewed as uint8 or uint16")
+        fault = "raw bytes of unknown meaning (numpy names bfloat16, float8 and their like so)"
+        raise UnsupportedError(f"{fault}; save them viewed as uint8 or uint16")
     if match["kind"] not in "?biufcSU":
         raise UnsupportedError(f"dtype {printable(descr)} has no place in an archive; save it as numbers")
     try:
@@ -198,27 +198,27 @@ def string_tensor(array: np.ndarray[Any, Any]) -> StringTensor:
 def string_rows(tensor: StringTensor, *, octets: bool, most: int) -> tuple[str, Iterator[bytes]]:
     """Return numpy's dtype for the strings of a tensor, and an iterator over their bytes in that dtype.
 
-    The dtype is 'S' with `octets`, or if not all strings are UTF-8; else 'U'.
+    The dtype is 'S' with `octets`, or if a string is not UTF-8; else 'U'.
 
     Raises:
         UnsupportedError: a string ends with NUL, which numpy drops. LimitError: padded to one width they take more
         than `most` bytes.
     """
-    count, width, longest = 0, 0, 0
+    count, most_characters, most_octets = 0, 0, 0
     for string in tensor.strings():
         count += 1
-        longest = max(longest, len(string))
+        most_octets = max(most_octets, len(string))
         if string[-1:] == b"\0":
-            raise UnsupportedError("a string that ends with NUL, which numpy's arrays of strings drop")
+            raise UnsupportedError("a string that ends with NUL, which numpy's strings drop; save it as uint8")
         if not octets:
             try:
-                width = max(width, len(string.decode()))
+                most_characters = max(most_characters, len(string.decode()))
             except UnicodeDecodeError:
                 octets = True
-    nbytes = count * (longest if octets else 4 * width)
+    nbytes = count * (most_octets if octets else 4 * most_characters)
     if nbytes > most:
         raise LimitError(f"its strings, padded to the width of the longest, would take {nbytes} bytes; save them apart")
-    dtype = np.dtype(f"|S{longest or 1}" if octets else f"<U{width or 1}")
+    dtype = np.dtype(f"|S{most_octets or 1}" if octets else f"<U{most_characters or 1}")
 
     def rows() -> Iterator[bytes]:
         batch: list[Any] = []

@@ -46,11 +46,11 @@ def read(reader: Reader, out: Receiver) -> int:
     if reader.nbytes is None:
         raise UnsupportedError("a .npz file is read from its end; write it to a file first")
     head = bytes(reader.read_at(0, HEAD))
-    if not head.startswith(b"PK") and (what := wrong_type(head, "a .npz file")):
-        raise FormatError(what, offset=0)
-    found, directory = zip_members(reader, "not a .npz file")
+    if not head.startswith(b"PK") and (fault := wrong_type(head, "a .npz file")):
+        raise FormatError(fault, offset=0)
+    listed, directory = zip_members(reader, "not a .npz file")
     reader.described = directory, reader.nbytes
-    members, structure = _arrays_in(found, reader)
+    members, structure = _arrays_in(listed, reader)
     if isinstance(reader, MemoryReader):
         octets = reader.memory.octets
         # The checksums of other members are compared when they are decoded.
@@ -67,7 +67,7 @@ def _arrays_in(members: list[Member], reader: Reader) -> tuple[dict[str, Member]
     for member in members:
         name = member.text.removesuffix(NPY)
         if member.encrypted:
-            raise UnsupportedError("this member is encrypted", tensor=name)
+            raise UnsupportedError("this member is encrypted; save it without", tensor=name)
         if member.method not in (STORED, DEFLATED):
             raise UnsupportedError(f"compression {member.method}; numpy stores or deflates", tensor=name)
         if not name or not encodable(name):
@@ -83,8 +83,8 @@ def _arrays_in(members: list[Member], reader: Reader) -> tuple[dict[str, Member]
 
 def _text(member: Member, reader: Reader) -> str:
     if member.nbytes > MAX_TEXT:
-        what = f"{STRUCTURE} has {member.nbytes} bytes, at most {MAX_TEXT} are legal"
-        raise FormatError(f"{what}; it is not zcrecord's")
+        fault = f"{STRUCTURE} has {member.nbytes} bytes, at most {MAX_TEXT} are legal"
+        raise FormatError(f"{fault}; it is not zcrecord's")
     if member.method != STORED:
         raise FormatError(f"{STRUCTURE} is compressed; it is not zcrecord's")
     try:
@@ -118,8 +118,8 @@ class _Arrays:
         """Give one array; tie it to an earlier one if the structure says so and their bytes are the same."""
         header = read_npy_header(MemberReader(self._reader, member).read)
         if header.nbytes + header.data_nbytes != member.nbytes:
-            what = f"shape {header.shape} of {header.dtype} takes {header.data_nbytes} bytes"
-            raise FormatError(f"{what}, the file has {member.nbytes - header.nbytes}")
+            fault = f"shape {header.shape} of {header.dtype} takes {header.data_nbytes} bytes"
+            raise FormatError(f"{fault}, the file has {member.nbytes - header.nbytes}")
         path = self._structure.path(name, self._members)
         twin = self._structure.twin(name)
         if header.dtype.kind == "S":
@@ -161,8 +161,8 @@ class _Arrays:
         inflated = header.data_nbytes if member.method != STORED else 0
         self._room -= inflated + 8 * prod(header.shape)
         if self._room < 0:
-            what = f"its {prod(header.shape)} strings take much more memory than the file"
-            raise LimitError(f"{what}; save it uncompressed")
+            fault = f"its {prod(header.shape)} strings take much more memory than the file"
+            raise LimitError(f"{fault}; save it uncompressed")
         data = MemberReader(self._reader, member).read(member.nbytes)[header.nbytes :]
         if not header.dtype.itemsize:
             return string_tensor(np.full(header.shape, "", "U1" if header.dtype.kind == "U" else "S1"))

@@ -33,8 +33,8 @@ class _Dtype(Stated):
         """Return the dtype; raises UnsupportedError unless it is one of plain numbers."""
         order: Any = self.state[1] if isinstance(self.state, tuple) and len(self.state) > 1 else "="
         if not _PLAIN.fullmatch(self._name) or order not in _ORDERS:
-            what = f"a numpy array of dtype {printable(repr(self._name), 60)}; only plain numbers can be read"
-            raise UnsupportedError(f"{what}, save it as such or as a tensor of torch", tensor=path or None)
+            fault = f"a numpy array of dtype {printable(repr(self._name), 60)}; only plain numbers can be read"
+            raise UnsupportedError(f"{fault}, save it as such or as a tensor of torch", tensor=path or None)
         return np.dtype(self._name).newbyteorder(order)
 
 
@@ -61,12 +61,12 @@ class Noted(Stated):
             # numpy makes no array whose dims, zeros left out, come to 2^63 bytes; no plain type has over 16.
             sound = legal and prod(n or 1 for n in sizes) < 1 << 59
             if not sound or not isinstance(dtype, _Dtype) or not isinstance(is_fortran, bool):
-                what = "no valid pickle of a numpy array; save it as a tensor of torch"
-                raise UnsupportedError(what, tensor=path or None)
+                fault = "no valid pickle of a numpy array; save it as a tensor of torch"
+                raise UnsupportedError(fault, tensor=path or None)
             kind = dtype.dtype(path)
             if not isinstance(data, bytes) or prod(sizes) * kind.itemsize != len(data):
-                what = f"a numpy array of shape {shape} and dtype {kind} with other bytes than it takes"
-                raise UnsupportedError(f"{what}; copy the file again", tensor=path or None)
+                fault = f"a numpy array of shape {shape} and dtype {kind} with other bytes than it takes"
+                raise UnsupportedError(f"{fault}; copy the file again", tensor=path or None)
             self._array = np.ndarray(sizes, kind, data, order="F" if is_fortran else "C")
         return self._array
 

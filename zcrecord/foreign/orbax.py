@@ -12,7 +12,7 @@ import functools
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import prod
 from typing import Any
 
@@ -28,8 +28,9 @@ from zcrecord.errors import (
     missing_package,
     printable,
 )
-from zcrecord.storage.files import real_path
+from zcrecord.storage.files import Identity, real_path
 from zcrecord.storage.folders import in_hub_cache, is_plain_name
+from zcrecord.storage.new_files import identity_from
 from zcrecord.tensors.packed import PackedTensor
 from zcrecord.tensors.strides import as_bytes
 
@@ -41,6 +42,7 @@ _ARRAYS = ("jax.Array", "np.ndarray", "scalar")
 _EMPTY = {"Dict": "mapping", "List": "list", "Tuple": "tuple", "NamedTuple": "tuple"}
 _LARGEST = 256 << 20  # bytes of metadata
 _SEQUENCE = 1  # type of a key that is the number of an item
+_LOOKS = 1 << 24  # limit of looks at files, besides one for each byte of the folder
 _CHUNKS = 1 << 16  # limit of the chunks of all arrays, besides one for each byte of the folder
 _EXPANDED, _TIMES = 64 << 20, 1 << 16  # limit of the bytes of all arrays: so many, plus so many times the folder
 
@@ -57,7 +59,12 @@ def read(reader: Reader, out: Receiver) -> int:
         nested too deep. DependencyError: tensorstore is not installed.
     """
     folder, leaves, lists = os.path.dirname(os.path.abspath(reader.path or "")), {}, set[tuple[str, ...]]()
-    nbytes = _nbytes(folder)
+    root, together = real_path(folder), _together(folder)
+    files, parts = _files(root, root), dict[str, dict[str, Identity]]()  # all, and those in the folder of each array
+    for file, identity in files.items():
+        part = root if together else os.path.join(root, os.path.relpath(file, root).partition(os.sep)[0])
+        parts.setdefault(part, {})[file] = identity
+    nbytes = sum(identity[2] for identity in files.values())
     with _faults("its metadata is not that of a tree of orbax"):
         tree = json.loads(reader.read(_LARGEST))
         for leaf in tree["tree_metadata"].values():
@@ -70,12 +77,16 @@ def read(reader: Reader, out: Receiver) -> int:
         about = [array["array_metadata"] for array in described.get("array_metadatas", ())]
         impls = {one["param_name"]: one["ext_metadata"]["random_key_impl"] for one in about if one["ext_metadata"]}
     arrays = _opened(folder, "zarr3" if tree.get("use_zarr3") else "zarr", [p for p in leaves if leaves[p] in _ARRAYS])
-    claimed = sum(array.size * array.dtype.numpy_dtype.itemsize for array in arrays.values())
+    # A chunk of which little is in an array is decoded whole, and what does not fit into memory ends the process.
+    sizes = [(max(a.size, prod(a.chunk_layout.read_chunk.shape or ())), a.dtype.numpy_dtype) for a in arrays.values()]
+    claimed = sum(size * max(dtype.itemsize, 1) for size, dtype in sizes)  # characters have an itemsize of 0
     if claimed > _EXPANDED + _TIMES * nbytes:
         raise LimitError(f"{nbytes} bytes of files claim {claimed} bytes of arrays; the checkpoint is damaged")
     chunks = sum(prod(map(_over, a.shape, a.chunk_layout.read_chunk.shape or ())) for a in arrays.values())
     if chunks > _CHUNKS + nbytes:
         raise LimitError(f"{nbytes} bytes of files claim {chunks} chunks of arrays; the checkpoint is damaged")
+    if together and len(arrays) * len(files) > _LOOKS + nbytes:  # each array looks at all files when it is used
+        raise LimitError(f"has {len(files)} files for {len(arrays)} arrays of {nbytes} bytes; it is damaged")
     for path, kind in leaves.items():
         for above in (path[:i] for i in range(len(path)) if path[:i] in lists):
             out.module(above, "list")
@@ -96,7 +107,9 @@ def read(reader: Reader, out: Receiver) -> int:
                     out.module(path, "object", "zcr:jax_key")
                     out.attribute((*path, "impl"), impls[name])
                 where, array = (*path, "value") if name in impls else path, arrays[path]
-                element, pieces = dtypes.from_numpy(array.dtype.numpy_dtype), functools.partial(_pieces, array)
+                part = root if together else os.path.join(root, name)
+                check = functools.partial(_check_unchanged, parts.get(part, {}), root, part)
+                element, pieces = dtypes.from_numpy(array.dtype.numpy_dtype), functools.partial(_pieces, array, check)
                 out.put_decoded(where, element, array.shape, pieces, "decoded by tensorstore")
     return nbytes
 
@@ -105,26 +118,38 @@ def _over(n: int, size: int) -> int:
     return -(-n // size)
 
 
-def _nbytes(folder: str) -> int:
-    """Return the bytes of all files in a folder; SourceError for a link out of it, or what is no file.
+def _files(root: str, part: str) -> dict[str, Identity]:
+    """Return the identities of all files in a part of a folder; SourceError for a link out of it, or what is no file.
 
     Else a stranger's folder could have any file read: tensorstore follows links.
     """
-    nbytes, root = 0, real_path(folder)
-    for place, folders, names in os.walk(root):
+    files = {}
+    for place, folders, names in os.walk(part):
         for path in (os.path.join(place, name) for name in (*folders, *names)):
-            real = real_path(path)
-            if os.path.islink(path) and not (real.startswith(os.path.join(root, "")) or in_hub_cache(root, real)):
-                what = f"is a link to {printable(real)}, out of its folder"
-                raise SourceError(f"{what}; put the file itself there", path=path)
+            real = real_path(path) if os.path.islink(path) else os.path.join(root, "")
+            if not (real.startswith(os.path.join(root, "")) or in_hub_cache(root, real)):
+                fault = f"is a link to {printable(real)}, out of its folder"
+                raise SourceError(f"{fault}; put the file itself there", path=path)
             try:
                 status = os.stat(path)
             except OSError as error:
                 raise SourceError(f"cannot be read: {error.strerror}", path=path, errno=error.errno) from error
             if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
                 raise SourceError("not a regular file", path=path)
-            nbytes += status.st_size if stat.S_ISREG(status.st_mode) else 0
-    return nbytes
+            if stat.S_ISREG(status.st_mode):
+                files[path] = identity_from(status)
+    return files
+
+
+def _check_unchanged(files: dict[str, Identity], root: str, part: str) -> None:
+    """Raise SourceError if a file was changed since the folder was opened: its content may have been compared then."""
+    if _files(root, part) != files:
+        raise SourceError("was changed since it was opened; load it again", path=part)
+
+
+def _together(folder: str) -> bool:
+    """Return True if all arrays are in one OCDBT database, False if each is in a folder of its own."""
+    return os.path.exists(os.path.join(folder, "manifest.ocdbt"))
 
 
 def _opened(folder: str, driver: str, paths: list[tuple[str, ...]]) -> dict[tuple[str, ...], Any]:
@@ -133,7 +158,7 @@ def _opened(folder: str, driver: str, paths: list[tuple[str, ...]]) -> dict[tupl
         import tensorstore
     except ImportError as error:
         raise missing_package("tensorstore", extra="orbax") from error
-    together, out = os.path.exists(os.path.join(folder, "manifest.ocdbt")), {}
+    together, out = _together(folder), {}
     for path in paths:
         name = ".".join(path)
         if not together and not is_plain_name(name, ""):
@@ -145,13 +170,19 @@ def _opened(folder: str, driver: str, paths: list[tuple[str, ...]]) -> dict[tupl
     return out
 
 
-def _pieces(array: Any) -> Iterator[Any]:
-    """Yield an array's bytes, rows of chunks at a time; all of packed elements, which may end within a byte."""
+def _pieces(array: Any, check: Callable[[], None]) -> Iterator[Any]:
+    """Yield an array's bytes, rows of chunks at a time; all of packed elements, which may end within a byte.
+
+    `check` is called before and after: it raises if the files are not those that were opened. One that became a pipe
+    would be waited for.
+    """
+    check()
     packed = dtypes.from_numpy(array.dtype.numpy_dtype).packed
     count = array.shape[0] if array.size and array.rank and not packed else 0
     rows = array.chunk_layout.read_chunk.shape[0] if count else 0
     for part in [array[i : min(i + rows, count)] for i in range(0, count, rows)] if rows else [array]:
         yield (PackedTensor.pack(_values(part)).packed if packed else as_bytes(_values(part))).data
+    check()
 
 
 def _values(array: Any) -> Any:
@@ -160,14 +191,14 @@ def _values(array: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _faults(what: str) -> Iterator[None]:
+def _faults(fault: str) -> Iterator[None]:
     """Raise FormatError for exceptions of tensorstore, or of metadata of another form."""
     try:
         yield
     except RecordError:
         raise
     except (ValueError, OSError, RuntimeError, LookupError, TypeError, AttributeError) as error:
-        raise FormatError(f"{what}: {printable(repr(error), 200)}") from error
+        raise FormatError(f"{fault}: {printable(repr(error), 200)}") from error
 
 
 def _json(*path: str) -> Any:

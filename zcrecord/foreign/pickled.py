@@ -258,6 +258,6 @@ def _is_odd(key: Any) -> bool:
     kind = type(key)
     items = list(itertools.islice(parts_of(key), _ITEMS + 2)) if kind is tuple else []
     if kind is frozenset or len(items) > _ITEMS + 1 or not _IN_KEYS.issuperset(map(type, items)):
-        what = f"a key, or an item of a set, that is a set or a tuple of more than {_ITEMS} items, inner ones included"
-        raise UnsupportedError(f"{what}, or that has other items than texts and numbers; make it a text")
+        fault = f"a key, or an item of a set, that is a set or a tuple of more than {_ITEMS} items, inner ones included"
+        raise UnsupportedError(f"{fault}, or that has other items than texts and numbers; make it a text")
     return kind in (tuple, complex, timedelta) or (kind is int and not -_WIDE < key < _WIDE)

@@ -28,7 +28,7 @@ def path_beside(path: str, name: str) -> str:
 
 
 def open_beside(path: str, name: str, open_file: Callable[[str], Any]) -> Any:
-    """Open the file at `path_beside`, and no other; what was opened has its device and inode as `inode`.
+    """Open the file at `path_beside`, and no other; `open_file` returns an object with device and inode as `inode`.
 
     Raises:
         SourceError: as `path_beside`; or the file was replaced meanwhile, as by a link to elsewhere.
@@ -44,15 +44,15 @@ def open_beside(path: str, name: str, open_file: Callable[[str], Any]) -> Any:
 
 
 def _beside(path: str, name: str) -> tuple[str, str]:
-    """Return the path of a file beside another, and the path of the file itself, where that may be a link."""
+    """Return the path of a file beside another, and the path that it leads to if it is a link."""
     folder = os.path.dirname(path)
     place = os.path.join(folder, name)
     if not os.path.islink(place):
         return place, place
     root, real = real_path(folder), real_path(place)
     if os.path.dirname(real) != root and not in_hub_cache(root, real):
-        what = f"is a link to {printable(real)}, out of its folder; a stranger's index could read any file by it"
-        raise SourceError(f"{what}; put the file itself there", path=place)
+        fault = f"is a link to {printable(real)}, out of its folder; a stranger's index could read any file by it"
+        raise SourceError(f"{fault}; put the file itself there", path=place)
     return place, real
 
 

@@ -55,7 +55,7 @@ _PAGE = 1 << 16  # files and decoded payloads begin at multiples of it in the ro
 
 
 class Receiver(Protocol):
-    """Takes the tensors and values of a file, in the order in which the record is to have them.
+    """Takes the tensors and values of a file, in the record's saved order.
 
     Attributes:
         metadata: the archive's; may be changed at any time. If not `reads`, values may be WordLists.
@@ -111,6 +111,9 @@ class _Part(tuple[TensorLayout, int]):
 class Outline(Receiver):
     """Makes the archive of a file while its reader runs. Payload bytes stay where they are.
 
+    Attributes:
+        nbytes: of all files that were read, by which the memory of decoded payloads is limited; 0 if not known.
+
     Example:
         >>> from zcrecord import dtypes
         >>> outline, reader = Outline(), MemoryReader(Memory(memoryview(b"abcdefgh")))
@@ -123,6 +126,7 @@ class Outline(Receiver):
 
     def __init__(self) -> None:
         self.metadata: dict[str, Any] = {}
+        self.nbytes = 0
         self._tree = ModuleTreeBuilder()
         self._files: list[Memory | Decoded] = []
         self._bases: list[int] = []
@@ -284,10 +288,14 @@ class Outline(Receiver):
             remote = source_in is not None and self._files[0] is first
             fetched = source_in(first._replace(octets=octets), octets, table) if remote else None
             if source_in is not None and any(isinstance(file, Decoded) for file in self._files):
-                what = "has a tensor that is not aligned in it, and is not read by URL; download it, or convert it"
-                raise UnsupportedError(f"{what}: zcrecord convert {first.path} model.zcr")
-            source = ForeignSource(first, self._files, np.array(self._bases, np.uint64), table, fetched=fetched)
+                fault = "has a tensor that is not aligned in it, and is not read by URL; download it, or convert it"
+                raise UnsupportedError(f"{fault}: zcrecord convert {first.path} model.zcr")
+            read = self.nbytes if source_in is None else 0  # what a server says is not known
+            source = ForeignSource(first, self._files, np.array(self._bases, np.uint64), table, None, fetched, read)
         readers = [reader for _, reader in self._readers.values()]
+        own = [f.octets for f in self._files if isinstance(f, Memory) and f.identity is None and f is not first]
+        columns = [column for column in index if isinstance(column, np.ndarray | memoryview)]
+        source.sealed = functools.partial(_sha256_of, [repr(sizes).encode(), *columns, *own])
         source.member_sums = lambda: (member for reader in readers for member in reader.sums())
         return Archive(Header(1, 1, 0, 0, 0, source.opened_nbytes(), crc), index, source)
 
@@ -298,8 +306,20 @@ class Outline(Receiver):
         return PayloadId(self._in_memory(np.frombuffer(value, np.uint8)) if len(value) else NONE)
 
 
+def _sha256_of(parts: Sequence[Any]) -> bytes:
+    """Return the SHA-256 of an index's columns, and of bytes that attributes hold."""
+    import hashlib  # here, because it takes 3 ms
+
+    running = hashlib.sha256()
+    for part in parts:
+        octets = part.tobytes() if isinstance(part, np.ndarray) else part
+        running.update(b"%d " % len(octets))
+        running.update(octets)
+    return running.digest()
+
+
 def _put_around(entries: Entries, around: Sequence[Around | None], form_ids: Any) -> bool:
-    """Type the modules around tensors of forms that have it so; return False if something else is in one of them."""
+    """Set the types of modules around tensors whose form has one; return False if such a module has another child."""
     modules, parents, typed = entries.module_columns, entries.parents, []
     assert modules is not None, "they were made by columns"
     count = len(modules.ends)
@@ -317,7 +337,7 @@ def _put_around(entries: Entries, around: Sequence[Around | None], form_ids: Any
 
 
 def aligned(forms: Sequence[Form], form_ids: Any, starts: Array, sizes: Array) -> bool:
-    """Return True if tensors of these forms start in their files where an array of their elements may."""
+    """Return True if tensors of these forms start at multiples of the alignment that their elements need."""
     units = np.array([_unit(kind) for kind, _ in forms], np.uint64)[form_ids]
     return not np.count_nonzero((starts % units)[sizes > 0])
 

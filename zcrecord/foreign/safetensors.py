@@ -7,6 +7,7 @@ that it comes back; see `structure`. The rules of the header are `safetensors_he
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ from zcrecord.archive.payload_source import Closed, PayloadTable
 from zcrecord.archive.private_copy import PrivateSource
 from zcrecord.codec.index import PAYLOAD
 from zcrecord.dtypes import DType
-from zcrecord.errors import FormatError, RecordError, SourceError, UnsupportedError, located
+from zcrecord.errors import FormatError, RecordError, SourceError, SourceNotFoundError, UnsupportedError, located
 from zcrecord.storage.memory import Memory, Mode, read_on_demand
 from zcrecord.storage.stream_reader import PIECE
 
@@ -35,6 +36,16 @@ _FEW = 32  # tensors that are given before the archive is made, from which on a 
 _map_local = partial(read_on_demand, unless_local=True)
 _NO_PAYLOADS = PayloadTable(np.zeros(0, PAYLOAD), False, 0)
 FORMAT = "format"  # metadata without it is refused by transformers
+
+
+@contextlib.contextmanager
+def _naming_their_index() -> Iterator[None]:
+    """Add to the error of a missing shard that an index names it."""
+    try:
+        yield
+    except SourceNotFoundError as error:
+        what = f"{error.message}; the index of the shards names it: copy it, too"
+        raise SourceNotFoundError(what, path=error.path, errno=error.errno) from error
 
 
 class _TensorPlace(NamedTuple):
@@ -95,7 +106,8 @@ class _Files:
         return self._files[name]
 
     def _open(self, name: str) -> Any:
-        return self._reader.beside(name)
+        with _naming_their_index():
+            return self._reader.beside(name)
 
 
 class DeferredArchive(_Files):
@@ -119,7 +131,8 @@ class DeferredArchive(_Files):
         self._mappings: list[weakref.ref[Any]] | None = None
         with located(path=self.path):
             super().__init__(MemoryReader(memory, read=_map_local))
-            self._known = {name: self._reader.identity_beside(name) for name in self.names if name}
+            with _naming_their_index():
+                self._known = {name: self._reader.identity_beside(name) for name in self.names if name}
         if self.index is not None:
             return
         header = self.file("").header
@@ -231,15 +244,15 @@ def _scan_file(reader: Any) -> _File:
 
 
 def _put_state(out: Receiver, files: Sequence[_File]) -> bool:
-    """Give the tensors of all files at once, if `out` takes them so; returns whether it did."""
-    numbers: dict[Form, int] = {}
+    """Give `out` the columns of all files' tensors at once; return False if it takes tensors one by one."""
+    forms: dict[Form, int] = {}
     form_ids = [np.zeros(0, np.intp)]
     for header, _, _ in files:
-        ids = [numbers.setdefault(form, len(numbers)) for form in header.forms]
+        ids = [forms.setdefault(form, len(forms)) for form in header.forms]
         form_ids.append(np.array(ids, np.intp)[header.form_ids])
     ranges = [file.ranges() for file in files]
     names = [name for file in files for name in file.header.names]
-    return out.put_state(names, list(numbers), np.concatenate(form_ids), ranges)
+    return out.put_state(names, list(forms), np.concatenate(form_ids), ranges)
 
 
 def _give(out: Receiver, places: Sequence[_TensorPlace], structure: Structure) -> None:

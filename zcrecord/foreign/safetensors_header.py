@@ -75,9 +75,9 @@ def check_length(head: bytes, file_nbytes: int | None) -> int:
         raise FormatError(f"{len(head)} bytes are too few for a safetensors file")
     length = int.from_bytes(head[:8], "little")
     if length > MAX_HEADER:
-        what = wrong_type(head, "a safetensors file")
-        if what is not None:
-            raise FormatError(what, offset=0)
+        fault = wrong_type(head, "a safetensors file")
+        if fault is not None:
+            raise FormatError(fault, offset=0)
         raise FormatError(f"its header would have {length} bytes, at most {MAX_HEADER} are legal; {_COPY}", offset=0)
     if file_nbytes is not None and length > file_nbytes - 8:
         raise FormatError(f"its header of {length} bytes ends past the end of the file ({file_nbytes})", offset=0)
@@ -191,9 +191,9 @@ class _HeaderScanner:
         self._text = text
         self._pos = pos
 
-    def _fail(self, what: str, pos: int | None = None, *, tensor: str | None = None) -> FormatError:
+    def _fail(self, fault: str, pos: int | None = None, *, tensor: str | None = None) -> FormatError:
         offset = 8 + len(self._text[: self._pos if pos is None else pos].encode(errors="replace"))
-        return FormatError(f"byte {offset:#x}: {what}; {_COPY}", offset=offset, tensor=tensor)
+        return FormatError(f"byte {offset:#x}: {fault}; {_COPY}", offset=offset, tensor=tensor)
 
     def header(self) -> tuple[list[HeaderEntry], dict[str, str]]:
         """Return entries as they come, and the metadata."""
@@ -221,8 +221,8 @@ class _HeaderScanner:
         out: dict[str, str] = {}
         for at in self._items("{", "}"):
             if len(out) == most:
-                what = f"more than {most} entries of metadata take far more memory than the file"
-                raise LimitError(f"{what}; keep them in a tensor")
+                fault = f"more than {most} entries of metadata take far more memory than the file"
+                raise LimitError(f"{fault}; keep them in a tensor")
             name = self._key()
             if not name or "\0" in name:
                 raise self._fail("a name in the metadata that is empty or has NUL", at)
@@ -269,7 +269,7 @@ class _HeaderScanner:
             raise self._fail(f"dtype '{printable(dtype)}' is not known; it knows {', '.join(by_safetensors)}", at)
         return by_safetensors[dtype]
 
-    def _integers(self, most: int, what: str) -> tuple[int, ...]:
+    def _integers(self, most: int, label: str) -> tuple[int, ...]:
         out: list[int] = []
         for at in self._items("[", "]"):
             number = _INTEGER.match(self._text, at)
@@ -279,7 +279,7 @@ class _HeaderScanner:
             if len(digits) > _DIGITS:
                 raise self._fail(f"a number of {len(digits)} digits")
             if len(out) == most:
-                raise self._fail(f"more than {most} {what}")
+                raise self._fail(f"more than {most} {label}")
             out.append(int(digits))
             self._pos += len(digits)
         return tuple(out)
@@ -312,14 +312,14 @@ class _HeaderScanner:
             raise self._fail("a string with lone surrogates, which are not UTF-8", start)
         return text
 
-    def _expect(self, what: str) -> None:
-        if not self._skip(what):
+    def _expect(self, token: str) -> None:
+        if not self._skip(token):
             char = self._text[self._pos : self._pos + 1]
-            raise self._fail(f"expected '{what}', got '{printable(char)}'" if char else f"ends where '{what}' is due")
+            raise self._fail(f"expected '{token}', got '{printable(char)}'" if char else f"ends where '{token}' is due")
 
-    def _skip(self, what: str) -> bool:
+    def _skip(self, token: str) -> bool:
         """Pass one character and the space before it, if it is the next."""
-        if not self._text.startswith(what, self._space()):
+        if not self._text.startswith(token, self._space()):
             return False
         self._pos += 1
         return True

@@ -51,8 +51,8 @@ class ShardIndex(NamedTuple):
     def names_in(self, file: str) -> list[str]:
         """Return the names of the tensors in a file."""
         number = bisect_left(self.files, file)
-        mine = self.order[slice(*np.searchsorted(self.file_ids, (number, number + 1), sorter=self.order))]
-        spans = zip(self.starts[mine].tolist(), self.ends[mine].tolist(), strict=True)
+        numbers = self.order[slice(*np.searchsorted(self.file_ids, (number, number + 1), sorter=self.order))]
+        spans = zip(self.starts[numbers].tolist(), self.ends[numbers].tolist(), strict=True)
         return [self.text[start:end].decode(errors="surrogatepass") for start, end in spans]
 
     def find(self, name: str) -> str | None:
@@ -85,8 +85,8 @@ def decode_index(octets: bytes | memoryview) -> ShardIndex:
         raise FormatError("not an index of safetensors shards: it has no 'weight_map'")
     for name, file in weight_map.items():
         if not isinstance(file, str) or not is_plain_name(file, _SUFFIX):
-            what = f"its shard {printable(repr(file))} is not the plain name of a {_SUFFIX} file"
-            raise FormatError(f"{what}; shards lie beside their index", tensor=_encodable(name))
+            fault = f"its shard {printable(repr(file))} is not the plain name of a {_SUFFIX} file"
+            raise FormatError(f"{fault}; shards lie beside their index", tensor=_encodable(name))
     names = [f'"{name}"'.encode(errors="surrogatepass") for name in weight_map]
     ends = np.array(list(accumulate(map(len, names))), np.int64)
     starts = np.append(0, ends)[:-1]

@@ -62,23 +62,23 @@ class Structure:
         if self._twins is None:
             self._twins = {}
             for names in self.ties:
-                together: list[str] = []
-                self._twins |= dict.fromkeys(names, together)
-        asked = self._twins.get(name)
-        if asked is None:
+                group: list[str] = []  # one for all names, which are added in the order of the calls
+                self._twins |= dict.fromkeys(names, group)
+        tied = self._twins.get(name)
+        if tied is None:
             return None
-        asked.append(name)
-        return asked[0] if asked[0] != name else None
+        tied.append(name)
+        return tied[0] if tied[0] != name else None
 
     def write_items(self, out: Receiver, count: int | None = None) -> None:
         """Write modules and attributes that come before tensor number `count`; by default all remaining ones."""
         while self._written < len(self.items) and (count is None or self.items[self._written][0] <= count):
-            _, path, *what = self.items[self._written]
+            _, path, *rest = self.items[self._written]
             self._written += 1
-            if len(what) == 1:
-                out.attribute(path, what[0])
+            if len(rest) == 1:
+                out.attribute(path, rest[0])
             else:
-                out.module(path, *what)
+                out.module(path, *rest)
 
     def in_order(self, names: Iterable[str]) -> list[str]:
         """Return names in saved order; unknown names come last."""
@@ -88,7 +88,7 @@ class Structure:
     def encode(self) -> str | None:
         """Return the text; None if all parts are empty."""
         parts: dict[str, Any] = {
-            "items": [[position, path, *map(_encode, what)] for position, path, *what in self.items],
+            "items": [[position, path, *map(_encode, rest)] for position, path, *rest in self.items],
             "paths": self.paths,
             "ties": self.ties,
             "order": self.order,
@@ -150,8 +150,8 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return out
 
 
-def _fail(what: str) -> NoReturn:
-    raise FormatError(f"its 'zcrecord' entry {what}; if it is not zcrecord's, or was changed, remove it") from None
+def _fail(fault: str) -> NoReturn:
+    raise FormatError(f"its 'zcrecord' entry {fault}; if it is not zcrecord's, or was changed, remove it") from None
 
 
 def _object(value: Any) -> dict[str, Any]:
@@ -232,5 +232,5 @@ def _decode_value(value: Any, *, inside: bool = False) -> Any:
 
 
 def _items_of(values: list[Any], inside: bool) -> list[Any]:
-    """Decode the items of a list; none of one inside another, which no attribute has, however deep it is."""
+    """Decode the items of a list; a list inside another, which no attribute has, is read as empty, however deep."""
     return [] if inside else [_decode_value(v, inside=True) for v in values]

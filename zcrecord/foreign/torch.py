@@ -116,8 +116,8 @@ def _load(reader: MemoryReader) -> Found:
     if not head:
         raise FormatError("the file is empty, no torch checkpoint")
     if not head.startswith((_ZIP, _PICKLE)):
-        if what := wrong_type(head, "a torch checkpoint", sure=True):
-            raise FormatError(what)
+        if fault := wrong_type(head, "a torch checkpoint", sure=True):
+            raise FormatError(fault)
         advice = Advice("name its format by {}", "source_format")
         raise FormatError("no torch checkpoint, which begins as a zip file or a pickle", advice=advice)
     try:
@@ -143,15 +143,15 @@ def stored_members(reader: MemoryReader) -> tuple[_Members, int]:
     Raises:
         FormatError: as `zip_members`; or two members have one name. UnsupportedError: one is compressed or encrypted.
     """
-    found, directory = zip_members(reader, _WRONG)
-    for member in found:
+    listed, directory = zip_members(reader, _WRONG)
+    for member in listed:
         if member.method != STORED or member.encrypted:
             done = "encrypted" if member.method == STORED else "compressed"
             name = printable(member.name.decode(errors="replace"))
-            what = f"{_WRONG}, or one that was packed again: '{name}' is {done}"
-            raise UnsupportedError(f"{what}; unpack it and pack it without compression, or save it anew")
-    members = {member.name.lower(): member for member in found}
-    if len(members) < len(found):
+            fault = f"{_WRONG}, or one that was packed again: '{name}' is {done}"
+            raise UnsupportedError(f"{fault}; unpack it and pack it without compression, or save it anew")
+    members = {member.name.lower(): member for member in listed}
+    if len(members) < len(listed):
         raise FormatError("two of its members have one name, or differ by case alone; save it anew")
     return members, directory
 
@@ -163,19 +163,19 @@ def _load_zipped(
     members, directory = stored_members(reader)
     root = next(iter(members), b"").partition(b"/")[0]
 
-    def member(name: bytes, most: int) -> bytes | None:
-        found = members.get(root + b"/" + name)
-        return None if found is None else bytes(octets[found.start :][: min(found.nbytes, most)])
+    def read(name: bytes, most: int) -> bytes | None:
+        member = members.get(root + b"/" + name)
+        return None if member is None else bytes(octets[member.start :][: min(member.nbytes, most)])
 
     def place(key: str, storage: TorchStorage) -> None:
-        found = members[root + b"/data/" + key.encode()]
-        if storage.nbytes != found.nbytes:
-            raise ValueError(f"its storage '{printable(key)}' has {found.nbytes} bytes, not those of its tensors")
-        storage.octets, storage.start, storage.in_file = octets, found.start, True
+        member = members[root + b"/data/" + key.encode()]
+        if storage.nbytes != member.nbytes:
+            raise ValueError(f"its storage '{printable(key)}' has {member.nbytes} bytes, not those of its tensors")
+        storage.octets, storage.start, storage.in_file = octets, member.start, True
         if order == b"big":
             storage.swap()
 
-    pickle, order, version = member(b"data.pkl", len(octets)), member(b"byteorder", 9), member(b"version", 9)
+    pickle, order, version = read(b"data.pkl", len(octets)), read(b"byteorder", 9), read(b"version", 9)
     if pickle is None or members[root + b"/data.pkl"].crc not in (0, zlib.crc32(pickle)):
         raise ValueError("its data.pkl is " + ("missing" if pickle is None else "damaged"))
     if version is None or not version.strip().isdigit() or int(version) > _VERSIONS:
@@ -193,14 +193,14 @@ def _load_bare(octets: memoryview) -> tuple[Any, tuple[int, int]]:
     Magic, version, system, the value and the keys of the storages are a pickle each; then the storages follow, each
     behind its number of elements.
     """
-    names, found, i = TorchNames(len(octets), lambda *_: None), [], 0
+    names, values, i = TorchNames(len(octets), lambda *_: None), [], 0
     for expected in (_MAGIC, _PROTOCOL, None, None, None):
         value, i = unpickle(octets, i, names.named, names.persistent)
         if expected is not None and value != expected:
             raise ValueError(f"it has {expected} nowhere")
-        found.append(value)
+        values.append(value)
     end = i
-    for key in found[4]:
+    for key in values[4]:
         storage = names.storages[key] if type(key) is str else None
         if storage is None:
             raise ValueError("the key of a storage that no tensor has")
@@ -209,7 +209,7 @@ def _load_bare(octets: memoryview) -> tuple[Any, tuple[int, int]]:
         if count * itemsize(storage.dtype) != storage.nbytes or i > len(octets):
             raise ValueError("a storage ends too early, or has another size than its tensors")
         storage.octets, storage.in_file = octets, True
-    return found[3], (0, end)
+    return values[3], (0, end)
 
 
 def _array(item: _CheckpointItem) -> Any:
@@ -254,8 +254,8 @@ class _StateDictWalk:
             self._room -= len(parts) * _ITEM_COST + len(name) + len(key)
             if self._room < 0:
                 limit = f"{_EXPANDED >> 20} MiB and {_ITEM_TIMES} times the file"
-                what = f"its items would take more than {limit} in memory; save many values as tensors"
-                raise LimitError(what, tensor=name or None)
+                fault = f"its items would take more than {limit} in memory; save many values as tensors"
+                raise LimitError(fault, tensor=name or None)
             self._add((*path, *parts), child)
 
     def _module(self, path: tuple[str, ...], name: str, value: Any) -> tuple[str, str, Iterable[tuple[str, Any]]]:
@@ -269,8 +269,8 @@ class _StateDictWalk:
                 raise FormatError("a namespace without names; copy the file again", tensor=name)
             return "object", value.type_name, value.state.items()
         if not isinstance(value, _MODULES):
-            what = f"a {type(value).__name__} is neither a tensor nor a plain value; take it out of the checkpoint"
-            raise UnsupportedError(value.text if isinstance(value, TorchValue) else what, tensor=name)
+            fault = f"a {type(value).__name__} is neither a tensor nor a plain value; take it out of the checkpoint"
+            raise UnsupportedError(value.text if isinstance(value, TorchValue) else fault, tensor=name)
         if isinstance(value, set | frozenset):  # sorted below: long texts, in many tuples, would be compared often
             for part in itertools.chain.from_iterable(map(parts_of, value)):
                 self._meet(part, name)

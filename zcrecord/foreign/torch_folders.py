@@ -31,7 +31,7 @@ from .torch_types import Fields, TorchNames, TorchStorage, TorchTensor, TorchVal
 
 METADATA = ".metadata"
 _ALIKE = 100  # limit of chunks with one hash
-
+_EXPANDED, _TIMES, _NODE_COST = 64 << 20, 64, 900  # limit of all modules: so many bytes, and so many times `.metadata`
 
 Chunk = tuple[tuple[int, ...], TorchTensor, MemoryReader, int]  # first index, elements, and the file, from where on
 Found = tuple[Any, dict[int, list[Chunk]], list[MemoryReader]]  # the value, each tensor's chunks by its `id`, the files
@@ -57,6 +57,7 @@ def read_folder(reader: MemoryReader, load: Callable[[memoryview, TorchNames], A
     """
     names, files, state = TorchNames(reader.nbytes, lambda *_: None), dict[str, MemoryReader](), _Node()
     left, alike, boxes = dict[str, int](), Counter[int](), reader.nbytes  # bytes of each file, boxes
+    nodes = (_EXPANDED + _TIMES * reader.nbytes) // _NODE_COST
 
     def named(module: str, name: str) -> Any:
         own = module.startswith("torch.distributed.")
@@ -96,7 +97,9 @@ def read_folder(reader: MemoryReader, load: Callable[[memoryview, TorchNames], A
                     raise LimitError("its chunks are there millions of times; the folder is malicious")
                 value, found = _tensor(fields, partial(loaded, name))
                 chunks[id(value)] = found
-        _put(state, paths.get(name) if isinstance(paths, dict) else None, name, value)
+        nodes -= _put(state, paths.get(name) if isinstance(paths, dict) else None, name, value)
+        if nodes < 0:
+            raise LimitError("its paths make far more modules than it has tensors; the folder is malicious")
     return state.made(), chunks, list(files.values())
 
 
@@ -137,15 +140,18 @@ def _tensor(described: dict[str, Any], loaded: Callable[[Any], Any]) -> tuple[To
     return tensor, chunks
 
 
-def _put(state: _Node, path: Any, name: str, value: Any) -> None:
-    """Put a value at its path, or at its name."""
+def _put(state: _Node, path: Any, name: str, value: Any) -> int:
+    """Put a value at its path, or at its name; returns how many nodes were made for it."""
     listed = type(path) is tuple and {str, int}.issuperset(map(type, path[: MAX_DEPTH + 1]))
     if not listed or not 0 < len(path) <= MAX_DEPTH or any(type(key) is int and key >> 31 for key in path):
         path = (name,)
+    made = 0
     for key in path[:-1]:
+        made += key not in state
         state = exactly(_Node, state.setdefault(key, _Node()))
     if state.setdefault(path[-1], value) is not value:
         raise ValueError("two of its values have one path")
+    return made
 
 
 def put_chunks(path: Sequence[str], tensor: TorchTensor, chunks: list[Chunk], out: Receiver) -> None:

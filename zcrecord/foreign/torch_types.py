@@ -206,9 +206,9 @@ class TorchNames:
             return TorchValue("zcr:torch_dtype", name)
         if _OBJECTS.fullmatch(full):
             return TorchValue("", _PLAIN_VALUE.format(full))
-        what = f"holds an object of {printable(full.removeprefix('builtins.'))}, and loading that may run code; have"
-        what += " whoever made the file save plain tensors, as torch.save(model.state_dict(), ...) does"
-        raise FormatError(what)
+        fault = f"holds an object of {printable(full.removeprefix('builtins.'))}, and loading that may run code; have"
+        fault += " whoever made the file save plain tensors, as torch.save(model.state_dict(), ...) does"
+        raise FormatError(fault)
 
     def persistent(self, identifier: Any) -> TorchStorage:
         """Return the storage of ("storage", class, key, device, elements), behind which None may stand."""
@@ -263,8 +263,8 @@ class TorchNames:
         whole = self._whole
         whole._asked += nbytes
         if whole._asked > _TIMES * whole._size + _ASKED:
-            what = f"its pickle asks for {whole._asked} bytes, the file has {whole._size}; the file is malicious"
-            raise LimitError(what)
+            fault = f"its pickle asks for {whole._asked} bytes, the file has {whole._size}; the file is malicious"
+            raise LimitError(fault)
 
     def _octets(self, value: Any = b"", encoding: Any = "latin1") -> bytes:
         """Return the bytes of a text, as pickles of protocol 2 have them; of a number so many zeros."""

@@ -154,7 +154,9 @@ def _place(member: Member, reader: Reader) -> str:
         return f"stored in {member.packed} bytes, of which {member.nbytes} should come"
     if member.nbytes and (member.attributes & _FOLDER or member.name.endswith(b"/")):
         return f"a folder, and {member.nbytes} bytes in it"
-    return "two sizes or two names for this member" if kinds.count(_ZIP64) > 1 or _OTHER_NAME in kinds else ""
+    # Of a name with NUL zipfile and miniz take what comes before, this reader all.
+    twice = kinds.count(_ZIP64) > 1 or _OTHER_NAME in kinds or b"\0" in member.name
+    return "two sizes or two names for this member" if twice else ""
 
 
 def _read(reader: Reader, offset: int, nbytes: int) -> Any:
@@ -187,8 +189,8 @@ def _directory(reader: Reader, total: int) -> tuple[int, int, int]:
     if disk or first_disk or entries != count:
         raise FormatError("one part of a zip file that was split; join the parts", offset=end)
     if start + nbytes != end:
-        what = f"its directory is at [{start}, {start + nbytes}) as its end says, and should end at {end}"
-        raise FormatError(f"{what}; {_ALIKE}", offset=end)
+        fault = f"its directory is at [{start}, {start + nbytes}) as its end says, and should end at {end}"
+        raise FormatError(f"{fault}; {_ALIKE}", offset=end)
     return start, end, count
 
 

@@ -27,6 +27,7 @@ from zcrecord.codec.file_types import FORMATS, FileType, Format, sniff_file_type
 from zcrecord.codec.layout import ALIGNMENT, DRAFT, check_alignment, reading_drafts
 from zcrecord.errors import Advice, FormatError, UnsupportedError, located, printable
 from zcrecord.foreign.folders import format_by_suffix, model_in
+from zcrecord.foreign.readers import path_beside
 from zcrecord.onnx.tuned import untuned_record
 from zcrecord.record.load import load_record
 from zcrecord.record.own_shards import check_no_own_shard
@@ -106,13 +107,15 @@ def convert(
     started = time.perf_counter()
     remote: Any = None
     if is_url(source):
-        from zcrecord.remote.open_url import remote_file  # here, because few sources are
+        from zcrecord.remote.open_url import remote_file  # here, because few sources are URLs
 
         remote = remote_file(source, storage_options)
         source, remote = (remote, None) if isinstance(remote, str) else (source, remote)
     folder = path_or_none(source)
     if folder is not None and os.path.isdir(folder):
         source = model_in(folder, source_format)
+        if source != folder:
+            path_beside(source, os.path.basename(source))  # raises for a link out of the folder
     source_path, dest_path = path_or_none(source), path_or_none(dest)
     into = dest_path is not None and _goes_into_folder(folder, dest_path, dest_format)
     target = _check_dest_format(None if into else dest_path, dest_format)
@@ -126,16 +129,16 @@ def convert(
         fetch: Any = None
         if remote is not None:
             source_path, fetch = remote.shown, partial(fetched, remote, str(source), storage_options)
-        given, kind = stack.enter_context(_open_input(remote or source, source_path, source_format, fetch))
+        stream, kind = stack.enter_context(_open_input(remote or source, source_path, source_format, fetch))
         options = force, alignment, durable, max_shard_size, metadata, progress or (lambda *_: None), storage_options
         work = _Conversion(started, path_or_none(dest), *options)
         stack.enter_context(located(path=source_path))
         if target == ARCHIVE:
-            report = work.to_archive(kind, given, dest)
+            report = work.to_archive(kind, stream, dest)
         elif kind == ARCHIVE:
-            report = work.from_archive(given, target, dest)
+            report = work.from_archive(stream, target, dest)
         else:
-            report = work.through_archive(kind, given, target, dest)
+            report = work.through_archive(kind, stream, target, dest)
     seconds = time.perf_counter() - started
     return dataclasses.replace(report, source=source_path, dest=dest_path, seconds=seconds)
 
@@ -172,7 +175,7 @@ class _Conversion:
     progress: Progress
     storage_options: Mapping[str, Any] | None
 
-    def to_archive(self, kind: str, given: Any, dest: Any) -> ConvertReport:
+    def to_archive(self, kind: str, source: Any, dest: Any) -> ConvertReport:
         """Convert a source of any format to an archive."""
         options: dict[str, Any] = {"alignment": self.alignment, "durable": self.durable}
         options |= {"storage_options": self.storage_options}
@@ -180,10 +183,10 @@ class _Conversion:
             if self.max_shard_size is not None:
                 raise UnsupportedError("a shard size is not for ONNX; convert the archive that is made of it")
             options |= {"metadata": self.metadata, "progress": self.progress}
-            return onnx.convert(given, dest, force=self.force, **options)
+            return onnx.convert(source, dest, force=self.force, **options)
         options |= {"max_shard_size": self.max_shard_size}
         if kind == ARCHIVE:
-            with _load(given) as loaded:
+            with _load(source) as loaded:
                 draft = loaded.archive.header.version == DRAFT
                 record = untuned_record(loaded) if draft or self.max_shard_size is not None else loaded
                 own = _without_signatures(record.metadata) if draft else record.metadata
@@ -192,7 +195,7 @@ class _Conversion:
                 nbytes = loaded.archive_nbytes
         else:
             with RecordWriter(dest, **options) as out:
-                nbytes = copy_file(kind, given, out, self.progress)
+                nbytes = copy_file(kind, source, out, self.progress)
                 out.metadata.update(metadata_now(self.metadata))
             assert out.report is not None
             saved, modules = out.report, out.modules
@@ -206,13 +209,13 @@ class _Conversion:
             shared_bytes=saved.deduplicated,
         )
 
-    def from_archive(self, given: Any, target: str, dest: Any) -> ConvertReport:
+    def from_archive(self, source: Any, target: str, dest: Any) -> ConvertReport:
         """Convert an archive to another format."""
         options: dict[str, Any] = {"durable": self.durable, "progress": self.progress}
         options |= {"storage_options": self.storage_options}
         if target == SAFETENSORS:
             options |= {"max_shard_size": self.max_shard_size, "force": self.force}
-        with _load(given) as loaded:
+        with _load(source) as loaded:
             check_no_own_shard(loaded, self.dest_path)
             record = untuned_record(loaded)
             writer: Any = importlib.import_module(f".{target}", __name__)  # here, because a conversion needs one
@@ -228,7 +231,7 @@ class _Conversion:
                 repeated_bytes=repeated,
             )
 
-    def through_archive(self, kind: str, given: Any, target: str, dest: Any) -> ConvertReport:
+    def through_archive(self, kind: str, source: Any, target: str, dest: Any) -> ConvertReport:
         """Convert between two other formats, by a scratch archive."""
         beside = self.dest_path
         if beside is None or is_url(beside) or (os.path.exists(beside) and not os.path.isfile(beside)):  # a pipe
@@ -238,18 +241,18 @@ class _Conversion:
                 handle, between = stack.enter_context(scratch_file(f"{os.path.abspath(beside)}-between", 0o600))
             with refusals(beside), open(handle.fileno(), "w+b", buffering=0, closefd=False) as file:
                 scratch = dataclasses.replace(self, durable=False, max_shard_size=None)
-                first = scratch.to_archive(kind, given, file)
+                first = scratch.to_archive(kind, source, file)
             last = self.from_archive(between, target, dest)
         return dataclasses.replace(last, input_bytes=first.input_bytes, renamed=first.renamed)
 
 
-def _load(given: Any) -> Record:
-    if isinstance(given, Record):
-        return given
-    return load_record(given if isinstance(given, str | bytearray) else given.read())
+def _load(source: Any) -> Record:
+    if isinstance(source, Record):
+        return source
+    return load_record(source if isinstance(source, str | bytearray) else source.read())
 
 
-def _decompress(given: Any, packed: PeekableStream, nbytes: int | None) -> bytearray:
+def _decompress(stream: Any, packed: PeekableStream, nbytes: int | None) -> bytearray:
     """Return the bytes of the archive in a packed stream, which has `nbytes` bytes if known.
 
     Raises:
@@ -258,7 +261,7 @@ def _decompress(given: Any, packed: PeekableStream, nbytes: int | None) -> bytea
     from zcrecord.transport.frames import check_expansion  # here, because few archives are packed
 
     out = bytearray()
-    while piece := given.read(_PIECE):
+    while piece := stream.read(_PIECE):
         out += piece
         check_expansion(len(out), packed.position if nbytes is None else nbytes)
     return out
@@ -298,8 +301,8 @@ def _check_options(
         raise UnsupportedError("a shard size is for archives and safetensors written to a path, in bytes from 1 on")
 
 
-def _check_dest_format(path: str | None, named: str | None) -> str:
-    kind = named if named is not None else ARCHIVE if path is None else format_by_suffix(path)
+def _check_dest_format(path: str | None, dest_format: str | None) -> str:
+    kind = dest_format if dest_format is not None else ARCHIVE if path is None else format_by_suffix(path)
     written = ", ".join(f.name for f in FORMATS.values() if f.writes)
     if kind is None:
         advice = Advice(f"name one by {{}}: {written}", "dest_format")
@@ -307,12 +310,12 @@ def _check_dest_format(path: str | None, named: str | None) -> str:
     if kind == ONNX:
         raise UnsupportedError("zcrecord to-onnx (zcrecord.onnx.to_onnx) writes a model from its archive", path=path)
     if kind not in FORMATS or not FORMATS[kind].writes:
-        raise UnsupportedError(f"{printable(kind)} is not written; what is: {written}", path=path)
+        raise UnsupportedError(f"{printable(kind)} is not written; choose one of {written}", path=path)
     return kind
 
 
 @contextlib.contextmanager
-def _open_input(source: Any, path: str | None, named: str | None, fetch: Any) -> Iterator[tuple[Any, str]]:
+def _open_input(source: Any, path: str | None, source_format: str | None, fetch: Any) -> Iterator[tuple[Any, str]]:
     """Yield the source, ready to be read, and its format; a path that is no regular file is opened, once.
 
     A remote file is read forward, or brought here by `fetch`, which takes its format.
@@ -321,34 +324,34 @@ def _open_input(source: Any, path: str | None, named: str | None, fetch: Any) ->
         yield path, ONNX
         return
     with contextlib.ExitStack() as stack:
-        given, nbytes = source, None
+        stream, nbytes = source, None
         if fetch is not None:
             from zcrecord.remote.files import ForwardReader
 
-            given = ForwardReader(source)
+            stream = ForwardReader(source)
         elif path is not None:
-            given, nbytes = open_source(path)
-            stack.enter_context(given)
-        peeked = PeekableStream(given)
-        given = decompressed(peeked)
-        packed = given is not peeked
+            stream, nbytes = open_source(path)
+            stack.enter_context(stream)
+        peeked = PeekableStream(stream)
+        stream = decompressed(peeked)
+        packed = stream is not peeked
         if packed:
-            given = PeekableStream(given)
-        file_type = sniff_file_type(given.head)
-        kind = named
+            stream = PeekableStream(stream)
+        file_type = sniff_file_type(stream.head)
+        kind = source_format
         if kind is None:
-            kind = _format_by_content(file_type, given.head, path) or format_by_suffix(path or "", SUFFIXES)
+            kind = _format_by_content(file_type, stream.head, path) or format_by_suffix(path or "", SUFFIXES)
         kind = _guess_format(file_type, path) if kind is None else kind
         if kind not in FORMATS:
             raise UnsupportedError(f"format {printable(kind)} is not known; {', '.join(FORMATS)}", path=path)
         if path is not None and nbytes is not None and not packed:
-            given = path
+            stream = path
         elif fetch is not None and (kind == ARCHIVE or not (packed or FORMATS[kind].streams)):
-            given, packed = stack.enter_context(fetch(FORMATS[kind])), False
+            stream, packed = stack.enter_context(fetch(FORMATS[kind])), False
         elif not FORMATS[kind].streams:
             reason = "compressed; decompress it first" if packed else "from a pipe; write it to a file first"
             raise UnsupportedError(f"{kind} cannot be read {reason}", path=path)
-        yield _decompress(given, peeked, nbytes) if packed and kind == ARCHIVE else given, kind
+        yield _decompress(stream, peeked, nbytes) if packed and kind == ARCHIVE else stream, kind
 
 
 def _format_by_content(file_type: FileType | None, head: bytes, path: str | None) -> str | None:
@@ -365,11 +368,11 @@ def _guess_format(file_type: FileType | None, path: str | None) -> str:
     """
     if file_type is not None and file_type.format is not None:
         return file_type.format
-    if file_type is not None and not file_type.what.startswith("this is a zip"):
+    if file_type is not None and not file_type.text.startswith("this is a zip"):
         advice = f"; {file_type.advice}" if file_type.advice else ""
-        raise FormatError(f"{file_type.what}, which is not converted{advice}", path=path)
-    what = "it has no format's first bytes, nor a suffix that is known" if file_type is None else file_type.what
-    raise FormatError(what, path=path, advice=Advice(f"name its format by {{}}: {', '.join(FORMATS)}", "source_format"))
+        raise FormatError(f"{file_type.text}, which is not converted{advice}", path=path)
+    text = "it has no format's first bytes, nor a suffix that is known" if file_type is None else file_type.text
+    raise FormatError(text, path=path, advice=Advice(f"name its format by {{}}: {', '.join(FORMATS)}", "source_format"))
 
 
 def _goes_into_folder(source: str | None, dest: str, dest_format: str | None) -> bool:

@@ -64,8 +64,8 @@ def write(
     octets = set(octets) if isinstance(octets, list | tuple) else set()
     data = (structure.encode() or "").encode()
     if len(data) > MAX_TEXT:
-        what = f"attributes and metadata take {len(data)} bytes as JSON, {STRUCTURE} has at most {MAX_TEXT}"
-        raise LimitError(what, path=record.archive.path)
+        fault = f"attributes and metadata take {len(data)} bytes as JSON, {STRUCTURE} has at most {MAX_TEXT}"
+        raise LimitError(fault, path=record.archive.path)
     done = 0
     with open_sink(dest, durable=durable, options=storage_options) as sink:
         file: Any = _ZipSink(sink)
@@ -95,7 +95,7 @@ def _check(info: TensorInfo) -> None:
     """Raise LimitError or UnsupportedError if numpy's files cannot represent a tensor."""
     kind = info.dtype
     if len(info.name.encode()) + len(NPY) > _LONGEST:
-        raise LimitError(f"its name is longer than the {_LONGEST} bytes that a zip file takes")
+        raise LimitError(f"its name is longer than the {_LONGEST} bytes that a zip file takes; rename it")
     if kind.code not in dtypes.by_code:
         raise UnsupportedError(f"its element type ({kind.name}) is not known here; upgrade zcrecord")
     if kind is not dtypes.STRING and (kind.packed or kind.numpy is None or kind.numpy.type.__module__ != "numpy"):

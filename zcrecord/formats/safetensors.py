@@ -94,8 +94,8 @@ def _check(info: TensorInfo) -> None:
     if kind is dtypes.STRING:
         raise UnsupportedError("safetensors has no strings; save them as an attribute of the record")
     if kind.safetensors is None:
-        what = "record[name].unpack() as int8 or uint8" if kind.packed else "two tensors, real and imaginary"
-        raise UnsupportedError(f"safetensors has no {kind.name}; save it as {what}")
+        form = "record[name].unpack() as int8 or uint8" if kind.packed else "two tensors, real and imaginary"
+        raise UnsupportedError(f"safetensors has no {kind.name}; save it as {form}")
     if info.bits != kind.bits:
         raise UnsupportedError(f"safetensors has {kind.name} in {kind.bits} bits, not in {info.bits}; save it packed")
     if kind.packed and prod(info.shape) * info.bits != count:

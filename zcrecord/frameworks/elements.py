@@ -40,6 +40,6 @@ def beside_views(
     return {name: views[name] if name in views else tensors[name] for name in archive.names()}
 
 
-def unsupported_elements(kind: str, what: str) -> RecordError:
+def unsupported_elements(kind: str, fault: str) -> RecordError:
     """Return the error for elements that a framework has no type for."""
-    return UnsupportedError(f"{what}; leave such out with names=lambda tensor: tensor.dtype.name != {kind!r}")
+    return UnsupportedError(f"{fault}; leave such out with names=lambda tensor: tensor.dtype.name != {kind!r}")

@@ -104,8 +104,8 @@ def checked_dtypes(jax: Any, archive: Archive) -> list[np.dtype[Any]]:
         converted = jax.device_put(np.zeros(1, dtype)).dtype
         if converted != dtype:
             enable = 'jax.config.update("jax_enable_x64", True)'
-            what = f"jax would make {converted} of {dtype}, unless {enable} comes first"
-            error = unsupported_elements(dtype.name, what)
+            fault = f"jax would make {converted} of {dtype}, unless {enable} comes first"
+            error = unsupported_elements(dtype.name, fault)
             raise error.located(path=archive.path, tensor=archive.index.name(codes.index(code)))
     return [known[code] for code in codes]
 
@@ -145,19 +145,19 @@ def like_template(record: Any, like: Any, *, keep_numpy: bool = False) -> Any:
     with located(path=archive.path):
         values = [_value_at(root, path, leaf, used) for path, leaf in leaves]
         for where, value in _unused_values(root, "", used):
-            what = f"expected no such key, found {_describe(value)}: like= has no place for it"
-            raise MismatchError(f"{what}; {_ADVICE}", tensor=where)
+            fault = f"expected no such key, found {_describe(value)}: like= has no place for it"
+            raise MismatchError(f"{fault}; {_ADVICE}", tensor=where)
     return tree_util.tree_unflatten(structure, values)
 
 
 def _shardings(record: Any, leaves: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
-    """Return the shardings of a template's leaves by the names of their tensors, but those on the default device."""
+    """Return the shardings of a template's leaves by names of tensors, except those on the default device."""
     jax = import_jax()
     default, out = jax.sharding.SingleDeviceSharding(jax.devices()[0]), {}
     for path, leaf in leaves:
         name, sharding = _name(path), getattr(leaf, "sharding", None)
-        wanted = isinstance(sharding, jax.sharding.Sharding) and sharding != default
-        if wanted and name in record and record.info(name).shape == tuple(leaf.shape):
+        is_sharded = isinstance(sharding, jax.sharding.Sharding) and sharding != default
+        if is_sharded and name in record and record.info(name).shape == tuple(leaf.shape):
             out[name] = sharding
     return out
 
@@ -191,8 +191,8 @@ def _value_at(root: _Branch, path: Sequence[Any], leaf: Any, used: set[Any]) -> 
     if fits and _is_array(leaf):
         fits = tuple(leaf.shape) == tuple(node.value.shape)  # an optimizer's dtypes may not be those of its init
     if not fits:
-        what = f"expected {_describe_leaf(leaf)}, found {_describe(node)}"
-        raise MismatchError(f"{what}; {_ADVICE}", tensor=".".join(keys) or None)
+        fault = f"expected {_describe_leaf(leaf)}, found {_describe(node)}"
+        raise MismatchError(f"{fault}; {_ADVICE}", tensor=".".join(keys) or None)
     used.add(id(node))
     return node.value
 

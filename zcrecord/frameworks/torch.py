@@ -118,8 +118,8 @@ def torch_shape(kind: DType, bits: int, shape: tuple[int, ...]) -> tuple[int, ..
     if bits >= 8:
         return shape
     if not shape or shape[-1] % 2:
-        what = f"shape {shape} of {kind.name}, of which torch has two to an entry of the last axis"
-        raise unsupported_elements(kind.name, what)
+        fault = f"shape {shape} of {kind.name}, of which torch has two to an entry of the last axis"
+        raise unsupported_elements(kind.name, fault)
     return (*shape[:-1], shape[-1] // 2)
 
 

@@ -69,12 +69,12 @@ def _tensor_class() -> Any:
 
         @classmethod
         def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            inputs = [each for each in _flat([*args, *(kwargs or {}).values()]) if isinstance(each, cls)]
+            inputs = [value for value in _flat([*args, *(kwargs or {}).values()]) if isinstance(value, cls)]
             with torch._C.DisableTorchFunctionSubclass():  # as torch's notes on subclasses do
-                mapped = [each for each in inputs if _still_mapped(each)]
+                mapped = [value for value in inputs if _still_mapped(value)]
                 _prepare(func.__name__, mapped, args, kwargs or {})
                 out = func(*args, **(kwargs or {}))
-                return _wrap_result(cls, out, [each for each in mapped if _whole(each).mapped])
+                return _wrap_result(cls, out, [value for value in mapped if _whole(value).mapped])
 
     return PagedTensor
 
@@ -84,17 +84,17 @@ def _prepare(name: str, inputs: list[Any], args: Any, kwargs: Any) -> None:
     written = [kwargs.get("out")]
     if name in _WRITES or (name.endswith("_") and not name.endswith("__")):
         written.append(args[0] if args else None)
-    for each in inputs:
-        if any(each is one for one in written):
-            _make_private(each)
+    for tensor in inputs:
+        if any(tensor is one for one in written):
+            _make_private(tensor)
         elif name not in _LOOKS and not (name == "__getitem__" and _selects_view(args[1])):
-            _ask_for(each)
+            _ask_for(tensor)
 
 
 def _selects_view(index: Any) -> bool:
     """Return True if an index selects a view: with arrays and tensors it selects a copy."""
     parts = index if isinstance(index, tuple) else (index,)
-    return all(each is None or each is ... or isinstance(each, int | slice) for each in parts)
+    return all(part is None or part is ... or isinstance(part, int | slice) for part in parts)
 
 
 def _flat(values: Iterable[Any]) -> Iterator[Any]:
@@ -108,15 +108,15 @@ def _flat(values: Iterable[Any]) -> Iterator[Any]:
 def _wrap_result(cls: Any, out: Any, inputs: list[Any]) -> Any:
     """Return a call's result, with tensors over mapped storage as instances of the subclass."""
     if isinstance(out, list | tuple) and inputs:
-        wrapped = [_wrap_result(cls, each, inputs) for each in out]
+        wrapped = [_wrap_result(cls, tensor, inputs) for tensor in out]
         return wrapped if isinstance(out, list) else tuple(wrapped) if type(out) is tuple else out
     if not inputs or not hasattr(out, "untyped_storage") or isinstance(out, cls):
         return out
     address = out.untyped_storage().data_ptr()
-    for each in inputs:
-        if address and each.untyped_storage().data_ptr() == address:
+    for tensor in inputs:
+        if address and tensor.untyped_storage().data_ptr() == address:
             view = out.as_subclass(cls)
-            view.whole = _whole(each)
+            view.whole = _whole(tensor)
             return view
     return out
 

@@ -45,8 +45,8 @@ def hollow_of(source: Any, *, sink: Sink | None = None) -> HollowRecord:
     """Return a record without its weights; reads the index, attributes and metadata of an archive, no tensor's bytes.
 
     Constants are filled by `set`, `open`, `stream` and `fill_by`, each once, in any order, from any number of threads;
-    then `seal` returns the record. In memory are the tensors that are filled so far, and the tensor or chunk that is
-    handed over; for a strided one that goes to a sink also its payload and its elements in C order.
+    then `seal` returns the record. Memory holds the tensors filled so far, and the tensor or chunk that is handed over;
+    for a strided tensor that goes to a sink also its payload and its elements in C order.
 
     Args:
         source: a Record, or any source that `load_record` takes: of a URL only the index is fetched.
@@ -57,8 +57,8 @@ def hollow_of(source: Any, *, sink: Sink | None = None) -> HollowRecord:
             handed over. A chunk is valid until `write` returns, which may return, as files do, how many it wrote.
 
     Raises:
-        RecordError: as `load_record`. LimitError: equal tensors or bytes that are not tied, or with a sink
-        different views of the same bytes, would take out of all proportion to the archive, each by itself.
+        RecordError: as `load_record`. LimitError: copies of equal tensors or bytes that are not tied, or with a sink
+        of different views of the same bytes, would take far more than the archive.
 
     Example:
         >>> import numpy as np, zcrecord
@@ -201,7 +201,7 @@ class HollowRecord:
     def _payload_memory(self, number: int) -> memoryview:
         octets = self._octets
         self._state.check_open()
-        assert octets is not None, "it is freed after the end alone"
+        assert octets is not None, "it is freed only after the end"
         start = int(self._declared.archive.index.payloads["offset"][number])
         return octets[start : start + self._skeleton.nbytes(number)]
 
@@ -227,9 +227,9 @@ class HollowRecord:
                 if name in source and not self._state.is_tied(name):
                     self.set(name, source[name])
         elif hasattr(source, "read"):
-            left = self._missing_by_payload()
-            for numbers, chunks in self._skeleton.read(source, left):
-                self._fill_payloads(numbers, left, chunks)
+            missing = self._missing_by_payload()
+            for numbers, chunks in self._skeleton.read(source, missing):
+                self._fill_payloads(numbers, missing, chunks)
         else:
             for item in source if isinstance(source, Iterable) else [source]:
                 name, data = _name_and_data(item)
@@ -250,18 +250,18 @@ class HollowRecord:
 
     def _missing_by_payload(self) -> dict[int, list[HollowConstant]]:
         state = self._state
-        left = {n: [c for c in cs if not state.is_filled(c)] for n, cs in state.by_payload.items()}
-        return {number: constants for number, constants in left.items() if constants}
+        missing = {n: [c for c in cs if not state.is_filled(c)] for n, cs in state.by_payload.items()}
+        return {number: constants for number, constants in missing.items() if constants}
 
     def _fill_payloads(
-        self, numbers: list[int], left: dict[int, list[HollowConstant]], chunks: Iterable[memoryview]
+        self, numbers: list[int], missing: dict[int, list[HollowConstant]], chunks: Iterable[memoryview]
     ) -> None:
-        """Fill the missing constants of payloads of equal bytes; `chunks` raise after the last if they are wrong."""
+        """Fill the missing constants of payloads of equal bytes; `chunks` raises after the last if they are wrong."""
         with contextlib.ExitStack() as stack:
-            together = [c for number in numbers for c in left[number]]
-            writers = [stack.enter_context(self._open(c.name, together)) for c in together]
-            untouched = all(len(left[number]) == len(self._state.by_payload[number]) for number in numbers)
-            if self._sink is None and untouched:
+            constants = [c for number in numbers for c in missing[number]]
+            writers = [stack.enter_context(self._open(c.name, constants)) for c in constants]
+            all_missing = all(len(missing[number]) == len(self._state.by_payload[number]) for number in numbers)
+            if self._sink is None and all_missing:
                 _copy([self._payload_memory(number) for number in numbers], chunks)
             else:
                 _fan_out(writers, chunks, self._skeleton.nbytes(numbers[0]))
@@ -287,8 +287,8 @@ class HollowRecord:
             source: the same archive or, of a part, the whole one, as `load_record` takes it; None for the path that
                 the record was loaded from.
             progress, cancel: as in `load_into`.
-            verify_digests: compare each payload with its digest, or its SHA-256 if that is known after `expect=`. Of
-                a tensor that is a part of its payload, all of the payload is then read, without the loader. A record of
+            verify_digests: compare each payload with its digest, or its SHA-256 if that is known after `expect=`. For
+                a tensor that is a part of its payload the whole payload is then read, without the loader. A record of
                 mode "c" is not compared: it may have edits.
 
         Raises:
@@ -314,7 +314,7 @@ class HollowRecord:
                 _check_pieces(archive, batch)
             self._load(_part_of(archive, batch), chosen, batch, verify, progress=watch, cancel=cancel)
             done += sum(constant.nbytes for constant in batch)
-            if done < self.nbytes_filled - before:  # others lie in the same payloads
+            if done < self.nbytes_filled - before:  # other constants in the same payloads were filled, too
                 done = self.nbytes_filled - before
                 watch(0, None)
         for number, constants in parts.items():  # a loader would load the part alone, which has no digest
@@ -332,7 +332,7 @@ class HollowRecord:
             raise FillError("no path is known to load from; name the source")
         record = record_of(self._path if source is None else source)
         archive = self._skeleton.find_in(record.archive)
-        # Without digests nothing else tells an archive of the same names and sizes.
+        # Without digests only the file's identity tells it from another archive of the same names and sizes.
         if archive is None or (not self._skeleton.has_digests and self._skeleton.is_replaced(record.archive)):
             raise FillError("is not the archive that the hollow record is of", path=record.archive.path)
         check_apart(self.nbytes, archive.stored_nbytes(), archive.path)
@@ -344,9 +344,9 @@ class HollowRecord:
 
         In memory the constant that covers a payload fills the others.
         """
-        left = self._missing_by_payload() if self._skeleton.has_digests else {}
-        each = all if self._sink is not None else any
-        return {number: constants for number, constants in left.items() if not each(c.whole for c in constants)}
+        missing = self._missing_by_payload() if self._skeleton.has_digests else {}
+        enough = all if self._sink is not None else any
+        return {number: constants for number, constants in missing.items() if not enough(c.whole for c in constants)}
 
     def _batches(self, but: Collection[int]) -> Iterator[list[HollowConstant]]:
         """Yield the missing constants to load together, but those of some payloads: with a sink 64 MiB of them.
@@ -382,7 +382,7 @@ class HollowRecord:
                 tensor = loaded.pop(constant.name)
                 if verify and self._sink is not None:
                     if constant.is_typed and not isinstance(tensor, PackedTensor):
-                        tensor = interop.as_array(tensor)  # in the host's memory, as which the sink gets it in any case
+                        tensor = interop.as_array(tensor)  # in the host's memory: so the sink gets it in any case
                     self._verify(constant, tensor)  # before the sink gets it
                 if constant.name in rooms and _lies_in(tensor, rooms[constant.name]):
                     writer.mark_complete()

@@ -77,16 +77,16 @@ class RecordSkeleton:
         return archive.seal() != self.seal or not (moved or file == self.file)
 
     def find_in(self, archive: Archive) -> Archive | None:
-        """Return an archive, or the part of it, that this is the skeleton of; None if it is of another one."""
-        ix, mine = archive.index, self.index
+        """Return the archive, or the part of it, that this is the skeleton of; None if it is another archive's."""
+        ix, own = archive.index, self.index
         columns = ("payloads", "tensors", "dims", "strides")
-        if ix.text == mine.text and all(getattr(ix, c).tobytes() == getattr(mine, c).tobytes() for c in columns):
+        if ix.text == own.text and all(getattr(ix, c).tobytes() == getattr(own, c).tobytes() for c in columns):
             return archive
         if not self.header or archive.mode != "r" or archive.header.encode() != self.header:
             return None
         known = {row: number for number, row in enumerate(ix.payloads.tolist())}
-        numbers = [known.get(row, NONE) for row in mine.payloads.tolist()]
-        return None if NONE in numbers else archive.part(mine, numbers)
+        numbers = [known.get(row, NONE) for row in own.payloads.tolist()]
+        return None if NONE in numbers else archive.part(own, numbers)
 
     def nbytes(self, number: int) -> int:
         """Return a payload's size in bytes."""
@@ -107,14 +107,14 @@ class RecordSkeleton:
         index = self.index._replace(payloads=payloads, digest_kind=0)
         return octets, Archive.foreign(Memory(octets, None, block), index)
 
-    def read(self, file: Any, wanted: Collection[int]) -> Iterator[tuple[list[int], Iterator[memoryview]]]:
-        """Yield the wanted payloads with their bytes in chunks, read forward from the archive's first byte on.
+    def read(self, file: Any, payloads: Collection[int]) -> Iterator[tuple[list[int], Iterator[memoryview]]]:
+        """Yield payloads, given by number, with their bytes in chunks, read forward from the archive's first byte on.
 
         Payloads that lie in the same place come together. Read all chunks before the next payload; each is valid until
         the next is read. A file that can seek skips the rest.
         """
         groups: dict[tuple[int, int, int], list[int]] = {}
-        for number in sorted(wanted):
+        for number in sorted(payloads):
             groups.setdefault(self.places[number].item(), []).append(number)
         with located(path=self.path):
             reader = StreamReader(file)
@@ -227,9 +227,9 @@ def _chunks(reader: StreamReader, file: Any, offset: int, nbytes: int) -> Iterat
     if offset > reader.position and callable(getattr(file, "seekable", None)) and file.seekable():
         file.seek(offset - reader.position, os.SEEK_CUR)
         reader.position = offset
-    for end, wanted in ((offset, False), (offset + nbytes, True)):
+    for end, inside in ((offset, False), (offset + nbytes, True)):
         while reader.position < end:
             if not len(chunk := reader.piece(end - reader.position)):
-                raise SourceError(f"the file ends at {reader.position:#x}, {end:#x} bytes are needed")
-            if wanted:
+                raise SourceError(f"the file ends at {reader.position:#x}, {end:#x} bytes are needed; copy it again")
+            if inside:
                 yield chunk.toreadonly()

@@ -58,7 +58,7 @@ class HollowConstant:
 
 
 class FillState:
-    """The fill state of constants: each is begun, then filled or released; at last the record is sealed or aborted."""
+    """The state of constants: each is begun, then filled or released; at the end the record is sealed or aborted."""
 
     def __init__(self, archive: Archive, path: str | None, *, in_memory: bool) -> None:
         """Start with no constant filled; `path` is for errors.
@@ -146,7 +146,7 @@ class FillState:
             self._begun.discard(constant)
 
     def finish(self, constant: HollowConstant, name: str, result: Any) -> None:
-        """Count a constant as filled, by that name; raises FillError if the record is sealed or aborted."""
+        """Count a constant as filled under a name; raises FillError if the record is sealed or aborted."""
         with self._lock:
             self._begun.discard(constant)
             self.check_open(constant.name)
@@ -188,8 +188,8 @@ def _constants_of(archive: Archive) -> list[HollowConstant]:
     groups: dict[Any, list[TensorInfo]] = {}
     offsets = rows["byte_offset"].tolist()
     for i, tensor in enumerate(info.infos(archive)):
-        same = tensor.payload, offsets[i], tensor.dtype.code, tensor.bits, tensor.shape, tensor.strides
-        groups.setdefault(i if tensor.payload is None else same, []).append(tensor)
+        key = tensor.payload, offsets[i], tensor.dtype.code, tensor.bits, tensor.shape, tensor.strides
+        groups.setdefault(i if tensor.payload is None else key, []).append(tensor)
     constants = []
     for key, tensors in groups.items():
         first = tensors[0]

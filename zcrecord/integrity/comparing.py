@@ -104,7 +104,7 @@ class _TensorComparison:
     def __init__(self, a: Archive, b: Archive, fast: bool, progress: Progress | None) -> None:
         self._a, self._b, self._fast, self._progress = a, b, fast, progress
         self._known: dict[tuple[Key, Key], Difference | None] = {}
-        self._left = DIGEST_ALLOWANCE * (a.stored_nbytes() + b.stored_nbytes())
+        self._allowance = DIGEST_ALLOWANCE * (a.stored_nbytes() + b.stored_nbytes())
         self._done = 0
 
     def changes(self) -> Iterator[Change]:
@@ -134,8 +134,8 @@ class _TensorComparison:
     def _compare_bytes(self, name: str, i: int, j: int) -> Difference | None:
         _, bits, shape = _type_and_shape(self._a, i)
         nbytes = dtypes.nbytes(prod(shape), bits) or len(self._a.payload(self._a.row(i).payload))
-        self._left -= nbytes
-        if self._left < 0:
+        self._allowance -= nbytes
+        if self._allowance < 0:
             fault = f"views of the same bytes add up to more than {DIGEST_ALLOWANCE} times both archives"
             raise LimitError(f"{fault}, too much to read", path=self._a.path, tensor=name)
         difference = _difference(self._a, i, self._b, j)
@@ -175,19 +175,19 @@ def _tensor_description(archive: Archive, i: int) -> str:
 def _moved_items(a: Archive, b: Archive) -> Iterator[Change]:
     """Yield tensors and modules that the second archive has in another module, if both have both modules."""
     modules = [set(map(archive.index.text_of, archive.index.modules)) for archive in (a, b)]
-    whats: tuple[Literal["tensor", "module"], ...] = ("tensor", "module")
-    for what in whats:
-        parents, other_parents = _parents(a, what), _parents(b, what)
+    kinds: tuple[Literal["tensor", "module"], ...] = ("tensor", "module")
+    for kind in kinds:
+        parents, other_parents = _parents(a, kind), _parents(b, kind)
         for name, before in parents.items():
             after = other_parents.get(name, before)
             if before != after and after in modules[0] and before in modules[1]:
-                yield Change(what, name, "moved", before, after)
+                yield Change(kind, name, "moved", before, after)
 
 
-def _parents(archive: Archive, what: str) -> dict[str, str]:
+def _parents(archive: Archive, kind: str) -> dict[str, str]:
     """Return the full name of the module of each tensor, or of each module, by full name."""
     ix = archive.index
-    rows = ix.tensors if what == "tensor" else ix.modules[1:]
+    rows = ix.tensors if kind == "tensor" else ix.modules[1:]
     modules = list(map(ix.text_of, ix.modules))
     return dict(zip(map(ix.text_of, rows), map(modules.__getitem__, rows["parent"].tolist()), strict=True))
 
@@ -195,8 +195,8 @@ def _parents(archive: Archive, what: str) -> dict[str, str]:
 def _module_descriptions(archives: tuple[Archive, Archive]) -> list[dict[str, str]]:
     """Return the kind and class of each module by name, for both archives; of reordered lists also the keys."""
     orders = [unflatten.keys_of_lists(archive.index) for archive in archives]
-    both = orders[0].keys() & orders[1].keys()
-    reordered = {name for name in both if _is_reordered(orders[0][name], orders[1][name])}
+    shared = orders[0].keys() & orders[1].keys()
+    reordered = {name for name in shared if _is_reordered(orders[0][name], orders[1][name])}
     out = []
     for archive, order in zip(archives, orders, strict=True):
         descriptions = {}
@@ -210,21 +210,21 @@ def _module_descriptions(archives: tuple[Archive, Archive]) -> list[dict[str, st
 
 
 def _is_reordered(a: list[str], b: list[str]) -> bool:
-    both = set(a) & set(b)
-    return [key for key in a if key in both] != [key for key in b if key in both]
+    shared = set(a) & set(b)
+    return [key for key in a if key in shared] != [key for key in b if key in shared]
 
 
 def _mapping_changes(
-    what: Any, before: Mapping[str, Any], after: Mapping[str, Any], equal: _ValueEquality, *, prefix: str = ""
+    kind: Any, before: Mapping[str, Any], after: Mapping[str, Any], equal: _ValueEquality, *, prefix: str = ""
 ) -> Iterator[Change]:
     for key, value in before.items():
         if key not in after:
-            yield Change(what, prefix + key, "removed", before=value)
+            yield Change(kind, prefix + key, "removed", before=value)
         elif not equal(value, after[key]):
-            yield Change(what, prefix + key, "changed", value, after[key])
+            yield Change(kind, prefix + key, "changed", value, after[key])
     for key, value in after.items():
         if key not in before:
-            yield Change(what, prefix + key, "added", after=value)
+            yield Change(kind, prefix + key, "added", after=value)
 
 
 class _ValueEquality:
@@ -267,10 +267,10 @@ def _difference(a: Archive, i: int, b: Archive, j: int) -> Difference | None:
     if kind is None or kind.numpy is None:
         return (None, None) if any(not _equal_bytes(x, y) for x, y in _pieces(a, i, b, j)) else None
     count, largest = 0, None
-    left = prod(a.shape(row))
+    remaining = prod(a.shape(row))
     for x, y in _pieces(a, i, b, j):
-        elements = min(left, 8 * len(x) // row.bits)
-        left -= elements
+        elements = min(remaining, 8 * len(x) // row.bits)
+        remaining -= elements
         if not _equal_bytes(x, y):
             u, v = (_values(piece, kind, row.bits, elements) for piece in (x, y))
             differing = _as_integers(u) != _as_integers(v)
@@ -290,9 +290,9 @@ def _pieces(a: Archive, i: int, b: Archive, j: int) -> Iterator[tuple[Array, Arr
         return
     item = row.bits >> 3
     flags: Any = ["external_loop", "buffered", "zerosize_ok"]
-    both: Any = [_elements(a, i, row), _elements(b, j, other)]
-    each = np.nditer(both, flags=flags, order="C", buffersize=_PIECE // item // 8 * 8)
-    for u, v in each:
+    arrays: Any = [_elements(a, i, row), _elements(b, j, other)]
+    pairs = np.nditer(arrays, flags=flags, order="C", buffersize=_PIECE // item // 8 * 8)
+    for u, v in pairs:
         yield np.ascontiguousarray(u).view(np.uint8), np.ascontiguousarray(v).view(np.uint8)
 
 

@@ -103,8 +103,8 @@ def sign(
             check_no_shard(source)
         if (attribute := reformed_attribute(record.archive)) is not None:
             fault = f"attribute '{printable(attribute)}' is not in the form that saving gives it"
-            do = "so the content digest would change; load the archive, save it, and sign that"
-            raise UnsupportedError(f"{fault}, {do}", path=record.archive.path)
+            advice = "so the content digest would change; load the archive, save it, and sign that"
+            raise UnsupportedError(f"{fault}, {advice}", path=record.archive.path)
         record.verify(progress=progress)
         name, value, digest = _make_signature(record, private, progress)
         replaced = name in record.metadata

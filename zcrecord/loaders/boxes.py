@@ -46,8 +46,8 @@ class _AxisShard:
             elements = "rows" if self.axis == 0 else f"elements of axis {self.axis}"
             advice = "uneven=True divides as torch.chunk does"
             raise UnsupportedError(f"{count} {elements} cannot be divided equally among {self.world} ranks; {advice}")
-        each = -(-count // self.world)
-        return slice(min(each * self.rank, count), min(each * (self.rank + 1), count))
+        size = -(-count // self.world)
+        return slice(min(size * self.rank, count), min(size * (self.rank + 1), count))
 
 
 def shard(rank: int, world: int, axis: int = 0, *, uneven: bool = False) -> Callable[[int], slice]:
@@ -111,11 +111,11 @@ def _on_its_axis(rows: Rows, rank: int) -> list[Any]:
 
 
 def _bounds(rows: Any, count: int) -> Range:
-    wanted = rows if isinstance(rows, slice) else rows(count)
+    chosen = rows if isinstance(rows, slice) else rows(count)
     try:
-        start, stop, step = wanted.indices(count)
+        start, stop, step = chosen.indices(count)
     except (TypeError, AttributeError):
-        raise UnsupportedError(f"slices= takes ranges, and not {wanted!r}") from None
+        raise UnsupportedError(f"slices= takes ranges, and not {chosen!r}") from None
     if step != 1:
         raise UnsupportedError(f"slices= takes contiguous elements, and not every {step}th")
     return start, max(start, stop)

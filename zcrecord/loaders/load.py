@@ -49,7 +49,7 @@ def loader_for(device: str) -> Loader:
         'host'
     """
     if not isinstance(device, str):
-        raise UnsupportedError(f"a {type(device).__name__} is neither a loader nor a device's name")
+        raise UnsupportedError(f"a {type(device).__name__} is neither a loader nor a device's name, such as 'cuda:0'")
     if device in _OWN:
         return _OWN[device]()
     from .torch import TorchLoader  # here, because torch may not be installed

@@ -28,7 +28,7 @@ class _TensorPiece(NamedTuple):
     grid: ByteGrid  # the common bytes in the piece
 
 
-_Wanted = tuple[Piece, list[Range], Region]  # ranges of a payload to fetch, for this region
+_Request = tuple[Piece, list[Range], Region]  # ranges of a payload to fetch, for this region
 
 
 class PayloadSources:
@@ -61,8 +61,8 @@ class PayloadSources:
 
     def prepare(self, regions: Sequence[Region]) -> None:
         """Open the shards of split tensors, and fetch what must be in memory: their pieces, for `views` all bytes."""
-        wanted: dict[int, list[_Wanted]] = {}
-        for region in regions:
+        requests: dict[int, list[_Request]] = {}  # by source
+        for region in dict.fromkeys(regions):  # tied tensors have one
             if region.bounds is not None:
                 self._pieces[region] = _pieces_in(self._archive, region)
                 boxes = [(part.piece, part.grid) for part in self._pieces[region]]
@@ -72,24 +72,24 @@ class PayloadSources:
                 continue
             for piece, grid in boxes:
                 if piece.source.is_remote:
-                    wanted.setdefault(id(piece.source), []).append((piece, _ranges(piece, grid), region))
-        for each in wanted.values():
-            self._fetch(each)
+                    requests.setdefault(id(piece.source), []).append((piece, _ranges(piece, grid), region))
+        for of_source in requests.values():
+            self._fetch(of_source)
         if self._views and self._ahead is not None:
             self._source = self._ahead = None
 
-    def _fetch(self, wanted: list[_Wanted]) -> None:
-        """Fetch ranges of payloads of one remote archive into its memory; whole payloads and blocks are checked."""
-        source = wanted[0][0].source
-        whole = {piece.number for piece, ranges, _ in wanted if ranges == [(0, piece.nbytes)]}
-        parts = [part for piece, ranges, _ in wanted if piece.number not in whole for part in _parts(piece, ranges)]
+    def _fetch(self, requests: list[_Request]) -> None:
+        """Fetch ranges of payloads into the memory of their one archive; whole payloads and blocks are checked."""
+        source = requests[0][0].source
+        whole = {piece.number for piece, ranges, _ in requests if ranges == [(0, piece.nbytes)]}
+        parts = [part for piece, ranges, _ in requests if piece.number not in whole for part in _parts(piece, ranges)]
         try:
             source.fetch(list(whole))
             source.remote.fetch_payloads([part for part in parts if part[2] is not None])
         except RecordError as error:
-            at = -1 if error.offset is None else error.offset
-            met = (region for piece, _, region in wanted if 0 <= at - piece.start < piece.nbytes)
-            name = next(map(self._name, met), None)
+            offset = -1 if error.offset is None else error.offset
+            damaged = (region for piece, _, region in requests if 0 <= offset - piece.start < piece.nbytes)
+            name = next(map(self._name, damaged), None)
             raise self._archive.located(error.located(tensor=name)) from error.__cause__
         if any(digest is None for _, _, digest in parts):
             source.remote.fetch((start, start + nbytes) for start, nbytes, _ in parts)

@@ -115,7 +115,7 @@ def plan_files(
 
 
 def _check_sizes(archive: Archive, refs: list[PayloadRef]) -> None:
-    """Raise LimitError if refs would take out of all proportion to the bytes that the archive stores for them."""
+    """Raise LimitError if refs would take far more than the bytes that the archive stores for them."""
     numbers = {ref.payload for ref in refs if ref.payload >= 0}  # a server may claim any size of the rest
     if archive.mode == "r":
         used = sum(nbytes for *_, nbytes in {archive.place(number) for number in numbers})
@@ -131,8 +131,8 @@ def views_of(archive: Archive, boxes: Mapping[str, Sequence[Box]]) -> dict[tuple
     pools = _pools(archive)
     for part in parts_by_file(archive):
         names = part.names()
-        wanted = [(i, (name, k), box) for i, name in enumerate(names) for k, box in enumerate(boxes[name])]
-        out |= _targets(part, PayloadSources(part, views=True), wanted, names, Regions(part, False, pools))[1]
+        keyed = [(i, (name, k), box) for i, name in enumerate(names) for k, box in enumerate(boxes[name])]
+        out |= _targets(part, PayloadSources(part, views=True), keyed, names, Regions(part, False, pools))[1]
     return out
 
 
@@ -144,14 +144,14 @@ def _pools(archive: Archive) -> tuple[list[int], list[int]]:
 def _targets(
     archive: Archive,
     sources: PayloadSources,
-    wanted: Iterable[tuple[int, Key, Box | None]],
+    boxes: Iterable[tuple[int, Key, Box | None]],
     names: list[str],
     regions: Regions,
 ) -> tuple[list[PayloadRef], dict[Key, Target]]:
     """Return the refs to load for boxes of tensors, in the order of the file, and the target of each by its key."""
     users: dict[Hashable, list[_Boxed[Key]]] = {}
     empty: list[_Boxed[Key]] = []
-    for i, key, box in wanted:
+    for i, key, box in boxes:
         try:
             region = regions.region(i, box)
         except RecordError as error:

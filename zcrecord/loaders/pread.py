@@ -25,7 +25,7 @@ from .protocol import LoadPlan, PayloadRef, RangeSource
 _FETCH = 8 << 20  # bytes of one request to a remote archive
 _GAP = 1 << 16  # bytes between two payloads that are read, too, which is faster than a second read
 
-_Wanted = tuple[PayloadRef, Octets]  # a ref, and the memory for its bytes
+_Request = tuple[PayloadRef, Octets]  # a ref, and the memory for its bytes
 
 
 class ReadingLoader(HostLoader):
@@ -33,14 +33,14 @@ class ReadingLoader(HostLoader):
 
     `load` notes the memory of each tensor, or copies bytes in memory; `finish` reads all others. A file that was
     replaced, changed or became shorter since it was opened is a SourceError. Cancelling, by `cancel` or Ctrl-C, waits
-    for the reads under way, since they fill memory that may be the caller's: four of 1 MiB each, or one remote batch.
+    for the reads under way, since they fill memory that may be the caller's: four of 2 MiB each, or one remote batch.
     """
 
     device = "read"
 
     def __init__(self) -> None:
         super().__init__()
-        self._wanted: list[_Wanted] = []
+        self._wanted: list[_Request] = []
 
     def begin(self, plan: LoadPlan) -> None:
         """Keep the plan; nothing is opened yet."""
@@ -51,13 +51,14 @@ class ReadingLoader(HostLoader):
         """Return the tensor; `finish` reads its bytes, unless they are in memory."""
         if ref.path is None and ref.source is None:
             return super().load(ref, dst)
-        out = new_memory(ref.nbytes) if dst is None else dst_bytes(dst, ref)
+        first = 0 if ref.check is None else -ref.inside % READ_PIECE  # bytes of the first read, which ends with a block
+        out = new_memory(ref.nbytes, first) if dst is None else dst_bytes(dst, ref)
         self._wanted.append((ref, out))
         return as_tensor(out, ref)
 
     def finish(self) -> None:
         """Read everything, in the order of the file."""
-        plan, wanted = self._plan, self._wanted
+        plan, requests = self._plan, self._wanted
         if plan is None:
             raise UnsupportedError("begin(plan) comes first")
         self.abort()
@@ -81,10 +82,10 @@ class ReadingLoader(HostLoader):
                 files.append(memory.octets)
                 return memory.octets
 
-            each_piece(_Read.run, _planned_reads(plan, wanted, opened), advance=advance, threads=READERS)
+            each_piece(_Read.run, _planned_reads(plan, requests, opened), advance=advance, threads=READERS)
             for octets in files:
                 octets.fill([])  # looks at the file once more
-        for ref, out in wanted:
+        for ref, out in requests:
             _check(ref, 0, out.data)  # blocks that no read had whole
 
     def abort(self) -> None:
@@ -118,10 +119,10 @@ def _check(ref: PayloadRef, start: int, octets: memoryview) -> None:
         ref.check(ref.inside + start, ref.inside + start + len(octets), octets)
 
 
-def _planned_reads(plan: LoadPlan, wanted: Iterable[_Wanted], opened: Callable[[File], Any]) -> list[_Read]:
+def _planned_reads(plan: LoadPlan, requests: Iterable[_Request], opened: Callable[[File], Any]) -> list[_Read]:
     """Return the reads for all refs, source by source; `opened` opens the plan's file, and those of boxes."""
-    grouped: dict[int, list[_Wanted]] = {}
-    for ref, out in wanted:
+    grouped: dict[int, list[_Request]] = {}
+    for ref, out in requests:
         grouped.setdefault(0 if ref.path is not None else id(ref.source), []).append((ref, out))
     reads: list[_Read] = []
     for items in grouped.values():
@@ -138,16 +139,16 @@ def _planned_reads(plan: LoadPlan, wanted: Iterable[_Wanted], opened: Callable[[
     return reads
 
 
-def _reads(source: RangeSource, wanted: Sequence[_Wanted], most: int, gap: int) -> list[_Read]:
+def _reads(source: RangeSource, items: Sequence[_Request], most: int, gap: int) -> list[_Read]:
     """Return reads of up to `most` bytes: neighbours with at most `gap` bytes between in one, large refs in several."""
     reads: list[_Read] = []
     unused = np.empty(min(gap, most), np.uint8).data  # receives the bytes of gaps
     end = size = -1  # of the last read: its end in the file, its number of bytes
-    for ref, out in sorted(wanted, key=lambda item: item[0].offset):
+    for ref, out in sorted(items, key=lambda item: item[0].offset):
         distance = ref.offset - end
         start = 0
         blocks = 0 if ref.check is None else ref.check.blocks.size
-        if reads and not blocks and 0 <= distance <= len(unused) and size + distance < most:
+        if reads and not blocks and ref.nbytes < 2 * most and 0 <= distance <= len(unused) and size + distance < most:
             start = min(ref.nbytes, most - size - distance)
             reads[-1].buffers.extend([unused[:distance], out[:start].data])
             end, size = ref.offset + start, size + distance + start

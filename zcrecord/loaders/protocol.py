@@ -85,10 +85,10 @@ class PayloadRef:
     def read_into(self, target: memoryview, start: int = 0) -> None:
         """Fill `target` with the bytes from `start` on, out of the mapping, memory or remote archive."""
         if self.buffer is not None:
-            out, mine = np.frombuffer(target, np.uint8), np.frombuffer(self.buffer, np.uint8, len(target), start)
+            out, octets = np.frombuffer(target, np.uint8), np.frombuffer(self.buffer, np.uint8, len(target), start)
             step = max(len(out), 1) if self.check is None else self.check.blocks.size  # hashed while it is in a cache
             for at in range(0, len(out), step):
-                np.copyto(out[at : at + step], mine[at : at + step])  # a memoryview's copy would keep the GIL
+                np.copyto(out[at : at + step], octets[at : at + step])  # a memoryview's copy would keep the GIL
                 if self.check is not None:
                     first, piece = self.inside + start + at, out[at : at + step].data
                     self.check(first, first + len(piece), piece)

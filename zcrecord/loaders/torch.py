@@ -151,8 +151,8 @@ class TorchLoader:
         torch = self._torch
         dtype, shape = self._torch_form(ref)
         if not isinstance(dst, torch.Tensor) or (dst.dtype, tuple(dst.shape)) != (dtype, shape):
-            given = f"{dst.dtype} of shape {tuple(dst.shape)}" if isinstance(dst, torch.Tensor) else type(dst).__name__
-            raise UnsupportedError(f"dst has to be {dtype} of shape {shape}, and is {given}")
+            actual = f"{dst.dtype} of shape {tuple(dst.shape)}" if isinstance(dst, torch.Tensor) else type(dst).__name__
+            raise UnsupportedError(f"dst has to be {dtype} of shape {shape}, and is {actual}")
         if not self.can_load(str(dst.device), ref.dtype):
             raise UnsupportedError(f"dst has to be on {self.device}, and is on {dst.device}")
         target = dst.detach()  # `dst` may be a parameter

@@ -21,12 +21,12 @@ def same_answers(model: Any, tuned: Any, path: str, *, exact: bool) -> bool:
     archive, for messages; `exact` compares bit for bit.
 
     Raises:
-        UnsupportedError: the tuned graph answers otherwise, or not at all.
+        UnsupportedError: the tuned graph gives other answers, or does not run.
     """
     reason = ""
     for size in _SIZES:
         try:
-            feed = _made_up_inputs(model, size)
+            feed = _generated_inputs(model, size)
             expected = model.run(None, feed)
         except Exception as error:  # those of ONNX Runtime have no common class
             reason = printable(str(error))
@@ -34,31 +34,31 @@ def same_answers(model: Any, tuned: Any, path: str, *, exact: bool) -> bool:
         try:
             answers = tuned.run(None, feed)
         except Exception as error:
-            what = f"cannot be tuned: the tuned graph does not run: {printable(str(error))}"
-            raise UnsupportedError(what, path=path) from error
+            fault = f"cannot be tuned: the tuned graph does not run: {printable(str(error))}"
+            raise UnsupportedError(fault, path=path) from error
         alike = [_alike(a, b, exact) for a, b in zip(expected, answers, strict=True)]
         if not all(alike):
             again = model.run(None, feed)
             for output, same, a, b in zip(model.get_outputs(), alike, expected, again, strict=True):
                 if not same and _alike(a, b, exact):
-                    what = f"the tuned graph gives other values of the output '{printable(output.name, 60)}'"
-                    raise UnsupportedError(f"cannot be tuned: {what} than the model", path=path)
+                    fault = f"the tuned graph gives other values of the output '{printable(output.name, 60)}'"
+                    raise UnsupportedError(f"cannot be tuned: {fault} than the model", path=path)
         return True
-    message = "%s: the tuned graph's answers are not compared: the model runs on no inputs made up for it: %s"
+    message = "%s: the tuned graph's answers are not compared: the model runs on no inputs generated for it: %s"
     logging.getLogger("zcrecord").warning(message, path, reason)
     return False
 
 
-def _made_up_inputs(session: Any, size: int) -> dict[str, Any]:
+def _generated_inputs(session: Any, size: int) -> dict[str, Any]:
     rng, feed = np.random.default_rng(0), {}
     for value in session.get_inputs():
         if not value.type.startswith("tensor("):
-            raise UnsupportedError(f"none is made up of type {value.type}")
+            raise UnsupportedError(f"no input of type {value.type} can be generated")
         shape = [n if isinstance(n, int) and n >= 0 else size for n in value.shape]
         kind = np.dtype(_TYPES.get(value.type) or value.type[len("tensor(") : -1])
         constant = "a" if kind.kind == "O" else 1
-        made_up = rng.standard_normal(shape) if kind.kind == "f" else np.full(shape, constant)
-        feed[value.name] = made_up.astype(kind)
+        generated = rng.standard_normal(shape) if kind.kind == "f" else np.full(shape, constant)
+        feed[value.name] = generated.astype(kind)
     return feed
 
 

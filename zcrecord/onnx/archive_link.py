@@ -110,23 +110,23 @@ def link(model: OpenedModel, dest: str | None) -> ArchiveLink:
             model at `dest` may not refer to the file. IntegrityError: the file was replaced since.
     """
     if dest is None or is_url(dest):
-        what = "refers to its archive from the folder it lies in, and a stream or a URL has none; name a path"
-        raise UnsupportedError(f"{_WITH_EXTERNAL} {what}")
+        fault = "refers to its archive from the folder it lies in, and a stream or a URL has none; name a path"
+        raise UnsupportedError(f"{_WITH_EXTERNAL} {fault}")
     record, path = model.record, model.record.path
     if path is None:
-        what = "needs an archive in a file, and this one is in memory; save it to one"
-        raise UnsupportedError(f"{_WITH_EXTERNAL} {what}")
+        fault = "needs an archive in a file, and this one is in memory; save it to one"
+        raise UnsupportedError(f"{_WITH_EXTERNAL} {fault}")
     archive = record.archive
     takes_one_file(archive, _WITH_EXTERNAL)
     if record.mode != "r" or not archive.whole:
-        what = "it may hold edits that its file does not" if record.mode != "r" else "it is a part of its archive"
-        raise UnsupportedError(f"{_WITH_EXTERNAL} refers to the file, but {what}; save the record first", path=path)
+        fault = "it may hold edits that its file does not" if record.mode != "r" else "it is a part of its archive"
+        raise UnsupportedError(f"{_WITH_EXTERNAL} refers to the file, but {fault}; save the record first", path=path)
     if os.path.exists(dest) and not os.path.isfile(dest):
         raise UnsupportedError(f"{_WITH_EXTERNAL} is a regular file in a folder; name one", path=dest)
     on_disk: Record = load_record(os.path.realpath(path), embedded=archive.embedded)
     if on_disk.archive.source.file is None:
-        what = "refers to bytes as they lie in a file, and these lie there compressed; unpack it first"
-        raise UnsupportedError(f"{_WITH_EXTERNAL} {what}", path=path)
+        fault = "refers to bytes as they lie in a file, and these lie there compressed; unpack it first"
+        raise UnsupportedError(f"{_WITH_EXTERNAL} {fault}", path=path)
     if on_disk.archive.header.encode() != archive.header.encode():
         raise IntegrityError("was replaced since it was opened; load it again", path=path)
     return ArchiveLink(opened_model(on_disk, model.module), external_data.location_from(dest, path))
@@ -161,15 +161,15 @@ def verify_external(
 ) -> ExternalReport:
     """Check that the archive beside a model is the one that `to_onnx(external=True)` wrote it for.
 
-    Reads the model, not its values, and of the archive the header and the index, which have every payload's offset and
-    digest. With `full`, or if the index is another, reads all of the archive and compares the content digest: one that
-    only has more metadata, and every tensor at its old offset, is accepted. `progress` is then called with the bytes
-    read, and how many there are. Needs no package besides zcrecord's own.
+    Reads the model without its values, and the archive's header and index, which have every payload's offset and
+    digest. With `full`, or if the index differs, reads the whole archive and compares the content digest: an archive
+    with more metadata, but every tensor at its old offset, is accepted. Needs no package besides zcrecord's own.
 
     Args:
         path: the model.
         full: read the payloads, too.
-        allow_links: that of `convert`.
+        allow_links: as in `convert`.
+        progress: called with bytes read and bytes in all, if the whole archive is read.
 
     Example:
         >>> from zcrecord.onnx import convert, to_onnx
@@ -179,33 +179,33 @@ def verify_external(
         5
 
     Raises:
-        IntegrityError: it is another archive; with the expected value and its own. UnsupportedError: the model does not
-        name an archive. ExternalDataError: the archive is missing, or at a path that no model may refer to. OnnxError:
-        the model is malformed. FormatError: the archive is. SourceError: a file cannot be read.
+        IntegrityError: it is another archive; the text has the expected value and the actual one. UnsupportedError: the
+        model does not name an archive. ExternalDataError: the archive is missing, or at a path that no model may refer
+        to. OnnxError: the model is malformed. FormatError: the archive is. SourceError: a file cannot be read.
     """
     model = path_of(path)
     with located(path=model):
-        with open_source(model)[0] as file:  # once, so that all comes from one file
+        with open_source(model)[0] as file:  # opened once: all that is compared comes from one file
             props = _link_properties(file)
             opened = external_data.OpenFile(os.dup(file.fileno()), model)
-            named, places = find_tensors(opened)
-            names = full_names(named, opened.nbytes)
+            tensors, places = find_tensors(opened)
+            names = full_names(tensors, opened.nbytes)
             file.seek(0)
             interface = interface_of(file)
         record, location = _archive(model, props, allow_links)
     pairs = zip(names, places, strict=True)
-    expected = {n: place for n, place in pairs if place.reference is not None and place.reference.location == location}
+    expected = {name: place for name, place in pairs if (ref := place.reference) and ref.location == location}
     with record:
         _compare(record, model, props, full, progress)
         part = opened_model(record, props.get(MODULE)).part
         fault_of = _payload_check(record) if TUNED_FOR in props else _tensor_check(part)
         for name, place in expected.items():
             if (fault := fault_of(name, place)) is not None:
-                what = f"'{printable(model)}' expects {_describe(place)}, {fault}"
-                raise IntegrityError(what, path=record.archive.path, tensor=name, advice=_AGAIN)
+                message = f"'{printable(model)}' expects {_describe(place)}, {fault}"
+                raise IntegrityError(message, path=record.archive.path, tensor=name, advice=_AGAIN)
         if TUNED_FOR in props and (other := difference(interface_of(skeleton_of(part)), interface)) is not None:
-            what = f"it {other}, unlike the model in '{printable(record.path or '')}'"
-            raise IntegrityError(what, path=model, advice=_AGAIN)
+            message = f"it {other}, unlike the model in '{printable(record.path or '')}'"
+            raise IntegrityError(message, path=model, advice=_AGAIN)
     return ExternalReport(
         archive=record.path or "",
         content_digest=props[CONTENT_DIGEST],
@@ -223,8 +223,8 @@ def _link_properties(file: io.FileIO) -> dict[str, str]:
     props = read_properties(file)
     for key in PROPERTIES[:4]:
         if key not in props:
-            what = f"no '{key}' in its metadata_props: it was not exported with external weights"
-            raise UnsupportedError(f"{what}, and nothing tells which archive it is for")
+            fault = f"no '{key}' in its metadata_props: it was not exported with external weights"
+            raise UnsupportedError(f"{fault}, and nothing tells which archive it is for")
     return props
 
 
@@ -244,22 +244,23 @@ def _archive(model: str, props: dict[str, str], allow_links: bool) -> tuple[Reco
 
 
 def _compare(record: Record, model: str, props: dict[str, str], full: bool, progress: Progress | None) -> None:
+    """Raise IntegrityError unless an archive has the offset, checksum and digest in the metadata_props of a model."""
 
-    def differ(what: str, expected: str, actual: str) -> None:
+    def compare(field: str, expected: str, actual: str) -> None:
         if actual != expected:
-            wanted = f"{what} {printable(expected)} was expected by '{printable(model)}', it has {actual}"
+            fault = f"{field} {printable(expected)} was expected by '{printable(model)}', it has {actual}"
             advice = _AGAIN._replace(text=f"put that archive back, or {_AGAIN.text}")
-            raise IntegrityError(wanted, path=record.archive.path, advice=advice)
+            raise IntegrityError(fault, path=record.archive.path, advice=advice)
 
-    differ("payload offset", props[PAYLOAD_OFFSET], str(_payload_offset(record)))
+    compare("payload offset", props[PAYLOAD_OFFSET], str(_payload_offset(record)))
     if TUNED_FOR in props:  # packed weights are no tensors, whose offsets could be compared
-        differ("index checksum", props[INDEX_CRC], _index_crc(record))
+        compare("index checksum", props[INDEX_CRC], _index_crc(record))
     if full or props[INDEX_CRC] != _index_crc(record):
-        differ("content digest", props[CONTENT_DIGEST], digest_of(Payloads(record.archive), record, progress))
+        compare("content digest", props[CONTENT_DIGEST], digest_of(Payloads(record.archive), record, progress))
 
 
 def _tensor_check(part: Record) -> Callable[[str, LocatedTensor], str | None]:
-    """Return a function that names the fault of a reference which is not to the tensor of that name; else None."""
+    """Return a function that returns a reference's fault, or None: it must be to the tensor of its name."""
     infos = {info.name: info for info in part.infos()}
 
     def fault_of(name: str, expected: LocatedTensor) -> str | None:
@@ -273,7 +274,7 @@ def _tensor_check(part: Record) -> Callable[[str, LocatedTensor], str | None]:
 
 
 def _payload_check(record: Record) -> Callable[[str, LocatedTensor], str | None]:
-    """Return the same function for a tuned graph, whose references are to payloads."""
+    """Return that function for a tuned graph, whose references are to payloads."""
     rows = record.archive.index.payloads
     offsets = (rows["offset"] + _payload_offset(record)).tolist()
     payloads = set(zip(offsets, rows["nbytes"].tolist(), strict=True))

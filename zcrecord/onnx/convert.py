@@ -15,10 +15,11 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from zcrecord.archive.name_patterns import NameFilter, Patterns
-from zcrecord.codec.entries import PayloadId
+from zcrecord.codec.entries import Entries, PayloadId
 from zcrecord.codec.layout import ALIGNMENT, NONE
 from zcrecord.dtypes import by_onnx
 from zcrecord.errors import (
@@ -33,6 +34,7 @@ from zcrecord.errors import (
     located,
     printable,
 )
+from zcrecord.foreign.readers import open_beside
 from zcrecord.onnx.protobuf.reader import ProtobufReader, Skeleton
 from zcrecord.onnx.protobuf.scanner import Scanner, TensorSink, check_start, stub
 from zcrecord.onnx.protobuf.tensors import TensorMessage, TensorReader
@@ -46,7 +48,7 @@ from zcrecord.writing.module_tree import ModuleTreeBuilder
 from zcrecord.writing.writers import ConvertReport, SaveReport, StreamWriter, conversion_report
 
 from . import external_data
-from .names import GRAPH_ATTRIBUTE, LEFT_OUT, NamedTensor, Scope, name_tensors, plain_name
+from .names import GRAPH_ATTRIBUTE, LEFT_OUT, NamedTensor, Scope, entries_by_columns, name_tensors, plain_name
 
 _SUFFIX = ".onnx"  # of the models in a folder
 _new = tuple.__new__  # called by a NamedTuple's own constructor, which takes twice the time
@@ -133,9 +135,10 @@ def convert(
 class _ModelSource(NamedTuple):
     """A model to convert: a stream or a path; the path if it is one; the key of its module, "" for the record."""
 
-    given: Any
+    source: Any
     path: str | None
     module: str
+    in_folder: bool = False  # it was found in one, whose links may lead anywhere
 
 
 def _models(source: Any, path: str | None, test: NameFilter | None) -> list[_ModelSource]:
@@ -149,14 +152,14 @@ def _models(source: Any, path: str | None, test: NameFilter | None) -> list[_Mod
     for name in names:
         module = name[: -len(_SUFFIX)]
         if (other := modules.setdefault(module, name)) != name:
-            what = f"{printable(other)} and {printable(name)} would both be module '{printable(module)}'"
-            raise NameCollisionError(f"{what}; rename one", path=path)
+            fault = f"{printable(other)} and {printable(name)} would both be module '{printable(module)}'"
+            raise NameCollisionError(f"{fault}; rename one", path=path)
     if not modules:
-        raise SourceError(f"is a folder without a model (*{_SUFFIX})", path=path, errno=errno.EISDIR)
+        raise SourceError(f"is a folder without a model (*{_SUFFIX}); name one", path=path, errno=errno.EISDIR)
     if len(modules) > 1 and test is not None:
         raise UnsupportedError(f"select and exclude are for one model, and the folder has {len(modules)}", path=path)
     paths = {module: os.path.join(path, name) for module, name in modules.items()}
-    return [_ModelSource(file, file, module if len(paths) > 1 else "") for module, file in paths.items()]
+    return [_ModelSource(file, file, module if len(paths) > 1 else "", True) for module, file in paths.items()]
 
 
 @contextlib.contextmanager
@@ -203,10 +206,11 @@ class _OpenModel(NamedTuple):
 
 @dataclass(slots=True)
 class _Pass:
-    """One pass over the models: the archive that is written, and what is counted."""
+    """One pass over the models: the archive that is written, and the counts for the report."""
 
     out: StreamWriter
     outline: ModuleTreeBuilder = field(default_factory=ModuleTreeBuilder)
+    entries: Entries | None = None  # of the tensors, in place of the outline
     input_bytes: int = 0
     passed: int = 0  # bytes read, of the compressed form if there is one
     renamed: int = 0
@@ -226,7 +230,10 @@ class _Pass:
         sink = _ArchiveSink(reader, self.out, selection, source.folder, report)
         Scanner(reader, sink).scan()
         input_bytes = reader.base + reader.limit + source.outside
-        self.renamed += name_tensors(sink.named, input_bytes, self.outline, module)
+        if not module and selection is None:  # then the graph is the payload that comes next
+            self.entries = entries_by_columns(sink.named, input_bytes, PayloadId(self.out.payloads))
+        if self.entries is None:
+            self.renamed += name_tensors(sink.named, input_bytes, self.outline, module)
         self.left_out += sum(f.payload == LEFT_OUT for f in sink.named)
         self.input_bytes += input_bytes
         self.passed += input_bytes if source.packed is None else source.packed.position
@@ -237,15 +244,16 @@ class _Pass:
         self.out.begin(len(skeleton))
         for part in skeleton.finish():
             self.out.write(part)
-        above = (module,) if module else ()
-        self.outline.attribute((*above, GRAPH_ATTRIBUTE), PayloadId(self.out.end()))
+        graph = PayloadId(self.out.end())
+        if self.entries is None:
+            self.outline.attribute((module, GRAPH_ATTRIBUTE) if module else (GRAPH_ATTRIBUTE,), graph)
 
     def finish(self, metadata: Metadata | None) -> None:
         """Write the index."""
-        entries = self.outline.entries()
+        entries = self.outline.entries() if self.entries is None else self.entries
         if metadata is not None:
             entries.metadata = metadata_entries(metadata_now(metadata))
-        self.modules = len(entries.modules)
+        self.modules = len(entries.modules if entries.module_columns is None else entries.module_columns.names)
         self.saved = self.out.finish(entries)
 
 
@@ -276,11 +284,13 @@ class _ModelConversion(NamedTuple):
     @contextlib.contextmanager
     def _open_model(self, model: _ModelSource) -> Iterator[_OpenModel]:
         if model.path is None:
-            peeked = PeekableStream(model.given)
+            peeked = PeekableStream(model.source)
             yield _OpenModel(decompressed(peeked), peeked, None, None)
             return
         folder = external_data.ModelFolder(os.path.dirname(absolute_path(model.path)), allow_links=self.allow_links)
-        with StreamReader(model.path) as file:
+        opened = partial(StreamReader, regular=model.in_folder)
+        beside = model.in_folder and not self.allow_links
+        with open_beside(model.path, os.path.basename(model.path), opened) if beside else opened(model.path) as file:
             peeked = PeekableStream(file)
             stream = decompressed(peeked)
             if stream is not peeked:
@@ -295,7 +305,7 @@ class _ModelConversion(NamedTuple):
         if progress is None:
             return None
         if len(self.models) > 1:
-            total = sum(os.path.getsize(model.given) for model in self.models)
+            total = sum(os.path.getsize(model.source) for model in self.models)
         all_passes = None if total is None else self.passes * total
 
         def report(passed: int) -> None:
@@ -308,8 +318,8 @@ class _ModelConversion(NamedTuple):
         """Read the source again and the archive back, and compare them."""
         again = self.write(NullSink(), done.passed)
         if again.out.index != done.out.index:
-            what = "read again, it is another model than the one converted; it was changed meanwhile, convert it again"
-            raise IntegrityError(what, path=self.path)
+            fault = "read again, it is another model than the one converted; it was changed meanwhile, convert it again"
+            raise IntegrityError(fault, path=self.path)
         with located(path=dest_path):
             done.out.verify_written()
 
@@ -321,9 +331,9 @@ def _graph_limit(
 
     def bounded(passed: int) -> None:
         if len(skeleton) > _GRAPH + _EXPANDED * packed.position:
-            what = f"{packed.position} compressed bytes expand to a graph of more than {len(skeleton)} bytes"
-            do = "without its values; if it is to be trusted, decompress it first"
-            raise LimitError(f"{what}, {do}", offset=packed.position)
+            fault = f"{packed.position} compressed bytes expand to a graph of more than {len(skeleton)} bytes"
+            advice = "if you trust the file, decompress it first"
+            raise LimitError(f"{fault}, without its values; {advice}", offset=packed.position)
         if report is not None:
             report(passed)
 
@@ -362,7 +372,7 @@ class _ArchiveSink(TensorSink):
             payload = self._next + len(self._data)
             self._data.append(data)
         named, shape = self.named, tuple(dims)
-        shape = self._shapes.setdefault(shape, shape)  # most have the shape of others
+        shape = self._shapes.setdefault(shape, shape)  # one tuple for all tensors of a shape
         named.append(_new(NamedTensor, (scope, field, place, name, offset, by_onnx[code], shape, payload)))
         return stub(len(named) - 1)
 
@@ -394,13 +404,13 @@ class _ArchiveSink(TensorSink):
     def _load(self, t: TensorMessage, tensors: TensorReader) -> None:
         reference = external_data.reference_of(t)
         if reference is None:
-            return  # empty, or of a fault that `TensorReader.finish` names
+            return  # empty, or `TensorReader.finish` names its fault
         if self._selection is not None and not self._selection.takes(t.scope, t.field, t.place, t.name):
             tensors.count(t, reference.length)
             return
         if self._folder is None:
-            what = "lies beside the model, and a stream has no folder; convert the file itself"
-            raise ExternalDataError(f"external data '{reference.location}' {what}")
+            fault = "lies beside the model, and a stream has no folder; convert the file itself"
+            raise ExternalDataError(f"external data '{reference.location}' {fault}")
         for chunk in self._folder.read(reference):
             tensors.write(t, chunk, reference.length)
             if self._report is not None:
@@ -410,27 +420,28 @@ class _ArchiveSink(TensorSink):
 class _Selection:
     """Decides for each tensor of a model, by its name as in `names`, if it is converted; duplicates have no "~2" yet.
 
-    A tensor's name mostly comes before its values; then values that are not wanted are passed unwritten. An initializer
-    whose values come first, as typed ones do, is written and taken back.
+    A tensor's name mostly comes before its values; then the values of a tensor that is left out are not written. An
+    initializer whose values come first, as typed ones do, is written and, if it is left out, removed again.
     """
 
     def __init__(self, test: NameFilter) -> None:
         self._test = test
 
     def takes(self, scope: Scope, field: int, place: int, name: bytes) -> bool:
-        """Return True if a tensor is wanted, by its name as far as it is known."""
+        """Return True if a tensor is selected, by its name as far as it is known."""
         return self._test(plain_name(scope, field, place, name) or "")
 
     def decide(self, t: TensorMessage) -> bool:
-        """Return True if a tensor's values, which come now, are to be written: before its name they are."""
+        """Return True if a tensor's values, which come next, are to be written: always if its name is not known yet."""
         name = plain_name(t.scope, t.field, t.place, t.name)
         return name is None or self._test(name)
 
     def settle(self, t: TensorMessage, out: StreamWriter) -> int:
-        """Return the payload of a finished tensor; if it is not wanted, LEFT_OUT, and take the payload back.
+        """Return the payload of a finished tensor; if it is not selected, remove the payload, and return LEFT_OUT.
 
         Raises:
-            OnnxError: a name that came after its values wants it. UnsupportedError: the payload went into a pipe.
+            OnnxError: its values were left out, and a name that came later selects it. UnsupportedError: the payload
+            went into a pipe.
         """
         keeps, payload = self.takes(t.scope, t.field, t.place, t.name), t.values.payload
         if keeps and payload == NONE and t.expected():
@@ -440,7 +451,7 @@ class _Selection:
         return payload if keeps else LEFT_OUT
 
     def check(self, tensors: Sequence[NamedTensor]) -> None:
-        """Check, with all names known, that each decision was right, and that a tensor is wanted."""
+        """Check, with all names known, that each decision was right, and that some tensor is selected."""
         names = [plain_name(f.scope, f.field, f.place, f.name) or "" for f in tensors]
         for name, f in zip(names, tensors, strict=True):
             if self._test(name) != (f.payload != LEFT_OUT):
@@ -450,5 +461,5 @@ class _Selection:
 
 
 def _named_too_late(name: str, offset: int) -> OnnxError:
-    what = "it is named after its values, too late for a choice by name"
-    return OnnxError(f"byte {offset:#x}: {what}; convert everything, and choose when loading", tensor=name)
+    fault = "it is named after its values, too late for a choice by name"
+    return OnnxError(f"byte {offset:#x}: {fault}; convert everything, and choose when loading", tensor=name)

@@ -58,16 +58,16 @@ def to_onnx(
     progress: Progress | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> ConvertReport:
-    """Write the model in an archive as ONNX again; holds no more than a few MiB of its values at a time.
+    """Write the model in an archive as ONNX again; holds at most a few MiB of its values at a time.
 
-    The messages are those of the model that was converted. The values are those that the record has now, in raw_data;
-    metadata about an archive that the model referred to is left out. `dest` is replaced whole; every payload's digest
+    Its messages are those of the converted model, its values those that the record has now, in raw_data. Metadata about
+    an archive that the converted model referred to are left out. `dest` is replaced in one step. Every payload's digest
     is checked.
     With `external` the values of initializers and Constant nodes stay in the archive, which `onnx.load` and ONNX
-    Runtime read as external data: the archive must be a file in the folder of `dest` or below it. Values that readers
-    expect in the model go into it: tensors of up to 127 bytes, strings, complex numbers, tensors in other attributes,
-    functions and training_info, sparse ones; and those not in C order. Its metadata_props identify the archive, which
-    is read whole for that.
+    Runtime read as external data: the archive must be a file in the folder of `dest` or below it. The model itself gets
+    the values that readers expect in it: tensors of up to 127 bytes, strings, complex numbers, sparse tensors, tensors
+    in other attributes, functions and training_info; also tensors that are not in C order. Its metadata_props identify
+    the archive, which is read whole for that.
 
     Args:
         source: an archive that `convert` made: a path, that of a folder with one archive, a bytes-like, or a Record.
@@ -75,12 +75,12 @@ def to_onnx(
         module: of an archive of several models, the module of the one to write.
         tuned: with `external`, None writes the graph that `tune` made for this machine if it is right on all others;
             True also one with convolutions for this kind of CPU, which others may compute wrong; False none.
-        force, durable, storage_options: replace what is at `dest`; those of `save_record`.
+        force, durable, storage_options: as in `convert`.
         progress: called with bytes done and bytes in all: of the model, and before, with `external`, of the archive.
 
     Returns:
-        `payload_bytes` are the values in the model, `repeated_bytes` those that the archive holds once for several
-        tensors or, with `external`, not in C order. With `session_options` ONNX Runtime copies none in the archive.
+        `payload_bytes` counts the values in the model, `repeated_bytes` those of them that the archive holds once for
+        several tensors or, with `external`, not in C order. With `session_options` ONNX Runtime copies no weight.
 
     Example:
         >>> from zcrecord.onnx import convert
@@ -91,10 +91,11 @@ def to_onnx(
         True
 
     Raises:
-        UnsupportedError: there is no model, or several and `module` is none; with `external`, no plain file, or our
-            metadata_props in the model; with `tuned`, no graph for this machine. TensorNotFoundError: no such module.
-            ExternalDataError: no model at `dest` may refer to it. LimitError: more than 2 GiB. IntegrityError: a
-            payload is damaged. FormatError: so is the archive. DestinationExistsError, SourceError: as `save_record`.
+        UnsupportedError: there is no model, or several and no `module`; with `external`, `dest` or the archive is no
+            plain file, or the model has keys of ours; with `tuned`, there is no graph for this machine.
+            TensorNotFoundError: no such module. ExternalDataError: no model at `dest` may refer to the archive.
+            LimitError: more than 2 GiB. IntegrityError: a payload is damaged. FormatError: the archive is malformed.
+            DestinationExistsError, SourceError: as `save_record`.
     """
     started, dest_path = time.perf_counter(), path_or_none(dest)
     with contextlib.ExitStack() as stack:
@@ -168,8 +169,8 @@ def _tuned_model(linked: ArchiveLink, *, anywhere: bool) -> _TunedModel:
     except RecordError as error:
         raise NoTuning(error.message) from error
     if anywhere and added:
-        what = f"its operators of {', '.join(sorted(added))} are for this CPU, another may compute wrong answers"
-        raise NoTuning(f"{what} with them; --tuned or tuned=True writes it for this one")
+        fault = f"its operators of {', '.join(sorted(added))} are for this CPU, another may compute wrong answers"
+        raise NoTuning(f"{fault} with them; --tuned or tuned=True writes it for this one")
     options = {} if packed else {NO_PREPACKING: "1"}
     return _TunedModel(model.data, len(model.weights), target.target.encode(), options)
 
@@ -220,8 +221,8 @@ class _ModelWriter:
         if not removed or is_link(removed):
             return rest
         if self._link is not None:
-            what = f"the model's own metadata_props have '{printable(removed[0][0])}', which external weights need"
-            raise UnsupportedError(f"{what} to say which archive the model is for; rename it there and convert again")
+            fault = f"the model's own metadata_props have '{printable(removed[0][0])}', which external weights need"
+            raise UnsupportedError(f"{fault} to say which archive the model is for; rename it there and convert again")
         return skeleton
 
     def _tell_read(self, done: int, total: int) -> None:
@@ -250,24 +251,25 @@ class _ModelWriter:
         self._payloads.release()
 
     def report(self, source: str | None, dest: str | None, started: float) -> ConvertReport:
-        inside = [self._payloads.infos[t.number] for t in self._tensors if t.number not in self._outside]
+        written = [self._payloads.infos[t.number] for t in self._tensors if t.number not in self._outside]
         return conversion_report(
             started,
             source=source,
             dest=dest,
             tensors=len(self._tensors) if self._tuned is None else self._tuned.tensors,
             modules=len(self._record.archive.index.modules),
-            payload_bytes=sum(info.nbytes for info in inside),
+            payload_bytes=sum(info.nbytes for info in written),
             archive_bytes=self._nbytes,
             input_bytes=self._whole.archive_nbytes,
-            repeated_bytes=self._repeated_bytes(inside),
+            repeated_bytes=self._repeated_bytes(written),
             session_options={} if self._link is None else ONE_COPY if self._tuned is None else self._tuned.options,
         )
 
-    def _repeated_bytes(self, inside: list[TensorInfo]) -> int:
+    def _repeated_bytes(self, written: list[TensorInfo]) -> int:
+        """Return the bytes in the model that the archive has once for several tensors or, if linked, not in C order."""
         if self._link is not None:
-            return sum(info.nbytes for info in inside if info.strides is not None)
+            return sum(info.nbytes for info in written if info.strides is not None)
         place = self._record.archive.place
-        stored = [(place(info.payload), info.nbytes) for info in inside if info.payload is not None]
-        first = dict(reversed(stored))
+        stored = [(place(info.payload), info.nbytes) for info in written if info.payload is not None]
+        first = dict(reversed(stored))  # of each place the first tensor
         return sum(nbytes for _, nbytes in stored) - sum(first.values())

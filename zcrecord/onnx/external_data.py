@@ -83,9 +83,9 @@ class OpenFile:
             except ValueError:
                 raise self._shrunk() from None
             except OSError as error:
-                what = f"cannot be mapped: {error.strerror or error}; copy it to another disk"
+                fault = f"cannot be mapped: {error.strerror or error}; copy it to another disk"
                 advice = Advice("{} reads it where it is", "mmap", False)
-                raise SourceError(what, path=self.path, errno=error.errno, advice=advice) from error
+                raise SourceError(fault, path=self.path, errno=error.errno, advice=advice) from error
             mappings.add(mapping)
             self._octets = octets = np.frombuffer(mapping, np.uint8)
         return octets
@@ -121,16 +121,16 @@ class OpenFile:
         raise SourceError("was changed or replaced since it was scanned; scan it again", path=self.path)
 
     def _shrunk(self) -> SourceError:
-        what = f"became shorter than the {self.nbytes} bytes it had; is it still being written?"
-        return SourceError(what, path=self.path)
+        fault = f"became shorter than the {self.nbytes} bytes it had; is it still being written?"
+        return SourceError(fault, path=self.path)
 
     def forget(self) -> None:
         """Release the mapping: views alone keep it."""
         self._octets = None
 
 
-def _broken(location: str, what: str, advice: Advice | None = None) -> ExternalDataError:
-    return ExternalDataError(f"external data '{printable(location)}': {what}", advice=advice)
+def _broken(location: str, fault: str, advice: Advice | None = None) -> ExternalDataError:
+    return ExternalDataError(f"external data '{printable(location)}': {fault}", advice=advice)
 
 
 def parse(entries: dict[str, str], nbytes: int) -> ExternalReference:
@@ -163,22 +163,22 @@ def reference_of(t: TensorMessage) -> ExternalReference | None:
 
 
 def location_from(model: str, path: str) -> str:
-    """Return the location by which a model at a path refers to a file: its path from the model's folder on.
+    """Return the location by which a model at a path refers to a file: the file's path relative to the model's folder.
 
-    Both paths are resolved: `onnx` refuses links and files of several names, ONNX Runtime paths that leave the folder.
+    Links are followed in both paths: `onnx` refuses links and hard links, ONNX Runtime paths that leave the folder.
 
     Source: onnx 1.23, ONNX Runtime 1.31.
     """
     real, folder = os.path.realpath(path), os.path.dirname(os.path.realpath(model))
     if not Path(real).is_relative_to(folder):
-        linked = f", by a link in '{printable(path)}'," if os.path.islink(path) else ""
-        must = f"external data must lie in the model's folder ('{printable(folder)}') or below it"
-        what = f"{must}; this file lies{linked} in '{printable(os.path.dirname(real))}'"
-        raise ExternalDataError(f"{what}: write the model there, or copy the file", path=path)
-    names = os.stat(real).st_nlink
-    if names != 1:
-        what = f"the file has {names} names (hard links), and onnx takes no external data from such a file; copy it"
-        raise ExternalDataError(what, path=path)
+        by_link = f", by a link in '{printable(path)}'," if os.path.islink(path) else ""
+        rule = f"external data must lie in the model's folder ('{printable(folder)}') or below it"
+        fault = f"{rule}; this file lies{by_link} in '{printable(os.path.dirname(real))}'"
+        raise ExternalDataError(f"{fault}: write the model there, or copy the file", path=path)
+    links = os.stat(real).st_nlink
+    if links != 1:
+        fault = f"the file has {links} names (hard links), and onnx takes no external data from such a file; copy it"
+        raise ExternalDataError(fault, path=path)
     location = Path(real).relative_to(folder).as_posix()
     try:
         location.encode()
@@ -194,8 +194,8 @@ def check_inside(reference: ExternalReference, nbytes: int) -> None:
     """Raise ExternalDataError unless a reference lies inside its file of so many bytes."""
     end = reference.offset + reference.length
     if end > nbytes:
-        what = f"bytes {reference.offset} to {end} are past its end ({nbytes})"
-        raise _broken(reference.location, f"{what}; the file is truncated or belongs to another model")
+        fault = f"bytes {reference.offset} to {end} are past its end ({nbytes})"
+        raise _broken(reference.location, f"{fault}; the file is truncated or belongs to another model")
 
 
 def _checked_location(location: str) -> str:
@@ -243,11 +243,12 @@ class ModelFolder:
         self.nbytes = 0  # read so far
         self._allow_links = allow_links
         self._files: dict[str, OpenFile] = {}
-        self._buffer = memoryview(bytearray(_CHUNK))
+        self._buffer = memoryview(b"")
 
     def read(self, reference: ExternalReference) -> Iterator[memoryview]:
         """Yield the bytes of a reference in pieces, each valid until the next."""
         file, done = self.file_of(reference), 0
+        self._buffer = self._buffer or memoryview(bytearray(_CHUNK))  # most models need none
         while done < reference.length:
             count = file.read_more(self._buffer[: reference.length - done], reference.offset + done)
             self.nbytes += count
@@ -286,11 +287,11 @@ class ModelFolder:
         except OSError as error:
             if isinstance(error, RecordError):
                 raise
-            what = f"cannot be opened: {error.strerror or error}; it belongs beside the model"
-            raise _broken(location, what) from error
+            fault = f"cannot be opened: {error.strerror or error}; it belongs beside the model"
+            raise _broken(location, fault) from error
 
     def _open_checked(self, location: str) -> int:
-        """Open a file so that a swap between the checks and the opening is noticed."""
+        """Return a descriptor of a file; it is checked before and after, so that a swap in between is noticed."""
         path = Path(self.path, *location.split("/"))
         real = os.path.realpath(path)
         if real != str(path) and not self._allow_links:
@@ -303,7 +304,7 @@ class ModelFolder:
                     raise _broken(location, "it is a symbolic link", _LINKS)
         before = Path(real).lstat()
         if not stat.S_ISREG(before.st_mode):
-            raise _broken(location, "it is not a regular file")
+            raise _broken(location, "it is not a regular file; copy its bytes to one")
         if before.st_nlink != 1 and not self._allow_links:
             raise _broken(location, f"the file has {before.st_nlink} names (hard links)", _LINKS)
         root = self.path if Path(real).is_relative_to(self.path) else os.path.dirname(real)
@@ -327,14 +328,14 @@ def _open_below(root: str, parts: list[str]) -> int:
     """
     if not _WALKS:
         return os.open(os.path.join(root, *parts), _FLAGS)
-    here = os.open(root, _FOLDER & ~getattr(os, "O_NOFOLLOW", 0))
+    folder = os.open(root, _FOLDER & ~getattr(os, "O_NOFOLLOW", 0))
     try:
         for part in parts[:-1]:
-            above, here = here, os.open(part, _FOLDER, dir_fd=here)
-            os.close(above)
-        return os.open(parts[-1], _FLAGS, dir_fd=here)
+            parent, folder = folder, os.open(part, _FOLDER, dir_fd=folder)
+            os.close(parent)
+        return os.open(parts[-1], _FLAGS, dir_fd=folder)
     finally:
-        os.close(here)
+        os.close(folder)
 
 
 _LINKS = Advice("{} allows that", "allow_links", True)

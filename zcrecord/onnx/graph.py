@@ -80,8 +80,8 @@ def opened_model(source: Any, module: str | None, trusted_keys: Sequence[Any] | 
     record = record_of(source, trusted_keys)
     modules = models_of(record.archive)
     if not module and modules and "" not in modules:
-        what = f"its models are in modules: {', '.join(map(printable, modules))}"
-        raise UnsupportedError(what, path=record.archive.path, advice=Advice("name one by {}", "module"))
+        fault = f"its models are in modules: {', '.join(map(printable, modules))}"
+        raise UnsupportedError(fault, path=record.archive.path, advice=Advice("name one by {}", "module"))
     model = OpenedModel(record, module or "", record.module(module) if module else record)
     skeleton_of(model.part)
     return model
@@ -99,9 +99,9 @@ def models_of(archive: Archive) -> list[str]:
 class Initializer(NamedTuple):
     """A tensor of the skeleton: its number in the archive, its name in its graph.
 
-    `graph` is "main" or "inner" for the initializer of the model's graph or of a graph in a node of it, "apart" for
-    that of a graph in a function or in training_info, or of a function; so for the value of a Constant node, of which
-    ONNX Runtime makes an initializer. It is "" for a tensor in another attribute or a sparse one.
+    `graph` is "main" for an initializer of the model's graph, "inner" for one of a graph in a node of that, "apart" for
+    one in a function or in training_info; likewise for the value of a Constant node, of which ONNX Runtime makes an
+    initializer. It is "" for a tensor in another attribute or a sparse one.
     """
 
     number: int
@@ -141,8 +141,8 @@ def skeleton_of(record: Record) -> memoryview:
     """
     skeleton = record.attributes.get(GRAPH_ATTRIBUTE)
     if not isinstance(skeleton, bytes | memoryview):
-        what = f"no attribute '{GRAPH_ATTRIBUTE}': the archive holds tensors but no ONNX model; make one with onnx2zc"
-        raise UnsupportedError(what, path=record.archive.path)
+        fault = f"no attribute '{GRAPH_ATTRIBUTE}': the archive holds tensors but no ONNX model; make one with onnx2zc"
+        raise UnsupportedError(fault, path=record.archive.path)
     return memoryview(skeleton)
 
 
@@ -159,17 +159,17 @@ def restore(
 
     Raises:
         UnsupportedError: the record holds no model. OnnxError: its skeleton is malformed. FormatError: skeleton and
-            archive disagree about a tensor. LimitError: copies of strided tensors and strings would take out of all
-            proportion to the bytes that they share.
+            archive disagree about a tensor. LimitError: copies of strided tensors and strings would take far more than
+            the bytes that they share.
     """
     data: Any = skeleton_of(record) if skeleton is None else skeleton
     values, path = [(_kind(value), value) for value in record.values()], record.archive.path
     if copied := sum(value.nbytes for _, value in values if not in_c_order(value)):
         check_apart(copied, record.archive.stored_nbytes(), path)
     model = _restore(data, _RestoringSink(values, path, place))
-    names, there = full_names(model.named, sum(map(len, record.names))), record.names
-    if names != [there[tensor.number] for tensor in model.tensors]:
-        model = _restore(data, _RestoringSink(values, path, place, _numbers(names, there, path)))
+    names, in_record = full_names(model.named, sum(map(len, record.names))), record.names
+    if names != [in_record[tensor.number] for tensor in model.tensors]:
+        model = _restore(data, _RestoringSink(values, path, place, _numbers(names, in_record, path)))
     model.check()
     return model
 
@@ -187,18 +187,18 @@ def size_of(parts: Sequence[Any], advice: Advice, path: str | None = None) -> in
     """Return the bytes of a model; LimitError, with this advice, if it is larger than protobuf allows."""
     nbytes = sum(map(len, parts))
     if nbytes > MAX_LENGTH:
-        what = f"{nbytes} bytes in one model, and protobuf holds at most {MAX_LENGTH}"
-        raise LimitError(what, path=path, advice=advice)
+        fault = f"{nbytes} bytes in one model, and protobuf holds at most {MAX_LENGTH}"
+        raise LimitError(fault, path=path, advice=advice)
     return nbytes
 
 
-def _numbers(names: list[str], there: Sequence[str], path: str | None) -> list[int]:
-    known = {name: number for number, name in enumerate(there)}
+def _numbers(names: list[str], in_record: Sequence[str], path: str | None) -> list[int]:
+    numbers = {name: number for number, name in enumerate(in_record)}
     for name in names:
-        if name not in known:
-            what = "the model has a tensor of this name, the archive does not; save the record with all it had"
-            raise FormatError(f"attribute '{GRAPH_ATTRIBUTE}': {what}", path=path, tensor=name)
-    return [known[name] for name in names]
+        if name not in numbers:
+            fault = "the model has a tensor of this name, the archive does not; save the record with all it had"
+            raise FormatError(f"attribute '{GRAPH_ATTRIBUTE}': {fault}", path=path, tensor=name)
+    return [numbers[name] for name in names]
 
 
 def _restore(data: Any, tensors: _RestoringSink) -> _RestoringSink:
@@ -297,8 +297,8 @@ class _RestoringSink(TensorSink):
         text = (t.entries or {}).get(_KEY, "")
         number = int(text) if text.isascii() and text.isdigit() and len(text) < 12 else -1
         if not 0 <= number < len(self._values) or self._seen[number]:
-            what = f"its stub says '{text}', not the number of one of {len(self._values)} tensors"
-            raise self._disagree(t.label, what)
+            fault = f"its stub says '{text}', not the number of one of {len(self._values)} tensors"
+            raise self._disagree(t.label, fault)
         self._seen[number] = 1
         return number
 
@@ -312,12 +312,12 @@ class _RestoringSink(TensorSink):
         """Raise FormatError unless skeleton and archive agree on every tensor's type and shape."""
         for (_, name, _, _, kind, value), tensor in zip(self.tensors, self.named, strict=True):
             if tensor.dtype is not kind or tensor.shape != value.shape:
-                ours = f"data_type {tensor.dtype.onnx} and shape {list(tensor.shape)}"
-                what = f"the skeleton has {ours}, the archive {kind.name} and {list(value.shape)}"
-                raise self._disagree(name, what)
+                stored = f"data_type {tensor.dtype.onnx} and shape {list(tensor.shape)}"
+                fault = f"the skeleton has {stored}, the archive {kind.name} and {list(value.shape)}"
+                raise self._disagree(name, fault)
 
-    def _disagree(self, label: str | None, what: str) -> FormatError:
-        return FormatError(f"attribute '{GRAPH_ATTRIBUTE}': {what}", path=self._path, tensor=label)
+    def _disagree(self, label: str | None, fault: str) -> FormatError:
+        return FormatError(f"attribute '{GRAPH_ATTRIBUTE}': {fault}", path=self._path, tensor=label)
 
 
 def _graph(t: TensorMessage) -> str:

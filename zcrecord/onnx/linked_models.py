@@ -35,20 +35,20 @@ def linked_models(record: Record, base: Record) -> list[LinkedModel]:
 
     Of each .onnx file only the end is read, unless that names an archive.
     """
-    given = os.path.abspath(str(record.path))
-    folders = dict.fromkeys(os.path.dirname(path) for path in (given, os.path.realpath(given)))
+    archive = os.path.abspath(str(record.path))
+    folders = dict.fromkeys(os.path.dirname(path) for path in (archive, os.path.realpath(archive)))
     models = []
     digests: set[str] = set()  # computed for the first model that needs them: all of the archive is read
     for path in (path for folder in folders for path in _models(folder)):
         with refusals(path):
             version = version_of(path)
         props = _properties(path)
-        if props is None or not _same_file(os.path.join(os.path.dirname(path), props[ARCHIVE]), given):
+        if props is None or not _same_file(os.path.join(os.path.dirname(path), props[ARCHIVE]), archive):
             continue
-        now = props[INDEX_CRC] == f"{record.archive.header.index_crc:08x}"
-        if not now and not digests:
+        is_current = props[INDEX_CRC] == f"{record.archive.header.index_crc:08x}"
+        if not is_current and not digests:
             digests = {base.content_digest(), record.content_digest()}
-        if now or props[CONTENT_DIGEST] in digests:
+        if is_current or props[CONTENT_DIGEST] in digests:
             models.append(LinkedModel(path, version, props.get(MODULE), props.get(TUNED_FOR)))
     return models
 
@@ -85,9 +85,9 @@ def check_places(models: Iterable[LinkedModel], archive: str, before: Any, after
     """
     model = next(iter(models), None)
     if model is not None and not np.array_equal(before, after):
-        what = f"'{printable(model.path)}' takes weights from this archive, at places that would change"
-        do = "write the result to another path, or remove that model, and export it again with {}"
-        raise UnsupportedError(what, path=archive, advice=Advice(do, "external", True))
+        fault = f"'{printable(model.path)}' takes weights from this archive, at places that would change"
+        advice = "write the result to another path, or remove that model, and export it again with {}"
+        raise UnsupportedError(fault, path=archive, advice=Advice(advice, "external", True))
 
 
 def rewrite_models(models: Iterable[LinkedModel], archive: str, target: str | None) -> tuple[str, ...]:
@@ -102,7 +102,7 @@ def rewrite_models(models: Iterable[LinkedModel], archive: str, target: str | No
         try:
             to_onnx(archive, place, module=model.module, external=True, tuned=tuned, force=True)
         except RecordError as error:
-            what, again = f"{error.message}; the archive is replaced", "export this model again with {}"
-            raise SourceError(what, path=model.path, advice=Advice(again, "external", True)) from error
+            fault, again = f"{error.message}; the archive is replaced", "export this model again with {}"
+            raise SourceError(fault, path=model.path, advice=Advice(again, "external", True)) from error
         out.append(model.path)
     return tuple(out)

@@ -19,12 +19,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from zcrecord.codec.entries import TensorLayout
+from zcrecord.codec.entries import AttributeEntry, Entries, PayloadId, TensorLayout
 from zcrecord.codec.layout import MAX_DEPTH
 from zcrecord.dtypes import DType
 from zcrecord.errors import LimitError, OnnxError, printable
 from zcrecord.onnx.protobuf.reader import LEN
-from zcrecord.writing.module_tree import ModuleTreeBuilder
+from zcrecord.writing.module_tree import ModuleTreeBuilder, state_entries
 
 MODEL, GRAPH, NODE, ATTRIBUTE = "ModelProto", "GraphProto", "NodeProto", "AttributeProto"
 TENSOR, SPARSE, FUNCTION, TRAINING = "TensorProto", "SparseTensorProto", "FunctionProto", "TrainingInfoProto"
@@ -104,6 +104,26 @@ def name_tensors(tensors: Sequence[NamedTensor], input_bytes: int, outline: Modu
     return renamed
 
 
+def entries_by_columns(tensors: Sequence[NamedTensor], input_bytes: int, graph: PayloadId) -> Entries | None:
+    """Return the entries of a tree after `name_tensors` and the graph's attribute; with the same errors, by columns.
+
+    None if a tensor is no initializer of the main graph, or a name is not split at each dot: add them one by one.
+    """
+    main = _main(tensors)
+    entries = state_entries(_exact(tensors)) if main and all(f.scope is main for f in tensors) else None
+    modules = None if entries is None else entries.module_columns
+    room = 2 * input_bytes + _SPARE
+    if entries is None or modules is None or GRAPH_ATTRIBUTE in modules.names or sum(map(len, modules.names)) > room:
+        return None
+    forms: dict[tuple[DType, tuple[int, ...]], int] = {}
+    entries.layout_ids = [forms.setdefault((f.dtype, f.shape), len(forms)) for f in tensors]
+    entries.layouts = [TensorLayout(dtype.code, dtype.bits, shape) for dtype, shape in forms]
+    entries.payloads = [f.payload for f in tensors]
+    children = int((entries.parents == 0).sum() + (modules.parents == 0).sum())
+    entries.attributes = [AttributeEntry(GRAPH_ATTRIBUTE, 0, children, graph)]
+    return entries
+
+
 def full_names(tensors: Sequence[NamedTensor], input_bytes: int) -> list[str]:
     """Return the full names that `name_tensors` gives, in the order given; raises the same errors."""
     exact, parts, _ = _name(tensors, input_bytes, {GRAPH_ATTRIBUTE})
@@ -176,20 +196,20 @@ def _check_defined(tensors: Sequence[NamedTensor]) -> None:
         key = id(graph), f.name
         if key in defined:
             name = f.name.decode("utf-8", "replace")
-            what = f"two initializers of one graph are called '{printable(name)}'; rename one"
-            raise OnnxError(f"byte {f.offset:#x}: {what}", offset=f.offset)
+            fault = f"two initializers of one graph are called '{printable(name)}'; rename one"
+            raise OnnxError(f"byte {f.offset:#x}: {fault}", offset=f.offset)
         defined.add(key)
 
 
 def _strict(f: NamedTensor) -> str:
     """Return an initializer's name; OnnxError if an archive cannot hold it."""
-    what = "no name" if not f.name else "a name with NUL in it" if b"\0" in f.name else ""
-    if not what:
+    fault = "no name" if not f.name else "a name with NUL in it" if b"\0" in f.name else ""
+    if not fault:
         try:
             return f.name.decode()
         except UnicodeDecodeError:
-            what = "a name that is not UTF-8"
-    raise OnnxError(f"byte {f.offset:#x}: an initializer has {what} ({f.name[:40]!r}); name it", offset=f.offset)
+            fault = "a name that is not UTF-8"
+    raise OnnxError(f"byte {f.offset:#x}: an initializer has {fault} ({f.name[:40]!r}); name it", offset=f.offset)
 
 
 def _loose(text: bytes) -> str:

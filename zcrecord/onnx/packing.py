@@ -5,7 +5,8 @@ bytes. A model of that node alone, with its constants and the types of its other
 whole graph. Nodes of one kind, of equal operators, attributes, types and shapes, have forms of equal sizes: one node of
 each kind is packed first, and then the size of all forms is known.
 
-Source: ONNX Runtime 1.32, `session_state.cc` (PrepackConstantInitializedTensors), `prepacked_weights_container.cc`.
+Source: ONNX Runtime 1.32, `session_state.cc` (PrepackConstantInitializedTensors), `prepacked_weights_container.cc`,
+`nchwc_ops.h` (no kernel there packs).
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ from .tuned import PACKED
 _STUB = STUB_KEY.decode()
 _TOGETHER, _NODE_SIZE = 32 << 20, 1 << 17  # bytes packed in one session, at most, and bytes that any node counts as
 _ALIGNED = 8  # bytes of the largest elements
-_NOT_PACKED = [b"Gather"]  # an operator that packs nothing, and often has the largest weight
+_PACKS_NOTHING = [b"Gather"], [b"com.microsoft.nchwc"]  # an operator, a domain; they often have the largest weights
 _ZEROS = "zeros"  # a file that stands for all weights where only types matter
 _OPSETS, _GRAPH = 8, 7  # of ModelProto
 _NODE, _INITIALIZER, _INPUT, _OUTPUT = 1, 5, 11, 12  # of GraphProto
-_NODE_INPUT, _NODE_OUTPUT, _OPERATOR, _ATTRIBUTE = 1, 2, 4, 5  # of NodeProto
-_KEPT = _OPERATOR, _ATTRIBUTE, 7, 8  # of NodeProto, as well domain and overload
+_NODE_INPUT, _NODE_OUTPUT, _OPERATOR, _ATTRIBUTE, _DOMAIN = 1, 2, 4, 5, 7  # of NodeProto
+_KEPT = _OPERATOR, _ATTRIBUTE, _DOMAIN, 8  # of NodeProto, as well overload
 _SUBGRAPHS = 6, 11  # of AttributeProto
 _TENSOR_NAME, _EXTERNAL_DATA, _DATA_LOCATION = 8, 13, 14  # of TensorProto
 _IR_VERSION = b"\x08\x0a"  # of all models here: 10, in which no initializer has to be an input
@@ -180,7 +181,8 @@ class WeightPacker:
                 for inner in itertools.chain(*(attribute.get(number, []) for number in _SUBGRAPHS)):
                     yield from self._nodes(inner, own, constants, types)
             names = node.get(_NODE_INPUT, [])
-            if node[_OPERATOR] != _NOT_PACKED and not weights.isdisjoint(names):
+            packs = node[_OPERATOR] not in _PACKS_NOTHING and node.get(_DOMAIN) not in _PACKS_NOTHING
+            if packs and not weights.isdisjoint(names):
                 found: list[Any] = [constants.get(name) or (types().get(name) if name else b"") for name in names]
                 if None in found:
                     raise OnnxError(f"an input of {node[_OPERATOR]} is no tensor")

@@ -54,7 +54,7 @@ _CPU = "CPUExecutionProvider"
 _FOLDER = "session.model_external_initializers_file_folder_path"
 _FORMAT = "session.load_model_format"
 _READS_INNER_SINCE = (1, 31)  # the weights of subgraphs that it wrote
-_COMPARES_SINCE = (1, 32)  # packed weights of a file with those that its kernel makes; earlier versions trust them
+_COMPARES_SINCE = (1, 32)  # compares packed weights of a file with those that its kernel makes; else trusts them
 _DIRECT = "session.use_external_initializer_file_buffers_directly"
 _LAST = 1 << 64  # more than any size
 _calls = itertools.count()
@@ -76,13 +76,13 @@ def session(
     `source` is a path, that of a folder with one archive, a bytes-like or a Record made from an ONNX model; the session
     keeps it alive. `module` names the model of an archive of several: sessions of one Record share its pages. With
     `memory="shared"` processes that serve the same archive share one copy of the weights. If `tune` made a graph for
-    this machine, the session answers from it, as fast as from the .onnx; `tuning` tells. Otherwise nothing is packed,
-    folded or laid out anew, so that answers take longer, which the first such session of a process tells the logger
+    this machine, the session answers from it, as fast as from the .onnx; `tuning` returns whether. Otherwise nothing is
+    packed, folded or laid out anew, and answers take longer: the first such session of a process logs a warning to
     "zcrecord". `"speed"` leaves all that to ONNX Runtime, which copies most weights once per process.
 
-    `sess_options` is added to: the archive as a file in memory, and for "shared" no prepacking. Use it for no model
-    that has external data of its own afterwards. A failing provider is an error; there is no silent retry on the CPU.
-    `trusted_keys` are those of `load_record`, for a Record, too.
+    `sess_options` gets entries: the archive as a file in memory, and for "shared" no prepacking. Do not use it again
+    for a model with external data of its own. A failing provider is an error; there is no silent retry on the CPU.
+    `trusted_keys` are as in `load_record`, for a Record, too.
 
     Example:
         >>> from zcrecord.onnx import convert
@@ -93,10 +93,10 @@ def session(
     Raises:
         DependencyError: onnxruntime is not installed. UnsupportedError: the record holds no ONNX model, or several and
             `module` names none; the error lists them. TensorNotFoundError: there is no such module. FormatError: its
-            graph and its tensors disagree. LimitError: values that have to be copied, since they are strided, strings
-            or of a subgraph, take out of all proportion to the bytes that they share; before any is. SourceError: the
-            archive was replaced meanwhile. IntegrityError: no owner of a trusted key signed it. OnnxError: ONNX Runtime
-            refuses the model, the options or the providers.
+            graph and its tensors disagree. LimitError: copies of values that are strided, strings or of a subgraph
+            would take far more than the bytes that they share. SourceError: the archive was replaced meanwhile.
+            IntegrityError: no owner of a trusted key signed it. OnnxError: ONNX Runtime refuses the model, the options
+            or the providers.
     """
     if memory not in ("shared", "speed"):
         raise UnsupportedError(f"memory={memory!r} is not known; 'shared' or 'speed'")
@@ -152,7 +152,7 @@ def tuning(source: Any, *, module: str | None = None) -> Tuning:
 
     if hasattr(source, "get_session_options"):
         if not hasattr(source, "_zcrecord_tuning"):
-            raise UnsupportedError("a session that zcrecord.onnx.session did not make has no archive")
+            raise UnsupportedError("this session has no archive; make it by zcrecord.onnx.session")
         record, reason = source._zcrecord_tuning
     else:
         model, reason = graph.opened_model(source, module), None
@@ -258,15 +258,15 @@ def onnxruntime_module() -> Any:
 
 @contextlib.contextmanager
 def model_errors(record: Record) -> Iterator[None]:
-    """Raise OnnxError for any error of ONNX Runtime in the block; they have no common class."""
+    """Raise OnnxError for any error of ONNX Runtime in the block: its errors have no common class."""
     try:
         yield
     except MemoryError:
         raise
     except Exception as error:
-        what = f"ONNX Runtime {onnxruntime_module().__version__} makes no session of the model"
-        do = "the .onnx itself has to run there: mend the model, or install an onnxruntime that runs it"
-        raise OnnxError(f"{what}: {printable(str(error), 1000)}; {do}", path=record.archive.path) from error
+        fault = f"ONNX Runtime {onnxruntime_module().__version__} makes no session of the model"
+        advice = "the .onnx itself has to run there: mend the model, or install an onnxruntime that runs it"
+        raise OnnxError(f"{fault}: {printable(str(error), 1000)}; {advice}", path=record.archive.path) from error
 
 
 def compares_packed(ort: Any) -> bool:
@@ -281,19 +281,20 @@ def _version(ort: Any) -> tuple[int, ...]:
 def optimise(record: Record, dest: str, weights: str | None, threads: int | None, packed: bool) -> None:
     """Have ONNX Runtime write the graph optimised for this CPU.
 
-    All weights are in one file beside the graph, of the name `weights`; with `packed` with their packed forms, for
-    which private memory has to suffice, unless this version would not compare them. Without `weights` those of the
-    archive are named where they lie in its file, and new ones are in the graph. Constants are removed from the model's
-    inputs first, since ONNX Runtime leaves inputs whose constant it removes, or merges with an equal one.
+    All weights are in one file beside the graph, of the name `weights`; with `packed` also their packed forms, for
+    which private memory must suffice, unless this version would not compare them. Without `weights` the graph refers to
+    the archive's weights in its file, and contains new ones. Constants are removed from the model's inputs first, since
+    ONNX Runtime keeps an input when it removes its constant, or merges that with an equal one.
 
     Raises:
-        OnnxError: ONNX Runtime refuses the model, or new weights are more than a graph may hold. UnsupportedError: it
-        does not read the result: 1.21 repeats the weights of subgraphs.
+        OnnxError: ONNX Runtime refuses the model, or new weights are more than a graph may hold. UnsupportedError: ONNX
+        Runtime does not read its own result: 1.21 repeats the weights of subgraphs.
     """
     ort = onnxruntime_module()
     options = _saving_options(ort, dest, weights, packed and compares_packed(ort))
     options.log_severity_level = 3  # or it warns that the graph is for this CPU alone
     options.intra_op_num_threads = threads or 0
+    configure(options, "session.intra_op.allow_spinning", "0")  # the archive is read and hashed meanwhile
     skeleton = without_constant_inputs(graph.skeleton_of(record))
     try:
         make_session(record, options, [_CPU], None, shared=False, skeleton=skeleton, from_files=weights is None)
@@ -308,12 +309,12 @@ def _check_readable(ort: Any, record: Record, path: str) -> None:
         session_of_nodes(record, path)
     except OnnxError as error:
         later = "; tune with a later one" if _version(ort) < _READS_INNER_SINCE else ""
-        what = f"onnxruntime {ort.__version__} does not read the graph that it optimised{later}"
-        raise UnsupportedError(f"{what}: {printable(str(error.__cause__), 1000)}", path=error.path) from error
+        fault = f"onnxruntime {ort.__version__} does not read the graph that it optimised{later}"
+        raise UnsupportedError(f"{fault}: {printable(str(error.__cause__), 1000)}", path=error.path) from error
 
 
 def _saving_options(ort: Any, dest: str, weights: str | None, packed: bool) -> Any:
-    """Return options that have a session's graph written, its weights into a file of their own, with packed forms."""
+    """Return options with which a session writes its graph, and with `weights` its weights to a file of that name."""
     options = ort.SessionOptions()
     options.optimized_model_filepath = dest
     if weights is not None:
@@ -413,7 +414,7 @@ class _WeightPlaces:
         memories: those of the record.
         files: the archive's files, by resolved paths.
         on_disk: True if all weights lie in these files, and in one folder.
-        given: memory by the names that stand for it in the model.
+        in_memory: memory by the names that stand for it in the model.
         from_files: weights that are mapped from files, by number, with the offset of each in the copy.
     """
 
@@ -423,11 +424,11 @@ class _WeightPlaces:
         used = {n for n, _ in self._places.values()}
         self.files = dict(file for n in used if n >= 0 and (file := memories[n].file) is not None)
         self.on_disk = len(self.files) == len(used) and len(set(map(os.path.dirname, self.files))) == 1
-        in_memory = not self.on_disk or (_cpu_alone(providers) and not from_files)
-        self._direct = _version(ort) >= _DIRECT_SINCE and in_memory
+        from_memory = not self.on_disk or (_cpu_alone(providers) and not from_files)
+        self._direct = _version(ort) >= _DIRECT_SINCE and from_memory
         self._least = INLINE + 1 if self._direct else _least_mapped(record)
         self._call = next(_calls)  # options may be given to several calls
-        self.given: dict[str, Bytes] = {}
+        self.in_memory: dict[str, Bytes] = {}
         self.from_files: dict[int, tuple[Initializer, int]] = {}
         self._end = 0  # of the copy
 
@@ -444,7 +445,7 @@ class _WeightPlaces:
         n, offset = place
         if self._direct and weight.graph == "main":
             location = f"zcrecord-{self._call}-{n}" if n >= 0 else f"zcrecord-{self._call}+{weight.number}"
-            self.given[location] = self.memories[n].memory if n >= 0 else graph.raw_bytes(weight.value)
+            self.in_memory[location] = self.memories[n].memory if n >= 0 else graph.raw_bytes(weight.value)
         else:
             self.from_files[weight.number] = weight, copied
             self._end = max(self._end, copied + align_up(weight.value.nbytes, ALIGNMENT))
@@ -492,15 +493,15 @@ def make_session(
     size = graph.size_of(parts, graph.STAY_OUT, path)
     for copied in (size, places.copied):
         check_apart(copied, record.archive.stored_nbytes(), path)
-    _add_files_in_memory(options, places.given)
+    _add_files_in_memory(options, places.in_memory)
     if shared:
         configure(options, NO_PREPACKING, "1")
-    off = set(COPYING) if shared else None
+    disabled = set(COPYING) if shared else None
     with places.folder() as folder, model_errors(record):
-        ort_session = _create(ort, b"".join(parts), options, providers, provider_options, folder, off)
+        ort_session = _create(ort, b"".join(parts), options, providers, provider_options, folder, disabled)
     if places.on_disk and places.from_files:
         _check_unchanged(places.files)
-    ort_session._zcrecord = record, places.memories, places.given  # must outlive the session
+    ort_session._zcrecord = record, places.memories, places.in_memory  # must outlive the session
     return ort_session
 
 
@@ -511,13 +512,13 @@ def _check_unchanged(files: Mapping[str, Identity]) -> None:
 
 
 def _create(
-    ort: Any, model: bytes, options: Any, providers: Any, more: Any, folder: str | None, off: set[str] | None = None
+    ort: Any, model: bytes, options: Any, providers: Any, more: Any, folder: str | None, disabled: Any = None
 ) -> Any:
-    """Create a session, without the optimizers `off`, of a model whose weights are mapped from files in a folder."""
+    """Create a session, without `disabled` optimizers, of a model whose weights are mapped from files in a folder."""
     if folder is not None:
         configure(options, _FOLDER, folder)
     configure(options, _FORMAT, "ONNX")  # or bytes that look like ONNX Runtime's own format are read as that
-    arguments = {"providers": providers, "provider_options": more, "disabled_optimizers": off}
+    arguments = {"providers": providers, "provider_options": more, "disabled_optimizers": disabled}
     return ort.InferenceSession(model, options, **arguments, enable_fallback=0)  # it would leave out the options
 
 

@@ -84,15 +84,15 @@ def fill_session(
     if isinstance(source, HollowRecord):
         raise UnsupportedError("a hollow record has no weights; fill it, and pass the record that seal() returns")
     if sess_options is not None and not isinstance(sess_options, ort.SessionOptions):
-        what = f"sess_options= takes an onnxruntime.SessionOptions, not a {type(sess_options).__name__}"
-        raise UnsupportedError(what)
+        fault = f"sess_options= takes an onnxruntime.SessionOptions, not a {type(sess_options).__name__}"
+        raise UnsupportedError(fault)
     record = graph.opened_model(source, module).part
     weights, every_name = _weights(record), record.names
     names = [every_name[w.number] for w in weights]
     loaded = _load_weights(record, loader, names)
     options = ort.SessionOptions() if sess_options is None else sess_options
     if sess_options is None:
-        options.log_severity_level = 3  # or it warns for each weight that it is no constant, as is meant here
+        options.log_severity_level = 3  # or it warns for each weight that it is no constant, which is intended here
     if options in _WEIGHTS:
         raise UnsupportedError("these sess_options have weights of another session; make new ones for each")
     pairs = [(_ort_value(ort, loaded[name], w, name), loaded[name]) for w, name in zip(weights, names, strict=True)]
@@ -115,11 +115,11 @@ def _load_weights(
         chosen = set(names)
         return load_into(record, loader, lambda info: info.name in chosen)  # names are no patterns
     if missing := [name for name in names if name not in loader]:
-        given = [key for key in loader if isinstance(key, str)]
-        error = TensorNotFoundError(missing[0], lambda: given, path=record.archive.path)
+        names_given = [key for key in loader if isinstance(key, str)]
+        error = TensorNotFoundError(missing[0], lambda: names_given, path=record.archive.path)
         close = error.message.partition("close names: ")[2]
-        what = f"is a weight of the model, and not among the {len(loader)} tensors given as loader="
-        error.message = f"{what}; close names there: {close}" if close else what
+        fault = f"is a weight of the model, and not among the {len(loader)} tensors given as loader="
+        error.message = f"{fault}; close names there: {close}" if close else fault
         raise error
     return loader
 
@@ -153,8 +153,8 @@ def _ort_value(ort: Any, tensor: Any, weight: Initializer, name: str) -> Any:
         else:
             value = ort.OrtValue.ortvalue_from_numpy(array)
     if value.element_type() != kind.onnx or tuple(value.shape()) != weight.value.shape:
-        what = f"the loader gave {value.data_type()} of shape {tuple(value.shape())}"
-        raise MismatchError(f"{what}, the model has {kind.name} of shape {weight.value.shape}", tensor=name)
+        fault = f"the loader gave {value.data_type()} of shape {tuple(value.shape())}"
+        raise MismatchError(f"{fault}, the model has {kind.name} of shape {weight.value.shape}", tensor=name)
     return value
 
 

@@ -48,7 +48,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 _LONGEST = 8192  # characters of an encoded target
 _MOST_FEATURES = 256
 _WORD = re.compile(r"[ -~]{1,100}")  # printable ASCII
-_DAMAGED = "the target of a tuning {what}; the archive is damaged, copy it again or tune it again"
+_DAMAGED = "the target of a tuning {fault}; the archive is damaged, copy it again or tune it again"
 
 # The model of one node, "ReorderInput", of 1 x 4 x 1 x 1 floats "x" to "y": NCHW to blocks of channels.
 _REORDER = (
@@ -106,38 +106,38 @@ class TuningTarget:
     def decode(cls, text: str) -> TuningTarget:
         """Decode the text of `encode`; FormatError for any other text."""
         if len(text) > _LONGEST:
-            raise FormatError(_DAMAGED.format(what=f"has {len(text)} characters, at most {_LONGEST} are allowed"))
+            raise FormatError(_DAMAGED.format(fault=f"has {len(text)} characters, at most {_LONGEST} are allowed"))
         try:
             values = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise FormatError(_DAMAGED.format(what=f"is not JSON ({printable(str(error), 80)})")) from error
-        what = _fault(values)
-        if what is None:
+            raise FormatError(_DAMAGED.format(fault=f"is not JSON ({printable(str(error), 80)})")) from error
+        fault = _fault(values)
+        if fault is None:
             target = cls(**{**values, "cpu": tuple(values["cpu"])})
             if target.encode() == text:
                 return target
-            what = "is not written as `TuningTarget.encode` does"
-        raise FormatError(_DAMAGED.format(what=what))
+            fault = "is not written as `TuningTarget.encode` does"
+        raise FormatError(_DAMAGED.format(fault=fault))
 
     def words(self) -> str:
-        """Return it as a line for people."""
+        """Return the target as one line in words."""
         cpu = f"CPU with {', '.join(self.cpu)}" if self.cpu else "any CPU"
         blocks = f", blocks of {self.nchwc_block} channels" if self.nchwc_block else ""
         return f"onnxruntime {self.onnxruntime} (build {self.build}), {self.provider}, {self.machine}, {cpu}{blocks}"
 
     def misfit(self, here: TuningTarget) -> str | None:
-        """Return the reason why a graph tuned for this target must not run on another one; None if it may."""
+        """Return the reason why a graph tuned for this target must not run on `here`; None if it may."""
         if self.convention != here.convention:
             return f"made by convention {self.convention} of tuning, this zcrecord has {here.convention}"
         release = f"onnxruntime {self.onnxruntime}"
-        for ours, theirs, words in (
+        for own, other, words in (
             (self.machine, here.machine, self.machine),
             (self.provider, here.provider, self.provider),
             (self.onnxruntime, here.onnxruntime, release),
             (self.build, here.build, f"build {self.build} of {release}"),
         ):
-            if ours != theirs:
-                return f"made for {words}, this is {theirs}"
+            if own != other:
+                return f"made for {words}, this is {other}"
         lacking, new = sorted({*self.cpu} - {*here.cpu}), sorted({*here.cpu} - {*self.cpu})
         if lacking or new:
             sides = (("lacks", lacking), ("has", new))
@@ -193,7 +193,7 @@ def _numpy_table() -> Mapping[str, bool]:
 
 
 def _processor_name() -> str:
-    """Return the processor's name as the system has it; "" if it has none."""
+    """Return the processor's name from the operating system; "" without one."""
     if sys.platform == "darwin":  # platform.processor() is "arm" for all of Apple's
         command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
         with contextlib.suppress(OSError):
@@ -209,7 +209,7 @@ def _cpu_features(machine: str, cpuinfo: str, table: Mapping[str, bool], name: s
     arm = machine.lower() in ("aarch64", "arm64")
     in_numpy = _NUMPY_X86 if x86 else _NUMPY_ARM if arm else {}
     known = {feature: bool(table[key]) for key, feature in in_numpy.items() if key in table}
-    counted = {feature for feature, has in known.items() if has}
+    counted = {feature for feature, present in known.items() if present}
     if not processors:
         return _words(counted | ({f"model:{name}"} if name else set()))
     texts = (" ".join(p.get(key, "").lower() for key in _FEATURE_LINES) for p in processors)

@@ -97,8 +97,8 @@ class TunedTarget(NamedTuple):
         """Raise IntegrityError unless the graph is intact, and is for the archive's very weights; reads no weight."""
         self.check_payloads(archive, {self.graph, self.initializers} - {NONE})
         ix = archive.index
-        own = _rows(ix, np.array([self.graph, self.initializers, *self.payloads]))
-        if seal_of(ix, self.target.encode(), self.module, own) != self.seal:
+        rows = _rows(ix, np.array([self.graph, self.initializers, *self.payloads]))
+        if seal_of(ix, self.target.encode(), self.module, rows) != self.seal:
             raise IntegrityError("its tuned part is for other weights or another graph; tune it again")
 
     def model(self, archive: Archive, location: str, start: int, *, packed: bool) -> TunedModel:
@@ -142,8 +142,8 @@ class TunedTarget(NamedTuple):
 
     def _payload(self, number: str) -> PayloadId:
         if not _NUMBER.fullmatch(number) or int(number) >= len(self.payloads):
-            what = f"a tensor of the tuned graph names payload '{printable(number, 40)}' of {len(self.payloads)}"
-            raise FormatError(f"{what}; {_AGAIN}")
+            fault = f"a tensor of the tuned graph names payload '{printable(number, 40)}' of {len(self.payloads)}"
+            raise FormatError(f"{fault}; {_AGAIN}")
         return self.payloads[int(number)]
 
     def _packed_value(self, value: str, rows: Any, base: int, forms: list[PayloadId]) -> str:
@@ -189,30 +189,30 @@ class Interfaces:
 
     def __init__(self, archive: Archive) -> None:
         self._archive = archive
-        self._models = _all_skeletons(archive.index)
+        self._models = _skeleton_payloads(archive.index)
         self._known: dict[Any, ModelInterface] = {}
         self._checked: set[Any] = set()
         self._left = DIGEST_ALLOWANCE * archive.stored_nbytes()
 
     def check(self, target: TunedTarget) -> None:
         """Check that a target's graph has the model's inputs and outputs; earlier releases wrote others."""
-        archive, own = self._archive, (target.graph, target.initializers)
+        archive, graphs = self._archive, (target.graph, target.initializers)
         models = self._models.get(target.module, [])
-        key = *map(archive.place, own), target.module
+        key = *map(archive.place, graphs), target.module
         if key in self._checked:
             return
         self._checked.add(key)
-        self._left -= sum(len(archive.payload(n)) for n in (*own, *models))
+        self._left -= sum(len(archive.payload(n)) for n in (*graphs, *models))
         if self._left < 0:
-            what = f"its tuned targets share graphs of more than {DIGEST_ALLOWANCE} times the archive's bytes in all"
-            raise LimitError(f"{what}; {_AGAIN}")
+            fault = f"its tuned targets share graphs of more than {DIGEST_ALLOWANCE} times the archive's bytes in all"
+            raise LimitError(f"{fault}; {_AGAIN}")
         initializers = self._interface(target.initializers, graph_interface_of)
         joined = self._interface(target.graph, interface_of).joined(initializers)
         for skeleton in models:
-            differs = difference(self._interface(skeleton, interface_of), joined)
-            if differs is not None:
+            change = difference(self._interface(skeleton, interface_of), joined)
+            if change is not None:
                 where = f" of module '{printable(target.module)}'" if target.module else ""
-                raise FormatError(f"its tuned graph{where} {differs}, unlike the model; tune it again")
+                raise FormatError(f"its tuned graph{where} {change}, unlike the model; tune it again")
 
     def _interface(self, number: int, read: Callable[[Any], ModelInterface]) -> ModelInterface:
         key = self._archive.place(number), read
@@ -252,8 +252,8 @@ def check_interfaces(archive: Archive) -> None:
     Graphs of other conventions are skipped.
 
     Raises:
-        FormatError: a graph has others, or the tuned part is not as CONVENTIONS.md says. LimitError: targets share
-        graphs, so that the comparison would be out of all proportion to the archive.
+        FormatError: a graph has others, or the tuned part breaks a rule of CONVENTIONS.md. LimitError: targets share
+        graphs, so that a comparison of all would read far more than the archive.
     """
     part = read_tuned(archive)
     interfaces = Interfaces(archive)
@@ -371,8 +371,8 @@ def untuned(archive: Archive, part: TunedPart) -> Archive:
     out = archive.part(index._replace(payloads=rows), list(map(int, part.originals)))
     hidden = range(part.module, int(archive.index.modules["end"][part.module]))
     if _content(stored_entries(out), part.originals) != _content(stored_entries(archive), None, hidden):
-        what = f"'{BEFORE}' of its tuned part is of another model: it was edited after it was tuned"
-        raise FormatError(f"{what}; {_AGAIN}")
+        fault = f"'{BEFORE}' of its tuned part is of another model: it was edited after it was tuned"
+        raise FormatError(f"{fault}; {_AGAIN}")
     return out
 
 
@@ -428,16 +428,16 @@ def _header_before(part: TunedPart) -> Header:
 
 
 def bytes_before(archive: Archive, part: TunedPart) -> Iterator[tuple[int, Any]]:
-    """Yield the archive's bytes before tuning, as offsets and pieces in order; between them are zeros."""
+    """Yield the bytes that the archive had before tuning: ascending offsets and pieces, with zeros between them."""
     header = _header_before(part)
-    before = decode(part.before[HEADER_SIZE:], header.index_size).payloads
+    payloads = decode(part.before[HEADER_SIZE:], header.index_size).payloads
     index = (header.index_offset, part.before[HEADER_SIZE:-HEADER_SIZE])
     yield 0, part.before[:HEADER_SIZE]
     if header.front:
         yield index
     end = 0
-    for number, offset in zip(part.originals, before["offset"].tolist(), strict=True):
-        if offset >= end:  # equal payloads are there once
+    for number, offset in zip(part.originals, payloads["offset"].tolist(), strict=True):
+        if offset >= end:  # not equal to a payload before it
             data = archive.payload(number)
             yield header.payload_offset + offset, data
             end = offset + len(data)
@@ -459,7 +459,7 @@ def seal_of(ix: Index, target: str, module: str, own: Any) -> str:
     strided = tensors[tensors["strides"] != NONE]
     parts = [
         np.frombuffer(target.encode(), np.uint8), own["digest"], own["nbytes"],
-        _rows(ix, np.array(_all_skeletons(ix).get(module, []), np.int64))["digest"],
+        _rows(ix, np.array(_skeleton_payloads(ix).get(module, []), np.int64))["digest"],
         used["digest"], used["nbytes"],
         tensors["dtype"], tensors["bits"], tensors["rank"], tensors["byte_offset"], tensors["name_size"],
         _gather(np.frombuffer(ix.text, np.uint8), tensors["name"], tensors["name_size"]),
@@ -474,7 +474,8 @@ def seal_of(ix: Index, target: str, module: str, own: Any) -> str:
     return seal.hexdigest()
 
 
-def _all_skeletons(ix: Index) -> dict[str, list[PayloadId]]:
+def _skeleton_payloads(ix: Index) -> dict[str, list[PayloadId]]:
+    """Return the payloads of skeletons by their module's full name; a valid archive has one in a module."""
     skeletons: dict[str, list[PayloadId]] = {}
     for a in unflatten.attribute_entries(ix, ix.attributes, PayloadId):
         if a.key == GRAPH_ATTRIBUTE and isinstance(a.value, PayloadId):

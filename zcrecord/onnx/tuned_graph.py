@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,8 @@ class TunedGraph:
     graph: Any
     initializers: Any  # None for a new one
     sources: list[tuple[Any, bool]]  # arrays, or numbers of original payloads; each with whether it is packed
+    numbers: list[PayloadId] = field(default_factory=list)  # of sources that are written
+    packer: Callable[[], WeightPacker] | None = None
     forms: Any = ()  # a generator of PackedForms
     form_sizes: list[int] = field(default_factory=list)  # bytes of their buffers, at most
     in_work: int = 0  # bytes in the scratch folder while they are made, at most
@@ -80,9 +84,9 @@ class TunedGraph:
     ) -> TunedGraph:
         """Have ONNX Runtime optimise the graph of a module's model in a scratch folder; its new weights stay mapped.
 
-        Weights are packed when it is written, and a few now; all of them now, in private memory, if `whole`.
+        Weights are packed by `pack` and when it is written; all of them now, in private memory, if `whole`.
         """
-        folder, part = tempfile.mkdtemp(dir=folder), base.module(module)
+        folder, part = tempfile.mkdtemp(dir=folder), base.module(module) if module else base
         path, weights = Path(folder, _MODEL), Path(folder, _WEIGHTS)
         compares = compares_packed(onnxruntime_module())
         here = compares and not whole and not _is_made_anew(part)  # weights of the archive stay where they are
@@ -120,16 +124,21 @@ class TunedGraph:
             return t.encode({_STUB: str(out.weights - 1)})
 
         out.graph = rewrite(ProtobufReader.over(model.data), number, graph.INLINE)
-        what = difference(interface_of(graph.skeleton_of(part)), interface_of(out.graph))
-        if what is not None:
-            what = f"cannot be tuned: ONNX Runtime's optimised graph {what}, unlike the model"
-            raise UnsupportedError(what, path=part.archive.path)
+        fault = difference(interface_of(graph.skeleton_of(part)), interface_of(out.graph))
+        if fault is not None:
+            fault = f"cannot be tuned: ONNX Runtime's optimised graph {fault}, unlike the model"
+            raise UnsupportedError(fault, path=part.archive.path)
         out.form_sizes = [data.nbytes for form in forms for data, _ in form.buffers]
         out.forms = (form for form in forms)
         if compares and not whole:
-            packer = WeightPacker(part, out.graph, arrays, folder, threads)
-            out.forms, out.form_sizes, out.in_work = packer.forms(), packer.sizes, packer.in_work
+            out.packer = partial(WeightPacker, part, out.graph, arrays, folder, threads)
         return out
+
+    def pack(self) -> None:
+        """Pack a weight of each kind, so that the size of all forms is known."""
+        if self.packer is not None:
+            packer = self.packer()
+            self.forms, self.form_sizes, self.in_work = packer.forms(), packer.sizes, packer.in_work
 
     def room(self, alignment: int) -> int:
         """Return the bytes that it adds to an archive of this alignment, at most."""
@@ -139,10 +148,13 @@ class TunedGraph:
         nbytes = sum(n + payload_alignment(n, alignment) + PAYLOAD.itemsize + PER_ITEM for n in sizes)
         return nbytes + len(self.target) + PER_ITEM * len(self.sources) + (PAGE + _KEY_SIZE) * pages + PAGE // 4
 
+    def write_sources(self, pool: PayloadPool) -> None:
+        """Write all but packed forms and the graph, which may be packed meanwhile."""
+        self.numbers = [s if isinstance(s, PayloadId) else pool.put(s, page=page) for s, page in self.sources]
+
     def write(self, pool: PayloadPool) -> dict[str, Any]:
-        """Write its payloads; return the attributes of its target."""
-        numbers = [s if isinstance(s, PayloadId) else pool.put(s, page=page) for s, page in self.sources]
-        model, initializers = self.graph, self.initializers
+        """Write the rest; return the attributes of its target."""
+        numbers, model, initializers = self.numbers, self.graph, self.initializers
         if initializers is None:
             model, initializers = self._with_forms(pool, numbers)
         own = [pool.put(np.frombuffer(data, np.uint8)) for data in (model, initializers)]
@@ -199,33 +211,34 @@ class PayloadPool:
     Attributes:
         originals: the numbers of those from before.
         sha256: of new ones, by their places, as futures.
+        tell: called with the bytes written, and `total`, before each new one.
     """
 
-    def __init__(self, sink: Sink, base: Archive, hashing: Executor, total: int, tell: Progress) -> None:
-        self.base, self._sink, self._hashing, self._total, self._tell = base, sink, hashing, total, tell
+    def __init__(self, sink: Sink, base: Archive, hashing: Executor) -> None:
+        self.base, self.sink, self._hashing = base, sink, hashing
+        self.tell: Progress = lambda *_: None
+        self.total = 0
         self.out = StreamWriter(sink, alignment=base.header.alignment)
         self.originals = list(map(PayloadId, range(len(base.index.payloads))))
         self.sha256: dict[Place, Future[bytes]] = {}
         self._first: dict[Place, PayloadId] = {}
         for number in self.originals:
-            self._store(np.frombuffer(base.payload(number), np.uint8), 0)
+            self.out.store(np.frombuffer(base.payload(number), np.uint8))
             self._first.setdefault(self.place(number), number)
-
-    def _store(self, source: Any, alignment: int) -> PayloadId:
-        self._tell(self._sink.position, self._total)
-        return PayloadId(self.out.store(source, alignment=alignment))
 
     def put(self, source: Any, *, page: bool = False) -> PayloadId:
         """Write an array of bytes, on a page if asked for; return its number, NONE for no bytes."""
         if not source.nbytes:
             return PayloadId(NONE)
-        number = self._store(source, PAGE if page else 0)
+        self.tell(self.sink.position, self.total)
+        sha256 = self._hashing.submit(lambda: hashlib.sha256(source).digest())
+        number = PayloadId(self.out.store(source, alignment=PAGE if page else 0))
         place = self.place(number)
         first = self._first.setdefault(place, number)
         if first != number:
             self.out.forget(number)
         else:
-            self.sha256[place] = self._hashing.submit(lambda: hashlib.sha256(source).digest())
+            self.sha256[place] = sha256
         return first
 
     def place(self, number: PayloadId) -> Place:

@@ -94,33 +94,33 @@ def tune(
     planned: Callable[[int], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> TuneReport:
-    """Add to an archive what lets `session` answer as fast as from the .onnx, on this machine, from one shared copy.
+    """Add a tuned part to an archive: `session` then answers as fast here as from the .onnx, from one shared copy.
 
-    ONNX Runtime optimises the graph and packs the weights once; both are stored beside the graph and the weights as
-    they are, which stay untouched. `session` uses them where CPU, ONNX Runtime and provider are those that they were
-    made for, and the original graph elsewhere. Of several models all are tuned, and what is equal is stored once. An
-    archive may be tuned for several machines, one after the other; tuning again for the same one replaces. The result
-    is whole, or the archive is as it was. Weights are packed a few at a time, by two threads: that takes private memory
-    of twice the largest weight and some 100 MiB, and up to twice what ONNX Runtime's optimizers make anew. Room on the
-    disk is checked before the archive is written.
+    ONNX Runtime optimises the graph and packs the weights once; both are stored beside the original graph and weights,
+    which stay as they are. `session` uses the tuned part if CPU, ONNX Runtime and provider are those that it was made
+    for, else the original graph. All models of an archive are tuned, and equal payloads are stored once. An archive may
+    be tuned for several machines, one after the other; tuning for the same one again replaces its part. The archive is
+    replaced whole, or stays as it was. Weights are packed a few at a time, by two threads, which takes private memory
+    of twice the largest weight and some 100 MiB, and up to twice the weights that ONNX Runtime's optimizers make. Space
+    on the disk is checked before each part is written.
 
     The tuned graph has the model's inputs and outputs. An initializer that is an input, too, is a constant in models of
     IR version 3; from version 4 on it is a default, which a caller may override as before, and is not packed.
 
-    The content digest covers the tuned part, so signatures lapse: they are left out, and `untune` brings them back.
-    Models in the archive's folder that `to_onnx(external=True)` wrote for it are written again, if it is replaced.
+    The content digest covers the tuned part, so signatures lapse: they are left out, and `untune` restores them. If the
+    archive is replaced, models in its folder that `to_onnx(external=True)` wrote for it are written again.
 
     Args:
         archive: the path of an archive that `convert` made, or of a folder with one.
         dest: a path for the tuned archive, or a URL, to which it is sent once it is whole; None replaces the archive.
         threads: those that ONNX Runtime may use meanwhile; None for one for each core.
-        verify: run the model and the tuned graph once, on inputs made up for the model's shapes, and compare their
+        verify: run the model and the tuned graph once, on inputs generated for the model's shapes, and compare their
             answers, before anything is at `dest`. Takes the memory of both, and disk space for the archive once more.
-            If the model runs on no such inputs, the logger "zcrecord" is told.
-        force, durable, storage_options: replace what is at `dest`; those of `save_record`.
+            If the model runs on no such inputs, a warning goes to the logger "zcrecord".
+        force, durable, storage_options: as in `convert`.
         progress: called with the bytes written and read back, and all of them; with 0 first. Until that, the archive is
-            checked and hashed, and one weight of each size is packed.
-        planned: called once with the size of the tuned archive, at most, before its first byte is written.
+            checked, hashed and copied, weights that ONNX Runtime made anew are added, and one of each size is packed.
+        planned: called once with the size of the tuned archive, at most, just before that.
 
     Example:
         >>> from zcrecord.onnx import convert, session
@@ -131,10 +131,10 @@ def tune(
 
     Raises:
         DependencyError: onnxruntime is not installed. UnsupportedError: it holds no ONNX model, has no digests, is
-            packed, remote or attached to a program, a model beside it needs its tensors at places that would change,
-            ONNX Runtime is older than 1.21, or its graph has other inputs, outputs or answers. IntegrityError: it is
-            damaged. DestinationExistsError: something is at `dest`. SourceError: the disk has no room, the file system
-            refused, or the archive was replaced meanwhile. OnnxError: ONNX Runtime refuses the model.
+            packed, remote or attached to a program; a model beside it refers to offsets that would change; ONNX Runtime
+            is older than 1.21, or its graph has other inputs, outputs or answers. IntegrityError: it is damaged.
+            DestinationExistsError: something is at `dest`. SourceError: the disk has no room, the file system refused,
+            or the archive was replaced meanwhile. OnnxError: ONNX Runtime refuses the model.
     """
     if files.is_url(dest):
         arguments = {"threads": threads, "verify": verify, "progress": progress, "planned": planned}
@@ -145,8 +145,8 @@ def tune(
         record, base = work.record, Record(work.base)
         modules = graph.models_of(base.archive) or [graph.opened_model(base, None).module]
         if not base.archive.index.digest_kind:
-            what = "has no digests, which packed weights need; save it again with digests"
-            raise UnsupportedError(what, path=work.path)
+            fault = "has no digests, which packed weights need; save it again with digests"
+            raise UnsupportedError(fault, path=work.path)
         work.check_room(record.archive_nbytes)
         target, models = this_target(ort), work.models()
         others = [t for t in work.part.targets if t.target != target] if work.part is not None else []
@@ -154,27 +154,31 @@ def tune(
         def make(whole: bool) -> list[TunedGraph]:
             return [TunedGraph.made(base, m, target, folder, threads, whole) for m in modules]
 
-        def write(graphs: list[TunedGraph]) -> TuneReport:
-            total = work.room(graphs)
-            work.check_room((1 + verify) * total + max(graph.in_work for graph in graphs))
-            if planned is not None:
-                planned(total)
-            shares = _shares(progress, total, 2 + verify)
-            lapsed, verified = work.write(graphs, models, shares, (modules, folder) if verify else None)
+        def write(made: Callable[[], list[TunedGraph]], pack: Callable[[], object]) -> TuneReport:
+            with work.sink() as sink, ThreadPoolExecutor(1) as hashing:
+                pool = PayloadPool(sink, work.base, hashing)  # while the worker makes the graphs
+                graphs = [*(TunedGraph.stored(record.archive, t) for t in others), *made()]
+                total = work.write_sources(pool, graphs, pack)
+                work.check_room((1 + verify) * total - sink.position + max(g.in_work for g in graphs))
+                if planned is not None:
+                    planned(total)
+                shares = _shares(progress, total, 2 + verify)
+                pool.tell, pool.total = next(shares), total
+                lapsed, verified = work.write(pool, graphs, models, shares, (modules, folder) if verify else None)
             written = rewrite_models(models, work.dest, target.encode())
             report = work.report(started, before, written, graphs[len(others) :])
             next(shares, None)
             return replace(report, lapsed=lapsed, verified=verified)
 
-        with files.scratch_folder(work.dest) as folder, ThreadPoolExecutor(1) as pool:
-            making = pool.submit(make, whole=False)
+        with files.scratch_folder(work.dest) as folder, ThreadPoolExecutor(1) as worker:
+            making = worker.submit(make, whole=False)
+            packing = worker.submit(lambda: list(map(TunedGraph.pack, making.result())))  # which waits for nothing
             record.verify()  # of a damaged archive that error counts
             before = content_digest(base.archive, known=work.known)
-            stored = [TunedGraph.stored(record.archive, t) for t in others]
             try:
-                return write(stored + making.result())
+                return write(making.result, packing.result)
             except OnnxError:  # of the model, or of one of some nodes alone
-                return write(stored + make(whole=True))
+                return write(lambda: make(whole=True), lambda: None)
 
 
 def untune(
@@ -187,7 +191,7 @@ def untune(
     planned: Callable[[int], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> TuneReport:
-    """Take the tuned part out of an archive; gives back the very bytes from before, whole or not at all.
+    """Remove the tuned part of an archive, which becomes byte for byte the one before `tune`, or stays as it was.
 
     `dest`, `force`, `durable`, `planned` and `storage_options` are those of `tune`; `progress` counts bytes written.
 
@@ -281,7 +285,7 @@ def _open_work(archive: Any, dest: Any, *, force: bool, durable: bool) -> Iterat
 
 
 class _Work(NamedTuple):
-    """One archive that is tuned: opened, with its tuned part, and as it was before."""
+    """The work on one archive: the record, its tuned part, and `base`, the archive before that was added."""
 
     path: str
     dest: str
@@ -322,9 +326,9 @@ class _Work(NamedTuple):
         folder = os.path.dirname(self.dest)
         with files.refusals(self.dest):
             size, _, free = shutil.disk_usage(folder)
-        if size and nbytes > free:  # some file systems tell nothing
-            what = f"needs up to {nbytes} bytes on the disk, {free} are free in '{folder}'; make room there"
-            raise SourceError(f"{what}, or name an output on another disk", path=self.dest, errno=errno.ENOSPC)
+        if size and nbytes > free:  # some file systems report 0 for both
+            fault = f"needs up to {nbytes} bytes on the disk, {free} are free in '{folder}'; make room there"
+            raise SourceError(f"{fault}, or name an output on another disk", path=self.dest, errno=errno.ENOSPC)
 
     def room(self, graphs: list[TunedGraph]) -> int:
         """Return the size of the archive with a tuned part, at most."""
@@ -333,14 +337,23 @@ class _Work(NamedTuple):
         own = sum(g.room(header.alignment) for g in graphs) + head + payload_alignment(head, header.alignment)
         return tuned.size_before(self.record.archive) + own + PAGE + PER_ITEM * originals
 
+    def write_sources(self, pool: PayloadPool, graphs: list[TunedGraph], pack: Callable[[], object]) -> int:
+        """Write new weights, and pack one of each kind; return the archive's size, at most."""
+        self.check_room(self.room(graphs) - pool.sink.position)
+        for g in graphs:
+            g.write_sources(pool)
+        pack()
+        return self.room(graphs)
+
     def write(
         self,
+        pool: PayloadPool,
         graphs: list[TunedGraph],
         models: list[LinkedModel],
         shares: Iterator[Progress],
         verify: tuple[list[str], str] | None,
     ) -> tuple[tuple[str, ...], bool]:
-        """Write the archive with a tuned part, and read it back.
+        """Write what is left to write, and read the archive back.
 
         Returns the ids of the keys whose signatures were left out, and True if the answers of all modules in `verify`
         were compared; it names a scratch folder, too.
@@ -351,15 +364,13 @@ class _Work(NamedTuple):
         entries = stored_entries(self.base)
         signatures = [a for a in entries.metadata if a.key.startswith(SIGNATURE_PREFIX)]
         entries.metadata = [a for a in entries.metadata if not a.key.startswith(SIGNATURE_PREFIX)]
-        with self.sink() as sink, ThreadPoolExecutor(1) as hashing:
-            pool = PayloadPool(sink, self.base, hashing, self.room(graphs), next(shares))
-            old = pool.originals if self.part is None else self.part.originals
-            check_places(models, self.path, self.places(old), pool.out.places())
-            targets = [graph.write(pool) for graph in graphs]
-            _add_part(entries, pool.put(np.frombuffer(head, np.uint8)), pool.originals, targets)
-            pool.out.finish(entries)
-            pool.out.verify_written(next(shares))
-            verified = verify is not None and self._same_answers(sink, *verify, next(shares))
+        old = pool.originals if self.part is None else self.part.originals
+        check_places(models, self.path, self.places(old), pool.out.places()[: len(pool.originals)])
+        targets = [graph.write(pool) for graph in graphs]
+        _add_part(entries, pool.put(np.frombuffer(head, np.uint8)), pool.originals, targets)
+        pool.out.finish(entries)
+        pool.out.verify_written(next(shares))
+        verified = verify is not None and self._same_answers(pool.sink, *verify, next(shares))
         places = {self.base.place(p): pool.place(p) for p in pool.originals}
         kept = {places[at]: sha256 for at, sha256 in self.known.items() if at in places}
         self.known.clear()
@@ -377,36 +388,36 @@ class _Work(NamedTuple):
                 copy.write(sink.read_back(start, _PIECE))
         same = []
         for module in modules:
-            made = session(path, module=module, providers=cpu)
-            if (reason := tuning(made).reason) is not None:
+            tuned_session = session(path, module=module, providers=cpu)
+            if (reason := tuning(tuned_session).reason) is not None:
                 raise UnsupportedError(f"cannot be tuned: {reason}", path=self.path)
             model = session(Record(self.base), module=module, memory="speed", providers=cpu)
-            same.append(same_answers(model, made, self.path, exact=compares_packed(onnxruntime_module())))
+            same.append(same_answers(model, tuned_session, self.path, exact=compares_packed(onnxruntime_module())))
         return all(same)
 
     def report(
-        self, started: float, digest: str, models: tuple[str, ...], made: Sequence[TunedGraph] = ()
+        self, started: float, digest: str, models: tuple[str, ...], graphs: Sequence[TunedGraph] = ()
     ) -> TuneReport:
-        """Check that the untuned part is unchanged, and return the report; `made` are the new graphs."""
+        """Check that the untuned part is unchanged, and return the report; `graphs` are the new graphs."""
         with load_record(self.dest) as written:
             if written.archive.source.file is None or written.archive.source.file[1][:3] != self.written[-1][:3]:
-                what = "was replaced by another saver as soon as it was written"
-                raise SourceError(f"{what}; look at the file there, and tune it again", path=self.dest)
+                fault = "was replaced by another saver as soon as it was written"
+                raise SourceError(f"{fault}; look at the file there, and tune it again", path=self.dest)
             part = tuned.read_tuned(written.archive)
             base = written if part is None else Record(tuned.untuned(written.archive, part))
             if (now := content_digest(base.archive, known=self.known)) != digest:
-                what = f"its content digest was {digest}, that of its untuned part is {now}"
-                raise IntegrityError(f"{what}; the disk or the memory is failing", path=self.dest)
+                fault = f"its content digest was {digest}, that of its untuned part is {now}"
+                raise IntegrityError(f"{fault}; the disk or the memory is failing", path=self.dest)
             after = digest if part is None else content_digest(written.archive, known=self.known)
             targets = tuned.targets_of(written.archive)
         return TuneReport(
             source=self.path,
             dest=self.dest,
             targets=targets,
-            modules=tuple(g.module for g in made),
-            weights=sum(g.weights for g in made),
-            packed=sum(g.packed for g in made),
-            packed_bytes=sum(g.packed_bytes for g in made),
+            modules=tuple(g.module for g in graphs),
+            weights=sum(g.weights for g in graphs),
+            packed=sum(g.packed for g in graphs),
+            packed_bytes=sum(g.packed_bytes for g in graphs),
             input_bytes=self.record.archive_nbytes,
             archive_bytes=self.written[-1][2],
             content_digest_before=digest,

@@ -18,7 +18,7 @@ import numpy as np
 
 from zcrecord.archive import info, subset, unflatten
 from zcrecord.archive.archive import Archive, Progress, has_type_name, takes_archive
-from zcrecord.archive.name_patterns import star_match, starred
+from zcrecord.archive.name_patterns import star_match, star_renamer
 from zcrecord.archive.part_source import PartSource
 from zcrecord.archive.subset import GONE, Names, Rename
 from zcrecord.codec.blocks import BlockTable, add_blocks
@@ -67,7 +67,7 @@ class EditReport:
         tensors, archive_bytes: of the archive now.
         cloned_bytes: those that share their place on the disk with the old archive.
         lapsed: ids of the keys whose signatures were left out, since the content changed.
-        seconds: with the block.
+        seconds: from the begin to the end of the `with` block.
     """
 
     source: str
@@ -116,8 +116,8 @@ def edit(
         UnsupportedError: `path` is not a path; or the archive is packed, remote, attached to a program, tuned, a
         catalogue, or a shard of one.
         SourceNotFoundError, FormatError: there is no archive. DestinationExistsError: something is at `dest`.
-        NameCollisionError: two would have one name. SourceError: the file system refused, or the archive was replaced
-        meanwhile.
+        NameCollisionError: two tensors would have one name. SourceError: the file system refused, or the archive was
+        replaced meanwhile.
     """
     return RecordEditor(path, dest, force=force, durable=durable, progress=progress)
 
@@ -269,8 +269,8 @@ class RecordEditor(MutableMapping[str, Any]):
         """Remove all tensors, modules and attributes that match, and modules that become empty.
 
         Args:
-            names: as in `Record.select`: patterns, in which `*` matches dots too, or exact names, of modules with all
-                below them; or a function from TensorInfo to bool.
+            names: as in `Record.select`: exact names, each with all below it, or patterns, in which `*` matches dots,
+                too; or a function from TensorInfo to bool.
 
         Raises:
             TensorNotFoundError: a name is not there, or a pattern matches nothing.
@@ -295,7 +295,7 @@ class RecordEditor(MutableMapping[str, Any]):
             if not isinstance(new, str):
                 raise UnsupportedError(f"rename takes a new name for '{old}', not a {type(new).__name__}")
             if "*" in old and old not in self._tensor_numbers():
-                rename = starred(old, new)
+                rename = star_renamer(old, new)
                 self._check_known([old], star_match(old))
             else:
                 rename = {old: new}
@@ -399,7 +399,7 @@ class RecordEditor(MutableMapping[str, Any]):
         return self._current
 
     def _write_edited(self) -> None:
-        """Write the archive."""
+        """Write the edited archive, and set the report."""
         stored = self._open_record().archive
         archive = self._apply_changes()
         lapsed = self._drop_signatures()
@@ -408,19 +408,19 @@ class RecordEditor(MutableMapping[str, Any]):
         entries.metadata = metadata_entries(self.metadata)
         stored_numbers, sources = self._number_payloads(entries)
         path, identity = stored.source.file or (self._source, None)
-        with open_source(path)[0] as file:
+        with open_source(path, regular=True)[0] as file:
             self._check_unreplaced(file.fileno(), identity)
             rows, blocks = stored.index.payloads, BlockTable(stored.index)
             old = StoredArchive(stored.header, rows, stored.buffer, file.fileno(), blocks)
             edited = plan_edited(old, stored_numbers, entries, sources)
-            same = edited.unchanged and self._dest is None
-            cloned = 0 if same else self._write(edited, path, identity)
+            keeps_file = edited.unchanged and self._dest is None
+            cloned = 0 if keeps_file else self._write(edited, path, identity)
         self.report = EditReport(
             source=self._source,
             dest=self._source if self._dest is None else self._dest,
-            written=not same,
+            written=not keeps_file,
             tensors=len(archive.index.tensors),
-            archive_bytes=(stored if same else edited).header.archive_size,
+            archive_bytes=(stored if keeps_file else edited).header.archive_size,
             cloned_bytes=cloned,
             lapsed=lapsed,
             seconds=time.perf_counter() - self._started,
@@ -530,8 +530,8 @@ def _check_editable(archive: Archive) -> None:
     if archive.source.file is None:
         raise UnsupportedError("is packed; unpack it, edit that, and pack it again", path=archive.path)
     if info.child_of_type(archive, TUNED_TYPE) is not None:
-        do = "remove the tuned part (untune, zcrecord tune --remove), edit it, and tune it again"
-        raise UnsupportedError(f"is tuned, for the model as it is; {do}", path=archive.path)
+        advice = "remove the tuned part (untune, zcrecord tune --remove), edit it, and tune it again"
+        raise UnsupportedError(f"is tuned for the model as it is; {advice}", path=archive.path)
 
 
 def reformed_attribute(archive: Archive) -> str | None:

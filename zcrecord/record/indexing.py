@@ -37,8 +37,9 @@ def index(
     """Write an archive of a few KB that names the payloads of other formats' files, which stay as they are.
 
     The archive opens as a record: names as a tree, checksums, signatures, `verify`, `expect=`. Files are named by their
-    plain names, so the archive lies beside them. Each is known by its size and the SHA-256 of its header: a file that
-    was changed is refused. `convert` makes an archive with its own payloads of it.
+    plain names, so the archive lies beside them. Each is known by its size and the SHA-256 of its header: a file
+    of another size or header is refused. Other changes are found by the checksums. `convert` makes an archive of it
+    with its own payloads.
 
     Args:
         source: a file of safetensors, GGUF, torch or npz, an index of shards, or a folder with one of these.
@@ -77,7 +78,7 @@ def index(
         if kind:
             check_members(archive)
     files = Files(out)
-    with open_sink(place_for(out, version), durable=durable, check=files.check_still) as sink:
+    with open_sink(place_for(out, version), durable=durable, check=files.check_unreplaced) as sink:
         writer = ReferencingWriter(sink, files, None, alignment=ALIGNMENT, digest=digest)
         with located(path=path):
             ids = _refer_to_payloads(archive, outline, files, writer, kind, progress or (lambda *_: None))
@@ -112,8 +113,8 @@ def _refer_to_payloads(
         reader = readers[int(bases[k])] if k >= 0 and offset < bases[k] + readers[int(bases[k])].nbytes else None
         reason = source.decoding(number)
         if number in users and (reader is None or reason is not None):
-            what = f"is {reason or 'no range of the file'}, and an index names ranges of files; convert the file"
-            raise UnsupportedError(what, tensor=users[number])
+            fault = f"is {reason or 'no range of the file'}, and an index names ranges of files; convert the file"
+            raise UnsupportedError(fault, tensor=users[number])
         if reader is None or reader.memory.path is None:
             out.append(writer.store(np.frombuffer(source.payload(number), np.uint8)))
             continue

@@ -180,14 +180,14 @@ def _load(source: Any, names: Names | None, rename: Rename | None, options: Load
         if not isinstance(opened, str):
             return _fetch_part(_open_remote(source, opened, options), names, rename, options)
         source = opened
-    if kept := names is not None and options.mmap is False and not options.checks_content:
+    if keeps_chosen := names is not None and options.mmap is False and not options.checks_content:
         options = replace(options, mmap=None)
     memory, name = _memory(source, options.mmap)
     if options.mmap and memory.on_demand:
         import logging  # here, because few files lie in a network
 
-        told = name, getattr(memory.octets, "network", "")
-        logging.getLogger("zcrecord").info("%s is on %s: tensors are read when used, not mapped", *told)
+        network = getattr(memory.octets, "network", "")
+        logging.getLogger("zcrecord").info("%s is on %s: tensors are read when used, not mapped", name, network)
     try:
         # Only the frames that hold the chosen tensors are decompressed; without `names` all are, several at a time.
         if names is not None and not options.checks_content and options.embedded is None and is_packed(memory.octets):
@@ -200,10 +200,10 @@ def _load(source: Any, names: Names | None, rename: Rename | None, options: Load
         archive = _verify(_open_local(memory, options, defer=defer), options)
         _check_content(archive, options, local=True)
         archive = _select(archive, names, rename)
-        if kept:
+        if keeps_chosen:
             for number in range(len(archive.index.payloads)):
-                for source, there in archive.source.pieces(number):
-                    source.keep(there)
+                for piece in archive.source.pieces(number):
+                    piece.source.keep(piece.number)
         return archive
     except RecordError as error:
         raise error.located(path=name) from error.__cause__
@@ -285,7 +285,7 @@ def _open_remote(url: str, archive: Archive, options: LoadOptions) -> Archive:
         return opened
 
     def open_file(name: str, open_memory: Any) -> Archive:
-        return open_ranges(file_beside(url, name), open_memory, options.storage_options)
+        return open_ranges(file_beside(url, name), open_memory, options.cache, options.storage_options)
 
     return _open_described(archive, open_shard, open_file, recipe)
 

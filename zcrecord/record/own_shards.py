@@ -39,7 +39,7 @@ def own_shards(path: str) -> list[ListedFile]:
 def _may_be_catalogue(path: str) -> bool:
     """Return True for an archive, not a packed one, that has a catalogue's type name in its first bytes."""
     kind, end = CATALOGUE_TYPE.encode(), b""
-    with open_source(path)[0] as file:
+    with open_source(path, regular=True)[0] as file:
         for start in range(0, MOST_OF_CATALOGUE, _PIECE):
             piece = file.read(_PIECE)
             if not (start or piece.startswith(MAGIC)) or not piece:
@@ -51,7 +51,7 @@ def _may_be_catalogue(path: str) -> bool:
 
 
 def proved_shards(path: str, options: Mapping[str, Any] | None = None) -> Iterator[tuple[str, Archive]]:
-    """Yield the readable shards of a catalogue at a path or URL, by name, if trailer and index are as it has them."""
+    """Yield names and archives of a catalogue's shards whose trailer and index digest are those in the catalogue."""
     with contextlib.suppress(RecordError), contextlib.ExitStack() as stack:
         record = load_record(path, verify="touch", cache=False, storage_options=options)
         source = stack.enter_context(record).archive.source
@@ -68,9 +68,9 @@ def check_no_shard(path: str) -> None:
     catalogue = catalogue_of_shard(name)
     if catalogue is not None and os.path.isfile(beside := os.path.join(folder, catalogue)):
         with load_record(beside) as record:
-            known = name in record.archive.source.file_names
-        if known:
-            fault = f"is a shard of {catalogue}, which knows it by its index"
+            is_shard = name in record.archive.source.file_names
+        if is_shard:
+            fault = f"is a shard of {catalogue}, which has the digest of its index"
             raise UnsupportedError(f"{fault}; name another file for the new one", path=path)
 
 

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Tensors = Literal["numpy", "torch", "jax"]
 
-# Names are found by search until there were as many lookups as the first number, and one for so many tensors as the
-# second: then a dictionary of all names pays.
+# A dictionary of all names pays after 32 lookups, and one for every 256 tensors; until then names are found by search.
 _FEWEST_LOOKUPS, _TENSORS_A_LOOKUP = 32, 256
 
 
@@ -44,7 +43,7 @@ class Record(Mapping[str, Any]):
         self._closed = False
         self._lookups = 0
         self._names: list[str] | None = None
-        self._numbers: dict[str, int] = {}  # by name; empty until it pays
+        self._numbers: dict[str, int] = {}  # by name; empty until a dictionary pays
 
     @property
     def archive(self) -> Archive:
@@ -93,10 +92,10 @@ class Record(Mapping[str, Any]):
         """Return a view of the tensor; TensorNotFoundError (a KeyError) lists close names when it is printed.
 
         The view is read-only, except in mode "c". torch ignores that: the first write to
-        `torch.from_numpy(record["w"])` ends the process; of a record loaded from bytes it changes those bytes. Safe are
-        `record.torch()`, `load_record(path, mode="c")` and a copy, `torch.tensor(record["w"])`.
+        `torch.from_numpy(record["w"])` ends the process, or changes the bytes that the record was loaded from. Use
+        `record.torch()`, `load_record(path, mode="c")` or a copy: `torch.tensor(record["w"])`.
         """
-        # Once names are in the dictionary a loop over them does no more than this; a closed archive refuses.
+        # This is all that a lookup does once the dictionary is made; `view` refuses if the archive is closed.
         i = self._numbers.get(name, -1) if type(name) is str else -1
         if i < 0:
             if (view := self._archive.early(name)) is not None:
@@ -143,7 +142,7 @@ class Record(Mapping[str, Any]):
     def raw(self, name: str) -> memoryview:
         """Return the bytes of a tensor's payload, read-only and uncopied, whether its element type is known or not.
 
-        Of an unknown type with strides, the elements in C order, copied (R77).
+        Elements of an unknown type with strides are copied, in C order (R77).
         """
         archive, i = self.archive, self._number(name)
         row = archive.row(i)
@@ -194,8 +193,8 @@ class Record(Mapping[str, Any]):
         """Every attribute by its full name, in saved order; bytes as read-only memoryviews, uncopied.
 
         Raises:
-            LimitError: their full names add up to over 64 times the index; ask each of `modules` for its own.
-            UnsupportedError: two have the same full name; ask each of `modules`, too.
+            LimitError: their full names add up to over 64 times the index. UnsupportedError: two have the same full
+            name. In both cases use the `attributes` of each of `modules`.
         """
         from zcrecord.archive import info
 
@@ -250,11 +249,11 @@ class Record(Mapping[str, Any]):
         """Return chosen tensors as a record, under the same or other names; copies no payload.
 
         Args:
-            names: shell patterns, in which `*` matches dots too, or exact names; of tensors, or of modules with all
+            names: exact names or shell patterns, in which `*` matches dots, too; of tensors, or of modules with all
                 below them. Or a function from TensorInfo to bool. Modules of chosen tensors keep their attributes.
             rename: a mapping from names of tensors or modules to new ones, and from compiled regular expressions to
-                their replacements; the longest name that applies counts. Or a function from name to name. "" is the
-                record itself. Changed names are split at their dots.
+                their replacements; of several names that apply, the longest counts. Or a function from name to name. ""
+                is the record itself. Changed names are split at their dots.
 
         Raises:
             TensorNotFoundError: a name without wildcards is not there. NameCollisionError: two tensors would have one
@@ -367,7 +366,7 @@ class Record(Mapping[str, Any]):
         return digest.content_digest(self.archive, progress=progress)
 
     def close(self) -> bool:
-        """End lookups; return True if the mapping is released. Views from before keep it, and stay valid."""
+        """End lookups; return True if the mapping is released. Views made before stay valid, and keep it."""
         self._closed = True
         return self._archive.close()
 

@@ -147,7 +147,7 @@ class RecordWriter:
     ) -> Iterator[OpenTensor]:
         """Open one tensor of a dtype and shape; the block writes its values in pieces, in C order.
 
-        With order "F" the first axis is the fastest, also in the archive; only for types that fill whole bytes.
+        With order "F" the pieces, and the archive, have the first axis fastest; only for types that fill whole bytes.
 
         Raises:
             ProducerError: too few or too many bytes are written, or values of another type.
@@ -210,7 +210,7 @@ class RecordWriter:
 
 @dataclass(slots=True)
 class _PlannedTensor:
-    """One of several tensors that were planned together; `payloads` are of those sources that are written."""
+    """One of several tensors planned together; `payloads` has the payload of each source written so far."""
 
     writer: RecordWriter
     plan: PayloadPlan
@@ -248,4 +248,4 @@ class OpenTensor:
 
     def _check(self) -> None:
         if self._broken:
-            raise ProducerError("one of its writes failed; it is not known how much of it was written")
+            raise ProducerError("a write of it failed halfway; write the archive again")

@@ -43,7 +43,7 @@ _LEAST = 1024  # bytes of the smallest payload that is worth a reference
 
 
 class ReferencedFile(NamedTuple):
-    """A file that payloads lie in: its plain name, its size, and the range that tells it from others."""
+    """A file that payloads lie in: its plain name, its size, and the range whose SHA-256 identifies it."""
 
     name: str
     nbytes: int
@@ -65,7 +65,7 @@ class Files:
 
     def __init__(self, dest: str) -> None:
         self._dest = real_path(dest)
-        if not self._dest.endswith(".zcr"):  # by which savers find the archives that name files
+        if not self._dest.endswith(".zcr"):  # savers look for references in files of this suffix
             raise UnsupportedError("an archive that refers to other files is named .zcr; rename it", path=dest)
         self.known: dict[str, int] = {}
         self._opened: list[tuple[str, Memory]] = []
@@ -82,30 +82,30 @@ class Files:
             return self.known[path]
         folder, name = os.path.split(path)
         if real_path(path) == self._dest:
-            raise DestinationExistsError("its payloads are what the new archive would refer to", path=self._dest)
-        behind = os.path.basename(real_path(path))  # of a link, which would lead nowhere
-        if catalogue_of_shard(name) is not None or catalogue_of_shard(behind) is not None:
-            what = "has the name of a catalogue's shard, which goes when the catalogue is replaced"
-            raise UnsupportedError(f"{what}; give it another name, and refer to that", path=path)
+            raise DestinationExistsError("the new archive would refer to it; name another one", path=self._dest)
+        target = os.path.basename(real_path(path))  # a link to a removed shard would lead nowhere
+        if catalogue_of_shard(name) is not None or catalogue_of_shard(target) is not None:
+            fault = "has the name of a catalogue's shard, which is removed when the catalogue is replaced"
+            raise UnsupportedError(f"{fault}; give it another name, and refer to that", path=path)
         path_beside(self._dest, name)  # a link to elsewhere would be refused when the new archive is opened
         if real_path(folder or ".") != os.path.dirname(self._dest) or not is_plain_name(name, ""):
-            what = "lies in another folder than the archive that would refer to it, or has no plain name"
-            raise UnsupportedError(f"{what}; references name files beside it: write it to {folder or '.'}", path=path)
+            fault = "lies in another folder than the archive that would refer to it, or has no plain name"
+            raise UnsupportedError(f"{fault}; references name files beside it: write it to {folder or '.'}", path=path)
         start, end = described
         if end - start > MOST_DESCRIBED:
-            what = f"has an index of {end - start} bytes, references know a file by at most {MOST_DESCRIBED}"
-            raise UnsupportedError(f"{what}; convert it in shards, and save without a base", path=path)
+            fault = f"has an index of {end - start} bytes, at most {MOST_DESCRIBED} can identify a referenced file"
+            raise UnsupportedError(f"{fault}; convert it in shards, and save without a base", path=path)
         sha256 = hashlib.sha256(octets[start:end]).digest()
         self.files.append(ReferencedFile(name, len(octets), described, sha256))
         self._opened.append((path, memory))
         return self.known.setdefault(path, len(self.files) - 1)
 
-    def check_still(self) -> None:
-        """Raise SourceError if one of the files was replaced since it was opened: the new archive would not find it."""
+    def check_unreplaced(self) -> None:
+        """Raise SourceError if a file was replaced since it was opened: the new archive would refuse the other one."""
         for path, memory in self._opened:
             if was_replaced(memory):
-                what = "was replaced meanwhile, and the new archive would refer to it; save again"
-                raise SourceError(what, path=path)
+                fault = "was replaced meanwhile, and the new archive would refer to it; save again"
+                raise SourceError(fault, path=path)
 
 
 class Base:
@@ -119,15 +119,15 @@ class Base:
     def __init__(self, path: Any, files: Files, dest: str) -> None:
         self._record, self._files = load_record(path_of(path)), files
         if real_path(self._record.path or "") == real_path(dest):  # `path` may be a folder, or a file:// URL
-            raise DestinationExistsError("is the base, to which the new archive would refer", path=dest)
+            raise DestinationExistsError("is the base, to which the new archive would refer; name another", path=dest)
         check_no_own_shard(self._record, dest)
         archive = self._record.archive
         if archive.source.file_names and not has_type_name(archive.source.file_archive(NONE), REFERENCES_TYPE):
-            what = "is a catalogue, whose shards are removed when it is replaced; convert it to one archive"
-            raise UnsupportedError(f"{what}, and refer to that", path=archive.path)
+            fault = "is a catalogue, whose shards are removed when it is replaced; convert it to one archive"
+            raise UnsupportedError(f"{fault}, and refer to that", path=archive.path)
         if not archive.index.digest_kind or not archive.source.is_mapped:
-            what = "has no digests, or is packed, attached or of another format; convert it, or index it"
-            raise UnsupportedError(f"{what}, and refer to that", path=archive.path)
+            fault = "has no digests, or is packed, attached or of another format; convert it, or index it"
+            raise UnsupportedError(f"{fault}, and refer to that", path=archive.path)
         archive.ensure_all()
         rows = archive.index.payloads
         keys = zip(rows["nbytes"].tolist(), rows["digest"].tolist(), strict=True)
@@ -141,8 +141,8 @@ class Base:
         archive = self._record.archive
         [piece] = archive.source.pieces(number)
         octets = piece.source.payload(piece.number)
-        own = (bytes(octets[at : at + COMPARED]) for at in range(0, len(octets), COMPARED))
-        if not all(map(eq, own, written)):
+        stored = (bytes(octets[at : at + COMPARED]) for at in range(0, len(octets), COMPARED))
+        if not all(map(eq, stored, written)):
             return None
         table = archive.source.piece_table()
         opened = archive if table is None else archive.source.file_archive(int(table.file[number]))
@@ -153,7 +153,7 @@ class Base:
 class ReferencingWriter:
     """Writes an archive whose payloads lie in other files, or in itself; it has the methods of a `StreamWriter`.
 
-    A payload that is written, and that the base has, is taken out again, and referred to.
+    A payload is written first; if the base has it, it is removed again, and referred to.
     """
 
     def __init__(self, sink: Sink, files: Files, base: Base | None, *, alignment: int, digest: str | None) -> None:
@@ -165,9 +165,9 @@ class ReferencingWriter:
         self._ranges: list[Range] = []
         self._own: list[int] = []  # payloads of the stream that are the record's
 
-    def refer(self, where: Range) -> int:
+    def refer(self, place: Range) -> int:
         """Add a payload that lies in a file; return its id."""
-        self._ranges.append(where)
+        self._ranges.append(place)
         return len(self._ranges) - 1
 
     def store(self, source: Any) -> int:
@@ -183,16 +183,15 @@ class ReferencingWriter:
             return NONE
         key = self._stream.key_of(number)
         if self._base is not None and key is not None and key[0] >= _LEAST:
-            known = self._base.find(key, self._stream.pieces_of(number))
-            if known is not None:
+            in_base = self._base.find(key, self._stream.pieces_of(number))
+            if in_base is not None:
                 self._stream.forget(number)
-                return self.refer(known)
+                return self.refer(in_base)
         self._own.append(number)
-        where = Range(NONE, len(self._own) - 1, self._stream.row(number)[1], 0 if key is None else key[1])
-        return self.refer(where)
+        return self.refer(Range(NONE, len(self._own) - 1, self._stream.row(number)[1], 0 if key is None else key[1]))
 
     def finish(self, entries: Entries) -> SaveReport:
-        """Write outline, tables and index; the report counts what the archive itself has."""
+        """Write outline, tables and index; the report's `archive_bytes` counts the new archive alone."""
 
         def stored(value: Any) -> Any:
             if isinstance(value, bytes | memoryview):
@@ -261,5 +260,5 @@ def referencing(
     path = path_of(dest)
     files = Files(path)
     base_payloads = Base(base, files, path)
-    with open_sink(dest, durable=durable, check=files.check_still) as sink:
+    with open_sink(dest, durable=durable, check=files.check_unreplaced) as sink:
         yield ReferencingWriter(sink, files, base_payloads, alignment=alignment, digest=digest)

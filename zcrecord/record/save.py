@@ -112,20 +112,20 @@ def save_record(
 
 @contextlib.contextmanager
 def open_writer(
-    dest: Any, most: int | None, base: Any, storage: Mapping[str, Any] | None, *, durable: bool, **options: Any
+    dest: Any, shard_size: int | None, base: Any, storage: Mapping[str, Any] | None, *, durable: bool, **options: Any
 ) -> Iterator[PayloadWriter]:
-    """Yield a writer of payloads as they come: into shards of at most `most` bytes, or beside those of `base`."""
+    """Yield a writer of payloads one by one: to one archive, to shards, or to an archive that refers to `base`."""
     if base is not None:
-        if most is not None:
-            raise UnsupportedError("base= and max_shard_size= do not go together")
+        if shard_size is not None:
+            raise UnsupportedError("base= and max_shard_size= do not go together; give one of them")
         from .references import referencing  # here, as below, because few records refer to another
 
-        with referencing(dest, base, durable=durable, **options) as referring:
-            yield referring
-    elif most is not None:
+        with referencing(dest, base, durable=durable, **options) as writer:
+            yield writer
+    elif shard_size is not None:
         from .sharded_writer import ShardedWriter
 
-        out = ShardedWriter(dest, most, durable=durable, **options)
+        out = ShardedWriter(dest, shard_size, durable=durable, **options)
         with out.files:
             yield out
     else:
@@ -136,23 +136,24 @@ def open_writer(
 def _stream(flat: flatten.FlatRecord, plan: PayloadPlan, out: PayloadWriter, progress: Progress) -> SaveReport:
     """Write a record forward, payloads in the order of first use, the index last."""
     flat.layout_ids, flat.layouts = plan.layout_ids, plan.layouts
-    users = dict(zip(reversed(plan.source_ids), reversed(flat.names), strict=True))  # the first of each source
-    payloads = []
+    users = dict(zip(reversed(plan.source_ids), reversed(flat.names), strict=True))  # of each source the first tensor
+    payloads: list[int] = []
     done, total = 0, sum(source.nbytes for source in plan.sources)
-    for s, source in enumerate(plan.sources):
+    several = getattr(out, "store_next", lambda sources, start: [out.store(sources[start])])
+    while (s := len(payloads)) < len(plan.sources):
         progress(done, total)
         try:
-            payloads.append(out.store(source))
+            payloads += several(plan.sources, s)
         except ProducerError as error:
             raise error.located(tensor=users[s]) from error.__cause__
-        done += source.nbytes
+        done += sum(source.nbytes for source in plan.sources[s : len(payloads)])
     progress(total, total)
     flat.payloads = [payloads[s] if s >= 0 else NONE for s in plan.source_ids]
     return out.finish(flat)
 
 
 def _of_archive(archive: Archive) -> tuple[flatten.FlatRecord, PayloadPlan]:
-    """Return a loaded record ready to be saved again: tied tensors stay tied, and no others become so."""
+    """Return a loaded record's entries and payloads, to be saved again: exactly the tied tensors stay tied."""
     archive.ensure_all()
     check_blobs(archive)
     archive.fetch()
@@ -172,7 +173,7 @@ def _of_archive(archive: Archive) -> tuple[flatten.FlatRecord, PayloadPlan]:
 
 
 def stored_entries(archive: Archive) -> Entries:
-    """Return the entries of a loaded archive; they name payloads, those of bytes included, by their numbers there."""
+    """Return the entries of a loaded archive, with the archive's numbers of payloads, also for bytes."""
     archive.ensure_all()
     ix = archive.index
     out, plan = _flat_record(archive, PayloadId), _layouts_of(archive)
@@ -218,5 +219,5 @@ def _layouts_of(archive: Archive) -> PayloadPlan:
 
 
 def metadata_now(metadata: Metadata | None) -> Mapping[str, Any]:
-    """Return metadata, called if it is a function."""
+    """Return metadata; a function is called for them."""
     return metadata() if callable(metadata) else metadata or {}

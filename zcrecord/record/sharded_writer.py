@@ -10,9 +10,13 @@ import hashlib
 import itertools
 import operator
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, SupportsIndex
 
+import numpy as np
+
+from zcrecord.codec.digests import digest_of
 from zcrecord.codec.entries import Entries, digest_kind
 from zcrecord.codec.layout import NONE
 from zcrecord.errors import UnsupportedError
@@ -20,6 +24,7 @@ from zcrecord.storage.files import Place, is_url, place_beside_shards
 from zcrecord.storage.folders import is_plain_name
 from zcrecord.storage.new_files import FileGroup, FileSink, Placement, put_in_place, refusals
 from zcrecord.storage.scratch import folder_lock
+from zcrecord.tensors.strides import as_bytes
 from zcrecord.writing.catalogue import WholeRecord, WrittenShard, catalogue_tree, some_of, write_catalogue
 from zcrecord.writing.equal import EqualPayloads
 from zcrecord.writing.writers import SaveReport, StreamWriter
@@ -41,7 +46,7 @@ class ShardedWriter:
 
     def __init__(self, dest: Any, most: Any, *, alignment: int, digest: str | None, durable: bool) -> None:
         if not isinstance(most, SupportsIndex) or isinstance(most, bool) or operator.index(most) < 1:
-            raise UnsupportedError(f"max_shard_size={most!r} is not a number of bytes from 1 on")
+            raise UnsupportedError(f"max_shard_size={most!r} is not a number of bytes from 1 on, such as 5 << 30")
         if hasattr(dest, "write") or is_url(os.fspath(dest) if isinstance(dest, Place) else dest):
             raise UnsupportedError("max_shard_size= is for paths: shards lie beside their catalogue")
         self._path, self._most = place_beside_shards(dest), operator.index(most)
@@ -60,6 +65,26 @@ class ShardedWriter:
     def store(self, source: Any) -> int:
         """Write one payload, the values of a LazyTensor or the bytes of an array or SplitSource; return its id."""
         return self._place_payload(self._shard_for(source.nbytes).store(source), source.nbytes)
+
+    def store_next(self, sources: Sequence[Any], start: int) -> list[int]:
+        """Write the next source of a plan, or several: small arrays of new bytes that fit into the shard."""
+        writer, new = self._shard_for(sources[start].nbytes), list[memoryview]()
+        room = min(1 << 19, self._most - self._filled) if digest_kind(self._digest) else 0  # bytes, which a cache holds
+        for source in map(sources.__getitem__, range(start, len(sources))):
+            if not isinstance(source, np.ndarray) or source.nbytes > room:
+                break
+            octets = as_bytes(source).data
+            place = len(self._shards) - 1, writer.payloads + len(new)
+            if self._equal.first((len(octets), digest_of(octets)), place, lambda _: True) != place:
+                break
+            self._places.append(place)
+            new.append(octets)
+            room -= len(octets)
+        if not new:
+            return [self.store(sources[start])]
+        writer.add_all(new)
+        self._filled += sum(map(len, new))
+        return list(range(len(self._places) - len(new), len(self._places)))
 
     def begin(self, nbytes: int) -> None:
         """Start a payload of `nbytes` bytes."""
@@ -82,19 +107,19 @@ class ShardedWriter:
         return self._shards[-1][0]
 
     def _place_payload(self, number: int, nbytes: int) -> int:
-        """Note the place of the last shard's payload; take it back if one in another shard is equal. Return its id."""
+        """Note the place of a payload in the last shard; remove it if another shard has an equal one. Return its id."""
         if number == NONE:
             return NONE
-        here, writer = len(self._shards) - 1, self._shards[-1][0]
+        last, writer = len(self._shards) - 1, self._shards[-1][0]
 
-        def same(place: tuple[int, int]) -> bool:
+        def is_equal(place: tuple[int, int]) -> bool:
             shard, first = place
             pieces = self._shards[shard][0].pieces_of(first), writer.pieces_of(number)
-            return shard != here and all(map(operator.eq, *pieces))
+            return shard != last and all(map(operator.eq, *pieces))
 
-        key, place = writer.key_of(number), (here, number)
-        shard, first = place if key is None else self._equal.first(key, place, same)
-        if shard == here:
+        key, place = writer.key_of(number), (last, number)
+        shard, first = place if key is None else self._equal.first(key, place, is_equal)
+        if shard == last:
             self._filled += nbytes
         else:
             writer.forget(number)
@@ -104,7 +129,7 @@ class ShardedWriter:
 
     def finish(self, entries: Entries) -> SaveReport:
         """Write indexes and the catalogue, and make them appear; the report counts the bytes of all files."""
-        if len(self._shards) > 1 and not self._shards[-1][0].payloads:  # the last payloads were in others already
+        if len(self._shards) > 1 and not self._shards[-1][0].payloads:  # other shards have the equals of all in it
             self._shards.pop()
             self.files.drop_last()
         if len(self._shards) < 2:

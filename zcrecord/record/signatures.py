@@ -50,8 +50,8 @@ def check_signature(record: Record, key: Any, *, progress: Progress | None = Non
 def public_keys(keys: Any) -> dict[str, Any]:
     """Return Ed25519 public keys by their ids; UnsupportedError unless it is a list of one or more of them."""
     if not isinstance(keys, list | tuple) or not keys:
-        given = "an empty one" if isinstance(keys, list | tuple) else f"a {type(keys).__name__}"
-        raise UnsupportedError(f"trusted_keys= takes a list of public keys, not {given}; None checks no signature")
+        actual = "an empty one" if isinstance(keys, list | tuple) else f"a {type(keys).__name__}"
+        raise UnsupportedError(f"trusted_keys= takes a list of public keys, not {actual}; None checks no signature")
     return {key_id(public): public for public in map(load_public_key, keys)}
 
 
@@ -63,8 +63,8 @@ def check_signed(record: Record, keys: Mapping[str, Any], *, progress: Progress 
     path, metadata = record.archive.path, record.metadata
     values = {name: metadata[SIGNATURE_PREFIX + name] for name in keys if SIGNATURE_PREFIX + name in metadata}
     if not values:
-        others, which = signers(record), "this key" if len(keys) == 1 else "one of the keys"
-        by = f" by {which} ({', '.join(keys)}) but by {', '.join(map(printable, others[:3]))}" if others else ""
+        others, trusted = signers(record), "this key" if len(keys) == 1 else "one of the keys"
+        by = f" by {trusted} ({', '.join(keys)}) but by {', '.join(map(printable, others[:3]))}" if others else ""
         raise IntegrityError(f"is not signed{by}", path=path)
     signed = {name: octets for name, value in values.items() if (octets := _decode_signature(value)) is not None}
     if not signed:
@@ -76,7 +76,7 @@ def check_signed(record: Record, keys: Mapping[str, Any], *, progress: Progress 
         with contextlib.suppress(InvalidSignature):
             keys[name].verify(octets, signed_message(name, digest))
             return name, digest
-    fault = f"its content is {digest}, or the signature is forged"
+    fault = f"its content is {digest}, or the signature is forged; zcrecord verify names damaged tensors"
     raise IntegrityError(f"is not what was signed by the key {', '.join(signed)}: {fault}", path=path)
 
 
@@ -129,7 +129,7 @@ def load_private_key(key: Any, passphrase: bytes | None) -> Any:
     def load(data: bytes) -> Any:
         encrypted = takes_passphrase(data)
         if encrypted and passphrase is None:
-            raise UnsupportedError("is encrypted; it takes its passphrase")
+            raise UnsupportedError("is encrypted; give its passphrase")
         decode: Any = load_ssh_private_key if data.startswith(b"-----BEGIN OPENSSH") else load_pem_private_key
         return decode(data, password=passphrase if encrypted else None)  # the package refuses an unneeded one
 
@@ -144,7 +144,7 @@ def load_public_key(key: Any) -> Any:
 
     def load(data: bytes) -> Any:
         if b"PRIVATE KEY" in data:
-            raise UnsupportedError("is a private key; to check takes the public one")
+            raise UnsupportedError("is a private key; to check a signature give the public one")
         ssh = data.lstrip().startswith((b"ssh-", b"ecdsa-", b"sk-"))
         return (load_ssh_public_key if ssh else load_pem_public_key)(data)
 
@@ -166,16 +166,16 @@ def _load_key(key: Any, kind: type, load: Callable[[bytes], Any], which: str) ->
         if "bcrypt" in str(error):
             why = "is an encrypted OpenSSH key, which takes bcrypt"
             raise missing_package("bcrypt", why=why).located(path=path) from error
-        raise UnsupportedError("is a key of a kind that cryptography does not know", path=path) from error
+        raise UnsupportedError("is a key of a kind that cryptography does not know; use Ed25519", path=path) from error
     except (ValueError, TypeError) as error:
         fault = f"is no {which} key in PEM or OpenSSH's form"
         if which == "private" and (b"PUBLIC KEY" in data or data.startswith(b"ssh-")):
-            fault = "is a public key; to sign takes the private one"
+            fault = "is a public key; to sign give the private one"
         elif which == "private" and takes_passphrase(data):
             fault = "is a private key that needs another passphrase, or is damaged"
         raise UnsupportedError(fault, path=path) from error
     if not isinstance(loaded, kind):
-        raise UnsupportedError("the key is not an Ed25519 one", path=path)
+        raise UnsupportedError("the key is not an Ed25519 one; give one of that kind", path=path)
     return loaded
 
 

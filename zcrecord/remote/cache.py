@@ -44,12 +44,12 @@ def cache_at(folder: Any, url: str, options: Mapping[str, Any]) -> Path | None:
     for folder in (root.parent, root):
         try:
             _make(folder)
-            _check_ours(folder, named=folder != root)
+            _check_ours(folder, chosen=folder != root)
         except SourceError:
             raise
         except (OSError, ValueError) as error:
-            what = f"the cache's folder cannot be made: {getattr(error, 'strerror', None) or error}"
-            raise SourceError(what, path=str(folder), errno=getattr(error, "errno", None)) from error
+            fault = f"the cache's folder cannot be made: {getattr(error, 'strerror', None) or error}"
+            raise SourceError(fault, path=str(folder), errno=getattr(error, "errno", None)) from error
     with contextlib.suppress(FileNotFoundError):  # the first entry makes it
         _check_ours(archive)
     return archive
@@ -81,11 +81,11 @@ def trim_cache(folder: Any = None, *, limit: int = 0) -> int:
         0
     """
     if not isinstance(limit, int):
-        raise UnsupportedError(f"limit={limit!r} is not a number of bytes")
+        raise UnsupportedError(f"limit={limit!r} is not a number of bytes, such as 10 << 30")
     root = _folder_of(folder)
     if root is None or root.is_symlink() or not root.is_dir():  # there is no cache
         return 0
-    _check_ours(root.parent, named=True)
+    _check_ours(root.parent, chosen=True)
     _check_ours(root)
     files, folders = [], []
     for path in root.rglob("*"):
@@ -115,8 +115,8 @@ def _folder_of(folder: Any) -> Path | None:
     if folder is False:
         return None
     if not isinstance(folder, str | os.PathLike) or not isinstance(os.fspath(folder), str):
-        what = f"cache= takes a folder's path, False for none, or None for ${CACHE_VARIABLE}'s"
-        raise UnsupportedError(f"{what}, not {folder!r}")
+        fault = f"cache= takes a folder's path, False for none, or None for ${CACHE_VARIABLE}'s"
+        raise UnsupportedError(f"{fault}, not {folder!r}")
     return Path(folder) / _FOLDER
 
 
@@ -163,26 +163,26 @@ class VersionCache:
         """Return the pieces given to `put_index`; None without valid ones."""
         try:
             with _open_entry(self._folder / _INDEX) as file:
-                line, _, rest = file.readall().partition(b"\n")
+                line, _, octets = file.readall().partition(b"\n")
             data = json.loads(line)
-            if data["digest"] != f"{digest_of(rest):016x}":
+            if data["digest"] != f"{digest_of(octets):016x}":
                 return None
             out = []
             for offset, nbytes in data["pieces"]:
-                if not (type(offset) is type(nbytes) is int and 0 <= nbytes <= len(rest)):
+                if not (type(offset) is type(nbytes) is int and 0 <= nbytes <= len(octets)):
                     return None
-                out.append((offset, rest[:nbytes]))
-                rest = rest[nbytes:]
+                out.append((offset, octets[:nbytes]))
+                octets = octets[nbytes:]
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
         return out
 
     def put_index(self, pieces: list[tuple[int, memoryview]]) -> None:
         """Write the pieces needed to open the archive, with their offsets."""
-        rest = b"".join(piece for _, piece in pieces)
+        octets = b"".join(piece for _, piece in pieces)
         places = [(offset, len(piece)) for offset, piece in pieces]
-        data = {"digest": f"{digest_of(rest):016x}", "pieces": places}
-        CacheEntry(self._folder / _INDEX).write_all(memoryview(json.dumps(data).encode() + b"\n" + rest))
+        data = {"digest": f"{digest_of(octets):016x}", "pieces": places}
+        CacheEntry(self._folder / _INDEX).write_all(memoryview(json.dumps(data).encode() + b"\n" + octets))
 
     def _payload(self, start: int, nbytes: int) -> Path:
         return self._folder / f"{start}-{nbytes}"
@@ -248,25 +248,25 @@ def _make(folder: Path) -> None:
         missing.mkdir(mode=0o700, exist_ok=True)
 
 
-def _check_ours(folder: Path, *, named: bool = False) -> None:
+def _check_ours(folder: Path, *, chosen: bool = False) -> None:
     """Raise SourceError unless this user or root owns the folder, and nobody else may write to it.
 
-    The folder that the user `named` may be a link, or sticky as /tmp is: others cannot rename files in it.
+    A folder `chosen` by the user may be a link, or sticky as /tmp is: in it others cannot rename this user's files.
     """
-    status = folder.stat() if named else folder.lstat()
+    status = folder.stat() if chosen else folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
-        what = f"the cache's folder is {'a file' if named else 'a link or a file'}"
+        fault = f"the cache's folder is {'a file' if chosen else 'a link or a file'}"
         advice = "name another one in {}"
     elif not _is_owners(status):
-        what = f"the cache's folder is another user's (number {status.st_uid}), who could change what is loaded"
+        fault = f"the cache's folder is another user's (number {status.st_uid}), who could change what is loaded"
         advice = "name one of your own in {}"
-    elif hasattr(os, "geteuid") and status.st_mode & _OTHERS and not (named and status.st_mode & stat.S_ISVTX):
-        others = "everybody" if status.st_mode & stat.S_IWOTH else "its group"
-        what = f"{others} may write to the cache's folder, and could change what is loaded"
+    elif hasattr(os, "geteuid") and status.st_mode & _OTHERS and not (chosen and status.st_mode & stat.S_ISVTX):
+        writers = "everybody" if status.st_mode & stat.S_IWOTH else "its group"
+        fault = f"{writers} may write to the cache's folder, and could change what is loaded"
         advice = "take that right away (chmod go-w), or name another in {}"
     else:
         return
-    raise SourceError(what, path=str(folder), advice=Advice(advice, "cache"))
+    raise SourceError(fault, path=str(folder), advice=Advice(advice, "cache"))
 
 
 def _is_owners(status: os.stat_result) -> bool:
@@ -279,8 +279,8 @@ def _open_entry(path: Path, nbytes: int | None = None) -> Any:
     try:
         status = os.fstat(fd)
         fits = status.st_size <= 2 * MAX_INDEX_SIZE if nbytes is None else status.st_size == nbytes
-        ours = _is_owners(status) and (os.name != "posix" or not status.st_mode & _OTHERS)
-        if not stat.S_ISREG(status.st_mode) or not fits or not ours:
+        is_private = _is_owners(status) and (os.name != "posix" or not status.st_mode & _OTHERS)
+        if not stat.S_ISREG(status.st_mode) or not fits or not is_private:
             raise OSError("not an entry of a cache")
         with contextlib.suppress(OSError):  # a read-only file of root's
             os.utime(fd if os.utime in os.supports_fd else path)

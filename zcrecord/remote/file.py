@@ -77,14 +77,14 @@ class RemoteFile:
 
     def replaced_error(self) -> SourceError:
         """Return the error for a file that was replaced."""
-        what = "was replaced or changed since it was opened; load it again, views taken before stay as they are"
-        return SourceError(what, path=self.shown)
+        fault = "was replaced or changed since it was opened; load it again, views taken before stay as they are"
+        return SourceError(fault, path=self.shown)
 
     def missing_error(self) -> SourceNotFoundError:
         """Return the error for a file that does not exist."""
         return SourceNotFoundError("no such file on the server", path=self.shown)
 
-    def failed_error(self, what: str, tries: int = TRIES) -> SourceError:
+    def failed_error(self, fault: str, tries: int = TRIES) -> SourceError:
         """Return the error for a request that failed at every try."""
         times = f", tried {tries} times" if tries > 1 else ""
-        return SourceError(f"cannot be read{times}: {what}", path=self.shown)
+        return SourceError(f"cannot be read{times}: {fault}", path=self.shown)

@@ -46,10 +46,10 @@ class FsspecFile(RemoteFile):
 
     def _check(self, info: Mapping[str, Any]) -> None:
         if info.get("type") == "directory" or info.get("size") is None:
-            raise SourceError("is not a file, or the server does not tell its size", path=self.shown)
+            raise SourceError("is not a file, or hides its size; name a file, or download it", path=self.shown)
         if (coding := _coding(info)) not in ("", "identity"):
-            what = f"the server keeps it encoded ({coding}), and may send it decompressed, without a limit"
-            raise SourceError(f"{what}; download the file, or have it stored without Content-Encoding", path=self.shown)
+            text = f"the server keeps it encoded ({coding}), and may send it decompressed, without a limit"
+            raise SourceError(f"{text}; download the file, or have it stored without Content-Encoding", path=self.shown)
         self.check_version(int(info["size"]), version_tag(info))
 
     def fill(self, requests: list[Request]) -> None:
@@ -66,8 +66,8 @@ class FsspecFile(RemoteFile):
         def ask() -> bytes:
             data: bytes = fs.cat_file(path, start=offset, end=offset + len(target))
             if len(data) > len(target):
-                what = f"the server sent {len(data)} bytes where {len(target)} were asked for"
-                raise SourceError(f"{what}; download the file and load that", path=self.shown)
+                fault = f"the server sent {len(data)} bytes where {len(target)} were asked for"
+                raise SourceError(f"{fault}; download the file and load that", path=self.shown)
             if len(data) != len(target):
                 self.check_same()
                 raise EOFError(f"{len(data)} of {len(target)} bytes came")
@@ -88,8 +88,8 @@ class FsspecFile(RemoteFile):
                     raise error.__cause__ from None
                 raise self.missing_error() from error
             except (PermissionError, NotImplementedError, TypeError, ValueError) as error:
-                what = f"the server or fsspec refused it ({error_text(error)}); do its storage options fit?"
-                raise SourceError(what, path=self.shown) from error
+                fault = f"the server or fsspec refused it ({error_text(error)}); do its storage options fit?"
+                raise SourceError(fault, path=self.shown) from error
             except Exception as error:
                 tries += 1
                 if tries == most:

@@ -42,8 +42,8 @@ _CONTENT_RANGE = re.compile(r"bytes (?:([0-9]{1,19})-([0-9]{1,19})|\*)/([0-9]{1,
 class _AgainError(Exception):
     """The request should be tried again, after as many seconds as the server asked for."""
 
-    def __init__(self, what: str, seconds: float = 0.0) -> None:
-        super().__init__(what)
+    def __init__(self, fault: str, seconds: float = 0.0) -> None:
+        super().__init__(fault)
         self.seconds = seconds
 
 
@@ -136,8 +136,8 @@ class HttpFile(RemoteFile):
                 part.extend = lambda: limit.reschedule(start + _PATIENCE + nbytes / _SLOWEST)
                 return await self._fetch_with_retries(part, first=first)
         except TimeoutError:
-            what = f"cannot be read: only {part.received} of {nbytes} bytes came in {clock() - start:.0f} seconds"
-            raise SourceError(f"{what}; the server or the line is too slow", path=self.shown) from None
+            fault = f"cannot be read: only {part.received} of {nbytes} bytes came in {clock() - start:.0f} seconds"
+            raise SourceError(f"{fault}; the server or the line is too slow", path=self.shown) from None
 
     async def _fetch_with_retries(self, part: _Transfer, *, first: bool) -> memoryview | None:
         """Make a request again after errors that may pass, at most TRIES times without progress."""
@@ -160,24 +160,24 @@ class HttpFile(RemoteFile):
                     raise self.failed_error(_reason(error)) from None
                 await asyncio.sleep(retry_delay(tries, getattr(error, "seconds", 0.0)))
             except (TypeError, ValueError):  # their texts may have secrets
-                what = "the request is invalid; do the URL and its storage options fit, headers as text?"
-                raise SourceError(what, path=self.shown) from None
+                fault = "the request is invalid; do the URL and its storage options fit, headers as text?"
+                raise SourceError(fault, path=self.shown) from None
 
     async def _request(self, part: _Transfer, *, first: bool) -> memoryview | None:
         """Make one request, following redirects, and write its bytes to their place."""
         hop = await self._first_hop(f"bytes={part.offset}-{part.offset + part.missing - 1}")
         follow = hop.options.pop("allow_redirects", True)
         for _ in range(hop.options.pop("max_redirects", _MOST_MOVES) + 1):
-            ours: dict[str, Any] = {"allow_redirects": False, "auto_decompress": False}
-            async with hop.session.get(hop.url, headers=hop.headers, **{**hop.options, **ours}) as answer:
+            required: dict[str, Any] = {"allow_redirects": False, "auto_decompress": False}
+            async with hop.session.get(hop.url, headers=hop.headers, **{**hop.options, **required}) as answer:
                 if len(hop.session.cookie_jar) > _MOST_COOKIES:
                     hop.session.cookie_jar.clear()  # those of the session's other servers, too
-                    raise SourceError(f"the server sets more than {_MOST_COOKIES} cookies", path=self.shown)
+                    raise SourceError(f"it sent more than {_MOST_COOKIES} cookies; {_DOWNLOAD}", path=self.shown)
                 if answer.status not in _MOVED or not follow:
                     return await self._receive(answer, part, first=first)
                 location = self._header(answer.headers, "Location")
             hop = await self._next_hop(hop, location)
-        raise SourceError("cannot be read: too many redirects", path=self.shown)
+        raise SourceError(f"cannot be read: too many redirects; {_DOWNLOAD}", path=self.shown)
 
     async def _first_hop(self, byte_range: str) -> _Hop:
         """Return the first step of a range request; it forbids encodings, whose bytes are not those of the file."""
@@ -185,11 +185,11 @@ class HttpFile(RemoteFile):
 
         fs, url = self.connection()
         options = dict(fs.kwargs)
-        ours = {"Range": byte_range, "Accept-Encoding": "identity"}
-        theirs = {k: v for k, v in dict(options.pop("headers", {})).items() if str(k).title() not in ours}
+        required = {"Range": byte_range, "Accept-Encoding": "identity"}
+        users = {k: v for k, v in dict(options.pop("headers", {})).items() if str(k).title() not in required}
         if "timeout" not in fs.client_kwargs:
             options.setdefault("timeout", aiohttp.ClientTimeout(sock_connect=_CONNECT, sock_read=_SILENCE))
-        return _Hop(fs.encode_url(url), await fs.set_session(), {**theirs, **ours}, options)
+        return _Hop(fs.encode_url(url), await fs.set_session(), {**users, **required}, options)
 
     async def _next_hop(self, hop: _Hop, location: str) -> _Hop:
         """Return the next step of a request; to another server without the user's headers, cookies and passwords."""
@@ -197,17 +197,17 @@ class HttpFile(RemoteFile):
             url = hop.url.join(type(hop.url)(location, encoded=True))
             if url.scheme not in ("http", "https") or not location:
                 raise ValueError
-            same = url.origin() == hop.url.origin()
+            same_origin = url.origin() == hop.url.origin()
         except (TypeError, ValueError):
-            raise SourceError("cannot be read: the redirect is no http URL", path=self.shown) from None
+            raise SourceError(f"cannot be read: the redirect is no http URL; {_DOWNLOAD}", path=self.shown) from None
         options = {name: value for name, value in hop.options.items() if name != "params"}
-        if same:
+        if same_origin:
             if url.user is None and hop.url.user is not None:  # an absolute URL does not repeat them
                 url = url.with_user(hop.url.user).with_password(hop.url.password)
             return _Hop(url, hop.session, hop.headers, options)
-        ours = {name: hop.headers[name] for name in ("Range", "Accept-Encoding")}
+        required = {name: hop.headers[name] for name in ("Range", "Accept-Encoding")}
         options = {name: value for name, value in options.items() if name in _SHARED}
-        return _Hop(url, await self._bare_session(hop.session), ours, options)
+        return _Hop(url, await self._bare_session(hop.session), required, options)
 
     async def _bare_session(self, session: Any) -> Any:
         """Return a session without the user's headers, cookies and passwords: fsspec's own, or a new one."""
@@ -243,8 +243,8 @@ class HttpFile(RemoteFile):
                 return memoryview(b"")
         reason = f"it says '{content_range}'" if content_range else "it does not say how many bytes it has"
         end = part.offset + part.missing
-        what = f"the server has no bytes [{part.offset:#x}, {end:#x}) of it (HTTP 416), {reason}"
-        raise SourceError(f"{what}; try again, or {_DOWNLOAD}", path=self.shown)
+        fault = f"the server has no bytes [{part.offset:#x}, {end:#x}) of it (HTTP 416), {reason}"
+        raise SourceError(f"{fault}; try again, or {_DOWNLOAD}", path=self.shown)
 
     def _check_status(self, status: int, headers: Mapping[str, str]) -> None:
         if status in (404, 410):
@@ -256,7 +256,7 @@ class HttpFile(RemoteFile):
             seconds = headers.get("Retry-After", "")
             raise _AgainError(f"HTTP {status}", float(seconds) if seconds.isdecimal() else 0.0)
         if status not in (200, 206, 416):
-            raise SourceError(f"the server answered HTTP {status} and not 206", path=self.shown)
+            raise SourceError(f"the server answered HTTP {status} and not 206; {_DOWNLOAD}", path=self.shown)
 
     async def _receive_file(self, answer: Any, first: bool) -> memoryview:
         """Return a small file that was sent whole instead of a range."""
@@ -266,8 +266,8 @@ class HttpFile(RemoteFile):
             self.check_version(self.size if nbytes is None else nbytes, *self._tag(answer.headers))
         if not first or nbytes is None or nbytes > SMALL:
             size = "an unknown number of" if nbytes is None else f"all {nbytes}"
-            what = f"the server does not do ranges (HTTP 200 in place of 206) and would send {size} bytes"
-            raise SourceError(f"{what}; {_DOWNLOAD}", path=self.shown)
+            fault = f"the server does not do ranges (HTTP 200 in place of 206) and would send {size} bytes"
+            raise SourceError(f"{fault}; {_DOWNLOAD}", path=self.shown)
         whole = _Transfer(0, memoryview(bytearray(nbytes)))
         await self._receive_body(answer, whole)
         if whole.missing:
@@ -280,8 +280,8 @@ class HttpFile(RemoteFile):
         content_range = self._header(answer.headers, "Content-Range")
         match = _CONTENT_RANGE.fullmatch(content_range)
         if match is None or match[1] is None or match[3] == "*" or int(match[1]) != part.offset:
-            what = f"the server answered the range '{content_range}' where bytes from {part.offset} on were asked for"
-            raise SourceError(f"{what}; {_DOWNLOAD}", path=self.shown)
+            fault = f"the server answered the range '{content_range}' where bytes from {part.offset} on were asked for"
+            raise SourceError(f"{fault}; {_DOWNLOAD}", path=self.shown)
         self.check_version(int(match[3]), *self._tag(answer.headers))
         if part.offset + part.missing > self.size:  # the first request, of a file that is shorter
             part.target = part.target[: self.size - part.offset + part.received]
@@ -292,12 +292,12 @@ class HttpFile(RemoteFile):
     async def _receive_body(self, answer: Any, part: _Transfer) -> None:
         """Write a body to its place as it comes; refuse one that is too long, or in chunks of unlimited headers."""
         if "Transfer-Encoding" in answer.headers:
-            what = "the server sends it in chunks (Transfer-Encoding), and a range's length is known"
-            raise SourceError(f"{what}; {_DOWNLOAD}", path=self.shown)
+            fault = "the server sends it in chunks (Transfer-Encoding), and a range's length is known"
+            raise SourceError(f"{fault}; {_DOWNLOAD}", path=self.shown)
         async for chunk in answer.content.iter_any():
             if len(chunk) > part.missing:
-                what = f"the server sent more than the {len(part.target)} bytes that were asked for"
-                raise SourceError(f"{what}; {_DOWNLOAD}", path=self.shown)
+                fault = f"the server sent more than the {len(part.target)} bytes that were asked for"
+                raise SourceError(f"{fault}; {_DOWNLOAD}", path=self.shown)
             part.write(chunk)
 
     def _tag(self, headers: Any) -> tuple[str | None, bool]:
@@ -309,8 +309,8 @@ class HttpFile(RemoteFile):
         """Return the value of a header, "" without it; two values are an error, since a proxy may take the other."""
         values = {value.strip() for value in headers.getall(name, ())}
         if len(values) > 1:
-            what = f"the server's answer has {len(values)} headers {name} that say different things"
-            raise SourceError(f"{what}; {_DOWNLOAD}", path=self.shown)
+            fault = f"the server's answer has {len(values)} headers {name} that say different things"
+            raise SourceError(f"{fault}; {_DOWNLOAD}", path=self.shown)
         return values.pop() if values else ""
 
 

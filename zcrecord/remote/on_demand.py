@@ -82,26 +82,26 @@ class OnDemandMemory:
         """Have payloads in memory, each checked: from the cache, by merged requests, or by another thread."""
         if self._checked.issuperset(payload[:2] for payload in payloads):  # nearly always: no lock is taken then
             return
-        wanted = {payload[:2]: PayloadRange(*payload) for payload in payloads}
+        by_range = {payload[:2]: PayloadRange(*payload) for payload in payloads}
         while True:
-            mine, others = self._claim(wanted)
-            if mine:
+            claimed, fetched_elsewhere = self._claim(by_range)
+            if claimed:
                 try:
-                    self._fetch_and_check(mine)
-                    self._checked.update(payload[:2] for payload in mine)
+                    self._fetch_and_check(claimed)
+                    self._checked.update(payload[:2] for payload in claimed)
                 finally:
                     with self._lock:
-                        for payload in mine:
+                        for payload in claimed:
                             self._fetching.pop(payload[:2]).set()
-            for other in others:
-                other.wait()
-            if not others:  # where another thread failed, this one tries itself
+            for event in fetched_elsewhere:
+                event.wait()
+            if not fetched_elsewhere:  # else once more: another thread may have failed
                 return
 
     def read(self, requests: Iterable[Request], *, again: bool = False) -> None:
         """Fill memory with the file's bytes, unchecked and not kept; with `again` fetch those that are present, too."""
         self._reset_after_fork()
-        wanted = []
+        missing_requests = []
         for offset, target in requests:
             end = offset + len(target)
             with self._lock:
@@ -110,9 +110,9 @@ class OnDemandMemory:
             for start, stop in [*missing, (end, end)]:
                 target[position - offset : start - offset] = self._octets[position:start]
                 position = stop
-            wanted += [(start, target[start - offset : stop - offset]) for start, stop in cut(missing)]
-        if wanted:
-            self._file.fill(wanted)
+            missing_requests += [(start, target[start - offset : stop - offset]) for start, stop in cut(missing)]
+        if missing_requests:
+            self._file.fill(missing_requests)
 
     def pin(self, digests: Mapping[int, bytes]) -> None:
         """Check payloads, given by their offsets, by SHA-256 from now on, and not by 64 bits alone."""
@@ -130,18 +130,18 @@ class OnDemandMemory:
         """Raise SourceError if the file was replaced since it was opened, as far as its server can tell."""
         self._file.check_same()
 
-    def _claim(self, wanted: dict[Range, PayloadRange]) -> tuple[list[PayloadRange], list[threading.Event]]:
+    def _claim(self, payloads: dict[Range, PayloadRange]) -> tuple[list[PayloadRange], list[threading.Event]]:
         """Return the payloads that this thread is to fetch, and the events of those that others are fetching."""
         self._reset_after_fork()
         with self._lock:
-            unchecked = {key: payload for key, payload in wanted.items() if key not in self._checked}
-            others = [self._fetching[key] for key in unchecked if key in self._fetching]
-            mine = {key: payload for key, payload in unchecked.items() if key not in self._fetching}
-            self._fetching.update({key: threading.Event() for key in mine})
-        return list(mine.values()), others
+            unchecked = {key: payload for key, payload in payloads.items() if key not in self._checked}
+            events = [self._fetching[key] for key in unchecked if key in self._fetching]
+            claimed = {key: payload for key, payload in unchecked.items() if key not in self._fetching}
+            self._fetching.update({key: threading.Event() for key in claimed})
+        return list(claimed.values()), events
 
     def _fetch_and_check(self, payloads: list[PayloadRange]) -> None:
-        """Fetch payloads from cache or server, and check them; what does not match is fetched twice."""
+        """Fetch payloads from cache or server, and check them; one that does not match is fetched once more."""
         cache, fetched = self.cache, payloads
         if cache is not None:
             fetched = [payload for payload in payloads if not self._read_cached(cache, payload)]
@@ -153,8 +153,8 @@ class OnDemandMemory:
         for payload in bad:
             if not self._matches(payload):
                 name = f"payload [{payload.start:#x}, {payload.end:#x})"
-                what = f"{name}: its digest does not match, fetched twice; the file is damaged, copy it again"
-                raise IntegrityError(what, offset=payload.start)
+                fault = f"{name}: its digest does not match, fetched twice; the file is damaged, copy it again"
+                raise IntegrityError(fault, offset=payload.start)
         if any(payload.digest is None for payload in fetched):
             self._file.check_same()
         if cache is not None:
@@ -189,10 +189,10 @@ class OnDemandMemory:
     def fetch(self, ranges: Iterable[Range]) -> None:
         """Fetch the ranges that are missing, unchecked; those that other threads are filling are waited for."""
         self._reset_after_fork()
-        wanted = list(ranges)
+        ranges = list(ranges)
         while True:
             with self._lock:
-                missing = self._missing(wanted)
+                missing = self._missing(ranges)
                 if not missing:
                     return
                 free = self._not_being_filled(missing)

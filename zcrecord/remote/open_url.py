@@ -57,9 +57,8 @@ def open_url(
     if isinstance(file, str):
         return file
     options = dict(options or {})
-    fs, _ = file.connection()
     with located(path=file.shown):
-        archive = _open(file, verify, cache_at(cache, url, {**fs.storage_options, **options}), open_other)
+        archive = _open(file, verify, _cached(file, url, cache, options), open_other)
 
     def recipe(archive: Archive) -> tuple[Any, ...]:
         return _reopen, (url, verify, cache, options, _sha256(archive), archive.source.pins())
@@ -114,15 +113,22 @@ def _open(file: RemoteFile, verify: Verify, cached: Path | None, open_other: Ope
     if file.size < 2 * HEADER_SIZE or len(first) < HEADER_SIZE:
         raise too_short(file.size, bytes(first[:HEADER_SIZE]))
     memory, present = _memory(file, first)
-    cache = None
-    if cached is not None and file.tag is not None and file.strong:  # else two versions could not be told apart
-        cache = VersionCache(cached, file.size, file.tag)
-    remote = RemoteMemory(file, memory.octets, present, cache)
+    remote = RemoteMemory(file, memory.octets, present, _version_cache(file, cached))
     if open_other is not None and first[:8] != MAGIC:
         other = open_other(memory, remote.fetch_range, partial(RemoteSource, remote))
         if other is not None:
             return other
     return _open_indexed(remote, memory, present, verify)
+
+
+def _cached(file: RemoteFile, url: str, cache: Any, options: Mapping[str, Any] | None) -> Path | None:
+    fs, _ = file.connection()
+    return cache_at(cache, url, {**fs.storage_options, **(options or {})})
+
+
+def _version_cache(file: RemoteFile, cached: Path | None) -> VersionCache | None:
+    """Return the entries of the version that was opened; None without a cache, or if versions cannot be told apart."""
+    return VersionCache(cached, file.size, file.tag) if cached and file.tag is not None and file.strong else None
 
 
 def _open_indexed(remote: RemoteMemory, memory: Memory, present: RangeSet, verify: Verify) -> Archive:
@@ -151,14 +157,17 @@ def _memory(file: RemoteFile, first: memoryview) -> tuple[Memory, RangeSet]:
     return sparse_memory(file.size, [(0, first)])._replace(path=file.shown, filled=present.ranges), present
 
 
-def open_ranges(url: str, open_memory: OpenOther, options: Mapping[str, Any] | None) -> Archive:
-    """Open the file behind a URL, of any type, by a function; only its first bytes are in memory."""
+def open_ranges(url: str, open_memory: OpenOther, cache: Any, options: Mapping[str, Any] | None) -> Archive:
+    """Open the file behind a URL, of any type, by a function; only its first bytes are in memory.
+
+    The cache keeps payloads that have a digest.
+    """
     file = remote_file(url, options)
     if isinstance(file, str):
         raise UnsupportedError("is a local file, which an archive behind a URL cannot name", path=file)
     with located(path=file.shown):
         memory, present = _memory(file, file.start(_FIRST))
-        remote = RemoteMemory(file, memory.octets, present, None)
+        remote = RemoteMemory(file, memory.octets, present, _version_cache(file, _cached(file, url, cache, options)))
         archive = open_memory(memory, remote.fetch_range, partial(RemoteSource, remote))
     assert archive is not None, "it takes any file"
     return archive

@@ -60,12 +60,12 @@ class RangeSet:
         """Return the parts of [start, end) that are not in the set."""
         out = []
         first = bisect.bisect_right(self.ranges, start, key=lambda r: r[1])
-        for there, until in self.ranges[first:]:
-            if there >= end:
+        for lo, hi in self.ranges[first:]:
+            if lo >= end:
                 break
-            if start < there:
-                out.append((start, there))
-            start = max(start, until)
+            if start < lo:
+                out.append((start, lo))
+            start = max(start, hi)
         if start < end:
             out.append((start, end))
         return out

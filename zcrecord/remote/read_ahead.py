@@ -68,7 +68,7 @@ class ReadAhead:
         self._memory, self._cache = memory, memory.cache
         self._changed = threading.Condition()
         self._busy = False
-        self._wanted: list[int] = []  # batches that threads wait for
+        self._awaited: list[int] = []  # batches that threads wait for
         self.expect((), LEAST)
 
     def expect(self, ranges: Iterable[tuple[int, int, int | None, str]], most: int) -> None:
@@ -109,12 +109,12 @@ class ReadAhead:
             position = stop
 
     def check_same(self) -> None:
-        """Check the digest of every payload of which anything was read, and that the file was not replaced."""
+        """Check the digests of all payloads that were read, even in part, and that the file was not replaced."""
         if self._failed is not None:
             raise self._failed
-        begun = {row for row, _ in self._digests if not (row in self._running and self._running[row].done)}
+        unchecked = {row for row, _ in self._digests if not (row in self._running and self._running[row].done)}
         for number, parts in enumerate(self._parts):
-            if any(part.row in begun and part.hi > self._hashed_to(part.row) for part in parts):
+            if any(part.row in unchecked and part.hi > self._hashed_to(part.row) for part in parts):
                 self._load(number)
         self._stored.clear()
         self._memory.check_same()
@@ -126,11 +126,11 @@ class ReadAhead:
     def _batch(self, number: int) -> dict[int, memoryview]:
         """Return the bytes of a batch, by offset; it is fetched, or waited for if another thread fetches it."""
         with self._changed:
-            self._wanted.append(number)
+            self._awaited.append(number)
             try:
                 self._await_turn(number)
             finally:
-                self._wanted.remove(number)
+                self._awaited.remove(number)
                 self._changed.notify_all()
             if self._failed is not None:
                 raise self._failed
@@ -172,7 +172,7 @@ class ReadAhead:
         while number not in self._stored and self._failed is None:
             if len(self._faults) > faults_before:
                 raise copy.copy(self._faults[-1])  # one for each thread: raising changes its traceback
-            if self._busy or min(self._wanted) < number:
+            if self._busy or min(self._awaited) < number:
                 self._changed.wait()
             elif patient and self._next + _STORED <= number:
                 patient = self._changed.wait(_OVERTAKEN)
@@ -252,14 +252,14 @@ class ReadAhead:
             raise self._digest_error(row, "load it again; if that does not help the file is damaged, copy it again")
         running.done = True
 
-    def _digest_error(self, row: PayloadRange, what: str) -> IntegrityError:
-        what = f"payload [{row.start:#x}, {row.end:#x}): its digest does not match, {what}"
-        return IntegrityError(what, path=self._memory.shown, offset=row.start, tensor=row.name)
+    def _digest_error(self, row: PayloadRange, reason: str) -> IntegrityError:
+        fault = f"payload [{row.start:#x}, {row.end:#x}): its digest does not match, {reason}"
+        return IntegrityError(fault, path=self._memory.shown, offset=row.start, tensor=row.name)
 
 
-def batches(wanted: Iterable[Range], most: int) -> list[list[Range]]:
+def batches(ranges: Iterable[Range], most: int) -> list[list[Range]]:
     """Return ranges in lists of up to `most` bytes, near ones merged; cut where a range begins, if possible."""
-    ranges = sorted(wanted)
+    ranges = sorted(ranges)
     starts = [lo for lo, _ in ranges]
     out: list[list[Range]] = []
     room = 0
@@ -294,13 +294,13 @@ class RemoteMemory(OnDemandMemory):
         gaps = set(_gaps(archive))
         for row, offset, piece in self._pieces([*_payloads(archive), *gaps], progress):
             if row in gaps and piece.any():
-                what = f"the gap [{row.start:#x}, {row.end:#x}) holds bytes that are not zero"
-                raise FormatError(what, path=self.shown, offset=row.start)
+                fault = f"the gap [{row.start:#x}, {row.end:#x}) holds bytes that are not zero"
+                raise FormatError(fault, path=self.shown, offset=row.start)
             if row not in gaps:
                 place = 0, row.start - base, row.nbytes  # as `Archive.place` returns it, for the one file
                 rules.check(place, piece, last=offset + len(piece) == row.end)
         for i in rules.strings:
-            archive.view(i)  # which checks itself, and the archive remembers
+            archive.view(i)  # checks the ends, once
 
     def sha256_of(self, archive: Archive, progress: Progress | None = None) -> Callable[[int], bytes]:
         """Return a function that gives the SHA-256 of a tensor's logical bytes. Reads the whole archive.

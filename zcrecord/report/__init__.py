@@ -114,15 +114,15 @@ def report(
         1
     """
     started = time.perf_counter()
-    given, to = (path_or_none(x) if isinstance(x, str | os.PathLike) else None for x in (source, dest))
-    new = check_destination(given, to, force, storage_options)
+    path, dest_path = (path_or_none(x) if isinstance(x, str | os.PathLike) else None for x in (source, dest))
+    new = check_destination(path, dest_path, force, storage_options)
     with load_record(source.read() if hasattr(source, "read") else source, storage_options=storage_options) as record:
         content_digest = record.content_digest(progress=progress) if digest else None
         page = report_page(describe_archive(record, content_digest=content_digest))
         counts = len(record), len(record.archive.index.modules), record.archive_nbytes
     with open_sink(dest, durable=durable, options=storage_options, replaces=new) as sink:
         sink.write(page)
-    return PageReport(given, to, *counts, len(page), content_digest, time.perf_counter() - started, peak_rss())
+    return PageReport(path, dest_path, *counts, len(page), content_digest, time.perf_counter() - started, peak_rss())
 
 
 def describe_archive(record: Record, *, content_digest: str | None = None) -> dict[str, Any]:
@@ -206,8 +206,8 @@ def _tensors(archive: Archive) -> dict[str, Any]:
         "shape": shape,
         "payload": np.where(payloads == NONE, -1, payloads.astype(np.int64)).tolist(),
     }
-    named = {"dtypes": list(types), "shapes": list(shapes), "strides": list(steps)}
-    return {**named, "tensors": columns, "strided": strided}
+    tables = {"dtypes": list(types), "shapes": list(shapes), "strides": list(steps)}
+    return {**tables, "tensors": columns, "strided": strided}
 
 
 def _modules(ix: Index) -> dict[str, Any]:
@@ -237,17 +237,17 @@ class _BlobSize(NamedTuple):
 
 
 def _jsonable(value: Any, most: int = _MOST_TEXT) -> Any:
-    """Return a value as JSON can represent it, shortened if it is long."""
+    """Return a value as JSON that the page reads: an object for sizes, lists, long texts and numbers beyond doubles."""
     if isinstance(value, _BlobSize):
         return {"nbytes": value.nbytes}
     if isinstance(value, list | tuple):
         return {"items": [_jsonable(v, _MOST_ITEM) for v in value[:_MOST_ITEMS]], "count": len(value)}
     if isinstance(value, str) and len(value) > most:
         return {"text": value[:most], "count": len(value)}
-    if isinstance(value, bool):
-        return value
-    beyond = isinstance(value, int) and abs(value) > _SAFE
-    return {"number": str(value)} if beyond or (isinstance(value, float) and not math.isfinite(value)) else value
+    is_large = isinstance(value, int) and abs(value) > _SAFE
+    if is_large or (isinstance(value, float) and not math.isfinite(value)):
+        return {"number": str(value)}
+    return value
 
 
 def report_page(description: dict[str, Any]) -> bytes:

@@ -75,7 +75,7 @@ def import_zstandard() -> Any:
 
 
 def is_one_frame(data: memoryview) -> bool:
-    """Return True if zstd data are exactly one whole frame with content; reads headers of frame and blocks alone."""
+    """Return True if zstd data are exactly one whole frame with content; reads only headers of frame and blocks."""
     frames, offset = ZstdFrames(bytes), 0
     while offset < len(data) and data[:4] == _ZSTD and frames.begun < 2:  # bytes of zero are as many blocks
         piece = data[offset : offset + frames.due]
@@ -113,8 +113,8 @@ class _Decompressed(io.RawIOBase):
         return nbytes
 
     def _damage_error(self, reason: str) -> FormatError:
-        what = f"the {self._kind} stream is truncated or damaged ({reason}); copy or download it again"
-        return FormatError(what, offset=self._stream.position)
+        fault = f"the {self._kind} stream is truncated or damaged ({reason}); copy or download it again"
+        return FormatError(fault, offset=self._stream.position)
 
 
 class ZstdFrames:
@@ -122,7 +122,7 @@ class ZstdFrames:
 
     The decompressor accepts any end as the end. For an invalid frame, which refers to bytes before its window, its
     result depends on how the input is cut, and on whether the output has room for all of it. So the input is always cut
-    in this way, or passed whole, and the room is smaller where the window is (`transport.frames`).
+    in this way, or passed whole, and the output has as little room as the window (`transport.frames`).
 
     The decompressor does not compare a frame's declared size if the last block has no bytes, unless the frame is passed
     whole. So that block is replaced by another one without content, after which it does.
@@ -131,7 +131,7 @@ class ZstdFrames:
     """
 
     def __init__(self, source: Callable[[int], bytes]) -> None:
-        """Read the data by `source(size)`, which returns fewer bytes at their end alone."""
+        """Read the data by `source(size)`, which returns fewer bytes only at their end."""
         self._source = source
         self._skip = 0  # bytes until the next header
         self._next, self._need = self._magic, 4
@@ -167,8 +167,8 @@ class ZstdFrames:
         """True if the pieces so far end with a frame."""
         return not (self._skip or self._header) and self._next == self._magic
 
-    def _expect(self, what: Any, nbytes: int, skip: int = 0) -> None:
-        self._next, self._need, self._skip = what, nbytes, skip
+    def _expect(self, part: Any, nbytes: int, skip: int = 0) -> None:
+        self._next, self._need, self._skip = part, nbytes, skip
 
     def _magic(self, header: bytes) -> None:
         self.begun += 1

@@ -32,15 +32,14 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::[A-Za-z][A-Za-z0-9+.-]+)*://")
 _SIZE = re.compile(r"(\d{1,20}(?:\.\d*)?|\.\d+) *(?:([KMGT])(i(?=B))?)?B?", re.IGNORECASE | re.ASCII)
 _REGULAR = sum(getattr(os, name, 0) for name in ("O_BINARY", "O_CLOEXEC", "O_NONBLOCK"))  # a pipe would wait otherwise
 
-
 _FORCE = Advice("{} replaces it", "force", True)
 
 
 def path_of(value: Any) -> str:
     """Return a path as text; UnsupportedError if it is not a path, SourceError if no file can have that name."""
     if isinstance(value, bytes):
-        what = "a path as bytes, which load_record would take for an archive's own; pass it as text, by os.fsdecode"
-        raise UnsupportedError(what)
+        fault = "a path as bytes, which load_record would take for an archive's bytes; pass it as text, by os.fsdecode"
+        raise UnsupportedError(fault)
     try:
         path = os.fsdecode(value)
         os.fsencode(path)
@@ -103,17 +102,18 @@ def real_path(path: str) -> str:
     """Return the absolute path of a file, without links."""
     try:
         return os.path.realpath(path)
-    except FileNotFoundError as error:
-        what = "the working folder was removed; go to another one, or give an absolute path"
-        raise SourceNotFoundError(what, path=path, errno=error.errno) from error
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and error.filename is None:
+            fault = "the working folder was removed; go to another one, or give an absolute path"
+            raise SourceNotFoundError(fault, path=path, errno=error.errno) from error
+        raise SourceError(f"cannot be read: {error.strerror}", path=path, errno=error.errno) from error
 
 
 def _check_no_url(path: str) -> None:
     if is_url(path):
-        from .urls import redacted  # here, because few paths are
+        from .urls import redacted  # here, because few paths are URLs
 
-        what = "is a URL, and this reads files; download it, and name the file"
-        raise UnsupportedError(what, path=redacted(path))
+        raise UnsupportedError("is a URL, and this reads files; download it, and name the file", path=redacted(path))
 
 
 class _ReadOnlyFile(io.FileIO):
@@ -170,11 +170,11 @@ def read_error(error: OSError, path: str | None = None, offset: int | None = Non
     return kind(f"cannot read: {error.strerror or error}", path=path, offset=offset, errno=error.errno)
 
 
-def read_start(path: str, most: int) -> bytes:
-    """Return the first bytes of a file, at most `most`; raises as `open_source`."""
+def read_start(path: str, limit: int) -> bytes:
+    """Return the first bytes of a file, at most `limit`; raises as `open_source`."""
     with open_source(path)[0] as file:
         try:
-            return file.read(most)
+            return file.read(limit)
         except OSError as error:
             raise read_error(error, path) from error
 
@@ -190,7 +190,7 @@ def identity_of(file: int | str) -> Identity:
 
 @dataclass(frozen=True)
 class Place(os.PathLike[str]):
-    """A path or a URL to write to only while it has one version: another saver may come after `check_destination`."""
+    """A path or URL, and the one version of it to replace: another saver may write after `check_destination`."""
 
     path: str
     replaces: Identity | str  # the version, as `version_of` returns it, for a URL `uploads.version_at`
@@ -215,8 +215,8 @@ def check_destination(
 ) -> Identity | str | None:
     """Raise unless `dest` may be written: it does not exist, or may be replaced, and is not the source.
 
-    Both may be URLs; `options` are for fsspec to reach `dest`. Returns the version that `open_sink` may replace: none,
-    where there is no file and `force` is not given, since another saver may come first.
+    Both may be URLs; `options` are for fsspec to reach `dest`. Returns the version that `open_sink` may replace: no
+    file, if there is none and `force` is not given, since another saver may write one first.
     """
     if dest is None:
         return None
@@ -247,7 +247,7 @@ def open_sink(
     dest: Any,
     *,
     durable: bool = True,
-    like: str | None = None,
+    like: tuple[str, Identity] | None = None,
     options: Mapping[str, Any] | None = None,
     replaces: Identity | str | None = None,
     check: Callable[[], None] = lambda: None,
@@ -257,6 +257,7 @@ def open_sink(
     A path gets a scratch file beside it, which replaces the file there only when the block ends without an exception:
     the path holds the old file or the new one, whole. `durable` adds an fsync of the file and of its folder. A symbolic
     link keeps its target; a device or a pipe is written to directly. A URL, with `options` for fsspec, gets an upload.
+    The file gets mode, owner and attributes of the file `like`, a path, if its identity is still the same.
 
     `replaces` is the only version that may be replaced, as `version_of` or `uploads.version_at` returns it; None for
     any. A replaced catalogue's shards are removed, unless `replaces` names its version: then it is edited. `check` is
@@ -277,11 +278,11 @@ def open_sink(
                 yield uploaded
             return
         dest = local
-    given = path_of(dest)
-    path, mode = target_of(given)
+    dest_path = path_of(dest)
+    path, mode = target_of(dest_path)
     if mode is not None and not stat.S_ISREG(mode):
-        with refusals(given):
-            file = open(given, "wb", buffering=0)  # noqa: SIM115  # an exception of the block is no refusal
+        with refusals(dest_path):
+            file = open(dest_path, "wb", buffering=0)  # noqa: SIM115  # an exception of the block is no refusal
         with file:
             yield ObjectSink(file)
         return
@@ -308,21 +309,21 @@ def place_beside_shards(dest: Any) -> str:
     return path
 
 
-def target_of(given: str) -> tuple[str, int | None]:
+def target_of(dest: str) -> tuple[str, int | None]:
     """Return a destination's real path, and the type and mode of the file there.
 
     Raises:
         SourceError: it is a directory, or an open file that was removed, such as /dev/fd/3, or the system refuses.
     """
-    with refusals(given):
-        before, path = _status_of(given), real_path(given)
-        real, after = _status_of(path), _status_of(given)  # `after` is another if a saver came in between
+    with refusals(dest):
+        before, path = _status_of(dest), real_path(dest)
+        real, after = _status_of(path), _status_of(dest)  # `after` differs if a saver replaced the file in between
     mode = before and before.st_mode
-    if not os.path.basename(given) or (mode is not None and stat.S_ISDIR(mode)):
+    if not os.path.basename(dest) or (mode is not None and stat.S_ISDIR(mode)):
         raise SourceError("is a directory; name a file in it", path=path, errno=errno.EISDIR)
-    moved = before is None or after is None or not os.path.samestat(before, after)
-    if before and not moved and stat.S_ISREG(before.st_mode) and not (real and os.path.samestat(before, real)):
-        raise SourceError("is an open file that was removed; name a path, or pass the file object", path=given)
+    replaced = before is None or after is None or not os.path.samestat(before, after)
+    if before and not replaced and stat.S_ISREG(before.st_mode) and not (real and os.path.samestat(before, real)):
+        raise SourceError("is an open file that was removed; name a path, or pass the file object", path=dest)
     return path, mode
 
 
@@ -335,7 +336,7 @@ def _status_of(path: str) -> os.stat_result | None:
 
 @contextlib.contextmanager
 def scratch_folder(beside: str) -> Iterator[str]:
-    """Yield a new folder beside a path, or for a URL among temporary files; at the end it is removed."""
+    """Yield a new folder, removed at the end: beside a path, or, for a URL, among temporary files."""
     import shutil  # here, because few files are written twice
     import tempfile
 

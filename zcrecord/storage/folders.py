@@ -30,10 +30,10 @@ SHARD_NAME = re.compile(r".*-\d{5}-of-\d{5}\.zcr")
 def local_folder(folder: Any) -> str:
     """Return the path of a folder that several files are written to; a URL is an UnsupportedError."""
     if is_url(folder):
-        from .urls import redacted  # here, because few folders are
+        from .urls import redacted  # here, because few folders are URLs
 
-        what = "is a URL, expected a local folder, since several files are written; name one, and upload its files"
-        raise UnsupportedError(what, path=redacted(folder))
+        fault = "is a URL, expected a local folder, since several files are written; name one, and upload its files"
+        raise UnsupportedError(fault, path=redacted(folder))
     return path_of(folder)
 
 
@@ -49,10 +49,10 @@ def archive_in(folder: str | os.PathLike[str]) -> str:
         return os.path.join(path, archives[0])
     if archives:
         listed = ", ".join(map(printable, archives))
-        what = f"is a folder with several archives: {listed}; name one, or call one {MODEL}"
+        fault = f"is a folder with several archives: {listed}; name one, or call one {MODEL}"
     else:
-        what = f"is a folder without an archive ({MODEL}); zcrecord convert makes one"
-    raise SourceError(what, path=path, errno=errno.ENOENT)
+        fault = f"is a folder without an archive ({MODEL}); zcrecord convert makes one"
+    raise SourceError(fault, path=path, errno=errno.ENOENT)
 
 
 def catalogue_of_shard(name: str) -> str | None:
@@ -98,11 +98,11 @@ def in_hub_cache(folder: str, path: str) -> bool:
 
 @contextlib.contextmanager
 def model_folder(source: str | None, dest: str, weights: str = MODEL, *, force: bool, durable: bool) -> Iterator[str]:
-    """Yield a path for the archive, or the file of another format, `weights` in the model folder `dest`.
+    """Yield a path for the file `weights`, an archive or another format's, in the model folder `dest`.
 
     At the end the companions of the folder `source` are in `dest`, too. A new folder appears whole, or not at all. In
-    one that exists the archive is at its place as soon as it is written, shards and all, and the other files are moved
-    there at the end; files with the same bytes stay.
+    a folder that exists the archive and its shards are at their places as soon as they are written, and the other files
+    are moved there at the end; files with the same bytes stay.
     """
     dest = real_path(dest)  # once: the working folder may be another at the end
     exists = os.path.isdir(dest)
@@ -135,7 +135,7 @@ def copy_file(source: str, dest: Any, *, durable: bool, options: Mapping[str, An
         file = stack.enter_context(open(source, "rb", opener=lambda path, flags: os.open(path, flags | _NO_LINK)))
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise SourceError("not a regular file", path=source)
+            raise SourceError("not a regular file; put a copy of the file in its place", path=source)
         sink.reserve(status.st_size)
         while piece := file.read(_PIECE):
             sink.write(piece)

@@ -1,4 +1,4 @@
-"""The bytes of an archive in memory: a mapped file, one read into memory, a private copy, or a buffer that was given.
+"""The bytes of an archive: a mapped file, a file read into memory or on demand, a private copy, a caller's buffer.
 
 Knows mappings, aligned memory and reads by position; nothing of the bytes' meaning. Opening is left to `files`.
 
@@ -30,15 +30,15 @@ from zcrecord.errors import RecordError, SourceError, SourceNotFoundError, Unsup
 from zcrecord.tensors.strides import address
 
 from .files import Identity, absolute_path, identity_of, open_regular
+from .scratch import PACKED
 from .sink import flat_view
 
 Mode = Literal["r", "c"]
 
 _ROOM = "raise its limit (ulimit -v), or make shards of it (zcrecord convert --max-shard-size), each mapped when needed"
-_PACKED = (b"\xb5\x2f\xfd", b"\x2a\x4d\x18")  # zstd's magic from the second byte on: a frame, one to be skipped
-READ_PIECE = 1 << 20  # bytes of one read; many times a network's round trip is worth
+READ_PIECE = 2 << 20  # bytes of one read, and of a huge page; many times a network's round trip is worth
 READERS = 4  # reads under way at a time; a network file system answers each by itself
-_HUGE = 4 << 20  # bytes from which numpy asks for huge pages
+_HUGE = 4 << 20  # bytes from which huge pages are asked for, as by numpy
 # Source: statfs(2), and linux/magic.h.
 _NETWORK = {0x6969: "NFS", 0x0BD00BD0: "Lustre", 0x65735546: "FUSE", 0x01021997: "9p", 0x517B: "SMB", 0xFE534D42: "SMB",
             0xFF534D42: "SMB"}  # fmt: skip
@@ -47,7 +47,7 @@ _POSITION = allocate_lock()  # a descriptor has one for all threads: seeking and
 _GENERIC = sys.platform == "linux" and os.uname().machine in ("x86_64", "aarch64", "riscv64", "i686", "armv7l")
 _NORESERVE = 0x4000 if _GENERIC else 0  # MAP_NORESERVE, which Python does not name; some machines number it otherwise
 _FIXED = 0x10  # MAP_FIXED, likewise
-_lost: list[mmap.mmap] = []  # memory that may not be ours any more: never unmapped
+_lost: list[mmap.mmap] = []  # memory that others may own by now: it is never unmapped
 
 
 class Memory(NamedTuple):
@@ -56,7 +56,7 @@ class Memory(NamedTuple):
     octets: memoryview  # all of them, flat; writable only if nothing else uses them
     path: str | None = None  # of their file, as it was named
     mapping: mmap.mmap | None = None  # closed to release them; None for a buffer that was given
-    identity: Identity | None = None  # of the mapped file, to know it again
+    identity: Identity | None = None  # of the mapped file, to tell whether it was replaced
     filled: list[tuple[int, int]] | None = None  # ranges that hold data in sparse memory; None if all of it does
     absolute: str | None = None  # the file's absolute path, by which it is opened again from any working folder
 
@@ -103,7 +103,7 @@ def map_file(
 
     A private one reserves no memory for pages that may be written, so that files larger than memory can be mapped, too.
     `opened` is a descriptor of the file, if it is open: then that file is mapped, whatever is at the path now.
-    `instead`, called with a descriptor and the identity, may return what stands for the bytes: then nothing is mapped.
+    `instead`, called with a descriptor and the identity, may return the octets, such as FileBytes: nothing is mapped.
     """
     with _refusals(path):
         absolute = absolute_path(path)
@@ -128,7 +128,7 @@ def _mapping(fd: int, nbytes: int, private: bool) -> mmap.mmap:
 
 
 def _network_of(fd: int) -> str | None:
-    """Return the name of an open file's file system, if its files are to be read and not mapped."""
+    """Return the name of an open file's file system if files there are read, not mapped; None for others."""
     call = c_function("fstatfs", "c_int", "c_int", "c_void_p") if sys.platform == "linux" else None
     status = np.zeros(64, np.uint64)  # struct statfs takes less than half of it
     if call is not None and call(fd, status.ctypes.data):  # as some of FUSE do
@@ -136,18 +136,19 @@ def _network_of(fd: int) -> str | None:
     return _NETWORK.get(int(status.view(np.uint32)[0]))  # a long, on little-endian machines
 
 
-def new_memory(nbytes: int) -> Octets:
-    """Return new memory without huge pages, which numpy would use: several threads that clear one page are slow."""
+def new_memory(nbytes: int, first: int = 0) -> Octets:
+    """Return new memory, aligned as payloads are, for reads of READ_PIECE at a time, after `first` bytes."""
     if nbytes < _HUGE:
         return aligned_empty(nbytes)
+    ahead = -first % READ_PIECE & -ALIGNMENT  # so that no two reads fill one huge page, but for some bytes
     try:
-        return np.frombuffer(aligned(nbytes)[1], np.uint8)
+        return np.frombuffer(aligned(ahead + nbytes, huge=True)[1][ahead:], np.uint8)
     except OSError as error:
         raise MemoryError(f"no {nbytes} bytes of memory are left") from error
 
 
 def read_on_demand(path: str, *, unless_local: bool = False, **options: Any) -> Memory:
-    """Open a file by `map_file`, its bytes as `FileBytes`; with `unless_local` map it, if no network is between."""
+    """Open a file by `map_file`, its bytes as `FileBytes`; with `unless_local` map it if it is not on a network."""
 
     def bytes_of(fd: int, identity: Identity) -> FileBytes | None:
         network = _network_of(fd) if unless_local else ""
@@ -161,7 +162,7 @@ def read_file(path: str, **options: Any) -> Memory:
     memory = read_on_demand(path, **options)
     file: Any = memory.octets
     with _refusals(path):
-        block, octets = aligned(len(file))
+        block, octets = aligned(len(file), huge=len(file) >= _HUGE)
     if octets:
         with contextlib.closing(file):
             file.fill([(0, octets)])
@@ -169,7 +170,7 @@ def read_file(path: str, **options: Any) -> Memory:
 
 
 def _close(fd: int) -> None:
-    with contextlib.suppress(OSError):  # of a file that was only read: it means nothing
+    with contextlib.suppress(OSError):  # for a file that was only read it means nothing
         os.close(fd)
 
 
@@ -200,7 +201,7 @@ class FileBytes:
         return bytes(self[: len(self)])
 
     def toreadonly(self) -> FileBytes:
-        """Return the same."""
+        """Return this object: it is read-only."""
         return self
 
     def readinto_at(self, offset: int, target: memoryview) -> None:
@@ -312,16 +313,16 @@ def read_at(fd: int, target: memoryview, offset: int) -> int:
             reason = os.strerror(error.errno or errno.EIO)
             raise SourceError(f"cannot be read: {reason}", offset=offset, errno=error.errno) from error
         if not nbytes:
-            end = min(offset + total, os.fstat(fd).st_size)  # where another thread reads, the file may have lost more
-            what = f"became shorter while it was read: it ends at byte {end}; is it still being written?"
-            raise SourceError(what, offset=end)
+            end = min(offset + total, os.fstat(fd).st_size)  # it may have become shorter still
+            fault = f"became shorter while it was read: it ends at byte {end}; is it still being written?"
+            raise SourceError(fault, offset=end)
         total += nbytes
     return total
 
 
 def is_packed(octets: Any) -> bool:
     """Return True if bytes begin as zstd frames do; those of pzstd begin with one to be skipped."""
-    return octets[1:4] in _PACKED
+    return octets[1:4] in PACKED
 
 
 def buffer_of(source: Any) -> memoryview:
@@ -347,18 +348,21 @@ def map_descriptor(fd: int, *, private: bool = False) -> mmap.mmap:
     return _mapped_over(fd, flags, prot) or mmap.mmap(fd, 0, flags, prot)
 
 
-def aligned(size: int, *, sparse: bool = False) -> tuple[mmap.mmap, memoryview]:
+def aligned(size: int, *, sparse: bool = False, huge: bool = False) -> tuple[mmap.mmap, memoryview]:
     """Return zeroed memory, as a mapping to be closed and as its aligned part of `size` bytes; sparse reserves none.
 
-    Without huge pages on purpose: several threads that first touch one each clear it, at three times the cost in all.
+    With `huge` it is made of huge pages: filled at a third of the cost if one thread fills each, else at the double.
     """
+    alignment = READ_PIECE if huge else MAX_ALIGNMENT
+    private = {}
     if os.name == "posix":  # not shared with the children of a fork, as Python's own default would be
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (_NORESERVE if sparse else 0)
-        block = mmap.mmap(-1, size + MAX_ALIGNMENT, flags=flags)
-    else:
-        block = mmap.mmap(-1, size + MAX_ALIGNMENT)
+        private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (_NORESERVE if sparse else 0)}
+    block = mmap.mmap(-1, size + alignment, **private)
     whole = memoryview(block)
-    start = -address(whole) % MAX_ALIGNMENT
+    start = -address(whole) % alignment
+    if huge and mmap.PAGESIZE == 4096 and hasattr(mmap, "MADV_HUGEPAGE"):  # of larger pages a huge one may have 512 MiB
+        with contextlib.suppress(OSError):  # of a system without any
+            block.madvise(mmap.MADV_HUGEPAGE, start, size // READ_PIECE * READ_PIECE)
     return block, whole[start : start + size]
 
 

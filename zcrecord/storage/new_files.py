@@ -1,8 +1,8 @@
-"""New files: sinks into scratch files beside their places, and the commit, by which they take these places.
+"""New files: sinks into scratch files beside their places, and the commit, which renames them to these places.
 
-Every saver ends here. A commit holds the folder's lock from the check of what is there to the last rename. A note,
-itself a scratch file, tells the next save what a killed commit left. Knows system calls, and how to undo; nothing of
-archives.
+Every saver ends here. A commit holds the folder's lock from the check of the old files to the last rename. A note,
+itself a scratch file, lists what the next save removes if the commit is killed. Knows system calls, and how to undo;
+nothing of archives.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 from zcrecord.errors import DestinationExistsError, SourceError
 
 from .scratch import (
+    Descriptor,
     ListedFile,
     ScratchFile,
     folder_locks,
@@ -30,24 +31,23 @@ from .scratch import (
 )
 from .sink import Sink
 
-Identity = tuple[int, ...]  # of a file, to know it again: device, inode, size, time of change
+Identity = tuple[int, ...]  # of a file, to tell whether it was replaced: device, inode, size, time of change
 identity_from: Callable[[os.stat_result], Identity] = attrgetter("st_dev", "st_ino", "st_size", "st_mtime_ns")
-ShardsOf = Callable[[str], Sequence[ListedFile]]  # lists the files that are proved to be the shards of one at a path
+ShardsOf = Callable[[str], Sequence[ListedFile]]  # lists the proved shards of the catalogue at a path
 
 _RESERVED = 64 << 20  # bytes of a file that is allocated before it is written; larger ones gain little
-_SMALL, _BUFFER = 1 << 15, 1 << 18  # bytes of a write that is buffered, and of all that are
-_AHEAD = 16 << 20  # bytes of a file that is to be durable, after which the disk begins to write them
+_SMALL, _BUFFER = 1 << 15, 1 << 18  # bytes of the largest write that is buffered, and of the buffer
+_AHEAD = 16 << 20  # bytes of one write, at most; if they are to be durable, the disk begins with them before the next
 _NEVER = 1 << 62
-_MOST = 1 << 30  # bytes of one write; Linux takes no more than 2 GiB - 4 KiB
 _MAPPED = (5, 32, 1224)  # Windows' codes for replacing an open file: denied, shared, a user-mapped section
 _NEW = 0o666  # mode of a new file, before the mask
 _OF_CONTENT = ("security.ima", "security.evm")  # extended attributes that sign a file's bytes
 
 PREAD = hasattr(os, "pread")  # threads can read one file back by position
 BLOCK = 4096  # bytes of a file system's block, nearly everywhere: a clone starts and ends on one
-_COPIED = 64 << 20  # bytes copied at a time: signals are handled between two
+_COPIED = 64 << 20  # bytes copied at a time: signals are handled in between
 _FICLONERANGE = 0x4020940D  # as x86, Arm, RISC-V and LoongArch number it; others refuse it, and copy
-# Errors after which the bytes are read and written instead. After any other that would fail, too.
+# Errors after which the bytes are read and written instead; after any other error this would fail, too.
 _CANNOT_COPY = {
     errno.EBADF, errno.EINTR, errno.EINVAL, errno.ENOSYS, errno.ENOTTY, errno.EOPNOTSUPP, errno.EPERM, errno.ETXTBSY,
     errno.EXDEV,
@@ -65,8 +65,8 @@ def version_of(path: str) -> Identity:
 def check_writer(process: int, path: str | None) -> None:
     """Raise SourceError unless this is the process that began to write."""
     if os.getpid() != process:
-        what = "is being written by the process that forked this one, which alone may finish it"
-        raise SourceError(f"{what}; leave the block there, and end this process by os._exit", path=path)
+        fault = "is being written by the process that forked this one, and only that may finish it"
+        raise SourceError(f"{fault}; leave the block there, and end this process by os._exit", path=path)
 
 
 class FileSink(Sink):
@@ -76,7 +76,7 @@ class FileSink(Sink):
 
     def __init__(self, fd: int, path: str, *, durable: bool) -> None:
         self._fd, self._path, self._process = fd, path, os.getpid()
-        self._written_out = 0 if durable and sys.platform == "linux" else _NEVER  # offset the disk was told to write to
+        self._written_out = 0 if durable and sys.platform == "linux" else _NEVER  # end of the bytes handed to the disk
         self._buffer = bytearray()  # the last bytes, not written yet
 
     def identity(self) -> Identity:
@@ -101,13 +101,14 @@ class FileSink(Sink):
                 self.flush()
             return
         self.flush()
-        if nbytes:
-            self._write(view.cast("B"))
-        self.position += nbytes
-        self._write_out()
+        octets = view.cast("B") if nbytes else view
+        for start in range(0, nbytes, _AHEAD):
+            self._write(octets[start : start + _AHEAD])
+            self.position += min(_AHEAD, nbytes - start)
+            self._write_out()
 
     def _write_out(self) -> None:
-        """Have the disk begin with the bytes written so far, so that little is left to wait for at the end."""
+        """Let the disk begin with the bytes written so far, so that the fsync at the end takes little time."""
         start = self._written_out
         if self.position - start >= _AHEAD:
             self._written_out = self.position
@@ -117,7 +118,7 @@ class FileSink(Sink):
     def _write(self, view: memoryview) -> None:
         try:
             while len(view):
-                view = view[os.write(self._fd, view[:_MOST]) :]
+                view = view[os.write(self._fd, view) :]
         except OSError as error:
             refuse(error, self._path)
 
@@ -226,8 +227,8 @@ def refuse(error: OSError, path: str) -> NoReturn:
 class FileGroup:
     """New scratch files beside `path`, an absolute one, with the mode of the file there; `durable` ones are synced.
 
-    At the end of the block, or at the next save, those without a place are removed. Unless `clear` is False, what
-    killed savers left is removed before the first is made.
+    At the end of the block, or by the next save, files that were not renamed to a place are removed. Unless `clear` is
+    False, leftovers of killed savers are removed before the first is made.
     """
 
     def __init__(self, path: str, *, durable: bool, clear: bool = True) -> None:
@@ -235,7 +236,7 @@ class FileGroup:
         self._mode: int | None = None  # of the file there
         if os.name == "posix":  # Windows has no more than read-only, and replaces no such file
             with refusals(path), contextlib.suppress(FileNotFoundError):
-                self._mode = stat.S_IMODE(os.stat(path).st_mode)
+                self._mode = stat.S_IMODE(os.stat(path).st_mode) & 0o777  # setuid would be that of this user
         self._stack = contextlib.ExitStack()
         self._files: list[tuple[ScratchFile, str, FileSink]] = []
 
@@ -254,43 +255,53 @@ class FileGroup:
             sink = FileSink(file.fileno(), self._path, durable=self._durable)
             self._files.append((file, scratch, sink))
             if self._mode is not None:
-                os.chmod(scratch, self._mode)  # some of which the process's mask removed
+                os.fchmod(file.fileno(), self._mode)  # some of which the process's mask removed
         return sink
 
     def drop_last(self) -> None:
-        """Leave out the file that was added last; it is gone at the end."""
+        """Leave out the file that was added last; it is removed at the end of the block."""
         self._files.pop()
 
-    def finish(self, like: str | None = None) -> list[str]:
-        """Finish the files, with the mode, owner and attributes of the file `like`; return their paths in order."""
+    def finish(self, like: tuple[str, Identity] | None = None) -> list[str]:
+        """Finish the files, with the mode, owner and attributes of the file `like`; return their paths in order.
+
+        Raises:
+            SourceError: another file is at the path of `like`.
+        """
         for _, _, sink in self._files:
             sink.flush()
         with refusals(self._path):
             for file, scratch, _ in self._files:
                 if like is not None:  # last: writing takes setuid and capabilities away
-                    _make_like(scratch, like)
+                    _make_like(file.fileno() if os.chmod in os.supports_fd else scratch, *like)
                 if self._durable:
                     sync_file(file.fileno())
                 file.close()
         return [scratch for _, scratch, _ in self._files]
 
 
-def _make_like(path: str, like: str) -> None:
-    """Give a file another's mode, and its owner and extended attributes as far as permissions allow."""
-    status = os.stat(like)
-    mode = stat.S_IMODE(status.st_mode)
-    if hasattr(os, "chown"):
-        try:
-            os.chown(path, status.st_uid, status.st_gid)
-        except OSError:
-            mode &= 0o777  # setuid would make it run as another user than before
-    if hasattr(os, "listxattr"):
-        with contextlib.suppress(OSError):  # not every file system has any
-            for name in os.listxattr(like):
-                if name not in _OF_CONTENT:
-                    with contextlib.suppress(OSError):
-                        os.setxattr(path, name, os.getxattr(like, name))
-    os.chmod(path, mode)
+def _make_like(file: int | str, like: str, identity: Identity) -> None:
+    """Give a file another's mode, and its owner and extended attributes as far as permissions allow.
+
+    Both by descriptors: who may write to a folder could put a link to any file at a path.
+    """
+    with Descriptor(os.open, like, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)) as opened:
+        status = os.fstat(opened.fileno())
+        if identity_from(status) != identity:
+            raise SourceError("was replaced meanwhile; start again with the file that is there now", path=like)
+        mode = stat.S_IMODE(status.st_mode)
+        if hasattr(os, "chown"):
+            try:
+                os.chown(file, status.st_uid, status.st_gid)
+            except OSError:
+                mode &= 0o777  # setuid would make it run as another user than before
+        if hasattr(os, "listxattr"):
+            with contextlib.suppress(OSError):  # not every file system has any
+                for name in os.listxattr(opened.fileno()):
+                    if name not in _OF_CONTENT:
+                        with contextlib.suppress(OSError):
+                            os.setxattr(file, name, os.getxattr(opened.fileno(), name))
+    os.chmod(file, mode)
 
 
 class Placement(NamedTuple):
@@ -309,7 +320,7 @@ def put_in_place(files: Sequence[Placement], *, durable: bool, shards_of: Shards
     in one folder; they are removed after that, now or by the next save, unless a catalogue there names them.
 
     Raises:
-        SourceError: another version is there (DestinationExistsError: something is), and stays; or the system refuses.
+        SourceError: the place has another version (DestinationExistsError: a file), which stays; or the system refuses.
     """
     last = files[-1]
     folders = sorted({os.path.dirname(file.path) for file in files})
@@ -336,9 +347,9 @@ def _sync_folders(folders: Iterable[str], path: str) -> bool:
     except OSError as error:
         import logging  # here, because few disks fail
 
-        what = f"is written, but the system refused to flush its folder to the disk ({error.strerror or error})"
+        fault = f"is written, but the system refused to flush its folder to the disk ({error.strerror or error})"
         advice = "power loss may undo the save: check the disk, save again"
-        logging.getLogger("zcrecord").warning(f"{path}: {what}; {advice}")
+        logging.getLogger("zcrecord").warning(f"{path}: {fault}; {advice}")
         return False
     return True
 
@@ -350,15 +361,15 @@ def _check_replaced(file: Placement) -> None:
     if file.replaces is None or version_of(file.path) == file.replaces:
         return
     if not file.replaces:
-        what = "was made by another saver meanwhile, and stays; look at it, and start again"
-        raise DestinationExistsError(what, path=file.path, errno=errno.EEXIST)
-    what = "was replaced meanwhile, and that stays; start again with the file that is there now"
-    raise SourceError(what, path=file.path)
+        fault = "was made by another saver meanwhile, and stays; look at it, and start again"
+        raise DestinationExistsError(fault, path=file.path, errno=errno.EEXIST)
+    fault = "was replaced meanwhile, and that stays; start again with the file that is there now"
+    raise SourceError(fault, path=file.path)
 
 
 @contextlib.contextmanager
 def _note(files: Sequence[Placement], replaced: Sequence[ListedFile], *, durable: bool) -> Iterator[ScratchFile]:
-    """Yield a note of a commit, which exists until it is over; it `stays` unless the caller resets that."""
+    """Yield a commit's note, which is removed at the end only if the caller sets `stays` to False."""
     *before, last = (ListedFile.from_path(file.scratch, os.path.basename(file.path)) for file in files)
     with scratch_file(files[-1].path, clear=False) as (note, _):
         out = FileSink(note.fileno(), files[-1].path, durable=durable)
@@ -390,6 +401,6 @@ def _move(files: Sequence[Placement], note: ScratchFile | None, *, durable: bool
                 if note is not None:
                     note.stays = False
         elif isinstance(error, OSError) and os.path.lexists(last.path) and os.path.samestat(new, os.lstat(last.path)):
-            what = f"is written, but the system reported an error ({error.strerror or error}); verify it, or save again"
-            raise SourceError(what, path=last.path, errno=error.errno) from error
+            fault = f"is written, but the system reported an error ({error.strerror or error})"
+            raise SourceError(f"{fault}; verify it, or save again", path=last.path, errno=error.errno) from error
         raise

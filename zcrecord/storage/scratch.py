@@ -1,8 +1,8 @@
-"""Scratch files: new files beside the place that they are to take, and the remains of those whose writer died.
+"""Scratch files: new files beside the place that they are to take, and removal of those whose writer died.
 
-Knows their names, and locks on open files (flock), which the system removes with their process: a scratch file's tells
-living writers from dead ones, by a folder's savers take turns. `new_files` writes scratch files and puts them in their
-places. One may be a note: it lists shards that exist before, or after, the catalogue names them.
+Knows their names, and locks on open files (flock), which the system removes with their process. The lock of a scratch
+file shows that its writer lives; by the lock of a folder savers take turns. `new_files` writes scratch files and puts
+them in their places. A note is one, too: it lists shards that exist before, or after, the catalogue names them.
 """
 
 from __future__ import annotations
@@ -19,29 +19,33 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Self
 
-from zcrecord.errors import SourceError
+from zcrecord.codec.conventions import CATALOGUE_TYPE
+from zcrecord.codec.layout import HEADER_SIZE, decode_header
+from zcrecord.errors import RecordError, SourceError
 
 _SUFFIX = ".zcr-scratch"
-_LONGEST = 200  # bytes of a name that its scratch file's begins with
-_TRIES = 16  # to make a file that no other process removes before it is locked
+_LONGEST = 200  # bytes of the longest name with which a scratch file's name begins
+_TRIES = 16  # attempts to create a file that no other process removes before it is locked
 _NOTE = b"zcrecord shards\n"  # the start of a note; a line for each file follows
 _LINE = re.compile(r"([0-9]{1,20}) ([0-9]{1,20}) (-?[0-9]{1,20}) (.+)")
 SHARD_END = r"(~\d+|~[0-9a-f]{16})?-\d{5}-of-\d{5}\.zcr"  # of a shard's name; a number or 16 random digits tell sets
 MOST_OF_CATALOGUE = 1 << 22  # bytes read of a catalogue, whose first payload names its shards; or of a note
+PACKED = (b"\xb5\x2f\xfd", b"\x2a\x4d\x18")  # zstd's magic from the second byte on: a frame, one to be skipped
+_AT_ONCE = getattr(os, "O_NONBLOCK", 0)  # a pipe would wait for its writer
 _EXACT = sum(getattr(os, name, 0) for name in ("O_BINARY", "O_CLOEXEC"))  # bytes as they are, and not for children
 _NO_LOCKS = {  # errors of file systems without locks, or of a missing file
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOLCK, errno.ENOSYS, errno.EBADF, errno.EINVAL),
     *(getattr(errno, "ENOTSUP", None), errno.EOPNOTSUPP, errno.ENOENT, errno.ENOTDIR),
 }
-_PATIENCE = 300.0  # seconds; no saver needs a folder nearly as long
-_PAUSES = 0.001, 0.05  # seconds between two looks at a lock: the first, the longest
+_PATIENCE = 300.0  # seconds to wait for a folder's lock, which no saver keeps nearly as long
+_PAUSES = 0.001, 0.05  # seconds between two attempts to lock: the first pause, and the longest
 
 
 class Descriptor:
     """A file descriptor from `call(*arguments)`, closed at the end of a block, or with the last reference to it.
 
-    The number goes from the system call into `_numbers`, and from there to `os.close`, in one step of the interpreter:
-    no signal is handled in between, where the number would be lost and the file stay open.
+    The number goes from the system call into `_numbers`, and from there to `os.close`, in one step of the interpreter.
+    A signal handled in between could lose the number, and the file would stay open.
     """
 
     __slots__ = ("__weakref__", "_numbers")
@@ -111,9 +115,9 @@ _locked: ContextVar[tuple[weakref.ref[Descriptor], ...]] = ContextVar("_locked",
 
 @contextlib.contextmanager
 def folder_lock(folder: str) -> Iterator[None]:
-    """Run a block while no other saver, of this process or another, does: files are replaced and removed only so.
+    """Run a block that no other saver, of this process or another, runs meanwhile: files are replaced only in one.
 
-    A block inside another one of the same thread and folder goes on at once. Nothing is locked on Windows, on file
+    A block inside another one of the same thread and folder starts at once. Nothing is locked on Windows, on file
     systems without locks, and in folders that may not be read.
 
     Raises:
@@ -157,18 +161,17 @@ def _device_and_inode(folder: str) -> tuple[int, ...]:
 
 
 def _cannot_lock(error: OSError, folder: str) -> SourceError:
-    what = f"cannot write: the folder cannot be locked: {error.strerror}"
-    return SourceError(what, path=folder, errno=error.errno)
+    return SourceError(f"cannot write: the folder cannot be locked: {error.strerror}", path=folder, errno=error.errno)
 
 
 def _wait(opened: Descriptor, folder: str) -> None:
-    """Lock a folder once no other saver has, if it can be locked."""
+    """Wait until no other saver has the lock of a folder, and lock it, if it can be locked."""
     pause, end = _PAUSES[0], time.monotonic() + _PATIENCE
     try:
         while _try_lock(opened) is False:
             if time.monotonic() > end:
-                what = f"another program has kept this folder locked for {_PATIENCE:.0f} seconds (lslocks names it)"
-                raise SourceError(f"cannot write: {what}; end it, and save again", path=folder)
+                fault = f"another program has kept this folder locked for {_PATIENCE:.0f} seconds (lslocks names it)"
+                raise SourceError(f"cannot write: {fault}; end it, and save again", path=folder)
             time.sleep(pause)
             pause = min(2 * pause, _PAUSES[1])
     except OSError as error:
@@ -221,17 +224,17 @@ class ListedFile(NamedTuple):
 
 
 class ScratchFile(Descriptor):
-    """A scratch file, open for reading and writing; if it `stays`, it is left behind for the next save to find."""
+    """A scratch file, open for reading and writing; if it `stays`, it is left for the next save."""
 
     stays = False
 
 
 @contextlib.contextmanager
 def scratch_file(path: str, mode: int = 0o666, *, clear: bool = True) -> Iterator[tuple[ScratchFile, str]]:
-    """Yield a new file beside `path`, which the writer closes, and its name; at the end it is gone, or renamed.
+    """Yield a new file beside `path`, which the writer closes, and its path; at the end it is removed if it is there.
 
-    Unless `clear` is False, scratch files for this path of killed processes are removed first, never those of a living
-    one, in another container or, if the file system carries locks, on another machine.
+    Unless `clear` is False, this path's scratch files of killed processes are removed first, but none of a living one,
+    be it in another container or, if the file system carries locks, on another machine.
     """
     folder, name = os.path.split(path)
     stem = f".{_shorten(name)}."
@@ -240,13 +243,13 @@ def scratch_file(path: str, mode: int = 0o666, *, clear: bool = True) -> Iterato
     process = os.getpid()
     for turn in range(_TRIES + 1):
         file, scratch = None, f"{os.path.join(folder, stem)}{os.urandom(6).hex()}{_SUFFIX}"
-        try:  # before it is made: Ctrl-C may come right after
+        try:  # begins before the file exists: Ctrl-C may come right after it was created
             with (
-                # Its mode is that of the file to come from the start: it is never open to more people.
+                # It has the final file's mode from the start, so no one else can ever open it.
                 ScratchFile(os.open, scratch, os.O_RDWR | os.O_CREAT | os.O_EXCL | _EXACT, mode) as file,
-                _lock_new(file, scratch) if turn < _TRIES else contextlib.nullcontext(True) as ours,
+                _lock_new(file, scratch) if turn < _TRIES else contextlib.nullcontext(True) as is_ours,
             ):
-                if ours:
+                if is_ours:
                     yield file, scratch
                     return
         finally:
@@ -327,10 +330,10 @@ def remove_orphans(path: str, files: Sequence[ListedFile]) -> bool:
     if not files:
         return True
     folder, name = os.path.split(path)
-    ours, removed = re.compile(shard_pattern(name)), True
+    pattern, removed = re.compile(shard_pattern(name)), True
     with contextlib.suppress(OSError, UnicodeError), folder_lock(folder):
-        names = [file.name for file in files if ours.fullmatch(file.name) and _exists(folder, file)]
-        for shard in _orphans_in(folder, name, names, ours) if names else ():
+        names = [file.name for file in files if pattern.fullmatch(file.name) and _exists(folder, file)]
+        for shard in _orphans_in(folder, name, names, pattern) if names else ():
             try:
                 os.unlink(os.path.join(folder, shard))
             except OSError:
@@ -345,15 +348,15 @@ def _exists(folder: str, file: ListedFile) -> bool:
     return False
 
 
-def _orphans_in(folder: str, name: str, names: list[str], ours: re.Pattern[str]) -> list[str]:
+def _orphans_in(folder: str, name: str, names: list[str], pattern: re.Pattern[str]) -> list[str]:
     """Return the shards that no catalogue in a folder names; OSError if a possible catalogue cannot be read.
 
-    Files that have names as shards of `name` may be catalogues, too, but for these shards and those that one names.
+    A file with the name of a shard of `name` may be a catalogue, too, unless it is in `names` or a catalogue names it.
     """
     catalogues = _catalogues(folder, name)
-    shards = [other for other in catalogues if ours.fullmatch(other) and other not in names]
+    shards = [other for other in catalogues if pattern.fullmatch(other) and other not in names]
     for catalogue in catalogues:
-        if not ours.fullmatch(catalogue):
+        if not pattern.fullmatch(catalogue):
             start = _first_bytes(folder, catalogue, name)
             names, shards = orphans(names, start), [shard for shard in shards if os.fsencode(shard) not in start]
     for shard in shards:
@@ -373,11 +376,23 @@ def _catalogues(folder: str, name: str) -> list[str]:
 
 
 def _first_bytes(folder: str, catalogue: str, name: str) -> bytes:
-    """Return a catalogue's first bytes, without its shards' names that end as those of `name`; none without it."""
+    """Return a catalogue's first bytes, without its shards' names that end as those of `name`; none without it.
+
+    Of a long index those behind it, too. An OSError if its shards' names are not among them, or it is packed.
+    """
     path = os.path.join(folder, catalogue)
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=lambda path, flags: os.open(path, flags | _AT_ONCE)) as file:
             start = file.read(MOST_OF_CATALOGUE)
+            if len(start) == MOST_OF_CATALOGUE and CATALOGUE_TYPE.encode() in start:
+                with contextlib.suppress(RecordError):  # of a header that is not valid
+                    header = decode_header(start[:HEADER_SIZE])
+                    file.seek(0 if header is None else header.payload_offset)
+                    start += file.read(MOST_OF_CATALOGUE)
+                if b".zcr" not in start:
+                    raise OSError("the names of its shards lie elsewhere")
+        if start[1:4] in PACKED and catalogue != name:  # no saver packs one
+            raise OSError("it may be a packed catalogue")
     except FileNotFoundError:
         if catalogue != name and os.path.islink(path):
             raise
@@ -391,7 +406,7 @@ def _first_bytes(folder: str, catalogue: str, name: str) -> bytes:
 
 
 def orphans(names: Iterable[str], start: bytes) -> list[str]:
-    """Return the shards that a catalogue does not name, by its first MOST_OF_CATALOGUE bytes; none if too many."""
+    """Return the shards that a catalogue does not name in its first MOST_OF_CATALOGUE bytes; [] if these are many."""
     names = list(names)
     if sum(map(len, names)) > MOST_OF_CATALOGUE // 4:
         return []
@@ -405,10 +420,10 @@ def shard_pattern(name: str) -> str:
 
 def _remove_leftovers(folder: str, stem: str, path: str) -> None:
     """Remove the scratch files of this stem that dead writers left, and shards that their notes list."""
-    ours = re.compile(f"{re.escape(stem)}[0-9a-f]{{12}}{re.escape(_SUFFIX)}")
+    ours = f"{re.escape(stem)}[0-9a-f]{{12}}{re.escape(_SUFFIX)}"  # to compile it takes longer than all else here
     with contextlib.suppress(OSError):  # a folder may be writable and not listable
         with os.scandir(folder or ".") as entries:
-            scratches = [entry.path for entry in entries if ours.fullmatch(entry.name)]
+            scratches = [e.path for e in entries if e.name.startswith(stem) and re.fullmatch(ours, e.name)]
         for scratch in scratches:
             with contextlib.suppress(OSError):  # of another process, or removed by it meanwhile
                 _remove_dead(scratch, path)
@@ -433,8 +448,8 @@ def _remove_dead(scratch: str, path: str) -> None:
         if start.startswith(_NOTE):
             folder = os.path.dirname(path)
             if status.st_uid != os.geteuid():
-                return  # that user's next save needs it, and nothing is removed on its word
-            sync_folder(folder)  # first, or power loss could bring back what refers to the files
+                return  # that user's next save needs it; another user's note is not trusted
+            sync_folder(folder)  # first, or power loss could bring back a catalogue that refers to the files
             if not remove_orphans(path, _listed_in_note(start, folder)):
                 return  # for the next save
         os.unlink(scratch)

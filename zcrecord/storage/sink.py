@@ -87,7 +87,7 @@ class ObjectSink(Sink):
 
     @contextlib.contextmanager
     def _refusals(self) -> Iterator[None]:
-        """Raise the file object's exceptions as typed errors; after the first, that one again."""
+        """Raise the file object's exceptions as typed errors; after the first one always that one."""
         try:
             yield
         except (OSError, ValueError, TypeError) as error:
@@ -151,14 +151,14 @@ class ObjectSink(Sink):
 def _typed_error(error: Exception, path: str | None, *, closed: bool) -> RecordError | None:
     """Return the typed error for an exception of a file object's `write`; None if it is passed on as it is."""
     if isinstance(error, io.UnsupportedOperation):
-        what = f"the file object is not open for writing ({error}); open it as with open(path, 'wb')"
-        return SourceError(what, path=path)
+        fault = f"the file object is not open for writing ({error}); open it as with open(path, 'wb')"
+        return SourceError(fault, path=path)
     if isinstance(error, OSError):
         kind = PipeClosedError if isinstance(error, BrokenPipeError) else SourceError
         where = "" if path else " to the file object"
-        what = f"cannot write{where}: {error.strerror or str(error) or type(error).__name__}"
-        return kind(what, path=path, errno=error.errno)
+        fault = f"cannot write{where}: {error.strerror or str(error) or type(error).__name__}"
+        return kind(fault, path=path, errno=error.errno)
     if isinstance(error, TypeError):
-        what = f"the file object does not accept bytes ({error}); open it in binary mode, as with open(path, 'wb')"
-        return UnsupportedError(what, path=path)
+        fault = f"the file object does not accept bytes ({error}); open it in binary mode, as with open(path, 'wb')"
+        return UnsupportedError(fault, path=path)
     return SourceError("the file object is closed; open it again", path=path) if closed else None

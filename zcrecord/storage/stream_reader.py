@@ -29,8 +29,8 @@ class SequentialMapping:
     def __init__(self, mapping: mmap.mmap) -> None:
         self.view = memoryview(mapping)
         self._mapping = mapping
-        self._lo = self._hi = 0  # populated and not yet released
-        self._rest = (0, 0)  # in use when its surroundings were released
+        self._lo = self._hi = 0  # the range that is populated and not yet released
+        self._rest = (0, 0)  # a range before it, still in use when all before it was released
         self.populates = True
         try:
             mapping.madvise(_POPULATE, 0, 1)
@@ -38,7 +38,7 @@ class SequentialMapping:
             self.populates = False
 
     def populate(self, start: int, end: int, behind: int = 0) -> None:
-        """Populate pages before they are touched; SourceError if they cannot be read, which would be a signal later.
+        """Populate pages before they are touched; SourceError if they cannot be read: a touch would raise SIGBUS.
 
         The last `behind` bytes that were populated are still in use, and are released later.
         """
@@ -54,8 +54,8 @@ class SequentialMapping:
             try:
                 self._mapping.madvise(_POPULATE, page, end - page)
             except OSError as error:
-                what = "cannot be read any more; did it become shorter meanwhile?"
-                raise SourceError(what, offset=start, errno=error.errno) from error
+                fault = "cannot be read any more; did it become shorter meanwhile?"
+                raise SourceError(fault, offset=start, errno=error.errno) from error
 
     def release(self) -> None:
         """Release the populated pages; the page cache keeps them, and views of them stay valid."""
@@ -89,30 +89,30 @@ class StreamReader:
         self.path = source if isinstance(source, str) else None
         self.nbytes: int | None = None
         self.position = 0
-        self._own: io.FileIO | None = None
+        self._file: io.FileIO | None = None
         self._stream: Any = source
         if isinstance(source, str):
-            self._own, self.nbytes = open_source(source, regular=regular)
-            self._stream = self._own
+            self._file, self.nbytes = open_source(source, regular=regular)
+            self._stream = self._file
         else:
             check_readable(source)
-        self._mapped = _map(self._own, self.nbytes) if self._own is not None and self.nbytes else None
+        self._mapped = _map(self._file, self.nbytes) if self._file is not None and self.nbytes else None
         self._buffer: memoryview | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._own is not None:
-            self._own.close()
+        if self._file is not None:
+            self._file.close()
         self._mapped = None  # the mapping goes with the last piece
 
     @property
     def inode(self) -> tuple[int, int] | None:
         """Device and inode of the file that was opened by its path; None of a stream."""
-        if self._own is None:
+        if self._file is None:
             return None
-        status = os.fstat(self._own.fileno())
+        status = os.fstat(self._file.fileno())
         return status.st_dev, status.st_ino
 
     @property
@@ -133,22 +133,22 @@ class StreamReader:
         except OSError as error:
             raise read_error(error, offset=offset) from error
 
-    def pieces(self, nbytes: int, most: int = PIECE) -> Iterator[memoryview]:
-        """Yield the next `nbytes` bytes, at most `most` at a time."""
+    def pieces(self, nbytes: int, limit: int = PIECE) -> Iterator[memoryview]:
+        """Yield the next `nbytes` bytes, at most `limit` at a time."""
         while nbytes:
-            piece = self.piece(min(nbytes, most))
+            piece = self.piece(min(nbytes, limit))
             if not len(piece):
                 end = self.position
                 raise FormatError(f"ends at byte {end}, {nbytes} bytes early; it is truncated", offset=end)
             nbytes -= len(piece)
             yield piece
 
-    def read(self, most: int) -> bytes:
-        """Return the next `most` bytes, fewer only at the end; memory grows with the bytes that really arrive."""
+    def read(self, limit: int) -> bytes:
+        """Return the next `limit` bytes, fewer only at the end; memory grows with the bytes that really arrive."""
         parts: list[bytes] = []
-        while most and len(piece := self.piece(min(most, PIECE))):
+        while limit and len(piece := self.piece(min(limit, PIECE))):
             parts.append(bytes(piece))
-            most -= len(piece)
+            limit -= len(piece)
         return b"".join(parts)
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
@@ -162,17 +162,17 @@ class StreamReader:
         buffer[: len(piece)] = piece
         return len(piece)
 
-    def piece(self, most: int) -> memoryview:
-        """Return some of the next bytes, at most `most`, valid until more are asked for; none at the end."""
+    def piece(self, limit: int) -> memoryview:
+        """Return some of the next bytes, at most `limit`, valid until more are asked for; none at the end."""
         start = self.position
         if self._mapped is not None:
-            piece = self._mapped.view[start : start + most]
+            piece = self._mapped.view[start : start + limit]
             if len(piece):
                 self._mapped.populate(start, start + len(piece))
         else:
             if self._buffer is None:
                 self._buffer = memoryview(bytearray(PIECE))
-            nbytes = read_into(self._stream, self._buffer[: min(most, PIECE)], self.path)
+            nbytes = read_into(self._stream, self._buffer[: min(limit, PIECE)], self.path)
             if nbytes is None:
                 raise SourceError("the source is non-blocking and has no bytes ready; make it blocking")
             piece = self._buffer[:nbytes]

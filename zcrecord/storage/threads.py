@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 R = TypeVar("R")
-Going = Callable[[], bool]  # True while to go on: nothing has failed, or was interrupted
+Going = Callable[[], bool]  # returns True until an item fails, or Ctrl-C
 Start = Callable[[], Callable[[T], R]]  # called once in each thread: the result may keep state that cannot be shared
 
 MOST_THREADS = 16  # a few saturate any memory
 WORTH_A_THREAD = 16 << 20  # bytes to read: less is read before a thread has started
 
-_POLL = 0.05  # seconds between two looks at the other threads
+_POLL = 0.05  # seconds between two checks of the other threads
 
 
 def cores(threads: int | None = None) -> int:
@@ -42,8 +42,8 @@ def run_threads(
 ) -> None:
     """Call `work` for every item, in order, in so many threads; raises the first error of any, once all have ended.
 
-    The calling thread is one of them, and calls `poll` while it waits for the others. `work` asks now and then whether
-    to go on: Ctrl-C ends the work, too. SourceError if `work` or `poll` forked, and this is the child.
+    The calling thread is one of them, and calls `poll` while it waits for the others. `work` calls its second argument
+    now and then, and ends if that is False: Ctrl-C takes effect. SourceError in a child that `work` or `poll` forked.
     """
     process = os.getpid()
     queue = deque(items)
@@ -82,7 +82,7 @@ def run_threads(
     if errors:
         raise errors[0]
     if others and os.getpid() != process:
-        raise SourceError("the process was forked during this, and its other threads are not here; ask again")
+        raise SourceError("the process was forked meanwhile, and the child has no other threads; call it again")
 
 
 def each_piece(

@@ -32,8 +32,8 @@ _PART = 16 << 20  # bytes of a part, while few are needed
 _GROWTH = 112 << 10  # bytes by which each part exceeds the one before, so that 10,000 hold 5 TiB
 _FIXED = 64 << 20  # bytes of each part where all have to have one size, and the whole is not known
 _MOST_PARTS = 10_000  # of an upload, as S3 has it
-_PLANNED = 9_000  # of them, if the size is known beforehand
-_UNDER_WAY = 64 << 20  # bytes of parts that are sent at a time, at least one part
+_PLANNED = 9_000  # parts, if the size is known beforehand
+_UNDER_WAY = 64 << 20  # bytes of all parts that are sent at a time; at least one part is
 _CONFLICTS = ("PreconditionFailed", "ConditionalRequestConflict", "412")  # codes of S3
 
 
@@ -61,9 +61,9 @@ def version_at(url: str, options: Mapping[str, Any] | None) -> str | None:
 def upload(url: str, options: Mapping[str, Any] | None = None, *, replaces: str | None = None) -> Iterator[Sink]:
     """Yield a sink that is published at a URL, whole, when the block ends without an exception.
 
-    Otherwise what was sent is removed, and the URL keeps its file. Memory: five parts of 16 MiB at the most, and two of
-    `part_size` where they are larger. `replaces` is the one version to be replaced, as `version_at` returns it, "" for
-    no file, None for any; it is compared just before, by S3 also as it publishes.
+    Otherwise the parts sent are removed, and the URL keeps its file. Takes the memory of five parts of 16 MiB, or of
+    two of `part_size` if they are larger. `replaces` is the one version that may be replaced, as `version_at` returns
+    it: "" for no file, None for any. It is compared right before the publishing, by S3 also as it publishes.
     """
     fs, path = connected(url, options)
     shown = redacted(url)
@@ -82,8 +82,7 @@ def upload(url: str, options: Mapping[str, Any] | None = None, *, replaces: str 
 def connected(url: str, options: Mapping[str, Any] | None) -> tuple[Any, str]:
     """Return fsspec's file system for a URL to write to, and the path in it."""
     if "::" in url.partition("://")[0]:
-        what = "chained URLs are for reading; write to the last one of them"
-        raise UnsupportedError(what, path=redacted(url))
+        raise UnsupportedError("chained URLs are for reading; write to the last one of them", path=redacted(url))
     fs, path = connect(url, options)
     if not {"http", "https"}.isdisjoint(protocols_of(fs)):  # of fsspec before 2026, the URL's own alone
         advice = "write to the bucket behind it (s3://, gs://), or to a file and upload that"
@@ -105,19 +104,19 @@ def _version(fs: Any, path: str) -> str | None:
 
 
 @contextlib.contextmanager
-def store_refusals(shown: str, what: str) -> Iterator[None]:
+def store_refusals(shown: str, fault: str) -> Iterator[None]:
     """Raise exceptions of a store, which may be of any class, as one typed error."""
     try:
         yield
     except RecordError as error:
         raise error.located(path=shown) from error.__cause__
     except FileNotFoundError as error:
-        raise SourceNotFoundError(f"{what}: no such bucket or folder ({error_text(error)})", path=shown) from error
+        raise SourceNotFoundError(f"{fault}: no such bucket or folder ({error_text(error)})", path=shown) from error
     except (PermissionError, NotImplementedError, TypeError, ValueError) as error:
-        what = f"{what}, the store or fsspec refused it: {error_text(error)}; do the URL and its storage options fit?"
-        raise SourceError(what, path=shown) from error
+        fault = f"{fault}, the store or fsspec refused it: {error_text(error)}; do the URL and its storage options fit?"
+        raise SourceError(fault, path=shown) from error
     except Exception as error:
-        raise SourceError(f"{what}: {error_text(error)}", path=shown, errno=getattr(error, "errno", None)) from error
+        raise SourceError(f"{fault}: {error_text(error)}", path=shown, errno=getattr(error, "errno", None)) from error
 
 
 class _UploadSink(Sink):
@@ -147,8 +146,8 @@ class _UploadSink(Sink):
 
     def _send(self) -> None:
         if self._number == _MOST_PARTS:
-            what = f"takes more than {_MOST_PARTS} parts of an upload; write to a file, and upload that"
-            raise SourceError(what, path=self._shown)
+            fault = f"takes more than {_MOST_PARTS} parts of an upload; write to a file, and upload that"
+            raise SourceError(fault, path=self._shown)
         check_writer(self._process, self._shown)
         part, self._part = self._part, bytearray()
         with store_refusals(self._shown, "cannot write, and what was there is untouched"):
@@ -162,18 +161,18 @@ class _UploadSink(Sink):
             self._upload.commit(self._part)
 
     def discard(self, reason: BaseException) -> None:
-        """Remove what was sent, but not in a child that was forked; if that fails, the reason gets a note."""
+        """Remove the parts sent, but not in a forked child; if that fails, `reason` gets a note."""
         if os.getpid() != self._process:
             return
         try:
             self._upload.discard()
         except Exception as error:
-            what = f"parts of the upload may be left there, removing them failed: {error_text(error)}"
-            reason.add_note(f"{self._shown}: {what}")
+            fault = f"parts of the upload may be left there, removing them failed: {error_text(error)}"
+            reason.add_note(f"{self._shown}: {fault}")
 
 
 def has_folders(fs: Any) -> bool:
-    """Return True for a file system that renames, and so has folders that have to be made."""
+    """Return True for a file system that renames: it has folders, which must be made."""
     return _kind(fs) is _RenamedUpload
 
 
@@ -210,7 +209,7 @@ class _Upload:
         raise NotImplementedError
 
     def discard(self) -> None:
-        """Remove what was sent."""
+        """Remove the parts sent."""
         raise NotImplementedError
 
     def _check(self) -> None:
@@ -284,12 +283,12 @@ class _MultipartUpload(_Upload):
     def _is_published(self, parts: list[dict[str, Any]], last: bytearray) -> bool:
         """Return True if the object there is the one that was uploaded: only the answer may have been lost."""
         with contextlib.suppress(Exception):  # the first error is reported; ETags of other stores may be no digests
-            ours = _md5(last)
+            expected = _md5(last)
             if parts:
                 digests = [bytes.fromhex(part["ETag"].strip('"').partition("-")[0]) for part in parts]
-                ours = f"{_md5(b''.join(digests))}-{len(parts)}"
+                expected = f"{_md5(b''.join(digests))}-{len(parts)}"
             tag: str = self._fs.call_s3("head_object", **self._place, **first_answer(self._fs))["ETag"]
-            return tag.strip('"') == ours
+            return tag.strip('"') == expected
         return False
 
     def discard(self) -> None:

@@ -104,15 +104,15 @@ def connect(url: str, options: Mapping[str, Any] | None) -> tuple[Any, str]:
     except RecordError:
         raise
     except ImportError as error:
-        what = f"URLs of the kind {scheme}:// need another package ({error})"
+        fault = f"URLs of the kind {scheme}:// need another package ({error})"
         if scheme not in _PACKAGES:
-            raise DependencyError(f"{what}; install that with pip") from error
+            raise DependencyError(f"{fault}; install that with pip") from error
         package, extra = _PACKAGES[scheme]
-        raise missing_package(package, extra=extra, why=what) from error
+        raise missing_package(package, extra=extra, why=fault) from error
     except ValueError as error:
         if "not known" in str(error):
-            what = f"URLs of the kind {scheme}:// are not known to fsspec; a local path has no '://' in it"
-            raise UnsupportedError(what) from None
+            fault = f"URLs of the kind {scheme}:// are not known to fsspec; a local path has no '://' in it"
+            raise UnsupportedError(fault) from None
         raise UnsupportedError(f"this is not a URL: {error}") from error
     except TypeError as error:
         raise UnsupportedError(f"the storage options do not fit URLs of the kind {scheme}://: {error}") from error
@@ -124,12 +124,12 @@ def connect(url: str, options: Mapping[str, Any] | None) -> tuple[Any, str]:
 
 
 def _safe_options(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options by which chained URLs decompress no answer, and send no header to another server."""
+    """Return options with which chained URLs decompress no answer, and send no header to another server."""
     out = dict(options)
     for scheme in {part.partition("://")[0].lower() for part in _CHAINED.split(url)[1:]} & {"http", "https"}:
-        own = dict(out.get(scheme) or {})
-        ours = {"auto_decompress": False, "trace_configs": [_redirects()]}
-        out[scheme] = {**own, "client_kwargs": {**(own.get("client_kwargs") or {}), **ours}}
+        chosen = dict(out.get(scheme) or {})
+        safe = {"auto_decompress": False, "trace_configs": [_redirects()]}
+        out[scheme] = {**chosen, "client_kwargs": {**(chosen.get("client_kwargs") or {}), **safe}}
     return out
 
 
@@ -146,14 +146,14 @@ def _redirects() -> Any:
 async def _leave_headers(session: Any, _context: Any, hop: Any) -> None:
     """Remove all headers from a redirect to another server, except the range; a SourceError if cookies would follow."""
     try:
-        same = hop.url.join(type(hop.url)(hop.response.headers["Location"])).origin() == hop.url.origin()
+        same_origin = hop.url.join(type(hop.url)(hop.response.headers["Location"])).origin() == hop.url.origin()
     except (KeyError, ValueError):  # aiohttp refuses it
-        same = False
+        same_origin = False
     secrets = any(not cookie["domain"] for cookie in session.cookie_jar) or session.auth is not None
-    if not same and (secrets or getattr(session, "_middlewares", None)):
-        what = "cannot be read: the server redirects to another, to which cookies or passwords would go"
-        raise SourceError(f"{what}; give the URL without what is before '::', or storage options without them")
-    for name in () if same else {*map(str.title, hop.headers)} - {"Range", "Accept-Encoding"}:
+    if not same_origin and (secrets or getattr(session, "_middlewares", None)):
+        fault = "cannot be read: the server redirects to another, to which cookies or passwords would go"
+        raise SourceError(f"{fault}; give the URL without what is before '::', or storage options without them")
+    for name in () if same_origin else {*map(str.title, hop.headers)} - {"Range", "Accept-Encoding"}:
         hop.headers.popall(name)
 
 
@@ -164,8 +164,8 @@ def _check_url(url: str) -> None:
         if parts.scheme in ("http", "https") and (parts.hostname is None or parts.port == 0):
             raise ValueError
     except ValueError:
-        what = "this URL has no valid host and port"
-        raise UnsupportedError(f"{what}; write special characters of user and password as %XX") from None
+        fault = "this URL has no valid host and port"
+        raise UnsupportedError(f"{fault}; write special characters of user and password as %XX") from None
     if any("::" in part.partition("://")[2] for part in _CHAINED.split(url)):
         raise _cut_error("::", url)
 

@@ -84,8 +84,8 @@ def _view_other(value: Any) -> Array | DeviceTensor:
     try:
         octets = memoryview(value)
     except TypeError:
-        what = f"a {type(value).__name__} is neither a tensor, an attribute nor a module; {_substitute(value)}"
-        raise UnsupportedError(what) from None
+        fault = f"a {type(value).__name__} is neither a tensor, an attribute nor a module; {_substitute(value)}"
+        raise UnsupportedError(fault) from None
     return np.asarray(octets)
 
 
@@ -117,8 +117,8 @@ def _dlpack_on_device(value: Any) -> DeviceTensor:
             if hasattr(value, "__array__"):
                 with contextlib.suppress(*_FAILURES):
                     return np.asarray(value)
-            what = f"numpy cannot copy this {type(value).__name__} from its device: {error}"
-            raise UnsupportedError(f"{what}; hand over a copy in the host's memory") from error
+            fault = f"numpy cannot copy this {type(value).__name__} from its device: {error}"
+            raise UnsupportedError(f"{fault}; hand over a copy in the host's memory") from error
 
     return DeviceTensor(dtypes.as_dtype(value.dtype), tuple(value.shape), ("dlpack", id(value)), fetch)
 
@@ -184,8 +184,8 @@ def _torch_kind(tensor: Any, torch: Any) -> DType:
         _torch_kinds.update({getattr(torch, name): d for name, d in known.items() if hasattr(torch, name)})
     kind = _torch_kinds.get(tensor.dtype)
     if kind is None:
-        what = f"dtype {tensor.dtype} has no place in an archive; convert the tensor with .to(...) first"
-        raise UnsupportedError(what)
+        fault = f"dtype {tensor.dtype} has no place in an archive; convert the tensor with .to(...) first"
+        raise UnsupportedError(fault)
     return kind
 
 
@@ -232,10 +232,10 @@ def _check_storage(tensor: Any) -> None:
     if not tensor.numel():
         return
     last = tensor.storage_offset() + reach(tensor.shape, tensor.stride())[1]
-    needed, there = (last + 1) * tensor.itemsize, tensor.untyped_storage().nbytes()
-    if there < needed:
-        what = f"its storage holds {there} of the {needed} bytes it reaches; it was freed or resized"
-        raise UnsupportedError(f"{what}, load or gather it before it is saved")
+    needed, stored = (last + 1) * tensor.itemsize, tensor.untyped_storage().nbytes()
+    if stored < needed:
+        fault = f"its storage holds {stored} of the {needed} bytes it reaches; it was freed or resized"
+        raise UnsupportedError(f"{fault}, load or gather it before it is saved")
 
 
 # jax.
@@ -260,10 +260,10 @@ def _check_jax(value: Any, jax: Any) -> None:
     if isinstance(value, jax.core.Tracer):
         raise UnsupportedError("a traced array has no values; save outside of jit, grad and vmap")
     if value.is_deleted():
-        raise UnsupportedError("an array that was deleted or donated has no values")
+        raise UnsupportedError("an array that was deleted or donated has no values; save it before that")
     if not value.is_fully_addressable and not value.is_fully_replicated:
-        what = "an array that is spread over processes"
-        raise UnsupportedError(f"{what}; gather it with jax.experimental.multihost_utils.process_allgather(...)")
+        fault = "an array that is spread over processes"
+        raise UnsupportedError(f"{fault}; gather it with jax.experimental.multihost_utils.process_allgather(...)")
 
 
 def _gather_shards(value: Any, jax: Any) -> Array:
@@ -296,7 +296,7 @@ def pytree_children(value: Any) -> Iterable[tuple[str, Any]] | None:
     keys = [key for key, _ in children]
     if len(set(keys)) < len(keys):
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise UnsupportedError(f"the pytree {type(value).__name__} has two children with the key {twice!r}")
+        raise UnsupportedError(f"the pytree {type(value).__name__} has two children with the key {twice!r}; rename one")
     return children
 
 

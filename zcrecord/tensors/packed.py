@@ -81,10 +81,10 @@ class PackedTensor:
 
     @classmethod
     def pack(cls, array: Array) -> PackedTensor:
-        """Return `array`, of an ml_dtypes type with one element to a byte, packed into new bytes."""
+        """Return the elements of an array of ml_dtypes, which has one to a byte, packed into new bytes."""
         kind = dtypes.from_numpy(array.dtype)
         if not kind.packed:
-            raise UnsupportedError(f"{kind.name} is not narrower than a byte")
+            raise UnsupportedError(f"{kind.name} is not narrower than a byte; use the array as it is")
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8) & np.uint8((1 << kind.bits) - 1)
         return cls(pack_bits(raw, kind.bits), kind, array.shape)
 
@@ -92,8 +92,8 @@ class PackedTensor:
     def dtype(self) -> np.dtype[Any]:
         """The numpy dtype that :meth:`unpack` gives, one element to a byte."""
         if self.kind.numpy is None:
-            what = f"neither numpy nor this ml_dtypes has {self.kind.name}; upgrade ml_dtypes, or use .packed"
-            raise UnsupportedError(what)
+            fault = f"neither numpy nor this ml_dtypes has {self.kind.name}; upgrade ml_dtypes, or use .packed"
+            raise UnsupportedError(fault)
         return self.kind.numpy
 
     @property
@@ -216,8 +216,8 @@ class StringTensor:
         try:
             out[:] = [s if encoding is None else s.decode(encoding) for s in self.strings()]
         except UnicodeDecodeError as error:
-            what = f"a string is not {encoding}: {error.reason}; unpack(encoding=None) gives bytes"
-            raise UnsupportedError(what) from error
+            fault = f"a string is not {encoding}: {error.reason}; unpack(encoding=None) gives bytes"
+            raise UnsupportedError(fault) from error
         return out.reshape(self.shape)
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:

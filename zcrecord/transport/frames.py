@@ -35,8 +35,8 @@ EXPANDED, EXPANDED_FREE = 64, 64 << 20  # packed bytes may take 64 times their n
 def check_expansion(nbytes: int, packed: int, advice: str = "") -> None:
     """Raise LimitError if `nbytes` is more than EXPANDED times `packed`, plus EXPANDED_FREE."""
     if nbytes > EXPANDED * packed + EXPANDED_FREE:
-        what = f"{packed} packed bytes would take {nbytes} bytes of memory"
-        raise LimitError(f"{what}; {advice}unpack it into a file (zcrecord unpack), and load that")
+        fault = f"{packed} packed bytes would take {nbytes} bytes of memory"
+        raise LimitError(f"{fault}; {advice}unpack it into a file (zcrecord unpack), and load that")
 
 
 class SeekEntry(NamedTuple):
@@ -101,8 +101,8 @@ def read_table(size: int, read: Callable[[int, int], Any]) -> SeekTable | None:
     body = 4 * width * count + _FOOTER
     start = size - body - 8
     if start < 0 or body >> 32:
-        what = f"{count} frames would take a table of {body + 8} bytes, and the file has {size}"
-        raise _table_error(what, size - _FOOTER)
+        fault = f"{count} frames would take a table of {body + 8} bytes, and the file has {size}"
+        raise _table_error(fault, size - _FOOTER)
     if bytes(read(start, 8)) != _SKIPPABLE + body.to_bytes(4, "little"):
         raise _table_error(f"of {count} frames it would start at {start:#x}, where there is none", start)
     rows = np.frombuffer(read(start + 8, 4 * width * count), "<u4").reshape(-1, width)
@@ -110,13 +110,13 @@ def read_table(size: int, read: Callable[[int, int], Any]) -> SeekTable | None:
     if starts[-1] != start:
         raise _table_error(f"its frames take {int(starts[-1])} bytes, expected the {start} before it", start)
     for i in np.flatnonzero(np.diff(starts) > 2 * np.diff(bounds) + _PADDING)[:1].tolist():
-        what = f"frame {i} takes {int(rows[i, 0])} bytes for {int(rows[i, 1])} of content"
-        raise _table_error(f"{what}, expected at most twice as many and {_PADDING} more", int(starts[i]))
+        fault = f"frame {i} takes {int(rows[i, 0])} bytes for {int(rows[i, 1])} of content"
+        raise _table_error(f"{fault}, expected at most twice as many and {_PADDING} more", int(starts[i]))
     return SeekTable(starts, bounds, rows[:, 2].astype(np.int64) if width == 3 else None)
 
 
-def _table_error(what: str, offset: int) -> FormatError:
-    return FormatError(f"seek table: {what}; the file is damaged, copy it again", offset=offset)
+def _table_error(fault: str, offset: int) -> FormatError:
+    return FormatError(f"seek table: {fault}; the file is damaged, copy it again", offset=offset)
 
 
 def decompress_frames(data: memoryview, table: SeekTable, target: memoryview, chosen: Numbers, threads: int) -> None:
@@ -139,7 +139,7 @@ def decompress_frames(data: memoryview, table: SeekTable, target: memoryview, ch
         return work
 
     with closing(map_ordered(start, batches, min(threads, max(len(batches), 1)))) as results:
-        for _ in results:  # closed, because an error's traceback would keep it, and its threads
+        for _ in results:  # closed, because an error's traceback would keep the generator and its threads
             pass
 
 
@@ -159,8 +159,8 @@ def frame_decompressor(table: SeekTable) -> Callable[[int, Any, memoryview], Non
                 raise _frame_error("is not one zstd frame that ends there, as the seek table says", offset, frame)
             header = package.get_frame_parameters(frame)
             if header.content_size not in (len(target), package.CONTENTSIZE_UNKNOWN):
-                what = f"holds {header.content_size} bytes, the seek table says {len(target)}"
-                raise _frame_error(what, offset, frame)
+                fault = f"holds {header.content_size} bytes, the seek table says {len(target)}"
+                raise _frame_error(fault, offset, frame)
             narrow = header.window_size < len(target)
             step = len(target) - narrow  # bytes of the first piece: as in a stream, there is no room for all (R84)
             if (narrow or header.content_size != len(target)) and header.window_size > _WIDE:
@@ -175,8 +175,8 @@ def frame_decompressor(table: SeekTable) -> Callable[[int, Any, memoryview], Non
         # zstd has compared a frame's own checksum, which is of the same kind, with its content.
         checksum = int.from_bytes(frame[-4:], "little") if header.has_checksum else xxhash.xxh64_intdigest(target)
         if checksum & 0xFFFFFFFF != int(table.checksums[i]):
-            what = f"{_name(offset, frame)}: its checksum is not that of the seek table"
-            raise IntegrityError(f"{what}; the file is damaged, copy it again", offset=offset)
+            fault = f"{_name(offset, frame)}: its checksum is not that of the seek table"
+            raise IntegrityError(f"{fault}; the file is damaged, copy it again", offset=offset)
 
     return decompress
 
@@ -196,8 +196,8 @@ def _name(offset: int, frame: Any) -> str:
     return f"frame [{offset:#x}, {offset + len(frame):#x})"
 
 
-def _frame_error(what: str, offset: int, frame: Any) -> FormatError:
-    return FormatError(f"{_name(offset, frame)}: {what}; the file is damaged, copy it again", offset=offset)
+def _frame_error(fault: str, offset: int, frame: Any) -> FormatError:
+    return FormatError(f"{_name(offset, frame)}: {fault}; the file is damaged, copy it again", offset=offset)
 
 
 def zstd_error(error: Exception, name: str, offset: int | None = None) -> RecordError:

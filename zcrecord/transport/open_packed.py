@@ -102,7 +102,7 @@ class PackedSource(FetchedSource):
         with located(path=self.path), self._lock:
             ends = zip(starts, rows["nbytes"].tolist(), strict=True)
             self._frames.decompress((start, start + nbytes) for start, nbytes in ends)
-            self._frames.close_file()  # nearly always all that was asked for is here
+            self._frames.close_file()  # nearly always nothing else is decompressed later
             self._ready[chosen] = True
 
 
@@ -126,8 +126,8 @@ class _FrameMemory:
         self.decompress([(size - HEADER_SIZE, size)])
         h = decode_header(bytes(self._octets[-HEADER_SIZE:]), "trailer")
         if h is None or h.archive_size != size:
-            what = f"trailer: it is not that of an archive of {size} bytes"
-            raise FormatError(f"{what}; the file is damaged, copy it again")
+            fault = f"trailer: it is not that of an archive of {size} bytes"
+            raise FormatError(f"{fault}; the file is damaged, copy it again")
         return h
 
     def decompress(self, ranges: Iterable[tuple[int, int]]) -> None:
@@ -210,8 +210,8 @@ def _size(package: Any, memory: Memory, first: bytes) -> int:
 
 
 def _too_few(size: int) -> FormatError:
-    what = f"{size} bytes come out of this zstd file, too few for an archive"
-    return FormatError(f"{what}; it is truncated, copy it again")
+    fault = f"{size} bytes come out of this zstd file, too few for an archive"
+    return FormatError(f"{fault}; it is truncated, copy it again")
 
 
 def _allocate(size: int, *, packed: int | None = None, sparse: bool = False) -> tuple[Any, memoryview]:

@@ -73,7 +73,7 @@ def pack(
 
     Frames begin where payloads begin, except for a stream whose index follows its payloads: there a frame begins every
     4 MiB, and the index is checked only if the header gives its offset. A path is read as a stream where the system has
-    no `preadv`. For the same kind of source the bytes depend on archive, level and zstd library alone.
+    no `preadv`. For the same kind of source the bytes depend only on archive, level and zstd library.
 
     Args:
         source: a path or a binary file object, read forward once.
@@ -132,8 +132,8 @@ def checked_paths(
 class ArchiveCheck:
     """Check of an archive's bytes as they pass: size, header and trailer, and the index if the header locates it.
 
-    Unpacking, `packed` returns the number of packed bytes, to which the index must be in proportion. Attributes:
-    `size`, bytes that passed; `done`, bytes reported by `advance`; `expected`, their total if known.
+    When unpacking, `packed` returns the number of packed bytes, which limits the index. Attributes: `size`, bytes that
+    passed; `done`, bytes reported by `advance`; `expected`, their total if known.
     """
 
     def __init__(self, progress: Progress | None, packed: Callable[[], int] | None = None) -> None:
@@ -156,7 +156,7 @@ class ArchiveCheck:
 
         Raises:
             FormatError: the header is damaged, or there are more bytes than it says. LimitError: when unpacking, the
-                index is out of proportion to the packed bytes.
+                index is far larger than the packed bytes.
         """
         start, end = self.size, self.size + len(piece)
         if start < HEADER_SIZE:
@@ -170,8 +170,8 @@ class ArchiveCheck:
             first, last = self._header.index_offset, self._header.index_offset + self._header.index_size
             self._index += piece[max(first - start, 0) : max(last - start, 0)]
             if self._packed is not None and len(self._index) > EXPANDED * self._packed() + _INDEX_FREE:
-                what = f"its index takes more than {EXPANDED} times the bytes it is packed into"
-                raise LimitError(f"{what}; `zstd -d` decompresses it")
+                fault = f"its index takes more than {EXPANDED} times the bytes it is packed into"
+                raise LimitError(f"{fault}; `zstd -d` decompresses it")
         self._last = (self._last + bytes(piece[-HEADER_SIZE:]))[-HEADER_SIZE:]
         self.size = end
 
@@ -256,8 +256,8 @@ def _frame_contents(reader: StreamReader, check: ArchiveCheck) -> Iterator[bytes
         start = start[size:]
         piece += reader.read(size - len(piece))
         if len(piece) < size and bounds is not None:
-            what = f"ends after {check.size + len(piece)} of {bounds[-1]} bytes"
-            raise FormatError(f"{what}; it is truncated, or still being written")
+            fault = f"ends after {check.size + len(piece)} of {bounds[-1]} bytes"
+            raise FormatError(f"{fault}; it is truncated, or still being written")
         if not len(piece):
             return
         check.update(piece)

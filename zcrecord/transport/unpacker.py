@@ -95,8 +95,8 @@ def _table_of(reader: StreamReader) -> SeekTable | None:
 
 def _check_magic(head: bytes) -> None:
     if not is_packed(head):
-        what = wrong_type(head, "a packed archive") or "not a packed archive: it does not begin with a zstd frame"
-        raise FormatError(what if head else "the file is empty")
+        fault = wrong_type(head, "a packed archive") or "not a packed archive: it does not begin with a zstd frame"
+        raise FormatError(fault if head else "the file is empty")
 
 
 def _decompress(reader: StreamReader, table: SeekTable | None, threads: int) -> Generator[Any, None, None]:

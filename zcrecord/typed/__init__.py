@@ -46,8 +46,8 @@ def into(archive: Archive, kind: type[T]) -> T:
     with located(path=archive.path):
         hint: Any = fields.bare(kind)
         if hint is not Any and not isinstance(hint, type) and get_origin(hint) is None:
-            what = f"a record is loaded into a class, or a type such as list[Layer], not into a {type(kind).__name__}"
-            raise UnsupportedError(what)
+            fault = f"a record is loaded into a class, or a type such as list[Layer], not into a {type(kind).__name__}"
+            raise UnsupportedError(fault)
         views = list(archive.views())
         check_blobs(archive)
         tree = unflatten.unflatten(archive.index, 0, views.__getitem__, archive.payload, _module)

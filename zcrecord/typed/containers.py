@@ -203,8 +203,8 @@ class Class(Want):
         try:
             instance = self._fields.make(values)
         except (TypeError, ValueError) as error:
-            what = f"{self} refuses these values: {type(error).__name__}: {printable(str(error))}"
-            raise MismatchError(what, tensor=where or None) from error
+            fault = f"{self} refuses these values: {type(error).__name__}: {printable(str(error))}"
+            raise MismatchError(fault, tensor=where or None) from error
         for f in self._fields.fields:
             if f.argument is None and not hasattr(instance, f.name):
                 raise self._missing_key_error(f.name, items, where)
@@ -213,22 +213,22 @@ class Class(Want):
     def _extra_key_error(self, items: dict[str, Any], where: str) -> MismatchError:
         key = next(key for key in items if key not in self._wants)
         known = f"its fields are {keys_of(self._wants)}" if self._wants else "it has no fields"
-        what = f"expected no such key, found {in_words(items[key])}: {self} has no field for it, {known}"
+        fault = f"expected no such key, found {in_words(items[key])}: {self} has no field for it, {known}"
         # names= selects tensors and modules; an attribute cannot be left out by it.
         selectable = isinstance(items[key], SavedModule | np.ndarray | PackedTensor | StringTensor)
-        todo = "add one, or leave this out with names=" if selectable else "add one"
-        return MismatchError(f"{what}; {todo}", tensor=_below(where, key))
+        advice = "add one, or leave this out with names=" if selectable else "add one"
+        return MismatchError(f"{fault}; {advice}", tensor=_below(where, key))
 
     def _missing_key_error(self, name: str, items: dict[str, Any], where: str) -> MismatchError:
         others = [key for key in items if key not in self._wants]
-        what = f"expected {self._wants[name]} for {self}.{name}, found no such key"
-        todo = "give the field a default if records may lack it"
+        fault = f"expected {self._wants[name]} for {self}.{name}, found no such key"
+        advice = "give the field a default if records may lack it"
         if others:
-            what += f", but {keys_of(others)}, for which there is no field"
-            todo = "load it with rename= if it is the same"
+            fault += f", but {keys_of(others)}, for which there is no field"
+            advice = "load it with rename= if it is the same"
         if not all(f.stored for f in self._fields.fields if f.name == name):
-            todo = "no InitVar is saved; give it a default"
-        return MismatchError(f"{what}; {todo}", tensor=_below(where, name))
+            advice = "no InitVar is saved; give it a default"
+        return MismatchError(f"{fault}; {advice}", tensor=_below(where, name))
 
 
 class Choice(Want):
@@ -260,9 +260,9 @@ class Choice(Want):
             differ = best == CONVERTED
         if len(fitting) > 1 and differ:
             names = " and ".join(map(str, fitting))
-            todo = "save an instance of the class that is meant, or name one class"
-            what = f"expected one of {self}, found {in_words(value)}, which fits {names} alike; {todo}"
-            raise MismatchError(what, tensor=where or None)
+            advice = "save an instance of the class that is meant, or name one class"
+            fault = f"expected one of {self}, found {in_words(value)}, which fits {names} alike; {advice}"
+            raise MismatchError(fault, tensor=where or None)
         return fitting[0].build(value, where)
 
     def __str__(self) -> str:

@@ -96,9 +96,9 @@ def _of_dataclass(kind: Any, hints: Hints) -> ClassFields:
 
 def _of_attrs(kind: Any, hints: Hints) -> ClassFields:
     def construct(**arguments: Any) -> Any:  # the class has an __init__ of its own
-        made = kind.__new__(kind)
-        made.__attrs_init__(**arguments)
-        return made
+        instance = kind.__new__(kind)
+        instance.__attrs_init__(**arguments)
+        return instance
 
     nothing = sys.modules["attr"].NOTHING
     fields = []
@@ -147,9 +147,9 @@ def _read_hints(kind: type, **options: Any) -> dict[str, Any]:
             names: dict[str, Any] = {base.__name__: base for base in kind.__mro__}
             return typing.get_type_hints(kind, localns={**names, "typing": typing}, **options)
     except Exception as error:
-        what = f"the annotations of {kind.__qualname__} cannot be read: {printable(str(error))}"
-        todo = "define what they name at module level, and not for type checkers alone"
-        raise UnsupportedError(f"{what}; {todo}") from error
+        fault = f"the annotations of {kind.__qualname__} cannot be read: {printable(str(error))}"
+        advice = "define what they name at module level, and not for type checkers alone"
+        raise UnsupportedError(f"{fault}; {advice}") from error
 
 
 def _bind(kind: type, binding: dict[Any, Any], bound: dict[type, dict[Any, Any]]) -> None:

@@ -20,7 +20,7 @@ from zcrecord.tensors.packed import PackedTensor, StringTensor
 
 from .fields import bare
 
-# How well a value fits, where an annotation has alternatives.
+# How well a value fits: of several alternatives in an annotation the best counts.
 NO, ANYTHING, CONVERTED, EXACT, NAMED = range(5)
 
 _SHOWN = 8  # keys in an error
@@ -151,7 +151,7 @@ class OneOf(Want):
     def _member(self, value: Any) -> list[Any]:
         value = bytes(value) if isinstance(value, memoryview) else value
         values = [(m.value if isinstance(m, Enum) else m, m) for m in get_args(self.hint)]
-        return [member for wanted, member in values if type(wanted) is type(value) and wanted == value]
+        return [member for known, member in values if type(known) is type(value) and known == value]
 
     def rank(self, value: Any, /) -> int:
         return EXACT if self._member(value) else NO
@@ -205,15 +205,15 @@ class TorchClass(Want):
         return NO
 
     def build(self, _value: Any, where: str, /) -> Any:
-        what = f"no record is loaded into a field of type torch.{self.hint.__name__}"
-        todo = "annotate it np.ndarray; record.torch() gives torch tensors, by name"
-        raise UnsupportedError(f"{what}; {todo}", tensor=where or None)
+        fault = f"no record is loaded into a field of type torch.{self.hint.__name__}"
+        advice = "annotate it np.ndarray; record.torch() gives torch tensors, by name"
+        raise UnsupportedError(f"{fault}; {advice}", tensor=where or None)
 
 
-def mismatch(where: str, want: Want, value: Any, todo: str = "") -> MismatchError:
-    """Return the error for a value that does not fit."""
-    todo = todo or "annotate what is there, or save what is annotated"
-    return MismatchError(f"expected {want}, found {in_words(value)}; {todo}", tensor=where or None)
+def mismatch(where: str, want: Want, value: Any, advice: str = "") -> MismatchError:
+    """Return the error for a value that does not fit, with advice what to do."""
+    advice = advice or "annotate what is there, or save what is annotated"
+    return MismatchError(f"expected {want}, found {in_words(value)}; {advice}", tensor=where or None)
 
 
 def in_words(value: Any) -> str:
@@ -221,8 +221,8 @@ def in_words(value: Any) -> str:
     if isinstance(value, SavedModule) and not value.has_names:
         return f"a {'list' if value.kind == ModuleKind.LIST else 'tuple'} of {len(value.items)}"
     if isinstance(value, SavedModule):
-        what = f"a {printable(value.type_name)}" if value.type_name else "a mapping"
-        return f"{what} with {keys_of(value.items)}" if value.items else f"{what} that is empty"
+        kind = f"a {printable(value.type_name)}" if value.type_name else "a mapping"
+        return f"{kind} with {keys_of(value.items)}" if value.items else f"{kind} that is empty"
     if isinstance(value, np.ndarray):
         return f"an array of {value.dtype.name}, shape {value.shape}"
     if isinstance(value, PackedTensor):
@@ -237,7 +237,7 @@ def in_words(value: Any) -> str:
 
 
 def keys_of(items: Any) -> str:
-    """Return keys as a list that people read, cut short."""
+    """Return keys as a list in words, cut short."""
     keys = [f"'{printable(k, 60)}'" for k in list(items)[:_SHOWN]]
     return ", ".join(keys) + (f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else "")
 

@@ -92,8 +92,8 @@ class ArchiveLoading(DefaultModelLoader):  # type: ignore[misc]  # vLLM is not i
         record = self._record(model_config)
         further = getattr(model, "secondary_weights", ())
         if further and "trusted_keys" in self._options:
-            what = "has further files of weights, which vLLM reads itself, unsigned: trusted_keys is not for it"
-            raise UnsupportedError(f"{type(model).__name__} {what}")
+            fault = "has further files of weights, which vLLM reads itself, unsigned: trusted_keys is not for it"
+            raise UnsupportedError(f"{type(model).__name__} {fault}")
         unused = getattr(model, "is_unused_checkpoint_weight", None)
         tensors = self._weights.torch_weights(record, unused, verify=self._verify)
         quiet = not enable_tqdm(self.load_config.use_tqdm_on_load)

@@ -26,7 +26,6 @@ _HEAD = "lm_head.weight"  # the name's end, by which vLLM itself knows an output
 _ABOUT_WEIGHTS = (AssertionError, AttributeError, IndexError, KeyError, ValueError)
 _EXTRA = "--model-loader-extra-config"
 
-
 # Options in --model-loader-extra-config: what each takes. All but `trusted_keys` and `verify` are of a URL.
 _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "url": ("a text", lambda value: isinstance(value, str)),  # of the archive, if it is not in the model's folder
@@ -37,24 +36,24 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 }
 
 
-def loader_options(given: Any) -> dict[str, Any]:
+def loader_options(config: Any) -> dict[str, Any]:
     """Return the options in vLLM's `model_loader_extra_config`: `verify`, and those of the archive's URL, and the URL.
 
     Raises:
         UnsupportedError: it has a key that is not known, a value of another type, or options of a URL without one.
     """
     known = ", ".join(_KINDS)
-    if not isinstance(given, Mapping):
-        raise UnsupportedError(f"{_EXTRA} takes a JSON object with {known}, not a {type(given).__name__}")
-    for key, value in given.items():
+    if not isinstance(config, Mapping):
+        raise UnsupportedError(f"{_EXTRA} takes a JSON object with {known}, not a {type(config).__name__}")
+    for key, value in config.items():
         if key not in _KINDS:
             raise UnsupportedError(f"{_EXTRA} has {printable(repr(key))}, which is not known; it takes {known}")
         kind, fits = _KINDS[key]
         if not fits(value):
             raise UnsupportedError(f"{_EXTRA}: {key} is {kind}, not a {type(value).__name__}")
-    if "url" not in given and (of_url := [key for key in given if key not in ("trusted_keys", "verify")]):
+    if "url" not in config and (of_url := [key for key in config if key not in ("trusted_keys", "verify")]):
         raise UnsupportedError(f"{_EXTRA}: {', '.join(of_url)} without url; leave it out for an archive in the folder")
-    return dict(given)
+    return dict(config)
 
 
 def open_weights(folder: str, url: str | None = None, **options: Any) -> Record:
@@ -76,27 +75,27 @@ def has_own_head(record: Record) -> bool:
 def torch_weights(
     record: Record, unused: Callable[[str], bool] | None = None, *, verify: bool = True
 ) -> Iterator[tuple[str, Any]]:
-    """Yield (name, torch tensor), in saved order, but those whose name `unused` accepts.
+    """Yield (name, torch tensor), in saved order, except names for which `unused` returns True.
 
-    Tensors of a local archive lie on its mapping, read-only: of each the program reads the parts that it copies, see
+    Tensors of a local archive lie on its mapping, read-only: the program reads only the parts that it copies, see
     `frameworks.torch_pages`. If the archive has checksums of blocks, the blocks that it reads are checked, else the
     payload's digest if it reads all of a tensor at once; with `verify` False neither.
 
-    Those of a URL, or of a file on a network file system, are fetched whole, 256 MiB at a time or one that is larger,
-    each payload checked by its digest; their memory is their own, and goes with them.
+    Tensors of a URL, or of a file on a network file system, are fetched whole, up to 256 MiB at a time or one larger
+    tensor, and each payload is checked by its digest. Each has memory of its own, which is freed with it.
 
     Raises:
         UnsupportedError: torch has no type for a tensor; before anything is yielded. IntegrityError: a payload is
         damaged, when the tensor is read. And errors of reading.
     """
-    wanted = [info for info in record.infos() if unused is None or not unused(info.name)]
-    _check_types(wanted, record.path)
+    chosen = [info for info in record.infos() if unused is None or not unused(info.name)]
+    _check_types(chosen, record.path)
     if is_url(record.path):  # of a catalogue, too, whose shards are remote
-        yield from _fetch_weights(record, wanted)
+        yield from _fetch_weights(record, chosen)
         return
-    infos = {info.name: info for info in wanted}
+    infos = {info.name: info for info in chosen}
     on_demand = record.archive.source.on_demand  # then pages cannot be asked for, and a batch of tensors is read
-    for batch in _batches(wanted) if on_demand else [set(infos)]:
+    for batch in _batches(chosen) if on_demand else [set(infos)]:
         tensors = record.torch(names=lambda info, batch=batch: info.name in batch, writable=False)
         for name in list(tensors):
             if on_demand and verify:
@@ -106,7 +105,7 @@ def torch_weights(
 
 
 def _check_whole(record: Record, info: TensorInfo) -> None:
-    """Check the digest of the payload that a tensor is all of; a larger one is shared, and would be hashed often."""
+    """Check a payload's digest if the tensor is all of it; a shared one would be hashed again for each tensor."""
     if info.payload is not None and info.nbytes == record.archive.index.payloads["nbytes"][info.payload]:
         check_digest(record.archive.source.pieces(info.payload), info.name)
 
@@ -140,12 +139,12 @@ def _check_types(infos: list[TensorInfo], path: str | None) -> None:
             raise UnsupportedError(f"{reason}; {advice}", path=path, tensor=info.name) from None
 
 
-def _fetch_weights(record: Record, wanted: list[TensorInfo]) -> Iterator[tuple[str, Any]]:
+def _fetch_weights(record: Record, infos: list[TensorInfo]) -> Iterator[tuple[str, Any]]:
     from zcrecord.loaders.torch import TorchLoader
 
-    check_copies(record.archive, wanted)
+    check_copies(record.archive, infos)
     loader = TorchLoader("cpu")
-    for batch in _batches(wanted):
+    for batch in _batches(infos):
         tensors = record.load_into(loader, lambda info, batch=batch: info.name in batch)
         for name in list(tensors):
             yield name, tensors.pop(name)

@@ -140,7 +140,7 @@ class WholeRecord:
         return PieceColumns(file, payload, first, origin, extent)
 
     def _rows(self, pieces: PieceColumns, shards: Sequence[WrittenShard], kind: int) -> tuple[Array, Array]:
-        """Return the rows of all payloads, without offsets, and False for each in the same range as the one before."""
+        """Return the rows of all payloads, without offsets, and False for each that repeats the range before it."""
         starts = np.cumsum([0, *(len(shard.payloads) for shard in shards)])
         known = np.concatenate([np.zeros(0, PAYLOAD), *(shard.payloads for shard in shards)])
         located = known[starts[pieces.file.astype(np.int64)] + pieces.payload.astype(np.int64)]
@@ -152,8 +152,8 @@ class WholeRecord:
             rows["nbytes"][: len(first)] = np.add.reduceat(located["nbytes"], first)
             rows["digest"][: len(first)] = located["digest"][first] if kind else 0
             file, offset, alone = pieces.file[first], located["offset"][first], ends - first == 1
-            same = (file[1:] == file[:-1]) & (offset[1:] == offset[:-1]) & alone[1:] & alone[:-1]
-            new[1 : len(first)] = ~same
+            repeats = (file[1:] == file[:-1]) & (offset[1:] == offset[:-1]) & alone[1:] & alone[:-1]
+            new[1 : len(first)] = ~repeats
         rows["nbytes"][len(first) :] = [len(blob) for blob in self.blobs]
         rows["digest"][len(first) :] = [digest_of(blob) if kind else 0 for blob in self.blobs]
         return rows, new

@@ -1,4 +1,4 @@
-"""An archive written again with other entries: stored payloads are copied from file to file unread, then new ones.
+"""An archive written again with other entries: the system copies stored payloads from file to file, then come new ones.
 
 The index stays in front or behind, and stored payloads keep their order and alignment. Neighbours move together, by
 multiples of the base alignment, so that the file system can clone them. `record.edit` chooses entries and payloads.
@@ -27,8 +27,8 @@ from .equal import equal_sources
 from .sharing import chunks
 from .writers import renumber_payloads
 
-_CLONED = 1 << 16  # bytes from which on a run is handed to the file system, and has to stay on its blocks
-_PIECE = 16 << 20  # bytes of other runs written at a time: signals are handled between two
+_CLONED = 1 << 16  # bytes of the smallest run that the file system may clone, so that it has to stay on its blocks
+_PIECE = 16 << 20  # bytes of other runs written at a time: signals are handled in between
 Progress = Callable[[int, int], None]
 
 
@@ -49,7 +49,7 @@ class StoredArchive(NamedTuple):
 
 
 class _MovedRun(NamedTuple):
-    """Neighbouring payloads that stay, and their old and new offset from the first payload."""
+    """Neighbouring payloads that stay: their old and new offset from the first payload, and their bytes."""
 
     old: int
     new: int
@@ -71,8 +71,8 @@ class EditedArchive(NamedTuple):
     def unchanged(self) -> bool:
         """True if it has the stored archive's index, and so its payloads."""
         old = self.stored.header
-        before = self.stored.buffer[old.index_offset : old.index_offset + old.index_size]
-        return not self.added and before == self.encoded
+        old_index = self.stored.buffer[old.index_offset : old.index_offset + old.index_size]
+        return not self.added and old_index == self.encoded
 
     def write(self, sink: Sink, progress: Progress | None) -> int:
         """Write the archive into an empty sink, which can rewind if values are lazy; return the bytes cloned."""

@@ -26,10 +26,10 @@ class EqualPayloads(Generic[Number]):
     def __init__(self) -> None:
         self._numbers: dict[Hashable, Number] = {}
 
-    def first(self, key: Hashable, number: Number, same: Callable[[Number], bool]) -> Number:
-        """Return the number of the first payload with this key, if `same` finds its bytes equal, else `number`."""
+    def first(self, key: Hashable, number: Number, is_equal: Callable[[Number], bool]) -> Number:
+        """Return the number of the first payload with this key, if `is_equal` finds its bytes equal; else `number`."""
         earlier = self._numbers.setdefault(key, number)
-        return earlier if earlier != number and same(earlier) else number
+        return earlier if earlier != number and is_equal(earlier) else number
 
     def forget(self, number: Number) -> None:
         """Forget the payload, if it was added last."""
@@ -50,7 +50,7 @@ def equal_sources(
 ) -> tuple[list[int], list[int]]:
     """Return for each source the number of the payload that it equals, or its own, and its digest, 0 for lazy values.
 
-    Stored payloads are numbered first, then sources. Not compared are lazy sources, and stored payloads among them.
+    Stored payloads are numbered first, then sources. Lazy sources equal no other; stored payloads keep their numbers.
 
     Args:
         sources: arrays, `SplitSource`s, `LazyTensor`s.
@@ -66,11 +66,11 @@ def equal_sources(
         equals.first(key_of(nbytes, digest), number, lambda _: False)
     for number, source, digest in zip(list(numbers), sources, digests, strict=True):
 
-        def same(other: int, source: Any = source) -> bool:
+        def is_equal(other: int, source: Any = source) -> bool:
             return same_bytes(stored_bytes(other) if other < total else sources[other - total], source)
 
         if not isinstance(source, LazyTensor):
-            numbers[number - total] = equals.first(key_of(source.nbytes, digest), number, same)
+            numbers[number - total] = equals.first(key_of(source.nbytes, digest), number, is_equal)
     return numbers, digests
 
 

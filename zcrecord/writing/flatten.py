@@ -33,12 +33,12 @@ from zcrecord.tensors.packed import PackedTensor, StringTensor
 
 from .module_tree import state_path
 
-_NAMED = 20  # refused values that an error names
+_LISTED = 20  # refused values that an error names
 _TENSORS = np.ndarray | np.generic | PackedTensor | StringTensor | LazyTensor
 
 
 class FlatRecord(Entries):
-    """The entries of a record, for each tensor its value to store, and what cannot be saved."""
+    """The entries of a record, the value of each tensor, and the errors of values that cannot be saved."""
 
     __slots__ = ("refused", "values")
 
@@ -52,8 +52,8 @@ class FlatRecord(Entries):
         if len(self.refused) == 1:
             raise self.refused[0]
         if self.refused:
-            faults = "; ".join(f"'{printable(error.tensor or '')}': {error.text()}" for error in self.refused[:_NAMED])
-            more = f"; and {len(self.refused) - _NAMED} more" if len(self.refused) > _NAMED else ""
+            faults = "; ".join(f"'{printable(error.tensor or '')}': {error.text()}" for error in self.refused[:_LISTED])
+            more = f"; and {len(self.refused) - _LISTED} more" if len(self.refused) > _LISTED else ""
             raise UnsupportedError(f"{len(self.refused)} values cannot be saved: {faults}{more}")
 
     def check_names(self) -> None:
@@ -63,10 +63,10 @@ class FlatRecord(Entries):
         for names in (self.names, [m.name for m in self.modules], attributes):
             joined = "".join(names)
             if "\0" in joined:
-                raise UnsupportedError("its name contains NUL", tensor=next(n for n in names if "\0" in n))
+                raise UnsupportedError("its name contains NUL; rename it", tensor=next(n for n in names if "\0" in n))
             if not encodable(joined):
                 bad = next(n for n in names if not encodable(n))
-                raise UnsupportedError("its name has lone surrogates, which are not UTF-8", tensor=bad)
+                raise UnsupportedError("its name has lone surrogates, which are not UTF-8; rename it", tensor=bad)
             if len(set(names)) != len(names):
                 seen: set[str] = set()
                 twice = next(n for n in names if n in seen or seen.add(n))  # type: ignore[func-returns-value]
@@ -160,7 +160,7 @@ def _fields(value: Any) -> dict[str, Any] | None:
 
 
 def _pytree_items(children: list[tuple[str, Any]], fields: dict[str, Any] | None) -> Iterable[tuple[str, Any]]:
-    """Return a pytree's items to save: its children, and fields of plain values; functions are left to the class."""
+    """Return a pytree's items to save: its children, and fields of plain values; not functions, which the class has."""
     data = dict(children)
     if fields is None or not data.keys() <= fields.keys():
         return children
@@ -214,7 +214,7 @@ def _add_arrays(flat: FlatRecord, prefix: str, module: int, children: Mapping[st
         for dtype in {v.dtype for v in values}:
             from_numpy(dtype)
     except UnsupportedError:
-        return False  # the caller finds which
+        return False  # the caller finds out which one
     sizes = map(len, keys if "".join(keys).isascii() else [k.encode(errors="surrogatepass") for k in keys])
     _add_tensors(flat, [prefix + k for k in keys] if prefix else keys, sizes, module, range(len(keys)), values)
     return True
@@ -238,7 +238,7 @@ def refuse_key(key: Any, module: str) -> None:
 
 
 def as_tensor(value: Any, path: str) -> Any:
-    """Return a value as ndarray or tensor of this package; one of a device as a LazyTensor, fetched when written."""
+    """Return a value as ndarray or tensor of this package; a device's as a LazyTensor, fetched when it is written."""
     if isinstance(value, PackedTensor | StringTensor | LazyTensor):
         return value
     if isinstance(value, bytearray | memoryview | mmap.mmap):
@@ -254,7 +254,7 @@ def as_tensor(value: Any, path: str) -> Any:
         if native and array.dtype.kind in "UT":
             texts = array.reshape(-1).tolist()
             if not all(map(encodable, texts)):
-                raise UnsupportedError("a text with lone surrogates, which are not UTF-8")
+                raise UnsupportedError("a text with lone surrogates, which are not UTF-8; save its bytes")
             return StringTensor.from_strings(texts, array.shape)
         if isinstance(array, np.ndarray):
             from_numpy(array.dtype)  # raises if the format has no such type
@@ -273,10 +273,10 @@ def _nest(state: Mapping[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name, value in state.items():
         path = state_path(name, state)
-        here = out
+        module = out
         for key in path[:-1]:
-            here = here.setdefault(key, {})
-        here[path[-1]] = value
+            module = module.setdefault(key, {})
+        module[path[-1]] = value
     return out
 
 

@@ -24,8 +24,8 @@ from zcrecord.codec.entries import (
 from zcrecord.codec.layout import MAX_DEPTH, NONE
 from zcrecord.errors import LimitError, NameCollisionError, UnsupportedError
 
-# Characters of all modules' full names: so many, and so many times those of tensors' names. Each is stored in full, so
-# without a bound a file of deeply nested long names would become an archive of 50 times its size.
+# Limit of characters in all modules' full names: the first, and the second times those in tensors' names. Each name is
+# stored in full, so without it a file of deeply nested long names would become an archive of 50 times its size.
 _ROOM, _TIMES = 16 << 20, 16
 _MAPPING = int(ModuleKind.MAPPING), ""
 _ORDERED = (ModuleKind.LIST, ""), (ModuleKind.TUPLE, "")
@@ -83,7 +83,7 @@ class ModuleTreeBuilder:
             parent = self._make(above, name)
         other = name in self._modules or name in self._attributes
         if name in self._names or (other and self._kind_of_child(parent, name)):
-            raise NameCollisionError("this name is taken already", tensor=name)
+            raise NameCollisionError("this name is taken already; rename one", tensor=name)
         self._names[name] = len(self.payloads)
         self._parents.append(parent)
         self._places.append(self._counts[parent])
@@ -104,10 +104,10 @@ class ModuleTreeBuilder:
         name = ".".join(path)
         _check_keys(path, name)
         if name in self._names:
-            raise NameCollisionError("two tensors would have this name", tensor=name)
+            raise NameCollisionError("two tensors would have this name; rename one", tensor=name)
         parent = self._parent(path, make=False)
         if parent is not None and (other := self._kind_of_child(parent, name)):
-            raise NameCollisionError(f"{other} has this name already", tensor=name)
+            raise NameCollisionError(f"{other} has this name already; rename one", tensor=name)
 
     def attribute(self, path: Sequence[str], value: Any) -> None:
         """Add an attribute; NameCollisionError if its name is taken."""
@@ -115,10 +115,10 @@ class ModuleTreeBuilder:
         _check_keys(path, name)
         check_attribute(value, name)
         if name in self._attributes:
-            raise NameCollisionError("two attributes would have this name", tensor=name)
+            raise NameCollisionError("two attributes would have this name; rename one", tensor=name)
         parent = self._parent(path)
         if self._kind_of_child(parent, name):
-            raise NameCollisionError("this name is taken already", tensor=name)
+            raise NameCollisionError("this name is taken already; rename one", tensor=name)
         self._attributes[name] = AttributeEntry(path[-1], parent, self._counts[parent], value)
         self._counts[parent] += 1
 
@@ -146,16 +146,16 @@ class ModuleTreeBuilder:
     def _make(self, above: tuple[str, ...], name: str, make: bool = True) -> Any:
         """Add the module with this path, and missing ones around it, for a child of the full name `name`."""
         first = len(above)  # the number of keys of the first missing module
-        while (here := self._paths.get(above[: first - 1])) is None:
+        while (parent := self._paths.get(above[: first - 1])) is None:
             first -= 1
-        module = name[: self._sizes[here] + len(above[first - 1])]
+        module = name[: self._sizes[parent] + len(above[first - 1])]
         used = module in self._modules or module in self._names or module in self._attributes
         if first == len(above) and not used and len(module) < self._room:  # the usual case
-            return self._add_module(here, above, module) if make else None
-        sizes = itertools.accumulate((len(key) + 1 for key in above[first - 1 :]), initial=self._sizes[here])
+            return self._add_module(parent, above, module) if make else None
+        sizes = itertools.accumulate((len(key) + 1 for key in above[first - 1 :]), initial=self._sizes[parent])
         ends = list(sizes)[1:]
-        if self._kind_of_child(here, module):
-            raise NameCollisionError("a tensor or an attribute has the name of this module", tensor=module)
+        if self._kind_of_child(parent, module):
+            raise NameCollisionError("a tensor or an attribute has the name of this module; rename one", tensor=module)
         if sum(ends) > self._room + _TIMES * (len(name) + 1):
             fault = f"names of modules would take more than {_ROOM >> 20} MiB and {_TIMES} times those of tensors"
             raise LimitError(f"{fault}; nest them less deeply", tensor=name)
@@ -166,14 +166,14 @@ class ModuleTreeBuilder:
         if not make:
             return None
         for count, end in enumerate(ends, first):
-            here = self._add_module(here, above[:count], name[: end - 1])
-        return here
+            parent = self._add_module(parent, above[:count], name[: end - 1])
+        return parent
 
-    def _add_module(self, here: int, path: tuple[str, ...], name: str) -> int:
+    def _add_module(self, parent: int, path: tuple[str, ...], name: str) -> int:
         number = self._modules[name] = self._paths[path] = len(self._sizes)
-        self._above.append(here)
-        self._module_places.append(self._counts[here])
-        self._counts[here] += 1
+        self._above.append(parent)
+        self._module_places.append(self._counts[parent])
+        self._counts[parent] += 1
         self._sizes.append(len(name) + 1)
         self._counts.append(0)
         self._room -= len(name)
@@ -251,11 +251,11 @@ def _check_keys(path: Sequence[str], name: str) -> None:
     if not path or not all(path):
         raise UnsupportedError(f"{path!r}: keys are non-empty strings")
     if "\0" in name:
-        raise UnsupportedError("its name contains NUL", tensor=name)
+        raise UnsupportedError("its name contains NUL; rename it", tensor=name)
     if not encodable(name):
-        raise UnsupportedError("its name has lone surrogates, which are not UTF-8", tensor=name)
+        raise UnsupportedError("its name has lone surrogates, which are not UTF-8; rename it", tensor=name)
     if len(path) > MAX_DEPTH:
-        raise LimitError(f"nested more than {MAX_DEPTH} deep", tensor=name)
+        raise LimitError(f"nested more than {MAX_DEPTH} deep; join some of its keys", tensor=name)
 
 
 def split_dotted(name: str) -> tuple[str, ...]:
@@ -276,15 +276,15 @@ def state_entries(names: Sequence[str]) -> Entries | None:
     Payloads and layouts are left out. None if a name stays whole, or names of modules take much: add them one by one.
     Names must be distinct, and such as can be stored.
     """
-    text, heads = "\0".join(["", *names, ""]), [name.rpartition(".")[0] for name in names]
-    if any(odd in text for odd in ("..", "\0.", ".\0")):
-        return None  # an empty key
-    table = _modules_above(heads)
-    if table is None or not table[0].keys().isdisjoint(names):
+    text, module_names = "\0".join(["", *names, ""]), [name.rpartition(".")[0] for name in names]
+    if any(empty_key in text for empty_key in ("..", "\0.", ".\0")):
         return None
-    modules, above = table
-    over, parents = (np.fromiter(map(modules.__getitem__, texts), np.intp) for texts in (above, heads))
-    del above, heads, table
+    tree = _with_ancestors(module_names)
+    if tree is None or not tree[0].keys().isdisjoint(names):
+        return None
+    modules, above = tree
+    over, parents = (np.fromiter(map(modules.__getitem__, texts), np.intp) for texts in (above, module_names))
+    del above, module_names, tree
     depths = _depths(over)
     if depths.max() >= MAX_DEPTH:
         return None
@@ -305,18 +305,18 @@ def state_entries(names: Sequence[str]) -> Entries | None:
     return Entries(list(names), key_sizes, numbers[parents], places[:count], module_columns=columns)
 
 
-def _modules_above(heads: list[str]) -> tuple[dict[str, int], list[str]] | None:
-    """Return modules of these names and all around them, numbered, and the one around each; None for long names."""
-    modules, above, new, room = {"": 0}, [""], heads, _ROOM
-    while new:
-        new = [head for head in dict.fromkeys(new) if head not in modules]
-        modules.update(zip(new, itertools.count(len(modules))))
+def _with_ancestors(names: list[str]) -> tuple[dict[str, int], list[str]] | None:
+    """Number modules and their ancestors; return numbers by name, and each one's parent; None beyond _ROOM of text."""
+    numbers, parents, level, room = {"": 0}, [""], names, _ROOM
+    while level:
+        new = [name for name in dict.fromkeys(level) if name not in numbers]
+        numbers.update(zip(new, itertools.count(len(numbers))))
         room -= sum(map(len, new))
         if room < 0:
             return None
-        new = [head.rpartition(".")[0] for head in new]
-        above += new
-    return modules, above
+        level = [name.rpartition(".")[0] for name in new]
+        parents += level
+    return numbers, parents
 
 
 def _depths(over: Any) -> Any:

@@ -115,8 +115,8 @@ def plan_sharing(tensors: list[Any]) -> PayloadPlan:
             out.source_ids, out.sources = list(range(len(tensors))), raw
             return out
     crowded = _overlapping(raw, list(members.values()))
-    for i, array, others in zip(simple, raw, crowded.tolist(), strict=True):
-        if others:
+    for i, array, overlaps in zip(simple, raw, crowded.tolist(), strict=True):
+        if overlaps:
             _collect(i, tensors[i], out, members)
         else:
             out.source_ids[i] = len(out.sources)
@@ -130,7 +130,7 @@ def plan_sharing(tensors: list[Any]) -> PayloadPlan:
 
 
 def _place_lazy(i: int, tensor: LazyTensor, out: PayloadPlan, known: dict[Any, int]) -> None:
-    """Place a tensor that is yet to be produced; of those with one key, only the first is."""
+    """Place a tensor that is yet to be produced; all with one key share the source of the first."""
     source = -1
     if tensor.nbytes:
         source = known.setdefault((tensor.key, tensor.kind.code, tensor.nbytes), len(out.sources))
@@ -164,7 +164,7 @@ def _layout_ids(element_types: list[Any], shapes: list[Any], out: PayloadPlan) -
     number, last_dtype, last_shape = -1, None, None
     numbers = []
     for dtype, shape in zip(element_types, shapes, strict=True):
-        if dtype is not last_dtype or shape != last_shape:  # like tensors often follow one another
+        if dtype is not last_dtype or shape != last_shape:  # tensors of one layout often follow one another
             kind = dtypes.from_numpy(dtype)
             usable = dtype == kind.numpy and kind.bits >= 8 and kind is not _BOOL and 0 not in shape
             number = out.layout(TensorLayout(kind.code, kind.bits, shape)) if usable else -1
@@ -243,7 +243,7 @@ def _overlapping_groups(members: list[_Member]) -> list[list[_Member]]:
 
 
 def _without_bools(group: list[_Member]) -> list[list[_Member]]:
-    """Return a group, its bools apart if bytes other than 0 and 1 lie among them (R72)."""
+    """Return a group as it is, or its bools as a second group if other members have bytes that are not 0 or 1 (R72)."""
     others = [m for m in group if m.kind is not _BOOL]
     if len(others) in (0, len(group)) or all(int(part.max()) <= 1 for m in others for part in _octets(m.array)):
         return [group]

@@ -90,8 +90,8 @@ def conversion_report(started: float, **facts: Any) -> ConvertReport:
 def peak_rss() -> int | None:
     """Return the most memory this process has held, in bytes."""
     with contextlib.suppress(OSError, ValueError, StopIteration):
-        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
-            line = next(line for line in status if line.startswith("VmHWM:"))
+        with open("/proc/self/status", "rb") as status:  # a codec is imported when it is first used
+            line = next(line for line in status if line.startswith(b"VmHWM:"))
         return int(line.split()[1]) << 10
     try:
         import resource
@@ -158,11 +158,11 @@ class _Blobs:
     def __init__(self, tensors: Sequence[Any]) -> None:
         self._tensors = tensors
         self._by_value: dict[bytes, PayloadId] = {}
-        self._by_place: dict[tuple[int, int], tuple[PayloadId, Any]] = {}  # values are kept: addresses must stay theirs
+        self._by_place: dict[tuple[int, int], tuple[PayloadId, Any]] = {}  # keeps the values, so no address is reused
         self.sources: list[Any] = []
 
     def number(self, value: Any) -> Any:
-        """Return the number of a source in place of bytes, NONE for empty ones; all else as it is."""
+        """Return the number of the source of bytes, NONE for empty ones; any other value as it is."""
         if not isinstance(value, bytes | memoryview):
             return value
         if isinstance(value, bytes) or value.format != "B" or value.ndim != 1 or not len(value):
@@ -262,7 +262,7 @@ class StreamWriter:
         self._start = -1
         self._end = self._payload_offset
         self._hash = BlockDigest()
-        self.checksums: Checksums = {}  # of large payloads, also of those that were taken back
+        self.checksums: Checksums = {}  # of large payloads, also of forgotten ones
         self._incomplete: bytearray | None = None  # the payload in progress, while it may equal an earlier one
         self._waiting: tuple[int, bytearray] | None = None  # offset and bytes of a whole payload, not written yet
         self.index: bytes | bytearray = b""
@@ -281,7 +281,7 @@ class StreamWriter:
         return self.end()
 
     def add_all(self, payloads: Sequence[Any]) -> None:
-        """Write non-empty payloads in memory, but those that equal earlier ones; their ids follow the last id."""
+        """Write non-empty payloads in memory, each unless it equals an earlier one; their ids follow the last id."""
         sink = self._sink
         if not self._kind or not sink.can_rewind or max(map(len, payloads), default=0) >= layout.LARGE_PAYLOAD:
             for data in payloads:
@@ -292,7 +292,7 @@ class StreamWriter:
         assert self._start < 0, "end() the payload in progress first"
         parts: list[Any] = []  # written together, each after zeros up to its alignment
 
-        def same(earlier: int) -> bool:
+        def is_equal(earlier: int) -> bool:
             sink.write(b"".join(parts))
             parts.clear()
             return not sink.keeps or sink.read_back(earlier, len(data)) == data
@@ -301,7 +301,7 @@ class StreamWriter:
         for data, digest in zip(payloads, map(digest_of, payloads), strict=True):
             self._before = self._end, self._base
             gap = -position & self._alignment - 1
-            start = self._equal.first(key_of(len(data), digest), position + gap, same)
+            start = self._equal.first(key_of(len(data), digest), position + gap, is_equal)
             if start == position + gap:
                 parts += _ZEROS[:gap], data
                 position = self._end = start + len(data)
@@ -401,7 +401,7 @@ class StreamWriter:
         return self.payloads - 1
 
     def forget(self, number: int) -> None:
-        """Take back the last payload; UnsupportedError if another was written since, or it went into a pipe."""
+        """Remove the last payload; UnsupportedError if another was written since, or it went into a pipe."""
         if number != self.payloads - 1:
             raise UnsupportedError("only the last payload can be taken back")
         start = self._rows[-3] + self._payload_offset
@@ -460,7 +460,7 @@ class StreamWriter:
             progress(done, self._sink.position)
             done += nbytes
 
-        rows = np.unique(np.array(self._rows, np.uint64).reshape(-1, 3), axis=0).tolist()
+        rows = sorted(set(map(self.row, range(self.payloads))))
         threads = min(cores(), MOST_THREADS) if PREAD and isinstance(self._sink, FileSink) else 1
         each_piece(check, rows, threads=threads, advance=advance)
         offset = self._sink.position - layout.HEADER_SIZE - len(self.index)

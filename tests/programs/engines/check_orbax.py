@@ -241,14 +241,14 @@ def test_damage_of_what_orbax_saved_is_an_error_that_names_the_array(tmp_path: P
     assert not (tmp_path / "m.zcr").exists()
 
 
-def bare(folder: Path, kind: Any = "np.ndarray", shape: Any = (3,), path: Any = ("w",)) -> Path:
-    """Return a folder with one array, without orbax; its one chunk has three bytes."""
+def bare(folder: Path, kind: Any = "np.ndarray", shape: Any = (3,), path: Any = ("w",), **about: Any) -> Path:
+    """Return a folder with one array, without orbax; its one chunk has three bytes, whatever zarr's own file says."""
     keys = [{"key": key, "key_type": 1} for key in path]
     leaf = {"key_metadata": keys, "value_metadata": {"value_type": kind}}
     (folder / "w").mkdir(parents=True)
     (folder / "_METADATA").write_text(json.dumps({"tree_metadata": {"w": leaf}}), encoding="utf-8")
     array = {"zarr_format": 2, "shape": shape, "chunks": [3, 1][: len(shape)], "dtype": "|u1", "compressor": None}
-    array |= {"fill_value": 0, "order": "C", "filters": None}
+    array |= {"fill_value": 0, "order": "C", "filters": None} | about
     (folder / "w" / ".zarray").write_text(json.dumps(array), encoding="utf-8")
     (folder / "w" / "0").write_bytes(b"abc")
     return folder
@@ -280,6 +280,8 @@ def pipe(folder: Path, name: str) -> None:
         (lambda f: (bare(f, "string") / "_strings.json").write_bytes(b"[]"), "a list where a dict is due"),
         (lambda f: bare(f, path=["w"] * 10_000), "nested more than 100 deep"),
         (lambda f: bare(f, shape=(60_000_000,)), "claim 20000000 chunks of arrays"),
+        (lambda f: bare(f, chunks=[1 << 40]), "claim 1099511627776 bytes of arrays"),
+        (lambda f: bare(f, "scalar", (), dtype="|S1099511627776", fill_value=None), "claim 1099511627776 bytes"),
     ],
 )
 def test_a_hostile_folder_is_one_typed_error(harm: Any, message: str, tmp_path: Path) -> None:
@@ -287,6 +289,26 @@ def test_a_hostile_folder_is_one_typed_error(harm: Any, message: str, tmp_path: 
     for act in (zcrecord.load_record, partial(formats.convert, dest=tmp_path / "m.zcr")):
         with pytest.raises(zcrecord.RecordError, match=message):
             act(tmp_path / "step")
+
+
+@pytest.mark.parametrize("mmap", [True, False, None])
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda f: (f / "w" / "0").write_bytes(b"xyz"),
+        lambda f: link(f, "w/0", b"key"),
+        lambda f: pipe(f, "w/0"),
+    ],
+)
+def test_only_the_content_that_was_expected_is_given(harm: Any, mmap: Any, tmp_path: Path) -> None:
+    expect = zcrecord.load_record(bare(tmp_path / "step")).content_digest()
+    record = zcrecord.load_record(tmp_path / "step", expect=expect, mmap=mmap)
+    assert bytes(record["w"]) == b"abc"
+    harm(tmp_path / "step")
+    with pytest.raises(
+        zcrecord.SourceError, match=r"was changed since it was opened|out of its folder|not a regular file"
+    ):
+        record["w"]
 
 
 def test_an_array_of_many_empty_rows_takes_no_time(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: 0BSD
 #
 # zcrecord_embed(TARGET ARCHIVE [OPTION...]) puts an archive's tensors into a target's read-only memory; its sources
-# include "STEM.h": the archive's name, its letters lower-case, all but letters and digits an underscore. Options are those of `zcrecord embed`, such as --select or --section. The project has to have the
+# include "STEM.h". STEM is the archive's name in lower case, with an underscore for each run of other characters than
+# letters and digits. Options are those of `zcrecord embed`, such as --select or --section. The project has to have the
 # languages C and ASM.
 
 find_program(ZCRECORD zcrecord)

@@ -210,8 +210,8 @@ class Slice:
         except (IndexError, TypeError, ValueError) as error:
             if isinstance(error, RecordError):
                 raise
-            what = f"cannot be indexed with {index!r}, its shape is {list(shape)}: {error}"
-            raise IndexingError(what, tensor=name) from error
+            fault = f"cannot be indexed with {index!r}, its shape is {list(shape)}: {error}"
+            raise IndexingError(fault, tensor=name) from error
         return np.asarray(part) if isinstance(part, np.generic) else part
 
 
@@ -265,8 +265,8 @@ def _check(tensors: Any, metadata: Any) -> None:
         raise UnsupportedError(f"metadata is a mapping from names to texts, not a {type(metadata).__name__}")
     for key, text in (metadata or {}).items():
         if not isinstance(text, str):
-            what = f"metadata {key!r} is a {type(text).__name__}; save str(value), or zcrecord.save_record keeps types"
-            raise UnsupportedError(what)
+            fault = f"metadata {key!r} is a {type(text).__name__}; save str(value), or zcrecord.save_record keeps types"
+            raise UnsupportedError(fault)
 
 
 def write_bytes(tensors: Any, metadata: Any) -> bytes:
@@ -289,7 +289,7 @@ def no_stand_in(module: str, instead: str) -> Callable[[str], Any]:
     def missing(name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        what = f"safetensors.{module}.{name} has no stand-in here; load with zcrecord.compat.safetensors.numpy, and"
-        raise DependencyError(f"{what} {instead}, or pip install safetensors and import it")
+        fault = f"safetensors.{module}.{name} has no stand-in here; load with zcrecord.compat.safetensors.numpy, and"
+        raise DependencyError(f"{fault} {instead}, or pip install safetensors and import it")
 
     return missing

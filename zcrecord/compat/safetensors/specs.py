@@ -59,8 +59,8 @@ class TensorSpec:
             shape = list(map(operator.index, self.shape))
             place = operator.index(self.data_ptr), operator.index(self.data_len)
         except TypeError:
-            given = self.shape, self.data_ptr, self.data_len
-            raise UnsupportedError(f"shape, data_ptr and data_len are integers, not {given!r}") from None
+            values = self.shape, self.data_ptr, self.data_len
+            raise UnsupportedError(f"shape, data_ptr and data_len are integers, not {values!r}") from None
         if min(*shape, *place, 0) < 0 or len(shape) > MAX_RANK or max(*shape, place[1], 0) > MAX_ARCHIVE_SIZE:
             raise UnsupportedError(f"no tensor has shape {shape}, data_ptr {place[0]} and data_len {place[1]}")
         if self.dtype == FLOAT4_PAIRS and shape:
@@ -120,8 +120,8 @@ def deserialize(bytes: Any) -> list[tuple[str, dict[str, Any]]]:  # the name peo
         check_copies(record.archive, record.infos())
         for name, view in record.items():
             if isinstance(view, StringTensor):
-                what = "strings have no bytes of elements; load it with zcrecord.load_record"
-                raise UnsupportedError(what, tensor=name)
+                fault = "strings have no bytes of elements; load it with zcrecord.load_record"
+                raise UnsupportedError(fault, tensor=name)
             data = bytearray(view.packed if isinstance(view, PackedTensor) else as_bytes(view))
             out.append((name, {"dtype": dtype_name(view), "shape": list(view.shape), "data": data}))
     return out
@@ -140,8 +140,8 @@ def _array(name: Any, spec: Any) -> Any:
     kind = by_safetensors.get(spec.dtype) or by_name[spec.dtype]
     need = nbytes(prod(spec.shape), kind.bits)
     if spec.data_len != need:
-        what = f"shape {spec.shape} of {spec.dtype} takes {need} bytes, data_len says {spec.data_len}"
-        raise UnsupportedError(what, tensor=str(name))
+        fault = f"shape {spec.shape} of {spec.dtype} takes {need} bytes, data_len says {spec.data_len}"
+        raise UnsupportedError(fault, tensor=str(name))
     if need and not spec.data_ptr:
         raise UnsupportedError(f"{need} bytes at address 0; is it on another device?", tensor=str(name))
     memory: Any = (ctypes.c_ubyte * need).from_address(spec.data_ptr) if need else b""

@@ -238,8 +238,8 @@ def _remove_duplicate_names(
     for group in _find_shared_tensors(state_dict):
         complete = {name for name in group if _is_complete(state_dict[name])}
         if not complete:
-            what = "none of them is all of the memory that it is a view of; save clones of them"
-            raise RuntimeError(f"{', '.join(sorted(group))}: {what}")
+            fault = "none of them is all of the memory that it is a view of; save clones of them"
+            raise RuntimeError(f"{', '.join(sorted(group))}: {fault}")
         name = min(complete & preferred or complete - discarded or complete)
         if rest := sorted(group - {name}):
             out[name] = rest
@@ -249,8 +249,8 @@ def _remove_duplicate_names(
 def _types() -> dict[str, Any]:
     """Return torch's dtypes by safetensors' names, without the dtypes of pairs."""
     torch = import_torch()
-    named = ((name, kind.torch and getattr(torch, kind.torch, None)) for name, kind in by_safetensors.items())
-    return {name: dtype for name, dtype in named if dtype is not None}
+    pairs = ((name, kind.torch and getattr(torch, kind.torch, None)) for name, kind in by_safetensors.items())
+    return {name: dtype for name, dtype in pairs if dtype is not None}
 
 
 def _getdtype(dtype_str: str) -> Any:

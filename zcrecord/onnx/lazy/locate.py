@@ -36,16 +36,16 @@ STEP = 1 << 12  # bytes; read first after a move, and passed by reading rather t
 
 def open_model(path: str) -> OpenFile:
     """Return a model's file; SourceError if it is missing, not a regular file, or unreadable."""
-    what = "not a regular file, and only values in one can be read on demand; convert it instead"
+    fault = "not a regular file, and only values in one can be read on demand; convert it instead"
     kind = stat.S_IFREG
     with contextlib.suppress(OSError):  # opening it tells the reason
         kind = os.stat(path).st_mode
     if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):  # before it is opened: a pipe would wait for its writer
-        raise SourceError(what, path=path)
+        raise SourceError(fault, path=path)
     stream, nbytes = open_source(path)
     with stream:
         if nbytes is None:
-            raise SourceError(what, path=path)
+            raise SourceError(fault, path=path)
         try:
             file = OpenFile(os.dup(stream.fileno()), os.path.realpath(path))
         except OSError as error:
@@ -205,7 +205,7 @@ class _RandomAccessReader(ProtobufReader):
         return self._read_at(buffer[: min(step, self._nbytes - offset)], offset) if offset < self._nbytes else 0
 
     def advance(self, nbytes: int) -> None:
-        """Pass bytes; those further than a step behind the buffer are not read, unless the skeleton keeps them."""
+        """Pass bytes; reads none of them if they end more than STEP after the buffer, and no skeleton keeps them."""
         if nbytes - (self.limit - self.pos) <= STEP or self.mark >= 0:
             super().advance(nbytes)
             return

@@ -29,15 +29,15 @@ def scan(path: str | os.PathLike[str], *, allow_links: bool = False, mmap: bool 
     """List every tensor of an ONNX model without reading a payload; each lookup gives a view of the file if possible,
     otherwise a copy of that tensor alone.
 
-    The model must be a regular file, not compressed; of others, and of pipes, `convert` makes an archive. Its graph is
-    read once and not kept. Errors that only values show (too many or too few varints, one out of range), and missing or
-    forbidden external data, are found when a tensor is looked up.
+    The model must be a regular file that is not compressed; `convert` makes an archive of others, and of pipes. The
+    graph is read once and not kept. Faults of values (too many or too few varints, one out of range), and external data
+    that are missing or forbidden, are found when a tensor is looked up.
 
     Args:
-        path: the model; its external data lies beside it.
+        path: the model; its external data lie beside it.
         allow_links: as in `convert`.
-        mmap: False reads each tensor, when it is looked up, into memory of its own: for network file systems, and for
-            files that may become shorter in place, which ends a process that has them mapped (SIGBUS).
+        mmap: False copies each tensor into memory when it is looked up: for network file systems, and for files that
+            may become shorter in place, which kills a process that has them mapped (SIGBUS).
 
     Raises:
         OnnxError: not a valid model, or one with unsupported features; with the offset. ExternalDataError: a tensor's
@@ -51,13 +51,12 @@ def scan(path: str | os.PathLike[str], *, allow_links: bool = False, mmap: bool 
         'float32'
     """
     if hasattr(path, "read"):
-        what = "a stream cannot be gone back in for values; name a file to scan, or convert the stream"
-        raise UnsupportedError(what)
+        raise UnsupportedError("a stream cannot be read in any order; name a file to scan, or convert the stream")
     source = path_of(path)
     file = open_model(source)
     with located(path=source):
-        named, entries = find_tensors(file)
-        names = full_names(named, file.nbytes)
+        tensors, entries = find_tensors(file)
+        names = full_names(tensors, file.nbytes)
     folder = ModelFolder(os.path.dirname(absolute_path(source)), allow_links=allow_links)
     return OnnxTensors(source, ModelFiles(file, folder), names, entries, mmap=mmap)
 
@@ -272,8 +271,8 @@ class OnnxTensors(Mapping[str, Any]):
         self.close()
 
     def __repr__(self) -> str:
-        what = "closed" if self._files is None else f"{len(self._entries)} tensors"
-        return f"<OnnxTensors {self._path}: {what}>"
+        state = "closed" if self._files is None else f"{len(self._entries)} tensors"
+        return f"<OnnxTensors {self._path}: {state}>"
 
     def __reduce__(self) -> NoReturn:
         raise UnsupportedError("open files cannot be pickled; scan the path again instead", path=self._path)

@@ -42,8 +42,8 @@ def write_small_model(
     """Write a small model over a scanned one, whose tensors are `entries` by `names`; see `OnnxTensors.to_onnx`."""
     started = time.perf_counter()
     if hasattr(dest, "write") or is_url(dest):
-        what = "a small model refers to its files from the folder it lies in, and a stream or URL has none; name a path"
-        raise UnsupportedError(what)
+        fault = "a small model refers to its files from the folder it lies in, and a stream or URL has none"
+        raise UnsupportedError(f"{fault}; name a path")
     if not isinstance(alignment, int) or not 1 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
         raise LimitError(f"alignment {alignment!r} is not a power of two from 1 to {MAX_ALIGNMENT}")
     path = path_of(dest)
@@ -86,13 +86,13 @@ class _SmallModel:
         """Return the model as parts in order, each bytes-like or `DeferredValues`."""
         original, skeleton = self.files.file_of(None), Skeleton()
         original.check_current()
-        named, entries = find_tensors(original, skeleton)
+        tensors, entries = find_tensors(original, skeleton)
         if entries != self.entries:
             raise SourceError("was changed since it was scanned; scan it again", path=original.path)
         for path in {self.files.locate(e.reference) for e in entries}:
             check_destination(path, self.dest, force=True)  # never replaces weights
         outline = ModuleTreeBuilder()
-        name_tensors(named, original.nbytes, outline)
+        name_tensors(tensors, original.nbytes, outline)
         self.modules = len(outline.entries().modules)
         self.input_bytes = original.nbytes + sum(e.nbytes for e in entries if e.reference is not None)
         parts = filled(b"".join(skeleton.finish()), [(e.dtype, e) for e in entries], self._values)

@@ -78,14 +78,14 @@ def difference(model: ModelInterface, graph: ModelInterface) -> str | None:
         "output": (model.outputs, graph.outputs),
         "input with a default": (model.defaults(), graph.defaults()),
     }
-    for kind, (ours, theirs) in pairs.items():
-        a, b = dict(ours), dict(theirs)
+    for kind, (in_model, in_graph) in pairs.items():
+        a, b = dict(in_model), dict(in_graph)
         for verb, left, right in (("has", b, a), ("lacks", a, b)):
             if more := [name for name in left if name not in right]:
                 return f"{verb} the {kind} '{printable(more[0], 60)}'{f' and {len(more) - 1} more' * (len(more) > 1)}"
-        if [name for name, _ in ours] != [name for name, _ in theirs]:
+        if [name for name, _ in in_model] != [name for name, _ in in_graph]:
             return f"has the {kind}s in another order"
-        for (name, one), (_, two) in zip(ours, theirs, strict=True):
+        for (name, one), (_, two) in zip(in_model, in_graph, strict=True):
             if one != two and not _same_type(one, two, exact=kind != "output"):
                 return f"has the {kind} '{printable(name, 60)}' with another type or shape"
     return None
@@ -102,8 +102,8 @@ def _includes(more: Any, less: Any) -> bool:
     if not isinstance(less, tuple):
         return bool(more == less)
     for tag in {tag for tag, _ in less} - {_OPEN}:
-        ours, theirs = ([value for t, value in fields if t == tag] for fields in (less, more))
-        if len(ours) != len(theirs) or not all(map(_includes, theirs, ours)):
+        few, many = ([value for t, value in fields if t == tag] for fields in (less, more))
+        if len(few) != len(many) or not all(map(_includes, many, few)):
             return False
     return True
 

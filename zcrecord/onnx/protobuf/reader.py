@@ -41,7 +41,7 @@ _MASKS = {
 _TAIL_MASKS = np.array([0x7F, 0x17F], np.uint64)  # of a ninth byte, of a ninth and the one bit of a tenth
 
 Array = npt.NDArray[Any]
-Mark = tuple[int, int, int, int]  # of an open message: its tag and size as read; its header's place in the skeleton
+Mark = tuple[int, int, int, int]  # of an open message: tag and size as read; offset and size of its header as kept
 
 DAMAGED = "the model is truncated or damaged, copy or export it again"
 
@@ -141,10 +141,10 @@ class ProtobufReader:
         reader.limit = len(memory) - 2 * HEADER
         return reader
 
-    def fail(self, what: str, pos: int | None = None, *, do: str = DAMAGED) -> OnnxError:
+    def fail(self, fault: str, pos: int | None = None, *, do: str = DAMAGED) -> OnnxError:
         """Return the error for a fault at a position of the buffer; `do` is the advice."""
         offset = self.base + (self.pos if pos is None else pos)
-        return OnnxError(f"byte {offset:#x}: {what}; {do}", offset=offset)
+        return OnnxError(f"byte {offset:#x}: {fault}; {do}", offset=offset)
 
     def fill(self, need: int) -> int:
         """Refill the buffer until it has `need` bytes from `pos` on, or the stream ends; return their number."""
@@ -232,8 +232,8 @@ class ProtobufReader:
                 return value & 0xFFFFFFFFFFFFFFFF, pos
             shift += 7
             if pos - start == 10 or pos > self.limit:
-                what = "the stream ends inside a varint" if pos > self.limit else "a varint of more than 10 bytes"
-                raise self.fail(what, start)
+                fault = "the stream ends inside a varint" if pos > self.limit else "a varint of more than 10 bytes"
+                raise self.fail(fault, start)
 
     def length(self, pos: int) -> tuple[int, int]:
         """Return the length at a position, and the position behind it."""
@@ -305,11 +305,11 @@ class ProtobufReader:
     def chunks(self, nbytes: int) -> Iterator[memoryview]:
         """Pass `nbytes` bytes, each chunk valid until the next is asked for."""
         while nbytes:
-            here = min(nbytes, self.limit - self.pos)
-            if here:
-                self.pos += here
-                nbytes -= here
-                yield self.view[self.pos - here : self.pos]
+            count = min(nbytes, self.limit - self.pos)
+            if count:
+                self.pos += count
+                nbytes -= count
+                yield self.view[self.pos - count : self.pos]
             elif self._piece is not None and nbytes > WINDOW:
                 piece = self._piece(min(nbytes, PIECE))
                 if not len(piece):
@@ -349,15 +349,15 @@ class ProtobufReader:
         return mark
 
     def close(self, mark: Mark | None) -> None:
-        """End the message opened last: it gets another header if its size has changed."""
+        """End the message opened last; gives it another header if its size has changed in the skeleton."""
         skeleton = self.skeleton
         if mark is not None and skeleton is not None:
-            tag, before, offset, size = mark
-            nbytes = len(skeleton) + self.pos - self.mark - offset - size
-            if nbytes != before:
+            tag, nbytes_read, offset, header_size = mark
+            nbytes = len(skeleton) + self.pos - self.mark - offset - header_size
+            if nbytes != nbytes_read:
                 self.finish()
                 self.keep()
-                skeleton.replace(offset, size, encode_varint(tag) + encode_varint(nbytes))
+                skeleton.replace(offset, header_size, encode_varint(tag) + encode_varint(nbytes))
 
     def finish(self) -> None:
         """Keep the bytes that were passed last."""

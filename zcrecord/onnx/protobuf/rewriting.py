@@ -36,7 +36,7 @@ class ExternalTensor(NamedTuple):
         return self.rest + encode_entries(entries)
 
 
-# Given "main" or "inner" for the initializer of the main graph or of one in a node of it, "" for any other tensor.
+# Its second argument is "main" or "inner" for an initializer of the main graph or of one in its nodes, else "".
 Change = Callable[[ExternalTensor, str], bytes | None]
 
 
@@ -58,7 +58,7 @@ def rewrite(model: memoryview | ProtobufReader, change: Change, inline: int | No
 
 
 def tensors_of(graph: memoryview) -> Iterator[ExternalTensor]:
-    """Yield the initializers of a GraphProto; OnnxError if it has anything but initializers with external data."""
+    """Yield the initializers of a GraphProto; OnnxError unless it has only initializers with external data."""
     reader = ProtobufReader(graph)
     for _, tag, nbytes in reader.fields(reader.limit):
         tensor = _external(reader, reader.pos + nbytes) if tag == _INITIALIZER else None

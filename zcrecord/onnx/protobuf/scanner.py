@@ -152,8 +152,8 @@ def check_head(head: bytes) -> None:
     """
     if not head:
         raise OnnxError("empty, not an ONNX model")
-    if what := wrong_type(head, "an ONNX model", sure=head[0] > 127 or head[0] in _TAGS):
-        raise OnnxError(what, offset=0)
+    if fault := wrong_type(head, "an ONNX model", sure=head[0] > 127 or head[0] in _TAGS):
+        raise OnnxError(fault, offset=0)
 
 
 class Scanner:
@@ -187,11 +187,11 @@ class Scanner:
                 return
             ahead = buffer[reader.pos]
             if ahead == node_tag and depth < MAX_NESTING - 1:  # a node's attributes are one deeper
-                here = reader.base + reader.pos
-                if here >= judged:
+                position = reader.base + reader.pos
+                if position >= judged:
                     runs, judged = _plain_runs(reader, node_tag, end)
                     self._runs |= runs
-                past = self._runs.pop(here, 0)
+                past = self._runs.pop(position, 0)
                 if past:
                     reader.pos = past - reader.base
                     continue

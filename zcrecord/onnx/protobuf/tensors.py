@@ -192,16 +192,16 @@ class TensorReader:
                 if tag == _EXTERNAL_DATA:
                     self._entry(t, reader.base + reader.pos + value)
                 elif value > _EXTERNAL:
-                    what = f"data_location {value} is neither DEFAULT nor EXTERNAL"
-                    raise reader.fail(what, start, do="upgrade zcrecord")
+                    fault = f"data_location {value} is neither DEFAULT nor EXTERNAL"
+                    raise reader.fail(fault, start, do="upgrade zcrecord")
                 else:
                     t.external = value == _EXTERNAL
                 reader.keep()
             elif tag == _DIMS_PACKED:
                 self._packed_dims(t, value)
             elif tag == _SEGMENT:
-                do = "join the segments and export the model again"
-                raise reader.fail("it is one segment of a tensor, which is not supported", start, do=do)
+                advice = "join the segments and export the model again"
+                raise reader.fail("it is one segment of a tensor, which is not supported", start, do=advice)
             elif tag & 7 != VARINT:
                 reader.skip(tag, value, end, depth)
         if t.values.early:
@@ -226,8 +226,8 @@ class TensorReader:
         key, text = read_pair(self._reader, end)
         t.entries = {} if t.entries is None else t.entries
         if key in t.entries or len(t.entries) == _MAX_ENTRIES:
-            what = f"external_data key '{printable(key)}' twice" if key in t.entries else "too many external_data keys"
-            raise self.fail(what)
+            fault = f"external_data key '{printable(key)}' twice" if key in t.entries else "too many external_data keys"
+            raise self.fail(fault)
         t.entries[key] = text
 
     def _value(self, t: TensorMessage, tag: int, value: int, start: int, end: int) -> None:
@@ -253,9 +253,9 @@ class TensorReader:
                 self._single(t, tag, value, end)
         reader.keep()
 
-    def fail(self, what: str, pos: int | None = None) -> OnnxError:
+    def fail(self, fault: str, pos: int | None = None) -> OnnxError:
         """Return the error for a fault of a tensor, at a position of the reader."""
-        return self._reader.fail(what, pos, do=_AGAIN)
+        return self._reader.fail(fault, pos, do=_AGAIN)
 
     def _claim(self, t: TensorMessage, number: int, start: int) -> None:
         """Note the field that the values come in; refuse another, raw_data twice, and values after the payload."""
@@ -272,12 +272,12 @@ class TensorReader:
     def _mismatch(self, t: TensorMessage) -> OnnxError:
         if t.dtype is None:
             return self._unknown(t)
-        wanted = " or ".join(FIELDS[n] for n, types in _TYPES.items() if t.data_type in types)
-        return self.fail(f"{t.dtype.name} keeps its values in {wanted}, got {FIELDS[t.values.field]}")
+        field = " or ".join(FIELDS[n] for n, types in _TYPES.items() if t.data_type in types)
+        return self.fail(f"{t.dtype.name} keeps its values in {field}, got {FIELDS[t.values.field]}")
 
     def _unknown(self, t: TensorMessage) -> OnnxError:
-        what = f"data_type {t.data_type} is not known here" if t.data_type else "no data_type"
-        return self._reader.fail(what, do=f"{_AGAIN}, or upgrade zcrecord")
+        fault = f"data_type {t.data_type} is not known here" if t.data_type else "no data_type"
+        return self._reader.fail(fault, do=f"{_AGAIN}, or upgrade zcrecord")
 
     def write(self, t: TensorMessage, data: Any, estimate: int = 0) -> None:
         """Append stored bytes, as a flat bytes-like, to the tensor's payload, made canonical."""
@@ -364,14 +364,14 @@ class TensorReader:
             return
         reader, left = self._reader, nbytes
         while left:
-            here = min(left, _PIECE, reader.limit - reader.pos)
-            end = reader.pos + here
+            size = min(left, _PIECE, reader.limit - reader.pos)
+            end = reader.pos + size
             while end > reader.pos and reader.buffer[end - 1] > 127:
                 end -= 1
             if end == reader.pos:
-                if here == left or here > 10:
+                if size == left or size > 10:
                     raise reader.fail(f"{FIELDS[number]} ends inside a varint")
-                if reader.fill(min(left, 16)) <= here:
+                if reader.fill(min(left, 16)) <= size:
                     raise reader.fail(f"the stream ends inside {FIELDS[number]}")
                 continue
             data = np.frombuffer(reader.view[reader.pos : end + SLACK], np.uint8)
@@ -383,8 +383,8 @@ class TensorReader:
         try:
             numbers = self._decoder.decode(data, nbytes)
         except ValueError as error:
-            what = f"{FIELDS[number]} holds a varint of more than 10 bytes"
-            raise self._reader.fail(what, self._reader.pos + int(error.args[0])) from None
+            fault = f"{FIELDS[number]} holds a varint of more than 10 bytes"
+            raise self._reader.fail(fault, self._reader.pos + int(error.args[0])) from None
         return self._to_stored_form(t, number, numbers)
 
     def _to_stored_form(self, t: TensorMessage, number: int, numbers: Any) -> Any:
@@ -416,8 +416,8 @@ class TensorReader:
         v = t.values
         early = v.early = bytearray() if v.early is None else v.early
         if nbytes + len(early) > MAX_EARLY:
-            what = f"more than {MAX_EARLY} bytes of {FIELDS[v.field]} before the data_type that explains them"
-            raise self.fail(what)
+            fault = f"more than {MAX_EARLY} bytes of {FIELDS[v.field]} before the data_type that explains them"
+            raise self.fail(fault)
         for chunk in chunks:
             early += chunk
         return early
@@ -498,18 +498,18 @@ class TensorReader:
         return shape
 
     def _check_count(self, t: TensorMessage) -> None:
-        v, what, need = t.values, "bytes", t.expected()
+        v, unit, need = t.values, "bytes", t.expected()
         least = most = v.nbytes
         if t.data_type == STRING:
             least = most = len(v.ends) - 1 if v.ends is not None else 0
-            what, need = "strings", prod(t.dims)
+            unit, need = "strings", prod(t.dims)
         elif v.unread:
             least, most = max(1, v.nbytes), v.nbytes + _WIDEST * v.unread
         if not least <= need <= most:
             kind = dtypes.by_onnx[t.data_type].name
             where = FIELDS[v.field] if v.field else "external data" if t.external else "no value field"
             got = f"{least} to {most}" if v.unread else str(least)
-            raise self.fail(f"{kind} of shape {t.dims} takes {need} {what}, got {got} in {where}")
+            raise self.fail(f"{kind} of shape {t.dims} takes {need} {unit}, got {got} in {where}")
 
     def _shape(self, t: TensorMessage) -> tuple[int, ...]:
         if t.dtype is None:
