@@ -17,6 +17,7 @@ import zcrecord
 from zcrecord import formats
 from zcrecord.codec.file_types import FORMATS, Format, sniff_file_type
 from zcrecord.errors import RecordError
+from zcrecord.foreign.folders import format_by_suffix
 
 ROWS = [row for row in FORMATS.values() if row.name not in ("zcr", "onnx")]  # those have packages of their own
 
@@ -43,6 +44,11 @@ def test_first_bytes_and_suffixes_belong_to_one_format(row: Format) -> None:
         assert found is not None and found.format == row.name
     others = {suffix for other in FORMATS.values() if other is not row for suffix in other.suffixes}
     assert not others & set(row.suffixes)
+
+
+def test_the_longest_suffix_gives_the_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FORMATS, "new", Format("new", "a new file", (".weights.bin",)))
+    assert [format_by_suffix(name) for name in ("m.weights.bin", "m.bin", "m.zcr.txt")] == ["new", "torch", None]
 
 
 @pytest.mark.parametrize("name", ["garbage", "empty", "its start and zeros", "its start and garbage"])

@@ -129,6 +129,13 @@ def test_what_lies_in_no_file_as_it_is_used_is_refused_by_name(tmp_path: Path) -
     assert sorted(os.listdir(tmp_path)) == ["d.npz", "m.zcr"]
 
 
+@pytest.mark.parametrize(("data", "message"), [(b"", "the file is empty"), (b"{}" * 99, "this is JSON text")])
+def test_what_is_of_no_format_is_refused_as_that(data: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "m.safetensors").write_bytes(data)
+    with pytest.raises(FormatError, match=rf"m\.safetensors: {message}"):
+        zcrecord.index(tmp_path / "m.safetensors", tmp_path / "i.zcr")
+
+
 def test_an_index_lies_beside_its_files_and_never_in_their_place(hub: Path) -> None:
     with pytest.raises(UnsupportedError, match="lies in another folder than the archive"):
         zcrecord.index(hub, hub.parent / "index.zcr")

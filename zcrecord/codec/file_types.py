@@ -20,7 +20,7 @@ class Format(NamedTuple):
     name: str
     title: str
     suffixes: tuple[str, ...]  # empty for a file of a folder, which is known by its first bytes
-    starts: tuple[bytes, ...] = ()  # first bytes that no other file has
+    starts: tuple[bytes, ...] = ()  # first bytes that no other file has; others are told apart in `_known_format`
     reads: bool = True
     writes: bool = False
     streams: bool = False  # a pipe can be read
@@ -28,7 +28,7 @@ class Format(NamedTuple):
     advice: str = _CONVERT
 
 
-# Of several formats in a folder the first in this order is taken.
+# Of several formats in a folder the first in this order is taken; of several suffixes of a file the longest.
 FORMATS = {
     row.name: row
     for row in (

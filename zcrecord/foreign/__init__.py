@@ -6,6 +6,15 @@ function:
     read(reader: Reader, out: Receiver) -> int   give a file's tensors and metadata to `out`; returns bytes read
 
 `Outline` opens a file so; `formats.convert` copies by the same function. The rules of each format are in its module.
+A reader
+
+- compares counts and sizes with the bytes that are left; ranges lie in the file and do not overlap. A test gives it
+  the format's first bytes with zeros behind them, which it refuses;
+- bounds the memory that the index takes by the file's size (schema/SECURITY.md, "Limits");
+- raises errors with the tensor and the offset; the caller adds the path;
+- makes paths of names by `state_path`, and sets `reader.described` to the range that it made the index from, by whose
+  SHA-256 `index` knows the file;
+- reads forward if its row has `streams`: of a pipe `reader.nbytes` is None.
 """
 
 from __future__ import annotations

@@ -21,11 +21,12 @@ _SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors$")
 
 
 def format_by_suffix(path: str, outer: tuple[str, ...] = ()) -> str | None:
-    """Return the name in FORMATS that a file's suffix stands for, after suffixes in `outer` were taken off."""
+    """Return the name in FORMATS of a file's longest suffix, after suffixes in `outer` were taken off."""
     name = os.path.basename(path).lower()
     for suffix in outer:
         name = name.removesuffix(suffix)
-    return next((f.name for f in FORMATS.values() if name.endswith(f.suffixes)), None)
+    matches = [(suffix, f.name) for f in FORMATS.values() for suffix in f.suffixes if name.endswith(suffix)]
+    return max(matches, key=lambda match: len(match[0]))[1] if matches else None
 
 
 def model_in(folder: str, named: str | None = None, *, archive_first: bool = False) -> str:

@@ -3,7 +3,7 @@
 A format is a row of FORMATS (`zcrecord.codec.file_types`). A module of `zcrecord.foreign` with the row's name reads it.
 A module of this folder with that name writes it, with one piece of a tensor in memory:
 
-    write(record: Record, dest, ..., progress) -> int   write a record in the format; returns bytes written
+    write(record: Record, dest, *, durable, progress, storage_options) -> int   write a record; returns bytes written
 
 The first bytes of a file give its format, or else its suffix. Archives and ONNX are not in this folder.
 """

@@ -10,7 +10,7 @@ import numpy as np
 from zcrecord.archive.archive import Archive
 from zcrecord.archive.digest import check_members
 from zcrecord.codec.entries import PayloadId, digest_kind
-from zcrecord.codec.layout import ALIGNMENT, NONE
+from zcrecord.codec.layout import ALIGNMENT, NONE, locate
 from zcrecord.errors import UnsupportedError, located
 from zcrecord.foreign import foreign_format, outline_of
 from zcrecord.foreign.folders import model_in
@@ -69,6 +69,8 @@ def index(
     memory = map_file(path, least=0)
     format_name = foreign_format(memory)
     if format_name is None:
+        with located(path=path):
+            locate(memory.octets, None)  # raises for a file that is no archive either
         raise UnsupportedError("is no file of another format; archives and catalogues need no index", path=path)
     with located(path=path):
         outline = outline_of(format_name, MemoryReader(memory))
