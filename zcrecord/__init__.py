@@ -86,8 +86,8 @@ __all__ = [
     "save_record",
 ]
 
-# Imported when they are first asked for: a program that loads need not wait for what saves and describes.
-_LATER = {
+# Name -> module to import it from on its first use: a program that loads does not wait for the others.
+_LAZY = {
     "ArchiveLayout": "archive.info",
     "EditReport": "record.edit",
     "LazyTensor": "tensors.lazy",
@@ -103,11 +103,11 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    value = globals()[name] = getattr(import_module(f".{_LATER[name]}", __name__), name)
+    value = globals()[name] = getattr(import_module(f".{_LAZY[name]}", __name__), name)
     return value
 
 

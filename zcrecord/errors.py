@@ -263,16 +263,17 @@ class TensorNotFoundError(RecordError, KeyError):
 
 
 def _close_names(name: str, names: Iterable[str]) -> str:
+    """Return the message for a name that is not in a record: up to three close names, else the first three."""
     import difflib  # here, because it is needed only once something went wrong
 
-    everything = list(names)
-    tail = name.rpartition(".")[2]
-    candidates = [n for n in everything if n.rpartition(".")[2] == tail or name in n][:2000] or everything[:2000]
+    all_names, key = list(names), name.rpartition(".")[2]
+    likely = [n for n in all_names if n.rpartition(".")[2] == key or name in n]
+    candidates = (likely or all_names)[:2000]  # for which difflib takes up to 0.4 s
     close = difflib.get_close_matches(name, candidates, n=3, cutoff=0.5) or [n for n in candidates if name in n][:3]
     if close:
         return "not in this record; close names: " + ", ".join(f"'{printable(n)}'" for n in close)
-    first = ", such as " + ", ".join(f"'{printable(n)}'" for n in everything[:3]) if everything else ""
-    return f"not in this record of {len(everything)} tensors{first}"
+    first = ", such as " + ", ".join(f"'{printable(n)}'" for n in all_names[:3]) if all_names else ""
+    return f"not in this record of {len(all_names)} tensors{first}"
 
 
 class SourceError(RecordError, OSError):

@@ -292,21 +292,21 @@ def _settle_ties(model: Any, state: dict[str, Any]) -> None:
     Some versions of transformers do not tie two names that both have a value.
     """
     uses = Counter(tensor.data_ptr() for tensor in state.values())
-    tied = {address for address, count in uses.items() if address and count > 1}
-    if not tied:
+    shared = {address for address, count in uses.items() if address and count > 1}
+    if not shared:
         return
-    for name, target in model.get_expanded_tied_weights_keys(all_submodels=True).items():
-        second, first = model.get_parameter_or_buffer(name), model.get_parameter_or_buffer(target)
-        if second is not first and second.is_set_to(first):
+    for name, target_name in model.get_expanded_tied_weights_keys(all_submodels=True).items():
+        tensor, target = model.get_parameter_or_buffer(name), model.get_parameter_or_buffer(target_name)
+        if tensor is not target and tensor.is_set_to(target):
             module, _, key = name.rpartition(".")
-            setattr(model.get_submodule(module), key, first)
-    addresses = set()
+            setattr(model.get_submodule(module), key, target)
+    seen = set()
     for parameter in model.parameters():
         address = parameter.data_ptr()
-        if address in addresses:
+        if address in seen:
             parameter.data = parameter.data.clone()
-        elif address in tied:
-            addresses.add(address)
+        elif address in shared:
+            seen.add(address)
 
 
 def _set_generation(

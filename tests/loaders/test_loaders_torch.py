@@ -438,5 +438,5 @@ def test_memory_that_cannot_be_had_is_an_error_that_says_what_to_do(fake: LazyTo
         load_into(rec, loader)
     assert_all_is_released(fake, loader)
     fake.failing = "pin"
-    with pytest.raises(LimitError, match="no memory of 512064 bytes to copy from can be had; lower max_in_flight"):
+    with pytest.raises(LimitError, match="cannot allocate 512064 bytes to copy from; lower max_in_flight"):
         load_into(rec, loader, "first")

@@ -192,11 +192,11 @@ class Archive:
             raise self.located(error) from error.__cause__
 
     def before_edits(self) -> Archive:
-        """Return the archive as it was read; UnsupportedError if it may have been edited, and that was not kept."""
+        """Return the archive without the edits of a private copy; UnsupportedError if the original was not kept."""
         if self.mode == "r":
             return self
         if (source := self.source.original) is None:
-            fault = "may have been edited, and the bytes as they were read are gone; load it with verify='full'"
+            fault = "may have been edited, and its original bytes were not kept; load it with verify='full'"
             raise UnsupportedError(fault, path=self.path)
         return self._with_source(source)
 

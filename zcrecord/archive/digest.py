@@ -238,20 +238,22 @@ def _distinct(archive: Archive) -> tuple[list[Any], dict[Any, int]]:
     """Return a key for each tensor by name, equal for the same logical bytes, and the first tensor of each key."""
     keys: list[Any] = []
     first: dict[Any, int] = {}
-    most = DIGEST_ALLOWANCE * archive.stored_nbytes()
-    strided = split = 0  # bytes to be hashed of strided tensors, and of others: more than there are if pieces repeat
+    limit = DIGEST_ALLOWANCE * archive.stored_nbytes()
+    strided_nbytes = whole_nbytes = 0  # to be hashed: of whole payloads, too, more than is stored if pieces repeat
     for i in archive.index.by_name.tolist():
         row = archive.row(i)
-        strides = archive.strides(row)
-        at = archive.place(row.payload)
-        key: Any = at if strides is None else (at, row.byte_offset, row.bits, archive.shape(row), strides)
+        place, strides = archive.place(row.payload), archive.strides(row)
+        key: Any = place if strides is None else (place, row.byte_offset, row.bits, archive.shape(row), strides)
         keys.append(key)
-        if key not in first:
-            first[key] = i
-            strided += 0 if strides is None else prod(archive.shape(row)) * row.bits // 8
-            split += at[2] if strides is None else 0
-            if max(strided, split) > most:
-                raise LimitError(_TOO_MANY_VIEWS, tensor=archive.index.name(i))
+        if key in first:
+            continue
+        first[key] = i
+        if strides is None:
+            whole_nbytes += place[2]
+        else:
+            strided_nbytes += prod(archive.shape(row)) * row.bits // 8
+        if max(strided_nbytes, whole_nbytes) > limit:
+            raise LimitError(_TOO_MANY_VIEWS, tensor=archive.index.name(i))
     return keys, first
 
 

@@ -17,11 +17,11 @@ def _tile_one_axis(origin: list[list[int]], extent: list[list[int]], shape: tupl
     """Return True if boxes that differ along one axis alone tile a shape, None if they differ along several."""
     axis = -1
     for starts, sizes in zip(origin, extent, strict=True):
-        for at, (start, size, limit) in enumerate(zip(starts, sizes, shape, strict=True)):
-            if (start or size != limit) and at != axis:
+        for i, (start, size, limit) in enumerate(zip(starts, sizes, shape, strict=True)):
+            if (start or size != limit) and i != axis:
                 if axis >= 0:
                     return None
-                axis = at
+                axis = i
     if axis < 0:
         return len(origin) == 1
     end = 0
@@ -32,8 +32,7 @@ def _tile_one_axis(origin: list[list[int]], extent: list[list[int]], shape: tupl
     return end == shape[axis]
 
 
-def _are_apart(origin: Array, extent: Array) -> bool:
-    ends = origin + extent
+def _are_apart(origin: Array, ends: Array) -> bool:
     overlaps = (((origin[i] < ends[i + 1 :]) & (origin[i + 1 :] < ends[i])).all(axis=1) for i in range(len(origin)))
     return not any(map(np.any, overlaps))
 
@@ -49,22 +48,23 @@ def tiles(origin: Array, extent: Array, shape: tuple[int, ...]) -> bool:
     limit = np.array(shape, np.int64)
     if (origin < 0).any() or (extent < 1).any() or (extent > limit).any() or (origin > limit - extent).any():
         return False
-    moving = [axis for axis in range(rank) if (extent[:, axis] != limit[axis]).any()]
-    if len(origin) < 1 << len(moving) or len(origin) << len(moving) > _CORNERS * len(origin) + _CORNERS_FREE:
-        if len(origin) > _PAIRS:
-            return False
-        return _are_apart(origin[:, moving], extent[:, moving]) and sum(map(prod, extent.tolist())) == prod(shape)
-    # How often an element is covered changes along every axis only at corners. If those of all boxes, each with its
-    # sign, add up to the corners of the shape, then the boxes cover what the shape does, as often.
-    keys, signs = np.zeros(len(origin) + 1, np.int64), np.ones(len(origin) + 1, np.int64)
-    signs[-1] = -1
-    at = np.arange(len(keys))
-    for axis in moving:
-        low, high = np.append(origin[:, axis], 0), np.append(origin[:, axis] + extent[:, axis], limit[axis])
-        values, code = np.unique(np.concatenate((low, high)), return_inverse=True)
-        code = code.reshape(-1)
-        keys = np.unique(keys, return_inverse=True)[1].reshape(-1) * len(values)  # no more of them than corners
-        keys = np.concatenate((keys + code[: len(low)][at], keys + code[len(low) :][at]))
-        signs, at = np.concatenate((signs, -signs)), np.concatenate((at, at))
-    keys = np.unique(keys, return_inverse=True)[1].reshape(-1)
-    return not np.bincount(keys, signs).any()
+    cut = np.flatnonzero((extent != limit).any(axis=0))  # axes along which the boxes differ
+    origin, ends, limit = origin[:, cut], (origin + extent)[:, cut], limit[cut]
+    if len(origin) < 1 << len(cut) or len(origin) << len(cut) > _CORNERS * len(origin) + _CORNERS_FREE:
+        return len(origin) <= _PAIRS and _are_apart(origin, ends) and sum(map(prod, extent.tolist())) == prod(shape)
+    return _cancel_corners(np.vstack((origin, 0 * limit)), np.vstack((ends, limit)))
+
+
+def _cancel_corners(lows: Array, highs: Array) -> bool:
+    """Return True if the signed corners of all boxes but the last add up to those of the last, which is the shape.
+
+    Along every axis the number of boxes over an element changes only at corners, so equal sums mean equal covers.
+    """
+    boxes = np.arange(len(lows))  # of each corner
+    corners, signs = np.zeros(len(lows), np.int64), np.where(boxes == boxes[-1], -1, 1)
+    for low, high in zip(lows.T, highs.T, strict=True):
+        values, codes = np.unique(np.concatenate((low, high)), return_inverse=True)
+        corners = np.unique(corners, return_inverse=True)[1] * len(values)  # numbered anew, so that it fits an int64
+        corners = np.concatenate((corners + codes[: len(low)][boxes], corners + codes[len(low) :][boxes]))
+        signs, boxes = np.concatenate((signs, -signs)), np.concatenate((boxes, boxes))
+    return not np.bincount(np.unique(corners, return_inverse=True)[1], signs).any()

@@ -102,25 +102,25 @@ def _facts(record: Record, name: str) -> dict[str, Any]:
 
 
 def _other_files(record: Record) -> dict[str, Any]:
-    """Return names and sizes of the other files of a catalogue, or of an archive of references, under its kind.
+    """Return the files of a catalogue, or those that an archive of references names, with sizes, under that kind.
 
-    Of references they have the bytes of the payloads that each file holds, the archive itself included.
+    Of references also return the bytes of the payloads in each file, and in the archive itself.
     """
     kinds: dict[str, Any] = {"catalogue": None, "references": None}
     source = record.archive.source
     if not source.file_names:
         return kinds
     sizes = [size for size, _ in sized_openers(record.archive)]
-    files = zip(source.file_names, sizes[1:], strict=True)
-    others: list[dict[str, Any]] = [{"name": name, "nbytes": size} for name, size in files]
+    named_sizes = zip(source.file_names, sizes[1:], strict=True)
+    files: list[dict[str, Any]] = [{"name": name, "nbytes": size} for name, size in named_sizes]
     table, payloads = source.piece_table(), record.archive.index.payloads
     if table is None or not has_type_name(source.file_archive(NONE), REFERENCES_TYPE):
-        return {**kinds, "catalogue": {"nbytes": sum(sizes), "shards": others}}
-    nbytes, holders = np.where(is_twin(payloads), 0, payloads["nbytes"]), table.whole()
-    for number, other in enumerate(others):
-        other["payload_nbytes"] = int(nbytes[holders == number].sum())
-    own = int(nbytes[holders == NONE].sum())
-    return {**kinds, "references": {"nbytes": sum(sizes), "files": others, "own_payload_nbytes": own}}
+        return {**kinds, "catalogue": {"nbytes": sum(sizes), "shards": files}}
+    nbytes, file_numbers = np.where(is_twin(payloads), 0, payloads["nbytes"]), table.whole()  # equal bytes count once
+    for number, file in enumerate(files):
+        file["payload_nbytes"] = int(nbytes[file_numbers == number].sum())
+    own = int(nbytes[file_numbers == NONE].sum())
+    return {**kinds, "references": {"nbytes": sum(sizes), "files": files, "own_payload_nbytes": own}}
 
 
 def _tuned_info(record: Record) -> dict[str, Any] | None:

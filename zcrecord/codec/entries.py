@@ -347,7 +347,7 @@ def _encode_tensors(entries: Entries, pool: _TextPoolBuilder, vectors: dict[str,
 
 
 def _check_layout(layout: TensorLayout, entries: Entries, number: int) -> None:
-    """Raise LimitError, naming a tensor, for a rank or an empty shape that no reader takes (R47, R49)."""
+    """Raise LimitError, with the layout's first tensor, for too high a rank or too large a shape (R47, R49)."""
     if len(layout.shape) > MAX_RANK:
         fault = f"rank {len(layout.shape)} is more than {MAX_RANK}"
     elif prod(d or 1 for d in layout.shape) * (layout.bits or 64) > 8 * MAX_ARCHIVE_SIZE:

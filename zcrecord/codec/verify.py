@@ -486,17 +486,17 @@ def _check_collisions(ix: Index, t: TensorColumns, pool: TextPool) -> None:
         return  # tensors alone: `by_name` has shown their names to be unique
     if (i := pool.first_repeated(modules["name"], modules["name_size"], np.zeros(len(modules), np.uint32))) is not None:
         raise FormatError(f"modules[{i}]: another module has its name")
-    mixed = np.zeros(len(modules), bool)
-    mixed[modules["parent"][1:]] = True
-    mixed[attributes["parent"]] = True
-    near = mixed[t.parent]
-    near_size = t.key_size[near]
-    near_start = t.name[near] + t.name_size[near] - near_size
     inner = modules[1:]
-    inner_start = inner["name"] + inner["name_size"] - inner["key_size"]
-    starts = np.concatenate((near_start, inner_start, attributes["name"]))
-    sizes = np.concatenate((near_size, inner["key_size"], attributes["name_size"]))
-    parents = np.concatenate((t.parent[near], inner["parent"], attributes["parent"]))
+    has_others = np.zeros(len(modules), bool)  # than tensors, whose keys are unique as their names are
+    has_others[inner["parent"]] = True
+    has_others[attributes["parent"]] = True
+    beside = has_others[t.parent]  # tensors beside such children
+    key_sizes = t.key_size[beside]
+    key_starts = t.name[beside] + t.name_size[beside] - key_sizes
+    inner_starts = inner["name"] + inner["name_size"] - inner["key_size"]
+    starts = np.concatenate((key_starts, inner_starts, attributes["name"]))
+    sizes = np.concatenate((key_sizes, inner["key_size"], attributes["name_size"]))
+    parents = np.concatenate((t.parent[beside], inner["parent"], attributes["parent"]))
     if (i := pool.first_repeated(starts, sizes, parents)) is not None:
         key = ix.string(int(starts[i]), int(sizes[i]))
         raise FormatError(f"modules[{int(parents[i])}]: two of its children have the key '{printable(key)}'")

@@ -35,7 +35,7 @@ _SHARD = re.compile(shard_pattern(CATALOGUE))
 
 
 def checkpoint_folder(path: Any, *, durable: bool, options: Mapping[str, Any] | None = None) -> CheckpointFolder:
-    """Return the folder at a path, or behind a URL, which fsspec's `options` are for."""
+    """Return the folder of a checkpoint at a path or a URL; `options` are fsspec's, for a URL."""
     if is_url(path):
         local = uploads.local_path(path, options)
         if local is None:

@@ -74,7 +74,7 @@ static inline int {stem}_is_current(void)
 _SOURCE = """\
 #include "{stem}_blob.h"
 
-{before}{upper}_ALIGNED({alignment}) const union {stem}_blob_union {stem}_blob{section} = {{{{
+{preamble}{upper}_ALIGNED({alignment}) const union {stem}_blob_union {stem}_blob{attribute} = {{{{
 """
 
 _STRINGS = """\
@@ -233,18 +233,18 @@ def _groups_sharing_bytes(constants: Iterable[Constant]) -> list[list[Constant]]
 
 
 def _source(plan: Plan, directory: str, form: Form, section: str | None) -> Iterator[bytes]:
-    """Yield the C source that defines the constant."""
-    upper, before = plan.stem.upper(), _STRINGS
+    """Yield the C source that defines the constant; UnsupportedError for a path that `#embed` cannot name."""
+    upper, preamble = plan.stem.upper(), _STRINGS
     if form == "embed":
         path = path_between(directory, plan.archive)
         if any(c in path for c in '"\\\n\r'):
             fault = f"#embed cannot name '{printable(path)}'; rename it, or generate the blob by .incbin"
             raise UnsupportedError(fault, path=plan.archive)
-        before = _EMBED.format(upper=upper, path=path)
-    own = "" if section is None else f' __attribute__((section("{section}")))'
+        preamble = _EMBED.format(upper=upper, path=path)
+    names = {"upper": upper, "stem": plan.stem, "alignment": plan.base_alignment}
+    attribute = "" if section is None else f' __attribute__((section("{section}")))'
     yield head(plan, [f"The archive as one constant; {plan.stem}_blob.h says more."]).encode()
-    text = _SOURCE.format(upper=upper, stem=plan.stem, alignment=plan.base_alignment, section=own, before=before)
-    yield text.encode(errors="surrogateescape")
+    yield _SOURCE.format(**names, preamble=preamble, attribute=attribute).encode(errors="surrogateescape")
     if form == "embed":
         yield f"#embed {upper}_ZCR\n".encode()
     else:

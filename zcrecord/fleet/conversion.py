@@ -136,7 +136,7 @@ def _convert(job: Job, model: Model, dest: Any) -> int:
 
 
 def _write(job: Job, model: Model, source: Any, dest: Any) -> int:
-    """Convert one model of a fleet, with its stamp in the metadata; returns the bytes written."""
+    """Convert a source of the model to an archive with the model's stamp; return the archive's bytes."""
 
     def metadata() -> dict[str, str]:
         model.check_same()

@@ -68,14 +68,14 @@ def _stamp_or_empty(stamp: Any) -> Stamp:
 
 
 def is_current(stamp: Stamp, job: Job, model: Model) -> bool:
-    """Return True if a stamp is that of the model as it is now; looks up files until one has changed.
+    """Return True if a stamp fits the job and the model's present files; looks up files until one has changed.
 
     A model is never current if a server gives no version of one of its files.
     """
     files, version = stamp.get("files", {}), model.versions[model.name]
     if version is None or files.get(model.name) != version or stamp_of(job, files) != stamp:
         return False
-    if None in files.values() or not all(map(leads_inside, files)):  # untrusted
+    if None in files.values() or not all(map(leads_inside, files)):  # a stranger's stamp may name any file
         return False
     return all(model.version(name) == known for name, known in files.items() if name != model.name)
 

@@ -124,25 +124,25 @@ def zip_members(reader: Reader, wrong: str) -> tuple[list[Member], int]:
     start, end, count = _directory(reader, total)
     members = list(_entries(bytes(_read(reader, start, end - start)), start))
     if len(members) != count:
-        raise FormatError(f"its directory has {len(members)} members, {count} is what its end says; {_ALIKE}")
+        raise FormatError(f"its directory has {len(members)} members, its end record says {count}; {_ALIKE}")
     if min((member.offset for member in members), default=start):
         raise FormatError(f"something stands in front of its first member; {_ALIKE}", offset=0)
-    passed = 0
+    last_end = 0
     for member in sorted(members, key=lambda member: member.offset):
-        fault = _place(member, reader)
-        if member.offset < passed:
+        fault = _set_start(member, reader)
+        if member.offset < last_end:
             fault = "this member overlaps another"
         if fault:
             name = member.name.decode(errors="replace").removesuffix(".npy")
             raise FormatError(f"{fault}; {_ALIKE}", tensor=name, offset=member.offset)
-        passed = member.start + member.packed
-    if passed > start:
-        raise FormatError(f"its last member ends at byte {passed}, the directory starts at {start}; it is truncated")
+        last_end = member.start + member.packed
+    if last_end > start:
+        raise FormatError(f"its last member ends at byte {last_end}, the directory starts at {start}; it is truncated")
     return members, start
 
 
-def _place(member: Member, reader: Reader) -> str:
-    """Set the start of a member's bytes; return in what its own header contradicts the directory, "" for nothing."""
+def _set_start(member: Member, reader: Reader) -> str:
+    """Set the start of a member's bytes from its own header; return the fault of a member that readers differ about."""
     header = bytes(_read(reader, member.offset, _LOCAL.size + len(member.name)))
     magic, method, name_size, extra_size = _LOCAL.unpack_from(header)
     member.start = member.offset + _LOCAL.size + name_size + extra_size

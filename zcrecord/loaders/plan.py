@@ -149,7 +149,7 @@ def _targets(
     regions: Regions,
 ) -> tuple[list[PayloadRef], dict[Key, Target]]:
     """Return the refs to load for boxes of tensors, in the order of the file, and the target of each by its key."""
-    users: dict[Hashable, list[_Boxed[Key]]] = {}
+    groups: dict[Hashable, list[_Boxed[Key]]] = {}  # of tensors that one ref loads
     empty: list[_Boxed[Key]] = []
     for i, key, box in boxes:
         try:
@@ -157,12 +157,12 @@ def _targets(
         except RecordError as error:
             raise error.located(path=archive.path, tensor=names[i]) from None
         if region.nbytes:
-            users.setdefault(sources.shared_by(region), []).append((key, names[i], region))
+            groups.setdefault(sources.shared_by(region), []).append((key, names[i], region))
         else:
             empty.append((key, names[i], region))
-    sources.prepare([region for tensors in users.values() for _, _, region in tensors])
+    sources.prepare([region for group in groups.values() for _, _, region in group])
     targets = {key: Target(sources.empty(name, region), None) for key, name, region in empty}
-    refs = [_share(sources, tensors, targets) for tensors in users.values()]
+    refs = [_share(sources, group, targets) for group in groups.values()]
     refs.sort(key=lambda ref: (ref.offset, ref.payload))
     return refs, targets
 

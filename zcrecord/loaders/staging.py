@@ -113,14 +113,13 @@ class StagingRing:
         self._copier, self._plan, self._turn = copier, plan, 0
         gap = _GAP if any(ref.buffer is None for ref in plan.refs) else ALIGNMENT
         needed = max(1, plan.nbytes + gap * len(plan.refs))
-        count = max(1, min(2 * readers, plan.max_in_flight // _LEAST_BUFFER))
+        count = max(1, min(2 * readers, plan.max_in_flight // _LEAST_BUFFER))  # two a reader: one fills, one copies
         size = min(plan.max_in_flight // count, _LARGEST_BUFFER, needed)
         count = min(count, -(-needed // size))
         try:
             staging = copier.staging(count * size)
         except RuntimeError as error:
-            message = f"no memory of {count * size} bytes to copy from can be had; lower max_in_flight"
-            raise LimitError(message) from error
+            raise LimitError(f"cannot allocate {count * size} bytes to copy from; lower max_in_flight") from error
         octets = staging.numpy()
         ranges = [slice(i * size, (i + 1) * size) for i in range(count)]
         self._buffers = [_StagingBuffer(octets[part], staging[part], copier.event()) for part in ranges]

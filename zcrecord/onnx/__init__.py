@@ -27,7 +27,7 @@ __all__ = [
 ]  # fmt: skip
 
 # Name -> module to import it from on its first use.
-_LATER = {
+_LAZY = {
     "ExternalReport": "archive_link", "TuneReport": "tuner", "Tuning": "runtime", "fill_session": "session_fill",
     "session": "runtime", "to_onnx": "export", "tune": "tuner", "tuning": "runtime", "untune": "tuner",
     "verify_external": "archive_link",
@@ -35,9 +35,9 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value = getattr(importlib.import_module(f".{_LATER[name]}", __name__), name)
+    value = globals()[name] = getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
     return value
 
 

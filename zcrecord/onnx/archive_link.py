@@ -262,14 +262,14 @@ def _compare(record: Record, model: str, props: dict[str, str], full: bool, prog
 
 
 def _tensor_check(part: Record) -> Callable[[str, LocatedTensor], str | None]:
-    """Return a function that returns a reference's fault, or None: it must be to the tensor of its name."""
+    """Return a function that compares a reference with the tensor of its name, and returns the fault or None."""
     infos = {info.name: info for info in part.infos()}
 
     def fault_of(name: str, expected: LocatedTensor) -> str | None:
         stored = infos.get(name)
         actual = "no tensor of this name" if stored is None else _describe(stored)
         if stored is not None and stored.strides is not None:
-            actual = "it by strides, not in C order"
+            actual = "it with strides, not in C order"
         return None if actual == _describe(expected) else f"the archive has {actual}"
 
     return fault_of

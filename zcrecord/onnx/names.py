@@ -105,15 +105,15 @@ def name_tensors(tensors: Sequence[NamedTensor], input_bytes: int, outline: Modu
 
 
 def entries_by_columns(tensors: Sequence[NamedTensor], input_bytes: int, graph: PayloadId) -> Entries | None:
-    """Return the entries of a tree after `name_tensors` and the graph's attribute; with the same errors, by columns.
+    """Return at once the entries that `name_tensors` and the graph's attribute make one by one; raises the same errors.
 
-    None if a tensor is no initializer of the main graph, or a name is not split at each dot: add them one by one.
+    None if a tensor is no initializer of the main graph, or a name is not split at each dot.
     """
     main = _main(tensors)
-    entries = state_entries(_exact(tensors)) if main and all(f.scope is main for f in tensors) else None
-    modules = None if entries is None else entries.module_columns
-    room = 2 * input_bytes + _SPARE
-    if entries is None or modules is None or GRAPH_ATTRIBUTE in modules.names or sum(map(len, modules.names)) > room:
+    if main is None or any(f.scope is not main for f in tensors) or (entries := state_entries(_exact(tensors))) is None:
+        return None
+    modules, room = entries.module_columns, 2 * input_bytes + _SPARE
+    if modules is None or GRAPH_ATTRIBUTE in modules.names or sum(map(len, modules.names)) > room:
         return None
     forms: dict[tuple[DType, tuple[int, ...]], int] = {}
     entries.layout_ids = [forms.setdefault((f.dtype, f.shape), len(forms)) for f in tensors]

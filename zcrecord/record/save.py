@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
+from itertools import starmap
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -185,14 +186,14 @@ def stored_entries(archive: Archive) -> Entries:
 
 
 def _flat_record(archive: Archive, payload: Any) -> flatten.FlatRecord:
-    """Return a loaded record's modules, tensors and attributes, without layouts; `payload` gives bytes by number."""
-    ix, texts = archive.index, ("name", "type_name")
-    names, type_names = ([ix.string(*span) for span in _columns(ix.modules, c, f"{c}_size")] for c in texts)
+    """Return a loaded record without layouts; `payload(number)` makes the value of an attribute that is a payload."""
+    ix = archive.index
+    names = starmap(ix.string, _columns(ix.modules, "name", "name_size"))
+    type_names = starmap(ix.string, _columns(ix.modules, "type_name", "type_name_size"))
     rows = zip(names, _columns(ix.modules, "key_size", "parent", "place", "kind"), type_names, strict=True)
     modules = [ModuleEntry._make((name, *numbers, type_name)) for name, numbers, type_name in rows]
     flat = flatten.FlatRecord(modules[0].kind, modules[0].type_name)
-    flat.modules = modules
-    flat.names = archive.names()
+    flat.modules, flat.names = modules, archive.names()
     flat.key_sizes, flat.parents, flat.places = (ix.tensors[c].tolist() for c in ("key_size", "parent", "place"))
     flat.attributes = list(unflatten.attribute_entries(ix, ix.attributes, payload))
     return flat

@@ -25,7 +25,7 @@ from zcrecord.storage.folders import is_plain_name
 from zcrecord.storage.new_files import FileGroup, FileSink, Placement, put_in_place, refusals
 from zcrecord.storage.scratch import folder_lock
 from zcrecord.tensors.strides import as_bytes
-from zcrecord.writing.catalogue import WholeRecord, WrittenShard, catalogue_tree, some_of, write_catalogue
+from zcrecord.writing.catalogue import WholeRecord, WrittenShard, catalogue_tree, select_tensors, write_catalogue
 from zcrecord.writing.equal import EqualPayloads
 from zcrecord.writing.writers import SaveReport, StreamWriter
 
@@ -169,7 +169,7 @@ class ShardedWriter:
         payloads = [NONE] * len(entries.payloads)
         first = 0
         for chosen, (writer, sink) in zip(users, self._shards, strict=True):
-            some = some_of(entries, chosen)
+            some = select_tensors(entries, chosen)
             some.payloads = [self._places[payload][1] for payload in some.payloads]
             writer.finish(some)
             for i, payload in zip(chosen, some.payloads, strict=True):

@@ -179,11 +179,11 @@ def _index_ranges(header: Header, size: int) -> list[Range]:
     return [(0, HEADER_SIZE), (start, start + header.index_size), (size - HEADER_SIZE, size)]
 
 
-def _fetch_index(remote: RemoteMemory, octets: memoryview, header: Header | None, nbytes: int) -> None:
-    """Fetch index and trailer; without a header the last `nbytes` first. Leaves errors of sizes to the archive."""
+def _fetch_index(remote: RemoteMemory, octets: memoryview, header: Header | None, tail_nbytes: int) -> None:
+    """Fetch index and trailer; without a header the last bytes first. `open_archive` checks the sizes."""
     size = len(octets)
     if header is None:
-        remote.fetch([(max(0, size - nbytes), size)])
+        remote.fetch([(max(0, size - tail_nbytes), size)])
         header = decode_header(bytes(octets[-HEADER_SIZE:]), "trailer")
     if header is not None and header.archive_size == size:
         remote.fetch(_index_ranges(header, size))

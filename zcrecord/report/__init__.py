@@ -185,17 +185,17 @@ def _keys(ix: Index, rows: Any) -> list[str]:
 def _tensors(archive: Archive) -> dict[str, Any]:
     """Return the columns of the table of tensors, and the texts that their numbers refer to."""
     ix = archive.index
-    types: dict[str, int] = {}  # each text with its number, since many tensors have the same
-    shapes: dict[str, int] = {}
-    steps: dict[str, int] = {}
+    dtype_ids: dict[str, int] = {}  # each text with its number, since many tensors have the same
+    shape_ids: dict[str, int] = {}
+    strides_ids: dict[str, int] = {}
     dtype, shape, strided = [], [], {}
     for i, row in enumerate(map(TensorEntry._make, ix.tensors.tolist())):
-        dtype.append(types.setdefault(dtypes.stored_name(row.dtype, row.bits), len(types)))
+        dtype.append(dtype_ids.setdefault(dtypes.stored_name(row.dtype, row.bits), len(dtype_ids)))
         dims = archive.shape(row)
-        shape.append(shapes.setdefault(str(list(dims)), len(shapes)))
+        shape.append(shape_ids.setdefault(str(list(dims)), len(shape_ids)))
         if (strides := archive.strides(row)) is not None:
             nbytes = dtypes.nbytes(math.prod(dims), row.bits)
-            number = steps.setdefault(str(list(strides)), len(steps))
+            number = strides_ids.setdefault(str(list(strides)), len(strides_ids))
             strided[str(i)] = {"strides": number, "byteOffset": row.byte_offset, "nbytes": nbytes}
     payloads = ix.tensors["payload"]
     columns = {
@@ -206,7 +206,7 @@ def _tensors(archive: Archive) -> dict[str, Any]:
         "shape": shape,
         "payload": np.where(payloads == NONE, -1, payloads.astype(np.int64)).tolist(),
     }
-    tables = {"dtypes": list(types), "shapes": list(shapes), "strides": list(steps)}
+    tables = {"dtypes": list(dtype_ids), "shapes": list(shape_ids), "strides": list(strides_ids)}
     return {**tables, "tensors": columns, "strided": strided}
 
 

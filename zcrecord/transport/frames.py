@@ -73,13 +73,13 @@ class SeekTable(NamedTuple):
         return int(self.bounds[i]), int(self.bounds[i + 1])
 
     def covering(self, ranges: Iterable[tuple[int, int]]) -> Numbers:
-        """Return the frames, ascending, that hold any byte of these ranges, and empty frames beside them."""
-        marks = np.zeros(len(self.bounds), np.int64)
+        """Return the frames, ascending, that hold any byte of these ranges; empty frames next to them are included."""
         edges = np.array([r for r in ranges if r[0] < r[1]], np.int64).reshape(-1, 2)
-        first, last = np.searchsorted(self.bounds, edges, "left"), np.searchsorted(self.bounds, edges, "right") - 1
-        np.add.at(marks, np.minimum(first, last)[:, 0], 1)
-        np.add.at(marks, np.maximum(first, last)[:, 1], -1)
-        return np.flatnonzero(np.cumsum(marks)[:-1] > 0)
+        left, right = np.searchsorted(self.bounds, edges, "left"), np.searchsorted(self.bounds, edges, "right") - 1
+        changes = np.zeros(len(self.bounds), np.int64)  # by frame, in the number of ranges over it
+        np.add.at(changes, np.minimum(left, right)[:, 0], 1)
+        np.add.at(changes, np.maximum(left, right)[:, 1], -1)
+        return np.flatnonzero(np.cumsum(changes)[:-1] > 0)
 
 
 def encode_table(entries: Iterable[SeekEntry]) -> bytes:

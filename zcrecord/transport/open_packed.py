@@ -158,26 +158,26 @@ class _FrameMemory:
 
 
 def _decompress_stream(memory: Memory) -> tuple[Any, memoryview]:
-    """Decompress frames one after the other, without a seek table."""
+    """Decompress frames one after the other; FormatError unless they hold one archive's bytes and no more."""
     package = import_zstandard()
     try:
         input_frames, reader = _reader(package, memory)
         with reader:
-            first = reader.read(HEADER_SIZE)
-            size, done = _size(package, memory, first), len(first)
+            header = reader.read(HEADER_SIZE)
+            size, done = _size(package, memory, header), len(header)
             block, octets = _allocate(size, packed=len(memory.octets))
-            octets[:done] = first
+            octets[:done] = header
             while done < size and (nbytes := reader.readinto(octets[done:])):
                 done += nbytes
-            more = reader.read(1)
+            excess = reader.read(1)
     except package.ZstdError as error:
         raise frames.zstd_error(error, "zstd") from None
     if done < size:
         raise FormatError(f"zstd: ends after {done} of {size} bytes; the file is truncated, copy it again")
-    if more:
+    if excess:
         raise FormatError(f"zstd: holds more than the archive's {size} bytes; is it several, one after the other?")
     if not input_frames.complete:
-        raise FormatError("zstd: it ends inside a frame; the file is truncated, copy it again")
+        raise FormatError("zstd: ends inside a frame; the file is truncated, copy it again")
     return block, octets
 
 

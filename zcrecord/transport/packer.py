@@ -137,11 +137,10 @@ class ArchiveCheck:
     """
 
     def __init__(self, progress: Progress | None, packed: Callable[[], int] | None = None) -> None:
-        self._packed = packed
+        self._progress, self._packed = progress, packed
+        self.size = self.done = 0
         self.expected: int | None = None
-        self.done = self.size = 0
-        self._progress = progress
-        self._first = self._last = b""
+        self._first = self._last = b""  # bytes of header and trailer
         self._header: Header | None = None
         self._index = bytearray()
 

@@ -36,38 +36,36 @@ class WrittenShard(NamedTuple):
     payloads: Array
 
 
-def some_of(entries: Entries, chosen: Sequence[int]) -> Entries:
+def select_tensors(entries: Entries, chosen: Sequence[int]) -> Entries:
     """Return the entries of chosen tensors in their modules, which become mappings; without attributes."""
-    needed = {0}
+    kept = {0}
     for i in chosen:
         m = entries.parents[i]
-        while m not in needed:
-            needed.add(m)
+        while m not in kept:
+            kept.add(m)
             m = entries.modules[m].parent
-    order = sorted(needed)
-    new = {old: number for number, old in enumerate(order)} | {NONE: NONE}
-    children: dict[int, list[tuple[int, int, int]]] = {}
-    for m in order[1:]:
-        children.setdefault(entries.modules[m].parent, []).append((entries.modules[m].place, 0, m))
+    modules = {m: entries.modules[m] for m in sorted(kept)}
+    module_ids = {old: new for new, old in enumerate(modules)} | {NONE: NONE}
+    children: dict[int, list[tuple[int, bool, int]]] = {}  # by parent: place, True for a tensor, and its number
+    for m, row in modules.items():
+        children.setdefault(row.parent, []).append((row.place, False, m))
     for i in chosen:
-        children.setdefault(entries.parents[i], []).append((entries.places[i], 1, i))
-    place = {(0, 0): 0}
+        children.setdefault(entries.parents[i], []).append((entries.places[i], True, i))
+    places: dict[tuple[bool, int], int] = {}  # the new ones, without the gaps that other children leave
     for siblings in children.values():
-        place |= {(kind, number): n for n, (_, kind, number) in enumerate(sorted(siblings))}
-    layouts = {number: n for n, number in enumerate(dict.fromkeys(entries.layout_ids[i] for i in chosen))}
+        places |= {(is_tensor, number): new for new, (_, is_tensor, number) in enumerate(sorted(siblings))}
+    layouts = {old: new for new, old in enumerate(dict.fromkeys(entries.layout_ids[i] for i in chosen))}
     return Entries(
         names=[entries.names[i] for i in chosen],
         key_sizes=[entries.key_sizes[i] for i in chosen],
-        parents=[new[entries.parents[i]] for i in chosen],
-        places=[place[1, i] for i in chosen],
+        parents=[module_ids[entries.parents[i]] for i in chosen],
+        places=[places[True, i] for i in chosen],
         payloads=[entries.payloads[i] for i in chosen],
         layout_ids=[layouts[entries.layout_ids[i]] for i in chosen],
-        layouts=[entries.layouts[number] for number in layouts],
+        layouts=[entries.layouts[old] for old in layouts],
         modules=[
-            entries.modules[m]._replace(
-                parent=new[entries.modules[m].parent], place=place[0, m], kind=ModuleKind.MAPPING, type_name=""
-            )
-            for m in order
+            row._replace(parent=module_ids[row.parent], place=places[False, m], kind=ModuleKind.MAPPING, type_name="")
+            for m, row in modules.items()
         ],
     )
 

@@ -280,24 +280,24 @@ class TensorReader:
         return self._reader.fail(fault, do=f"{_AGAIN}, or upgrade zcrecord")
 
     def write(self, t: TensorMessage, data: Any, estimate: int = 0) -> None:
-        """Append stored bytes, as a flat bytes-like, to the tensor's payload, made canonical."""
+        """Make stored bytes, a flat bytes-like, canonical, and append them to the tensor's payload."""
         v = t.values
         if self._open is not t:
             self._begin(t, estimate or len(data))
         v.nbytes += len(data)
         if not t.data_type or t.data_type == BOOL:
-            raw = np.frombuffer(data, np.uint8)
-            top = int(raw.max(initial=0))
+            octets = np.frombuffer(data, np.uint8)
+            top = int(octets.max(initial=0))
             if not t.data_type:
-                v.top = max(v.top, top)
+                v.top = max(v.top, top)  # refused if they turn out to be bools
             elif top > 1:
-                data = (raw != 0).view(np.uint8).data
+                data = (octets != 0).view(np.uint8).data
         if not len(data):
             return
         if v.last_byte >= 0:
             self._sink.write(bytes([v.last_byte]))
             v.last_byte = -1
-        if t.packed:
+        if t.packed:  # the last byte of all may have pad bits to clear
             v.last_byte = data[-1]
             data = data[:-1]
         self._sink.write(data)
