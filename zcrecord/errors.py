@@ -272,7 +272,7 @@ def _close_names(name: str, names: Iterable[str]) -> str:
     if close:
         return "not in this record; close names: " + ", ".join(f"'{printable(n)}'" for n in close)
     first = ", such as " + ", ".join(f"'{printable(n)}'" for n in everything[:3]) if everything else ""
-    return f"not in this record of {len(everything)} tensors{first}"
+    return f"not in this record of {len(everything)} names{first}"
 
 
 class SourceError(RecordError, OSError):
