@@ -273,7 +273,7 @@ def _close_names(name: str, names: Iterable[str]) -> str:
     if close:
         return "not in this record; close names: " + ", ".join(f"'{printable(n)}'" for n in close)
     first = ", such as " + ", ".join(f"'{printable(n)}'" for n in all_names[:3]) if all_names else ""
-    return f"not in this record of {len(all_names)} tensors{first}"
+    return f"not in this record of {len(all_names)} names{first}"
 
 
 class SourceError(RecordError, OSError):

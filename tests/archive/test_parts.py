@@ -185,13 +185,19 @@ def test_partial_load_is_a_selection(tmp_path: Path) -> None:
     [
         (["embed.weigth*", "embed.weigth"], r"'embed\.weigth': not in this record; close names: 'embed\.weigh"),
         ("embed.n", r"'embed\.n': not in this record"),  # an attribute
-        ("zzz", "'zzz': not in this record of 10 tensors, such as 'embed.weight'"),
+        ("zzz", "'zzz': not in this record of 10 names, such as 'embed.weight'"),
         ("layerz", "'layerz': not in this record; close names: 'layers'"),
     ],
 )
 def test_name_without_wildcards_that_is_not_there_is_refused(names: Any, message: str, rec: Record) -> None:
     with pytest.raises(TensorNotFoundError, match=message):
         rec.select(names)
+
+
+def test_a_module_that_is_not_there_is_answered_with_modules() -> None:
+    rec = r.round_trip({"a": {"w": ONE, "v": TWO}, "b": {"w": BASE}})
+    with pytest.raises(TensorNotFoundError, match=r"'zzz': not in this record of 2 names, such as 'a', 'b'$"):
+        rec.module("zzz")
 
 
 def test_names_with_brackets_and_stars_are_found_as_they_are() -> None:

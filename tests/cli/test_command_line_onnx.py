@@ -80,7 +80,7 @@ def test_onnx2zc_converts_what_is_chosen(run: c.Commands) -> None:
     out = run("onnx2zc model.onnx --select features --select=scale --exclude *.bias")
     assert ", 4 tensors and the graph left out, " in out
     assert list(zcrecord.load_record("model.zcr")) == ["scale", "features.0.weight", "features.2.weight"]
-    run.fails("onnx2zc model.onnx --select nothing -f", "model.onnx: tensor 'nothing': not in this record of 7 tensors")
+    run.fails("onnx2zc model.onnx --select nothing -f", "model.onnx: tensor 'nothing': not in this record of 7 names")
     assert len(zcrecord.load_record("model.zcr")) == 3
 
 

@@ -9,8 +9,10 @@ import pickle
 import sys
 import tracemalloc
 import warnings
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from datetime import date
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -132,6 +134,16 @@ def test_a_plain_value_is_no_pickle_and_comes_back(tmp_path: Path, value: Any) -
 def test_an_object_that_weights_only_loads_needs_no_leave(tmp_path: Path, value: Any) -> None:
     save({"value": value, "w": WEIGHT}, tmp_path)
     assert_equal(load({"value": None, "w": torch.zeros(3, 4)}, tmp_path)["value"], value)
+
+
+@pytest.mark.parametrize(
+    "value", [Path("runs/a"), deque([1, "b"], 3), date(2026, 1, 2), SimpleNamespace(out=Path("b"), seen={(1, None)})]
+)
+def test_a_value_that_a_record_holds_needs_no_pickle(tmp_path: Path, value: Any) -> None:
+    save({"value": value, "list": [value], "w": WEIGHT}, tmp_path)
+    found = load({"value": None, "list": None, "w": torch.zeros(3, 4)}, tmp_path)
+    assert found["value"] == value and type(found["value"]) is type(value) and found["list"] == [value]
+    assert zcrecord.load_record(tmp_path / "checkpoint.zcr").tree()["value"] == value
 
 
 def test_an_object_that_needs_pickle_is_refused_unless_allowed(tmp_path: Path) -> None:

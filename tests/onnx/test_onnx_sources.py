@@ -194,7 +194,7 @@ def layered(nodes: Any = ()) -> bytes:
 @pytest.mark.parametrize("how", ["file", "pipe"])
 def test_patterns_choose_what_is_converted(how: str, select: Any, exclude: Any, expected: list[str] | None) -> None:
     if expected is None:
-        with pytest.raises(KeyError, match=r"tensor '\*\.WEIGHT without nothing': not in this record of 5 tensors"):
+        with pytest.raises(KeyError, match=r"tensor '\*\.WEIGHT without nothing': not in this record of 5 names"):
             archive_of(io.BytesIO(layered()), select=select, exclude=exclude)
         return
     options = {"select": select, "exclude": exclude}

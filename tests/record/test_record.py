@@ -61,7 +61,7 @@ def test_missing_name_is_a_key_error_that_lists_close_names() -> None:
     assert isinstance(e.value, TensorNotFoundError)
     assert e.value.tensor == "encoder.layer.1.weight"
     assert "'encoder.layer.0.weight'" in str(e.value)
-    with pytest.raises(TensorNotFoundError, match="'zzz': not in this record of 3 tensors"):
+    with pytest.raises(TensorNotFoundError, match="'zzz': not in this record of 3 names"):
         rec["zzz"]
     for call in (rec.info, rec.array, rec.raw):
         with pytest.raises(TensorNotFoundError, match=r"close names: 'encoder\.bias'"):

@@ -8,6 +8,7 @@ import errno
 import io
 import itertools
 import os
+import random
 import re
 import socket
 import stat
@@ -360,6 +361,9 @@ UNSUPPORTED: list[tuple[Any, str]] = [
     ({"x": iter([1])}, r"tensor 'x': a list_iterator is neither .*; save a list of its items"),
     ({"x": io.BytesIO()}, r"tensor 'x': a BytesIO is neither .*; save the file's path"),
     ({"x": np.random.default_rng()}, r"tensor 'x': a Generator is neither .*; save its \.bit_generator\.state"),
+    ({"x": np.random.RandomState(1)}, r"tensor 'x': a RandomState is neither .*; save its \.get_state\(\)$"),
+    ({"x": random.Random(1)}, r"tensor 'x': a Random is neither .*; save its \.getstate\(\)$"),
+    ({"x": np.dtype("f4")}, r"tensor 'x': a Float32DType is neither .*; leave it out, or save its name$"),
     ({"x": bytearray(b"a")}, r"tensor 'x': a mutable buffer; pass bytes"),
     ({"x": memoryview(b"abcd")[::2]}, r"tensor 'x': "),
     ({"m": [{"x": 2**4096}]}, r"'m\.0\.x': an integer of 4097 bits, 4096"),

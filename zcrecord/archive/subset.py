@@ -58,7 +58,7 @@ def module(archive: Archive, name: str) -> Archive:
     if not matches:
         names = archive.names()
         why = "is a tensor and no module; record[name] gives it" if name in names else prefix_advice(name, names)
-        raise TensorNotFoundError(name, lambda: map(ix.text_of, ix.modules), path=archive.path, why=why)
+        raise TensorNotFoundError(name, lambda: map(ix.text_of, ix.modules[1:]), path=archive.path, why=why)
     return PartBuilder(archive, matches[0]).part().opened(archive, lambda _: (module, (archive, name)))
 
 

@@ -317,10 +317,10 @@ def _agreed_header(archive: memoryview) -> Header:
     size = len(archive)
     header = decode_header(first)
     if header is not None and header.archive_size != size:
-        fault = f"the archive has {header.archive_size} bytes, the source {size}; it is"
-        if header.archive_size > size:
-            raise FormatError(f"{fault} truncated, copy it again")
-        raise FormatError(f"{fault} followed by other bytes", advice=Advice("{} ignores them", "embedded", "prefix"))
+        truncated = header.archive_size > size
+        state = "truncated, copy it again" if truncated else "followed by other bytes"
+        fault = f"the archive has {header.archive_size} bytes, the source {size}; it is {state}"
+        raise FormatError(fault, advice=None if truncated else Advice("{} ignores them", "embedded", "prefix"))
     trailer = header if first == last else decode_header(last, "trailer")
     if trailer is None:
         raise FormatError("trailer: not sealed")

@@ -1,14 +1,15 @@
 """Values other than tensors, and the paths of names: a state dict's leaves as children of a module tree, both ways.
 
 None, bool, int, float, str and bytes are attributes, and lists, tuples and dicts of them attributes or modules, as
-`save_record` makes them; complex numbers, dtypes and devices the modules of `codec.conventions`. Everything else is the
-bytes that torch.save gives, in a module of type name `zcr:torch_save`. CONVENTIONS.md has the convention.
+`save_record` makes them; sets, deques, paths, dates and others the modules of `codec.conventions`. Everything else is
+the bytes that torch.save gives, in a module of type name `zcr:torch_save`. CONVENTIONS.md has the convention.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -45,7 +46,13 @@ def is_plain(value: Any, depth: int = 0) -> bool:
     if kind is dict:
         texts = all(type(key) is str and key and encodable(key) and not set(key) & {".", "\0"} for key in value)
         return texts and all(is_plain(item, depth + 1) for item in value.values())
-    return kind is complex or (kind.__module__ == "torch" and object_of(value, "") is not None)
+    if isinstance(value, int | complex | pathlib.PurePath) and kind not in (complex, type(pathlib.Path())):
+        return False  # a subclass, which would come back as its base
+    try:
+        made = object_of(value, "")
+    except (LimitError, UnsupportedError):
+        return False
+    return made is not None and is_plain(made[1], depth)
 
 
 class StateTree:

@@ -91,7 +91,7 @@ def _view_other(value: Any) -> Array | DeviceTensor:
 
 def _substitute(value: Any) -> str:
     """Return advice for a value that cannot be saved."""
-    if callable(value):
+    if callable(value) or isinstance(value, np.dtype):
         return "leave it out, or save its name"
     if isinstance(value, io.IOBase):
         return "save the file's path"
@@ -99,6 +99,9 @@ def _substitute(value: Any) -> str:
         return "save a list of its items"
     if hasattr(value, "bit_generator"):
         return "save its .bit_generator.state"
+    for name in ("get_state", "getstate"):  # of other random generators
+        if hasattr(value, name):
+            return f"save its .{name}()"
     return "save a dict of what it holds"
 
 
