@@ -110,10 +110,10 @@ def entries_by_columns(tensors: Sequence[NamedTensor], input_bytes: int, graph: 
     None if a tensor is no initializer of the main graph, or a name is not split at each dot: add them one by one.
     """
     main = _main(tensors)
-    entries = state_entries(_exact(tensors)) if main and all(f.scope is main for f in tensors) else None
+    flat = main and all(f.scope is main for f in tensors)
+    entries = state_entries(_exact(tensors), 2 * input_bytes + _SPARE) if flat else None
     modules = None if entries is None else entries.module_columns
-    room = 2 * input_bytes + _SPARE
-    if entries is None or modules is None or GRAPH_ATTRIBUTE in modules.names or sum(map(len, modules.names)) > room:
+    if entries is None or modules is None or GRAPH_ATTRIBUTE in modules.names:
         return None
     forms: dict[tuple[DType, tuple[int, ...]], int] = {}
     entries.layout_ids = [forms.setdefault((f.dtype, f.shape), len(forms)) for f in tensors]
