@@ -133,6 +133,13 @@ def test_a_piece_in_the_catalogue_is_compared_with_its_own_digest(tmp_path: Path
         opened.locate(opened.pieces(0)[0], verify=True)
 
 
+def test_a_private_part_of_a_shard_that_lacks_a_payload_is_one_typed_error(tmp_path: Path) -> None:
+    path = forge_catalogue(tmp_path / "m.zcr", HONEST, {"a.zcr": {"a": HONEST["a"]}}, [(0, 0), (0, 99)])
+    part = zcrecord.load_record(path, names=["b"], verify="touch").archive.private()
+    with pytest.raises(FormatError, match="names payloads that this shard does not have"):
+        Record(part)["b"]
+
+
 def test_a_number_of_a_payload_beyond_the_last_is_one_typed_error_at_touch(tmp_path: Path) -> None:
     tree, halves = {"w": np.arange(4.0), "x": np.arange(3)}, [(slice(0, 2),), (slice(2, 4),)]
     zcrecord.save_record(tree, tmp_path / "one.zcr", digest="none")

@@ -231,6 +231,12 @@ def test_long_names_of_nested_tensors_cannot_multiply() -> None:
         m.converted(m.wire_model(graph=node))
 
 
+def test_names_too_deep_to_be_split_take_memory_by_their_own_size_not_by_that_of_their_modules() -> None:
+    names = [f"{i:x}{'.d' * 127}".encode() for i in range(1000)]
+    model = m.wire_model(*(m.field(1, 0) + m.field(2, 1) + m.field(8, name) for name in names))
+    assert most_allocated(lambda: convert(io.BytesIO(model), io.BytesIO())) < 32 * len(model)
+
+
 # Storing once.
 
 

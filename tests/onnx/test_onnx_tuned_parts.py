@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ import zcrecord
 from zcrecord import formats
 from zcrecord.cli.dispatch import main
 from zcrecord.embed.generator import generate
+from zcrecord.errors import OnnxError
 from zcrecord.loaders import load_into
-from zcrecord.onnx import session, tuning, untune
+from zcrecord.onnx import session, tune, tuning, untune
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="platform: only Linux tells private from shared memory")
 
@@ -107,6 +109,25 @@ def test_a_generation_that_fails_leaves_what_was_generated_before(
     with pytest.raises(zcrecord.errors.SourceError, match="No space left on device"):
         generate(tuned, tmp_path, lang="c", blob="incbin")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("place", ["optimise", "pack", "sample"])
+def test_a_disk_that_is_full_while_onnx_runtime_writes_is_told_as_that(
+    place: str, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, nodes = sys.modules["zcrecord.onnx.tuned_graph"], sys.modules["zcrecord.onnx.packing"]
+
+    def fails(*_: Any) -> None:
+        if place == "optimise":
+            monkeypatch.setattr(shutil, "disk_usage", lambda _: (1 << 30, 1 << 30, 4096))
+            raise OnnxError("ONNX Runtime makes no session of the model: mend the model")
+        raise OSError(28, "No space left on device")
+
+    owner, name = {"optimise": (made, "optimise"), "pack": (nodes, "_fields")}.get(place, (nodes.WeightPacker, "_pack"))
+    monkeypatch.setattr(owner, name, fails)
+    with pytest.raises(zcrecord.errors.SourceError, match=r"4096 are free|cannot write: No space left on device"):
+        tune(plain, tmp_path / "out.zcr")
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_archive_keeps_its_tuned_part_and_other_formats_get_the_model_alone(

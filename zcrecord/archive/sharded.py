@@ -110,6 +110,7 @@ class ShardedSource(PayloadSource):
         table = None if numbers is None else self._table.chosen(numbers)
 
         def used(file: int) -> Array | None:
+            self.file_archive(file)  # which has the payloads in the table
             return None if table is None else np.unique(table.payload[table.in_file(file)])
 
         out = ShardedSource(self.buffer, self.shards.private(used), self._checks)

@@ -110,10 +110,12 @@ def entries_by_columns(tensors: Sequence[NamedTensor], input_bytes: int, graph: 
     None if a tensor is no initializer of the main graph, or a name is not split at each dot.
     """
     main = _main(tensors)
-    if main is None or any(f.scope is not main for f in tensors) or (entries := state_entries(_exact(tensors))) is None:
+    room = 2 * input_bytes + _SPARE
+    if main is None or any(f.scope is not main for f in tensors):
         return None
-    modules, room = entries.module_columns, 2 * input_bytes + _SPARE
-    if modules is None or GRAPH_ATTRIBUTE in modules.names or sum(map(len, modules.names)) > room:
+    entries = state_entries(_exact(tensors), room)
+    modules = None if entries is None else entries.module_columns
+    if entries is None or modules is None or GRAPH_ATTRIBUTE in modules.names:
         return None
     forms: dict[tuple[DType, tuple[int, ...]], int] = {}
     entries.layout_ids = [forms.setdefault((f.dtype, f.shape), len(forms)) for f in tensors]

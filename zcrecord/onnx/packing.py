@@ -28,6 +28,7 @@ from zcrecord.onnx.protobuf.reader import VARINT, ProtobufReader, encode_field, 
 from zcrecord.onnx.protobuf.rewriting import ExternalTensor, encode_entries, rewrite
 from zcrecord.onnx.protobuf.scanner import STUB_KEY
 from zcrecord.record.record import Record
+from zcrecord.storage.files import refusals
 from zcrecord.storage.threads import cores, map_ordered
 from zcrecord.tensors.strides import address
 
@@ -205,7 +206,7 @@ class WeightPacker:
         return values | dict(_types_told(session_of_nodes(self._record, str(path))))
 
     def _pack_groups(self, groups: Iterable[list[_Node]]) -> Iterator[list[PackedForm]]:
-        return map_ordered(lambda: self._pack, groups, self._threads)
+        return map_ordered(lambda: refusals(self._folder)(self._pack), groups, self._threads)
 
     def _graph(self, nodes: list[_Node]) -> tuple[Iterable[bytes], dict[str, Any]]:
         """Return a GraphProto's fields with some nodes alone, and their weights, by the names that stand for them."""

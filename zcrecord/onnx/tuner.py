@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -151,8 +151,14 @@ def tune(
         target, models = this_target(ort), work.models()
         others = [t for t in work.part.targets if t.target != target] if work.part is not None else []
 
+        @files.refusals(work.dest)
         def make(whole: bool) -> list[TunedGraph]:
             return [TunedGraph.made(base, m, target, folder, threads, whole) for m in modules]
+
+        @files.refusals(work.dest)
+        def pack_all(making: Future[list[TunedGraph]]) -> None:
+            for made in making.result():
+                made.pack()
 
         def write(made: Callable[[], list[TunedGraph]], pack: Callable[[], object]) -> TuneReport:
             with work.sink() as sink, ThreadPoolExecutor(1) as hashing:
@@ -172,7 +178,7 @@ def tune(
 
         with files.scratch_folder(work.dest) as folder, ThreadPoolExecutor(1) as worker:
             making = worker.submit(make, whole=False)
-            packing = worker.submit(lambda: list(map(TunedGraph.pack, making.result())))  # which waits for nothing
+            packing = worker.submit(pack_all, making)  # which waits for nothing
             record.verify()  # of a damaged archive that error counts
             before = content_digest(base.archive, known=work.known)
             try:
@@ -304,7 +310,11 @@ class _Work(NamedTuple):
         path, identity = self.record.archive.source.file
         replaces = identity if self.in_place() else self.replaces
         with files.open_sink(self.dest, durable=self.durable, replaces=replaces) as sink:
-            yield sink
+            try:
+                yield sink
+            except OnnxError:
+                self.check_room(self.record.archive_nbytes)  # ONNX Runtime tells a full disk as a fault of the model
+                raise
             if files.identity_of(path) != identity:
                 raise SourceError("was replaced while it was tuned; tune it again", path=self.path)
             assert isinstance(sink, FileSink), "a regular file"
@@ -382,7 +392,7 @@ class _Work(NamedTuple):
         from .answers import same_answers  # here, because few compare them
 
         path, cpu = os.path.join(folder, folders.MODEL), ["CPUExecutionProvider"]
-        with open(path, "wb") as copy:
+        with files.refusals(self.dest), open(path, "wb") as copy:
             for start in range(0, sink.position, _PIECE):
                 tell(start, sink.position)
                 copy.write(sink.read_back(start, _PIECE))

@@ -270,16 +270,16 @@ def state_path(name: str, state: Container[str]) -> tuple[str, ...]:
     return (name,) if any(".".join(path[:i]) in state for i in range(1, len(path))) else path
 
 
-def state_entries(names: Sequence[str]) -> Entries | None:
+def state_entries(names: Sequence[str], room: int = _ROOM) -> Entries | None:
     """Return the entries that a `ModuleTreeBuilder` has of tensors, each added by its `state_path`; made by columns.
 
-    Payloads and layouts are left out. None if a name stays whole, or names of modules take much: add them one by one.
-    Names must be distinct, and such as can be stored.
+    Payloads and layouts are left out. None if a name stays whole, or names of modules take more than `room` characters:
+    add them one by one. Names must be distinct, and such as can be stored.
     """
     text, module_names = "\0".join(["", *names, ""]), [name.rpartition(".")[0] for name in names]
     if any(empty_key in text for empty_key in ("..", "\0.", ".\0")):
         return None
-    tree = _with_ancestors(module_names)
+    tree = _with_ancestors(module_names, min(room, _ROOM))
     if tree is None or not tree[0].keys().isdisjoint(names):
         return None
     modules, above = tree
@@ -305,9 +305,9 @@ def state_entries(names: Sequence[str]) -> Entries | None:
     return Entries(list(names), key_sizes, numbers[parents], places[:count], module_columns=columns)
 
 
-def _with_ancestors(names: list[str]) -> tuple[dict[str, int], list[str]] | None:
-    """Number modules and their ancestors; return numbers by name, and each one's parent; None beyond _ROOM of text."""
-    numbers, parents, level, room = {"": 0}, [""], names, _ROOM
+def _with_ancestors(names: list[str], room: int) -> tuple[dict[str, int], list[str]] | None:
+    """Number modules and their ancestors; return numbers by name, and each one's parent; None beyond `room` of text."""
+    numbers, parents, level = {"": 0}, [""], names
     while level:
         new = [name for name in dict.fromkeys(level) if name not in numbers]
         numbers.update(zip(new, itertools.count(len(numbers))))
