@@ -200,7 +200,7 @@ def test_private_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
 Usage = namedtuple("Usage", "total used free")
 
 
-@pytest.mark.parametrize("spare", [-1, 4096])
+@pytest.mark.parametrize("spare", [-1, pytest.param(4096, marks=PACKING)])
 def test_a_disk_without_room_is_told_before_the_copy_or_before_the_tuned_part(
     spare: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

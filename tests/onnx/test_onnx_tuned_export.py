@@ -192,13 +192,14 @@ for model, small in zip(paths[::2], paths[1::2]):
         print("refused")
 """
     paths: list[Path] = []
-    for kind in ("gpt", "int8", "if", "convolutions"):
+    kinds = ["gpt", "int8", *(["if"] if READS_INNER else []), "convolutions"]
+    for kind in kinds:
         (tmp_path / kind).mkdir()
         to_onnx(tuned(tmp_path / kind, kind), tmp_path / kind / "small.onnx", external=True, tuned=True)
         paths += [tmp_path / kind / "model.onnx", tmp_path / kind / "small.onnx"]
     run = ["qemu-x86_64", "-cpu", "Haswell", sys.executable, "-c", ANSWERS + compare, *map(str, paths)]
     done = subprocess.run(run, capture_output=True, text=True, check=True)
     *right, blocks = re.findall(r"^\w+$", done.stdout, re.MULTILINE)
-    assert right == ["same"] * 3
+    assert right == ["same"] * (len(kinds) - 1)
     avx512 = "avx512f" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
     assert blocks != "same" or not avx512, "why it has to be asked for"

@@ -100,7 +100,8 @@ class TunedGraph:
         with path.open("ab") as file:
             file.write(bytes(2 * HEADER))
         archive, model = base.archive, np.asarray(np.memmap(path, np.uint8, "r"))
-        external = whole_file(part) if here else np.memmap(weights, np.uint8, "r")
+        none = np.empty(0, np.uint8)  # ONNX Runtime before 1.32 writes no file then
+        external = whole_file(part) if here else np.memmap(weights, np.uint8, "r") if weights.exists() else none
         start = archive.header.payload_offset
         rows = enumerate(archive.index.payloads.tolist())
         originals = {(start + at if here else digest, nbytes): PayloadId(n) for n, (at, nbytes, digest) in rows}
