@@ -155,9 +155,11 @@ def tune(
         def make(whole: bool) -> list[TunedGraph]:
             return [TunedGraph.made(base, m, target, folder, threads, whole) for m in modules]
 
+        jobs: list[Future[Any]] = []  # emptied at the end: together with an error they would keep files open
+
         @files.refusals(work.dest)
-        def pack_all(making: Future[list[TunedGraph]]) -> None:
-            for made in making.result():
+        def pack_all() -> None:
+            for made in jobs[0].result():
                 made.pack()
 
         def write(made: Callable[[], list[TunedGraph]], pack: Callable[[], object]) -> TuneReport:
@@ -177,14 +179,16 @@ def tune(
             return replace(report, lapsed=lapsed, verified=verified)
 
         with files.scratch_folder(work.dest) as folder, ThreadPoolExecutor(1) as worker:
-            making = worker.submit(make, whole=False)
-            packing = worker.submit(pack_all, making)  # which waits for nothing
-            record.verify()  # of a damaged archive that error counts
-            before = content_digest(base.archive, known=work.known)
+            jobs.append(worker.submit(make, whole=False))
+            jobs.append(worker.submit(pack_all))  # which waits for nothing
             try:
-                return write(making.result, packing.result)
+                record.verify()  # of a damaged archive that error counts
+                before = content_digest(base.archive, known=work.known)
+                return write(lambda: jobs[0].result(), lambda: jobs[1].result())
             except OnnxError:  # of the model, or of one of some nodes alone
                 return write(lambda: make(whole=True), lambda: None)
+            finally:
+                jobs.clear()
 
 
 def untune(
