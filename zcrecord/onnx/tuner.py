@@ -157,11 +157,6 @@ def tune(
 
         jobs: list[Future[Any]] = []  # emptied at the end: together with an error they would keep files open
 
-        @files.refusals(work.dest)
-        def pack_all() -> None:
-            for made in jobs[0].result():
-                made.pack()
-
         def write(made: Callable[[], list[TunedGraph]], pack: Callable[[], object]) -> TuneReport:
             with work.sink() as sink, ThreadPoolExecutor(1) as hashing:
                 pool = PayloadPool(sink, work.base, hashing)  # while the worker makes the graphs
@@ -180,7 +175,7 @@ def tune(
 
         with files.scratch_folder(work.dest) as folder, ThreadPoolExecutor(1) as worker:
             jobs.append(worker.submit(make, whole=False))
-            jobs.append(worker.submit(pack_all))  # which waits for nothing
+            jobs.append(worker.submit(_pack_all, jobs, work.dest))  # which waits for nothing
             try:
                 record.verify()  # of a damaged archive that error counts
                 before = content_digest(base.archive, known=work.known)
@@ -189,6 +184,12 @@ def tune(
                 return write(lambda: make(whole=True), lambda: None)
             finally:
                 jobs.clear()
+
+
+def _pack_all(jobs: list[Future[Any]], dest: str) -> None:
+    with files.refusals(dest):
+        for made in jobs[0].result():
+            made.pack()
 
 
 def untune(
