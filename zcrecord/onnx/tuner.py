@@ -139,26 +139,18 @@ def tune(
     if files.is_url(dest):
         arguments = {"threads": threads, "verify": verify, "progress": progress, "planned": planned}
         return _tune_remote(tune, archive, dest, force, storage_options, arguments)
-    started = time.perf_counter()
-    ort = onnxruntime_module()
+    started, target = time.perf_counter(), this_target(onnxruntime_module())
     with _open_work(archive, dest, force=force, durable=durable) as work:
         record, base = work.record, Record(work.base)
-        modules = graph.models_of(base.archive) or [graph.opened_model(base, None).module]
-        if not base.archive.index.digest_kind:
-            fault = "has no digests, which packed weights need; save it again with digests"
-            raise UnsupportedError(fault, path=work.path)
+        modules = _modules_of(base, work.path)
         work.check_room(record.archive_nbytes)
-        target, models = this_target(ort), work.models()
+        models = work.models()
+        jobs: list[Future[Any]] = []  # emptied at the end: together with an error they would keep files open
         others = [t for t in work.part.targets if t.target != target] if work.part is not None else []
 
         @files.refusals(work.dest)
         def make(whole: bool) -> list[TunedGraph]:
             return [TunedGraph.made(base, m, target, folder, threads, whole) for m in modules]
-
-        @files.refusals(work.dest)
-        def pack_all(making: Future[list[TunedGraph]]) -> None:
-            for made in making.result():
-                made.pack()
 
         def write(made: Callable[[], list[TunedGraph]], pack: Callable[[], object]) -> TuneReport:
             with work.sink() as sink, ThreadPoolExecutor(1) as hashing:
@@ -177,14 +169,30 @@ def tune(
             return replace(report, lapsed=lapsed, verified=verified)
 
         with files.scratch_folder(work.dest) as folder, ThreadPoolExecutor(1) as worker:
-            making = worker.submit(make, whole=False)
-            packing = worker.submit(pack_all, making)  # which waits for nothing
-            record.verify()  # of a damaged archive that error counts
-            before = content_digest(base.archive, known=work.known)
+            jobs.append(worker.submit(make, whole=False))
+            jobs.append(worker.submit(_pack_all, jobs, work.dest))  # which waits for nothing
             try:
-                return write(making.result, packing.result)
+                record.verify()  # of a damaged archive that error counts
+                before = content_digest(base.archive, known=work.known)
+                return write(lambda: jobs[0].result(), lambda: jobs[1].result())
             except OnnxError:  # of the model, or of one of some nodes alone
                 return write(lambda: make(whole=True), lambda: None)
+            finally:
+                jobs.clear()
+
+
+def _modules_of(base: Record, path: str) -> list[str]:
+    """Return the modules of a record's models; UnsupportedError without models or digests."""
+    modules = graph.models_of(base.archive) or [graph.opened_model(base, None).module]
+    if not base.archive.index.digest_kind:
+        raise UnsupportedError("has no digests, which packed weights need; save it again with digests", path=path)
+    return modules
+
+
+def _pack_all(jobs: list[Future[Any]], dest: str) -> None:
+    with files.refusals(dest):
+        for made in jobs[0].result():
+            made.pack()
 
 
 def untune(
