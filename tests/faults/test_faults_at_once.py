@@ -120,7 +120,7 @@ def test_a_save_that_returned_is_not_undone_by_an_edit_of_the_file_before(
 ) -> None:
     make(path)
     another = saved_at_the_first_fsync(path, monkeypatch)
-    with pytest.raises(SourceError, match="was replaced meanwhile; start again") as caught:
+    with pytest.raises(SourceError, match="was replaced meanwhile, and that stays; start again") as caught:
         change(path)
     assert another.done
     assert caught.value.path == str(path)

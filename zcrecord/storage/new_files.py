@@ -40,6 +40,7 @@ _SMALL, _BUFFER = 1 << 15, 1 << 18  # bytes of the largest write that is buffere
 _AHEAD = 16 << 20  # bytes of one write, at most; if they are to be durable, the disk begins with them before the next
 _NEVER = 1 << 62
 _MAPPED = (5, 32, 1224)  # Windows' codes for replacing an open file: denied, shared, a user-mapped section
+_REPLACED = "was replaced meanwhile, and that stays; start again with the file that is there now"
 _NEW = 0o666  # mode of a new file, before the mask
 _OF_CONTENT = ("security.ima", "security.evm")  # extended attributes that sign a file's bytes
 
@@ -288,7 +289,7 @@ def _make_like(file: int | str, like: str, identity: Identity) -> None:
     with Descriptor(os.open, like, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)) as opened:
         status = os.fstat(opened.fileno())
         if identity_from(status) != identity:
-            raise SourceError("was replaced meanwhile; start again with the file that is there now", path=like)
+            raise SourceError(_REPLACED, path=like)
         mode = stat.S_IMODE(status.st_mode)
         if hasattr(os, "chown"):
             try:
@@ -363,8 +364,7 @@ def _check_replaced(file: Placement) -> None:
     if not file.replaces:
         fault = "was made by another saver meanwhile, and stays; look at it, and start again"
         raise DestinationExistsError(fault, path=file.path, errno=errno.EEXIST)
-    fault = "was replaced meanwhile, and that stays; start again with the file that is there now"
-    raise SourceError(fault, path=file.path)
+    raise SourceError(_REPLACED, path=file.path)
 
 
 @contextlib.contextmanager
