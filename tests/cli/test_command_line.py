@@ -255,7 +255,7 @@ def test_every_argument_that_an_advice_names_has_an_option() -> None:
     ("command", "told"),
     [
         ("convert there.abc y.zcr", "name its format by --from: "),
-        ("ls model.zcr nothing_like_it_at_all_0123456789", "7 tensors, such as '"),
+        ("ls model.zcr nothing_like_it_at_all_0123456789", "7 names, such as '"),
         ("ls more.zcr", "followed by other bytes; --embedded prefix of ls, verify and check ignores them$"),
     ],
 )

@@ -106,7 +106,7 @@ def convert(
     """
     started, source_path = time.perf_counter(), path_or_none(source)
     if verify and (dry_run or source_path is None or path_or_none(dest) is None or files.is_url(dest)):
-        raise UnsupportedError("verify= reads the source and the archive again: give both as local paths, no dry_run=")
+        raise UnsupportedError("to verify reads source and archive again: give both as local paths, and no dry run")
     test = None if select is None and exclude is None else NameFilter(select, exclude)
     models = _models(source, source_path, test)
     work = _ModelConversion(models, source_path, alignment, allow_links, test, 1 + verify, metadata, progress)
