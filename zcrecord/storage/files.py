@@ -144,10 +144,11 @@ def open_regular(path: str, opened: int | None = None) -> tuple[io.FileIO, Ident
 def open_source(path: str, *, regular: bool = False) -> tuple[io.FileIO, int | None]:
     """Open a file to read forward; return it, and its size unless it is a pipe, which `regular` refuses at once."""
     _check_no_url(path)
-    at_once: Any = (lambda path, flags: os.open(path, flags | _REGULAR)) if regular else None
+    at_once = regular and not os.path.isdir(path)  # as in `open_regular`
+    call: Any = map(os.open, [path], [os.O_RDONLY | _REGULAR]) if at_once else [path]
     try:
         with contextlib.ExitStack() as stack:
-            file = stack.enter_context(_ReadOnlyFile(path, opener=at_once))
+            file = stack.enter_context(next(map(_ReadOnlyFile, call)))
             status = os.fstat(file.fileno())
             if regular and not stat.S_ISREG(status.st_mode):
                 raise SourceError("not a regular file; put a copy of the file in its place", path=path)
