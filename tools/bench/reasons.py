@@ -78,6 +78,7 @@ LABELS = (
     ),
     (r"onnx2zc on ([\d,]+) small initializers .*", "converting small initializers", r"for \1"),
     (r"ONNX Runtime, (\w+).*: steady latency, batch (\d+)", "latency in ONNX Runtime", r"for \1, batch \2"),
+    (r"ONNX Runtime, ([\w ]+), .*: tune, beside the session's creation", "its session beside tuning, once", r"for \1"),
     (r"ONNX Runtime, (\w+).*: size of the file", "size beside a tuned archive", r"for \1"),
     (r"open (\d+) files of .* as they are, and get one", "30 shards of 1,000", "to open as they are"),
     (r"save (\d+) files of 1,000 tensors .*", "30 shards of 1,000", "to save"),
