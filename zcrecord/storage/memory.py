@@ -354,7 +354,7 @@ def aligned(size: int, *, sparse: bool = False, huge: bool = False) -> tuple[mma
     With `huge` it is made of huge pages: filled at a third of the cost if one thread fills each, else at the double.
     """
     alignment = READ_PIECE if huge else MAX_ALIGNMENT
-    private = {}
+    private: dict[str, Any] = {}
     if os.name == "posix":  # not shared with the children of a fork, as Python's own default would be
         private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (_NORESERVE if sparse else 0)}
     block = mmap.mmap(-1, size + alignment, **private)
