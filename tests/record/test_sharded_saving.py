@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import io
 import itertools
@@ -231,7 +230,7 @@ def refused(*_: Any, **__: Any) -> Any:
 @pytest.mark.parametrize("kind", ["unreadable", "link", "folder", "shard's name", "packed"])
 def test_shards_that_another_may_name_stay(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that cannot be read now may name any; one may itself have a name as shards have."""
-    path, opened = tmp_path / "model.zcr", builtins.open
+    path, opened = tmp_path / "model.zcr", os.open
     other = tmp_path / ("model~2-00001-of-00001.zcr" if kind == "shard's name" else "best.zcr")
     zcrecord.save_record(MODEL, path, max_shard_size=800)
     shutil.copy(path, tmp_path / "kept")
@@ -243,7 +242,7 @@ def test_shards_that_another_may_name_stay(kind: str, tmp_path: Path, monkeypatc
         shutil.copy(path, other)
     with monkeypatch.context() as patch:
         if kind == "unreadable":
-            patch.setattr(builtins, "open", lambda *a, **k: (refused if a[0] == str(other) else opened)(*a, **k))
+            patch.setattr(os, "open", lambda *a, **k: (refused if a[0] == str(other) else opened)(*a, **k))
         elif kind == "folder":
             patch.setattr(os, "scandir", refused)
         zcrecord.save_record(OTHER, path, max_shard_size=800)

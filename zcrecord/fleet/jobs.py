@@ -15,6 +15,7 @@ from typing import Any
 from zcrecord.codec.file_types import FORMATS
 from zcrecord.codec.layout import ALIGNMENT, check_alignment
 from zcrecord.errors import Advice, NameCollisionError, SourceError, UnsupportedError, printable
+from zcrecord.foreign.folders import longest_suffix
 from zcrecord.foreign.safetensors_index import INDEX
 from zcrecord.storage.compressed import SUFFIXES
 from zcrecord.storage.files import absolute_path, is_url, path_of
@@ -176,6 +177,5 @@ def _split(path: str) -> tuple[str, str | None]:
     """Return a path without the suffixes of its format and its compression, and the format; None for other files."""
     packed = next((suffix for suffix in SUFFIXES if path.lower().endswith(suffix)), "")
     name = path.lower().removesuffix(packed)
-    matches = [(suffix, row.name) for row in FORMATS.values() for suffix in row.suffixes if name.endswith(suffix)]
-    suffix, kind = max(matches, key=lambda match: len(match[0]), default=("", None))
+    suffix, kind = longest_suffix(name)
     return path[: len(path) - len(packed) - len(suffix)], kind

@@ -10,7 +10,7 @@ import re
 from zcrecord.codec.file_types import FORMATS
 from zcrecord.errors import SourceError, printable
 from zcrecord.storage.files import real_path, refusals
-from zcrecord.storage.folders import archive_in, in_hub_cache
+from zcrecord.storage.folders import archive_in, belongs_to
 
 from .safetensors_index import INDEX
 from .torch_folders import METADATA
@@ -20,13 +20,18 @@ __all__ = ["format_by_suffix", "model_in"]
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors$")
 
 
+def longest_suffix(name: str) -> tuple[str, str | None]:
+    """Return the longest suffix in FORMATS of a name in lower case, and its format; "" and None if it has none."""
+    matches = [(suffix, row.name) for row in FORMATS.values() for suffix in row.suffixes if name.endswith(suffix)]
+    return max(matches, key=lambda match: len(match[0]), default=("", None))
+
+
 def format_by_suffix(path: str, outer: tuple[str, ...] = ()) -> str | None:
     """Return the name in FORMATS of a file's longest suffix, after suffixes in `outer` were taken off."""
     name = os.path.basename(path).lower()
     for suffix in outer:
         name = name.removesuffix(suffix)
-    matches = [(suffix, f.name) for f in FORMATS.values() for suffix in f.suffixes if name.endswith(suffix)]
-    return max(matches, key=lambda match: len(match[0]))[1] if matches else None
+    return longest_suffix(name)[1]
 
 
 def model_in(folder: str, named: str | None = None, *, archive_first: bool = False) -> str:
@@ -58,7 +63,7 @@ def model_in(folder: str, named: str | None = None, *, archive_first: bool = Fal
     trees = glob.glob("_METADATA", root_dir=folder) + sorted(glob.glob("*/_METADATA", root_dir=folder))
     root = real_path(folder)
     real = {tree: real_path(os.path.join(root, tree)) for tree in trees if os.path.isfile(os.path.join(root, tree))}
-    trees = [tree for tree in real if real[tree].startswith(os.path.join(root, "")) or in_hub_cache(root, real[tree])]
+    trees = [tree for tree in real if belongs_to(root, real[tree])]
     candidates = by_kind[kind] if kind is not None else trees if named in (None, "orbax") else []
     if len(candidates) == 1:
         return os.path.join(folder, candidates[0])

@@ -12,7 +12,7 @@ import functools
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from math import prod
 from typing import Any
 
@@ -29,7 +29,7 @@ from zcrecord.errors import (
     printable,
 )
 from zcrecord.storage.files import Identity, real_path
-from zcrecord.storage.folders import in_hub_cache, is_plain_name
+from zcrecord.storage.folders import belongs_to, is_plain_name
 from zcrecord.storage.new_files import identity_from
 from zcrecord.tensors.packed import PackedTensor
 from zcrecord.tensors.strides import as_bytes
@@ -59,7 +59,7 @@ def read(reader: Reader, out: Receiver) -> int:
         nested too deep. DependencyError: tensorstore is not installed.
     """
     folder, leaves, lists = os.path.dirname(os.path.abspath(reader.path or "")), {}, set[tuple[str, ...]]()
-    root, together = real_path(folder), _together(folder)
+    root, together = real_path(folder), os.path.exists(os.path.join(folder, "manifest.ocdbt"))  # all arrays in one
     files, parts = _files(root, root), dict[str, dict[str, Identity]]()  # all, and those in the folder of each array
     for file, identity in files.items():
         part = root if together else os.path.join(root, os.path.relpath(file, root).partition(os.sep)[0])
@@ -76,15 +76,9 @@ def read(reader: Reader, out: Receiver) -> int:
         texts, described = exactly(dict, _json(folder, "_strings.json")), _json(folder, "array_metadatas", "process_0")
         about = [array["array_metadata"] for array in described.get("array_metadatas", ())]
         impls = {one["param_name"]: one["ext_metadata"]["random_key_impl"] for one in about if one["ext_metadata"]}
-    arrays = _opened(folder, "zarr3" if tree.get("use_zarr3") else "zarr", [p for p in leaves if leaves[p] in _ARRAYS])
-    # A chunk of which little is in an array is decoded whole, and what does not fit into memory ends the process.
-    sizes = [(max(a.size, prod(a.chunk_layout.read_chunk.shape or ())), a.dtype.numpy_dtype) for a in arrays.values()]
-    claimed = sum(size * max(dtype.itemsize, 1) for size, dtype in sizes)  # characters have an itemsize of 0
-    if claimed > _EXPANDED + _TIMES * nbytes:
-        raise LimitError(f"{nbytes} bytes of files claim {claimed} bytes of arrays; the checkpoint is damaged")
-    chunks = sum(prod(map(_over, a.shape, a.chunk_layout.read_chunk.shape or ())) for a in arrays.values())
-    if chunks > _CHUNKS + nbytes:
-        raise LimitError(f"{nbytes} bytes of files claim {chunks} chunks of arrays; the checkpoint is damaged")
+    driver = "zarr3" if tree.get("use_zarr3") else "zarr"
+    arrays = _opened(folder, driver, [path for path in leaves if leaves[path] in _ARRAYS], together)
+    _check_claims(arrays.values(), nbytes)
     if together and len(arrays) * len(files) > _LOOKS + nbytes:  # each array looks at all files when it is used
         raise LimitError(f"has {len(files)} files for {len(arrays)} arrays of {nbytes} bytes; it is damaged")
     for path, kind in leaves.items():
@@ -114,6 +108,18 @@ def read(reader: Reader, out: Receiver) -> int:
     return nbytes
 
 
+def _check_claims(arrays: Collection[Any], nbytes: int) -> None:
+    """Raise LimitError for arrays with far more bytes or chunks than files of `nbytes` bytes may have."""
+    # A chunk of which little is in an array is decoded whole, and what does not fit into memory ends the process.
+    sizes = [(max(a.size, prod(a.chunk_layout.read_chunk.shape or ())), a.dtype.numpy_dtype) for a in arrays]
+    claimed = sum(size * max(dtype.itemsize, 1) for size, dtype in sizes)  # characters have an itemsize of 0
+    if claimed > _EXPANDED + _TIMES * nbytes:
+        raise LimitError(f"{nbytes} bytes of files claim {claimed} bytes of arrays; the checkpoint is damaged")
+    chunks = sum(prod(map(_over, a.shape, a.chunk_layout.read_chunk.shape or ())) for a in arrays)
+    if chunks > _CHUNKS + nbytes:
+        raise LimitError(f"{nbytes} bytes of files claim {chunks} chunks of arrays; the checkpoint is damaged")
+
+
 def _over(n: int, size: int) -> int:
     return -(-n // size)
 
@@ -126,8 +132,7 @@ def _files(root: str, part: str) -> dict[str, Identity]:
     files = {}
     for place, folders, names in os.walk(part):
         for path in (os.path.join(place, name) for name in (*folders, *names)):
-            real = real_path(path) if os.path.islink(path) else os.path.join(root, "")
-            if not (real.startswith(os.path.join(root, "")) or in_hub_cache(root, real)):
+            if os.path.islink(path) and not belongs_to(root, real := real_path(path)):
                 fault = f"is a link to {printable(real)}, out of its folder"
                 raise SourceError(f"{fault}; put the file itself there", path=path)
             try:
@@ -147,18 +152,13 @@ def _check_unchanged(files: dict[str, Identity], root: str, part: str) -> None:
         raise SourceError("was changed since it was opened; load it again", path=part)
 
 
-def _together(folder: str) -> bool:
-    """Return True if all arrays are in one OCDBT database, False if each is in a folder of its own."""
-    return os.path.exists(os.path.join(folder, "manifest.ocdbt"))
-
-
-def _opened(folder: str, driver: str, paths: list[tuple[str, ...]]) -> dict[tuple[str, ...], Any]:
-    """Return arrays of tensorstore by their paths."""
+def _opened(folder: str, driver: str, paths: list[tuple[str, ...]], together: bool) -> dict[tuple[str, ...], Any]:
+    """Return arrays of tensorstore by their paths: all in one OCDBT database, or each in a folder of its own."""
     try:
         import tensorstore
     except ImportError as error:
         raise missing_package("tensorstore", extra="orbax") from error
-    together, out = _together(folder), {}
+    out = {}
     for path in paths:
         name = ".".join(path)
         if not together and not is_plain_name(name, ""):

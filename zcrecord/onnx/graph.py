@@ -79,17 +79,19 @@ def opened_model(source: Any, module: str | None, trusted_keys: Sequence[Any] | 
         source = archive_in(source)
     record = record_of(source, trusted_keys)
     modules = models_of(record.archive)
-    fault, path = "its models are in modules: ", record.archive.path
+    path = record.archive.path
+
+    def listed() -> str:
+        return f"its models are in modules: {', '.join(map(printable, modules))}"
+
     if not module and modules and "" not in modules:
-        fault += ", ".join(map(printable, modules))
-        raise UnsupportedError(fault, path=path, advice=Advice("name one by {}", "module"))
+        raise UnsupportedError(listed(), path=path, advice=Advice("name one by {}", "module"))
     try:
         model = OpenedModel(record, module or "", record.module(module) if module else record)
     except TensorNotFoundError as error:
         if not any(modules):
             raise
-        fault += ", ".join(map(printable, modules))
-        raise TensorNotFoundError(module or "", path=path, why=f"no module has this name; {fault}") from error
+        raise TensorNotFoundError(module or "", path=path, why=f"no module has this name; {listed()}") from error
     skeleton_of(model.part)
     return model
 

@@ -150,11 +150,11 @@ class TunedGraph:
         return nbytes + len(self.target) + PER_ITEM * len(self.sources) + (PAGE + _KEY_SIZE) * pages + PAGE // 4
 
     def write_sources(self, pool: PayloadPool) -> None:
-        """Write all but packed forms and the graph, which may be packed meanwhile."""
+        """Write new weights; `write` adds packed forms, which are made meanwhile, and the graph."""
         self.numbers = [s if isinstance(s, PayloadId) else pool.put(s, page=page) for s, page in self.sources]
 
     def write(self, pool: PayloadPool) -> dict[str, Any]:
-        """Write the rest; return the attributes of its target."""
+        """Write packed forms, initializers and graph; return the attributes of its target."""
         numbers, model, initializers = self.numbers, self.graph, self.initializers
         if initializers is None:
             model, initializers = self._with_forms(pool, numbers)

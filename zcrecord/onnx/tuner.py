@@ -170,7 +170,7 @@ def tune(
 
         with files.scratch_folder(work.dest) as folder, ThreadPoolExecutor(1) as worker:
             jobs.append(worker.submit(make, whole=False))
-            jobs.append(worker.submit(_pack_all, jobs, work.dest))  # which waits for nothing
+            jobs.append(worker.submit(_pack_all, jobs, work.dest))  # then at once, while new weights are written
             try:
                 record.verify()  # of a damaged archive that error counts
                 before = content_digest(base.archive, known=work.known)

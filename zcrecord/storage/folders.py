@@ -90,6 +90,11 @@ def companions(folder: str) -> dict[str, str]:
     return {name: real[name] for name in inside if not name.startswith(".") and os.path.isfile(real[name])}
 
 
+def belongs_to(folder: str, path: str) -> bool:
+    """Return True for a path below a folder, or in its Hugging Face repository; both without links."""
+    return path.startswith(os.path.join(folder, "")) or in_hub_cache(folder, path)
+
+
 def in_hub_cache(folder: str, path: str) -> bool:
     """Return True for a file in the `blobs` of the Hugging Face repository that has `folder` as a snapshot."""
     parent = Path(path).parent

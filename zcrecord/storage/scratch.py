@@ -382,7 +382,8 @@ def _first_bytes(folder: str, catalogue: str, name: str) -> bytes:
     """
     path = os.path.join(folder, catalogue)
     try:
-        with open(path, "rb", opener=lambda path, flags: os.open(path, flags | _AT_ONCE)) as file:
+        descriptor = Descriptor(os.open, path, os.O_RDONLY | _AT_ONCE | _EXACT)
+        with descriptor, open(descriptor.fileno(), "rb", closefd=False) as file:
             start = file.read(MOST_OF_CATALOGUE)
             if len(start) == MOST_OF_CATALOGUE and CATALOGUE_TYPE.encode() in start:
                 with contextlib.suppress(RecordError):  # of a header that is not valid
