@@ -12,11 +12,11 @@ import tomllib
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
-BOUND = re.compile(r"(?P<name>[\w.-]+)>=(?P<version>[\w.]+)")
+BOUND = re.compile(r"(?P<name>[\w.-]+)>=(?P<version>[\w.]+)(; sys_platform != 'darwin' .*)?")
 
 
 def lower_bounds(pyproject: str) -> list[str]:
-    """Return `name==version` for each `name>=version` among dependencies and extras, each once; no pinned names."""
+    """Return `name==version` for each `name>=version` of dependencies and extras on Linux, once; no pinned names."""
     project = tomllib.loads(pyproject)["project"]
     requirements = sum(project["optional-dependencies"].values(), project["dependencies"])
     pinned = {requirement.partition("==")[0] for requirement in requirements if "==" in requirement}

@@ -191,13 +191,16 @@ def test_a_file_replaced_meanwhile_is_not_mixed_with_the_old_one(tuned: Path) ->
     assert tuning(made).reason == "its file was replaced or removed since it was opened"
 
 
-@pytest.mark.parametrize("what", ["no model", "no digests", "packed", "damaged", "there"])
-def test_what_cannot_be_tuned_is_refused_and_stays(tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize("what", ["no model", "no digests", "packed", "damaged", "there", "old"])
+def test_what_cannot_be_tuned_is_refused_and_stays(tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path, dest = digits_in(tmp_path), None
     kind: type[RecordError] = UnsupportedError
     if what == "no model":
         zcrecord.save_record({"w": np.ones(3)}, path)
         message = "no attribute 'onnx.graph'"
+    elif what == "old":
+        monkeypatch.setattr(ort, "__version__", "1.23.2")
+        message = "onnxruntime 1.23.2 cannot tune a model; 1.24 and later can"
     elif what == "no digests":
         zcrecord.save_record(zcrecord.load_record(path), tmp_path / "bare.zcr", digest="none")
         path, message = tmp_path / "bare.zcr", "has no digests"

@@ -391,7 +391,7 @@ def test_a_userland_that_was_not_finished_is_made_anew_and_not_refused(
         ("linux", "x86_64", set()),
         ("linux", "aarch64", {"atheris", "flatc"}),
         ("darwin", "arm64", {"atheris"}),
-        ("darwin", "x86_64", {"atheris", "flatc", "torch"}),
+        ("darwin", "x86_64", {"atheris", "flatc", "jax", "onnxruntime", "optax", "torch"}),
         ("win32", "AMD64", {"atheris"}),
     ],
 )

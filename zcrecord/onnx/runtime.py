@@ -258,6 +258,14 @@ def onnxruntime_module() -> Any:
     return onnxruntime
 
 
+def tuning_module() -> Any:
+    """Return onnxruntime as `onnxruntime_module` does; UnsupportedError if it is too old to tune a model."""
+    ort = onnxruntime_module()
+    if _version(ort) < _OLDEST:
+        raise UnsupportedError(f"onnxruntime {ort.__version__} cannot tune a model; 1.24 and later can")
+    return ort
+
+
 @contextlib.contextmanager
 def model_errors(record: Record) -> Iterator[None]:
     """Raise OnnxError for any error of ONNX Runtime in the block: its errors have no common class."""

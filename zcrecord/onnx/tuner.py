@@ -35,7 +35,7 @@ from zcrecord.storage.sink import Sink
 
 from . import graph, tuned
 from .linked_models import LinkedModel, check_places, linked_models, rewrite_models
-from .runtime import compares_packed, onnxruntime_module, session, tuning
+from .runtime import compares_packed, onnxruntime_module, session, tuning, tuning_module
 from .target import this_target
 from .tuned import TunedPart
 from .tuned_graph import PAGE, PER_ITEM, PayloadPool, TunedGraph
@@ -139,7 +139,7 @@ def tune(
     if files.is_url(dest):
         arguments = {"threads": threads, "verify": verify, "progress": progress, "planned": planned}
         return _tune_remote(tune, archive, dest, force, storage_options, arguments)
-    started, target = time.perf_counter(), this_target(onnxruntime_module())
+    started, target = time.perf_counter(), this_target(tuning_module())
     with _open_work(archive, dest, force=force, durable=durable) as work:
         record, base = work.record, Record(work.base)
         modules = _modules_of(base, work.path)
