@@ -190,7 +190,7 @@ def test_sets_in_sets_are_sorted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(25):
         value = frozenset([(value, 1)])
     record = zcrecord.load_record(saved({"s": value}))
-    order = Mock(wraps=conventions._order)
-    monkeypatch.setattr(conventions, "_order", order)
+    order = Mock(wraps=conventions._sort_key)
+    monkeypatch.setattr(conventions, "_sort_key", order)
     assert record.tree()["s"] == value
     assert order.call_count < 1200

@@ -31,7 +31,7 @@ def tree() -> dict[str, Any]:
     rng = np.random.default_rng(0)
     a = rng.random(300).astype(np.float32)
     layers = [{"w": rng.random(100 + i), "b": rng.random(3)} for i in range(50)]
-    return {"a": a, "tied": a, "layers": layers, "note": b"some bytes", "blobs": [b"of a list", b"other"]}
+    return {"a": a, "tied": a, "layers": layers, "note": b"some bytes", "empty": b"", "blobs": [b"of a list", b"other"]}
 
 
 def flip(data: bytearray, *names: str) -> None:

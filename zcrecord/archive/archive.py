@@ -11,7 +11,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from zcrecord import dtypes
 from zcrecord.codec.blocks import BlockTable
 from zcrecord.codec.conventions import CATALOGUE_TYPE, REFERENCES_TYPE
 from zcrecord.codec.entries import TensorLayout
-from zcrecord.codec.index import FORM, Index, Layout, Layouts, TensorEntry, decode, numpy_type
+from zcrecord.codec.index import FORM, TENSOR, Index, Layout, Layouts, TensorEntry, decode, numpy_type
 from zcrecord.codec.layout import HEADER_SIZE, NONE, Header, locate
 from zcrecord.codec.verify import check_header, check_index, check_touched
 from zcrecord.errors import FormatError, IntegrityError, RecordError, UnsupportedError, located, printable
@@ -37,7 +37,8 @@ Verify = Literal["touch", "index", "full"]
 
 _ndarray = np.ndarray  # found sooner than an attribute of numpy: a tenth of the time of a view
 _NOWHERE: Place = (-1, 0, 0)  # the place of empty tensors
-_UNKNOWN = -1  # in the place of a tensor's start in memory, until one of its neighbours is asked for
+_UNKNOWN = -1  # the start in memory of a tensor that was not asked for yet, nor a neighbour of it
+_NAME_SIZE, _ROW_WORDS = 1, TENSOR.itemsize // 4  # in words of 32 bits; a row starts with its name's start
 SourceIn = Callable[[Memory, memoryview, PayloadTable, int], FileSource]
 
 
@@ -49,12 +50,13 @@ def open_archive(
     mode: Mode = "r",
     source_in: SourceIn = source_in,
 ) -> Archive:
-    """Return the archive in `memory`, with the whole index checked, or ("touch") only what opening it needs.
+    """Return the archive in `memory`, which it keeps alive; the whole index is checked, unless `verify` is "touch".
 
     Payloads are not read, whatever `verify` says. In mode "c" the memory must be writable and nobody else's, and the
-    index is checked in any case. `source_in` makes the payload source.
+    index is checked in any case. `source_in` makes the payload source. RecordError if `memory` has no valid archive.
     """
     touch = verify == "touch" and mode == "r"  # in mode "c" all was read anyway, and a copy of each twin is planned now
+    make_source: SourceIn = PrivateSource if mode == "c" else source_in
     try:
         octets, header, offset = locate(memory.octets, embedded)
         if not touch:
@@ -64,37 +66,37 @@ def open_archive(
         (check_header if touch else check_index)(index, header)
         blocks = functools.cache(functools.partial(BlockTable, index))
         table = PayloadTable(index.payloads, bool(index.digest_kind), header.payload_offset, blocks)
-        source = (PrivateSource if mode == "c" else source_in)(memory, octets, table, offset)
+        source = make_source(memory, octets, table, offset)
     except RecordError as error:
         raise error.located(path=memory.path) from None
     return Archive(header, index, source, verified="touch" if touch else "index", embedded=embedded, whole=True)
 
 
 def check_crc(octets: memoryview, header: Header) -> None:
-    """Raise IntegrityError unless an archive's index has the CRC that its header names."""
+    """Raise IntegrityError unless the index in an archive's bytes has the CRC that the header names."""
     if zlib.crc32(octets[header.index_offset : header.index_offset + header.index_size]) != header.index_crc:
         raise IntegrityError("index: its CRC does not match; the file is damaged, copy it again")
 
 
 def is_catalogue(archive: Archive) -> bool:
-    """Return True if an archive says that it is a catalogue; checks nothing else of it."""
+    """Return True if an archive's type name says that it is a catalogue; its tables are not checked."""
     return has_type_name(archive, CATALOGUE_TYPE)
 
 
 def names_files(archive: Archive) -> bool:
-    """Return True if an archive says that its payloads lie in other files; another format's file cannot say so."""
+    """Return True if an archive names files that hold its payloads: a catalogue, or an archive of references."""
     return archive.whole and (is_catalogue(archive) or has_type_name(archive, REFERENCES_TYPE))
 
 
 def has_type_name(archive: Archive, type_name: str) -> bool:
-    """Return True if module 0 of an archive has a type name that ends in NUL (R27); checks nothing else of it."""
-    rows, name = archive.index.modules[:1], f"{type_name}\0".encode()
-    spans = zip(rows["type_name"].tolist(), rows["type_name_size"].tolist(), strict=True)
-    return any(size + 1 == len(name) and archive.index.text[at : at + size + 1] == name for at, size in spans)
+    """Return True if module 0 has this type name; the index need not be verified."""
+    row, name = archive.index.modules[0], f"{type_name}\0".encode()  # NUL ends each name in the pool (R27)
+    start, end = int(row["type_name"]), int(row["type_name"]) + int(row["type_name_size"]) + 1
+    return archive.index.text[start:end] == name
 
 
-def takes_archive(archive: Archive, user: str) -> None:
-    """Raise UnsupportedError for a file of another format, which `user`, a phrase, does not take."""
+def require_archive(archive: Archive, user: str) -> None:
+    """Raise UnsupportedError for another format's file; `user` names what needs an archive, as in "sign takes one"."""
     if not archive.whole and archive.part_of is None and not archive.source.file_names:
         name = printable(os.path.basename(archive.path or "model"))
         index = f"zcrecord index {name} model.zcr, which keeps the file, or " if user == "sign" else ""
@@ -102,9 +104,9 @@ def takes_archive(archive: Archive, user: str) -> None:
         raise UnsupportedError(f"is a file of another format, and {user} takes an archive; {advice}", path=archive.path)
 
 
-def takes_one_file(archive: Archive, user: str) -> None:
-    """Raise UnsupportedError for a catalogue, or a file of another format; `user`, a phrase, takes one archive file."""
-    takes_archive(archive, user)
+def require_one_file(archive: Archive, user: str) -> None:
+    """Raise UnsupportedError for a catalogue, or another format's file; `user` names what needs one archive file."""
+    require_archive(archive, user)
     if not archive.source.file_names and not names_files(archive):
         return
     name = printable(os.path.basename(archive.path or "model.zcr"))
@@ -123,13 +125,21 @@ class TouchChecks:
         self._pool: Any = None
 
     def ensure(self, i: int) -> None:
-        """Check tensor i, unless that was done."""
+        """Raise RecordError if tensor i breaks a rule; checks it on the first call alone."""
         if i in self.checked:
             return
         if self._pool is None:
             self._pool = self.index.pool()
         check_touched(self.index, self._header, i, self._pool)
         self.checked.add(i)
+
+
+class _PreparedViews(NamedTuple):
+    """By tensor, what a view is made of: layout, memory, and start there (-1: not known yet)."""
+
+    layouts: list[Layout | None]
+    memories: list[Any]
+    starts: list[int]
 
 
 class Archive:
@@ -164,26 +174,33 @@ class Archive:
         self.tied: dict[int, tuple[str, ...]] = {}
         self._checks: TouchChecks | None = checks or (TouchChecks(index, header) if verified == "touch" else None)
         self._strings: set[tuple[Place, int]] = set()  # payloads whose ends of strings were checked, and how many ends
-        self._prepared: tuple[list[Layout | None], list[Any], list[int]] | None = None
-        self._mappings: list[weakref.ref[Any]] | None = None  # of a closed archive, those that it had open
+        self._prepared: _PreparedViews | None = None
+        self._mappings: list[weakref.ref[Any]] | None = None  # set on closing: the mappings that were open
 
     @classmethod
     def foreign(cls, memory: Memory, index: Index) -> Archive:
-        """Return an archive over another format's bytes, by an index whose maker checked that payloads lie inside."""
-        header = Header(1, 1, 0, 0, 0, len(memory.octets), 0)
-        return cls(header, index, source_in(memory, memory.octets, PayloadTable(index.payloads, False, 0)))
+        """Return an archive over another format's file, by an index that was made of it, with all payloads inside."""
+        return cls(
+            Header.of_payloads(len(memory.octets)),
+            index,
+            source_in(memory, memory.octets, PayloadTable(index.payloads, False, 0)),
+        )
 
     def _with_source(self, source: PayloadSource) -> Archive:
-        out = Archive(self.header, self.index, source, verified=self.verified, whole=self.whole, part_of=self.part_of)
-        out.embedded, out._checks, out._strings = self.embedded, self._checks, self._strings
-        return out
+        """Return an archive with the same index over another source; checks made of one count for both."""
+        archive = Archive(
+            self.header, self.index, source, verified=self.verified, embedded=self.embedded, whole=self.whole,
+            checks=self._checks, part_of=self.part_of,
+        )  # fmt: skip
+        archive._strings = self._strings
+        return archive
 
     def shared(self) -> Archive:
-        """Return this archive once more, to be closed by itself: parts outlive their record."""
+        """Return another Archive over the same source; closing one leaves the other open."""
         return self._with_source(self.source)
 
     def private(self, numbers: Array | None = None) -> Archive:
-        """Return the same archive over a private copy of its bytes, as `PayloadSource.private` makes it."""
+        """Return the archive over a private copy of its bytes, in mode "c"; `numbers` are the payloads to be used."""
         if self.source.is_remote:
             self.ensure_all()  # all payloads are fetched
         try:
@@ -192,7 +209,7 @@ class Archive:
             raise self.located(error) from error.__cause__
 
     def before_edits(self) -> Archive:
-        """Return the archive without the edits of a private copy; UnsupportedError if the original was not kept."""
+        """Return the read-only archive that this is a copy of, or itself; UnsupportedError if it was not kept."""
         if self.mode == "r":
             return self
         if (source := self.source.original) is None:
@@ -201,12 +218,12 @@ class Archive:
         return self._with_source(source)
 
     def part(self, index: Index, numbers: Sequence[int]) -> Archive:
-        """Return an archive with another index, whose payloads are those of this one that have these numbers."""
+        """Return an archive with another index, whose payload i is payload `numbers[i]` of this one."""
         return Archive(self.header, index, PartSource(self.source, numbers), part_of=self)
 
     @property
     def root(self) -> Archive:
-        """The archive that this is a part of, or itself."""
+        """The archive that this is a part of, however deep; itself if it is no part."""
         return self if self.part_of is None else self.part_of.root
 
     @property
@@ -221,13 +238,12 @@ class Archive:
 
     @property
     def described(self) -> tuple[int, int]:
-        """The range of the file that identifies it: of an archive its index, of a referenced file its header."""
-        h = self.header
-        start = self.source.offset + h.index_offset
-        return start, start + h.index_size
+        """Start and end, in the file, of the bytes that identify it: an archive's index, another format's header."""
+        start = self.source.offset + self.header.index_offset
+        return start, start + self.header.index_size
 
     def ensure(self, i: int) -> None:
-        """Check tensor i, unless it was checked at open or on an earlier use."""
+        """Raise RecordError, with the path, if tensor i breaks a rule; checks nothing twice."""
         if self.verified == "touch" and (checks := self._checks) is not None:
             try:
                 checks.ensure(i)
@@ -235,7 +251,7 @@ class Archive:
                 raise error.located(path=self.path) from None
 
     def ensure_all(self) -> None:
-        """Check the whole index, modules, attributes and order included, unless that was done."""
+        """Raise RecordError if the index breaks a rule; checks all of it, unless that was done."""
         if self.verified == "touch":
             with located(path=self.path):
                 check_crc(self.buffer, self.header)
@@ -243,50 +259,52 @@ class Archive:
             self.verified = "index"
 
     def find(self, name: str) -> int:
-        """Return the tensor with that full name, -1 if there is none, by FORMAT.md's search at level `touch`."""
+        """Return the number of the tensor with a full name, -1 without one; a binary search, as in FORMAT.md.
+
+        The index need not be verified: FormatError for an entry on the way that breaks a rule.
+        """
         try:
             target = name.encode()
         except UnicodeEncodeError:
             return -1
-        ix = self.index
-        text, size, count = ix.text, len(ix.text), len(ix.tensors)
+        ix, text, count = self.index, self.index.text, len(self.index.tensors)
         # Plain integers, at any address: 5 times faster than rows of an array.
         by_name = memoryview(ix.by_name.view(np.uint8).data).cast("I")
         words = memoryview(ix.tensors.view(np.uint8).data).cast("I")
-        lo, hi = 0, count
-        while lo < hi:
-            mid = (lo + hi) >> 1
-            i = by_name[mid]
+        low, high = 0, count
+        while low < high:
+            middle = (low + high) >> 1
+            i = by_name[middle]
             if i >= count:
-                raise FormatError(f"by_name[{mid}] is {i}, of {count} tensors", path=self.path)
-            start = words[12 * i]
-            end = start + words[12 * i + 1]
-            if end >= size or text[end]:
+                raise FormatError(f"by_name[{middle}] is {i}, of {count} tensors", path=self.path)
+            start = words[_ROW_WORDS * i]
+            end = start + words[_ROW_WORDS * i + _NAME_SIZE]
+            if end >= len(text) or text[end]:
                 self.ensure(i)  # raises: the name breaks R27
             candidate = text[start:end].tobytes()
             if candidate == target:
                 self.ensure(i)
                 return i
             if candidate < target:
-                lo = mid + 1
+                low = middle + 1
             else:
-                hi = mid
+                high = middle
         return -1
 
-    def early(self, _name: str) -> Any:
-        """Return None; a deferred archive returns a view of a tensor while it has no index yet."""
+    def early_view(self, _name: str) -> Any:
+        """Return None; a deferred archive returns a view of a tensor as long as it has no index."""
 
-    def made(self) -> Archive:
-        """Return this archive; a deferred one makes its index, and returns the archive."""
+    def with_index(self) -> Archive:
+        """Return this archive; a deferred one makes its index, and returns the archive over it."""
         return self
 
     def row(self, i: int) -> TensorEntry:
-        """Return the entry of tensor i, checked."""
+        """Return the entry of tensor i; RecordError if it breaks a rule."""
         self.ensure(i)
         return self.index.tensor(i)
 
     def nbytes(self, row: TensorEntry) -> int:
-        """Return the bytes of a tensor's own elements: its payload's, unless strides pick some of them."""
+        """Return the size in bytes of a tensor's elements: its payload's, unless strides pick some of them."""
         if row.payload == NONE:
             return 0
         if row.strides == NONE:
@@ -294,21 +312,20 @@ class Archive:
         return dtypes.nbytes(prod(self.shape(row)), row.bits)
 
     def tensor_layout(self, row: TensorEntry) -> TensorLayout:
-        """Return the layout of a tensor's elements in its payload."""
+        """Return the layout of a tensor's elements in its payload, by its entry."""
         return TensorLayout(row.dtype, row.bits, self.shape(row), self.strides(row), row.byte_offset)
 
     def shape(self, row: TensorEntry) -> tuple[int, ...]:
-        """Return the shape a row names."""
-        start = row.dims
-        return tuple(self.index.dims[start : start + row.rank].tolist())
+        """Return the shape of a tensor by its entry."""
+        return tuple(self.index.dims[row.dims : row.dims + row.rank].tolist())
 
     def strides(self, row: TensorEntry) -> tuple[int, ...] | None:
-        """Return the strides a row names, in elements; None for C order."""
+        """Return the strides of a tensor by its entry, in elements; None for C order."""
         start = row.strides
         return None if start == NONE else tuple(self.index.strides[start : start + row.rank].tolist())
 
     def payload(self, number: int) -> memoryview:
-        """Return a payload's bytes; a read-only view, of a split tensor a copy. NONE gives an empty one."""
+        """Return a payload's bytes, read-only: a view, of a split tensor a copy; empty for NONE."""
         if number == NONE:
             return memoryview(b"")
         try:
@@ -321,11 +338,11 @@ class Archive:
         return iter(()) if number == NONE else self.source.blocks(number)
 
     def place(self, number: int) -> Place:
-        """Return the identity of a payload, its file and its range there. Payloads of one place are the same bytes."""
+        """Return a payload's file and its range there, which identify it: payloads of one place are the same bytes."""
         return _NOWHERE if number == NONE else self.source.place(number)
 
     def boxes(self, i: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Return first indices and sizes of the pieces that tile tensor i, a row for each; none if it is empty."""
+        """Return first indices and sizes, along each axis, of the boxes that tile tensor i; no rows if it is empty."""
         row = self.row(i)
         if row.payload == NONE:
             return np.zeros((0, row.rank), np.int64), np.zeros((0, row.rank), np.int64)
@@ -335,7 +352,10 @@ class Archive:
             raise error.located(path=self.path, tensor=self.index.name(i)) from error.__cause__
 
     def boxed_pieces(self, i: int, chosen: Sequence[int] | None = None) -> list[Piece]:
-        """Return the pieces of a split tensor i, or some of them, each of its box's size; opens their files."""
+        """Return the pieces of a split tensor i, or those at `chosen` positions; opens their files.
+
+        FormatError if a piece has another size than its box.
+        """
         row, (_, extent) = self.row(i), self.boxes(i)
         sizes = extent.tolist() if chosen is None else extent[list(chosen)].tolist()
         pieces = self.source.pieces(row.payload, chosen)
@@ -346,11 +366,11 @@ class Archive:
         return pieces
 
     def stored_nbytes(self) -> int:
-        """Return the bytes of the index and of the payloads, each range once: limits of memory are multiples of it."""
+        """Return the size of index and payloads in bytes, each range once; limits of memory are multiples of it."""
         return (self.header.index_size or self.header.archive_size) + self.source.stored_nbytes()
 
     def seal(self) -> bytes:
-        """Return the bytes that tell this archive from others: its header, or the SHA-256 that its source has."""
+        """Return bytes that tell this archive from others: its source's seal, or else its header."""
         return self.source.seal() or self.header.encode()
 
     def fetch(self, numbers: Sequence[int] | None = None) -> None:
@@ -363,100 +383,100 @@ class Archive:
             raise self.located(error) from error.__cause__
 
     def located(self, error: RecordError) -> RecordError:
-        """Return an error of the source with the path, and the tensor whose payload its offset lies in."""
+        """Return an error of the source, completed by the path and the tensor whose payload its offset lies in."""
         if error.offset is not None and error.tensor is None and not self.source.file_names:
-            ix, at = self.index, error.offset - self.header.payload_offset
+            ix, offset = self.index, error.offset - self.header.payload_offset
             starts, sizes = ix.payloads["offset"], ix.payloads["nbytes"]
-            payloads: Any = np.flatnonzero((starts <= at) & (at - starts < sizes)) if at >= 0 else ()
+            payloads: Any = np.flatnonzero((starts <= offset) & (offset - starts < sizes)) if offset >= 0 else ()
             users = np.flatnonzero(np.isin(ix.tensors["payload"], payloads)).tolist()
             error.located(tensor=ix.name(users[0]) if users else None)
         return error.located(path=self.path)
 
     def view(self, i: int) -> Any:
-        """Return tensor i as an ndarray, PackedTensor or StringTensor over the memory its bytes lie in."""
+        """Return tensor i as an ndarray, PackedTensor or StringTensor over its bytes' memory, which it keeps alive."""
         prepared = self._prepared
         if prepared is not None:
             layouts, memories, starts = prepared
             if (start := starts[i]) >= 0:
-                shape, kind, strides = layouts[i]  # type: ignore[misc]  # it has a start
-                return _ndarray(shape, kind, memories[i], start, strides)
+                shape, dtype, strides = layouts[i]  # type: ignore[misc]  # it has a start
+                return _ndarray(shape, dtype, memories[i], start, strides)
         row = self.row(i)
-        number = row.payload
         layout = self.layout_of(row.dims, row.strides, row.dtype, row.bits, row.rank)
         if layout is None:
-            return self._special(i, row)
-        shape, kind, strides = layout
-        if number == NONE:
-            return np.frombuffer(b"" if self.mode == "r" else bytearray(), kind).reshape(shape)
-        octets, start = self._locate(i, number)
+            return self._packed_or_strings(i, row)
+        shape, dtype, strides = layout
+        if row.payload == NONE:
+            return np.frombuffer(b"" if self.mode == "r" else bytearray(), dtype).reshape(shape)
+        octets, start = self._locate(i, row.payload)
         if prepared is not None:
-            self._fill(number, prepared)
-        return np.ndarray(shape, kind, octets, start + row.byte_offset, strides)
+            self._locate_neighbours(row.payload, prepared)
+        return np.ndarray(shape, dtype, octets, start + row.byte_offset, strides)
 
     def layout_of(self, dims: int, strides: int, code: int, bits: int, rank: int) -> Layout | None:
-        """Return shape, dtype and strides of an ndarray with these entries in its row; None for other tensors."""
-        kind = numpy_type(code)
-        if kind is None or bits < 8:
+        """Return the layout of a tensor whose entry has these fields; None if it is packed, of strings, or unknown."""
+        dtype = numpy_type(code)
+        if dtype is None or bits < 8:
             return None
         ix = self.index
         shape = tuple(ix.dims[dims : dims + rank].tolist())
         if strides == NONE:
-            return shape, kind, None
-        return shape, kind, tuple((ix.strides[strides : strides + rank] * (bits >> 3)).tolist())
+            return shape, dtype, None
+        return shape, dtype, tuple((ix.strides[strides : strides + rank] * (bits >> 3)).tolist())
 
     def layouts(self) -> list[Layout | None]:
-        """Return shape, dtype and strides of every tensor that is an ndarray, each distinct one made once."""
+        """Return the `layout_of` every tensor, in saved order; equal ones are one object."""
         return list(map(Layouts(self.layout_of).__getitem__, self.index.tensors.view(FORM)["form"].tolist()))
 
     def prepare_views(self) -> None:
-        """Prepare for views of all tensors, which makes each a fraction of the work; not at "touch". Opens no file."""
+        """Compute all layouts, so that views of many tensors take less time each; not at "touch". Opens no file."""
         if self._prepared is None and self.verified != "touch":
             layouts = self.layouts()
-            self._prepared = layouts, [None] * len(layouts), [_UNKNOWN] * len(layouts)
+            self._prepared = _PreparedViews(layouts, [None] * len(layouts), [_UNKNOWN] * len(layouts))
             if isinstance(self.source, Closed):
                 self._prepared = None  # another thread closed the archive meanwhile
 
-    def _fill(self, number: int, prepared: tuple[list[Layout | None], list[Any], list[int]]) -> None:
-        """Fill in the places of all tensors whose payloads lie in the same memory as a payload."""
+    def _locate_neighbours(self, number: int, prepared: _PreparedViews) -> None:
+        """Put memory and start of all tensors whose payloads lie in the same memory as this one into `prepared`."""
         layouts, memories, starts = prepared
         neighbours = self.source.neighbours(number)
         if neighbours is None:
             return
         octets, offsets = neighbours
         rows = self.index.tensors
-        at = np.append(offsets, -1)[np.minimum(rows["payload"], len(offsets))]
-        places = np.where(at < 0, _UNKNOWN, at + rows["byte_offset"].astype(np.int64))
-        if (places >= 0).all() and None not in layouts:
-            memories[:], starts[:] = [octets] * len(starts), places.tolist()
+        payload_starts = np.append(offsets, -1)[np.minimum(rows["payload"], len(offsets))]
+        new = np.where(payload_starts < 0, _UNKNOWN, payload_starts + rows["byte_offset"].astype(np.int64))
+        if (new >= 0).all() and None not in layouts:
+            memories[:], starts[:] = [octets] * len(starts), new.tolist()
             return
-        for i in np.flatnonzero(places >= 0).tolist():
+        for i in np.flatnonzero(new >= 0).tolist():
             if layouts[i] is not None:
                 memories[i] = octets
-                starts[i] = int(places[i])  # last: another thread may read it now
+                starts[i] = int(new[i])  # after the memory: another thread may read both as soon as this is set
 
     def elements(self, i: int) -> np.ndarray[Any, Any]:
-        """Return a strided tensor of any type as opaque elements of its width."""
+        """Return a view of a strided tensor of any type, known or not, as opaque elements of its width."""
         row = self.row(i)
-        item = row.bits >> 3
-        strides = tuple(s * item for s in self.strides(row) or ())
+        width = row.bits >> 3
+        strides = tuple(stride * width for stride in self.strides(row) or ())
         octets, start = self._locate(i, row.payload)
-        return np.ndarray(self.shape(row), np.dtype((np.void, item)), octets, start + row.byte_offset, strides)
+        return np.ndarray(self.shape(row), np.dtype((np.void, width)), octets, start + row.byte_offset, strides)
 
     def _locate(self, i: int, number: int) -> tuple[memoryview, int]:
+        """Return memory with the payload of tensor i, and its offset there; errors get path and tensor."""
         try:
             return self.source.locate(number)
-        except RecordError as error:  # of a payload, if it has an offset; else of a file
+        except RecordError as error:  # with an offset it is of this payload, else of a whole file
             name = None if error.offset is None else self.index.name(i)
             raise error.located(path=self.path, tensor=name) from error.__cause__
 
-    def _special(self, i: int, row: TensorEntry) -> PackedTensor | StringTensor:
-        """Return a tensor of packed elements or of strings."""
+    def _packed_or_strings(self, i: int, row: TensorEntry) -> PackedTensor | StringTensor:
+        """Return a view of a tensor of packed elements or of strings; UnsupportedError for an unknown type."""
         kind, name, shape, number = dtypes.by_code.get(row.dtype), self.index.name(i), self.shape(row), row.payload
         if kind is None:
             fault = f"dtype code {row.dtype} is not known; .raw(name) gives its bytes"
             raise UnsupportedError(fault, path=self.path, tensor=name)
-        memory, at = (memoryview(b""), 0) if number == NONE else self._locate(i, number)
-        octets = memory[at : at + self.nbytes(row)]
+        memory, start = (memoryview(b""), 0) if number == NONE else self._locate(i, number)
+        octets = memory[start : start + self.nbytes(row)]
         if kind is not dtypes.STRING:
             return PackedTensor(np.frombuffer(octets, np.uint8), kind, shape)
         key = self.place(number), prod(shape)
@@ -466,7 +486,7 @@ class Archive:
         return strings
 
     def views(self) -> Iterator[Any]:
-        """Yield every tensor in saved order, at a fraction of the cost of a first lookup each."""
+        """Return an iterator over views of all tensors, in saved order; remote payloads are fetched at once."""
         self.ensure_all()
         self.fetch()
         self.prepare_views()
@@ -477,11 +497,13 @@ class Archive:
         self.ensure_all()
         text, order, starts = self.index.text, self.index.by_name, self.index.tensors["name"]
         ends = starts.astype(np.int64) + self.index.tensors["name_size"]
-        if len(order) and (starts[order[1:]] == ends[order[:-1]] + 1).all():  # as our writer lays them: decoded at once
+        if (
+            len(order) and (starts[order[1:]] == ends[order[:-1]] + 1).all()
+        ):  # as our writer has them: decode all at once
             joined = str(text[int(starts[order[0]]) : int(ends[order[-1]])], "utf-8").split("\0")
             names = dict(zip(order.tolist(), joined, strict=True))
             return [names[i] for i in range(len(joined))]
-        return [str(text[a:b], "utf-8") for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
+        return [str(text[start:end], "utf-8") for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.mode == "c":
@@ -492,7 +514,7 @@ class Archive:
         return self.source.recipe(self)
 
     def close(self) -> bool:
-        """End all use of the archive; parts and views keep what they use. Returns True if its mappings are released."""
+        """End all use of the archive; True if its mappings are released. Parts and views keep what they use."""
         if self._mappings is None:
             self._mappings = self.source.mappings()
             closed: Any = Closed(self.path)

@@ -1,4 +1,4 @@
-"""Elements of a tensor that is split into boxes, in C order, a block at a time."""
+"""Elements of a tensor that is split into boxes, in C order, block by block."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from zcrecord.tensors.strides import address
 from .payload_source import Array, PayloadSource
 
 BLOCK = 8 << 20  # bytes of a block: large enough that even hundreds of files each give a part worth a read
-_WORTH = 1 << 16  # bytes that are worth a write of their own; fewer are copied into a block with others
+_MIN_VIEW = 1 << 16  # bytes that are worth a block of their own; fewer are copied into a block with others
 
 
 class Box(NamedTuple):
@@ -24,82 +24,82 @@ class Box(NamedTuple):
 
     origin: tuple[int, ...]
     values: Array
-    mapped: SequentialMapping | None = None  # None: they are no mapped file's
+    mapped: SequentialMapping | None = None  # None unless they are views of a mapped file
     path: str | None = None
 
     def part(self, start: int, stop: int) -> Array:
-        """Return the elements of some of the tensor's leading indices, their pages populated."""
+        """Return the box's elements of the tensor's leading indices [start, stop), after populating their pages."""
         values = self.values[max(start - self.origin[0], 0) : stop - self.origin[0]]
         if self.mapped is not None:
-            start = address(values) - address(self.mapped.view)
+            offset = address(values) - address(self.mapped.view)
             with located(path=self.path):
-                self.mapped.populate(start, start + values.nbytes)
+                self.mapped.populate(offset, offset + values.nbytes)
         return values
 
     def row(self, index: int) -> Box:
-        """Return the elements of one leading index, as a box of one axis less."""
+        """Return the box's elements of one leading index of the tensor, as a box of one axis less."""
         return self._replace(origin=self.origin[1:], values=self.values[index - self.origin[0]])
 
     def release(self) -> None:
-        """Release the populated pages."""
+        """Release the pages that `part` populated; views of them stay valid."""
         if self.mapped is not None:
             self.mapped.release()
 
 
 def box_of(origin: Sequence[int], values: Array, source: PayloadSource) -> Box:
-    """Return a box of a file's payload; if the file is mapped, pages are populated, and released after."""
-    # Not of a private copy: to release it would undo what was written to it.
-    mapping: Any = source.mapping if source.mode == "r" and values.nbytes >= _WORTH else None
+    """Return a box of a payload's elements, large ones with their file's mapping, so that pages can be released."""
+    # Without the mapping of a private copy: to release its pages would undo what was written to them.
+    mapping: Any = source.mapping if source.mode == "r" and values.nbytes >= _MIN_VIEW else None
     is_mapped = isinstance(mapping, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED")
     return Box(tuple(origin), values, SequentialMapping(mapping) if is_mapped else None, source.path)
 
 
 def put_together(out: Array, boxes: Sequence[Box], first: int = 0) -> None:
-    """Copy the elements of boxes into an array that has a tensor's leading indices from `first` on."""
+    """Copy elements of boxes into `out`, which has a tensor's leading indices [first, first + len(out))."""
     for box in boxes:
         start, stop = max(box.origin[0], first), min(box.origin[0] + len(box.values), first + len(out))
-        rest = (slice(a, a + n) for a, n in zip(box.origin[1:], box.values.shape[1:], strict=True))
-        out[(slice(start - first, stop - first), *rest)] = box.part(start, stop)
+        inner = (slice(a, a + size) for a, size in zip(box.origin[1:], box.values.shape[1:], strict=True))
+        out[(slice(start - first, stop - first), *inner)] = box.part(start, stop)
         box.release()
 
 
-def blocks_of(shape: tuple[int, ...], boxes: Sequence[Box], most: int = BLOCK) -> Iterator[Array]:
-    """Yield a tensor's elements in C order as contiguous arrays of at most `most` bytes, each valid until the next.
+def blocks_of(shape: tuple[int, ...], boxes: Sequence[Box], limit: int = BLOCK) -> Iterator[Array]:
+    """Yield a tensor's elements in C order as contiguous arrays, each valid until the next.
 
-    Elements that lie in a box as they do in the tensor are views of it; the others are put together, a block at a time.
-    The boxes, of one type, cover each element once.
+    Rows that lie whole in one box are views of it; others are copied together, up to `limit` bytes at a time. The
+    boxes, of one dtype, must cover each element once.
     """
     dtype = boxes[0].values.dtype
-    return _blocks(shape, boxes, np.empty(max(1, min(most // dtype.itemsize, prod(shape))), dtype))
+    return _blocks(shape, boxes, np.empty(max(1, min(limit // dtype.itemsize, prod(shape))), dtype))
 
 
-def _blocks(shape: tuple[int, ...], boxes: Sequence[Box], room: Array) -> Iterator[Array]:
-    """Yield the blocks of `blocks_of`; `room` is the memory of one block."""
+def _blocks(shape: tuple[int, ...], boxes: Sequence[Box], buffer: Array) -> Iterator[Array]:
+    """Yield the blocks of `blocks_of`; elements are copied together into `buffer`."""
     starts = np.array([box.origin[0] for box in boxes])
     stops = starts + [len(box.values) for box in boxes]
-    row = prod(shape[1:])
-    step, done = len(room) // row, 0
-    while done < shape[0]:
-        stop = min(done + max(step, 1), shape[0])
-        met = [boxes[i] for i in np.flatnonzero((starts < stop) & (stops > done)).tolist()]
-        whole = _whole_rows(met, done, row)
-        if whole is not None and step:
+    row_size = prod(shape[1:])
+    rows_per_block, start = len(buffer) // row_size, 0
+    while start < shape[0]:
+        stop = min(start + max(rows_per_block, 1), shape[0])
+        near = [boxes[i] for i in np.flatnonzero((starts < stop) & (stops > start)).tolist()]
+        whole = _box_of_whole_rows(near, start, row_size)
+        if not rows_per_block:  # one row is too large: split it along the next axis
+            yield from _blocks(shape[1:], [box.row(start) for box in near], buffer)
+        elif whole is not None:
             stop = min(stop, whole.origin[0] + len(whole.values))
-            yield whole.part(done, stop)
+            yield whole.part(start, stop)
             whole.release()
-        elif step:
-            block = room[: (stop - done) * row].reshape(stop - done, *shape[1:])
-            put_together(block, met, done)
-            yield block
         else:
-            yield from _blocks(shape[1:], [box.row(done) for box in met], room)
-        done = stop
+            block = buffer[: (stop - start) * row_size].reshape(stop - start, *shape[1:])
+            put_together(block, near, start)
+            yield block
+        start = stop
 
 
-def _whole_rows(boxes: Sequence[Box], first: int, row: int) -> Box | None:
-    """Return the box that has the tensor's elements from a leading index on, if they are worth a block of their own."""
+def _box_of_whole_rows(boxes: Sequence[Box], first: int, row_size: int) -> Box | None:
+    """Return the box that has all elements of the rows from `first` on, if they are worth a block of their own."""
     for box in boxes:
         count = box.origin[0] + len(box.values) - first
-        if box.origin[0] <= first and box.values.size == len(box.values) * row:
-            return box if len(boxes) == 1 or count * row * box.values.itemsize >= _WORTH else None
+        if box.origin[0] <= first and box.values.size == len(box.values) * row_size:
+            return box if len(boxes) == 1 or count * row_size * box.values.itemsize >= _MIN_VIEW else None
     return None

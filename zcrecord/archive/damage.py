@@ -7,9 +7,9 @@ verified.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -36,7 +36,7 @@ _FILLED = "bytes between payloads that are not zero"
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A damaged range of the file, [offset, offset + nbytes): the kind of damage, and the full names that use it.
+    """A damaged range of a file, [offset, offset + nbytes): what is wrong, and the full names whose bytes lie there.
 
     Of a catalogue `path` is the damaged file; one that is missing, or no shard of it, has the range [0, 0).
     """
@@ -51,11 +51,11 @@ class Damage:
 
 
 def find(archive: Archive, progress: Progress | None = None, *, threads: int | None = None) -> list[Damage]:
-    """Return every payload whose digest does not match and every gap that is not zero (R73, R74), by their offsets.
+    """Return every payload whose digest does not match and every gap that is not zero (R73, R74), by ascending offset.
 
-    Of a part of an archive, and of another format's bytes, only what its index names. `progress` is called in this
-    thread, with the bytes done and the bytes there are. LimitError if the names of all users would take out of all
-    proportion.
+    In a part of an archive, or another format's file, only the index's payloads are checked. `progress` is called in
+    this thread, with the bytes done and the bytes in all. LimitError if the names of attributes would take far more
+    memory than the index.
     """
     search = _DamageSearch(archive, progress)
     search.run(cores(threads))
@@ -63,19 +63,23 @@ def find(archive: Archive, progress: Progress | None = None, *, threads: int | N
         progress(search.total, search.total)
     if not search.damaged:
         return []
-    tensors, attributes, metadata = _users(archive, search.numbers, {number for _, _, number in search.damaged})
+    rows = {damaged.row for damaged in search.damaged}
+    tensors = _tensor_users(archive, search.numbers, rows)
+    attributes = _attribute_users(archive, archive.index.attributes, search.numbers, rows)
+    metadata = _attribute_users(archive, archive.index.metadata, search.numbers, rows)
     out = []
-    for lo, hi, n in sorted(search.damaged):
-        users = [tuple(names.get(n, ())) for names in (tensors, attributes, metadata)]
-        out.append(Damage(_FILLED if n < 0 else _CHANGED, lo, hi - lo, users[0], users[1], users[2]))
+    for start, end, row in sorted(search.damaged):
+        what = _FILLED if row < 0 else _CHANGED
+        users = [tuple(names.get(row, ())) for names in (tensors, attributes, metadata)]
+        out.append(Damage(what, start, end - start, tensors=users[0], attributes=users[1], metadata=users[2]))
     return out
 
 
 def check_digest(pieces: Iterable[Piece], tensor: str | None) -> None:
-    """Check the digests of the pieces of a payload; the error names `tensor`. Those without digests pass."""
-    for source, there in pieces:
-        digest = source.digest(there)
-        if digest is not None and digest_of(source.payload(there)) != digest:
+    """Raise IntegrityError, which names `tensor`, if a piece's digest does not match; pieces without one pass."""
+    for source, number in pieces:
+        digest = source.digest(number)
+        if digest is not None and digest_of(source.payload(number)) != digest:
             fault = "its payload's digest does not match; the file is damaged, copy it again"
             raise IntegrityError(fault, path=source.path, tensor=tensor)
 
@@ -85,7 +89,7 @@ class BlockCheck:
 
     def __init__(self, piece: Piece, blocks: Blocks, tensor: str) -> None:
         self._piece, self.blocks, self._tensor = piece, blocks, tensor
-        self._pending = bytearray(b"\1") * len(blocks.sums)
+        self._pending = bytearray(b"\1") * len(blocks.sums)  # by block, 1 until it was compared
 
     @classmethod
     def of(cls, piece: Piece, tensor: str) -> BlockCheck | None:
@@ -94,7 +98,10 @@ class BlockCheck:
         return None if blocks is None else cls(piece, blocks, tensor)
 
     def pages(self, start: int, nbytes: int, request: Callable[[list[tuple[int, int]]], None]) -> None:
-        """Check the blocks on pages of the payload's mapping, from an address on; `request` gets their addresses."""
+        """Check the blocks that meet `nbytes` of memory at address `start`, in the payload's mapping.
+
+        `request` is called first if one was not checked yet, with address and size of all their memory.
+        """
         octets, size = np.frombuffer(self._piece.source.payload(self._piece.number), np.uint8), self.blocks.size
         lo, hi = max(start - address(octets), 0), min(start + nbytes - address(octets), len(octets))
         if self._pending.find(1, lo // size, -(-hi // size)) >= 0:
@@ -103,85 +110,102 @@ class BlockCheck:
             self(lo, hi)
 
     def __call__(self, lo: int, hi: int, read: memoryview | None = None) -> None:
-        """Check the blocks that bytes [lo, hi) of the payload meet, those that lie in `read`, these bytes, there.
+        """Raise IntegrityError if a block that bytes [lo, hi) of the payload meet is damaged; checks none twice.
 
-        Raises:
-            IntegrityError: one is damaged.
+        `read` are these bytes if the caller has them: blocks inside are not read again.
         """
-        k, last = lo // self.blocks.size, -(-hi // self.blocks.size)
-        while (k := self._pending.find(1, k, last)) >= 0:
-            start, end = self.blocks.range(k, self._piece.nbytes)
-            here = read is not None and lo <= start and end <= hi
-            digest = digest_of(read[start - lo : end - lo]) if here and read is not None else self._digest(start, end)
-            if digest != int(self.blocks.sums[k]):
-                source, at = self._piece.source, self._piece.source.offset + self._piece.start
-                what = f"bytes [{at + start:#x}, {at + end:#x}): their checksum does not match; the file is damaged"
-                raise IntegrityError(f"{what}, copy it again", path=source.path, tensor=self._tensor, offset=at + start)
-            self._pending[k] = 0
+        block, last = lo // self.blocks.size, -(-hi // self.blocks.size)
+        while (block := self._pending.find(1, block, last)) >= 0:
+            start, end = self.blocks.bounds(block, self._piece.nbytes)
+            if read is not None and lo <= start and end <= hi:
+                digest = digest_of(read[start - lo : end - lo])
+            else:
+                digest = self._digest(start, end)
+            if digest != int(self.blocks.sums[block]):
+                raise self._error(start, end)
+            self._pending[block] = 0
+
+    def _error(self, lo: int, hi: int) -> IntegrityError:
+        source, base = self._piece.source, self._piece.source.offset + self._piece.start
+        fault = f"bytes [{base + lo:#x}, {base + hi:#x}): their checksum does not match; the file is damaged"
+        return IntegrityError(f"{fault}, copy it again", path=source.path, tensor=self._tensor, offset=base + lo)
 
     def whole(self, lo: int, hi: int) -> tuple[int, int]:
         """Return the range of the payload that the blocks of bytes [lo, hi) fill."""
         return self.blocks.around(lo, hi, self._piece.nbytes)
 
     def _digest(self, lo: int, hi: int) -> int:
-        running = RunningDigest()  # of one that a stranger made as large as 1 GiB, a piece is in memory at a time
-        for at in range(lo, hi, _PIECE):
-            running.update(self._read(at, min(at + _PIECE, hi)))
+        """Return the digest of bytes [lo, hi), read piece by piece: a stranger's file may have blocks of 1 GiB."""
+        running = RunningDigest()
+        for start in range(lo, hi, _PIECE):
+            running.update(self._read(start, min(start + _PIECE, hi)))
         return running.intdigest()
 
     def _read(self, lo: int, hi: int) -> memoryview:
+        """Return bytes [lo, hi) of the payload, from memory or its file."""
         source, number = self._piece.source, self._piece.number
         octets, offset = source.read_by(number) or (source.payload(number), 0)
         return octets[offset + lo : offset + hi]
 
 
 def error_of(damage: list[Damage]) -> FormatError:
-    """Return the error that names the first damaged payload, or gap if no payload is, counts the rest, and has all."""
+    """Return the error for one file's damage: it names the first damaged payload, else gap, and carries the list."""
     first, more = next((d for d in damage if d.what == _CHANGED), damage[0]), len(damage) - 1
-    lo, hi = first.offset, first.offset + first.nbytes
+    start, end = first.offset, first.offset + first.nbytes
     error: FormatError
     if first.what == _CHANGED:
         places = f" there and in {more} more place{'s' * (more > 1)}" if more else ""
-        fault = f"payload [{lo:#x}, {hi:#x}): its digest does not match; the file is damaged{places}, copy it again"
-        error = IntegrityError(fault, tensor=next(iter(first.tensors), None), offset=lo)
+        fault = f"payload [{start:#x}, {end:#x}): its digest does not match; the file is damaged{places}, copy it again"
+        error = IntegrityError(fault, tensor=next(iter(first.tensors), None), offset=start)
     else:
         places = f", as do{'es' * (more == 1)} {more} more" if more else ""
-        error = FormatError(f"the gap [{lo:#x}, {hi:#x}) holds bytes that are not zero{places}", offset=lo)
+        error = FormatError(f"the gap [{start:#x}, {end:#x}) holds bytes that are not zero{places}", offset=start)
     error.damage = tuple(damage)
     return error
 
 
-class Count:
-    """Bytes done by several threads. Progress is reported in the thread that counts from the start."""
+class ByteCount:
+    """Bytes done by several threads; progress is reported in the thread that made this object alone."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
         self._progress, self._total, self._done = progress, total, 0
         self._caller, self._lock = threading.get_ident(), threading.Lock()
 
     def add(self, nbytes: int = 0) -> None:
-        """Count bytes, and report."""
+        """Count bytes; in the first thread, also report bytes done and total."""
         with self._lock:
             self._done += nbytes
         if self._progress and threading.get_ident() == self._caller:
             self._progress(self._done, self._total)
 
 
+class _DamagedRange(NamedTuple):
+    """A damaged range of the file, and the row of the payload in it, -1 for a gap."""
+
+    start: int
+    end: int
+    row: int
+
+
 class _DamageSearch:
-    """Search of an archive by several threads, which append to `damaged`."""
+    """Search of an archive by several threads, which append to `damaged`.
+
+    `rows` are the payloads' entries, each range once, `numbers` their numbers in the index, `total` the bytes to check.
+    """
 
     def __init__(self, archive: Archive, progress: Progress | None) -> None:
-        ix, h = archive.index, archive.header
+        ix, header = archive.index, archive.header
         self.numbers = np.flatnonzero(~is_twin(ix.payloads))
         self.rows: Array = ix.payloads[self.numbers]
-        self.damaged: list[tuple[int, int, int]] = []  # start, end, and the number in `rows`; -1 for a gap
-        self._start, self._end = h.payload_region
+        self.damaged: list[_DamagedRange] = []
+        self._start, self._end = header.payload_region
         self.total = self._end - self._start
-        self._base, self._shift, self._source = h.payload_offset, archive.offset, archive.source
-        self._buffer, self._whole, self._hashed = archive.buffer, archive.whole, bool(ix.digest_kind)
-        self._count = Count(progress, self.total)
+        self._archive, self._base = archive, header.payload_offset
+        self._buffer, self._hashed = archive.buffer, bool(ix.digest_kind)
+        self._count = ByteCount(progress, self.total)
 
     def _batches(self) -> list[tuple[int, int]]:
-        """Return ranges of `rows`, large payloads by themselves: those first, so that none is left for the end."""
+        """Return ranges [first, last) of `rows`; large payloads are alone, and first, so that threads end together."""
         sums = np.cumsum(self.rows["nbytes"], dtype=np.uint64)
         out: list[tuple[int, int]] = []
         first = 0
@@ -195,7 +219,7 @@ class _DamageSearch:
         return sorted(out, key=lambda batch: -sizes[batch[0]] if batch[1] - batch[0] == 1 else 0)
 
     def run(self, threads: int) -> None:
-        """Check every payload, and every gap."""
+        """Check every payload and every gap, in up to so many threads."""
         nbytes = int(self.rows["nbytes"].sum()) if self._hashed else 0
         self._check_gap(self._end_of(len(self.rows) - 1), self._end)
         batches = self._batches()
@@ -203,70 +227,81 @@ class _DamageSearch:
         run_threads(self._check_batch, batches, count, self._count.add)
 
     def _end_of(self, row: int) -> int:
-        """Return the end of a payload in the archive; of -1 the start of the region of payloads."""
+        """Return the end of a row's payload in the archive; for row -1 the start of the region of payloads."""
         return self._start if row < 0 else self._base + sum(self.rows[row].item()[:2])
 
     def _check_batch(self, batch: tuple[int, int], going: Going) -> None:
+        """Check the payloads of a range of rows, and the gaps before them."""
         first, last = batch
-        done = self._end_of(first - 1)
-        for number, (offset, nbytes, digest) in enumerate(self.rows[first:last].tolist(), first):
-            lo, hi = self._base + offset, self._base + offset + nbytes
-            self._check_gap(done, lo)
-            if self._hashed and self._digest(lo, hi, going) != digest and going():
-                bad = self._blocks(number, lo, hi)
-                self.damaged += [(start + self._shift, end + self._shift, number) for start, end in bad]
-            done = hi
-        if hi - lo <= _PIECE:  # larger ones counted pieces
+        end = self._end_of(first - 1)
+        for row, (offset, nbytes, digest) in enumerate(self.rows[first:last].tolist(), first):
+            gap_start, start, end = end, self._base + offset, self._base + offset + nbytes
+            self._check_gap(gap_start, start)
+            if self._hashed and self._digest(start, end, going) != digest and going():
+                for lo, hi in self._damaged_blocks(row, start, end):
+                    self._add(lo, hi, row)
+        if nbytes <= _PIECE:  # a larger one was counted piece by piece
             self._count.add(int(self.rows["nbytes"][first:last].sum()))
 
-    def _digest(self, lo: int, hi: int, going: Going) -> int:
-        """Return the digest of bytes [lo, hi), hashed in pieces: Ctrl-C and progress take effect between them.
+    def _add(self, lo: int, hi: int, row: int) -> None:
+        """Record damage of bytes [lo, hi) of the archive, which may start inside its file."""
+        self.damaged.append(_DamagedRange(lo + self._archive.offset, hi + self._archive.offset, row))
 
-        If another thread has failed it stops early with a wrong digest; nobody sees it, since `run_threads` raises.
+    def _digest(self, lo: int, hi: int, going: Going) -> int:
+        """Return the digest of bytes [lo, hi) of the archive, hashed in pieces, between which progress is reported.
+
+        If another thread failed, or at Ctrl-C, it returns a wrong digest early, which is not used.
         """
         if hi - lo <= _PIECE:
             return digest_of(self._buffer[lo:hi])
         running = RunningDigest()
-        for at in range(lo, hi, _PIECE):
+        for start in range(lo, hi, _PIECE):
             if not going():
                 break
-            piece = self._buffer[at : min(at + _PIECE, hi)]
+            piece = self._buffer[start : min(start + _PIECE, hi)]
             running.update(piece)
             self._count.add(len(piece))
         return running.intdigest()
 
-    def _blocks(self, number: int, lo: int, hi: int) -> list[tuple[int, int]]:
-        """Return the damaged blocks of a damaged payload, bytes [lo, hi), neighbours as one; else all of it."""
-        [(source, there)] = self._source.pieces(int(self.numbers[number]))
-        bad: list[tuple[int, int]] = []
-        if (blocks := source.sums(there)) is not None:
-            for k, expected in enumerate(blocks.sums.tolist()):
-                start, end = (lo + at for at in blocks.range(k, hi - lo))
-                if digest_of(self._buffer[start:end]) != expected:
-                    bad = [*bad[:-1], (bad[-1][0], end)] if bad and bad[-1][1] == start else [*bad, (start, end)]
-        return bad or [(lo, hi)]
+    def _damaged_blocks(self, row: int, lo: int, hi: int) -> list[tuple[int, int]]:
+        """Return the damaged blocks of a damaged payload, bytes [lo, hi) of the archive, neighbours as one range.
+
+        Without checksums of blocks, or if they all match, this is all of the payload.
+        """
+        [(source, number)] = self._archive.source.pieces(int(self.numbers[row]))
+        if (blocks := source.sums(number)) is None:
+            return [(lo, hi)]
+        damaged: list[tuple[int, int]] = []
+        for block, expected in enumerate(blocks.sums.tolist()):
+            start, end = (lo + offset for offset in blocks.bounds(block, hi - lo))
+            if digest_of(self._buffer[start:end]) != expected:
+                if damaged and damaged[-1][1] == start:
+                    start, _ = damaged.pop()
+                damaged.append((start, end))
+        return damaged or [(lo, hi)]
 
     def _check_gap(self, lo: int, hi: int) -> None:
-        if lo < hi and self._whole and self._buffer[lo:hi].tobytes().strip(b"\0"):
-            self.damaged.append((lo + self._shift, hi + self._shift, -1))
+        """Record bytes [lo, hi) as damaged unless they are zero; gaps of a part may be others' payloads."""
+        if lo < hi and self._archive.whole and self._buffer[lo:hi].tobytes().strip(b"\0"):
+            self._add(lo, hi, -1)
 
 
-def _users(archive: Archive, numbers: Array, damaged: set[int]) -> Iterator[dict[int, list[str]]]:
-    """Yield the names of tensors, attributes and metadata that use each damaged range."""
-    ix = archive.index
+def _tensor_users(archive: Archive, numbers: Array, damaged: set[int]) -> dict[int, list[str]]:
+    """Return the names of the tensors that use each damaged row, one of `numbers`' positions."""
+    payloads, out = archive.index.tensors["payload"], dict[int, list[str]]()
+    rows = np.searchsorted(numbers, payloads, "right") - 1  # a twin has the row of the first payload of its range
+    rows[payloads == NONE] = -1
+    for i in np.flatnonzero(np.isin(rows, list(damaged - {-1}))).tolist():
+        out.setdefault(int(rows[i]), []).append(archive.index.name(i))
+    return out
+
+
+def _attribute_users(archive: Archive, entries: Array, numbers: Array, damaged: set[int]) -> dict[int, list[str]]:
+    """Return the full names of the attributes, or metadata, that use each damaged row."""
+    ix, out = archive.index, dict[int, list[str]]()
     unflatten.check_full_names(ix, archive.header.index_size)
-    tensors: dict[int, list[str]] = {}
-    at = np.searchsorted(numbers, ix.tensors["payload"], "right") - 1
-    at[ix.tensors["payload"] == NONE] = -1
-    for i in np.flatnonzero(np.isin(at, list(damaged - {-1}))).tolist():
-        tensors.setdefault(int(at[i]), []).append(ix.name(i))
-    yield tensors
-    for rows in (ix.attributes, ix.metadata):
-        out: dict[int, list[str]] = {}
-        for a in unflatten.attribute_entries(ix, rows, PayloadId):
-            values = a.value if isinstance(a.value, list | tuple) else [a.value]
-            module = ix.text_of(ix.modules[a.parent]) if a.parent != NONE else ""
-            used = {int(np.searchsorted(numbers, int(v), "right")) - 1 for v in values if isinstance(v, PayloadId)}
-            for number in used & damaged:
-                out.setdefault(number, []).append(f"{module}.{a.key}" if module else a.key)
-        yield out
+    for entry in unflatten.attribute_entries(ix, entries, PayloadId):
+        module = ix.text_of(ix.modules[entry.parent]) if entry.parent != NONE else ""
+        for row in {int(np.searchsorted(numbers, payload, "right")) - 1 for payload in entry.payloads()} & damaged:
+            out.setdefault(row, []).append(f"{module}.{entry.key}" if module else entry.key)
+    return out

@@ -1,4 +1,4 @@
-"""Payload verification and content digest. Keeps no bytes."""
+"""Payload verification and content digest. Keeps no payload bytes in memory."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def check(archive: Archive, progress: Progress | None = None) -> None:
 
 
 def check_members(archive: Archive) -> None:
-    """Compare the CRC-32 that another format's file has of each member; raises IntegrityError."""
+    """Raise IntegrityError unless each member of another format's zip file has the CRC-32 that the file says."""
     for octets, crc, name in archive.source.member_sums():
         if zlib.crc32(octets) != crc:
             fault = f"the CRC-32 of its member '{printable(name)}' does not match; the file is damaged: copy it again"
@@ -66,27 +66,28 @@ def check_members(archive: Archive) -> None:
 
 
 def check_indexes(archive: Archive) -> None:
-    """Check the whole index, of a catalogue that of each shard, too; reads no payload. Errors are those of `check`."""
+    """Check the whole index, and of a catalogue those of its shards; reads no payload. Errors are those of `check`."""
     archive.ensure_all()
     _check_files(archive, lambda file, _: file.ensure_all(), None)
     _check_pieces(archive)
 
 
 def _check_pieces(archive: Archive) -> None:
-    """Check that the pieces of each split tensor tile it, and that each has the size of its box."""
+    """Raise FormatError unless the pieces of each split tensor tile it, and each has the size of its box."""
     table = archive.source.piece_table()
     split = frozenset() if table is None else table.split()
     rows = archive.index.tensors
-    found = np.flatnonzero(np.isin(rows["payload"], list(split)))
+    tensors = np.flatnonzero(np.isin(rows["payload"], list(split)))
     # Once for all that are tied, which have one shape: a million pieces may have a million names.
-    for i in found[np.unique(rows[["payload", "bits"]][found], return_index=True)[1]].tolist():
+    _, first = np.unique(rows[["payload", "bits"]][tensors], return_index=True)
+    for i in tensors[first].tolist():
         archive.boxed_pieces(i)
 
 
 def _check_files(
     archive: Archive, check_one: Callable[[Archive, Progress | None], None], progress: Progress | None
 ) -> None:
-    """Check all files of an archive, even after an error; raises the first error, with the damage of all."""
+    """Check each file of an archive by `check_one`, even after an error; raise the first, with the damage of all."""
     if not archive.source.file_names:
         check_one(archive, progress)
         return
@@ -99,8 +100,8 @@ def _check_files(
             check_one(open_file(), progress and _shift_progress(progress, nbytes_done, total))
         except (FormatError, SourceError) as error:
             first_error = first_error or error
-            whole = damage.Damage(error.message, 0, 0)
-            damaged += [replace(d, path=error.path) for d in error.damage or (whole,)]
+            whole_file = damage.Damage(error.message, 0, 0)
+            damaged += [replace(d, path=error.path) for d in error.damage or (whole_file,)]
         nbytes_done += size
     if first_error is not None:
         first_error.damage = tuple(damaged)
@@ -110,11 +111,12 @@ def _check_files(
 
 
 def _shift_progress(progress: Progress, before: int, total: int) -> Progress:
-    """Return a function that reports the bytes done of one file as those of all, after `before` bytes."""
+    """Return a function that reports the bytes done of one file as those of all, of which `before` were done."""
     return lambda done, _: progress(min(before + done, total), total)
 
 
 def _check_file(archive: Archive, progress: Progress | None) -> None:
+    """Check index, payloads and elements of one file; errors are those of `check`."""
     archive.ensure_all()
     with located(path=archive.path):
         if archive.source.remote is not None:
@@ -126,7 +128,7 @@ def _check_file(archive: Archive, progress: Progress | None) -> None:
 
 
 def _check_elements(archive: Archive) -> None:
-    """Check pad bits, bools and ends of strings (R70 to R72); each payload once, however many tensors use it."""
+    """Raise FormatError for bad pad bits, bools or ends of strings (R70 to R72); each payload is checked once."""
     rules = ElementRules(archive.index, archive.place)
     payloads = rules.payloads()
     archive.fetch([number for _, number in payloads])
@@ -147,12 +149,15 @@ def content_digest(
 ) -> str:
     """Return 'sha256:...' over the archive's content, the same for every layout; FORMAT.md has the exact bytes (R76).
 
-    `sha256` may give the SHA-256 of tensor i's logical bytes, for callers that release bytes as they read; else several
-    threads read, and `progress` gets the bytes hashed and those to be. `known` has the SHA-256 of some by their places
-    (of a view a tuple that begins with it), and gets those of all others. LimitError if views add up to far more bytes.
+    Args:
+        sha256: returns the SHA-256 of tensor i's logical bytes; by default several threads compute them.
+        known: SHA-256 digests that need not be computed, by the keys of `_distinct`; all others are added.
+        progress: called in this thread with the bytes hashed and the bytes in all, unless `sha256` is given.
+
+    Raises:
+        LimitError: different views of the same bytes add up to more than 64 times what is stored.
     """
     ix, sha256 = archive.index, sha256 or _streaming_digests(archive, progress)
-    digest = hashlib.sha256(_TAG)
     keys, distinct = _distinct(archive)
     known = {} if known is None else known
     distinct = {key: i for key, i in distinct.items() if key not in known}
@@ -161,37 +166,42 @@ def content_digest(
     else:
         known |= {key: sha256(i) for key, i in distinct.items()}
     names = _texts(ix, ix.modules, "name")
-    numbers = np.empty(len(names), np.int64)  # of modules, by their full names
-    numbers[sorted(range(len(names)), key=names.__getitem__)] = np.arange(len(names))
-    digest.update(_u64(len(ix.modules)))
-    of_modules = _children(ix, ix.modules, _keys(ix, ix.modules), numbers)
+    ranks = np.empty(len(names), np.int64)  # of modules among all, in the order of their full names
+    ranks[sorted(range(len(names)), key=names.__getitem__)] = np.arange(len(names))
+    digest = hashlib.sha256(_TAG + _u64(len(ix.modules)))
+    module_heads = _heads(ix, ix.modules, _keys(ix, ix.modules), ranks)
     kinds, type_names = ix.modules["kind"].tolist(), _texts(ix, ix.modules, "type_name")
-    for m in np.argsort(numbers).tolist():
-        digest.update(of_modules[m] + _u64(kinds[m]) + _text(type_names[m]))
+    for m in np.argsort(ranks).tolist():
+        digest.update(module_heads[m] + _u64(kinds[m]) + _text(type_names[m]))
     digest.update(_u64(len(ix.tensors)))
-    of_tensors = _children(ix, ix.tensors, _keys(ix, ix.tensors), numbers)
+    tensor_heads = _heads(ix, ix.tensors, _keys(ix, ix.tensors), ranks)
     for i, key in zip(ix.by_name.tolist(), keys, strict=True):
         row = archive.row(i)
-        digest.update(of_tensors[i] + _u64(row.dtype, row.bits, row.rank, *archive.shape(row)) + known[key])
-    _put_attributes(archive, numbers, digest.update, known)
+        digest.update(tensor_heads[i] + _u64(row.dtype, row.bits, row.rank, *archive.shape(row)) + known[key])
+    _hash_attributes(archive, ranks, digest.update, known)
     return "sha256:" + digest.hexdigest()
 
 
-def _children(ix: Index, rows: Array, keys: list[bytes], numbers: Array) -> list[bytes]:
-    """Return the bytes of tensors, modules or attributes as children; a place is content only in a list or tuple."""
-    parents = np.where(rows["parent"] == NONE, 0, rows["parent"])  # module 0 is written as a child of itself
+def _heads(ix: Index, rows: Array, keys: list[bytes], ranks: Array) -> list[bytes]:
+    """Return the bytes hashed first for each module, tensor or attribute: its module's rank, its place, and its key.
+
+    A place is content only in a list or tuple, else it is 0. Module 0 is hashed as a child of itself.
+    """
+    parents = np.where(rows["parent"] == NONE, 0, rows["parent"])
     kinds = ix.modules["kind"][parents]
     places = np.where((kinds == ModuleKind.LIST) | (kinds == ModuleKind.TUPLE), rows["place"], 0)
-    children = zip(numbers[parents].tolist(), places.tolist(), keys, strict=True)
-    return [_u64(module, place) + _text(key) for module, place, key in children]
+    heads = zip(ranks[parents].tolist(), places.tolist(), keys, strict=True)
+    return [_u64(rank, place) + _text(key) for rank, place, key in heads]
 
 
 def _keys(ix: Index, rows: Array) -> list[bytes]:
+    """Return the keys of modules or tensors, the ends of their names, as UTF-8."""
     names = _texts(ix, rows, "name")
     return [name[len(name) - size :] for name, size in zip(names, rows["key_size"].tolist(), strict=True)]
 
 
 def _texts(ix: Index, rows: Array, field: str) -> list[bytes]:
+    """Return one field of entries, a span in the text pool, as UTF-8."""
     spans = zip(rows[field].tolist(), rows[field + "_size"].tolist(), strict=True)
     return [bytes(ix.text[start : start + size]) for start, size in spans]
 
@@ -205,12 +215,8 @@ def _text(octets: bytes) -> bytes:
 
 
 def _streaming_digests(archive: Archive, progress: Progress | None) -> Callable[[int], bytes] | None:
-    """Return the SHA-256 of tensors of a remote archive, each hashed as it comes, in little memory; None for others."""
-    table = archive.source.piece_table()
-    for number in table.split() if table is not None else ():  # a shard that has nothing else is not streamed
-        for piece in archive.source.pieces(number):
-            if piece.source.remote is not None and piece.start not in piece.source.pins():
-                piece.source.pin({piece.start: hashlib.sha256(piece.source.payload(piece.number)).digest()})
+    """Return a function of tensor i for its SHA-256, computed as bytes of a remote archive come in; None for others."""
+    _pin_split_pieces(archive)
     parts = parts_by_file(archive)
     if all(part.source.remote is None for part in parts):
         return None
@@ -226,8 +232,20 @@ def _streaming_digests(archive: Archive, progress: Progress | None) -> Callable[
     return lambda i: by_name[archive.index.name(i)]()
 
 
+def _pin_split_pieces(archive: Archive) -> None:
+    """Pin the SHA-256 of remote pieces of split tensors: shards that have nothing else are not streamed."""
+    table = archive.source.piece_table()
+    for number in table.split() if table is not None else ():
+        for piece in archive.source.pieces(number):
+            if piece.source.remote is not None and piece.start not in piece.source.pins():
+                piece.source.pin({piece.start: hashlib.sha256(piece.source.payload(piece.number)).digest()})
+
+
 def logical_sha256(archive: Archive, i: int, keep_going: Callable[[int], bool] = lambda _: True) -> bytes:
-    """Return the SHA-256 of a tensor's elements in C order, of strided ones copied; `keep_going` may end it."""
+    """Return the SHA-256 of tensor i's elements in C order; a strided tensor is copied first.
+
+    `keep_going` gets the bytes of each piece that was hashed; if it returns False the digest is wrong, and not used.
+    """
     row = archive.row(i)
     if row.strides == NONE:
         return _sha256_of(archive.blocks(row.payload), keep_going)
@@ -235,11 +253,14 @@ def logical_sha256(archive: Archive, i: int, keep_going: Callable[[int], bool] =
 
 
 def _distinct(archive: Archive) -> tuple[list[Any], dict[Any, int]]:
-    """Return a key for each tensor by name, equal for the same logical bytes, and the first tensor of each key."""
+    """Return a key for each tensor in the order of names, and by key the first such tensor; LimitError as above.
+
+    Tensors of one key have the same logical bytes. It is the payload's place, or a tuple that begins with that.
+    """
     keys: list[Any] = []
     first: dict[Any, int] = {}
     limit = DIGEST_ALLOWANCE * archive.stored_nbytes()
-    strided_nbytes = whole_nbytes = 0  # to be hashed: of whole payloads, too, more than is stored if pieces repeat
+    strided_nbytes = whole_nbytes = 0  # to be hashed; payloads may also be more than is stored, if pieces repeat
     for i in archive.index.by_name.tolist():
         row = archive.row(i)
         place, strides = archive.place(row.payload), archive.strides(row)
@@ -258,10 +279,10 @@ def _distinct(archive: Archive) -> tuple[list[Any], dict[Any, int]]:
 
 
 def _sha256_by_key(archive: Archive, distinct: dict[Any, int], progress: Progress | None) -> dict[Any, bytes]:
-    """Return the SHA-256 of many tensors' logical bytes, made by several threads: the largest first."""
+    """Return the SHA-256 of tensors' logical bytes, by key; several threads hash, the largest first."""
     sizes = {key: archive.nbytes(archive.row(i)) for key, i in distinct.items()}
     total = sum(sizes.values())
-    count, copying = damage.Count(progress, total), threading.Lock()
+    count, copy_lock = damage.ByteCount(progress, total), threading.Lock()
     digests: dict[Any, bytes] = {}
 
     def hash_one(key: Any, going: Going) -> None:
@@ -269,8 +290,8 @@ def _sha256_by_key(archive: Archive, distinct: dict[Any, int], progress: Progres
             count.add(nbytes)
             return going()
 
-        strided = archive.row(distinct[key]).strides != NONE
-        with copying if strided else contextlib.nullcontext():  # one copy is in memory at a time
+        is_strided = archive.row(distinct[key]).strides != NONE
+        with copy_lock if is_strided else contextlib.nullcontext():  # one copy is in memory at a time
             digests[key] = logical_sha256(archive, distinct[key], keep_going)
 
     threads = min(cores(), MOST_THREADS, max(len(sizes), 1), total // WORTH_A_THREAD + 1)
@@ -280,34 +301,35 @@ def _sha256_by_key(archive: Archive, distinct: dict[Any, int], progress: Progres
 
 
 def _sha256_of(parts: Iterable[memoryview], keep_going: Callable[[int], bool] = lambda _: True) -> bytes:
-    """Return the SHA-256 of bytes; `keep_going`, as Ctrl-C, may end it after each piece."""
+    """Return the SHA-256 of bytes, hashed in pieces, after each of which `keep_going`, or Ctrl-C, may end it."""
     digest = hashlib.sha256()
-    for piece in (data[at : at + _PIECE] for data in parts for at in range(0, len(data), _PIECE)):
+    for piece in (data[start : start + _PIECE] for data in parts for start in range(0, len(data), _PIECE)):
         digest.update(piece)
         if not keep_going(len(piece)):
             break
     return digest.digest()
 
 
-def _put_attributes(archive: Archive, numbers: Array, put: Callable[[bytes], None], known: dict[Any, bytes]) -> None:
-    """Hash all attributes, by module and key, with the SHA-256 of bytes in place of these."""
+def _hash_attributes(archive: Archive, ranks: Array, put: Callable[[bytes], None], known: dict[Any, bytes]) -> None:
+    """Give `put` the bytes to hash for all attributes, by module and key; payloads as SHA-256, kept in `known`."""
     ix = archive.index
-    parents = numbers[ix.attributes["parent"]].tolist()
+    parents = ranks[ix.attributes["parent"]].tolist()
     keys = _texts(ix, ix.attributes, "name")
-    children = _children(ix, ix.attributes, keys, numbers)
+    heads = _heads(ix, ix.attributes, keys, ranks)
     types, forms, values = (ix.attributes[field].tolist() for field in ("type", "form", "value"))
     for i in sorted(range(len(keys)), key=lambda i: (parents[i], keys[i])):
-        kind, form, word = types[i], forms[i], values[i]
-        words = [word]
-        if form != ValueForm.SCALAR:
-            words = ix.words[word & NONE : (word & NONE) + (word >> 32)].tolist()
-        put(children[i] + _u64(kind, form, len(words)))
-        for w in words:
-            if kind == ValueType.TEXT:
-                put(_text(bytes(ix.text[w & NONE : (w & NONE) + (w >> 32)])))
-            elif kind == ValueType.PAYLOAD:
-                if (at := archive.place(w)) not in known:
-                    known[at] = _sha256_of([archive.payload(w)])
-                put(known[at])
+        words = [values[i]]
+        if forms[i] != ValueForm.SCALAR:
+            start, count = values[i] & NONE, values[i] >> 32
+            words = ix.words[start : start + count].tolist()
+        put(heads[i] + _u64(types[i], forms[i], len(words)))
+        for word in words:
+            if types[i] == ValueType.TEXT:
+                start, size = word & NONE, word >> 32
+                put(_text(bytes(ix.text[start : start + size])))
+            elif types[i] == ValueType.PAYLOAD:
+                if (place := archive.place(word)) not in known:
+                    known[place] = _sha256_of([archive.payload(word)])
+                put(known[place])
             else:
-                put(_u64(w))
+                put(_u64(word))

@@ -17,7 +17,7 @@ from .private_copy import check_apart
 
 __all__ = ["Decoded", "ForeignSource"]
 
-_AHEAD = 8 << 20  # bytes read at a time in a loop over payloads
+_READ_AHEAD = 8 << 20  # bytes read at a time in a loop over payloads
 
 
 class Decoded(NamedTuple):
@@ -74,9 +74,9 @@ class ForeignSource(FileSource):
         self._last, self._ahead = -2, list[Array]()  # the last payload that was read, and those read with another
 
     def _file(self, number: int) -> tuple[Memory | Decoded, int]:
-        """Return the file of a payload, and its offset there."""
-        k = int(self._file_of[number])
-        return self.files[k], int(self.table.rows["offset"][number]) + self.table.base - int(self.bases[k])
+        """Return the file that a payload lies in, and its offset there."""
+        file = int(self._file_of[number])
+        return self.files[file], int(self.table.rows["offset"][number]) + self.table.base - int(self.bases[file])
 
     def decoding(self, number: int) -> str | None:
         file, _ = self._file(number)
@@ -94,6 +94,7 @@ class ForeignSource(FileSource):
         return (copy.data.toreadonly() if self.mode == "r" else copy.data), 0
 
     def _copy(self, number: int) -> Array:
+        """Return a payload in memory of its own; LimitError if all that were decoded take far more than the files."""
         if self.mode == "r":
             self._decoded_nbytes += 0 if number in self._decoded else self.nbytes(number)
             self._decoded.add(number)
@@ -101,25 +102,26 @@ class ForeignSource(FileSource):
         file, _ = self._file(number)
         if isinstance(file, Memory) and file.on_demand and number not in (self._original or self)._kept:
             return self._read(number, file.octets)
-        out, done = np.empty(self.nbytes(number), np.uint8), 0  # the owner of the memory, as which it is looked up
+        out, filled = np.empty(self.nbytes(number), np.uint8), 0  # the owner of the memory: views keep it alive
         for piece in (self._original or self).blocks(number):
             octets = memoryview(piece).cast("B")
-            out[done : done + len(octets)] = octets
-            done += len(octets)
+            out[filled : filled + len(octets)] = octets
+            filled += len(octets)
         return out
 
     def _read(self, number: int, octets: Any) -> Array:
-        """Return a payload of a file that is read on demand; in a loop read those that follow, too."""
-        numbers, budget, offsets = [number], _AHEAD - self.nbytes(number), self.table.rows["offset"]
+        """Return a payload read from its file, `octets`; in a loop over payloads read those that follow, too."""
+        numbers, budget, offsets = [number], _READ_AHEAD - self.nbytes(number), self.table.rows["offset"]
         while self._last + 1 == number and (n := numbers[-1] + 1) < len(offsets) and offsets[n] != offsets[n - 1]:
             budget -= self.nbytes(n)
             if budget < 0 or self._file_of[n] != self._file_of[number]:
                 break
             numbers.append(n)
-        read = {n: new_memory(self.nbytes(n)) for n in numbers}
-        octets.fill([(self._file(n)[1], out.data) for n, out in read.items()])
-        self._last, self._ahead = numbers[-1], [self._copies.setdefault(n, out) for n, out in read.items()][1:]
-        return read[number]
+        memories = {n: new_memory(self.nbytes(n)) for n in numbers}
+        octets.fill([(self._file(n)[1], memory.data) for n, memory in memories.items()])
+        copies = [self._copies.setdefault(n, memory) for n, memory in memories.items()]
+        self._last, self._ahead = numbers[-1], copies[1:]
+        return memories[number]
 
     def read_by(self, number: int) -> tuple[Any, int] | None:
         file, offset = self._file(number)
@@ -152,64 +154,65 @@ class ForeignSource(FileSource):
             self._fetched.pin(pins)
 
     def blocks(self, number: int) -> Iterator[memoryview]:
-        """Yield the bytes of a payload in order; one that has to be decoded is not kept."""
+        """Yield the bytes of a payload in order; decoded ones are not kept. FormatError if they are too few or many."""
         file, _ = self._file(number)
         if isinstance(file, Memory) or number in self._copies:
             yield self.payload(number)
             return
-        done = 0
+        nbytes = 0
         for piece in file.pieces():
             octets = memoryview(piece).cast("B")
-            done += len(octets)
-            if done > file.nbytes:
+            nbytes += len(octets)
+            if nbytes > file.nbytes:
                 break
             yield octets
-        if done != file.nbytes:
+        if nbytes != file.nbytes:
             raise FormatError(f"decodes to other than its {file.nbytes} bytes; it is damaged", path=self.path)
 
     def neighbours(self, number: int) -> tuple[memoryview, Array] | None:
         file, _ = self._file(number)
         if isinstance(file, Decoded) or self.mode == "c" or self._fetched is not None or file.on_demand:
             return None
-        k = self._file_of[number]
-        offsets = self.table.rows["offset"].astype(np.int64) - int(self.bases[k])
-        return file.octets, np.where(self._file_of == k, offsets, -1)
+        file_number = self._file_of[number]
+        offsets = self.table.rows["offset"].astype(np.int64) - int(self.bases[file_number])
+        return file.octets, np.where(self._file_of == file_number, offsets, -1)
 
     def place(self, number: int) -> Place:
-        """Return the identity of a payload; in mode "c" each is memory of its own."""
+        """Return file 0 and a payload's range in the row of all files; in mode "c" a place that no other has."""
         return super().place(number) if self.mode == "r" else (number, 0, 0)
 
     def stored_nbytes(self, numbers: Array | None = None) -> int:
-        """Return the bytes that payloads take in the files, all by default; of decoded ones their files' size."""
-        chosen = np.arange(len(self.table.rows)) if numbers is None else np.asarray(numbers, np.int64)
-        return min(distinct_nbytes(self.table.rows[chosen]), self.opened_nbytes())
+        """Return the bytes that payloads take, all by default, at most the files' size: decoded ones may be larger."""
+        rows = self.table.rows if numbers is None else self.table.rows[np.asarray(numbers, np.int64)]
+        return min(distinct_nbytes(rows), self.opened_nbytes())
 
     def opened_nbytes(self) -> int:
         return self._opened_nbytes
 
     @property
     def is_mapped(self) -> bool:
-        files = [f for f in self.files if isinstance(f, Memory)]
-        mapped = all(f.on_demand or (f.mapping is not None and f.octets.readonly) for f in files)
-        return self.mode == "r" and self._fetched is None and mapped
+        memories = [file for file in self.files if isinstance(file, Memory)]
+        all_mapped = all(m.on_demand or (m.mapping is not None and m.octets.readonly) for m in memories)
+        return self.mode == "r" and self._fetched is None and all_mapped
 
     @property
     def file(self) -> tuple[str, tuple[int, ...]] | None:
-        one = self.mode == "r" and self.on_demand and not self._kept and [*self.files] == [self.memory]
-        return (self.memory.absolute or "", self.memory.identity or ()) if one else None
+        if self.mode == "c" or not self.on_demand or self._kept or [*self.files] != [self.memory]:
+            return None
+        return self.memory.absolute or "", self.memory.identity or ()
 
     @property
     def gone(self) -> bool:
         return any(was_replaced(file) for file in self.files if isinstance(file, Memory))
 
     def mappings(self) -> list[weakref.ref[Any]]:
-        maps = [f.mapping for f in self.files if isinstance(f, Memory) and f.mapping is not None]
-        return [weakref.ref(mapping) for mapping in maps]
+        memories = [file for file in self.files if isinstance(file, Memory)]
+        return [weakref.ref(memory.mapping) for memory in memories if memory.mapping is not None]
 
     def private(self, numbers: Array | None = None) -> PayloadSource:
         """Return a source that copies each payload into memory of its own when it is first used."""
-        chosen = np.arange(len(self.table.rows)) if numbers is None else numbers
-        nbytes = int(self.table.rows["nbytes"][chosen].sum(dtype=np.float64))
+        rows = self.table.rows if numbers is None else self.table.rows[numbers]
+        nbytes = int(rows["nbytes"].sum(dtype=np.float64))
         check_apart(nbytes, self.opened_nbytes(), self.path)
         return ForeignSource(self.memory, self.files, self.bases, self.table, self, nbytes=self.opened_nbytes())
 

@@ -11,7 +11,7 @@ import numpy as np
 from zcrecord import dtypes
 from zcrecord.codec.entries import DIGEST_NAMES, KIND_NAMES
 from zcrecord.codec.index import TensorEntry
-from zcrecord.codec.layout import MAX_ALIGNMENT, NONE
+from zcrecord.codec.layout import MAX_ALIGNMENT, NONE, is_sealed
 from zcrecord.dtypes import DType
 from zcrecord.errors import UnsupportedError
 
@@ -81,25 +81,18 @@ class ArchiveLayout:
 
 def layout(archive: Archive) -> ArchiveLayout:
     """Return the places and sizes of an archive's parts."""
-    h = archive.header
+    header = archive.header
     stored, nominal = payload_bytes(archive)
     return ArchiveLayout(
-        version=h.version,
-        alignment=h.alignment,
-        base_alignment=h.base_alignment,
-        index_offset=h.index_offset,
-        index_nbytes=h.index_size,
-        payload_offset=h.payload_offset,
-        archive_nbytes=h.archive_size,
-        front=h.front,
-        sealed=any(archive.buffer[10:60]),
-        digest=DIGEST_NAMES[archive.index.digest_kind],
-        deduplicated=nominal - stored,
-    )
+        version=header.version, alignment=header.alignment, base_alignment=header.base_alignment,
+        index_offset=header.index_offset, index_nbytes=header.index_size, payload_offset=header.payload_offset,
+        archive_nbytes=header.archive_size, front=header.front, sealed=is_sealed(archive.buffer),
+        digest=DIGEST_NAMES[archive.index.digest_kind], deduplicated=nominal - stored,
+    )  # fmt: skip
 
 
 def payload_bytes(archive: Archive) -> tuple[int, int]:
-    """Return the bytes of stored payloads, and those of all payloads, however many share a range."""
+    """Return the bytes of payloads, each range once, and those of all, as if none shared a range."""
     archive.ensure_all()
     rows = archive.index.payloads
     return int(rows["nbytes"][~is_twin(rows)].sum()), int(rows["nbytes"].sum())
@@ -112,7 +105,7 @@ def info(archive: Archive, i: int) -> TensorInfo:
 
 
 def _tied_names(archive: Archive, payload: int) -> tuple[str, ...]:
-    """Return the names of all tensors of a payload with several; one tuple for all, else n tuples have n names each."""
+    """Return the names of all tensors of a payload, one tuple for all of them; empty if there is one tensor alone."""
     names = archive.tied.get(payload, ())
     if names or payload == NONE:
         return names
@@ -120,7 +113,7 @@ def _tied_names(archive: Archive, payload: int) -> tuple[str, ...]:
     if len(users) < 2:
         return ()
     archive.ensure_all()  # other tensors' names are shown too
-    names = tuple(archive.index.name(u) for u in users.tolist())
+    names = tuple(map(archive.index.name, users.tolist()))
     return archive.tied.setdefault(payload, names)
 
 
@@ -134,36 +127,30 @@ def infos(archive: Archive) -> Iterator[TensorInfo]:
 
 
 def _ties(archive: Archive, names: list[str]) -> dict[int, tuple[str, ...]]:
-    numbers, first, counts = np.unique(archive.index.tensors["payload"], return_inverse=True, return_counts=True)
+    """Return the names of tied tensors by their payload; `names` are those of all tensors."""
+    payloads = archive.index.tensors["payload"]
+    _, inverse, counts = np.unique(payloads, return_inverse=True, return_counts=True)
     out: dict[int, list[str]] = {}
-    for i in np.flatnonzero(counts[first] > 1).tolist():
-        out.setdefault(int(numbers[first[i]]), []).append(names[i])
+    for i in np.flatnonzero(counts[inverse] > 1).tolist():
+        out.setdefault(int(payloads[i]), []).append(names[i])
     return {number: tuple(names) for number, names in out.items() if number != NONE}
 
 
 def _info(archive: Archive, name: str, row: TensorEntry, module: str, tied: tuple[str, ...]) -> TensorInfo:
-    """Return the description of a tensor, of which names and ties are known."""
-    kind = dtypes.by_code.get(row.dtype) or DType(row.dtype, f"unknown {row.dtype}", row.bits, *[None] * 5)
+    """Return the description of a tensor by its entry; names of it, its module and its ties are given."""
+    dtype = dtypes.by_code.get(row.dtype) or DType(row.dtype, f"unknown {row.dtype}", row.bits, *[None] * 5)
     offset, alignment, digest = 0, 0, None
     if row.payload != NONE:
         start, _, digest = archive.index.payloads[row.payload].item()
         start += archive.header.payload_offset + archive.offset
-        offset, alignment = start + row.byte_offset, min(start & -start, MAX_ALIGNMENT)
+        power_of_two = start & -start  # the largest that divides it: its lowest bit
+        offset, alignment = start + row.byte_offset, min(power_of_two, MAX_ALIGNMENT)
     return TensorInfo(
-        name=name,
-        dtype=kind,
-        shape=archive.shape(row),
-        strides=archive.strides(row),
-        offset=offset,
-        nbytes=archive.nbytes(row),
-        alignment=alignment,
-        payload=None if row.payload == NONE else row.payload,
-        digest=digest if archive.index.digest_kind else None,
-        tied=tied,
-        bits=row.bits,
-        module=module,
+        name=name, dtype=dtype, shape=archive.shape(row), strides=archive.strides(row), offset=offset,
+        nbytes=archive.nbytes(row), alignment=alignment, payload=None if row.payload == NONE else row.payload,
+        digest=digest if archive.index.digest_kind else None, tied=tied, bits=row.bits, module=module,
         decoding=None if row.payload == NONE else archive.source.decoding(row.payload),
-    )
+    )  # fmt: skip
 
 
 def _module_name(archive: Archive, number: int) -> str:
@@ -176,45 +163,44 @@ def modules(archive: Archive) -> dict[str, ModuleInfo]:
     ix = archive.index
     names = [_module_name(archive, m) for m in range(len(ix.modules))]
     values: dict[int, dict[str, Any]] = {}
-    for a in unflatten.attribute_entries(ix, ix.attributes, archive.payload):
-        values.setdefault(a.parent, {})[a.key] = a.value
+    for entry in unflatten.attribute_entries(ix, ix.attributes, archive.payload):
+        values.setdefault(entry.parent, {})[entry.key] = entry.value
     sizes = np.array([archive.nbytes(row) for row in map(TensorEntry._make, ix.tensors.tolist())], np.int64)
     if ix.by_module is not None:
         sizes = sizes[ix.by_module]
     sums = np.concatenate(([0], np.cumsum(sizes)))
-    first = [*ix.modules["first_tensor"].tolist(), len(ix.tensors)]
+    starts = [*ix.modules["first_tensor"].tolist(), len(ix.tensors)]  # of each module's tensors, by module
     out = {}
     for m, (name, row) in enumerate(zip(names, ix.modules, strict=True)):
-        last = first[int(row["end"])]
+        start, end = starts[m], starts[int(row["end"])]
         out[name] = ModuleInfo(
-            name=name,
-            kind=KIND_NAMES.get(int(row["kind"]), "mapping"),
-            type_name=ix.text_of(row, "type_name"),
-            tensors=last - first[m],
-            nbytes=int(sums[last] - sums[first[m]]),
-            attributes=values.get(m, {}),
-        )
+            name=name, kind=KIND_NAMES.get(int(row["kind"]), "mapping"), type_name=ix.text_of(row, "type_name"),
+            tensors=end - start, nbytes=int(sums[end] - sums[start]), attributes=values.get(m, {}),
+        )  # fmt: skip
     return out
 
 
 def attributes(archive: Archive, payload: Callable[[int], Any] | None = None) -> dict[str, Any]:
-    """Return every attribute by its full name, in saved order; bytes as `payload` gives them, else as views."""
+    """Return every attribute by its full name, in saved order; bytes as `payload` returns them, by default views.
+
+    UnsupportedError if two have one full name, LimitError if the names would take far more memory than the index.
+    """
     archive.ensure_all()
     ix = archive.index
     unflatten.check_full_names(ix, archive.header.index_size)
     out: dict[str, Any] = {}
-    for a in unflatten.attribute_entries(ix, ix.attributes, payload or archive.payload):
-        module = _module_name(archive, a.parent)
-        name = f"{module}.{a.key}" if module else a.key
+    for entry in unflatten.attribute_entries(ix, ix.attributes, payload or archive.payload):
+        module = _module_name(archive, entry.parent)
+        name = f"{module}.{entry.key}" if module else entry.key
         if name in out:
             fault = "two attributes have this full name; a module's `attributes` have them by key"
             raise UnsupportedError(fault, path=archive.path, tensor=name)
-        out[name] = a.value
+        out[name] = entry.value
     return out
 
 
 def child_of_type(archive: Archive, type_name: str) -> int | None:
-    """Return the number of the first module of a type among the record's own children; None if there is none."""
+    """Return the number of the first child of the record that is a module with this type name; None without one."""
     archive.ensure_all()
     ix = archive.index
     rows = ix.modules
@@ -223,7 +209,10 @@ def child_of_type(archive: Archive, type_name: str) -> int | None:
 
 
 def walk(archive: Archive) -> Iterator[tuple[int, str, Any]]:
-    """Yield (depth, key, child) of all children in pre-order and saved order, the record first: an info, or a value."""
+    """Yield depth, key and description of the record and all below it, in pre-order and saved order.
+
+    A description is a ModuleInfo, a TensorInfo, or the value of an attribute.
+    """
     described = list(modules(archive).values())
     names = archive.names()
     ties = _ties(archive, names)

@@ -14,13 +14,14 @@ from .private_copy import PrivateSource
 
 
 def source_in(memory: Memory, octets: memoryview, table: PayloadTable, offset: int = 0) -> FileSource:
-    """Return a source over memory: read on demand, mapped if nobody can have written to it, or in memory."""
-    if memory.on_demand and not isinstance(octets, memoryview):  # an embedded archive was read whole
+    """Return the source of a local archive or file: read on demand, mapped read-only, or in writable memory."""
+    if memory.on_demand and not isinstance(octets, memoryview):  # unless an embedded archive was read whole
         from .foreign_source import ForeignSource  # here, because few files are read on demand
 
         return ForeignSource(memory, [memory], np.zeros(1, np.uint64), table)
-    mapped = memory.mapping is not None and memory.identity is not None and memory.octets.readonly
-    return (MappedSource if mapped else MemorySource)(memory, octets, table, offset)
+    is_mapped = memory.mapping is not None and memory.identity is not None and memory.octets.readonly
+    source = MappedSource if is_mapped else MemorySource
+    return source(memory, octets, table, offset)
 
 
 class MemorySource(FileSource):
@@ -55,7 +56,7 @@ class MappedSource(MemorySource):
         return self.memory.mapping
 
     def private_memory(self) -> Memory:
-        """Return a mapping whose pages are copied when they are written."""
+        """Return a private mapping, whose pages are copied when they are written; SourceError for a replaced file."""
         path, identity = self.file or ("", ())
         copy = map_file(path, private=True, least=0)
         if copy.identity != identity:

@@ -16,17 +16,18 @@ Patterns = str | Iterable[str]
 
 
 def is_pattern(name: str) -> bool:
-    """Return True if a name has wildcards."""
-    return any(c in name for c in "*?[")
+    """Return True if a name has a wildcard: `*`, `?` or `[`."""
+    return any(wildcard in name for wildcard in "*?[")
 
 
 def matcher(patterns: Iterable[str], *, below: bool = False) -> Callable[[str], bool]:
-    """Return a test of names that is true of those that match any pattern; `below`: of all below a match, too."""
+    """Return a test whether a name matches any pattern; with `below` also whether a module around it does."""
     exact = set(patterns)
-    wild = [p for p in exact if is_pattern(p)]
-    expressions = [fnmatch.translate(p) for p in wild]
+    wild = [pattern for pattern in exact if is_pattern(pattern)]
+    expressions = [fnmatch.translate(pattern) for pattern in wild]
     if below:
-        expressions += [*(fnmatch.translate(f"{p}.*") for p in exact), *(re.escape(f"{p}.") for p in wild)]
+        expressions += [fnmatch.translate(f"{pattern}.*") for pattern in exact]
+        expressions += [re.escape(f"{pattern}.") for pattern in wild]  # a name matches itself, too
     match = re.compile("|".join(expressions) or r"(?!)").match
     return lambda name: name in exact or match(name) is not None
 
@@ -35,17 +36,17 @@ class NameFilter:
     """Tests whether a name is selected: it, or a module around it, matches `select` (None: any) and not `exclude`."""
 
     def __init__(self, select: Patterns | None, exclude: Patterns | None) -> None:
-        chosen, dropped = ("*",) if select is None else _checked_patterns(select), _checked_patterns(exclude or ())
-        self.text = " ".join(chosen) + (f" without {' '.join(dropped)}" if dropped else "")
-        self._chosen, self._dropped = matcher(chosen, below=True), matcher(dropped, below=True)
+        selected, excluded = ("*",) if select is None else _checked_patterns(select), _checked_patterns(exclude or ())
+        self.text = " ".join(selected) + (f" without {' '.join(excluded)}" if excluded else "")
+        self._is_selected, self._is_excluded = matcher(selected, below=True), matcher(excluded, below=True)
 
     def __call__(self, name: str) -> bool:
         """Return True if the name is selected and not excluded."""
-        return self._chosen(name) and not self._dropped(name)
+        return self._is_selected(name) and not self._is_excluded(name)
 
 
 def _checked_patterns(patterns: Any, options: str = "select= and exclude= take") -> tuple[str, ...]:
-    """Return patterns as a tuple; UnsupportedError, which names the options, if one is not text."""
+    """Return one pattern or several as a tuple; UnsupportedError, which starts with `options`, if one is no str."""
     listed = (patterns,) if isinstance(patterns, str) else tuple(patterns)
     for pattern in listed:
         if not isinstance(pattern, str):
@@ -56,16 +57,17 @@ def _checked_patterns(patterns: Any, options: str = "select= and exclude= take")
 def name_test(
     names: Any, tensors: Callable[[], list[str]], modules: list[str], path: str | None, *, each: bool = False
 ) -> Callable[[str], bool]:
-    """Return a test of names against `names`, some maybe patterns; TensorNotFoundError for unknown ones.
+    """Return a test whether a name matches `names`, each a name or a pattern.
 
-    With `each`, a pattern that matches nothing is unknown, too.
+    `tensors` and `modules` are the names in the archive at `path`. TensorNotFoundError for a name that is not there;
+    with `each`, also for a pattern that matches nothing.
     """
     if not isinstance(names, Iterable):
         raise UnsupportedError(f"names= takes a pattern, several, or a function, not a {type(names).__name__}")
     patterns = _checked_patterns(names, "names= takes")
     known = {*tensors(), *modules} if patterns else set()
-    missing = [n for n in patterns if n not in known]
-    missing = [n for n in missing if not is_pattern(n) or (each and not any(map(matcher([n]), known)))]
+    missing = [name for name in patterns if name not in known]
+    missing = [name for name in missing if not is_pattern(name) or (each and not any(map(matcher([name]), known)))]
     if missing:
         why = prefix_advice(missing[0], tensors())
         raise TensorNotFoundError(missing[0], lambda: _to_suggest(missing[0], tensors(), modules), path=path, why=why)
@@ -73,14 +75,14 @@ def name_test(
 
 
 def prefix_advice(name: str, tensors: list[str]) -> str | None:
-    """Return advice for a name that others start with: a flat state dict has dots in its keys, and no modules."""
+    """Return advice for a name that tensors' names start with, as in a flat state dict; None for other names."""
     if not any(tensor.startswith(f"{name}.") for tensor in tensors):
         return None
     return f"is no module, only how names of tensors start; '{printable(name)}.*' matches those"
 
 
 def _to_suggest(name: str, tensors: list[str], modules: list[str]) -> list[str]:
-    """Return the names to look for close ones in: the tensors', which are counted if none is, and close modules'."""
+    """Return candidates for an error's suggestions: modules with a name like `name`, then all tensors."""
     import difflib  # here, because it is needed only once something went wrong
 
     close = [*difflib.get_close_matches(name, modules, cutoff=0.5), *(module for module in modules if name in module)]
@@ -88,42 +90,50 @@ def _to_suggest(name: str, tensors: list[str], modules: list[str]) -> list[str]:
 
 
 def renamer(rename: Any) -> Callable[[str], str]:
-    """Return a function from names to new ones; of several prefixes the longest counts, of patterns each in turn."""
+    """Return a function from names to new names, made of a function, or of a mapping of prefixes and patterns.
+
+    A name gets the new text of its longest prefix in the mapping, "" among them, then each pattern's in turn.
+    UnsupportedError for anything else.
+    """
     if not isinstance(rename, Mapping):
         if not callable(rename):
             raise UnsupportedError(f"rename= takes a mapping or a function, not a {type(rename).__name__}")
         function: Callable[[str], str] = rename
         return function
     for key, value in rename.items():
-        pattern = isinstance(key, re.Pattern) and isinstance(key.pattern, str)
-        if not (isinstance(value, str) and (pattern or isinstance(key, str))) and not (pattern and callable(value)):
+        is_text_pattern = isinstance(key, re.Pattern) and isinstance(key.pattern, str)
+        is_name = is_text_pattern or isinstance(key, str)
+        if not (is_name and isinstance(value, str)) and not (is_text_pattern and callable(value)):
             fault = f"rename= maps names, or compiled patterns of text, to names, and not {key!r} to {value!r}"
             raise UnsupportedError(fault)
-    exact = {k: v for k, v in rename.items() if isinstance(k, str)}
-    patterns = [(k, v) for k, v in rename.items() if not isinstance(k, str)]
+    prefixes = {key: value for key, value in rename.items() if isinstance(key, str)}
+    patterns = [(key, value) for key, value in rename.items() if not isinstance(key, str)]
 
-    def new(name: str) -> str:
-        prefix, rest = name, ""
-        while prefix and prefix not in exact:
+    def new_name(name: str) -> str:
+        prefix, suffix = name, ""
+        while prefix and prefix not in prefixes:
             prefix, _, last = prefix.rpartition(".")
-            rest = f".{last}{rest}"
-        if prefix in exact:
-            out = exact[prefix] + (rest if prefix or not name else f".{name}")
-            name = out.removeprefix(".")
+            suffix = f".{last}{suffix}"
+        if prefix in prefixes:
+            suffix = f".{name}" if name and not prefix else suffix
+            name = f"{prefixes[prefix]}{suffix}".removeprefix(".")
         for pattern, replacement in patterns if name else ():
             name = pattern.sub(replacement, name)
         return name
 
-    return new
+    return new_name
 
 
 def star_match(old: str) -> Callable[[str], re.Match[str] | None]:
-    """Return a match of names against a pattern whose only wildcard is `*`, any text; each `*` is a group."""
+    """Return the fullmatch function of a pattern whose only wildcard is `*`, any text; each `*` is a group."""
     return re.compile("(.*)".join(map(re.escape, old.split("*"))), re.DOTALL).fullmatch
 
 
 def star_renamer(old: str, new: str) -> Callable[[str], str]:
-    """Return a function that renames what matches `old`: the n-th `*` of `new` is the text that the n-th stands for."""
+    """Return a function that renames names that match `old`; the n-th `*` of `new` becomes the text of the n-th there.
+
+    UnsupportedError unless both have as many.
+    """
     parts = new.split("*")
     if old.count("*") != len(parts) - 1:
         fault = f"'{printable(old)}' has {old.count('*')} *, the new name '{printable(new)}' {len(parts) - 1}"
@@ -131,7 +141,8 @@ def star_renamer(old: str, new: str) -> Callable[[str], str]:
     match = star_match(old)
 
     def rename(name: str) -> str:
-        texts = match(name)
-        return name if texts is None else "".join(a + b for a, b in zip(parts, [*texts.groups(), ""], strict=True))
+        if (matched := match(name)) is None:
+            return name
+        return "".join(part + text for part, text in zip(parts, [*matched.groups(), ""], strict=True))
 
     return rename

@@ -13,12 +13,12 @@ from .piece_table import PieceTable
 
 
 def _of_whole(name: str) -> Any:
-    """Return an attribute or method of the whole source."""
+    """Return a property that is the attribute or method of this name of the whole source."""
     return property(attrgetter(f"whole.{name}"))
 
 
 def _by_number(name: str) -> Any:
-    """Return a method that calls the whole source's, with the payload's number there."""
+    """Return a method that calls the whole source's of this name, with the payload's number there."""
 
     def method(part: PartSource, number: int, *arguments: Any) -> Any:
         return getattr(part.whole, name)(int(part.numbers[number]), *arguments)
@@ -27,9 +27,9 @@ def _by_number(name: str) -> Any:
 
 
 class PartSource(PayloadSource):
-    """The payloads `numbers` of the source `whole`, which is no part itself, and stays open."""
+    """Payloads of another source: payload i is payload `numbers[i]` of `whole`, which is no part itself."""
 
-    # Of files, which a part has in common with the whole.
+    # Files are those of the whole.
     opened_nbytes: Any = _of_whole("opened_nbytes")
     file: Any = _of_whole("file")
     mapping: Any = _of_whole("mapping")
@@ -68,8 +68,10 @@ class PartSource(PayloadSource):
         self.buffer, self.offset, self.on_demand = source.buffer, source.offset, source.on_demand
 
     def neighbours(self, number: int) -> tuple[memoryview, Array] | None:
-        near = self.whole.neighbours(int(self.numbers[number]))
-        return None if near is None else (near[0], near[1][self.numbers])
+        if (neighbours := self.whole.neighbours(int(self.numbers[number]))) is None:
+            return None
+        octets, offsets = neighbours
+        return octets, offsets[self.numbers]
 
     def fetch(self, numbers: Sequence[int] | None = None) -> None:
         self.whole.fetch((self.numbers if numbers is None else self.numbers[list(numbers)]).tolist())

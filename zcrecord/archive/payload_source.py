@@ -41,7 +41,7 @@ Place = tuple[int, int, int]  # a file, by its number in the source, and the off
 
 
 class MemberSum(NamedTuple):
-    """The CRC-32 that another format has of a range of its file, and the name that it has for the range."""
+    """A member of another format's zip file: its bytes, the CRC-32 that the file has of them, and its name."""
 
     octets: memoryview
     crc: int
@@ -97,23 +97,23 @@ class PayloadSource(ABC):
 
     def payload(self, number: int) -> memoryview:
         """Return the bytes of a payload, read-only."""
-        octets, at = self.locate(number)
-        return octets[at : at + self.nbytes(number)].toreadonly()
+        octets, start = self.locate(number)
+        return octets[start : start + self.nbytes(number)].toreadonly()
 
     def blocks(self, number: int) -> Iterator[memoryview]:
         """Yield the bytes of a payload in order, each block valid until the next; a split one is not put together."""
         yield self.payload(number)
 
     def decoding(self, _number: int) -> str | None:
-        """Return why a payload is decoded when it is used, as another format may ask; None if it is used as it lies."""
+        """Return the reason, in words, why a payload is decoded or copied on use; None if views are of its file."""
         return None
 
     @abstractmethod
     def neighbours(self, number: int) -> tuple[memoryview, Array] | None:
-        """Return memory in which a payload lies, and the offset there of every payload, or -1; None if not at hand."""
+        """Return memory with a payload, and by payload the offset there, or -1; None if bytes are made on use."""
 
     def fetch(self, numbers: Sequence[int] | None = None) -> None:  # noqa: B027  # local ones are there
-        """Have payloads in memory, all by default, each compared with its digest; local ones are there."""
+        """Fetch payloads of a remote archive into memory, all by default, and compare each with its digest."""
 
     # Places.
 
@@ -123,15 +123,15 @@ class PayloadSource(ABC):
 
     @abstractmethod
     def pieces(self, number: int, chosen: Sequence[int] | None = None) -> list[Piece]:
-        """Return the payloads of single files that a payload is stored as, or some of them; opens those files."""
+        """Return the pieces that a payload is stored as, or those at `chosen` positions; opens their files."""
 
     def boxes(self, _number: int, shape: tuple[int, ...], _bits: int) -> tuple[Array, Array]:
-        """Return first index and size along each axis of each piece of a payload's tensor; they tile the shape."""
+        """Return by piece first index and size along each axis of a tensor; FormatError unless they tile its shape."""
         return np.zeros((1, len(shape)), np.int64), np.array([shape], np.int64)
 
     @abstractmethod
     def stored_nbytes(self, numbers: Array | None = None) -> int:
-        """Return the bytes that payloads take, all by default, each range once; holes do not count."""
+        """Return the bytes that payloads take, all by default, each byte of a file once; gaps do not count."""
 
     @abstractmethod
     def opened_nbytes(self) -> int:
@@ -141,17 +141,17 @@ class PayloadSource(ABC):
 
     @property
     def file(self) -> tuple[str, tuple[int, ...]] | None:
-        """Absolute path and identity of the one mapped file with all payloads, unedited; None without one."""
+        """Absolute path and identity of the one local file with all payloads, unedited; None without one."""
         return None
 
     @property
     def mapping(self) -> Any:
-        """The mapping of that file, or of a private copy of it; None if there is not one alone."""
+        """The mapping of the one file with all payloads, or of a private copy; None if there is no such mapping."""
         return None
 
     @property
     def gone(self) -> bool:
-        """True if an opened file was replaced or removed at its path; a mapping of it is as it was."""
+        """True if an opened file was replaced or removed at its path; mappings of it stay valid."""
         return False
 
     @property
@@ -172,7 +172,7 @@ class PayloadSource(ABC):
         raise UnsupportedError("its payloads lie in one file", path=self.path)
 
     def numbers_in_file(self, _file: int, numbers: Array) -> Array:
-        """Return numbers of the table of pieces as those of payloads in the archive of their file."""
+        """Return the payloads' numbers in the archive of a further file, by their numbers in the table of pieces."""
         return numbers
 
     def open_files(self, files: Iterable[int]) -> None:  # noqa: B027  # there is one, and it is open
@@ -185,15 +185,15 @@ class PayloadSource(ABC):
         return None if file == NONE else self.file_names[file]
 
     def read_by(self, _number: int) -> tuple[Any, int] | None:
-        """Return the source, as a loader's, that reads a payload, and its offset there; None for others."""
+        """Return a loader's source that reads a payload from its file, and its offset there; None if it is mapped."""
         return None
 
     def keep(self, number: int) -> None:  # noqa: B027  # others are in memory, or mapped
-        """Read a payload of one file that is read on demand now, and use that memory from now on."""
+        """Read a payload now if it is read on demand, and use that memory from now on."""
 
     @property
     def is_mapped(self) -> bool:
-        """True if the bytes are those of files, mapped or read on demand, and nobody can have written to them."""
+        """True if payloads are the bytes of local files, mapped or read on demand, and cannot have been edited."""
         return self.file is not None
 
     @property
@@ -203,26 +203,26 @@ class PayloadSource(ABC):
 
     @property
     def remote(self) -> Any:
-        """Fetches ranges of the one file by position; None if the file is local, or there are several."""
+        """The RemoteFile that fetches ranges of the one file; None if the file is local, or there are several."""
         return None
 
     # Expected SHA-256 digests.
 
     def seal(self) -> bytes | None:
-        """Return bytes that tell this source from others; None if the archive's header does."""
+        """Return bytes that tell this source from others; None if the archive's header is enough."""
         return None
 
     def pins(self) -> dict[Any, Any]:
-        """Return the SHA-256 digests that remote payloads had when all of the record was hashed, for `pin`."""
+        """Return the SHA-256 of remote payloads by their offset, as they were when they were fetched or hashed."""
         return {}
 
     def pin(self, pins: Mapping[Any, Any]) -> None:
-        """Compare remote payloads, whenever they are fetched, with the SHA-256 digests that they had."""
+        """Compare remote payloads, whenever they are fetched, with `pins` of the same archive; else IntegrityError."""
         if any(isinstance(key, str) for key in pins):
             raise IntegrityError("is not the catalogue that was checked; it was replaced since", path=self.path)
 
     def expected(self, number: int) -> list[bytes | None]:
-        """Return the SHA-256 that each piece of a payload is compared with; None where it is not known."""
+        """Return the pinned SHA-256 of each piece of a payload; None where there is none."""
         return [piece.source.pins().get(piece.start) for piece in self.pieces(number)]
 
     # Sources made of this one.
@@ -241,19 +241,16 @@ class PayloadSource(ABC):
 
     @abstractmethod
     def mappings(self) -> list[weakref.ref[Any]]:
-        """Return the mappings that are open, which live as long as anything uses them."""
+        """Return weak references to the open mappings, each of which lives as long as a view of it."""
 
 
 class PayloadTable(NamedTuple):
-    """The payloads of one archive: their entries, True if these have digests, and the base of their offsets.
+    """The payloads of one archive."""
 
-    `blocks` returns the checksums of their blocks.
-    """
-
-    rows: Array
-    hashed: bool
-    base: int
-    blocks: Callable[[], BlockTable | None] = lambda: None
+    rows: Array  # their entries in the index
+    hashed: bool  # True if entries have digests
+    base: int  # the offset that their offsets count from
+    blocks: Callable[[], BlockTable | None] = lambda: None  # returns the checksums of their blocks
 
 
 def is_twin(payloads: Array) -> Array:
@@ -263,18 +260,18 @@ def is_twin(payloads: Array) -> Array:
 
 
 def distinct_nbytes(payloads: Array) -> int:
-    """Return the bytes that entries of payloads of one file take, each byte once, whatever unchecked entries claim."""
+    """Return the size in bytes of the union of payloads' ranges in one file; entries need not be verified."""
     offsets, sizes = payloads["offset"], payloads["nbytes"]
     if (offsets[1:] < offsets[:-1]).any():
         order = np.argsort(offsets)
         offsets, sizes = offsets[order], sizes[order]
-    starts = offsets.astype(np.float64)  # exact for every size of a file; 64 bits would wrap
+    starts = offsets.astype(np.float64)  # exact for every size of a file; sums of 64 bits would wrap
     ends = np.maximum.accumulate(starts + sizes)
     return int((ends - np.maximum(starts, np.append(0.0, ends)[:-1])).sum())
 
 
 def was_replaced(memory: Memory) -> bool:
-    """Return True if a mapped file was replaced or removed at its path."""
+    """Return True if another file, or none, is at the path of a mapped file; False for memory without one."""
     if memory.identity is None or memory.absolute is None:
         return False
     try:
@@ -285,7 +282,7 @@ def was_replaced(memory: Memory) -> bool:
 
 
 class FileSource(PayloadSource):
-    """The payloads of one archive, all in `memory`, that of a file or buffer; `octets` starts with the first."""
+    """The payloads of one archive, all in `memory`, that of a file or buffer; their offsets count in `octets`."""
 
     mode: Mode = "r"
     sealed: Callable[[], bytes] | None = None  # of another format: returns the SHA-256 of the index made of its file
@@ -312,14 +309,16 @@ class FileSource(PayloadSource):
     def sums(self, number: int) -> Blocks | None:
         """Return the checksums of a payload's blocks; None if they are not known, or its bytes may be edited."""
         table = self.table.blocks() if self.table.hashed and self.mode == "r" else None
-        return None if table is None else table.find(*self.table.rows[number].item()[:0:-1])
+        _, nbytes, digest = self.table.rows[number].item()
+        return None if table is None else table.find(digest, nbytes)
 
     def start(self, number: int) -> int:
         """Return the offset of a payload in the archive."""
         return self.table.base + int(self.table.rows["offset"][number])
 
     def locate(self, number: int) -> tuple[memoryview, int]:
-        return self.octets, self.table.rows[number].item()[0]
+        offset, _, _ = self.table.rows[number].item()
+        return self.octets, offset
 
     def payload(self, number: int) -> memoryview:
         start = self.start(number)

@@ -29,7 +29,7 @@ class PieceTable:
         self._whole: Array | None = None
 
     def chosen(self, numbers: Any) -> PieceTable:
-        """Return the table of some payloads."""
+        """Return the table of the payloads of these numbers, in their order."""
         if self.first is None:
             return PieceTable(self.file[numbers], self.payload[numbers], None, None, None)
         counts = (self.first[1:] - self.first[:-1])[numbers].astype(np.int64)
@@ -40,7 +40,7 @@ class PieceTable:
         return PieceTable(self.file[rows], self.payload[rows], first, self.origin[rows], self.extent[rows])
 
     def pieces(self, number: int) -> range:
-        """Return the pieces of a payload."""
+        """Return the positions of a payload's pieces in the table."""
         first = self.first
         return range(number, number + 1) if first is None else range(int(first[number]), int(first[number + 1]))
 
@@ -49,31 +49,32 @@ class PieceTable:
         return [int(file) for file in np.unique(self.file)]
 
     def in_file(self, file: int) -> Array:
-        """Return the pieces that lie in a file, ascending."""
+        """Return the positions of the pieces that lie in a file, ascending."""
         if self._by_file is None:
             order = np.argsort(self.file, kind="stable")
             self._by_file = order, self.file[order]
         order, files = self._by_file
-        return order[slice(*np.searchsorted(files, np.array([file, file + 1], np.int64)))]
+        start, end = np.searchsorted(files, np.array([file, file + 1], np.int64))
+        return order[start:end]
 
     def payloads_of(self, pieces: Array) -> Array:
-        """Return the payload that each piece is of."""
+        """Return the number of the payload that each of these pieces belongs to."""
         return pieces if self.first is None else np.searchsorted(self.first, pieces.astype(np.uint64), "right") - 1
 
     def whole(self) -> Array:
-        """Return for each payload the file that it lies in, whole; NONE for those in the catalogue, or split."""
+        """Return by payload the file that it lies in, whole; NONE for those in the catalogue, or split."""
         if self.first is None:
             return self.file
         if self._whole is None:
-            alone = self.first[1:] - self.first[:-1] == 1
-            self._whole = np.where(alone, self.file[self.first[:-1].astype(np.int64)], NONE)
+            is_whole = self.first[1:] - self.first[:-1] == 1
+            self._whole = np.where(is_whole, self.file[self.first[:-1].astype(np.int64)], NONE)
         return self._whole
 
     def numbers(self) -> Array:
-        """Return the number of each payload in its file; of a split one that of its first piece."""
+        """Return by payload its number in its file; of a split one that of its first piece."""
         return self.payload if self.first is None else self.payload[self.first[:-1].astype(np.int64)]
 
     def split(self) -> frozenset[int]:
-        """Return the payloads that are stored in several pieces."""
+        """Return the numbers of the payloads that are stored in several pieces."""
         first = self.first
         return frozenset() if first is None else frozenset(np.flatnonzero(first[1:] - first[:-1] > 1).tolist())

@@ -23,7 +23,7 @@ _MAPPINGS = 32  # of one file at the most: each takes addresses for all of it, a
 
 
 def twins_nbytes(payloads: Array, stored: int) -> int:
-    """Return the bytes that copies of twins take; `stored` is the archive's size, which no payload in it exceeds."""
+    """Return the bytes that copies of twins take; unverified sizes count as the archive's, `stored`, at most."""
     return int(np.minimum(payloads["nbytes"][is_twin(payloads)], np.uint64(stored)).sum(dtype=np.float64))
 
 
@@ -35,7 +35,7 @@ def check_apart(nbytes: int, stored: int, path: str | None) -> None:
 
 
 class PrivateSource(FileSource):
-    """Payloads of one archive in memory that may be written. Twins are made of `original`, or, without it, at once."""
+    """Payloads of one archive in writable memory; twins are copied from `original` on use, without it at once."""
 
     mode: Mode = "c"
 
@@ -47,7 +47,7 @@ class PrivateSource(FileSource):
         offset: int = 0,
         original: FileSource | None = None,
     ) -> None:
-        """Take over writable memory; without an original, LimitError if twins would take far more than it."""
+        """Take over writable memory; without an original, LimitError if twins would take far more bytes than it."""
         super().__init__(memory, octets, table, offset)
         self._original = original
         self._is_twin = is_twin(self.table.rows)
@@ -60,7 +60,7 @@ class PrivateSource(FileSource):
 
     @classmethod
     def copy_of(cls, original: FileSource, numbers: Array | None) -> PrivateSource:
-        """Return a private copy of another source, of which these payloads will be used."""
+        """Return a private copy of a source; `numbers` are the payloads that will be used, None for all."""
         cls.check_twins(original, numbers)
         original.fetch(None if numbers is None else numbers.tolist())
         memory = original.private_memory()
@@ -68,7 +68,7 @@ class PrivateSource(FileSource):
 
     @staticmethod
     def check_twins(source: FileSource, numbers: Array | None) -> None:
-        """Raise LimitError if twins would take far more than the payloads that are used; holes do not count."""
+        """Raise LimitError if copies of twins would take far more bytes than the payloads of these numbers."""
         used = source.table.rows if numbers is None else source.table.rows[numbers]
         stored = source.stored_nbytes(numbers) + source.table.rows.nbytes
         check_apart(twins_nbytes(used, len(source.buffer)), min(stored, len(source.buffer)), source.path)
@@ -78,10 +78,10 @@ class PrivateSource(FileSource):
         offset, nbytes, _ = self.table.rows[number].item()
         if not self._is_twin[number]:
             return self.octets, offset
-        own = self._twins.get(number)
-        if own is None:
-            own = self._twins.setdefault(number, self._twin(number, offset, nbytes))
-        return own, 0
+        twin = self._twins.get(number)
+        if twin is None:
+            twin = self._twins.setdefault(number, self._copy_twin(number, offset, nbytes))
+        return twin, 0
 
     def payload(self, number: int) -> memoryview:
         return PayloadSource.payload(self, number)
@@ -110,20 +110,25 @@ class PrivateSource(FileSource):
         further = [weakref.ref(copy.mapping) for copy in self._copies.values() if copy.mapping is not None]
         return [*super().mappings(), *further, *(self._original.mappings() if self._original is not None else ())]
 
-    def _twin(self, number: int, offset: int, nbytes: int) -> memoryview:
-        before = (self._original or self).buffer[self.table.base + offset : self.table.base + offset + nbytes]
+    def _copy_twin(self, number: int, offset: int, nbytes: int) -> memoryview:
+        """Return writable memory of a twin's own, with its bytes: of a large one a private mapping, if possible."""
+        start = self.table.base + offset
+        octets = (self._original or self).buffer[start : start + nbytes]
         if nbytes < _MAPPED:
-            room = aligned_empty(nbytes)
-            room[:] = before
-            return room.data
+            copy = aligned_empty(nbytes)
+            copy[:] = octets
+            return copy.data
         rank = number - int(np.searchsorted(self.table.rows["offset"], np.uint64(offset)))
-        copy = self._copy(rank)
-        if copy is None:
-            return private_copy(before).octets
-        return np.frombuffer(copy.octets[self.table.base :], np.uint8).data[offset : offset + nbytes]
+        mapped = self._mapping_of_rank(rank)
+        if mapped is None:
+            return private_copy(octets).octets
+        return np.frombuffer(mapped.octets[self.table.base :], np.uint8).data[offset : offset + nbytes]
 
-    def _copy(self, rank: int) -> Memory | None:
-        """Return one more private mapping of the file; None if it cannot be mapped, was replaced, or they are many."""
+    def _mapping_of_rank(self, rank: int) -> Memory | None:
+        """Return a private mapping of the file for the n-th twins of all payloads, made on first use.
+
+        None if the file cannot be mapped or was replaced, or there are 32 mappings.
+        """
         if rank not in self._copies and self._original is not None and self._original.mapping and rank <= _MAPPINGS:
             with contextlib.suppress(SourceError):
                 self._copies[rank] = self._original.private_memory()

@@ -153,10 +153,7 @@ class ReferencedFiles(Shards):
             raise IntegrityError(f"{fault}: {self._context(file)}", path=memory.path)
         index = _empty_index()._replace(payloads=self._rows(file), digest_kind=self._hashed)
         octets = memory.octets.toreadonly()
-        header = Header(
-            alignment=1, base_alignment=1, index_offset=start, index_size=end - start, payload_offset=0,
-            archive_size=len(octets), index_crc=0,
-        )  # fmt: skip
+        header = Header.of_payloads(len(octets), start, end)
         table = PayloadTable(index.payloads, bool(self._hashed), header.payload_offset, self._blocks)
         return Archive(header, index, source_in(memory, octets, table, 0))  # bytes that were read stay writable there
 

@@ -14,8 +14,8 @@ _PAIRS = 1 << 12  # pieces that are compared in pairs, if they have more corners
 
 
 def _tile_one_axis(origin: list[list[int]], extent: list[list[int]], shape: tuple[int, ...]) -> bool | None:
-    """Return True if boxes that differ along one axis alone tile a shape, None if they differ along several."""
-    axis = -1
+    """Return whether boxes tile a shape, if they split it along one axis alone; None if along several."""
+    axis = -1  # the one along which boxes are smaller than the shape; -1 if there is none
     for starts, sizes in zip(origin, extent, strict=True):
         for i, (start, size, limit) in enumerate(zip(starts, sizes, shape, strict=True)):
             if (start or size != limit) and i != axis:
@@ -33,12 +33,16 @@ def _tile_one_axis(origin: list[list[int]], extent: list[list[int]], shape: tupl
 
 
 def _are_apart(origin: Array, ends: Array) -> bool:
+    """Return True if no two boxes have an element in common; compares all pairs."""
     overlaps = (((origin[i] < ends[i + 1 :]) & (origin[i + 1 :] < ends[i])).all(axis=1) for i in range(len(origin)))
     return not any(map(np.any, overlaps))
 
 
 def tiles(origin: Array, extent: Array, shape: tuple[int, ...]) -> bool:
-    """Return True if boxes tile a shape; also False for over 4,096 boxes that differ along over four axes."""
+    """Return True if boxes, rows of first indices and sizes, cover each element of a shape once.
+
+    Also False for more than 4,096 boxes that split it along more than four axes, which would take long to check.
+    """
     rank = len(shape)
     if origin.shape[1] < rank or (origin.shape[1] > rank and (origin[:, rank:].any() or extent[:, rank:].any())):
         return False
@@ -48,9 +52,10 @@ def tiles(origin: Array, extent: Array, shape: tuple[int, ...]) -> bool:
     limit = np.array(shape, np.int64)
     if (origin < 0).any() or (extent < 1).any() or (extent > limit).any() or (origin > limit - extent).any():
         return False
-    cut = np.flatnonzero((extent != limit).any(axis=0))  # axes along which the boxes differ
-    origin, ends, limit = origin[:, cut], (origin + extent)[:, cut], limit[cut]
-    if len(origin) < 1 << len(cut) or len(origin) << len(cut) > _CORNERS * len(origin) + _CORNERS_FREE:
+    axes = np.flatnonzero((extent != limit).any(axis=0))  # along which the shape is split
+    origin, ends, limit = origin[:, axes], (origin + extent)[:, axes], limit[axes]
+    corners = len(origin) << len(axes)
+    if len(origin) < 1 << len(axes) or corners > _CORNERS * len(origin) + _CORNERS_FREE:
         return len(origin) <= _PAIRS and _are_apart(origin, ends) and sum(map(prod, extent.tolist())) == prod(shape)
     return _cancel_corners(np.vstack((origin, 0 * limit)), np.vstack((ends, limit)))
 
@@ -58,9 +63,10 @@ def tiles(origin: Array, extent: Array, shape: tuple[int, ...]) -> bool:
 def _cancel_corners(lows: Array, highs: Array) -> bool:
     """Return True if the signed corners of all boxes but the last add up to those of the last, which is the shape.
 
-    Along every axis the number of boxes over an element changes only at corners, so equal sums mean equal covers.
+    A corner's sign is -1 to the power of its high ends. Along every axis the number of boxes over an element changes
+    only at corners, so equal sums mean equal covers.
     """
-    boxes = np.arange(len(lows))  # of each corner
+    boxes = np.arange(len(lows))  # by corner, its box
     corners, signs = np.zeros(len(lows), np.int64), np.where(boxes == boxes[-1], -1, 1)
     for low, high in zip(lows.T, highs.T, strict=True):
         values, codes = np.unique(np.concatenate((low, high)), return_inverse=True)

@@ -17,7 +17,7 @@ from zcrecord.codec.layout import NONE
 from zcrecord.errors import LimitError
 
 _NAME_ALLOWANCE = 64  # full names of attributes may take this many times the index's size
-_PATHS = 1 << 20  # bytes that texts of paths may take beyond the size of the text pool
+_PATH_BYTES = 1 << 20  # bytes that texts of paths may take beyond the size of the text pool
 
 MODULE, TENSOR, ATTRIBUTE = range(3)
 Child = tuple[int, int, int, int, str]  # one of these kinds, the number in its column, its parent, its place, its key
@@ -26,16 +26,16 @@ Make = Callable[[int, str, list[tuple[str, Any]]], Any]
 
 
 def attribute_entries(ix: Index, rows: Any, payload: Callable[[int], Any]) -> Iterator[AttributeEntry]:
-    """Yield attributes, or metadata, with Python's own values; bytes come as `payload` gives them."""
-    texts: dict[int, str] = {}  # each is decoded once: lists may share words, and words texts
+    """Yield the entries of attributes or metadata, in order; `payload` makes the values that are bytes, by number."""
+    texts: dict[int, str] = {}  # by word; each is decoded once: lists may share words, and words texts
     for row in rows:
         form, kind, word = int(row["form"]), int(row["type"]), int(row["value"])
         if form == ValueForm.SCALAR:
             value = _decode_word(ix, kind, word, payload, texts)
         else:
-            words = ix.words[word & NONE : (word & NONE) + (word >> 32)].tolist()
-            value = [_decode_word(ix, kind, w, payload, texts) for w in words]
-            value = value if form == ValueForm.LIST else tuple(value)
+            start, count = word & NONE, word >> 32
+            items = [_decode_word(ix, kind, item, payload, texts) for item in ix.words[start : start + count].tolist()]
+            value = items if form == ValueForm.LIST else tuple(items)
         yield AttributeEntry(ix.text_of(row), int(row["parent"]), int(row["place"]), value)
 
 
@@ -45,7 +45,7 @@ def metadata_entries(ix: Index, payload: Callable[[int], Any]) -> list[Attribute
 
 
 def check_full_names(ix: Index, index_size: int) -> None:
-    """Raise LimitError if full names of attributes take too much: 100,000 could repeat a module's name of 1 MiB."""
+    """Raise LimitError if full names of attributes take over 64 times the index: many may repeat a long module's."""
     total = int(ix.modules["name_size"][ix.attributes["parent"]].sum(dtype=np.uint64))
     index_size = index_size or len(ix.text) + ix.attributes.nbytes  # an index that was made here is in no file
     if total > _NAME_ALLOWANCE * index_size:
@@ -54,7 +54,7 @@ def check_full_names(ix: Index, index_size: int) -> None:
 
 
 def _decode_word(ix: Index, kind: int, word: int, payload: Callable[[int], Any], texts: dict[int, str]) -> Any:
-    """Return one word of an attribute as Python's value; bytes come as `payload` gives them."""
+    """Return one word of an attribute as Python's value; bytes as `payload` returns them, texts kept in `texts`."""
     if kind == ValueType.NIL:
         return None
     if kind == ValueType.BOOL:
@@ -73,7 +73,10 @@ def _decode_word(ix: Index, kind: int, word: int, payload: Callable[[int], Any],
 
 
 def plain(kind: int, type_name: str, items: list[tuple[str, Any]]) -> Any:
-    """Return a module as the list, tuple, dict or Python value that it encodes; other classes as a dict."""
+    """Return a module with these keys and values as the list, tuple, dict or Python value that it was saved from.
+
+    Objects of classes without a convention become a dict.
+    """
     if kind == ModuleKind.LIST:
         return [value for _, value in items]
     if kind == ModuleKind.TUPLE:
@@ -87,24 +90,29 @@ def plain(kind: int, type_name: str, items: list[tuple[str, Any]]) -> Any:
 def unflatten(
     ix: Index, module: int, tensor: Callable[[int], Any], payload: Callable[[int], Any], make: Make = plain
 ) -> Any:
-    """Return the subtree of one module, children in saved order, of a verified index; `make` builds each module."""
-    own = below(ix, module)[1]
+    """Return the subtree of one module as nested Python values, children in saved order; the index must be verified.
+
+    Args:
+        tensor, payload: return the value of a tensor, or of bytes, by its number.
+        make: returns a module's value by its kind, type name, and keys and values.
+    """
+    _, own = below(ix, module)
     rows = ix.modules[module : int(ix.modules["end"][module])]
     types = [ix.string(*span) for span in zip(rows["type_name"].tolist(), rows["type_name_size"].tolist(), strict=True)]
     kinds = rows["kind"].tolist()
-    values = [a.value for a in attribute_entries(ix, ix.attributes[own], payload)]
+    values = [entry.value for entry in attribute_entries(ix, ix.attributes[own], payload)]
     items: list[list[tuple[int, str, Any]]] = [[] for _ in kinds]  # by module: place, key and value
-    inner = []
+    modules = [(module, 0, 0, "")]
     for kind, number, parent, place, key in children(ix, module):
         if kind == MODULE:
-            inner.append((number, parent, place, key))
+            modules.append((number, parent, place, key))
         else:
             value = tensor(number) if kind == TENSOR else values[number - own.start]
             items[parent - module].append((place, key, value))
 
     paths: dict[Any, Any] = {}  # each is made once: its parts take several times the text, which many may share
-    budget = _PATHS + len(ix.text)
-    for number, parent, place, key in [*reversed(inner), (module, 0, 0, "")]:
+    budget = _PATH_BYTES + len(ix.text)
+    for number, parent, place, key in reversed(modules):  # those inside before those around them
         m = number - module
         saved = [(key, value) for _, key, value in sorted(items[m], key=lambda child: child[0])]
         text = saved[0][1] if types[m] == "zcr:path" and saved and isinstance(saved[0][1], str) else ""
@@ -134,10 +142,10 @@ def keys_of_lists(ix: Index) -> dict[str, list[str]]:
 
 
 def children(ix: Index, module: int = 0) -> Iterator[Child]:
-    """Yield all below a module: modules in pre-order, tensors, attributes."""
-    order, own = below(ix, module)
-    inner = np.arange(module + 1, int(ix.modules["end"][module]))
-    for kind, numbers, rows in ((MODULE, inner, ix.modules[inner]), (TENSOR, order, ix.tensors[order])):
+    """Yield all below a module, its whole subtree: modules in pre-order, then tensors by module, then attributes."""
+    tensors, own = below(ix, module)
+    modules = np.arange(module + 1, int(ix.modules["end"][module]))
+    for kind, numbers, rows in ((MODULE, modules, ix.modules[modules]), (TENSOR, tensors, ix.tensors[tensors])):
         ends, sizes = rows["name"].astype(np.int64) + rows["name_size"], rows["key_size"]
         keys = map(ix.string, (ends - sizes).tolist(), sizes.tolist())  # columns at once, five times faster than rows
         yield from _children_of_kind(kind, numbers.tolist(), rows, keys)
@@ -146,18 +154,20 @@ def children(ix: Index, module: int = 0) -> Iterator[Child]:
 
 
 def _children_of_kind(kind: int, numbers: Sequence[int], rows: Array, keys: Iterator[str]) -> Iterator[Child]:
+    """Return an iterator over children of one kind, by their numbers, entries and keys."""
     kinds = itertools.repeat(kind, len(rows))
     return zip(kinds, numbers, rows["parent"].tolist(), rows["place"].tolist(), keys, strict=True)
 
 
 def below(ix: Index, module: int) -> tuple[Array, slice]:
-    """Return the tensors of a module's whole subtree, by module, and where its attributes lie."""
-    first, last = ix.modules[module], int(ix.modules["end"][module])
-    ends = len(ix.tensors), len(ix.attributes)
-    if last < len(ix.modules):
-        ends = int(ix.modules["first_tensor"][last]), int(ix.modules["first_attribute"][last])
-    tensors = np.arange(int(first["first_tensor"]), ends[0])
-    return tensors if ix.by_module is None else ix.by_module[tensors], slice(int(first["first_attribute"]), ends[1])
+    """Return the numbers of the tensors in a module's whole subtree, by module, and the slice of its attributes."""
+    row, end = ix.modules[module], int(ix.modules["end"][module])
+    last_tensor, last_attribute = len(ix.tensors), len(ix.attributes)
+    if end < len(ix.modules):
+        last_tensor, last_attribute = int(ix.modules["first_tensor"][end]), int(ix.modules["first_attribute"][end])
+    tensors = np.arange(int(row["first_tensor"]), last_tensor)
+    attributes = slice(int(row["first_attribute"]), last_attribute)
+    return tensors if ix.by_module is None else ix.by_module[tensors], attributes
 
 
 def key_of(ix: Index, row: Any) -> str:

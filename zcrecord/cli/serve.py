@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from zcrecord.archive.archive import takes_one_file
+from zcrecord.archive.archive import require_one_file
 from zcrecord.codec.layout import MAGIC
 from zcrecord.errors import SourceError, UnsupportedError, missing_package
 from zcrecord.record.load import load_record
@@ -162,7 +162,7 @@ def _reporting_faults(report: Callable[[str], object]) -> Iterator[None]:
 def _check_archive(path: Path, *, samples: bool) -> None:
     """Raise RecordError unless a file is an archive that the page can read; `samples` need inputs and labels."""
     with load_record(path) as record:
-        takes_one_file(record.archive, "serve")
+        require_one_file(record.archive, "serve")
         fits = not samples or ("labels" in record and ("images" in record or "inputs" in record))
     fault = "samples need the tensors `images` (or `inputs`) and `labels`; one of the two is missing"
     if read_start(os.fspath(path), len(MAGIC)) != MAGIC:

@@ -1,4 +1,4 @@
-"""Checksums of payloads' blocks: made, encoded as metadata and decoded, as CONVENTIONS.md has them. No I/O."""
+"""Checksums of payloads' blocks: computed, encoded as metadata and decoded, as CONVENTIONS.md has them. No I/O."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from .layout import NONE
 NAME = "zcrecord.blocks"
 BLOCK = 1 << 20
 LEAST = 8 << 20  # bytes of a payload, and of all payloads, from which on writers make checksums
+_MIN_BLOCK, _MAX_BLOCK = 1 << 12, 1 << 30  # sizes that readers take, powers of two
 
-Checksums = dict[tuple[int, int], bytes]  # by digest and size of a payload those of its blocks, u64s
+Checksums = dict[tuple[int, int], bytes]  # by digest and size of a payload, its blocks' checksums as u64s
 
 
 class BlockDigest:
@@ -33,29 +34,30 @@ class BlockDigest:
         self._filled, self._sums = 0, array("Q")
 
     def update(self, data: Any) -> None:
-        """Add any contiguous bytes-like."""
+        """Hash the next bytes of the payload, any contiguous bytes-like."""
         view = memoryview(data)
-        if not self._sums and self._filled + view.nbytes < BLOCK:  # nearly always
+        if not self._sums and self._filled + view.nbytes < BLOCK:  # fast path for small payloads, nearly all
             self._whole.update(data)
             self._filled += view.nbytes
             return
-        octets, at = view.cast("B"), 0
-        while at < len(octets):
-            piece = octets[at : at + BLOCK - self._filled]
+        octets, start = view.cast("B"), 0
+        while start < len(octets):
+            piece = octets[start : start + BLOCK - self._filled]
             self._whole.update(piece)
             if self._sums:
                 self._block.update(piece)
-            at, self._filled = at + len(piece), self._filled + len(piece)
+            start, self._filled = start + len(piece), self._filled + len(piece)
             if self._filled == BLOCK:
                 self._end_block()
 
     def _end_block(self) -> None:
+        """Keep the checksum of the block that was hashed, and begin with the next."""
         self._sums.append((self._block if self._sums else self._whole).intdigest())  # the first is the whole so far
         self._block.reset()
         self._filled = 0
 
-    def note(self, nbytes: int, known: Checksums) -> int:
-        """Return the digest of a payload of `nbytes`, and keep the checksums of a large one; no byte may follow."""
+    def finish(self, nbytes: int, known: Checksums) -> int:
+        """Return the digest of the payload, of `nbytes`, and add the checksums of a large one to `known`."""
         digest = self._whole.intdigest()
         if nbytes >= LEAST:
             if self._filled:
@@ -70,66 +72,68 @@ class Blocks(NamedTuple):
     size: int
     sums: Array
 
-    def range(self, number: int, nbytes: int) -> tuple[int, int]:
-        """Return start and end of a block in a payload of `nbytes`."""
+    def bounds(self, number: int, nbytes: int) -> tuple[int, int]:
+        """Return start and end of a block, by its number, in a payload of `nbytes`."""
         return number * self.size, min((number + 1) * self.size, nbytes)
 
-    def around(self, lo: int, hi: int, nbytes: int) -> tuple[int, int]:
-        """Return the range that the blocks of bytes [lo, hi) fill, in a payload of `nbytes`."""
-        return lo // self.size * self.size, min(-(-hi // self.size) * self.size, nbytes)
+    def around(self, start: int, end: int, nbytes: int) -> tuple[int, int]:
+        """Return the range that the blocks of bytes [start, end) fill, in a payload of `nbytes`."""
+        return start // self.size * self.size, min(-(-end // self.size) * self.size, nbytes)
 
 
 class BlockTable:
-    """The checksums that an archive has; `block` is 0 if it has none that are as CONVENTIONS.md says.
+    """The checksums of blocks in an archive's metadata; `block`, their size, is 0 if there are none of a valid form.
 
-    Reads the index as it lies, checked or not, and bounds all that it finds there.
+    The index need not be verified: bad numbers in it count as no checksums.
     """
 
     def __init__(self, index: Index) -> None:
+        """Decode: block size, count, the payloads' digests, their sizes, then the checksums of each one's blocks."""
         self.block = 0
         words = _words_of(index) if index.digest_kind else index.words[:0]
         if len(words) < 2:
             return
         block, count = int(words[0]), int(words[1])
-        if block & block - 1 or not 1 << 12 <= block <= 1 << 30 or 2 + 2 * count > len(words):
+        if block & block - 1 or not _MIN_BLOCK <= block <= _MAX_BLOCK or 2 + 2 * count > len(words):
             return
         digests, sizes, sums = words[2 : 2 + count], words[2 + count : 2 + 2 * count], words[2 + 2 * count :]
-        each = sizes // np.uint64(block) + (sizes % np.uint64(block) > 0)
-        if (digests[1:] <= digests[:-1]).any() or (sizes == 0).any() or (each > len(sums)).any():
+        counts = sizes // np.uint64(block) + (sizes % np.uint64(block) > 0)
+        if (digests[1:] <= digests[:-1]).any() or (sizes == 0).any() or (counts > len(sums)).any():
             return
-        ends = np.cumsum(each, dtype=np.uint64)  # no sum wraps: there are fewer than 2^28 words
+        ends = np.cumsum(counts, dtype=np.uint64)  # no sum wraps: there are fewer than 2^28 words
         if (int(ends[-1]) if count else 0) == len(sums):
             self.block, self._digests, self._sizes, self._ends, self._sums = block, digests, sizes, ends, sums
 
     def find(self, digest: int, nbytes: int) -> Blocks | None:
-        """Return the checksums of a payload. One of less than 8 MiB that is not described is one block."""
+        """Return a payload's block checksums, None if unknown; below 8 MiB its digest may stand for one block."""
         if not self.block:
             return None
-        at = int(np.searchsorted(self._digests, np.uint64(digest)))
-        if at < len(self._digests) and (int(self._digests[at]), int(self._sizes[at])) == (digest, nbytes):
-            end = int(self._ends[at])
+        i = int(np.searchsorted(self._digests, np.uint64(digest)))
+        if i < len(self._digests) and (int(self._digests[i]), int(self._sizes[i])) == (digest, nbytes):
+            end = int(self._ends[i])
             return Blocks(self.block, self._sums[end - -(-nbytes // self.block) : end])
         return Blocks(nbytes, np.array([digest], np.uint64)) if 0 < nbytes < LEAST else None
 
-    def of(self, rows: Array) -> Checksums:
-        """Return the checksums of those payloads that are described, if the blocks have the size that writers give."""
+    def checksums_of(self, rows: Array) -> Checksums:
+        """Return the checksums of those payloads in `rows` that have some, if blocks have the size that writers use."""
         if self.block != BLOCK:
             return {}
         rows = rows[np.isin(rows["digest"], self._digests)]
         keys = zip(rows["digest"].tolist(), rows["nbytes"].tolist(), strict=True)
-        return {key: found.sums.tobytes() for key in keys if (found := self.find(*key)) and found.size == BLOCK}
+        return {key: blocks.sums.tobytes() for key in keys if (blocks := self.find(*key)) and blocks.size == BLOCK}
 
 
 def is_blocks(index: Index, rows: Array) -> Array:
-    """Return True for the row of metadata with this convention's name."""
-    here: Array = (rows["name_size"] == len(NAME)) & (rows["name"] < len(index.text))
-    for i in np.flatnonzero(here).tolist():
+    """Return for each row of metadata True if it has this convention's name; rows need not be verified."""
+    matches: Array = (rows["name_size"] == len(NAME)) & (rows["name"] < len(index.text))
+    for i in np.flatnonzero(matches).tolist():
         start = int(rows["name"][i])
-        here[i] = index.text[start : start + len(NAME)] == NAME.encode()
-    return here
+        matches[i] = index.text[start : start + len(NAME)] == NAME.encode()
+    return matches
 
 
 def _words_of(index: Index) -> Any:
+    """Return the words of the list in this convention's metadata; none if it is missing or of another form."""
     rows = index.metadata[is_blocks(index, index.metadata)]
     if len(rows) != 1 or rows["form"][0] != ValueForm.LIST or rows["type"][0] not in (ValueType.INT, ValueType.UINT):
         return index.words[:0]
@@ -139,15 +143,15 @@ def _words_of(index: Index) -> Any:
 
 
 def add_blocks(entries: Entries, known: Checksums) -> None:
-    """Put the checksums of an archive's payloads, whose rows are complete, among its metadata."""
+    """Replace the block checksums in an archive's metadata by those of its payloads, whose rows must be complete."""
     rows = entries.payload_rows
     if not entries.digest_kind or not len(rows) or int((rows["offset"] + rows["nbytes"]).max()) < LEAST:
         return
     rows = rows[rows["nbytes"] >= LEAST]
     keys = set(zip(rows["digest"].tolist(), rows["nbytes"].tolist(), strict=True)) & known.keys()
-    sizes = dict(sorted(keys))  # of two payloads with one digest, which no chance makes, one is described
-    head = np.array([BLOCK, len(sizes), *sizes, *sizes.values()], np.uint64)
+    sizes = dict(sorted(keys))  # by digest; of two payloads with one digest, which chance does not make, one is listed
+    head = np.array([BLOCK, len(sizes), *sizes, *sizes.values()], np.uint64)  # the form that BlockTable reads
     words = np.concatenate([head, *(np.frombuffer(known[key], np.uint64) for key in sizes.items())])
     kind = ValueType.UINT if int(words.max()) >> 63 else ValueType.INT  # as of every list of integers (R69)
-    others = [a for a in entries.metadata if a.key != NAME]
+    others = [entry for entry in entries.metadata if entry.key != NAME]
     entries.metadata = [*others, AttributeEntry(NAME, NONE, 0, WordList(kind, words))]

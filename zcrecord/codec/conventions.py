@@ -29,24 +29,24 @@ TUNED_TYPE = "zcr:onnx_tuned"  # of the module that holds a tuned part, see `onn
 REFERENCES_TYPE = "zcr:references"  # of module 0 in an archive whose payloads are ranges of other files
 CATALOGUE_TYPE = "zcr:catalogue"  # of module 0 in an archive that names others, its shards
 
-ABSENT: Any = object()  # no value, where None is one
+ABSENT: Any = object()  # "no value", where None is a value
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,19}")
 _MOST_BITS = 4096  # of an integer: Python refuses to print far wider ones, so no file may hold them
-_NAN = 2  # the rank of NaN and of complex numbers in `_order`
+_NAN = 2  # the rank of NaN and of complex numbers in `_sort_key`
 _MOST_ALIKE = 100  # items of one hash: a set compares each with all before it, and a file may choose the hashes
 FACTORIES = {kind.__name__: kind for kind in (bool, bytes, dict, float, frozenset, int, list, set, str, tuple)}
 _TIMES = {f"zcr:{kind.__name__}": kind for kind in (datetime.date, datetime.time, datetime.datetime)}
 
 
 def object_of(value: Any, name: str) -> tuple[str, dict[str, Any]] | None:
-    """Return type name and children of the OBJECT module that stands for a value; None for a value without one.
+    """Return type name and children, by key, of the OBJECT module that saves a value; None if no such module does.
 
     Raises:
-        UnsupportedError: the value would not be loaded as an equal one; `name`, its full name, is for the text.
+        UnsupportedError: the value would not be loaded as an equal one; the error has its full name, `name`.
     """
     kind = type(value)
     if kind in (set, frozenset):
-        return f"zcr:{kind.__name__}", {"value": sorted(value, key=lambda item: _order(item, name))}
+        return f"zcr:{kind.__name__}", {"value": sorted(value, key=lambda item: _sort_key(item, name))}
     if kind is collections.deque:
         return "zcr:deque", {"value": list(value), "maxlen": value.maxlen}
     if kind is types.SimpleNamespace or _is_of(kind, "argparse", "Namespace"):
@@ -54,12 +54,14 @@ def object_of(value: Any, name: str) -> tuple[str, dict[str, Any]] | None:
     if is_jax_key(value):
         random: Any = sys.modules["jax"].random
         return "zcr:jax_key", {"value": random.key_data(value), "impl": str(random.key_impl(value))}
-    single = _attribute_of(value, name)
-    return None if single is None else (single[0], {"value": single[1]})
+    if (encoded := _attribute_of(value, name)) is None:
+        return None
+    type_name, attribute = encoded
+    return type_name, {"value": attribute}
 
 
 def _attribute_of(value: Any, name: str) -> tuple[str, Any] | None:
-    """Return type name and attribute of a value for which one attribute is enough; None for other values."""
+    """Return type name and attribute of a value for which one attribute is enough; None for others, errors as above."""
     kind = type(value)
     if isinstance(value, int):  # of more than 64 bits: narrower ones are plain attributes
         if value.bit_length() > _MOST_BITS:
@@ -85,18 +87,18 @@ def _attribute_of(value: Any, name: str) -> tuple[str, Any] | None:
 
 
 def _is_of(kind: type, module: str, name: str) -> bool:
-    """Return True if a class is that of this name in a module, which may not be imported."""
+    """Return True if a class is that of this name in a module; False while the module is not imported."""
     return kind is getattr(sys.modules.get(module), name, None)
 
 
 def is_jax_key(value: Any) -> bool:
-    """Return True for jax's typed PRNG keys, which are arrays without elements that numpy can view."""
+    """Return True for one of jax's typed PRNG keys, a jax.Array whose elements numpy cannot view."""
     jax: Any = sys.modules.get("jax")
     kind = getattr(jax, "Array", None)
     return kind is not None and isinstance(value, kind) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
-def _order(value: Any, name: str, depth: int = 0, *, loaded: bool = False) -> tuple[Any, ...]:
+def _sort_key(value: Any, name: str, depth: int = 0, *, loaded: bool = False) -> tuple[Any, ...]:
     """Return a sort key for items of sets and keys of dicts, the same on every machine.
 
     If `loaded` from a file, sets inside are distinct, and sort by identity: else each level would sort all below it.
@@ -116,16 +118,16 @@ def _order(value: Any, name: str, depth: int = 0, *, loaded: bool = False) -> tu
     if kind is str:
         return (3, value)
     if isinstance(value, tuple):
-        return (4, *(_order(item, name, depth + 1, loaded=loaded) for item in value))
+        return (4, *(_sort_key(item, name, depth + 1, loaded=loaded) for item in value))
     if kind is frozenset and loaded:
         return (5, id(value))
     if kind is frozenset:
-        return (5, *sorted(_order(item, name, depth + 1) for item in value))
-    single = None if isinstance(value, np.generic) else _attribute_of(value, name)
-    if single is None or single[0].startswith("zcr:torch"):
+        return (5, *sorted(_sort_key(item, name, depth + 1) for item in value))
+    encoded = None if isinstance(value, np.generic) else _attribute_of(value, name)
+    if encoded is None or encoded[0].startswith("zcr:torch"):
         fault = f"a {kind.__name__} as a key, or in a set, has no equal when it is loaded"
         raise UnsupportedError(f"{fault}; make it a text, number, tuple or date", tensor=name or None)
-    return (6, *single)
+    return (6, *encoded)
 
 
 def value_of_object(type_name: str, items: list[tuple[str, Any]]) -> Any:
@@ -141,6 +143,7 @@ def value_of_object(type_name: str, items: list[tuple[str, Any]]) -> Any:
 
 
 def _namespace(type_name: str, items: list[tuple[str, Any]]) -> Any:
+    """Return a SimpleNamespace, or argparse's Namespace, with these attributes."""
     import argparse  # its import takes milliseconds, and few need it
 
     space = types.SimpleNamespace() if type_name == _NAMESPACES[0] else argparse.Namespace()
@@ -148,7 +151,8 @@ def _namespace(type_name: str, items: list[tuple[str, Any]]) -> Any:
     return space
 
 
-def _wide(text: str) -> int:
+def _wide_int(text: str) -> int:
+    """Return an integer of more than 64 bits by its hexadecimal digits; ValueError for a narrower one."""
     number = int(text, 16)
     if -(1 << 63) <= number < 1 << 64:
         raise ValueError("an attribute holds it")
@@ -156,14 +160,14 @@ def _wide(text: str) -> int:
 
 
 _MAKERS: dict[str, Callable[[Any], Any]] = {  # of values for which one attribute is enough, by type name
-    "zcr:int": _wide, "zcr:complex": lambda parts: complex(*parts), "zcr:path": Path,
+    "zcr:int": _wide_int, "zcr:complex": lambda parts: complex(*parts), "zcr:path": Path,
     "zcr:timedelta": lambda parts: datetime.timedelta(*parts),
     **{name: kind.fromisoformat for name, kind in _TIMES.items()},
 }  # fmt: skip
 
 
-def _single(type_name: str, attribute: Any) -> Any:
-    """Return the value that is saved as exactly this attribute; ABSENT without one."""
+def _value_of_attribute(type_name: str, attribute: Any) -> Any:
+    """Return the value that `_attribute_of` saves as exactly this type name and attribute; ABSENT if there is none."""
     try:
         value = _MAKERS[type_name](attribute) if isinstance(attribute, str | tuple) else ABSENT
         saved = _attribute_of(value, "")
@@ -172,13 +176,15 @@ def _single(type_name: str, attribute: Any) -> Any:
     return value if repr(saved) == repr((type_name, attribute)) else ABSENT  # so that 1 is not 1.0, and NaN is NaN
 
 
-def _dtype(name: Any) -> Any:
+def _torch_dtype(name: Any) -> Any:
+    """Return torch's dtype of a name; ABSENT without one, or while torch is not imported."""
     torch = sys.modules.get("torch")
     dtype = vars(torch).get(name) if torch is not None and isinstance(name, str) else None
     return dtype if isinstance(dtype, getattr(torch, "dtype", ())) else ABSENT
 
 
-def _device(name: Any) -> Any:
+def _torch_device(name: Any) -> Any:
+    """Return torch's device of a name; ABSENT without one, or while torch is not imported."""
     torch: Any = sys.modules.get("torch")
     try:
         return torch.device(name) if torch is not None and isinstance(name, str) else ABSENT
@@ -187,19 +193,21 @@ def _device(name: Any) -> Any:
 
 
 def _jax_key(data: Any, impl: Any) -> Any:
+    """Return jax's PRNG key of these words and implementation; ABSENT without one, or while jax is not imported."""
     jax: Any = sys.modules.get("jax")
     try:
-        return jax.random.wrap_key_data(data, impl=impl) if jax and isinstance(impl, str) else ABSENT
+        return jax.random.wrap_key_data(data, impl=impl) if jax is not None and isinstance(impl, str) else ABSENT
     except (AttributeError, TypeError, ValueError):  # jax is being imported, or knows no such keys
         return ABSENT
 
 
-def _hashed(kind: Callable[[Any], Any], items: Any) -> Any:
+def _set_of(kind: Callable[[Any], Any], items: Any) -> Any:
+    """Return a set or frozenset of a list of items; ABSENT unless they are distinct."""
     return kind(items) if _are_distinct(items) else ABSENT
 
 
 def _are_distinct(items: Any) -> bool:
-    """Return True for a list of values that may be keys, all distinct, and few of one hash.
+    """Return True for a list of distinct values that may be keys, at most 100 of one hash.
 
     A file can choose numbers that make a hash table slow, so equal ones and equal hashes are looked for by sorting.
     """
@@ -207,7 +215,7 @@ def _are_distinct(items: Any) -> bool:
         return False
     if not {str}.issuperset(map(type, items)):
         try:
-            keys = sorted(_order(item, "", loaded=True) for item in items)
+            keys = sorted(_sort_key(item, "", loaded=True) for item in items)
         except (LimitError, UnsupportedError):
             return False
         hashes = sorted(map(hash, items))
@@ -218,29 +226,31 @@ def _are_distinct(items: Any) -> bool:
     return len(set(items)) == len(items)
 
 
-def _deque(items: Any, most: Any) -> Any:
-    fits = isinstance(items, list) and (most is None or (type(most) is int and len(items) <= most <= sys.maxsize))
-    return collections.deque(items, most) if fits else ABSENT
+def _deque(items: Any, limit: Any) -> Any:
+    """Return a deque of a list of items, of this `maxlen`; ABSENT unless that is None or an int they do not exceed."""
+    fits = isinstance(items, list) and (limit is None or (type(limit) is int and len(items) <= limit <= sys.maxsize))
+    return collections.deque(items, limit) if fits else ABSENT
 
 
 def _dict(keys: Any, values: Any) -> Any:
+    """Return a dict of a list of keys and one of values; ABSENT unless keys are distinct, and as many."""
     fits = _are_distinct(keys) and isinstance(values, list) and len(keys) == len(values)
     return dict(zip(keys, values, strict=True)) if fits else ABSENT
 
 
 _NAMESPACES = "zcr:namespace", "zcr:argparse_namespace"
 _VALUES: dict[str, tuple[Callable[..., Any], *tuple[str, ...]]] = {  # by type name: a function of these children
-    **{name: (functools.partial(_single, name), "value") for name in _MAKERS},
-    **{f"zcr:{kind.__name__}": (functools.partial(_hashed, kind), "value") for kind in (set, frozenset)},
+    **{name: (functools.partial(_value_of_attribute, name), "value") for name in _MAKERS},
+    **{f"zcr:{kind.__name__}": (functools.partial(_set_of, kind), "value") for kind in (set, frozenset)},
     "zcr:deque": (_deque, "value", "maxlen"),
     "zcr:dict": (_dict, "keys", "values"),
-    "zcr:torch_dtype": (_dtype, "value"), "zcr:torch_device": (_device, "value"),
+    "zcr:torch_dtype": (_torch_dtype, "value"), "zcr:torch_device": (_torch_device, "value"),
     "zcr:jax_key": (_jax_key, "value", "impl"),
 }  # fmt: skip
 
 
 def mapping_type(value: Mapping[Any, Any]) -> str:
-    """Return the type name of a mapping's module; "" for a dict, and a defaultdict whose factory is not saved."""
+    """Return the type name of a mapping's module; "" for a dict, or a defaultdict whose factory is not in FACTORIES."""
     if type(value) is collections.OrderedDict:
         return "zcr:ordered_dict"
     factory = getattr(value, "default_factory", None) if type(value) is collections.defaultdict else None
@@ -249,7 +259,7 @@ def mapping_type(value: Mapping[Any, Any]) -> str:
 
 
 def mapping_of(type_name: str, items: dict[Any, Any]) -> Any:
-    """Return the value of a mapping's module: a dict, OrderedDict or defaultdict, by the type name."""
+    """Return items as the mapping that a type name stands for: an OrderedDict, a defaultdict, or the dict itself."""
     if type_name == "zcr:ordered_dict":
         return collections.OrderedDict(items)
     factory = FACTORIES.get(type_name.removeprefix("zcr:defaultdict:")) if type_name.startswith("zcr:d") else None
@@ -257,7 +267,7 @@ def mapping_of(type_name: str, items: dict[Any, Any]) -> Any:
 
 
 def keyed_children(value: Mapping[Any, Any], name: str) -> tuple[int, str, dict[str, Any]]:
-    """Return kind, type name and children of a mapping; keys that are neither texts nor integers become a list.
+    """Return ModuleKind, type name and children of a mapping; keys that are neither texts nor integers become a list.
 
     Raises:
         UnsupportedError: a key would not be loaded as an equal one.
@@ -265,10 +275,10 @@ def keyed_children(value: Mapping[Any, Any], name: str) -> tuple[int, str, dict[
     if all(isinstance(key, str) for key in value) and "" not in value:
         return ModuleKind.MAPPING, mapping_type(value), dict(value)
     if all(map(_is_numbered, value)):
-        texts = {key if isinstance(key, str) else str(int(key)): item for key, item in value.items()}
-        return ModuleKind.NUMBERED, mapping_type(value), texts
+        children = {key if isinstance(key, str) else str(int(key)): item for key, item in value.items()}
+        return ModuleKind.NUMBERED, mapping_type(value), children
     for key in value:
-        _order(key, name)
+        _sort_key(key, name)  # raises for a key that would not be loaded as an equal one
     return ModuleKind.OBJECT, "zcr:dict", {"keys": list(value), "values": list(value.values())}
 
 

@@ -13,7 +13,7 @@ _DRAFT_SPANS, _DRAFT_WORDS = 256, 32  # bytes of text for each entry, items for 
 
 
 def check_draft_budget(ix: Index) -> None:
-    """Raise unless no column takes far more than its pool: so a draft costs what R30 allows, too."""
+    """Raise LimitError if the spans of a column take far more than their pool, FormatError for a list outside it."""
     names = [("names of tensors", ix.tensors), ("names of modules", ix.modules)]
     names += [("names of attributes", ix.attributes), ("names of metadata", ix.metadata)]
     columns = [(label, rows["name_size"]) for label, rows in names] + [("type names", ix.modules["type_name_size"])]

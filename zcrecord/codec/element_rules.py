@@ -21,31 +21,32 @@ _BOOL = dtypes.by_name["bool"].code
 
 
 class ElementRules:
-    """Bools are 0 or 1 (R72), the bits after the last packed element 0 (R70); a place is checked once."""
+    """Checks that bools are 0 or 1 (R72), and the bits after the last packed element 0 (R70); each place once."""
 
     def __init__(self, ix: Index, place_of: Callable[[int], Hashable]) -> None:
+        """Collect the rules of an index's tensors by place; `place_of` returns a payload's place by its number."""
         self._ix = ix
         rows = ix.tensors
         filled = rows["payload"] != NONE
         self.strings: list[int] = np.flatnonzero(filled & (rows["dtype"] == dtypes.STRING.code)).tolist()  # tensors
-        self._bools: dict[Hashable, int] = {}  # by place, as below: the first tensor
+        self._bools: dict[Hashable, int] = {}  # by place: the first tensor of bools
         for i in np.flatnonzero(filled & (rows["dtype"] == _BOOL)).tolist():
             self._bools.setdefault(place_of(int(rows["payload"][i])), i)
-        narrow = [kind.code for kind in dtypes.DTYPES if kind.packed]
-        self._pads: dict[Hashable, dict[int, int]] = {}  # by bits used of the last byte the first tensor
-        for i in np.flatnonzero(filled & (rows["bits"] < 8) & np.isin(rows["dtype"], narrow)).tolist():
-            at, rank = int(rows["dims"][i]), int(rows["rank"][i])
-            if used_bits := prod(ix.dims[at : at + rank].tolist()) * int(rows["bits"][i]) % 8:
+        packed = [kind.code for kind in dtypes.DTYPES if kind.packed]
+        self._pads: dict[Hashable, dict[int, int]] = {}  # by place, and by used bits of the last byte: the first tensor
+        for i in np.flatnonzero(filled & (rows["bits"] < 8) & np.isin(rows["dtype"], packed)).tolist():
+            start, rank = int(rows["dims"][i]), int(rows["rank"][i])
+            if used_bits := prod(ix.dims[start : start + rank].tolist()) * int(rows["bits"][i]) % 8:
                 self._pads.setdefault(place_of(int(rows["payload"][i])), {}).setdefault(used_bits, i)
 
     def payloads(self) -> list[tuple[Hashable, int]]:
         """Return place and number of each payload that has a rule; those with pad bits come first."""
-        first = {place: next(iter(tensors.values())) for place, tensors in self._pads.items()}
-        users = [*first.items(), *self._bools.items()]
+        packed = {place: next(iter(tensors.values())) for place, tensors in self._pads.items()}
+        users = [*packed.items(), *self._bools.items()]
         return [(place, int(self._ix.tensors["payload"][i])) for place, i in users]
 
     def check(self, place: Hashable, piece: np.ndarray[Any, np.dtype[np.uint8]], *, last: bool) -> None:
-        """Check a piece, maybe the last, of the payload of a place; an error names the first tensor of the rule."""
+        """Raise FormatError if a piece of a place's payload breaks its rules; the error names the first such tensor."""
         if last:
             for bits, i in self._pads.get(place, {}).items():
                 if piece[-1] >> bits:

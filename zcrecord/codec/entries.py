@@ -33,7 +33,7 @@ class PayloadId(int):
 
 
 class TensorLayout(NamedTuple):
-    """The layout of a tensor's elements in its payload; `byte_offset` in bytes, strides in elements (None: C order)."""
+    """The layout of a tensor's elements in its payload: `bits` of an element, strides in elements (None: C order)."""
 
     dtype: int
     bits: int
@@ -43,10 +43,10 @@ class TensorLayout(NamedTuple):
 
 
 def dense_layout(kind: DType, shape: tuple[int, ...], order: Order) -> TensorLayout:
-    """Return the layout of a payload's elements, all of them, without gaps, in an order of the axes."""
+    """Return the layout of a tensor whose elements fill its payload without gaps, in C or Fortran order."""
     strides = None
-    if order == "F" and 0 not in shape and sum(d > 1 for d in shape) > 1:
-        strides = tuple(prod(shape[:axis]) if d > 1 else 0 for axis, d in enumerate(shape))
+    if order == "F" and 0 not in shape and sum(dim > 1 for dim in shape) > 1:
+        strides = tuple(prod(shape[:axis]) if dim > 1 else 0 for axis, dim in enumerate(shape))
     return TensorLayout(kind.code, kind.bits, shape, strides)
 
 
@@ -88,6 +88,11 @@ class AttributeEntry(NamedTuple):
     place: int
     value: Any
 
+    def payloads(self) -> list[PayloadId]:
+        """Return the payloads in the value, itself or items of a list; empty bytes, NONE, are no payload."""
+        values = self.value if isinstance(self.value, list | tuple) else [self.value]
+        return [value for value in values if isinstance(value, PayloadId) and value != NONE]
+
 
 @dataclass(slots=True, eq=False, repr=False)
 class WordList:
@@ -101,10 +106,10 @@ class WordList:
     text: bytes | bytearray = b""
 
     def values(self) -> list[Any]:
-        """Decode the words into Python's values."""
+        """Return the words as Python's values."""
         if self.kind == ValueType.TEXT:
             spans = zip((self.words & np.uint64(NONE)).tolist(), (self.words >> np.uint64(32)).tolist(), strict=True)
-            return [self.text[at : at + size].decode() for at, size in spans]
+            return [self.text[start : start + size].decode() for start, size in spans]
         numbers = self.words.view({ValueType.FLOAT: np.float64, ValueType.UINT: np.uint64}.get(self.kind, np.int64))
         return list((numbers > 0 if self.kind == ValueType.BOOL else numbers).tolist())
 
@@ -132,16 +137,16 @@ class Entries:
     module_columns: ModuleColumns | None = None
 
     def change_values(self, change: Callable[[Any], Any]) -> None:
-        """Replace every value of attributes and metadata by its `changed_value`."""
+        """Replace every value of attributes and metadata, in place, by its `changed_value`."""
         change_values(self.attributes, change)
         change_values(self.metadata, change)
 
 
 def change_values(rows: list[AttributeEntry], change: Callable[[Any], Any]) -> None:
-    """Replace every value by its `changed_value`."""
-    for i, a in enumerate(rows):
-        if (value := changed_value(a.value, change)) is not a.value:
-            rows[i] = a._replace(value=value)
+    """Replace every value by its `changed_value`, in the list itself."""
+    for i, row in enumerate(rows):
+        if (value := changed_value(row.value, change)) is not row.value:
+            rows[i] = row._replace(value=value)
 
 
 def changed_value(value: Any, change: Callable[[Any], Any]) -> Any:
@@ -154,14 +159,14 @@ def changed_value(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def digest_kind(digest: str | None) -> int:
-    """Return the schema's code for a digest's name, 'xxh3' or 'none'."""
+    """Return the schema's code for a digest's name, 'xxh3' or 'none' (or None); LimitError for any other."""
     if digest not in (None, "none", "xxh3"):
         raise LimitError(f"digest {digest!r} is not known; 'xxh3' or 'none'")
     return int(digest == "xxh3")
 
 
 def value_type(value: Any) -> int | None:
-    """Return the ValueType of a scalar attribute (R68, R69); None for one that no attribute can hold."""
+    """Return the ValueType that stores a value as a scalar attribute (R68, R69); None if no attribute can hold it."""
     if value is None:
         return int(ValueType.NIL)
     if isinstance(value, bool):
@@ -190,8 +195,8 @@ def _is_plain_view(view: memoryview) -> bool:
 def list_type(values: Sequence[Any]) -> int | None:
     """Return the one ValueType of all items (R69), NIL for no items, None if they have no type in common."""
     if set(map(type, values)) == {str}:
-        return int(ValueType.TEXT)  # a vocabulary of a hundred thousand words
-    kinds = {value_type(v) for v in values}
+        return int(ValueType.TEXT)  # fast for a vocabulary of a hundred thousand words
+    kinds = {value_type(value) for value in values}
     if kinds == {ValueType.INT, ValueType.UINT} and min(values) >= 0:
         return int(ValueType.UINT)
     if len(kinds) > 1:
@@ -208,11 +213,12 @@ def encodable(text: str) -> bool:
 
 
 def is_attribute(value: Any, path: str) -> bool:
-    """Return True if a value is stored as an attribute and not as tensor or module; UnsupportedError for a bad text."""
+    """Return True if a value is an attribute, not a tensor or module; UnsupportedError for a text that is not UTF-8."""
     if isinstance(value, list | tuple):
         if hasattr(value, "_fields") or list_type(value) is None:
             return False
-        texts = ["".join({v for v in value if isinstance(v, str)})]  # a list may name one long text a million times
+        distinct = {item for item in value if isinstance(item, str)}  # a list may repeat one long text a million times
+        texts = ["".join(distinct)]
     elif value_type(value) is None:
         return False
     else:
@@ -225,8 +231,8 @@ def is_attribute(value: Any, path: str) -> bool:
 class _TextPoolBuilder:
     """The text pool under construction: equal strings share a span while the budget lasts (R30).
 
-    `room` is the rest of the budget, never less than 0: a text or list that is larger is written once more, which adds
-    16 times its size to the budget. So no reader refuses the index of a repetitive record.
+    `budget` is the bytes that further spans may take, never less than 0: a text or list that is larger is written once
+    more, which adds 16 times its size. So no reader refuses the index of a repetitive record.
     """
 
     def __init__(self, entries: Entries) -> None:
@@ -235,20 +241,22 @@ class _TextPoolBuilder:
         modules = entries.modules if entries.module_columns is None else entries.module_columns.names
         rows = TENSOR.itemsize * len(entries.names) + MODULE.itemsize * len(modules)
         rows += ATTRIBUTE.itemsize * (len(entries.attributes) + len(entries.metadata))
-        self.room = INDEX_ALLOWANCE * rows
+        self.budget = INDEX_ALLOWANCE * rows
 
     def add(self, text: str) -> tuple[int, int]:
+        """Return start and size of a text, which is added unless it is there and the budget lasts."""
         data = text.encode()
         start = self.starts.get(text)
-        if start is None or len(data) > self.room:
+        if start is None or len(data) > self.budget:
             start = self.starts[text] = self.append(data + b"\0")
-        self.room -= len(data)
+        self.budget -= len(data)
         return start, len(data)
 
     def append(self, data: bytes | bytearray) -> int:
+        """Add bytes that no other text shares, as they are; return their start."""
         start = len(self.data)
         self.data += data
-        self.room += INDEX_ALLOWANCE * len(data)
+        self.budget += INDEX_ALLOWANCE * len(data)
         return start
 
     def add_all(self, texts: Sequence[str]) -> tuple[Array, Array]:
@@ -256,7 +264,7 @@ class _TextPoolBuilder:
         data = ("\0".join(texts) + "\0").encode()
         ends = np.flatnonzero(np.frombuffer(data, np.uint8) == 0)
         starts = np.concatenate(([0], ends[:-1] + 1))
-        self.room -= len(data) - len(texts)
+        self.budget -= len(data) - len(texts)
         return starts + self.append(data), ends - starts
 
 
@@ -268,6 +276,7 @@ class _NumberPool:
         self.starts: dict[tuple[int, ...], int] = {}
 
     def add(self, items: tuple[int, ...], *, share: bool = True) -> int:
+        """Return the start of these numbers in the pool, to which they are added unless equal ones may be shared."""
         start = self.starts.get(items) if share else None
         if start is None:
             start = len(self.items)
@@ -278,12 +287,12 @@ class _NumberPool:
 
 
 def encode(entries: Entries) -> bytearray:
-    """Encode an index as a FlatBuffer; payloads must ascend, modules be in pre-order, and names be unique."""
+    """Return the FlatBuffer of an index, whose payloads must ascend, modules be in pre-order, and names be unique."""
     return _assemble(_vectors(entries), entries.digest_kind)
 
 
 def index_in_memory(entries: Entries) -> Index:
-    """Return an index of entries, which are used up, as columns, without encoding it; limits are those of `encode`."""
+    """Return an index with these entries, without a FlatBuffer in between; takes names and texts out of `entries`."""
     vectors = _vectors(entries, use_up=True)
     columns: dict[str, Any] = {n: np.asarray(vectors.get(n, ()), dtype) for n, (_, dtype, _) in VECTORS.items()}
     memory = memoryview(columns["text"].base).toreadonly()  # with the slack behind the text
@@ -292,7 +301,7 @@ def index_in_memory(entries: Entries) -> Index:
 
 
 def _vectors(entries: Entries, *, use_up: bool = False) -> dict[str, Array]:
-    """Return the vectors of an index by name; LimitError if they exceed 2 GiB."""
+    """Return the vectors of an index by name; LimitError if they exceed 2 GiB. `use_up` frees names as it goes."""
     pool = _TextPoolBuilder(entries)
     vectors: dict[str, Array] = {}
     _encode_tensors(entries, pool, vectors)
@@ -320,7 +329,7 @@ def _vectors(entries: Entries, *, use_up: bool = False) -> dict[str, Array]:
 
 
 def _encode_tensors(entries: Entries, pool: _TextPoolBuilder, vectors: dict[str, Array]) -> None:
-    """Encode tensors, their names and layouts, into `vectors`."""
+    """Add the vectors of tensors, their order by name and module, dims and strides to `vectors`."""
     names = entries.names
     out = vectors["tensors"] = np.zeros(len(names), TENSOR)
     dims, strides = _NumberPool(), _NumberPool("q")
@@ -331,11 +340,11 @@ def _encode_tensors(entries: Entries, pool: _TextPoolBuilder, vectors: dict[str,
         out["key_size"], out["parent"], out["place"] = entries.key_sizes, entries.parents, entries.places
         out["payload"] = entries.payloads
         layouts = np.zeros(len(entries.layouts), TENSOR)
-        for i, f in enumerate(entries.layouts):
-            _check_layout(f, entries, i)
-            layouts["dtype"][i], layouts["bits"][i], layouts["rank"][i] = f.dtype, f.bits, len(f.shape)
-            layouts["dims"][i], layouts["byte_offset"][i] = dims.add(f.shape), f.byte_offset
-            layouts["strides"][i] = NONE if f.strides is None else strides.add(f.strides)
+        for i, layout in enumerate(entries.layouts):
+            _check_layout(layout, entries, i)
+            layouts["dtype"][i], layouts["bits"][i], layouts["rank"][i] = layout.dtype, layout.bits, len(layout.shape)
+            layouts["dims"][i], layouts["byte_offset"][i] = dims.add(layout.shape), layout.byte_offset
+            layouts["strides"][i] = NONE if layout.strides is None else strides.add(layout.strides)
         layout_ids = np.array(entries.layout_ids, np.intp)
         for column in ("dtype", "bits", "rank", "dims", "byte_offset", "strides"):
             out[column] = layouts[column][layout_ids]
@@ -347,10 +356,12 @@ def _encode_tensors(entries: Entries, pool: _TextPoolBuilder, vectors: dict[str,
 
 
 def _check_layout(layout: TensorLayout, entries: Entries, number: int) -> None:
-    """Raise LimitError, with the layout's first tensor, for too high a rank or too large a shape (R47, R49)."""
+    """Raise LimitError for too high a rank or too large a shape (R47, R49); it names the first tensor of the layout."""
     if len(layout.shape) > MAX_RANK:
         fault = f"rank {len(layout.shape)} is more than {MAX_RANK}"
-    elif prod(d or 1 for d in layout.shape) * (layout.bits or 64) > 8 * MAX_ARCHIVE_SIZE:
+    elif (
+        prod(dim or 1 for dim in layout.shape) * (layout.bits or 64) > 8 * MAX_ARCHIVE_SIZE
+    ):  # a string has 64 at least
         fault = f"shape {layout.shape} claims more than 2^56 bytes"
     else:
         return
@@ -366,7 +377,7 @@ def _subtree_ends(parents: Sequence[int]) -> list[int]:
 
 
 def _encode_modules(entries: Entries, pool: _TextPoolBuilder, vectors: dict[str, Array]) -> None:
-    """Encode modules into `vectors`; `_encode_tensors` comes first, for its column of parents."""
+    """Add the vector of modules to `vectors`, which must have that of tensors."""
     if entries.module_columns is not None:
         names, key_sizes, parents, places, ends, _ = entries.module_columns
     else:
@@ -400,46 +411,61 @@ def _encode_typed(
 
 
 def _encode_attributes(attributes: list[AttributeEntry], pool: _TextPoolBuilder, words: _NumberPool) -> Array:
+    """Return the rows of attributes, in their order; adds their texts and words to the pools."""
     out = np.zeros(len(attributes), ATTRIBUTE)
     columns = "name", "name_size", "value", "parent", "place", "type", "form"
     for start in range(0, len(attributes), _BATCH):
         rows = []
-        for a in attributes[start : start + _BATCH]:
-            kind, form, word = _encode_value(a.value, pool, words)
-            rows.append((*pool.add(a.key), word, a.parent, a.place, kind, form))
+        for entry in attributes[start : start + _BATCH]:
+            value = _encode_value(entry.value, pool, words)
+            rows.append((*pool.add(entry.key), value.word, entry.parent, entry.place, value.type, value.form))
         for name, column in zip(columns, zip(*rows, strict=True), strict=True):  # five times faster than row by row
             out[name][start : start + _BATCH] = column
     return out
 
 
-def _encode_value(value: Any, pool: _TextPoolBuilder, words: _NumberPool) -> tuple[int, int, int]:
-    """Add a value to the pools; return its type, its form and its word."""
+class _EncodedValue(NamedTuple):
+    """The fields of an attribute's row that encode its value."""
+
+    type: int
+    form: int
+    word: int
+
+
+def _encode_word_list(value: WordList, pool: _TextPoolBuilder, words: _NumberPool) -> _EncodedValue:
+    """Move a list's words and text, which it loses, to the pools; a vocabulary is not kept twice."""
+    start = len(words.items)
+    if value.text:
+        value.words += np.uint64(pool.append(value.text))
+        pool.append(b"\0")
+    words.items.frombytes(value.words.view(np.uint8).data)
+    value.text, value.words = b"", value.words[:0].copy()
+    return _EncodedValue(value.kind, ValueForm.LIST, start | len(words.items) - start << 32)
+
+
+def _encode_value(value: Any, pool: _TextPoolBuilder, words: _NumberPool) -> _EncodedValue:
+    """Add a value to the pools; UnsupportedError if no attribute can hold it."""
     if isinstance(value, WordList):
-        base, start = pool.append(value.text) if value.text else 0, len(words.items)
-        pool.append(b"\0" * bool(value.text))
-        value.text = b""  # a vocabulary is not kept twice
-        value.words += np.uint64(base)
-        words.items.frombytes(value.words.view(np.uint8).data)
-        value.words = value.words[:0].copy()
-        return value.kind, ValueForm.LIST, start | len(words.items) - start << 32
+        return _encode_word_list(value, pool, words)
     if isinstance(value, list | tuple):
         kind = list_type(value)
         if kind is None:
             raise UnsupportedError("a list attribute holds items of one type")
-        own, before = INDEX_ALLOWANCE * 8 * len(value), len(words.items)
-        pool.room += own - 16 * len(value)  # as if no list before it had the same words, which its texts decide
-        start = words.add(tuple(_word(kind, v, pool) for v in value), share=own <= pool.room)
+        earned, before = INDEX_ALLOWANCE * 8 * len(value), len(words.items)
+        pool.budget += earned - 16 * len(value)  # as if no list before it had the same words, which its texts decide
+        start = words.add(tuple(_word(kind, item, pool) for item in value), share=earned <= pool.budget)
         if len(words.items) == before:
-            pool.room -= own
+            pool.budget -= earned
         form = ValueForm.LIST if isinstance(value, list) else ValueForm.TUPLE
-        return kind, form, start | len(value) << 32
+        return _EncodedValue(kind, form, start | len(value) << 32)
     kind = value_type(value)
     if kind is None:
         raise UnsupportedError(f"a {type(value).__name__} is no attribute value")
-    return kind, ValueForm.SCALAR, _word(kind, value, pool)
+    return _EncodedValue(kind, ValueForm.SCALAR, _word(kind, value, pool))
 
 
 def _word(kind: int, value: Any, pool: _TextPoolBuilder) -> int:
+    """Return the 64-bit word of a scalar or item: its bits, or the span of a text, which is added to the pool."""
     if kind == ValueType.FLOAT:
         return int(np.float64(value).view(np.uint64))
     if kind == ValueType.TEXT:
@@ -449,24 +475,24 @@ def _word(kind: int, value: Any, pool: _TextPoolBuilder) -> int:
 
 
 def _assemble(vectors: dict[str, Array], digest_kind: int) -> bytearray:
-    """Lay the vectors down as bytes, with a handful of builder calls whatever the number of tensors."""
+    """Return the FlatBuffer of these vectors, built by a handful of calls whatever the number of tensors."""
     import flatbuffers  # here, because only saving needs it
 
     builder = flatbuffers.Builder(sum(v.nbytes for v in vectors.values()) + _ROOM)
     builder.Prep(8, 0)  # so that the finished size is a multiple of 8
-    places = {}
+    offsets = {}  # of vectors, by the number of their field
     for name, (number, dtype, alignment) in reversed(VECTORS.items()):
         data = vectors.get(name)
         if data is None or not len(data):
             continue  # an empty vector of 8-byte items may come out misaligned in other languages
         builder.StartVector(dtype.itemsize, len(data), alignment)
-        raw = data.view(np.uint8)
-        builder.head -= len(raw)
-        builder.Bytes[builder.head : builder.head + len(raw)] = raw.data
-        places[number] = builder.EndVector()
+        octets = data.view(np.uint8)
+        builder.head -= len(octets)  # the builder fills its buffer from the end
+        builder.Bytes[builder.head : builder.head + len(octets)] = octets.data
+        offsets[number] = builder.EndVector()
     builder.StartObject(len(VECTORS) + 1)
     builder.PrependUint8Slot(0, digest_kind, 0)
-    for number, place in places.items():
-        builder.PrependUOffsetTRelativeSlot(number, place, 0)
+    for number, offset in offsets.items():
+        builder.PrependUOffsetTRelativeSlot(number, offset, 0)
     builder.Finish(builder.EndObject(), file_identifier=IDENTIFIER)
     return builder.Output()  # type: ignore[no-any-return]

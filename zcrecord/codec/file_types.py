@@ -80,19 +80,20 @@ _VARINT = re.compile(rb"[\x80-\xff]{0,9}[\0-\x7f]")
 
 
 def sniff_file_type(head: bytes) -> FileType | None:
-    """Return the type of a file that starts with these bytes, HEAD of them at most; None if it is unknown."""
+    """Return the type of a file by its first bytes, up to HEAD of them; None if it is unknown."""
     if (known := _known_format(head)) is not None:
         return known
     if (kind := program_of(head)) is not None:
         return FileType(f"this is {kind} program", "`zcrecord detach` takes out an archive that is attached")
-    if head and all(32 <= c < 127 or c in (9, 10, 13) for c in head[:64]):
+    if head and all(32 <= byte < 127 or byte in b"\t\n\r" for byte in head[:64]):
         return FileType("this is a text file", sure=False)
     return None
 
 
 def _known_format(head: bytes) -> FileType | None:
     """Return the type of a file by its first bytes; None for programs, plain text and unknown files."""
-    if len(head) > 8 and not any(head[4:8]) and head[8:].lstrip(b" \t\r\n")[:1] in (b"{", b""):  # a header, its length
+    # A safetensors file starts with the length of its JSON header, in 8 bytes.
+    if len(head) > 8 and not any(head[4:8]) and head[8:].lstrip(b" \t\r\n")[:1] in (b"{", b""):
         return FileType("this is a safetensors file", _CONVERT, "safetensors")
     if head.startswith(_ZIP):
         return _zip_type(head)
@@ -103,11 +104,12 @@ def _known_format(head: bytes) -> FileType | None:
 
 
 def _zip_type(head: bytes) -> FileType:
+    """Return the type of a zip file by its first member's name: size at byte 26, text at byte 30 (PKWARE's APPNOTE)."""
     size = int.from_bytes(head[26:28], "little")
-    first = head[30 : 30 + size]
-    if len(first) == size and first.endswith((b".npy", b".json")):
+    first_name = head[30 : 30 + size]
+    if len(first_name) == size and first_name.endswith((b".npy", b".json")):
         return _NPZ
-    if b"/" in first:
+    if b"/" in first_name:
         return FileType("this is a zip file (a torch checkpoint?)", _CONVERT, "torch")
     return FileType("this is a zip file (an .npz or a torch checkpoint?)", _CONVERT)
 
@@ -120,42 +122,48 @@ def program_of(head: bytes) -> str | None:
 
 
 def describe_data(octets: memoryview) -> str | None:
-    """Describe a file of a known data format, JSON and HTML among them; None for any other file.
+    """Return a sentence about a file of a known data format, JSON and HTML among them; None for any other file.
 
     A file that is protobuf from end to end is taken for an ONNX model, even if it is a short text.
     """
-    if (kind := _known_format(bytes(octets[:HEAD]))) is not None:
-        return kind.text
+    if (file_type := _known_format(bytes(octets[:HEAD]))) is not None:
+        return file_type.text
     return "this looks like an ONNX model" if _is_protobuf(octets) else None
 
 
 def _is_protobuf(octets: memoryview) -> bool:
-    """Return True if bytes are the fields of a message, from end to end; checks the first thousand fields."""
-    at = 0
+    """Return True if bytes are the fields of a protobuf message, to the end; checks the first thousand fields.
+
+    Source: protobuf.dev, "Encoding": wire types 0 (a varint), 1 (8 bytes), 2 (length and bytes), 3, 4, 5 (4 bytes).
+    """
+    position = 0
     for _ in range(_MOST_FIELDS):
-        tag, at = _varint(octets, at)
-        nbytes, kind = 0, tag & 7
-        if tag < 8 or kind > 5:
+        tag, position = _varint(octets, position)
+        nbytes, wire_type = 0, tag & 7
+        if tag < 8 or wire_type > 5:  # field numbers start at 1
             return False
-        if kind in (0, 2):
-            nbytes, at = _varint(octets, at)
-        at += {1: 8, 2: nbytes, 5: 4}.get(kind, 0)
-        if at == len(octets):
+        if wire_type in (0, 2):
+            nbytes, position = _varint(octets, position)
+        position += {1: 8, 2: nbytes, 5: 4}.get(wire_type, 0)
+        if position == len(octets):
             return True
     return True
 
 
-def _varint(octets: memoryview, at: int) -> tuple[int, int]:
-    """Return a varint's value and its end; without a varint 0, and an end past all bytes."""
-    match = _VARINT.match(octets, at)
+def _varint(octets: memoryview, start: int) -> tuple[int, int]:
+    """Return a varint's value and its end; if none starts there 0, and an end past all bytes."""
+    match = _VARINT.match(octets, start)
     if match is None:
         return 0, len(octets) + 1
-    return sum((c & 127) << 7 * i for i, c in enumerate(match[0])), match.end()
+    return sum((byte & 127) << 7 * i for i, byte in enumerate(match[0])), match.end()
 
 
 def wrong_type(head: bytes, expected: str, *, sure: bool = False) -> str | None:
-    """Return the error message for a file of another known type than `expected`, as 'an ONNX model'; else None."""
-    kind = sniff_file_type(head)
-    if kind is None or (sure and not kind.sure) or kind.text == f"this is {expected}":
+    """Return the error message for a file of another known type than `expected`, such as 'an ONNX model'; else None.
+
+    With `sure`, types that other files may begin like count as unknown.
+    """
+    actual = sniff_file_type(head)
+    if actual is None or (sure and not actual.sure) or actual.text == f"this is {expected}":
         return None
-    return f"{kind.text}, not {expected}" + (f"; {kind.advice}" if kind.advice else "")
+    return f"{actual.text}, not {expected}" + (f"; {actual.advice}" if actual.advice else "")

@@ -104,7 +104,7 @@ class Index(NamedTuple):
         return TextPool(self.text, self.memory)
 
     def string(self, start: int, size: int) -> str:
-        """Return text[start, start + size) decoded; raises FormatError if it lies outside or is not UTF-8."""
+        """Return bytes [start, start + size) of the text pool as a str; FormatError if outside or not UTF-8."""
         if start + size >= len(self.text):
             raise FormatError(f"text [{start}, {start + size}) is past the end of the pool ({len(self.text)})")
         try:
@@ -113,16 +113,18 @@ class Index(NamedTuple):
             raise FormatError(f"text [{start}, {start + size}) is not UTF-8: {error.reason}") from None
 
     def text_of(self, row: Any, field: str = "name") -> str:
-        """Return the text that one field of an entry, a span, stands for."""
+        """Return the text of an entry's `field` and `field`_size: its name, or its type_name."""
         return self.string(int(row[field]), int(row[field + "_size"]))
 
     def values(self, rows: Array, kind: int) -> Array:
-        """Return all words of one ValueType in rows of attributes, list items included."""
-        picked = rows[rows["type"] == kind]
-        scalar = picked["form"] == ValueForm.SCALAR
-        starts, counts = list_bounds(picked[~scalar])
-        items = [self.words[s : s + c] for s, c in zip(starts.tolist(), counts.tolist(), strict=True)]
-        return np.concatenate([picked["value"][scalar], *items])
+        """Return all words of one ValueType in rows of attributes: scalars first, then the items of lists."""
+        rows = rows[rows["type"] == kind]
+        is_scalar = rows["form"] == ValueForm.SCALAR
+        starts, counts = list_bounds(rows[~is_scalar])
+        lists = [
+            self.words[start : start + count] for start, count in zip(starts.tolist(), counts.tolist(), strict=True)
+        ]
+        return np.concatenate([rows["value"][is_scalar], *lists])
 
     def tensor(self, i: int) -> TensorEntry:
         """Return the entry of tensor i."""
@@ -134,25 +136,29 @@ class Index(NamedTuple):
 
 
 def list_bounds(rows: Array) -> tuple[Array, Array]:
-    """Return the starts of attributes that are lists in the pool of words, and their lengths."""
+    """Return start and length, in the pool of words, of each of these attributes, which are lists."""
     return (rows["value"] & np.uint64(NONE)).astype(np.int64), (rows["value"] >> np.uint64(32)).astype(np.int64)
 
 
 def decode(memory: memoryview, size: int) -> Index:
-    """Return the columns of the index in the first `size` bytes of `memory`, which they keep alive; checks bounds."""
+    """Return the index in the first `size` bytes of `memory`, as views that keep it alive; checks no entry.
+
+    Raises:
+        FormatError: the FlatBuffer's tables or vectors are unaligned, or leave the index.
+    """
     buffer = memory[:size]
     words = buffer[: size & -4].cast("I")  # read at any address, and three times faster than by `struct`
     table, fields = _root_table(buffer, words)
     octets = np.frombuffer(buffer, np.uint8)  # unlike ndarray(buffer=...), it holds the buffer's export
     kind = buffer[table + fields[0]] if 0 in fields else 0
     columns: dict[str, Any] = {}
-    for name, (number, dtype, alignment) in VECTORS.items():
-        place = fields.get(number)
-        start, count = (0, 0) if place is None else _vector(words, size, table + place, dtype.itemsize, alignment, name)
+    for name, (number, dtype, _) in VECTORS.items():
+        field = fields.get(number)
+        start, count = (0, 0) if field is None else _vector(words, size, table + field, name)
         if name == "text":
             columns[name] = buffer[start : start + count]
             columns["memory"] = memory[start:]
-        elif name == "by_module" and place is None:
+        elif name == "by_module" and field is None:
             columns[name] = None
         else:
             columns[name] = np.ndarray(count, dtype, octets, start)
@@ -160,7 +166,7 @@ def decode(memory: memoryview, size: int) -> Index:
 
 
 def _root_table(buffer: memoryview, words: memoryview) -> tuple[int, dict[int, int]]:
-    """Return the offset of the FlatBuffers root table, and by id the offset in it of each known field."""
+    """Return the offset of the FlatBuffers root table, and each known field's offset in it, by the field's id."""
     size = len(buffer)
     if size < 12 or bytes(buffer[4:8]) != IDENTIFIER:
         raise FormatError("index: its identifier is not 'ZCR1'")
@@ -187,16 +193,25 @@ def _root_table(buffer: memoryview, words: memoryview) -> tuple[int, dict[int, i
     return table, fields
 
 
-def _vector(words: memoryview, size: int, at: int, item: int, alignment: int, name: str) -> tuple[int, int]:
-    start = at + words[at >> 2] if at % 4 == 0 else -1
+def _vector(words: memoryview, size: int, offset: int, name: str) -> tuple[int, int]:
+    """Return start and item count of a vector, by the offset of its field in an index of `size` bytes."""
+    _, dtype, alignment = VECTORS[name]
+    start = offset + words[offset >> 2] if offset % 4 == 0 else -1
     if start < 0 or start % 4 or start + 4 > size:
         raise FormatError(f"index: vector '{name}' is unaligned or starts past the end ({size:#x})")
     count = words[start >> 2]
     start += 4
-    if start % alignment or start + count * item > size:
-        place = f"[{start:#x}, {start + count * item:#x})"
-        raise FormatError(f"index: vector '{name}' {place} is unaligned or past the end ({size:#x})")
+    end = start + count * dtype.itemsize
+    if start % alignment or end > size:
+        raise FormatError(f"index: vector '{name}' [{start:#x}, {end:#x}) is unaligned or past the end ({size:#x})")
     return start, count
+
+
+class BadName(NamedTuple):
+    """The position of the first span among several that cannot be a name, and the reason in words."""
+
+    number: int
+    reason: str
 
 
 class TextPool:
@@ -225,28 +240,26 @@ class TextPool:
         except UnicodeDecodeError as error:
             raise FormatError(f"index: text at {error.start} is not UTF-8: {error.reason}") from None
 
-    def bad_names(
-        self, starts: Array, sizes: Array, *, empty: bool = False, nul: bool = False
-    ) -> tuple[int, str] | None:
-        """Return the first span that cannot be a name, and the reason, or None; `empty` and `nul` allow these."""
+    def bad_names(self, starts: Array, sizes: Array, *, empty: bool = False, nul: bool = False) -> BadName | None:
+        """Return the first span that cannot be a name, None if all can; `empty` and `nul` allow these."""
         if len(starts) == 1:  # the record itself, mostly
-            why = self.bad_name(int(starts[0]), int(sizes[0]), empty=empty, nul=nul)
-            return None if why is None else (0, why)
+            reason = self.bad_name(int(starts[0]), int(sizes[0]), empty=empty, nul=nul)
+            return None if reason is None else BadName(0, reason)
         ends = starts.astype(np.int64) + sizes
         if np.count_nonzero(outside := ends >= len(self.text)):
-            return int(outside.argmax()), f"is past the end of the text pool ({len(self.text)} bytes)"
+            return BadName(int(outside.argmax()), f"is past the end of the text pool ({len(self.text)} bytes)")
         if not empty and np.count_nonzero(sizes) < len(sizes):
-            return int((sizes == 0).argmax()), "is empty"
+            return BadName(int((sizes == 0).argmax()), "is empty")
         if np.count_nonzero(last := self.octets[ends]):
-            return int((last != 0).argmax()), "is not followed by NUL"
+            return BadName(int((last != 0).argmax()), "is not followed by NUL")
         if not self._ascii and np.count_nonzero(cut := (self.octets[starts] & 0xC0) == 0x80):
-            return int(cut.argmax()), "is not UTF-8: it starts inside a character"
+            return BadName(int(cut.argmax()), "is not UTF-8: it starts inside a character")
         if not nul and np.count_nonzero(inside := self._holds_nul(starts, ends)):
-            return int(inside.argmax()), "contains NUL"
+            return BadName(int(inside.argmax()), "contains NUL")
         return None
 
     def bad_name(self, start: int, size: int, *, empty: bool = False, nul: bool = False) -> str | None:
-        """Return the reason that one span cannot be a name, or None; `empty` and `nul` allow these."""
+        """Return the reason why one span cannot be a name, None if it can; `empty` and `nul` allow these."""
         end = start + size
         if end >= len(self.text):
             return f"is past the end of the text pool ({len(self.text)} bytes)"
@@ -281,32 +294,31 @@ class TextPool:
             if len(self._memory) < len(self.text) + _WIDTH:
                 self._memory = memoryview(self.text.tobytes() + b"\0" * _WIDTH)
             octets = np.frombuffer(self._memory, np.uint8)
-            self._rows_at = np.ndarray(len(self.text) + 1, _ROW, octets, 0, (1,))
-        at, rest = starts.astype(np.int64), sizes
+            self._rows_at = np.ndarray(len(self.text) + 1, _ROW, octets, 0, (1,))  # the 32 bytes at every offset
+        starts = starts.astype(np.int64)
         if skip:  # a span that ends before keeps no byte, wherever it would be
-            at, rest = np.minimum(at + skip, len(self.text)), sizes.astype(np.int64) - skip
-        rows = self._rows_at[at].view(np.uint64)
+            starts, sizes = np.minimum(starts + skip, len(self.text)), sizes.astype(np.int64) - skip
+        rows = self._rows_at[starts].view(np.uint64)
         pieces = rows.reshape(-1, _WORDS)
-        if len(rest) and (least := rest.min()) < _WIDTH:
-            if least == rest.max():  # as the names of one module are, over and over
-                pieces &= _MASKS[least : least + 1].view(np.uint64)
+        if len(sizes) and (shortest := sizes.min()) < _WIDTH:
+            if shortest == sizes.max():  # one mask for all: names of one module are often of one size
+                pieces &= _MASKS[shortest : shortest + 1].view(np.uint64)
             else:
-                rows &= _MASKS[np.minimum(rest, _WIDTH)].view(np.uint64)
+                rows &= _MASKS[np.minimum(sizes, _WIDTH)].view(np.uint64)
         return pieces
 
     def _slice(self, start: int, size: int) -> bytes:
         return self.text[start : start + size].tobytes()
 
     def first_not_ascending(self, starts: Array, sizes: Array) -> int | None:
-        """Return the first i such that span i is not strictly less, bytewise, than span i + 1."""
+        """Return the first i such that span i is not strictly less, bytewise, than span i + 1; None if all ascend."""
         if len(starts) <= _FEW:
-            text = self.text
-            few = [bytes(text[a : a + n]) for a, n in zip(starts.tolist(), sizes.tolist(), strict=True)]
-            return next((i for i, (a, b) in enumerate(itertools.pairwise(few)) if a >= b), None)
-        for lo in range(0, len(starts) - 1, _CHUNK):
-            first = self._first_not_ascending(starts[lo : lo + _CHUNK + 1], sizes[lo : lo + _CHUNK + 1])
-            if first is not None:
-                return lo + first
+            names = map(self._slice, starts.tolist(), sizes.tolist())
+            return next((i for i, (a, b) in enumerate(itertools.pairwise(names)) if a >= b), None)
+        for begin in range(0, len(starts) - 1, _CHUNK):
+            chunk = slice(begin, begin + _CHUNK + 1)  # the last span of one is the first of the next
+            if (i := self._first_not_ascending(starts[chunk], sizes[chunk])) is not None:
+                return begin + i
         return None
 
     def _first_not_ascending(self, starts: Array, sizes: Array) -> int | None:
@@ -315,11 +327,11 @@ class TextPool:
         left, right = words[:, :-1], words[:, 1:]
         active = np.flatnonzero(~_is_less(left, right))
         left, right = left[:, active], right[:, active]
-        worst, skip = len(starts), 0
+        first, skip = len(starts), 0  # `first` is past the end while all ascend
         while len(active):
             skip += _WIDTH
             tied = (left == right).all(axis=0) & ((sizes[active] > skip) | (sizes[active + 1] > skip))
-            worst = min([worst, *active[~tied][:1].tolist()])
+            first = min([first, *active[~tied][:1].tolist()])
             active = active[tied]
             if len(active) <= _FEW:
                 break
@@ -330,9 +342,9 @@ class TextPool:
         for i in active.tolist():
             a, b = (self._slice(int(starts[j]), int(sizes[j])) for j in (i, i + 1))
             if a >= b:
-                worst = min(worst, i)
+                first = min(first, i)
                 break
-        return worst if worst < len(starts) else None
+        return first if first < len(starts) else None
 
     def equal(self, starts: Array, others: Array, sizes: Array) -> Array:
         """Return True for each pair of spans of the same size that holds the same bytes."""
@@ -360,18 +372,21 @@ class TextPool:
         return same
 
     def first_repeated(self, starts: Array, sizes: Array, groups: Array) -> int | None:
-        """Return a span that repeats an earlier one of its group; by hash, then equal hashes by their bytes."""
+        """Return the number of a span that repeats an earlier one of its group; None if none does.
+
+        Spans are compared by hash, and those of equal hashes by their bytes.
+        """
         seen: set[tuple[int, bytes]] = set()
         few = len(starts) <= _FEW and sizes.max(initial=0) <= _LONG
-        for i in range(len(starts)) if few else self._alike(starts, sizes, groups):
+        for i in range(len(starts)) if few else self._same_hashes(starts, sizes, groups):
             key = (int(groups[i]), self._slice(int(starts[i]), int(sizes[i])))
             if key in seen:
                 return i
             seen.add(key)
         return None
 
-    def _alike(self, starts: Array, sizes: Array, groups: Array) -> list[int]:
-        """Return the spans whose hash another one has, too."""
+    def _same_hashes(self, starts: Array, sizes: Array, groups: Array) -> list[int]:
+        """Return the numbers of the spans whose hash, of group and bytes, another span has, too; ascending."""
         hashes = groups.astype(np.uint64) * _MIX ^ sizes
         active: Array = np.flatnonzero(sizes <= _LONG)
         skip = 0
@@ -385,13 +400,13 @@ class TextPool:
             key = (int(groups[i]), self._slice(int(starts[i]), int(sizes[i])))
             hashes[i] = np.uint64(hash(key) & 0xFFFFFFFFFFFFFFFF)
         ordered = np.sort(hashes)
-        twice = ordered[1:][ordered[1:] == ordered[:-1]]
-        alike: list[int] = np.flatnonzero(np.isin(hashes, twice, kind="sort")).tolist() if len(twice) else []
-        return alike
+        repeated = ordered[1:][ordered[1:] == ordered[:-1]]
+        numbers: list[int] = np.flatnonzero(np.isin(hashes, repeated, kind="sort")).tolist() if len(repeated) else []
+        return numbers
 
 
 def _is_less(left: Array, right: Array) -> Array:
-    """Compare columns of 4 numbers, the first number counting most; True for each that is less."""
+    """Return True for each column of 4 numbers in `left` that is less than `right`'s; the first number counts most."""
     out: Array = left[-1] < right[-1]
     for a, b in zip(left[-2::-1], right[-2::-1], strict=True):
         out = (a < b) | ((a == b) & out)
@@ -406,7 +421,7 @@ def numpy_type(code: int) -> Any:
 
 
 class Layouts(dict[bytes, Any]):
-    """Layouts by the bytes of a row that encode them: many tensors have the same."""
+    """Results of `make` for dims, strides, dtype, bits and rank of a row, by its FORM bytes; each is made once."""
 
     def __init__(self, make: Callable[..., Any]) -> None:
         self._make = make

@@ -52,7 +52,7 @@ _DIRECTORIES = {0x10B: 120, 0x20B: 136}  # from a Windows program's PE header to
 
 
 def u16_at(buffer: memoryview, offset: int) -> int:
-    """Return the unsigned 16-bit number at `offset`."""
+    """Return the little-endian unsigned number of 16 bits at `offset`."""
     return int(_U16.unpack_from(buffer, offset)[0])
 
 
@@ -69,14 +69,24 @@ class Header(NamedTuple):
     required_features: int = 0
     version: int = VERSION
 
+    @classmethod
+    def of_payloads(cls, nbytes: int, start: int = 0, end: int = 0) -> Header:
+        """Return a header for payloads in a file of `nbytes` without an index; bytes [start, end) identify the file."""
+        return cls(1, 1, index_offset=start, index_size=end - start, payload_offset=0, archive_size=nbytes, index_crc=0)
+
     def encode(self) -> bytes:
-        """Return the sealed form, for the trailer and a front header."""
+        """Return the 64 bytes of a sealed header or trailer, CRC included."""
         log2, base_log2 = self.alignment.bit_length() - 1, self.base_alignment.bit_length() - 1
         sizes = self.index_offset, self.index_size, self.payload_offset, self.archive_size
         body = _HEADER.pack(
             MAGIC, self.version, log2, base_log2, 0, 0, self.required_features, *sizes, self.index_crc, 0
         )[:60]
         return body + struct.pack("<I", zlib.crc32(body))
+
+    @property
+    def is_draft(self) -> bool:
+        """True for an archive of version 0, which only `reading_drafts` admits."""
+        return self.version == DRAFT
 
     @property
     def front(self) -> bool:
@@ -96,6 +106,11 @@ class Header(NamedTuple):
         return self.payload_region[1] - self.payload_offset
 
 
+def is_sealed(archive: bytes | memoryview) -> bool:
+    """Return True if an archive's header has all that its trailer has, not the alignment alone."""
+    return any(archive[10:60])
+
+
 def encode_unsealed(alignment: int) -> bytes:
     """Return the header of an archive written forward, before its index is known: zeros from byte 10 to 59."""
     body = MAGIC + bytes([VERSION, alignment.bit_length() - 1]) + bytes(50)
@@ -104,7 +119,7 @@ def encode_unsealed(alignment: int) -> bytes:
 
 @contextlib.contextmanager
 def reading_drafts() -> Iterator[None]:
-    """Read archives of version 0, too, inside the block and in its thread; they differ in R30 alone (see `draft`)."""
+    """Let readers in this block, and in its thread, take archives of version 0; they differ in R30 (see `draft`)."""
     token = _reads_drafts.set(True)
     try:
         yield
@@ -113,6 +128,7 @@ def reading_drafts() -> Iterator[None]:
 
 
 def _check_version(version: int, part: str) -> None:
+    """Raise VersionError unless this reader knows a version; `part` is 'header' or 'trailer'."""
     if version == DRAFT and not _reads_drafts.get():
         raise VersionError(f"{part}: format version 0, a draft; `zcrecord convert OLD NEW` makes version 1 of it")
     if version not in (VERSION, DRAFT):
@@ -120,9 +136,9 @@ def _check_version(version: int, part: str) -> None:
 
 
 def decode_header(data: bytes, part: str = "header") -> Header | None:
-    """Decode and check the 64 bytes of a header, None if it is unsealed; rules R1 to R12 of FORMAT.md."""
+    """Decode and check (R1 to R12) the 64 bytes of a header or trailer, `part` in errors; None if it is unsealed."""
     if data[:8] != MAGIC:
-        raise FormatError(_foreign(data, part))
+        raise FormatError(_fault_without_magic(data, part))
     (_, version, log2, base_log2, zero8, zero32, features, index_offset, index_size, payload_offset, archive_size,
      index_crc, crc) = _HEADER.unpack(data)  # fmt: skip
     _check_version(version, part)
@@ -130,7 +146,7 @@ def decode_header(data: bytes, part: str = "header") -> Header | None:
         raise IntegrityError(f"{part}: its CRC does not match; the file is damaged, copy it again")
     if not 4 <= log2 <= 16:
         raise FormatError(f"{part}: alignment 2^{log2} is outside 2^4 to 2^16")
-    if not any(data[10:60]):
+    if not is_sealed(data):
         return None
     if zero8 or zero32:
         raise FormatError(f"{part}: reserved bytes 11 to 15 are not zero")
@@ -148,7 +164,7 @@ def decode_header(data: bytes, part: str = "header") -> Header | None:
 
 
 def _check_extents(h: Header, part: str) -> None:
-    """Check that header, index, payloads and trailer tile the archive in one of its two orders (R10 to R12)."""
+    """Raise FormatError unless header, index, payloads and trailer tile the archive in either order (R10 to R12)."""
     end = h.archive_size - HEADER_SIZE
     if not 0 < h.index_size <= MAX_INDEX_SIZE or h.index_size % 8:
         raise FormatError(f"{part}: index_size {h.index_size} is not a multiple of 8 from 8 to 2^31 - 8")
@@ -167,7 +183,8 @@ def _check_extents(h: Header, part: str) -> None:
         raise FormatError(f"{part}: the index ends at {index_end:#x}, the trailer starts at {end:#x}")
 
 
-def _foreign(data: bytes, part: str) -> str:
+def _fault_without_magic(data: bytes, part: str) -> str:
+    """Return the error message for 64 bytes that do not start with the magic: damaged, or another type of file."""
     if part == "trailer":
         return "trailer: its magic is missing; the file is truncated or has bytes appended, copy it again"
     if data[:4] == b"\x89ZCR" or data[1:4] == b"ZCR":
@@ -178,11 +195,11 @@ def _foreign(data: bytes, part: str) -> str:
 
 
 def too_short(size: int, start: bytes) -> RecordError:
-    """Return the error for a file of fewer bytes than an archive has; `start` are its first ones."""
+    """Return the error for a file of `size` bytes, fewer than an archive has; `start` are its first bytes, up to 64."""
     if not size:
         return FormatError("the file is empty")
     try:
-        if start != MAGIC:  # it has no byte of the version
+        if start != MAGIC:  # a file of the magic alone has no version to complain about
             decode_header(start.ljust(HEADER_SIZE, b"\0"))
     except IntegrityError:
         pass
@@ -192,7 +209,10 @@ def too_short(size: int, start: bytes) -> RecordError:
 
 
 def locate(source: memoryview, embedded: str | None) -> tuple[memoryview, Header, int]:
-    """Return the archive's own bytes in `source`, its sealed header or trailer, and its offset (R14 to R16)."""
+    """Return the archive's own bytes in `source`, its sealed header or trailer, and its offset in bytes (R14 to R16).
+
+    `embedded` says where it lies: "prefix", "suffix", or None if it fills `source`. FormatError if it is not there.
+    """
     size = len(source)
     if size < 2 * HEADER_SIZE:
         raise too_short(size, bytes(source[:HEADER_SIZE]))
@@ -215,7 +235,7 @@ def locate(source: memoryview, embedded: str | None) -> tuple[memoryview, Header
 
 
 def certificate_table(program: memoryview) -> tuple[int, int] | None:
-    """Return offset and size of a Windows program's table of signatures, unchecked, as its headers say; None without.
+    """Return offset and size of a Windows program's table of signatures, as its headers claim; None if it has none.
 
     Source: Microsoft's PE format: the fifth data directory of the optional header counts from the file's start.
     """
@@ -228,31 +248,31 @@ def certificate_table(program: memoryview) -> tuple[int, int] | None:
     directories = header + _DIRECTORIES.get(u16_at(program, header + 24), size)
     if size - directories < 40 or _U32.unpack_from(program, directories - 4)[0] < 5:
         return None
-    at, nbytes = struct.unpack_from("<II", program, directories + 32)
-    return at, nbytes
+    start, nbytes = struct.unpack_from("<II", program, directories + 32)
+    return start, nbytes
 
 
 def unsigned_size(program: memoryview) -> int:
-    """Return the end of a program's own bytes, at which an attached archive ends: before its signature, if it has one.
+    """Return the offset at which a program's own bytes, and so an attached archive, end: before its signature, if any.
 
     The signature of a Windows program is a table at the file's end, after at most 7 zeros. No signature covers bytes in
     the table, so no archive is looked for there (R16).
     """
     size = len(program)
-    at, nbytes = certificate_table(program) or (size, 0)
-    if not nbytes or at + nbytes != size:
+    table, nbytes = certificate_table(program) or (size, 0)
+    if not nbytes or table + nbytes != size:
         return size
-    for padding in range(min(8, at - 63)):
-        end = at - padding
+    for padding in range(min(8, table - HEADER_SIZE + 1)):
+        end = table - padding
         if program[end - HEADER_SIZE : end - HEADER_SIZE + 8] == MAGIC:
             return end
         if program[end - 1]:
             break
-    return at
+    return table
 
 
 def ends_in_archive(source: memoryview) -> bool:
-    """Return True if bytes that are no archive end in one, placed as R18 asks: a program that has one attached.
+    """Return True for a program, or other bytes, with an archive attached at their end, placed as R18 asks.
 
     FormatError if its elements might be misaligned, or the bytes are a model, or a program without an archive.
     """
@@ -270,7 +290,7 @@ def ends_in_archive(source: memoryview) -> bool:
     start = 0 if trailer is None else end - trailer.archive_size
     if trailer is None or start <= 0 or source[start : start + 8] != MAGIC:
         if (kind := program_of(bytes(source[:HEAD]))) is not None and describe_data(source) is None:
-            raise _nothing_attached(kind, signed=end < len(source))
+            raise _nothing_attached(kind, is_signed=end < len(source))
         return False
     if (model := describe_data(source)) is not None:
         fault = f"{model}, with a zcrecord archive attached, whose tensors other readers of this file do not see"
@@ -282,8 +302,9 @@ def ends_in_archive(source: memoryview) -> bool:
     return True
 
 
-def _nothing_attached(kind: str, *, signed: bool) -> FormatError:
-    if signed:
+def _nothing_attached(kind: str, *, is_signed: bool) -> FormatError:
+    """Return the error for a program without an archive; `kind` is its article and kind, as 'an ELF'."""
+    if is_signed:
         fault = "signed, with no archive before its signature; attach it, then sign"
         return FormatError(f"this is {kind} program, {fault}")
     advice = "`strip` takes an attached one off, and bytes behind one hide it; attach it with `zcrecord attach`"
@@ -291,13 +312,16 @@ def _nothing_attached(kind: str, *, signed: bool) -> FormatError:
 
 
 def encode_attached(program_size: int) -> bytes:
-    """Return the note that stands right before an archive attached to a program of so many bytes."""
+    """Return the note of ATTACHED_SIZE bytes that stands right before an archive attached to a program."""
     body = _ATTACHED.pack(ATTACHED_MAGIC, program_size, 0, 0, 0)[: ATTACHED_SIZE - 4]
     return body + struct.pack("<I", zlib.crc32(body))
 
 
 def decode_attached(before: memoryview) -> int | None:
-    """Return the size of the program before an archive, as the note between them says; None without a note."""
+    """Return the size of a program by the note behind it; `before` are all bytes before its archive. None without.
+
+    IntegrityError for a damaged note, FormatError if it does not fit those bytes.
+    """
     note = bytes(before[len(before) - ATTACHED_SIZE :]) if len(before) >= ATTACHED_SIZE else b""
     if note[:8] != ATTACHED_MAGIC:
         return None
@@ -305,16 +329,14 @@ def decode_attached(before: memoryview) -> int | None:
     if zlib.crc32(note[:-4]) != crc:
         raise IntegrityError("the note before the archive: its CRC does not match; the file is damaged")
     padded = align_up(size + ATTACHED_SIZE, ATTACHED_ALIGNMENT) if size <= MAX_ARCHIVE_SIZE else 0
-    zeros = before[size : len(before) - ATTACHED_SIZE] if padded == len(before) else b"x"
-    if reserved0 or reserved1 or any(zeros):
+    if reserved0 or reserved1 or padded != len(before) or any(before[size : len(before) - ATTACHED_SIZE]):
         raise FormatError(f"the note before the archive: it does not follow a program of {size} bytes and zeros")
     return int(size)
 
 
 def _agreed_header(archive: memoryview) -> Header:
-    """Return the header, or the trailer of an unsealed one, after checking that both agree (R8, R9)."""
-    first, last = bytes(archive[:HEADER_SIZE]), bytes(archive[-HEADER_SIZE:])
-    size = len(archive)
+    """Return the header, or the trailer of an unsealed one; FormatError unless both agree (R8, R9)."""
+    first, last, size = bytes(archive[:HEADER_SIZE]), bytes(archive[-HEADER_SIZE:]), len(archive)
     header = decode_header(first)
     if header is not None and header.archive_size != size:
         truncated = header.archive_size > size
@@ -333,15 +355,15 @@ def _agreed_header(archive: memoryview) -> Header:
     return trailer
 
 
-def align_up(n: int, alignment: int) -> int:
-    """Return the least multiple of `alignment`, a power of two, that is at least `n`."""
-    return (n + alignment - 1) & -alignment
+def align_up(offset: int, alignment: int) -> int:
+    """Return the least multiple of `alignment`, a power of two, that is at least `offset`."""
+    return (offset + alignment - 1) & -alignment
 
 
 def check_alignment(alignment: int) -> int:
     """Return `alignment`, or raise LimitError unless it is a power of two from 16 to 65536."""
-    whole = isinstance(alignment, int) and MIN_ALIGNMENT <= alignment <= MAX_ALIGNMENT
-    if not whole or alignment & (alignment - 1):
+    in_range = isinstance(alignment, int) and MIN_ALIGNMENT <= alignment <= MAX_ALIGNMENT
+    if not in_range or alignment & (alignment - 1):
         raise LimitError(f"alignment {alignment!r} is not a power of two from {MIN_ALIGNMENT} to {MAX_ALIGNMENT}")
     return alignment
 
@@ -351,8 +373,16 @@ def payload_alignment(nbytes: int, alignment: int) -> int:
     return max(alignment, LARGE_ALIGNMENT) if nbytes >= LARGE_PAYLOAD else alignment
 
 
-def plan_payloads(sizes: Array, alignment: int) -> tuple[Array, int, int]:
-    """Return each payload's offset from `payload_offset`, the aligned end of all, and the strongest alignment."""
+class PayloadPlan(NamedTuple):
+    """Offsets of payloads from `payload_offset`, their aligned end, and the strongest alignment: the archive's base."""
+
+    offsets: Array
+    end: int
+    base_alignment: int
+
+
+def plan_payloads(sizes: Array, alignment: int) -> PayloadPlan:
+    """Return the plan of payloads of these sizes in bytes, one after the other, large ones on pages of their own."""
     padded = (sizes + np.uint64(alignment - 1)) & np.uint64(2**64 - alignment)
     offsets = np.zeros(len(sizes) + 1, np.uint64)
     np.cumsum(padded, out=offsets[1:])
@@ -362,24 +392,24 @@ def plan_payloads(sizes: Array, alignment: int) -> tuple[Array, int, int]:
         gap = -int(offsets[i]) % strongest
         if gap:
             offsets[i:] += np.uint64(gap)
-    return offsets[:-1], int(offsets[-1]), strongest
+    return PayloadPlan(offsets[:-1], int(offsets[-1]), strongest)
 
 
 def front_header(index: bytes | bytearray, alignment: int, base: int, end: int) -> Header:
-    """Return the header of an archive with this index in front, whose payloads end at `end`, aligned, as planned."""
+    """Return the header of an archive with this index before its payloads, of base alignment and end as planned."""
     start = align_up(HEADER_SIZE + len(index), base)
     size = start + end + HEADER_SIZE
     return Header(alignment, base, HEADER_SIZE, len(index), start, size, zlib.crc32(index))
 
 
 def back_header(index: bytes | bytearray, alignment: int, base: int, start: int, end: int) -> Header:
-    """Return the header of an archive whose payloads lie in [start, end), with this index behind them."""
+    """Return the header of an archive with this index behind its payloads, which lie in [start, end)."""
     offset = align_up(end, alignment)
     size = offset + len(index) + HEADER_SIZE
     return Header(alignment, base, offset, len(index), start, size, zlib.crc32(index))
 
 
 def first_children(parents: Any, modules: int) -> Any:
-    """Return the position of each module's first child, among children in the order of their modules."""
+    """Return by module the position of its first child among all children, which are sorted by `parents`."""
     counts = np.bincount(parents, minlength=modules) if len(parents) else np.zeros(modules, np.int64)
     return np.cumsum(counts) - counts

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from zcrecord.archive.archive import Verify, takes_one_file
+from zcrecord.archive.archive import Verify, require_one_file
 from zcrecord.codec.file_types import describe_data
 from zcrecord.codec.layout import (
     ATTACHED_ALIGNMENT,
@@ -132,7 +132,7 @@ def attach(
     source = path_of(archive) if isinstance(archive, str | os.PathLike) else None
     new = None if in_place else check_destination(source, out, force)
     with load_record(archive, verify=verify) as record:
-        takes_one_file(record.archive, "attach")
+        require_one_file(record.archive, "attach")
         if not record.archive.whole:
             raise UnsupportedError("only whole archives can be attached; save the part", path=record.archive.path)
         record.archive.fetch()

@@ -12,7 +12,7 @@ from math import prod
 from typing import Any
 
 import zcrecord
-from zcrecord.archive.archive import takes_one_file
+from zcrecord.archive.archive import require_one_file
 from zcrecord.archive.info import TensorInfo
 from zcrecord.archive.name_patterns import NameFilter, Patterns, matcher
 from zcrecord.archive.payloads import Payloads
@@ -188,7 +188,7 @@ def record_of(source: Any) -> Record:
             fault = "is packed for transport; unpack it first: zcrecord unpack, or zcrecord.transport.unpack"
             raise UnsupportedError(fault, path=path)
         record = zcrecord.load_record(path)
-    takes_one_file(record.archive, "embed")
+    require_one_file(record.archive, "embed")
     root = record.archive.root
     if record.path is not None and root.offset:
         fault = "the archive is part of another file; take it out first: zcrecord detach"

@@ -141,7 +141,7 @@ class DeferredArchive(_Files):
             self._copy = copy = default_source_in(memory, memory.octets, _NO_PAYLOADS).private_memory()
             self._source_in = lambda *file: PrivateSource(copy, copy.octets, file[2], 0, default_source_in(*file))
         elif mode == "c" or not plain:
-            self.made()
+            self.with_index()
 
     def _open(self, name: str) -> Any:
         reader = super()._open(name)
@@ -149,7 +149,7 @@ class DeferredArchive(_Files):
             raise SourceError("was replaced or changed since its index was opened; load it again", path=reader.path)
         return reader
 
-    def early(self, name: str) -> Any:
+    def early_view(self, name: str) -> Any:
         """Return a view of a tensor by its name; None if the archive is to be made, and asked."""
         with self._lock:
             self._left -= 1
@@ -164,7 +164,7 @@ class DeferredArchive(_Files):
             out.put_range((name,), *header.forms[header.form_ids[number]], reader, start + first, end - first)
             return out.archive(reader.memory, self._source_in).view(0)
 
-    def made(self) -> Any:
+    def with_index(self) -> Any:
         """Return the archive, made now or before; errors are those of `open_foreign`."""
         with self._lock, located(path=self.path):
             if self._archive is None:

@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from zcrecord.archive.archive import takes_archive
+from zcrecord.archive.archive import require_archive
 from zcrecord.archive.damage import Progress
 from zcrecord.codec.conventions import SIGNATURE_PREFIX
 from zcrecord.errors import UnsupportedError, printable
@@ -94,7 +94,7 @@ def sign(
     out = source if dest is None else path_of(dest)
     new = check_destination(source, None if dest is None else out, force)
     with load_record(source) as record:
-        takes_archive(record.archive, "sign")
+        require_archive(record.archive, "sign")
         if record.archive.embedded is not None:
             raise UnsupportedError("is attached to a program; detach it, sign it, and attach it again", path=source)
         if dest is None and not record.archive.source.is_mapped:

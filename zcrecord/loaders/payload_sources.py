@@ -241,7 +241,7 @@ def _parts(piece: Piece, ranges: list[Range]) -> list[tuple[int, int, int | None
         digest = (piece.source.digest(piece.number) or 0) if _is_checked(piece, ranges) else None
         return [(piece.start + lo, hi - lo, digest) for lo, hi in ranges]
     numbers = [k for lo, hi in ranges for k in range(lo // blocks.size, -(-hi // blocks.size))]
-    bounds = [blocks.range(k, piece.nbytes) for k in numbers]
+    bounds = [blocks.bounds(k, piece.nbytes) for k in numbers]
     sums = blocks.sums[numbers].tolist()
     return [(piece.start + lo, hi - lo, digest) for (lo, hi), digest in zip(bounds, sums, strict=True)]
 

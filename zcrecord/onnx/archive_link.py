@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from zcrecord.archive.archive import open_archive, takes_one_file
+from zcrecord.archive.archive import open_archive, require_one_file
 from zcrecord.archive.digest import content_digest
 from zcrecord.archive.info import TensorInfo
 from zcrecord.archive.payloads import Payloads
@@ -119,7 +119,7 @@ def link(model: OpenedModel, dest: str | None) -> ArchiveLink:
     if is_url(path):
         raise UnsupportedError(f"{_WITH_EXTERNAL} refers to a local file, and this is a URL; download it", path=path)
     archive = record.archive
-    takes_one_file(archive, _WITH_EXTERNAL)
+    require_one_file(archive, _WITH_EXTERNAL)
     if record.mode != "r" or not archive.whole:
         fault = "it may hold edits that its file does not" if record.mode != "r" else "it is a part of its archive"
         raise UnsupportedError(f"{_WITH_EXTERNAL} refers to the file, but {fault}; save the record first", path=path)
@@ -241,7 +241,7 @@ def _archive(model: str, props: dict[str, str], allow_links: bool) -> tuple[Reco
     with open(path, "rb", opener=lambda *_: folder.open(location)) as file:
         memory = map_file(path, opened=file.fileno())
     archive = open_archive(memory, verify="index", embedded=embedded)
-    takes_one_file(archive, "a model's external data")
+    require_one_file(archive, "a model's external data")
     return Record(archive), location
 
 

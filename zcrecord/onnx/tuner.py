@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zcrecord.archive.archive import Archive, takes_one_file
+from zcrecord.archive.archive import Archive, require_one_file
 from zcrecord.archive.digest import content_digest
 from zcrecord.codec.conventions import SIGNATURE_PREFIX, TUNED_TYPE
 from zcrecord.codec.entries import AttributeEntry, Entries, ModuleEntry, ModuleKind, PayloadId
@@ -284,7 +284,7 @@ def _open_work(archive: Any, dest: Any, *, force: bool, durable: bool) -> Iterat
     target, _ = files.target_of(out)
     with load_record(path) as record:
         opened = record.archive
-        takes_one_file(opened, "tuning")
+        require_one_file(opened, "tuning")
         if opened.embedded is not None:
             raise UnsupportedError("is attached to a program; detach it, tune it, and attach it again", path=path)
         if opened.source.file is None:

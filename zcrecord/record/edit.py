@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from zcrecord.archive import info, subset, unflatten
-from zcrecord.archive.archive import Archive, Progress, has_type_name, takes_archive
+from zcrecord.archive.archive import Archive, Progress, has_type_name, require_archive
 from zcrecord.archive.name_patterns import star_match, star_renamer
 from zcrecord.archive.part_source import PartSource
 from zcrecord.archive.subset import GONE, Names, Rename
@@ -521,7 +521,7 @@ class _EditedAttributes(MutableMapping[str, Any]):
 
 def _check_editable(archive: Archive) -> None:
     """Raise UnsupportedError unless an archive is all of a local file, has no shards, and is not tuned."""
-    takes_archive(archive, "edit")
+    require_archive(archive, "edit")
     if archive.source.file_names:
         fault = "is a catalogue of shards; make one archive of it, edit that, and write shards of that again"
         raise UnsupportedError(fault, path=archive.path)
@@ -563,7 +563,7 @@ def add_metadata_to_catalogue(record: Record, added: Mapping[str, Any], *, durab
     entries.metadata = [a for a in entries.metadata if a.key not in added] + metadata_entries(added)
     entries.payload_rows, entries.digest_kind = archive.index.payloads, archive.index.digest_kind
     header = archive.header
-    add_blocks(entries, BlockTable(archive.index).of(entries.payload_rows))
+    add_blocks(entries, BlockTable(archive.index).checksums_of(entries.payload_rows))
     outline, _ = outline_of(entries, header.alignment, header.base_alignment, header.payload_room)
     tree = Record(catalogue).tree()
     tree["outline"] = np.frombuffer(outline, np.uint8)

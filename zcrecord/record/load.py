@@ -420,7 +420,7 @@ def _recipe(archive: Archive, expect: str | None = None) -> tuple[Any, ...]:
 
 def _reload(source: str | bytes, options: LoadOptions, seal: bytes, pins: Mapping[Any, Any] | None = None) -> Archive:
     """Load a pickled archive again; IntegrityError if the file has other content now."""
-    archive = _load(source, None, None, replace(options, expect=None)).made()
+    archive = _load(source, None, None, replace(options, expect=None)).with_index()
     if archive.seal() != seal:
         raise IntegrityError("is not the archive that was pickled; it was replaced since", path=archive.path)
     _check_content(archive, options, local=True)

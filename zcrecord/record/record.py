@@ -50,7 +50,7 @@ class Record(Mapping[str, Any]):
         """The opened archive behind the record."""
         if self._closed:
             raise Closed.error(self._archive.path)
-        self._archive = archive = self._archive.made()
+        self._archive = archive = self._archive.with_index()
         return archive
 
     @property
@@ -98,7 +98,7 @@ class Record(Mapping[str, Any]):
         # This is all that a lookup does once the dictionary is made; `view` refuses if the archive is closed.
         i = self._numbers.get(name, -1) if type(name) is str else -1
         if i < 0:
-            if (view := self._archive.early(name)) is not None:
+            if (view := self._archive.early_view(name)) is not None:
                 return view
             i = self._number(name)
         return self._archive.view(i)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from zcrecord.archive.archive import Archive, open_archive, takes_one_file
+from zcrecord.archive.archive import Archive, open_archive, require_one_file
 from zcrecord.codec.layout import HEADER_SIZE, Header, decode_header, locate, too_short
 from zcrecord.errors import FormatError, LimitError, SourceError, UnsupportedError, located
 from zcrecord.storage.compressed import import_zstandard
@@ -213,7 +213,7 @@ def _pack_file(
     """Yield the frames of an archive in a file, which each thread reads by itself."""
     memory = map_file(path)
     archive = open_archive(memory, verify="index")
-    takes_one_file(archive, _PACKING)
+    require_one_file(archive, _PACKING)
     bounds = _frame_bounds(archive.header, archive.index.payloads["offset"])
     archive.close()
     check.expected = bounds[-1]
@@ -242,7 +242,7 @@ def _pack_stream(
     yield from map_ordered(compressors, _frame_contents(reader, check), threads)
     archive = check.finish()
     if archive is not None:
-        takes_one_file(archive, _PACKING)
+        require_one_file(archive, _PACKING)
 
 
 def _frame_contents(reader: StreamReader, check: ArchiveCheck) -> Iterator[bytes]:
@@ -281,7 +281,7 @@ def _stream_bounds(reader: StreamReader) -> tuple[memoryview, list[int] | None]:
     size = header.archive_size
     memory = sparse_memory(size, [(0, head), (size - HEADER_SIZE, head[:HEADER_SIZE])])
     archive = open_archive(memory, verify="index")
-    takes_one_file(archive, _PACKING)
+    require_one_file(archive, _PACKING)
     return memoryview(head), _frame_bounds(header, archive.index.payloads["offset"])
 
 

@@ -109,7 +109,7 @@ class EditedArchive(NamedTuple):
             user = self.entries.payloads.tolist().index(row)
             raise error.located(tensor=self.entries.names[user]) from error.__cause__
         if self.entries.digest_kind:
-            self.entries.payload_rows["digest"][row] = digest.note(source.nbytes, self.checksums)
+            self.entries.payload_rows["digest"][row] = digest.finish(source.nbytes, self.checksums)
 
 
 class _PayloadOutput:
@@ -164,7 +164,7 @@ def plan_edited(
     rows[:first] = stored.rows[staying]
     rows["nbytes"][first:] = [source.nbytes for source in sources]
     numbers = list(range(total, total + len(sources)))  # of the payloads that sources are stored with
-    checksums = stored.blocks.of(rows[:first])
+    checksums = stored.blocks.checksums_of(rows[:first])
     if entries.digest_kind and sources:
         known = list(zip(*(stored.rows[column].tolist() for column in ("nbytes", "digest")), strict=True))
         numbers, rows["digest"][first:] = equal_sources(sources, checksums, known, stored.payload)

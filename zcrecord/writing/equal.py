@@ -87,7 +87,7 @@ def digest_of_source(source: Any, checksums: Checksums) -> int:
     running = BlockDigest()
     for chunk in chunks(source):
         running.update(chunk)
-    return running.note(source.nbytes, checksums)
+    return running.finish(source.nbytes, checksums)
 
 
 def same_bytes(a: Any, b: Any) -> bool:

@@ -351,7 +351,7 @@ class StreamWriter:
         nbytes = self._sink.position - start
         if nbytes <= 0:
             return layout.NONE
-        digest = self._hash.note(nbytes, self.checksums) if self._kind else 0
+        digest = self._hash.finish(nbytes, self.checksums) if self._kind else 0
         if self._kind and self._sink.can_rewind:
             begun = start
             start = self._equal.first(key_of(nbytes, digest), begun, lambda e: self._ranges_equal(e, begun, nbytes))
