@@ -43,13 +43,9 @@ SourceIn = Callable[[Memory, memoryview, PayloadTable, int], FileSource]
 
 
 def open_archive(
-    memory: Memory,
-    *,
-    verify: Verify,
-    embedded: Embedded | None = None,
-    mode: Mode = "r",
+    memory: Memory, *, verify: Verify, embedded: Embedded | None = None, mode: Mode = "r",
     source_in: SourceIn = source_in,
-) -> Archive:
+) -> Archive:  # fmt: skip
     """Return the archive in `memory`, which it keeps alive; the whole index is checked, unless `verify` is "touch".
 
     Payloads are not read, whatever `verify` says. In mode "c" the memory must be writable and nobody else's, and the
@@ -156,17 +152,10 @@ class Archive:
     )  # fmt: skip
 
     def __init__(
-        self,
-        header: Header,
-        index: Index,
-        source: PayloadSource,
-        *,
-        verified: Literal["touch", "index"] = "index",
-        embedded: Embedded | None = None,
-        whole: bool = False,
-        checks: TouchChecks | None = None,
-        part_of: Archive | None = None,
-    ) -> None:
+        self, header: Header, index: Index, source: PayloadSource, *,
+        verified: Literal["touch", "index"] = "index", embedded: Embedded | None = None, whole: bool = False,
+        checks: TouchChecks | None = None, part_of: Archive | None = None,
+    ) -> None:  # fmt: skip
         """Put header, index and source together; checks nothing."""
         self.path, self.absolute, self.mode = source.path, source.absolute, source.mode
         self.header, self.index, self.source = header, index, source
@@ -180,11 +169,8 @@ class Archive:
     @classmethod
     def foreign(cls, memory: Memory, index: Index) -> Archive:
         """Return an archive over another format's file, by an index that was made of it, with all payloads inside."""
-        return cls(
-            Header.of_payloads(len(memory.octets)),
-            index,
-            source_in(memory, memory.octets, PayloadTable(index.payloads, False, 0)),
-        )
+        source = source_in(memory, memory.octets, PayloadTable(index.payloads, False, 0))
+        return cls(Header.of_payloads(len(memory.octets)), index, source)
 
     def _with_source(self, source: PayloadSource) -> Archive:
         """Return an archive with the same index over another source; checks made of one count for both."""
@@ -259,10 +245,7 @@ class Archive:
             self.verified = "index"
 
     def find(self, name: str) -> int:
-        """Return the number of the tensor with a full name, -1 without one; a binary search, as in FORMAT.md.
-
-        The index need not be verified: FormatError for an entry on the way that breaks a rule.
-        """
+        """Return the number of the tensor with a full name, -1 without one; FormatError for a bad entry on the way."""
         try:
             target = name.encode()
         except UnicodeEncodeError:
@@ -352,10 +335,7 @@ class Archive:
             raise error.located(path=self.path, tensor=self.index.name(i)) from error.__cause__
 
     def boxed_pieces(self, i: int, chosen: Sequence[int] | None = None) -> list[Piece]:
-        """Return the pieces of a split tensor i, or those at `chosen` positions; opens their files.
-
-        FormatError if a piece has another size than its box.
-        """
+        """Return the pieces of a split tensor i, or those at `chosen` positions; FormatError for a wrong size."""
         row, (_, extent) = self.row(i), self.boxes(i)
         sizes = extent.tolist() if chosen is None else extent[list(chosen)].tolist()
         pieces = self.source.pieces(row.payload, chosen)
@@ -497,9 +477,7 @@ class Archive:
         self.ensure_all()
         text, order, starts = self.index.text, self.index.by_name, self.index.tensors["name"]
         ends = starts.astype(np.int64) + self.index.tensors["name_size"]
-        if (
-            len(order) and (starts[order[1:]] == ends[order[:-1]] + 1).all()
-        ):  # as our writer has them: decode all at once
+        if len(order) and (starts[order[1:]] == ends[order[:-1]] + 1).all():  # as our writer has them: decode at once
             joined = str(text[int(starts[order[0]]) : int(ends[order[-1]])], "utf-8").split("\0")
             names = dict(zip(order.tolist(), joined, strict=True))
             return [names[i] for i in range(len(joined))]

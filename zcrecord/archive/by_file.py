@@ -35,10 +35,7 @@ def parts_by_file(archive: Archive) -> list[Archive]:
 
 
 def sized_openers(archive: Archive) -> list[tuple[int, Callable[[], Archive]]]:
-    """Return, for each file that verification reads, its size in bytes and a function that opens it as an archive.
-
-    Of a part of a catalogue these are its parts of the shards.
-    """
+    """Return size and opener of each archive to verify, one for each file; of a part of a catalogue parts of shards."""
     source, table = archive.source, archive.source.piece_table()
     if table is None:
         return [(archive.header.archive_size, lambda: archive)]
@@ -92,11 +89,8 @@ def prefetch(archive: Archive) -> None:
 def _read_ahead(archive: Archive, mapping: mmap.mmap) -> None:
     """Advise the system to read the pages of an archive's payloads; near ones are one range."""
     base = archive.offset + archive.header.payload_offset
-    start = end = 0  # of the range so far
-    for offset, nbytes, _ in [
-        *archive.index.payloads.tolist(),
-        (MAX_ARCHIVE_SIZE, 0, 0),
-    ]:  # the last ends the last range
+    start = end = 0  # of the range so far, which the last item ends
+    for offset, nbytes, _ in [*archive.index.payloads.tolist(), (MAX_ARCHIVE_SIZE, 0, 0)]:
         if offset > end + _NEAR:
             page = (base + start) // mmap.PAGESIZE * mmap.PAGESIZE
             if end > start:

@@ -7,6 +7,7 @@ verified.
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,6 +17,7 @@ import numpy as np
 from zcrecord.codec.blocks import Blocks
 from zcrecord.codec.digests import RunningDigest, digest_of
 from zcrecord.codec.entries import PayloadId
+from zcrecord.codec.index import Index
 from zcrecord.codec.layout import NONE
 from zcrecord.errors import FormatError, IntegrityError
 from zcrecord.storage.threads import MOST_THREADS, WORTH_A_THREAD, Going, cores, run_threads
@@ -63,15 +65,14 @@ def find(archive: Archive, progress: Progress | None = None, *, threads: int | N
         progress(search.total, search.total)
     if not search.damaged:
         return []
-    rows = {damaged.row for damaged in search.damaged}
-    tensors = _tensor_users(archive, search.numbers, rows)
-    attributes = _attribute_users(archive, archive.index.attributes, search.numbers, rows)
-    metadata = _attribute_users(archive, archive.index.metadata, search.numbers, rows)
+    ix, numbers, rows = archive.index, search.numbers, {damaged.row for damaged in search.damaged}
+    unflatten.check_full_names(ix, archive.header.index_size)
+    tensors = _tensor_users(ix, numbers, rows)
+    attributes, metadata = (_attribute_users(ix, entries, numbers, rows) for entries in (ix.attributes, ix.metadata))
     out = []
     for start, end, row in sorted(search.damaged):
-        what = _FILLED if row < 0 else _CHANGED
-        users = [tuple(names.get(row, ())) for names in (tensors, attributes, metadata)]
-        out.append(Damage(what, start, end - start, tensors=users[0], attributes=users[1], metadata=users[2]))
+        users = tuple(tensors[row]), tuple(attributes[row]), tuple(metadata[row])
+        out.append(Damage(_FILLED if row < 0 else _CHANGED, start, end - start, *users))
     return out
 
 
@@ -188,15 +189,12 @@ class _DamagedRange(NamedTuple):
 
 
 class _DamageSearch:
-    """Search of an archive by several threads, which append to `damaged`.
-
-    `rows` are the payloads' entries, each range once, `numbers` their numbers in the index, `total` the bytes to check.
-    """
+    """Search of an archive by several threads, which append to `damaged`; `total` is the bytes to check."""
 
     def __init__(self, archive: Archive, progress: Progress | None) -> None:
         ix, header = archive.index, archive.header
-        self.numbers = np.flatnonzero(~is_twin(ix.payloads))
-        self.rows: Array = ix.payloads[self.numbers]
+        self.numbers = np.flatnonzero(~is_twin(ix.payloads))  # of payloads, each range once
+        self.rows: Array = ix.payloads[self.numbers]  # their entries
         self.damaged: list[_DamagedRange] = []
         self._start, self._end = header.payload_region
         self.total = self._end - self._start
@@ -248,10 +246,7 @@ class _DamageSearch:
         self.damaged.append(_DamagedRange(lo + self._archive.offset, hi + self._archive.offset, row))
 
     def _digest(self, lo: int, hi: int, going: Going) -> int:
-        """Return the digest of bytes [lo, hi) of the archive, hashed in pieces, between which progress is reported.
-
-        If another thread failed, or at Ctrl-C, it returns a wrong digest early, which is not used.
-        """
+        """Return the digest of bytes [lo, hi) of the archive; once `going` is False a wrong one, which is not used."""
         if hi - lo <= _PIECE:
             return digest_of(self._buffer[lo:hi])
         running = RunningDigest()
@@ -264,10 +259,7 @@ class _DamageSearch:
         return running.intdigest()
 
     def _damaged_blocks(self, row: int, lo: int, hi: int) -> list[tuple[int, int]]:
-        """Return the damaged blocks of a damaged payload, bytes [lo, hi) of the archive, neighbours as one range.
-
-        Without checksums of blocks, or if they all match, this is all of the payload.
-        """
+        """Return ranges of damaged blocks in a damaged payload, bytes [lo, hi); all of it if none is known."""
         [(source, number)] = self._archive.source.pieces(int(self.numbers[row]))
         if (blocks := source.sums(number)) is None:
             return [(lo, hi)]
@@ -286,22 +278,21 @@ class _DamageSearch:
             self._add(lo, hi, -1)
 
 
-def _tensor_users(archive: Archive, numbers: Array, damaged: set[int]) -> dict[int, list[str]]:
-    """Return the names of the tensors that use each damaged row, one of `numbers`' positions."""
-    payloads, out = archive.index.tensors["payload"], dict[int, list[str]]()
+def _tensor_users(ix: Index, numbers: Array, damaged: set[int]) -> defaultdict[int, list[str]]:
+    """Return the names of the tensors that use each damaged row; `numbers` are the rows' payloads."""
+    payloads, users = ix.tensors["payload"], defaultdict[int, list[str]](list)
     rows = np.searchsorted(numbers, payloads, "right") - 1  # a twin has the row of the first payload of its range
     rows[payloads == NONE] = -1
     for i in np.flatnonzero(np.isin(rows, list(damaged - {-1}))).tolist():
-        out.setdefault(int(rows[i]), []).append(archive.index.name(i))
-    return out
+        users[int(rows[i])].append(ix.name(i))
+    return users
 
 
-def _attribute_users(archive: Archive, entries: Array, numbers: Array, damaged: set[int]) -> dict[int, list[str]]:
+def _attribute_users(ix: Index, entries: Array, numbers: Array, damaged: set[int]) -> defaultdict[int, list[str]]:
     """Return the full names of the attributes, or metadata, that use each damaged row."""
-    ix, out = archive.index, dict[int, list[str]]()
-    unflatten.check_full_names(ix, archive.header.index_size)
+    users = defaultdict[int, list[str]](list)
     for entry in unflatten.attribute_entries(ix, entries, PayloadId):
         module = ix.text_of(ix.modules[entry.parent]) if entry.parent != NONE else ""
         for row in {int(np.searchsorted(numbers, payload, "right")) - 1 for payload in entry.payloads()} & damaged:
-            out.setdefault(row, []).append(f"{module}.{entry.key}" if module else entry.key)
-    return out
+            users[row].append(f"{module}.{entry.key}" if module else entry.key)
+    return users

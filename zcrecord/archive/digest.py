@@ -141,21 +141,14 @@ def _check_elements(archive: Archive) -> None:
 
 
 def content_digest(
-    archive: Archive,
-    sha256: Callable[[int], bytes] | None = None,
-    *,
-    known: dict[Any, bytes] | None = None,
+    archive: Archive, sha256: Callable[[int], bytes] | None = None, *, known: dict[Any, bytes] | None = None,
     progress: Progress | None = None,
-) -> str:
+) -> str:  # fmt: skip
     """Return 'sha256:...' over the archive's content, the same for every layout; FORMAT.md has the exact bytes (R76).
 
-    Args:
-        sha256: returns the SHA-256 of tensor i's logical bytes; by default several threads compute them.
-        known: SHA-256 digests that need not be computed, by the keys of `_distinct`; all others are added.
-        progress: called in this thread with the bytes hashed and the bytes in all, unless `sha256` is given.
-
-    Raises:
-        LimitError: different views of the same bytes add up to more than 64 times what is stored.
+    `sha256` returns the SHA-256 of tensor i's logical bytes; without it several threads hash, and `progress` gets the
+    bytes done and the bytes in all. `known` has digests by the keys of `_distinct`, and gets all that are computed.
+    LimitError if different views of the same bytes add up to more than 64 times what is stored.
     """
     ix, sha256 = archive.index, sha256 or _streaming_digests(archive, progress)
     keys, distinct = _distinct(archive)
@@ -242,10 +235,7 @@ def _pin_split_pieces(archive: Archive) -> None:
 
 
 def logical_sha256(archive: Archive, i: int, keep_going: Callable[[int], bool] = lambda _: True) -> bytes:
-    """Return the SHA-256 of tensor i's elements in C order; a strided tensor is copied first.
-
-    `keep_going` gets the bytes of each piece that was hashed; if it returns False the digest is wrong, and not used.
-    """
+    """Return the SHA-256 of tensor i's elements in C order; a wrong one if `keep_going`, given bytes done, is False."""
     row = archive.row(i)
     if row.strides == NONE:
         return _sha256_of(archive.blocks(row.payload), keep_going)
@@ -253,9 +243,9 @@ def logical_sha256(archive: Archive, i: int, keep_going: Callable[[int], bool] =
 
 
 def _distinct(archive: Archive) -> tuple[list[Any], dict[Any, int]]:
-    """Return a key for each tensor in the order of names, and by key the first such tensor; LimitError as above.
+    """Return a key for each tensor by name, equal for the same logical bytes, and by key the first tensor.
 
-    Tensors of one key have the same logical bytes. It is the payload's place, or a tuple that begins with that.
+    A key is the payload's place, or of a strided view a tuple that begins with it. LimitError as above.
     """
     keys: list[Any] = []
     first: dict[Any, int] = {}

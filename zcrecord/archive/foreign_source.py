@@ -21,17 +21,11 @@ _READ_AHEAD = 8 << 20  # bytes read at a time in a loop over payloads
 
 
 class Decoded(NamedTuple):
-    """Bytes of a payload that do not lie in a file as they are used.
+    """Bytes of a payload that do not lie in a file as they are used."""
 
-    Attributes:
-        nbytes: of all pieces.
-        pieces: yields them in order, each time it is called.
-        reason: why, in words: "deflated", "not aligned".
-    """
-
-    nbytes: int
-    pieces: Callable[[], Iterable[Any]]
-    reason: str
+    nbytes: int  # of all pieces
+    pieces: Callable[[], Iterable[Any]]  # yields them in order, each time it is called
+    reason: str  # why they are decoded, in words: "deflated", "not aligned"
 
 
 class ForeignSource(FileSource):
@@ -46,15 +40,9 @@ class ForeignSource(FileSource):
     """
 
     def __init__(
-        self,
-        first: Memory,
-        files: Sequence[Memory | Decoded],
-        bases: Array,
-        table: PayloadTable,
-        original: ForeignSource | None = None,
-        fetched: FileSource | None = None,
-        nbytes: int = 0,
-    ) -> None:
+        self, first: Memory, files: Sequence[Memory | Decoded], bases: Array, table: PayloadTable,
+        original: ForeignSource | None = None, fetched: FileSource | None = None, nbytes: int = 0,
+    ) -> None:  # fmt: skip
         """Take over files, of which `first` is named in errors; each payload of the table lies in one of them.
 
         With an original this is a private copy of that, in mode "c". `fetched` fetches the payloads in the first of

@@ -181,10 +181,7 @@ def modules(archive: Archive) -> dict[str, ModuleInfo]:
 
 
 def attributes(archive: Archive, payload: Callable[[int], Any] | None = None) -> dict[str, Any]:
-    """Return every attribute by its full name, in saved order; bytes as `payload` returns them, by default views.
-
-    UnsupportedError if two have one full name, LimitError if the names would take far more memory than the index.
-    """
+    """Return attributes by full name, in saved order; bytes as `payload` returns them. UnsupportedError for twins."""
     archive.ensure_all()
     ix = archive.index
     unflatten.check_full_names(ix, archive.header.index_size)
@@ -209,10 +206,7 @@ def child_of_type(archive: Archive, type_name: str) -> int | None:
 
 
 def walk(archive: Archive) -> Iterator[tuple[int, str, Any]]:
-    """Yield depth, key and description of the record and all below it, in pre-order and saved order.
-
-    A description is a ModuleInfo, a TensorInfo, or the value of an attribute.
-    """
+    """Yield depth, key and ModuleInfo, TensorInfo or value of the record and all below it, in saved pre-order."""
     described = list(modules(archive).values())
     names = archive.names()
     ties = _ties(archive, names)

@@ -57,10 +57,9 @@ def _checked_patterns(patterns: Any, options: str = "select= and exclude= take")
 def name_test(
     names: Any, tensors: Callable[[], list[str]], modules: list[str], path: str | None, *, each: bool = False
 ) -> Callable[[str], bool]:
-    """Return a test whether a name matches `names`, each a name or a pattern.
+    """Return a test whether a name matches `names`, names and patterns of tensors or modules in the archive at `path`.
 
-    `tensors` and `modules` are the names in the archive at `path`. TensorNotFoundError for a name that is not there;
-    with `each`, also for a pattern that matches nothing.
+    TensorNotFoundError for a name that is not there; with `each`, also for a pattern that matches nothing.
     """
     if not isinstance(names, Iterable):
         raise UnsupportedError(f"names= takes a pattern, several, or a function, not a {type(names).__name__}")
@@ -90,10 +89,9 @@ def _to_suggest(name: str, tensors: list[str], modules: list[str]) -> list[str]:
 
 
 def renamer(rename: Any) -> Callable[[str], str]:
-    """Return a function from names to new names, made of a function, or of a mapping of prefixes and patterns.
+    """Return a function from names to new names: `rename` itself, or by a mapping of prefixes and patterns.
 
-    A name gets the new text of its longest prefix in the mapping, "" among them, then each pattern's in turn.
-    UnsupportedError for anything else.
+    The longest prefix of a name is replaced, then each pattern in turn. UnsupportedError for anything else.
     """
     if not isinstance(rename, Mapping):
         if not callable(rename):
@@ -130,10 +128,7 @@ def star_match(old: str) -> Callable[[str], re.Match[str] | None]:
 
 
 def star_renamer(old: str, new: str) -> Callable[[str], str]:
-    """Return a function that renames names that match `old`; the n-th `*` of `new` becomes the text of the n-th there.
-
-    UnsupportedError unless both have as many.
-    """
+    """Return a function that renames what matches `old`: the n-th `*` of `new` is the text that the n-th stands for."""
     parts = new.split("*")
     if old.count("*") != len(parts) - 1:
         fault = f"'{printable(old)}' has {old.count('*')} *, the new name '{printable(new)}' {len(parts) - 1}"

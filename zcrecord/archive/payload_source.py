@@ -1,18 +1,10 @@
 """The protocol of payload sources: an archive is a header, an index, and one of these.
 
 A source gives the bytes of payloads by their numbers. It knows files and memory, and nothing of tensors or names. Each
-kind of storage is one class in a file of its own:
-
-| kind | class |
-|---|---|
-| memory: bytes that were given, read or decompressed | `memory_source.MemorySource` |
-| a mapped file | `memory_source.MappedSource` |
-| a private copy, whose views may be written | `private_copy.PrivateSource` |
-| a part of another source | `part_source.PartSource` |
-| the shards of a catalogue | `sharded.ShardedSource` |
-| a file behind a URL | `remote.source.RemoteSource` |
-| frames of a packed file | `transport.open_packed.PackedSource` |
-| files of another format; any local files that are read on demand | `foreign_source.ForeignSource` |
+kind of storage is one class: bytes in memory or a mapped file (`memory_source`), a private copy, whose views may be
+written (`private_copy`), a part of another source (`part_source`), the shards of a catalogue (`sharded`), a file behind
+a URL (`remote.source`), frames of a packed file (`transport.open_packed`), files of another format, and local files
+that are read on demand (`foreign_source`).
 
 An archive, its parts and views hold the source or its memory; the last of them to go releases the mapping. No code asks
 what kind a source is.

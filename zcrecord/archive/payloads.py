@@ -63,10 +63,7 @@ class Payloads:
         self._base = 0  # address of `_mapped`
 
     def pieces(self, info: TensorInfo) -> Iterator[Any]:
-        """Yield a tensor's bytes in C order, each piece valid until the next; copies only what is strided.
-
-        IntegrityError, perhaps after some pieces, if the payload's digest does not match.
-        """
+        """Yield a tensor's bytes in C order, each piece valid until the next; at the end IntegrityError for damage."""
         if info.strides is None:
             yield from self.stored(info)
         elif info.payload is not None:

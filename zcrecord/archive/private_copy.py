@@ -40,13 +40,9 @@ class PrivateSource(FileSource):
     mode: Mode = "c"
 
     def __init__(
-        self,
-        memory: Memory,
-        octets: memoryview,
-        table: PayloadTable,
-        offset: int = 0,
+        self, memory: Memory, octets: memoryview, table: PayloadTable, offset: int = 0,
         original: FileSource | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Take over writable memory; without an original, LimitError if twins would take far more bytes than it."""
         super().__init__(memory, octets, table, offset)
         self._original = original
@@ -125,10 +121,7 @@ class PrivateSource(FileSource):
         return np.frombuffer(mapped.octets[self.table.base :], np.uint8).data[offset : offset + nbytes]
 
     def _mapping_of_rank(self, rank: int) -> Memory | None:
-        """Return a private mapping of the file for the n-th twins of all payloads, made on first use.
-
-        None if the file cannot be mapped or was replaced, or there are 32 mappings.
-        """
+        """Return a private mapping for all n-th twins; None if the file was replaced, or rank is over 32."""
         if rank not in self._copies and self._original is not None and self._original.mapping and rank <= _MAPPINGS:
             with contextlib.suppress(SourceError):
                 self._copies[rank] = self._original.private_memory()

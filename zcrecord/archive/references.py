@@ -42,7 +42,7 @@ class ReferencedFiles(Shards):
     from_tables = True
 
     def __init__(self, archive: Archive, open_file: OpenFile, index: Index) -> None:
-        """Read the tables; `index` is that of the outline.
+        """Read and check the tables; `index` is that of the outline.
 
         Raises:
             FormatError: a table is missing, or has another type or shape; a name leads to another folder, or is the
@@ -54,7 +54,7 @@ class ReferencedFiles(Shards):
         self._described = table_of(archive, "files.described", np.uint64, (count, 2))
         self._digests = table_of(archive, "files.described_sha256", np.uint8, (count, 32))
         self._open_file = open_file
-        self._headers: dict[Any, tuple[int, int, bytes]] = {}  # by file: the described range, and its SHA-256
+        self._described_by_file: dict[Any, tuple[int, int, bytes]] = {}  # by identity: the range, and its SHA-256
         file = table_of(archive, "file", np.uint32, (len(index.payloads),))
         offset = table_of(archive, "offset", np.uint64, file.shape)
         if np.count_nonzero(bad := (file >= count) & (file != NONE)):
@@ -70,7 +70,7 @@ class ReferencedFiles(Shards):
         self.table = PieceTable(file, numbers, None, None, None)
 
     def _numbers(self, file: Array, offset: Array, index: Index) -> Array:
-        """Return the number of each payload among those of its file, ordered by offset; check their ranges."""
+        """Return each payload's number among its file's, by offset; FormatError if ranges overlap or leave the file."""
         files, starts, stops = file, offset, offset + index.payloads["nbytes"]
         self._order: Array | None = None  # None if payloads are ordered already, as in an index of another format
         same_file = files[1:] == files[:-1]
@@ -79,21 +79,20 @@ class ReferencedFiles(Shards):
             files, starts, stops = (column[self._order] for column in (files, starts, stops))
             same_file = files[1:] == files[:-1]
         self._ends = np.searchsorted(files, np.arange(len(self.names) + 1, dtype=np.uint32))
-        ends, numbers = self._ends.tolist(), np.arange(len(files), dtype=np.uint32)
-        for start, end in pairwise(ends):
+        last, numbers = int(self._ends[-1]), np.arange(len(files), dtype=np.uint32)
+        for start, end in pairwise(self._ends.tolist()):
             numbers[start:end] -= start
-        last, used = ends[-1], np.flatnonzero(np.diff(self._ends))
+        used = np.flatnonzero(np.diff(self._ends))
         furthest = np.maximum.reduceat(stops[:last], self._ends[used])
         wrapped = files[:last][stops[:last] < starts[:last]]
         if len(past := np.append(wrapped, used[furthest > self._sizes[used]])):
             raise FormatError(f"a payload ends past the end of {printable(self.names[past[0]])}", tensor="offset")
         overlapping = (starts[1:] < stops[:-1]) & same_file
         overlapping[last:] = False  # those in the archive itself
+        overlapping &= (starts[1:] != starts[:-1]) | (stops[1:] != stops[:-1])  # equal ranges are shared bytes
         if overlapping.any():
-            overlapping &= (starts[1:] != starts[:-1]) | (stops[1:] != stops[:-1])
-            if overlapping.any():
-                name = printable(self.names[files[1:][overlapping.argmax()]])
-                raise FormatError(f"payloads in {name} overlap", tensor="offset")
+            name = printable(self.names[files[1:][overlapping.argmax()]])
+            raise FormatError(f"payloads in {name} overlap", tensor="offset")
         # For payloads in the archive itself the offset is the number of a blob; there are never as many as NONE.
         numbers[last:] = np.minimum(starts[last:], np.uint64(NONE))
         if self._order is None:
@@ -103,7 +102,7 @@ class ReferencedFiles(Shards):
         return out
 
     def _rows(self, file: int) -> Array:
-        """Return the payloads of a file, as entries of an index."""
+        """Return the payloads of a file as entries, ordered by their offset in it."""
         chosen: Any = slice(self._ends[file], self._ends[file + 1])
         chosen = chosen if self._order is None else self._order[chosen]
         rows: Array = self._payloads[chosen].copy()
@@ -111,28 +110,25 @@ class ReferencedFiles(Shards):
         return rows
 
     def size(self, file: int) -> int:
-        """Return the size of a file in bytes, as the table has it."""
+        """Return the size of a file in bytes, by the table; does not open it."""
         return int(self._sizes[file])
 
     def _context(self, file: int) -> str:
         return f"{self.catalogue.path} refers to {printable(self.names[file])}; put the very file beside it"
 
     def _open_checked(self, file: int) -> Archive:
+        """Open a file, and check that it is the one that was indexed; errors are those of `_payloads_in`."""
         shard = self.open_named(file, lambda name: self._open_file(name, partial(self._payloads_in, file)))
         shard.source.pin(self.pins.get(self.names[file], {}))
         return shard
 
     def _payloads_in(
-        self,
-        file: int,
-        memory: Memory,
-        bring: Callable[[int, int], None] = lambda *_: None,
+        self, file: int, memory: Memory, fetch: Callable[[int, int], None] = lambda *_: None,
         source_in: Any = default_source_in,
-    ) -> Archive:
-        """Return the bytes of a file as an archive of payloads alone.
+    ) -> Archive:  # fmt: skip
+        """Return the bytes of a file as an archive of payloads alone; `fetch` has a range of a remote one in memory.
 
-        Raises:
-            IntegrityError: the file is not the one that was indexed. FormatError: it is this archive.
+        IntegrityError if the file is not the one that was indexed, FormatError if it is this archive.
         """
         start, end = self._described[file].tolist()
         if memory.identity is not None and self.catalogue.source.file == (memory.absolute, memory.identity):
@@ -140,15 +136,16 @@ class ReferencedFiles(Shards):
         if len(memory.octets) != self._sizes[file]:
             fault = f"has {len(memory.octets)} bytes, {self._sizes[file]} when it was indexed"
             raise IntegrityError(f"{fault}: {self._context(file)}", path=memory.path)
-        bring(start, end)
-        known = self._headers.get(memory.identity)  # links may give one file thousands of names
-        if known is None:
-            known = start, end, hashlib.sha256(memory.octets[start:end]).digest()
+        fetch(start, end)
+        described = self._described_by_file.get(memory.identity)  # links may give one file thousands of names
+        if described is None:
+            described = start, end, hashlib.sha256(memory.octets[start:end]).digest()
             if memory.identity is not None:
-                self._headers[memory.identity] = known
-        if known[:2] != (start, end):
+                self._described_by_file[memory.identity] = described
+        *described_range, digest = described
+        if described_range != [start, end]:
             raise FormatError("refers to one file by two names, and by two headers", path=self.catalogue.path)
-        if known[2] != self._digests[file].tobytes():
+        if digest != self._digests[file].tobytes():
             fault = "is another file than the one that was indexed, or was changed"
             raise IntegrityError(f"{fault}: {self._context(file)}", path=memory.path)
         index = _empty_index()._replace(payloads=self._rows(file), digest_kind=self._hashed)
@@ -160,22 +157,23 @@ class ReferencedFiles(Shards):
 
 @cache
 def _empty_index() -> Index:
+    """Return an index of one module, the record itself, and nothing else."""
     root = ModuleEntry("", 0, NONE, 0, int(ModuleKind.MAPPING), "")
     return index_in_memory(Entries(modules=[root], payload_rows=np.zeros(0, PAYLOAD)))
 
 
 def _check_aligned(file: Array, offset: Array, index: Index) -> None:
-    """Raise FormatError if a payload in a file starts where a tensor's elements cannot: views would be misaligned."""
+    """Raise FormatError if a payload starts at an offset of its file where views of a tensor would be misaligned."""
     unaligned = (offset.astype(np.uint8) & 7 != 0) & (file != NONE)  # no element needs more than 8 bytes
     if not np.count_nonzero(unaligned):
         return
     # At level "touch" any number may be there.
     rows = index.tensors[np.append(unaligned, False)[np.minimum(index.tensors["payload"], len(file))]]
     for code in np.unique(rows["dtype"]).tolist():
-        if (kind := numpy_type(code)) is None:
+        if (dtype := numpy_type(code)) is None:
             continue
-        used = rows["payload"][rows["dtype"] == code]
-        if np.count_nonzero(bad := offset[used] % np.uint64(kind.alignment) != 0):
-            number = int(used[bad.argmax()])
-            fault = f"payload {number} starts at {offset[number]} of its file, which is not aligned for {kind}"
+        numbers = rows["payload"][rows["dtype"] == code]
+        if np.count_nonzero(bad := offset[numbers] % np.uint64(dtype.alignment) != 0):
+            number = int(numbers[bad.argmax()])
+            fault = f"payload {number} starts at {offset[number]} of its file, which is not aligned for {dtype}"
             raise FormatError(fault, tensor="offset")

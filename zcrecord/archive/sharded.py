@@ -28,17 +28,14 @@ from .private_copy import check_apart
 from .shards import COPY_AGAIN, Shards, table_of
 from .tilings import tiles
 
-_SPLIT = -2  # in the place of a payload, for a file: the pieces of a split payload lie in several
+_SPLIT = -2  # instead of a file, in the place of a split payload, whose pieces lie in several
 
 
 def open_catalogue(archive: Archive, make_shards: Callable[[Archive, Index], Shards]) -> Archive:
-    """Return the archive that a catalogue, or an archive of references, describes; opens no file.
+    """Return the archive whose payloads lie in the files that a catalogue, or an archive of references, names.
 
-    The tables must be in memory or mapped. The checksum of its index is checked, and tensors on use, as at level
-    "touch". `make_shards` makes its files of the catalogue and the outline's index.
-
-    Raises:
-        FormatError: a table is missing or not of its form. IntegrityError: the index is damaged.
+    Opens none of them; `make_shards` returns the Shards, by the catalogue and the index of the whole. That index's
+    checksum is checked, and tensors on use. FormatError for a bad table, IntegrityError for a damaged index.
     """
     with located(path=archive.path):
         archive.ensure_all()
@@ -59,13 +56,13 @@ def _check_split(index: Index, table: PieceTable) -> None:
     """
     if table.first is None:
         return
-    alone = np.append(table.first[1:] - table.first[:-1] == 1, True)
+    is_whole = np.append(table.first[1:] - table.first[:-1] == 1, True)
     rows = index.tensors
-    split = np.flatnonzero(~alone[np.minimum(rows["payload"], len(index.payloads))])
-    shapes: dict[int, tuple[int, ...]] = {}
+    split = np.flatnonzero(~is_whole[np.minimum(rows["payload"], len(index.payloads))])
+    shapes: dict[int, tuple[int, ...]] = {}  # by payload, of its first tensor
     columns = (rows[field][split].tolist() for field in ("payload", "strides", "dims", "rank"))
-    for i, payload, strides, at, rank in zip(split.tolist(), *columns, strict=True):
-        shape = tuple(index.dims[at : at + rank].tolist())
+    for i, payload, strides, start, rank in zip(split.tolist(), *columns, strict=True):
+        shape = tuple(index.dims[start : start + rank].tolist())
         if strides != NONE or shapes.setdefault(payload, shape) != shape:
             fault = "has strides" if strides != NONE else "has another shape than a tensor it is tied to"
             fault += ", and its payload is in pieces; the catalogue is damaged, or of another writer"
@@ -73,14 +70,14 @@ def _check_split(index: Index, table: PieceTable) -> None:
 
 
 def _outline(archive: Archive) -> tuple[Header, memoryview]:
-    """Return the header of the whole and its bytes, checked by the digest, which is faster, or by the index's CRC."""
+    """Return the header of the whole, and the bytes of its header, index and trailer, after checking them."""
     outline = table_of(archive, "outline", np.uint8, (-1,)).data.toreadonly()
     header = decode_header(bytes(outline[:HEADER_SIZE]), "outline") if len(outline) >= 2 * HEADER_SIZE else None
     if header is None or not header.front or header.index_size + 2 * HEADER_SIZE != len(outline):
         raise FormatError("is not a sealed header, the index behind it, and a trailer", tensor="outline")
     if outline[:HEADER_SIZE] != outline[-HEADER_SIZE:]:
         raise FormatError("header and trailer differ", tensor="outline")
-    if archive.index.digest_kind:
+    if archive.index.digest_kind:  # faster than the CRC
         payload = archive.row(archive.find("outline")).payload
         if digest_of(outline) != archive.index.payloads["digest"][payload]:
             raise IntegrityError("its digest does not match; the file is damaged, copy it again", tensor="outline")
@@ -104,31 +101,29 @@ class ShardedSource(PayloadSource):
         self._counted, self._counted_nbytes = set[int](), 0  # split payloads that were put together: pieces may repeat
         # Split payloads in memory, while someone uses them.
         self._assembled: MutableMapping[int, Array] = weakref.WeakValueDictionary()
-        self._users: Array | None = None  # by payload, the first tensor that uses it
+        self._first_tensors: Array | None = None  # by payload, the first tensor that uses it
 
     def private(self, numbers: Array | None = None) -> PayloadSource:
         table = None if numbers is None else self._table.chosen(numbers)
 
-        def used(file: int) -> Array | None:
-            self.file_archive(file)  # which has the payloads in the table
+        def used_payloads(file: int) -> Array | None:
+            self.file_archive(file)  # checks that the file has the payloads in the table
             return None if table is None else np.unique(table.payload[table.in_file(file)])
 
-        out = ShardedSource(self.buffer, self.shards.private(used), self._checks)
-        out.mode, out._original, out._assembled = "c", self, {}  # edits of split tensors stay
-        return out
+        copy = ShardedSource(self.buffer, self.shards.private(used_payloads), self._checks)
+        copy.mode, copy._original, copy._assembled = "c", self, {}  # edits of split tensors stay
+        return copy
 
     @property
     def original(self) -> PayloadSource | None:
         return self if self.mode == "r" else self._original
-
-    # Bytes.
 
     def nbytes(self, number: int) -> int:
         return int(self._index.payloads["nbytes"][number])
 
     def locate(self, number: int) -> tuple[memoryview, int]:
         if len(self._table.pieces(number)) > 1:
-            octets = self._assembly(number).data
+            octets = self._assembled_bytes(number).data
             return (octets.toreadonly() if self.mode == "r" else octets), 0
         piece = self._only_piece(number)
         return piece.source.locate(piece.number)
@@ -140,7 +135,7 @@ class ShardedSource(PayloadSource):
         return piece.source.payload(piece.number)
 
     def blocks(self, number: int) -> Iterator[memoryview]:
-        """Yield the bytes of a payload in order; a split one is put together only if it was: there are its edits."""
+        """Yield the bytes of a payload in order; a split one by its pieces, unless it is in memory, perhaps edited."""
         if len(self._table.pieces(number)) < 2 or number in self._assembled:
             yield self.payload(number)
             return
@@ -152,13 +147,14 @@ class ShardedSource(PayloadSource):
         if (file := int(whole[number])) == NONE:
             return None
         numbers = self._table.numbers()
-        near = self.file_archive(file).source.neighbours(int(numbers[number]))
-        if near is None:
+        neighbours = self.file_archive(file).source.neighbours(int(numbers[number]))
+        if neighbours is None:
             return None
+        octets, offsets_in_file = neighbours
         in_file = whole == file
         offsets = np.full(len(whole), -1, np.int64)
-        offsets[in_file] = near[1][numbers[in_file]]
-        return near[0], offsets
+        offsets[in_file] = offsets_in_file[numbers[in_file]]
+        return octets, offsets
 
     def fetch(self, numbers: Sequence[int] | None = None) -> None:
         table = self._table if numbers is None else self._table.chosen(list(numbers))
@@ -166,8 +162,8 @@ class ShardedSource(PayloadSource):
             if file != NONE:
                 self.file_archive(file).fetch(table.payload[table.in_file(file)].tolist())
 
-    def _assembly(self, number: int) -> Array:
-        """Return the bytes of a split payload, put together; kept while a view of them lives, with edits for good."""
+    def _assembled_bytes(self, number: int) -> Array:
+        """Return a split payload in one array, kept while a view of it lives, in mode "c" for good; checks limits."""
         if (octets := self._assembled.get(number)) is not None:
             return octets
         shape, boxes = self._filled_boxes(number)
@@ -176,44 +172,42 @@ class ShardedSource(PayloadSource):
         self._counted_nbytes += 0 if number in self._counted else nbytes
         self._counted.add(number)
         check_apart(self._counted_nbytes, self.opened_nbytes(), self.path)
-        out = np.empty(nbytes, np.uint8)  # the owner of the memory, as which it is looked up
+        out = np.empty(nbytes, np.uint8)  # the owner of the memory: views keep it alive
         put_together(out.view(dtype).reshape(shape), boxes)
         return self._assembled.setdefault(number, out)  # another thread's, if it was first
 
     def _filled_boxes(self, number: int) -> tuple[tuple[int, ...], list[Box]]:
-        """Return the shape of a split payload's tensor, and its boxes: views of the shards that it opens."""
+        """Return the shape of a split payload's tensor, and its boxes, which are views of its shards; opens those."""
         i = self._first_tensor(number)
         self._checks.ensure(i)
         ix, row = self._index, self._index.tensor(i)
-        shape, item = tuple(ix.dims[row.dims : row.dims + row.rank].tolist()), row.bits >> 3
-        dtype, boxes = np.dtype((np.void, item)), []
+        shape, width = tuple(ix.dims[row.dims : row.dims + row.rank].tolist()), row.bits >> 3
+        dtype, boxes = np.dtype((np.void, width)), []
         with located(tensor=ix.name(i)):
             origin, extent = self.boxes(number, shape, row.bits)
             for piece, start, size in zip(self.pieces(number), origin.tolist(), extent.tolist(), strict=True):
-                if piece.nbytes != prod(size) * item:
-                    fault = f"a piece of it has {piece.nbytes} bytes, its box {prod(size) * item}; {COPY_AGAIN}"
+                if piece.nbytes != prod(size) * width:
+                    fault = f"a piece of it has {piece.nbytes} bytes, its box {prod(size) * width}; {COPY_AGAIN}"
                     raise FormatError(fault, path=piece.source.path)
-                octets, at = piece.source.locate(piece.number)
-                values = np.frombuffer(octets[at : at + piece.nbytes], dtype).reshape(size)
+                values = np.frombuffer(piece.source.payload(piece.number), dtype).reshape(size)
                 boxes.append(box_of(start, values, piece.source))
         return shape, boxes
 
     def _first_tensor(self, number: int) -> int:
         """Return the number of the first tensor that uses a payload; FormatError if none does."""
-        if self._users is None:
+        if self._first_tensors is None:
             payloads = self._index.tensors["payload"]
             # At level "touch" any number may be there.
             order = np.flatnonzero(payloads < len(self._index.payloads))[::-1]
-            self._users = np.full(len(self._index.payloads), NONE, np.uint32)
-            self._users[payloads[order]] = order  # of several the last one stays here, which is the first tensor
-        if self._users[number] == NONE:
+            first_tensors = np.full(len(self._index.payloads), NONE, np.uint32)
+            first_tensors[payloads[order]] = order  # of several tensors the last that is assigned stays: the first
+            self._first_tensors = first_tensors
+        if self._first_tensors[number] == NONE:
             raise FormatError(f"payload {number} is in pieces, and no tensor's", path=self.path)
-        return int(self._users[number])
-
-    # Places.
+        return int(self._first_tensors[number])
 
     def place(self, number: int) -> Place:
-        """Return the file of a payload and its range there; a split payload is the same as no other."""
+        """Return the file of a payload and its range there; for a split payload a place that no other has."""
         if self.mode == "c":
             return number, 0, 0
         pieces = self._table.pieces(number)
@@ -224,7 +218,7 @@ class ShardedSource(PayloadSource):
 
     def pieces(self, number: int, chosen: Sequence[int] | None = None) -> list[Piece]:
         pieces = self._table.pieces(number)
-        return [self._piece(k) for k in (pieces if chosen is None else [pieces[k] for k in chosen])]
+        return [self._piece(position) for position in (pieces if chosen is None else map(pieces.__getitem__, chosen))]
 
     def boxes(self, number: int, shape: tuple[int, ...], bits: int) -> tuple[Array, Array]:
         table, rank, pieces = self._table, len(shape), self._table.pieces(number)
@@ -249,19 +243,18 @@ class ShardedSource(PayloadSource):
         shards = sum(shard.source.opened_nbytes() for shard in list(self.shards.opened.values()))
         return len(self.shards.catalogue.buffer) + shards
 
-    def _piece(self, k: int) -> Piece:
-        file, number = int(self._table.file[k]), int(self._table.payload[k])
+    def _piece(self, position: int) -> Piece:
+        """Return the piece at a position in the table; opens its file."""
+        file, number = int(self._table.file[position]), int(self._table.payload[position])
         source: Any = self.file_archive(file).source  # that of one file
         return Piece(source, self.shards.blob(number) if file == NONE else number)
 
     def _only_piece(self, number: int) -> Piece:
-        """Return the one piece of a payload, which has its size."""
+        """Return the only piece of a payload; FormatError unless it has the payload's size."""
         piece = self._piece(self._table.pieces(number)[0])
         if piece.nbytes != self.nbytes(number):
             raise FormatError(f"payload {number} has another size than its piece", path=self.path)
         return piece
-
-    # Files.
 
     @property
     def is_mapped(self) -> bool:
@@ -286,17 +279,17 @@ class ShardedSource(PayloadSource):
         return self.shards.catalogue.header.archive_size if file == NONE else self.shards.size(file)
 
     def file_archive(self, file: int) -> Archive:
-        """Return a shard, its payloads compared with this index, or the catalogue."""
+        """Return a shard, opened if need be, its payloads compared with this index; for NONE the catalogue."""
         if file == NONE:
             return self.shards.catalogue
         shard = self.shards[file]
         if file not in self._compared and not self.shards.from_tables:
-            self._compare(file, shard)
+            self._check_shard(file, shard)
             self._compared.add(file)
         return shard
 
     def numbers_in_file(self, file: int, numbers: Array) -> Array:
-        """Return the numbers themselves; those of the catalogue's payloads are in a list."""
+        """Return the numbers themselves; in the catalogue, file NONE, they are positions in its list of blobs."""
         if file != NONE:
             return numbers
         return np.array([self.shards.blob(number) for number in numbers.tolist()], np.int64)
@@ -305,7 +298,7 @@ class ShardedSource(PayloadSource):
         for file in files:
             self.file_archive(file)
 
-    def _compare(self, file: int, shard: Archive) -> None:
+    def _check_shard(self, file: int, shard: Archive) -> None:
         """Raise FormatError unless an opened shard has the pieces in the table, of the outline's sizes and digests."""
         pieces = self._table.in_file(file)
         in_shard, in_outline = self._table.payload[pieces], self._table.payloads_of(pieces)
@@ -326,27 +319,25 @@ class ShardedSource(PayloadSource):
         own = [mapping for archive in archives for mapping in archive.source.mappings()]
         return own if self._original is None else [*own, *self._original.mappings()]
 
-    # Expected SHA-256 digests.
-
     def seal(self) -> bytes:
-        """Return the SHA-256 of the catalogue: the header of the outline says nothing of the shards."""
+        """Return the SHA-256 of the catalogue, which identifies its shards; the outline's header does not."""
         return hashlib.sha256(bytes(self.shards.catalogue.buffer)).digest()
 
     def pins(self) -> dict[Any, Any]:
-        """Return the seal, as "", and the pins of each shard that has any, by its name."""
+        """Return the pins of each shard that has any, by its name, and the seal as that of ""; empty without any."""
         pins = self.shards.all_pins()
         return {**pins, "": self.seal()} if pins else {}
 
     def pin(self, pins: Mapping[Any, Any]) -> None:
-        """Compare payloads with the pins when they are fetched; opens no shard."""
+        """Compare payloads with the pins when they are fetched; IntegrityError if this is another catalogue."""
         if pins and pins.get("") != self.seal():
             raise IntegrityError("is not the catalogue that was checked; it was replaced since", path=self.path)
         self.shards.pin(pins)
 
     def expected(self, number: int) -> list[bytes | None]:
         """Return each piece's expected SHA-256, computed here for a piece in the catalogue, which the seal covers."""
-        known = super().expected(number)
+        digests = super().expected(number)
         for i, piece in enumerate(self.pieces(number)):
             if piece.source is self.shards.catalogue.source:
-                known[i] = hashlib.sha256(piece.source.payload(piece.number)).digest()
-        return known
+                digests[i] = hashlib.sha256(piece.source.payload(piece.number)).digest()
+        return digests

@@ -28,18 +28,19 @@ COPY_AGAIN = "copy the catalogue and all its shards again, from one place"
 
 
 def table_of(archive: Archive, name: str, dtype: Any, shape: tuple[int, ...]) -> Array:
-    """Return a table of a catalogue, of any length where `shape` has -1; FormatError if it is missing or different."""
+    """Return a tensor of a catalogue by its name; FormatError unless it has this dtype and shape (-1: any length)."""
     number = archive.find(name)
     table = None if number < 0 else archive.view(number)
     if not isinstance(table, np.ndarray) or table.dtype != dtype or not table.flags.c_contiguous:
         raise FormatError(f"its table is missing, or not of {np.dtype(dtype).name}", tensor=name)
-    if table.ndim != len(shape) or any(n not in (-1, m) for n, m in zip(shape, table.shape, strict=True)):
+    sizes = zip(shape, table.shape, strict=False)
+    if table.ndim != len(shape) or any(size not in (-1, actual) for size, actual in sizes):
         raise FormatError(f"its table has the shape {table.shape}, which does not fit the others", tensor=name)
     return table
 
 
 def file_names(archive: Archive, suffix: str, kind: str) -> list[str]:
-    """Return the names in a catalogue's table of files; FormatError unless each is the plain name of a `kind`."""
+    """Return the names in a catalogue's table of files; FormatError, which says `kind`, unless all are plain names."""
     number = archive.find("files.name")
     table = None if number < 0 else archive.view(number)
     if not isinstance(table, StringTensor) or len(table.shape) != 1:
@@ -54,7 +55,7 @@ def file_names(archive: Archive, suffix: str, kind: str) -> list[str]:
 
 
 def piece_table(archive: Archive, payloads: int, files: int) -> PieceTable:
-    """Return the pieces that a catalogue's tables list; FormatError if lengths or numbers of files do not fit."""
+    """Return the pieces in a catalogue's tables, for so many payloads and files; FormatError if they do not fit."""
     file = table_of(archive, "file", np.uint32, (-1,))
     payload = table_of(archive, "payload", np.uint32, (len(file),))
     if np.count_nonzero(bad := (file >= files) & (file != NONE)):
@@ -71,12 +72,12 @@ def piece_table(archive: Archive, payloads: int, files: int) -> PieceTable:
 
 
 class Shards:
-    """The files of a catalogue, each opened when first needed, and known by its trailer and its index's SHA-256."""
+    """The files of a catalogue, each opened when first needed, and checked by its trailer and its index's SHA-256."""
 
-    from_tables = False  # True if the files' indexes are made of the catalogue's own tables, and agree with them
+    from_tables = False  # True if the files' indexes are made of the catalogue's own tables, and so need no comparison
 
     def __init__(self, catalogue: Archive, open_shard: Callable[[str], Archive], payloads: int) -> None:
-        """Read the tables of files and of pieces, for an outline of so many payloads."""
+        """Read the tables of files and of pieces, for so many payloads; `open_shard` opens a shard by its name."""
         self.set_files(catalogue, file_names(catalogue, ".zcr", "a .zcr file; shards lie beside their catalogue"))
         count = len(self.names)
         self._trailers = table_of(catalogue, "files.trailer", np.uint8, (count, HEADER_SIZE))
@@ -85,15 +86,15 @@ class Shards:
         self.table = piece_table(catalogue, payloads, count)
 
     def set_files(self, catalogue: Archive, names: list[str]) -> None:
-        """Set the catalogue and the names of its files, none of which is open."""
+        """Start with a catalogue and the names of its files, none of which is open."""
         self.catalogue, self.names, self._lock = catalogue, names, threading.Lock()
         self.opened: dict[int, Archive] = {}  # by number
         self.pins: Mapping[Any, Any] = {}  # by file name, for payloads of shards that will be opened
         self._blobs: Sequence[Any] | None = None  # decoded once: each may be looked up
-        self._open_private: Callable[[int], Archive] | None = None  # of private copies
+        self._open_private: Callable[[int], Archive] | None = None  # opens a private copy; None for read-only shards
 
     def private(self, used: Callable[[int], Array | None]) -> Shards:
-        """Return the shards as private copies, each made when it is first needed; `used` are the payloads for that."""
+        """Return private copies of the shards, each made on first use; `used` returns the payloads it will need."""
         twins = stored = 0
 
         def open_private(file: int) -> Archive:
@@ -104,18 +105,18 @@ class Shards:
             check_apart(twins, stored, self.catalogue.path)
             return shard.private(used(file))
 
-        out = copy.copy(self)
-        out.catalogue, out.opened, out._lock = self.catalogue.private(), {}, threading.Lock()
-        out._open_private = open_private
-        return out
+        copies = copy.copy(self)
+        copies.catalogue, copies.opened, copies._lock = self.catalogue.private(), {}, threading.Lock()
+        copies._open_private = open_private
+        return copies
 
     def size(self, file: int) -> int:
-        """Return the size of a shard in bytes, from its trailer in the catalogue."""
+        """Return the size of a shard in bytes, by its trailer in the catalogue; does not open it."""
         header = decode_header(self._trailers[file].tobytes(), "trailer")
         return 0 if header is None else header.archive_size
 
     def __getitem__(self, file: int) -> Archive:
-        """Return a shard, opened now or before; IntegrityError if it is not the one that the catalogue names."""
+        """Return a shard, opened now or before; IntegrityError if it is another than the catalogue names."""
         shard = self.opened.get(file)
         if shard is None:
             with self._lock:
@@ -125,7 +126,7 @@ class Shards:
         return shard
 
     def open_named(self, file: int, open_file: Callable[[str], Archive]) -> Archive:
-        """Open a file by its name; a SourceError names this archive, too."""
+        """Return what `open_file` returns for a file's name; a SourceError names this archive, too."""
         try:
             return open_file(self.names[file])
         except SourceError as error:
@@ -133,17 +134,17 @@ class Shards:
             raise type(error)(fault, path=error.path, errno=error.errno) from error
 
     def _open_checked(self, file: int) -> Archive:
-        """Open a shard, and compare it with its trailer and digest in the catalogue."""
+        """Return a shard; IntegrityError unless its trailer and its index's digest are those in the catalogue."""
         shard = self.open_named(file, self._open)
-        h = shard.header
-        index = shard.buffer[h.index_offset :][: h.index_size]
-        if h.encode() != self._trailers[file].tobytes():
+        header = shard.header
+        index = shard.buffer[header.index_offset :][: header.index_size]
+        if header.encode() != self._trailers[file].tobytes():
             fault = "is another archive than the one that the catalogue names"
         elif hashlib.sha256(index).digest() != self._digests[file].tobytes():
             fault = "its index is not the one that the catalogue names"
         else:
             with located(path=shard.path):
-                check_payload(PayloadColumns(shard.index, shard.header))  # of all: places are compared by their starts
+                check_payload(PayloadColumns(shard.index, header))  # of all: places are compared by their starts
             shard.source.pin(self.pins.get(self.names[file], {}))
             return shard
         path = shard.path
@@ -151,28 +152,29 @@ class Shards:
         raise IntegrityError(f"{fault}: {self._context(file)}", path=path)
 
     def _context(self, file: int) -> str:
+        """Return the end of an error about a file: the archive that names it, and advice."""
         replaced = self.catalogue.source.gone
         advice = ", which was replaced since it was opened; load it again" if replaced else f"; {COPY_AGAIN}"
         return f"it is shard {file + 1} of {len(self.names)} of {self.catalogue.path}{advice}"
 
     def blob(self, number: int) -> int:
-        """Return the number of the payload of a blob, by its place in the list; FormatError if there is none."""
+        """Return the payload in the catalogue of blob `number`, an item of its attribute BLOBS; FormatError without."""
         if self._blobs is None:
             ix = self.catalogue.index
-            attributes = attribute_entries(ix, ix.attributes, PayloadId)
-            values = [a.value for a in attributes if a.key == BLOBS and not a.parent]
+            entries = attribute_entries(ix, ix.attributes, PayloadId)
+            values = [entry.value for entry in entries if entry.key == BLOBS and not entry.parent]
             self._blobs = values[0] if values and isinstance(values[0], list | tuple) else ()
         if number >= len(self._blobs) or not isinstance(self._blobs[number], PayloadId) or self._blobs[number] == NONE:
             raise FormatError(f"the catalogue has no blob {number}", path=self.catalogue.path)
         return int(self._blobs[number])
 
     def all_pins(self) -> dict[Any, Any]:
-        """Return the pins of each shard that has any, by its name; also of those that are not open yet."""
+        """Return the pins of each shard that has any, by its name; of those not open yet as `pin` got them."""
         opened = {self.names[file]: shard.source.pins() for file, shard in list(self.opened.items())}
         return {**self.pins, **{name: pins for name, pins in opened.items() if pins}}
 
     def pin(self, pins: Mapping[Any, Any]) -> None:
-        """Pin payloads of shards, given by their names, when these are opened."""
+        """Pin payloads of shards, by the shards' names: of open ones now, of others when they are opened."""
         with self._lock:
             self.pins = pins
             for file, shard in self.opened.items():

@@ -7,13 +7,13 @@ tensors are put into it, it is an index alone, for `record.edit` to write.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 
-from zcrecord.codec.entries import AttributeEntry, Entries, ModuleKind, PayloadId, TensorLayout, index_in_memory
+from zcrecord.codec.entries import Entries, ModuleKind, PayloadId, TensorLayout, index_in_memory
 from zcrecord.codec.index import Index
 from zcrecord.codec.layout import NONE
 from zcrecord.errors import TensorNotFoundError, UnsupportedError
@@ -24,13 +24,13 @@ from .archive import Archive
 from .name_patterns import name_test, prefix_advice, renamer
 from .unflatten import ATTRIBUTE, MODULE, TENSOR
 
-GONE: Any = object()  # in the place of an attribute's value: it is taken out
+GONE: Any = object()  # instead of an attribute's value: it is taken out
 
 Names = str | Iterable[str] | Callable[[info.TensorInfo], bool]
 Rename = Mapping[Any, str] | Callable[[str], str]  # keys: str or re.Pattern; a mapping's key type is invariant
-Member = tuple[int, int]  # its kind, as of `unflatten.children`, and its number
-Path = tuple[str, ...]
-Children = dict[int, list[tuple[int, int, int]]]  # of a module: place and Member, in any order
+Member = tuple[int, int]  # a child's kind, as of `unflatten.children`, and its number
+Path = tuple[str, ...]  # the keys of a member and of the modules around it, from the outside in
+Children = dict[int, list[tuple[int, int, int]]]  # by module: place, kind and number of its children, in any order
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +41,20 @@ class PartIndex:
     numbers: list[int]
 
     def opened(self, archive: Archive, recipe: Callable[[Archive], tuple[Any, ...]]) -> Archive:
-        """Return the part as an archive, which is pickled by a recipe."""
+        """Return the part as an archive over the same payloads; `recipe` returns what its `__reduce__` does."""
         part = archive.part(self.index, self.numbers)
         part.source.recipe = recipe
         return part
 
 
 def module(archive: Archive, name: str) -> Archive:
-    """Return one module of an archive, with everything below it, under names that start below it."""
+    """Return a module and all below it as an archive, with names from there; TensorNotFoundError if there is none."""
     archive.ensure_all()
     ix = archive.index
     if not isinstance(name, str):
         raise UnsupportedError(f"a module's name is a str, not a {type(name).__name__}")
-    sized = np.flatnonzero(ix.modules["name_size"] == len(name.encode(errors="surrogatepass")))
-    matches = [m for m in sized.tolist() if ix.text_of(ix.modules[m]) == name]
+    same_size = np.flatnonzero(ix.modules["name_size"] == len(name.encode(errors="surrogatepass")))
+    matches = [m for m in same_size.tolist() if ix.text_of(ix.modules[m]) == name]
     if not matches:
         names = archive.names()
         why = "is a tensor and no module; record[name] gives it" if name in names else prefix_advice(name, names)
@@ -63,7 +63,7 @@ def module(archive: Archive, name: str) -> Archive:
 
 
 def select(archive: Archive, names: Names | None, rename: Rename | None) -> Archive:
-    """Return chosen tensors of an archive, maybe under other names, with the attributes of the modules they are in."""
+    """Return an archive of chosen tensors (None: all), maybe renamed, with the attributes of modules around them."""
     if isinstance(names, Iterable) and not isinstance(names, str):
         names = tuple(names)  # pickling the part needs them again
     rename = dict(rename) if isinstance(rename, Mapping) else rename
@@ -76,7 +76,7 @@ def select(archive: Archive, names: Names | None, rename: Rename | None) -> Arch
 
 
 def single_tensor(archive: Archive, i: int) -> Archive:
-    """Return one tensor of an archive under its whole name, without the rest of the index."""
+    """Return an archive of tensor i alone, whose key is its whole name; faster than `select`, for large indexes."""
     row = archive.row(i)
     outline = ModuleTreeBuilder()
     numbers = [] if row.payload == NONE else [row.payload]
@@ -90,15 +90,16 @@ class PartBuilder:
     """Builder of a part: chooses, changes and renames the modules, tensors and attributes below one module."""
 
     def __init__(self, archive: Archive, top: int = 0) -> None:
+        """Start with all that is below module `top`, after checking the index."""
         archive.ensure_all()
         self._archive, self._top = archive, top
         ix = archive.index
-        own = unflatten.below(ix, top)[1]
+        _, own = unflatten.below(ix, top)
         self._attributes = dict(enumerate(unflatten.attribute_entries(ix, ix.attributes[own], PayloadId), own.start))
         # Parent, place and key; modules first, each behind the one that it is in.
         self._members: dict[Member, tuple[int, int, str]] = {c[:2]: c[2:] for c in unflatten.children(ix, top)}
         self._kept = set(self._members)
-        self._sizes = Counter(parent for parent, _, _ in self._members.values())  # of modules, before any is left out
+        self._sizes = Counter(parent for parent, _, _ in self._members.values())  # by module, of all its children
         self._below = range(top + 1, int(ix.modules["end"][top]))
         self._names = {m: ix.text_of(ix.modules[m]) for m in (top, *self._below)}
         self._new_name: Callable[[str], str] | None = None
@@ -113,6 +114,7 @@ class PartBuilder:
         return {number for kind, number in self._kept if kind == TENSOR}
 
     def _full_name(self, member: Member) -> str:
+        """Return the full name of a module, tensor or attribute in the archive."""
         kind, number = member
         if kind == TENSOR:
             return self._archive.index.name(number)
@@ -122,14 +124,16 @@ class PartBuilder:
         return f"{self._names[parent]}.{key}" if self._names[parent] else key
 
     def _attribute_names(self) -> dict[Member, str]:
+        """Return the full names of all attributes; LimitError if they take far more bytes than the index."""
         unflatten.check_full_names(self._archive.index, self._archive.header.index_size)
         return {(ATTRIBUTE, n): self._full_name((ATTRIBUTE, n)) for n in self._attributes}
 
     def _members_by_test(self, test: Callable[[info.TensorInfo], bool]) -> set[Member]:
+        """Return the tensors for whose description a function returns True."""
         return {(TENSOR, i) for i, tensor in enumerate(info.infos(self._archive)) if test(tensor)}
 
     def _matching(self, matches: Callable[[str], bool], modules: Iterable[int]) -> set[Member]:
-        """Return those modules that match, with all below them, and the tensors that match."""
+        """Return the modules among `modules` whose names match, all below them, and the tensors whose names match."""
         matching = {(MODULE, m) for m in modules if matches(self._names[m])}
         for member, (parent, _, _) in self._members.items():
             if (MODULE, parent) in matching or (member[0] == TENSOR and matches(self._full_name(member))):
@@ -137,7 +141,7 @@ class PartBuilder:
         return matching
 
     def keep(self, names: Names) -> Self:
-        """Keep the tensors that are chosen, and the modules that lead to them or are chosen themselves."""
+        """Keep the tensors and modules that `names` chooses, the modules around them, and the attributes of those."""
         if callable(names):
             members = self._members_by_test(names)
         else:
@@ -155,37 +159,39 @@ class PartBuilder:
         return self
 
     def drop(self, names: Names) -> Self:
-        """Leave out the tensors, modules and attributes that are chosen, and modules empty by that."""
+        """Leave out the tensors, modules and attributes that `names` chooses, and modules that become empty."""
         if callable(names):
             return self._leave_out(self._members_by_test(names))
         attributes = self._attribute_names()
         known = [*self._names.values(), *attributes.values()]
         matches = name_test(names, self._archive.names, known, self._archive.path, each=True)
-        matching = {member for member, name in attributes.items() if matches(name)}
-        return self._leave_out(self._matching(matches, self._below) | matching)
+        matching_attributes = {member for member, name in attributes.items() if matches(name)}
+        return self._leave_out(self._matching(matches, self._below) | matching_attributes)
 
     def change(
         self, tensors: Mapping[str, tuple[TensorLayout, int] | None], attributes: Mapping[str, Any], rows: Any
     ) -> Self:
-        """Replace, add or take out tensors and attributes by full name; modules that become empty go.
+        """Replace, add or take out tensors and attributes by full name, and modules that become empty.
 
         Args:
-            tensors: each new one's layout and its payload's number in `rows`; None for one that is taken out.
-            attributes: values, bytes among them as a PayloadId; GONE for one that is taken out.
-            rows: those of the archive's payloads, in their order, then of others.
+            tensors: new ones' layouts and their payloads' numbers in `rows`; None takes a tensor out.
+            attributes: new values, bytes as a PayloadId; GONE takes an attribute out.
+            rows: entries of payloads: the archive's in their order, then new ones.
         """
-        self._rows = rows
-        self._new_tensors = {name: put for name, put in tensors.items() if put is not None}
+        self._rows, ix = rows, self._archive.index
+        self._new_tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         self._new_attributes = {name: value for name, value in attributes.items() if value is not GONE}
-        no_tensors = tensors.keys() - self._new_tensors.keys()
-        no_values = attributes.keys() - self._new_attributes.keys()
-        members = {m for m, name in self._attribute_names().items() if name in no_values} if no_values else set()
-        if no_tensors:
-            members |= {m for m in self._members if m[0] == TENSOR and self._full_name(m) in no_tensors}
+        old_tensors = tensors.keys() - self._new_tensors.keys()
+        old_attributes = attributes.keys() - self._new_attributes.keys()
+        members: set[Member] = set()
+        if old_attributes:
+            members |= {member for member, name in self._attribute_names().items() if name in old_attributes}
+        if old_tensors:
+            members |= {(TENSOR, i) for kind, i in self._members if kind == TENSOR and ix.name(i) in old_tensors}
         return self._leave_out(members)
 
     def _leave_out(self, members: set[Member]) -> Self:
-        """Leave out members, and the modules that have none left."""
+        """Leave out members, and modules of which no member is left; those that were empty in the archive stay."""
         self._kept -= members
         remaining = Counter(self._members[member][0] for member in self._kept)
         for m in reversed(self._below):
@@ -195,30 +201,34 @@ class PartBuilder:
         return self
 
     def rename(self, rename: Rename) -> Self:
-        """Rename modules, tensors and attributes; a mapping's "" puts all of them into a module."""
-        self._new_name = new = renamer(rename)
-        whole = new("") if isinstance(rename, Mapping) else ""
-        self._set_paths(split_dotted(whole) if whole else ())
+        """Rename modules, tensors and attributes; the key "" of a mapping puts all of them into a module."""
+        self._new_name = renamer(rename)
+        top_name = self._new_name("") if isinstance(rename, Mapping) else ""
+        self._set_paths(split_dotted(top_name) if top_name else ())
         return self
 
     def _set_paths(self, top: Path) -> None:
-        """Set the path of each module, below that of the part itself."""
+        """Compute the path of each module in the part, in which module `top` of the archive has the path `top`."""
         self._paths: dict[int, Path] = {self._top: top}
         for m in self._below:
             self._paths[m] = self._path((MODULE, m))
 
     def _path(self, member: Member) -> Path:
-        """Return the path of a member, after its module's is known."""
+        """Return the path of a member in the part, renamed; that of its module must be known."""
         parent, _, key = self._members[member]
         plain = (*self._paths[parent], key)
-        if self._new_name is None or (changed := self._new_name(name := self._full_name(member))) == ".".join(plain):
+        if self._new_name is None:
             return plain
-        if not isinstance(changed, str):
-            raise UnsupportedError(f"rename= gave a {type(changed).__name__} for this name; return a str", tensor=name)
-        return split_dotted(changed) if changed else ()
+        name = self._full_name(member)
+        new_name = self._new_name(name)
+        if new_name == ".".join(plain):  # the key may have dots: it is not split
+            return plain
+        if not isinstance(new_name, str):
+            raise UnsupportedError(f"rename= gave a {type(new_name).__name__} for this name; return a str", tensor=name)
+        return split_dotted(new_name) if new_name else ()
 
     def part(self) -> PartIndex:
-        """Return the index of the part."""
+        """Return the index of the part; the builder is used up."""
         archive, ix = self._archive, self._archive.index
         outline, order = ModuleTreeBuilder(), []
         children: Children = {m: [] for kind, m in (*self._kept, (MODULE, self._top)) if kind == MODULE}
@@ -232,29 +242,30 @@ class PartBuilder:
                 outline.module(path, *kinds[path], keys.get(self._names[number]))
             elif kind == TENSOR:
                 row = archive.row(number)
-                put = self._new_tensors.pop(ix.name(number), None) if self._new_tensors else None
-                outline.tensor(path, *(put or (archive.tensor_layout(row), row.payload)))
+                replaced = self._new_tensors.pop(ix.name(number), None) if self._new_tensors else None
+                layout, payload = replaced or (archive.tensor_layout(row), row.payload)
+                outline.tensor(path, layout, payload)
                 order.append(number)
             else:
                 name = self._full_name((kind, number)) if self._new_attributes else ""
                 outline.attribute(path, self._new_attributes.pop(name, self._attributes[number].value))
-        order += self._add(outline)
+        order += self._add_new(outline)
         return self._part_index(outline.entries(order))
 
     def _part_index(self, entries: Entries) -> PartIndex:
-        """Return an index of entries, with the payloads that these use, renumbered."""
+        """Return the part of these entries, with the payloads that they use, renumbered; metadata are the archive's."""
         ix = self._archive.index
         entries.metadata = unflatten.metadata_entries(ix, PayloadId)
-        used = {int(p) for p in entries.payloads} | {*_blobs(entries.attributes), *_blobs(entries.metadata)}
-        numbers = sorted(used - {NONE})
+        used = {payload for entry in (*entries.attributes, *entries.metadata) for payload in map(int, entry.payloads())}
+        numbers = sorted((used | {*map(int, entries.payloads)}) - {NONE})
         new = {old: i for i, old in enumerate(numbers)} | {NONE: NONE}
-        entries.payloads = [new[p] for p in entries.payloads]
-        entries.change_values(lambda v: PayloadId(new[v]) if isinstance(v, PayloadId) else v)
+        entries.payloads = [new[payload] for payload in entries.payloads]
+        entries.change_values(lambda value: PayloadId(new[value]) if isinstance(value, PayloadId) else value)
         entries.payload_rows, entries.digest_kind = self._rows[numbers], ix.digest_kind
         return PartIndex(index_in_memory(entries), numbers)
 
-    def _add(self, outline: ModuleTreeBuilder) -> range:
-        """Add new tensors and attributes, whose names are not in the archive; return the tensors' numbers."""
+    def _add_new(self, outline: ModuleTreeBuilder) -> range:
+        """Add those new tensors and attributes that replace none; return the tensors' numbers, after all others."""
         ix = self._archive.index
         if not self._new_tensors and not self._new_attributes:
             return range(0)
@@ -264,22 +275,23 @@ class PartBuilder:
         flat = {parent for (kind, _), (parent, _, key) in self._members.items() if kind == TENSOR and "." in key}
 
         def path_of(name: str) -> Path:
-            starts = [name[:at] for at, c in enumerate(name) if c == "."]
-            above = next((start for start in reversed(starts) if start in modules), "")
-            rest = name[len(above) + 1 if above else 0 :]
-            whole = modules[above] in flat or any(start in names for start in starts if len(start) > len(above))
-            return (*self._paths[modules[above]], *([rest] if whole else split_dotted(rest)))
+            prefixes = [name[:dot] for dot, character in enumerate(name) if character == "."]
+            module = next((prefix for prefix in reversed(prefixes) if prefix in modules), "")
+            key = name[len(module) + 1 if module else 0 :]
+            below_a_tensor = any(prefix in names for prefix in prefixes if len(prefix) > len(module))
+            keys = (key,) if modules[module] in flat or below_a_tensor else split_dotted(key)
+            return (*self._paths[modules[module]], *keys)
 
-        for name, (form, payload) in self._new_tensors.items():
-            outline.tensor(path_of(name), form, payload)
+        for name, (layout, payload) in self._new_tensors.items():
+            outline.tensor(path_of(name), layout, payload)
         for name, value in self._new_attributes.items():
             outline.attribute(path_of(name), value)
         return range(len(ix.tensors), len(ix.tensors) + len(self._new_tensors))
 
     def _kinds(self, members: list[tuple[Member, Path]], children: Children) -> dict[Path, tuple[int, str]]:
-        """Return kind and class name by path: those of the saved module, unless members joined or left it.
+        """Return kind and type name of the part's modules by path: the saved ones, unless members joined or left.
 
-        A list that lost members becomes a mapping in the outline; a NUMBERED module stays one, whatever joins it.
+        A plain list that lost members stays a list here: the outline makes it a mapping. A NUMBERED module stays one.
         """
         rows = self._archive.index.modules
         parents_at: dict[Path, list[int]] = {}
@@ -292,16 +304,18 @@ class PartBuilder:
                 continue
             parents = parents_at.get(path, [])
             saved = int(rows[number]["kind"]), self._archive.index.text_of(rows[number], "type_name")
-            lacks = len(children[number]) < self._sizes[number] or len(parents) < len(children[number])
-            changed = (lacks and saved[1] and saved[0] == ModuleKind.TUPLE) or any(p != number for p in parents)
-            if changed and saved[0] != ModuleKind.NUMBERED:
+            saved_kind, type_name = saved
+            lost_some = len(children[number]) < self._sizes[number] or len(parents) < len(children[number])
+            got_others = any(parent != number for parent in parents)
+            is_named_tuple = saved_kind == ModuleKind.TUPLE and bool(type_name)
+            if saved_kind != ModuleKind.NUMBERED and (got_others or (lost_some and is_named_tuple)):
                 out.setdefault(path, (int(ModuleKind.MAPPING), ""))
             else:
                 out[path] = saved
         return out
 
     def _in_pre_order(self, children: Children) -> list[tuple[Member, Path]]:
-        """Return the kept members with their paths, in pre-order; not modules whose children all moved elsewhere."""
+        """Return the kept members with their paths, in pre-order, without modules whose members all moved elsewhere."""
         members: list[tuple[Member, Path]] = []
         stack = [(0, MODULE, self._top)]
         while stack:
@@ -311,13 +325,9 @@ class PartBuilder:
                 stack += sorted(children[number], reverse=True)
         if self._new_name is None:
             return members
-        ends = {path if kind == MODULE else path[:-1] for (kind, n), path in members if kind or not children[n]}
-        used = {path[:depth] for path in ends for depth in range(len(path) + 1)}
-        return [(member, path) for member, path in members if member[0] or path in used]
-
-
-def _blobs(attributes: list[AttributeEntry]) -> Iterator[int]:
-    for a in attributes:
-        for value in a.value if isinstance(a.value, list | tuple) else [a.value]:
-            if isinstance(value, PayloadId):
-                yield int(value)
+        used: set[Path] = set()  # paths of modules that have members, or had none before, and of those around them
+        for (kind, number), path in members:
+            if kind != MODULE or not children[number]:
+                module = path if kind == MODULE else path[:-1]
+                used.update(module[:depth] for depth in range(len(module) + 1))
+        return [((kind, number), path) for (kind, number), path in members if kind != MODULE or path in used]

@@ -39,10 +39,7 @@ def _are_apart(origin: Array, ends: Array) -> bool:
 
 
 def tiles(origin: Array, extent: Array, shape: tuple[int, ...]) -> bool:
-    """Return True if boxes, rows of first indices and sizes, cover each element of a shape once.
-
-    Also False for more than 4,096 boxes that split it along more than four axes, which would take long to check.
-    """
+    """Return True if boxes cover each element of a shape once; False for over 4,096 that differ along five axes."""
     rank = len(shape)
     if origin.shape[1] < rank or (origin.shape[1] > rank and (origin[:, rank:].any() or extent[:, rank:].any())):
         return False

@@ -73,10 +73,7 @@ def _decode_word(ix: Index, kind: int, word: int, payload: Callable[[int], Any],
 
 
 def plain(kind: int, type_name: str, items: list[tuple[str, Any]]) -> Any:
-    """Return a module with these keys and values as the list, tuple, dict or Python value that it was saved from.
-
-    Objects of classes without a convention become a dict.
-    """
+    """Return a module's keys and values as the list, tuple, dict or Python value it was saved from; else as a dict."""
     if kind == ModuleKind.LIST:
         return [value for _, value in items]
     if kind == ModuleKind.TUPLE:
@@ -90,11 +87,9 @@ def plain(kind: int, type_name: str, items: list[tuple[str, Any]]) -> Any:
 def unflatten(
     ix: Index, module: int, tensor: Callable[[int], Any], payload: Callable[[int], Any], make: Make = plain
 ) -> Any:
-    """Return the subtree of one module as nested Python values, children in saved order; the index must be verified.
+    """Return a module's subtree as nested Python values, in saved order; the index must be verified.
 
-    Args:
-        tensor, payload: return the value of a tensor, or of bytes, by its number.
-        make: returns a module's value by its kind, type name, and keys and values.
+    `tensor` and `payload` return the value of a tensor or of bytes by number, `make` that of a module.
     """
     _, own = below(ix, module)
     rows = ix.modules[module : int(ix.modules["end"][module])]

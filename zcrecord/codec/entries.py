@@ -217,8 +217,9 @@ def is_attribute(value: Any, path: str) -> bool:
     if isinstance(value, list | tuple):
         if hasattr(value, "_fields") or list_type(value) is None:
             return False
-        distinct = {item for item in value if isinstance(item, str)}  # a list may repeat one long text a million times
-        texts = ["".join(distinct)]
+        texts = [
+            "".join({item for item in value if isinstance(item, str)})
+        ]  # a list may repeat one text a million times
     elif value_type(value) is None:
         return False
     else:
@@ -359,9 +360,7 @@ def _check_layout(layout: TensorLayout, entries: Entries, number: int) -> None:
     """Raise LimitError for too high a rank or too large a shape (R47, R49); it names the first tensor of the layout."""
     if len(layout.shape) > MAX_RANK:
         fault = f"rank {len(layout.shape)} is more than {MAX_RANK}"
-    elif (
-        prod(dim or 1 for dim in layout.shape) * (layout.bits or 64) > 8 * MAX_ARCHIVE_SIZE
-    ):  # a string has 64 at least
+    elif prod(dim or 1 for dim in layout.shape) * (layout.bits or 64) > 8 * MAX_ARCHIVE_SIZE:  # strings: 64 or more
         fault = f"shape {layout.shape} claims more than 2^56 bytes"
     else:
         return

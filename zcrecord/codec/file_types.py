@@ -159,10 +159,7 @@ def _varint(octets: memoryview, start: int) -> tuple[int, int]:
 
 
 def wrong_type(head: bytes, expected: str, *, sure: bool = False) -> str | None:
-    """Return the error message for a file of another known type than `expected`, such as 'an ONNX model'; else None.
-
-    With `sure`, types that other files may begin like count as unknown.
-    """
+    """Return the error for a file of another known (or `sure`) type than `expected`, as 'a GGUF file'; else None."""
     actual = sniff_file_type(head)
     if actual is None or (sure and not actual.sure) or actual.text == f"this is {expected}":
         return None

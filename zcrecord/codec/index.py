@@ -121,9 +121,7 @@ class Index(NamedTuple):
         rows = rows[rows["type"] == kind]
         is_scalar = rows["form"] == ValueForm.SCALAR
         starts, counts = list_bounds(rows[~is_scalar])
-        lists = [
-            self.words[start : start + count] for start, count in zip(starts.tolist(), counts.tolist(), strict=True)
-        ]
+        lists = [self.words[bounds] for bounds in map(slice, starts.tolist(), (starts + counts).tolist())]
         return np.concatenate([rows["value"][is_scalar], *lists])
 
     def tensor(self, i: int) -> TensorEntry:
@@ -141,11 +139,7 @@ def list_bounds(rows: Array) -> tuple[Array, Array]:
 
 
 def decode(memory: memoryview, size: int) -> Index:
-    """Return the index in the first `size` bytes of `memory`, as views that keep it alive; checks no entry.
-
-    Raises:
-        FormatError: the FlatBuffer's tables or vectors are unaligned, or leave the index.
-    """
+    """Return the index in the first `size` bytes of `memory`, as views that keep it alive; checks bounds alone."""
     buffer = memory[:size]
     words = buffer[: size & -4].cast("I")  # read at any address, and three times faster than by `struct`
     table, fields = _root_table(buffer, words)
@@ -372,10 +366,7 @@ class TextPool:
         return same
 
     def first_repeated(self, starts: Array, sizes: Array, groups: Array) -> int | None:
-        """Return the number of a span that repeats an earlier one of its group; None if none does.
-
-        Spans are compared by hash, and those of equal hashes by their bytes.
-        """
+        """Return the number of a span that repeats an earlier one of its group, else None; hashes tell most apart."""
         seen: set[tuple[int, bytes]] = set()
         few = len(starts) <= _FEW and sizes.max(initial=0) <= _LONG
         for i in range(len(starts)) if few else self._same_hashes(starts, sizes, groups):

@@ -77,10 +77,9 @@ class Header(NamedTuple):
     def encode(self) -> bytes:
         """Return the 64 bytes of a sealed header or trailer, CRC included."""
         log2, base_log2 = self.alignment.bit_length() - 1, self.base_alignment.bit_length() - 1
+        flags = 0, 0, self.required_features
         sizes = self.index_offset, self.index_size, self.payload_offset, self.archive_size
-        body = _HEADER.pack(
-            MAGIC, self.version, log2, base_log2, 0, 0, self.required_features, *sizes, self.index_crc, 0
-        )[:60]
+        body = _HEADER.pack(MAGIC, self.version, log2, base_log2, *flags, *sizes, self.index_crc, 0)[:60]
         return body + struct.pack("<I", zlib.crc32(body))
 
     @property
@@ -209,10 +208,7 @@ def too_short(size: int, start: bytes) -> RecordError:
 
 
 def locate(source: memoryview, embedded: str | None) -> tuple[memoryview, Header, int]:
-    """Return the archive's own bytes in `source`, its sealed header or trailer, and its offset in bytes (R14 to R16).
-
-    `embedded` says where it lies: "prefix", "suffix", or None if it fills `source`. FormatError if it is not there.
-    """
+    """Return an archive's own bytes in `source`, its header, and its offset, at the end for "suffix" (R14 to R16)."""
     size = len(source)
     if size < 2 * HEADER_SIZE:
         raise too_short(size, bytes(source[:HEADER_SIZE]))
@@ -305,8 +301,9 @@ def ends_in_archive(source: memoryview) -> bool:
 def _nothing_attached(kind: str, *, is_signed: bool) -> FormatError:
     """Return the error for a program without an archive; `kind` is its article and kind, as 'an ELF'."""
     if is_signed:
-        fault = "signed, with no archive before its signature; attach it, then sign"
-        return FormatError(f"this is {kind} program, {fault}")
+        return FormatError(
+            f"this is {kind} program, signed, with no archive before its signature; attach it, then sign"
+        )
     advice = "`strip` takes an attached one off, and bytes behind one hide it; attach it with `zcrecord attach`"
     return FormatError(f"this is {kind} program with no archive at its end; {advice}")
 
@@ -318,10 +315,7 @@ def encode_attached(program_size: int) -> bytes:
 
 
 def decode_attached(before: memoryview) -> int | None:
-    """Return the size of a program by the note behind it; `before` are all bytes before its archive. None without.
-
-    IntegrityError for a damaged note, FormatError if it does not fit those bytes.
-    """
+    """Return the size of a program by the note at the end of the bytes before its archive; None without a note."""
     note = bytes(before[len(before) - ATTACHED_SIZE :]) if len(before) >= ATTACHED_SIZE else b""
     if note[:8] != ATTACHED_MAGIC:
         return None

@@ -191,10 +191,7 @@ def _refuse(
 
 
 def check_tensor(rows: TensorRow | TensorColumns) -> None:
-    """Raise unless a view of each tensor would lie inside its payload; names are checked apart.
-
-    Rules R26, R33, R45 to R55, R71 and R77; FormatError, or LimitError for too high a rank or too large a shape.
-    """
+    """Raise unless a view of each tensor lies inside its payload (R26, R33, R45 to R55, R71, R77); not of its name."""
     ix, strided = rows.ix, rows.strided
     _refuse(rows, rows.reserved != 0, "a reserved field is not zero")  # R26
     _refuse(rows, rows.rank > MAX_RANK, f"rank {{rank}} is more than {MAX_RANK}", LimitError)  # R47
@@ -265,10 +262,7 @@ def _reach_outside(rows: TensorRow | TensorColumns, available: Number) -> Truth:
 
 
 def check_header(ix: Index, header: Header) -> None:
-    """Raise FormatError unless counts agree and payloads end where the header says (R13, R24, R25, R37).
-
-    Looks at no entry but the last payload's.
-    """
+    """Raise FormatError unless counts agree and payloads end where the header says (R13, R24, R25, R37)."""
     count = len(ix.tensors)
     for vector, column in (("by_name", ix.by_name), ("by_module", ix.by_module)):
         if column is not None and len(column) != count:
@@ -309,10 +303,7 @@ def check_index(ix: Index, header: Header) -> None:
 
 
 def _check_budget(ix: Index, limit: int) -> None:
-    """Raise LimitError if spans and lists take more than `limit` bytes of their pools (R30, R31, R67).
-
-    They may share bytes: this bounds the time of all later passes, and no sum of theirs wraps.
-    """
+    """Raise LimitError if spans and lists take over `limit` bytes, which bounds all later passes (R30, R31, R67)."""
     total = _sum(ix.tensors["name_size"]) + _sum(ix.modules["name_size"]) + _sum(ix.modules["type_name_size"])
     for table, rows in (("attributes", ix.attributes), ("metadata", ix.metadata)):
         if not len(rows):
