@@ -19,7 +19,7 @@ from zcrecord import dtypes
 from zcrecord.codec.blocks import BlockTable
 from zcrecord.codec.conventions import CATALOGUE_TYPE, REFERENCES_TYPE
 from zcrecord.codec.entries import TensorLayout
-from zcrecord.codec.index import FORM, TENSOR, Index, Layout, Layouts, TensorEntry, decode, numpy_type
+from zcrecord.codec.index import FORM, TENSOR, Index, Layout, Layouts, TensorEntry, TextPool, decode, numpy_type
 from zcrecord.codec.layout import HEADER_SIZE, NONE, Header, locate
 from zcrecord.codec.verify import check_header, check_index, check_touched
 from zcrecord.errors import FormatError, IntegrityError, RecordError, UnsupportedError, located, printable
@@ -118,14 +118,14 @@ class TouchChecks:
     def __init__(self, index: Index, header: Header) -> None:
         self.index, self._header = index, header
         self.checked: set[int] = set()
-        self._pool: Any = None
+        self._pool: TextPool | None = None
 
     def ensure(self, i: int) -> None:
         """Raise RecordError if tensor i breaks a rule; checks it on the first call alone."""
         if i in self.checked:
             return
         if self._pool is None:
-            self._pool = self.index.pool()
+            self._pool = TextPool(self.index.text, self.index.memory)
         check_touched(self.index, self._header, i, self._pool)
         self.checked.add(i)
 

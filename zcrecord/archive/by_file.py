@@ -45,11 +45,9 @@ def sized_openers(archive: Archive) -> list[tuple[int, Callable[[], Archive]]]:
 
         def open_file(file: int) -> Archive:
             shard: Archive = source.file_archive(file)
-            # A referenced file of another format has no names of its own: errors take them from the part.
-            return shard if shard.whole else _part_in(archive, table, file, of_tensors == file)
+            return shard if shard.whole else _part_in(archive, table, file, of_tensors == file)  # for names in errors
 
-        files = [NONE, *range(len(source.file_names))]
-        return [(source.file_size(file), partial(open_file, file)) for file in files]
+        return [(source.file_size(file), partial(open_file, file)) for file in (NONE, *range(len(source.file_names)))]
     masks = ((file, (of_tensors == file) & (of_tensors != NONE)) for file in table.files())
     return [(source.file_size(file), partial(_part_in, archive, table, file, chosen)) for file, chosen in masks]
 

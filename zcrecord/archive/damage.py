@@ -10,7 +10,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,12 +24,8 @@ from zcrecord.storage.threads import MOST_THREADS, WORTH_A_THREAD, Going, cores,
 from zcrecord.tensors.strides import address
 
 from . import unflatten
+from .archive import Archive, Progress
 from .payload_source import Array, Piece, is_twin
-
-if TYPE_CHECKING:
-    from .archive import Archive
-
-Progress = Callable[[int, int], None]
 
 _PIECE = 8 << 20  # bytes hashed at a time, and, of small payloads, taken by a thread at a time
 _CHANGED = "its digest does not match"
@@ -56,8 +52,7 @@ def find(archive: Archive, progress: Progress | None = None, *, threads: int | N
     """Return every payload whose digest does not match and every gap that is not zero (R73, R74), by ascending offset.
 
     In a part of an archive, or another format's file, only the index's payloads are checked. `progress` is called in
-    this thread, with the bytes done and the bytes in all. LimitError if the names of attributes would take far more
-    memory than the index.
+    this thread, with the bytes done and in all. LimitError if attributes' full names take far more than the index.
     """
     search = _DamageSearch(archive, progress)
     search.run(cores(threads))
@@ -72,7 +67,7 @@ def find(archive: Archive, progress: Progress | None = None, *, threads: int | N
     out = []
     for start, end, row in sorted(search.damaged):
         users = tuple(tensors[row]), tuple(attributes[row]), tuple(metadata[row])
-        out.append(Damage(_FILLED if row < 0 else _CHANGED, start, end - start, *users))
+        out.append(Damage(_FILLED if row < 0 else _CHANGED, archive.offset + start, end - start, *users))
     return out
 
 
@@ -99,10 +94,7 @@ class BlockCheck:
         return None if blocks is None else cls(piece, blocks, tensor)
 
     def pages(self, start: int, nbytes: int, request: Callable[[list[tuple[int, int]]], None]) -> None:
-        """Check the blocks that meet `nbytes` of memory at address `start`, in the payload's mapping.
-
-        `request` is called first if one was not checked yet, with address and size of all their memory.
-        """
+        """Check the blocks in memory [start, start + nbytes); `request` first gets [(address, size)] of new ones."""
         octets, size = np.frombuffer(self._piece.source.payload(self._piece.number), np.uint8), self.blocks.size
         lo, hi = max(start - address(octets), 0), min(start + nbytes - address(octets), len(octets))
         if self._pending.find(1, lo // size, -(-hi // size)) >= 0:
@@ -111,10 +103,7 @@ class BlockCheck:
             self(lo, hi)
 
     def __call__(self, lo: int, hi: int, read: memoryview | None = None) -> None:
-        """Raise IntegrityError if a block that bytes [lo, hi) of the payload meet is damaged; checks none twice.
-
-        `read` are these bytes if the caller has them: blocks inside are not read again.
-        """
+        """Raise IntegrityError if a block that meets bytes [lo, hi) of the payload, maybe `read` before, is damaged."""
         block, last = lo // self.blocks.size, -(-hi // self.blocks.size)
         while (block := self._pending.find(1, block, last)) >= 0:
             start, end = self.blocks.bounds(block, self._piece.nbytes)
@@ -123,13 +112,11 @@ class BlockCheck:
             else:
                 digest = self._digest(start, end)
             if digest != int(self.blocks.sums[block]):
-                raise self._error(start, end)
+                source, base = self._piece.source, self._piece.source.offset + self._piece.start
+                fault = f"bytes [{base + start:#x}, {base + end:#x}): their checksum does not match"
+                fault += "; the file is damaged, copy it again"
+                raise IntegrityError(fault, path=source.path, tensor=self._tensor, offset=base + start)
             self._pending[block] = 0
-
-    def _error(self, lo: int, hi: int) -> IntegrityError:
-        source, base = self._piece.source, self._piece.source.offset + self._piece.start
-        fault = f"bytes [{base + lo:#x}, {base + hi:#x}): their checksum does not match; the file is damaged"
-        return IntegrityError(f"{fault}, copy it again", path=source.path, tensor=self._tensor, offset=base + lo)
 
     def whole(self, lo: int, hi: int) -> tuple[int, int]:
         """Return the range of the payload that the blocks of bytes [lo, hi) fill."""
@@ -181,7 +168,7 @@ class ByteCount:
 
 
 class _DamagedRange(NamedTuple):
-    """A damaged range of the file, and the row of the payload in it, -1 for a gap."""
+    """A damaged range of the archive, and the row of the payload in it, -1 for a gap."""
 
     start: int
     end: int
@@ -236,14 +223,9 @@ class _DamageSearch:
             gap_start, start, end = end, self._base + offset, self._base + offset + nbytes
             self._check_gap(gap_start, start)
             if self._hashed and self._digest(start, end, going) != digest and going():
-                for lo, hi in self._damaged_blocks(row, start, end):
-                    self._add(lo, hi, row)
+                self.damaged += [_DamagedRange(lo, hi, row) for lo, hi in self._damaged_blocks(row, start, end)]
         if nbytes <= _PIECE:  # a larger one was counted piece by piece
             self._count.add(int(self.rows["nbytes"][first:last].sum()))
-
-    def _add(self, lo: int, hi: int, row: int) -> None:
-        """Record damage of bytes [lo, hi) of the archive, which may start inside its file."""
-        self.damaged.append(_DamagedRange(lo + self._archive.offset, hi + self._archive.offset, row))
 
     def _digest(self, lo: int, hi: int, going: Going) -> int:
         """Return the digest of bytes [lo, hi) of the archive; once `going` is False a wrong one, which is not used."""
@@ -275,7 +257,7 @@ class _DamageSearch:
     def _check_gap(self, lo: int, hi: int) -> None:
         """Record bytes [lo, hi) as damaged unless they are zero; gaps of a part may be others' payloads."""
         if lo < hi and self._archive.whole and self._buffer[lo:hi].tobytes().strip(b"\0"):
-            self._add(lo, hi, -1)
+            self.damaged.append(_DamagedRange(lo, hi, -1))
 
 
 def _tensor_users(ix: Index, numbers: Array, damaged: set[int]) -> defaultdict[int, list[str]]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,12 +22,9 @@ from zcrecord.errors import FormatError, IntegrityError, LimitError, RecordError
 from zcrecord.storage.threads import MOST_THREADS, WORTH_A_THREAD, Going, cores, run_threads
 
 from . import damage
+from .archive import Archive, Progress
 from .by_file import parts_by_file, sized_openers
-from .damage import Progress
 from .payload_source import Array
-
-if TYPE_CHECKING:
-    from .archive import Archive
 
 _PIECE = 8 << 20  # bytes hashed at a time
 _TAG = b"zcrecord content digest 2\n"
@@ -41,12 +38,9 @@ def check(archive: Archive, progress: Progress | None = None) -> None:
     """Check every payload's digest, that all other bytes outside the index are zero, and elements (R70 to R74).
 
     Of a part of an archive, and of another format's file, only what the index names is checked; of a zip file also the
-    members' CRC-32. Payloads of a remote archive are checked as they come, in little memory. All shards of a catalogue
-    are checked, even after an error. `progress` is called as by `damage.find`.
-
-    Raises:
-        IntegrityError: a digest does not match; its `damage` lists all that is damaged. FormatError: another rule is
-        broken, one of the index included. SourceError: a shard is missing.
+    members' CRC-32. Remote payloads are checked as they come, in little memory, all shards of a catalogue even after an
+    error. `progress` is called as by `damage.find`. IntegrityError, with all `damage`, if a digest does not match,
+    FormatError if another rule is broken, SourceError if a shard is missing.
     """
     archive.ensure_all()
     check_members(archive)

@@ -32,11 +32,8 @@ class ForeignSource(FileSource):
     """Payloads in files of another format, by offsets in one row of all of them; or in one archive, read on demand.
 
     A payload that is decoded, or read on demand, is in memory while a view of it is used, and is decoded or read again
-    when it is used again. In a loop over payloads those that follow are read, too, 8 MiB at a time.
-
-    Attributes:
-        files: mapped files, bytes in memory, and decoded payloads, each as if it were a file.
-        bases: the first offset of each.
+    when it is used again. In a loop over payloads those that follow are read, too, 8 MiB at a time. `files` are mapped
+    files, bytes in memory, and decoded payloads, each as if it were a file; `bases` are their first offsets.
     """
 
     def __init__(

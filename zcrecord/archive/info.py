@@ -143,8 +143,7 @@ def _info(archive: Archive, name: str, row: TensorEntry, module: str, tied: tupl
     if row.payload != NONE:
         start, _, digest = archive.index.payloads[row.payload].item()
         start += archive.header.payload_offset + archive.offset
-        power_of_two = start & -start  # the largest that divides it: its lowest bit
-        offset, alignment = start + row.byte_offset, min(power_of_two, MAX_ALIGNMENT)
+        offset, alignment = start + row.byte_offset, min(start & -start, MAX_ALIGNMENT)  # the lowest bit divides it
     return TensorInfo(
         name=name, dtype=dtype, shape=archive.shape(row), strides=archive.strides(row), offset=offset,
         nbytes=archive.nbytes(row), alignment=alignment, payload=None if row.payload == NONE else row.payload,

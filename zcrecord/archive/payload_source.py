@@ -74,8 +74,6 @@ class PayloadSource(ABC):
     member_sums: Callable[[], Iterable[MemberSum]] = tuple  # of another format's files, for full verification
     on_demand: bool = False  # local payloads are read when they are used, into memory that goes with their views
 
-    # Bytes.
-
     @abstractmethod
     def nbytes(self, number: int) -> int:
         """Return the size of a payload."""
@@ -107,8 +105,6 @@ class PayloadSource(ABC):
     def fetch(self, numbers: Sequence[int] | None = None) -> None:  # noqa: B027  # local ones are there
         """Fetch payloads of a remote archive into memory, all by default, and compare each with its digest."""
 
-    # Places.
-
     @abstractmethod
     def place(self, number: int) -> Place:
         """Return the identity of a payload: its file and its range there. Opens that file, and reads no payload."""
@@ -128,8 +124,6 @@ class PayloadSource(ABC):
     @abstractmethod
     def opened_nbytes(self) -> int:
         """Return the bytes of all files that are open."""
-
-    # Files.
 
     @property
     def file(self) -> tuple[str, tuple[int, ...]] | None:
@@ -198,8 +192,6 @@ class PayloadSource(ABC):
         """The RemoteFile that fetches ranges of the one file; None if the file is local, or there are several."""
         return None
 
-    # Expected SHA-256 digests.
-
     def seal(self) -> bytes | None:
         """Return bytes that tell this source from others; None if the archive's header is enough."""
         return None
@@ -216,8 +208,6 @@ class PayloadSource(ABC):
     def expected(self, number: int) -> list[bytes | None]:
         """Return the pinned SHA-256 of each piece of a payload; None where there is none."""
         return [piece.source.pins().get(piece.start) for piece in self.pieces(number)]
-
-    # Sources made of this one.
 
     @abstractmethod
     def private(self, numbers: Array | None = None) -> PayloadSource:

@@ -42,11 +42,9 @@ class ReferencedFiles(Shards):
     from_tables = True
 
     def __init__(self, archive: Archive, open_file: OpenFile, index: Index) -> None:
-        """Read and check the tables; `index` is that of the outline.
+        """Read and check the tables; `index` is that of the outline. FormatError for a bad table, name or range.
 
-        Raises:
-            FormatError: a table is missing, or has another type or shape; a name leads to another folder, or is the
-            archive's own; ranges of a file overlap, end past its end, or are not aligned for a tensor's elements.
+        Names must be plain; ranges must not overlap or leave their file, and be aligned for their tensors' elements.
         """
         self.set_files(archive, file_names(archive, "", "a file, which lies beside the archive that names it"))
         count = len(self.names)

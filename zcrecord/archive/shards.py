@@ -126,7 +126,7 @@ class Shards:
         return shard
 
     def open_named(self, file: int, open_file: Callable[[str], Archive]) -> Archive:
-        """Return what `open_file` returns for a file's name; a SourceError names this archive, too."""
+        """Open a file by its name, by a function; a SourceError names this archive, too."""
         try:
             return open_file(self.names[file])
         except SourceError as error:

@@ -183,9 +183,8 @@ class PartBuilder:
         self._new_attributes = {name: value for name, value in attributes.items() if value is not GONE}
         old_tensors = tensors.keys() - self._new_tensors.keys()
         old_attributes = attributes.keys() - self._new_attributes.keys()
-        members: set[Member] = set()
-        if old_attributes:
-            members |= {member for member, name in self._attribute_names().items() if name in old_attributes}
+        names = self._attribute_names() if old_attributes else {}
+        members = {member for member, name in names.items() if name in old_attributes}
         if old_tensors:
             members |= {(TENSOR, i) for kind, i in self._members if kind == TENSOR and ix.name(i) in old_tensors}
         return self._leave_out(members)
@@ -306,8 +305,7 @@ class PartBuilder:
             saved = int(rows[number]["kind"]), self._archive.index.text_of(rows[number], "type_name")
             saved_kind, type_name = saved
             lost_some = len(children[number]) < self._sizes[number] or len(parents) < len(children[number])
-            got_others = any(parent != number for parent in parents)
-            is_named_tuple = saved_kind == ModuleKind.TUPLE and bool(type_name)
+            got_others, is_named_tuple = any(p != number for p in parents), saved_kind == ModuleKind.TUPLE and type_name
             if saved_kind != ModuleKind.NUMBERED and (got_others or (lost_some and is_named_tuple)):
                 out.setdefault(path, (int(ModuleKind.MAPPING), ""))
             else:
@@ -325,9 +323,9 @@ class PartBuilder:
                 stack += sorted(children[number], reverse=True)
         if self._new_name is None:
             return members
-        used: set[Path] = set()  # paths of modules that have members, or had none before, and of those around them
-        for (kind, number), path in members:
-            if kind != MODULE or not children[number]:
-                module = path if kind == MODULE else path[:-1]
-                used.update(module[:depth] for depth in range(len(module) + 1))
-        return [((kind, number), path) for (kind, number), path in members if kind != MODULE or path in used]
+        # Modules with members, or that had none before: as they are, all modules around them are used.
+        ends = {
+            path if kind == MODULE else path[:-1] for (kind, n), path in members if kind != MODULE or not children[n]
+        }
+        used = {path[:depth] for path in ends for depth in range(len(path) + 1)}
+        return [(member, path) for member, path in members if member[0] != MODULE or path in used]

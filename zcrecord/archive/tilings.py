@@ -14,7 +14,7 @@ _PAIRS = 1 << 12  # pieces that are compared in pairs, if they have more corners
 
 
 def _tile_one_axis(origin: list[list[int]], extent: list[list[int]], shape: tuple[int, ...]) -> bool | None:
-    """Return whether boxes tile a shape, if they split it along one axis alone; None if along several."""
+    """Return True if boxes that split a shape along one axis alone tile it, False if not; None for several axes."""
     axis = -1  # the one along which boxes are smaller than the shape; -1 if there is none
     for starts, sizes in zip(origin, extent, strict=True):
         for i, (start, size, limit) in enumerate(zip(starts, sizes, shape, strict=True)):

@@ -156,12 +156,11 @@ def _children_of_kind(kind: int, numbers: Sequence[int], rows: Array, keys: Iter
 
 def below(ix: Index, module: int) -> tuple[Array, slice]:
     """Return the numbers of the tensors in a module's whole subtree, by module, and the slice of its attributes."""
-    row, end = ix.modules[module], int(ix.modules["end"][module])
-    last_tensor, last_attribute = len(ix.tensors), len(ix.attributes)
-    if end < len(ix.modules):
-        last_tensor, last_attribute = int(ix.modules["first_tensor"][end]), int(ix.modules["first_attribute"][end])
-    tensors = np.arange(int(row["first_tensor"]), last_tensor)
-    attributes = slice(int(row["first_attribute"]), last_attribute)
+    end = int(ix.modules["end"][module])
+    first_tensors = np.append(ix.modules["first_tensor"], len(ix.tensors))
+    first_attributes = np.append(ix.modules["first_attribute"], len(ix.attributes))
+    tensors = np.arange(first_tensors[module], first_tensors[end])
+    attributes = slice(int(first_attributes[module]), int(first_attributes[end]))
     return tensors if ix.by_module is None else ix.by_module[tensors], attributes
 
 

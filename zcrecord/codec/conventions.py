@@ -41,8 +41,7 @@ _TIMES = {f"zcr:{kind.__name__}": kind for kind in (datetime.date, datetime.time
 def object_of(value: Any, name: str) -> tuple[str, dict[str, Any]] | None:
     """Return type name and children, by key, of the OBJECT module that saves a value; None if no such module does.
 
-    Raises:
-        UnsupportedError: the value would not be loaded as an equal one; the error has its full name, `name`.
+    UnsupportedError, with the value's full name, `name`, if it would not be loaded as an equal one.
     """
     kind = type(value)
     if kind in (set, frozenset):
@@ -54,10 +53,8 @@ def object_of(value: Any, name: str) -> tuple[str, dict[str, Any]] | None:
     if is_jax_key(value):
         random: Any = sys.modules["jax"].random
         return "zcr:jax_key", {"value": random.key_data(value), "impl": str(random.key_impl(value))}
-    if (encoded := _attribute_of(value, name)) is None:
-        return None
-    type_name, attribute = encoded
-    return type_name, {"value": attribute}
+    encoded = _attribute_of(value, name)
+    return None if encoded is None else (encoded[0], {"value": encoded[1]})
 
 
 def _attribute_of(value: Any, name: str) -> tuple[str, Any] | None:
@@ -102,9 +99,7 @@ def _sort_key(value: Any, name: str, depth: int = 0, *, loaded: bool = False) ->
     """Return a sort key for items of sets and keys of dicts, the same on every machine.
 
     If `loaded` from a file, sets inside are distinct, and sort by identity: else each level would sort all below it.
-
-    Raises:
-        UnsupportedError: the value would not be loaded as an equal key. LimitError: it is nested too deep.
+    UnsupportedError if the value would not be loaded as an equal key, LimitError if it is nested too deep.
     """
     kind = type(value)
     if depth > MAX_DEPTH:
@@ -267,10 +262,9 @@ def mapping_of(type_name: str, items: dict[Any, Any]) -> Any:
 
 
 def keyed_children(value: Mapping[Any, Any], name: str) -> tuple[int, str, dict[str, Any]]:
-    """Return ModuleKind, type name and children of a mapping; keys that are neither texts nor integers become a list.
+    """Return ModuleKind, type name and children of a mapping; UnsupportedError for a key that would change on loading.
 
-    Raises:
-        UnsupportedError: a key would not be loaded as an equal one.
+    Keys that are neither texts nor integers become a list.
     """
     if all(isinstance(key, str) for key in value) and "" not in value:
         return ModuleKind.MAPPING, mapping_type(value), dict(value)

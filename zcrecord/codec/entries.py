@@ -217,9 +217,7 @@ def is_attribute(value: Any, path: str) -> bool:
     if isinstance(value, list | tuple):
         if hasattr(value, "_fields") or list_type(value) is None:
             return False
-        texts = [
-            "".join({item for item in value if isinstance(item, str)})
-        ]  # a list may repeat one text a million times
+        texts = ["".join({item for item in value if isinstance(item, str)})]  # a list may repeat one a million times
     elif value_type(value) is None:
         return False
     else:

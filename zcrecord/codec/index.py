@@ -99,10 +99,6 @@ class Index(NamedTuple):
     attributes: Array
     metadata: Array
 
-    def pool(self) -> TextPool:
-        """Return the text pool, ready to compare names in."""
-        return TextPool(self.text, self.memory)
-
     def string(self, start: int, size: int) -> str:
         """Return bytes [start, start + size) of the text pool as a str; FormatError if outside or not UTF-8."""
         if start + size >= len(self.text):

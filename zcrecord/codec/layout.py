@@ -301,9 +301,8 @@ def ends_in_archive(source: memoryview) -> bool:
 def _nothing_attached(kind: str, *, is_signed: bool) -> FormatError:
     """Return the error for a program without an archive; `kind` is its article and kind, as 'an ELF'."""
     if is_signed:
-        return FormatError(
-            f"this is {kind} program, signed, with no archive before its signature; attach it, then sign"
-        )
+        fault = "signed, with no archive before its signature; attach it, then sign"
+        return FormatError(f"this is {kind} program, {fault}")
     advice = "`strip` takes an attached one off, and bytes behind one hide it; attach it with `zcrecord attach`"
     return FormatError(f"this is {kind} program with no archive at its end; {advice}")
 

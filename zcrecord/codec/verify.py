@@ -103,11 +103,7 @@ def _refuse_payload(rows: PayloadRow | PayloadColumns, bad: Truth, message: str)
 
 
 class TensorRow:
-    """The index entry of tensor i as plain numbers, to check one tensor at level `touch`.
-
-    It has the attributes of TensorColumns, so the same rules check one tensor or all. So `any_string` and `any_strided`
-    repeat `string` and `strided`, and `start`, the number of the first tensor, is i.
-    """
+    """The entry of tensor i as plain numbers, for level `touch`; its attributes are those of TensorColumns."""
 
     def __init__(self, ix: Index, header: Header, i: int) -> None:
         self.ix, self.header, self.start = ix, header, i
@@ -280,7 +276,7 @@ def check_header(ix: Index, header: Header) -> None:
 def check_index(ix: Index, header: Header) -> None:
     """Raise unless the index keeps every rule that needs no payload byte; in time linear in its size."""
     check_header(ix, header)
-    pool = ix.pool()
+    pool = TextPool(ix.text, ix.memory)
     pool.check_text()
     if header.is_draft:
         check_draft_budget(ix)

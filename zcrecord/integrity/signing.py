@@ -12,8 +12,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from zcrecord.archive.archive import require_archive
-from zcrecord.archive.damage import Progress
+from zcrecord.archive.archive import Progress, require_archive
 from zcrecord.codec.conventions import SIGNATURE_PREFIX
 from zcrecord.errors import UnsupportedError, printable
 from zcrecord.record.edit import add_metadata, add_metadata_to_catalogue, reformed_attribute

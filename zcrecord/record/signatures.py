@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from zcrecord.archive.damage import Progress
+from zcrecord.archive.archive import Progress
 from zcrecord.codec.conventions import SIGNATURE_PREFIX
 from zcrecord.errors import IntegrityError, RecordError, UnsupportedError, missing_package, printable
 from zcrecord.storage.files import path_of, read_start
