@@ -10,8 +10,9 @@ import os
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from math import prod
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -38,7 +39,7 @@ Verify = Literal["touch", "index", "full"]
 _ndarray = np.ndarray  # found sooner than an attribute of numpy: a tenth of the time of a view
 _NOWHERE: Place = (-1, 0, 0)  # the place of empty tensors
 _UNKNOWN = -1  # the start in memory of a tensor that was not asked for yet, nor a neighbour of it
-_NAME_SIZE, _ROW_WORDS = 1, TENSOR.itemsize // 4  # in words of 32 bits; a row starts with its name's start
+_ROW_WORDS = TENSOR.itemsize // 4  # words of 32 bits, the first two of which are start and size of the name
 SourceIn = Callable[[Memory, memoryview, PayloadTable, int], FileSource]
 
 
@@ -130,8 +131,9 @@ class TouchChecks:
         self.checked.add(i)
 
 
-class _PreparedViews(NamedTuple):
-    """By tensor, what a view is made of: layout, memory, and start there (-1: not known yet)."""
+@dataclass(slots=True, eq=False)
+class _PreparedViews:
+    """By tensor, the parts of a view: layout, memory, and start there (-1: not known yet)."""
 
     layouts: list[Layout | None]
     memories: list[Any]
@@ -250,7 +252,8 @@ class Archive:
             target = name.encode()
         except UnicodeEncodeError:
             return -1
-        ix, text, count = self.index, self.index.text, len(self.index.tensors)
+        ix, row_words = self.index, _ROW_WORDS
+        text, size, count = ix.text, len(ix.text), len(ix.tensors)
         # Plain integers, at any address: 5 times faster than rows of an array.
         by_name = memoryview(ix.by_name.view(np.uint8).data).cast("I")
         words = memoryview(ix.tensors.view(np.uint8).data).cast("I")
@@ -260,9 +263,9 @@ class Archive:
             i = by_name[middle]
             if i >= count:
                 raise FormatError(f"by_name[{middle}] is {i}, of {count} tensors", path=self.path)
-            start = words[_ROW_WORDS * i]
-            end = start + words[_ROW_WORDS * i + _NAME_SIZE]
-            if end >= len(text) or text[end]:
+            start = words[row_words * i]
+            end = start + words[row_words * i + 1]
+            if end >= size or text[end]:
                 self.ensure(i)  # raises: the name breaks R27
             candidate = text[start:end].tobytes()
             if candidate == target:
@@ -375,11 +378,9 @@ class Archive:
     def view(self, i: int) -> Any:
         """Return tensor i as an ndarray, PackedTensor or StringTensor over its bytes' memory, which it keeps alive."""
         prepared = self._prepared
-        if prepared is not None:
-            layouts, memories, starts = prepared
-            if (start := starts[i]) >= 0:
-                shape, dtype, strides = layouts[i]  # type: ignore[misc]  # it has a start
-                return _ndarray(shape, dtype, memories[i], start, strides)
+        if prepared is not None and (start := prepared.starts[i]) >= 0:
+            shape, dtype, strides = prepared.layouts[i]  # type: ignore[misc]  # it has a start
+            return _ndarray(shape, dtype, prepared.memories[i], start, strides)
         row = self.row(i)
         layout = self.layout_of(row.dims, row.strides, row.dtype, row.bits, row.rank)
         if layout is None:
@@ -417,7 +418,7 @@ class Archive:
 
     def _locate_neighbours(self, number: int, prepared: _PreparedViews) -> None:
         """Put memory and start of all tensors whose payloads lie in the same memory as this one into `prepared`."""
-        layouts, memories, starts = prepared
+        memories, starts = prepared.memories, prepared.starts
         neighbours = self.source.neighbours(number)
         if neighbours is None:
             return
@@ -425,11 +426,11 @@ class Archive:
         rows = self.index.tensors
         payload_starts = np.append(offsets, -1)[np.minimum(rows["payload"], len(offsets))]
         new = np.where(payload_starts < 0, _UNKNOWN, payload_starts + rows["byte_offset"].astype(np.int64))
-        if (new >= 0).all() and None not in layouts:
+        if (new >= 0).all() and None not in prepared.layouts:
             memories[:], starts[:] = [octets] * len(starts), new.tolist()
             return
         for i in np.flatnonzero(new >= 0).tolist():
-            if layouts[i] is not None:
+            if prepared.layouts[i] is not None:
                 memories[i] = octets
                 starts[i] = int(new[i])  # after the memory: another thread may read both as soon as this is set
 
