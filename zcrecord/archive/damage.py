@@ -196,8 +196,7 @@ class _DamageSearch:
         first = 0
         while first < len(sums):
             before = int(sums[first - 1]) if first else 0
-            last = int(np.searchsorted(sums, np.uint64(before + _PIECE), "right"))
-            last = max(last, first + 1)
+            last = max(int(np.searchsorted(sums, np.uint64(before + _PIECE), "right")), first + 1)
             out.append((first, last))
             first = last
         sizes = self.rows["nbytes"].tolist()

@@ -123,6 +123,7 @@ class ForeignSource(FileSource):
         return PayloadSource.payload(self, number)
 
     def fetch(self, numbers: Sequence[int] | None = None) -> None:
+        """Fetch those of the payloads, all by default, that lie in a remote file: the first."""
         if self._fetched is None:
             return
         numbers = range(len(self.table.rows)) if numbers is None else numbers
@@ -155,6 +156,7 @@ class ForeignSource(FileSource):
             raise FormatError(f"decodes to other than its {file.nbytes} bytes; it is damaged", path=self.path)
 
     def neighbours(self, number: int) -> tuple[memoryview, Array] | None:
+        """Return the file of a payload, and by payload its offset there, or -1; None if payloads are made on use."""
         file, _ = self._file(number)
         if isinstance(file, Decoded) or self.mode == "c" or self._fetched is not None or file.on_demand:
             return None

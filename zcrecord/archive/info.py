@@ -11,7 +11,7 @@ import numpy as np
 from zcrecord import dtypes
 from zcrecord.codec.entries import DIGEST_NAMES, KIND_NAMES
 from zcrecord.codec.index import TensorEntry
-from zcrecord.codec.layout import MAX_ALIGNMENT, NONE, is_sealed
+from zcrecord.codec.layout import MAX_ALIGNMENT, NONE, SEALED_FIELDS
 from zcrecord.dtypes import DType
 from zcrecord.errors import UnsupportedError
 
@@ -86,7 +86,7 @@ def layout(archive: Archive) -> ArchiveLayout:
     return ArchiveLayout(
         version=header.version, alignment=header.alignment, base_alignment=header.base_alignment,
         index_offset=header.index_offset, index_nbytes=header.index_size, payload_offset=header.payload_offset,
-        archive_nbytes=header.archive_size, front=header.front, sealed=is_sealed(archive.buffer),
+        archive_nbytes=header.archive_size, front=header.front, sealed=any(archive.buffer[SEALED_FIELDS]),
         digest=DIGEST_NAMES[archive.index.digest_kind], deduplicated=nominal - stored,
     )  # fmt: skip
 

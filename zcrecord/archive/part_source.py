@@ -59,6 +59,7 @@ class PartSource(PayloadSource):
     expected: Any = _by_number("expected")
 
     def __init__(self, source: PayloadSource, numbers: Sequence[int] | Array) -> None:
+        """Take payloads of a source by number; a part of a part is a part of the whole."""
         self.whole: PayloadSource = source
         self.numbers: Array = np.array(numbers, np.int64)
         if isinstance(source, PartSource):

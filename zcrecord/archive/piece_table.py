@@ -14,11 +14,9 @@ class PieceTable:
     """The places of payloads in shards, as columns.
 
     A payload that lies whole in one file is one piece; of a split tensor there are several, each a box of its elements.
-
-    Attributes:
-        file, payload: by piece, its shard's number (NONE: the catalogue's blobs), and its number among payloads there.
-        first: by payload, its first piece, and behind the last one their number; None where each has one.
-        origin, extent: by piece, first index and size of the box along each axis; None where nothing is split.
+    `file` and `payload` have, by piece, its shard's number (NONE: the catalogue's blobs) and its number among payloads
+    there; `first`, by payload, its first piece, and at the end the number of pieces (None where each has one); `origin`
+    and `extent`, by piece, first index and size of the box along each axis (None where nothing is split).
     """
 
     __slots__ = ("_by_file", "_whole", "extent", "file", "first", "origin", "payload")

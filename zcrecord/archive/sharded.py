@@ -104,6 +104,7 @@ class ShardedSource(PayloadSource):
         self._first_tensors: Array | None = None  # by payload, the first tensor that uses it
 
     def private(self, numbers: Array | None = None) -> PayloadSource:
+        """Return a source over private copies of the shards, each made when something in it is first needed."""
         table = None if numbers is None else self._table.chosen(numbers)
 
         def used_payloads(file: int) -> Array | None:
@@ -122,6 +123,7 @@ class ShardedSource(PayloadSource):
         return int(self._index.payloads["nbytes"][number])
 
     def locate(self, number: int) -> tuple[memoryview, int]:
+        """Return memory in which a payload lies, and its offset there; a split one is put together. Opens its files."""
         if len(self._table.pieces(number)) > 1:
             octets = self._assembled_bytes(number).data
             return (octets.toreadonly() if self.mode == "r" else octets), 0
@@ -143,6 +145,7 @@ class ShardedSource(PayloadSource):
             yield block.reshape(-1).view(np.uint8).data
 
     def neighbours(self, number: int) -> tuple[memoryview, Array] | None:
+        """Return the memory of a payload's shard, and by payload its offset there, or -1; None for a split payload."""
         whole = self._table.whole()
         if (file := int(whole[number])) == NONE:
             return None
@@ -221,6 +224,7 @@ class ShardedSource(PayloadSource):
         return [self._piece(position) for position in (pieces if chosen is None else map(pieces.__getitem__, chosen))]
 
     def boxes(self, number: int, shape: tuple[int, ...], bits: int) -> tuple[Array, Array]:
+        """Return by piece first index and size along each axis; FormatError unless they tile the shape."""
         table, rank, pieces = self._table, len(shape), self._table.pieces(number)
         if len(pieces) < 2 or table.origin is None:
             return super().boxes(number, shape, bits)

@@ -117,11 +117,9 @@ class Shards:
 
     def __getitem__(self, file: int) -> Archive:
         """Return a shard, opened now or before; IntegrityError if it is another than the catalogue names."""
-        shard = self.opened.get(file)
-        if shard is None:
+        if (shard := self.opened.get(file)) is None:
             with self._lock:
-                shard = self.opened.get(file)
-                if shard is None:
+                if (shard := self.opened.get(file)) is None:
                     shard = self.opened[file] = (self._open_private or self._open_checked)(file)
         return shard
 

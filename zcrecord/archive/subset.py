@@ -173,10 +173,8 @@ class PartBuilder:
     ) -> Self:
         """Replace, add or take out tensors and attributes by full name, and modules that become empty.
 
-        Args:
-            tensors: new ones' layouts and their payloads' numbers in `rows`; None takes a tensor out.
-            attributes: new values, bytes as a PayloadId; GONE takes an attribute out.
-            rows: entries of payloads: the archive's in their order, then new ones.
+        A tensor is its layout and its payload's number in `rows`, the archive's payload entries and then new ones, or
+        None to take it out; an attribute is its value, bytes as a PayloadId, or GONE.
         """
         self._rows, ix = rows, self._archive.index
         self._new_tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}

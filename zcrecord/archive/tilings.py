@@ -51,8 +51,7 @@ def tiles(origin: Array, extent: Array, shape: tuple[int, ...]) -> bool:
         return False
     axes = np.flatnonzero((extent != limit).any(axis=0))  # along which the shape is split
     origin, ends, limit = origin[:, axes], (origin + extent)[:, axes], limit[axes]
-    corners = len(origin) << len(axes)
-    if len(origin) < 1 << len(axes) or corners > _CORNERS * len(origin) + _CORNERS_FREE:
+    if len(origin) < 1 << len(axes) or len(origin) << len(axes) > _CORNERS * len(origin) + _CORNERS_FREE:
         return len(origin) <= _PAIRS and _are_apart(origin, ends) and sum(map(prod, extent.tolist())) == prod(shape)
     return _cancel_corners(np.vstack((origin, 0 * limit)), np.vstack((ends, limit)))
 
@@ -60,8 +59,7 @@ def tiles(origin: Array, extent: Array, shape: tuple[int, ...]) -> bool:
 def _cancel_corners(lows: Array, highs: Array) -> bool:
     """Return True if the signed corners of all boxes but the last add up to those of the last, which is the shape.
 
-    A corner's sign is -1 to the power of its high ends. Along every axis the number of boxes over an element changes
-    only at corners, so equal sums mean equal covers.
+    Along every axis the number of boxes over an element changes only at corners, so equal sums mean equal covers.
     """
     boxes = np.arange(len(lows))  # by corner, its box
     corners, signs = np.zeros(len(lows), np.int64), np.where(boxes == boxes[-1], -1, 1)

@@ -414,36 +414,28 @@ def _encode_attributes(attributes: list[AttributeEntry], pool: _TextPoolBuilder,
     for start in range(0, len(attributes), _BATCH):
         rows = []
         for entry in attributes[start : start + _BATCH]:
-            value = _encode_value(entry.value, pool, words)
-            rows.append((*pool.add(entry.key), value.word, entry.parent, entry.place, value.type, value.form))
+            kind, form, word = _encode_value(entry.value, pool, words)
+            rows.append((*pool.add(entry.key), word, entry.parent, entry.place, kind, form))
         for name, column in zip(columns, zip(*rows, strict=True), strict=True):  # five times faster than row by row
             out[name][start : start + _BATCH] = column
     return out
 
 
-class _EncodedValue(NamedTuple):
-    """The fields of an attribute's row that encode its value."""
-
-    type: int
-    form: int
-    word: int
-
-
-def _encode_word_list(value: WordList, pool: _TextPoolBuilder, words: _NumberPool) -> _EncodedValue:
-    """Move a list's words and text, which it loses, to the pools; a vocabulary is not kept twice."""
+def _encode_word_list(value: WordList, pool: _TextPoolBuilder, words: _NumberPool) -> int:
+    """Move a list's words and text to the pools, so that a vocabulary is not kept twice; return the list's word."""
     start = len(words.items)
     if value.text:
         value.words += np.uint64(pool.append(value.text))
         pool.append(b"\0")
     words.items.frombytes(value.words.view(np.uint8).data)
     value.text, value.words = b"", value.words[:0].copy()
-    return _EncodedValue(value.kind, ValueForm.LIST, start | len(words.items) - start << 32)
+    return start | len(words.items) - start << 32
 
 
-def _encode_value(value: Any, pool: _TextPoolBuilder, words: _NumberPool) -> _EncodedValue:
-    """Add a value to the pools; UnsupportedError if no attribute can hold it."""
+def _encode_value(value: Any, pool: _TextPoolBuilder, words: _NumberPool) -> tuple[int, int, int]:
+    """Add a value to the pools; return its ValueType, ValueForm and word. UnsupportedError if none is for it."""
     if isinstance(value, WordList):
-        return _encode_word_list(value, pool, words)
+        return value.kind, ValueForm.LIST, _encode_word_list(value, pool, words)
     if isinstance(value, list | tuple):
         kind = list_type(value)
         if kind is None:
@@ -454,11 +446,11 @@ def _encode_value(value: Any, pool: _TextPoolBuilder, words: _NumberPool) -> _En
         if len(words.items) == before:
             pool.budget -= earned
         form = ValueForm.LIST if isinstance(value, list) else ValueForm.TUPLE
-        return _EncodedValue(kind, form, start | len(value) << 32)
+        return kind, form, start | len(value) << 32
     kind = value_type(value)
     if kind is None:
         raise UnsupportedError(f"a {type(value).__name__} is no attribute value")
-    return _EncodedValue(kind, ValueForm.SCALAR, _word(kind, value, pool))
+    return kind, ValueForm.SCALAR, _word(kind, value, pool)
 
 
 def _word(kind: int, value: Any, pool: _TextPoolBuilder) -> int:

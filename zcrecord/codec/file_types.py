@@ -132,17 +132,14 @@ def describe_data(octets: memoryview) -> str | None:
 
 
 def _is_protobuf(octets: memoryview) -> bool:
-    """Return True if bytes are the fields of a protobuf message, to the end; checks the first thousand fields.
-
-    Source: protobuf.dev, "Encoding": wire types 0 (a varint), 1 (8 bytes), 2 (length and bytes), 3, 4, 5 (4 bytes).
-    """
+    """Return True if bytes are the fields of a protobuf message, to the end; checks the first thousand fields."""
     position = 0
     for _ in range(_MOST_FIELDS):
         tag, position = _varint(octets, position)
         nbytes, wire_type = 0, tag & 7
         if tag < 8 or wire_type > 5:  # field numbers start at 1
             return False
-        if wire_type in (0, 2):
+        if wire_type in (0, 2):  # a varint; a length and so many bytes (protobuf.dev, "Encoding")
             nbytes, position = _varint(octets, position)
         position += {1: 8, 2: nbytes, 5: 4}.get(wire_type, 0)
         if position == len(octets):

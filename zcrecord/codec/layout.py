@@ -23,6 +23,7 @@ MAGIC = b"\x89ZCR\r\n\x1a\n"  # the idea is PNG's: a text-mode transfer damages 
 VERSION = 1  # never changes: FORMAT.md, "Versions"
 DRAFT = 0  # of zcrecord before 1.0; read in a block of `reading_drafts` alone
 HEADER_SIZE = 64  # of header and trailer alike
+SEALED_FIELDS = slice(10, 60)  # bytes of a header that are zero if it was written before the index
 KNOWN_FEATURES = 0  # bit 0 is kept for payloads in other files
 
 ALIGNMENT = 64  # a cache line, an AVX-512 register, Arrow's choice
@@ -105,11 +106,6 @@ class Header(NamedTuple):
         return self.payload_region[1] - self.payload_offset
 
 
-def is_sealed(archive: bytes | memoryview) -> bool:
-    """Return True if an archive's header has all that its trailer has, not the alignment alone."""
-    return any(archive[10:60])
-
-
 def encode_unsealed(alignment: int) -> bytes:
     """Return the header of an archive written forward, before its index is known: zeros from byte 10 to 59."""
     body = MAGIC + bytes([VERSION, alignment.bit_length() - 1]) + bytes(50)
@@ -145,7 +141,7 @@ def decode_header(data: bytes, part: str = "header") -> Header | None:
         raise IntegrityError(f"{part}: its CRC does not match; the file is damaged, copy it again")
     if not 4 <= log2 <= 16:
         raise FormatError(f"{part}: alignment 2^{log2} is outside 2^4 to 2^16")
-    if not is_sealed(data):
+    if not any(data[SEALED_FIELDS]):
         return None
     if zero8 or zero32:
         raise FormatError(f"{part}: reserved bytes 11 to 15 are not zero")
@@ -366,16 +362,8 @@ def payload_alignment(nbytes: int, alignment: int) -> int:
     return max(alignment, LARGE_ALIGNMENT) if nbytes >= LARGE_PAYLOAD else alignment
 
 
-class PayloadPlan(NamedTuple):
-    """Offsets of payloads from `payload_offset`, their aligned end, and the strongest alignment: the archive's base."""
-
-    offsets: Array
-    end: int
-    base_alignment: int
-
-
-def plan_payloads(sizes: Array, alignment: int) -> PayloadPlan:
-    """Return the plan of payloads of these sizes in bytes, one after the other, large ones on pages of their own."""
+def plan_payloads(sizes: Array, alignment: int) -> tuple[Array, int, int]:
+    """Return the offsets of payloads of these sizes from `payload_offset`, their aligned end, and base alignment."""
     padded = (sizes + np.uint64(alignment - 1)) & np.uint64(2**64 - alignment)
     offsets = np.zeros(len(sizes) + 1, np.uint64)
     np.cumsum(padded, out=offsets[1:])
@@ -385,7 +373,7 @@ def plan_payloads(sizes: Array, alignment: int) -> PayloadPlan:
         gap = -int(offsets[i]) % strongest
         if gap:
             offsets[i:] += np.uint64(gap)
-    return PayloadPlan(offsets[:-1], int(offsets[-1]), strongest)
+    return offsets[:-1], int(offsets[-1]), strongest
 
 
 def front_header(index: bytes | bytearray, alignment: int, base: int, end: int) -> Header:
