@@ -170,11 +170,9 @@ def content_digest(
 
 
 def _heads(ix: Index, rows: Array, keys: list[bytes], ranks: Array) -> list[bytes]:
-    """Return the bytes hashed first for each module, tensor or attribute: its module's rank, its place, and its key.
-
-    A place is content only in a list or tuple, else it is 0. Module 0 is hashed as a child of itself.
-    """
-    parents = np.where(rows["parent"] == NONE, 0, rows["parent"])
+    """Return the bytes hashed first for each module, tensor or attribute: its module's rank, its place and its key."""
+    parents = np.where(rows["parent"] == NONE, 0, rows["parent"])  # module 0 is hashed as a child of itself
+    # A place is content only in a list or tuple.
     kinds = ix.modules["kind"][parents]
     places = np.where((kinds == ModuleKind.LIST) | (kinds == ModuleKind.TUPLE), rows["place"], 0)
     heads = zip(ranks[parents].tolist(), places.tolist(), keys, strict=True)

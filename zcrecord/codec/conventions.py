@@ -262,10 +262,7 @@ def mapping_of(type_name: str, items: dict[Any, Any]) -> Any:
 
 
 def keyed_children(value: Mapping[Any, Any], name: str) -> tuple[int, str, dict[str, Any]]:
-    """Return ModuleKind, type name and children of a mapping; UnsupportedError for a key that would change on loading.
-
-    Keys that are neither texts nor integers become a list.
-    """
+    """Return ModuleKind, type name and children of a mapping; UnsupportedError for a key that loading would change."""
     if all(isinstance(key, str) for key in value) and "" not in value:
         return ModuleKind.MAPPING, mapping_type(value), dict(value)
     if all(map(_is_numbered, value)):
