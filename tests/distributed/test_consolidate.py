@@ -136,7 +136,7 @@ def never(*_: Any) -> Any:
 
 @pytest.fixture
 def unassembled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ShardedSource, "_assembly", never)
+    monkeypatch.setattr(ShardedSource, "_assembled_bytes", never)
 
 
 def equal(path: Path, tree: dict[str, Any]) -> bool:

@@ -205,7 +205,7 @@ class PartBuilder:
         return self
 
     def _set_paths(self, top: Path) -> None:
-        """Compute the path of each module in the part, in which module `top` of the archive has the path `top`."""
+        """Compute the paths of all modules in the part; `top` is that of the module it was made of."""
         self._paths: dict[int, Path] = {self._top: top}
         for m in self._below:
             self._paths[m] = self._path((MODULE, m))
@@ -273,11 +273,11 @@ class PartBuilder:
 
         def path_of(name: str) -> Path:
             prefixes = [name[:dot] for dot, character in enumerate(name) if character == "."]
-            module = next((prefix for prefix in reversed(prefixes) if prefix in modules), "")
-            key = name[len(module) + 1 if module else 0 :]
-            below_a_tensor = any(prefix in names for prefix in prefixes if len(prefix) > len(module))
-            keys = (key,) if modules[module] in flat or below_a_tensor else split_dotted(key)
-            return (*self._paths[modules[module]], *keys)
+            module_name = next((prefix for prefix in reversed(prefixes) if prefix in modules), "")
+            key = name[len(module_name) + 1 if module_name else 0 :]
+            is_below_tensor = any(prefix in names for prefix in prefixes if len(prefix) > len(module_name))
+            keys = (key,) if modules[module_name] in flat or is_below_tensor else split_dotted(key)
+            return (*self._paths[modules[module_name]], *keys)
 
         for name, (layout, payload) in self._new_tensors.items():
             outline.tensor(path_of(name), layout, payload)
@@ -321,9 +321,7 @@ class PartBuilder:
                 stack += sorted(children[number], reverse=True)
         if self._new_name is None:
             return members
-        # Modules with members, or that had none before: as they are, all modules around them are used.
-        ends = {
-            path if kind == MODULE else path[:-1] for (kind, n), path in members if kind != MODULE or not children[n]
-        }
+        # Modules of attributes and tensors, or empty already in the archive; those around them are used, too.
+        ends = {path if kind == MODULE else path[:-1] for (kind, n), path in members if kind or not children[n]}
         used = {path[:depth] for path in ends for depth in range(len(path) + 1)}
         return [(member, path) for member, path in members if member[0] != MODULE or path in used]
