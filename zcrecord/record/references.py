@@ -52,10 +52,7 @@ class ReferencedFile(NamedTuple):
 
 
 class Range(NamedTuple):
-    """A payload's place: the number of a file in `Files` and an offset in it.
-
-    Of a payload stored in the archive itself `file` is NONE, and `offset` its number among those.
-    """
+    """A payload's place: number of a file, and offset there; if the archive itself stores it, NONE and its number."""
 
     file: int
     offset: int
@@ -75,10 +72,7 @@ class Files:
         self.files: list[ReferencedFile] = []
 
     def number(self, memory: Memory, described: tuple[int, int]) -> int:
-        """Return the number of a mapped file, which is added to `files` if it is new.
-
-        Args:
-            described: start and end of the bytes whose SHA-256 identifies the file: its header or index.
+        """Return the number of a mapped file; a new one is added, known by the SHA-256 of its range `described`.
 
         Raises:
             UnsupportedError: it lies in another folder, has no plain name, or a huge index. DestinationExistsError: it
@@ -139,12 +133,7 @@ class Base:
         self._numbers = {key: number for number, key in enumerate(keys)}
 
     def find(self, key: tuple[int, int], written: Iterator[bytes]) -> Range | None:
-        """Return the place of an equal payload in the base, or None.
-
-        Args:
-            key: size and digest of the payload that was written.
-            written: its bytes, in pieces of COMPARED bytes.
-        """
+        """Return the place of the payload with a size and digest, and with the bytes of `written`; None without one."""
         number = self._numbers.get(key)
         if number is None:
             return None
