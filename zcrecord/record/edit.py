@@ -23,15 +23,7 @@ from zcrecord.archive.part_source import PartSource
 from zcrecord.archive.subset import GONE, Names, Rename
 from zcrecord.codec.blocks import BlockTable, add_blocks
 from zcrecord.codec.conventions import CATALOGUE_TYPE, REFERENCES_TYPE, SIGNATURE_PREFIX, TUNED_TYPE
-from zcrecord.codec.entries import (
-    Entries,
-    PayloadId,
-    TensorLayout,
-    changed_value,
-    is_attribute,
-    list_type,
-    value_type,
-)
+from zcrecord.codec.entries import Entries, PayloadId, TensorLayout, changed_value, is_attribute, list_type, value_type
 from zcrecord.codec.index import PAYLOAD
 from zcrecord.codec.layout import NONE
 from zcrecord.errors import SourceError, TensorNotFoundError, UnsupportedError, located
