@@ -165,10 +165,7 @@ class RecordEditor(MutableMapping[str, Any]):
             self._record = None
 
     def _begin(self, record: Record) -> None:
-        """Set the state to the record as it is stored, before the first change.
-
-        A reference is the number of a stored payload or, from `_first_new` on, of one of `_values`.
-        """
+        """Begin with the record as it is stored: by references, numbers of stored payloads and, then, new ones."""
         self._started = time.perf_counter()
         self._record = record
         dest = self._source if self._dest is None else self._dest
@@ -242,11 +239,7 @@ class RecordEditor(MutableMapping[str, Any]):
         added = sum(entry is not None and name not in stored for name, entry in self._tensors_set.items())
         return len(stored) + added - sum(entry is None for entry in self._tensors_set.values())
 
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def __hash__(self) -> int:
-        return id(self)
+    __eq__, __hash__ = object.__eq__, object.__hash__
 
     def __repr__(self) -> str:
         return f"<RecordEditor {self._source}>"
@@ -326,7 +319,6 @@ class RecordEditor(MutableMapping[str, Any]):
                 raise TensorNotFoundError(name, lambda: known, path=self._source)
 
     def _add_value(self, value: Any) -> int:
-        """Add a new payload; return its reference."""
         self._values.append(value)
         return self._first_new + len(self._values) - 1
 
@@ -444,7 +436,6 @@ class RecordEditor(MutableMapping[str, Any]):
         return tuple(key.removeprefix(SIGNATURE_PREFIX) for key in lapsed)
 
     def _check_unreplaced(self, file: int | str, identity: Any) -> None:
-        """Raise SourceError if the file, a descriptor or a path, is not the one that was opened."""
         if identity_of(file) != identity:
             fault = "was replaced meanwhile; start again with the archive that is there now"
             raise SourceError(fault, path=self._source)
@@ -461,10 +452,9 @@ class RecordEditor(MutableMapping[str, Any]):
         return cloned
 
     def _number_payloads(self, entries: Entries) -> tuple[list[int], list[Any]]:
-        """Number the payloads that entries use: stored ones first, then new ones.
+        """Number the payloads that entries use; return the stored ones' old numbers, and the sources of new ones.
 
-        Returns the numbers that the stored ones have in the old archive, and the new ones' sources. The layouts of new
-        tensors are planned here, when all tensors that may share memory are known.
+        The layouts of new tensors are planned here, when all tensors that may share memory are known.
         """
         first = self._first_new
         blobs: dict[int, None] = {}  # references of bytes, in the order of their use
@@ -558,10 +548,7 @@ def noncanonical_attribute(archive: Archive) -> str | None:
 
 
 def add_metadata(record: Record, dest: Any, added: Mapping[str, Any], *, durable: bool) -> None:
-    """Write the archive of a whole local file again, with more metadata, to a path or, if `dest` is None, in place.
-
-    The record stays open: the caller closes it.
-    """
+    """Write a local file's archive again, with more metadata, to `dest`, or in place if that is None."""
     editor = RecordEditor(str(record.path), dest, force=True, durable=durable)
     editor._begin(record)
     editor.metadata |= added

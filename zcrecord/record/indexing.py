@@ -107,11 +107,7 @@ def index(
 def _refer_to_payloads(
     archive: Archive, outline: Outline, files: Files, writer: ReferencingWriter, kind: int, progress: Progress
 ) -> list[int]:
-    """Refer to every payload that lies in a file, and store the others; return the writer's ids, by payload number.
-
-    Raises:
-        UnsupportedError: a tensor's payload does not lie in a file as it is used.
-    """
+    """Refer to each payload, or store an attribute's that lies in no file; return the ids, by payload number."""
     source, rows, ids, done = archive.source, archive.index.payloads, list[int](), 0
     total = int(rows["nbytes"].sum())
     bases = sorted(outline.readers)

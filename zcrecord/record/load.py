@@ -262,11 +262,7 @@ def _check_content(archive: Archive, options: LoadOptions, *, local: bool = Fals
 
 
 def _open_remote(url: str, archive: Archive, options: LoadOptions) -> Archive:
-    """Return a remote archive, or the record of a remote catalogue, whose shards are opened by their URLs.
-
-    Raises:
-        UnsupportedError: `embedded` is given.
-    """
+    """Return a remote archive, or the one that a remote catalogue describes; UnsupportedError if it is embedded."""
     if options.embedded is not None:
         fault = f"embedded={options.embedded!r} is for local files; download it, or have the archive served by itself"
         raise UnsupportedError(fault, path=archive.path)
@@ -375,7 +371,6 @@ def _open_other_format(kind: str, memory: Memory, options: LoadOptions, *, defer
 
 
 def _foreign_format(memory: Memory) -> str | None:
-    """Return the name of the other format that a file is in; None for an archive, or an unknown format."""
     from zcrecord.foreign import foreign_format  # here, because few files are of another format
 
     return foreign_format(memory)
@@ -384,10 +379,7 @@ def _foreign_format(memory: Memory) -> str | None:
 def _open_described(
     archive: Archive, open_shard: Callable[[str], Archive], open_file: OpenFile, recipe: Any
 ) -> Archive:
-    """Return the archive that a catalogue, or an archive of references, describes; `recipe` pickles it.
-
-    `open_shard` or `open_file` opens a file by its name when it is needed.
-    """
+    """Return the archive that a catalogue, or an archive of references, describes; its files are opened when needed."""
     from zcrecord.archive.references import ReferencedFiles  # here, because few archives name files
     from zcrecord.archive.sharded import open_catalogue
     from zcrecord.archive.shards import Shards
@@ -401,10 +393,9 @@ def _open_described(
 
 
 def _open_local_files(catalogue: Archive, memory: Memory) -> Archive:
-    """Return the archive that a catalogue, or an archive of references, in a local file describes.
+    """Return the archive that a local catalogue, or archive of references, describes; its files are opened as it was.
 
-    The files that it names are mapped, or read, as it was. They lie beside it, or, if its path is a link, beside the
-    file that the link leads to.
+    They lie beside it, or, if its path is a link, beside the file that the link leads to.
     """
     if memory.absolute is None or catalogue.embedded is not None:
         kind = "a catalogue, whose shards" if is_catalogue(catalogue) else "an archive of references, whose files"

@@ -69,10 +69,7 @@ class ShardedWriter:
         return self._place_payload(self._shard_for(source.nbytes).store(source), source.nbytes)
 
     def store_next(self, sources: Sequence[Any], start: int) -> list[int]:
-        """Write the source `start` of a plan, or, at once, several small arrays from it on; return their ids.
-
-        Several are arrays with new bytes that fit into the shard.
-        """
+        """Write the source `start` of a plan, or several small arrays from it on that fit the shard; return the ids."""
         writer, new = self._shard_for(sources[start].nbytes), list[memoryview]()
         room = min(_BATCH, self._most - self._shard_nbytes) if digest_kind(self._digest) else 0
         for number in range(start, len(sources)):
@@ -114,10 +111,7 @@ class ShardedWriter:
         return self._shards[-1][0]
 
     def _place_payload(self, number: int, nbytes: int) -> int:
-        """Note the place of the last shard's newest payload, `number` there; return its id in the whole record.
-
-        If another shard has an equal payload, the new one is removed.
-        """
+        """Return the id of the last shard's newest payload; it is removed again if another shard has an equal one."""
         if number == NONE:
             return NONE
         last, writer = len(self._shards) - 1, self._shards[-1][0]

@@ -125,10 +125,7 @@ class _ReadOnlyFile(io.FileIO):
 
 
 def open_regular(path: str, opened: int | None = None) -> tuple[io.FileIO, Identity]:
-    """Open a regular file to read it by position; return the file, which the caller closes, and its identity.
-
-    With a descriptor `opened` that file is opened again, and the path only named in errors.
-    """
+    """Open a regular file, or that of a descriptor, to read by position; return it, to be closed, and its identity."""
     _check_no_url(path)
     # Before it is opened: a file object refuses a directory's descriptor, and leaves it open.
     if opened is None and os.path.isdir(path):
@@ -145,10 +142,7 @@ def open_regular(path: str, opened: int | None = None) -> tuple[io.FileIO, Ident
 
 
 def open_source(path: str, *, regular: bool = False) -> tuple[io.FileIO, int | None]:
-    """Open a file to read it forward; return the file, which the caller closes, and its size, None for a pipe.
-
-    If `regular`, a pipe or a device is a SourceError, at once.
-    """
+    """Open a file to read forward; return it, to be closed, and its size, None for a pipe, which `regular` refuses."""
     _check_no_url(path)
     at_once = regular and not os.path.isdir(path)  # as in `open_regular`
     call: Any = map(os.open, [path], [os.O_RDONLY | _REGULAR]) if at_once else [path]
@@ -325,11 +319,7 @@ def place_beside_shards(dest: Any) -> str:
 
 
 def target_of(dest: str) -> tuple[str, int | None]:
-    """Return a destination's real path, and `st_mode` of the file there, None if there is none.
-
-    Raises:
-        SourceError: it is a directory, or an open file that was removed, such as /dev/fd/3, or the system refuses.
-    """
+    """Return a destination's real path, and `st_mode` of the file there, or None; SourceError if it is a directory."""
     with refusals(dest):
         before, path = _status_of(dest), real_path(dest)
         at_real_path, after = _status_of(path), _status_of(dest)  # `after` differs if a saver replaced the file
@@ -344,7 +334,6 @@ def target_of(dest: str) -> tuple[str, int | None]:
 
 
 def _status_of(path: str) -> os.stat_result | None:
-    """Return the status of the file at a path; None if there is none."""
     try:
         return os.stat(path)
     except FileNotFoundError:

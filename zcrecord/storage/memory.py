@@ -103,10 +103,9 @@ def map_file(
 
     A private one reserves no memory for pages that may be written, so that files larger than memory can be mapped, too.
 
-    Args:
-        least: the fewest bytes that the file may have; a FormatError if it has fewer.
-        opened: a descriptor of the file, if it is open: then that file is mapped, whatever is at the path now.
-        octets_of: called with a descriptor and the identity; returns the octets, such as FileBytes, or None to map.
+    A FormatError if the file has fewer bytes than `least`. `opened` is a descriptor of the file, if it is open: then
+    that file is mapped, whatever is at the path now. `octets_of` is called with a descriptor and the identity, and
+    returns the octets, such as FileBytes, or None to map.
     """
     with _typed_read_errors(path):
         absolute = absolute_path(path)
@@ -140,13 +139,10 @@ def _network_file_system(fd: int) -> str | None:
 
 
 def new_memory(nbytes: int, first: int = 0) -> Octets:
-    """Return new memory, aligned as payloads are, to be filled by parallel reads of READ_PIECE bytes.
-
-    The first read has `first` bytes, if that is not 0. Large memory is made of huge pages, each filled by one read.
-    """
+    """Return new memory, aligned as payloads are, for parallel reads of READ_PIECE bytes, of which one has `first`."""
     if nbytes < _HUGE:
         return aligned_empty(nbytes)
-    ahead = -first % READ_PIECE & -ALIGNMENT
+    ahead = -first % READ_PIECE & -ALIGNMENT  # so that no two reads fill one huge page, but for some bytes
     try:
         return np.frombuffer(aligned(ahead + nbytes, huge=True)[1][ahead:], np.uint8)
     except OSError as error:
@@ -154,10 +150,7 @@ def new_memory(nbytes: int, first: int = 0) -> Octets:
 
 
 def read_on_demand(path: str, *, unless_local: bool = False, **options: Any) -> Memory:
-    """Open a file whose bytes are read when used, as `FileBytes`; with `unless_local` a file on a local disk is mapped.
-
-    `options` are those of `map_file`.
-    """
+    """Open a file by `map_file`, its bytes read when used; with `unless_local` map it unless it is on a network."""
 
     def bytes_of(fd: int, identity: Identity) -> FileBytes | None:
         network = _network_file_system(fd) if unless_local else ""
@@ -218,11 +211,7 @@ class FileBytes:
         self.fill([(offset, target)])
 
     def fill(self, requests: Sequence[tuple[int, memoryview]]) -> None:
-        """Fill memory with bytes of the file, by several reads at a time; requests are offsets and targets.
-
-        Raises:
-            SourceError: the system failed to read, or the file became shorter, or was changed.
-        """
+        """Fill targets with the bytes from offsets on, by several reads at a time; SourceError if the file changed."""
         pieces = [
             (target[start : start + READ_PIECE], self._start + offset + start)
             for offset, target in requests
@@ -401,7 +390,6 @@ def advise(start: int, nbytes: int, advice: int) -> None:
 
 @functools.cache
 def _c_mmap() -> Callable[..., int | None] | None:
-    """Return the C library's mmap; None where its arguments are not known."""
     if not _GENERIC or sys.maxsize < 1 << 32:  # arguments may have other sizes: off_t has 64 bits where pointers have
         return None
     return c_function("mmap", "c_void_p", "c_void_p", "c_size_t", "c_int", "c_int", "c_int", "c_long")

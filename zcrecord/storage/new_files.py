@@ -266,11 +266,7 @@ class FileGroup:
         self._files.pop()
 
     def finish(self, like: tuple[str, Identity] | None = None) -> list[str]:
-        """Finish the files, with the mode, owner and attributes of the file `like`; return their paths in order.
-
-        Raises:
-            SourceError: another file is at the path of `like`.
-        """
+        """Close the files, with the attributes of the file `like` if it has the same identity; return their paths."""
         for _, _, sink in self._files:
             sink.flush()
         with refusals(self._path):
@@ -286,8 +282,7 @@ class FileGroup:
 def _copy_attributes(file: int | str, like: str, identity: Identity) -> None:
     """Give a file the mode of the file `like`, and owner and extended attributes as far as permissions allow.
 
-    Both files are open: somebody who may write to the folder could replace a path by a link to any file. SourceError if
-    `like` has another identity by now.
+    Both by descriptors: who may write to a folder could put a link to any file at a path.
     """
     with Descriptor(os.open, like, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)) as opened:
         status = os.fstat(opened.fileno())
@@ -372,10 +367,7 @@ def _check_replaced(file: Placement) -> None:
 
 @contextlib.contextmanager
 def _commit_note(files: Sequence[Placement], replaced: Sequence[ListedFile], *, durable: bool) -> Iterator[ScratchFile]:
-    """Yield the note of a commit that moves `files`, the last one last, and removes the `replaced` ones after that.
-
-    It is on the disk from the begin, and removed at the end only if the caller sets `stays` to False.
-    """
+    """Yield the written note of a commit; it is removed at the end only if the caller sets `stays` to False."""
     *before, last = (ListedFile.from_path(file.scratch, os.path.basename(file.path)) for file in files)
     with scratch_file(files[-1].path, clear=False) as (note, _):
         out = FileSink(note.fileno(), files[-1].path, durable=durable)
@@ -388,11 +380,7 @@ def _commit_note(files: Sequence[Placement], replaced: Sequence[ListedFile], *, 
 
 
 def _move_all(files: Sequence[Placement], note: ScratchFile | None, *, durable: bool) -> None:
-    """Move finished files to their places; if one fails, move those at free places back, and give up the note.
-
-    Raises:
-        SourceError: the last file is in its place, but the system reported an error; an OSError of any other move.
-    """
+    """Move finished files to their places; if one fails, move those at free places back, and give up the note."""
     *before, last = files
     at_free_places = [file for file in before if not os.path.lexists(file.path)]
     new = os.lstat(last.scratch)

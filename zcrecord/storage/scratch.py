@@ -199,11 +199,7 @@ def sync_file(fd: int) -> None:
 
 
 def sync_folder(folder: str) -> None:
-    """Flush a folder to the disk, so that renames survive power loss; nothing where folders cannot be flushed.
-
-    Raises:
-        OSError: the disk failed.
-    """
+    """Flush a folder, where the system can, so that renames survive power loss; OSError if the disk fails."""
     try:
         with Descriptor(os.open, folder or ".", os.O_RDONLY | _EXACT) as opened:
             sync_file(opened.fileno())
@@ -300,10 +296,7 @@ def _lock_new(file: Descriptor, scratch: str) -> Iterator[bool]:
 
 
 def note_of(new: Iterable[ListedFile], last: ListedFile | None = None, replaced: Iterable[ListedFile] = ()) -> bytes:
-    """Return the bytes of a note about files in one folder.
-
-    The `new` files appear before the `last` one; as soon as that is in its place, the `replaced` ones are not needed.
-    """
+    """Return a note's bytes: `new` files appear before the `last` one, after which the `replaced` may be removed."""
     blocks = (new, () if last is None else (last, *replaced))
     text = "\n\n".join("\n".join(" ".join(map(str, file)) for file in block) for block in blocks)
     return _NOTE + text.encode(errors="surrogateescape")
@@ -351,7 +344,6 @@ def remove_orphans(path: str, files: Sequence[ListedFile]) -> bool:
 
 
 def _is_unchanged(folder: str, file: ListedFile) -> bool:
-    """Return True if a listed file is still in a folder, under its name, with its inode, size and time."""
     with contextlib.suppress(OSError, UnicodeError):
         return ListedFile.from_path(os.path.join(folder, file.name), file.name) == file
     return False
@@ -385,11 +377,7 @@ def _possible_catalogues(folder: str, name: str) -> list[str]:
 
 
 def _searched_bytes(folder: str, catalogue: str, name: str) -> bytes:
-    """Return the bytes of a possible catalogue in which the names of shards of `name` are searched; b"" without it.
-
-    Raises:
-        OSError: it cannot be read, or may have names of shards elsewhere, as a packed one.
-    """
+    """Return the bytes in which a file may name shards of `name`; b"" if there is no file, OSError if it is packed."""
     path = os.path.join(folder, catalogue)
     try:
         octets = _bytes_with_names(path)

@@ -40,11 +40,10 @@ def cores(threads: int | None = None) -> int:
 def run_threads(
     work: Callable[[T, Going], object], items: Iterable[T], threads: int, poll: Callable[[], None] = lambda: None
 ) -> None:
-    """Call `work` for every item, each in one of `threads` threads; raise the first error of any, once all have ended.
+    """Call `work` for every item, in order, in `threads` threads; raise the first error of any, once all have ended.
 
-    Items are begun in order. The calling thread works, too, and calls `poll` while it waits for the others. `work` gets
-    an item and a function to call now and then: once that returns False, after an error or Ctrl-C, it has to end.
-    SourceError in a child that `work` or `poll` forked.
+    The calling thread is one of them, and calls `poll` while it waits for the others. `work` calls its second argument
+    now and then, and ends if that is False: Ctrl-C takes effect. SourceError in a child that `work` or `poll` forked.
     """
     process = os.getpid()
     queue = deque(items)
@@ -107,10 +106,7 @@ def each_piece(
 
 
 def map_ordered(start: Start[T, R], items: Iterable[T], threads: int) -> Generator[R, None, None]:
-    """Yield `start()(item)` for each item, in order, by a pool of threads; `start` is called once in each of them.
-
-    At most two items per thread are taken ahead. Closing the generator waits for those in work.
-    """
+    """Yield `start()(item)` for each item, in order; each thread calls `start` once, and is given two items at most."""
     if threads == 1:
         yield from map(start(), items)
         return

@@ -216,7 +216,6 @@ class _Upload:
         raise NotImplementedError
 
     def _check_version(self) -> None:
-        """Raise SourceError unless the version there is the one to be replaced."""
         if self._replaces is not None and _version(self._fs, self._path) != self._replaces:
             raise _other_version()
 
@@ -305,7 +304,6 @@ class _MultipartUpload(_Upload):
             self._fs.call_s3("abort_multipart_upload", **self._place, **self._id)
 
     def _close(self) -> None:
-        """End the threads, once the parts that are being sent have arrived."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)  # waits: a part that came after the abort would stay
 
